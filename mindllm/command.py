@@ -1,0 +1,52 @@
+"""What every command line of the project shares: exit codes, errors without a traceback, a clean Ctrl-C, one console.
+
+Exit codes: 0 good, 1 failure, 2 wrong input, 3 a check says no, 130 interrupted, 141 the reader of the output left (``| head``).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+
+from rich.console import Console
+
+from mindllm.errors import CheckFailed, RunFailed, UserError
+
+INTERRUPTED = 130
+READER_GONE = 141
+
+error_console = Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+class CommandParser(argparse.ArgumentParser):
+    """An argument parser that keeps the layout of the example in its epilog and takes no abbreviations."""
+
+    def __init__(self, **options) -> None:
+        super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **options)
+
+
+def run_command(main: Callable[[Sequence[str] | None], int | None], arguments: Sequence[str] | None = None) -> None:
+    """Runs ``main`` and leaves the process with its exit code; mistakes of the user are printed without a traceback."""
+    try:
+        code = main(arguments) or 0
+    except (UserError, RunFailed, CheckFailed) as error:
+        error_console.print(f"[bold red]error:[/] {_escape(str(error))}")
+        code = error.exit_code
+    except KeyboardInterrupt:
+        error_console.print("interrupted")
+        code = INTERRUPTED
+    except BrokenPipeError:
+        code = READER_GONE
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        code = READER_GONE
+    if code == READER_GONE:  # nothing more can be written there, not even by the interpreter when it ends
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(code)
+
+
+def _escape(text: str) -> str:
+    return text.replace("[", "\\[")

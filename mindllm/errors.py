@@ -1,0 +1,37 @@
+"""Errors that are part of the interface: what a command line prints, and the exit code it ends with.
+
+A ``UserError`` is a mistake in what the user gave (a key, a file, a combination): it is printed without a traceback and ends
+with exit code 2. ``RunFailed`` is a failure explained without one, too: 1. ``CheckFailed``: a check ran well and says no, 3.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class UserError(Exception):
+    """Wrong input. The message says what was wrong, where, and what to write instead."""
+
+    exit_code = 2
+
+
+class RunFailed(Exception):
+    """The run itself failed (a loss that is not finite, a disk that is full) and the message says why: exit code 1."""
+
+    exit_code = 1
+
+
+class CheckFailed(Exception):
+    """A check ran to its end and its answer is no."""
+
+    exit_code = 3
+
+
+def nearest(word: str, candidates: Iterable[str]) -> str:
+    """Returns ``"; did you mean 'x'?"`` for the candidate closest to ``word``, or the list of candidates when none is close."""
+    names = sorted(set(candidates))
+    close = difflib.get_close_matches(word, names, n=1, cutoff=0.6)
+    if close:
+        return f"; did you mean '{close[0]}'?"
+    return f"; valid: {', '.join(names)}" if names else ""

@@ -1,0 +1,54 @@
+"""Files that are either whole or absent: written under a temporary name, flushed to the disk, then renamed."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+
+def sync_directory(directory: Path) -> None:
+    """Makes renames inside ``directory`` durable (POSIX: the directory entry is flushed by syncing the directory)."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def atomic_path(path: Path | str) -> Iterator[Path]:
+    """Yields a temporary path beside ``path``; on success it is synced and renamed to ``path``, on failure it is removed."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+    os.close(handle)
+    temporary = Path(name)
+    try:
+        yield temporary
+        mode = 0o666 & ~_umask()
+        temporary.chmod(mode)
+        with open(temporary, "rb") as file:
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        sync_directory(path.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def atomic_open(path: Path | str, mode: str = "w") -> Iterator[IO]:
+    """Opens a temporary file for writing that becomes ``path`` when the block ends without an error."""
+    encoding = None if "b" in mode else "utf-8"
+    with atomic_path(path) as temporary, open(temporary, mode, encoding=encoding) as file:
+        yield file
+        file.flush()
+
+
+def _umask() -> int:
+    value = os.umask(0)
+    os.umask(value)
+    return value

@@ -1,0 +1,34 @@
+"""Log lines in MindFormers' format, on the terminal and in ``{output_dir}/log/rank_{r}/info.log``."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from pathlib import Path
+
+FORMAT = "%(asctime)s - [%(filepath)s:%(lineno)d] - %(levelname)s - %(message)s"
+ROOT = Path(__file__).resolve().parent.parent
+
+
+class RelativePath(logging.Filter):
+    """Gives a record ``filepath``, the source file relative to the repository."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        path = Path(record.pathname)
+        record.filepath = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
+        return True
+
+
+def set_up_logging(output_dir: Path | str) -> Path:
+    """Sends the log of the package to standard output and to a file; returns the path of the file."""
+    path = Path(output_dir) / "log" / f"rank_{os.environ.get('RANK_ID', '0')}" / "info.log"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    package = logging.getLogger("mindllm")
+    package.setLevel(logging.INFO)
+    package.propagate = False
+    for handler in (logging.StreamHandler(sys.stdout), logging.FileHandler(path, encoding="utf-8")):
+        handler.addFilter(RelativePath())
+        handler.setFormatter(logging.Formatter(FORMAT))
+        package.addHandler(handler)
+    return path

@@ -1,0 +1,16 @@
+#!/usr/bin/env bash
+# Lint, types and all tests. Usage: bash scripts/test.sh [arguments of pytest]; the slow tests: bash scripts/test.sh -m slow
+set -euo pipefail
+cd "$(dirname "$0")/.."
+source scripts/environment.sh
+use_environment test
+
+echo "== format and lint"
+ruff format --check .
+ruff check .
+echo "== types"
+mypy
+echo "== the generated reference is up to date"
+python -m toolkit.config_reference --check
+echo "== tests"
+python -m pytest "$@"

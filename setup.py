@@ -1,0 +1,37 @@
+"""Installs the packages ``mindllm`` and ``toolkit``."""
+
+from setuptools import find_packages, setup
+
+REQUIRED = [
+    "mindspore>=2.9,<2.11",
+    "numpy>=1.26,<2",  # MindSpore's wheels are built against numpy 1: bf16 and eager operators break with numpy 2
+    "pyyaml",
+    "pydantic>=2.11",
+    "sentencepiece",
+    "tokenizers",
+    "safetensors",
+    "rich",
+    "matplotlib",
+    "decorator",  # graph-kernel fusion on CPU imports it without declaring it
+]
+TEST = [
+    "pytest",
+    "pytest-timeout",
+    "hypothesis",
+    "ruff",
+    "mypy",
+    "types-PyYAML",
+    "torch==2.13.0",
+    "transformers",
+]
+
+setup(
+    name="mindllm",
+    version="0.1.0",
+    description="Static-parallel training of large language models with MindSpore, proved before it is launched",
+    license="Apache-2.0",
+    python_requires=">=3.10,<3.13",
+    packages=find_packages(include=["mindllm", "mindllm.*", "toolkit", "toolkit.*"]),
+    install_requires=REQUIRED,
+    extras_require={"test": TEST},
+)

@@ -1,0 +1,1 @@
+"""Command-line tools: one folder per tool, each run with ``python -m toolkit.<tool>``."""
