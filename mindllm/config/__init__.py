@@ -1,0 +1,36 @@
+"""The typed schema of a run's YAML: strict sections, loading over a base with overrides, rendering, cross checks.
+
+The only room that reads YAML. Start with :func:`load_config`; the root of the schema is :class:`RunConfig`. The YAML's
+``model.model_config`` is the attribute ``config.model.config``, because pydantic keeps the name ``model_config`` for itself.
+"""
+
+from mindllm.config.dataset import EvalDatasetConfig, GenerationConfig, ProcessorConfig, TrainDatasetConfig
+from mindllm.config.layer_counts import layer_counts
+from mindllm.config.load import load_config, override_config, render_config
+from mindllm.config.model import ModelConfig
+from mindllm.config.optimizer import LrSchedule, OptimizerConfig, RunnerWrapperConfig
+from mindllm.config.parallel import ParallelConfig, ParallelContextConfig
+from mindllm.config.recompute import RecomputeConfig
+from mindllm.config.run import RunConfig
+from mindllm.config.runtime import ContextConfig, RunnerConfig
+
+__all__ = [
+    "ContextConfig",
+    "EvalDatasetConfig",
+    "GenerationConfig",
+    "LrSchedule",
+    "ModelConfig",
+    "OptimizerConfig",
+    "ParallelConfig",
+    "ParallelContextConfig",
+    "ProcessorConfig",
+    "RecomputeConfig",
+    "RunConfig",
+    "RunnerConfig",
+    "RunnerWrapperConfig",
+    "TrainDatasetConfig",
+    "layer_counts",
+    "load_config",
+    "override_config",
+    "render_config",
+]

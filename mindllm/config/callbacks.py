@@ -1,0 +1,57 @@
+"""Section ``callbacks``: what watches the training loop."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from mindllm.config.section import PositiveInt, Section
+
+
+class LossMonitorConfig(Section):
+    """The loss line of the log."""
+
+    type: Literal["MFLossMonitor"] = Field(description="Prints the loss line.")
+    per_print_times: PositiveInt = Field(default=1, description="Steps between two lines.")
+
+
+class MetricsMonitorConfig(Section):
+    """The file of metrics."""
+
+    type: Literal["MetricsMonitor"] = Field(description="Writes `{output_dir}/metrics.jsonl`, one object per step.")
+
+
+class SummaryMonitorConfig(Section):
+    """MindSpore summary files."""
+
+    type: Literal["SummaryMonitor"] = Field(description="Writes MindSpore summary files for a dashboard.")
+    summary_dir: str = Field(default="", description="Directory; empty: `{output_dir}/summary`.")
+    collect_freq: PositiveInt = Field(default=1, description="Steps between two records.")
+
+
+class CheckpointMonitorConfig(Section):
+    """Checkpoints."""
+
+    type: Literal["CheckpointMonitor"] = Field(description="Saves checkpoints to `{output_dir}/checkpoint`.")
+    save_checkpoint_steps: PositiveInt = Field(default=100, description="Steps between two checkpoints.")
+    keep_checkpoint_max: PositiveInt = Field(default=5, description="Newest checkpoints that are kept.")
+
+
+class NaNMonitorConfig(Section):
+    """Stop on numbers that are not finite."""
+
+    type: Literal["NaNMonitor"] = Field(description="Stops when the loss is not finite and names the parameter.")
+
+
+Callback = Annotated[
+    LossMonitorConfig | MetricsMonitorConfig | SummaryMonitorConfig | CheckpointMonitorConfig | NaNMonitorConfig,
+    Field(discriminator="type"),
+]
+
+DEFAULT_CALLBACKS: tuple[Callback, ...] = (
+    LossMonitorConfig(type="MFLossMonitor"),
+    MetricsMonitorConfig(type="MetricsMonitor"),
+    CheckpointMonitorConfig(type="CheckpointMonitor"),
+    NaNMonitorConfig(type="NaNMonitor"),
+)

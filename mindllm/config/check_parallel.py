@@ -1,0 +1,154 @@
+"""Cross checks of what is distributed: the mesh, divisibility, the pipeline, ``offset``, and recompute lists."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from mindllm.config.document import KeyPath
+from mindllm.config.layer_counts import StageLayers, layer_counts
+from mindllm.config.recompute import LayerCounts, LayerSelection
+from mindllm.config.run import RunConfig
+
+Finding = tuple[KeyPath, str]
+MODEL: KeyPath = ("model", "model_config")
+MESH: KeyPath = ("parallel_config",)
+
+
+def check_mesh(config: RunConfig) -> Iterator[Finding]:
+    """Devices and the kind of parallelism."""
+    mesh, parallel = config.parallel_config, config.parallel
+    if not config.use_parallel and mesh.device_num > 1:
+        sizes = f"{mesh.data_parallel} x {mesh.model_parallel} x {mesh.pipeline_stage}"
+        asked = f"parallel_config asks for {mesh.device_num} devices ({sizes})"
+        yield ("use_parallel",), f"{asked}, but this is false; write use_parallel: true, or sizes of 1"
+    if parallel.parallel_mode == 0 and mesh.device_num > mesh.data_parallel:
+        message = f"data_parallel mode shards no operator (value {parallel.parallel_mode}); write semi_auto_parallel"
+        yield ("parallel", "parallel_mode"), message
+    if parallel.full_batch and parallel.dataset_strategy is not None:
+        message = "has no meaning with full_batch: true; remove it, or write full_batch: false"
+        yield ("parallel", "dataset_strategy"), message
+    settings: KeyPath = ("parallel", "parallel_optimizer_config")
+    optimizer = parallel.parallel_optimizer_config
+    if optimizer.gradient_accumulation_shard and not parallel.enable_parallel_optimizer:
+        yield (*settings, "gradient_accumulation_shard"), "needs parallel.enable_parallel_optimizer: true (value true)"
+    share = optimizer.optimizer_weight_shard_size
+    if share == 0 or (share > 0 and mesh.data_parallel % share):
+        message = f"must be -1 or divide data_parallel {mesh.data_parallel} (value {share})"
+        yield (*settings, "optimizer_weight_shard_size"), message
+
+
+def check_sharding(config: RunConfig) -> Iterator[Finding]:
+    """What tensor parallelism divides."""
+    ranks = config.parallel_config.model_parallel
+    if ranks == 1:
+        return
+    model = config.model.config
+    keys = ["num_heads", "n_kv_heads", "intermediate_size", "hidden_size", "vocab_size"]
+    if config.parallel_config.use_seq_parallel:
+        keys.append("seq_length")
+    for key in keys:
+        size = getattr(model, key)
+        if size % ranks:
+            message = f"is not divisible by parallel_config.model_parallel {ranks} (value {size})"
+            possible = [str(n) for n in range(2, min(size, 64) + 1) if size % n == 0]
+            yield (*MODEL, key), f"{message}; it can be shared by {', '.join(possible) or 'one rank only'}"
+
+
+def check_pipeline(config: RunConfig) -> Iterator[Finding]:
+    """Micro batches, stages and chunks."""
+    mesh, model = config.parallel_config, config.model.config
+    interleaves = config.parallel.pipeline_config.pipeline_interleave
+    stages, chunks = mesh.pipeline_stage, model.pp_interleave_num
+    if stages == 1 and mesh.micro_batch_num > 1:
+        message = (
+            f"there is no pipeline (value {mesh.micro_batch_num}); write runner_config.gradient_accumulation_steps"
+        )
+        yield (*MESH, "micro_batch_num"), message
+    if mesh.micro_batch_num < stages:
+        message = f"must be at least pipeline_stage {stages} (value {mesh.micro_batch_num})"
+        yield (*MESH, "micro_batch_num"), message
+    steps = config.runner_config.gradient_accumulation_steps
+    if stages > 1 and steps > 1:
+        message = (
+            f"a pipeline accumulates over its micro batches (value {steps}); write parallel_config.micro_batch_num"
+        )
+        yield ("runner_config", "gradient_accumulation_steps"), message
+    if chunks > 1 and stages == 1:
+        message = f"several chunks per stage need a pipeline (value {chunks}); write 1, or a larger pipeline_stage"
+        yield (*MODEL, "pp_interleave_num"), message
+    elif chunks > 1 and not interleaves:
+        message = f"needs parallel.pipeline_config.pipeline_interleave: true (value {chunks})"
+        yield (*MODEL, "pp_interleave_num"), message
+
+
+def check_offset(config: RunConfig) -> Iterator[Finding]:
+    """The layers of every chunk and stage."""
+    model, stages = config.model.config, config.parallel_config.pipeline_stage
+    places = stages * model.pp_interleave_num
+    if model.num_layers < places:
+        wanted = f"pipeline_stage {stages} x pp_interleave_num {model.pp_interleave_num} needs at least {places} layers"
+        yield (*MODEL, "num_layers"), f"{wanted} (value {model.num_layers})"
+        return
+    try:
+        _layers(config)
+    except ValueError as error:
+        yield (*MODEL, "offset"), f"{error} (value {_listed(model.offset)})"
+
+
+def check_recompute(config: RunConfig) -> Iterator[Finding]:
+    """Lengths of the lists, and counts against the layers that are there."""
+    try:
+        layers = _layers(config)
+    except ValueError:
+        return  # reported as the mistake it is, by check_offset
+    for key in type(config.recompute_config).model_fields:
+        value = getattr(config.recompute_config, key)
+        for path, counts in _counts_in(("recompute_config", key), value):
+            message = _wrong_counts(counts, layers)
+            if message:
+                yield path, f"{message} (value {_listed(counts)})"
+
+
+def _layers(config: RunConfig) -> StageLayers:
+    model, stages = config.model.config, config.parallel_config.pipeline_stage
+    return layer_counts(model.num_layers, stages, model.pp_interleave_num, model.offset)
+
+
+def _counts_in(path: KeyPath, value: LayerSelection) -> Iterator[tuple[KeyPath, LayerCounts]]:
+    """The lists of counts inside a value: itself, or one for each pattern."""
+    if isinstance(value, dict):
+        for pattern, counts in value.items():
+            yield (*path, pattern), counts
+    elif isinstance(value, tuple) and not isinstance(value[0], str):
+        yield path, value  # type: ignore[misc]
+
+
+def _wrong_counts(counts: LayerCounts, layers: StageLayers) -> str:
+    """Says what is wrong with a list of counts for ``layers[chunk][stage]``, or nothing."""
+    if isinstance(counts, bool):
+        return ""
+    rows = [row for row in counts if isinstance(row, tuple)]
+    stages = len(layers[0])
+    if not rows:
+        totals = tuple(map(sum, zip(*layers, strict=True)))
+        return _wrong_row(tuple(count for count in counts if not isinstance(count, tuple)), totals, "stage {place}")
+    if len(rows) != len(layers):
+        return f"must hold {len(layers)} lists, one for each chunk (pp_interleave_num), each of {stages} counts"
+    for chunk, (row, available) in enumerate(zip(rows, layers, strict=True)):
+        message = _wrong_row(row, available, f"stage {{place}} of chunk {chunk}")
+        if message:
+            return message
+    return ""
+
+
+def _wrong_row(row: tuple[bool | int, ...], available: tuple[int, ...], place: str) -> str:
+    if len(row) != len(available):
+        return f"must hold {len(available)} counts, one for each stage (pipeline_stage), not {len(row)}"
+    for stage, (count, layers) in enumerate(zip(row, available, strict=True)):
+        if not isinstance(count, bool) and count > layers:
+            return f"{place.format(place=stage)} has only {layers} layers, not {count}; write {layers} or true for all"
+    return ""
+
+
+def _listed(value: object) -> object:
+    return [_listed(entry) for entry in value] if isinstance(value, tuple) else value

@@ -1,0 +1,165 @@
+"""Combinations of keys that cannot work: one function per subject, yielding the key at fault and what to write instead."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from mindllm.config.check_parallel import check_mesh, check_offset, check_pipeline, check_recompute, check_sharding
+from mindllm.config.document import KeyPath
+from mindllm.config.model_size import llama_intermediate_size
+from mindllm.config.optimizer import DecayingSchedule, DynamicLossScale, StableDecaySchedule
+from mindllm.config.run import RunConfig
+
+Finding = tuple[KeyPath, str]
+MODEL: KeyPath = ("model", "model_config")
+
+
+def check_run(config: RunConfig) -> Iterator[Finding]:
+    """Yields every finding of every subject."""
+    for check in (
+        check_run_mode,
+        check_data,
+        check_schedule,
+        check_loss_scale,
+        check_profile,
+        check_callbacks,
+        check_heads,
+        check_sequence,
+        check_tokens,
+        check_mesh,
+        check_sharding,
+        check_pipeline,
+        check_offset,
+        check_recompute,
+    ):
+        yield from check(config)
+
+
+def check_run_mode(config: RunConfig) -> Iterator[Finding]:
+    """Which checkpoint the run starts from."""
+    mode, resumes = config.run_mode, config.resume_training is not False
+    if mode == "finetune" and not config.load_checkpoint and not resumes:
+        yield ("load_checkpoint",), "run_mode finetune starts from a checkpoint; write its directory here"
+    if mode == "train" and config.load_checkpoint:
+        instead = "write run_mode: finetune, or resume_training: <this directory>"
+        yield (
+            ("load_checkpoint",),
+            f"run_mode train starts from new weights (value {config.load_checkpoint}); {instead}",
+        )
+    if mode in ("eval", "predict") and resumes:
+        instead = "write load_checkpoint"
+        yield ("resume_training",), f"run_mode {mode} does not train (value {config.resume_training}); {instead}"
+
+
+def check_data(config: RunConfig) -> Iterator[Finding]:
+    """The text that the mode reads."""
+    data = config.train_dataset.data_loader.config
+    loader: KeyPath = ("train_dataset", "data_loader", "config")
+    if config.run_mode == "predict":
+        if not config.processor.tokenizer.vocab_file:
+            yield ("processor", "tokenizer", "vocab_file"), "run_mode predict needs the path of a tokenizer"
+        return
+    if not all(data.data_paths) or not data.data_paths:
+        yield (
+            (*loader, "data_path"),
+            f"run_mode {config.run_mode} needs the prefix of indexed files (prefix.bin, prefix.idx)",
+        )
+    weights = dict(zip(("train", "valid", "test"), data.split_weights, strict=True))
+    if config.run_mode != "eval" and weights["train"] == 0:
+        yield (*loader, "split"), f"leaves nothing to train on (value {data.split}); write for example 949,50,1"
+    if (config.do_eval or config.run_mode == "eval") and weights[config.eval_dataset.split] == 0:
+        part = config.eval_dataset.split
+        yield (*loader, "split"), f"leaves nothing in the {part} part, which is evaluated (value {data.split})"
+
+
+def check_schedule(config: RunConfig) -> Iterator[Finding]:
+    """Rates and lengths of the learning rate schedule."""
+    schedule, runner = config.lr_schedule, config.runner_config
+    peak = schedule.learning_rate
+    if schedule.warmup_lr_init > peak:
+        yield ("lr_schedule", "warmup_lr_init"), f"above learning_rate {peak} (value {schedule.warmup_lr_init})"
+    if isinstance(schedule, DecayingSchedule) and schedule.lr_end > peak:
+        yield ("lr_schedule", "lr_end"), f"above learning_rate {peak} (value {schedule.lr_end})"
+    if isinstance(schedule, StableDecaySchedule) and schedule.decay_ratio + (schedule.warmup_ratio or 0.0) > 1.0:
+        message = f"together with warmup_ratio {schedule.warmup_ratio} more than the run (value {schedule.decay_ratio})"
+        yield ("lr_schedule", "decay_ratio"), message
+    if schedule.total_steps == 0:
+        yield ("lr_schedule", "total_steps"), "must be -1 (the length of the run) or at least 1 (value 0)"
+    total = schedule.total_steps if schedule.total_steps > 0 else runner.train_steps
+    if total is not None and schedule.warmup_steps is not None and schedule.warmup_steps > total:
+        message = (
+            f"longer than the schedule of {total} steps (value {schedule.warmup_steps}); write warmup_ratio instead"
+        )
+        yield ("lr_schedule", "warmup_steps"), message
+
+
+def check_loss_scale(config: RunConfig) -> Iterator[Finding]:
+    """A dynamic loss scale that never falls would skip every step after the first overflow."""
+    scale = config.runner_wrapper.scale_sense
+    if isinstance(scale, DynamicLossScale) and scale.scale_factor == 1.0:
+        instead = "write at least 2, or type: FixedLossScaleUpdateCell"
+        yield ("runner_wrapper", "scale_sense", "scale_factor"), f"the scale would never change (value 1.0); {instead}"
+
+
+def check_profile(config: RunConfig) -> Iterator[Finding]:
+    """The window of the profiler."""
+    if config.profile and config.profile_stop_step < config.profile_start_step:
+        message = f"before profile_start_step {config.profile_start_step} (value {config.profile_stop_step})"
+        yield ("profile_stop_step",), message
+    devices = config.parallel_config.device_num
+    for rank in config.profile_rank_ids or ():
+        if not 0 <= rank < devices:
+            yield ("profile_rank_ids",), f"no such rank (value {rank}); ranks are 0 to {devices - 1}"
+
+
+def check_callbacks(config: RunConfig) -> Iterator[Finding]:
+    """Every callback once."""
+    seen: set[str] = set()
+    for index, callback in enumerate(config.callbacks):
+        if callback.type in seen:
+            yield ("callbacks", index), f"{callback.type} stands in the list twice; remove one"
+        seen.add(callback.type)
+
+
+def check_heads(config: RunConfig) -> Iterator[Finding]:
+    """Widths of heads and of the feed-forward."""
+    model = config.model.config
+    if "head_dim" not in model.model_fields_set and model.hidden_size % model.num_heads:
+        message = (
+            f"does not divide hidden_size {model.hidden_size} (value {model.num_heads}); write another, or head_dim"
+        )
+        yield (*MODEL, "num_heads"), message
+    elif model.head_dim % 2:
+        yield (*MODEL, "head_dim"), f"must be even, rotary positions turn pairs (value {model.head_dim})"
+    if model.num_heads % model.n_kv_heads:
+        message = f"must divide num_heads {model.num_heads} (value {model.n_kv_heads})"
+        yield (*MODEL, "n_kv_heads"), message
+    if model.ffn_dim_multiplier is not None:
+        width = llama_intermediate_size(model.hidden_size, model.multiple_of, model.ffn_dim_multiplier)
+        if width != model.intermediate_size:
+            message = f"ffn_dim_multiplier {model.ffn_dim_multiplier} gives {width} (value {model.intermediate_size})"
+            yield (*MODEL, "intermediate_size"), f"{message}; remove one of the two"
+
+
+def check_sequence(config: RunConfig) -> Iterator[Finding]:
+    """The sequence length against the longest context and the slices of the loss."""
+    model = config.model.config
+    if model.seq_length > model.max_position_embedding:
+        message = f"above max_position_embedding {model.max_position_embedding} (value {model.seq_length})"
+        yield (*MODEL, "seq_length"), message
+    if model.seq_length % model.loss_chunks:
+        message = f"must divide seq_length {model.seq_length} (value {model.loss_chunks})"
+        yield (*MODEL, "loss_chunks"), message
+    scaling = model.rope_scaling
+    if scaling is not None and scaling.type == "llama3" and scaling.high_freq_factor <= scaling.low_freq_factor:
+        message = f"must be above low_freq_factor {scaling.low_freq_factor} (value {scaling.high_freq_factor})"
+        yield (*MODEL, "rope_scaling", "high_freq_factor"), message
+
+
+def check_tokens(config: RunConfig) -> Iterator[Finding]:
+    """Special tokens are rows of the embedding table."""
+    model = config.model.config
+    for key in ("bos_token_id", "eos_token_id", "pad_token_id"):
+        token = getattr(model, key)
+        if token is not None and token >= model.vocab_size:
+            yield (*MODEL, key), f"must be below vocab_size {model.vocab_size} (value {token})"

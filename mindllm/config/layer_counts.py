@@ -1,0 +1,65 @@
+"""How many layers each chunk and stage of a pipeline holds, from ``offset`` (MindFormers' ``LayerSetting``, made strict).
+
+``counts[chunk][stage] = num_layers // (stages * chunks) + offset[chunk][stage]``. MindFormers takes the
+sum of ``offset`` before broadcasting it, which accepts plans for more layers than the model has; here it is taken after.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+Offset = int | tuple[int, ...] | tuple[tuple[int, ...], ...]
+StageLayers = tuple[tuple[int, ...], ...]
+
+
+def layer_counts(
+    num_layers: int, pipeline_stage: int, pp_interleave_num: int, offset: int | Sequence[int] | Sequence[Sequence[int]]
+) -> StageLayers:
+    """Returns layers per ``[chunk][stage]``; raises ``ValueError`` when ``offset`` does not place all layers exactly."""
+    average, left = divmod(num_layers, pipeline_stage * pp_interleave_num)
+    rows = broadcast_offset(offset, pipeline_stage, pp_interleave_num)
+    placed = sum(map(sum, rows))
+    if placed != left:
+        raise ValueError(
+            f"sums to {placed} over {pp_interleave_num} chunk(s) x {pipeline_stage} stage(s), but {num_layers} layers "
+            f"leave {left} to place beyond {average} each; write for example {_example(left, pipeline_stage, pp_interleave_num)}"
+        )
+    counts = tuple(tuple(average + extra for extra in row) for row in rows)
+    for chunk, row in enumerate(counts):
+        for stage, count in enumerate(row):
+            if count < 1:
+                raise ValueError(f"gives stage {stage} of chunk {chunk} {count} layers; every one needs at least 1")
+    return counts
+
+
+def broadcast_offset(
+    offset: int | Sequence[int] | Sequence[Sequence[int]], pipeline_stage: int, pp_interleave_num: int
+) -> StageLayers:
+    """Returns ``offset`` as ``[chunk][stage]``: an integer goes everywhere, a list of stages to every chunk."""
+    if isinstance(offset, int):
+        return ((offset,) * pipeline_stage,) * pp_interleave_num
+    rows = [row for row in offset if not isinstance(row, int)]
+    if not rows:
+        flat = tuple(entry for entry in offset if isinstance(entry, int))
+        return (_row(flat, pipeline_stage),) * pp_interleave_num
+    if len(rows) != pp_interleave_num or len(rows) != len(offset):
+        raise ValueError(
+            f"needs {pp_interleave_num} list(s), one for each chunk (pp_interleave_num), not {len(offset)}"
+        )
+    return tuple(_row(row, pipeline_stage) for row in rows)
+
+
+def _row(row: Sequence[int], pipeline_stage: int) -> tuple[int, ...]:
+    if len(row) != pipeline_stage:
+        raise ValueError(f"needs {pipeline_stage} numbers, one for each stage (pipeline_stage), not {len(row)}")
+    return tuple(row)
+
+
+def _example(left: int, pipeline_stage: int, pp_interleave_num: int) -> list[list[int]] | list[int] | int:
+    """The remaining layers on the last places, which hold fewest activations in a 1F1B pipeline."""
+    places = pipeline_stage * pp_interleave_num
+    if left == 0:
+        return 0
+    flat = [int(place >= places - left) for place in range(places)]
+    rows = [flat[start : start + pipeline_stage] for start in range(0, places, pipeline_stage)]
+    return rows if pp_interleave_num > 1 else rows[0]

@@ -1,0 +1,140 @@
+"""Sections about the update: ``optimizer``, ``lr_schedule`` and ``runner_wrapper`` (loss scale, gradient clipping)."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Discriminator, Field, Strict, Tag, model_validator
+from pydantic_core import PydanticCustomError
+
+from mindllm.config.section import Fraction, PositiveInt, Section
+
+Beta = Annotated[float, Field(ge=0.0, lt=1.0)]
+
+
+class OptimizerConfig(Section):
+    """Section ``optimizer``. The learning rate has one place: ``lr_schedule.learning_rate``."""
+
+    type: Literal["AdamW"] = Field(
+        default="AdamW", description="AdamW with bias correction and decoupled weight decay."
+    )
+    betas: Annotated[tuple[Beta, Beta], Strict(False)] = Field(
+        default=(0.9, 0.95), description="Decay of the first and second moments."
+    )
+    eps: float = Field(default=1e-8, gt=0, description="Added to the root of the second moment.")
+    weight_decay: float = Field(default=0.1, ge=0, description="Decay of matrices; norms and biases are not decayed.")
+
+
+class Schedule(Section):
+    """What every schedule has: a peak, a warm-up, and a length."""
+
+    learning_rate: float = Field(gt=0, description="Peak learning rate. The only learning rate.")
+    warmup_steps: int | None = Field(default=None, ge=0, description="Steps of the warm-up; or give `warmup_ratio`.")
+    warmup_ratio: Fraction | None = Field(
+        default=None, description="Warm-up as a part of all steps; or give `warmup_steps`."
+    )
+    warmup_lr_init: float = Field(default=0.0, ge=0, description="Learning rate at the first step of the warm-up.")
+    total_steps: int = Field(default=-1, ge=-1, description="Length of the schedule in steps; -1: that of the run.")
+
+    @model_validator(mode="after")
+    def _one_warmup(self) -> Schedule:
+        if self.warmup_steps is not None and self.warmup_ratio is not None:
+            raise PydanticCustomError("warmup", "warmup_steps and warmup_ratio are both given; set one of them to null")
+        return self
+
+
+class DecayingSchedule(Schedule):
+    """A schedule that ends at ``lr_end``."""
+
+    lr_end: float = Field(default=0.0, ge=0, description="Learning rate at the end.")
+
+
+class ConstantSchedule(Schedule):
+    """Constant after the warm-up."""
+
+    type: Literal["ConstantWarmUpLR"] = Field(description="Constant after the warm-up.")
+
+
+class LinearSchedule(DecayingSchedule):
+    """Linear decay after the warm-up."""
+
+    type: Literal["LinearWithWarmUpLR"] = Field(description="Linear decay after the warm-up.")
+
+
+class CosineSchedule(DecayingSchedule):
+    """Half a cosine after the warm-up."""
+
+    type: Literal["CosineWithWarmUpLR"] = Field(description="Half a cosine after the warm-up.")
+
+
+class CosineRestartsSchedule(DecayingSchedule):
+    """Several half cosines after the warm-up."""
+
+    type: Literal["CosineWithRestartsAndWarmUpLR"] = Field(description="Half cosines, each from the peak again.")
+    num_cycles: float = Field(default=1.0, gt=0, description="Number of half cosines.")
+
+
+class PolynomialSchedule(DecayingSchedule):
+    """Polynomial decay after the warm-up."""
+
+    type: Literal["PolynomialWithWarmUpLR"] = Field(description="Polynomial decay after the warm-up.")
+    power: float = Field(default=1.0, gt=0, description="Exponent of the decay.")
+
+
+class StableDecaySchedule(DecayingSchedule):
+    """Warm-up, constant, then a short decay."""
+
+    type: Literal["WarmUpStableDecayLR"] = Field(description="Warm-up, constant, decay at the end.")
+    decay_ratio: Fraction = Field(default=0.1, description="Part of all steps that the final decay takes.")
+
+
+LrSchedule = Annotated[
+    ConstantSchedule
+    | LinearSchedule
+    | CosineSchedule
+    | CosineRestartsSchedule
+    | PolynomialSchedule
+    | StableDecaySchedule,
+    Field(discriminator="type"),
+]
+
+
+class DynamicLossScale(Section):
+    """A loss scale that falls on overflow and rises after a while without one."""
+
+    type: Literal["DynamicLossScaleUpdateCell"] = Field(
+        description="Divided on overflow, multiplied after `scale_window`."
+    )
+    loss_scale_value: float = Field(default=65536.0, ge=1, description="Loss scale at the start.")
+    scale_factor: float = Field(default=2.0, ge=1, description="Factor of a change.")
+    scale_window: PositiveInt = Field(default=1000, description="Steps without overflow before the scale rises.")
+
+
+class FixedLossScale(Section):
+    """A constant loss scale; steps that overflow are skipped."""
+
+    type: Literal["FixedLossScaleUpdateCell"] = Field(description="Constant; steps that overflow are skipped.")
+    loss_scale_value: float = Field(default=65536.0, ge=1, description="Loss scale.")
+
+
+def _scale_kind(value: Any) -> str | None:
+    if isinstance(value, dict):
+        return value.get("type")
+    return getattr(value, "type", "number")
+
+
+ScaleSense = Annotated[
+    Annotated[float, Field(gt=0), Tag("number")]
+    | Annotated[DynamicLossScale, Tag("DynamicLossScaleUpdateCell")]
+    | Annotated[FixedLossScale, Tag("FixedLossScaleUpdateCell")],
+    Discriminator(_scale_kind),
+]
+
+
+class RunnerWrapperConfig(Section):
+    """Section ``runner_wrapper``: one training step around forward and backward."""
+
+    type: Literal["MFTrainOneStepCell"] = Field(default="MFTrainOneStepCell", description="Kind of step.")
+    scale_sense: ScaleSense = Field(default=1.0, description="Loss scale: a number, or a section with `type`.")
+    use_clip_grad: bool = Field(default=True, description="Clips gradients by their global norm.")
+    max_grad_norm: float = Field(default=1.0, gt=0, description="Largest global norm of the gradients.")

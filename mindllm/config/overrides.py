@@ -1,0 +1,107 @@
+"""Command line options that change keys of the YAML: ``--a.b.c=value``, ``--a.b.c value``, ``--flag`` for true."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from types import NoneType
+from typing import Any
+
+from mindllm.config.document import Document, KeyPath, Origin, Problem, child
+from mindllm.config.schema import fields_at, scalar_types
+from mindllm.config.section import Section
+from mindllm.config.yaml_tree import read_value
+from mindllm.errors import UserError
+
+Overrides = Sequence[str] | Mapping[str, Any]
+
+
+def override_document(overrides: Overrides, base: Document, root: type[Section]) -> Document:
+    """Returns the overrides as a document to merge into ``base``; entries of lists go by their index or ``type``."""
+    document = Document()
+    for key, value, option in _pairs(overrides):
+        origin = Origin(option=option)
+        path, problem = _resolve(key, base.data, origin)
+        if problem:
+            document.problems.append(problem)
+            continue
+        if isinstance(value, str) and option.startswith("--"):
+            value = _parse(value, path, base, root, option)
+        _place(document, path, value, origin, base)
+    return document
+
+
+def _pairs(overrides: Overrides) -> list[tuple[str, Any, str]]:
+    """Key, value (text as written; ``True`` for a bare flag), and how the option reads in an error."""
+    if isinstance(overrides, Mapping):
+        return [(key, value, f"override {key}={value}") for key, value in overrides.items()]
+    pairs: list[tuple[str, Any, str]] = []
+    waiting = list(overrides)
+    while waiting:
+        option = waiting.pop(0)
+        name, equals, value = option.removeprefix("--").partition("=")
+        if not option.startswith("--") or not name:
+            raise UserError(f"{option}: not an option; write --section.key=value")
+        if equals:
+            pairs.append((name, value, option))
+        elif waiting and not waiting[0].startswith("--"):
+            value = waiting.pop(0)
+            pairs.append((name, value, f"{option} {value}"))
+        else:
+            pairs.append((name, True, option))
+    return pairs
+
+
+def _resolve(key: str, data: Any, origin: Origin) -> tuple[KeyPath, Problem | None]:
+    """The path of a dotted key; in a list, a number or the ``type`` of an entry becomes its index."""
+    path: KeyPath = ()
+    for part in key.split("."):
+        step: str | int = part
+        if isinstance(data, list):
+            types = [str(entry.get("type")) if isinstance(entry, dict) else "" for entry in data]
+            indices = [*range(len(data))] if not part.isdigit() else [int(part)]
+            matches = [index for index in indices if index < len(data) and (part.isdigit() or types[index] == part)]
+            if not matches:
+                message = f"the list has no entry '{part}'; it has {len(data)}: {', '.join(types)}"
+                return path, Problem(origin, (*path, part), message)
+            step = matches[0]
+            data = data[step]
+        else:
+            data = data.get(part) if isinstance(data, dict) else None
+        path = (*path, step)
+    return path, None
+
+
+def _parse(text: str, path: KeyPath, base: Document, root: type[Section], option: str) -> Any:
+    """Reads ``text`` as YAML, but leaves it alone where the key takes text: a prompt or a path needs no quotes."""
+    kinds = {kind for info in fields_at(root, path, base.data) for kind in scalar_types(info.annotation)}
+    if str not in kinds:
+        return read_value(text, option)
+    if text.startswith(("[", '"', "'")):
+        try:
+            return read_value(text, option)
+        except UserError:
+            return text
+    if bool in kinds and text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    return None if NoneType in kinds and text == "null" else text
+
+
+def _place(document: Document, path: KeyPath, value: Any, origin: Origin, base: Document) -> None:
+    """Writes ``value`` at ``path``; a list that is entered is first copied from ``base``, with its origins."""
+    node: Any = document.data
+    existing: Any = base.data
+    for depth, key in enumerate(path[:-1]):
+        here = path[: depth + 1]
+        existing = child(existing, key)
+        inner = child(node, key)
+        if not isinstance(inner, dict | list):
+            inner = copy.deepcopy(existing) if isinstance(existing, list) else {}
+            node[key] = inner
+        if isinstance(existing, list):
+            document.origins.update({known: o for known, o in base.origins.items() if known[: depth + 1] == here})
+        elif here not in base.origins:
+            document.origins.setdefault(here, origin)
+        node = inner
+    node[path[-1]] = value
+    document.origins[path] = origin

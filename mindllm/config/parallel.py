@@ -1,0 +1,92 @@
+"""Sections about distribution: ``parallel`` (MindSpore's parallel context) and ``parallel_config`` (sizes of the mesh)."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field
+
+from mindllm.config.section import List, PositiveInt, Section
+
+PARALLEL_MODES = {"data_parallel": 0, "semi_auto_parallel": 1}
+
+
+def _parallel_mode(value: Any) -> Any:
+    return PARALLEL_MODES.get(value.lower(), value) if isinstance(value, str) else value
+
+
+class ParallelOptimizerConfig(Section):
+    """Section ``parallel.parallel_optimizer_config``."""
+
+    gradient_accumulation_shard: bool = Field(
+        default=False, description="Keeps accumulated gradients sharded over the data-parallel ranks."
+    )
+    parallel_optimizer_threshold: int = Field(
+        default=64, ge=0, description="Parameters below this size (KB) are not sharded."
+    )
+    optimizer_weight_shard_size: int = Field(
+        default=-1, ge=-1, description="Ranks that share one copy of the optimizer state; -1: all data-parallel ranks."
+    )
+
+
+class PipelineConfig(Section):
+    """Section ``parallel.pipeline_config``."""
+
+    pipeline_interleave: bool = Field(
+        default=False, description="Several chunks of layers per stage (`model.model_config.pp_interleave_num`)."
+    )
+    pipeline_scheduler: Literal["1f1b", "gpipe"] = Field(default="1f1b", description="Order of the micro batches.")
+
+
+class ParallelContextConfig(Section):
+    """Section ``parallel``."""
+
+    parallel_mode: Annotated[Literal[0, 1], BeforeValidator(_parallel_mode)] = Field(
+        default=1,
+        description="0 or `data_parallel`; 1 or `semi_auto_parallel` (operators sharded as mindllm declares).",
+    )
+    full_batch: bool = Field(
+        default=True, description="Every rank reads the whole global batch and takes its slice in the graph."
+    )
+    dataset_strategy: List[List[PositiveInt]] | None = Field(
+        default=None, description="Slices per dimension of each input column; only with `full_batch: false`."
+    )
+    gradients_mean: bool = Field(
+        default=False, description="Averages gradients over data-parallel ranks; false: adds them."
+    )
+    enable_parallel_optimizer: bool = Field(
+        default=False, description="Shards optimizer state over the data-parallel ranks."
+    )
+    parallel_optimizer_config: ParallelOptimizerConfig = Field(
+        default_factory=ParallelOptimizerConfig, description="Settings of the sharded optimizer."
+    )
+    pipeline_config: PipelineConfig = Field(default_factory=PipelineConfig, description="Settings of the pipeline.")
+    strategy_ckpt_save_file: str = Field(
+        default="", description="File for MindSpore's parameter layouts; empty: not written."
+    )
+
+
+class ParallelConfig(Section):
+    """Section ``parallel_config``: sizes of the device mesh."""
+
+    data_parallel: PositiveInt = Field(default=1, description="Replicas of the model, each with its part of the batch.")
+    model_parallel: PositiveInt = Field(
+        default=1, description="Ranks that share each layer's weights (tensor parallel)."
+    )
+    pipeline_stage: PositiveInt = Field(default=1, description="Pipeline stages.")
+    micro_batch_num: PositiveInt = Field(default=1, description="Micro batches per step in a pipeline.")
+    use_seq_parallel: bool = Field(
+        default=False, description="Shards norms and residuals along the sequence over the tensor-parallel ranks."
+    )
+    vocab_emb_dp: bool = Field(
+        default=True,
+        description="Keeps the embedding table whole on every rank; false: its rows are sharded over tensor parallel.",
+    )
+    gradient_aggregation_group: PositiveInt = Field(
+        default=4, description="Groups of layers whose gradient communication is fused (without pipeline)."
+    )
+
+    @property
+    def device_num(self) -> int:
+        """Devices of the mesh: data_parallel * model_parallel * pipeline_stage."""
+        return self.data_parallel * self.model_parallel * self.pipeline_stage

@@ -1,0 +1,131 @@
+"""Turns pydantic's errors into problems that name the place, the key, the value, and what to write instead."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from mindllm.config.document import Document, KeyPath, Problem, child, closest_origin, dotted
+from mindllm.config.renamed import MOVED
+from mindllm.config.schema import fields_of, kind_of, places_of, sections_at
+from mindllm.config.section import Section
+from mindllm.errors import nearest
+
+EXPECTED = {
+    "int_type": "an integer",
+    "int_from_float": "an integer",
+    "int_parsing": "an integer",
+    "float_type": "a number",
+    "finite_number": "a finite number",
+    "bool_type": "true or false",
+    "string_type": "text (in quotes if it looks like something else)",
+    "none_required": "null",
+    "tuple_type": "a list",
+    "model_type": "a section of keys",
+    "model_attributes_type": "a section of keys",
+    "dict_type": "a mapping",
+    "greater_than": "greater than {gt}",
+    "greater_than_equal": "at least {ge}",
+    "less_than": "less than {lt}",
+    "less_than_equal": "at most {le}",
+    "too_long": "a list of at most {max_length}",
+    "too_short": "a list of at least {min_length}",
+    "literal_error": "{expected}",
+    "string_pattern_mismatch": "text of the form {pattern}",
+}
+FOLLOWS_FROM_ANOTHER = "default_factory_not_called"
+LONGEST_VALUE = 60
+
+
+def schema_problems(
+    error: ValidationError, document: Document, root: type[Section], source: Path | None
+) -> list[Problem]:
+    """Returns one problem per key, in the order of the file."""
+    grouped: dict[KeyPath, list[Any]] = {}
+    for detail in error.errors(include_url=False):
+        if detail["type"] != FOLLOWS_FROM_ANOTHER:
+            grouped.setdefault(_key_path(detail, document.data), []).append(detail)
+    problems = []
+    for path, details in grouped.items():
+        if any(other[: len(path)] == path and len(other) > len(path) for other in grouped):
+            continue  # an alternative of this value's type was entered: what is wrong inside it says more
+        message = _message(path, details, document.data, root)
+        problems.append(Problem(closest_origin(document.origins, path, source), path, message))
+    return problems
+
+
+def shown(value: Any) -> str:
+    """A value as an error shows it: as YAML writes it, and not long."""
+    words = {True: "true", False: "false", None: "null"}
+    text = words[value] if value is None or isinstance(value, bool) else str(value)
+    return text if len(text) <= LONGEST_VALUE else text[:LONGEST_VALUE] + "..."
+
+
+def _key_path(detail: Any, data: Any) -> KeyPath:
+    """Pydantic's location without the names of union members, which are not keys of the file."""
+    path: KeyPath = ()
+    location = detail["loc"]
+    for position, key in enumerate(location):
+        missing_here = detail["type"] == "missing" and position == len(location) - 1
+        present = key in data if isinstance(data, dict) else isinstance(data, list) and isinstance(key, int)
+        if present or missing_here:
+            path = (*path, key)
+            data = child(data, key)
+    if detail["type"] in ("union_tag_invalid", "union_tag_not_found") and isinstance(data, dict):
+        path = (*path, "type")
+    return path
+
+
+def _message(path: KeyPath, details: list[Any], data: Any, root: type[Section]) -> str:
+    kinds = {detail["type"] for detail in details}
+    value = details[0]["input"]
+    if "extra_forbidden" in kinds:
+        return unknown_key(path, value, data, root)
+    if "missing" in kinds:
+        return "this key is required"
+    if kinds & {"union_tag_invalid", "union_tag_not_found"}:
+        return _wrong_type(path, details[0], root)
+    if all(kind in EXPECTED for kind in kinds):
+        wanted = dict.fromkeys(EXPECTED[detail["type"]].format(**detail.get("ctx", {})) for detail in details)
+        return f"must be {' or '.join(wanted)} (value {shown(value)}){_nearest_literal(details, value)}"
+    message = details[0]["msg"].removeprefix("Value error, ")
+    return message if isinstance(value, dict) else f"{message} (value {shown(value)})"
+
+
+def _nearest_literal(details: Iterable[Any], value: Any) -> str:
+    words = [
+        word.strip(" '") for d in details if d["type"] == "literal_error" for word in d["ctx"]["expected"].split(",")
+    ]
+    words = [part for word in words for part in word.replace("'", "").split(" or ")]
+    hint = nearest(value, words) if words and isinstance(value, str) else ""
+    return hint if "did you mean" in hint else ""
+
+
+def _wrong_type(path: KeyPath, detail: Any, root: type[Section]) -> str:
+    around = path[:-1] if path and path[-1] == "type" else path
+    kinds = [kind_of(section) for section in sections_at(root, around)]
+    if detail["type"] == "union_tag_not_found":
+        if not isinstance(detail["input"], dict):
+            return f"must be a section with a type (value {shown(detail['input'])}); valid types: {', '.join(kinds)}"
+        return f"this key is required; valid: {', '.join(kinds)}"
+    tag = detail["input"].get("type") if isinstance(detail["input"], dict) else detail["input"]
+    return f"unknown type (value {shown(tag)}){nearest(str(tag), kinds)}"
+
+
+def unknown_key(path: KeyPath, value: Any, data: Any, root: type[Section]) -> str:
+    """Says where a misplaced key lives, or which key was meant."""
+    key = str(path[-1])
+    elsewhere = MOVED.get(dotted(path))
+    if elsewhere:
+        return f"not a key here (value {shown(value)}); {elsewhere}"
+    alternatives = [kind_of(section) for section in sections_at(root, path[:-1]) if key in fields_of(section)]
+    if alternatives:
+        return f"not used by this type (value {shown(value)}); it is a key of {', '.join(alternatives)}"
+    places = [place for place in places_of(root, key) if key != "type"]
+    if places:
+        return f"unknown key (value {shown(value)}); did you mean '{' or '.join(places)}'?"
+    valid = [name for section in sections_at(root, path[:-1], data) for name in fields_of(section)]
+    return f"unknown key (value {shown(value)}){nearest(key, valid)}"

@@ -1,0 +1,97 @@
+"""Section ``recompute_config`` and the forms its values may take, which are those of MindFormers."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any
+
+from pydantic import Field, PlainValidator
+from pydantic_core import PydanticCustomError
+
+from mindllm.config.section import Section
+
+Count = bool | int
+LayerCounts = bool | tuple[Count, ...] | tuple[tuple[Count, ...], ...]
+LayerSelection = LayerCounts | tuple[str, ...] | dict[str, LayerCounts]
+
+COUNTS_FORM = "true, false, a list of layer counts per stage, or a list of such lists per chunk"
+SELECTION_FORM = f"{COUNTS_FORM}, or a list of operator patterns, or a mapping of pattern to any of these counts"
+LEVEL_SEPARATOR = r"\."
+
+
+def parse_counts(value: Any) -> LayerCounts:
+    """Returns ``value`` with lists as tuples, or raises when it has none of the accepted forms."""
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, list | tuple) and value:
+        if all(_is_count(entry) for entry in value):
+            return tuple(value)
+        if all(isinstance(row, list | tuple) and row and all(map(_is_count, row)) for row in value):
+            return tuple(tuple(row) for row in value)
+    raise _form_error(COUNTS_FORM)
+
+
+def parse_selection(value: Any) -> LayerSelection:
+    """As :func:`parse_counts`, and also a list of operator patterns or a mapping of pattern to counts."""
+    if isinstance(value, dict) and value and all(isinstance(pattern, str) for pattern in value):
+        return {_pattern(pattern): parse_counts(counts) for pattern, counts in value.items()}
+    if isinstance(value, list | tuple) and value and all(isinstance(entry, str) for entry in value):
+        return tuple(map(_pattern, value))
+    try:
+        return parse_counts(value)
+    except PydanticCustomError:
+        raise _form_error(SELECTION_FORM) from None
+
+
+def _is_count(entry: Any) -> bool:
+    return isinstance(entry, bool) or (isinstance(entry, int) and entry >= 0)
+
+
+def _pattern(pattern: str) -> str:
+    for level in pattern.split(LEVEL_SEPARATOR):
+        try:
+            re.compile(level)
+        except re.error as error:
+            raise PydanticCustomError(
+                "pattern", "'{level}' is not a regular expression: {reason}", {"level": level, "reason": str(error)}
+            ) from None
+    return pattern
+
+
+def _form_error(form: str) -> PydanticCustomError:
+    return PydanticCustomError("form", "must be {form}", {"form": form})
+
+
+Counts = Annotated[LayerCounts, PlainValidator(parse_counts)]
+Selection = Annotated[LayerSelection, PlainValidator(parse_selection)]
+
+
+class RecomputeConfig(Section):
+    """Section ``recompute_config``: which activations are computed again in the backward pass instead of kept."""
+
+    recompute: Counts = Field(
+        default=False,
+        description="Whole layers: all, none, the first n of each stage, or the first n of each chunk and stage.",
+    )
+    select_recompute: Selection = Field(
+        default=False,
+        description="Operators inside layers: counts for the default patterns, patterns for all layers, or both.",
+    )
+    select_comm_recompute: Selection = Field(
+        default=False, description="Operators whose inserted communication is repeated; forms as `select_recompute`."
+    )
+    select_recompute_exclude: Selection = Field(
+        default=False, description="Operators kept even inside recomputed layers; forms as `select_recompute`."
+    )
+    select_comm_recompute_exclude: Selection = Field(
+        default=False, description="Operators whose communication is not repeated; forms as `select_recompute`."
+    )
+    parallel_optimizer_comm_recompute: bool = Field(
+        default=False, description="Repeats the weight all-gather of the sharded optimizer in recomputed layers."
+    )
+    mp_comm_recompute: bool = Field(
+        default=True, description="Repeats tensor-parallel communication in recomputed layers."
+    )
+    recompute_slice_activation: bool = Field(
+        default=False, description="Shards the kept output of recomputed layers over the tensor-parallel ranks."
+    )

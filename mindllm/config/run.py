@@ -1,0 +1,109 @@
+"""``RunConfig``: one run, read from one YAML. Whoever holds it reads no YAML again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, PrivateAttr
+
+from mindllm.config.callbacks import DEFAULT_CALLBACKS, Callback
+from mindllm.config.dataset import EvalDatasetConfig, GenerationConfig, ProcessorConfig, TrainDatasetConfig
+from mindllm.config.document import KeyPath, Origin, Problem, closest_origin
+from mindllm.config.model import ModelSection
+from mindllm.config.optimizer import LrSchedule, OptimizerConfig, RunnerWrapperConfig
+from mindllm.config.parallel import ParallelConfig, ParallelContextConfig
+from mindllm.config.recompute import RecomputeConfig
+from mindllm.config.runtime import ContextConfig, RunnerConfig, TrainerConfig
+from mindllm.config.section import List, PositiveInt, Section
+from mindllm.errors import UserError
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """Where a configuration was read from. Two configurations are equal whatever their provenance."""
+
+    source: Path | None = field(default=None, compare=False)
+    origins: Mapping[KeyPath, Origin] = field(default_factory=dict, compare=False)
+
+
+class RunConfig(Section):
+    """The whole YAML."""
+
+    seed: int = Field(
+        default=42, ge=0, description="Seed of initial weights, of the order of the data, and of sampling."
+    )
+    output_dir: str = Field(default="./output", description="Directory of logs, checkpoints and metrics.")
+    run_mode: Literal["train", "finetune", "eval", "predict"] = Field(
+        default="train", description="finetune: training from `load_checkpoint` with a fresh optimizer and step count."
+    )
+    load_checkpoint: str = Field(default="", description="Checkpoint directory whose weights are loaded.")
+    resume_training: bool | str = Field(
+        default=False,
+        description="Continues a run. true: from the newest good checkpoint in `output_dir`; or a checkpoint directory",
+    )
+    use_parallel: bool = Field(
+        default=False, description="Runs on several devices, as many as `parallel_config` multiplies to."
+    )
+    train_precision_sync: bool = Field(default=False, description="Deterministic kernels.")
+    do_eval: bool = Field(default=False, description="Evaluates while training.")
+    eval_step_interval: PositiveInt = Field(default=100, description="Steps between two evaluations.")
+    profile: bool = Field(default=False, description="Records a profile of some steps.")
+    profile_start_step: PositiveInt = Field(default=1, description="First step of the profile.")
+    profile_stop_step: PositiveInt = Field(default=10, description="Last step of the profile.")
+    profile_memory: bool = Field(default=False, description="Records memory in the profile.")
+    with_stack: bool = Field(default=False, description="Records Python call stacks in the profile.")
+    profile_rank_ids: List[int] | None = Field(default=None, description="Ranks that are profiled; null: all.")
+    trainer: TrainerConfig = Field(default_factory=TrainerConfig, description="Kind of training.")
+    runner_config: RunnerConfig = Field(default_factory=RunnerConfig, description="Batch size and length of the run.")
+    context: ContextConfig = Field(default_factory=ContextConfig, description="Device and graph compiler.")
+    parallel: ParallelContextConfig = Field(default_factory=ParallelContextConfig, description="Kind of parallelism.")
+    parallel_config: ParallelConfig = Field(default_factory=ParallelConfig, description="Sizes of the device mesh.")
+    recompute_config: RecomputeConfig = Field(
+        default_factory=RecomputeConfig, description="Activations computed again instead of kept."
+    )
+    model: ModelSection = Field(description="The network.")
+    optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig, description="The update.")
+    lr_schedule: LrSchedule = Field(description="Learning rate over the steps; its keys depend on `type`.")
+    runner_wrapper: RunnerWrapperConfig = Field(
+        default_factory=RunnerWrapperConfig, description="Loss scale and gradient clipping."
+    )
+    train_dataset: TrainDatasetConfig = Field(default_factory=TrainDatasetConfig, description="Text to learn from.")
+    eval_dataset: EvalDatasetConfig = Field(default_factory=EvalDatasetConfig, description="Held-out text.")
+    processor: ProcessorConfig = Field(default_factory=ProcessorConfig, description="Text to tokens.")
+    generation: GenerationConfig = Field(default_factory=GenerationConfig, description="Continuing a prompt.")
+    input_data: str | List[str] | None = Field(default=None, description="Prompt or prompts of `run_mode: predict`.")
+    callbacks: List[Callback] = Field(default=DEFAULT_CALLBACKS, description="What watches the training loop.")
+
+    _provenance: Provenance = PrivateAttr(default_factory=Provenance)
+
+    @property
+    def source(self) -> Path | None:
+        """The file this configuration was read from."""
+        return self._provenance.source
+
+    @property
+    def global_batch_size(self) -> int:
+        """Samples per optimizer step over all ranks, micro batches and accumulation steps."""
+        per_replica = self.runner_config.batch_size * self.runner_config.gradient_accumulation_steps
+        return per_replica * self.parallel_config.data_parallel * self.parallel_config.micro_batch_num
+
+    @property
+    def compile_cache_directory(self) -> Path:
+        """Directory of the compile cache."""
+        return Path(self.context.compile_cache_path or Path(self.output_dir) / "compile_cache")
+
+    def error(self, key: str, message: str) -> UserError:
+        """Returns the error of a dotted ``key`` found wrong only after loading, with the place it was written."""
+        path: KeyPath = tuple(int(part) if part.isdigit() else part for part in key.split("."))
+        return UserError(str(self.problem(path, message)))
+
+    def problem(self, path: KeyPath, message: str) -> Problem:
+        """Returns ``message`` about the value at ``path`` together with the place it was written."""
+        return Problem(closest_origin(self._provenance.origins, path, self._provenance.source), path, message)
+
+    def given(self) -> dict[str, Any]:
+        """The keys that were written, as a tree under their YAML names; defaults are left out."""
+        return self.model_dump(by_alias=True, exclude_unset=True)

@@ -1,0 +1,77 @@
+"""Sections about the run itself: trainer, step counts, and the MindSpore context."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from mindllm.config.section import PositiveInt, Section
+
+
+class TrainerConfig(Section):
+    """Section ``trainer``."""
+
+    type: Literal["CausalLanguageModelingTrainer"] = Field(
+        default="CausalLanguageModelingTrainer", description="Kind of training: next-token prediction."
+    )
+    model_name: str = Field(default="", description="Name shown in logs and reports.")
+
+
+class RunnerConfig(Section):
+    """Section ``runner_config``."""
+
+    batch_size: PositiveInt = Field(
+        default=1,
+        description="Samples per data-parallel replica and micro batch (or accumulation step). The only batch size",
+    )
+    epochs: PositiveInt = Field(
+        default=1, description="Passes over the training split; used when `train_steps` is not given."
+    )
+    train_steps: PositiveInt | None = Field(default=None, description="Optimizer steps of the run; wins over `epochs`.")
+    stop_step: int = Field(
+        default=0,
+        ge=0,
+        description="Training ends after this step while the schedule stays that of the whole run; 0: never.",
+    )
+    gradient_accumulation_steps: PositiveInt = Field(
+        default=1,
+        description="Forward and backward passes whose gradients are added before one optimizer step (no pipeline).",
+    )
+
+
+class JitConfig(Section):
+    """Section ``context.jit_config``."""
+
+    jit_level: Literal["O0", "O1", "O2"] = Field(default="O0", description="Optimisation level of the graph compiler.")
+
+
+class ContextConfig(Section):
+    """Section ``context``: what is handed to MindSpore's context."""
+
+    mode: Literal[0] = Field(default=0, description="0: graph mode, the only one.")
+    device_target: Literal["CPU", "Ascend"] = Field(default="CPU", description="Device that executes the graph.")
+    device_id: int = Field(default=0, ge=0, description="Device of this process.")
+    max_device_memory: str = Field(
+        default="58GB", pattern=r"^\d+(\.\d+)?GB$", description="Largest device memory MindSpore may take, as `58GB`."
+    )
+    max_call_depth: PositiveInt = Field(default=10000, description="Largest depth of graph calls while compiling.")
+    save_graphs: bool | Literal[0, 1, 2, 3] = Field(
+        default=False, description="Writes the compiler's intermediate graphs; 1, 2, 3 are its levels of detail."
+    )
+    save_graphs_path: str = Field(default="./graph", description="Directory of the intermediate graphs.")
+    memory_optimize_level: Literal["O0", "O1"] = Field(default="O0", description="Memory reuse of the graph compiler.")
+    jit_config: JitConfig = Field(default_factory=JitConfig, description="Settings of the graph compiler.")
+    enable_graph_kernel: bool | Literal["auto"] = Field(
+        default="auto",
+        description="Graph-kernel fusion; auto: on where what it needs is installed, but not in predict.",
+    )
+    compile_cache: bool = Field(
+        default=True, description="Keeps the compiled graph so that the next start skips compiling."
+    )
+    compile_cache_path: str = Field(
+        default="", description="Directory of the compile cache; empty: `{output_dir}/compile_cache`."
+    )
+    runtime_num_threads: PositiveInt | None = Field(
+        default=None, description="Threads of the CPU runtime; null: MindSpore's choice."
+    )

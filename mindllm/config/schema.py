@@ -1,0 +1,79 @@
+"""Walks the schema: which sections and keys stand at a path. Used for suggestions, overrides and the reference page."""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Iterator
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
+
+from pydantic.fields import FieldInfo
+
+from mindllm.config.document import KeyPath, child
+from mindllm.config.section import Section
+
+Fields = dict[str, FieldInfo]
+
+
+def fields_of(section: type[Section]) -> Fields:
+    """The keys of a section under their YAML names."""
+    return {info.alias or name: info for name, info in section.model_fields.items()}
+
+
+def sections_in(annotation: Any) -> list[type[Section]]:
+    """The sections that a value of this type may be, in order."""
+    if isinstance(annotation, type) and issubclass(annotation, Section):
+        return [annotation]
+    if get_origin(annotation) is Annotated:
+        return sections_in(get_args(annotation)[0])
+    if get_origin(annotation) in (Union, UnionType, tuple):
+        return [section for argument in get_args(annotation) for section in sections_in(argument)]
+    return []
+
+
+def scalar_types(annotation: Any) -> set[Any]:
+    """The plain types (``str``, ``int``, ``NoneType``, ...) that a value of this type may have."""
+    if get_origin(annotation) is Annotated:
+        return scalar_types(get_args(annotation)[0])
+    if get_origin(annotation) in (Union, UnionType):
+        return {kind for argument in get_args(annotation) for kind in scalar_types(argument)}
+    return {annotation} if isinstance(annotation, type) else set()
+
+
+def kind_of(section: type[Section]) -> str:
+    """The value of ``type`` that selects this section among its alternatives."""
+    info = section.model_fields.get("type")
+    literals = typing.get_args(info.annotation) if info else ()
+    return str(literals[0]) if literals else section.__name__
+
+
+def sections_at(root: type[Section], path: KeyPath, data: Any = None) -> list[type[Section]]:
+    """The sections that may stand at ``path``; where ``data`` says a ``type``, only that one."""
+    sections = [root]
+    for key in path:
+        if not isinstance(key, int):
+            infos = [fields_of(section)[key] for section in sections if key in fields_of(section)]
+            sections = [section for info in infos for section in sections_in(info.annotation)]
+        data = child(data, key)
+        if isinstance(data, dict) and "type" in data:
+            sections = [section for section in sections if kind_of(section) == data["type"]] or sections
+    return sections
+
+
+def fields_at(root: type[Section], path: KeyPath, data: Any = None) -> list[FieldInfo]:
+    """The fields that may stand at ``path``: several only where the section has alternatives."""
+    found = [fields_of(section) for section in sections_at(root, path[:-1], data)]
+    return [fields[str(path[-1])] for fields in found if str(path[-1]) in fields]
+
+
+def places_of(root: type[Section], key: str) -> list[str]:
+    """Dotted paths of all sections' keys that are called ``key``."""
+    return sorted({".".join(path) for path, _, _ in walk(root) if path[-1] == key})
+
+
+def walk(root: type[Section], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], FieldInfo, type[Section]]]:
+    """Every key below ``root``: its path, its field, and the section it stands in."""
+    for name, info in fields_of(root).items():
+        yield (*path, name), info, root
+        for section in sections_in(info.annotation):
+            yield from walk(section, (*path, name))

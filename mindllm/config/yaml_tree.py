@@ -1,0 +1,148 @@
+"""YAML (safe tags only) to a :class:`Document` that remembers lines, and back; numbers as YAML 1.2 has them."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import yaml
+
+from mindllm.config.document import Document, KeyPath, Origin, Problem
+from mindllm.errors import UserError
+
+MAPPING, SEQUENCE = "tag:yaml.org,2002:map", "tag:yaml.org,2002:seq"
+LARGEST_TREE = 100_000  # values; aliases of aliases can describe more than a memory holds
+
+
+class PlainLoader(yaml.SafeLoader):
+    """YAML 1.1 as PyYAML reads it, except that ``1e-5`` is a number and ``2024-01-01`` stays text."""
+
+    yaml_implicit_resolvers = {  # noqa: RUF012  (PyYAML's own attribute)
+        first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith(":timestamp")]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+
+class PlainDumper(yaml.SafeDumper):
+    """PyYAML's dumper, except that it quotes what :class:`PlainLoader` would not read back as the same text."""
+
+
+def _represent_text(dumper: PlainDumper, text: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=None if text.isprintable() else '"')
+
+
+EXPONENT = re.compile(r"^[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)[eE][-+]?[0-9]+$")
+PlainLoader.add_implicit_resolver("tag:yaml.org,2002:float", EXPONENT, list("-+.0123456789"))
+PlainDumper.add_implicit_resolver("tag:yaml.org,2002:float", EXPONENT, list("-+.0123456789"))
+PlainDumper.add_representer(str, _represent_text)
+
+
+def write_yaml(data: dict[str, Any]) -> str:
+    """Returns plain ``data`` as YAML, keys in their order; :func:`read_yaml` gives the same data."""
+    return yaml.dump(data, Dumper=PlainDumper, sort_keys=False, width=120, allow_unicode=True)
+
+
+def read_yaml(text: str, name: str) -> Document:
+    """Parses ``text``, reported as the file ``name``; raises ``UserError`` on broken syntax."""
+    return _read(text, lambda line: Origin(name, line))
+
+
+def read_value(text: str, option: str) -> Any:
+    """Parses the value of a command line option."""
+    document = _read(f"value: {text}" if "\n" not in text else text, lambda line: Origin(option=option))
+    return document.data.get("value")
+
+
+def _read(text: str, origin) -> Document:
+    try:
+        loader = PlainLoader(text)
+        node = loader.get_single_node()
+        reader = _Reader(loader, origin)
+        data = reader.value(node, ()) if node is not None else {}
+    except yaml.YAMLError as error:
+        raise UserError(_syntax_message(error, origin)) from None
+    except RecursionError:
+        raise UserError(f"{origin(None)}: not valid YAML: nested too deeply") from None
+    if not isinstance(data, dict):
+        raise UserError(f"{origin(1)}: the file must be a mapping of keys to values, not {type(data).__name__}")
+    return Document(data, reader.origins, reader.problems)
+
+
+def _syntax_message(error: yaml.YAMLError, origin) -> str:
+    mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
+    reason = getattr(error, "problem", None) or getattr(error, "reason", None) or str(error)
+    context = getattr(error, "context", None)
+    where = origin(mark.line + 1 if mark else None)
+    column = f" (column {mark.column + 1})" if mark else ""
+    return f"{where}: not valid YAML: {reason}{f', {context}' if context else ''}{column}"
+
+
+class _Reader:
+    """Turns composed nodes into plain values and notes where each one stands."""
+
+    def __init__(self, loader: PlainLoader, origin) -> None:
+        self.loader, self.origin = loader, origin
+        self.origins: dict[KeyPath, Origin] = {}
+        self.problems: list[Problem] = []
+        self.open: set[int] = set()
+        self.flattened: set[int] = set()
+        self.count = 0
+
+    def value(self, node: yaml.Node, path: KeyPath) -> Any:
+        self.count += 1
+        if id(node) in self.open or self.count > LARGEST_TREE:
+            raise yaml.constructor.ConstructorError(None, None, "aliases make the file endless", node.start_mark)
+        self.open.add(id(node))
+        try:
+            if isinstance(node, yaml.MappingNode) and node.tag == MAPPING:
+                return self._mapping(node, path)
+            if isinstance(node, yaml.SequenceNode) and node.tag == SEQUENCE:
+                return [self._entry(child, (*path, index)) for index, child in enumerate(node.value)]
+            if isinstance(node, yaml.ScalarNode):
+                return self._scalar(node)
+            raise yaml.constructor.ConstructorError(None, None, f"the tag {node.tag} is not allowed", node.start_mark)
+        finally:
+            self.open.discard(id(node))
+
+    def _scalar(self, node: yaml.ScalarNode) -> Any:
+        try:
+            return self.loader.construct_object(node)
+        except (ValueError, KeyError):  # an explicit tag that the text does not fit, as in `!!int x`
+            raise yaml.constructor.ConstructorError(
+                None, None, f"'{node.value}' is no {node.tag}", node.start_mark
+            ) from None
+
+    def _entry(self, node: yaml.Node, path: KeyPath) -> Any:
+        self.origins[path] = self.origin(node.start_mark.line + 1)
+        return self.value(node, path)
+
+    def _mapping(self, node: yaml.MappingNode, path: KeyPath) -> dict[str, Any]:
+        if id(node) not in self.flattened:
+            self._report_duplicates(node, path)
+            self.loader.flatten_mapping(node)  # the merge key `<<`
+            self.flattened.add(id(node))
+        result: dict[str, Any] = {}
+        for key_node, value_node in node.value:
+            key = self._key(key_node)
+            inner = (*path, key)
+            self.origins[inner] = self.origin(key_node.start_mark.line + 1)
+            result[key] = self.value(value_node, inner)
+        return result
+
+    def _key(self, node: yaml.Node) -> str:
+        if not isinstance(node, yaml.ScalarNode):
+            raise yaml.constructor.ConstructorError(None, None, "a key must be a word", node.start_mark)
+        return node.value
+
+    def _report_duplicates(self, node: yaml.MappingNode, path: KeyPath) -> None:
+        lines: dict[str, int] = {}
+        for key_node, _ in node.value:
+            if not isinstance(key_node, yaml.ScalarNode) or key_node.tag.endswith(":merge"):
+                continue
+            line = key_node.start_mark.line + 1
+            if key_node.value in lines:
+                message = (
+                    f"the key stands here again; it is already on line {lines[key_node.value]}; remove one of them"
+                )
+                self.problems.append(Problem(self.origin(line), (*path, key_node.value), message))
+            lines.setdefault(key_node.value, line)

@@ -1,0 +1,198 @@
+"""Every mistake names the file and line (or the option), the key, the value, and what to write instead."""
+
+import pytest
+
+from mindllm.config import load_config
+from mindllm.errors import UserError
+
+# One mistake in a file whose first line it is: what stands there, and what the error must say.
+FILE_FAULTS = [
+    (
+        "parallel_config: {data_paralel: 4}",
+        ["parallel_config.data_paralel", "value 4", "did you mean 'data_parallel'?"],
+    ),
+    ("sed: 4", ["sed:", "value 4", "did you mean 'seed'?"]),
+    ("runner_config: {learning_rate: 4}", ["runner_config.learning_rate", "did you mean 'lr_schedule.learning_rate'?"]),
+    ("zzz: 4", ["zzz: unknown key (value 4)", "valid:", "runner_config"]),
+    ("seed: a", ["seed", "an integer", "value a"]),
+    ("seed: '4'", ["seed", "an integer", "value 4"]),
+    ("seed: 1.0", ["seed", "an integer", "value 1.0"]),
+    ("seed: true", ["seed", "an integer", "value true"]),
+    ("seed: -1", ["seed", "at least 0", "value -1"]),
+    ("do_eval: 1", ["do_eval", "true or false", "value 1"]),
+    ("output_dir: 2024", ["output_dir", "text (in quotes", "value 2024"]),
+    ("run_mode: training", ["run_mode", "'train'", "value training", "did you mean 'train'?"]),
+    ("optimizer: {eps: .nan}", ["optimizer.eps", "finite", "value nan"]),
+    ("optimizer: {learning_rate: 1}", ["optimizer.learning_rate", "value 1", "write lr_schedule.learning_rate"]),
+    ("optimizer: {betas: [0.9]}", ["optimizer.betas.1", "required"]),
+    ("optimizer: {betas: [0.9, 1.5]}", ["optimizer.betas.1", "less than 1.0", "value 1.5"]),
+    ("runner_config: {sink_mode: true}", ["runner_config.sink_mode", "value true", "remove it"]),
+    ("runner_config: 3", ["runner_config", "section of keys", "value 3"]),
+    ("train_dataset_task: {type: x}", ["train_dataset_task", "remove it: train_dataset says everything"]),
+    (
+        "context: {enable_graph_kernel: maybe}",
+        ["context.enable_graph_kernel", "true or false or 'auto'", "value maybe"],
+    ),
+    ("context: {max_device_memory: 58}", ["context.max_device_memory", "text", "value 58"]),
+    ("context: {max_device_memory: 58MB}", ["context.max_device_memory", "value 58MB", "form"]),
+    ("parallel: {parallel_mode: 2}", ["parallel.parallel_mode", "0 or 1", "value 2"]),
+    ("recompute_config: {recompute: 3}", ["recompute_config.recompute", "list of layer counts", "value 3"]),
+    ("recompute_config: {recompute: [-1]}", ["recompute_config.recompute", "list of layer counts", "value [-1]"]),
+    ("recompute_config: {recompute: [[1], 2]}", ["recompute_config.recompute", "list of such lists"]),
+    ("recompute_config: {select_recompute: {'a(': true}}", ["select_recompute", "'a('", "not a regular expression"]),
+    ("recompute_config: {select_recompute: [a, 1]}", ["select_recompute", "list of operator patterns"]),
+    ("callbacks: {type: MFLossMonitor}", ["callbacks", "a list"]),
+    ("callbacks: [{type: LossMonitor}]", ["callbacks.0.type", "value LossMonitor", "did you mean 'MFLossMonitor'?"]),
+    ("callbacks: [{per_print_times: 1}]", ["callbacks.0.type", "required", "MFLossMonitor"]),
+    ("callbacks: [{type: NaNMonitor, per_print_times: 1}]", ["callbacks.0.per_print_times", "a key of MFLossMonitor"]),
+    ("callbacks: [{type: CheckpointMonitor, prefix: a}]", ["callbacks.0.prefix", "value a", "save_checkpoint_steps"]),
+    ("runner_wrapper: {scale_sense: big}", ["runner_wrapper.scale_sense", "a number", "value big"]),
+    (
+        "runner_wrapper: {scale_sense: {type: Dynamic}}",
+        ["scale_sense.type", "value Dynamic", "DynamicLossScaleUpdateCell"],
+    ),
+    ("runner_wrapper: {scale_sense: {scale_factor: 2}}", ["scale_sense.type", "required", "FixedLossScaleUpdateCell"]),
+    ("train_dataset: {data_loader: {config: {split: '9;1'}}}", ["data_loader.config.split", "value 9;1"]),
+    ("input_data: [1]", ["input_data.0", "text", "value 1"]),
+]
+
+
+@pytest.mark.parametrize(("line", "expected"), FILE_FAULTS, ids=[line for line, _ in FILE_FAULTS])
+def test_a_mistake_in_a_file(write, minimal, line, expected):
+    write(minimal, "base.yaml")
+    path = write(f"{line}\nbase: base.yaml\n")
+    with pytest.raises(UserError) as caught:
+        load_config(path)
+    message = str(caught.value)
+    assert message.startswith(f"{path}:1: "), message
+    assert len(message.splitlines()) == 1, message
+    for words in expected:
+        assert words in message
+
+
+OPTION_FAULTS = [
+    ("--seed=x", ["seed: must be an integer (value x)"]),
+    ("--parallel_config.data_paralel=4", ["parallel_config.data_paralel", "did you mean 'data_parallel'?"]),
+    ("--lr_schedule.type=CosinWithWarmUpLR", ["lr_schedule.type", "did you mean 'CosineWithWarmUpLR'?"]),
+    ("--lr_schedule.num_cycles=3", ["lr_schedule.num_cycles", "a key of CosineWithRestartsAndWarmUpLR"]),
+    ("--model.model_config.batch_size=3", ["model.model_config.batch_size", "write runner_config.batch_size"]),
+    ("--model.model_config.num_hidden_layers=[]", ["model.model_config.num_layers", "an integer"]),
+    ("--model.model_config.offset=[1.5]", ["model.model_config.offset", "list with one per stage", "value [1.5]"]),
+    ("--callbacks=[{type: NaNMonitor}, {type: NaNMonitor}]", ["callbacks.1", "stands in the list twice"]),
+    ("--seed={", ["not valid YAML"]),
+    ("--seed.deeper=1", ["seed: must be an integer"]),
+]
+
+
+@pytest.mark.parametrize(("option", "expected"), OPTION_FAULTS, ids=[option for option, _ in OPTION_FAULTS])
+def test_a_mistake_in_an_option(refused, option, expected):
+    message = refused(option)
+    assert message.startswith(f"{option}: "), message
+    for words in expected:
+        assert words in message
+
+
+def test_options_have_two_dashes(refused):
+    assert "seed=3: not an option" in refused("seed=3")
+
+
+def test_no_such_entry_of_a_list(write, minimal):
+    path = write({**minimal, "callbacks": [{"type": "MFLossMonitor"}]})
+    with pytest.raises(
+        UserError, match=r"callbacks\.CheckpointMonitor: the list has no entry .* it has 1: MFLossMonitor"
+    ):
+        load_config(path, ["--callbacks.CheckpointMonitor.save_checkpoint_steps=3"])
+
+
+def test_all_mistakes_at_once_each_with_its_line(refused):
+    text = """\
+seed: a
+lr_schedule:
+  type: ConstantWarmUpLR
+  learning_rate: 1e-3
+  seed: 3
+model:
+  model_config:
+    hidden_size: 64
+    num_layers: 8
+    num_layers: 9
+"""
+    lines = refused(text=text).splitlines()
+    places = [":".join(line.split(":")[1:3]) for line in lines]
+    assert "10: model.model_config.num_layers" in places, lines
+    assert "1: seed" in places
+    assert "5: lr_schedule.seed" in places
+    for key in ("vocab_size", "num_heads", "seq_length"):
+        assert f"7: model.model_config.{key}" in places
+    assert len(lines) == 6, "values that follow from missing ones are not reported"
+
+
+def test_a_duplicate_key_names_both_lines(refused):
+    assert ":2: seed: the key stands here again; it is already on line 1" in refused(text="seed: 1\nseed: 2\n")
+
+
+def test_both_names_of_one_key(refused):
+    message = refused("--model.model_config.theta=1", "--model.model_config.rope_theta=2")
+    assert "--model.model_config.rope_theta=2: model.model_config.rope_theta: another name of" in message
+    assert "model.model_config.theta" in message
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("seed: [1\nrun_mode: train", ":2: not valid YAML"),
+        ("\tseed: 1", ":1: not valid YAML"),
+        ("- 1\n- 2", "must be a mapping of keys to values, not list"),
+        ("3", "must be a mapping of keys to values, not int"),
+        ("seed: !!python/object/apply:os.getcwd []", "not valid YAML"),
+        ("seed: !!python/name:os.getcwd ''", "not valid YAML"),
+        ("seed: &a [*a]", "aliases make the file endless"),
+        ("? [1, 2]\n: 3", "a key must be a word"),
+        (
+            "a: &a [1,1,1,1,1,1,1,1,1]\n"
+            + "".join(
+                f"{new}: &{new} [{', '.join([f'*{old}'] * 9)}]\n"
+                for old, new in zip("abcdefgh", "bcdefghi", strict=True)
+            ),
+            "aliases make the file endless",
+        ),
+        ("", "model: this key is required"),
+    ],
+)
+def test_broken_files(refused, text, expected):
+    assert expected in refused(text=text)
+
+
+def test_files_that_cannot_be_read(tmp_path, write, minimal):
+    path = write(minimal, "run.yaml")
+    for wrong, expected in [
+        (tmp_path / "rum.yaml", "no such file; did you mean 'run.yaml'?"),
+        (tmp_path, "cannot be read"),
+    ]:
+        with pytest.raises(UserError, match=expected.replace("?", r"\?")):
+            load_config(wrong)
+    path.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(UserError, match="not a text file in UTF-8"):
+        load_config(path)
+
+
+def test_a_base_that_is_not_there(refused):
+    message = refused(text="seed: 1\nbase: bass.yaml\n")
+    assert ":2: base: no such file: " in message
+
+
+def test_a_base_that_is_not_a_path(refused):
+    assert ":1: base: must be the path of a YAML file" in refused(text="base: 3\n")
+
+
+def test_files_based_on_each_other(write):
+    write("base: two.yaml\n", "one.yaml")
+    with pytest.raises(UserError, match=r"one\.yaml:1: base: two\.yaml is based on this file in turn"):
+        load_config(write("base: one.yaml\n", "two.yaml"))
+
+
+def test_a_mistake_in_the_base_names_the_base(write, minimal):
+    base = write({**minimal, "seeds": 1}, "base.yaml")
+    with pytest.raises(UserError) as caught:
+        load_config(write("base: base.yaml\n"))
+    assert str(caught.value).startswith(f"{base}:")

@@ -1,0 +1,103 @@
+"""Whatever is given, the answer is a configuration or a UserError; and what is rendered reads back equal."""
+
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from mindllm.config import load_config, override_config, render_config
+from mindllm.config.run import RunConfig
+from mindllm.config.schema import walk
+from mindllm.config.yaml_tree import read_yaml, write_yaml
+from mindllm.errors import UserError
+
+KEYS = sorted({".".join(path) for path, _, _ in walk(RunConfig)})
+PLAIN = st.recursive(
+    st.none() | st.booleans() | st.integers(-3, 100) | st.floats(allow_nan=True) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3),
+    max_leaves=5,
+)
+PHASES = (Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink)
+QUICK = settings(max_examples=100, deadline=None, phases=PHASES, suppress_health_check=[HealthCheck.too_slow])
+
+
+@QUICK
+@given(
+    text=st.text(alphabet=st.characters(codec="utf-8"), max_size=60)
+    | st.text("{}[]:,&*!-?|>'\"#%@ \n\tab1", max_size=40)
+)
+def test_any_text_is_a_document_or_an_error(text):
+    with suppress(UserError):
+        read_yaml(text, "x.yaml")
+
+
+@QUICK
+@given(key=st.sampled_from(KEYS), value=PLAIN)
+def test_any_value_under_any_key_is_taken_or_refused_by_name(small_run, key, value):
+    assert_reads_back(small_run, {key: value})
+
+
+@QUICK
+@given(key=st.sampled_from(KEYS), text=st.text(max_size=12))
+def test_any_option_is_taken_or_refused(small_run, key, text):
+    assert_reads_back(small_run, [f"--{key}={text}"])
+
+
+schedules = st.sampled_from(
+    ["ConstantWarmUpLR", "LinearWithWarmUpLR", "CosineWithRestartsAndWarmUpLR", "WarmUpStableDecayLR"]
+)
+positive = st.floats(1e-30, 1e30)
+
+
+@QUICK
+@given(
+    rate=positive,
+    kind=schedules,
+    layers=st.integers(2, 40),
+    stages=st.integers(1, 2),
+    scale=positive
+    | st.fixed_dictionaries({"type": st.just("DynamicLossScaleUpdateCell"), "scale_window": st.integers(1, 9)}),
+    select=st.booleans()
+    | st.dictionaries(st.sampled_from([r"feed_forward\.mul", r".*\.norm"]), st.booleans(), min_size=1),
+    prompt=st.text(max_size=20) | st.lists(st.text(max_size=5)),
+    name=st.text(max_size=10),
+)
+def test_what_is_rendered_reads_back_equal(small_run, rate, kind, layers, stages, scale, select, prompt, name):
+    changes = {
+        "lr_schedule": {"type": kind, "learning_rate": rate},
+        "model.model_config.num_layers": layers,
+        "model.model_config.offset": [0] * (stages - 1) + [layers % stages],
+        "use_parallel": stages > 1,
+        "parallel_config": {"pipeline_stage": stages, "micro_batch_num": stages},
+        "runner_wrapper.scale_sense": scale,
+        "recompute_config.select_recompute": select,
+        "input_data": prompt,
+        "trainer.model_name": name,
+    }
+    config = override_config(small_run, changes)
+    again = read_back(config)
+    assert again == config
+    assert render_config(again) == render_config(config)
+
+
+@settings(QUICK, max_examples=300)
+@given(text=st.text(max_size=20) | st.text("0123456789+-.eE_:naninfxob~=<>yestrue \t\n#'\"", max_size=10))
+def test_any_text_is_written_so_that_it_reads_back(text):
+    assert read_yaml(write_yaml({"key": text, "list": [text]}), "x.yaml").data == {"key": text, "list": [text]}
+
+
+def assert_reads_back(small_run, overrides) -> None:
+    try:
+        config = override_config(small_run, overrides)
+    except UserError:
+        return
+    assert read_back(config) == config
+
+
+def read_back(config: RunConfig) -> RunConfig:
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "rendered.yaml"
+        path.write_text(render_config(config), encoding="utf-8")
+        return load_config(path)

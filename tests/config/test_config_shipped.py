@@ -1,0 +1,44 @@
+"""Every YAML in configs/ is loaded, counted, and checked against the published architecture."""
+
+from pathlib import Path
+
+import pytest
+
+from mindllm.config import load_config, render_config
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+BASES = CONFIGS / "base"
+SHIPPED = sorted(path for path in CONFIGS.rglob("*.yaml") if BASES not in path.parents)
+
+# Parameters, devices, norm epsilon, rotary base.
+EXPECTED = {
+    "pretrain_llama_7b": (6738415616, 8, 1e-6, 1e4),
+    "pretrain_llama2_7b": (6738415616, 8, 1e-5, 1e4),
+    "pretrain_llama2_13b": (13015864320, 16, 1e-5, 1e4),
+    "pretrain_llama2_70b": (68976648192, 64, 1e-5, 1e4),
+    "pretrain_llama3_8b": (8030261248, 8, 1e-5, 5e5),
+    "pretrain_llama3_70b": (70553706496, 64, 1e-5, 5e5),
+    "pretrain_llama2_tiny": (4999424, 1, 1e-5, 1e4),
+}
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_a_shipped_file_is_the_published_model(path):
+    config = load_config(path)
+    model = config.model.config
+    facts = (model.parameter_count(), config.parallel_config.device_num, model.rms_norm_eps, model.theta)
+    assert facts == EXPECTED[path.stem]
+    assert config.trainer.model_name == path.stem.removeprefix("pretrain_")
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_a_shipped_file_is_short_and_reads_back(path, tmp_path):
+    assert len(path.read_text().splitlines()) <= 60
+    config = load_config(path)
+    rendered = tmp_path / "rendered.yaml"
+    rendered.write_text(render_config(config))
+    assert load_config(rendered) == config
+
+
+def test_all_expected_files_are_there():
+    assert {path.stem for path in SHIPPED} == set(EXPECTED)
