@@ -1,0 +1,213 @@
+"""A corpus: an indexed token file, what is known of its making (``PREFIX.meta.json``, ``PREFIX.bytes.npy``), and its splits.
+
+The two extra files let a corpus be checked against a tokenizer and its losses be stated in bits per byte; a corpus made by
+Megatron's own tool has none of them and loads all the same.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from array import array
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+
+import numpy as np
+
+from mindllm.data.indexed import IndexedDataset, IndexedWriter, bin_path, index_path, smallest_dtype
+from mindllm.data.tokenizer import Tokenizer
+from mindllm.errors import UserError, nearest
+
+SPLITS = ("train", "valid", "test")
+DEFAULT_SPLIT = "949,50,1"
+
+
+def meta_path(prefix: Path | str) -> Path:
+    """Returns the path of what is known of the making of ``prefix``."""
+    return Path(f"{prefix}.meta.json")
+
+
+def byte_counts_path(prefix: Path | str) -> Path:
+    """Returns the path of the bytes of text of each document of ``prefix``."""
+    return Path(f"{prefix}.bytes.npy")
+
+
+def corpus_files(prefix: Path | str) -> list[Path]:
+    """Returns all files a corpus may have, the index last."""
+    return [bin_path(prefix), byte_counts_path(prefix), meta_path(prefix), index_path(prefix)]
+
+
+@dataclass(frozen=True)
+class CorpusMeta:
+    """What ``PREFIX.meta.json`` says. ``bytes`` are those of the text in UTF-8; ``eod_id`` ends each document, unless None."""
+
+    tokenizer: str  # file name, to tell people which
+    tokenizer_fingerprint: str
+    vocab_size: int
+    eod_id: int | None
+    documents: int
+    tokens: int
+    bytes: int
+    source_fingerprint: str  # of the inputs and options it was made from
+
+
+class Corpus:
+    """Documents of ``prefix`` with what is known of their making.
+
+    With ``tokenizer``, raises UserError when the corpus was made with another one. meta and byte_counts (int64 [documents]) are
+    None for a corpus without the extra files.
+    """
+
+    def __init__(self, prefix: Path | str, tokenizer: Tokenizer | None = None) -> None:
+        self.prefix = Path(prefix)
+        self.dataset = IndexedDataset(prefix)
+        self.meta = read_meta(prefix)
+        self.byte_counts = self._read_byte_counts() if self.meta else None
+        self.tokenizer = tokenizer
+        if self.meta and (self.meta.documents, self.meta.tokens) != (len(self.dataset), self.dataset.token_count):
+            raise UserError(
+                f"{meta_path(prefix)}: describes another corpus than {bin_path(prefix).name}; delete it or make all again"
+            )
+        if self.meta and tokenizer and self.meta.tokenizer_fingerprint != tokenizer.fingerprint:
+            raise UserError(
+                f"{self.prefix}: was made with another tokenizer ({self.meta.tokenizer}, {self.meta.vocab_size} tokens) than "
+                f"{tokenizer.path} ({tokenizer.vocab_size} tokens); name that tokenizer, or make the corpus again with this one"
+            )
+
+    def _read_byte_counts(self) -> np.ndarray:
+        path = byte_counts_path(self.prefix)
+        try:
+            counts = np.load(path, mmap_mode="r", allow_pickle=False)
+        except (OSError, ValueError) as error:
+            raise UserError(f"{path}: cannot be read ({error}); make the corpus again") from error
+        if counts.shape != (len(self.dataset),):
+            raise UserError(
+                f"{path}: has shape {counts.shape}, the corpus {len(self.dataset)} documents; make the corpus again"
+            )
+        return counts
+
+    @property
+    def eod_id(self) -> int | None:
+        """The token at the end of each document: what the meta says, else the tokenizer's end of sequence, else None."""
+        if self.meta:
+            return self.meta.eod_id
+        return self.tokenizer.eos_id if self.tokenizer else None
+
+    def split(self, name: str, weights: str = DEFAULT_SPLIT) -> CorpusSplit:
+        """Returns the documents of split ``name`` (train, valid, test) under ``weights``, such as "949,50,1"."""
+        ranges = split_ranges(weights, len(self.dataset))
+        if name not in ranges:
+            raise UserError(f"split '{name}' does not exist{nearest(name, SPLITS)}")
+        part = CorpusSplit(self, name, ranges[name].start, ranges[name].stop)
+        if not part.token_count:
+            raise UserError(
+                f"{self.prefix}: split {weights} of {len(self.dataset)} documents leaves no tokens for {name}; "
+                "give it a larger weight or the corpus more documents"
+            )
+        return part
+
+
+class CorpusSplit:
+    """The consecutive documents first..last (exclusive) of a corpus.
+
+    tokens: theirs, one-dimensional, in the dtype of the file. document_starts: int64 [documents + 1], positions in ``tokens``.
+    """
+
+    def __init__(self, corpus: Corpus, name: str, first: int, last: int) -> None:
+        starts = corpus.dataset.document_starts
+        self.corpus = corpus
+        self.name = name
+        self.documents = range(first, last)
+        self.tokens = corpus.dataset.tokens[starts[first] : starts[last]]
+        self.document_starts = starts[first : last + 1] - starts[first]
+
+    @property
+    def token_count(self) -> int:
+        """Tokens of the split, ends of documents included."""
+        return len(self.tokens)
+
+    def __str__(self) -> str:
+        return f"{self.corpus.prefix} ({self.name})"
+
+
+class CorpusWriter(IndexedWriter):
+    """Writes a corpus with its extra files; all appear when the block ends without an error, the index last, or none.
+
+    Memory is 12 bytes per document. Raises UserError when documents shall end with a token the tokenizer does not have.
+    """
+
+    def __init__(self, prefix: Path | str, tokenizer: Tokenizer, *, append_eod: bool, source_fingerprint: str) -> None:
+        super().__init__(prefix, smallest_dtype(tokenizer.vocab_size))
+        if append_eod and tokenizer.eos_id is None:
+            raise UserError(
+                f"{tokenizer.path}: has no end-of-sequence token to end documents with; use --no-append-eod"
+            )
+        self.tokenizer = tokenizer
+        self.eod_id = tokenizer.eos_id if append_eod else None
+        self.source_fingerprint = source_fingerprint
+        self._byte_counts = array("q")
+
+    def __enter__(self) -> CorpusWriter:
+        super().__enter__()
+        self._meta_temporary = self._add_file(meta_path(self.prefix))
+        self._byte_counts_temporary = self._add_file(byte_counts_path(self.prefix))
+        return self
+
+    def end_text(self, byte_count: int) -> None:
+        """Ends the document being written, a text of ``byte_count`` bytes, with the end-of-document token if there is one."""
+        if self.eod_id is not None:
+            self.append([self.eod_id])
+        self.end_document()
+        self._byte_counts.append(byte_count)
+
+    def meta(self) -> CorpusMeta:
+        """Returns what is known of the documents written so far."""
+        return CorpusMeta(
+            tokenizer=self.tokenizer.path.name,
+            tokenizer_fingerprint=self.tokenizer.fingerprint,
+            vocab_size=self.tokenizer.vocab_size,
+            eod_id=self.eod_id,
+            documents=len(self),
+            tokens=self.token_count,
+            bytes=sum(self._byte_counts),
+            source_fingerprint=self.source_fingerprint,
+        )
+
+    def _complete_files(self) -> None:
+        super()._complete_files()
+        self._meta_temporary.write_text(json.dumps(dataclasses.asdict(self.meta()), indent=1) + "\n", encoding="utf-8")
+        with open(self._byte_counts_temporary, "wb") as file:
+            np.save(file, np.frombuffer(self._byte_counts, dtype=np.int64))
+
+
+def read_meta(prefix: Path | str) -> CorpusMeta | None:
+    """Reads ``PREFIX.meta.json``; None when there is none, UserError when it is not what this project writes."""
+    path = meta_path(prefix)
+    if not path.is_file():
+        return None
+    try:
+        return CorpusMeta(**json.loads(path.read_text(encoding="utf-8")))
+    except (ValueError, TypeError) as error:
+        raise UserError(
+            f"{path}: not a description of a corpus ({error}); delete it or make the corpus again"
+        ) from error
+
+
+def split_ranges(weights: str, documents: int) -> dict[str, range]:
+    """Divides ``documents`` into consecutive ranges in proportion to ``weights``, rounded as Megatron does.
+
+    Source: Megatron-LM, ``megatron/core/datasets/blended_megatron_dataset_config.py`` (parse and normalise the split) and
+    ``blended_megatron_dataset_builder.py`` (round each boundary). Raises UserError unless there are up to three
+    non-negative numbers, one of them positive; missing ones are zero.
+    """
+    try:
+        values = [float(weight) for weight in str(weights).split(",")]
+    except ValueError:
+        values = []
+    if not 0 < len(values) <= len(SPLITS) or min(values) < 0 or not 0 < sum(values) < float("inf"):
+        raise UserError(f"split '{weights}': write weights of {', '.join(SPLITS)}, such as {DEFAULT_SPLIT}")
+    total = sum(values)
+    ends = [round(end * documents) for end in accumulate(value / total for value in values)]
+    ends += [ends[-1]] * (len(SPLITS) - len(values))
+    return {name: range(first, last) for name, first, last in zip(SPLITS, [0, *ends], ends, strict=False)}

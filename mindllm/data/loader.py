@@ -1,0 +1,113 @@
+"""Batches by step number: no state but the step, so resuming, another number of hosts, or reading ahead change nothing."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Protocol
+
+import numpy as np
+
+from mindllm.errors import UserError
+
+Batch = dict[str, np.ndarray]
+
+
+class SampleSource(Protocol):
+    """What a stream draws from: samples by number, each a dict of arrays with the same keys and shapes."""
+
+    @property
+    def sample_count(self) -> int | None:
+        """Samples there are; None when they have no end."""
+
+    def sample(self, index: int) -> dict[str, np.ndarray]:
+        """Returns sample ``index``; beyond the end, one of padding without loss."""
+
+
+class BatchStream:
+    """The batches of a run: row r of step s (from 0) is sample ``s * global_batch_size + r``.
+
+    Of ``rank_count`` data-parallel readers, reader ``rank`` gets its consecutive slice of the rows: all slices in the order of
+    ranks are the batch of a single reader. Where ``vocab_size`` is given, a larger token is a UserError: on a device it would
+    read beyond the embedding table.
+    """
+
+    def __init__(
+        self,
+        source: SampleSource,
+        global_batch_size: int,
+        *,
+        rank: int = 0,
+        rank_count: int = 1,
+        vocab_size: int | None = None,
+    ) -> None:
+        if global_batch_size % rank_count or not 0 <= rank < rank_count:
+            raise UserError(
+                f"a global batch of {global_batch_size} samples cannot be divided among {rank_count} readers"
+            )
+        self.source = source
+        self.global_batch_size = global_batch_size
+        self.vocab_size = vocab_size
+        local = global_batch_size // rank_count
+        self._rows = range(rank * local, (rank + 1) * local)
+
+    def batch(self, step: int) -> Batch:
+        """Returns this reader's rows of ``step``: input_ids int32 [B, S], labels int32 [B, S], loss_mask float32 [B, S]."""
+        samples = [self.source.sample(step * self.global_batch_size + row) for row in self._rows]
+        batch = {name: np.stack([sample[name] for sample in samples]) for name in samples[0]}
+        if self.vocab_size is not None:
+            self._check_tokens(batch, step)
+        return batch
+
+    def _check_tokens(self, batch: Batch, step: int) -> None:
+        largest = max(int(batch["input_ids"].max()), int(batch["labels"].max()))
+        if self.vocab_size is not None and largest >= self.vocab_size:
+            raise UserError(
+                f"batch {step} holds token {largest}, the model's vocab_size is {self.vocab_size}: set vocab_size to that of the "
+                "tokenizer the corpus was made with"
+            )
+
+    def iterate(self, first: int, stop: int, ahead: int = 2) -> Iterator[Batch]:
+        """Yields the batches of steps ``first`` to ``stop`` (exclusive), read by one thread up to ``ahead`` batches in advance.
+
+        An error of reading is raised at the batch it belongs to. Leaving the loop in any way ends the thread.
+        """
+        steps = iter(range(first, stop))
+        pending: deque[Future[Batch]] = deque()
+        executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="batches")
+        try:
+            while True:
+                while len(pending) <= ahead and (step := next(steps, None)) is not None:
+                    pending.append(executor.submit(self.batch, step))
+                if not pending:
+                    return
+                yield pending.popleft().result()
+        finally:
+            executor.shutdown(wait=True, cancel_futures=True)
+
+
+class EvaluationStream(BatchStream):
+    """The batches of a source that ends; rows beyond its end are padding without loss. ``max_batches`` 0 means all."""
+
+    def __init__(
+        self,
+        source: SampleSource,
+        global_batch_size: int,
+        *,
+        max_batches: int = 0,
+        rank: int = 0,
+        rank_count: int = 1,
+        vocab_size: int | None = None,
+    ) -> None:
+        super().__init__(source, global_batch_size, rank=rank, rank_count=rank_count, vocab_size=vocab_size)
+        if source.sample_count is None:
+            raise ValueError("an evaluation needs a source that ends")
+        batches = -(-source.sample_count // global_batch_size)
+        self._length = min(batches, max_batches) if max_batches else batches
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self.iterate(0, len(self))

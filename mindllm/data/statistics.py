@@ -1,0 +1,61 @@
+"""What losses are compared with: bytes of a split (for bits per byte) and the loss of a unigram model (the baseline)."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from mindllm.data.corpus import CorpusSplit
+from mindllm.errors import UserError
+
+CHUNK = 1 << 22  # tokens counted at a time
+
+
+def byte_count(split: CorpusSplit) -> int | None:
+    """Returns the bytes (UTF-8) of the text of ``split``.
+
+    They are those noted when the corpus was made; for a corpus without notes, those of its decoded tokens without the ends of
+    documents (exact when the tokenizer gives every text back, as byte-level ones do); None when it has no tokenizer either.
+    """
+    corpus = split.corpus
+    if corpus.byte_counts is not None:
+        return int(corpus.byte_counts[split.documents.start : split.documents.stop].sum())
+    if corpus.tokenizer is None:
+        return None
+    total = 0
+    for document in split.documents:
+        tokens = corpus.dataset[document]
+        if len(tokens) and tokens[-1] == corpus.eod_id:
+            tokens = tokens[:-1]
+        total += len(corpus.tokenizer.decode(tokens.tolist()).encode("utf-8", errors="replace"))
+    return total
+
+
+def bytes_per_token(split: CorpusSplit) -> float | None:
+    """Returns bytes of text per token of ``split``, ends of documents being tokens of no bytes; None where bytes are unknown."""
+    total = byte_count(split)
+    return None if total is None else total / split.token_count
+
+
+def bits_per_byte(nats_per_token: float, bytes_per_token: float) -> float:
+    """Turns a loss in nats per token into bits per byte of text, which does not depend on the tokenizer."""
+    return nats_per_token / (math.log(2) * bytes_per_token)
+
+
+def unigram_loss(train: CorpusSplit, held_out: CorpusSplit, vocab_size: int) -> float:
+    """Returns the nats per token of ``held_out`` under the token frequencies of ``train``, one added to each count."""
+    counts = _token_counts(train, vocab_size) + 1
+    log_probabilities = np.log(counts) - math.log(counts.sum())
+    return float(-(_token_counts(held_out, vocab_size) @ log_probabilities) / held_out.token_count)
+
+
+def _token_counts(split: CorpusSplit, vocab_size: int) -> np.ndarray:
+    """Returns int64 [vocab_size] occurrences of each token."""
+    counts = np.zeros(vocab_size, dtype=np.int64)
+    for start in range(0, split.token_count, CHUNK):
+        found = np.bincount(split.tokens[start : start + CHUNK], minlength=vocab_size)
+        if len(found) > vocab_size:
+            raise UserError(f"{split}: holds token {len(found) - 1}, but vocab_size is {vocab_size}")
+        counts += found
+    return counts

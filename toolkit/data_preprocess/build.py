@@ -1,0 +1,148 @@
+"""Making a corpus: the tokenizer if it is missing, then the indexed files, unless they are up to date."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeRemainingColumn
+
+from mindllm.command import error_console
+from mindllm.data.corpus import Corpus, CorpusMeta, CorpusWriter, corpus_files, read_meta
+from mindllm.data.indexed import index_path
+from mindllm.data.tokenizer import Tokenizer, load_tokenizer, save_tokenizer, train_byte_level_bpe
+from mindllm.errors import UserError
+from toolkit.data_preprocess.encode import encode_pieces
+from toolkit.data_preprocess.pieces import PIECE_BYTES, Piece, cut, is_cuttable, read
+from toolkit.data_preprocess.sources import Source, fingerprint
+
+PIECES_WORTH_A_WORKER = 8  # starting a process takes as long as encoding a few
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What was made. ``invalid_utf8`` names files in which bytes were replaced, ``empty`` counts files left out."""
+
+    meta: CorpusMeta
+    files: list[Path]
+    tokenizer: Path
+    seconds: float
+    up_to_date: bool
+    empty: int
+    invalid_utf8: tuple[str, ...] = ()
+
+
+def build(
+    sources: Sequence[Source],
+    prefix: Path,
+    tokenizer: Tokenizer,
+    *,
+    append_eod: bool = True,
+    workers: int = 1,
+    overwrite: bool = False,
+) -> Summary:
+    """Writes ``sources``, one document per file in their order, as a corpus named ``prefix``.
+
+    Does nothing when the corpus was made from the same sources and options. Raises UserError when it was made from others
+    and ``overwrite`` is False.
+    """
+    began = time.perf_counter()
+    wanted = fingerprint(sources, tokenizer=tokenizer.fingerprint, append_eod=append_eod)
+    texts = [source for source in sources if source.size]
+    if not texts:
+        raise UserError(f"all {len(sources)} files are empty: there is no text")
+    up_to_date = not overwrite and _is_up_to_date(prefix, wanted)
+    invalid: set[str] = set()
+    if up_to_date:
+        meta = Corpus(prefix).meta
+    else:
+        workers = max(1, min(workers, sum(source.size for source in texts) // (PIECES_WORTH_A_WORKER * PIECE_BYTES)))
+        with CorpusWriter(prefix, tokenizer, append_eod=append_eod, source_fingerprint=wanted) as writer:
+            invalid = _write(texts, writer, workers)
+            meta = writer.meta()
+    assert meta is not None
+    seconds = time.perf_counter() - began
+    empty = len(sources) - len(texts)
+    return Summary(meta, corpus_files(prefix), tokenizer.path, seconds, up_to_date, empty, tuple(sorted(invalid)))
+
+
+def prepare_tokenizer(path: Path, vocab_size: int | None, sources: Sequence[Source]) -> Tokenizer:
+    """Loads the tokenizer at ``path``; when it is missing and ``vocab_size`` is given, first trains it on ``sources``.
+
+    Raises UserError when a tokenizer of another size is there.
+    """
+    if vocab_size is None or path.exists():
+        tokenizer = load_tokenizer(path)
+        if vocab_size not in (None, tokenizer.vocab_size):
+            raise UserError(
+                f"{path}: has {tokenizer.vocab_size} tokens, --train-tokenizer asks for {vocab_size}; "
+                "delete the file, or name another with --tokenizer"
+            )
+        return tokenizer
+    if path.suffix != ".json":
+        raise UserError(f"{path}: a trained tokenizer is written as .json, for example {path.with_suffix('.json')}")
+    with _progress("reading text for the tokenizer", sources) as (progress, task):
+        pieces = cut(source for source in sources if source.size)
+        save_tokenizer(train_byte_level_bpe(_texts(pieces, progress, task), vocab_size), path)
+    return load_tokenizer(path)
+
+
+def _is_up_to_date(prefix: Path, wanted: str) -> bool:
+    if not index_path(prefix).exists():
+        return False
+    meta = read_meta(prefix)
+    if meta is None or meta.source_fingerprint != wanted:
+        raise UserError(
+            f"{index_path(prefix)}: exists, made from other files or options; use --overwrite or another prefix"
+        )
+    return True
+
+
+def _write(sources: Sequence[Source], writer: CorpusWriter, workers: int) -> set[str]:
+    """Encodes ``sources`` into ``writer``; returns the paths of those that are not valid UTF-8."""
+    invalid: set[str] = set()
+    byte_count = 0
+    pieces = cut(sources, is_cuttable(writer.tokenizer))
+    with _progress("encoding", sources) as (progress, task):
+        for encoded in encode_pieces(pieces, writer.tokenizer, workers):
+            writer.append(encoded.tokens)
+            byte_count += encoded.byte_count
+            if not encoded.is_valid:
+                invalid.add(encoded.piece.path)
+            if encoded.piece.last:
+                writer.end_text(byte_count)
+                byte_count = 0
+            progress.update(task, advance=encoded.piece.size, detail=_rates(progress, writer))
+    return invalid
+
+
+def _texts(pieces: Iterator[Piece], progress: Progress, task: TaskID) -> Iterator[str]:
+    for piece in pieces:
+        yield read(piece).text
+        progress.update(task, advance=piece.size)
+    progress.update(task, description="training the tokenizer", total=None)
+
+
+@contextmanager
+def _progress(description: str, sources: Sequence[Source]) -> Iterator[tuple[Progress, TaskID]]:
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[detail]}"),
+    )
+    with Progress(*columns, console=error_console, transient=True, disable=not error_console.is_terminal) as progress:
+        yield progress, progress.add_task(description, total=sum(source.size for source in sources), detail="")
+
+
+def _rates(progress: Progress, writer: CorpusWriter) -> str:
+    state = progress.tasks[0]
+    seconds = max(state.elapsed or 0.0, 1e-3)
+    return (
+        f"{len(writer)} documents ({len(writer) / seconds:.0f}/s), {state.completed / seconds / 1e6:.1f} MB/s, "
+        f"{writer.token_count / seconds / 1e3:.0f}k tokens/s"
+    )

@@ -1,0 +1,114 @@
+"""Which files become documents, in which order, and the fingerprint that says whether a corpus is up to date with them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sysconfig
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import numpy as np
+
+from mindllm.errors import UserError
+
+# Directories and files of the Python installation that are not the library's own source, or are its tests.
+STDLIB_EXCLUDED = (
+    "test",
+    "tests",
+    "idle_test",
+    "site-packages",
+    "dist-packages",
+    "_bundled",
+    "config-*",
+    "_sysconfigdata*",
+)
+
+
+@dataclass(frozen=True)
+class Source:
+    """One file: its path, the name it is sorted by, its size in bytes and time of change in nanoseconds."""
+
+    name: str
+    path: str
+    size: int
+    mtime_ns: int
+
+
+def find_sources(inputs: Sequence[Path], include: Sequence[str] = (), exclude: Sequence[str] = ()) -> list[Source]:
+    """Returns the files of ``inputs``, sorted by name, each once: files as given, directories with all below them.
+
+    In directories, ``include`` (none: all) and ``exclude`` hold shell patterns: one with a slash is compared with the path
+    below the directory, one without with the file's name and, to exclude, with each directory's. Hidden files and links are
+    not followed. Raises UserError for an input that does not exist and an ``include`` that matches no file.
+    """
+    found: dict[str, Source] = {}
+    matched: set[str] = set()
+    for root in inputs:
+        if not root.exists():
+            raise UserError(f"{root}: no such file or directory")
+        for path in _walk(root, include, exclude, matched) if root.is_dir() else [root]:
+            name = f"{root.resolve().name}/{path.relative_to(root).as_posix()}" if path != root else root.name
+            status = path.stat()
+            found.setdefault(
+                str(path.resolve()), Source(name, str(path.absolute()), status.st_size, status.st_mtime_ns)
+            )
+    unused = [pattern for pattern in include if pattern not in matched]
+    if unused:
+        raise UserError(f"--include '{unused[0]}' matches no file in {', '.join(map(str, inputs))}")
+    if not found:
+        raise UserError(f"{', '.join(map(str, inputs))}: no files to read")
+    return sorted(found.values(), key=lambda source: (source.name, source.path))
+
+
+def python_standard_library() -> list[Source]:
+    """Returns the source files of the running Python's standard library, without its tests."""
+    root = Path(sysconfig.get_paths()["stdlib"])
+    if not (root / "os.py").is_file():
+        raise UserError(
+            f"{root}: this Python comes without the source of its standard library; give text files instead"
+        )
+    return find_sources([root], include=["*.py"], exclude=STDLIB_EXCLUDED)
+
+
+def shuffled(sources: list[Source], seed: int) -> list[Source]:
+    """Returns ``sources`` in an order drawn by ``seed``, so that the consecutive documents of a split are a fair sample."""
+    order = np.arange(len(sources))
+    np.random.RandomState(seed).shuffle(order)
+    return [sources[index] for index in order]
+
+
+def fingerprint(sources: Iterable[Source], **options: object) -> str:
+    """Returns a hash of names, sizes and times of ``sources`` in their order, and of ``options``."""
+    digest = hashlib.sha256(json.dumps(options, sort_keys=True).encode())
+    for source in sources:
+        digest.update(json.dumps([source.name, source.size, source.mtime_ns]).encode())
+    return digest.hexdigest()
+
+
+def _walk(root: Path, include: Sequence[str], exclude: Sequence[str], matched: set[str]) -> Iterator[Path]:
+    for directory, directories, names in os.walk(root, onerror=_refuse):
+        here = Path(directory)
+        directories[:] = [name for name in directories if not _is_skipped(here / name, root, exclude)]
+        for path in (here / name for name in names):
+            if _is_skipped(path, root, exclude) or not path.is_file():
+                continue
+            patterns = [pattern for pattern in include if _matches(path, root, pattern)]
+            matched.update(patterns)
+            if patterns or not include:
+                yield path
+
+
+def _is_skipped(path: Path, root: Path, exclude: Sequence[str]) -> bool:
+    return path.name.startswith(".") or path.is_symlink() or any(_matches(path, root, pattern) for pattern in exclude)
+
+
+def _matches(path: Path, root: Path, pattern: str) -> bool:
+    return fnmatchcase(path.relative_to(root).as_posix() if "/" in pattern else path.name, pattern)
+
+
+def _refuse(error: OSError) -> None:
+    raise UserError(f"{error.filename}: cannot be read ({error.strerror})")
