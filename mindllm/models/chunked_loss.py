@@ -1,0 +1,116 @@
+"""Cross entropy in slices of the sequence: the logits of one slice exist at a time and are computed again for the gradient.
+
+With large vocabularies the logits are the largest tensor of a model. Recomputing them costs one more product with the head's
+weight (recomputation: Chen et al., 2016).
+"""
+
+from __future__ import annotations
+
+import mindspore as ms
+from mindspore import Tensor, nn, ops
+from mindspore import ops as P
+
+from mindllm.config import ModelConfig
+from mindllm.models.kernels import Kernels
+from mindllm.models.linear import Operand
+
+
+class TokenLosses(nn.Cell):
+    """Hidden states ``[tokens, hidden]``, weight of the head, labels ``[tokens]`` -> loss of each token ``[tokens]``."""
+
+    def __init__(self, head: nn.Cell, cross_entropy: nn.Cell) -> None:
+        super().__init__(auto_prefix=False)
+        self.head = head
+        self.cross_entropy = cross_entropy
+
+    def construct(self, hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
+        return self.cross_entropy(self.head(hidden, weight), labels)
+
+
+class SequenceChunks(nn.Cell):
+    """``losses`` over slices along the sequence, which parallel devices hold whole, by the compiler's recomputation."""
+
+    def __init__(self, losses: nn.Cell, model: ModelConfig) -> None:
+        super().__init__(auto_prefix=False)
+        self.losses = losses
+        self.losses.recompute()
+        self.chunks = model.loss_chunks
+        self.hidden_size = model.hidden_size
+        self.length = model.seq_length
+        self.split_hidden = P.Split(axis=1, output_num=self.chunks)
+        self.split_labels = P.Split(axis=1, output_num=self.chunks)
+        self.concat = P.Concat(axis=1)
+        self.reshape = P.Reshape()
+
+    def construct(self, hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
+        slices = self.split_hidden(self.reshape(hidden, (-1, self.length, self.hidden_size)))
+        labels = self.split_labels(self.reshape(labels, (-1, self.length)))
+        parts = ()
+        for index in range(self.chunks):
+            part = self.reshape(slices[index], (-1, self.hidden_size))
+            losses = self.losses(part, weight, self.reshape(labels[index], (-1,)))
+            parts = (*parts, self.reshape(losses, (-1, self.length // self.chunks)))
+        return self.reshape(self.concat(parts), (-1,))
+
+
+class OrderedChunks(nn.Cell):
+    """The same on a CPU, over slices of the tokens, forward and backward one after another.
+
+    The CPU back end starts whatever has its inputs: the compiler's recomputation would bring the logits of all slices back
+    at once. Here each slice waits for the one before.
+    """
+
+    def __init__(self, losses: TokenLosses, chunks: int, kernels: Kernels) -> None:
+        super().__init__(auto_prefix=False)
+        self.losses = losses
+        self.chunks = chunks
+        self.operand = Operand(kernels)
+        self.hidden_gradient = P.MatMul()
+        self.weight_gradient = P.MatMul(transpose_a=True)
+        self.slice = P.Slice()
+        self.concat = P.Concat(axis=0)
+        self.cast = P.Cast()
+        self.zeros_like = P.ZerosLike()
+
+    def construct(self, hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
+        parts = (self.losses(self.rows(hidden, 0), weight, self.rows(labels, 0)),)
+        for index in range(1, self.chunks):
+            hidden = ops.depend(hidden, parts[-1])
+            parts = (*parts, self.losses(self.rows(hidden, index), weight, self.rows(labels, index)))
+        return self.concat(parts)
+
+    def bprop(
+        self, hidden: Tensor, weight: Tensor, labels: Tensor, out: Tensor, dout: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        weight = self.operand(weight)
+        part, total = self.gradients(hidden, weight, labels, dout, 0)
+        parts = (part,)
+        for index in range(1, self.chunks):
+            part, product = self.gradients(ops.depend(hidden, total), weight, labels, dout, index)
+            parts = (*parts, part)
+            total = total + product
+        return self.concat(parts), total, self.zeros_like(labels)
+
+    def gradients(
+        self, hidden: Tensor, weight: Tensor, labels: Tensor, dout: Tensor, index: int
+    ) -> tuple[Tensor, Tensor]:
+        """One slice's gradient of its hidden states, and its part of the weight's."""
+        rows = self.operand(self.rows(hidden, index))
+        logits = self.losses.head.matmul(rows, weight)
+        gradient = self.losses.cross_entropy.gradient(logits, self.rows(labels, index), self.rows(dout, index))
+        of_hidden, of_weight = self.hidden_gradient(gradient, weight), self.weight_gradient(gradient, rows)
+        return self.operand(of_hidden), self.cast(self.operand(of_weight), ms.float32)
+
+    def rows(self, x: Tensor, index: int) -> Tensor:
+        """Slice ``index`` of the first dimension."""
+        start, end = x.shape[0] * index // self.chunks, x.shape[0] * (index + 1) // self.chunks
+        if x.ndim == 1:
+            return self.slice(x, (start,), (end - start,))
+        return self.slice(x, (start, 0), (end - start, x.shape[1]))
+
+
+def in_chunks(losses: TokenLosses, model: ModelConfig, kernels: Kernels) -> nn.Cell:
+    """``losses`` in ``model.loss_chunks`` slices, in the form the device is good at."""
+    if model.loss_chunks == 1:
+        return losses
+    return OrderedChunks(losses, model.loss_chunks, kernels) if kernels.cpu else SequenceChunks(losses, model)

@@ -1,0 +1,50 @@
+"""Which operators the mathematics is written with: fused ones of the accelerator, or compositions every back end has.
+
+The CPU back end has no RmsNorm, Swiglu, RotaryPositionEmbedding or FlashAttentionScore kernel and almost no bf16 kernel.
+There the same formulas are composed from elementary operators, and bf16 rounds the operands of matrix products only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import mindspore as ms
+
+from mindllm.config import ModelConfig
+
+DTYPES = {"float32": ms.float32, "float16": ms.float16, "bfloat16": ms.bfloat16}
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """The operators and dtypes a model is built from.
+
+    ``activation`` is the dtype in which hidden states flow, ``operand`` the one operands of matrix products are rounded
+    to. They differ only for bf16 on CPU: hidden states stay fp32 and only operands are rounded. ``cpu`` chooses forms that
+    are fast on one CPU; they are never sharded.
+    """
+
+    fused: bool
+    flash_attention: bool
+    activation: ms.dtype
+    operand: ms.dtype
+    cpu: bool = False
+
+    @property
+    def rounds_operands(self) -> bool:
+        return self.activation != self.operand
+
+    @staticmethod
+    def choose(model: ModelConfig, device_target: str) -> Kernels:
+        """Picks operators for ``device_target``; ``use_flash_attention: auto``: where the device has the kernel."""
+        on_device = device_target != "CPU"
+        flash = on_device if model.use_flash_attention == "auto" else bool(model.use_flash_attention)
+        operand = DTYPES[model.compute_dtype]
+        keeps_fp32 = not on_device and operand == ms.bfloat16
+        return Kernels(
+            fused=on_device,
+            flash_attention=flash,
+            activation=ms.float32 if keeps_fp32 else operand,
+            operand=operand,
+            cpu=not on_device,
+        )

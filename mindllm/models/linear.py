@@ -1,0 +1,76 @@
+"""The matrix product every projection is made of: ``y = x Wᵀ (+ b)``, weights ``[out, in]`` as in Hugging Face files."""
+
+from __future__ import annotations
+
+import mindspore as ms
+from mindspore import Parameter, Tensor, nn
+from mindspore import ops as P
+from mindspore.common.initializer import initializer
+
+from mindllm.models.kernels import Kernels
+from mindllm.models.weights import normal_parameter
+
+
+class Operand(nn.Cell):
+    """Brings an operand of a matrix product to the compute dtype; bf16 on CPU is rounded and kept as fp32."""
+
+    def __init__(self, kernels: Kernels) -> None:
+        super().__init__()
+        self.cast = P.Cast()
+        self.operand = kernels.operand
+        self.activation = kernels.activation
+        self.rounds = kernels.rounds_operands
+
+    def construct(self, x: Tensor) -> Tensor:
+        x = self.cast(x, self.operand)
+        if self.rounds:
+            x = self.cast(x, self.activation)
+        return x
+
+
+class SiLU(nn.Cell):
+    """``x · sigmoid(x)``; the primitive is named ``silu`` because recomputation patterns address it by that name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.silu = ms.ops.auto_generate.SiLU()
+
+    def construct(self, x: Tensor) -> Tensor:
+        return self.silu(x)
+
+
+class Linear(nn.Cell):
+    """``[tokens, in] -> [tokens, out]`` in the compute dtype; fp32 weight ``[out, in]`` and optional bias ``[out]``.
+
+    ``activation`` is a cell applied to the result; it lives here so that its path is ``feed_forward.w1.activation``.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        kernels: Kernels,
+        std: float,
+        bias: bool = False,
+        activation: nn.Cell | None = None,
+    ) -> None:
+        super().__init__()
+        self.weight = normal_parameter("weight", (out_features, in_features), std)
+        self.has_bias = bias
+        if bias:
+            self.bias = Parameter(initializer("zeros", (out_features,), ms.float32), name="bias")
+            self.bias_add = P.Add()
+        self.matmul = P.MatMul(transpose_b=True)
+        self.operand = Operand(kernels)
+        self.cast = P.Cast()
+        self.has_activation = activation is not None
+        if activation is not None:
+            self.activation = activation
+
+    def construct(self, x: Tensor) -> Tensor:
+        y = self.matmul(self.operand(x), self.operand(self.weight))
+        if self.has_bias:
+            y = self.bias_add(y, self.cast(self.bias, y.dtype))
+        if self.has_activation:
+            y = self.activation(y)
+        return y

@@ -1,0 +1,67 @@
+"""Weights as named arrays: their initial values, reading them from a model and putting them into one."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+
+import mindspore as ms
+import numpy as np
+from mindspore import Parameter, Tensor, nn
+from mindspore.common.initializer import Normal, initializer
+
+NUMPY_DTYPES: dict[ms.dtype, np.dtype] = {
+    ms.float32: np.dtype(np.float32),
+    ms.float16: np.dtype(np.float16),
+    ms.int32: np.dtype(np.int32),
+}
+
+
+def normal_parameter(name: str, shape: tuple[int, ...], std: float) -> Parameter:
+    """An fp32 weight drawn from ``N(0, std²)``: lazily by MindSpore in a parallel run, by :func:`initialise` otherwise."""
+    parameter = Parameter(initializer(Normal(sigma=std), shape, ms.float32), name=name)
+    parameter.initial_std = std
+    return parameter
+
+
+def trained_weights(model: nn.Cell) -> dict[str, Parameter]:
+    """The parameters that training changes, by name; tables and masks of the graph are not among them."""
+    return {parameter.name: parameter for parameter in model.trainable_params()}
+
+
+def initialise(parameters: Mapping[str, Parameter], seed: int) -> None:
+    """Draws every normally distributed weight as a function of ``(seed, parameter name)`` alone; others keep ones or zeros.
+
+    So a weight does not depend on how many layers, devices or other parameters there are (counter-based generator:
+    Salmon et al., 2011).
+    """
+    for name, parameter in parameters.items():
+        if hasattr(parameter, "initial_std"):
+            key = hashlib.sha256(f"{seed}:{name}".encode()).digest()[:16]
+            generator = np.random.Generator(np.random.Philox(key=int.from_bytes(key, "little")))
+            values = generator.standard_normal(parameter.shape, dtype=np.float32) * np.float32(parameter.initial_std)
+            parameter.set_data(Tensor(values))
+
+
+class HostCopy:
+    """A parameter that is copied to the host when it is asked for its array, and not before."""
+
+    def __init__(self, parameter: Parameter) -> None:
+        self.parameter = parameter
+        self.shape: tuple[int, ...] = tuple(parameter.shape)
+        self.dtype: np.dtype = NUMPY_DTYPES[parameter.dtype]
+
+    def __array__(self, dtype: np.dtype | None = None, copy: bool | None = None) -> np.ndarray:
+        return self.parameter.asnumpy().astype(dtype or self.dtype, copy=False)
+
+
+def signatures(parameters: Mapping[str, Parameter]) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
+    """Shape and dtype of every parameter: what a checkpoint is required to hold."""
+    copies = {name: HostCopy(parameter) for name, parameter in parameters.items()}
+    return {name: (copy.shape, copy.dtype) for name, copy in copies.items()}
+
+
+def assign(parameters: Mapping[str, Parameter], arrays: Mapping[str, np.ndarray]) -> None:
+    """Copies ``arrays`` into the parameters of the same names; shapes and dtypes must be those of :func:`signatures`."""
+    for name, parameter in parameters.items():
+        parameter.set_data(Tensor(np.array(arrays[name])))
