@@ -1,0 +1,1 @@
+"""The graph of any rank of a cluster, compiled by MindSpore itself on a machine without an accelerator."""

@@ -1,0 +1,1 @@
+"""The pretend device: the one place that touches MindSpore's private surface."""

@@ -1,0 +1,135 @@
+"""MindSpore's parallel compiler without a device: only its front end runs, for one rank of a declared cluster.
+
+The wheel contains the whole front end, but accepts parallel modes for Ascend only, and asks the communication library
+for the world. Four of its own switches lift that, see :func:`pretend_device`. One process serves one rank.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mindllm.errors import UserError
+
+VERIFIED_VERSIONS = ("2.10.0",)
+TARGET = "Ascend"
+WORLD_GROUP = "hccl_world_group"
+REGISTER_TARGET = "_ZN9mindspore9MsContext16RegisterInitFuncERKSsPFvPS0_E"  # MsContext::RegisterInitFunc
+
+_kept_alive: list[Any] = []
+
+
+class FrontEndUnavailable(UserError):
+    """This installation of MindSpore cannot be used for compiling without a device."""
+
+
+def environment(rank: int, devices: int) -> dict[str, str]:
+    """What must be set before MindSpore is imported: the rank, and that compiling ends with the front end."""
+    return {"RANK_ID": str(rank), "RANK_SIZE": str(devices), "MS_DEV_PRECOMPILE_ONLY": "1"}
+
+
+def pretend_device(rank: int, devices: int) -> None:
+    """Makes this process rank ``rank`` of ``devices`` Ascend devices. Call it before anything else uses MindSpore.
+
+    Raises:
+        FrontEndUnavailable: the version of MindSpore is not one this was verified with, or lacks what is needed.
+    """
+    for name, value in environment(rank, devices).items():
+        if os.environ.get(name) != value:
+            raise RuntimeError(f"{name} must be {value} in the environment before MindSpore is imported")
+    _require_version()
+    _register_target()
+    _declare_world(rank, devices)
+
+
+def _require_version() -> None:
+    import mindspore
+
+    if mindspore.__version__ not in VERIFIED_VERSIONS:
+        verified = ", ".join(VERIFIED_VERSIONS)
+        raise FrontEndUnavailable(
+            f"compiling without a device was verified with MindSpore {verified}, not {mindspore.__version__}; "
+            f"pip install mindspore=={VERIFIED_VERSIONS[-1]}"
+        )
+
+
+def _register_target() -> None:
+    """Adds the target "Ascend" to the context, with an initialiser that does nothing (a libc function of one argument)."""
+    import mindspore
+    from mindspore._c_expression import MSContext
+
+    library = Path(mindspore.__file__).parent / "lib" / "libmindspore_core.so"
+    try:
+        register = getattr(ctypes.CDLL(str(library)), REGISTER_TARGET)
+    except (OSError, AttributeError) as error:
+        raise FrontEndUnavailable(f"this build of MindSpore has no symbol to register a target with: {error}") from None
+    name = _old_abi_string(TARGET.encode())
+    initialiser = ctypes.cast(ctypes.CDLL(None).abs, ctypes.c_void_p)
+    register.restype = None
+    register(ctypes.byref(name), initialiser)
+    _kept_alive.extend([name, initialiser])
+    MSContext.get_instance().set_device_target_inner(TARGET)
+
+
+def _old_abi_string(text: bytes) -> ctypes.c_void_p:
+    """A ``std::string`` of libstdc++'s old ABI: a pointer to characters behind length, capacity and reference count."""
+    never_shared = -1
+    header = struct.pack("<QQi4x", len(text), len(text), never_shared)
+    buffer = ctypes.create_string_buffer(header + text + b"\0")
+    _kept_alive.append(buffer)
+    return ctypes.c_void_p(ctypes.addressof(buffer) + len(header))
+
+
+@dataclass(frozen=True)
+class _World:
+    """Answers for the communication library. Names of groups made by the compiler begin with the number of ranks.
+
+    The rank inside a group is asked for only to check that it is smaller than the group; its value goes nowhere.
+    """
+
+    rank: int
+    devices: int
+
+    def get_rank_size(self, group: str = WORLD_GROUP) -> int:
+        return self.devices if group == WORLD_GROUP else int(group.split("-")[0])
+
+    def get_rank_id(self, group: str = WORLD_GROUP) -> int:
+        return self.rank % self.get_rank_size(group)
+
+    def get_local_rank_id(self, group: str = WORLD_GROUP) -> int:
+        return self.get_rank_id(group)
+
+    def create_group(self, group: str, size: int, ranks: list[int]) -> None:
+        """Nothing to do: nobody communicates."""
+
+
+def _declare_world(rank: int, devices: int) -> None:
+    from mindspore.communication import _comm_helper as helper
+
+    if not hasattr(helper, "_HCCL_TEST_AVAILABLE"):
+        raise FrontEndUnavailable("this build of MindSpore has no hook to declare a communication world with")
+    helper._HCCL_TEST_AVAILABLE = True
+    helper.hccl = _World(rank, devices)
+    helper.GlobalComm.INITED = True
+
+
+@dataclass(frozen=True)
+class FrontEndGraph:
+    """What the front end made of a cell: MindIR (protobuf bytes), and the layout of every parameter on this rank."""
+
+    mind_ir: bytes
+    parameter_layouts: Mapping[str, Any]
+
+
+def compile_cell(cell: Any, *inputs: Any) -> FrontEndGraph:
+    """Compiles a training cell for the inputs' shapes. The compiler's own errors pass through."""
+    from mindspore.graph.api import _cell_graph_executor as executor
+
+    phase, _ = executor.compile(cell, *inputs, phase="train")
+    internal = executor._graph_executor
+    return FrontEndGraph(internal.get_func_graph_proto(phase, "mind_ir"), internal.get_parameter_layout(phase))

@@ -1,0 +1,66 @@
+"""The process that compiles one rank: ``python -m mindllm.compiled.worker --config C.yaml --rank 0 --output DIR``.
+
+Started by ``compile_rank``, with the environment it sets; a process of its own, as MindSpore's context is global.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from mindllm.command import CommandParser, run_command
+from mindllm.config import RunConfig, load_config
+from mindllm.parallel.layout import Mesh
+
+MIND_IR = "rank.mindir"
+LAYOUTS = "layouts.pickle"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Compiles the training step of one rank and writes its graph."""
+    parser = CommandParser(
+        prog="python -m mindllm.compiled.worker",
+        description="Compiles the training step of one rank without a device.",
+        epilog="example: python -m mindllm.compiled.worker --config run.yaml --rank 3 --output compiled/",
+    )
+    parser.add_argument("--config", required=True, help="YAML of the run")
+    parser.add_argument("--rank", type=int, required=True, help="global rank")
+    parser.add_argument("--output", type=Path, required=True, help="directory that receives the graph")
+    options = parser.parse_args(arguments)
+    compile_to(load_config(options.config), options.rank, options.output)
+    return 0
+
+
+def compile_to(config: RunConfig, rank: int, output: Path) -> None:
+    """Compiles ``rank`` and writes MindIR and parameter layouts into ``output``."""
+    from mindllm.compiled.device import front_end
+
+    sizes = config.parallel_config
+    front_end.pretend_device(rank, Mesh(sizes.data_parallel, sizes.model_parallel, sizes.pipeline_stage).devices)
+    import mindspore as ms
+
+    from mindllm.train.distributed_step import build_distributed_step
+
+    ms.set_context(mode=ms.GRAPH_MODE, max_call_depth=config.context.max_call_depth)
+    graph = front_end.compile_cell(build_distributed_step(config, rank), *example_inputs(config))
+    (output / MIND_IR).write_bytes(graph.mind_ir)
+    (output / LAYOUTS).write_bytes(pickle.dumps(dict(graph.parameter_layouts)))
+
+
+def example_inputs(config: RunConfig) -> list[Any]:
+    """A batch of the shapes this rank is given, the rate and the loss scale."""
+    import mindspore as ms
+    import numpy as np
+
+    from mindllm.train.distributed_step import input_slices
+
+    shape = (config.global_batch_size // input_slices(config), config.model.config.seq_length)
+    ids = ms.Tensor(np.zeros(shape, np.int32))
+    scalars = [ms.Tensor(value, ms.float32) for value in (1e-4, 1.0)]
+    return [ids, ids, ms.Tensor(np.ones(shape, np.float32)), *scalars]
+
+
+if __name__ == "__main__":
+    run_command(main)

@@ -1,0 +1,85 @@
+"""A model ready for its devices: sharded, planned, recomputed, cut into stages."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, replace
+
+from mindspore import nn
+
+from mindllm.config import RunConfig
+from mindllm.models import CausalLM, Kernels
+from mindllm.parallel.context import mesh_of, optimizer_level
+from mindllm.parallel.layer_plan import LayerPlan, make_plan
+from mindllm.parallel.layout import Mesh
+from mindllm.parallel.pipeline import (
+    MicroBatches,
+    ShardedInputs,
+    fuse_gradient_communication,
+    place_on_stages,
+)
+from mindllm.parallel.plan_text import plan_lines
+from mindllm.parallel.recompute import apply_recompute
+from mindllm.parallel.sharding import apply_sharding, sharding_table
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class ParallelModel:
+    """A model and how it lies on its devices.
+
+    ``network`` maps ``[batch, seq]`` inputs to the loss summed over all micro batches; ``parts`` is their number, and
+    ``reused`` says whether they share one compiled graph.
+    """
+
+    model: CausalLM
+    network: nn.Cell
+    plan: LayerPlan
+    mesh: Mesh
+    parts: int = 1
+    reused: bool = False
+
+
+def kernels_of(config: RunConfig) -> Kernels:
+    """The operators the model is written with. Forms made for one CPU are not used on several devices."""
+    kernels = Kernels.choose(config.model.config, config.context.device_target)
+    return kernels if mesh_of(config).devices == 1 else replace(kernels, cpu=False)
+
+
+def build_parallel_model(config: RunConfig) -> ParallelModel:
+    """Builds the model of a configuration; on one device nothing but recomputation is applied to it.
+
+    Call :func:`mindllm.parallel.set_parallel_context` first.
+
+    Raises:
+        UserError: recompute patterns that match nothing, contradictory lists.
+    """
+    mesh, plan = mesh_of(config), make_plan(config)
+    for line in plan_lines(plan):
+        logger.info(line)
+    kernels = kernels_of(config)
+    model = CausalLM(config.model.config, kernels)
+    apply_recompute(model.model.layers, plan, config)
+    if mesh.devices == 1:
+        return ParallelModel(model, model, plan, mesh)
+    if plan.stages > 1:
+        place_on_stages(model, plan, config.model.config, kernels)
+    apply_sharding(model, sharding_table(config.model.config, kernels, config.parallel_config), mesh)
+    fuse_gradient_communication(model, plan, config.parallel_config.gradient_aggregation_group)
+    parts = config.parallel_config.micro_batch_num * config.runner_config.gradient_accumulation_steps
+    if parts == 1 and plan.stages == 1:
+        return ParallelModel(model, ShardedInputs(model), plan, mesh)
+    reused = _can_be_reused(config)
+    network = MicroBatches(model, parts, plan.stages > 1, reused)
+    return ParallelModel(model, ShardedInputs(network), plan, mesh, parts, reused)
+
+
+def _can_be_reused(config: RunConfig) -> bool:
+    """Whether micro batches can share one compiled network.
+
+    Without a pipeline, MindSpore 2.10 does not gather weights inside such a network that a parallel optimizer shards,
+    except on its level 3. Then each part is compiled for itself, which takes time in proportion.
+    """
+    pipeline = config.parallel_config.pipeline_stage > 1
+    return pipeline or not config.parallel.enable_parallel_optimizer or optimizer_level(config) == "level3"

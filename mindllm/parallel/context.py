@@ -1,0 +1,117 @@
+"""What MindSpore's parallel compiler is told before a graph is built: sections ``parallel`` and ``parallel_config``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import mindspore as ms
+
+from mindllm.config import RunConfig
+from mindllm.parallel.layout import Mesh
+
+INPUT_COLUMNS = 3  # input_ids, labels, loss_mask
+
+
+def mesh_of(config: RunConfig) -> Mesh:
+    """The devices of a configuration."""
+    sizes = config.parallel_config
+    return Mesh(sizes.data_parallel, sizes.model_parallel, sizes.pipeline_stage)
+
+
+def set_parallel_context(config: RunConfig, rank: int) -> None:
+    """Sets MindSpore's parallel context for ``rank``. On one device nothing is set.
+
+    Raises:
+        UserError: a value the compiler accepts and that would make gradients wrong.
+    """
+    mesh = mesh_of(config)
+    if mesh.devices > 1:
+        check_context(config)
+        ms.set_auto_parallel_context(**parallel_context(config, rank))
+
+
+def check_context(config: RunConfig) -> None:
+    """Refuses what the steps of this library do not compute."""
+    if config.parallel.parallel_mode == 0:
+        advice = "write semi_auto_parallel: with model_parallel and pipeline_stage 1 it is data parallelism"
+        raise config.error(
+            "parallel.parallel_mode", f"not available for several devices (value data_parallel); {advice}"
+        )
+    if config.parallel.gradients_mean:
+        reason = "gradients are sums over tokens, divided by the number of tokens of the whole batch"
+        raise config.error(
+            "parallel.gradients_mean", f"would divide gradients twice (value true); {reason}; write false"
+        )
+    pipeline = config.parallel.pipeline_config
+    if pipeline.pipeline_scheduler != "1f1b" and not pipeline.pipeline_interleave:
+        key, value = "parallel.pipeline_config.pipeline_scheduler", pipeline.pipeline_scheduler
+        raise config.error(key, f"needs parallel.pipeline_config.pipeline_interleave: true (value {value})")
+    _check_accumulators(config)
+
+
+def _check_accumulators(config: RunConfig) -> None:
+    """Where sharded accumulators exist."""
+    if not config.parallel.parallel_optimizer_config.gradient_accumulation_shard:
+        return
+    shard = "parallel.parallel_optimizer_config.gradient_accumulation_shard"
+    gather_again = "recompute_config.parallel_optimizer_comm_recompute"
+    if optimizer_level(config) == "level3":
+        raise config.error(gather_again, f"shards accumulated gradients as well (value true); remove {shard}")
+    if config.parallel_config.pipeline_stage == 1 and config.runner_config.gradient_accumulation_steps > 1:
+        raise config.error(shard, f"needs a pipeline (value true); without one write {gather_again}: true instead")
+
+
+def parallel_context(config: RunConfig, rank: int) -> dict[str, Any]:
+    """Keywords of ``mindspore.set_auto_parallel_context``."""
+    mesh, parallel = mesh_of(config), config.parallel
+    pipeline = parallel.pipeline_config
+    keywords: dict[str, Any] = {
+        "parallel_mode": "semi_auto_parallel",
+        "device_num": mesh.devices,
+        "global_rank": rank,
+        "pipeline_stages": mesh.pipeline_stage,
+        "gradients_mean": False,
+        "enable_parallel_optimizer": parallel.enable_parallel_optimizer,
+        "pipeline_config": {
+            "pipeline_interleave": pipeline.pipeline_interleave,
+            "pipeline_scheduler": pipeline.pipeline_scheduler,
+        },
+        **_inputs(config),
+    }
+    if parallel.enable_parallel_optimizer:
+        keywords["parallel_optimizer_config"] = _parallel_optimizer(config)
+    if parallel.strategy_ckpt_save_file:
+        keywords["strategy_ckpt_config"] = {"save_file": str(_of_rank(Path(parallel.strategy_ckpt_save_file), rank))}
+    return keywords
+
+
+def _inputs(config: RunConfig) -> dict[str, Any]:
+    """Either the whole global batch, or slices of it, by default along the batch over data parallel."""
+    if config.parallel.full_batch:
+        return {"full_batch": True}
+    along_batch = ((config.parallel_config.data_parallel, 1),) * INPUT_COLUMNS
+    return {"dataset_strategy": config.parallel.dataset_strategy or along_batch}
+
+
+def _parallel_optimizer(config: RunConfig) -> dict[str, Any]:
+    options = config.parallel.parallel_optimizer_config
+    return {
+        "parallel_optimizer_threshold": options.parallel_optimizer_threshold,
+        "optimizer_weight_shard_size": options.optimizer_weight_shard_size,
+        "optimizer_level": optimizer_level(config),
+    }
+
+
+def optimizer_level(config: RunConfig) -> str:
+    """MindSpore's name for what is sharded: optimizer state; also accumulated gradients; also weights between uses.
+
+    The last one gathers weights again in the backward pass: what ``parallel_optimizer_comm_recompute`` asks for.
+    """
+    if config.recompute_config.parallel_optimizer_comm_recompute:
+        return "level3"
+    return "level2" if config.parallel.parallel_optimizer_config.gradient_accumulation_shard else "level1"
+
+
+def _of_rank(path: Path, rank: int) -> Path:
+    return path.with_name(f"{path.stem}_rank_{rank}{path.suffix}")

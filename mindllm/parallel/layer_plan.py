@@ -1,0 +1,161 @@
+"""The plan of a run per layer: which stage and chunk it lives on, and what of it is computed again in the backward pass.
+
+Reads ``offset`` and the lists of ``recompute_config`` with MindFormers' meaning (class ``LayerSetting``): layers are placed
+chunk by chunk, inside a chunk stage by stage; counts take the first layers of their place; a count for a whole stage goes
+round robin over its chunks. ``plan_text`` writes a plan back as such lists.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from mindllm.config import RunConfig, layer_counts
+from mindllm.config.layer_counts import StageLayers
+from mindllm.config.recompute import LayerCounts, LayerSelection
+from mindllm.errors import UserError
+
+DEFAULT_PATTERNS: dict[str, tuple[str, ...]] = {
+    "select_recompute": (r"feed_forward\.mul", r"feed_forward\.w1\.activation\.silu"),
+    "select_comm_recompute": (r".*\.norm",),
+    "select_recompute_exclude": (),
+    "select_comm_recompute_exclude": (),
+}
+"""Keys of operator patterns, and the patterns that plain counts stand for (MindFormers' defaults)."""
+EXCLUDES = {
+    "select_recompute": "select_recompute_exclude",
+    "select_comm_recompute": "select_comm_recompute_exclude",
+}
+
+
+@dataclass(frozen=True)
+class LayerAssignment:
+    """One layer: its place in the pipeline, and its recomputation.
+
+    ``patterns`` holds, by key of ``recompute_config``, the operator patterns that apply to this layer, sorted. A fully
+    recomputed layer has none under the two select keys.
+    """
+
+    stage: int
+    chunk: int = 0
+    recompute: bool = False
+    patterns: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        found = {key: tuple(sorted(patterns)) for key, patterns in self.patterns.items() if patterns}
+        object.__setattr__(self, "patterns", found)
+
+    def applied(self, key: str) -> tuple[str, ...]:
+        """The patterns under one key of ``recompute_config``."""
+        return tuple(self.patterns.get(key, ()))
+
+
+@dataclass(frozen=True)
+class LayerPlan:
+    """All layers in model order, over ``stages`` x ``chunks`` places."""
+
+    stages: int
+    chunks: int
+    layers: tuple[LayerAssignment, ...]
+
+    def __post_init__(self) -> None:
+        places = [(layer.chunk, layer.stage) for layer in self.layers]
+        if places != sorted(places):
+            raise UserError("layer plan: layers must be placed chunk by chunk, and inside a chunk stage by stage")
+        wanted = set(itertools.product(range(self.chunks), range(self.stages)))
+        if set(places) != wanted:
+            raise UserError(f"layer plan: each of {self.stages} stages x {self.chunks} chunks must hold a layer")
+
+    @property
+    def counts(self) -> StageLayers:
+        """Layers of each ``[chunk][stage]``."""
+        held = Counter((layer.chunk, layer.stage) for layer in self.layers)
+        return tuple(tuple(held[chunk, stage] for stage in range(self.stages)) for chunk in range(self.chunks))
+
+    def contradictions(self) -> list[tuple[str, str]]:
+        """Patterns (with their select key) that are selected on some layer and excluded on some layer.
+
+        MindFormers drops such a pattern from all layers without a word.
+        """
+        return [(key, p) for key, exclude in EXCLUDES.items() for p in self.named(key) if p in self.named(exclude)]
+
+    def named(self, key: str) -> list[str]:
+        """All patterns under one key, sorted."""
+        return sorted({pattern for layer in self.layers for pattern in layer.applied(key)})
+
+    def at(self, chunk: int, stage: int) -> tuple[LayerAssignment, ...]:
+        """The layers of one place, in order."""
+        return tuple(layer for layer in self.layers if (layer.chunk, layer.stage) == (chunk, stage))
+
+
+def make_plan(config: RunConfig) -> LayerPlan:
+    """Reads the plan of a configuration, whose lists have been checked on loading.
+
+    Raises:
+        UserError: an exclude list that has counts but no patterns, or repeats a selected pattern.
+    """
+    model, stages = config.model.config, config.parallel_config.pipeline_stage
+    counts = layer_counts(model.num_layers, stages, model.pp_interleave_num, model.offset)
+    full = _spread(config.recompute_config.recompute, counts)
+    selected = {key: _selection(config, key, counts) for key in DEFAULT_PATTERNS}
+    plan = LayerPlan(stages, model.pp_interleave_num, tuple(assignments(counts, full, selected)))
+    for key, pattern in plan.contradictions():
+        message = f"'{pattern}' is also in recompute_config.{key} (as written or by default); keep it in one of the two"
+        raise config.error(f"recompute_config.{EXCLUDES[key]}", message)
+    return plan
+
+
+def assignments(
+    counts: StageLayers, full: StageLayers, selected: Mapping[str, Mapping[str, StageLayers]]
+) -> Iterator[LayerAssignment]:
+    """Yields the layers of all places, from numbers of first layers per ``[chunk][stage]``; ``selected`` by key, pattern."""
+    for chunk, row in enumerate(counts):
+        for stage, count in enumerate(row):
+            for index in range(count):
+                whole = index < full[chunk][stage]
+                patterns = {
+                    key: tuple(pattern for pattern, wanted in by_pattern.items() if index < wanted[chunk][stage])
+                    for key, by_pattern in selected.items()
+                    if not (whole and key in EXCLUDES)
+                }
+                yield LayerAssignment(stage, chunk, whole, patterns)
+
+
+def _selection(config: RunConfig, key: str, counts: StageLayers) -> dict[str, StageLayers]:
+    """Layers of each place that every pattern under ``key`` applies to."""
+    value: LayerSelection = getattr(config.recompute_config, key)
+    if isinstance(value, dict):
+        return {pattern: _spread(wanted, counts) for pattern, wanted in value.items()}
+    if isinstance(value, tuple) and isinstance(value[0], str):
+        return {str(pattern): counts for pattern in value}
+    wanted: LayerCounts = value  # type: ignore[assignment]
+    spread = _spread(wanted, counts)
+    if not DEFAULT_PATTERNS[key] and any(map(any, spread)):
+        example = DEFAULT_PATTERNS["select_recompute"][0]
+        raise config.error(f"recompute_config.{key}", f"has counts but no patterns; write '{example}': ... below it")
+    return dict.fromkeys(DEFAULT_PATTERNS[key], spread)
+
+
+def _spread(wanted: LayerCounts, counts: StageLayers) -> StageLayers:
+    """Returns ``wanted`` as the number of first layers of each ``[chunk][stage]``."""
+    if isinstance(wanted, bool):
+        return counts if wanted else tuple((0,) * len(row) for row in counts)
+    rows = [row for row in wanted if isinstance(row, tuple)]
+    if rows:
+        return tuple(
+            tuple(available if entry is True else int(entry) for entry, available in zip(row, held, strict=True))
+            for row, held in zip(rows, counts, strict=True)
+        )
+    stages = zip([entry for entry in wanted if isinstance(entry, int)], zip(*counts, strict=True), strict=True)
+    columns = [_round_robin(entry, held) for entry, held in stages]
+    return tuple(zip(*columns, strict=True))
+
+
+def _round_robin(wanted: bool | int, held: Sequence[int]) -> tuple[int, ...]:
+    """Shares a stage's count over its chunks, one layer each in turn while they have any left."""
+    total = sum(held) if wanted is True else int(wanted)
+    turns = [(turn, chunk) for chunk, count in enumerate(held) for turn in range(count)]
+    taken = Counter(chunk for _, chunk in sorted(turns)[:total])
+    return tuple(taken[chunk] for chunk in range(len(held)))

@@ -1,0 +1,80 @@
+"""Named axes of the devices of a stage, and layouts of tensors over them: ``mesh.layout(("dp", "tp"), None)``.
+
+A layout becomes the tuple of integers MindSpore's operators are sharded with. Such a tuple carries no axis names: the
+compiler lays devices out along the dimensions from left to right, and ranks that hold copies innermost. So axes must be
+written in the order of the mesh; this module refuses any other order, which would compile and silently move data.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+Dimension = str | tuple[str, ...] | None
+"""What one dimension of a tensor is split over: an axis, several axes (the first one outermost), or nothing."""
+Layout = tuple[Dimension, ...]
+Strategy = tuple[int, ...]
+
+DATA, TENSOR = "dp", "tp"
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """The devices: pipeline stages, and in each of them data-parallel groups of tensor-parallel neighbours."""
+
+    data_parallel: int = 1
+    model_parallel: int = 1
+    pipeline_stage: int = 1
+
+    @property
+    def axes(self) -> dict[str, int]:
+        """Sizes of the axes inside a stage, the outermost first."""
+        return {DATA: self.data_parallel, TENSOR: self.model_parallel}
+
+    @property
+    def stage_devices(self) -> int:
+        return math.prod(self.axes.values())
+
+    @property
+    def devices(self) -> int:
+        return self.stage_devices * self.pipeline_stage
+
+    def stage_of(self, rank: int) -> int:
+        """The pipeline stage of a global rank."""
+        return rank // self.stage_devices
+
+    def ranks_along(self, axis: str, rank: int) -> tuple[int, ...]:
+        """Global ranks that differ from ``rank`` only along ``axis`` ("pp", "dp" or "tp")."""
+        inner = {"tp": 1, "dp": self.model_parallel, "pp": self.stage_devices}[axis]
+        size = {**self.axes, "pp": self.pipeline_stage}[axis]
+        first = rank - rank // inner % size * inner
+        return tuple(first + index * inner for index in range(size))
+
+    def strategy(self, layout: Layout) -> Strategy:
+        """Number of slices of each dimension."""
+        return tuple(math.prod(self.axes[axis] for axis in axes_of(dimension)) for dimension in layout)
+
+    def check(self, layouts: Iterable[Layout]) -> None:
+        """Raises ``ValueError`` for layouts of one operator that integers cannot express on this mesh."""
+        order = list(self.axes)
+        used: set[str] = set()
+        for layout in layouts:
+            axes = [axis for dimension in layout for axis in axes_of(dimension)]
+            unknown = [axis for axis in axes if axis not in order]
+            if unknown:
+                raise ValueError(f"unknown axis '{unknown[0]}' in {layout}; axes: {', '.join(order)}")
+            if axes != sorted(set(axes), key=order.index):
+                raise ValueError(f"axes of {layout} must be different and in the order {', '.join(order)}")
+            used.update(axes)
+        split = [axis for axis in order if axis in used and self.axes[axis] > 1]
+        copies = [axis for axis in order if axis not in used and self.axes[axis] > 1]
+        if any(order.index(copy) < order.index(axis) for copy in copies for axis in split):
+            raise ValueError(f"copies along '{copies[0]}', outside of '{split[-1]}', cannot be written as integers")
+
+
+def axes_of(dimension: Dimension) -> tuple[str, ...]:
+    """The axes one dimension is split over."""
+    if dimension is None:
+        return ()
+    return (dimension,) if isinstance(dimension, str) else dimension

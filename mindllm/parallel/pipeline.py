@@ -1,0 +1,121 @@
+"""Pipeline stages and micro batches (1F1B: Narayanan et al., 2019; interleaved chunks: Narayanan et al., 2021).
+
+Cells carry the number of their stage; MindSpore's compiler cuts the graph there, inserts Send and Receive, and orders
+forward and backward passes. A chunk needs no mark: it begins where the stage falls back.
+"""
+
+from __future__ import annotations
+
+import mindspore as ms
+from mindspore import Tensor, lazy_inline, nn
+from mindspore import ops as P
+
+# MindSpore has no public name for this operator, and its users (MindFormers among them) import it as well.
+from mindspore.ops.operations.comm_ops import _VirtualDataset
+
+from mindllm.config import ModelConfig
+from mindllm.models import CausalLM, Kernels
+from mindllm.models.decoder import AttentionTables
+from mindllm.parallel.layer_plan import LayerPlan
+
+
+def place_on_stages(lm: CausalLM, plan: LayerPlan, model: ModelConfig, kernels: Kernels) -> None:
+    """Puts embedding, layers, final norm, head and loss on their stages, and a copy of the tables on each stage.
+
+    A parameter used on two stages would be sent from one to the other in every step.
+    """
+    last = plan.stages - 1
+    lm.model.tok_embeddings.pipeline_stage = 0
+    for layer, assignment in zip(lm.model.layers, plan.layers, strict=True):
+        layer.pipeline_stage = assignment.stage
+    for cell in (lm.model.norm_out, lm.lm_head, lm.cross_entropy, lm.losses):
+        cell.pipeline_stage = last
+    lm.model.tables = nn.CellList([AttentionTables(model, kernels) for _ in range(plan.stages)])
+    lm.model.table_of_layer = tuple(assignment.stage for assignment in plan.layers)
+
+
+def fuse_gradient_communication(lm: CausalLM, plan: LayerPlan, groups: int) -> None:
+    """Gives parameters whose gradients are exchanged in one message the same number (MindFormers' rule)."""
+    others = (lm.model.tok_embeddings, lm.model.norm_out, lm.lm_head)
+    pipeline = 2
+    for cell in others:
+        cell.set_comm_fusion(pipeline if plan.stages > 1 else groups)
+    per_group = max((len(plan.layers) + 1) // groups, 1)
+    for number, layer in enumerate(lm.model.layers):
+        layer.set_comm_fusion(pipeline if plan.stages > 1 else number // per_group + 1)
+
+
+class ShardedInputs(nn.Cell):
+    """Marks the batch's columns as what the dataset gives: they are split as ``dataset_strategy`` says."""
+
+    def __init__(self, network: nn.Cell) -> None:
+        super().__init__(auto_prefix=False)
+        self.network = network
+        self.dataset = _VirtualDataset()
+
+    def construct(self, input_ids: Tensor, labels: Tensor, loss_mask: Tensor) -> Tensor:
+        input_ids, labels, loss_mask = self.dataset(input_ids, labels, loss_mask)
+        return self.network(input_ids, labels, loss_mask)
+
+
+class ReusedNetwork(nn.Cell):
+    """A network that is compiled once and called once for every micro batch."""
+
+    @lazy_inline
+    def __init__(self, network: nn.Cell) -> None:
+        super().__init__(auto_prefix=False)
+        self.network = network
+
+    def construct(self, input_ids: Tensor, labels: Tensor, loss_mask: Tensor) -> Tensor:
+        return self.network(input_ids, labels, loss_mask)
+
+
+class MicroBatches(nn.Cell):
+    """Sum of the losses of ``count`` equal parts of the batch, one after another; inputs ``[batch, seq]``.
+
+    In a pipeline the compiler schedules the parts over the stages. Without one they accumulate gradients, and the marks
+    make each part's backward pass follow its forward pass. ``reuse`` compiles the network once for all parts.
+    """
+
+    def __init__(self, network: nn.Cell, count: int, pipeline: bool, reuse: bool) -> None:
+        super().__init__(auto_prefix=False)
+        self.network = ReusedNetwork(network) if reuse else network
+        self.count = count
+        self.slice = P.StridedSlice()
+        if not pipeline:
+            self.slice.add_prim_attr("grad_accu_num", count)
+        mark = "pipeline_end" if pipeline else "forward_end"
+        self.add = [P.Add().add_prim_attr(mark, part) for part in range(count)]
+
+    def part(self, x: Tensor, index: int) -> Tensor:
+        rows, columns = x.shape[0] // self.count, x.shape[1]
+        return self.slice(x, (rows * index, 0), (rows * (index + 1), columns), (1, 1))
+
+    def construct(self, input_ids: Tensor, labels: Tensor, loss_mask: Tensor) -> Tensor:
+        total = None
+        for index in range(self.count):
+            loss = self.network(self.part(input_ids, index), self.part(labels, index), self.part(loss_mask, index))
+            total = loss if total is None else self.add[index](total, loss)
+        return total
+
+
+class TokenCount(nn.Cell):
+    """Number of tokens of the whole global batch, fp32, from ``loss_mask``.
+
+    ``slices`` is 1 where every rank holds the whole batch. Otherwise each of ``devices`` ranks holds one of ``slices``
+    parts, and the parts are added over all ranks.
+    """
+
+    def __init__(self, slices: int, devices: int) -> None:
+        super().__init__()
+        self.sum = P.ReduceSum()
+        self.sliced = slices > 1
+        self.copies = devices / slices
+        if self.sliced:
+            self.add_ranks = P.AllReduce()
+
+    def construct(self, loss_mask: Tensor) -> Tensor:
+        tokens = self.sum(P.cast(loss_mask, ms.float32))
+        if self.sliced:
+            tokens = self.add_ranks(tokens) / self.copies
+        return tokens

@@ -1,0 +1,92 @@
+"""Compiles the ranks that the selected tests name, two at a time, each once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from small_cluster import cluster_run
+
+from mindllm.compiled.compile_rank import compile_rank
+from mindllm.compiled.graph import CompiledGraph
+
+OPTIMIZER = {"enable_parallel_optimizer": True}
+SEQUENCE = {"use_seq_parallel": True}
+FEED_FORWARD = [r"feed_forward\.mul", r"feed_forward\.w1\.activation\.silu"]
+
+CASES = {
+    "tp2": (0, {"tp": 2}),
+    "tp2 sequence": (1, {"tp": 2, **SEQUENCE}),
+    "dp2": (1, {"dp": 2}),
+    "dp2 slices": (0, {"dp": 2, "tp": 2, "parallel": {"full_batch": False}}),
+    "dp2 accumulating": (0, {"dp": 2, "runner_config": {"gradient_accumulation_steps": 2}}),
+    "dp2 accumulating, optimizer": (
+        0,
+        {"dp": 2, "runner_config": {"gradient_accumulation_steps": 2}, "parallel": OPTIMIZER},
+    ),
+    "tied tp2": (0, {"tp": 2, "model": {"tie_word_embeddings": True, "loss_chunks": 2}, **SEQUENCE}),
+    "dp2 optimizer level 3": (
+        0,
+        {"dp": 2, "parallel": OPTIMIZER, "recompute_config": {"parallel_optimizer_comm_recompute": True}},
+    ),
+    "dp2 tp2": (3, {"dp": 2, "tp": 2, "parallel": OPTIMIZER, **SEQUENCE}),
+    "split vocabulary": (0, {"dp": 2, "tp": 2, "vocab_emb_dp": False, **SEQUENCE}),
+    "composed": (
+        0,
+        {"dp": 2, "tp": 2, "context": {"device_target": "CPU"}, "model": {"qkv_has_bias": True}, **SEQUENCE},
+    ),
+    "full": (0, {"tp": 2, "recompute_config": {"recompute": [1]}, **SEQUENCE}),
+    "full without communication": (
+        0,
+        {"tp": 2, "recompute_config": {"recompute": [1], "mp_comm_recompute": False}, **SEQUENCE},
+    ),
+    "full without silu": (
+        0,
+        {"tp": 2, "recompute_config": {"recompute": True, "select_recompute_exclude": FEED_FORWARD}},
+    ),
+    "select": (0, {"tp": 2, "recompute_config": {"select_recompute": [1]}, **SEQUENCE}),
+    "comm": (
+        0,
+        {
+            "tp": 2,
+            "recompute_config": {"select_recompute": {r".*\.norm": [1]}, "select_comm_recompute": [1]},
+            **SEQUENCE,
+        },
+    ),
+    "kept slices": (0, {"tp": 2, "recompute_config": {"recompute": True, "recompute_slice_activation": True}}),
+    "pp2 first": (0, {"pp": 2, "micro": 4}),
+    "pp2 last": (1, {"pp": 2, "micro": 4}),
+    "interleaved first": (
+        0,
+        {
+            "pp": 2,
+            "micro": 4,
+            "model": {"num_layers": 4, "pp_interleave_num": 2},
+            "parallel": {"pipeline_config": {"pipeline_interleave": True}},
+        },
+    ),
+    "tied first": (0, {"pp": 2, "micro": 2, "model": {"tie_word_embeddings": True}}),
+    "tied last": (1, {"pp": 2, "micro": 2, "model": {"tie_word_embeddings": True}}),
+    "all": (6, {"dp": 2, "tp": 2, "pp": 2, "micro": 2, "parallel": OPTIMIZER, **SEQUENCE}),
+    "one device": (0, {"use_parallel": False, "recompute_config": {"recompute": [1]}}),
+}
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "compiles(*names): the ranks of CASES that a test looks at")
+
+
+@pytest.fixture(scope="session")
+def compiled(request: pytest.FixtureRequest):
+    """Returns the graph of a case by name."""
+    marks = (mark for item in request.session.items for mark in item.iter_markers("compiles"))
+    names = dict.fromkeys(name for mark in marks for name in mark.args)
+    with ThreadPoolExecutor(max_workers=2) as pool:
+        futures = {name: pool.submit(_compile, *CASES[name]) for name in names}
+        graphs: Callable[[str], CompiledGraph] = lambda name: futures[name].result()  # noqa: E731
+        yield graphs
+
+
+def _compile(rank: int, run: dict) -> CompiledGraph:
+    return compile_rank(cluster_run(**run), rank)

@@ -1,0 +1,63 @@
+"""Layouts by axis name: their integers, the ranks of every axis, and what integers cannot express."""
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mindllm.parallel.layout import Mesh
+
+SIZES = st.integers(1, 4)
+
+
+@pytest.mark.parametrize(
+    ("layout", "expected"),
+    [
+        (("dp", None), (2, 1)),
+        ((("dp", "tp"), None), (8, 1)),
+        (("dp", "tp", None, None), (2, 4, 1, 1)),
+        ((None, "tp"), (1, 4)),
+        ((), ()),
+    ],
+)
+def test_strategy_counts_slices(layout, expected):
+    assert Mesh(data_parallel=2, model_parallel=4).strategy(layout) == expected
+
+
+@given(SIZES, SIZES, SIZES)
+def test_ranks_of_an_axis_differ_in_that_coordinate_alone(dp, tp, pp):
+    mesh = Mesh(dp, tp, pp)
+    coordinates = list(itertools.product(range(pp), range(dp), range(tp)))  # of rank 0, 1, ...
+    assert len(coordinates) == mesh.devices
+    for rank, place in enumerate(coordinates):
+        assert mesh.stage_of(rank) == place[0]
+        for position, axis in enumerate(("pp", "dp", "tp")):
+            others = [
+                r for r, other in enumerate(coordinates) if _without(other, position) == _without(place, position)
+            ]
+            assert mesh.ranks_along(axis, rank) == tuple(others)
+
+
+def _without(place, position):
+    return place[:position] + place[position + 1 :]
+
+
+@pytest.mark.parametrize(
+    ("layouts", "message"),
+    [
+        ([("tp", "dp")], "in the order dp, tp"),
+        ([("dp", "dp")], "must be different"),
+        ([("cp", None)], "unknown axis 'cp'"),
+        ([(None, "tp")], "copies along 'dp', outside of 'tp'"),
+    ],
+)
+def test_refuses_what_integers_would_place_elsewhere(layouts, message):
+    with pytest.raises(ValueError, match=message):
+        Mesh(2, 2).check(layouts)
+
+
+def test_accepts_copies_inside_and_axes_of_size_one():
+    Mesh(2, 2).check([("dp", None)])
+    Mesh(2, 2).check([("dp", None), ("tp", None)])
+    Mesh(data_parallel=1, model_parallel=2).check([(None, "tp")])
