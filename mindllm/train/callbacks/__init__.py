@@ -1,0 +1,50 @@
+"""The callbacks of a run, made from its configuration in the order in which they are told of a step."""
+
+from __future__ import annotations
+
+import os
+
+from mindllm.config import RunConfig
+from mindllm.config.callbacks import (
+    CheckpointMonitorConfig,
+    LossMonitorConfig,
+    MetricsMonitorConfig,
+    NaNMonitorConfig,
+    SummaryMonitorConfig,
+)
+from mindllm.train.callbacks.callback import Callback
+from mindllm.train.callbacks.checkpoint import CheckpointMonitor
+from mindllm.train.callbacks.evaluation import EvaluationMonitor
+from mindllm.train.callbacks.loss_monitor import LossMonitor
+from mindllm.train.callbacks.metrics import MetricsMonitor
+from mindllm.train.callbacks.nan_monitor import NaNMonitor
+from mindllm.train.callbacks.profiler import ProfileMonitor
+from mindllm.train.callbacks.summary import SummaryMonitor
+from mindllm.train.checkpoint import CheckpointStore
+from mindllm.train.evaluation import Evaluator
+
+
+def make_callbacks(config: RunConfig, store: CheckpointStore, evaluator: Evaluator | None) -> list[Callback]:
+    """Those of the section ``callbacks`` in its order, the checkpoint last so that what it announces is whole."""
+    made = [_make(item, store) for item in config.callbacks]
+    if evaluator is not None:
+        made.append(EvaluationMonitor(evaluator, config.eval_step_interval))
+    rank = int(os.environ.get("RANK_ID", "0"))
+    if config.profile and (config.profile_rank_ids is None or rank in config.profile_rank_ids):
+        made.append(ProfileMonitor(config, rank))
+    return sorted(made, key=lambda callback: isinstance(callback, CheckpointMonitor))
+
+
+def _make(item, store: CheckpointStore) -> Callback:
+    match item:
+        case LossMonitorConfig():
+            return LossMonitor(item.per_print_times)
+        case MetricsMonitorConfig():
+            return MetricsMonitor()
+        case SummaryMonitorConfig():
+            return SummaryMonitor(item.summary_dir, item.collect_freq)
+        case CheckpointMonitorConfig():
+            return CheckpointMonitor(store, item.save_checkpoint_steps)
+        case NaNMonitorConfig():
+            return NaNMonitor()
+    raise AssertionError(f"no callback for {item!r}")

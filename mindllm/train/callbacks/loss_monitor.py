@@ -1,0 +1,54 @@
+"""The loss line, in the format users of MindFormers grep for, with a bar, throughput and the time that is left."""
+
+from __future__ import annotations
+
+import logging
+from datetime import timedelta
+
+from mindllm.train.callbacks.callback import Callback
+from mindllm.train.state import RunState, StepRecord
+
+BAR_WIDTH = 50
+AVERAGING = 0.1  # weight of the newest step in the average the remaining time is told from
+logger = logging.getLogger(__name__)
+
+
+class LossMonitor(Callback):
+    """Logs two lines every ``per_print_times`` steps, and for the last step."""
+
+    def __init__(self, per_print_times: int) -> None:
+        self.per_print_times = per_print_times
+        self.usual_seconds = 0.0
+        self.steps_seen = 0
+
+    def step_end(self, state: RunState, record: StepRecord) -> None:
+        # The first step compiles: it enters the average only until there is another.
+        weight = 1.0 if self.steps_seen < 2 else AVERAGING
+        self.usual_seconds += weight * (record.step_time_s - self.usual_seconds)
+        self.steps_seen += 1
+        if record.step % self.per_print_times == 0 or record.step == state.last_step:
+            logger.info(loss_line(state, record))
+            logger.info(progress_line(state, record, self.usual_seconds))
+
+
+def loss_line(state: RunState, record: StepRecord) -> str:
+    """``{ Epoch:[  1/  2], step:[    2/   19], loss: 10.633, per_step_time: 1752ms, …, train_throughput_per_npu: 170.738T``."""
+    epoch, step = state.place_in_epoch(record.step)
+    epochs, steps = state.place_in_epoch(state.total_steps)[0], min(state.steps_per_epoch, state.total_steps)
+    return (
+        f"{{ Epoch:[{epoch:3d}/{epochs:3d}], step:[{step:5d}/{steps:5d}], loss: {record.loss:.3f}, "
+        f"per_step_time: {record.step_time_s * 1000:.0f}ms, lr: {record.learning_rate:.6g}, "
+        f"overflow cond: {record.overflow}, loss_scale: {record.loss_scale}, global_norm: [{record.global_norm:.6g}], "
+        f"train_throughput_per_npu: {record.tflops:.3f}T, mfu: {record.mfu:.1%}"
+    )
+
+
+def progress_line(state: RunState, record: StepRecord, usual_seconds: float) -> str:
+    """``   0.0% |            | 0.00600 samples/s/p  12000 tokens/s/p  25 days, 2:07:47 }``."""
+    done = record.step / state.total_steps
+    bar = "█" * int(done * BAR_WIDTH)
+    left = timedelta(seconds=int((state.total_steps - record.step) * usual_seconds))
+    return (
+        f"  {done:6.1%} |{bar:<{BAR_WIDTH}}| {record.samples_per_s_per_device:.5f} samples/s/p  "
+        f"{record.tokens_per_s_per_device:.0f} tokens/s/p  {left} }}"
+    )

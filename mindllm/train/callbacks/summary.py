@@ -1,0 +1,57 @@
+"""MindSpore summary files of the scalars of a run, which MindInsight shows.
+
+``SummaryRecord`` of MindSpore is not used: it forks a process that polls its queue without a pause, which takes one core from
+the training on a CPU, and whose children inherit the handlers of the run's stop signals. Its file writer is.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import socket
+import time
+from pathlib import Path
+
+from mindspore.train import summary_pb2
+from mindspore.train.summary.writer import SummaryWriter
+
+from mindllm.train.callbacks.callback import Callback
+from mindllm.train.state import RunState, StepRecord
+
+SCALARS = ("loss", "learning_rate", "global_norm", "loss_scale", "tokens_per_s", "step_time_s", "mfu")
+PLUGIN = "summary"
+
+
+class SummaryMonitor(Callback):
+    """Records the scalars of every ``collect_freq``-th step."""
+
+    def __init__(self, summary_dir: str, collect_freq: int) -> None:
+        self.summary_dir = summary_dir
+        self.collect_freq = collect_freq
+        self.writer: SummaryWriter | None = None
+
+    def begin(self, state: RunState) -> None:
+        directory = Path(self.summary_dir or state.output_dir / "summary")
+        directory.mkdir(parents=True, exist_ok=True)
+        name = f"events.out.events.summary.{int(time.time())}.{os.getpid()}.{socket.gethostname()}_MS"
+        self.writer = SummaryWriter(str(directory / name))
+
+    def step_end(self, state: RunState, record: StepRecord) -> None:
+        if record.step % self.collect_freq or self.writer is None:
+            return
+        self.writer.write(PLUGIN, scalar_event(record).SerializeToString())
+        self.writer.flush()
+
+    def close(self) -> None:
+        if self.writer is not None:
+            self.writer.close()
+
+
+def scalar_event(record: StepRecord) -> summary_pb2.Event:
+    """One event with the finite scalars of a step; the dashboard has no place for a NaN."""
+    event = summary_pb2.Event(wall_time=time.time(), step=record.step)
+    for name in SCALARS:
+        value = float(getattr(record, name))
+        if math.isfinite(value):
+            event.summary.value.add(tag=name, scalar_value=value)
+    return event

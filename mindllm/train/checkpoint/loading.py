@@ -1,0 +1,173 @@
+"""Loads a checkpoint after checking every byte of it, or refuses it by name and offers the previous good one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mindllm.errors import UserError, nearest
+from mindllm.train.checkpoint.manifest import (
+    MANIFEST,
+    OPTIMIZER,
+    STATE,
+    WEIGHTS,
+    DamagedCheckpointError,
+    Manifest,
+    read_manifest,
+    verify_files,
+)
+from mindllm.train.checkpoint.names import Entry, entries, entry_of
+from mindllm.train.checkpoint.tensors import read_tensors
+
+Expected = Mapping[str, tuple[tuple[int, ...], Any]]  # name: (shape, dtype)
+MOST_NAMED = 10
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What a checkpoint holds. The arrays are views of its files: drop them once copied, so that deleting it frees the disk."""
+
+    path: Path
+    step: int
+    weights: dict[str, np.ndarray]
+    optimizer: dict[str, np.ndarray]
+    state: dict[str, Any]
+
+    def require(self, weights: Expected, optimizer: Expected | None = None) -> None:
+        """Checks names, shapes and dtypes against what the model (and its optimizer, if given) has.
+
+        Raises:
+            UserError: one message that names every missing, surplus and misshapen tensor, ten of each kind.
+        """
+        lines = _differences("weights", self.weights, weights)
+        if optimizer is not None:
+            lines += _differences("optimizer", self.optimizer, optimizer)
+        if lines:
+            raise UserError(
+                f"{self.path} does not fit the model of this run:\n  "
+                + "\n  ".join(lines)
+                + "\ngive the model section it was trained with, or another checkpoint"
+            )
+
+
+def load_checkpoint(path: Path | str, option: str = "--resume_training", with_optimizer: bool = True) -> Checkpoint:
+    """Loads the checkpoint directory ``path``; sizes and checksums of all files read are verified first.
+
+    Without the optimizer (``with_optimizer=False``) its file is neither checked nor needed and ``optimizer`` is empty.
+
+    Raises:
+        UserError: there is no checkpoint, or it is damaged; names the file and the previous good checkpoint, to be given as
+            ``option``.
+    """
+    path = Path(path)
+    roles = (WEIGHTS, STATE, OPTIMIZER) if with_optimizer else (WEIGHTS, STATE)
+    manifest = verify_checkpoint(path, option, roles)
+    state: dict[str, Any] = {}
+    for name in _names(manifest, STATE):
+        state |= json.loads((path / name).read_bytes())
+    optimizer = _tensors(path, manifest, OPTIMIZER) if with_optimizer else {}
+    return Checkpoint(path, manifest.step, _tensors(path, manifest, WEIGHTS), optimizer, state)
+
+
+def verify_checkpoint(
+    path: Path | str, option: str = "--resume_training", roles: tuple[str, ...] = (WEIGHTS, STATE, OPTIMIZER)
+) -> Manifest:
+    """Checks the files of ``roles`` and returns the manifest; errors as in ``load_checkpoint``."""
+    path = Path(path)
+    _refuse_other_paths(path, option)
+    try:
+        return _verified(path, roles)
+    except DamagedCheckpointError as damage:
+        raise DamagedCheckpointError(damage.path, f"{damage.problem}\n{_offer(path, option, roles)}") from None
+
+
+def is_good(path: Path, roles: tuple[str, ...] = (WEIGHTS, STATE, OPTIMIZER)) -> bool:
+    """Returns whether the checkpoint at ``path`` would load."""
+    try:
+        _verified(path, roles)
+    except DamagedCheckpointError:
+        return False
+    return True
+
+
+def _verified(path: Path, roles: tuple[str, ...]) -> Manifest:
+    manifest = read_manifest(path)
+    entry = entry_of(path)
+    if entry and entry.step != manifest.step:
+        problem = (
+            f"is that of step {manifest.step}: the directory was renamed, or files were copied between checkpoints"
+        )
+        raise DamagedCheckpointError(path / MANIFEST, problem)
+    verify_files(path, manifest, roles)
+    return manifest
+
+
+def _refuse_other_paths(path: Path, option: str) -> None:
+    """Names the usual slips: a path that is not there, one file of a checkpoint, the directory above checkpoints."""
+    if path.is_file():
+        raise UserError(f"{option}={path} is a file; a checkpoint is a directory: give {option}={path.parent}")
+    if not path.is_dir():
+        siblings = [entry.path.name for entry in entries(path.parent)]
+        raise UserError(f"{option}={path} does not exist{nearest(path.name, siblings)}")
+    inside = entries(path) or entries(path / "checkpoint")
+    if inside and not (path / MANIFEST).exists():
+        raise UserError(f"{option}={path} holds checkpoints; give one of them: {option}={inside[-1].path}")
+
+
+def _offer(damaged: Path, option: str, roles: tuple[str, ...]) -> str:
+    good = next((entry.path for entry in _alternatives(damaged) if is_good(entry.path, roles)), None)
+    if good is None:
+        return f"there is no other good checkpoint in {damaged.parent}; start without {option}"
+    verb = "resume with" if option == "--resume_training" else "give"
+    return f"the previous good checkpoint is there: {verb} {option}={good}"
+
+
+def _alternatives(damaged: Path) -> list[Entry]:
+    """The other checkpoints of the same prefix, best offer first: the latest one before the damaged, then later ones."""
+    own = entry_of(damaged)
+    others = [entry for entry in entries(damaged.parent) if entry.path.name != damaged.name]
+    if own is None:
+        return others[::-1]
+    same = [entry for entry in others if entry.prefix == own.prefix]
+    before = [entry for entry in same if entry.age < own.age]
+    return before[::-1] + [entry for entry in same if entry.age > own.age]
+
+
+def _names(manifest: Manifest, role: str) -> list[str]:
+    return [entry.name for entry in manifest.files if entry.role == role]
+
+
+def _tensors(path: Path, manifest: Manifest, role: str) -> dict[str, np.ndarray]:
+    tensors: dict[str, np.ndarray] = {}
+    for name in _names(manifest, role):
+        tensors |= read_tensors(path / name)
+    return tensors
+
+
+def _differences(role: str, found: Mapping[str, np.ndarray], expected: Expected) -> list[str]:
+    wanted = {name: _signature(shape, dtype) for name, (shape, dtype) in expected.items()}
+    present = {name: _signature(array.shape, array.dtype) for name, array in found.items()}
+    kinds = {
+        "missing": [f"{name} {wanted[name]}" for name in wanted if name not in present],
+        "surplus": [f"{name} {present[name]}" for name in present if name not in wanted],
+        "misshapen": [
+            f"{name} {present[name]} instead of {wanted[name]}"
+            for name in wanted
+            if name in present and present[name] != wanted[name]
+        ],
+    }
+    return [f"{role}, {kind} ({len(items)}): {_capped(items)}" for kind, items in kinds.items() if items]
+
+
+def _signature(shape: tuple[int, ...], dtype: Any) -> str:
+    return f"{np.dtype(dtype).name}{list(shape)}"
+
+
+def _capped(items: list[str]) -> str:
+    more = len(items) - MOST_NAMED
+    return ", ".join(items[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")

@@ -1,0 +1,96 @@
+"""The device of a run: environment variables before MindSpore is imported, its context afterwards."""
+
+from __future__ import annotations
+
+import atexit
+import importlib.util
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+from mindllm.config import RunConfig
+
+COMPILER_LOG = "dsa_transfrom.log"  # what the fusion's compiler leaves in the working directory
+NOTHING = ""
+
+
+def prepare_environment(config: RunConfig) -> None:
+    """Sets what MindSpore and its libraries read once, when they are loaded: call it before MindSpore is imported.
+
+    Raises:
+        UserError: graph-kernel fusion is asked for where it cannot run.
+    """
+    os.environ.setdefault("GLOG_v", "3")
+    if config.context.save_graphs:
+        os.environ["MS_DEV_SAVE_GRAPHS"] = str(int(config.context.save_graphs))
+        os.environ["MS_DEV_SAVE_GRAPHS_PATH"] = str(Path(config.context.save_graphs_path).absolute())
+    if uses_graph_kernels(config):
+        directory = config.compile_cache_directory if config.context.compile_cache else _temporary_directory()
+        rounds = config.model.config.compute_dtype != "float32"
+        os.environ.update(graph_kernel_environment(directory, fuse_casts=not rounds))
+
+
+def graph_kernel_environment(directory: Path, fuse_casts: bool = True) -> dict[str, str]:
+    """Returns the environment of a process that fuses elementwise operators into kernels of its own, kept in ``directory``.
+
+    The fusion's code generator for CPU knows fp32 alone, so where other types occur conversions stay operators of their own
+    (``fuse_casts``). OpenMP has one thread, because its idle threads spin and take the cores from MindSpore's own pool: the
+    step takes three times as long with two.
+    """
+    flags = "--opt_level=2" if fuse_casts else "--opt_level=2 --disable_cluster_ops=Cast"
+    return {
+        "MS_DEV_GRAPH_KERNEL_FLAGS": flags,
+        "MS_COMPILER_CACHE_PATH": str(Path(directory).absolute()),  # kernels go into its akg_kernel_meta
+        "AKG_WHITE_LIST_PATH": "/",  # or the compiler reminds of it in a line per kernel
+        "OMP_NUM_THREADS": "1",
+    }
+
+
+def uses_graph_kernels(config: RunConfig) -> bool:
+    """Whether elementwise operators are fused. On CPU ``auto`` means: where ``decorator`` and a C++ compiler are installed.
+
+    Not for predictions: the few tokens a step has gain nothing, and every new length would wait for kernels of its own.
+    """
+    wish = config.context.enable_graph_kernel
+    if config.context.device_target != "CPU":
+        return wish is True
+    missing = missing_for_graph_kernels()
+    if wish is True and missing:
+        raise config.error("context.enable_graph_kernel", f"fusion on CPU needs {missing}; install it, or write auto")
+    if wish == "auto" and config.run_mode == "predict":
+        return False
+    return wish is not False and not missing
+
+
+def missing_for_graph_kernels() -> str:
+    """Names what graph-kernel fusion on CPU needs and this machine lacks; empty where it can run."""
+    if importlib.util.find_spec("decorator") is None:
+        return "the Python package decorator"
+    if shutil.which("g++") is None:
+        return "the C++ compiler g++"
+    return NOTHING
+
+
+def set_up_device(config: RunConfig) -> None:
+    """Selects the device and the graph compiler's settings."""
+    import mindspore as ms
+
+    context = config.context
+    ms.set_device(context.device_target, context.device_id)
+    ms.set_context(mode=ms.GRAPH_MODE, jit_config={"jit_level": context.jit_config.jit_level})
+    ms.set_recursion_limit(context.max_call_depth)
+    if context.device_target == "Ascend":
+        ms.runtime.set_memory(max_size=context.max_device_memory, optimize_level=context.memory_optimize_level)
+    elif context.runtime_num_threads is not None:
+        ms.device_context.cpu.op_tuning.threads_num(context.runtime_num_threads)
+    if config.train_precision_sync:
+        ms.set_deterministic(True)
+    if uses_graph_kernels(config) and not Path(COMPILER_LOG).exists():
+        atexit.register(Path(COMPILER_LOG).absolute().unlink, missing_ok=True)
+
+
+def _temporary_directory() -> Path:
+    directory = tempfile.mkdtemp(prefix="mindllm-kernels-")
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    return Path(directory)

@@ -1,0 +1,161 @@
+"""One optimizer step over several devices in one graph: micro batches, accumulated gradients, one update.
+
+The sibling of ``step.TrainStep`` with the same mathematics: the loss is a sum over tokens; gradients are divided once by
+the tokens of the whole global batch, clipped by the norm over all devices, and skipped when that is not finite.
+"""
+
+from __future__ import annotations
+
+from mindspore import ParameterTuple, Tensor, lazy_inline, nn, ops
+
+from mindllm.config import RunConfig
+from mindllm.parallel import ParallelModel, build_parallel_model, set_parallel_context
+from mindllm.parallel.context import INPUT_COLUMNS
+from mindllm.parallel.pipeline import TokenCount
+from mindllm.train.optimizer import AdamW
+from mindllm.train.step import ApplyGradients
+
+accumulated = ops.MultitypeFuncGraph("accumulated")
+clear_accumulated = ops.MultitypeFuncGraph("clear_accumulated")
+# Other zeros are folded into constants of the size of every weight; multiplying by zero would keep an overflow for ever.
+zeros_like = ops.auto_generate.ZerosLikeExt()
+
+
+@accumulated.register("Tensor", "Tensor")
+def _accumulated(accumulator, gradient):
+    """The accumulator after the backward pass; ``gradient`` is a token the compiler returns in its place."""
+    return ops.depend(accumulator, gradient)
+
+
+@clear_accumulated.register("Tensor", "Tensor")
+def _clear_accumulated(after, accumulator):
+    return ops.assign(accumulator, zeros_like(ops.depend(accumulator, after)))
+
+
+class SeededLoss(nn.Cell):
+    """The summed loss times ``seed``: the one value gradients are taken of.
+
+    It must be the only output: the compiler looks for the loss there to divide gradients by the number of its copies. And
+    the seed must be an input: a constant would be reduced over a number of devices nobody has.
+    """
+
+    def __init__(self, network: nn.Cell) -> None:
+        super().__init__(auto_prefix=False)
+        self.network = network
+
+    def construct(self, input_ids: Tensor, labels: Tensor, loss_mask: Tensor, seed: Tensor) -> Tensor:
+        return self.network(input_ids, labels, loss_mask) * seed
+
+
+class ReusedOptimizer(nn.Cell):
+    """An optimizer that stays a graph of its own.
+
+    Where gradients are accumulated without a pipeline, MindSpore's compiler follows every path from a gradient to the end
+    of the step, without remembering where it has been. Paths into the update, which is skipped on overflow, have no end,
+    and there are more of them than could ever be followed.
+    """
+
+    @lazy_inline
+    def __init__(self, optimizer: nn.Cell) -> None:
+        super().__init__(auto_prefix=False)
+        self.optimizer = optimizer
+
+    def construct(self, gradients: tuple[Tensor, ...], coefficient: Tensor, rate: Tensor) -> Tensor:
+        return self.optimizer(gradients, coefficient, rate)
+
+
+class DistributedStep(nn.Cell):
+    """``(input_ids, labels, loss_mask, rate, scale) -> (mean loss, norm, finite, tokens)``, as ``step.TrainStep``.
+
+    In a pipeline the loss is real on the last stage only; the norm and its finiteness are the same everywhere.
+
+    Args:
+        parallel: the model on its devices.
+        weights: those of all stages; the compiler drops what is not of this rank's.
+        optimizer: updates ``weights``, or all but the first one: a tied embedding belongs to the first stage. The last
+            stage sends its part of the gradient there, and must neither update it nor count it in the norm.
+        positions: tokens of a whole global batch, masked or not.
+        slices: parts the input arrays are given in; 1 where every rank holds the whole batch.
+        sharded_optimizer: with a parallel optimizer, gradients leave the backward pass as slices; otherwise they stay
+            in the accumulators.
+    """
+
+    def __init__(
+        self,
+        parallel: ParallelModel,
+        weights: ParameterTuple,
+        optimizer: nn.Cell,
+        max_grad_norm: float | None,
+        positions: int,
+        slices: int,
+        sharded_optimizer: bool,
+    ) -> None:
+        super().__init__(auto_prefix=False)
+        self.network = SeededLoss(parallel.network)
+        self.gradient = ops.value_and_grad(self.network, None, weights)
+        self.first_updated = len(weights) - len(optimizer.parameters)
+        self.tokens = TokenCount(slices, parallel.mesh.devices)
+        self.positions = float(positions)
+        self.accumulates = parallel.parts > 1 or parallel.plan.stages > 1
+        separate = parallel.reused and parallel.plan.stages == 1
+        self.update = ApplyGradients(ReusedOptimizer(optimizer) if separate else optimizer, max_grad_norm)
+        self.reads_accumulators = self.accumulates and not sharded_optimizer
+        if self.accumulates:
+            self.accu_grads = weights.clone(prefix="accu_grads", init="zeros")  # the compiler knows them by this name
+        self.map = ops.HyperMap()
+
+    def construct(self, input_ids, labels, loss_mask, rate, scale):
+        seed = scale / self.positions
+        loss, gradients = self.gradient(input_ids, labels, loss_mask, seed)
+        tokens = self.tokens(loss_mask)
+        if self.reads_accumulators:
+            gradients = self.map(accumulated, self.accu_grads, gradients)
+        norm, finite = self.update(gradients[self.first_updated :], self.positions / (scale * tokens), rate)
+        loss = loss / (seed * tokens)
+        if self.first_updated:
+            loss = ops.depend(loss, gradients[0])  # unused, it would not be computed, nor sent to where it is awaited
+        if self.accumulates:
+            loss = ops.depend(loss, self.map(ops.partial(clear_accumulated, norm), self.accu_grads))
+        return loss, norm, finite, tokens
+
+
+def build_distributed_step(config: RunConfig, rank: int) -> DistributedStep:
+    """Builds the training step of ``rank``; sets MindSpore's parallel context for it."""
+    set_parallel_context(config, rank)
+    parallel = build_parallel_model(config)
+    fused = config.context.device_target == "CPU"
+    weights = ParameterTuple(parallel.model.trainable_params())
+    owned = weights[1:] if _embedding_is_elsewhere(parallel, rank) else weights
+    optimizer = AdamW(owned, config.optimizer, fused)
+    wrapper = config.runner_wrapper
+    step = DistributedStep(
+        parallel,
+        weights,
+        optimizer,
+        max_grad_norm=wrapper.max_grad_norm if wrapper.use_clip_grad else None,
+        positions=config.global_batch_size * config.model.config.seq_length,
+        slices=input_slices(config),
+        sharded_optimizer=config.parallel.enable_parallel_optimizer,
+    )
+    return step.set_train()
+
+
+def _embedding_is_elsewhere(parallel: ParallelModel, rank: int) -> bool:
+    """Whether this rank's stage uses the embedding of the first stage as its head."""
+    return parallel.model.tied and parallel.mesh.stage_of(rank) > 0
+
+
+def input_slices(config: RunConfig) -> int:
+    """Number of different parts of the batch that ranks are given."""
+    if config.parallel.full_batch:
+        return 1
+    strategy = config.parallel.dataset_strategy
+    if strategy is None:
+        return config.parallel_config.data_parallel
+    if len(strategy) != INPUT_COLUMNS or len(set(strategy)) != 1 or len(strategy[0]) != 2 or strategy[0][1] != 1:
+        wanted = [[config.parallel_config.data_parallel, 1]] * INPUT_COLUMNS
+        message = (
+            f"must split the batch of {INPUT_COLUMNS} columns alike (value {list(map(list, strategy))}); write {wanted}"
+        )
+        raise config.error("parallel.dataset_strategy", message)
+    return strategy[0][0]

@@ -1,0 +1,57 @@
+"""Held-out loss: nats per token, perplexity and bits per byte of a split, every token predicted once."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rich.progress import track
+
+from mindllm.data import EvaluationStream, bits_per_byte
+
+if TYPE_CHECKING:
+    from mindllm.train.engine import Engine
+
+
+@dataclass(frozen=True)
+class EvaluationResult:
+    """Loss in nats per token over ``tokens`` tokens; ``bits_per_byte`` does not depend on the tokenizer (None: unknown).
+
+    ``unigram_loss`` is that of predicting every token from its frequency in the training split alone: the baseline.
+    """
+
+    loss: float
+    perplexity: float
+    bits_per_byte: float | None
+    tokens: int
+    unigram_loss: float
+
+    def describe(self) -> str:
+        bits = "unknown" if self.bits_per_byte is None else f"{self.bits_per_byte:.4f}"
+        return (
+            f"loss: {self.loss:.4f} nats/token, perplexity: {self.perplexity:.2f}, bits per byte: {bits} "
+            f"({self.tokens} tokens; unigram baseline: {self.unigram_loss:.4f} nats/token)"
+        )
+
+
+class Evaluator:
+    """Evaluates a model on the batches of a stream."""
+
+    def __init__(
+        self, stream: EvaluationStream, unigram_loss: float, bytes_per_token: float | None, progress: bool = False
+    ):
+        self.stream = stream
+        self.unigram_loss = unigram_loss
+        self.bytes_per_token = bytes_per_token
+        self.progress = progress
+
+    def run(self, engine: Engine) -> EvaluationResult:
+        total, tokens = 0.0, 0
+        steps = range(len(self.stream))
+        for index in track(steps, "evaluating", transient=True) if self.progress else steps:
+            loss, count = engine.evaluate(self.stream.batch(index))
+            total, tokens = total + loss, tokens + count
+        mean = total / tokens
+        bits = None if self.bytes_per_token is None else bits_per_byte(mean, self.bytes_per_token)
+        return EvaluationResult(mean, math.exp(min(mean, 700.0)), bits, tokens, self.unigram_loss)

@@ -1,0 +1,94 @@
+"""AdamW (Loshchilov & Hutter, 2019) with bias correction and fp32 state, equal to PyTorch's ``torch.optim.AdamW``.
+
+Weight decay is decoupled and falls on matrices only: norms and biases (one axis) are a group without decay, as in
+Megatron-LM.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import mindspore as ms
+from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
+from mindspore import ops as P
+
+from mindllm.config import OptimizerConfig
+
+update = ops.MultitypeFuncGraph("adamw_update")
+
+
+@update.register("Function", "Tensor", "Tensor", "Tensor", "Tensor", "Tensor", "Tensor", "Tensor", "Tensor", "Tensor")
+def _update_one(kernel, rate, correction1, correction2, coefficient, decay, weight, moment1, moment2, gradient):
+    """Updates one weight and its moments in place with ``coefficient * gradient``."""
+    return kernel(weight, moment1, moment2, rate, correction1, correction2, decay, gradient * coefficient)
+
+
+class AdamW(nn.Cell):
+    """Updates ``parameters`` in place; state: ``adam_m.*``, ``adam_v.*`` (fp32, shapes of the weights), powers of the betas."""
+
+    def __init__(self, parameters: Sequence[Parameter], config: OptimizerConfig, fused: bool) -> None:
+        super().__init__()
+        self.parameters = ParameterTuple(parameters)
+        self.moments1 = self.parameters.clone(prefix="adam_m", init="zeros")
+        self.moments2 = self.parameters.clone(prefix="adam_v", init="zeros")
+        self.beta1_power = Parameter(Tensor(1.0, ms.float32), name="beta1_power", requires_grad=False)
+        self.beta2_power = Parameter(Tensor(1.0, ms.float32), name="beta2_power", requires_grad=False)
+        some, none = Tensor(config.weight_decay, ms.float32), Tensor(0.0, ms.float32)
+        self.decays = tuple(some if parameter.ndim > 1 else none for parameter in parameters)
+        self.beta1, self.beta2 = config.betas
+        self.kernel = FusedAdam(config) if fused else ComposedAdam(config)
+        self.map = ops.HyperMap()
+
+    def construct(self, gradients: tuple[Tensor, ...], coefficient: Tensor, rate: Tensor) -> Tensor:
+        """One step with ``coefficient * gradients``; ``rate`` and ``coefficient`` are fp32 scalars."""
+        power1 = self.beta1_power * self.beta1
+        power2 = self.beta2_power * self.beta2
+        common = ops.partial(update, self.kernel, rate, 1.0 - power1, 1.0 - power2, coefficient)
+        done = self.map(common, self.decays, self.parameters, self.moments1, self.moments2, gradients)
+        power1 = ops.depend(power1, done)
+        ops.assign(self.beta1_power, power1)
+        ops.assign(self.beta2_power, power2)
+        return power1
+
+
+class FusedAdam(nn.Cell):
+    """One kernel of the CPU back end per weight.
+
+    ``AdamWeightDecay`` knows no bias correction: its rate, epsilon and decay are scaled so that it does AdamW's update.
+    (``Adam`` with a separate decay is not used: graph-kernel fusion of MindSpore 2.10 executes one of them twice.)
+    """
+
+    def __init__(self, config: OptimizerConfig) -> None:
+        super().__init__()
+        self.adam = P.AdamWeightDecay()
+        self.beta1, self.beta2 = (Tensor(beta, ms.float32) for beta in config.betas)
+        self.eps = config.eps
+        self.sqrt = P.Sqrt()
+
+    def construct(self, weight, moment1, moment2, rate, correction1, correction2, decay, gradient):
+        """``correction1`` and ``correction2`` are ``1 - betaᵗ``; all but weight, moments and gradient are scalars."""
+        root = self.sqrt(correction2)
+        ratio = root / correction1
+        return self.adam(
+            weight, moment1, moment2, rate * ratio, self.beta1, self.beta2, self.eps * root, decay / ratio, gradient
+        )
+
+
+class ComposedAdam(nn.Cell):
+    """The same update from elementary operators, for devices without that kernel."""
+
+    def __init__(self, config: OptimizerConfig) -> None:
+        super().__init__()
+        self.beta1, self.beta2 = config.betas
+        self.eps = config.eps
+        self.sqrt = P.Sqrt()
+
+    def construct(self, weight, moment1, moment2, rate, correction1, correction2, decay, gradient):
+        gradient = ops.cast(gradient, ms.float32)
+        first = moment1 * self.beta1 + gradient * (1.0 - self.beta1)
+        second = moment2 * self.beta2 + gradient * gradient * (1.0 - self.beta2)
+        step = (first / correction1) / (self.sqrt(second / correction2) + self.eps)
+        change = rate * (step + decay * weight)
+        first = ops.depend(first, ops.assign(moment1, first))
+        second = ops.depend(first, ops.assign(moment2, second))
+        return ops.depend(second, ops.assign_sub(weight, change))

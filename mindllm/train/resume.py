@@ -1,0 +1,58 @@
+"""What a checkpoint says about a run beside its tensors, and going on from it."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from mindllm.config import RunConfig
+from mindllm.train.checkpoint import Checkpoint
+from mindllm.train.state import RunState
+
+logger = logging.getLogger(__name__)
+
+
+def identity(config: RunConfig, total_steps: int) -> dict[str, Any]:
+    """The keys that decide the losses of a run: with all of them equal, a resumed run repeats the uninterrupted one."""
+    tree = config.model_dump(mode="json")
+    sections = ("model", "optimizer", "lr_schedule", "runner_wrapper", "train_dataset")
+    chosen = {name: tree[name] for name in sections}
+    return {**chosen, "seed": config.seed, "global_batch_size": config.global_batch_size, "total_steps": total_steps}
+
+
+def run_state(state: RunState) -> dict[str, Any]:
+    """What is saved beside the tensors. Batch k is a function of (seed, k), so the sampler's state is the step."""
+    return {
+        "step": state.step,
+        "consumed_samples": state.step * state.config.global_batch_size,
+        "seed": state.config.seed,
+        "loss_scaler": state.scaler.state(),
+        "identity": identity(state.config, state.total_steps),
+    }
+
+
+def restore(state: RunState, checkpoint: Checkpoint) -> None:
+    """Puts a run into the state a checkpoint was saved in; says which keys differ from those it was trained with.
+
+    Raises:
+        UserError: the tensors do not fit the model of this run.
+    """
+    state.engine.load(checkpoint, with_optimizer=True)
+    state.scaler.load(checkpoint.state["loss_scaler"])
+    state.step = int(checkpoint.state["step"])
+    changed = differences(checkpoint.state["identity"], identity(state.config, state.total_steps))
+    for key, old, new in changed:
+        logger.warning("%s was %s when %s was saved and is %s now: losses will differ", key, old, checkpoint.path, new)
+    logger.info("resumed from %s at step %d", checkpoint.path, state.step)
+
+
+def differences(saved: Any, current: Any, key: str = "") -> list[tuple[str, Any, Any]]:
+    """Dotted keys whose values differ between two trees, with both values."""
+    if isinstance(saved, dict) and isinstance(current, dict):
+        names = [*saved, *(name for name in current if name not in saved)]
+        return [
+            found
+            for name in names
+            for found in differences(saved.get(name), current.get(name), f"{key}.{name}" if key else name)
+        ]
+    return [] if saved == current else [(key, saved, current)]

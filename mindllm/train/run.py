@@ -1,0 +1,123 @@
+"""The run modes ``train``, ``finetune`` and ``eval``: from a configuration to a finished run and its report."""
+
+from __future__ import annotations
+
+import logging
+import signal
+
+from rich.console import Console
+from rich.table import Table
+
+from mindllm.command import INTERRUPTED
+from mindllm.config import RunConfig, render_config
+from mindllm.config.callbacks import CheckpointMonitorConfig
+from mindllm.files import atomic_open
+from mindllm.logs import set_up_logging
+from mindllm.train.callbacks import make_callbacks
+from mindllm.train.checkpoint import CheckpointStore, load_checkpoint
+from mindllm.train.datasets import RunData
+from mindllm.train.device import set_up_device
+from mindllm.train.engine import Engine
+from mindllm.train.loss_scale import LossScaler
+from mindllm.train.resume import restore
+from mindllm.train.schedule import learning_rates
+from mindllm.train.state import RunState, last_step
+from mindllm.train.trainer import Trainer
+from mindllm.train.utilisation import peak_flops
+
+RESOLVED_CONFIG = "config.yaml"
+logger = logging.getLogger(__name__)
+
+
+def train(config: RunConfig) -> int:
+    """Trains from scratch, from ``load_checkpoint``, or on from a checkpoint; returns the exit code."""
+    if config.run_mode == "finetune" and not config.load_checkpoint:
+        raise config.error("load_checkpoint", "run_mode finetune starts from weights; give a checkpoint directory")
+    refuse_several_devices(config)
+    log = set_up_logging(config.output_dir)
+    data = RunData(config)
+    total_steps = data.total_steps
+    rates = learning_rates(config.lr_schedule, total_steps)
+    evaluator = data.evaluator() if config.do_eval else None
+    store = make_store(config)
+    store.recover()
+    checkpoint = store.resume(config.resume_training) if config.resume_training else None
+    if checkpoint is not None and checkpoint.step >= last_step(config, total_steps):
+        logger.info("nothing to do: %s is at step %d, where this run ends", checkpoint.path, checkpoint.step)
+        return 0
+    set_up_device(config)
+    with atomic_open(f"{config.output_dir}/{RESOLVED_CONFIG}") as file:
+        file.write(render_config(config))
+    engine = Engine(config)
+    state = RunState(config, engine, LossScaler(config.runner_wrapper.scale_sense), total_steps, data.steps_per_epoch)
+    if checkpoint is not None:
+        restore(state, checkpoint)
+    elif config.load_checkpoint:
+        load_weights(engine, config)
+    del checkpoint
+    _announce(state)
+    callbacks = make_callbacks(config, store, evaluator)
+    Trainer(state, data.train_stream(), rates, callbacks, peak_flops(config.context.device_target)).run()
+    state.results["log"] = str(log)
+    _report(state.results)
+    return INTERRUPTED if state.stop_reason == signal.Signals.SIGINT.name else 0
+
+
+def evaluate(config: RunConfig) -> int:
+    """Evaluates the weights of ``load_checkpoint`` on held-out text; returns the exit code."""
+    if not config.load_checkpoint:
+        raise config.error("load_checkpoint", "run_mode eval needs weights; give a checkpoint directory")
+    refuse_several_devices(config)
+    set_up_logging(config.output_dir)
+    evaluator = RunData(config).evaluator(progress=True)
+    set_up_device(config)
+    engine = Engine(config, training=False)
+    load_weights(engine, config)
+    result = evaluator.run(engine)
+    logger.info("%s on the %s split: %s", config.load_checkpoint, config.eval_dataset.split, result.describe())
+    return 0
+
+
+def refuse_several_devices(config: RunConfig) -> None:
+    """Raises a UserError for more than one device: such a run is compiled by this release, not launched."""
+    if config.parallel_config.device_num > 1:
+        raise config.error(
+            "parallel_config",
+            f"describes {config.parallel_config.device_num} devices; run_llm.py runs on one, a run on several can be compiled "
+            "(mindllm.compiled.compile_rank). Write use_parallel: false and sizes of 1",
+        )
+
+
+def make_store(config: RunConfig) -> CheckpointStore:
+    """The store of a run's checkpoints, with what the callback's section says of it."""
+    section = next((item for item in config.callbacks if isinstance(item, CheckpointMonitorConfig)), None)
+    keep = section.keep_checkpoint_max if section is not None else 1
+    return CheckpointStore(f"{config.output_dir}/checkpoint", keep_checkpoint_max=keep)
+
+
+def load_weights(engine: Engine, config: RunConfig) -> None:
+    """Puts the weights of ``load_checkpoint`` into the model."""
+    checkpoint = load_checkpoint(config.load_checkpoint, option="--load_checkpoint", with_optimizer=False)
+    engine.load(checkpoint, with_optimizer=False)
+    logger.info("weights of %s", checkpoint.path)
+
+
+def _announce(state: RunState) -> None:
+    config = state.config
+    logger.info(
+        "%s: %s parameters, global batch %d x %d tokens, steps %d to %d of %d",
+        config.trainer.model_name or config.model.config.type,
+        f"{config.model.config.parameter_count():,}",
+        config.global_batch_size,
+        config.model.config.seq_length,
+        state.step + 1,
+        state.last_step,
+        state.total_steps,
+    )
+
+
+def _report(results: dict[str, str]) -> None:
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    for name, value in results.items():
+        table.add_row(f"[bold]{name}[/]", value)
+    Console(soft_wrap=True, highlight=False).print(table)

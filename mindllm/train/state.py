@@ -1,0 +1,70 @@
+"""What the training loop and its callbacks share: the state of the run, and the record of one step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mindllm.config import RunConfig
+from mindllm.train.loss_scale import LossScaler
+
+if TYPE_CHECKING:
+    from mindllm.train.engine import Batch, Engine
+
+
+def last_step(config: RunConfig, total_steps: int) -> int:
+    """The step a process ends with: ``runner_config.stop_step`` if that comes before the end of the run."""
+    stop = config.runner_config.stop_step
+    return min(stop, total_steps) if stop else total_steps
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """One optimizer step, as it is written to ``metrics.jsonl``. Times in seconds, loss in nats per token.
+
+    ``tflops`` is the model's floating-point work per second and device in 10¹², ``mfu`` its ratio to the device's peak.
+    """
+
+    step: int
+    epoch: int
+    loss: float
+    learning_rate: float
+    global_norm: float
+    overflow: bool
+    loss_scale: float
+    tokens: int
+    step_time_s: float
+    tokens_per_s: float
+    tokens_per_s_per_device: float
+    samples_per_s_per_device: float
+    tflops: float
+    mfu: float
+
+
+@dataclass
+class RunState:
+    """A run between two steps. ``step`` counts finished optimizer steps; ``batch`` is the one last trained on."""
+
+    config: RunConfig
+    engine: Engine
+    scaler: LossScaler
+    total_steps: int
+    steps_per_epoch: int
+    step: int = 0
+    batch: Batch | None = None
+    stop_reason: str = ""
+    results: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def output_dir(self) -> Path:
+        return Path(self.config.output_dir)
+
+    @property
+    def last_step(self) -> int:
+        """The step this process ends with."""
+        return last_step(self.config, self.total_steps)
+
+    def place_in_epoch(self, step: int) -> tuple[int, int]:
+        """Epoch and step within it, both counted from 1."""
+        return (step - 1) // self.steps_per_epoch + 1, (step - 1) % self.steps_per_epoch + 1

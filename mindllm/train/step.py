@@ -1,0 +1,154 @@
+"""One optimizer step as compiled cells: forward, backward, global-norm clipping, skip of overflowed steps, update.
+
+Loss and gradients are sums over tokens, divided once by the number of tokens of the whole global batch, so a token
+weighs the same whatever micro-batch, accumulation step or device it falls on.
+"""
+
+from __future__ import annotations
+
+import mindspore as ms
+from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
+from mindspore import ops as P
+
+CLIP_EPSILON = 1e-6  # as torch.nn.utils.clip_grad_norm_ and Megatron-LM
+
+square_sum = ops.MultitypeFuncGraph("square_sum")
+# The parallel compiler recognises this operator and sums the slices of a sharded gradient over its devices
+# (the same pattern as mindspore.ops.clip_by_global_norm).
+expand_slice_sum = P.ExpandDims().add_prim_attr("grad_scale", True)
+
+
+@square_sum.register("Tensor")
+def _square_sum(gradient):
+    return expand_slice_sum(ops.reduce_sum(ops.square(ops.cast(gradient, ms.float32)), ()), 0)
+
+
+class GlobalNorm(nn.Cell):
+    """Euclidean norm of all gradients together, fp32 scalar."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.map = ops.HyperMap()
+        self.sum = P.AddN()
+        self.sqrt = P.Sqrt()
+        self.reshape = P.Reshape()
+
+    def construct(self, gradients: tuple[Tensor, ...]) -> Tensor:
+        return self.reshape(self.sqrt(self.sum(self.map(square_sum, gradients))), ())
+
+
+class ScaledLoss(nn.Cell):
+    """The summed loss times ``seed``, the value gradients are taken of, with the unscaled loss beside it."""
+
+    def __init__(self, model: nn.Cell) -> None:
+        super().__init__(auto_prefix=False)
+        self.model = model
+
+    def construct(self, input_ids: Tensor, labels: Tensor, loss_mask: Tensor, seed: Tensor) -> tuple[Tensor, Tensor]:
+        loss = self.model(input_ids, labels, loss_mask)
+        return loss * seed, loss
+
+
+class ForwardBackward(nn.Cell):
+    """Inputs ``[batch, seq]`` and the loss scale -> summed loss, number of tokens, scaled gradients of every weight.
+
+    Gradients are scaled by ``scale / (batch · seq)``: the magnitude of a mean loss, which loss scales are tuned for.
+    """
+
+    def __init__(self, model: nn.Cell, weights: ParameterTuple) -> None:
+        super().__init__(auto_prefix=False)
+        self.network = ScaledLoss(model)  # an attribute, so that operators keep the path of their cell as scope
+        self.gradient = ops.value_and_grad(self.network, None, weights, has_aux=True)
+
+    def construct(self, input_ids, labels, loss_mask, scale):
+        seed = scale / float(input_ids.shape[0] * input_ids.shape[1])
+        (_, loss), gradients = self.gradient(input_ids, labels, loss_mask, seed)
+        return loss, loss_mask.sum(), gradients
+
+
+class ApplyGradients(nn.Cell):
+    """Unscales, clips and applies gradients; a norm that is not finite leaves weights and optimizer state as they are."""
+
+    def __init__(self, optimizer: nn.Cell, max_grad_norm: float | None) -> None:
+        super().__init__(auto_prefix=False)
+        self.optimizer = optimizer
+        self.global_norm = GlobalNorm()
+        self.max_grad_norm = max_grad_norm
+
+    def construct(self, gradients, unscale, rate):
+        """``unscale`` turns a gradient into that of the mean loss per token. Returns (norm, whether it is finite)."""
+        norm = self.global_norm(gradients) * unscale
+        coefficient = unscale
+        if self.max_grad_norm is not None:
+            coefficient = unscale * ops.minimum(self.max_grad_norm / (norm + CLIP_EPSILON), Tensor(1.0, ms.float32))
+        finite = ops.isfinite(norm)
+        if finite:
+            norm = ops.depend(norm, self.optimizer(gradients, coefficient, rate))
+        return norm, finite
+
+
+class TrainStep(nn.Cell):
+    """A whole step in one graph: ``(input_ids, labels, loss_mask, rate, scale) -> (mean loss, norm, finite, tokens)``."""
+
+    def __init__(self, model: nn.Cell, optimizer: nn.Cell, max_grad_norm: float | None) -> None:
+        super().__init__(auto_prefix=False)
+        self.forward_backward = ForwardBackward(model, optimizer.parameters)
+        self.update = ApplyGradients(optimizer, max_grad_norm)
+
+    def construct(self, input_ids, labels, loss_mask, rate, scale):
+        loss, tokens, gradients = self.forward_backward(input_ids, labels, loss_mask, scale)
+        nominal = float(input_ids.shape[0] * input_ids.shape[1])
+        norm, finite = self.update(gradients, nominal / (scale * tokens), rate)
+        return loss / tokens, norm, finite, tokens
+
+
+class AccumulateStep(nn.Cell):
+    """Adds gradients, loss and tokens of one part of a global batch to accumulators; ``ApplyAccumulated`` uses them."""
+
+    def __init__(self, model: nn.Cell, weights: ParameterTuple) -> None:
+        super().__init__(auto_prefix=False)
+        self.forward_backward = ForwardBackward(model, weights)
+        self.gradients = weights.clone(prefix="accumulated", init="zeros")
+        self.loss = Parameter(Tensor(0.0, ms.float32), name="accumulated_loss", requires_grad=False)
+        self.tokens = Parameter(Tensor(0.0, ms.float32), name="accumulated_tokens", requires_grad=False)
+        self.map = ops.HyperMap()
+
+    def construct(self, input_ids, labels, loss_mask, scale):
+        loss, tokens, gradients = self.forward_backward(input_ids, labels, loss_mask, scale)
+        done = self.map(ops.assign_add, self.gradients, gradients)
+        loss = ops.depend(loss, done)
+        return ops.assign_add(self.loss, loss), ops.assign_add(self.tokens, tokens)
+
+
+class ApplyAccumulated(nn.Cell):
+    """Ends a global batch: one update from what ``accumulate`` gathered, then cleared. Outputs as ``TrainStep``.
+
+    ``nominal`` is the number of positions of one part: what ``ForwardBackward`` divided the scale by.
+    """
+
+    def __init__(
+        self, accumulate: AccumulateStep, optimizer: nn.Cell, max_grad_norm: float | None, nominal: int
+    ) -> None:
+        super().__init__(auto_prefix=False)
+        self.gradients = accumulate.gradients
+        self.loss = accumulate.loss
+        self.tokens = accumulate.tokens
+        self.nominal = float(nominal)
+        self.update = ApplyGradients(optimizer, max_grad_norm)
+        self.map = ops.HyperMap()
+
+    def construct(self, rate, scale):
+        tokens = self.tokens * 1.0
+        loss = self.loss / tokens
+        norm, finite = self.update(self.gradients, self.nominal / (scale * tokens), rate)
+        loss = ops.depend(loss, norm)
+        cleared = self.map(ops.partial(clear, loss), (*self.gradients, self.loss, self.tokens))
+        return ops.depend(loss, cleared), norm, finite, tokens
+
+
+clear = ops.MultitypeFuncGraph("clear")
+
+
+@clear.register("Tensor", "Tensor")
+def _clear(after, accumulator):
+    return ops.assign(accumulator, ops.depend(ops.zeros_like(accumulator), after))

@@ -1,0 +1,121 @@
+"""The training loop: batches in, records out, callbacks told; stops cleanly when asked to."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import time
+from collections.abc import Callable, Sequence
+from types import FrameType
+
+from mindllm.data import BatchStream
+from mindllm.train.callbacks import Callback
+from mindllm.train.engine import StepResult
+from mindllm.train.state import RunState, StepRecord
+
+logger = logging.getLogger(__name__)
+
+
+class Trainer:
+    """Runs steps ``state.step + 1`` to ``state.last_step``."""
+
+    def __init__(
+        self,
+        state: RunState,
+        stream: BatchStream,
+        learning_rate: Callable[[int], float],
+        callbacks: Sequence[Callback],
+        peak_flops: float,
+    ) -> None:
+        self.state = state
+        self.stream = stream
+        self.learning_rate = learning_rate
+        self.callbacks = callbacks
+        self.peak_flops = peak_flops
+        self.flops_per_token = state.config.model.config.flops_per_token()
+
+    def run(self) -> None:
+        """Trains to the end, or until SIGTERM or SIGINT; whatever happens, callbacks are closed."""
+        with StopSignals(self.state) as self.signals:
+            try:
+                self._tell("begin")
+                for batch in self.stream.iterate(self.state.step, self.state.last_step):
+                    self._one_step(batch)
+                    if self.state.stop_reason:
+                        logger.info("stopping after step %d: %s", self.state.step, self.state.stop_reason)
+                        break
+                self._tell("end")
+            finally:
+                for callback in self.callbacks:
+                    callback.close()
+
+    def _one_step(self, batch) -> None:
+        state = self.state
+        self._tell("step_begin")
+        rate, scale = self.learning_rate(state.step), state.scaler.value
+        start = time.perf_counter()
+        result = state.engine.step(batch, rate, scale)
+        seconds = time.perf_counter() - start
+        self.signals.install()
+        state.batch = batch
+        state.step += 1
+        state.scaler.update(result.overflow)
+        record = self._record(result, rate, scale, seconds)
+        for callback in self.callbacks:
+            callback.step_end(state, record)
+
+    def _record(self, result: StepResult, rate: float, scale: float, seconds: float) -> StepRecord:
+        config = self.state.config
+        devices = config.parallel_config.device_num
+        positions = config.global_batch_size * config.model.config.seq_length
+        work = positions * self.flops_per_token / seconds / devices
+        return StepRecord(
+            step=self.state.step,
+            epoch=self.state.place_in_epoch(self.state.step)[0],
+            loss=result.loss,
+            learning_rate=rate,
+            global_norm=result.global_norm,
+            overflow=result.overflow,
+            loss_scale=scale,
+            tokens=result.tokens,
+            step_time_s=seconds,
+            tokens_per_s=positions / seconds,
+            tokens_per_s_per_device=positions / seconds / devices,
+            samples_per_s_per_device=config.global_batch_size / seconds / devices,
+            tflops=work / 1e12,
+            mfu=work / self.peak_flops,
+        )
+
+    def _tell(self, moment: str) -> None:
+        for callback in self.callbacks:
+            getattr(callback, moment)(self.state)
+
+
+STOPPING = (signal.SIGTERM, signal.SIGINT)
+
+
+class StopSignals:
+    """While open, SIGTERM and SIGINT let the step in progress finish and then end the run; a second SIGINT ends it at once."""
+
+    def __init__(self, state: RunState) -> None:
+        self.state = state
+        self.previous: dict[int, object] = {}
+
+    def __enter__(self) -> StopSignals:
+        self.previous = {number: signal.getsignal(number) for number in STOPPING}
+        self.install()
+        return self
+
+    def install(self) -> None:
+        """Again after a step: MindSpore's runtime replaces the handler of SIGINT by one that sends SIGTERM."""
+        for number in STOPPING:
+            signal.signal(number, self._stop)
+
+    def __exit__(self, *exception: object) -> None:
+        for number, handler in self.previous.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]
+
+    def _stop(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGINT and self.state.stop_reason:
+            raise KeyboardInterrupt
+        self.state.stop_reason = signal.Signals(number).name

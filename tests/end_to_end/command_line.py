@@ -1,0 +1,40 @@
+"""The command line as a user calls it, and what a run leaves behind."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+STEPS = 12
+
+
+def start(config_file, output, *options, cwd=None):
+    """Starts ``run_llm.py`` as a process of its own, in a working directory of its own."""
+    command = [sys.executable, ROOT / "run_llm.py", "--config", config_file, f"--output_dir={output}", *options]
+    environment = {**os.environ, "GLOG_v": "3", "COLUMNS": "250"}
+    cwd = cwd or output.parent
+    return subprocess.Popen(
+        list(map(str, command)), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment, cwd=cwd
+    )
+
+
+def run(config_file, output, *options, expect=0):
+    """Runs it to its end, checks the exit code, and returns what it printed."""
+    process = start(config_file, output, *options)
+    printed, _ = process.communicate(timeout=300)
+    assert process.returncode == expect, printed
+    assert "Traceback" not in printed
+    return printed
+
+
+def read_lines(path):
+    """The objects of a JSON-lines file."""
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def trajectory(output):
+    """What must not depend on interruptions: per step loss, norm, rate, tokens."""
+    keys = ("step", "epoch", "loss", "learning_rate", "global_norm", "overflow", "loss_scale", "tokens")
+    return [{key: record[key] for key in keys} for record in read_lines(output / "metrics.jsonl")]

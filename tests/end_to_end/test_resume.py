@@ -1,0 +1,96 @@
+"""Stopped in any way, a run goes on as if it had not been: the losses of all later steps are bit-identical."""
+
+import shutil
+import signal
+import time
+
+import numpy as np
+import pytest
+from command_line import STEPS, run, start, trajectory
+
+from mindllm.train.checkpoint import load_checkpoint
+
+
+def announced(printed):
+    """The checkpoints a process said it had saved."""
+    return [line.rsplit(" ", 1)[1] for line in printed.splitlines() if "saved checkpoint" in line]
+
+
+def read_until(process, text):
+    """Reads what a process prints up to a line that holds ``text``."""
+    lines = []
+    for line in process.stdout:
+        lines.append(line)
+        if text in line:
+            return "".join(lines)
+    raise AssertionError("".join(lines))
+
+
+def test_a_run_stopped_at_a_step_resumes_bit_identically(finished, config_file, tmp_path):
+    output = tmp_path / "out"
+    run(config_file, output, "--runner_config.stop_step=5")
+    assert [record["step"] for record in trajectory(output)] == [1, 2, 3, 4, 5]
+    run(config_file, output, "--resume_training")
+    assert trajectory(output) == trajectory(finished[0])
+    weights = [load_checkpoint(path / "checkpoint" / f"llm-{STEPS}").weights for path in (output, finished[0])]
+    assert all(np.array_equal(weights[0][name], weights[1][name]) for name in weights[1])
+
+
+def test_sigterm_saves_and_ends_with_0(finished, config_file, tmp_path):
+    output = tmp_path / "out"
+    process = start(config_file, output)
+    printed = read_until(process, "step:[    3/")
+    process.send_signal(signal.SIGTERM)
+    printed += process.communicate(timeout=60)[0]
+    assert process.returncode == 0, printed
+    step = trajectory(output)[-1]["step"]
+    assert announced(printed)[-1].endswith(f"llm-{step}")
+    run(config_file, output, "--resume_training")
+    assert trajectory(output) == trajectory(finished[0])
+
+
+def test_an_interrupt_ends_cleanly_with_130_and_a_checkpoint(config_file, tmp_path):
+    process = start(config_file, tmp_path / "out", "--runner_config.train_steps=100000")
+    printed = read_until(process, "step:[    3/")
+    process.send_signal(signal.SIGINT)
+    printed += process.communicate(timeout=60)[0]
+    assert process.returncode == 130, printed
+    assert "Traceback" not in printed
+    assert announced(printed)[-1].endswith(f"llm-{trajectory(tmp_path / 'out')[-1]['step']}")
+
+
+def test_killed_again_and_again_it_loses_nothing_announced(finished, config_file, tmp_path):
+    output = tmp_path / "out"
+    rng = np.random.default_rng(0)
+    for attempt in range(4):
+        process = start(config_file, output, *(["--resume_training"] if attempt else []))
+        printed = read_until(process, "saved checkpoint")
+        time.sleep(float(rng.random()) * 0.3)
+        process.kill()
+        printed += process.communicate()[0]
+        newest = announced(printed)[-1]
+        assert load_checkpoint(output.parent / newest).step <= STEPS
+    run(config_file, output, "--resume_training")
+    assert trajectory(output) == trajectory(finished[0])
+
+
+@pytest.mark.parametrize("damage", ["truncate", "flip"])
+def test_a_damaged_checkpoint_is_refused_by_name_and_the_previous_one_offered(finished, config_file, tmp_path, damage):
+    output = tmp_path / "out"
+    shutil.copytree(finished[0], output)
+    victim = output / "checkpoint" / "llm-12" / "model.safetensors"
+    content = bytearray(victim.read_bytes())
+    content[len(content) // 2] ^= 1
+    victim.write_bytes(content[:-7] if damage == "truncate" else content)
+    printed = run(config_file, output, "--resume_training", "--runner_config.train_steps=14", expect=2)
+    assert "llm-12/model.safetensors" in printed
+    assert "--resume_training=" in printed
+    assert "llm-10" in printed
+
+
+def test_resuming_a_finished_run_does_nothing(finished, config_file, tmp_path):
+    output = tmp_path / "out"
+    shutil.copytree(finished[0], output)
+    before = (output / "metrics.jsonl").read_bytes()
+    assert "nothing to do" in run(config_file, output, "--resume_training")
+    assert (output / "metrics.jsonl").read_bytes() == before

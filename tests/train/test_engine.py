@@ -1,0 +1,121 @@
+"""The compiled steps: accumulation is a larger batch, an overflow changes nothing, clipping bounds, loss is per token."""
+
+import numpy as np
+import pytest
+
+from mindllm.config import load_config
+from mindllm.train.engine import Engine
+
+YAML = """
+lr_schedule: {type: ConstantWarmUpLR, learning_rate: 1e-2}
+train_dataset: {data_loader: {config: {data_path: unused}}}
+context: {enable_graph_kernel: false, compile_cache: false}
+runner_config: {batch_size: 4}
+model:
+  model_config:
+    {vocab_size: 61, hidden_size: 16, num_layers: 2, num_heads: 4, n_kv_heads: 2, intermediate_size: 24, seq_length: 8}
+"""
+
+
+def engine(*overrides):
+    with open("run.yaml", "w", encoding="utf-8") as file:
+        file.write(YAML)
+    return Engine(load_config("run.yaml", overrides))
+
+
+def batch(seed=0, rows=4, kept=0.7):
+    rng = np.random.default_rng(seed)
+    tokens = rng.integers(0, 61, (rows, 9)).astype(np.int32)
+    mask = (rng.random((rows, 8)) < kept).astype(np.float32)
+    return {"input_ids": tokens[:, :-1], "labels": tokens[:, 1:], "loss_mask": mask}
+
+
+def weights(some_engine):
+    return {name: weight.asnumpy().copy() for name, weight in some_engine.weights.items()}
+
+
+def test_accumulating_unequal_parts_equals_one_large_batch():
+    whole, parts = engine(), engine("--runner_config.batch_size=1", "--runner_config.gradient_accumulation_steps=4")
+    for step in range(3):
+        one, four = (item.step(batch(step), 1e-2, 1.0) for item in (whole, parts))
+        assert four.tokens == one.tokens
+        assert four.loss == pytest.approx(one.loss, rel=1e-5)
+        assert four.global_norm == pytest.approx(one.global_norm, rel=1e-4)
+    for name, weight in weights(whole).items():
+        np.testing.assert_allclose(weights(parts)[name], weight, atol=2e-5, err_msg=name)
+
+
+def test_the_loss_scale_changes_neither_loss_nor_update():
+    plain, scaled = engine(), engine()
+    results = plain.step(batch(), 1e-2, 1.0), scaled.step(batch(), 1e-2, 1024.0)
+    assert results[1].loss == pytest.approx(results[0].loss, rel=1e-6)
+    assert results[1].global_norm == pytest.approx(results[0].global_norm, rel=1e-5)
+    for name, weight in weights(plain).items():
+        np.testing.assert_allclose(weights(scaled)[name], weight, atol=1e-6, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    "options", [(), ("--runner_config.batch_size=2", "--runner_config.gradient_accumulation_steps=2")]
+)
+def test_an_overflow_leaves_weights_and_state_and_the_next_step_is_as_if_it_had_not_been(options):
+    disturbed, quiet = engine(*options), engine(*options)
+    before = weights(disturbed)
+    result = disturbed.step(batch(), 1e-2, 3e38)
+    assert result.overflow
+    for name, weight in weights(disturbed).items():
+        np.testing.assert_array_equal(weight, before[name], err_msg=name)
+    disturbed.step(batch(1), 1e-2, 1.0)
+    quiet.step(batch(1), 1e-2, 1.0)
+    for name, weight in weights(quiet).items():
+        np.testing.assert_array_equal(weights(disturbed)[name], weight, err_msg=name)
+    for name, state in quiet.optimizer_state.items():
+        np.testing.assert_array_equal(disturbed.optimizer_state[name].asnumpy(), state.asnumpy(), err_msg=name)
+
+
+def test_tokens_without_loss_do_not_count():
+    masked, cut = engine(), engine()
+    data = batch(kept=1.0)
+    data["loss_mask"][2:] = 0.0
+    first_rows = {name: np.concatenate([array[:2], array[:2]]) for name, array in data.items()}
+    assert masked.step(data, 0.0, 1.0).loss == pytest.approx(cut.step(first_rows, 0.0, 1.0).loss, rel=1e-5)
+    summed, tokens = masked.evaluate(data)
+    assert tokens == 16
+    assert summed / tokens == pytest.approx(cut.evaluate(first_rows)[0] / 32, rel=1e-5)
+
+
+def test_clipping_scales_the_gradients_to_the_largest_norm():
+    free = engine("--runner_wrapper.use_clip_grad=false", "--optimizer.betas=[0.0,0.0]", "--optimizer.weight_decay=0")
+    clipped = engine("--runner_wrapper.max_grad_norm=0.01", "--optimizer.betas=[0.0,0.0]", "--optimizer.weight_decay=0")
+    norms = [item.step(batch(), 0.0, 1.0).global_norm for item in (free, clipped)]
+    assert norms[0] == pytest.approx(norms[1], rel=1e-6)
+    moment = "adam_m.model.layers.0.attention.wq.weight"
+    first = [item.optimizer_state[moment].asnumpy() for item in (free, clipped)]
+    np.testing.assert_allclose(first[1], first[0] * 0.01 / norms[0], rtol=1e-3, atol=1e-9)
+
+
+def test_initial_weights_depend_on_seed_and_name_only():
+    shallow, deep, other = engine("--model.model_config.num_layers=1"), engine(), engine("--seed=1")
+    name = "model.layers.0.feed_forward.w3.weight"
+    np.testing.assert_array_equal(weights(shallow)[name], weights(deep)[name])
+    assert not np.array_equal(weights(other)[name], weights(deep)[name])
+    assert weights(deep)[name].std() == pytest.approx(0.02, rel=0.1)
+
+
+def test_what_is_not_finite_is_named():
+    item = engine()
+    assert item.not_finite(batch()) == []
+    name = "model.layers.1.ffn_norm.weight"
+    poisoned = item.weights[name].asnumpy().copy()
+    poisoned[3] = np.inf
+    import mindspore as ms
+
+    item.weights[name].set_data(ms.Tensor(poisoned))
+    assert item.not_finite(batch()) == [f"weight {name}"]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_lower_precision_follows_fp32_closely_but_is_not_fp32(dtype):
+    exact, rounded = engine(), engine(f"--model.model_config.compute_dtype={dtype}")
+    losses = [[item.step(batch(step), 1e-2, 1.0).loss for step in range(3)] for item in (exact, rounded)]
+    np.testing.assert_allclose(losses[1], losses[0], rtol=2e-2)
+    assert losses[1] != losses[0]
