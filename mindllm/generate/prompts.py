@@ -1,0 +1,46 @@
+"""Prompts as token ids, and whether they can be continued: known before there is a model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mindllm.config import ModelConfig
+from mindllm.data.tokenizer import Tokenizer
+from mindllm.errors import UserError
+
+
+def eos_id(config: ModelConfig, tokenizer: Tokenizer | None) -> int | None:
+    """The token that ends a text: the configuration's, else the tokenizer's; None: there is none."""
+    return config.eos_token_id if config.eos_token_id is not None else tokenizer.eos_id if tokenizer else None
+
+
+def bos_id(config: ModelConfig, tokenizer: Tokenizer | None) -> int | None:
+    """The token that begins a text: the configuration's, else the tokenizer's; None: there is none."""
+    return config.bos_token_id if config.bos_token_id is not None else tokenizer.bos_id if tokenizer else None
+
+
+def encode_prompt(text: str, config: ModelConfig, tokenizer: Tokenizer) -> list[int]:
+    """The tokens of ``text``, after the token that begins a text if there is one."""
+    begin = bos_id(config, tokenizer)
+    return ([] if begin is None else [begin]) + tokenizer.encode(text)
+
+
+def check_prompts(prompts: Sequence[Sequence[int]], config: ModelConfig, max_length: int, max_new_tokens: int) -> None:
+    """Raises UserError for the first prompt that is empty, not of the vocabulary, or too long to be continued."""
+    for index, prompt in enumerate(prompts):
+        name = "the prompt" if len(prompts) == 1 else f"prompt {index + 1} of {len(prompts)}"
+        if not len(prompt):
+            raise UserError(f"{name} is empty: give at least one token")
+        outside = [token for token in prompt if not 0 <= token < config.vocab_size]
+        if outside:
+            raise UserError(
+                f"{name} has token {outside[0]}, but model.model_config.vocab_size is {config.vocab_size}: "
+                "give the tokenizer the model was trained with"
+            )
+        room = max_length - len(prompt)
+        if room < max_new_tokens:
+            advice = f"generation.max_new_tokens={room} at most" if room > 0 else "a shorter prompt"
+            raise UserError(
+                f"{name} of {len(prompt)} token(s) with {max_new_tokens} new ones would be longer than the "
+                f"{max_length} tokens the model works on (model.model_config.seq_length): give {advice}"
+            )

@@ -1,0 +1,82 @@
+"""The next token from logits on the host: the most likely one, or a draw that a seed repeats.
+
+The distribution that is drawn from, for logits ``z``, in this order:
+
+- temperature ``T`` (Ackley et al., 1985): ``p_i ∝ exp(z_i / T)``;
+- top-k (Fan et al., 2018): the ``k`` most likely tokens, of equal ones those with the lower ids;
+- top-p (Holtzman et al., 2020): of what is left, renormalised, the fewest most likely tokens that sum to at least ``p``.
+
+A draw is the inverse of the cumulative distribution at a uniform number.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+import numpy as np
+
+
+def greedy(logits: np.ndarray) -> int:
+    """The most likely token of ``logits`` ``[vocab]``; of equal ones the first."""
+    return int(np.argmax(logits))
+
+
+def candidates(
+    logits: np.ndarray, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0
+) -> tuple[np.ndarray, np.ndarray]:
+    """The tokens that may be drawn from ``logits`` ``[vocab]`` and their probabilities, float64 and of sum 1.
+
+    ``top_k`` 0 and ``top_p`` 1 leave all tokens. The tokens are in the order of their ids, or, where a choice was made among
+    them, the most likely first.
+    """
+    tokens = np.arange(logits.size)
+    if 0 < top_k < tokens.size:
+        tokens = _descending(logits, np.flatnonzero(logits >= np.partition(logits, -top_k)[-top_k]))[:top_k]
+    probabilities = softmax(logits[tokens].astype(np.float64) / temperature)
+    if top_p < 1.0:
+        # Tokens of less than (1 - p) / n each sum to less than 1 - p: the others hold the nucleus, and only they are sorted.
+        likely = probabilities >= min((1.0 - top_p) / tokens.size, probabilities.max())
+        order = _descending(logits[tokens], np.flatnonzero(likely))
+        order = order[: 1 + int(np.searchsorted(np.cumsum(probabilities[order]), top_p))]
+        tokens, probabilities = tokens[order], probabilities[order] / probabilities[order].sum()
+    return tokens, probabilities
+
+
+def softmax(logits: np.ndarray) -> np.ndarray:
+    """``exp(z_i) / Σ exp(z_j)`` of ``[vocab]``, shifted by the maximum."""
+    weights = np.exp(logits - logits.max())
+    return weights / weights.sum()
+
+
+def _descending(logits: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+    """``tokens`` by falling logits, equal ones in the order they have."""
+    return tokens[np.argsort(-logits[tokens], kind="stable")]
+
+
+def draw(
+    logits: np.ndarray,
+    uniform: float,
+    temperature: float = 1.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+) -> int:
+    """The token of ``logits`` ``[vocab]`` that ``uniform``, in ``[0, 1)``, falls on; a pure function."""
+    tokens, probabilities = candidates(logits, temperature, top_k, top_p)
+    index = int(np.searchsorted(np.cumsum(probabilities), uniform, side="right"))
+    return int(tokens[min(index, len(tokens) - 1)])  # the sum may end a rounding below 1
+
+
+def random_streams(prompts: Sequence[Sequence[int]], seed: int) -> list[np.random.Generator]:
+    """One stream of uniform numbers per prompt: a function of the seed, the prompt, and how many equal ones stand before it.
+
+    So a prompt continues alike alone and in any batch, while the same prompt given twice continues in two ways. Philox is
+    keyed with a hash of the three (counter-based generator: Salmon et al., 2011).
+    """
+    seen: dict[tuple[int, ...], int] = {}
+    streams = []
+    for prompt in map(tuple, prompts):
+        repetition = seen[prompt] = seen.get(prompt, -1) + 1
+        key = hashlib.sha256(f"{seed}:{repetition}:{','.join(map(str, prompt))}".encode()).digest()[:16]
+        streams.append(np.random.Generator(np.random.Philox(key=int.from_bytes(key, "little"))))
+    return streams
