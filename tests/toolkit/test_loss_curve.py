@@ -1,0 +1,40 @@
+"""The loss-curve tool draws what the metrics say, and says so when there is nothing to draw."""
+
+import json
+
+import pytest
+from PIL import Image
+
+from mindllm.errors import UserError
+from toolkit.loss_curve.__main__ import main
+from toolkit.loss_curve.draw import read_run
+
+
+def write_run(directory, losses):
+    directory.mkdir()
+    lines = [json.dumps({"step": step, "loss": loss}) for step, loss in enumerate(losses, start=1)]
+    (directory / "metrics.jsonl").write_text("".join(line + "\n" for line in lines))
+    return directory
+
+
+def test_a_picture_of_two_runs(tmp_path):
+    runs = [write_run(tmp_path / name, [4.0, 3.5, 3.0]) for name in ("a", "b")]
+    (runs[0] / "evaluation.jsonl").write_text(json.dumps({"step": 3, "loss": 3.2, "unigram_loss": 5.0}) + "\n")
+    assert main([*map(str, runs), "--output", str(tmp_path / "curve.png")]) == 0
+    with Image.open(tmp_path / "curve.png") as picture:
+        assert picture.format == "PNG"
+        assert len(picture.convert("RGB").getcolors(maxcolors=1 << 20)) > 10
+
+
+def test_steps_without_a_finite_loss_are_left_out(tmp_path):
+    run = read_run(write_run(tmp_path / "run", [4.0, None, 3.0]))
+    assert [record["step"] for record in run.steps] == [1, 3]
+
+
+@pytest.mark.parametrize("losses", [None, []])
+def test_nothing_to_draw_is_said(tmp_path, losses):
+    directory = tmp_path / "run"
+    if losses is not None:
+        write_run(directory, losses)
+    with pytest.raises(UserError, match=r"metrics\.jsonl"):
+        read_run(directory)

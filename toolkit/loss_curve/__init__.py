@@ -1,0 +1,1 @@
+"""Draws the loss of one or several runs."""

@@ -1,0 +1,31 @@
+"""Draws training and held-out loss of one or several runs as a PNG."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from mindllm.command import CommandParser, run_command
+from toolkit.loss_curve.draw import draw, read_run
+
+EXAMPLES = """example:
+  python -m toolkit.loss_curve output/llama2_tiny --output loss_curve.png
+  python -m toolkit.loss_curve output/run_a output/run_b --output comparison.png
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Reads ``metrics.jsonl`` and ``evaluation.jsonl`` of every run and writes one picture."""
+    parser = CommandParser(prog="python -m toolkit.loss_curve", description=__doc__, epilog=EXAMPLES)
+    parser.add_argument("runs", nargs="+", type=Path, metavar="DIR", help="output directory of a run")
+    parser.add_argument(
+        "--output", type=Path, default=Path("loss_curve.png"), help="PNG to write (default: %(default)s)"
+    )
+    options = parser.parse_args(arguments)
+    draw([read_run(directory) for directory in options.runs], options.output)
+    print(options.output)
+    return 0
+
+
+if __name__ == "__main__":
+    run_command(main)

@@ -1,0 +1,72 @@
+"""Reading a run's metrics and drawing them with matplotlib, without a display."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mindllm.errors import UserError
+from mindllm.files import atomic_path
+from mindllm.train.metrics_file import read_metrics
+
+SMOOTHING = 0.05  # weight of the newest step in the drawn average
+
+
+@dataclass(frozen=True)
+class Run:
+    """The records of one run's steps and evaluations."""
+
+    name: str
+    steps: list[dict[str, Any]]
+    evaluations: list[dict[str, Any]]
+
+
+def read_run(directory: Path) -> Run:
+    """Reads the metrics below ``directory``; a UserError says when there are none."""
+    metrics, evaluations = directory / "metrics.jsonl", directory / "evaluation.jsonl"
+    if not metrics.is_file():
+        raise UserError(f"{metrics}: no such file; give the output_dir of a run whose callbacks hold MetricsMonitor")
+    steps = [record for record in read_metrics(metrics) if isinstance(record.get("loss"), float)]
+    if not steps:
+        raise UserError(f"{metrics}: holds no finished step yet")
+    return Run(directory.name, steps, read_metrics(evaluations) if evaluations.is_file() else [])
+
+
+def draw(runs: list[Run], path: Path) -> None:
+    """Loss (left axis) over steps: every step thin, an exponential average thick, held-out loss as points."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(9, 5), constrained_layout=True)
+    for index, run in enumerate(runs):
+        _draw_run(axes, run, f"C{index}")
+    axes.set(xlabel="step", ylabel="loss, nats per token")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    with atomic_path(path) as temporary:
+        figure.savefig(temporary, dpi=120, format="png")
+    pyplot.close(figure)
+
+
+def _draw_run(axes: Any, run: Run, colour: str) -> None:
+    steps = [record["step"] for record in run.steps]
+    losses = [record["loss"] for record in run.steps]
+    axes.plot(steps, losses, color=colour, alpha=0.25, linewidth=0.8)
+    axes.plot(steps, _smooth(losses), color=colour, label=f"{run.name}: training (average)")
+    if run.evaluations:
+        points = [(record["step"], record["loss"]) for record in run.evaluations]
+        axes.plot(*zip(*points, strict=True), "o", color=colour, markeredgecolor="black", label=f"{run.name}: held-out")
+        baseline = run.evaluations[-1]["unigram_loss"]
+        axes.axhline(baseline, color=colour, linestyle=":", label=f"{run.name}: unigram baseline")
+
+
+def _smooth(values: list[float]) -> list[float]:
+    average = values[0]
+    averages: list[float] = []
+    for value in values:
+        average += max(SMOOTHING, 1 / (len(averages) + 1)) * (value - average)
+        averages.append(average)
+    return averages
