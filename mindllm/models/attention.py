@@ -78,7 +78,7 @@ class CausalAttention(ComposedAttention):
         query = self.mul(query, self.scale)
         length = query.shape[2]
         blocks = min(self.MOST_BLOCKS, max(1, length // self.SMALLEST_BLOCK))
-        parts = ()
+        parts: tuple[Tensor, ...] = ()
         for index in range(blocks):
             start, end = length * index // blocks, length * (index + 1) // blocks
             rows = self.cut(query, start, end)

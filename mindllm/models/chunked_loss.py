@@ -45,7 +45,7 @@ class SequenceChunks(nn.Cell):
     def construct(self, hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
         slices = self.split_hidden(self.reshape(hidden, (-1, self.length, self.hidden_size)))
         labels = self.split_labels(self.reshape(labels, (-1, self.length)))
-        parts = ()
+        parts: tuple[Tensor, ...] = ()
         for index in range(self.chunks):
             part = self.reshape(slices[index], (-1, self.hidden_size))
             losses = self.losses(part, weight, self.reshape(labels[index], (-1,)))
@@ -73,7 +73,7 @@ class OrderedChunks(nn.Cell):
         self.zeros_like = P.ZerosLike()
 
     def construct(self, hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
-        parts = (self.losses(self.rows(hidden, 0), weight, self.rows(labels, 0)),)
+        parts: tuple[Tensor, ...] = (self.losses(self.rows(hidden, 0), weight, self.rows(labels, 0)),)
         for index in range(1, self.chunks):
             hidden = ops.depend(hidden, parts[-1])
             parts = (*parts, self.losses(self.rows(hidden, index), weight, self.rows(labels, index)))
@@ -84,7 +84,7 @@ class OrderedChunks(nn.Cell):
     ) -> tuple[Tensor, Tensor, Tensor]:
         weight = self.operand(weight)
         part, total = self.gradients(hidden, weight, labels, dout, 0)
-        parts = (part,)
+        parts: tuple[Tensor, ...] = (part,)
         for index in range(1, self.chunks):
             part, product = self.gradients(ops.depend(hidden, total), weight, labels, dout, index)
             parts = (*parts, part)

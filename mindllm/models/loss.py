@@ -89,6 +89,7 @@ class LossAndSoftmax(nn.Cell):
 
     def gradient(self, softmax: Tensor, labels: Tensor, loss_gradient: Tensor) -> Tensor:
         """``softmax - onehot(label)``, weighted by the gradient of the loss; nothing flows back through the softmax."""
-        labels = ops.depend(labels, softmax)  # or the back end makes the one-hot matrix before anything else, and keeps it
+        # Without the order the back end makes the one-hot matrix before anything else, and keeps it.
+        labels = ops.depend(labels, softmax)
         target = self.onehot(labels, self.vocab_size, self.on, self.off)
         return (softmax - target) * self.reshape(loss_gradient, (-1, 1))

@@ -171,8 +171,8 @@ def much_text(tmp_path_factory):
     words = np.random.RandomState(0).randint(97, 123, size=24_000_000, dtype=np.uint8)
     words[::7] = 32
     words[::70] = 10
-    for number in range(3):
-        words[number::3].tofile(directory / f"{number}.txt")
+    for number in range(48):  # many documents: output grows long before the end
+        words[number::48].tofile(directory / f"{number}.txt")
     return directory
 
 
