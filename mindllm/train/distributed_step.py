@@ -13,7 +13,7 @@ from mindllm.parallel import ParallelModel, build_parallel_model, set_parallel_c
 from mindllm.parallel.context import INPUT_COLUMNS
 from mindllm.parallel.pipeline import TokenCount
 from mindllm.train.optimizer import AdamW
-from mindllm.train.step import ApplyGradients
+from mindllm.train.step import ApplyGradients, GlobalNorm
 
 accumulated = ops.MultitypeFuncGraph("accumulated")
 clear_accumulated = ops.MultitypeFuncGraph("clear_accumulated")
@@ -98,7 +98,8 @@ class DistributedStep(nn.Cell):
         self.positions = float(positions)
         self.accumulates = parallel.parts > 1 or parallel.plan.stages > 1
         separate = parallel.reused and parallel.plan.stages == 1
-        self.update = ApplyGradients(ReusedOptimizer(optimizer) if separate else optimizer, max_grad_norm)
+        optimizer = ReusedOptimizer(optimizer) if separate else optimizer
+        self.update = ApplyGradients(optimizer, max_grad_norm, GlobalNorm())
         self.reads_accumulators = self.accumulates and not sharded_optimizer
         if self.accumulates:
             self.accu_grads = weights.clone(prefix="accu_grads", init="zeros")  # the compiler knows them by this name
