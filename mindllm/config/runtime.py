@@ -67,7 +67,8 @@ class ContextConfig(Section):
         description="Graph-kernel fusion; auto: on where what it needs is installed, but not in predict.",
     )
     compile_cache: bool = Field(
-        default=True, description="Keeps the compiled graph so that the next start skips compiling."
+        default=True,
+        description="Keeps compiled graphs, or with graph-kernel fusion its kernels, so that the next start is quick.",
     )
     compile_cache_path: str = Field(
         default="", description="Directory of the compile cache; empty: `{output_dir}/compile_cache`."

@@ -20,6 +20,7 @@ from mindllm.parallel.pipeline import (
 )
 from mindllm.parallel.plan_text import plan_lines
 from mindllm.parallel.recompute import apply_recompute
+from mindllm.parallel.reuse import reuse_equal_layers
 from mindllm.parallel.sharding import apply_sharding, sharding_table
 
 logger = logging.getLogger(__name__)
@@ -62,6 +63,8 @@ def build_parallel_model(config: RunConfig) -> ParallelModel:
     model = CausalLM(config.model.config, kernels)
     apply_recompute(model.model.layers, plan, config)
     if mesh.devices == 1:
+        if kernels.cpu:
+            reuse_equal_layers(model.model.layers, plan, config)
         return ParallelModel(model, model, plan, mesh)
     if plan.stages > 1:
         place_on_stages(model, plan, config.model.config, kernels)

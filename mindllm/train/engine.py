@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -13,6 +14,7 @@ from mindllm.config import RunConfig
 from mindllm.models.weights import HostCopy, assign, initialise, signatures, trained_weights
 from mindllm.parallel import build_parallel_model
 from mindllm.train.checkpoint import Checkpoint
+from mindllm.train.compile_cache import cached_compilation
 from mindllm.train.optimizer import AdamW
 from mindllm.train.step import AccumulateStep, ApplyAccumulated, ForwardBackward, TrainStep
 
@@ -67,18 +69,23 @@ class Engine:
             self._accumulate.set_train()
             self._step = ApplyAccumulated(self._accumulate, self.optimizer, clip, positions)
         self._step.set_train()
+        self._compiled = False
 
     def step(self, batch: Batch, rate: float, scale: float) -> StepResult:
         """One optimizer step on a global batch of arrays ``[batch, seq]``."""
-        rate_tensor, scale_tensor = Tensor(rate, ms.float32), Tensor(scale, ms.float32)
-        if self.parts == 1:
-            outputs = self._step(*_inputs(batch), rate_tensor, scale_tensor)
-        else:
-            for part in _parts(batch, self.parts):
-                self._accumulate(*_inputs(part), scale_tensor)
-            outputs = self._step(rate_tensor, scale_tensor)
-        loss, norm, finite, tokens = (output.asnumpy() for output in outputs)
+        with contextlib.nullcontext() if self._compiled else cached_compilation(self.config):
+            outputs = self._run(batch, Tensor(rate, ms.float32), Tensor(scale, ms.float32))
+            loss, norm, finite, tokens = (output.asnumpy() for output in outputs)
+        self._compiled = True
         return StepResult(float(loss), float(norm), not bool(finite), int(tokens))
+
+    def _run(self, batch: Batch, rate: Tensor, scale: Tensor) -> tuple[Tensor, ...]:
+        """The graphs of a step."""
+        if self.parts == 1:
+            return self._step(*_inputs(batch), rate, scale)
+        for part in _parts(batch, self.parts):
+            self._accumulate(*_inputs(part), scale)
+        return self._step(rate, scale)
 
     def evaluate(self, batch: Batch) -> tuple[float, int]:
         """Summed loss in nats and number of tokens of a batch; weights stay as they are."""

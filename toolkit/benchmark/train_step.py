@@ -116,7 +116,7 @@ COLUMNS = (
 def rows(sizes: Mapping[str, Any], results: Sequence[Measured]) -> list[tuple[str, ...]]:
     """The table of one model: medians with the lowest and highest of the rounds."""
     tokens = sizes["batch"] * sizes["seq"]
-    lines = []
+    lines: list[tuple[str, ...]] = []
     for measured in results:
         ratio = ratios(results, measured.name)
         lines.append(

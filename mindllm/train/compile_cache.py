@@ -1,0 +1,75 @@
+"""The compiled training step on disk, so that the next start of the same run loads it instead of compiling.
+
+MindSpore numbers the graphs it keeps and checks little more than the script that was started. So one directory holds the
+graphs of one step only, and is named by all that the step depends on: configuration, sources, versions.
+
+With graph-kernel fusion only the fused kernels are kept (``MS_COMPILER_CACHE_PATH``, see ``device``): a loaded graph names
+the same kernels differently, so the first start from it would compile them all again, which takes longer than the graph.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import mindspore as ms
+
+import mindllm
+from mindllm.config import RunConfig
+from mindllm.train.device import uses_graph_kernels
+
+PREFIX = "step-"
+
+
+@contextlib.contextmanager
+def cached_compilation(config: RunConfig) -> Iterator[None]:
+    """Graphs that are compiled for the first time inside are loaded from the cache or put there, whole or not at all."""
+    if not config.context.compile_cache or uses_graph_kernels(config):
+        yield
+        return
+    root = config.compile_cache_directory.absolute()
+    kept = root / (PREFIX + _key(config))
+    directory = kept if kept.is_dir() else kept.with_name(f".{kept.name}.{os.getpid()}")
+    directory.mkdir(parents=True, exist_ok=True)
+    ms.set_context(enable_compile_cache=True, compile_cache_path=str(directory))
+    try:
+        yield
+        if directory != kept:
+            _keep(directory, kept)
+    finally:
+        ms.set_context(enable_compile_cache=False, compile_cache_path=str(root))
+        if directory != kept:
+            shutil.rmtree(directory, ignore_errors=True)
+
+
+def _keep(directory: Path, kept: Path) -> None:
+    """Gives a finished directory its name; those of other configurations go, a run has one."""
+    for other in kept.parent.glob(f"{PREFIX}*"):
+        shutil.rmtree(other, ignore_errors=True)
+    with contextlib.suppress(OSError):  # another process was faster
+        directory.rename(kept)
+
+
+def _key(config: RunConfig) -> str:
+    """A hash of what a compiled step depends on."""
+    text = json.dumps([_of_configuration(config), ms.__version__], sort_keys=True, default=str)
+    sources = sorted(Path(mindllm.__file__).parent.rglob("*.py"))
+    digest = hashlib.sha256(text.encode())
+    for source in sources:
+        digest.update(source.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _of_configuration(config: RunConfig) -> dict[str, Any]:
+    sections = ("model", "optimizer", "runner_wrapper", "parallel", "parallel_config", "recompute_config", "context")
+    runner = config.runner_config
+    return {
+        **{name: getattr(config, name).model_dump() for name in sections},
+        "batch": [runner.batch_size, runner.gradient_accumulation_steps],
+    }

@@ -1,0 +1,76 @@
+"""The compiled step is loaded on a second start, gives the same numbers, and a changed configuration is compiled anew."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mindllm.config import load_config
+
+YAML = """
+lr_schedule: {type: ConstantWarmUpLR, learning_rate: 1e-2}
+train_dataset: {data_loader: {config: {data_path: unused}}}
+context: {enable_graph_kernel: false}
+runner_config: {batch_size: 2}
+model:
+  model_config: {vocab_size: 61, hidden_size: 16, num_layers: 2, num_heads: 4, intermediate_size: 24, seq_length: 8}
+"""
+SCRIPT = """
+import json, logging, sys
+import numpy as np
+from mindllm.config import load_config
+from mindllm.train.device import set_up_device
+from mindllm.train.engine import Engine
+config = load_config("run.yaml", sys.argv[1:])
+set_up_device(config)
+engine = Engine(config)
+tokens = np.arange(18, dtype=np.int32).reshape(2, 9)
+batch = {"input_ids": tokens[:, :-1], "labels": tokens[:, 1:], "loss_mask": np.ones((2, 8), np.float32)}
+losses = [engine.step(batch, 1e-2, 1.0).loss for _ in range(3)]
+print(json.dumps([*losses, engine.evaluate(batch)[0]]))
+"""
+LOADED = "Use the compilation cache"  # what MindSpore says
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Starts a process that trains; returns its numbers and whether it loaded the graph."""
+    (tmp_path / "run.yaml").write_text(YAML)
+    (tmp_path / "train.py").write_text(SCRIPT)
+
+    def run(*options):
+        command = [sys.executable, "train.py", f"--output_dir={tmp_path}/out", *options]
+        done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout.splitlines()[-1]), LOADED in done.stdout + done.stderr
+
+    return run
+
+
+def environment():
+    root = str(Path(__file__).resolve().parents[2])
+    return {**os.environ, "GLOG_v": "1", "PYTHONPATH": root}
+
+
+def test_a_second_start_loads_what_the_first_compiled(start, tmp_path):
+    first, loaded = start()
+    assert not loaded
+    (kept,) = load_config(tmp_path / "run.yaml", [f"--output_dir={tmp_path}/out"]).compile_cache_directory.iterdir()
+    assert start() == (first, True)
+
+    changed, loaded = start("--runner_wrapper.max_grad_norm=0.01")
+    assert not loaded
+    assert changed[1:] != first[1:]
+    assert not kept.exists()
+
+    damaged = next((tmp_path / "out").rglob("*.mindir"))
+    damaged.write_bytes(damaged.read_bytes()[:100])
+    assert start("--runner_wrapper.max_grad_norm=0.01") == (changed, False)
+
+
+def test_it_can_be_switched_off(start, tmp_path):
+    start("--context.compile_cache=false")
+    assert not (tmp_path / "out" / "compile_cache").exists()
