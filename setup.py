@@ -10,6 +10,7 @@ REQUIRED = [
     "sentencepiece",
     "tokenizers",
     "safetensors",
+    "ml_dtypes",  # bfloat16 as a type of numpy: most published weights have it
     "rich",
     "matplotlib",
     "decorator",  # graph-kernel fusion on CPU imports it without declaring it

@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
+
+SIZE_PATTERN = r"^\d+(\.\d+)?(KB|MB|GB)$"
+UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9}
+
+
+def size_in_bytes(text: str) -> int:
+    """Reads a size such as ``5GB`` (:data:`SIZE_PATTERN`; decimal units); raises ValueError for any other text."""
+    if not re.match(SIZE_PATTERN, text) or not float(text[:-2]):
+        raise ValueError(f"{text} is not a size such as 5GB or 200MB")
+    return int(float(text[:-2]) * UNITS[text[-2:]])
 
 
 def sync_directory(directory: Path) -> None:

@@ -5,6 +5,7 @@ The only room that reads YAML. Start with :func:`load_config`; the root of the s
 """
 
 from mindllm.config.dataset import EvalDatasetConfig, GenerationConfig, ProcessorConfig, TrainDatasetConfig
+from mindllm.config.hugging_face import config_json, is_hugging_face, read_model_config
 from mindllm.config.layer_counts import layer_counts
 from mindllm.config.load import load_config, override_config, render_config
 from mindllm.config.model import ModelConfig
@@ -12,11 +13,12 @@ from mindllm.config.optimizer import LrSchedule, OptimizerConfig, RunnerWrapperC
 from mindllm.config.parallel import ParallelConfig, ParallelContextConfig
 from mindllm.config.recompute import RecomputeConfig
 from mindllm.config.run import RunConfig
-from mindllm.config.runtime import ContextConfig, RunnerConfig
+from mindllm.config.runtime import ContextConfig, ExportConfig, RunnerConfig
 
 __all__ = [
     "ContextConfig",
     "EvalDatasetConfig",
+    "ExportConfig",
     "GenerationConfig",
     "LrSchedule",
     "ModelConfig",
@@ -29,8 +31,11 @@ __all__ = [
     "RunnerConfig",
     "RunnerWrapperConfig",
     "TrainDatasetConfig",
+    "config_json",
+    "is_hugging_face",
     "layer_counts",
     "load_config",
     "override_config",
+    "read_model_config",
     "render_config",
 ]

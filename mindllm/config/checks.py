@@ -8,6 +8,7 @@ from mindllm.config.check_parallel import check_mesh, check_offset, check_pipeli
 from mindllm.config.document import KeyPath
 from mindllm.config.model_size import llama_intermediate_size
 from mindllm.config.optimizer import DecayingSchedule, DynamicLossScale, StableDecaySchedule
+from mindllm.config.pretrained import check_pretrained
 from mindllm.config.run import RunConfig
 
 Finding = tuple[KeyPath, str]
@@ -18,6 +19,7 @@ def check_run(config: RunConfig) -> Iterator[Finding]:
     """Yields every finding of every subject."""
     for check in (
         check_run_mode,
+        check_pretrained,
         check_data,
         check_schedule,
         check_loss_scale,
@@ -40,12 +42,6 @@ def check_run_mode(config: RunConfig) -> Iterator[Finding]:
     mode, resumes = config.run_mode, config.resume_training is not False
     if mode == "finetune" and not config.load_checkpoint and not resumes:
         yield ("load_checkpoint",), "run_mode finetune starts from a checkpoint; write its directory here"
-    if mode == "train" and config.load_checkpoint:
-        instead = "write run_mode: finetune, or resume_training: <this directory>"
-        yield (
-            ("load_checkpoint",),
-            f"run_mode train starts from new weights (value {config.load_checkpoint}); {instead}",
-        )
     if mode in ("eval", "predict") and resumes:
         instead = "write load_checkpoint"
         yield ("resume_training",), f"run_mode {mode} does not train (value {config.resume_training}); {instead}"
@@ -159,7 +155,8 @@ def check_sequence(config: RunConfig) -> Iterator[Finding]:
 def check_tokens(config: RunConfig) -> Iterator[Finding]:
     """Special tokens are rows of the embedding table."""
     model = config.model.config
-    for key in ("bos_token_id", "eos_token_id", "pad_token_id"):
-        token = getattr(model, key)
-        if token is not None and token >= model.vocab_size:
-            yield (*MODEL, key), f"must be below vocab_size {model.vocab_size} (value {token})"
+    tokens = {"bos_token_id": (model.bos_token_id,), "pad_token_id": (model.pad_token_id,)}
+    for key, ids in {**tokens, "eos_token_id": model.eos_token_ids}.items():
+        for token in ids:
+            if token is not None and token >= model.vocab_size:
+                yield (*MODEL, key), f"must be below vocab_size {model.vocab_size} (value {token})"

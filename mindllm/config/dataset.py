@@ -61,6 +61,9 @@ class EvalDatasetConfig(Section):
     max_batches: int = Field(default=0, ge=0, description="Evaluation steps; 0: the whole part.")
 
 
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model")  # of a directory, the first that is there
+
+
 class TokenizerConfig(Section):
     """Section ``processor.tokenizer``."""
 

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from mindllm.config.checks import check_run
 from mindllm.config.document import Document, Problem, closest_origin, merge
 from mindllm.config.overrides import Overrides, override_document
+from mindllm.config.pretrained import fill_from_pretrained
 from mindllm.config.problems import schema_problems
 from mindllm.config.renamed import rename
 from mindllm.config.run import Provenance, RunConfig
@@ -46,6 +47,7 @@ def _build(document: Document, overrides: Overrides, source: Path | None) -> Run
     changes = override_document(overrides, document, RunConfig)
     rename(changes)
     document = merge(document, changes)
+    fill_from_pretrained(document)
     try:
         config = RunConfig.model_validate(document.data)
     except ValidationError as error:

@@ -12,7 +12,7 @@ from pydantic_core import PydanticCustomError
 
 from mindllm.config import model_size
 from mindllm.config.layer_counts import Offset
-from mindllm.config.section import DType, PositiveInt, Section
+from mindllm.config.section import DType, List, PositiveInt, Section
 
 
 class LinearRopeScaling(Section):
@@ -40,6 +40,7 @@ class Llama3RopeScaling(Section):
     )
 
 
+TokenId = Annotated[int, Field(ge=0)]
 RopeScaling = Annotated[LinearRopeScaling | Llama3RopeScaling, Field(discriminator="type")]
 
 
@@ -117,6 +118,7 @@ class ModelConfig(Section):
     rms_norm_eps: float = Field(default=1e-5, gt=0, description="Added to the mean square in RMSNorm.")
     tie_word_embeddings: bool = Field(default=False, description="The output head is the embedding table.")
     qkv_has_bias: bool = Field(default=False, description="Bias on the query, key and value projections.")
+    attn_proj_has_bias: bool = Field(default=False, description="Bias on the output projection of the attention.")
     initializer_range: float = Field(default=0.02, gt=0, description="Standard deviation of the initial weights.")
     compute_dtype: DType = Field(default="float32", description="Type of matrix multiplications.")
     layernorm_compute_type: DType = Field(default="float32", description="Type inside the norms.")
@@ -130,7 +132,9 @@ class ModelConfig(Section):
         default=1, description="Slices in which the cross entropy is computed, to save memory."
     )
     bos_token_id: int | None = Field(default=None, ge=0, description="Begin of sequence; null: the tokenizer's.")
-    eos_token_id: int | None = Field(default=None, ge=0, description="End of document; null: the tokenizer's.")
+    eos_token_id: TokenId | List[TokenId] | None = Field(
+        default=None, description="End of document, or a list of tokens that are one; null: the tokenizer's."
+    )
     pad_token_id: int | None = Field(default=None, ge=0, description="Padding; null: the tokenizer's.")
     offset: Annotated[Offset, PlainValidator(_offset)] = Field(
         default=0,
@@ -145,6 +149,13 @@ class ModelConfig(Section):
             return data
         derived = ("n_kv_heads", "head_dim", "intermediate_size", "max_position_embedding")
         return {key: value for key, value in data.items() if not (key in derived and value is None)}
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """The tokens that end a document, as a tuple in every case; none where the key is null."""
+        if self.eos_token_id is None:
+            return ()
+        return (self.eos_token_id,) if isinstance(self.eos_token_id, int) else self.eos_token_id
 
     def parameter_count(self) -> int:
         """Number of trainable scalars, exact."""

@@ -24,7 +24,7 @@ def llama_intermediate_size(hidden_size: int, multiple_of: int, ffn_dim_multipli
 def parameter_count(config: ModelConfig) -> int:
     """Number of trainable scalars: embedding, layers, final norm, and the head unless it is tied."""
     tables = 1 if config.tie_word_embeddings else 2
-    layer = layer_matmul_parameters(config) + 2 * config.hidden_size + qkv_bias_parameters(config)
+    layer = layer_matmul_parameters(config) + 2 * config.hidden_size + bias_parameters(config)
     return tables * config.vocab_size * config.hidden_size + config.num_layers * layer + config.hidden_size
 
 
@@ -36,9 +36,10 @@ def layer_matmul_parameters(config: ModelConfig) -> int:
     return attention + 3 * config.hidden_size * config.intermediate_size
 
 
-def qkv_bias_parameters(config: ModelConfig) -> int:
-    """Scalars of one layer's query, key and value biases."""
-    return config.head_dim * (config.num_heads + 2 * config.n_kv_heads) if config.qkv_has_bias else 0
+def bias_parameters(config: ModelConfig) -> int:
+    """Scalars of one layer's biases: of query, key and value, and of the output projection."""
+    qkv = config.head_dim * (config.num_heads + 2 * config.n_kv_heads) if config.qkv_has_bias else 0
+    return qkv + (config.hidden_size if config.attn_proj_has_bias else 0)
 
 
 def flops_per_token(config: ModelConfig, seq_length: int) -> float:

@@ -16,7 +16,7 @@ from mindllm.config.model import ModelSection
 from mindllm.config.optimizer import LrSchedule, OptimizerConfig, RunnerWrapperConfig
 from mindllm.config.parallel import ParallelConfig, ParallelContextConfig
 from mindllm.config.recompute import RecomputeConfig
-from mindllm.config.runtime import ContextConfig, RunnerConfig, TrainerConfig
+from mindllm.config.runtime import ContextConfig, ExportConfig, RunnerConfig, TrainerConfig
 from mindllm.config.section import List, PositiveInt, Section
 from mindllm.errors import UserError
 
@@ -37,9 +37,19 @@ class RunConfig(Section):
     )
     output_dir: str = Field(default="./output", description="Directory of logs, checkpoints and metrics.")
     run_mode: Literal["train", "finetune", "eval", "predict"] = Field(
-        default="train", description="finetune: training from `load_checkpoint` with a fresh optimizer and step count."
+        default="train",
+        description="train: from new weights, or those of `load_checkpoint`; finetune: from `load_checkpoint`, which it needs. "
+        "Optimizer and step count start afresh in both",
     )
-    load_checkpoint: str = Field(default="", description="Checkpoint directory whose weights are loaded.")
+    load_checkpoint: str = Field(
+        default="",
+        description="Checkpoint whose weights are loaded, or a Hugging Face directory: then keys left out of "
+        "`model.model_config` and the tokenizer are its own, too.",
+    )
+    pretrained_model_dir: str = Field(
+        default="",
+        description="Hugging Face directory that gives keys left out of `model.model_config` and the tokenizer; no weights.",
+    )
     resume_training: bool | str = Field(
         default=False,
         description="Continues a run. true: from the newest good checkpoint in `output_dir`; or a checkpoint directory",
@@ -75,6 +85,9 @@ class RunConfig(Section):
     processor: ProcessorConfig = Field(default_factory=ProcessorConfig, description="Text to tokens.")
     generation: GenerationConfig = Field(default_factory=GenerationConfig, description="Continuing a prompt.")
     input_data: str | List[str] | None = Field(default=None, description="Prompt or prompts of `run_mode: predict`.")
+    export_hf: ExportConfig = Field(
+        default_factory=ExportConfig, description="The trained weights as a Hugging Face directory."
+    )
     callbacks: List[Callback] = Field(default=DEFAULT_CALLBACKS, description="What watches the training loop.")
 
     _provenance: Provenance = PrivateAttr(default_factory=Provenance)

@@ -6,7 +6,8 @@ from typing import Literal
 
 from pydantic import Field
 
-from mindllm.config.section import PositiveInt, Section
+from mindllm.config.section import DType, PositiveInt, Section
+from mindllm.files import SIZE_PATTERN
 
 
 class TrainerConfig(Section):
@@ -37,6 +38,18 @@ class RunnerConfig(Section):
     gradient_accumulation_steps: PositiveInt = Field(
         default=1,
         description="Forward and backward passes whose gradients are added before one optimizer step (no pipeline).",
+    )
+
+
+class ExportConfig(Section):
+    """Section ``export_hf``."""
+
+    directory: str = Field(
+        default="", description="Directory that is written after the last step; empty: none. It must not exist before."
+    )
+    dtype: DType = Field(default="float32", description="Type of the written weights.")
+    max_shard_size: str = Field(
+        default="5GB", pattern=SIZE_PATTERN, description="Largest file of weights, as `5GB` or `200MB`."
     )
 
 

@@ -8,6 +8,7 @@ from mindllm.data.gpt import GPTDataset
 from mindllm.data.held_out import HeldOutDataset
 from mindllm.data.indexed import IndexedDataset, IndexedWriter
 from mindllm.data.loader import Batch, BatchStream, EvaluationStream
+from mindllm.data.run_tokenizer import run_tokenizer
 from mindllm.data.statistics import bits_per_byte, bytes_per_token, unigram_loss
 from mindllm.data.tokenizer import Tokenizer, load_tokenizer
 
@@ -26,5 +27,6 @@ __all__ = [
     "bits_per_byte",
     "bytes_per_token",
     "load_tokenizer",
+    "run_tokenizer",
     "unigram_loss",
 ]

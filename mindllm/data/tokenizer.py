@@ -8,33 +8,32 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from mindllm.config.dataset import TOKENIZER_FILES
+from mindllm.data.special_tokens import SpecialTokens, read_special_tokens
 from mindllm.errors import UserError
-from mindllm.files import atomic_path
 
 if TYPE_CHECKING:
     from sentencepiece import SentencePieceProcessor
     from tokenizers import Tokenizer as FastTokenizer
 
-END_OF_TEXT = "<|endoftext|>"
-EOS_NAMES = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>")  # looked for where no tokenizer_config.json names them
-BOS_NAMES = ("<|begin_of_text|>", "<s>", "<bos>")
-FILE_NAMES = ("tokenizer.json", "tokenizer.model")
-
 
 class Tokenizer(Protocol):
     """What the rest of the project knows of a tokenizer.
 
-    vocab_size is the largest id plus one. fingerprint is equal for two files that give the same ids to every text.
+    vocab_size is the largest id plus one. adds_bos: a text to be continued begins with bos_id. fingerprint is equal for two
+    files that give the same ids to every text.
     """
 
     path: Path
     vocab_size: int
     eos_id: int | None
     bos_id: int | None
+    pad_id: int | None
+    adds_bos: bool
     fingerprint: str
 
     def encode(self, text: str) -> list[int]:
@@ -42,6 +41,9 @@ class Tokenizer(Protocol):
 
     def decode(self, ids: Sequence[int]) -> str:
         """Returns the text of ``ids``; special tokens appear by their names."""
+
+    def token(self, id: int) -> str:
+        """Returns the name of a token."""
 
 
 def load_tokenizer(path: Path | str) -> Tokenizer:
@@ -55,9 +57,9 @@ def load_tokenizer(path: Path | str) -> Tokenizer:
 
 def _tokenizer_file(path: Path) -> Path:
     if path.is_dir():
-        found = next((path / name for name in FILE_NAMES if (path / name).is_file()), None)
+        found = next((path / name for name in TOKENIZER_FILES if (path / name).is_file()), None)
         if found is None:
-            raise UserError(f"{path}: the directory has no {' or '.join(FILE_NAMES)}")
+            raise UserError(f"{path}: the directory has no {' or '.join(TOKENIZER_FILES)}")
         return found
     if not path.is_file():
         raise UserError(f"{path}: no such tokenizer file (tokenizer.json or a sentencepiece .model)")
@@ -67,7 +69,7 @@ def _tokenizer_file(path: Path) -> Path:
 
 
 class JsonTokenizer:
-    """A ``tokenizer.json`` of Hugging Face's ``tokenizers``; special tokens are named by a tokenizer_config.json beside it."""
+    """A ``tokenizer.json`` of Hugging Face's ``tokenizers``; special tokens are named by the files beside it."""
 
     def __init__(self, path: Path) -> None:
         from tokenizers import Tokenizer as FastTokenizer
@@ -82,13 +84,16 @@ class JsonTokenizer:
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self.vocab_size = 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
-        named = _named_special_tokens(path.with_name("tokenizer_config.json"))
-        self.eos_id = self._first_id([named["eos_token"]] if "eos_token" in named else EOS_NAMES)
-        self.bos_id = self._first_id([named["bos_token"]] if "bos_token" in named else BOS_NAMES)
+        special = read_special_tokens(path.parent)
+        self.eos_id = special.id_of("eos", self._tokenizer.token_to_id)
+        self.bos_id = special.id_of("bos", self._tokenizer.token_to_id)
+        self.pad_id = special.id_of("pad", self._tokenizer.token_to_id)
+        self.adds_bos = self._template_adds_bos() if special.adds_bos is None else special.adds_bos
         self.fingerprint = _fingerprint_of_json(json.loads(content))
 
-    def _first_id(self, names: Iterable[str]) -> int | None:
-        return next((id for name in names if (id := self._tokenizer.token_to_id(name)) is not None), None)
+    def _template_adds_bos(self) -> bool:
+        """Whether the file's own template puts the token that begins a text before one."""
+        return self.bos_id is not None and self._tokenizer.encode("a").ids[:1] == [self.bos_id]
 
     def encode(self, text: str) -> list[int]:
         """Returns the ids of ``text`` alone."""
@@ -97,6 +102,10 @@ class JsonTokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         """Returns the text of ``ids``."""
         return self._tokenizer.decode(list(ids), skip_special_tokens=False)
+
+    def token(self, id: int) -> str:
+        """Returns the name of a token."""
+        return self._tokenizer.id_to_token(id) or ""
 
 
 class SentencePieceTokenizer:
@@ -115,71 +124,36 @@ class SentencePieceTokenizer:
             raise UserError(f"{path}: not a sentencepiece model ({error})") from error
         if not self.vocab_size:
             raise UserError(f"{path}: not a sentencepiece model (it has no tokens)")
-        self.eos_id = _absent_is_none(self._processor.eos_id())
-        self.bos_id = _absent_is_none(self._processor.bos_id())
+        special = read_special_tokens(path.parent)
+        self.eos_id = self._id(self._processor.eos_id(), "eos", special)
+        self.bos_id = self._id(self._processor.bos_id(), "bos", special)
+        self.pad_id = self._id(self._processor.pad_id(), "pad", special)
+        self.adds_bos = self.bos_id is not None and special.adds_bos is not False
         self.fingerprint = hashlib.sha256(content).hexdigest()
+
+    def _id(self, own: int, role: str, special: SpecialTokens) -> int | None:
+        """The token of ``role``: the one the files beside the model name, else the model's ``own`` (-1: it has none)."""
+        told = special.id_of(role, self._piece_id)
+        return own if told is None and own >= 0 else told
+
+    def _piece_id(self, name: str) -> int | None:
+        id = self._processor.piece_to_id(name)
+        return id if self._processor.id_to_piece(id) == name else None
 
     def encode(self, text: str) -> list[int]:
         """Returns the ids of ``text`` alone."""
         return self._processor.encode(text, out_type=int, add_bos=False, add_eos=False)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Returns the text of ``ids``; sentencepiece drops the space before the first word."""
-        return self._processor.decode([int(id) for id in ids])
+        """Returns the text of ``ids``; sentencepiece drops the space before the first word.
 
+        Ids beyond the vocabulary, which rows that pad a model's embedding have, have no text.
+        """
+        return self._processor.decode([int(id) for id in ids if id < self.vocab_size])
 
-def train_byte_level_bpe(
-    texts: Iterable[str], vocab_size: int, special_tokens: Sequence[str] = (END_OF_TEXT,)
-) -> FastTokenizer:
-    """Trains a byte-level BPE (Radford et al. 2019): any text is representable, decoding gives the text back.
-
-    The result depends on the texts and the sizes only, not on threads or the run. Special tokens have the first ids.
-    Raises UserError when ``vocab_size`` is below the 256 bytes and special tokens, or the texts do not fill it.
-    """
-    from tokenizers import Tokenizer as FastTokenizer
-    from tokenizers import decoders, models, pre_tokenizers, trainers
-
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    smallest = len(alphabet) + len(special_tokens)
-    if vocab_size < smallest:
-        raise UserError(
-            f"a byte-level vocabulary has at least {smallest} tokens (256 bytes and special tokens), not {vocab_size}"
-        )
-    tokenizer = FastTokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[assignment]
-    tokenizer.decoder = decoders.ByteLevel()  # type: ignore[assignment]
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        min_frequency=2,
-        special_tokens=list(special_tokens),
-        initial_alphabet=alphabet,
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(texts, trainer)
-    if tokenizer.get_vocab_size() < vocab_size:
-        raise UserError(
-            f"the texts give only {tokenizer.get_vocab_size()} tokens where {vocab_size} were asked for: "
-            "ask for at most that many, or give more text"
-        )
-    return tokenizer
-
-
-def save_tokenizer(tokenizer: FastTokenizer, path: Path | str) -> None:
-    """Writes a trained tokenizer as a ``tokenizer.json``, whole or not at all."""
-    with atomic_path(path) as temporary:
-        tokenizer.save(str(temporary))
-
-
-def _named_special_tokens(path: Path) -> dict[str, str]:
-    """Reads eos_token and bos_token of a Hugging Face tokenizer_config.json: a string, or an object with its ``content``."""
-    if not path.is_file():
-        return {}
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UserError(f"{path}: not JSON ({error})") from error
-    tokens = {key: content.get(key) for key in ("eos_token", "bos_token")}
-    return {key: token["content"] if isinstance(token, dict) else token for key, token in tokens.items() if token}
+    def token(self, id: int) -> str:
+        """Returns the name of a token."""
+        return self._processor.id_to_piece(id)
 
 
 def _fingerprint_of_json(content: dict[str, Any]) -> str:
@@ -189,7 +163,3 @@ def _fingerprint_of_json(content: dict[str, Any]) -> str:
     added = [(token["id"], token["content"], token["special"]) for token in content.get("added_tokens") or []]
     parts = [model, content.get("normalizer"), content.get("pre_tokenizer"), added]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
-
-
-def _absent_is_none(id: int) -> int | None:
-    return None if id < 0 else id

@@ -13,7 +13,7 @@ from mindllm.config import ModelConfig
 from mindllm.config.dataset import GenerationConfig
 from mindllm.data.tokenizer import Tokenizer
 from mindllm.errors import RunFailed, UserError
-from mindllm.generate.prompts import check_prompts, encode_prompt, eos_id
+from mindllm.generate.prompts import check_prompts, encode_prompt, eos_ids
 from mindllm.generate.sampling import draw, greedy, random_streams
 from mindllm.generate.session import Session, pieces
 from mindllm.generate.text_stream import TextStream
@@ -76,7 +76,7 @@ class Generator:
         self.model_config = model_config
         self.tokenizer = tokenizer
         self.max_length = max_length or model_config.seq_length
-        self.eos_id = eos_id(model_config, tokenizer)
+        self.eos_ids = eos_ids(model_config, tokenizer)
         self.speed = Speed()
         self._kernels = Kernels.choose(model_config, device_target)
         self._native = native
@@ -175,7 +175,7 @@ class Generator:
             yield rows
 
     def _append(self, row: _Row, token: int, max_new_tokens: int) -> None:
-        if token == self.eos_id:
+        if token in self.eos_ids:
             row.finish_reason = "eos"
             return
         row.tokens.append(token)

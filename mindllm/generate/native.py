@@ -37,7 +37,7 @@ def supports(config: ModelConfig, kernels: Kernels, batch: int) -> bool:
     types = {config.layernorm_compute_type, config.softmax_compute_type, config.rotary_dtype}
     in_fp32 = kernels.operand == kernels.activation == ms.float32 and types == {"float32"}
     fits = batch <= LARGEST_BATCH and config.head_dim <= WIDEST_HEAD
-    return in_fp32 and fits and not (kernels.fused or config.qkv_has_bias)
+    return in_fp32 and fits and not (kernels.fused or config.qkv_has_bias or config.attn_proj_has_bias)
 
 
 @functools.cache

@@ -12,14 +12,15 @@ from rich.console import Console
 from rich.progress import track
 
 from mindllm.config import RunConfig
-from mindllm.data import load_tokenizer
+from mindllm.data import run_tokenizer
 from mindllm.data.tokenizer import Tokenizer
 from mindllm.generate.generator import Generator, Speed
 from mindllm.generate.prompts import check_prompts, encode_prompt
 from mindllm.generate.text_stream import TextStream
-from mindllm.models import CausalLM, build_model
-from mindllm.models.weights import assign, signatures, trained_weights
-from mindllm.train.checkpoint import CheckpointStore, load_checkpoint
+from mindllm.models import build_model
+from mindllm.models.weights import trained_weights
+from mindllm.train.checkpoint import CheckpointStore
+from mindllm.train.checkpoint.pretrained import load_weights
 from mindllm.train.device import set_up_device
 
 BATCH = 8  # prompts that are continued together
@@ -36,13 +37,14 @@ def predict(config: RunConfig) -> int:
     """
     _need_weights(config)
     texts, model_config = read_prompts(config), config.model.config
-    tokenizer = load_tokenizer(config.processor.tokenizer.vocab_file)
+    tokenizer = run_tokenizer(config)
+    assert tokenizer is not None, "the configuration was checked for it"
     prompts = [encode_prompt(text, model_config, tokenizer) for text in texts]
     check_prompts(prompts, model_config, model_config.seq_length, config.generation.max_new_tokens)
     set_up_device(config)
     with terminal.status("building the model"):
         model = build_model(model_config, config.context.device_target)
-        load_weights(model, config)
+        load_weights(trained_weights(model), config)
         generator = Generator(model, model_config, tokenizer, device_target=config.context.device_target)
     try:
         with _interruptible():
@@ -69,14 +71,6 @@ def read_prompts(config: RunConfig) -> list[str]:
     if not texts:
         raise config.error("input_data", "holds no prompt: give at least one")
     return texts
-
-
-def load_weights(model: CausalLM, config: RunConfig) -> None:
-    """Puts the weights of ``load_checkpoint`` into the model."""
-    parameters = trained_weights(model)
-    checkpoint = load_checkpoint(config.load_checkpoint, option="--load_checkpoint", with_optimizer=False)
-    checkpoint.require(signatures(parameters))
-    assign(parameters, checkpoint.weights)
 
 
 def describe(speed: Speed) -> str:

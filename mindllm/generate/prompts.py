@@ -9,14 +9,18 @@ from mindllm.data.tokenizer import Tokenizer
 from mindllm.errors import UserError
 
 
-def eos_id(config: ModelConfig, tokenizer: Tokenizer | None) -> int | None:
-    """The token that ends a text: the configuration's, else the tokenizer's; None: there is none."""
-    return config.eos_token_id if config.eos_token_id is not None else tokenizer.eos_id if tokenizer else None
+def eos_ids(config: ModelConfig, tokenizer: Tokenizer | None) -> tuple[int, ...]:
+    """The tokens that end a text: the configuration's, else the tokenizer's; empty: there is none."""
+    if config.eos_token_ids or tokenizer is None or tokenizer.eos_id is None:
+        return config.eos_token_ids
+    return (tokenizer.eos_id,)
 
 
 def bos_id(config: ModelConfig, tokenizer: Tokenizer | None) -> int | None:
-    """The token that begins a text: the configuration's, else the tokenizer's; None: there is none."""
-    return config.bos_token_id if config.bos_token_id is not None else tokenizer.bos_id if tokenizer else None
+    """The token that begins a text: the configuration's, else the tokenizer's if it adds it; None: there is none."""
+    if config.bos_token_id is not None or tokenizer is None or not tokenizer.adds_bos:
+        return config.bos_token_id
+    return tokenizer.bos_id
 
 
 def encode_prompt(text: str, config: ModelConfig, tokenizer: Tokenizer) -> list[int]:

@@ -9,6 +9,7 @@ import mindspore as ms
 import numpy as np
 from mindspore import Parameter, Tensor, nn
 from mindspore.common.initializer import Normal, initializer
+from numpy.typing import ArrayLike
 
 NUMPY_DTYPES: dict[ms.dtype, np.dtype] = {
     ms.float32: np.dtype(np.float32),
@@ -61,7 +62,10 @@ def signatures(parameters: Mapping[str, Parameter]) -> dict[str, tuple[tuple[int
     return {name: (copy.shape, copy.dtype) for name, copy in copies.items()}
 
 
-def assign(parameters: Mapping[str, Parameter], arrays: Mapping[str, np.ndarray]) -> None:
-    """Copies ``arrays`` into the parameters of the same names; shapes and dtypes must be those of :func:`signatures`."""
+def assign(parameters: Mapping[str, Parameter], arrays: Mapping[str, ArrayLike]) -> None:
+    """Copies ``arrays``, or what becomes one when its turn comes, into the parameters of the same names.
+
+    Shapes and dtypes must be those of :func:`signatures`.
+    """
     for name, parameter in parameters.items():
         parameter.set_data(Tensor(np.array(arrays[name])))

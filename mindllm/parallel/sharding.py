@@ -50,7 +50,7 @@ def sharding_table(model: ModelConfig, kernels: Kernels, parallel: ParallelConfi
     return {
         **_embedding("model.tok_embeddings", rows, parallel.vocab_emb_dp),
         **_norm(f"{layer}.attention_norm", rows, kernels.fused),
-        **_projections(f"{layer}.attention", rows, model.qkv_has_bias),
+        **_projections(f"{layer}.attention", rows, model),
         **_rotary(f"{layer}.attention.rotary"),
         **_attention(f"{layer}.attention.attention", kernels.flash_attention),
         f"{layer}.attention_add": on((rows, None), (rows, None)),
@@ -84,15 +84,17 @@ def _norm(at: str, rows: Dimension, fused: bool) -> dict[str, Sharding]:
     }
 
 
-def _projections(at: str, rows: Dimension, has_bias: bool) -> dict[str, Sharding]:
+def _projections(at: str, rows: Dimension, model: ModelConfig) -> dict[str, Sharding]:
     """Weights ``[out, in]``: query, key and value are split by heads, the output projection sums over heads."""
-    bias = {f"{at}.w[qkv].bias_add": on((TOKENS, "tp"), ("tp",))}
+    qkv_bias = {f"{at}.w[qkv].bias_add": on((TOKENS, "tp"), ("tp",))}
+    out_bias = {f"{at}.wo.bias_add": on((rows, None), (None,))}  # once, after the sum
     return {
         f"{at}.w[qkv].matmul": on((TOKENS, None), ("tp", None)),
-        **(bias if has_bias else {}),
+        **(qkv_bias if model.qkv_has_bias else {}),
         f"{at}.transpose": on((TOKENS, None, "tp", None)),
         f"{at}.merge_transpose": on(HEADS),
         f"{at}.wo.matmul": on((TOKENS, "tp"), (None, "tp"), out=(rows, None)),
+        **(out_bias if model.attn_proj_has_bias else {}),
     }
 
 

@@ -12,7 +12,7 @@ from mindllm.data import (
     GPTDataset,
     HeldOutDataset,
     bytes_per_token,
-    load_tokenizer,
+    run_tokenizer,
     unigram_loss,
 )
 from mindllm.train.evaluation import Evaluator
@@ -33,15 +33,9 @@ class RunData:
             raise config.error(
                 "train_dataset.data_loader.config.data_path", "one prefix is supported, several are not yet"
             )
-        vocabulary = config.processor.tokenizer.vocab_file
-        tokenizer = load_tokenizer(vocabulary) if vocabulary else None
         self.model = config.model.config
-        if tokenizer is not None and tokenizer.vocab_size > self.model.vocab_size:
-            raise config.error(
-                "model.model_config.vocab_size",
-                f"the tokenizer {vocabulary} has {tokenizer.vocab_size} tokens, more than {self.model.vocab_size}",
-            )
-        self.corpus = Corpus(self.section.data_paths[0], tokenizer)
+        self.tokenizer = run_tokenizer(config)
+        self.corpus = Corpus(self.section.data_paths[0], self.tokenizer)
 
     @cached_property
     def dataset(self) -> GPTDataset:

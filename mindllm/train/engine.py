@@ -113,17 +113,16 @@ class Engine:
         state = self.optimizer_state
         return _copies(self.weights), _copies(state)
 
-    def load(self, checkpoint: Checkpoint, with_optimizer: bool) -> None:
-        """Puts a checkpoint's weights, and the optimizer's state, into this model.
+    def load(self, checkpoint: Checkpoint) -> None:
+        """Puts a checkpoint's weights and the optimizer's state into this model.
 
         Raises:
             UserError: tensors are missing, unknown or misshapen; nothing has been changed then.
         """
-        state = self.optimizer_state if with_optimizer else None
-        checkpoint.require(signatures(self.weights), signatures(state) if state is not None else None)
+        state = self.optimizer_state
+        checkpoint.require(signatures(self.weights), signatures(state))
         assign(self.weights, checkpoint.weights)
-        if state is not None:
-            assign(state, checkpoint.optimizer)
+        assign(state, checkpoint.optimizer)
 
 
 def _inputs(batch: Batch) -> tuple[Tensor, Tensor, Tensor]:

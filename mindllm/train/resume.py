@@ -26,6 +26,7 @@ def run_state(state: RunState) -> dict[str, Any]:
         "step": state.step,
         "consumed_samples": state.step * state.config.global_batch_size,
         "seed": state.config.seed,
+        "tokenizer": state.config.processor.tokenizer.vocab_file,
         "loss_scaler": state.scaler.state(),
         "identity": identity(state.config, state.total_steps),
     }
@@ -37,7 +38,7 @@ def restore(state: RunState, checkpoint: Checkpoint) -> None:
     Raises:
         UserError: the tensors do not fit the model of this run.
     """
-    state.engine.load(checkpoint, with_optimizer=True)
+    state.engine.load(checkpoint)
     state.scaler.load(checkpoint.state["loss_scaler"])
     state.step = int(checkpoint.state["step"])
     changed = differences(checkpoint.state["identity"], identity(state.config, state.total_steps))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import signal
+from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
@@ -11,10 +12,13 @@ from rich.table import Table
 from mindllm.command import INTERRUPTED
 from mindllm.config import RunConfig, render_config
 from mindllm.config.callbacks import CheckpointMonitorConfig
-from mindllm.files import atomic_open
+from mindllm.data import Tokenizer
+from mindllm.files import atomic_open, size_in_bytes
 from mindllm.logs import set_up_logging
 from mindllm.train.callbacks import make_callbacks
-from mindllm.train.checkpoint import CheckpointStore, load_checkpoint
+from mindllm.train.checkpoint import CheckpointStore
+from mindllm.train.checkpoint.hugging_face_export import export_hugging_face, refuse_existing
+from mindllm.train.checkpoint.pretrained import load_weights
 from mindllm.train.datasets import RunData
 from mindllm.train.device import set_up_device
 from mindllm.train.engine import Engine
@@ -45,6 +49,8 @@ def train(config: RunConfig) -> int:
     if checkpoint is not None and checkpoint.step >= last_step(config, total_steps):
         logger.info("nothing to do: %s is at step %d, where this run ends", checkpoint.path, checkpoint.step)
         return 0
+    if config.export_hf.directory:
+        refuse_existing(Path(config.export_hf.directory))
     set_up_device(config)
     with atomic_open(f"{config.output_dir}/{RESOLVED_CONFIG}") as file:
         file.write(render_config(config))
@@ -53,11 +59,13 @@ def train(config: RunConfig) -> int:
     if checkpoint is not None:
         restore(state, checkpoint)
     elif config.load_checkpoint:
-        load_weights(engine, config)
+        load_weights(engine.weights, config)
+        logger.info("weights of %s", config.load_checkpoint)
     del checkpoint
     _announce(state)
     callbacks = make_callbacks(config, store, evaluator)
     Trainer(state, data.train_stream(), rates, callbacks, peak_flops(config.context.device_target)).run()
+    export(state, data.tokenizer)
     state.results["log"] = str(log)
     _report(state.results)
     return INTERRUPTED if state.stop_reason == signal.Signals.SIGINT.name else 0
@@ -72,7 +80,7 @@ def evaluate(config: RunConfig) -> int:
     evaluator = RunData(config).evaluator(progress=True)
     set_up_device(config)
     engine = Engine(config, training=False)
-    load_weights(engine, config)
+    load_weights(engine.weights, config)
     result = evaluator.run(engine)
     logger.info("%s on the %s split: %s", config.load_checkpoint, config.eval_dataset.split, result.describe())
     return 0
@@ -95,11 +103,22 @@ def make_store(config: RunConfig) -> CheckpointStore:
     return CheckpointStore(f"{config.output_dir}/checkpoint", keep_checkpoint_max=keep)
 
 
-def load_weights(engine: Engine, config: RunConfig) -> None:
-    """Puts the weights of ``load_checkpoint`` into the model."""
-    checkpoint = load_checkpoint(config.load_checkpoint, option="--load_checkpoint", with_optimizer=False)
-    engine.load(checkpoint, with_optimizer=False)
-    logger.info("weights of %s", checkpoint.path)
+def export(state: RunState, tokenizer: Tokenizer | None) -> None:
+    """Writes the weights as section ``export_hf`` says, once the last step of the whole run is done."""
+    section = state.config.export_hf
+    if not section.directory or state.step < state.total_steps:
+        return
+    weights, _ = state.engine.tensors()
+    directory = export_hugging_face(
+        section.directory,
+        state.config.model.config,
+        weights,
+        dtype=section.dtype,
+        max_shard_bytes=size_in_bytes(section.max_shard_size),
+        tokenizer=tokenizer,
+    )
+    logger.info("exported the weights to %s in %s", directory, section.dtype)
+    state.results["Hugging Face directory"] = str(directory)
 
 
 def _announce(state: RunState) -> None:

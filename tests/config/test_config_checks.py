@@ -11,7 +11,6 @@ MODEL = "model.model_config"
 # Options over 8 layers, 8 heads, hidden 64, vocabulary 96, sequence 32; the key at fault; words of the message.
 REFUSED = [
     (["--run_mode=finetune"], "load_checkpoint", "run_mode finetune starts from a checkpoint"),
-    (["--load_checkpoint=a"], "load_checkpoint", "write run_mode: finetune, or resume_training"),
     (["--run_mode=eval", "--resume_training"], "resume_training", "run_mode eval does not train (value True)"),
     (["--run_mode=predict"], "processor.tokenizer.vocab_file", "needs the path of a tokenizer"),
     (

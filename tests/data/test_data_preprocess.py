@@ -13,7 +13,7 @@ import pytest
 
 from mindllm.data import Corpus, load_tokenizer
 from mindllm.data.corpus import corpus_files
-from mindllm.data.tokenizer import save_tokenizer, train_byte_level_bpe
+from mindllm.data.tokenizer_training import save_tokenizer, train_byte_level_bpe
 
 REPOSITORY = Path(__file__).parents[2]
 FILES = {
@@ -147,7 +147,9 @@ def test_bytes_that_are_no_utf8_are_replaced_and_told(tmp_path, tokenizer_path):
         (["--tokenizer", "TOKENIZER", "--output-prefix", "c"], "nothing to read"),
         (["TREE", "--include", "*.rs", "--tokenizer", "TOKENIZER", "--output-prefix", "c"], "'*.rs' matches no file"),
         (["TREE/empty.py", "--tokenizer", "TOKENIZER", "--output-prefix", "c"], "there is no text"),
-        (["TREE", "--tokenizer", "new.model", "--train-tokenizer", "280", "--output-prefix", "c"], "written as .json"),
+        (["TREE", "--tokenizer", "new.txt", "--train-tokenizer", "280", "--output-prefix", "c"], "trained as .json"),
+        (["TREE", "--tokenizer", "new.model", "--train-tokenizer", "9", "--output-prefix", "c"], "ask for at least"),
+        (["TREE", "--tokenizer", "new.model", "--train-tokenizer", "9999", "--output-prefix", "c"], "a value <="),
         (["TREE", "--tokenizer", "new.json", "--train-tokenizer", "9999", "--output-prefix", "c"], "give only"),
         (["TREE", "--tokenizer", "TOKENIZER", "--output-prefix", "TOKENIZER/c"], "tokenizer.json: File exists"),
         (["--info", "nothing"], "nothing.idx: no such file"),

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mindllm.data import load_tokenizer
-from mindllm.data.tokenizer import save_tokenizer, train_byte_level_bpe
+from mindllm.data.tokenizer_training import save_tokenizer, train_byte_level_bpe
 from toolkit.data_preprocess import pieces as pieces_module
 from toolkit.data_preprocess.encode import encode_pieces
 from toolkit.data_preprocess.pieces import batched, cut, is_cuttable, read

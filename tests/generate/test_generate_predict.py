@@ -13,7 +13,7 @@ from tiny import options, tiny_config, tiny_model
 
 from mindllm.config import load_config
 from mindllm.data import load_tokenizer
-from mindllm.data.tokenizer import save_tokenizer, train_byte_level_bpe
+from mindllm.data.tokenizer_training import save_tokenizer, train_byte_level_bpe
 from mindllm.errors import UserError
 from mindllm.generate.generator import Generator
 from mindllm.generate.predict import predict

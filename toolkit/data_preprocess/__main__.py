@@ -100,7 +100,7 @@ def add_output_options(group: argparse._ArgumentGroup) -> None:
         "--train-tokenizer",
         type=_positive,
         metavar="VOCAB_SIZE",
-        help="train a byte-level BPE first, if FILE is missing",
+        help="first train FILE, if it is missing: a byte-level BPE (.json) or a sentencepiece BPE (.model)",
     )
     group.add_argument("--output-prefix", type=Path, metavar="PREFIX", help="of the files that are made")
     group.add_argument(

@@ -13,7 +13,8 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
 from mindllm.command import error_console
 from mindllm.data.corpus import Corpus, CorpusMeta, CorpusWriter, corpus_files, read_meta
 from mindllm.data.indexed import index_path
-from mindllm.data.tokenizer import Tokenizer, load_tokenizer, save_tokenizer, train_byte_level_bpe
+from mindllm.data.tokenizer import Tokenizer, load_tokenizer
+from mindllm.data.tokenizer_training import TRAINED_KINDS, train_tokenizer
 from mindllm.errors import UserError
 from toolkit.data_preprocess.encode import encode_pieces
 from toolkit.data_preprocess.pieces import PIECE_BYTES, Piece, cut, is_cuttable, read
@@ -82,11 +83,11 @@ def prepare_tokenizer(path: Path, vocab_size: int | None, sources: Sequence[Sour
                 "delete the file, or name another with --tokenizer"
             )
         return tokenizer
-    if path.suffix != ".json":
-        raise UserError(f"{path}: a trained tokenizer is written as .json, for example {path.with_suffix('.json')}")
+    if path.suffix not in TRAINED_KINDS:
+        raise UserError(f"{path}: a tokenizer is trained as {' or '.join(map(' '.join, TRAINED_KINDS.items()))}")
     with _progress("reading text for the tokenizer", sources) as (progress, task):
         pieces = cut(source for source in sources if source.size)
-        save_tokenizer(train_byte_level_bpe(_texts(pieces, progress, task), vocab_size), path)
+        train_tokenizer(_texts(pieces, progress, task), vocab_size, path)
     return load_tokenizer(path)
 
 

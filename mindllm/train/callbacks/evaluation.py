@@ -1,4 +1,4 @@
-"""Evaluates on held-out text while training, every so many steps and at the end."""
+"""Evaluates on held-out text while training: before it if it starts from trained weights, every so many steps, at the end."""
 
 from __future__ import annotations
 
@@ -25,7 +25,11 @@ class EvaluationMonitor(Callback):
 
     def begin(self, state: RunState) -> None:
         self.file = MetricsFile(state.output_dir / EVALUATION_NAME)
-        self.file.rewind(state.step)
+        starts_from_weights = bool(state.config.load_checkpoint) and state.step == 0
+        self.file.rewind(state.step - starts_from_weights)
+        if starts_from_weights:
+            self.evaluate(state)
+            state.results["held-out before"] = state.results["held-out"]
 
     def step_end(self, state: RunState, record: StepRecord) -> None:
         if record.step % self.eval_step_interval == 0:

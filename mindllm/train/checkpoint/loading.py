@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from mindllm.train.checkpoint.manifest import (
     verify_files,
 )
 from mindllm.train.checkpoint.names import Entry, entries, entry_of
-from mindllm.train.checkpoint.tensors import read_tensors
+from mindllm.train.checkpoint.tensors import TensorSource, read_tensors
 
 Expected = Mapping[str, tuple[tuple[int, ...], Any]]  # name: (shape, dtype)
 MOST_NAMED = 10
@@ -30,7 +30,7 @@ MOST_NAMED = 10
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a checkpoint holds. The arrays are views of its files: drop them once copied, so that deleting it frees the disk."""
+    """What a checkpoint holds. Arrays that are views of its files keep them on the disk: drop them once copied."""
 
     path: Path
     step: int
@@ -44,9 +44,9 @@ class Checkpoint:
         Raises:
             UserError: one message that names every missing, surplus and misshapen tensor, ten of each kind.
         """
-        lines = _differences("weights", self.weights, weights)
+        lines = differences("weights", self.weights, weights)
         if optimizer is not None:
-            lines += _differences("optimizer", self.optimizer, optimizer)
+            lines += differences("optimizer", self.optimizer, optimizer)
         if lines:
             raise UserError(
                 f"{self.path} does not fit the model of this run:\n  "
@@ -55,10 +55,16 @@ class Checkpoint:
             )
 
 
-def load_checkpoint(path: Path | str, option: str = "--resume_training", with_optimizer: bool = True) -> Checkpoint:
+def load_checkpoint(
+    path: Path | str,
+    option: str = "--resume_training",
+    with_optimizer: bool = True,
+    read: Callable[[Path], Mapping[str, Any]] = read_tensors,
+) -> Checkpoint:
     """Loads the checkpoint directory ``path``; sizes and checksums of all files read are verified first.
 
     Without the optimizer (``with_optimizer=False``) its file is neither checked nor needed and ``optimizer`` is empty.
+    ``read`` makes tensors of a file: ``read_tensors`` arrays, ``stored_tensors`` what becomes an array when it is needed.
 
     Raises:
         UserError: there is no checkpoint, or it is damaged; names the file and the previous good checkpoint, to be given as
@@ -70,8 +76,8 @@ def load_checkpoint(path: Path | str, option: str = "--resume_training", with_op
     state: dict[str, Any] = {}
     for name in _names(manifest, STATE):
         state |= json.loads((path / name).read_bytes())
-    optimizer = _tensors(path, manifest, OPTIMIZER) if with_optimizer else {}
-    return Checkpoint(path, manifest.step, _tensors(path, manifest, WEIGHTS), optimizer, state)
+    optimizer = _tensors(path, manifest, OPTIMIZER, read) if with_optimizer else {}
+    return Checkpoint(path, manifest.step, _tensors(path, manifest, WEIGHTS, read), optimizer, state)
 
 
 def verify_checkpoint(
@@ -142,14 +148,15 @@ def _names(manifest: Manifest, role: str) -> list[str]:
     return [entry.name for entry in manifest.files if entry.role == role]
 
 
-def _tensors(path: Path, manifest: Manifest, role: str) -> dict[str, np.ndarray]:
-    tensors: dict[str, np.ndarray] = {}
+def _tensors(path: Path, manifest: Manifest, role: str, read: Callable[[Path], Mapping[str, Any]]) -> dict[str, Any]:
+    tensors: dict[str, Any] = {}
     for name in _names(manifest, role):
-        tensors |= read_tensors(path / name)
+        tensors |= read(path / name)
     return tensors
 
 
-def _differences(role: str, found: Mapping[str, np.ndarray], expected: Expected) -> list[str]:
+def differences(role: str, found: Mapping[str, TensorSource], expected: Expected) -> list[str]:
+    """One line for the missing, the surplus and the misshapen tensors each: names with dtypes and shapes."""
     wanted = {name: _signature(shape, dtype) for name, (shape, dtype) in expected.items()}
     present = {name: _signature(array.shape, array.dtype) for name, array in found.items()}
     kinds = {

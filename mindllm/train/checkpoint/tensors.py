@@ -13,15 +13,18 @@ import math
 import mmap
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Protocol
 
+import ml_dtypes
 import numpy as np
 
 CODES = {
     "float64": "F64",
     "float32": "F32",
     "float16": "F16",
+    "bfloat16": "BF16",
     "int64": "I64",
     "int32": "I32",
     "int16": "I16",
@@ -32,7 +35,9 @@ CODES = {
     "uint8": "U8",
     "bool": "BOOL",
 }
-DTYPES = {code: np.dtype(name).newbyteorder("<") for name, code in CODES.items()}
+NOT_IN_NUMPY = {"bfloat16": np.dtype(ml_dtypes.bfloat16)}
+DTYPES = {code: NOT_IN_NUMPY.get(name) or np.dtype(name).newbyteorder("<") for name, code in CODES.items()}
+LARGEST_HEADER = 100 << 20  # what the library accepts
 ALIGNMENT = 8
 CHUNK = 4 << 20
 
@@ -47,6 +52,20 @@ class TensorSource(Protocol):
     def dtype(self) -> np.dtype: ...
 
     def __array__(self) -> np.ndarray: ...
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """A tensor of a safetensors file: read when it is asked for its array, every time, and not kept."""
+
+    path: Path
+    offset: int
+    shape: tuple[int, ...]
+    dtype: np.dtype
+
+    def __array__(self, dtype: np.dtype | None = None, copy: bool | None = None) -> np.ndarray:
+        content = np.fromfile(self.path, np.uint8, _bytes(self), offset=self.offset)
+        return content.view(self.dtype).reshape(self.shape).astype(dtype or self.dtype, copy=False)
 
 
 class HashingWriter:
@@ -77,15 +96,17 @@ def payload_bytes(tensors: Mapping[str, TensorSource]) -> int:
     return sum(_bytes(tensor) for tensor in tensors.values())
 
 
-def write_tensors(writer: HashingWriter, tensors: Mapping[str, TensorSource]) -> None:
+def write_tensors(writer: HashingWriter, tensors: Mapping[str, TensorSource], framework: str = "np") -> None:
     """Writes ``tensors`` as one safetensors file, holding at most one of them as a contiguous copy.
+
+    ``framework`` is what the header names as the file's ``format``.
 
     Raises:
         TypeError, ValueError: a dtype or a name that the format does not have; names the tensor. Nothing is written then.
     """
     # Wide elements first keeps every tensor aligned to its element without gaps, which the format forbids.
     names = sorted(tensors, key=lambda name: (-np.dtype(tensors[name].dtype).itemsize, name))
-    writer.write(_header({name: tensors[name] for name in names}))
+    writer.write(_header({name: tensors[name] for name in names}, framework))
     for name in names:
         _write_tensor(writer, name, tensors[name])
 
@@ -105,20 +126,40 @@ def read_tensors(path: Path) -> dict[str, np.ndarray]:
     Raises:
         ValueError: the file is no safetensors file.
     """
+    tensors = stored_tensors(path)
     with open(path, "rb") as file:
         buffer = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-    start = 8 + int.from_bytes(buffer[:8], "little")
-    header = json.loads(buffer[8:start])
+    return {name: np.ndarray(item.shape, item.dtype, buffer, item.offset) for name, item in tensors.items()}
+
+
+def stored_tensors(path: Path) -> dict[str, StoredTensor]:
+    """Returns the tensors of a safetensors file without reading more than its header; errors as :func:`read_tensors`."""
+    size = path.stat().st_size
+    with open(path, "rb") as file:
+        start = 8 + int.from_bytes(file.read(8), "little")
+        if start > min(size, LARGEST_HEADER):
+            raise ValueError(f"its header would end at byte {start} of {size}")
+        header = json.loads(file.read(start - 8))
+    if not isinstance(header, dict):
+        raise ValueError("its header is no object")
     header.pop("__metadata__", None)
-    return {name: _view(buffer, start, entry) for name, entry in header.items()}
+    return {name: _stored(path, start, size, name, entry) for name, entry in header.items()}
 
 
-def _view(buffer: mmap.mmap, start: int, entry: dict[str, Any]) -> np.ndarray:
-    return np.ndarray(tuple(entry["shape"]), DTYPES[entry["dtype"]], buffer, start + entry["data_offsets"][0])
+def _stored(path: Path, start: int, size: int, name: str, entry: Any) -> StoredTensor:
+    try:
+        shape, dtype = tuple(map(int, entry["shape"])), DTYPES[entry["dtype"]]
+        first, end = map(int, entry["data_offsets"])
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"tensor {name} is described by {entry}, which is not understood ({error})") from None
+    tensor = StoredTensor(path, start + first, shape, dtype)
+    if min(shape, default=0) < 0 or first < 0 or first + _bytes(tensor) != end or start + end > size:
+        raise ValueError(f"tensor {name} of bytes {start + first} to {start + end} is not in it, it has {size}")
+    return tensor
 
 
-def _header(tensors: Mapping[str, TensorSource]) -> bytes:
-    entries: dict[str, Any] = {"__metadata__": {"format": "np"}}
+def _header(tensors: Mapping[str, TensorSource], framework: str) -> bytes:
+    entries: dict[str, Any] = {"__metadata__": {"format": framework}}
     offset = 0
     for name, tensor in tensors.items():
         if name in entries:

@@ -1,0 +1,83 @@
+"""What a run takes from a Hugging Face directory: the keys of the architecture and the tokenizer that its YAML leaves out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from mindllm.config.dataset import TOKENIZER_FILES
+from mindllm.config.document import Document, KeyPath, Origin, Problem
+from mindllm.config.hugging_face import CONFIG, is_hugging_face, read_model_config, their_name
+from mindllm.config.run import RunConfig
+
+DIRECTORY_KEYS = ("pretrained_model_dir", "load_checkpoint")
+MODEL: KeyPath = ("model", "model_config")
+VOCABULARY: KeyPath = ("processor", "tokenizer", "vocab_file")
+PREFERENCES = {
+    "seq_length",
+    "initializer_range",
+    "eos_token_id",
+}  # a run may choose them; all others are the weights' own
+
+
+def fill_from_pretrained(document: Document) -> None:
+    """Writes into ``document`` what the Hugging Face directories it names decide and it does not say itself."""
+    for key in DIRECTORY_KEYS:
+        named = document.data.get(key)
+        if not isinstance(named, str) or not named:
+            continue
+        directory = Path(named)
+        if is_hugging_face(directory):
+            origin = Origin(file=str(directory / CONFIG))
+            for name, value in read_model_config(directory).model_dump(exclude_unset=True).items():
+                _set_if_absent(document, (*MODEL, name), value, origin)
+            tokenizer = next((directory / name for name in TOKENIZER_FILES if (directory / name).is_file()), None)
+            if tokenizer is not None:
+                _set_if_absent(document, VOCABULARY, str(tokenizer), Origin(file=str(tokenizer)))
+        elif key == "pretrained_model_dir":
+            problem = f"not a Hugging Face directory, it has no {CONFIG} (value {named})"
+            document.problems.append(Problem(document.origins.get((key,)), (key,), problem))
+        elif not directory.exists() and "hidden_size" not in _section(document, MODEL):
+            problem = (
+                f"does not exist (value {named}); it was to give the architecture, which model.model_config does not"
+            )
+            document.problems.append(Problem(document.origins.get((key,)), (key,), problem))
+
+
+def check_pretrained(config: RunConfig) -> Iterator[tuple[KeyPath, str]]:
+    """The architecture the YAML gives against that of the directories."""
+    for directory in (config.pretrained_model_dir, config.load_checkpoint):
+        if not directory or not is_hugging_face(directory):
+            continue
+        theirs, ours = read_model_config(directory), config.model.config
+        for key in sorted(theirs.model_fields_set - PREFERENCES):
+            wanted, value = getattr(theirs, key), getattr(ours, key)
+            if wanted != value:
+                said = f"{their_name(key)} of {Path(directory) / CONFIG}, which is {_shown(wanted)}"
+                yield (*MODEL, key), f"contradicts {said} (value {_shown(value)}); remove the key"
+
+
+def _section(document: Document, path: KeyPath) -> dict[str, Any]:
+    """The section at ``path``; an empty one where there is none, or where it is no section."""
+    values: Any = document.data
+    for key in path:
+        values = values.get(key) if isinstance(values, dict) else None
+    return values if isinstance(values, dict) else {}
+
+
+def _set_if_absent(document: Document, path: KeyPath, value: Any, origin: Origin) -> None:
+    values: Any = document.data
+    for key in path[:-1]:
+        if values.get(key) is None:
+            values[key] = {}
+        values = values[key]
+        if not isinstance(values, dict):
+            return  # the schema says what is wrong with it
+    if values.get(path[-1]) in (None, ""):
+        values[path[-1]] = value
+        document.origins[path] = origin
+
+
+def _shown(value: Any) -> Any:
+    return value.model_dump() if hasattr(value, "model_dump") else value

@@ -1,0 +1,43 @@
+"""The files that make a tokenizer in a Hugging Face directory, copied beside exported weights."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+from mindllm.data.tokenizer import Tokenizer
+from mindllm.files import atomic_open
+
+COMPANIONS = (  # beside tokenizer.json or tokenizer.model
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+)
+
+
+def copy_tokenizer(tokenizer: Tokenizer, directory: Path) -> None:
+    """Copies the file of ``tokenizer`` and its companions into ``directory``.
+
+    A tokenizer without ``tokenizer_config.json`` gets one, for ``AutoTokenizer`` of ``transformers`` to know its kind.
+    """
+    source = tokenizer.path
+    shutil.copyfile(source, directory / f"tokenizer{source.suffix}")
+    other = source.with_name("tokenizer.model" if source.suffix == ".json" else "tokenizer.json")
+    is_named_so = source.stem == "tokenizer"  # or it is a tokenizer among others: what lies beside may be theirs
+    for file in (other, *map(source.with_name, COMPANIONS)) if is_named_so else ():
+        if file.is_file():
+            shutil.copyfile(file, directory / file.name)
+    config = directory / "tokenizer_config.json"
+    if not config.exists():
+        with atomic_open(config) as target:
+            json.dump(_config(tokenizer), target, indent=2, ensure_ascii=False)
+
+
+def _config(tokenizer: Tokenizer) -> dict[str, str | bool]:
+    ids = {"bos_token": tokenizer.bos_id, "eos_token": tokenizer.eos_id, "pad_token": tokenizer.pad_id}
+    names = {role: tokenizer.token(id) for role, id in ids.items() if id is not None}
+    if tokenizer.path.suffix == ".json":
+        return {"tokenizer_class": "PreTrainedTokenizerFast", **names}
+    return {"tokenizer_class": "LlamaTokenizer", "add_bos_token": tokenizer.adds_bos, "legacy": False, **names}

@@ -1,0 +1,137 @@
+"""Writes a Hugging Face directory that ``transformers`` loads: whole or not at all, one tensor in memory at a time."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mindllm.config import ModelConfig, config_json
+from mindllm.config.hugging_face import CONFIG, GENERATION_CONFIG
+from mindllm.data.tokenizer import Tokenizer
+from mindllm.data.tokenizer_files import copy_tokenizer
+from mindllm.errors import RunFailed, UserError
+from mindllm.files import sync_directory
+from mindllm.models.families.llama import HUGGING_FACE
+from mindllm.models.weight_shapes import weight_shapes
+from mindllm.train.checkpoint.converted import Converted, numpy_dtype
+from mindllm.train.checkpoint.hugging_face import INDEX_FILE, WEIGHTS_FILE
+from mindllm.train.checkpoint.names import hidden_path
+from mindllm.train.checkpoint.tensors import HashingWriter, TensorSource, payload_bytes, write_tensors
+
+SHARD_NAME = "model-{number:05d}-of-{count:05d}.safetensors"
+FRAMEWORK = "pt"  # the layout of the tensors, which transformers asks for: that of PyTorch
+Shards = dict[str, dict[str, Converted]]  # file name: tensors by their names
+
+
+def export_hugging_face(
+    directory: Path | str,
+    model: ModelConfig,
+    weights: Mapping[str, TensorSource],
+    *,
+    dtype: str = "float32",
+    max_shard_bytes: int = 5 * 10**9,
+    tokenizer: Tokenizer | None = None,
+) -> Path:
+    """Writes ``config.json``, the weights in files of at most ``max_shard_bytes``, and the files of the tokenizer.
+
+    A tensor larger than ``max_shard_bytes`` has a file of its own.
+
+    Arguments:
+        weights: by our names; each becomes an array when its turn comes.
+        dtype: float32, float16 or bfloat16.
+
+    Raises:
+        UserError: the directory is there and not empty, the model is no Llama of Hugging Face, or a value too large for dtype.
+        RunFailed: the disk is full or refuses. Nothing is left of the directory in any of these cases.
+    """
+    directory = Path(directory)
+    refuse_existing(directory)
+    content = config_json(model, dtype, _special_tokens(model, tokenizer))
+    shards = _shards(model, weights, numpy_dtype(dtype), max_shard_bytes)
+    temporary = hidden_path(directory, "saving")
+    try:
+        temporary.mkdir(parents=True)
+        _refuse_if_full(temporary, shards)
+        _write_shards(temporary, shards)
+        _write_json(temporary / CONFIG, content)
+        _write_json(temporary / GENERATION_CONFIG, _special_tokens(model, tokenizer))
+        if tokenizer is not None:
+            copy_tokenizer(tokenizer, temporary)
+        sync_directory(temporary)
+        temporary.rename(directory)
+        sync_directory(directory.parent)
+    except OSError as error:
+        raise RunFailed(f"{directory} was not written: {error.strerror or error}. Nothing of it is left") from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return directory
+
+
+def refuse_existing(directory: Path) -> None:
+    """Raises a UserError for a directory that holds something, or a file."""
+    if directory.is_dir() and not any(directory.iterdir()):
+        return
+    if directory.exists():
+        raise UserError(f"{directory}: exists already; give a directory that does not, or delete it")
+
+
+def _special_tokens(model: ModelConfig, tokenizer: Tokenizer | None) -> dict[str, Any]:
+    ends = list(model.eos_token_ids)
+    own = {
+        "bos_token_id": model.bos_token_id,
+        "eos_token_id": ends if len(ends) > 1 else next(iter(ends), None),
+        "pad_token_id": model.pad_token_id,
+    }
+    if tokenizer is None:
+        return own
+    named = {"bos_token_id": tokenizer.bos_id, "eos_token_id": tokenizer.eos_id, "pad_token_id": tokenizer.pad_id}
+    return {key: named[key] if value is None else value for key, value in own.items()}
+
+
+def _shards(model: ModelConfig, weights: Mapping[str, TensorSource], dtype: np.dtype, limit: int) -> Shards:
+    """Tensors in the order of the layers, cut into files of at most ``limit`` bytes."""
+    groups: list[dict[str, Converted]] = [{}]
+    for name in weight_shapes(model):
+        theirs = HUGGING_FACE.theirs(name)
+        tensor = {theirs: Converted(name, weights[name], dtype)}
+        if groups[-1] and payload_bytes(groups[-1]) + payload_bytes(tensor) > limit:
+            groups.append({})
+        groups[-1] |= tensor
+    if len(groups) == 1:
+        return {WEIGHTS_FILE: groups[0]}
+    return {SHARD_NAME.format(number=index + 1, count=len(groups)): group for index, group in enumerate(groups)}
+
+
+def _refuse_if_full(directory: Path, shards: Shards) -> None:
+    needed = sum(map(payload_bytes, shards.values()))
+    free = shutil.disk_usage(directory).free
+    if free < needed:
+        raise OSError(f"it needs {needed / 1e6:.1f} MB and {free / 1e6:.1f} MB are free")
+
+
+def _write_shards(directory: Path, shards: Shards) -> None:
+    for name, tensors in shards.items():
+        _write(directory / name, partial(write_tensors, tensors=tensors, framework=FRAMEWORK))
+    if len(shards) > 1:
+        places = {tensor: name for name, tensors in shards.items() for tensor in tensors}
+        total = sum(map(payload_bytes, shards.values()))
+        _write_json(directory / INDEX_FILE, {"metadata": {"total_size": total}, "weight_map": places})
+
+
+def _write_json(path: Path, content: dict[str, Any]) -> None:
+    text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+    _write(path, lambda writer: writer.write(text.encode()))
+
+
+def _write(path: Path, write: Callable[[HashingWriter], None]) -> None:
+    with open(path, "xb") as file:
+        write(HashingWriter(file))
+        file.flush()
+        os.fsync(file.fileno())

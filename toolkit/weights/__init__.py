@@ -1,0 +1,1 @@
+"""Weights between Hugging Face directories and checkpoints, and what is in either."""

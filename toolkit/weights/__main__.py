@@ -1,0 +1,85 @@
+"""The command line ``python -m toolkit.weights``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from mindllm.command import CommandParser, run_command
+from mindllm.files import size_in_bytes
+
+EXAMPLE = """examples:
+  python -m toolkit.weights info models/llama3-8b
+  python -m toolkit.weights import models/llama3-8b output/llama3-8b/checkpoint
+  python -m toolkit.weights export output/llama3-8b/checkpoint/llm-600 exported/llama3-8b --dtype bfloat16
+
+run_llm.py reads a Hugging Face directory itself (--load_checkpoint DIRECTORY); import makes a checkpoint of one.
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Converts or describes; returns the exit code."""
+    options = make_parser().parse_args(arguments)
+    if options.command == "info":
+        from toolkit.weights.info import describe, print_description
+
+        print_description(describe(options.path), options.json)
+        return 0
+    path = _convert(options)
+    print(json.dumps({"written": str(path)}) if options.json else f"wrote {path}")
+    return 0
+
+
+def make_parser() -> CommandParser:
+    """Returns the parser of the command line."""
+    parser = CommandParser(
+        prog="python -m toolkit.weights",
+        description="Converts weights between Hugging Face directories (config.json, safetensors, tokenizer) and checkpoints, "
+        "one tensor in memory at a time. What is written is whole or absent.",
+        epilog=EXAMPLE,
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    importing = commands.add_parser("import", help="a Hugging Face directory as checkpoint DIRECTORY/llm-0")
+    importing.add_argument("source", type=Path, metavar="HF_DIRECTORY")
+    importing.add_argument("target", type=Path, metavar="DIRECTORY", help="directory of checkpoints")
+    exporting = commands.add_parser("export", help="a checkpoint as Hugging Face directory")
+    exporting.add_argument("source", type=Path, metavar="CHECKPOINT")
+    exporting.add_argument("target", type=Path, metavar="HF_DIRECTORY", help="must not exist, or be empty")
+    add_export_options(exporting)
+    describing = commands.add_parser("info", help="architecture, files and types of either, checked")
+    describing.add_argument("path", type=Path, metavar="PATH")
+    for command in (importing, exporting, describing):
+        command.add_argument("--json", action="store_true", help="print one JSON object")
+    return parser
+
+
+def add_export_options(parser: argparse.ArgumentParser) -> None:
+    """Adds how a Hugging Face directory is written."""
+    parser.add_argument("--dtype", choices=("float32", "float16", "bfloat16"), default="float32")
+    parser.add_argument(
+        "--max_shard_size", type=_size, default="5GB", metavar="SIZE", help="largest file of weights (default 5GB)"
+    )
+    parser.add_argument(
+        "--tokenizer", type=Path, metavar="FILE", help="tokenizer to copy (default: that of the run, where it still is)"
+    )
+
+
+def _convert(options: argparse.Namespace) -> Path:
+    from toolkit.weights.convert import export_weights, import_weights
+
+    if options.command == "import":
+        return import_weights(options.source, options.target)
+    return export_weights(options.source, options.target, options.dtype, options.max_shard_size, options.tokenizer)
+
+
+def _size(text: str) -> int:
+    try:
+        return size_in_bytes(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+if __name__ == "__main__":
+    run_command(main)

@@ -1,0 +1,109 @@
+"""Import and export of weights, a tensor at a time, with a bar of the bytes that are done."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pydantic import ValidationError
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+from mindllm.command import error_console
+from mindllm.config import ModelConfig, is_hugging_face, read_model_config
+from mindllm.config.dataset import TOKENIZER_FILES
+from mindllm.data import load_tokenizer
+from mindllm.errors import RunFailed, UserError
+from mindllm.train.checkpoint import Checkpoint, CheckpointNotSavedError, CheckpointStore, load_checkpoint
+from mindllm.train.checkpoint.hugging_face import read_weights
+from mindllm.train.checkpoint.hugging_face_export import export_hugging_face, refuse_existing
+from mindllm.train.checkpoint.tensors import TensorSource, payload_bytes, stored_tensors
+
+
+@dataclass(frozen=True)
+class Watched:
+    """``source``, telling ``done`` how many bytes it had when it became an array."""
+
+    source: TensorSource
+    done: Callable[[int], None]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.source.shape
+
+    @property
+    def dtype(self) -> np.dtype:
+        return self.source.dtype
+
+    def __array__(self, dtype: np.dtype | None = None, copy: bool | None = None) -> np.ndarray:
+        values = np.asarray(self.source, dtype)
+        self.done(values.nbytes)
+        return values
+
+
+def import_weights(source: Path, directory: Path) -> Path:
+    """Writes the weights of the Hugging Face directory ``source`` as checkpoint ``directory/llm-0``; returns its path.
+
+    Raises:
+        UserError: the source is damaged or no Llama, or the checkpoint is there already.
+        RunFailed: it could not be written.
+    """
+    if not is_hugging_face(source):
+        raise UserError(f"{source}: not a Hugging Face directory: it has no config.json")
+    model = read_model_config(source)
+    store = CheckpointStore(directory, keep_checkpoint_max=2**31)
+    refuse_existing(directory / f"{store.prefix}-0")
+    weights = read_weights(source, model)
+    tokenizer = next((str((source / name).resolve()) for name in TOKENIZER_FILES if (source / name).is_file()), "")
+    state = {"step": 0, "tokenizer": tokenizer, "identity": {"model": {"config": model.model_dump(mode="json")}}}
+    with watched("importing", weights) as sources:
+        try:
+            return store.save(0, sources, {}, state)
+        except CheckpointNotSavedError as error:
+            raise RunFailed(str(error)) from error
+
+
+def export_weights(
+    source: Path, directory: Path, dtype: str, max_shard_bytes: int, tokenizer_file: Path | None
+) -> Path:
+    """Writes checkpoint ``source`` as Hugging Face directory ``directory``; errors as ``export_hugging_face``.
+
+    Without ``tokenizer_file`` the tokenizer is that of the run that saved the checkpoint, where it still is.
+    """
+    refuse_existing(directory)
+    checkpoint = load_checkpoint(source, option="CHECKPOINT", with_optimizer=False, read=stored_tensors)
+    model = model_of(checkpoint)
+    recorded = checkpoint.state.get("tokenizer") or ""
+    if tokenizer_file is None and Path(recorded).is_file():
+        tokenizer_file = Path(recorded)
+    tokenizer = None if tokenizer_file is None else load_tokenizer(tokenizer_file)
+    if tokenizer is not None and tokenizer.vocab_size > model.vocab_size:
+        raise UserError(
+            f"{tokenizer_file}: has {tokenizer.vocab_size} tokens, more than the {model.vocab_size} of {source}; "
+            "give the tokenizer the model was trained with"
+        )
+    with watched("exporting", checkpoint.weights) as sources:
+        options: dict[str, Any] = {"dtype": dtype, "max_shard_bytes": max_shard_bytes, "tokenizer": tokenizer}
+        return export_hugging_face(directory, model, sources, **options)
+
+
+def model_of(checkpoint: Checkpoint) -> ModelConfig:
+    """The architecture that a checkpoint says it holds; raises UserError when it says none."""
+    try:
+        return ModelConfig.model_validate(checkpoint.state["identity"]["model"]["config"])
+    except (KeyError, TypeError, ValidationError):
+        raise UserError(
+            f"{checkpoint.path}: state.json does not say the architecture (identity.model.config)"
+        ) from None
+
+
+@contextmanager
+def watched(description: str, tensors: Mapping[str, TensorSource]) -> Iterator[dict[str, Watched]]:
+    """``tensors`` with a bar on the terminal that grows as they are read."""
+    columns = (TextColumn(description), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=error_console, transient=True, disable=not error_console.is_terminal) as progress:
+        task = progress.add_task(description, total=payload_bytes(tensors))
+        yield {name: Watched(tensor, lambda size: progress.advance(task, size)) for name, tensor in tensors.items()}

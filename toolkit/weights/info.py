@@ -1,0 +1,87 @@
+"""What a Hugging Face directory or a checkpoint holds: architecture, files, types of the weights."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from mindllm.config import ModelConfig, is_hugging_face, read_model_config
+from mindllm.config.dataset import TOKENIZER_FILES
+from mindllm.data import load_tokenizer
+from mindllm.train.checkpoint import load_checkpoint
+from mindllm.train.checkpoint.hugging_face import read_weights, weight_files
+from mindllm.train.checkpoint.manifest import WEIGHTS, read_manifest
+from mindllm.train.checkpoint.tensors import TensorSource, payload_bytes, stored_tensors
+from toolkit.weights.convert import model_of
+
+SHOWN = ("num_layers", "hidden_size", "intermediate_size", "num_heads", "n_kv_heads", "head_dim", "vocab_size")
+
+MOST_NAMED = 3
+
+
+def describe(path: Path) -> dict[str, Any]:
+    """Checks the weights at ``path`` against its architecture and returns what they are; errors as those of loading."""
+    if is_hugging_face(path):
+        model, kind = read_model_config(path), "Hugging Face directory"
+        weights: dict[str, Any] = {name: item.source for name, item in read_weights(path, model).items()}
+        files = [file.name for file in weight_files(path)]
+        vocabulary = path if any((path / name).is_file() for name in TOKENIZER_FILES) else None
+    else:
+        checkpoint = load_checkpoint(path, option="PATH", with_optimizer=False, read=stored_tensors)
+        model, kind, weights = model_of(checkpoint), f"checkpoint of step {checkpoint.step}", checkpoint.weights
+        files = [file.name for file in read_manifest(path).files if file.role == WEIGHTS]
+        recorded = Path(checkpoint.state.get("tokenizer") or "")
+        vocabulary = recorded if recorded.is_file() else None
+    return {"path": str(path), "kind": kind, **_architecture(model), **_sizes(weights), "files": files} | {
+        "tokenizer": str(vocabulary) if vocabulary else None,
+        "tokenizer_vocab_size": load_tokenizer(vocabulary).vocab_size if vocabulary else None,
+    }
+
+
+def print_description(description: dict[str, Any], as_json: bool) -> None:
+    """As a table, or as one JSON object."""
+    if as_json:
+        print(json.dumps(description))
+        return
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    for name, value in description.items():
+        table.add_row(f"[bold]{name}[/]", _cell(value))
+    Console(soft_wrap=True, highlight=False).print(table)
+
+
+def _architecture(model: ModelConfig) -> dict[str, Any]:
+    scaling = model.rope_scaling
+    biases = [key for key in ("qkv_has_bias", "attn_proj_has_bias") if getattr(model, key)]
+    return {
+        **{key: getattr(model, key) for key in SHOWN},
+        "max_position_embedding": model.max_position_embedding,
+        "theta": model.theta,
+        "rope_scaling": scaling.type if scaling else None,
+        "tie_word_embeddings": model.tie_word_embeddings,
+        "biases": biases,
+    }
+
+
+def _sizes(weights: dict[str, TensorSource]) -> dict[str, Any]:
+    types = Counter(str(tensor.dtype) for tensor in weights.values())
+    return {
+        "parameters": sum(math.prod(tensor.shape) for tensor in weights.values()),
+        "bytes": payload_bytes(weights),
+        "tensors": dict(types),
+    }
+
+
+def _cell(value: Any) -> str:
+    if value is None or value == []:
+        return "none"
+    if isinstance(value, dict):
+        return ", ".join(f"{count} {name}" for name, count in value.items())
+    if isinstance(value, list):
+        return ", ".join(value) if len(value) <= MOST_NAMED else f"{len(value)}: {value[0]} to {value[-1]}"
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
