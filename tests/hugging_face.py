@@ -1,4 +1,4 @@
-"""Hugging Face's Llama with the weights of one of our models."""
+"""Hugging Face's Llama: with the weights of one of our models, and as a directory of random ones."""
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -20,6 +20,43 @@ ROPE_SCALINGS = {
         },
     ),
 }
+TINY = {
+    "vocab_size": 97,
+    "hidden_size": 32,
+    "intermediate_size": 80,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "bos_token_id": None,
+    "eos_token_id": None,
+}
+# What a directory may be, as changes of TINY.
+LLAMAS = {
+    "multi-head": {"num_key_value_heads": 4, "rope_parameters": {"rope_theta": 5e5, "rope_type": "default"}},
+    "grouped, wide heads": {"head_dim": 16, "rms_norm_eps": 1e-5},
+    "tied": {"num_key_value_heads": 1, "tie_word_embeddings": True},
+    "biased": {"attention_bias": True},
+    "linear": {"rope_parameters": {"rope_theta": 1e4, **ROPE_SCALINGS["linear"][1]}},
+    "llama3": {"rope_parameters": {"rope_theta": 5e5, **ROPE_SCALINGS["llama3"][1]}, "tie_word_embeddings": True},
+}
+
+
+def random_llama(seed=0, std=0.3, **changes):
+    """A tiny ``LlamaForCausalLM`` whose every weight is random, biases and norms too, and large enough for clear choices."""
+    torch.manual_seed(seed)
+    llama = LlamaForCausalLM(LlamaConfig(**{**TINY, **changes})).eval()
+    with torch.no_grad():
+        for parameter in llama.parameters():
+            torch.nn.init.normal_(parameter, mean=float(parameter.ndim == 1), std=std)
+    return llama
+
+
+def save_llama(directory, dtype=torch.float32, max_shard_size="5GB", **changes):
+    """Writes a :func:`random_llama` as a directory of Hugging Face; returns the model as it is there."""
+    llama = random_llama(**changes).to(dtype)
+    llama.save_pretrained(directory, max_shard_size=max_shard_size)
+    return llama
 
 
 def hugging_face_llama(model, config, scaling=None):
@@ -36,7 +73,7 @@ def hugging_face_llama(model, config, scaling=None):
             rms_norm_eps=config.rms_norm_eps,
             max_position_embeddings=config.seq_length,
             tie_word_embeddings=config.tie_word_embeddings,
-            attention_bias=False,
+            attention_bias=config.qkv_has_bias,
             rope_parameters={"rope_theta": config.theta, **(scaling or {"rope_type": "default"})},
             eos_token_id=None,
             bos_token_id=None,

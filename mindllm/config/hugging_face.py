@@ -117,7 +117,7 @@ def read_json(path: Path) -> dict[str, Any]:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path}: not JSON ({error})") from None
     if not isinstance(content, dict):
         raise UserError(f"{path}: holds no object of keys and values")
@@ -160,7 +160,8 @@ def _validated(path: Path, fields: dict[str, Any]) -> ModelConfig:
     length = fields["max_position_embedding"]
     fields["seq_length"] = min(length, LONGEST_SAMPLE) if isinstance(length, int) else 1
     try:
-        return ModelConfig.model_validate(fields)
+        model = ModelConfig.model_validate(fields)
+        return model.model_copy(update={"n_kv_heads": model.n_kv_heads, "head_dim": model.head_dim})  # left out or not
     except ValidationError as error:
         found = error.errors(include_url=False)[0]
         key = ".".join([their_name(str(found["loc"][0])), *map(str, found["loc"][1:])])

@@ -63,7 +63,7 @@ def _read(path: Path) -> dict[str, Any]:
         return {}
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{path}: not JSON ({error})") from error
     if not isinstance(content, dict):
         raise UserError(f"{path}: holds no object of keys and values")

@@ -35,8 +35,6 @@ logger = logging.getLogger(__name__)
 
 def train(config: RunConfig) -> int:
     """Trains from scratch, from ``load_checkpoint``, or on from a checkpoint; returns the exit code."""
-    if config.run_mode == "finetune" and not config.load_checkpoint:
-        raise config.error("load_checkpoint", "run_mode finetune starts from weights; give a checkpoint directory")
     refuse_several_devices(config)
     log = set_up_logging(config.output_dir)
     data = RunData(config)

@@ -88,7 +88,7 @@ def all_tensors(directory: Path) -> dict[str, StoredTensor]:
 def _tensors_of(path: Path) -> Iterator[tuple[str, StoredTensor]]:
     try:
         tensors = stored_tensors(path)
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, RecursionError) as error:
         raise UserError(f"{path}: not a safetensors file, or a part of one ({error}); get it again") from None
     return ((name, tensor) for name, tensor in tensors.items() if not name.endswith(COMPUTED))
 
