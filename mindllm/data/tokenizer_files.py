@@ -15,6 +15,7 @@ COMPANIONS = (  # beside tokenizer.json or tokenizer.model
     "added_tokens.json",
     "chat_template.jinja",
 )
+SPACE = "▁"  # sentencepiece's
 
 
 def copy_tokenizer(tokenizer: Tokenizer, directory: Path) -> None:
@@ -40,4 +41,6 @@ def _config(tokenizer: Tokenizer) -> dict[str, str | bool]:
     names = {role: tokenizer.token(id) for role, id in ids.items() if id is not None}
     if tokenizer.path.suffix == ".json":
         return {"tokenizer_class": "PreTrainedTokenizerFast", **names}
-    return {"tokenizer_class": "LlamaTokenizer", "add_bos_token": tokenizer.adds_bos, "legacy": False, **names}
+    prefixed = tokenizer.token(tokenizer.encode("a")[0]).startswith(SPACE)
+    flags = {"add_bos_token": tokenizer.adds_bos, "add_prefix_space": prefixed, "legacy": False}
+    return {"tokenizer_class": "LlamaTokenizer", **flags, **names}

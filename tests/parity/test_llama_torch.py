@@ -24,6 +24,7 @@ MODELS = {
     "multi-head": {},
     "grouped": {"n_kv_heads": 2},
     "one key head, tied": {"n_kv_heads": 1, "tie_word_embeddings": True},
+    "biased": {"n_kv_heads": 2, "qkv_has_bias": True, "attn_proj_has_bias": True},
     "linear": {"n_kv_heads": 2, "rope_scaling": ROPE_SCALINGS["linear"][0]},
     "llama3": {"n_kv_heads": 2, "rope_scaling": ROPE_SCALINGS["llama3"][0]},
 }

@@ -66,8 +66,9 @@ def read_manifest(directory: Path) -> Manifest:
         fields = json.loads(path.read_bytes())
     except FileNotFoundError:
         raise DamagedCheckpointError(
-            path, "is missing: the directory is not a checkpoint of mindllm, or a damaged one; nor is it one of Hugging Face, which has "
-            "a config.json"
+            path,
+            "is missing: the directory is not a checkpoint of mindllm, or a damaged one; nor is it one of Hugging Face, which has "
+            "a config.json",
         ) from None
     except (ValueError, OSError) as error:
         raise DamagedCheckpointError(path, f"cannot be read ({error}): it is truncated, altered or foreign") from None

@@ -1,0 +1,141 @@
+"""python -m toolkit.weights: there and back through the command line, mistakes told, memory of a tensor and not of a model."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from mindllm.command import run_command
+from mindllm.config import ModelConfig
+from mindllm.data.tokenizer_training import save_tokenizer, train_byte_level_bpe
+from mindllm.models.weight_shapes import weight_shapes
+from mindllm.train.checkpoint import CheckpointStore, load_checkpoint
+from mindllm.train.checkpoint.hugging_face_export import export_hugging_face
+from toolkit.weights.__main__ import main
+
+ROOT = Path(__file__).parents[2]
+MODEL = ModelConfig(
+    vocab_size=280, hidden_size=8, num_layers=2, num_heads=2, n_kv_heads=1, intermediate_size=12, seq_length=16
+)
+
+
+def run(*arguments, expect=0):
+    command = [sys.executable, "-m", "toolkit.weights", *map(str, arguments)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200"}
+    result = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120, check=False)
+    assert result.returncode == expect, result.stdout + result.stderr
+    assert "Traceback" not in result.stderr
+    return result.stdout + result.stderr
+
+
+@pytest.fixture
+def directory(tmp_path):
+    """A Hugging Face directory of random weights with a tokenizer."""
+    random = np.random.default_rng(0)
+    weights = {name: random.normal(size=shape).astype(np.float32) for name, shape in weight_shapes(MODEL).items()}
+    path = export_hugging_face(tmp_path / "hf", MODEL, weights, max_shard_bytes=4000)
+    save_tokenizer(train_byte_level_bpe(["def main(): return main() def main(): return"], 262), path / "tokenizer.json")
+    return path
+
+
+def files(path):
+    return {file.name: file.read_bytes() for file in path.iterdir()}
+
+
+def test_there_and_back_through_the_command_line(directory, tmp_path):
+    assert run("import", directory, tmp_path / "checkpoint") == f"wrote {tmp_path}/checkpoint/llm-0\n"
+    assert load_checkpoint(tmp_path / "checkpoint" / "llm-0").step == 0
+    run("export", tmp_path / "checkpoint" / "llm-0", tmp_path / "back", "--max_shard_size", "4KB")
+    back, first = files(tmp_path / "back"), files(directory)
+    assert json.loads(back.pop("tokenizer_config.json"))["eos_token"] == "<|endoftext|>"
+    for name in ("config.json", "generation_config.json"):  # the tokenizer names the end of a text now
+        assert json.loads(back.pop(name)) == {**json.loads(first.pop(name)), "eos_token_id": 0}
+    assert back == first
+
+
+def test_info_of_both_kinds(directory, tmp_path, capsys):
+    main(["import", str(directory), str(tmp_path / "checkpoint"), "--json"])
+    written = json.loads(capsys.readouterr().out)["written"]
+    for path, kind in ((directory, "Hugging Face directory"), (written, "checkpoint of step 0")):
+        main(["info", str(path), "--json"])
+        told = json.loads(capsys.readouterr().out)
+        assert (told["kind"], told["parameters"]) == (kind, MODEL.parameter_count())
+        assert (told["tokenizer_vocab_size"], told["tensors"]) == (262, {"float32": 21})
+    main(["info", str(directory)])
+    assert "Hugging Face directory" in capsys.readouterr().out
+
+
+def test_export_in_half_precision_with_another_tokenizer(directory, tmp_path, capsys):
+    save_tokenizer(train_byte_level_bpe(["abc abc"], 258), tmp_path / "small.json")
+    main(["import", str(directory), str(tmp_path)])
+    options = ["--dtype", "bfloat16", "--tokenizer", str(tmp_path / "small.json")]
+    main(["export", str(tmp_path / "llm-0"), str(tmp_path / "half"), *options])
+    assert json.loads((tmp_path / "half" / "config.json").read_text())["torch_dtype"] == "bfloat16"
+    assert (tmp_path / "half" / "tokenizer.json").read_bytes() == (tmp_path / "small.json").read_bytes()
+    tensors = load_file(tmp_path / "half" / "model.safetensors")
+    assert {tensor.dtype.name for tensor in tensors.values()} == {"bfloat16"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["import", "nowhere", "out"], "nowhere: not a Hugging Face directory: it has no config.json"),
+        (["import", "DIRECTORY", "TMP/full"], "llm-0: exists already"),
+        (["export", "nowhere", "out"], "CHECKPOINT=nowhere does not exist"),
+        (["export", "DIRECTORY", "out"], "manifest.json is missing"),
+        (["export", "TMP/full/llm-0", "DIRECTORY"], "exists already"),
+        (["export", "TMP/full/llm-0", "out"], "does not say the architecture"),
+        (["export", "TMP/good/llm-0", "out", "--max_shard_size", "5"], "5 is not a size such as 5GB"),
+        (["export", "TMP/good/llm-0", "out", "--dtype", "int8"], "invalid choice"),
+        (["export", "TMP/good/llm-0", "out", "--tokenizer", "TMP/big.json"], "has 290 tokens, more than the 280"),
+        (["info", "TMP"], "manifest.json is missing"),
+        ([], "required: command"),
+    ],
+)
+def test_mistakes_end_with_2_and_leave_nothing(directory, tmp_path, arguments, says, capsys):
+    CheckpointStore(tmp_path / "full").save(0, {"w": np.zeros(1)}, {}, {})
+    main(["import", str(directory), str(tmp_path / "good")])
+    texts = [f"def f{i % 7}(x):\n    return x + {i}\n" for i in range(200)]
+    save_tokenizer(train_byte_level_bpe(texts, 290), tmp_path / "big.json")
+    before = sorted(tmp_path.rglob("*"))
+    given = [text.replace("DIRECTORY", str(directory)).replace("TMP", str(tmp_path)) for text in arguments]
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as ended:
+        run_command(main, given)
+    assert ended.value.code == 2
+    assert says in capsys.readouterr().err
+    assert sorted(tmp_path.rglob("*")) == before
+    assert not Path("out").exists()
+
+
+MEASURE = """
+import resource, sys
+from toolkit.weights.__main__ import main
+import toolkit.weights.convert
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+main(sys.argv[1:])
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+def growth(*arguments):
+    """Megabytes by which converting raises the most memory a process ever had."""
+    command = [sys.executable, "-c", MEASURE, *map(str, arguments)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    printed = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300, check=True).stdout
+    return int(printed.splitlines()[-1]) / 1024
+
+
+def test_memory_of_converting_is_that_of_a_few_tensors(tmp_path):
+    shape = {"vocab_size": 8000, "hidden_size": 1024, "num_layers": 6, "num_heads": 8, "intermediate_size": 2816}
+    model = ModelConfig(**shape, seq_length=16)  # 370 MB, 33 the largest tensor
+    weights = {name: np.full(shape, 0.5, np.float32) for name, shape in weight_shapes(model).items()}
+    assert sum(array.nbytes for array in weights.values()) > 300e6
+    export_hugging_face(tmp_path / "hf", model, weights)
+    assert growth("import", tmp_path / "hf", tmp_path) < 150
+    assert growth("export", tmp_path / "llm-0", tmp_path / "half", "--dtype", "bfloat16") < 150
