@@ -18,9 +18,9 @@ from mindllm.generate.generator import Generator, Speed
 from mindllm.generate.prompts import check_prompts, encode_prompt
 from mindllm.generate.text_stream import TextStream
 from mindllm.models import build_model
-from mindllm.models.weights import trained_weights
+from mindllm.models.weights import assign, trained_weights
 from mindllm.train.checkpoint import CheckpointStore
-from mindllm.train.checkpoint.pretrained import load_weights
+from mindllm.train.checkpoint.pretrained import pretrained_weights
 from mindllm.train.device import set_up_device
 
 BATCH = 8  # prompts that are continued together
@@ -41,10 +41,11 @@ def predict(config: RunConfig) -> int:
     assert tokenizer is not None, "the configuration was checked for it"
     prompts = [encode_prompt(text, model_config, tokenizer) for text in texts]
     check_prompts(prompts, model_config, model_config.seq_length, config.generation.max_new_tokens)
+    pretrained = pretrained_weights(config)
     set_up_device(config)
     with terminal.status("building the model"):
         model = build_model(model_config, config.context.device_target)
-        load_weights(trained_weights(model), config)
+        assign(trained_weights(model), pretrained)
         generator = Generator(model, model_config, tokenizer, device_target=config.context.device_target)
     try:
         with _interruptible():

@@ -15,10 +15,11 @@ from mindllm.config.callbacks import CheckpointMonitorConfig
 from mindllm.data import Tokenizer
 from mindllm.files import atomic_open, size_in_bytes
 from mindllm.logs import set_up_logging
+from mindllm.models.weights import assign
 from mindllm.train.callbacks import make_callbacks
 from mindllm.train.checkpoint import CheckpointStore
 from mindllm.train.checkpoint.hugging_face_export import export_hugging_face, refuse_existing
-from mindllm.train.checkpoint.pretrained import load_weights
+from mindllm.train.checkpoint.pretrained import pretrained_weights
 from mindllm.train.datasets import RunData
 from mindllm.train.device import set_up_device
 from mindllm.train.engine import Engine
@@ -49,6 +50,7 @@ def train(config: RunConfig) -> int:
         return 0
     if config.export_hf.directory:
         refuse_existing(Path(config.export_hf.directory))
+    pretrained = pretrained_weights(config) if config.load_checkpoint and checkpoint is None else None
     set_up_device(config)
     with atomic_open(f"{config.output_dir}/{RESOLVED_CONFIG}") as file:
         file.write(render_config(config))
@@ -56,10 +58,10 @@ def train(config: RunConfig) -> int:
     state = RunState(config, engine, LossScaler(config.runner_wrapper.scale_sense), total_steps, data.steps_per_epoch)
     if checkpoint is not None:
         restore(state, checkpoint)
-    elif config.load_checkpoint:
-        load_weights(engine.weights, config)
+    elif pretrained is not None:
+        assign(engine.weights, pretrained)
         logger.info("weights of %s", config.load_checkpoint)
-    del checkpoint
+    del checkpoint, pretrained
     _announce(state)
     callbacks = make_callbacks(config, store, evaluator)
     Trainer(state, data.train_stream(), rates, callbacks, peak_flops(config.context.device_target)).run()
@@ -76,9 +78,10 @@ def evaluate(config: RunConfig) -> int:
     refuse_several_devices(config)
     set_up_logging(config.output_dir)
     evaluator = RunData(config).evaluator(progress=True)
+    pretrained = pretrained_weights(config)
     set_up_device(config)
     engine = Engine(config, training=False)
-    load_weights(engine.weights, config)
+    assign(engine.weights, pretrained)
     result = evaluator.run(engine)
     logger.info("%s on the %s split: %s", config.load_checkpoint, config.eval_dataset.split, result.describe())
     return 0

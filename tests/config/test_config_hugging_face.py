@@ -183,7 +183,7 @@ def test_a_file_that_is_no_json(directory, content):
 
 
 def test_directories_that_are_not_there(load_without_sizes, load, tmp_path):
-    with pytest.raises(UserError, match="pretrained_model_dir: not a Hugging Face directory, it has no config.json"):
+    with pytest.raises(UserError, match=r"pretrained_model_dir: not a Hugging Face directory, it has no config.json"):
         load(f"--pretrained_model_dir={tmp_path}")
     with pytest.raises(UserError, match=r"load_checkpoint: does not exist \(value nowhere\)"):
         load_without_sizes("--load_checkpoint=nowhere")

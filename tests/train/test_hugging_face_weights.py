@@ -169,7 +169,7 @@ def test_a_directory_that_is_there_is_not_touched(exported):
 def test_values_that_the_type_cannot_hold_are_refused(tmp_path):
     weights = random_weights()
     weights["model.layers.1.attention.wq.weight"][3, 2] = 70000
-    with pytest.raises(UserError, match="model.layers.1.attention.wq.weight has values too large for float16"):
+    with pytest.raises(UserError, match=r"model.layers.1.attention.wq.weight has values too large for float16"):
         export_hugging_face(tmp_path / "hf", MODEL, weights, dtype="float16")
     assert not list(tmp_path.iterdir())
     export_hugging_face(tmp_path / "hf", MODEL, weights, dtype="bfloat16")
@@ -190,7 +190,7 @@ def test_a_disk_that_is_full_leaves_nothing(tmp_path, monkeypatch, call):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "fsync", fsync)
-    with pytest.raises(RunFailed, match="was not written: No space left on device. Nothing of it is left"):
+    with pytest.raises(RunFailed, match=r"was not written: No space left on device. Nothing of it is left"):
         export_hugging_face(tmp_path / "hf", MODEL, random_weights(), max_shard_bytes=2000)
     assert not list(tmp_path.iterdir())
 

@@ -67,8 +67,8 @@ def read_manifest(directory: Path) -> Manifest:
     except FileNotFoundError:
         raise DamagedCheckpointError(
             path,
-            "is missing: the directory is not a checkpoint of mindllm, or a damaged one; nor is it one of Hugging Face, which has "
-            "a config.json",
+            "is missing: the directory is not a checkpoint of mindllm, or a damaged one; "
+            "nor is it one of Hugging Face, which has a config.json",
         ) from None
     except (ValueError, OSError) as error:
         raise DamagedCheckpointError(path, f"cannot be read ({error}): it is truncated, altered or foreign") from None

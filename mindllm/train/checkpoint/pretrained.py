@@ -4,23 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from mindspore import Parameter
+import numpy as np
+from numpy.typing import ArrayLike
 
 from mindllm.config import RunConfig, is_hugging_face
-from mindllm.models.weights import assign, signatures
+from mindllm.models.weight_shapes import weight_shapes
 from mindllm.train.checkpoint.hugging_face import read_weights
 from mindllm.train.checkpoint.loading import load_checkpoint
 
 
-def load_weights(parameters: Mapping[str, Parameter], config: RunConfig) -> None:
-    """Puts the weights of ``load_checkpoint`` into ``parameters``.
+def pretrained_weights(config: RunConfig) -> Mapping[str, ArrayLike]:
+    """The weights of ``load_checkpoint`` by our names, checked against the architecture: known before there is a model.
 
     Raises:
-        UserError: there are none, they are damaged, or do not fit; nothing has been changed then.
+        UserError: there are none, they are damaged, or do not fit.
     """
+    model = config.model.config
     if is_hugging_face(config.load_checkpoint):
-        assign(parameters, read_weights(config.load_checkpoint, config.model.config))
-        return
+        return read_weights(config.load_checkpoint, model)
     checkpoint = load_checkpoint(config.load_checkpoint, option="--load_checkpoint", with_optimizer=False)
-    checkpoint.require(signatures(parameters))
-    assign(parameters, checkpoint.weights)
+    checkpoint.require({name: (shape, np.float32) for name, shape in weight_shapes(model).items()})
+    return checkpoint.weights
