@@ -10,13 +10,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-SIZE_PATTERN = r"^\d+(\.\d+)?(KB|MB|GB)$"
+SIZE_PATTERN = r"^[1-9]\d*(\.\d+)?(KB|MB|GB)$"
 UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9}
 
 
 def size_in_bytes(text: str) -> int:
     """Reads a size such as ``5GB`` (:data:`SIZE_PATTERN`; decimal units); raises ValueError for any other text."""
-    if not re.match(SIZE_PATTERN, text) or not float(text[:-2]):
+    if not re.match(SIZE_PATTERN, text):
         raise ValueError(f"{text} is not a size such as 5GB or 200MB")
     return int(float(text[:-2]) * UNITS[text[-2:]])
 

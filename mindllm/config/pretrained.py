@@ -14,35 +14,40 @@ from mindllm.config.run import RunConfig
 DIRECTORY_KEYS = ("pretrained_model_dir", "load_checkpoint")
 MODEL: KeyPath = ("model", "model_config")
 VOCABULARY: KeyPath = ("processor", "tokenizer", "vocab_file")
-PREFERENCES = {
-    "seq_length",
-    "initializer_range",
-    "eos_token_id",
-}  # a run may choose them; all others are the weights' own
+PREFERENCES = {"seq_length", "initializer_range", "eos_token_id"}  # what a run may choose; the rest is the weights' own
 
 
 def fill_from_pretrained(document: Document) -> None:
-    """Writes into ``document`` what the Hugging Face directories it names decide and it does not say itself."""
+    """Writes into ``document`` what the Hugging Face directories it names decide and it does not say itself.
+
+    A directory that is not there is no problem where nothing has to come from it: a resolved YAML can be loaded anywhere.
+    """
     for key in DIRECTORY_KEYS:
         named = document.data.get(key)
         if not isinstance(named, str) or not named:
             continue
-        directory = Path(named)
-        if is_hugging_face(directory):
-            origin = Origin(file=str(directory / CONFIG))
-            for name, value in read_model_config(directory).model_dump(exclude_unset=True).items():
-                _set_if_absent(document, (*MODEL, name), value, origin)
-            tokenizer = next((directory / name for name in TOKENIZER_FILES if (directory / name).is_file()), None)
-            if tokenizer is not None:
-                _set_if_absent(document, VOCABULARY, str(tokenizer), Origin(file=str(tokenizer)))
-        elif key == "pretrained_model_dir":
-            problem = f"not a Hugging Face directory, it has no {CONFIG} (value {named})"
-            document.problems.append(Problem(document.origins.get((key,)), (key,), problem))
-        elif not directory.exists() and "hidden_size" not in _section(document, MODEL):
-            problem = (
-                f"does not exist (value {named}); it was to give the architecture, which model.model_config does not"
-            )
-            document.problems.append(Problem(document.origins.get((key,)), (key,), problem))
+        if is_hugging_face(named):
+            _fill(document, Path(named))
+        elif problem := _why_nothing_is_filled(document, key, Path(named)):
+            document.problems.append(Problem(document.origins.get((key,)), (key,), f"{problem} (value {named})"))
+
+
+def _fill(document: Document, directory: Path) -> None:
+    origin = Origin(file=str(directory / CONFIG))
+    for name, value in read_model_config(directory).model_dump(exclude_unset=True).items():
+        _set_if_absent(document, (*MODEL, name), value, origin)
+    tokenizer = next((directory / name for name in TOKENIZER_FILES if (directory / name).is_file()), None)
+    if tokenizer is not None:
+        _set_if_absent(document, VOCABULARY, str(tokenizer), Origin(file=str(tokenizer)))
+
+
+def _why_nothing_is_filled(document: Document, key: str, directory: Path) -> str:
+    """The mistake, or nothing: ``load_checkpoint`` may be a checkpoint of ours, and either may be made later."""
+    if directory.exists():
+        return f"not a Hugging Face directory, it has no {CONFIG}" if key == "pretrained_model_dir" else ""
+    if "hidden_size" in _section(document, MODEL):
+        return ""
+    return "does not exist; it was to give the architecture, which model.model_config does not"
 
 
 def check_pretrained(config: RunConfig) -> Iterator[tuple[KeyPath, str]]:

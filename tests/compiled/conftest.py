@@ -34,7 +34,13 @@ CASES = {
     "split vocabulary": (0, {"dp": 2, "tp": 2, "vocab_emb_dp": False, **SEQUENCE}),
     "composed": (
         0,
-        {"dp": 2, "tp": 2, "context": {"device_target": "CPU"}, "model": {"qkv_has_bias": True}, **SEQUENCE},
+        {
+            "dp": 2,
+            "tp": 2,
+            "context": {"device_target": "CPU"},
+            "model": {"qkv_has_bias": True, "attn_proj_has_bias": True},
+            **SEQUENCE,
+        },
     ),
     "full": (0, {"tp": 2, "recompute_config": {"recompute": [1]}, **SEQUENCE}),
     "full without communication": (

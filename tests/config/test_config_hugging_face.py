@@ -185,9 +185,12 @@ def test_a_file_that_is_no_json(directory, content):
 def test_directories_that_are_not_there(load_without_sizes, load, tmp_path):
     with pytest.raises(UserError, match=r"pretrained_model_dir: not a Hugging Face directory, it has no config.json"):
         load(f"--pretrained_model_dir={tmp_path}")
-    with pytest.raises(UserError, match=r"load_checkpoint: does not exist \(value nowhere\)"):
+    with pytest.raises(UserError, match=r"load_checkpoint: does not exist.*\(value nowhere\)"):
         load_without_sizes("--load_checkpoint=nowhere")
-    assert load("--load_checkpoint=nowhere").load_checkpoint == "nowhere", "it may be made before the run"
+    with pytest.raises(UserError, match=r"pretrained_model_dir: does not exist.*\(value nowhere\)"):
+        load_without_sizes("--pretrained_model_dir=nowhere")
+    for key in ("load_checkpoint", "pretrained_model_dir"):
+        assert load(f"--{key}=nowhere").model.config.num_layers == 8, "it may be made before the run"
 
 
 def test_sections_that_are_no_sections_are_told_by_the_schema(directory, refused, minimal):

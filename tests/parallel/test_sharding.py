@@ -20,7 +20,8 @@ def kernels(fused, flash):
 
 def form(fused=True, flash=True, **changes):
     """Model, table and configuration of one form of the decoder."""
-    model = {key: changes.pop(key) for key in ("qkv_has_bias", "tie_word_embeddings", "loss_chunks") if key in changes}
+    keys = ("qkv_has_bias", "attn_proj_has_bias", "tie_word_embeddings", "loss_chunks")
+    model = {key: changes.pop(key) for key in keys if key in changes}
     config = cluster_run(dp=2, tp=2, model=model, **changes)
     chosen = kernels(fused, flash)
     table = sharding_table(config.model.config, chosen, config.parallel_config)
@@ -28,7 +29,7 @@ def form(fused=True, flash=True, **changes):
 
 
 @pytest.mark.parametrize(("fused", "flash"), list(itertools.product((True, False), repeat=2)))
-@pytest.mark.parametrize("options", [{"qkv_has_bias": True}, {"qkv_has_bias": False}, {"loss_chunks": 4}])
+@pytest.mark.parametrize("options", [{"qkv_has_bias": True}, {"attn_proj_has_bias": True}, {"loss_chunks": 4}])
 def test_every_operator_has_one_entry(fused, flash, options):
     model, table, _ = form(fused, flash, **options)
     left = {path: op.name for path, op in operators(model).items() if op.name not in WITHOUT_ENTRY}

@@ -13,6 +13,7 @@ from safetensors.numpy import load_file
 from mindllm.command import run_command
 from mindllm.config import ModelConfig
 from mindllm.data.tokenizer_training import save_tokenizer, train_byte_level_bpe
+from mindllm.files import size_in_bytes
 from mindllm.models.weight_shapes import weight_shapes
 from mindllm.train.checkpoint import CheckpointStore, load_checkpoint
 from mindllm.train.checkpoint.hugging_face_export import export_hugging_face
@@ -139,3 +140,14 @@ def test_memory_of_converting_is_that_of_a_few_tensors(tmp_path):
     export_hugging_face(tmp_path / "hf", model, weights)
     assert growth("import", tmp_path / "hf", tmp_path) < 150
     assert growth("export", tmp_path / "llm-0", tmp_path / "half", "--dtype", "bfloat16") < 150
+
+
+@pytest.mark.parametrize(("text", "size"), [("5GB", 5 * 10**9), ("1.5MB", 1_500_000), ("200KB", 200_000)])
+def test_sizes(text, size):
+    assert size_in_bytes(text) == size
+
+
+@pytest.mark.parametrize("text", ["0GB", "5", "GB", "-1GB", "5GiB", "5 GB", ""])
+def test_what_is_no_size(text):
+    with pytest.raises(ValueError, match="is not a size such as 5GB"):
+        size_in_bytes(text)
