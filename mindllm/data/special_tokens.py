@@ -26,12 +26,14 @@ class SpecialTokens:
     ids: dict[str, int] = field(default_factory=dict)
     adds_bos: bool | None = None
 
-    def id_of(self, role: str, vocabulary: Callable[[str], int | None]) -> int | None:
-        """The id of the token of ``role`` (bos, eos, pad): the named one, else the told id, else the first usual name."""
+    def id_of(self, role: str, vocabulary: Callable[[str], int | None], own: int | None = None) -> int | None:
+        """The id of the token of ``role`` (bos, eos, pad): named, told, the tokenizer's ``own``, or of a usual name."""
         if role in self.names:
             return vocabulary(self.names[role])
         if role in self.ids:
             return self.ids[role]
+        if own is not None:
+            return own
         return next((id for name in USUAL_NAMES[role] if (id := vocabulary(name)) is not None), None)
 
 

@@ -132,9 +132,8 @@ class SentencePieceTokenizer:
         self.fingerprint = hashlib.sha256(content).hexdigest()
 
     def _id(self, own: int, role: str, special: SpecialTokens) -> int | None:
-        """The token of ``role``: the one the files beside the model name, else the model's ``own`` (-1: it has none)."""
-        told = special.id_of(role, self._piece_id)
-        return own if told is None and own >= 0 else told
+        """The token of ``role``; ``own`` is -1 where the model has none."""
+        return special.id_of(role, self._piece_id, own if own >= 0 else None)
 
     def _piece_id(self, name: str) -> int | None:
         id = self._processor.piece_to_id(name)
