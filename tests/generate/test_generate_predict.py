@@ -72,7 +72,6 @@ def test_one_prompt_is_written_with_its_continuation(run, capsys):
 
 
 def test_the_lines_of_a_file_are_prompts(run, capsys, tmp_path, monkeypatch):
-    monkeypatch.setattr("mindllm.generate.predict.BATCH", 2)
     lines = [f"def f{index}(x):" for index in range(3)]
     (tmp_path / "prompts.txt").write_text("\n\n".join(lines))
     sampled = ("--generation.do_sample=true", "--generation.temperature=0.8", "--generation.seed=5")

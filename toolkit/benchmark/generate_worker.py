@@ -24,7 +24,7 @@ def mindllm_side(sizes: Sizes) -> Callable[[list[list[int]]], int]:
     ms.set_device("CPU")
     ms.set_context(mode=ms.GRAPH_MODE)
     from mindllm.config import ModelConfig
-    from mindllm.config.dataset import GenerationConfig
+    from mindllm.config.generation import GenerationConfig
     from mindllm.generate.generator import Generator
     from mindllm.models import build_model
     from mindllm.models.weights import initialise, trained_weights
