@@ -9,7 +9,8 @@ from mindspore import Tensor
 
 from mindllm.config import ModelConfig
 from mindllm.generate.cache import CachedDecoder, ReorderedCache
-from mindllm.generate.native import NativeDecoder, library, supports
+from mindllm.generate.native import NativeDecoder, supports
+from mindllm.generate.native_library import library
 from mindllm.models import CausalLM, Kernels
 
 NARROWEST, WIDEST = 16, 512  # tokens of a prompt that go through the model at once: powers of two between these
