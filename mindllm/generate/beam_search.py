@@ -1,12 +1,13 @@
 """Beam search of one prompt on the host: from log-probabilities of every beam's next token to the best whole sequences.
 
 The variant of Hugging Face transformers, whose results it repeats: a finished sequence scores
-``log p / length ** length_penalty`` (Wu et al., 2016, in its simpler form), twice as many candidates as beams are looked at, so
-that open beams remain when some end, and only those among the first ``num_beams`` may finish.
+``log p / length ** length_penalty`` (Wu et al., 2016, in its simpler form), so many candidates are looked at that open beams
+remain when others end, and only those among the first ``num_beams`` may finish.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -37,12 +38,12 @@ class Finished:
 class BeamSearch:
     """The open beams and the best finished sequences of one prompt. ``done``: none of the open beams will change the result."""
 
-    def __init__(self, options: GenerationConfig, eos_id: int | None) -> None:
+    def __init__(self, options: GenerationConfig, eos_ids: Sequence[int]) -> None:
         self.beams = [Beam(), *[Beam(total=NEVER)] * (options.num_beams - 1)]
         self.finished: list[Finished] = []
         self.done = False
         self._options = options
-        self._eos_id = eos_id
+        self._eos_ids = eos_ids
 
     def advance(self, scores: np.ndarray, logprobs: np.ndarray) -> np.ndarray:
         """Takes a step; returns for every new beam the index of the one it continues, int ``[num_beams]``.
@@ -53,7 +54,7 @@ class BeamSearch:
         """
         count, vocab = scores.shape
         totals = (scores + np.array([beam.total for beam in self.beams])[:, None]).ravel()
-        best = _largest(totals, 2 * count)
+        best = _largest(totals, count * max(2, 1 + len(self._eos_ids)))
         length = len(self.beams[0].tokens) + 1
         full_length = length == self._options.max_new_tokens
         beams: list[Beam] = []
@@ -61,7 +62,7 @@ class BeamSearch:
         for rank, index in enumerate(best):
             parent, token = divmod(int(index), vocab)
             beam = self._extended(self.beams[parent], token, float(logprobs[parent, token]), float(totals[index]))
-            if full_length or token == self._eos_id:
+            if full_length or token in self._eos_ids:
                 if rank < count:
                     self._finish(beam)
             elif len(beams) < count:
@@ -83,7 +84,7 @@ class BeamSearch:
 
     def _finish(self, beam: Beam) -> None:
         score = beam.total / len(beam.tokens) ** self._options.length_penalty
-        finished = [*self.finished, Finished(beam, score, beam.tokens[-1] == self._eos_id)]
+        finished = [*self.finished, Finished(beam, score, beam.tokens[-1] in self._eos_ids)]
         self.finished = sorted(finished, key=lambda item: -item.score)[: self._options.num_beams]
 
     def _conclude(self, length: int) -> None:

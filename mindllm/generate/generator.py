@@ -15,7 +15,7 @@ from mindllm.errors import UserError
 from mindllm.generate.beam_search import BeamSearch, Finished
 from mindllm.generate.growing import Continuation, GrowingSequence, require_finite
 from mindllm.generate.penalties import penalise
-from mindllm.generate.prompts import check_prompts, eos_id
+from mindllm.generate.prompts import check_prompts, eos_ids
 from mindllm.generate.sampling import log_softmax, random_streams
 from mindllm.generate.session import Session, pieces
 from mindllm.generate.text_stream import whole_text
@@ -59,7 +59,7 @@ class Generator:
         self.model_config = model_config
         self.tokenizer = tokenizer
         self.max_length = max_length or model_config.seq_length
-        self.eos_id = eos_id(model_config, tokenizer)
+        self.eos_ids = eos_ids(model_config, tokenizer)
         self.speed = Speed()
         self._kernels = Kernels.choose(model_config, device_target)
         self._native = native
@@ -157,7 +157,7 @@ class Generator:
     ) -> Iterator[list[GrowingSequence]]:
         """Yields the sequences of the batch after prefill and after every step, until all have ended."""
         sequences = [
-            GrowingSequence(prompt, options, stream, self.eos_id, self.tokenizer)
+            GrowingSequence(prompt, options, stream, self.eos_ids, self.tokenizer)
             for prompt, stream in zip(prompts, streams, strict=True)
         ]
         tokens, positions = np.zeros((2, session.batch), np.int32)
@@ -181,7 +181,7 @@ class Generator:
     ) -> list[Continuation]:
         """The best sequences of every prompt; a prompt's beams are neighbouring rows of the session."""
         beams = options.num_beams
-        searches = [BeamSearch(options, self.eos_id) for _ in prompts]
+        searches = [BeamSearch(options, self.eos_ids) for _ in prompts]
         logits = self._prefill(session, [prompt for prompt in prompts for _ in range(beams)])
         tokens, positions = np.zeros((2, session.batch), np.int32)
         while open_searches := [index for index, search in enumerate(searches) if not search.done]:

@@ -49,7 +49,7 @@ class GrowingSequence:
         prompt: Sequence[int],
         options: GenerationConfig,
         stream: np.random.Generator,
-        eos_id: int | None,
+        eos_ids: Sequence[int],
         tokenizer: Tokenizer | None,
     ) -> None:
         self.prompt = prompt
@@ -59,7 +59,7 @@ class GrowingSequence:
         self.finish_reason: FinishReason | None = None
         self._options = options
         self._stream = stream
-        self._eos_id = eos_id
+        self._eos_ids = eos_ids
         self._text = TextStream(tokenizer, prompt) if tokenizer else None
         self._stops = StopStrings(options.stops)
         self._pieces: list[str] = []
@@ -69,7 +69,7 @@ class GrowingSequence:
     def grow(self, logits: np.ndarray) -> None:
         """Chooses the next token from ``logits`` float32 ``[vocab]``, and ends if it is an end."""
         token = self._choose(logits)
-        if token == self._eos_id:
+        if token in self._eos_ids:
             self._finish("eos")
             return
         self.tokens.append(token)

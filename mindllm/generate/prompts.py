@@ -9,9 +9,10 @@ from mindllm.data.tokenizer import Tokenizer
 from mindllm.errors import UserError
 
 
-def eos_id(config: ModelConfig, tokenizer: Tokenizer | None) -> int | None:
-    """The token that ends a text: the configuration's, else the tokenizer's; None: there is none."""
-    return config.eos_token_id if config.eos_token_id is not None else tokenizer.eos_id if tokenizer else None
+def eos_ids(config: ModelConfig, tokenizer: Tokenizer | None) -> tuple[int, ...]:
+    """The tokens that end a text: the configuration's, else the tokenizer's; empty: there is none."""
+    found = config.eos_token_id if config.eos_token_id is not None else tokenizer.eos_id if tokenizer else None
+    return () if found is None else (found,)
 
 
 def bos_id(config: ModelConfig, tokenizer: Tokenizer | None) -> int | None:
