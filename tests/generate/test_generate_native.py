@@ -82,15 +82,22 @@ def test_a_sequence_has_the_same_logits_in_every_batch():
         np.testing.assert_allclose(alone, largest[:, :batch], rtol=1e-4, atol=1e-4)
 
 
+def call(function, arrays):
+    """Calls a kernel as MindSpore does; returns its code."""
+    shapes = [(ctypes.c_int64 * array.ndim)(*array.shape) for array in arrays]
+    params = (ctypes.c_void_p * len(arrays))(*[array.ctypes.data for array in arrays])
+    pointers = (ctypes.POINTER(ctypes.c_int64) * len(arrays))(
+        *[ctypes.cast(shape, ctypes.POINTER(ctypes.c_int64)) for shape in shapes]
+    )
+    return function(len(arrays), params, None, pointers, None, None, None)
+
+
 def head(x, weight, norm):
-    """Logits of the kernel ``decode_head``, called as MindSpore calls it."""
+    """Logits of the kernel ``decode_head``."""
     library = ctypes.CDLL(str(native.library()))
     y = np.zeros((len(x), len(weight)), np.float32)
     arrays = [np.ascontiguousarray(array, np.float32) for array in (x, np.full(1, 1e-6), norm, weight)] + [y]
-    shapes = [(ctypes.c_int64 * array.ndim)(*array.shape) for array in arrays]
-    params = (ctypes.c_void_p * 5)(*[array.ctypes.data for array in arrays])
-    pointers = (ctypes.POINTER(ctypes.c_int64) * 5)(*[ctypes.cast(s, ctypes.POINTER(ctypes.c_int64)) for s in shapes])
-    assert library.decode_head(5, params, None, pointers, None, None, None) == 0
+    assert call(library.decode_head, arrays) == 0
     return y
 
 
@@ -103,6 +110,20 @@ def test_sums_do_not_depend_on_neighbours(size):
         np.testing.assert_array_equal(head(x[row : row + 1], weight, norm)[0], together[row])
     scaled = x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6) * norm
     np.testing.assert_allclose(together, scaled @ weight.T, rtol=1e-3, atol=1e-4)
+
+
+def test_a_position_outside_of_the_cache_is_refused_before_anything_is_written():
+    batch, hidden, width, capacity = 1, 4, 2, 3
+    library = ctypes.CDLL(str(native.library()))
+    shapes = [(batch, hidden), (batch, width), (batch, width), (batch,), (1,), (hidden,)]
+    shapes += [(width, hidden)] * 3 + [(hidden, width), (hidden,), (5, hidden), (5, hidden), (hidden, 5)]
+    shapes += [(capacity, width), (capacity, width), (batch, hidden)]
+    for position, code in ((-1, 2), (0, 0), (capacity - 1, 0), (capacity, 2)):
+        arrays = [np.zeros(shape, np.float32) for shape in shapes]
+        arrays[3] = np.full(batch, position, np.int32)
+        arrays[8][:] = arrays[0][:] = arrays[5][:] = 1.0
+        assert call(library.decode_layer, arrays) == code
+        assert arrays[15].any() == (code == 0), "values are written at good positions only"
 
 
 def greedy():
