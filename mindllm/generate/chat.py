@@ -7,9 +7,8 @@ from collections.abc import Iterator
 
 from mindllm.config import RunConfig
 from mindllm.data import load_tokenizer
-from mindllm.data.tokenizer import Tokenizer
 from mindllm.errors import UserError
-from mindllm.generate.conversation import ChatTemplate, Message, PlainTemplate, encode_conversation
+from mindllm.generate.conversation import Encoder, Message, conversation_encoder
 from mindllm.generate.generator import Generator
 from mindllm.generate.load import load_generator, need_weights
 from mindllm.generate.terminal import describe, interruptible, terminal, write
@@ -21,11 +20,10 @@ HELP = "Write a message. clear or new: a new conversation; q, quit or exit: leav
 class Chat:
     """A conversation: the messages so far, and the generator that answers."""
 
-    def __init__(self, config: RunConfig, generator: Generator, tokenizer: Tokenizer, template: ChatTemplate) -> None:
+    def __init__(self, config: RunConfig, generator: Generator, encode: Encoder) -> None:
         self._config = config
         self._generator = generator
-        self._tokenizer = tokenizer
-        self._template = template
+        self._encode = encode
         self.messages: list[Message] = []
         self.clear()
 
@@ -40,7 +38,7 @@ class Chat:
         Raises UserError when the conversation is too long to be answered; then the message is not remembered.
         """
         messages = [*self.messages, {"role": "user", "content": text}]
-        prompt = encode_conversation(messages, self._template, self._config.model.config, self._tokenizer)
+        prompt = self._encode(messages)
         room = self._generator.max_length - len(prompt)
         if room < 1:
             raise UserError(
@@ -65,7 +63,7 @@ def chat(config: RunConfig) -> int:
     need_weights(config)
     tokenizer = load_tokenizer(config.processor.tokenizer.vocab_file)
     generator = load_generator(config, tokenizer)
-    conversation = Chat(config, generator, tokenizer, PlainTemplate())
+    conversation = Chat(config, generator, conversation_encoder(config, tokenizer))
     with interruptible():
         _reserve(generator, config)
         terminal.print(HELP)

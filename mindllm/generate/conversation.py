@@ -1,37 +1,25 @@
-"""Conversations as prompts: messages written out by a chat template."""
+"""Conversations as prompts: messages written out by a chat template, up to where the next answer begins."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
 
-from mindllm.config import ModelConfig
+from mindllm.config import RunConfig
 from mindllm.data.tokenizer import Tokenizer
 from mindllm.generate.prompts import encode_prompt
 
 Message = Mapping[str, str]
+Encoder = Callable[[Sequence[Message]], list[int]]
 ROLES = ("system", "user", "assistant")
-HEADINGS = {"user": "### Instruction:\n", "assistant": "### Response:\n"}  # of the plain template
+HEADINGS = {"user": "### Instruction:\n", "assistant": "### Response:\n"}
 
 
-class ChatTemplate(Protocol):
-    """How a model was taught to read a conversation."""
-
-    def apply_chat_template(self, messages: Sequence[Message]) -> str:
-        """Writes out ``messages``, each with ``role`` and ``content``, up to where the next answer begins."""
+def conversation_encoder(config: RunConfig, tokenizer: Tokenizer) -> Encoder:
+    """Returns the function that makes of messages the prompt whose continuation is the next answer."""
+    return lambda messages: encode_prompt(apply_chat_template(messages), config.model.config, tokenizer)
 
 
-class PlainTemplate:
-    """Headings and paragraphs, for models whose tokenizer brings no template."""
-
-    def apply_chat_template(self, messages: Sequence[Message]) -> str:
-        """The messages under headings, the system message without one, and the heading of the answer."""
-        parts = [HEADINGS.get(message["role"], "") + message["content"] for message in messages]
-        return "\n\n".join([*parts, HEADINGS["assistant"]])
-
-
-def encode_conversation(
-    messages: Sequence[Message], template: ChatTemplate, config: ModelConfig, tokenizer: Tokenizer
-) -> list[int]:
-    """The prompt whose continuation is the next answer."""
-    return encode_prompt(template.apply_chat_template(messages), config, tokenizer)
+def apply_chat_template(messages: Sequence[Message]) -> str:
+    """Writes ``messages``, each with ``role`` and ``content``, under headings, and the heading of the answer."""
+    parts = [HEADINGS.get(message["role"], "") + message["content"].strip() for message in messages]
+    return "\n\n".join([*parts, HEADINGS["assistant"]])

@@ -8,7 +8,8 @@ from rich.progress import Progress
 
 from mindllm.config import RunConfig
 from mindllm.data import load_tokenizer
-from mindllm.generate.conversation import PlainTemplate, encode_conversation
+from mindllm.data.tokenizer import Tokenizer
+from mindllm.generate.conversation import conversation_encoder
 from mindllm.generate.generator import Generator
 from mindllm.generate.load import load_generator, need_weights
 from mindllm.generate.prompts import check_prompts, encode_prompt
@@ -28,12 +29,7 @@ def predict(config: RunConfig) -> int:
     need_weights(config)
     requests, model_config = read_requests(config), config.model.config
     tokenizer = load_tokenizer(config.processor.tokenizer.vocab_file)
-    prompts = [
-        encode_conversation(request.messages, PlainTemplate(), model_config, tokenizer)
-        if request.messages
-        else encode_prompt(request.prompt, model_config, tokenizer)
-        for request in requests
-    ]
+    prompts = _encoded(requests, config, tokenizer)
     check_prompts(prompts, model_config, model_config.seq_length, config.generation.max_new_tokens)
     generator = load_generator(config, tokenizer)
     try:
@@ -45,6 +41,16 @@ def predict(config: RunConfig) -> int:
     finally:
         terminal.print(describe(generator.speed))
     return 0
+
+
+def _encoded(requests: Sequence[Request], config: RunConfig, tokenizer: Tokenizer) -> list[list[int]]:
+    encode_conversation = conversation_encoder(config, tokenizer)
+    return [
+        encode_conversation(request.messages)
+        if request.messages
+        else encode_prompt(request.prompt, config.model.config, tokenizer)
+        for request in requests
+    ]
 
 
 def _appears_as_it_grows(config: RunConfig, requests: Sequence[Request]) -> bool:

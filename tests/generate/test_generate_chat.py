@@ -9,7 +9,7 @@ from mindllm.config import RunConfig
 from mindllm.errors import UserError
 from mindllm.generate import chat as module
 from mindllm.generate.chat import Chat, chat
-from mindllm.generate.conversation import PlainTemplate, encode_conversation
+from mindllm.generate.conversation import conversation_encoder
 from mindllm.generate.generator import Generator
 
 
@@ -43,7 +43,8 @@ def configured(generator, **keys):
 
 
 def conversation(generator, **keys):
-    return Chat(configured(generator, **keys), generator, Characters(), PlainTemplate())
+    config = configured(generator, **keys)
+    return Chat(config, generator, conversation_encoder(config, Characters()))
 
 
 def test_answers_continue_the_whole_conversation(generator):
@@ -56,7 +57,7 @@ def test_answers_continue_the_whole_conversation(generator):
         {"role": "user", "content": "And?"},
         {"role": "assistant", "content": second},
     ]
-    prompt = encode_conversation(talk.messages[:-1], PlainTemplate(), generator.model_config, Characters())
+    prompt = conversation_encoder(configured(generator), Characters())(talk.messages[:-1])
     assert generator.generate([prompt], options(20))[0].text == second
     talk.clear()
     assert talk.messages == [{"role": "system", "content": "Be kind."}]
