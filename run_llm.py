@@ -1,4 +1,4 @@
-"""Trains, fine-tunes, evaluates and predicts: one YAML says everything, ``--a.b.c=value`` overrides any key of it."""
+"""Trains, fine-tunes, evaluates, predicts and chats: one YAML says everything, ``--a.b.c=value`` overrides any key of it."""
 
 from __future__ import annotations
 
@@ -15,6 +15,10 @@ EXAMPLES = """examples:
       --load_checkpoint output/llama2_tiny/checkpoint/llm-600
   python run_llm.py --config configs/llama2/pretrain_llama2_tiny.yaml --run_mode predict \\
       --load_checkpoint output/llama2_tiny/checkpoint/llm-600 --input_data "def main():"
+  python run_llm.py --config configs/llama2/pretrain_llama2_tiny.yaml --run_mode predict \\
+      --load_checkpoint output/llama2_tiny/checkpoint/llm-600 --input_data prompts.jsonl --save_file results.jsonl
+  python run_llm.py --config configs/llama2/pretrain_llama2_tiny.yaml --run_mode chat \\
+      --load_checkpoint output/llama2_tiny/checkpoint/llm-600
   python run_llm.py --config configs/llama2/pretrain_llama2_tiny.yaml --batch_size 4 --print_config
 
 Any key of the configuration can be given as --section.key=value, a key of the top level as --key value;
@@ -71,6 +75,10 @@ def run(config: RunConfig) -> int:
         from mindllm.generate.predict import predict
 
         return predict(config)
+    if config.run_mode == "chat":
+        from mindllm.generate.chat import chat
+
+        return chat(config)
     from mindllm.train.run import evaluate, train
 
     return evaluate(config) if config.run_mode == "eval" else train(config)

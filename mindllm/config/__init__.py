@@ -4,7 +4,8 @@ The only room that reads YAML. Start with :func:`load_config`; the root of the s
 ``model.model_config`` is the attribute ``config.model.config``, because pydantic keeps the name ``model_config`` for itself.
 """
 
-from mindllm.config.dataset import EvalDatasetConfig, GenerationConfig, ProcessorConfig, TrainDatasetConfig
+from mindllm.config.dataset import EvalDatasetConfig, ProcessorConfig, TrainDatasetConfig
+from mindllm.config.generation import GenerationConfig
 from mindllm.config.hugging_face import config_json, is_hugging_face, read_model_config
 from mindllm.config.layer_counts import layer_counts
 from mindllm.config.load import load_config, override_config, render_config

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from mindllm.config.check_generation import check_generation
 from mindllm.config.check_parallel import check_mesh, check_offset, check_pipeline, check_recompute, check_sharding
 from mindllm.config.document import KeyPath
 from mindllm.config.model_size import llama_intermediate_size
@@ -21,6 +22,7 @@ def check_run(config: RunConfig) -> Iterator[Finding]:
         check_run_mode,
         check_pretrained,
         check_data,
+        check_generation,
         check_schedule,
         check_loss_scale,
         check_profile,
@@ -42,7 +44,7 @@ def check_run_mode(config: RunConfig) -> Iterator[Finding]:
     mode, resumes = config.run_mode, config.resume_training is not False
     if mode == "finetune" and not config.load_checkpoint and not resumes:
         yield ("load_checkpoint",), "run_mode finetune starts from a checkpoint; write its directory here"
-    if mode in ("eval", "predict") and resumes:
+    if mode in ("eval", "predict", "chat") and resumes:
         instead = "write load_checkpoint"
         yield ("resume_training",), f"run_mode {mode} does not train (value {config.resume_training}); {instead}"
 
@@ -51,9 +53,9 @@ def check_data(config: RunConfig) -> Iterator[Finding]:
     """The text that the mode reads."""
     data = config.train_dataset.data_loader.config
     loader: KeyPath = ("train_dataset", "data_loader", "config")
-    if config.run_mode == "predict":
+    if config.run_mode in ("predict", "chat"):
         if not config.processor.tokenizer.vocab_file:
-            yield ("processor", "tokenizer", "vocab_file"), "run_mode predict needs the path of a tokenizer"
+            yield ("processor", "tokenizer", "vocab_file"), f"run_mode {config.run_mode} needs the path of a tokenizer"
         return
     if not all(data.data_paths) or not data.data_paths:
         yield (

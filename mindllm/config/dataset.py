@@ -1,4 +1,4 @@
-"""Sections about text: ``train_dataset``, ``eval_dataset``, ``processor`` (the tokenizer) and ``generation``."""
+"""Sections about text: ``train_dataset``, ``eval_dataset`` and ``processor`` (the tokenizer)."""
 
 from __future__ import annotations
 
@@ -74,16 +74,3 @@ class ProcessorConfig(Section):
     """Section ``processor``."""
 
     tokenizer: TokenizerConfig = Field(default_factory=TokenizerConfig, description="The tokenizer.")
-
-
-class GenerationConfig(Section):
-    """Section ``generation``: how `run_mode: predict` continues a prompt."""
-
-    max_new_tokens: PositiveInt = Field(default=128, description="Longest continuation.")
-    do_sample: bool = Field(default=False, description="Draws tokens; false: takes the most likely one.")
-    temperature: float = Field(default=1.0, gt=0, description="Divisor of the logits when sampling.")
-    top_k: int = Field(default=0, ge=0, description="Samples among the k most likely tokens; 0: all.")
-    top_p: float = Field(
-        default=1.0, gt=0, le=1, description="Samples among the most likely tokens of this total probability."
-    )
-    seed: int | None = Field(default=None, ge=0, description="Seed of the draws; null: the seed of the run.")

@@ -47,6 +47,8 @@ MOVED: dict[str, str] = {
     "model.model_config.temperature": "write generation.temperature",
     "model.model_config.top_k": "write generation.top_k",
     "model.model_config.top_p": "write generation.top_p",
+    "model.model_config.repetition_penalty": "write generation.repetition_penalty",
+    "model.model_config.num_beams": "write generation.num_beams",
     "parallel_config.micro_batch_interleave_num": "remove it: multi-copy parallel is not part of mindllm",
     "micro_batch_interleave_num": "remove it: multi-copy parallel is not part of mindllm",
     "parallel_config.optimizer_shard": "write parallel.enable_parallel_optimizer",

@@ -10,8 +10,9 @@ from typing import Any, Literal
 from pydantic import Field, PrivateAttr
 
 from mindllm.config.callbacks import DEFAULT_CALLBACKS, Callback
-from mindllm.config.dataset import EvalDatasetConfig, GenerationConfig, ProcessorConfig, TrainDatasetConfig
+from mindllm.config.dataset import EvalDatasetConfig, ProcessorConfig, TrainDatasetConfig
 from mindllm.config.document import KeyPath, Origin, Problem, closest_origin
+from mindllm.config.generation import GenerationConfig
 from mindllm.config.model import ModelSection
 from mindllm.config.optimizer import LrSchedule, OptimizerConfig, RunnerWrapperConfig
 from mindllm.config.parallel import ParallelConfig, ParallelContextConfig
@@ -36,7 +37,7 @@ class RunConfig(Section):
         default=42, ge=0, description="Seed of initial weights, of the order of the data, and of sampling."
     )
     output_dir: str = Field(default="./output", description="Directory of logs, checkpoints and metrics.")
-    run_mode: Literal["train", "finetune", "eval", "predict"] = Field(
+    run_mode: Literal["train", "finetune", "eval", "predict", "chat"] = Field(
         default="train",
         description="train: from new weights, or those of `load_checkpoint`; finetune: from `load_checkpoint`, which it needs. "
         "Optimizer and step count start afresh in both",
@@ -84,7 +85,14 @@ class RunConfig(Section):
     eval_dataset: EvalDatasetConfig = Field(default_factory=EvalDatasetConfig, description="Held-out text.")
     processor: ProcessorConfig = Field(default_factory=ProcessorConfig, description="Text to tokens.")
     generation: GenerationConfig = Field(default_factory=GenerationConfig, description="Continuing a prompt.")
-    input_data: str | List[str] | None = Field(default=None, description="Prompt or prompts of `run_mode: predict`.")
+    input_data: str | List[str] | None = Field(
+        default=None,
+        description="`run_mode: predict`: a prompt, a list of prompts, a text file with one in each line, or a `.jsonl` file.",
+    )
+    predict_batch_size: PositiveInt = Field(default=8, description="Prompts that are continued together.")
+    save_file: str = Field(
+        default="", description="JSON Lines file for the results of `run_mode: predict`; empty: standard output."
+    )
     export_hf: ExportConfig = Field(
         default_factory=ExportConfig, description="The trained weights as a Hugging Face directory."
     )

@@ -6,16 +6,13 @@ from mindllm.config import RunConfig
 from mindllm.data.tokenizer import Tokenizer, load_tokenizer
 
 
-def run_tokenizer(config: RunConfig) -> Tokenizer | None:
-    """Loads ``processor.tokenizer.vocab_file``; None where it is empty.
+def run_tokenizer(config: RunConfig) -> Tokenizer:
+    """Loads ``processor.tokenizer.vocab_file``.
 
     Raises:
         UserError: the file is missing or no tokenizer, or it has tokens that the model has no row for.
     """
-    file = config.processor.tokenizer.vocab_file
-    if not file:
-        return None
-    tokenizer, rows = load_tokenizer(file), config.model.config.vocab_size
+    tokenizer, rows = load_tokenizer(config.processor.tokenizer.vocab_file), config.model.config.vocab_size
     if tokenizer.vocab_size > rows:
         raise config.error(
             "model.model_config.vocab_size",

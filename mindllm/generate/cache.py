@@ -6,6 +6,8 @@ a step. All shapes are static; where a token stands is data, so rows of a batch 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import mindspore as ms
 import numpy as np
 from mindspore import Parameter, Tensor, lazy_inline, nn
@@ -40,6 +42,25 @@ class LayerCache(nn.Cell):
         keys = self.update(self.keys, slots, self.reshape(key, self.rows))
         values = self.update(self.values, slots, self.reshape(value, self.rows))
         return self.reshape(keys, self.shape), self.reshape(values, self.shape)
+
+
+class ReorderedCache(nn.Cell):
+    """Gives every sequence of the caches the past of another one: what a beam search does when beams die and split."""
+
+    def __init__(self, caches: Sequence[LayerCache]) -> None:
+        super().__init__(auto_prefix=False)
+        self.caches = nn.CellList(caches, auto_prefix=False)
+        self.gather = P.Gather()
+        self.assign = P.Assign()
+        self.reshape = P.Reshape()
+
+    def construct(self, sources: Tensor) -> Tensor:
+        """``sources`` int32 ``[batch]``: the row whose keys and values each row takes. Returns them."""
+        for cache in self.caches:
+            for content in (cache.keys, cache.values):
+                moved = self.gather(self.reshape(content, cache.shape), sources, 0)
+                self.assign(content, self.reshape(moved, cache.rows))
+        return sources
 
 
 class CachedLayer(nn.Cell):

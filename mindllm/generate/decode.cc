@@ -44,8 +44,11 @@ inline void Dot(const float *x, const float *w, int64_t size, float *result, int
     }
   }
   for (int row = 0; row < Rows; ++row) {
-    float sum = 0.0f;
-    for (int lane = 0; lane < kLanes; ++lane) sum += sums[row][lane];
+    for (int half = kLanes / 2; half > 0; half /= 2) {
+#pragma omp simd
+      for (int lane = 0; lane < half; ++lane) sums[row][lane] += sums[row][lane + half];
+    }
+    float sum = sums[row][0];
     for (int64_t rest = i; rest < size; ++rest) sum = std::fma(x[row * size + rest], w[rest], sum);
     result[row * stride] = sum;
   }

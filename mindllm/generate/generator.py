@@ -4,30 +4,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass
 
 import numpy as np
 
 from mindllm.config import ModelConfig
-from mindllm.config.dataset import GenerationConfig
+from mindllm.config.generation import GenerationConfig
 from mindllm.data.tokenizer import Tokenizer
-from mindllm.errors import RunFailed, UserError
-from mindllm.generate.prompts import check_prompts, encode_prompt, eos_ids
-from mindllm.generate.sampling import draw, greedy, random_streams
+from mindllm.errors import UserError
+from mindllm.generate.beam_search import BeamSearch, Finished
+from mindllm.generate.growing import Continuation, GrowingSequence, require_finite
+from mindllm.generate.penalties import penalise
+from mindllm.generate.prompts import check_prompts, eos_ids
+from mindllm.generate.sampling import log_softmax, random_streams
 from mindllm.generate.session import Session, pieces
-from mindllm.generate.text_stream import TextStream
+from mindllm.generate.text_stream import whole_text
 from mindllm.models import CausalLM, Kernels
-
-FinishReason = Literal["eos", "length"]
-
-
-@dataclass(frozen=True)
-class Continuation:
-    """What was written after one prompt; the end-of-sequence token is not part of ``tokens``."""
-
-    tokens: list[int]
-    finish_reason: FinishReason
 
 
 @dataclass
@@ -41,23 +33,14 @@ class Speed:
     compile_s: float = 0.0
 
 
-@dataclass
-class _Row:
-    """One sequence while it grows: ``cached`` tokens of it are in the cache, ``last`` is the newest and not among them."""
-
-    cached: int
-    last: int = 0
-    tokens: list[int] = field(default_factory=list)
-    finish_reason: FinishReason | None = None
-
-
 class Generator:
     """Generates with the weights ``model`` has at the time of the call.
 
     Arguments:
         model: the decoder with its head.
         model_config: what it was built from.
-        tokenizer: ``stream`` needs one; it also names the end of sequence where ``model_config`` does not.
+        tokenizer: streaming, stop strings and texts of results need one; it also names the end of sequence where
+            ``model_config`` does not.
         max_length: most tokens of prompt and continuation together; ``model_config.seq_length`` if not given.
         device_target: the device the model was built for.
         native: decode with C++ kernels where they fit and can be built.
@@ -87,12 +70,14 @@ class Generator:
     ) -> list[Continuation]:
         """Continues prompts of token ids in one batch, whatever their lengths; results in the order of the prompts.
 
+        With ``options.num_return_sequences`` above 1, the continuations of a prompt follow each other, of beams the best first.
+
         Arguments:
             options: the section ``generation``.
             seed: of the draws, where ``options.seed`` is null.
 
         Raises:
-            UserError: a prompt is empty, has a token outside of the vocabulary, or is too long.
+            UserError: a prompt is empty, has a token outside of the vocabulary, or is too long; stop strings and no tokenizer.
             RunFailed: the model gives logits that are not finite.
         """
         return [result for batch in self.generate_in_batches(prompts, options, len(prompts), seed) for result in batch]
@@ -101,35 +86,38 @@ class Generator:
         self, prompts: Sequence[Sequence[int]], options: GenerationConfig, batch_size: int, seed: int = 0
     ) -> Iterator[list[Continuation]]:
         """Like ``generate``, yielding the results of ``batch_size`` prompts after the other; draws do not depend on it."""
-        check_prompts(prompts, self.model_config, self.max_length, options.max_new_tokens)
+        self._check(prompts, options)
+        if not prompts:
+            return
+        searches = options.num_beams > 1
+        copies = 1 if searches else options.num_return_sequences
+        prompts = [prompt for prompt in prompts for _ in range(copies)]
         streams = self._streams(prompts, options, seed)
-        if prompts:
-            self.prepare(min(batch_size, len(prompts)), max(map(len, prompts)), options.max_new_tokens)
-        for start in range(0, len(prompts), batch_size or 1):
-            batch = slice(start, start + batch_size)
-            *_, rows = self._grow(prompts[batch], options, streams[batch])
-            yield [Continuation(row.tokens, row.finish_reason or "length") for row in rows]
+        size = min(batch_size * copies, len(prompts))
+        longest = max(map(len, prompts))
+        for start in range(0, len(prompts), size):
+            batch = prompts[start : start + size]
+            session = self.prepare(size, longest, options)
+            if searches:
+                yield self._search(session, batch, options)
+            else:
+                *_, sequences = self._grow(session, batch, options, streams[start : start + size])
+                yield [sequence.result() for sequence in sequences]
 
-    def stream(self, prompt: str | Sequence[int], options: GenerationConfig, seed: int = 0) -> Iterator[str]:
-        """Yields the continuation of one prompt in pieces, each as soon as its characters are whole. Errors as above."""
+    def stream(self, prompt: Sequence[int], options: GenerationConfig, seed: int = 0) -> Iterator[str]:
+        """Yields the continuation of one prompt in pieces, each as soon as its characters are certain. Errors as above."""
         if self.tokenizer is None:
             raise UserError("streaming text needs a tokenizer: give processor.tokenizer.vocab_file")
-        tokens = encode_prompt(prompt, self.model_config, self.tokenizer) if isinstance(prompt, str) else list(prompt)
-        text = TextStream(self.tokenizer, tokens)
-        check_prompts([tokens], self.model_config, self.max_length, options.max_new_tokens)
-        written = 0
-        for (row,) in self._grow([tokens], options, self._streams([tokens], options, seed)):
-            for token in row.tokens[written:]:
-                if piece := text.push(token):
-                    yield piece
-            written = len(row.tokens)
-        if piece := text.finish():
-            yield piece
+        self._check([prompt], options)
+        session = self.prepare(1, len(prompt), options)
+        for (sequence,) in self._grow(session, [prompt], options, self._streams([prompt], options, seed)):
+            if piece := sequence.take_text():
+                yield piece
 
-    def prepare(self, batch: int, longest: int, max_new_tokens: int) -> Session:
-        """Compiles what continuing ``batch`` prompts of up to ``longest`` tokens needs, unless it is there."""
+    def prepare(self, prompts: int, longest: int, options: GenerationConfig) -> Session:
+        """Compiles what continuing ``prompts`` prompts of up to ``longest`` tokens at once needs, unless it is there."""
         count, width = pieces(longest)
-        length = max(longest + max_new_tokens, count * width)
+        batch, length = prompts * options.num_beams, max(longest + options.max_new_tokens, count * width)
         start = time.perf_counter()
         if self._session is None or not self._session.fits(batch, length):
             self._session = None  # one cache at a time
@@ -138,59 +126,98 @@ class Generator:
         self.speed.compile_s += time.perf_counter() - start
         return self._session
 
+    def _check(self, prompts: Sequence[Sequence[int]], options: GenerationConfig) -> None:
+        check_prompts(prompts, self.model_config, self.max_length, options.max_new_tokens)
+        if options.stops and self.tokenizer is None:
+            raise UserError("generation.stop_strings needs a tokenizer: give processor.tokenizer.vocab_file")
+
     def _streams(
         self, prompts: Sequence[Sequence[int]], options: GenerationConfig, seed: int
     ) -> list[np.random.Generator]:
         return random_streams(prompts, seed if options.seed is None else options.seed)
 
+    def _prefill(self, session: Session, prompts: Sequence[Sequence[int]]) -> np.ndarray:
+        """Logits ``[rows, vocab]`` after prompts that may be fewer than the session has rows."""
+        start = time.perf_counter()
+        session.compile(max(map(len, prompts)))
+        self.speed.compile_s += time.perf_counter() - start
+        start = time.perf_counter()
+        logits = session.prefill([*prompts, *[[0]] * (session.batch - len(prompts))])[: len(prompts)]
+        require_finite(logits)
+        self.speed.prefill_s += time.perf_counter() - start
+        self.speed.prefill_tokens += sum(map(len, prompts))
+        return logits
+
     def _grow(
         self,
+        session: Session,
         prompts: Sequence[Sequence[int]],
         options: GenerationConfig,
         streams: Sequence[np.random.Generator],
-    ) -> Iterator[list[_Row]]:
-        """Yields the rows of the batch after prefill and after every step, until all are finished."""
-        session = self.prepare(len(prompts), max(map(len, prompts)), options.max_new_tokens)
-        rows = [_Row(cached=len(prompt)) for prompt in prompts]
-
-        def take(logits: np.ndarray) -> None:
-            for row, token in zip(rows, choose(logits, options, streams), strict=True):
-                if row.finish_reason is None:
-                    self._append(row, token, options.max_new_tokens)
-
-        start = time.perf_counter()
-        take(session.prefill(prompts))
-        self.speed.prefill_s += time.perf_counter() - start
-        self.speed.prefill_tokens += sum(map(len, prompts))
-        yield rows
-        while any(row.finish_reason is None for row in rows):
+    ) -> Iterator[list[GrowingSequence]]:
+        """Yields the sequences of the batch after prefill and after every step, until all have ended."""
+        sequences = [
+            GrowingSequence(prompt, options, stream, self.eos_ids, self.tokenizer)
+            for prompt, stream in zip(prompts, streams, strict=True)
+        ]
+        tokens, positions = np.zeros((2, session.batch), np.int32)
+        for sequence, logits in zip(sequences, self._prefill(session, prompts), strict=True):
+            sequence.grow(logits)
+        yield sequences
+        while growing := [row for row, sequence in enumerate(sequences) if sequence.finish_reason is None]:
             start = time.perf_counter()
-            growing = [row for row in rows if row.finish_reason is None]
-            logits = session.decode([row.last for row in rows], [row.cached for row in rows])
             for row in growing:
-                row.cached += 1
-            take(logits)
-            self.speed.decode_s += time.perf_counter() - start
-            self.speed.decode_tokens += len(growing)
-            yield rows
+                tokens[row], positions[row] = sequences[row].last, sequences[row].cached
+                sequences[row].cached += 1
+            logits = session.decode(tokens, positions)
+            require_finite(logits[growing])
+            for row in growing:
+                sequences[row].grow(logits[row])
+            self._count_decoded(len(growing), start)
+            yield sequences
 
-    def _append(self, row: _Row, token: int, max_new_tokens: int) -> None:
-        if token in self.eos_ids:
-            row.finish_reason = "eos"
-            return
-        row.tokens.append(token)
-        row.last = token
-        if len(row.tokens) == max_new_tokens:
-            row.finish_reason = "length"
+    def _search(
+        self, session: Session, prompts: Sequence[Sequence[int]], options: GenerationConfig
+    ) -> list[Continuation]:
+        """The best sequences of every prompt; a prompt's beams are neighbouring rows of the session."""
+        beams = options.num_beams
+        searches = [BeamSearch(options, self.eos_ids) for _ in prompts]
+        logits = self._prefill(session, [prompt for prompt in prompts for _ in range(beams)])
+        tokens, positions = np.zeros((2, session.batch), np.int32)
+        while open_searches := [index for index, search in enumerate(searches) if not search.done]:
+            start = time.perf_counter()
+            parents = np.arange(session.batch)
+            for index in open_searches:
+                rows = slice(index * beams, (index + 1) * beams)
+                search, prompt = searches[index], prompts[index]
+                parents[rows] = rows.start + _advance(search, logits[rows], prompt, options)
+                tokens[rows] = [beam.tokens[-1] for beam in search.beams]
+                positions[rows] = len(prompt) + len(search.beams[0].tokens) - 1
+            if not all(search.done for search in searches):
+                session.reorder(parents)
+                logits = session.decode(tokens, positions)
+                require_finite(logits)
+            self._count_decoded(beams * len(open_searches), start)
+        return [
+            self._found(finished, prompt, options)
+            for search, prompt in zip(searches, prompts, strict=True)
+            for finished in search.results()
+        ]
+
+    def _found(self, finished: Finished, prompt: Sequence[int], options: GenerationConfig) -> Continuation:
+        count = len(finished.beam.tokens) - finished.ended
+        tokens = list(finished.beam.tokens[:count])
+        text = whole_text(self.tokenizer, prompt, tokens) if self.tokenizer else ""
+        logprobs = list(finished.beam.logprobs[:count]) if options.output_logprobs else None
+        return Continuation(tokens, "eos" if finished.ended else "length", text, logprobs, finished.score)
+
+    def _count_decoded(self, tokens: int, start: float) -> None:
+        self.speed.decode_s += time.perf_counter() - start
+        self.speed.decode_tokens += tokens
 
 
-def choose(logits: np.ndarray, options: GenerationConfig, streams: Sequence[np.random.Generator]) -> list[int]:
-    """The next token of every row of ``logits`` ``[batch, vocab]``; sampling takes one number of each row's stream."""
-    if not np.isfinite(logits).all():
-        raise RunFailed("the model gives logits that are not finite: its weights are damaged, or float16 overflows")
-    if not options.do_sample:
-        return [greedy(row) for row in logits]
-    return [
-        draw(row, stream.random(), options.temperature, options.top_k, options.top_p)
-        for row, stream in zip(logits, streams, strict=True)
-    ]
+def _advance(search: BeamSearch, logits: np.ndarray, prompt: Sequence[int], options: GenerationConfig) -> np.ndarray:
+    """A step of ``search`` with ``logits`` ``[num_beams, vocab]``; penalties are of the log-probabilities."""
+    logprobs = log_softmax(logits)
+    pairs = zip(logprobs, search.beams, strict=True)
+    return search.advance(np.stack([penalise(row, prompt, beam.tokens, options) for row, beam in pairs]), logprobs)

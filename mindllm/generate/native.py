@@ -1,4 +1,4 @@
-"""Decoding on a CPU with two operators in C++ (``decode.cc``), where there is a compiler: one per layer, one for the head.
+"""Decoding on a CPU with two operators in C++ (``decode.cc``): one per layer, one for the head.
 
 A step of a few tokens is bound by reading the weights and by the number of operators; the compiled graph has some sixty per
 layer. The kernels are the mathematics of :mod:`mindllm.models` in fp32; everything else goes through the cells themselves.
@@ -6,13 +6,6 @@ layer. The kernels are the mathematics of :mod:`mindllm.models` in fp32; everyth
 
 from __future__ import annotations
 
-import functools
-import hashlib
-import logging
-import os
-import platform
-import shutil
-import subprocess
 from pathlib import Path
 
 import mindspore as ms
@@ -21,15 +14,11 @@ from mindspore import Parameter, Tensor, nn
 from mindspore import ops as P
 
 from mindllm.config import ModelConfig
-from mindllm.files import atomic_path
 from mindllm.generate.cache import CachedDecoder
 from mindllm.models import Kernels
 
-SOURCE = Path(__file__).with_name("decode.cc")
-FLAGS = ("-O3", "-march=native", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-std=c++17", "-shared", "-fPIC")
 LARGEST_BATCH = 16  # above it the matrix products of the back end are faster
 WIDEST_HEAD = 512  # kWidestHead of the source
-logger = logging.getLogger(__name__)
 
 
 def supports(config: ModelConfig, kernels: Kernels, batch: int) -> bool:
@@ -38,38 +27,6 @@ def supports(config: ModelConfig, kernels: Kernels, batch: int) -> bool:
     in_fp32 = kernels.operand == kernels.activation == ms.float32 and types == {"float32"}
     fits = batch <= LARGEST_BATCH and config.head_dim <= WIDEST_HEAD
     return in_fp32 and fits and not (kernels.fused or config.qkv_has_bias or config.attn_proj_has_bias)
-
-
-@functools.cache
-def library() -> Path | None:
-    """Builds the kernels for this processor, once per version of them; ``None`` where that is not possible."""
-    compiler = shutil.which("g++")
-    if compiler is None:
-        logger.info("decoding without C++ kernels: there is no g++")
-        return None
-    key = hashlib.sha256(SOURCE.read_bytes() + " ".join(FLAGS).encode() + _processor().encode()).hexdigest()[:16]
-    path = _cache_directory() / f"decode-{key}.so"
-    try:
-        if not path.exists():
-            with atomic_path(path) as temporary:
-                subprocess.run([compiler, *FLAGS, str(SOURCE), "-o", str(temporary)], check=True, capture_output=True)
-    except (OSError, subprocess.CalledProcessError) as error:
-        reason = getattr(error, "stderr", None) or str(error).encode()
-        logger.warning("decoding without C++ kernels, which is slower: %s", reason.decode(errors="replace").strip())
-        return None
-    return path
-
-
-def _cache_directory() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mindllm"
-
-
-def _processor() -> str:
-    """What ``-march=native`` depends on: a home directory may be shared by machines."""
-    information = Path("/proc/cpuinfo")
-    lines = information.read_text().splitlines() if information.exists() else []
-    features = [line for line in lines if line.startswith(("flags", "Features"))]
-    return features[0] if features else f"{platform.machine()} {platform.processor()}"
 
 
 class NativeDecoder(nn.Cell):

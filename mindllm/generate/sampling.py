@@ -3,8 +3,9 @@
 The distribution that is drawn from, for logits ``z``, in this order:
 
 - temperature ``T`` (Ackley et al., 1985): ``p_i ∝ exp(z_i / T)``;
-- top-k (Fan et al., 2018): the ``k`` most likely tokens, of equal ones those with the lower ids;
-- top-p (Holtzman et al., 2020): of what is left, renormalised, the fewest most likely tokens that sum to at least ``p``.
+- top-k (Fan et al., 2018): the ``k`` most likely tokens, and those that are as likely as the last of them;
+- top-p (Holtzman et al., 2020): of what is left, renormalised, the fewest most likely tokens that sum to at least ``p``;
+- min-p (Nguyen et al., 2024): of what is left, the tokens at least ``p`` times as likely as the most likely one.
 
 A draw is the inverse of the cumulative distribution at a uniform number.
 """
@@ -23,24 +24,27 @@ def greedy(logits: np.ndarray) -> int:
 
 
 def candidates(
-    logits: np.ndarray, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0
+    logits: np.ndarray, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0
 ) -> tuple[np.ndarray, np.ndarray]:
     """The tokens that may be drawn from ``logits`` ``[vocab]`` and their probabilities, float64 and of sum 1.
 
-    ``top_k`` 0 and ``top_p`` 1 leave all tokens. The tokens are in the order of their ids, or, where a choice was made among
-    them, the most likely first.
+    ``top_k`` 0, ``top_p`` 1 and ``min_p`` 0 leave all tokens. The tokens are in the order of their ids, or, where ``top_p``
+    chose among them, the most likely first.
     """
     tokens = np.arange(logits.size)
     if 0 < top_k < tokens.size:
-        tokens = _descending(logits, np.flatnonzero(logits >= np.partition(logits, -top_k)[-top_k]))[:top_k]
+        tokens = np.flatnonzero(logits >= np.partition(logits, -top_k)[-top_k])
     probabilities = softmax(logits[tokens].astype(np.float64) / temperature)
     if top_p < 1.0:
         # Tokens of less than (1 - p) / n each sum to less than 1 - p: the others hold the nucleus, and only they are sorted.
-        likely = probabilities >= min((1.0 - top_p) / tokens.size, probabilities.max())
-        order = _descending(logits[tokens], np.flatnonzero(likely))
+        likely = np.flatnonzero(probabilities >= min((1.0 - top_p) / tokens.size, probabilities.max()))
+        order = likely[np.argsort(-logits[tokens[likely]], kind="stable")]
         order = order[: 1 + int(np.searchsorted(np.cumsum(probabilities[order]), top_p))]
-        tokens, probabilities = tokens[order], probabilities[order] / probabilities[order].sum()
-    return tokens, probabilities
+        tokens, probabilities = tokens[order], probabilities[order]
+    if min_p > 0.0:
+        kept = probabilities >= min_p * probabilities.max()
+        tokens, probabilities = tokens[kept], probabilities[kept]
+    return tokens, probabilities / probabilities.sum()
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:
@@ -49,20 +53,15 @@ def softmax(logits: np.ndarray) -> np.ndarray:
     return weights / weights.sum()
 
 
-def _descending(logits: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-    """``tokens`` by falling logits, equal ones in the order they have."""
-    return tokens[np.argsort(-logits[tokens], kind="stable")]
+def log_softmax(logits: np.ndarray) -> np.ndarray:
+    """Log-probabilities, float64, over the last axis of ``logits``."""
+    shifted = logits.astype(np.float64) - logits.max(axis=-1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
 
 
-def draw(
-    logits: np.ndarray,
-    uniform: float,
-    temperature: float = 1.0,
-    top_k: int = 0,
-    top_p: float = 1.0,
-) -> int:
-    """The token of ``logits`` ``[vocab]`` that ``uniform``, in ``[0, 1)``, falls on; a pure function."""
-    tokens, probabilities = candidates(logits, temperature, top_k, top_p)
+def draw(logits: np.ndarray, uniform: float, **limits: float) -> int:
+    """The token of ``logits`` ``[vocab]`` that ``uniform``, in ``[0, 1)``, falls on; ``limits`` as of ``candidates``. Pure."""
+    tokens, probabilities = candidates(logits, **limits)  # type: ignore[arg-type]
     index = int(np.searchsorted(np.cumsum(probabilities), uniform, side="right"))
     return int(tokens[min(index, len(tokens) - 1)])  # the sum may end a rounding below 1
 

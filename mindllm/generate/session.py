@@ -8,8 +8,9 @@ import numpy as np
 from mindspore import Tensor
 
 from mindllm.config import ModelConfig
-from mindllm.generate.cache import CachedDecoder
-from mindllm.generate.native import NativeDecoder, library, supports
+from mindllm.generate.cache import CachedDecoder, ReorderedCache
+from mindllm.generate.native import NativeDecoder, supports
+from mindllm.generate.native_library import library
 from mindllm.models import CausalLM, Kernels
 
 NARROWEST, WIDEST = 16, 512  # tokens of a prompt that go through the model at once: powers of two between these
@@ -40,6 +41,7 @@ class Session:
         self._decoder.set_train(False)
         path = library() if native and supports(config, kernels, batch) else None
         self._native = NativeDecoder(self._decoder, config, path) if path else None
+        self._reordered = ReorderedCache([layer.cache for layer in self._decoder.layers])
         self._compiled: set[int] = set()
 
     def fits(self, batch: int, length: int) -> bool:
@@ -78,6 +80,11 @@ class Session:
         if self._native is not None:
             return self._native(*map(_tensor, inputs)).asnumpy()
         return self._forward(*inputs, np.arange(self.batch))
+
+    def reorder(self, sources: np.ndarray) -> None:
+        """Gives each sequence what the cache holds of sequence ``sources[row]``, int ``[batch]``."""
+        if (sources != np.arange(self.batch)).any():
+            self._reordered(_tensor(sources))
 
     def _forward(self, *arrays: np.ndarray) -> np.ndarray:
         # Under the phase "increment" a cell runs what it compiled for that phase without walking through its sub-cells to

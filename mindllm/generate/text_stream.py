@@ -46,3 +46,9 @@ class TextStream:
         piece = self._decoder.decode(self._tokens)[self._written :]
         self._written += len(piece)
         return piece
+
+
+def whole_text(decoder: Decoder, prompt: Sequence[int], tokens: Sequence[int]) -> str:
+    """The text of ``tokens`` after ``prompt``."""
+    stream = TextStream(decoder, prompt)
+    return "".join(map(stream.push, tokens)) + stream.finish()

@@ -34,7 +34,7 @@ class RunData:
                 "train_dataset.data_loader.config.data_path", "one prefix is supported, several are not yet"
             )
         self.model = config.model.config
-        self.tokenizer = run_tokenizer(config)
+        self.tokenizer = run_tokenizer(config) if config.processor.tokenizer.vocab_file else None
         self.corpus = Corpus(self.section.data_paths[0], self.tokenizer)
 
     @cached_property

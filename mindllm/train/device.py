@@ -58,7 +58,7 @@ def uses_graph_kernels(config: RunConfig) -> bool:
     missing = missing_for_graph_kernels()
     if wish is True and missing:
         raise config.error("context.enable_graph_kernel", f"fusion on CPU needs {missing}; install it, or write auto")
-    if wish == "auto" and config.run_mode == "predict":
+    if wish == "auto" and config.run_mode in ("predict", "chat"):
         return False
     return wish is not False and not missing
 

@@ -16,14 +16,20 @@ def start(config_file, output, *options, cwd=None):
     environment = {**os.environ, "GLOG_v": "3", "COLUMNS": "250"}
     cwd = cwd or output.parent
     return subprocess.Popen(
-        list(map(str, command)), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment, cwd=cwd
+        list(map(str, command)),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=environment,
+        cwd=cwd,
     )
 
 
-def run(config_file, output, *options, expect=0):
-    """Runs it to its end, checks the exit code, and returns what it printed."""
+def run(config_file, output, *options, expect=0, typed=None):
+    """Runs it to its end, with ``typed`` as its input; checks the exit code, and returns what it printed."""
     process = start(config_file, output, *options)
-    printed, _ = process.communicate(timeout=300)
+    printed, _ = process.communicate(typed, timeout=300)
     assert process.returncode == expect, printed
     assert "Traceback" not in printed
     return printed

@@ -72,6 +72,64 @@ def test_sampling_repeats_and_does_not_depend_on_the_batch(grouped):
     assert twice[0] == first[0] != twice[1]
 
 
+def test_several_draws_of_a_prompt_follow_each_other(grouped):
+    *_, generator = grouped
+    sampled = options(20, do_sample=True, temperature=1.5)
+    first = generator.generate(PROMPTS, sampled, seed=3)
+    three = generator.generate(PROMPTS, sampled.model_copy(update={"num_return_sequences": 3}), seed=3)
+    assert three[::3] == first
+    assert len({tuple(result.tokens) for result in three}) == 9
+
+
+def test_the_last_batch_may_be_smaller_and_is_not_compiled_for(grouped, monkeypatch):
+    *_, generator = grouped
+    together = generator.generate(PROMPTS, options(24))
+    sessions = []
+    monkeypatch.setattr(
+        "mindllm.generate.generator.Session", lambda *args: sessions.append(args) or session.Session(*args)
+    )
+    in_batches = generator.generate_in_batches(PROMPTS, options(24), batch_size=2)
+    assert [result for batch in in_batches for result in batch] == together
+    assert len(sessions) == 1
+
+
+class Letters:
+    """A tokenizer whose tokens are letters and pairs of them."""
+
+    eos_id = bos_id = None
+
+    def decode(self, ids):
+        return "".join(chr(97 + index % 26) * (1 + index % 2) for index in ids)
+
+
+@pytest.mark.parametrize("keys", [{}, {"do_sample": True, "temperature": 1.5}])
+def test_a_stop_string_ends_the_text_within_tokens(grouped, keys):
+    model, config, _ = grouped
+    generator = Generator(model, config, Letters())
+    (free,) = generator.generate([PROMPTS[0]], options(30, **keys), seed=2)
+    assert free.text == Letters().decode(free.tokens)
+    stop = free.text[7:11]
+    stopping = options(30, stop_strings=("not there", stop), **keys)
+    results = generator.generate([PROMPTS[0], PROMPTS[1]], stopping, seed=2)
+    end = free.text.index(stop)
+    assert (results[0].text, results[0].finish_reason) == (free.text[:end], "stop")
+    assert results[0].tokens == free.tokens[: len(results[0].tokens)]
+    assert stop in Letters().decode(results[0].tokens)
+    assert stop not in Letters().decode(results[0].tokens[:-1])
+    assert "".join(generator.stream(PROMPTS[0], stopping, seed=2)) == free.text[:end]
+
+
+def test_stop_strings_need_a_tokenizer(grouped):
+    with pytest.raises(UserError, match="stop_strings needs a tokenizer"):
+        grouped[2].generate(PROMPTS, options(3, stop_strings=("a",)))
+
+
+@pytest.mark.parametrize("key", ["presence_penalty", "frequency_penalty"])
+def test_a_large_penalty_writes_every_token_once(grouped, key):
+    results = grouped[2].generate(PROMPTS, options(30, **{key: 1000.0}))
+    assert all(len(set(result.tokens)) == 30 for result in results)
+
+
 def test_weights_that_change_are_used_at_once():
     config = tiny_config()
     model = tiny_model(config)

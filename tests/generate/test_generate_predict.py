@@ -1,5 +1,6 @@
 """Run mode ``predict`` from its configuration: what it writes, and what it refuses before anything is compiled."""
 
+import json
 import os
 import signal
 import subprocess
@@ -14,8 +15,9 @@ from tiny import options, tiny_config, tiny_model
 from mindllm.config import load_config
 from mindllm.data import load_tokenizer
 from mindllm.data.tokenizer_training import save_tokenizer, train_byte_level_bpe
-from mindllm.errors import UserError
+from mindllm.errors import RunFailed, UserError
 from mindllm.generate.generator import Generator
+from mindllm.generate.growing import Continuation
 from mindllm.generate.predict import predict
 from mindllm.models.weights import trained_weights
 from mindllm.train.checkpoint import CheckpointStore
@@ -52,7 +54,7 @@ def run(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def _device_of_the_tests(monkeypatch):
     """The device cannot be chosen again in a process that has run a graph."""
-    monkeypatch.setattr("mindllm.generate.predict.set_up_device", lambda config: None)
+    monkeypatch.setattr("mindllm.generate.load.set_up_device", lambda config: None)
 
 
 def configured(run, *overrides):
@@ -71,17 +73,91 @@ def test_one_prompt_is_written_with_its_continuation(run, capsys):
     assert "prefill: " in written.err
 
 
-def test_the_lines_of_a_file_are_prompts(run, capsys, tmp_path, monkeypatch):
-    monkeypatch.setattr("mindllm.generate.predict.BATCH", 2)
+def test_the_lines_of_a_file_are_prompts(run, capsys, tmp_path):
     lines = [f"def f{index}(x):" for index in range(3)]
     (tmp_path / "prompts.txt").write_text("\n\n".join(lines))
     sampled = ("--generation.do_sample=true", "--generation.temperature=0.8", "--generation.seed=5")
-    predict(configured(run, f"--input_data={tmp_path}/prompts.txt", *sampled))
+    predict(configured(run, f"--input_data={tmp_path}/prompts.txt", "--predict_batch_size=2", *sampled))
     written = capsys.readouterr().out
     positions = [written.index(line) for line in lines]
     assert positions == sorted(positions)
     predict(configured(run, f"--input_data=['{lines[2]}']", *sampled))
     assert capsys.readouterr().out.strip() in written, "a prompt continues alike alone and in the second batch"
+
+
+CONVERSATION = [{"role": "system", "content": "def"}, {"role": "user", "content": "main"}]
+
+
+@pytest.fixture
+def asked(tmp_path):
+    """A JSON Lines file of three requests."""
+    lines = [{"prompt": "def main", "id": 7}, {"messages": CONVERSATION}, {"prompt": "return \u2028 über"}]
+    (tmp_path / "asked.jsonl").write_text("\n\n".join(json.dumps(line, ensure_ascii=False) for line in lines))
+    return tmp_path / "asked.jsonl", lines
+
+
+def test_json_lines_in_and_out(run, asked, tmp_path, capsys):
+    (file, lines), saved = asked, tmp_path / "new" / "results.jsonl"
+    options_ = (f"--input_data={file}", "--predict_batch_size=2", "--generation.output_logprobs")
+    predict(configured(run, *options_, f"--save_file={saved}"))
+    assert capsys.readouterr().out == ""
+    text = saved.read_text(encoding="utf-8")
+    results = [json.loads(line) for line in text.removesuffix("\n").split("\n")]
+    assert [{key: result[key] for key in line} for result, line in zip(results, lines, strict=True)] == lines
+    for result in results:
+        (continuation,) = result["continuations"]
+        assert len(continuation["tokens"]) == len(continuation["logprobs"]) == 12
+        assert continuation["finish_reason"] == "length"
+        assert max(continuation["logprobs"]) < 0
+    predict(configured(run, *options_))
+    assert capsys.readouterr().out == text
+    predict(configured(run, "--input_data=def main"))
+    assert capsys.readouterr().out == "def main" + results[0]["continuations"][0]["text"] + "\n"
+    plain = "def\n\n### Instruction:\nmain\n\n### Response:\n"
+    predict(configured(run, f"--input_data={json.dumps(plain)}"))
+    assert capsys.readouterr().out == plain + results[1]["continuations"][0]["text"] + "\n"
+
+
+def test_beams_have_scores_and_the_best_comes_first(run, asked, capsys):
+    beams = "--generation={num_beams: 3, num_return_sequences: 2, max_new_tokens: 5}"
+    predict(configured(run, f"--input_data={asked[0]}", beams))
+    for line in capsys.readouterr().out.removesuffix("\n").split("\n"):
+        first, second = json.loads(line)["continuations"]
+        assert first["score"] >= second["score"]
+
+
+def test_results_are_whole_or_absent(run, asked, tmp_path, monkeypatch):
+    saved = tmp_path / "results.jsonl"
+    saved.write_text("of an earlier run")
+
+    def breaks(*_):
+        yield [Continuation([1], "length", "a")]
+        raise RunFailed("the third batch failed")
+
+    monkeypatch.setattr(Generator, "generate_in_batches", breaks)
+    with pytest.raises(RunFailed):
+        predict(configured(run, f"--input_data={asked[0]}", f"--save_file={saved}"))
+    assert saved.read_text() == "of an earlier run"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["asked.jsonl", "results.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("def main", r"asked.jsonl:2: not JSON .*write \{\"prompt\""),
+        ("[1]", "asked.jsonl:2: neither a prompt nor a conversation"),
+        ("{}", "neither a prompt nor"),
+        ('{"prompt": "a", "messages": []}', "neither a prompt nor"),
+        ('{"prompt": 3}', r"prompt is not a text \(value 3\)"),
+        ('{"messages": []}', "not a list of at least one"),
+        ('{"messages": [{"role": "user"}]}', "a message has no text as its content"),
+        ('{"messages": [{"role": "usr", "content": "a"}]}', "the role usr; did you mean 'user'"),
+    ],
+)
+def test_lines_that_ask_nothing_are_told(run, tmp_path, line, message):
+    (tmp_path / "asked.jsonl").write_text('{"prompt": "a"}\n' + line)
+    with pytest.raises(UserError, match=message):
+        predict(configured(run, f"--input_data={tmp_path}/asked.jsonl"))
 
 
 @pytest.mark.parametrize(
@@ -95,6 +171,9 @@ def test_the_lines_of_a_file_are_prompts(run, capsys, tmp_path, monkeypatch):
         ("--generation.max_new_tokens=300", "max_new_tokens=.* at most"),
         ("--model.model_config.hidden_size=64", "does not fit the model"),
         ("--load_checkpoint=nowhere", "nowhere does not exist"),
+        ("--input_data=nothing.jsonl", "input_data.*nothing.jsonl: no such file"),
+        ("--save_file=/proc/nothing/results.jsonl", "save_file.*cannot be written"),
+        ("--save_file=/tmp", "save_file.*is a directory"),
     ],
 )
 def test_mistakes_are_told(run, override, message):

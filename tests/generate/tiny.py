@@ -5,7 +5,7 @@ from mindspore import Tensor, nn
 from mindspore import ops as P
 
 from mindllm.config import ModelConfig
-from mindllm.config.dataset import GenerationConfig
+from mindllm.config.generation import GenerationConfig
 from mindllm.models import build_model
 from mindllm.models.weights import assign, trained_weights
 
@@ -24,11 +24,11 @@ def tiny_config(seq_length=64, **changes):
     return ModelConfig(**(fields | {"intermediate_size": 80, "seq_length": seq_length} | changes))
 
 
-def tiny_model(config, seed=0):
-    """A model whose weights are large enough that its next tokens are not close calls."""
+def tiny_model(config, seed=0, scale=0.3):
+    """A model whose weights are large enough that its next tokens are not close calls; smaller with a smaller ``scale``."""
     model = build_model(config)
     random, weights = np.random.default_rng(seed), trained_weights(model)
-    assign(weights, {name: random.normal(0, 0.3, item.shape).astype(np.float32) for name, item in weights.items()})
+    assign(weights, {name: random.normal(0, scale, item.shape).astype(np.float32) for name, item in weights.items()})
     return model
 
 

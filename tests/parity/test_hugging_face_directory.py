@@ -7,7 +7,7 @@ from mindspore import Tensor, nn
 from mindspore import ops as P
 
 from mindllm.config import read_model_config
-from mindllm.config.dataset import GenerationConfig
+from mindllm.config.generation import GenerationConfig
 from mindllm.generate.generator import Generator
 from mindllm.models import build_model
 from mindllm.models.families.llama import HUGGING_FACE

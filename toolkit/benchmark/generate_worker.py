@@ -1,17 +1,14 @@
-"""One side of the generation benchmark: a process that generates a batch whenever it is told to, and says how long it took.
-
-It reads JSON lines from standard input, the sizes first and then one line per round, and answers each with a JSON line.
-"""
+"""The sides of the generation benchmark: each continues a batch of prompts whenever it is told to, and says how long it took."""
 
 from __future__ import annotations
 
-import json
-import os
-import sys
 import time
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
+
+from toolkit.benchmark.side import serve
 
 Sizes = dict[str, int]
 HEAD_DIM = 32
@@ -24,7 +21,7 @@ def mindllm_side(sizes: Sizes) -> Callable[[list[list[int]]], int]:
     ms.set_device("CPU")
     ms.set_context(mode=ms.GRAPH_MODE)
     from mindllm.config import ModelConfig
-    from mindllm.config.dataset import GenerationConfig
+    from mindllm.config.generation import GenerationConfig
     from mindllm.generate.generator import Generator
     from mindllm.models import build_model
     from mindllm.models.weights import initialise, trained_weights
@@ -74,22 +71,27 @@ def transformers_side(sizes: Sizes) -> Callable[[list[list[int]]], int]:
     return run
 
 
-SIDES = {"mindllm": mindllm_side, "transformers": transformers_side}
+def timed(
+    build: Callable[[Sizes], Callable[[list[list[int]]], int]],
+) -> Callable[[Sizes], Callable[[], dict[str, Any]]]:
+    """Makes of a side one whose rounds continue the same random prompts and answer with tokens and seconds."""
+
+    def side(sizes: Sizes) -> Callable[[], dict[str, Any]]:
+        run = build(sizes)
+        random = np.random.default_rng(0)
+        prompts = random.integers(1, sizes["vocab"], (sizes["batch"], sizes["prompt"])).tolist()
+
+        def round_() -> dict[str, Any]:
+            start = time.perf_counter()
+            tokens = run(prompts)
+            return {"tokens": tokens, "seconds": time.perf_counter() - start}
+
+        return round_
+
+    return side
 
 
-def main(side: str) -> None:
-    """Answers until standard input ends."""
-    answers, sys.stdout = sys.stdout, sys.stderr
-    sizes = json.loads(sys.stdin.readline())
-    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: sizes["threads"]])
-    run = SIDES[side](sizes)
-    random = np.random.default_rng(0)
-    prompts = random.integers(1, sizes["vocab"], (sizes["batch"], sizes["prompt"])).tolist()
-    for _ in sys.stdin:
-        start = time.perf_counter()
-        tokens = run(prompts)
-        print(json.dumps({"tokens": tokens, "seconds": time.perf_counter() - start}), file=answers, flush=True)
-
+SIDES = {"mindllm": timed(mindllm_side), "transformers": timed(transformers_side)}
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    serve(SIDES)

@@ -1,0 +1,35 @@
+"""A generator as a configuration describes it: the model, the weights of ``load_checkpoint``, the tokenizer."""
+
+from __future__ import annotations
+
+from mindllm.config import RunConfig
+from mindllm.data.tokenizer import Tokenizer
+from mindllm.generate.generator import Generator
+from mindllm.generate.terminal import terminal
+from mindllm.models import build_model
+from mindllm.models.weights import assign, trained_weights
+from mindllm.train.checkpoint import CheckpointStore
+from mindllm.train.checkpoint.pretrained import pretrained_weights
+from mindllm.train.device import set_up_device
+
+
+def need_weights(config: RunConfig) -> None:
+    """Raises UserError where no checkpoint is named, with the newest one of the run as an example."""
+    if config.load_checkpoint:
+        return
+    newest = CheckpointStore(f"{config.output_dir}/checkpoint").newest()
+    example = f", for example --load_checkpoint {newest}" if newest else ""
+    raise config.error(
+        "load_checkpoint", f"run_mode {config.run_mode} needs weights; give a checkpoint directory{example}"
+    )
+
+
+def load_generator(config: RunConfig, tokenizer: Tokenizer) -> Generator:
+    """Builds the model on the device of the run and loads its weights. Raises UserError when they do not fit."""
+    model_config, device = config.model.config, config.context.device_target
+    pretrained = pretrained_weights(config)
+    set_up_device(config)
+    with terminal.status("building the model"):
+        model = build_model(model_config, device)
+        assign(trained_weights(model), pretrained)
+        return Generator(model, model_config, tokenizer, device_target=device)

@@ -1,0 +1,43 @@
+"""What is generated goes to standard output as it appears; everything about it goes to standard error."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+
+from mindllm.generate.generator import Speed
+
+terminal = Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+def write(text: str) -> None:
+    """Writes to standard output, at once."""
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def describe(speed: Speed) -> str:
+    """The speed as a line for people."""
+    parts = [
+        f"{name}: {tokens} tokens, {tokens / seconds:.1f} tokens/s"
+        for name, tokens, seconds in (
+            ("prefill", speed.prefill_tokens, speed.prefill_s),
+            ("decode", speed.decode_tokens, speed.decode_s),
+        )
+        if seconds > 0
+    ]
+    return "; ".join([*parts, f"compilation: {speed.compile_s:.1f} s"])
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Lets Ctrl-C raise KeyboardInterrupt: MindSpore makes it send SIGTERM from the first graph on, so that is what counts."""
+    previous = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous or signal.SIG_DFL)
