@@ -51,6 +51,7 @@ class Job:
             "MS_TOPO_TIMEOUT": str(timeout),
             "MS_RETRY_INTERVAL_LOWER": "1",  # seconds between attempts to reach the scheduler; else up to 5
             "MS_RETRY_INTERVAL_UPPER": "1",
+            "MS_DISABLE_HEARTBEAT": "1",  # or a machine that stands still for a while is taken for the death of a rank
             "RANK_SIZE": str(workers),
         }
         self.count = workers

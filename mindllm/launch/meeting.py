@@ -38,7 +38,8 @@ class Seat:
         Raises:
             RunFailed: the launcher is gone.
         """
-        self.connection.sendall(pack(values))
+        with suppress(BrokenPipeError):  # then there is nothing to receive, either
+            self.connection.sendall(pack(values))
         (count,) = HEADER.unpack(self._receive(HEADER.size))
         return list(struct.unpack(f"={count}d", self._receive(count * NUMBER_SIZE)))
 
