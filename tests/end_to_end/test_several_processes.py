@@ -182,7 +182,7 @@ ranks = started_ranks(config)
 set_up_device(config, ranks)
 engine, stream = Engine(config, ranks=ranks), RunData(config, ranks).train_stream()
 for step in range(2):
-    time.sleep(40 if ranks.is_first else 0)
+    time.sleep(40 if ranks.is_first and step else 0)
     print(engine.step(stream.batch(step), 1e-3, 1.0).loss)
 """
 
