@@ -200,22 +200,9 @@ def test_a_rank_that_is_late_is_waited_for(config_file, tmp_path, monkeypatch):
     assert len(result.stdout.splitlines()) >= 2
 
 
-@pytest.mark.parametrize(
-    ("options", "wanted"),
-    [
-        (("--parallel_config.data_parallel=2",), ["scripts/msrun_launcher.sh", "run_llm.py --config", "2 devices"]),
-        (("--parallel_config.model_parallel=2",), ["model_parallel 2", "compiled", "CPU"]),
-        (
-            ("--parallel_config.data_parallel=2", "--parallel.enable_parallel_optimizer=true"),
-            ["enable_parallel_optimizer", "write false"],
-        ),
-        (("--parallel_config.data_parallel=2", "--parallel.gradients_mean=true"), ["gradients_mean", "twice"]),
-    ],
-)
-def test_what_cannot_run_is_refused_with_advice(config_file, tmp_path, options, wanted):
-    printed = run(config_file, tmp_path / "out", "--use_parallel=true", *options, expect=2)
-    for word in wanted:
-        assert word in printed
+def test_without_the_launcher_it_is_named(config_file, tmp_path):
+    printed = run(config_file, tmp_path / "out", "--use_parallel=true", "--parallel_config.data_parallel=2", expect=2)
+    assert f'scripts/msrun_launcher.sh "run_llm.py --config {config_file} ..." 2' in printed
 
 
 def test_a_wrong_number_of_processes_is_refused(config_file, tmp_path):
