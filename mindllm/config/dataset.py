@@ -56,7 +56,7 @@ class EvalDatasetConfig(Section):
 
     split: Literal["valid", "test"] = Field(default="valid", description="Part of the documents that is evaluated.")
     batch_size: PositiveInt | None = Field(
-        default=None, description="Samples per evaluation step; null: that of training."
+        default=None, description="Samples per data-parallel replica and evaluation step; null: that of training."
     )
     max_batches: int = Field(default=0, ge=0, description="Evaluation steps; 0: the whole part.")
 

@@ -16,13 +16,15 @@ from mindllm.data import (
     unigram_loss,
 )
 from mindllm.train.evaluation import Evaluator
+from mindllm.train.ranks import ALONE, Ranks
 
 
 class RunData:
-    """The text of one run. Opening it reads headers only."""
+    """The text of one run, and the part of every batch that is this rank's. Opening it reads headers only."""
 
-    def __init__(self, config: RunConfig) -> None:
+    def __init__(self, config: RunConfig, ranks: Ranks = ALONE) -> None:
         self.config = config
+        self.ranks = ranks
         self.section = config.train_dataset.data_loader.config
         if not self.section.data_path:
             raise config.error(
@@ -66,8 +68,14 @@ class RunData:
         return runner.train_steps or runner.epochs * self.steps_per_epoch
 
     def train_stream(self) -> BatchStream:
-        """The global batches of the run, by step."""
-        return BatchStream(self.dataset, self.config.global_batch_size, vocab_size=self.model.vocab_size)
+        """This rank's rows of the global batches of the run, by step."""
+        return BatchStream(
+            self.dataset,
+            self.config.global_batch_size,
+            rank=self.ranks.rank,
+            rank_count=self.ranks.count,
+            vocab_size=self.model.vocab_size,
+        )
 
     def evaluator(self, progress: bool = False) -> Evaluator:
         """Evaluates on the held-out split that ``eval_dataset`` names."""
@@ -75,8 +83,10 @@ class RunData:
         held_out = self.corpus.split(section.split, self.section.split)
         stream = EvaluationStream(
             HeldOutDataset(held_out, self.model.seq_length, eod_id=self.corpus.eod_id),
-            section.batch_size or self.config.runner_config.batch_size,
+            (section.batch_size or self.config.runner_config.batch_size) * self.ranks.count,
             max_batches=section.max_batches,
+            rank=self.ranks.rank,
+            rank_count=self.ranks.count,
             vocab_size=self.model.vocab_size,
         )
         baseline = unigram_loss(self.corpus.split("train", self.section.split), held_out, self.model.vocab_size)

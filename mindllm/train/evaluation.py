@@ -36,7 +36,7 @@ class EvaluationResult:
 
 
 class Evaluator:
-    """Evaluates a model on the batches of a stream."""
+    """Evaluates a model on the batches of a stream; where there are several ranks, all of them call it."""
 
     def __init__(
         self, stream: EvaluationStream, unigram_loss: float, bytes_per_token: float | None, progress: bool = False
@@ -47,11 +47,12 @@ class Evaluator:
         self.progress = progress
 
     def run(self, engine: Engine) -> EvaluationResult:
-        total, tokens = 0.0, 0
+        total, tokens = 0.0, 0.0
         steps = range(len(self.stream))
         for index in track(steps, "evaluating", transient=True) if self.progress else steps:
             loss, count = engine.evaluate(self.stream.batch(index))
             total, tokens = total + loss, tokens + count
+        total, tokens = engine.ranks.sum([total, tokens])
         mean = total / tokens
         bits = None if self.bytes_per_token is None else bits_per_byte(mean, self.bytes_per_token)
-        return EvaluationResult(mean, math.exp(min(mean, 700.0)), bits, tokens, self.unigram_loss)
+        return EvaluationResult(mean, math.exp(min(mean, 700.0)), bits, int(tokens), self.unigram_loss)

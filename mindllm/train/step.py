@@ -10,6 +10,8 @@ import mindspore as ms
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 from mindspore import ops as P
 
+from mindllm.train.rank_sum import SumOverRanks
+
 CLIP_EPSILON = 1e-6  # as torch.nn.utils.clip_grad_norm_ and Megatron-LM
 
 square_sum = ops.MultitypeFuncGraph("square_sum")
@@ -146,24 +148,33 @@ class AccumulateStep(nn.Cell):
 class ApplyAccumulated(nn.Cell):
     """Ends a global batch: one update from what ``accumulate`` gathered, then cleared. Outputs as ``TrainStep``.
 
-    ``nominal`` is the number of positions of one part: what ``ForwardBackward`` divided the scale by.
+    ``nominal`` is the number of positions of one part: what ``ForwardBackward`` divided the scale by. With ``several``
+    processes what they gathered is added first.
     """
 
     def __init__(
-        self, accumulate: AccumulateStep, optimizer: nn.Cell, max_grad_norm: float | None, nominal: int
+        self,
+        accumulate: AccumulateStep,
+        optimizer: nn.Cell,
+        max_grad_norm: float | None,
+        nominal: int,
+        several: bool = False,
     ) -> None:
         super().__init__(auto_prefix=False)
         self.gradients = accumulate.gradients
         self.loss = accumulate.loss
         self.tokens = accumulate.tokens
         self.nominal = float(nominal)
+        self.sum_over_ranks = SumOverRanks(optimizer.parameters) if several else None
         self.update = ApplyGradients(optimizer, max_grad_norm, LocalNorm())
         self.map = ops.HyperMap()
 
     def construct(self, rate, scale):
-        tokens = self.tokens * 1.0
-        loss = self.loss / tokens
-        norm, finite = self.update(self.gradients, self.nominal / (scale * tokens), rate)
+        loss, tokens, gradients = self.loss * 1.0, self.tokens * 1.0, self.gradients
+        if self.sum_over_ranks is not None:
+            loss, tokens, gradients = self.sum_over_ranks(loss, tokens, gradients)
+        loss = loss / tokens
+        norm, finite = self.update(gradients, self.nominal / (scale * tokens), rate)
         loss = ops.depend(loss, norm)
         cleared = self.map(ops.partial(clear, loss), (*self.gradients, self.loss, self.tokens))
         return ops.depend(loss, cleared), norm, finite, tokens
