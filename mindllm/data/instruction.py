@@ -15,7 +15,7 @@ from mindllm.data.chat_template import ChatTemplate, RenderedChat, Span, find_ch
 from mindllm.data.conversations import conversation_of
 from mindllm.data.records import RecordTable, record_files
 from mindllm.data.rows import Row
-from mindllm.data.tokenizer import Tokenizer
+from mindllm.data.tokenizer import Tokenizer, is_cuttable
 
 logger = logging.getLogger(__name__)
 
@@ -119,12 +119,24 @@ class InstructionRows:
 
 
 def encode_chat(chat: RenderedChat, tokenizer: Tokenizer) -> tuple[list[int], list[Span]]:
-    """Returns the ids of a rendered chat, special tokens of the template included, and their places in its text."""
+    """Returns the ids of a rendered chat, special tokens of the template included, and their places in its text.
+
+    The text is encoded as a whole, as transformers does. Where a token would reach from the prompt into the answer it is cut
+    there: in generation the prompt is encoded alone as well. A tokenizer that puts a space before every text cannot be cut.
+    """
+    ids, places = _encode_parts(chat.text, chat.seams, tokenizer)
+    borders = {border for span in chat.spans for border in span}
+    crossed = [border for border in sorted(borders) if any(first < border < last for first, last in places)]
+    if crossed and is_cuttable(tokenizer):
+        ids, places = _encode_parts(chat.text, sorted({*chat.seams, *crossed}), tokenizer)
+    return ids, places
+
+
+def _encode_parts(text: str, seams: Sequence[int], tokenizer: Tokenizer) -> tuple[list[int], list[Span]]:
     ids: list[int] = []
     places: list[Span] = []
-    borders = [0, *chat.seams, len(chat.text)]
-    for start, stop in pairwise(borders):
-        part_ids, part_places = tokenizer.encode_marked(chat.text[start:stop])
+    for start, stop in pairwise([0, *seams, len(text)]):
+        part_ids, part_places = tokenizer.encode_marked(text[start:stop])
         ids += part_ids
         places += [(start + first, start + last) for first, last in part_places]
     return ids, places

@@ -54,12 +54,18 @@ class MindRecordRows:
         """Returns the rows of these numbers, in this order."""
         from mindspore.dataset import MindDataset, SubsetSampler
 
-        if not numbers:
+        wanted = sorted(set(numbers))  # MindSpore takes no more numbers than there are rows
+        if not wanted:
             return []
-        wanted = SubsetSampler(list(numbers))
-        dataset = MindDataset(self.paths, columns_list=self._columns, sampler=wanted, num_parallel_workers=1)
-        found = dataset.create_tuple_iterator(num_epochs=1, output_numpy=True)
-        return [self._row(number, *columns) for number, columns in zip(numbers, found, strict=True)]
+        dataset = MindDataset(
+            self.paths, columns_list=self._columns, sampler=SubsetSampler(wanted), num_parallel_workers=1
+        )
+        try:
+            found = list(dataset.create_tuple_iterator(num_epochs=1, output_numpy=True))
+        except RuntimeError as error:
+            raise UserError(f"{', '.join(self.paths)}: cannot be read ({_first_line(error)})") from error
+        by_number = dict(zip(wanted, found, strict=True))
+        return [self._row(number, *by_number[number]) for number in numbers]
 
     def _row(self, number: int, input_ids: np.ndarray, labels: np.ndarray | None = None) -> Row:
         lengths = {len(column) for column in (input_ids, labels) if column is not None}

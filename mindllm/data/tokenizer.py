@@ -181,6 +181,11 @@ class SentencePieceTokenizer:
         return self._processor.decode([int(id) for id in ids])
 
 
+def is_cuttable(tokenizer: Tokenizer) -> bool:
+    """Tells whether text may be encoded in pieces: not where the tokenizer puts something before every text."""
+    return tokenizer.encode("x\ny") == tokenizer.encode("x\n") + tokenizer.encode("y")
+
+
 def train_byte_level_bpe(
     texts: Iterable[str], vocab_size: int, special_tokens: Sequence[str] = (END_OF_TEXT,)
 ) -> FastTokenizer:

@@ -13,10 +13,10 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
 from mindllm.command import error_console
 from mindllm.data.corpus import Corpus, CorpusMeta, CorpusWriter, corpus_files, read_meta
 from mindllm.data.indexed import index_path
-from mindllm.data.tokenizer import Tokenizer, load_tokenizer, save_tokenizer, train_byte_level_bpe
+from mindllm.data.tokenizer import Tokenizer, is_cuttable, load_tokenizer, save_tokenizer, train_byte_level_bpe
 from mindllm.errors import UserError
 from toolkit.data_preprocess.encode import encode_pieces
-from toolkit.data_preprocess.pieces import PIECE_BYTES, Piece, cut, is_cuttable, read
+from toolkit.data_preprocess.pieces import PIECE_BYTES, Piece, cut, read
 from toolkit.data_preprocess.sources import Source, fingerprint
 
 PIECES_WORTH_A_WORKER = 8  # starting a process takes as long as encoding a few

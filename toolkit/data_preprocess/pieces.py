@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from mindllm.data.tokenizer import Tokenizer
 from mindllm.errors import UserError
 from toolkit.data_preprocess.sources import Source
 
@@ -37,11 +36,6 @@ class Text:
     text: str
     byte_count: int
     is_valid: bool
-
-
-def is_cuttable(tokenizer: Tokenizer) -> bool:
-    """Tells whether text may be encoded in pieces: not where the tokenizer puts something before every text."""
-    return tokenizer.encode("x\ny") == tokenizer.encode("x\n") + tokenizer.encode("y")
 
 
 def cut(sources: Iterable[Source], cuttable: bool = True) -> Iterator[Piece]:
