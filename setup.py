@@ -11,7 +11,7 @@ REQUIRED = [
     "tokenizers",
     "safetensors",
     "jinja2",  # chat templates are programs of its language; its sandbox runs them
-    "pyarrow",  # parquet, the form in which most public corpora are given
+    "pyarrow<22",  # parquet, the form of most public corpora; later releases want numpy 2
     "zstandard",  # .zst, the compression of large public corpora
     "rich",
     "matplotlib",
