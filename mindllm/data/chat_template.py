@@ -8,6 +8,7 @@ by the template's own ``{% generation %}`` marks, else by rendering the conversa
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +37,7 @@ PLAIN = """\
 """
 # Unicode's noncharacters are never text: they mark places inside the rendered text and are taken out again.
 SEAM, BEGIN, END = "\ufdd0", "\ufdd1", "\ufdd2"
+MARKS = re.compile(f"([{SEAM}{BEGIN}{END}])")
 Span = tuple[int, int]
 
 
@@ -190,11 +192,13 @@ def _without_marks(marked: str) -> RenderedChat:
     begins: list[int] = []
     ends: list[int] = []
     places = {SEAM: seams, BEGIN: begins, END: ends}
-    for character in marked:
-        if character in places:
-            places[character].append(len(text))
+    position = 0
+    for part in MARKS.split(marked):
+        if part in places:
+            places[part].append(position)
         else:
-            text.append(character)
+            text.append(part)
+            position += len(part)
     return RenderedChat("".join(text), tuple(zip(begins, ends, strict=True)), tuple(seams))
 
 

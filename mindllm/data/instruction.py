@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -125,11 +124,22 @@ def encode_chat(chat: RenderedChat, tokenizer: Tokenizer) -> tuple[list[int], li
     there: in generation the prompt is encoded alone as well. A tokenizer that puts a space before every text cannot be cut.
     """
     ids, places = _encode_parts(chat.text, chat.seams, tokenizer)
-    borders = {border for span in chat.spans for border in span}
-    crossed = [border for border in sorted(borders) if any(first < border < last for first, last in places)]
+    crossed = _crossed(places, chat.spans)
     if crossed and is_cuttable(tokenizer):
         ids, places = _encode_parts(chat.text, sorted({*chat.seams, *crossed}), tokenizer)
     return ids, places
+
+
+def _crossed(places: Sequence[Span], spans: Sequence[Span]) -> list[int]:
+    """Returns the borders of ``spans`` that lie inside a token."""
+    if not spans or not places:
+        return []
+    first, last = np.array(places).T
+    borders = np.unique(np.array(spans))
+    token = np.maximum(
+        np.searchsorted(first, borders, side="left") - 1, 0
+    )  # the last one that begins before the border
+    return borders[(first[token] < borders) & (borders < last[token])].tolist()
 
 
 def _encode_parts(text: str, seams: Sequence[int], tokenizer: Tokenizer) -> tuple[list[int], list[Span]]:
@@ -143,10 +153,13 @@ def _encode_parts(text: str, seams: Sequence[int], tokenizer: Tokenizer) -> tupl
 
 
 def trained_tokens(places: Sequence[Span], spans: Sequence[Span]) -> np.ndarray:
-    """Returns which tokens lie within a span as a whole: bool [tokens]. One that reaches over a border is not trained."""
-    begins = [begin for begin, _ in spans]
-    trained = np.zeros(len(places), dtype=bool)
-    for index, (first, last) in enumerate(places):
-        span = bisect.bisect_right(begins, first) - 1
-        trained[index] = span >= 0 and first < spans[span][1] and last <= spans[span][1]
-    return trained
+    """Returns which tokens lie within a span as a whole: bool [tokens]. One that reaches over a border is not trained.
+
+    Spans are in order and do not overlap. A token of no characters (bytes before the last of one character) is where it begins.
+    """
+    if not spans or not places:
+        return np.zeros(len(places), dtype=bool)
+    first, last = np.array(places).T
+    begins, ends = np.array(spans).T
+    span = np.searchsorted(begins, first, side="right") - 1
+    return (span >= 0) & (first < ends[span]) & (last <= ends[span])

@@ -67,8 +67,11 @@ def open_bytes(path: Path | str) -> BinaryIO:
     return open(path, "rb")
 
 
-def read_records(path: Path | str) -> Iterator[Record]:
-    """Yields the records of a file in order; raises UserError naming file and line for what is not one."""
+def read_records(path: Path | str, columns: Sequence[str] = ()) -> Iterator[Record]:
+    """Yields the records of a file in order; raises UserError naming file and line for what is not one.
+
+    ``columns``: all that is needed, where the kind of file can leave out others (parquet, if it has them all).
+    """
     kind = kind_of(path)
     if kind is None:
         raise UserError(
@@ -76,7 +79,7 @@ def read_records(path: Path | str) -> Iterator[Record]:
         )
     with reading(path):
         if kind == "parquet":
-            yield from _parquet(path)
+            yield from _parquet(path, columns)
         elif kind in ("csv", "tsv"):
             yield from _csv(path, "\t" if kind == "tsv" else ",")
         elif kind == "json" and _is_array(path):
@@ -125,11 +128,12 @@ def _csv(path: Path | str, delimiter: str) -> Iterator[Record]:
             yield cast(Record, row)
 
 
-def _parquet(path: Path | str) -> Iterator[Record]:
+def _parquet(path: Path | str, columns: Sequence[str]) -> Iterator[Record]:
     import pyarrow.parquet as parquet
 
     with parquet.ParquetFile(path) as file:
-        for batch in file.iter_batches(batch_size=PARQUET_BATCH):
+        wanted = list(columns) if columns and set(columns) <= set(file.schema_arrow.names) else None
+        for batch in file.iter_batches(batch_size=PARQUET_BATCH, columns=wanted):
             yield from batch.to_pylist()
 
 

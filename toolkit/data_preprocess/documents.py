@@ -17,6 +17,11 @@ class DocumentReader:
     keys: tuple[str, ...] = ("text",)
     handler: str = "GeneralPretrainHandler"
 
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The keys that are read, where the handler does not choose them by the record; else nothing."""
+        return self.keys if self.handler == "GeneralPretrainHandler" else ()
+
     def text(self, record: Record, place: str) -> str:
         """Returns the text of ``record``; raises UserError, naming it as ``place``, where keys are missing or no text."""
         try:
