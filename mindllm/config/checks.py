@@ -81,7 +81,7 @@ def check_data(config: RunConfig) -> Iterator[Finding]:
 
 def check_documents(config: RunConfig) -> Iterator[Finding]:
     """Masks that differ by row: not split over devices yet."""
-    if not config.train_dataset.keeps_documents_apart or config.parallel_config.device_num == 1:
+    if not config.train_dataset.document_columns or config.parallel_config.device_num == 1:
         return
     section = config.train_dataset.data_loader.config
     for key in ("reset_attention_mask", "reset_position_ids", "packing"):

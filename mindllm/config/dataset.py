@@ -174,12 +174,17 @@ class TrainDatasetConfig(Section):
         return data
 
     @property
-    def keeps_documents_apart(self) -> bool:
-        """Whether batches say where the documents of their rows begin, or their positions."""
+    def document_columns(self) -> tuple[str, ...]:
+        """What batches have beside inputs, labels and loss mask, to keep the documents of a row apart."""
         loader = self.data_loader
         if isinstance(loader, IndexedDataLoader):
-            return loader.config.reset_attention_mask or loader.config.reset_position_ids
-        return isinstance(loader, InstructionDataLoader) and loader.config.packing
+            asked = {
+                "segment_starts": loader.config.reset_attention_mask,
+                "position_ids": loader.config.reset_position_ids,
+            }
+            return tuple(column for column, is_asked in asked.items() if is_asked)
+        packed = isinstance(loader, InstructionDataLoader) and loader.config.packing
+        return ("segment_starts", "position_ids") if packed else ()
 
 
 class EvalDatasetConfig(Section):

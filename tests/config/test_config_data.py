@@ -72,16 +72,20 @@ def test_refused_data(refused, options, key, words):
     assert words in message
 
 
+BOTH = ("segment_starts", "position_ids")
+
+
 @pytest.mark.parametrize(
-    ("options", "apart"),
+    ("options", "columns"),
     [
-        ([], False),
-        ([f"--{LOADER}.config.eod_mask_loss"], False),
-        ([f"--{LOADER}.config.reset_attention_mask"], True),
-        ([f"--{LOADER}.config.reset_position_ids"], True),
-        (CHATS, False),
-        ([*CHATS, f"--{LOADER}.config.packing"], True),
+        ([], ()),
+        ([f"--{LOADER}.config.eod_mask_loss"], ()),
+        ([f"--{LOADER}.config.reset_attention_mask"], BOTH[:1]),
+        ([f"--{LOADER}.config.reset_position_ids"], BOTH[1:]),
+        ([f"--{LOADER}.config.reset_attention_mask", f"--{LOADER}.config.reset_position_ids"], BOTH),
+        (CHATS, ()),
+        ([*CHATS, f"--{LOADER}.config.packing"], BOTH),
     ],
 )
-def test_documents_are_kept_apart_only_where_it_is_asked_for(load, options, apart):
-    assert load(*options).train_dataset.keeps_documents_apart is apart
+def test_documents_are_kept_apart_only_where_it_is_asked_for(load, options, columns):
+    assert load(*options).train_dataset.document_columns == columns
