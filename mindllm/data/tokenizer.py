@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -29,6 +31,7 @@ class Tokenizer(Protocol):
     """What the rest of the project knows of a tokenizer.
 
     vocab_size is the largest id plus one. fingerprint is equal for two files that give the same ids to every text.
+    special_tokens are those with a purpose by its name ("bos_token": "<s>"), special_names the names of all.
     """
 
     path: Path
@@ -36,9 +39,14 @@ class Tokenizer(Protocol):
     eos_id: int | None
     bos_id: int | None
     fingerprint: str
+    special_tokens: Mapping[str, str]
+    special_names: Sequence[str]
 
     def encode(self, text: str) -> list[int]:
         """Returns the ids of ``text`` alone: nothing is put before or after it."""
+
+    def encode_marked(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """Returns the ids of ``text``, in which names of special tokens mean them, and each id's place in it (from, to)."""
 
     def decode(self, ids: Sequence[int]) -> str:
         """Returns the text of ``ids``; special tokens appear by their names."""
@@ -85,7 +93,16 @@ class JsonTokenizer:
         named = _named_special_tokens(path.with_name("tokenizer_config.json"))
         self.eos_id = self._first_id([named["eos_token"]] if "eos_token" in named else EOS_NAMES)
         self.bos_id = self._first_id([named["bos_token"]] if "bos_token" in named else BOS_NAMES)
-        self.fingerprint = _fingerprint_of_json(json.loads(content))
+        parsed = json.loads(content)
+        self.fingerprint = _fingerprint_of_json(parsed)
+        self.special_names: Sequence[str] = [
+            token["content"] for token in parsed.get("added_tokens") or [] if token["special"]
+        ]
+        ids = {"bos_token": self.bos_id, "eos_token": self.eos_id}
+        self.special_tokens: Mapping[str, str] = {
+            key: str(self._tokenizer.id_to_token(id)) for key, id in ids.items() if id is not None
+        }
+        self._content = content
 
     def _first_id(self, names: Iterable[str]) -> int | None:
         return next((id for name in names if (id := self._tokenizer.token_to_id(name)) is not None), None)
@@ -93,6 +110,19 @@ class JsonTokenizer:
     def encode(self, text: str) -> list[int]:
         """Returns the ids of ``text`` alone."""
         return self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
+
+    def encode_marked(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """Returns the ids of ``text`` with its special tokens, and their places."""
+        encoding = self._with_special_tokens.encode(text, add_special_tokens=False)
+        return encoding.ids, encoding.offsets
+
+    @cached_property
+    def _with_special_tokens(self) -> FastTokenizer:
+        """The same tokenizer, which takes names for the tokens; without a post-processor, as those shift places."""
+        from tokenizers import Tokenizer as FastTokenizer
+
+        plain = {**json.loads(self._content), "post_processor": None, "truncation": None, "padding": None}
+        return FastTokenizer.from_str(json.dumps(plain))
 
     def decode(self, ids: Sequence[int]) -> str:
         """Returns the text of ``ids``."""
@@ -118,14 +148,42 @@ class SentencePieceTokenizer:
         self.eos_id = _absent_is_none(self._processor.eos_id())
         self.bos_id = _absent_is_none(self._processor.bos_id())
         self.fingerprint = hashlib.sha256(content).hexdigest()
+        pieces = [id for id in range(self.vocab_size) if self._processor.IsControl(id)]
+        self.special_names: Sequence[str] = [self._processor.IdToPiece(id) for id in pieces]
+        ids = {"bos_token": self.bos_id, "eos_token": self.eos_id}
+        self.special_tokens: Mapping[str, str] = {
+            key: self._processor.IdToPiece(id) for key, id in ids.items() if id is not None
+        }
+        self._special = re.compile("(" + "|".join(map(re.escape, self.special_names)) + ")")
 
     def encode(self, text: str) -> list[int]:
         """Returns the ids of ``text`` alone."""
         return self._processor.encode(text, out_type=int, add_bos=False, add_eos=False)
 
+    def encode_marked(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """Returns the ids of ``text`` with its special tokens, and their places; what is between them is encoded by itself."""
+        ids: list[int] = []
+        places: list[tuple[int, int]] = []
+        start = 0
+        for part in self._special.split(text) if self.special_names else [text]:
+            if part in self.special_names:
+                ids.append(self._processor.PieceToId(part))
+                places.append((start, start + len(part)))
+            elif part:
+                found = self._processor.encode(part, out_type="offset_mapping", add_bos=False, add_eos=False)
+                ids += found["ids"]
+                places += [(start + first, start + last) for first, last in found["offsets"]]
+            start += len(part)
+        return ids, places
+
     def decode(self, ids: Sequence[int]) -> str:
         """Returns the text of ``ids``; sentencepiece drops the space before the first word."""
         return self._processor.decode([int(id) for id in ids])
+
+
+def is_cuttable(tokenizer: Tokenizer) -> bool:
+    """Tells whether text may be encoded in pieces: not where the tokenizer puts something before every text."""
+    return tokenizer.encode("x\ny") == tokenizer.encode("x\n") + tokenizer.encode("y")
 
 
 def train_byte_level_bpe(

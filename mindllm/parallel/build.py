@@ -45,6 +45,7 @@ class ParallelModel:
 def kernels_of(config: RunConfig) -> Kernels:
     """The operators the model is written with. Forms made for one CPU are not used on several devices."""
     kernels = Kernels.choose(config.model.config, config.context.device_target)
+    kernels = replace(kernels, document_masks=bool(config.train_dataset.document_columns))
     return kernels if mesh_of(config).devices == 1 else replace(kernels, cpu=False)
 
 

@@ -71,5 +71,5 @@ def _of_configuration(config: RunConfig) -> dict[str, Any]:
     runner = config.runner_config
     return {
         **{name: getattr(config, name).model_dump() for name in sections},
-        "batch": [runner.batch_size, runner.gradient_accumulation_steps],
+        "batch": [runner.batch_size, runner.gradient_accumulation_steps, config.train_dataset.document_columns],
     }

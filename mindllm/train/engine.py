@@ -39,8 +39,15 @@ class SummedLoss(nn.Cell):
         super().__init__(auto_prefix=False)
         self.model = model
 
-    def construct(self, input_ids: Tensor, labels: Tensor, loss_mask: Tensor) -> tuple[Tensor, Tensor]:
-        return self.model(input_ids, labels, loss_mask), loss_mask.sum()
+    def construct(
+        self,
+        input_ids: Tensor,
+        labels: Tensor,
+        loss_mask: Tensor,
+        segment_starts: Tensor | None = None,
+        position_ids: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        return self.model(input_ids, labels, loss_mask, segment_starts, position_ids), loss_mask.sum()
 
 
 class Engine:
@@ -79,7 +86,7 @@ class Engine:
         self._compiled = False
 
     def step(self, batch: Batch, rate: float, scale: float) -> StepResult:
-        """One optimizer step on this rank's rows of a global batch: arrays ``[batch, seq]``."""
+        """One optimizer step on this rank's rows of a global batch ``[batch, seq]``: the columns of ``BatchStream.batch``."""
         with contextlib.nullcontext() if self._compiled else cached_compilation(self.config):
             outputs = self._run(batch, Tensor(rate, ms.float32), Tensor(scale, ms.float32))
             loss, norm, finite, tokens = (output.asnumpy() for output in outputs)
@@ -92,9 +99,9 @@ class Engine:
         Ranks meet before they add: on CPU MindSpore waits 30 seconds for a rank that is late, and compiling may take longer.
         """
         if not self._accumulates:
-            return self._step(*_inputs(batch), rate, scale)
+            return self._step(*_inputs(batch), rate, scale, *_document_columns(batch))
         for part in _parts(batch, self.parts):
-            self._accumulate(*_inputs(part), scale)
+            self._accumulate(*_inputs(part), scale, *_document_columns(part))
         if self.ranks.count > 1:
             if not self._compiled:
                 self._step.compile(rate, scale)
@@ -103,7 +110,7 @@ class Engine:
 
     def evaluate(self, batch: Batch) -> tuple[float, int]:
         """Summed loss in nats and number of tokens of this rank's rows of a batch; weights stay as they are."""
-        loss, tokens = self._evaluation(*_inputs(batch))
+        loss, tokens = self._evaluation(*_inputs(batch), *_document_columns(batch))
         return float(loss.asnumpy()), int(tokens.asnumpy())
 
     def not_finite(self, batch: Batch) -> list[str]:
@@ -112,7 +119,8 @@ class Engine:
             return names
         gradients = ForwardBackward(self.model, self.optimizer.parameters)
         first = next(iter(_parts(batch, self.parts)))
-        return self._bad_names("gradient of", gradients(*_inputs(first), Tensor(1.0, ms.float32))[2])
+        values = gradients(*_inputs(first), Tensor(1.0, ms.float32), *_document_columns(first))[2]
+        return self._bad_names("gradient of", values)
 
     def _bad_names(self, what: str, values: Iterable[Tensor]) -> list[str]:
         bad = self.ranks.sum([float(not _finite(value)) for value in values])
@@ -144,6 +152,14 @@ class Engine:
 
 def _inputs(batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
     return Tensor(batch["input_ids"]), Tensor(batch["labels"]), Tensor(batch["loss_mask"])
+
+
+def _document_columns(batch: Batch) -> tuple[Tensor | None, ...]:
+    """``segment_starts`` and ``position_ids``; nothing where the batch has neither, as that is a graph without them."""
+    columns = [batch.get(name) for name in ("segment_starts", "position_ids")]
+    if not any(column is not None for column in columns):
+        return ()
+    return tuple(None if column is None else Tensor(column) for column in columns)
 
 
 def _parts(batch: Batch, count: int) -> list[Batch]:

@@ -18,20 +18,22 @@ if TYPE_CHECKING:
 class EvaluationResult:
     """Loss in nats per token over ``tokens`` tokens; ``bits_per_byte`` does not depend on the tokenizer (None: unknown).
 
-    ``unigram_loss`` is that of predicting every token from its frequency in the training split alone: the baseline.
+    ``unigram_loss`` is that of predicting every token from its frequency in the training split alone: the baseline (None:
+    of conversations, where only answers count).
     """
 
     loss: float
     perplexity: float
     bits_per_byte: float | None
     tokens: int
-    unigram_loss: float
+    unigram_loss: float | None
 
     def describe(self) -> str:
         bits = "unknown" if self.bits_per_byte is None else f"{self.bits_per_byte:.4f}"
+        baseline = "" if self.unigram_loss is None else f"; unigram baseline: {self.unigram_loss:.4f} nats/token"
         return (
             f"loss: {self.loss:.4f} nats/token, perplexity: {self.perplexity:.2f}, bits per byte: {bits} "
-            f"({self.tokens} tokens; unigram baseline: {self.unigram_loss:.4f} nats/token)"
+            f"({self.tokens} tokens{baseline})"
         )
 
 
@@ -39,7 +41,11 @@ class Evaluator:
     """Evaluates a model on the batches of a stream; where there are several ranks, all of them call it."""
 
     def __init__(
-        self, stream: EvaluationStream, unigram_loss: float, bytes_per_token: float | None, progress: bool = False
+        self,
+        stream: EvaluationStream,
+        unigram_loss: float | None,
+        bytes_per_token: float | None,
+        progress: bool = False,
     ):
         self.stream = stream
         self.unigram_loss = unigram_loss

@@ -69,8 +69,16 @@ class ScaledLoss(nn.Cell):
         super().__init__(auto_prefix=False)
         self.model = model
 
-    def construct(self, input_ids: Tensor, labels: Tensor, loss_mask: Tensor, seed: Tensor) -> tuple[Tensor, Tensor]:
-        loss = self.model(input_ids, labels, loss_mask)
+    def construct(
+        self,
+        input_ids: Tensor,
+        labels: Tensor,
+        loss_mask: Tensor,
+        seed: Tensor,
+        segment_starts: Tensor | None = None,
+        position_ids: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        loss = self.model(input_ids, labels, loss_mask, segment_starts, position_ids)
         return loss * seed, loss
 
 
@@ -85,9 +93,9 @@ class ForwardBackward(nn.Cell):
         self.network = ScaledLoss(model)  # an attribute, so that operators keep the path of their cell as scope
         self.gradient = ops.value_and_grad(self.network, None, weights, has_aux=True)
 
-    def construct(self, input_ids, labels, loss_mask, scale):
+    def construct(self, input_ids, labels, loss_mask, scale, segment_starts=None, position_ids=None):
         seed = scale / float(input_ids.shape[0] * input_ids.shape[1])
-        (_, loss), gradients = self.gradient(input_ids, labels, loss_mask, seed)
+        (_, loss), gradients = self.gradient(input_ids, labels, loss_mask, seed, segment_starts, position_ids)
         return loss, loss_mask.sum(), gradients
 
 
@@ -113,15 +121,20 @@ class ApplyGradients(nn.Cell):
 
 
 class TrainStep(nn.Cell):
-    """A whole step in one graph: ``(input_ids, labels, loss_mask, rate, scale) -> (mean loss, norm, finite, tokens)``."""
+    """A whole step in one graph: ``(input_ids, labels, loss_mask, rate, scale) -> (mean loss, norm, finite, tokens)``.
+
+    Like the cells it is made of, it passes what keeps documents apart on to the model, where the batch has it.
+    """
 
     def __init__(self, model: nn.Cell, optimizer: nn.Cell, max_grad_norm: float | None) -> None:
         super().__init__(auto_prefix=False)
         self.forward_backward = ForwardBackward(model, optimizer.parameters)
         self.update = ApplyGradients(optimizer, max_grad_norm, LocalNorm())
 
-    def construct(self, input_ids, labels, loss_mask, rate, scale):
-        loss, tokens, gradients = self.forward_backward(input_ids, labels, loss_mask, scale)
+    def construct(self, input_ids, labels, loss_mask, rate, scale, segment_starts=None, position_ids=None):
+        loss, tokens, gradients = self.forward_backward(
+            input_ids, labels, loss_mask, scale, segment_starts, position_ids
+        )
         nominal = float(input_ids.shape[0] * input_ids.shape[1])
         norm, finite = self.update(gradients, nominal / (scale * tokens), rate)
         return loss / tokens, norm, finite, tokens
@@ -138,8 +151,10 @@ class AccumulateStep(nn.Cell):
         self.tokens = Parameter(Tensor(0.0, ms.float32), name="accumulated_tokens", requires_grad=False)
         self.map = ops.HyperMap()
 
-    def construct(self, input_ids, labels, loss_mask, scale):
-        loss, tokens, gradients = self.forward_backward(input_ids, labels, loss_mask, scale)
+    def construct(self, input_ids, labels, loss_mask, scale, segment_starts=None, position_ids=None):
+        loss, tokens, gradients = self.forward_backward(
+            input_ids, labels, loss_mask, scale, segment_starts, position_ids
+        )
         done = self.map(ops.assign_add, self.gradients, gradients)
         loss = ops.depend(loss, done)
         return ops.assign_add(self.loss, loss), ops.assign_add(self.tokens, tokens)

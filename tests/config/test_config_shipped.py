@@ -19,6 +19,7 @@ EXPECTED = {
     "pretrain_llama3_8b": (8030261248, 8, 1e-5, 5e5),
     "pretrain_llama3_70b": (70553706496, 64, 1e-5, 5e5),
     "pretrain_llama2_tiny": (4999424, 1, 1e-5, 1e4),
+    "finetune_llama2_tiny": (4999424, 1, 1e-5, 1e4),
 }
 
 
@@ -28,7 +29,7 @@ def test_a_shipped_file_is_the_published_model(path):
     model = config.model.config
     facts = (model.parameter_count(), config.parallel_config.device_num, model.rms_norm_eps, model.theta)
     assert facts == EXPECTED[path.stem]
-    assert config.trainer.model_name == path.stem.removeprefix("pretrain_")
+    assert config.trainer.model_name == path.stem.partition("_")[2]
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
