@@ -94,6 +94,11 @@ class ChatTemplate:
             marked = self._by_turns(messages, conversation.tools, place)
         return _without_marks(marked)
 
+    def render_prompt(self, conversation: Conversation, place: str) -> RenderedChat:
+        """Returns the text of ``conversation`` up to where the next answer of the assistant begins. Raises as ``render``."""
+        messages = [self._spelled(message, place) for message in conversation.messages]
+        return _without_marks(self._fill(messages, conversation.tools, place, add_generation_prompt=True))
+
     def _by_turns(self, messages: list[Message], tools: list[Any] | None, place: str) -> str:
         """Renders up to each turn of the assistant and through it; both must be how the whole begins, or nobody could tell."""
         whole = self._fill(messages, tools, place)
