@@ -7,10 +7,13 @@ REQUIRED = [
     "numpy>=1.26,<2",  # MindSpore's wheels are built against numpy 1: bf16 and eager operators break with numpy 2
     "pyyaml",
     "pydantic>=2.11",
-    "sentencepiece",
+    "sentencepiece>=0.2.3",  # places of tokens in the text
     "tokenizers",
     "safetensors",
     "ml_dtypes",  # bfloat16 as a type of numpy: most published weights have it
+    "jinja2",  # chat templates are programs of its language; its sandbox runs them
+    "pyarrow<22",  # parquet, the form of most public corpora; later releases want numpy 2
+    "zstandard",  # .zst, the compression of large public corpora
     "rich",
     "matplotlib",
     "decorator",  # graph-kernel fusion on CPU imports it without declaring it

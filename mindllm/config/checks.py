@@ -13,6 +13,11 @@ from mindllm.config.pretrained import check_pretrained
 from mindllm.config.run import RunConfig
 
 Finding = tuple[KeyPath, str]
+FILES_OF = {
+    "BlendedMegatronDatasetDataLoader": "the prefix of indexed files (prefix.bin, prefix.idx)",
+    "MindDataset": "the path of a MindRecord file",
+    "CommonDataLoader": "the path of a file of conversations",
+}
 MODEL: KeyPath = ("model", "model_config")
 
 
@@ -23,6 +28,7 @@ def check_run(config: RunConfig) -> Iterator[Finding]:
         check_pretrained,
         check_data,
         check_generation,
+        check_documents,
         check_schedule,
         check_loss_scale,
         check_profile,
@@ -51,23 +57,33 @@ def check_run_mode(config: RunConfig) -> Iterator[Finding]:
 
 def check_data(config: RunConfig) -> Iterator[Finding]:
     """The text that the mode reads."""
-    data = config.train_dataset.data_loader.config
+    data, kind = config.train_dataset.data_loader.config, config.train_dataset.data_loader.type
     loader: KeyPath = ("train_dataset", "data_loader", "config")
     if config.run_mode in ("predict", "chat"):
         if not config.processor.tokenizer.vocab_file:
             yield ("processor", "tokenizer", "vocab_file"), f"run_mode {config.run_mode} needs the path of a tokenizer"
         return
     if not all(data.data_paths) or not data.data_paths:
-        yield (
-            (*loader, "data_path"),
-            f"run_mode {config.run_mode} needs the prefix of indexed files (prefix.bin, prefix.idx)",
-        )
+        yield (*loader, "data_path"), f"run_mode {config.run_mode} needs {FILES_OF[kind]}"
+    if kind == "CommonDataLoader" and not config.processor.tokenizer.vocab_file:
+        yield ("processor", "tokenizer", "vocab_file"), "conversations need a tokenizer; write its path"
     weights = dict(zip(("train", "valid", "test"), data.split_weights, strict=True))
     if config.run_mode != "eval" and weights["train"] == 0:
         yield (*loader, "split"), f"leaves nothing to train on (value {data.split}); write for example 949,50,1"
     if (config.do_eval or config.run_mode == "eval") and weights[config.eval_dataset.split] == 0:
         part = config.eval_dataset.split
         yield (*loader, "split"), f"leaves nothing in the {part} part, which is evaluated (value {data.split})"
+
+
+def check_documents(config: RunConfig) -> Iterator[Finding]:
+    """Masks that differ by row: not split over devices yet."""
+    if not config.train_dataset.document_columns or config.parallel_config.device_num == 1:
+        return
+    section = config.train_dataset.data_loader.config
+    for key in ("reset_attention_mask", "reset_position_ids", "packing"):
+        if getattr(section, key, False):
+            message = f"works on one device, this run has {config.parallel_config.device_num} (value true); write false"
+            yield ("train_dataset", "data_loader", "config", key), message
 
 
 def check_schedule(config: RunConfig) -> Iterator[Finding]:

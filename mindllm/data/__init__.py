@@ -1,13 +1,20 @@
-"""From text to batches: tokenizers, indexed corpora, sampling. A dataset is a deterministic function of (seed, step).
+"""From text to batches: tokenizers, corpora, conversations, sampling. A dataset is a deterministic function of (seed, step).
 
 ``Corpus(prefix, tokenizer).split("train")`` gives documents, ``GPTDataset`` samples of them, ``BatchStream`` batches by step.
+``InstructionRows`` reads conversations, ``RowDataset`` makes samples of them.
 """
 
-from mindllm.data.corpus import Corpus, CorpusSplit, CorpusWriter
+from mindllm.data.blend import BlendedDataset, JoinedSamples
+from mindllm.data.corpus import Corpus, CorpusSplit, CorpusWriter, split_ranges
+from mindllm.data.documents import DocumentOptions
 from mindllm.data.gpt import GPTDataset
 from mindllm.data.held_out import HeldOutDataset
 from mindllm.data.indexed import IndexedDataset, IndexedWriter
+from mindllm.data.instruction import InstructionRows
 from mindllm.data.loader import Batch, BatchStream, EvaluationStream
+from mindllm.data.mind_record import MindRecordRows
+from mindllm.data.packing import pack
+from mindllm.data.rows import HeldOutRows, Packs, RowDataset, RowSource
 from mindllm.data.run_tokenizer import run_tokenizer
 from mindllm.data.statistics import bits_per_byte, bytes_per_token, unigram_loss
 from mindllm.data.tokenizer import Tokenizer, load_tokenizer
@@ -15,18 +22,29 @@ from mindllm.data.tokenizer import Tokenizer, load_tokenizer
 __all__ = [
     "Batch",
     "BatchStream",
+    "BlendedDataset",
     "Corpus",
     "CorpusSplit",
     "CorpusWriter",
+    "DocumentOptions",
     "EvaluationStream",
     "GPTDataset",
     "HeldOutDataset",
+    "HeldOutRows",
     "IndexedDataset",
     "IndexedWriter",
+    "InstructionRows",
+    "JoinedSamples",
+    "MindRecordRows",
+    "Packs",
+    "RowDataset",
+    "RowSource",
     "Tokenizer",
     "bits_per_byte",
     "bytes_per_token",
     "load_tokenizer",
+    "pack",
     "run_tokenizer",
+    "split_ranges",
     "unigram_loss",
 ]

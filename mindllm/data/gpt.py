@@ -13,9 +13,8 @@ from functools import lru_cache
 import numpy as np
 
 from mindllm.data.corpus import CorpusSplit
-from mindllm.errors import UserError
-
-DOCUMENTS, SAMPLES = 0, 1  # what a random state is for
+from mindllm.data.documents import DocumentOptions
+from mindllm.data.order import DOCUMENTS, SAMPLES, permutation
 
 
 @dataclass(frozen=True)
@@ -29,24 +28,18 @@ class DocumentOrder:
 class GPTDataset:
     """Samples of ``seq_length`` tokens and their labels, numbered from 0 without end.
 
-    Sample i is a function of the documents, ``seed``, ``seq_length`` and i. With ``eod_mask_loss``, the prediction that follows
-    an ``eod_id`` (the first token of the next document) has no loss. Memory: the orders of up to three epochs' documents
-    (12 bytes per document) and of two epochs' samples (4 bytes per sample), made when an epoch begins.
+    Sample i is a function of the documents, ``seed``, ``seq_length`` and i. ``options`` say how documents are kept apart in
+    it. Memory: the orders of up to three epochs' documents (12 bytes per document) and of two epochs' samples (4 bytes per
+    sample), made when an epoch begins.
     """
 
     sample_count = None  # endless
 
-    def __init__(
-        self, split: CorpusSplit, seq_length: int, seed: int, *, eod_id: int | None = None, eod_mask_loss: bool = False
-    ) -> None:
-        if eod_mask_loss and eod_id is None:
-            raise UserError(
-                f"{split}: eod_mask_loss needs an end-of-document token, and the corpus has none; set it to False"
-            )
+    def __init__(self, split: CorpusSplit, seq_length: int, seed: int, options: DocumentOptions | None = None) -> None:
         self.split = split
         self.seq_length = seq_length
         self.seed = seed
-        self._masked_id = eod_id if eod_mask_loss else None
+        self.options = options or DocumentOptions()
         self._lengths = np.diff(split.document_starts)
         self._document_order = lru_cache(maxsize=3)(self._shuffle_documents)
         self._sample_order = lru_cache(maxsize=2)(self._shuffle_samples)
@@ -64,12 +57,10 @@ class GPTDataset:
         return self._read((first + int(order[index - first])) * self.seq_length)
 
     def sample(self, index: int) -> dict[str, np.ndarray]:
-        """Returns input_ids int32 [seq_length], labels int32 [seq_length], loss_mask float32 [seq_length] of sample ``index``."""
+        """Returns input_ids, labels int32, loss_mask float32 and the columns of ``options``, all [seq_length], of a sample."""
         tokens = self[index]
-        loss_mask = np.ones(self.seq_length, dtype=np.float32)
-        if self._masked_id is not None:
-            loss_mask[tokens[:-1] == self._masked_id] = 0.0
-        return {"input_ids": tokens[:-1], "labels": tokens[1:], "loss_mask": loss_mask}
+        columns = self.options.columns(tokens[:-1], np.ones(self.seq_length, dtype=np.float32))
+        return {"input_ids": tokens[:-1], "labels": tokens[1:], **columns}
 
     def _first_sample(self, epoch: int) -> int:
         """Returns the first sample that begins in ``epoch``; the last one before it may end there."""
@@ -97,17 +88,11 @@ class GPTDataset:
         return filled
 
     def _shuffle_documents(self, epoch: int) -> DocumentOrder:
-        documents = self._permutation(len(self._lengths), epoch, DOCUMENTS)
+        documents = permutation(len(self._lengths), self.seed, epoch, DOCUMENTS)
         starts = np.zeros(len(documents) + 1, dtype=np.int64)
         np.cumsum(self._lengths[documents], out=starts[1:])
         return DocumentOrder(documents, starts)
 
     def _shuffle_samples(self, epoch: int) -> np.ndarray:
-        return self._permutation(self._first_sample(epoch + 1) - self._first_sample(epoch), epoch, SAMPLES)
-
-    def _permutation(self, count: int, epoch: int, purpose: int) -> np.ndarray:
-        """Returns a permutation of ``count``; by RandomState, whose numbers numpy freezes, which Generator's are not."""
-        words = [self.seed & 0xFFFFFFFF, self.seed >> 32 & 0xFFFFFFFF, epoch, purpose]
-        order = np.arange(count, dtype=np.int32 if count <= np.iinfo(np.int32).max else np.int64)
-        np.random.RandomState(words).shuffle(order)
-        return order
+        count = self._first_sample(epoch + 1) - self._first_sample(epoch)
+        return permutation(count, self.seed, epoch, SAMPLES)

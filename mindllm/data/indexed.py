@@ -69,8 +69,12 @@ class IndexedWriter:
 
     def __enter__(self) -> IndexedWriter:
         self._index_temporary = self._add_file(index_path(self.prefix))  # first in, so the last to appear
-        self._bin = self._files.enter_context(open(self._add_file(bin_path(self.prefix)), "wb", buffering=1 << 20))
+        self._bin = self._open_tokens()
         return self
+
+    def _open_tokens(self) -> BinaryIO:
+        """Opens the file that becomes ``PREFIX.bin`` with the others."""
+        return self._files.enter_context(open(self._add_file(bin_path(self.prefix)), "wb", buffering=1 << 20))
 
     def _add_file(self, path: Path) -> Path:
         """Returns the temporary path of a file that appears with the others."""

@@ -26,11 +26,16 @@ class SpecialTokens:
     ids: dict[str, int] = field(default_factory=dict)
     adds_bos: bool | None = None
 
-    def id_of(self, role: str, vocabulary: Callable[[str], int | None], own: int | None = None) -> int | None:
-        """The id of the token of ``role`` (bos, eos, pad): named, told, the tokenizer's ``own``, or of a usual name."""
+    def id_of(
+        self, role: str, vocabulary: Callable[[str], int | None], vocab_size: int, own: int | None = None
+    ) -> int | None:
+        """The id of the token of ``role`` (bos, eos, pad): named, told, the tokenizer's ``own``, or of a usual name.
+
+        An id told that is not below ``vocab_size`` is the model's affair, not the tokenizer's.
+        """
         if role in self.names:
             return vocabulary(self.names[role])
-        if role in self.ids:
+        if self.ids.get(role, vocab_size) < vocab_size:
             return self.ids[role]
         if own is not None:
             return own

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -32,10 +33,11 @@ def byte_count(split: CorpusSplit) -> int | None:
     return total
 
 
-def bytes_per_token(split: CorpusSplit) -> float | None:
-    """Returns bytes of text per token of ``split``, ends of documents being tokens of no bytes; None where bytes are unknown."""
-    total = byte_count(split)
-    return None if total is None else total / split.token_count
+def bytes_per_token(splits: Sequence[CorpusSplit]) -> float | None:
+    """Returns bytes of text per token of all ``splits``, ends of documents being tokens of no bytes; None where unknown."""
+    totals = [byte_count(split) for split in splits]
+    known = [total for total in totals if total is not None]
+    return sum(known) / sum(split.token_count for split in splits) if len(known) == len(totals) else None
 
 
 def bits_per_byte(nats_per_token: float, bytes_per_token: float) -> float:
@@ -43,19 +45,21 @@ def bits_per_byte(nats_per_token: float, bytes_per_token: float) -> float:
     return nats_per_token / (math.log(2) * bytes_per_token)
 
 
-def unigram_loss(train: CorpusSplit, held_out: CorpusSplit, vocab_size: int) -> float:
+def unigram_loss(train: Sequence[CorpusSplit], held_out: Sequence[CorpusSplit], vocab_size: int) -> float:
     """Returns the nats per token of ``held_out`` under the token frequencies of ``train``, one added to each count."""
     counts = _token_counts(train, vocab_size) + 1
     log_probabilities = np.log(counts) - math.log(counts.sum())
-    return float(-(_token_counts(held_out, vocab_size) @ log_probabilities) / held_out.token_count)
+    found = _token_counts(held_out, vocab_size)
+    return float(-(found @ log_probabilities) / found.sum())
 
 
-def _token_counts(split: CorpusSplit, vocab_size: int) -> np.ndarray:
+def _token_counts(splits: Sequence[CorpusSplit], vocab_size: int) -> np.ndarray:
     """Returns int64 [vocab_size] occurrences of each token."""
     counts = np.zeros(vocab_size, dtype=np.int64)
-    for start in range(0, split.token_count, CHUNK):
-        found = np.bincount(split.tokens[start : start + CHUNK], minlength=vocab_size)
-        if len(found) > vocab_size:
-            raise UserError(f"{split}: holds token {len(found) - 1}, but vocab_size is {vocab_size}")
-        counts += found
+    for split in splits:
+        for start in range(0, split.token_count, CHUNK):
+            found = np.bincount(split.tokens[start : start + CHUNK], minlength=vocab_size)
+            if len(found) > vocab_size:
+                raise UserError(f"{split}: holds token {len(found) - 1}, but vocab_size is {vocab_size}")
+            counts += found
     return counts

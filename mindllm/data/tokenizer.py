@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -26,6 +28,7 @@ class Tokenizer(Protocol):
 
     vocab_size is the largest id plus one. adds_bos: a text to be continued begins with bos_id. fingerprint is equal for two
     files that give the same ids to every text.
+    special_tokens are those with a purpose by its name ("bos_token": "<s>"), special_names the names of all.
     """
 
     path: Path
@@ -35,9 +38,14 @@ class Tokenizer(Protocol):
     pad_id: int | None
     adds_bos: bool
     fingerprint: str
+    special_tokens: Mapping[str, str]
+    special_names: Sequence[str]
 
     def encode(self, text: str) -> list[int]:
         """Returns the ids of ``text`` alone: nothing is put before or after it."""
+
+    def encode_marked(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """Returns the ids of ``text``, in which names of special tokens mean them, and each id's place in it (from, to)."""
 
     def decode(self, ids: Sequence[int]) -> str:
         """Returns the text of ``ids``; special tokens appear by their names."""
@@ -85,11 +93,20 @@ class JsonTokenizer:
         self._tokenizer.no_padding()
         self.vocab_size = 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
         special = read_special_tokens(path.parent)
-        self.eos_id = special.id_of("eos", self._tokenizer.token_to_id)
-        self.bos_id = special.id_of("bos", self._tokenizer.token_to_id)
-        self.pad_id = special.id_of("pad", self._tokenizer.token_to_id)
+        self.eos_id = special.id_of("eos", self._tokenizer.token_to_id, self.vocab_size)
+        self.bos_id = special.id_of("bos", self._tokenizer.token_to_id, self.vocab_size)
+        self.pad_id = special.id_of("pad", self._tokenizer.token_to_id, self.vocab_size)
         self.adds_bos = self._template_adds_bos() if special.adds_bos is None else special.adds_bos
-        self.fingerprint = _fingerprint_of_json(json.loads(content))
+        parsed = json.loads(content)
+        self.fingerprint = _fingerprint_of_json(parsed)
+        self.special_names: Sequence[str] = [
+            token["content"] for token in parsed.get("added_tokens") or [] if token["special"]
+        ]
+        ids = {"bos_token": self.bos_id, "eos_token": self.eos_id, "pad_token": self.pad_id}
+        self.special_tokens: Mapping[str, str] = {
+            key: str(self._tokenizer.id_to_token(id)) for key, id in ids.items() if id is not None
+        }
+        self._content = content
 
     def _template_adds_bos(self) -> bool:
         """Whether the file's own template puts the token that begins a text before one."""
@@ -98,6 +115,19 @@ class JsonTokenizer:
     def encode(self, text: str) -> list[int]:
         """Returns the ids of ``text`` alone."""
         return self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
+
+    def encode_marked(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """Returns the ids of ``text`` with its special tokens, and their places."""
+        encoding = self._with_special_tokens.encode(text, add_special_tokens=False)
+        return encoding.ids, encoding.offsets
+
+    @cached_property
+    def _with_special_tokens(self) -> FastTokenizer:
+        """The same tokenizer, which takes names for the tokens; without a post-processor, as those shift places."""
+        from tokenizers import Tokenizer as FastTokenizer
+
+        plain = {**json.loads(self._content), "post_processor": None, "truncation": None, "padding": None}
+        return FastTokenizer.from_str(json.dumps(plain))
 
     def decode(self, ids: Sequence[int]) -> str:
         """Returns the text of ``ids``."""
@@ -130,10 +160,17 @@ class SentencePieceTokenizer:
         self.pad_id = self._id(self._processor.pad_id(), "pad", special)
         self.adds_bos = self.bos_id is not None and special.adds_bos is not False
         self.fingerprint = hashlib.sha256(content).hexdigest()
+        pieces = [id for id in range(self.vocab_size) if self._processor.IsControl(id)]
+        self.special_names: Sequence[str] = [self._processor.IdToPiece(id) for id in pieces]
+        ids = {"bos_token": self.bos_id, "eos_token": self.eos_id, "pad_token": self.pad_id}
+        self.special_tokens: Mapping[str, str] = {
+            key: self._processor.IdToPiece(id) for key, id in ids.items() if id is not None
+        }
+        self._special = re.compile("(" + "|".join(map(re.escape, self.special_names)) + ")")
 
     def _id(self, own: int, role: str, special: SpecialTokens) -> int | None:
         """The token of ``role``; ``own`` is -1 where the model has none."""
-        return special.id_of(role, self._piece_id, own if own >= 0 else None)
+        return special.id_of(role, self._piece_id, self.vocab_size, own if own >= 0 else None)
 
     def _piece_id(self, name: str) -> int | None:
         id = self._processor.piece_to_id(name)
@@ -142,6 +179,22 @@ class SentencePieceTokenizer:
     def encode(self, text: str) -> list[int]:
         """Returns the ids of ``text`` alone."""
         return self._processor.encode(text, out_type=int, add_bos=False, add_eos=False)
+
+    def encode_marked(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """Returns the ids of ``text`` with its special tokens, and their places; what is between them is encoded by itself."""
+        ids: list[int] = []
+        places: list[tuple[int, int]] = []
+        start = 0
+        for part in self._special.split(text) if self.special_names else [text]:
+            if part in self.special_names:
+                ids.append(self._processor.PieceToId(part))
+                places.append((start, start + len(part)))
+            elif part:
+                found = self._processor.encode(part, out_type="offset_mapping", add_bos=False, add_eos=False)
+                ids += found["ids"]
+                places += [(start + first, start + last) for first, last in found["offsets"]]
+            start += len(part)
+        return ids, places
 
     def decode(self, ids: Sequence[int]) -> str:
         """Returns the text of ``ids``; sentencepiece drops the space before the first word.
@@ -153,6 +206,11 @@ class SentencePieceTokenizer:
     def token(self, id: int) -> str:
         """Returns the name of a token."""
         return self._processor.id_to_piece(id)
+
+
+def is_cuttable(tokenizer: Tokenizer) -> bool:
+    """Tells whether text may be encoded in pieces: not where the tokenizer puts something before every text."""
+    return tokenizer.encode("x\ny") == tokenizer.encode("x\n") + tokenizer.encode("y")
 
 
 def _fingerprint_of_json(content: dict[str, Any]) -> str:

@@ -1,25 +1,35 @@
-"""Conversations as prompts: messages written out by a chat template, up to where the next answer begins."""
+"""Conversations as prompts: written out by the chat template of training, else the tokenizer's own, else a plain one."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from mindllm.config import RunConfig
+from mindllm.config.dataset import InstructionDataConfig
+from mindllm.data.chat_template import find_chat_template
+from mindllm.data.conversations import ROLES, Conversation, Message
+from mindllm.data.instruction import encode_chat
 from mindllm.data.tokenizer import Tokenizer
-from mindllm.generate.prompts import encode_prompt
 
-Message = Mapping[str, str]
 Encoder = Callable[[Sequence[Message]], list[int]]
-ROLES = ("system", "user", "assistant")
-HEADINGS = {"user": "### Instruction:\n", "assistant": "### Response:\n"}
+__all__ = ["ROLES", "Encoder", "Message", "conversation_encoder"]
 
 
 def conversation_encoder(config: RunConfig, tokenizer: Tokenizer) -> Encoder:
-    """Returns the function that makes of messages the prompt whose continuation is the next answer."""
-    return lambda messages: encode_prompt(apply_chat_template(messages), config.model.config, tokenizer)
+    """Returns the function that makes of messages the prompt whose continuation is the next answer.
 
+    The prompt is what a model was trained to see there: special tokens of the template are tokens, their names in messages are
+    words. Raises UserError for a template that is none; the function, for a conversation that the template refuses.
+    """
+    data = config.train_dataset.data_loader.config
+    given = data.chat_template if isinstance(data, InstructionDataConfig) else ""
+    directory = Path(tokenizer.path).parent
+    template = find_chat_template(directory, tokenizer.special_tokens, tokenizer.special_names, given)
 
-def apply_chat_template(messages: Sequence[Message]) -> str:
-    """Writes ``messages``, each with ``role`` and ``content``, under headings, and the heading of the answer."""
-    parts = [HEADINGS.get(message["role"], "") + message["content"].strip() for message in messages]
-    return "\n\n".join([*parts, HEADINGS["assistant"]])
+    def encode(messages: Sequence[Message]) -> list[int]:
+        chat = template.render_prompt(Conversation(tuple(messages)), "the conversation")
+        ids, _ = encode_chat(chat, tokenizer)
+        return ids
+
+    return encode

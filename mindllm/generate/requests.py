@@ -10,7 +10,7 @@ from typing import Any
 
 from mindllm.config import RunConfig
 from mindllm.errors import UserError, nearest
-from mindllm.generate.conversation import ROLES
+from mindllm.generate.conversation import ROLES, Message
 
 FORMS = '{"prompt": "..."} or {"messages": [{"role": "user", "content": "..."}]}'
 
@@ -20,7 +20,7 @@ class Request:
     """A prompt or, of a JSON Lines file, a conversation; ``fields`` is the object it came from, which its result repeats."""
 
     prompt: str = ""
-    messages: tuple[Mapping[str, str], ...] = ()
+    messages: tuple[Message, ...] = ()
     fields: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -86,7 +86,7 @@ def _parse(line: str) -> Request:
     return Request(messages=tuple(_messages(fields["messages"])), fields=fields)
 
 
-def _messages(values: Any) -> Iterator[Mapping[str, str]]:
+def _messages(values: Any) -> Iterator[Message]:
     if not isinstance(values, list) or not values:
         raise ValueError(f"messages is not a list of at least one; write {FORMS}")
     for value in values:

@@ -38,7 +38,10 @@ class ComposedAttention(nn.Cell):
         self.operand = Operand(kernels)
 
     def construct(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
-        """Query ``[batch, heads, q, d]``, key, value ``[batch, kv_heads, k, d]``, additive mask ``[q, k]`` -> as query."""
+        """Query ``[batch, heads, q, d]``, key, value ``[batch, kv_heads, k, d]`` -> as query.
+
+        The mask is additive: ``[q, k]``, or ``[batch, 1, q, k]`` with one for each row.
+        """
         return self.attend(self.mul(query, self.scale), key, value, mask)
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
@@ -82,9 +85,15 @@ class CausalAttention(ComposedAttention):
         for index in range(blocks):
             start, end = length * index // blocks, length * (index + 1) // blocks
             rows = self.cut(query, start, end)
-            part_of_mask = self.slice(mask, (start, 0), (end - start, end))
+            part_of_mask = self.cut_mask(mask, start, end)
             parts = (*parts, self.attend(rows, self.cut(key, 0, end), self.cut(value, 0, end), part_of_mask))
         return parts[0] if blocks == 1 else self.concat(parts)
+
+    def cut_mask(self, mask: Tensor, start: int, end: int) -> Tensor:
+        """Rows ``start … end - 1`` of a mask, over the keys up to their end."""
+        if mask.ndim == 2:
+            return self.slice(mask, (start, 0), (end - start, end))
+        return self.slice(mask, (0, 0, start, 0), (mask.shape[0], 1, end - start, end))
 
     def cut(self, x: Tensor, start: int, end: int) -> Tensor:
         """Positions ``start … end - 1`` of ``[batch, heads, seq, d]``."""
@@ -101,18 +110,18 @@ class CausalAttention(ComposedAttention):
 class FlashAttention(nn.Cell):
     """The fused kernel of Ascend (Dao, 2023): shapes of :class:`ComposedAttention`, uint8 mask with 1 = masked."""
 
-    CAUSAL_BY_COMPRESSED_MASK = (
-        2  # sparse_mode: the mask is 2048 x 2048 whatever the length, the upper triangle is skipped
-    )
+    # Values of sparse_mode.
+    WHOLE_MASK = 0
+    CAUSAL_BY_COMPRESSED_MASK = 2  # the mask is 2048 x 2048 whatever the length, the upper triangle is skipped
 
-    def __init__(self, model: ModelConfig) -> None:
+    def __init__(self, model: ModelConfig, document_masks: bool) -> None:
         super().__init__()
         self.flash_attention = ms.ops.operations.nn_ops.FlashAttentionScore(
             head_num=model.num_heads,
             keep_prob=1.0,
             scale_value=1.0 / math.sqrt(model.head_dim),
             input_layout="BNSD",
-            sparse_mode=self.CAUSAL_BY_COMPRESSED_MASK,
+            sparse_mode=self.WHOLE_MASK if document_masks else self.CAUSAL_BY_COMPRESSED_MASK,
         )
 
     def construct(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
@@ -163,5 +172,5 @@ class Attention(nn.Cell):
 def attention_core(model: ModelConfig, kernels: Kernels) -> nn.Cell:
     """Causal attention of heads, in the form the device is good at."""
     if kernels.flash_attention:
-        return FlashAttention(model)
+        return FlashAttention(model, kernels.document_masks)
     return CausalAttention(model, kernels) if kernels.cpu else ComposedAttention(model, kernels)

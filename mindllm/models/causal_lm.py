@@ -53,9 +53,19 @@ class CausalLM(nn.Cell):
         """``[tokens, hidden] -> [tokens, vocab]``."""
         return self.lm_head(hidden, self.head_weight())
 
-    def construct(self, input_ids: Tensor, labels: Tensor, loss_mask: Tensor) -> Tensor:
-        """All inputs ``[batch, seq]``; returns the loss summed over the tokens whose mask is 1: a scalar, nats."""
-        hidden = self.model(input_ids)
+    def construct(
+        self,
+        input_ids: Tensor,
+        labels: Tensor,
+        loss_mask: Tensor,
+        segment_starts: Tensor | None = None,
+        position_ids: Tensor | None = None,
+    ) -> Tensor:
+        """All inputs ``[batch, seq]``; returns the loss summed over the tokens whose mask is 1: a scalar, nats.
+
+        What the last two are is said at :class:`Decoder`; they need ``kernels.document_masks``.
+        """
+        hidden = self.model(input_ids, segment_starts, position_ids)
         losses = self.losses(hidden, self.head_weight(), self.reshape(labels, (-1,)))
         return self.sum(self.mul(losses, self.reshape(loss_mask, (-1,))))
 

@@ -21,7 +21,8 @@ class Kernels:
 
     ``activation`` is the dtype in which hidden states flow, ``operand`` the one operands of matrix products are rounded
     to. They differ only for bf16 on CPU: hidden states stay fp32 and only operands are rounded. ``cpu`` chooses forms that
-    are fast on one CPU; they are never sharded.
+    are fast on one CPU; they are never sharded. ``document_masks``: rows hold several documents that do not see each
+    other, so masks are made for every row in the graph instead of being the causal one for all.
     """
 
     fused: bool
@@ -29,6 +30,7 @@ class Kernels:
     activation: ms.dtype
     operand: ms.dtype
     cpu: bool = False
+    document_masks: bool = False
 
     @property
     def rounds_operands(self) -> bool:

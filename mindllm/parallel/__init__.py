@@ -3,7 +3,7 @@
 Read in this order: ``layout``, ``sharding`` (one table), ``layer_plan``, ``recompute``, ``pipeline``, ``build``.
 """
 
-from mindllm.parallel.build import ParallelModel, build_parallel_model
+from mindllm.parallel.build import ParallelModel, build_parallel_model, build_replica
 from mindllm.parallel.context import mesh_of, set_parallel_context
 from mindllm.parallel.layer_plan import LayerAssignment, LayerPlan, make_plan
 from mindllm.parallel.layout import Mesh
@@ -15,6 +15,7 @@ __all__ = [
     "Mesh",
     "ParallelModel",
     "build_parallel_model",
+    "build_replica",
     "make_plan",
     "mesh_of",
     "plan_lines",

@@ -45,27 +45,38 @@ class ParallelModel:
 def kernels_of(config: RunConfig) -> Kernels:
     """The operators the model is written with. Forms made for one CPU are not used on several devices."""
     kernels = Kernels.choose(config.model.config, config.context.device_target)
+    kernels = replace(kernels, document_masks=bool(config.train_dataset.document_columns))
     return kernels if mesh_of(config).devices == 1 else replace(kernels, cpu=False)
 
 
+def build_replica(config: RunConfig) -> CausalLM:
+    """Builds the whole model for one device: nothing but recomputation is applied to it.
+
+    Raises:
+        UserError: recompute patterns that match nothing, contradictory lists.
+    """
+    plan = _announced_plan(config)
+    kernels = Kernels.choose(config.model.config, config.context.device_target)
+    model = _build(config, kernels, plan)
+    if kernels.cpu:
+        reuse_equal_layers(model.model.layers, plan, config)
+    return model
+
+
 def build_parallel_model(config: RunConfig) -> ParallelModel:
-    """Builds the model of a configuration; on one device nothing but recomputation is applied to it.
+    """Builds the model of a configuration on its devices; on one of them, as :func:`build_replica`.
 
     Call :func:`mindllm.parallel.set_parallel_context` first.
 
     Raises:
         UserError: recompute patterns that match nothing, contradictory lists.
     """
-    mesh, plan = mesh_of(config), make_plan(config)
-    for line in plan_lines(plan):
-        logger.info(line)
-    kernels = kernels_of(config)
-    model = CausalLM(config.model.config, kernels)
-    apply_recompute(model.model.layers, plan, config)
+    mesh = mesh_of(config)
     if mesh.devices == 1:
-        if kernels.cpu:
-            reuse_equal_layers(model.model.layers, plan, config)
-        return ParallelModel(model, model, plan, mesh)
+        model = build_replica(config)
+        return ParallelModel(model, model, make_plan(config), mesh)
+    plan, kernels = _announced_plan(config), kernels_of(config)
+    model = _build(config, kernels, plan)
     if plan.stages > 1:
         place_on_stages(model, plan, config.model.config, kernels)
     apply_sharding(model, sharding_table(config.model.config, kernels, config.parallel_config), mesh)
@@ -76,6 +87,19 @@ def build_parallel_model(config: RunConfig) -> ParallelModel:
     reused = _can_be_reused(config)
     network = MicroBatches(model, parts, plan.stages > 1, reused)
     return ParallelModel(model, ShardedInputs(network), plan, mesh, parts, reused)
+
+
+def _announced_plan(config: RunConfig) -> LayerPlan:
+    plan = make_plan(config)
+    for line in plan_lines(plan):
+        logger.info(line)
+    return plan
+
+
+def _build(config: RunConfig, kernels: Kernels, plan: LayerPlan) -> CausalLM:
+    model = CausalLM(config.model.config, kernels)
+    apply_recompute(model.model.layers, plan, config)
+    return model
 
 
 def _can_be_reused(config: RunConfig) -> bool:

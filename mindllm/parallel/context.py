@@ -38,16 +38,21 @@ def check_context(config: RunConfig) -> None:
         raise config.error(
             "parallel.parallel_mode", f"not available for several devices (value data_parallel); {advice}"
         )
-    if config.parallel.gradients_mean:
-        reason = "gradients are sums over tokens, divided by the number of tokens of the whole batch"
-        raise config.error(
-            "parallel.gradients_mean", f"would divide gradients twice (value true); {reason}; write false"
-        )
+    refuse_mean_gradients(config)
     pipeline = config.parallel.pipeline_config
     if pipeline.pipeline_scheduler != "1f1b" and not pipeline.pipeline_interleave:
         key, value = "parallel.pipeline_config.pipeline_scheduler", pipeline.pipeline_scheduler
         raise config.error(key, f"needs parallel.pipeline_config.pipeline_interleave: true (value {value})")
     _check_accumulators(config)
+
+
+def refuse_mean_gradients(config: RunConfig) -> None:
+    """Raises a UserError where gradients would be divided twice."""
+    if config.parallel.gradients_mean:
+        reason = "gradients are sums over tokens, divided by the number of tokens of the whole batch"
+        raise config.error(
+            "parallel.gradients_mean", f"would divide gradients twice (value true); {reason}; write false"
+        )
 
 
 def _check_accumulators(config: RunConfig) -> None:

@@ -22,7 +22,7 @@ import mindspore as ms
 
 import mindllm
 from mindllm.config import RunConfig
-from mindllm.train.device import uses_graph_kernels
+from mindllm.train.device import cache_directory, uses_graph_kernels
 
 PREFIX = "step-"
 
@@ -33,7 +33,7 @@ def cached_compilation(config: RunConfig) -> Iterator[None]:
     if not config.context.compile_cache or uses_graph_kernels(config):
         yield
         return
-    root = config.compile_cache_directory.absolute()
+    root = cache_directory(config).absolute()
     kept = root / (PREFIX + _key(config))
     directory = kept if kept.is_dir() else kept.with_name(f".{kept.name}.{os.getpid()}")
     directory.mkdir(parents=True, exist_ok=True)
@@ -71,5 +71,5 @@ def _of_configuration(config: RunConfig) -> dict[str, Any]:
     runner = config.runner_config
     return {
         **{name: getattr(config, name).model_dump() for name in sections},
-        "batch": [runner.batch_size, runner.gradient_accumulation_steps],
+        "batch": [runner.batch_size, runner.gradient_accumulation_steps, config.train_dataset.document_columns],
     }

@@ -1,56 +1,70 @@
-"""From a configuration to the batches of a run: its corpus, the split that is trained on and the one held out."""
+"""From a configuration to the batches of a run: its text, the part that is trained on and the one held out."""
 
 from __future__ import annotations
 
 from functools import cached_property
+from typing import Protocol
 
 from mindllm.config import RunConfig
-from mindllm.data import (
-    BatchStream,
-    Corpus,
-    EvaluationStream,
-    GPTDataset,
-    HeldOutDataset,
-    bytes_per_token,
-    run_tokenizer,
-    unigram_loss,
-)
+from mindllm.config.dataset import IndexedDataLoader, InstructionDataLoader
+from mindllm.data import BatchStream, EvaluationStream, run_tokenizer
+from mindllm.data.blend import EndlessDataset
+from mindllm.data.loader import SampleSource
 from mindllm.train.evaluation import Evaluator
+from mindllm.train.indexed_text import IndexedText
+from mindllm.train.ranks import ALONE, Ranks
+from mindllm.train.row_text import InstructionText, MindRecordText
+
+
+class Text(Protocol):
+    """What a data loader's section becomes."""
+
+    def train_dataset(self) -> EndlessDataset:
+        """Samples of the train part, without end."""
+
+    def held_out(self, split: str) -> SampleSource:
+        """Samples of another part, which end."""
+
+    def unigram_loss(self, split: str) -> float | None:
+        """Loss of predicting the part's tokens from their frequencies, nats per token; None where that says nothing."""
+
+    def bytes_per_token(self, split: str) -> float | None:
+        """Bytes of text per token of the part; None where unknown."""
 
 
 class RunData:
-    """The text of one run. Opening it reads headers only."""
+    """The text of one run, and the part of every batch that is this rank's.
 
-    def __init__(self, config: RunConfig) -> None:
+    Opening it reads headers only, and the places of lines of instruction files.
+    """
+
+    def __init__(self, config: RunConfig, ranks: Ranks = ALONE) -> None:
         self.config = config
-        self.section = config.train_dataset.data_loader.config
-        if not self.section.data_path:
-            raise config.error(
-                "train_dataset.data_loader.config.data_path",
-                "is empty; give the prefix of indexed files (make them: python -m toolkit.data_preprocess --help)",
-            )
-        if len(self.section.data_paths) > 1:
-            raise config.error(
-                "train_dataset.data_loader.config.data_path", "one prefix is supported, several are not yet"
-            )
+        self.ranks = ranks
         self.model = config.model.config
+        if not config.train_dataset.data_loader.config.data_path:
+            raise config.error("train_dataset.data_loader.config.data_path", "is empty; give the files to train on")
         self.tokenizer = run_tokenizer(config) if config.processor.tokenizer.vocab_file else None
-        self.corpus = Corpus(self.section.data_paths[0], self.tokenizer)
+        self.text = self._open()
+
+    def _open(self) -> Text:
+        loader = self.config.train_dataset.data_loader
+        if isinstance(loader, IndexedDataLoader):
+            return IndexedText(self.config, loader.config, self.tokenizer)
+        if isinstance(loader, InstructionDataLoader):
+            if self.tokenizer is None:
+                raise self.config.error("processor.tokenizer.vocab_file", "is empty; conversations need a tokenizer")
+            return InstructionText(self.config, loader.config, self.tokenizer)
+        return MindRecordText(self.config, loader.config)
 
     @cached_property
-    def dataset(self) -> GPTDataset:
-        """Samples of the train split."""
-        return GPTDataset(
-            self.corpus.split("train", self.section.split),
-            self.model.seq_length,
-            self.config.seed,
-            eod_id=self.corpus.eod_id,
-            eod_mask_loss=self.section.eod_mask_loss,
-        )
+    def dataset(self) -> EndlessDataset:
+        """Samples of the train part."""
+        return self.text.train_dataset()
 
     @property
     def steps_per_epoch(self) -> int:
-        """Whole global batches in one pass over the train split; at least 1."""
+        """Whole global batches in one pass over the train part; at least 1."""
         return max(1, self.dataset.samples_per_epoch // self.config.global_batch_size)
 
     @property
@@ -60,18 +74,25 @@ class RunData:
         return runner.train_steps or runner.epochs * self.steps_per_epoch
 
     def train_stream(self) -> BatchStream:
-        """The global batches of the run, by step."""
-        return BatchStream(self.dataset, self.config.global_batch_size, vocab_size=self.model.vocab_size)
-
-    def evaluator(self, progress: bool = False) -> Evaluator:
-        """Evaluates on the held-out split that ``eval_dataset`` names."""
-        section = self.config.eval_dataset
-        held_out = self.corpus.split(section.split, self.section.split)
-        stream = EvaluationStream(
-            HeldOutDataset(held_out, self.model.seq_length, eod_id=self.corpus.eod_id),
-            section.batch_size or self.config.runner_config.batch_size,
-            max_batches=section.max_batches,
+        """This rank's rows of the global batches of the run, by step."""
+        return BatchStream(
+            self.dataset,
+            self.config.global_batch_size,
+            rank=self.ranks.rank,
+            rank_count=self.ranks.count,
             vocab_size=self.model.vocab_size,
         )
-        baseline = unigram_loss(self.corpus.split("train", self.section.split), held_out, self.model.vocab_size)
-        return Evaluator(stream, baseline, bytes_per_token(held_out), progress)
+
+    def evaluator(self, progress: bool = False) -> Evaluator:
+        """Evaluates on the held-out part that ``eval_dataset`` names."""
+        section = self.config.eval_dataset
+        stream = EvaluationStream(
+            self.text.held_out(section.split),
+            (section.batch_size or self.config.runner_config.batch_size) * self.ranks.count,
+            max_batches=section.max_batches,
+            rank=self.ranks.rank,
+            rank_count=self.ranks.count,
+            vocab_size=self.model.vocab_size,
+        )
+        baseline, width = self.text.unigram_loss(section.split), self.text.bytes_per_token(section.split)
+        return Evaluator(stream, baseline, width, progress)

@@ -10,6 +10,7 @@ import tempfile
 from pathlib import Path
 
 from mindllm.config import RunConfig
+from mindllm.train.ranks import ALONE, Ranks
 
 COMPILER_LOG = "dsa_transfrom.log"  # what the fusion's compiler leaves in the working directory
 NOTHING = ""
@@ -26,9 +27,16 @@ def prepare_environment(config: RunConfig) -> None:
         os.environ["MS_DEV_SAVE_GRAPHS"] = str(int(config.context.save_graphs))
         os.environ["MS_DEV_SAVE_GRAPHS_PATH"] = str(Path(config.context.save_graphs_path).absolute())
     if uses_graph_kernels(config):
-        directory = config.compile_cache_directory if config.context.compile_cache else _temporary_directory()
+        directory = cache_directory(config) if config.context.compile_cache else _temporary_directory()
         rounds = config.model.config.compute_dtype != "float32"
         os.environ.update(graph_kernel_environment(directory, fuse_casts=not rounds))
+
+
+def cache_directory(config: RunConfig) -> Path:
+    """The compile cache of this process: each of several ranks has its own, or one would load what another is writing."""
+    directory = config.compile_cache_directory
+    several = config.parallel_config.device_num > 1
+    return directory / f"rank_{os.environ.get('RANK_ID', '0')}" if several else directory
 
 
 def graph_kernel_environment(directory: Path, fuse_casts: bool = True) -> dict[str, str]:
@@ -72,8 +80,8 @@ def missing_for_graph_kernels() -> str:
     return NOTHING
 
 
-def set_up_device(config: RunConfig) -> None:
-    """Selects the device and the graph compiler's settings."""
+def set_up_device(config: RunConfig, ranks: Ranks = ALONE) -> None:
+    """Selects the device and the graph compiler's settings, and connects the ranks."""
     import mindspore as ms
 
     context = config.context
@@ -86,6 +94,10 @@ def set_up_device(config: RunConfig) -> None:
         ms.device_context.cpu.op_tuning.threads_num(context.runtime_num_threads)
     if config.train_precision_sync:
         ms.set_deterministic(True)
+    if ranks.count > 1:
+        from mindspore.communication import init
+
+        init()
     if uses_graph_kernels(config) and not Path(COMPILER_LOG).exists():
         atexit.register(Path(COMPILER_LOG).absolute().unlink, missing_ok=True)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import mindspore as ms
@@ -12,10 +12,11 @@ from mindspore import Parameter, Tensor, nn
 
 from mindllm.config import RunConfig
 from mindllm.models.weights import HostCopy, assign, initialise, signatures, trained_weights
-from mindllm.parallel import build_parallel_model
+from mindllm.parallel import build_replica
 from mindllm.train.checkpoint import Checkpoint
 from mindllm.train.compile_cache import cached_compilation
 from mindllm.train.optimizer import AdamW
+from mindllm.train.ranks import ALONE, Ranks
 from mindllm.train.step import AccumulateStep, ApplyAccumulated, ForwardBackward, TrainStep
 
 Batch = Mapping[str, np.ndarray]
@@ -38,16 +39,27 @@ class SummedLoss(nn.Cell):
         super().__init__(auto_prefix=False)
         self.model = model
 
-    def construct(self, input_ids: Tensor, labels: Tensor, loss_mask: Tensor) -> tuple[Tensor, Tensor]:
-        return self.model(input_ids, labels, loss_mask), loss_mask.sum()
+    def construct(
+        self,
+        input_ids: Tensor,
+        labels: Tensor,
+        loss_mask: Tensor,
+        segment_starts: Tensor | None = None,
+        position_ids: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        return self.model(input_ids, labels, loss_mask, segment_starts, position_ids), loss_mask.sum()
 
 
 class Engine:
-    """The model of a run with what trains and evaluates it. Graphs are compiled when they are first used."""
+    """The model of a run with what trains and evaluates it. Graphs are compiled when they are first used.
 
-    def __init__(self, config: RunConfig, training: bool = True) -> None:
+    Each of several ``ranks`` has the whole model and is given its own rows of a batch; results are those of all of them.
+    """
+
+    def __init__(self, config: RunConfig, training: bool = True, ranks: Ranks = ALONE) -> None:
         self.config = config
-        self.model = build_parallel_model(config).model
+        self.ranks = ranks
+        self.model = build_replica(config)
         self.weights = trained_weights(self.model)
         initialise(self.weights, config.seed)
         self._evaluation = SummedLoss(self.model)
@@ -61,18 +73,20 @@ class Engine:
         fused = self.config.context.device_target == "CPU"
         self.optimizer = AdamW(list(self.weights.values()), self.config.optimizer, fused)
         self.parts = self.config.runner_config.gradient_accumulation_steps
-        if self.parts == 1:
+        several = self.ranks.count > 1
+        self._accumulates = several or self.parts > 1
+        if not self._accumulates:
             self._step = TrainStep(self.model, self.optimizer, clip)
         else:
             positions = self.config.runner_config.batch_size * self.config.model.config.seq_length
             self._accumulate = AccumulateStep(self.model, self.optimizer.parameters)
             self._accumulate.set_train()
-            self._step = ApplyAccumulated(self._accumulate, self.optimizer, clip, positions)
+            self._step = ApplyAccumulated(self._accumulate, self.optimizer, clip, positions, several)
         self._step.set_train()
         self._compiled = False
 
     def step(self, batch: Batch, rate: float, scale: float) -> StepResult:
-        """One optimizer step on a global batch of arrays ``[batch, seq]``."""
+        """One optimizer step on this rank's rows of a global batch ``[batch, seq]``: the columns of ``BatchStream.batch``."""
         with contextlib.nullcontext() if self._compiled else cached_compilation(self.config):
             outputs = self._run(batch, Tensor(rate, ms.float32), Tensor(scale, ms.float32))
             loss, norm, finite, tokens = (output.asnumpy() for output in outputs)
@@ -80,27 +94,37 @@ class Engine:
         return StepResult(float(loss), float(norm), not bool(finite), int(tokens))
 
     def _run(self, batch: Batch, rate: Tensor, scale: Tensor) -> tuple[Tensor, ...]:
-        """The graphs of a step."""
-        if self.parts == 1:
-            return self._step(*_inputs(batch), rate, scale)
+        """The graphs of a step.
+
+        Ranks meet before they add: on CPU MindSpore waits 30 seconds for a rank that is late, and compiling may take longer.
+        """
+        if not self._accumulates:
+            return self._step(*_inputs(batch), rate, scale, *_document_columns(batch))
         for part in _parts(batch, self.parts):
-            self._accumulate(*_inputs(part), scale)
+            self._accumulate(*_inputs(part), scale, *_document_columns(part))
+        if self.ranks.count > 1:
+            if not self._compiled:
+                self._step.compile(rate, scale)
+            self.ranks.meet()
         return self._step(rate, scale)
 
     def evaluate(self, batch: Batch) -> tuple[float, int]:
-        """Summed loss in nats and number of tokens of a batch; weights stay as they are."""
-        loss, tokens = self._evaluation(*_inputs(batch))
+        """Summed loss in nats and number of tokens of this rank's rows of a batch; weights stay as they are."""
+        loss, tokens = self._evaluation(*_inputs(batch), *_document_columns(batch))
         return float(loss.asnumpy()), int(tokens.asnumpy())
 
     def not_finite(self, batch: Batch) -> list[str]:
-        """Names the weights, then the gradients on ``batch``, that hold a NaN or an infinity."""
-        names = [f"weight {name}" for name, weight in self.weights.items() if not _finite(weight)]
-        if names:
+        """Names the weights, then the gradients on ``batch``, that hold a NaN or an infinity on any rank."""
+        if names := self._bad_names("weight", self.weights.values()):
             return names
         gradients = ForwardBackward(self.model, self.optimizer.parameters)
         first = next(iter(_parts(batch, self.parts)))
-        values = gradients(*_inputs(first), Tensor(1.0, ms.float32))[2]
-        return [f"gradient of {name}" for name, value in zip(self.weights, values, strict=True) if not _finite(value)]
+        values = gradients(*_inputs(first), Tensor(1.0, ms.float32), *_document_columns(first))[2]
+        return self._bad_names("gradient of", values)
+
+    def _bad_names(self, what: str, values: Iterable[Tensor]) -> list[str]:
+        bad = self.ranks.sum([float(not _finite(value)) for value in values])
+        return [f"{what} {name}" for name, count in zip(self.weights, bad, strict=True) if count]
 
     @property
     def optimizer_state(self) -> dict[str, Parameter]:
@@ -127,6 +151,14 @@ class Engine:
 
 def _inputs(batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
     return Tensor(batch["input_ids"]), Tensor(batch["labels"]), Tensor(batch["loss_mask"])
+
+
+def _document_columns(batch: Batch) -> tuple[Tensor | None, ...]:
+    """``segment_starts`` and ``position_ids``; nothing where the batch has neither, as that is a graph without them."""
+    columns = [batch.get(name) for name in ("segment_starts", "position_ids")]
+    if not any(column is not None for column in columns):
+        return ()
+    return tuple(None if column is None else Tensor(column) for column in columns)
 
 
 def _parts(batch: Batch, count: int) -> list[Batch]:

@@ -18,28 +18,34 @@ if TYPE_CHECKING:
 class EvaluationResult:
     """Loss in nats per token over ``tokens`` tokens; ``bits_per_byte`` does not depend on the tokenizer (None: unknown).
 
-    ``unigram_loss`` is that of predicting every token from its frequency in the training split alone: the baseline.
+    ``unigram_loss`` is that of predicting every token from its frequency in the training split alone: the baseline (None:
+    of conversations, where only answers count).
     """
 
     loss: float
     perplexity: float
     bits_per_byte: float | None
     tokens: int
-    unigram_loss: float
+    unigram_loss: float | None
 
     def describe(self) -> str:
         bits = "unknown" if self.bits_per_byte is None else f"{self.bits_per_byte:.4f}"
+        baseline = "" if self.unigram_loss is None else f"; unigram baseline: {self.unigram_loss:.4f} nats/token"
         return (
             f"loss: {self.loss:.4f} nats/token, perplexity: {self.perplexity:.2f}, bits per byte: {bits} "
-            f"({self.tokens} tokens; unigram baseline: {self.unigram_loss:.4f} nats/token)"
+            f"({self.tokens} tokens{baseline})"
         )
 
 
 class Evaluator:
-    """Evaluates a model on the batches of a stream."""
+    """Evaluates a model on the batches of a stream; where there are several ranks, all of them call it."""
 
     def __init__(
-        self, stream: EvaluationStream, unigram_loss: float, bytes_per_token: float | None, progress: bool = False
+        self,
+        stream: EvaluationStream,
+        unigram_loss: float | None,
+        bytes_per_token: float | None,
+        progress: bool = False,
     ):
         self.stream = stream
         self.unigram_loss = unigram_loss
@@ -47,11 +53,12 @@ class Evaluator:
         self.progress = progress
 
     def run(self, engine: Engine) -> EvaluationResult:
-        total, tokens = 0.0, 0
+        total, tokens = 0.0, 0.0
         steps = range(len(self.stream))
         for index in track(steps, "evaluating", transient=True) if self.progress else steps:
             loss, count = engine.evaluate(self.stream.batch(index))
             total, tokens = total + loss, tokens + count
+        total, tokens = engine.ranks.sum([total, tokens])
         mean = total / tokens
         bits = None if self.bytes_per_token is None else bits_per_byte(mean, self.bytes_per_token)
-        return EvaluationResult(mean, math.exp(min(mean, 700.0)), bits, tokens, self.unigram_loss)
+        return EvaluationResult(mean, math.exp(min(mean, 700.0)), bits, int(tokens), self.unigram_loss)

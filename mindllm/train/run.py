@@ -24,7 +24,9 @@ from mindllm.train.datasets import RunData
 from mindllm.train.device import set_up_device
 from mindllm.train.engine import Engine
 from mindllm.train.loss_scale import LossScaler
+from mindllm.train.ranks import started_ranks
 from mindllm.train.resume import restore
+from mindllm.train.runnable import refuse_what_is_only_compiled
 from mindllm.train.schedule import learning_rates
 from mindllm.train.state import RunState, last_step
 from mindllm.train.trainer import Trainer
@@ -36,14 +38,17 @@ logger = logging.getLogger(__name__)
 
 def train(config: RunConfig) -> int:
     """Trains from scratch, from ``load_checkpoint``, or on from a checkpoint; returns the exit code."""
-    refuse_several_devices(config)
+    refuse_what_is_only_compiled(config)
+    ranks = started_ranks(config)
     log = set_up_logging(config.output_dir)
-    data = RunData(config)
+    data = RunData(config, ranks)
     total_steps = data.total_steps
     rates = learning_rates(config.lr_schedule, total_steps)
     evaluator = data.evaluator() if config.do_eval else None
     store = make_store(config)
-    store.recover()
+    if ranks.is_first:
+        store.recover()
+    ranks.meet()
     checkpoint = store.resume(config.resume_training) if config.resume_training else None
     if checkpoint is not None and checkpoint.step >= last_step(config, total_steps):
         logger.info("nothing to do: %s is at step %d, where this run ends", checkpoint.path, checkpoint.step)
@@ -51,10 +56,11 @@ def train(config: RunConfig) -> int:
     if config.export_hf.directory:
         refuse_existing(Path(config.export_hf.directory))
     pretrained = pretrained_weights(config) if config.load_checkpoint and checkpoint is None else None
-    set_up_device(config)
-    with atomic_open(f"{config.output_dir}/{RESOLVED_CONFIG}") as file:
-        file.write(render_config(config))
-    engine = Engine(config)
+    set_up_device(config, ranks)
+    if ranks.is_first:
+        with atomic_open(f"{config.output_dir}/{RESOLVED_CONFIG}") as file:
+            file.write(render_config(config))
+    engine = Engine(config, ranks=ranks)
     state = RunState(config, engine, LossScaler(config.runner_wrapper.scale_sense), total_steps, data.steps_per_epoch)
     if checkpoint is not None:
         restore(state, checkpoint)
@@ -63,9 +69,11 @@ def train(config: RunConfig) -> int:
         logger.info("weights of %s", config.load_checkpoint)
     del checkpoint, pretrained
     _announce(state)
-    callbacks = make_callbacks(config, store, evaluator)
-    Trainer(state, data.train_stream(), rates, callbacks, peak_flops(config.context.device_target)).run()
-    export(state, data.tokenizer)
+    callbacks = make_callbacks(config, store, evaluator, ranks)
+    Trainer(state, data.train_stream(), rates, callbacks, peak_flops(config.context.device_target), ranks).run()
+    if ranks.is_first:
+        export(state, data.tokenizer)
+    ranks.meet()
     state.results["log"] = str(log)
     _report(state.results)
     return INTERRUPTED if state.stop_reason == signal.Signals.SIGINT.name else 0
@@ -75,26 +83,17 @@ def evaluate(config: RunConfig) -> int:
     """Evaluates the weights of ``load_checkpoint`` on held-out text; returns the exit code."""
     if not config.load_checkpoint:
         raise config.error("load_checkpoint", "run_mode eval needs weights; give a checkpoint directory")
-    refuse_several_devices(config)
+    refuse_what_is_only_compiled(config)
+    ranks = started_ranks(config)
     set_up_logging(config.output_dir)
-    evaluator = RunData(config).evaluator(progress=True)
+    evaluator = RunData(config, ranks).evaluator(progress=True)
     pretrained = pretrained_weights(config)
-    set_up_device(config)
-    engine = Engine(config, training=False)
+    set_up_device(config, ranks)
+    engine = Engine(config, training=False, ranks=ranks)
     assign(engine.weights, pretrained)
     result = evaluator.run(engine)
     logger.info("%s on the %s split: %s", config.load_checkpoint, config.eval_dataset.split, result.describe())
     return 0
-
-
-def refuse_several_devices(config: RunConfig) -> None:
-    """Raises a UserError for more than one device: such a run is compiled by this release, not launched."""
-    if config.parallel_config.device_num > 1:
-        raise config.error(
-            "parallel_config",
-            f"describes {config.parallel_config.device_num} devices; run_llm.py runs on one, a run on several can be compiled "
-            "(mindllm.compiled.compile_rank). Write use_parallel: false and sizes of 1",
-        )
 
 
 def make_store(config: RunConfig) -> CheckpointStore:

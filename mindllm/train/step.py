@@ -10,6 +10,8 @@ import mindspore as ms
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 from mindspore import ops as P
 
+from mindllm.train.rank_sum import SumOverRanks
+
 CLIP_EPSILON = 1e-6  # as torch.nn.utils.clip_grad_norm_ and Megatron-LM
 
 square_sum = ops.MultitypeFuncGraph("square_sum")
@@ -67,8 +69,16 @@ class ScaledLoss(nn.Cell):
         super().__init__(auto_prefix=False)
         self.model = model
 
-    def construct(self, input_ids: Tensor, labels: Tensor, loss_mask: Tensor, seed: Tensor) -> tuple[Tensor, Tensor]:
-        loss = self.model(input_ids, labels, loss_mask)
+    def construct(
+        self,
+        input_ids: Tensor,
+        labels: Tensor,
+        loss_mask: Tensor,
+        seed: Tensor,
+        segment_starts: Tensor | None = None,
+        position_ids: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        loss = self.model(input_ids, labels, loss_mask, segment_starts, position_ids)
         return loss * seed, loss
 
 
@@ -83,9 +93,9 @@ class ForwardBackward(nn.Cell):
         self.network = ScaledLoss(model)  # an attribute, so that operators keep the path of their cell as scope
         self.gradient = ops.value_and_grad(self.network, None, weights, has_aux=True)
 
-    def construct(self, input_ids, labels, loss_mask, scale):
+    def construct(self, input_ids, labels, loss_mask, scale, segment_starts=None, position_ids=None):
         seed = scale / float(input_ids.shape[0] * input_ids.shape[1])
-        (_, loss), gradients = self.gradient(input_ids, labels, loss_mask, seed)
+        (_, loss), gradients = self.gradient(input_ids, labels, loss_mask, seed, segment_starts, position_ids)
         return loss, loss_mask.sum(), gradients
 
 
@@ -111,15 +121,20 @@ class ApplyGradients(nn.Cell):
 
 
 class TrainStep(nn.Cell):
-    """A whole step in one graph: ``(input_ids, labels, loss_mask, rate, scale) -> (mean loss, norm, finite, tokens)``."""
+    """A whole step in one graph: ``(input_ids, labels, loss_mask, rate, scale) -> (mean loss, norm, finite, tokens)``.
+
+    Like the cells it is made of, it passes what keeps documents apart on to the model, where the batch has it.
+    """
 
     def __init__(self, model: nn.Cell, optimizer: nn.Cell, max_grad_norm: float | None) -> None:
         super().__init__(auto_prefix=False)
         self.forward_backward = ForwardBackward(model, optimizer.parameters)
         self.update = ApplyGradients(optimizer, max_grad_norm, LocalNorm())
 
-    def construct(self, input_ids, labels, loss_mask, rate, scale):
-        loss, tokens, gradients = self.forward_backward(input_ids, labels, loss_mask, scale)
+    def construct(self, input_ids, labels, loss_mask, rate, scale, segment_starts=None, position_ids=None):
+        loss, tokens, gradients = self.forward_backward(
+            input_ids, labels, loss_mask, scale, segment_starts, position_ids
+        )
         nominal = float(input_ids.shape[0] * input_ids.shape[1])
         norm, finite = self.update(gradients, nominal / (scale * tokens), rate)
         return loss / tokens, norm, finite, tokens
@@ -136,8 +151,10 @@ class AccumulateStep(nn.Cell):
         self.tokens = Parameter(Tensor(0.0, ms.float32), name="accumulated_tokens", requires_grad=False)
         self.map = ops.HyperMap()
 
-    def construct(self, input_ids, labels, loss_mask, scale):
-        loss, tokens, gradients = self.forward_backward(input_ids, labels, loss_mask, scale)
+    def construct(self, input_ids, labels, loss_mask, scale, segment_starts=None, position_ids=None):
+        loss, tokens, gradients = self.forward_backward(
+            input_ids, labels, loss_mask, scale, segment_starts, position_ids
+        )
         done = self.map(ops.assign_add, self.gradients, gradients)
         loss = ops.depend(loss, done)
         return ops.assign_add(self.loss, loss), ops.assign_add(self.tokens, tokens)
@@ -146,24 +163,33 @@ class AccumulateStep(nn.Cell):
 class ApplyAccumulated(nn.Cell):
     """Ends a global batch: one update from what ``accumulate`` gathered, then cleared. Outputs as ``TrainStep``.
 
-    ``nominal`` is the number of positions of one part: what ``ForwardBackward`` divided the scale by.
+    ``nominal`` is the number of positions of one part: what ``ForwardBackward`` divided the scale by. With ``several``
+    processes what they gathered is added first.
     """
 
     def __init__(
-        self, accumulate: AccumulateStep, optimizer: nn.Cell, max_grad_norm: float | None, nominal: int
+        self,
+        accumulate: AccumulateStep,
+        optimizer: nn.Cell,
+        max_grad_norm: float | None,
+        nominal: int,
+        several: bool = False,
     ) -> None:
         super().__init__(auto_prefix=False)
         self.gradients = accumulate.gradients
         self.loss = accumulate.loss
         self.tokens = accumulate.tokens
         self.nominal = float(nominal)
+        self.sum_over_ranks = SumOverRanks(optimizer.parameters) if several else None
         self.update = ApplyGradients(optimizer, max_grad_norm, LocalNorm())
         self.map = ops.HyperMap()
 
     def construct(self, rate, scale):
-        tokens = self.tokens * 1.0
-        loss = self.loss / tokens
-        norm, finite = self.update(self.gradients, self.nominal / (scale * tokens), rate)
+        loss, tokens, gradients = self.loss * 1.0, self.tokens * 1.0, self.gradients
+        if self.sum_over_ranks is not None:
+            loss, tokens, gradients = self.sum_over_ranks(loss, tokens, gradients)
+        loss = loss / tokens
+        norm, finite = self.update(gradients, self.nominal / (scale * tokens), rate)
         loss = ops.depend(loss, norm)
         cleared = self.map(ops.partial(clear, loss), (*self.gradients, self.loss, self.tokens))
         return ops.depend(loss, cleared), norm, finite, tokens

@@ -11,6 +11,7 @@ from types import FrameType
 from mindllm.data import BatchStream
 from mindllm.train.callbacks import Callback
 from mindllm.train.engine import StepResult
+from mindllm.train.ranks import ALONE, Ranks
 from mindllm.train.state import RunState, StepRecord
 
 logger = logging.getLogger(__name__)
@@ -26,21 +27,24 @@ class Trainer:
         learning_rate: Callable[[int], float],
         callbacks: Sequence[Callback],
         peak_flops: float,
+        ranks: Ranks = ALONE,
     ) -> None:
         self.state = state
         self.stream = stream
         self.learning_rate = learning_rate
         self.callbacks = callbacks
         self.peak_flops = peak_flops
+        self.ranks = ranks
         self.flops_per_token = state.config.model.config.flops_per_token()
 
     def run(self) -> None:
         """Trains to the end, or until SIGTERM or SIGINT; whatever happens, callbacks are closed."""
-        with StopSignals(self.state) as self.signals:
+        with StopSignals() as self.signals:
             try:
                 self._tell("begin")
                 for batch in self.stream.iterate(self.state.step, self.state.last_step):
                     self._one_step(batch)
+                    self.state.stop_reason = self.ranks.agree(self.signals.asked, [item.name for item in STOPPING])
                     if self.state.stop_reason:
                         logger.info("stopping after step %d: %s", self.state.step, self.state.stop_reason)
                         break
@@ -95,10 +99,13 @@ STOPPING = (signal.SIGTERM, signal.SIGINT)
 
 
 class StopSignals:
-    """While open, SIGTERM and SIGINT let the step in progress finish and then end the run; a second SIGINT ends it at once."""
+    """While open, SIGTERM and SIGINT let the step in progress finish and then end the run; a second SIGINT ends it at once.
 
-    def __init__(self, state: RunState) -> None:
-        self.state = state
+    ``asked`` is the name of the signal that came, or empty.
+    """
+
+    def __init__(self) -> None:
+        self.asked = ""
         self.previous: dict[int, object] = {}
 
     def __enter__(self) -> StopSignals:
@@ -116,6 +123,6 @@ class StopSignals:
             signal.signal(number, handler)  # type: ignore[arg-type]
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
-        if number == signal.SIGINT and self.state.stop_reason:
+        if number == signal.SIGINT and self.asked:
             raise KeyboardInterrupt
-        self.state.stop_reason = signal.Signals(number).name
+        self.asked = signal.Signals(number).name

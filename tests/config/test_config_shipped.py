@@ -19,6 +19,7 @@ EXPECTED = {
     "pretrain_llama3_8b": (8030261248, 8, 1e-5, 5e5),
     "pretrain_llama3_70b": (70553706496, 64, 1e-5, 5e5),
     "pretrain_llama2_tiny": (4999424, 1, 1e-5, 1e4),
+    "finetune_llama2_tiny": (4999424, 1, 1e-5, 1e4),
     "finetune_llama3_8b": (8030261248, 8, 1e-5, 5e5),
 }
 

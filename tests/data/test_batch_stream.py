@@ -10,7 +10,7 @@ from corpora import EOD, write_numbered, write_texts
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mindllm.data import BatchStream, EvaluationStream, GPTDataset, HeldOutDataset
+from mindllm.data import BatchStream, DocumentOptions, EvaluationStream, GPTDataset, HeldOutDataset
 from mindllm.errors import UserError
 
 
@@ -111,12 +111,12 @@ def test_token_beyond_the_vocabulary_is_refused(corpus):
 
 def test_evaluation_covers_the_split_and_pads_rows(tmp_path):
     split = write_texts(tmp_path / "a", ["abcdefg", "hij"]).split("train", "1")
-    stream = EvaluationStream(HeldOutDataset(split, 3, eod_id=EOD), 4)
+    stream = EvaluationStream(HeldOutDataset(split, 3, DocumentOptions(EOD)), 4)
     batches = list(stream)
     assert len(batches) == len(stream) == 1
     assert batches[0]["input_ids"].shape == (4, 3)
     assert batches[0]["loss_mask"].sum() == split.token_count == 12
-    small = EvaluationStream(HeldOutDataset(split, 3, eod_id=EOD), 3)
+    small = EvaluationStream(HeldOutDataset(split, 3, DocumentOptions(EOD)), 3)
     assert [batch["loss_mask"].sum() for batch in small] == [9, 3]
     assert len(EvaluationStream(HeldOutDataset(split, 3), 1, max_batches=2)) == 2
     with pytest.raises(ValueError, match="source that ends"):

@@ -64,8 +64,8 @@ def test_bytes_of_a_split_noted_and_decoded_agree(tmp_path):
         path.unlink()
     bare = Corpus(tmp_path / "a", byte_tokenizer())
     assert [byte_count(bare.split(name, "2,2,1")) for name in ("train", "valid", "test")] == noted == [12, 12, 4]
-    assert bytes_per_token(bare.split("train", "2,2,1")) == 12 / 14
-    assert bytes_per_token(Corpus(tmp_path / "a").split("train")) is None
+    assert bytes_per_token([bare.split("train", "2,2,1")]) == 12 / 14
+    assert bytes_per_token([Corpus(tmp_path / "a").split("train")]) is None
 
 
 def test_bits_per_byte_of_a_uniform_model_over_bytes_is_eight():
@@ -79,9 +79,9 @@ def test_unigram_loss_is_that_of_the_definition(tmp_path):
     expected = 0.0
     for token in [ord(character) + 1 for character in "abc"] + [EOD]:
         expected -= math.log((tokens.count(token) + 1) / (4 + 257)) / 4
-    assert unigram_loss(train, valid, 257) == pytest.approx(expected)
+    assert unigram_loss([train], [valid], 257) == pytest.approx(expected)
     with pytest.raises(UserError, match="vocab_size is 90"):
-        unigram_loss(train, valid, 90)
+        unigram_loss([train], [valid], 90)
 
 
 def test_corpus_of_another_tokenizer_is_refused(tmp_path):

@@ -170,7 +170,7 @@ def test_help_has_an_example():
 @pytest.fixture(scope="module")
 def much_text(tmp_path_factory):
     directory = tmp_path_factory.mktemp("much")
-    words = np.random.RandomState(0).randint(97, 123, size=24_000_000, dtype=np.uint8)
+    words = np.random.RandomState(0).randint(97, 123, size=12_000_000, dtype=np.uint8)
     words[::7] = 32
     words[::70] = 10
     for number in range(48):  # many documents: output grows long before the end
@@ -178,12 +178,21 @@ def much_text(tmp_path_factory):
     return directory
 
 
-def start(much_text, tokenizer_path, out, workers):
+def start(much_text, tokenizer_path, out, workers, grown="c.partial/tokens"):
     """Starts encoding in a process group of its own; returns when its files have begun to grow."""
     arguments = command(much_text, "--tokenizer", tokenizer_path, "--output-prefix", out / "c", "--workers", workers)
-    process = subprocess.Popen(arguments, env=environment(), stderr=subprocess.PIPE, text=True, start_new_session=True)
+    process = subprocess.Popen(
+        arguments,
+        env=environment(),
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(
+            signal.SIGINT, signal.default_int_handler
+        ),  # also where tests run in the background
+    )
     deadline = time.monotonic() + 60
-    while not any(path.stat().st_size for path in out.glob(".c.bin.*")):
+    while not (out / grown).exists() or not (out / grown).stat().st_size:
         assert process.poll() is None, process.stderr.read()
         assert time.monotonic() < deadline
         time.sleep(0.05)
@@ -204,23 +213,35 @@ def group_is_gone(process):
 @pytest.mark.parametrize(
     ("workers", "kind", "whole_group"), [(2, "SIGINT", True), (2, "SIGTERM", False), (1, "SIGINT", True)]
 )
-def test_interruption_leaves_no_file_and_no_process(much_text, tokenizer_path, tmp_path, workers, kind, whole_group):
+def test_interruption_leaves_no_corpus_and_no_process(much_text, tokenizer_path, tmp_path, workers, kind, whole_group):
     out = tmp_path / "out"
     out.mkdir()
     process = start(much_text, tokenizer_path, out, workers)
     (os.killpg if whole_group else os.kill)(process.pid, getattr(signal, kind))
     _, errors = process.communicate(timeout=60)
     assert (process.returncode, errors.strip()) == (130, "interrupted")
-    assert list(out.iterdir()) == []
+    assert [path.name for path in out.iterdir()] in ([], ["c.partial"])
     assert group_is_gone(process)
 
 
-def test_killed_parent_takes_its_workers_along(much_text, tokenizer_path, tmp_path):
+def test_killed_and_started_again_gives_the_corpus_of_an_uninterrupted_run(much_text, tokenizer_path, tmp_path):
     out = tmp_path / "out"
     out.mkdir()
-    process = start(much_text, tokenizer_path, out, workers=2)
-    process.kill()
-    process.wait()
-    process.stderr.close()
-    assert group_is_gone(process)
-    assert not (out / "c.idx").exists()
+    for workers in (2, 1):
+        process = start(much_text, tokenizer_path, out, workers, grown="c.partial/progress.json")
+        process.kill()
+        process.wait()
+        process.stderr.close()
+        assert group_is_gone(process), "the workers live on"
+        assert not (out / "c.idx").exists()
+    done = json.loads((out / "c.partial/progress.json").read_text())
+    with open(out / "c.partial/tokens", "ab") as file:
+        file.write(b"what was not saved")
+    made = (much_text, "--tokenizer", tokenizer_path, "--json")
+    again = json.loads(run(*made, "--output-prefix", out / "c"))
+    whole = json.loads(run(*made, "--output-prefix", tmp_path / "whole"))
+    assert again["resumed_tokens"] == done["tokens"] > 0
+    assert whole["resumed_tokens"] == 0
+    assert sorted(path.name for path in out.glob("c.*")) == ["c.bin", "c.bytes.npy", "c.idx", "c.meta.json"]
+    for left, right in zip(corpus_files(out / "c"), corpus_files(tmp_path / "whole"), strict=True):
+        assert left.read_bytes() == right.read_bytes(), left

@@ -8,7 +8,7 @@ from corpora import EOD, write_numbered, write_texts
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from mindllm.data import GPTDataset, HeldOutDataset
+from mindllm.data import DocumentOptions, GPTDataset, HeldOutDataset
 from mindllm.errors import UserError
 
 lengths_of = st.lists(st.integers(0, 30), min_size=1, max_size=12)
@@ -70,21 +70,21 @@ def test_order_never_changes(numbered):
 
 def test_loss_after_the_end_of_a_document(tmp_path):
     split = write_texts(tmp_path / "a", ["ab", "cde", "f"] * 5).split("train", "1")
-    plain = GPTDataset(split, 8, 0, eod_id=EOD).sample(0)
-    masked = GPTDataset(split, 8, 0, eod_id=EOD, eod_mask_loss=True).sample(0)
+    plain = GPTDataset(split, 8, 0, DocumentOptions(EOD)).sample(0)
+    masked = GPTDataset(split, 8, 0, DocumentOptions(EOD, eod_mask_loss=True)).sample(0)
     assert plain["loss_mask"].tolist() == [1.0] * 8
     assert masked["loss_mask"].tolist() == [float(token != EOD) for token in masked["input_ids"]]
     assert 0.0 in masked["loss_mask"]
     assert (masked["labels"][:-1] == masked["input_ids"][1:]).all()
     with pytest.raises(UserError, match="eod_mask_loss needs"):
-        GPTDataset(split, 8, 0, eod_mask_loss=True)
+        DocumentOptions(eod_mask_loss=True)
 
 
 @settings(max_examples=60)
 @given(lengths=lengths_of, seq_length=st.integers(1, 40), with_eod=st.booleans())
 def test_held_out_tokens_are_predicted_once_in_order(numbered, lengths, seq_length, with_eod):
     assume(sum(lengths) > 1)
-    dataset = HeldOutDataset(numbered(lengths), seq_length, eod_id=10**6 if with_eod else None)
+    dataset = HeldOutDataset(numbered(lengths), seq_length, DocumentOptions(10**6 if with_eod else None))
     samples = [dataset.sample(index) for index in range(dataset.sample_count)]
     labels = np.concatenate([sample["labels"][sample["loss_mask"] > 0] for sample in samples])
     inputs = np.concatenate([sample["input_ids"][sample["loss_mask"] > 0] for sample in samples])
@@ -96,6 +96,6 @@ def test_held_out_tokens_are_predicted_once_in_order(numbered, lengths, seq_leng
 
 
 def test_one_token_has_nothing_to_be_predicted_from(numbered):
-    assert HeldOutDataset(numbered([1]), 4, eod_id=9).sample_count == 1
+    assert HeldOutDataset(numbered([1]), 4, DocumentOptions(9)).sample_count == 1
     with pytest.raises(UserError, match="nothing to predict"):
         HeldOutDataset(numbered([1]), 4)

@@ -7,10 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mindllm.data import load_tokenizer
+from mindllm.data.tokenizer import is_cuttable
 from mindllm.data.tokenizer_training import save_tokenizer, train_byte_level_bpe
 from toolkit.data_preprocess import pieces as pieces_module
 from toolkit.data_preprocess.encode import encode_pieces
-from toolkit.data_preprocess.pieces import batched, cut, is_cuttable, read
+from toolkit.data_preprocess.pieces import batched, cut, read
 from toolkit.data_preprocess.sources import find_sources
 
 LINES = ["if x:", "    return x + 1", "", "  ", "été = 'é'", "value = 12345", "\treturn  value  ", "\u3000wide"]

@@ -41,6 +41,11 @@ def test_the_files_are_asked_in_their_order(directory):
     assert special(directory) == (1, 4, 2)
 
 
+def test_an_id_beyond_the_vocabulary_is_not_the_tokenizer_s(directory):
+    say(directory, generation_config={"pad_token_id": 32000})
+    assert special(directory) == (1, 0, 3)
+
+
 def test_a_named_token_that_the_vocabulary_lacks_is_none(directory):
     say(directory, tokenizer_config={"eos_token": "<end>"})
     assert load_tokenizer(directory).eos_id is None

@@ -1,11 +1,13 @@
 """A conversation: what is remembered, forgotten, too long or interrupted, and what the terminal shows of it."""
 
 import io
+from typing import ClassVar
 
 import pytest
 from tiny import options, tiny_config, tiny_model
 
 from mindllm.config import RunConfig
+from mindllm.config.dataset import TrainDatasetConfig
 from mindllm.errors import UserError
 from mindllm.generate import chat as module
 from mindllm.generate.chat import Chat, chat
@@ -17,9 +19,15 @@ class Characters:
     """A tokenizer of single characters."""
 
     eos_id = bos_id = None
+    path = "tokenizer.json"
+    special_tokens: ClassVar = {}
+    special_names = ()
 
     def encode(self, text):
         return [ord(character) % 97 for character in text]
+
+    def encode_marked(self, text):
+        return self.encode(text), [(index, index + 1) for index in range(len(text))]
 
     def decode(self, ids):
         return "".join(chr(97 + index % 26) for index in ids)
@@ -39,6 +47,7 @@ def configured(generator, **keys):
         model=type("Model", (), {"config": generator.model_config}),
         processor=type("Processor", (), {"tokenizer": type("Tokenizer", (), {"vocab_file": "some"})}),
         generation=options(20, **keys),
+        train_dataset=TrainDatasetConfig(),
     )
 
 

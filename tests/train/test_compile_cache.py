@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from mindllm.config import load_config
+from mindllm.train import compile_cache
 
 YAML = """
 lr_schedule: {type: ConstantWarmUpLR, learning_rate: 1e-2}
@@ -22,6 +23,7 @@ SCRIPT = """
 import json, logging, sys
 import numpy as np
 from mindllm.config import load_config
+from mindllm.train import compile_cache
 from mindllm.train.device import set_up_device
 from mindllm.train.engine import Engine
 config = load_config("run.yaml", sys.argv[1:])
@@ -74,3 +76,11 @@ def test_a_second_start_loads_what_the_first_compiled(start, tmp_path):
 def test_it_can_be_switched_off(start, tmp_path):
     start("--context.compile_cache=false")
     assert not (tmp_path / "out" / "compile_cache").exists()
+
+
+@pytest.mark.parametrize("key", ["reset_attention_mask", "reset_position_ids"])
+def test_the_columns_of_a_batch_are_part_of_the_step(tmp_path, key):
+    (tmp_path / "run.yaml").write_text(YAML)
+    option = f"--train_dataset.data_loader.config.{key}"
+    plain, apart = (load_config(tmp_path / "run.yaml", options) for options in ([], [option]))
+    assert compile_cache._key(plain) != compile_cache._key(apart)

@@ -12,6 +12,7 @@ from mindllm.command import CommandParser, run_command
 from mindllm.data.corpus import Corpus
 from mindllm.errors import RunFailed, UserError
 from toolkit.data_preprocess.build import Summary, build, prepare_tokenizer
+from toolkit.data_preprocess.documents import HANDLERS, DocumentReader
 from toolkit.data_preprocess.report import print_description, print_summary
 from toolkit.data_preprocess.sources import Source, find_sources, python_standard_library, shuffled
 
@@ -20,6 +21,8 @@ EXAMPLE = """example:
       --tokenizer data/tokenizer.json --output-prefix data/stdlib
   python -m toolkit.data_preprocess src/ --include '*.py' --exclude tests \\
       --tokenizer llama/tokenizer.model --output-prefix data/src --workers 8
+  python -m toolkit.data_preprocess web/*.jsonl.zst --json-keys title text \
+      --tokenizer llama/tokenizer.model --output-prefix data/web
   python -m toolkit.data_preprocess --info data/src
 """
 
@@ -44,11 +47,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _make(options: argparse.Namespace) -> Summary:
     sources = _find(options)
-    tokenizer = prepare_tokenizer(options.tokenizer, options.train_tokenizer, sources)
+    documents = None if options.format == "text" else DocumentReader(tuple(options.json_keys), options.handler_name)
+    tokenizer = prepare_tokenizer(options.tokenizer, options.train_tokenizer, sources, documents)
     return build(
         sources if options.keep_order else shuffled(sources, options.shuffle_seed),
         options.output_prefix,
         tokenizer,
+        documents=documents,
         append_eod=options.append_eod,
         workers=options.workers,
         overwrite=options.overwrite,
@@ -59,8 +64,10 @@ def make_parser() -> CommandParser:
     """Returns the parser of the command line."""
     parser = CommandParser(
         prog="python -m toolkit.data_preprocess",
-        description="Turns text files and source trees into an indexed corpus (Megatron's .bin and .idx), one document per file. "
-        "Text is read as UTF-8; invalid bytes are replaced by U+FFFD and the files counted. Files appear when they are complete.",
+        description="Turns text and records into an indexed corpus (Megatron's .bin and .idx). A document is a record of a "
+        "jsonl, json, csv, tsv or parquet file, or any other file as a whole; .gz, .bz2, .xz and .zst are decompressed. Memory "
+        "does not grow with the files. Text is read as UTF-8; invalid bytes are replaced by U+FFFD and the files counted. The "
+        "corpus appears when it is complete; after an interruption the same command goes on where it was.",
         epilog=EXAMPLE,
     )
     add_input_options(parser.add_argument_group("input"))
@@ -86,9 +93,32 @@ def add_input_options(group: argparse._ArgumentGroup) -> None:
         metavar="PATTERN",
         help="in directories: not these files and directories",
     )
-    group.add_argument("--keep-order", action="store_true", help="documents in the order of their names, not shuffled")
     group.add_argument(
-        "--shuffle-seed", type=_not_negative, default=0, metavar="SEED", help="of the order of documents (default 0)"
+        "--format",
+        choices=("auto", "text"),
+        default="auto",
+        help="auto: records where the name says so (default); text: every file is one document",
+    )
+    group.add_argument(
+        "--json-keys",
+        nargs="+",
+        default=["text"],
+        metavar="KEY",
+        help="keys or columns of a record that are its text, joined by line breaks (default text)",
+    )
+    group.add_argument(
+        "--handler-name",
+        choices=tuple(HANDLERS),
+        default="GeneralPretrainHandler",
+        help="how a record becomes text: its keys (default), or a form of rows that has a name",
+    )
+    group.add_argument("--keep-order", action="store_true", help="files in the order of their names, not shuffled")
+    group.add_argument(
+        "--shuffle-seed",
+        type=_not_negative,
+        default=0,
+        metavar="SEED",
+        help="of the order of files (default 0); records keep theirs",
     )
     group.add_argument("--info", type=Path, metavar="PREFIX", help="describe an existing corpus instead of making one")
 

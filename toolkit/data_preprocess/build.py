@@ -5,19 +5,23 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
 
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeRemainingColumn
 
 from mindllm.command import error_console
-from mindllm.data.corpus import Corpus, CorpusMeta, CorpusWriter, corpus_files, read_meta
+from mindllm.data.corpus import Corpus, CorpusMeta, corpus_files, read_meta
 from mindllm.data.indexed import index_path
-from mindllm.data.tokenizer import Tokenizer, load_tokenizer
+from mindllm.data.records import compression_of
+from mindllm.data.tokenizer import Tokenizer, is_cuttable, load_tokenizer
 from mindllm.data.tokenizer_training import TRAINED_KINDS, train_tokenizer
 from mindllm.errors import UserError
+from toolkit.data_preprocess.documents import DocumentReader
 from toolkit.data_preprocess.encode import encode_pieces
-from toolkit.data_preprocess.pieces import PIECE_BYTES, Piece, cut, is_cuttable, read
+from toolkit.data_preprocess.pieces import PIECE_BYTES, Piece, cut, read
+from toolkit.data_preprocess.resume import ResumableWriter
 from toolkit.data_preprocess.sources import Source, fingerprint
 
 PIECES_WORTH_A_WORKER = 8  # starting a process takes as long as encoding a few
@@ -25,7 +29,10 @@ PIECES_WORTH_A_WORKER = 8  # starting a process takes as long as encoding a few
 
 @dataclass(frozen=True)
 class Summary:
-    """What was made. ``invalid_utf8`` names files in which bytes were replaced, ``empty`` counts files left out."""
+    """What was made. ``invalid_utf8`` names files in which bytes were replaced, ``empty`` counts files and records left out.
+
+    ``resumed_tokens``: how many were there already, from a run that was interrupted.
+    """
 
     meta: CorpusMeta
     files: list[Path]
@@ -34,6 +41,7 @@ class Summary:
     up_to_date: bool
     empty: int
     invalid_utf8: tuple[str, ...] = ()
+    resumed_tokens: int = 0
 
 
 def build(
@@ -41,36 +49,53 @@ def build(
     prefix: Path,
     tokenizer: Tokenizer,
     *,
+    documents: DocumentReader | None = None,
     append_eod: bool = True,
     workers: int = 1,
     overwrite: bool = False,
 ) -> Summary:
-    """Writes ``sources``, one document per file in their order, as a corpus named ``prefix``.
+    """Writes ``sources`` in their order as a corpus named ``prefix``: one document per file, or per record (``documents``).
 
     Does nothing when the corpus was made from the same sources and options. Raises UserError when it was made from others
     and ``overwrite`` is False.
     """
     began = time.perf_counter()
-    wanted = fingerprint(sources, tokenizer=tokenizer.fingerprint, append_eod=append_eod)
+    wanted = fingerprint(sources, tokenizer=tokenizer.fingerprint, append_eod=append_eod, **_options(documents))
     texts = [source for source in sources if source.size]
     if not texts:
         raise UserError(f"all {len(sources)} files are empty: there is no text")
     up_to_date = not overwrite and _is_up_to_date(prefix, wanted)
-    invalid: set[str] = set()
+    empty = len(sources) - len(texts)
     if up_to_date:
         meta = Corpus(prefix).meta
-    else:
-        workers = max(1, min(workers, sum(source.size for source in texts) // (PIECES_WORTH_A_WORKER * PIECE_BYTES)))
-        with CorpusWriter(prefix, tokenizer, append_eod=append_eod, source_fingerprint=wanted) as writer:
-            invalid = _write(texts, writer, workers)
-            meta = writer.meta()
-    assert meta is not None
+        assert meta is not None
+        return Summary(meta, corpus_files(prefix), tokenizer.path, time.perf_counter() - began, up_to_date, empty)
+    workers = max(1, min(workers, _work(texts) // (PIECES_WORTH_A_WORKER * PIECE_BYTES)))
+    with ResumableWriter(prefix, tokenizer, append_eod=append_eod, source_fingerprint=wanted) as writer:
+        resumed = writer.token_count
+        _write(texts, writer, workers, documents)
+        if not len(writer):
+            raise UserError(f"all documents of {len(texts)} files are empty: there is no text")
     seconds = time.perf_counter() - began
-    empty = len(sources) - len(texts)
-    return Summary(meta, corpus_files(prefix), tokenizer.path, seconds, up_to_date, empty, tuple(sorted(invalid)))
+    invalid = tuple(sorted(writer.invalid))
+    return Summary(
+        writer.meta(), corpus_files(prefix), tokenizer.path, seconds, up_to_date, empty + writer.empty, invalid, resumed
+    )
 
 
-def prepare_tokenizer(path: Path, vocab_size: int | None, sources: Sequence[Source]) -> Tokenizer:
+def _options(documents: DocumentReader | None) -> dict[str, object]:
+    """What decides the documents beside the files; nothing where every file is one."""
+    return {} if documents is None else {"documents": asdict(documents)}
+
+
+def _work(sources: Sequence[Source]) -> int:
+    """About how many bytes there are to encode: compressed text is some four times as long as it is written."""
+    return sum(source.size * (4 if compression_of(source.path) else 1) for source in sources)
+
+
+def prepare_tokenizer(
+    path: Path, vocab_size: int | None, sources: Sequence[Source], documents: DocumentReader | None = None
+) -> Tokenizer:
     """Loads the tokenizer at ``path``; when it is missing and ``vocab_size`` is given, first trains it on ``sources``.
 
     Raises UserError when a tokenizer of another size is there.
@@ -86,7 +111,7 @@ def prepare_tokenizer(path: Path, vocab_size: int | None, sources: Sequence[Sour
     if path.suffix not in TRAINED_KINDS:
         raise UserError(f"{path}: a tokenizer is trained as {' or '.join(map(' '.join, TRAINED_KINDS.items()))}")
     with _progress("reading text for the tokenizer", sources) as (progress, task):
-        pieces = cut(source for source in sources if source.size)
+        pieces = cut((source for source in sources if source.size), documents=documents)
         train_tokenizer(_texts(pieces, progress, task), vocab_size, path)
     return load_tokenizer(path)
 
@@ -102,22 +127,25 @@ def _is_up_to_date(prefix: Path, wanted: str) -> bool:
     return True
 
 
-def _write(sources: Sequence[Source], writer: CorpusWriter, workers: int) -> set[str]:
-    """Encodes ``sources`` into ``writer``; returns the paths of those that are not valid UTF-8."""
-    invalid: set[str] = set()
-    byte_count = 0
-    pieces = cut(sources, is_cuttable(writer.tokenizer))
+def _write(sources: Sequence[Source], writer: ResumableWriter, workers: int, documents: DocumentReader | None) -> None:
+    """Encodes the pieces of ``sources`` that are not in ``writer`` yet."""
+    pieces = cut(sources, is_cuttable(writer.tokenizer), documents)
     with _progress("encoding", sources) as (progress, task):
+        for piece in islice(pieces, writer.pieces_done):
+            progress.update(task, advance=piece.size)
+        began, before = time.perf_counter(), writer.token_count
         for encoded in encode_pieces(pieces, writer.tokenizer, workers):
             writer.append(encoded.tokens)
-            byte_count += encoded.byte_count
+            writer.open_bytes += encoded.byte_count
             if not encoded.is_valid:
-                invalid.add(encoded.piece.path)
+                writer.invalid.add(encoded.piece.path)
             if encoded.piece.last:
-                writer.end_text(byte_count)
-                byte_count = 0
-            progress.update(task, advance=encoded.piece.size, detail=_rates(progress, writer))
-    return invalid
+                writer.end_text(writer.open_bytes)
+                writer.open_bytes = 0
+            writer.end_piece()
+            rate = (writer.token_count - before) / max(1e-3, time.perf_counter() - began)
+            detail = f"{len(writer):,} documents, {writer.token_count:,} tokens, {rate / 1e3:,.0f}k tokens/s"
+            progress.update(task, advance=encoded.piece.size, detail=detail)
 
 
 def _texts(pieces: Iterator[Piece], progress: Progress, task: TaskID) -> Iterator[str]:
@@ -138,12 +166,3 @@ def _progress(description: str, sources: Sequence[Source]) -> Iterator[tuple[Pro
     )
     with Progress(*columns, console=error_console, transient=True, disable=not error_console.is_terminal) as progress:
         yield progress, progress.add_task(description, total=sum(source.size for source in sources), detail="")
-
-
-def _rates(progress: Progress, writer: CorpusWriter) -> str:
-    state = progress.tasks[0]
-    seconds = max(state.elapsed or 0.0, 1e-3)
-    return (
-        f"{len(writer)} documents ({len(writer) / seconds:.0f}/s), {state.completed / seconds / 1e6:.1f} MB/s, "
-        f"{writer.token_count / seconds / 1e3:.0f}k tokens/s"
-    )

@@ -1,13 +1,18 @@
-"""Files cut into pieces of limited size, so that memory is bounded and one large file keeps all workers busy."""
+"""Files cut into pieces of limited size, so that memory is bounded and one large file keeps all workers busy.
+
+Workers read plain text files themselves. Of files that can only be read from their beginning (compressed ones, records) this
+process reads on, and the pieces carry their text.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from mindllm.data.tokenizer import Tokenizer
+from mindllm.data.records import compression_of, kind_of, open_bytes, read_records, reading
 from mindllm.errors import UserError
+from toolkit.data_preprocess.documents import DocumentReader
 from toolkit.data_preprocess.sources import Source
 
 PIECE_BYTES = 1 << 18
@@ -17,17 +22,26 @@ SEAM = re.compile(rb"[!-~]\n(?=[!-~])")
 
 @dataclass(frozen=True)
 class Piece:
-    """Bytes ``start`` to ``stop`` of a file; ``last`` where the document ends with it."""
+    """Bytes ``start`` to ``stop`` of a file; ``last`` where the document ends with it.
+
+    Of a file that is read in order, ``content`` is the text and the bytes of the file are those of its last piece.
+    """
 
     path: str
     start: int
     stop: int
     last: bool
+    content: bytes | None = None
 
     @property
     def size(self) -> int:
-        """Bytes of the piece."""
+        """Bytes of the file that are done with the piece."""
         return self.stop - self.start
+
+    @property
+    def work(self) -> int:
+        """Bytes to encode."""
+        return self.size if self.content is None else len(self.content)
 
 
 @dataclass(frozen=True)
@@ -39,20 +53,56 @@ class Text:
     is_valid: bool
 
 
-def is_cuttable(tokenizer: Tokenizer) -> bool:
-    """Tells whether text may be encoded in pieces: not where the tokenizer puts something before every text."""
-    return tokenizer.encode("x\ny") == tokenizer.encode("x\n") + tokenizer.encode("y")
+def cut(sources: Iterable[Source], cuttable: bool = True, documents: DocumentReader | None = None) -> Iterator[Piece]:
+    """Yields the pieces of all ``sources`` in order, about PIECE_BYTES each; whole documents unless ``cuttable``.
 
-
-def cut(sources: Iterable[Source], cuttable: bool = True) -> Iterator[Piece]:
-    """Yields the pieces of all ``sources`` in order, about PIECE_BYTES each; whole files unless ``cuttable``."""
+    A file is a document; with ``documents``, every record is one in files that hold records.
+    """
     for source in sources:
-        start = 0
-        while cuttable and source.size - start > 2 * PIECE_BYTES:
-            stop = _find_cut(source, start + PIECE_BYTES)
-            yield Piece(source.path, start, stop, last=False)
-            start = stop
-        yield Piece(source.path, start, source.size, last=True)
+        if documents is not None and kind_of(source.path):
+            yield from _marked_with_size(_records(source, documents), source)
+        elif compression_of(source.path):
+            yield from _marked_with_size(_cut_stream(source, cuttable), source)
+        else:
+            yield from _cut_file(source, cuttable)
+
+
+def _cut_file(source: Source, cuttable: bool) -> Iterator[Piece]:
+    start = 0
+    while cuttable and source.size - start > 2 * PIECE_BYTES:
+        stop = start + PIECE_BYTES + _find_cut(_bytes(source.path, start + PIECE_BYTES, PIECE_BYTES))
+        yield Piece(source.path, start, stop, last=False)
+        start = stop
+    yield Piece(source.path, start, source.size, last=True)
+
+
+def _cut_stream(source: Source, cuttable: bool) -> Iterator[Piece]:
+    """Cuts a compressed file exactly where it would be cut if it were not compressed."""
+    with reading(source.path), open_bytes(source.path) as file:
+        content = b""
+        while block := file.read(PIECE_BYTES if cuttable else -1):
+            content += block
+            while cuttable and len(content) > 2 * PIECE_BYTES:
+                stop = PIECE_BYTES + _find_cut(content[PIECE_BYTES : 2 * PIECE_BYTES])
+                yield Piece(source.path, 0, 0, last=False, content=content[:stop])
+                content = content[stop:]
+        yield Piece(source.path, 0, 0, last=True, content=content)
+
+
+def _records(source: Source, documents: DocumentReader) -> Iterator[Piece]:
+    for number, record in enumerate(read_records(source.path, documents.columns)):
+        text = documents.text(record, f"{source.path}: record {number}")
+        yield Piece(source.path, 0, 0, last=True, content=text.encode("utf-8", errors="surrogatepass"))
+
+
+def _marked_with_size(pieces: Iterator[Piece], source: Source) -> Iterator[Piece]:
+    previous = next(pieces, None)
+    for piece in pieces:
+        assert previous is not None
+        yield previous
+        previous = piece
+    if previous is not None:
+        yield replace(previous, stop=source.size)
 
 
 def batched(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
@@ -60,7 +110,7 @@ def batched(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
     batch: list[Piece] = []
     for piece in pieces:
         batch.append(piece)
-        if sum(piece.size for piece in batch) >= PIECE_BYTES or len(batch) == 256:
+        if sum(piece.work for piece in batch) >= PIECE_BYTES or len(batch) == 256:
             yield batch
             batch = []
     if batch:
@@ -69,13 +119,8 @@ def batched(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
 
 def read(piece: Piece) -> Text:
     """Reads the text of ``piece``; raises UserError when the file cannot be read or has become shorter."""
-    try:
-        with open(piece.path, "rb") as file:
-            file.seek(piece.start)
-            content = file.read(piece.size)
-    except OSError as error:
-        raise UserError(f"{piece.path}: cannot be read ({error.strerror})") from error
-    if len(content) != piece.size:
+    content = _bytes(piece.path, piece.start, piece.size) if piece.content is None else piece.content
+    if len(content) != piece.work:
         raise UserError(f"{piece.path}: changed while it was read; start again")
     try:
         return Text(content.decode("utf-8"), len(content), is_valid=True)
@@ -84,16 +129,20 @@ def read(piece: Piece) -> Text:
         return Text(text, len(text.encode("utf-8")), is_valid=False)
 
 
-def _find_cut(source: Source, near: int) -> int:
-    """Returns the first good place to cut in the PIECE_BYTES after ``near``: a seam, else a line's end, else a character's."""
+def _bytes(path: str, start: int, count: int) -> bytes:
+    """Reads ``count`` bytes of a file from ``start`` on, fewer at its end."""
     try:
-        with open(source.path, "rb") as file:
-            file.seek(near)
-            content = file.read(PIECE_BYTES)
+        with open(path, "rb") as file:
+            file.seek(start)
+            return file.read(count)
     except OSError as error:
-        raise UserError(f"{source.path}: cannot be read ({error.strerror})") from error
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from error
+
+
+def _find_cut(content: bytes) -> int:
+    """Returns the first good place to cut ``content``: a seam, else a line's end, else a character's."""
     if (seam := SEAM.search(content)) is not None:
-        return near + seam.end()
+        return seam.end()
     if (line := content.find(b"\n")) >= 0:
-        return near + line + 1
-    return near + next((index for index, byte in enumerate(content[:4]) if byte & 0xC0 != 0x80), 0)
+        return line + 1
+    return next((index for index, byte in enumerate(content[:4]) if byte & 0xC0 != 0x80), 0)

@@ -26,6 +26,8 @@ def summary_of(summary: Summary) -> dict[str, Any]:
         "files": [str(path) for path in summary.files],
         "tokenizer": str(summary.tokenizer),
         "vocab_size": meta.vocab_size,
+        "tokens_per_s": None if summary.up_to_date else round((meta.tokens - summary.resumed_tokens) / summary.seconds),
+        "resumed_tokens": summary.resumed_tokens,
         "empty": summary.empty,
         "invalid_utf8": None if summary.up_to_date else len(summary.invalid_utf8),
         "up_to_date": summary.up_to_date,
@@ -63,7 +65,7 @@ def print_summary(summary: Summary, as_json: bool) -> None:
         print(json.dumps(summary_of(summary)))
         return
     figures = summary_of(summary)
-    speed = "" if summary.up_to_date else f" in {summary.seconds:.1f} s"
+    speed = "" if summary.up_to_date else f" in {summary.seconds:.1f} s, {figures['tokens_per_s']:,} tokens/s"
     console = Console(soft_wrap=True, highlight=False)
     if summary.up_to_date:
         console.print(f"{summary.files[-1]} is up to date: nothing to do")
@@ -71,8 +73,10 @@ def print_summary(summary: Summary, as_json: bool) -> None:
         f"{figures['documents']:,} documents, {figures['tokens']:,} tokens, {figures['bytes']:,} bytes "
         f"({_ratio(figures['bytes_per_token'])} bytes per token){speed}"
     )
+    if summary.resumed_tokens:
+        console.print(f"{summary.resumed_tokens:,} tokens were there from a run that was interrupted")
     if summary.empty:
-        console.print(f"{summary.empty} empty files left out")
+        console.print(f"{summary.empty} empty files or records left out")
     if summary.invalid_utf8:
         names = ", ".join(summary.invalid_utf8[:NAMED_FILES]) + (
             ", ..." if len(summary.invalid_utf8) > NAMED_FILES else ""

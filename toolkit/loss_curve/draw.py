@@ -60,7 +60,8 @@ def _draw_run(axes: Any, run: Run, colour: str) -> None:
         points = [(record["step"], record["loss"]) for record in run.evaluations]
         axes.plot(*zip(*points, strict=True), "o", color=colour, markeredgecolor="black", label=f"{run.name}: held-out")
         baseline = run.evaluations[-1]["unigram_loss"]
-        axes.axhline(baseline, color=colour, linestyle=":", label=f"{run.name}: unigram baseline")
+        if baseline is not None:
+            axes.axhline(baseline, color=colour, linestyle=":", label=f"{run.name}: unigram baseline")
 
 
 def _smooth(values: list[float]) -> list[float]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 from mindllm.config import RunConfig
 from mindllm.config.callbacks import (
     CheckpointMonitorConfig,
@@ -22,16 +20,19 @@ from mindllm.train.callbacks.profiler import ProfileMonitor
 from mindllm.train.callbacks.summary import SummaryMonitor
 from mindllm.train.checkpoint import CheckpointStore
 from mindllm.train.evaluation import Evaluator
+from mindllm.train.ranks import ALONE, Ranks
 
 
-def make_callbacks(config: RunConfig, store: CheckpointStore, evaluator: Evaluator | None) -> list[Callback]:
+def make_callbacks(
+    config: RunConfig, store: CheckpointStore, evaluator: Evaluator | None, ranks: Ranks = ALONE
+) -> list[Callback]:
     """Those of the section ``callbacks`` in its order, the checkpoint last so that what it announces is whole."""
     made = [_make(item, store) for item in config.callbacks]
     if evaluator is not None:
-        made.append(EvaluationMonitor(evaluator, config.eval_step_interval))
-    rank = int(os.environ.get("RANK_ID", "0"))
-    if config.profile and (config.profile_rank_ids is None or rank in config.profile_rank_ids):
-        made.append(ProfileMonitor(config, rank))
+        made.append(EvaluationMonitor(evaluator, config.eval_step_interval, writes=ranks.is_first))
+    if config.profile and (config.profile_rank_ids is None or ranks.rank in config.profile_rank_ids):
+        made.append(ProfileMonitor(config, ranks.rank))
+    made = [callback for callback in made if ranks.is_first or not callback.of_first_rank]
     return sorted(made, key=lambda callback: isinstance(callback, CheckpointMonitor))
 
 

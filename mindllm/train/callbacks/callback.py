@@ -6,7 +6,12 @@ from mindllm.train.state import RunState, StepRecord
 
 
 class Callback:
-    """Does nothing; a subclass overrides what it wants to be told of. One subject, one file."""
+    """Does nothing; a subclass overrides what it wants to be told of. One subject, one file.
+
+    ``of_first_rank``: it writes what a run has once, so of several ranks only the first one has it.
+    """
+
+    of_first_rank = False
 
     def begin(self, state: RunState) -> None:
         """Before the first step; ``state.step`` is not 0 when the run is resumed."""

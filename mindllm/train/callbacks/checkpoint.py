@@ -15,6 +15,8 @@ logger = logging.getLogger(__name__)
 class CheckpointMonitor(Callback):
     """Weights, optimizer state, loss scale, position in the data and identity of the run."""
 
+    of_first_rank = True
+
     def __init__(self, store: CheckpointStore, save_checkpoint_steps: int) -> None:
         self.store = store
         self.save_checkpoint_steps = save_checkpoint_steps

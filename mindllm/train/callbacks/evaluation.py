@@ -15,18 +15,20 @@ logger = logging.getLogger(__name__)
 
 
 class EvaluationMonitor(Callback):
-    """Logs held-out loss and appends it to ``{output_dir}/evaluation.jsonl``."""
+    """Logs held-out loss and, where it ``writes``, appends it to ``{output_dir}/evaluation.jsonl``."""
 
-    def __init__(self, evaluator: Evaluator, eval_step_interval: int) -> None:
+    def __init__(self, evaluator: Evaluator, eval_step_interval: int, writes: bool = True) -> None:
         self.evaluator = evaluator
+        self.writes = writes
         self.eval_step_interval = eval_step_interval
         self.file: MetricsFile | None = None
         self.evaluated_step = -1
 
     def begin(self, state: RunState) -> None:
-        self.file = MetricsFile(state.output_dir / EVALUATION_NAME)
         starts_from_weights = bool(state.config.load_checkpoint) and state.step == 0
-        self.file.rewind(state.step - starts_from_weights)
+        if self.writes:
+            self.file = MetricsFile(state.output_dir / EVALUATION_NAME)
+            self.file.rewind(state.step - starts_from_weights)
         if starts_from_weights:
             self.evaluate(state)
             state.results["held-out before"] = state.results["held-out"]
@@ -40,9 +42,9 @@ class EvaluationMonitor(Callback):
             self.evaluate(state)
 
     def evaluate(self, state: RunState) -> None:
-        assert self.file is not None
         result = self.evaluator.run(state.engine)
-        self.file.append({"step": state.step, **asdict(result)})
+        if self.file is not None:
+            self.file.append({"step": state.step, **asdict(result)})
         self.evaluated_step = state.step
         state.results["held-out"] = result.describe()
         logger.info("step %d: held-out %s", state.step, result.describe())

@@ -14,6 +14,8 @@ METRICS_NAME = "metrics.jsonl"
 class MetricsMonitor(Callback):
     """Appends every step's record."""
 
+    of_first_rank = True
+
     def __init__(self) -> None:
         self.file: MetricsFile | None = None
 

@@ -25,6 +25,8 @@ PLUGIN = "summary"
 class SummaryMonitor(Callback):
     """Records the scalars of every ``collect_freq``-th step."""
 
+    of_first_rank = True
+
     def __init__(self, summary_dir: str, collect_freq: int) -> None:
         self.summary_dir = summary_dir
         self.collect_freq = collect_freq

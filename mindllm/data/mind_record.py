@@ -1,0 +1,82 @@
+"""MindRecord files of ready samples, as MindFormers writes them: the one file of this room that knows MindSpore.
+
+Rows are read by number through MindSpore's own reader; nothing but the number of rows is held.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mindllm.data.rows import Row
+from mindllm.errors import UserError
+
+IGNORED = -100  # the label of a token without loss
+
+
+class MindRecordRows:
+    """Rows with a column ``input_ids`` of ``seq_length`` + 1 tokens, and perhaps ``labels`` of as many (-100: no loss).
+
+    ``labels[i]`` is about token i itself, as MindFormers writes it: it shifts inputs against labels in the model. Raises
+    UserError for files that are no MindRecord, and for rows of another length.
+    """
+
+    def __init__(self, paths: Sequence[str], seq_length: int) -> None:
+        self.paths = list(paths)
+        self.seq_length = seq_length
+        for path in self.paths:
+            for file in (path, f"{path}.db"):
+                if not Path(file).is_file():
+                    raise UserError(f"{file}: no such file; a MindRecord file is NAME with its index NAME.db")
+        self._count, columns = self._open()
+        if "input_ids" not in columns:
+            raise UserError(f"{self.paths[0]}: has no column input_ids but {', '.join(sorted(columns))}")
+        self._columns = [name for name in ("input_ids", "labels") if name in columns]
+
+    def _open(self) -> tuple[int, dict[str, Any]]:
+        from mindspore.mindrecord import FileReader
+
+        try:
+            reader = FileReader(self.paths)
+            count, columns = reader.len(), reader.schema()
+            reader.close()
+        except (RuntimeError, ValueError) as error:
+            raise UserError(f"{', '.join(self.paths)}: cannot be read as MindRecord ({_first_line(error)})") from error
+        return int(count), columns
+
+    def __len__(self) -> int:
+        return self._count
+
+    def rows(self, numbers: Sequence[int]) -> list[Row]:
+        """Returns the rows of these numbers, in this order."""
+        from mindspore.dataset import MindDataset, SubsetSampler
+
+        wanted = sorted(set(numbers))  # MindSpore takes no more numbers than there are rows
+        if not wanted:
+            return []
+        dataset = MindDataset(
+            self.paths, columns_list=self._columns, sampler=SubsetSampler(wanted), num_parallel_workers=1
+        )
+        try:
+            found = list(dataset.create_tuple_iterator(num_epochs=1, output_numpy=True))
+        except RuntimeError as error:
+            raise UserError(f"{', '.join(self.paths)}: cannot be read ({_first_line(error)})") from error
+        by_number = dict(zip(wanted, found, strict=True))
+        return [self._row(number, *by_number[number]) for number in numbers]
+
+    def _row(self, number: int, input_ids: np.ndarray, labels: np.ndarray | None = None) -> Row:
+        lengths = {len(column) for column in (input_ids, labels) if column is not None}
+        if lengths != {self.seq_length + 1}:
+            raise UserError(
+                f"{self.paths[0]}: row {number} has {' and '.join(map(str, sorted(lengths)))} tokens, not seq_length + 1 = "
+                f"{self.seq_length + 1}; set model.model_config.seq_length to {min(lengths) - 1}"
+            )
+        trained = np.ones(len(input_ids), dtype=bool) if labels is None else labels != IGNORED
+        return Row(input_ids.astype(np.int32), trained)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

@@ -1,0 +1,234 @@
+"""Files of records (jsonl, json, csv, tsv, parquet), plain or compressed (gz, bz2, xz, zst): as a stream, or by number.
+
+Streams hold one record at a time (a row group of parquet; a .json file that is one array is read whole). pyarrow and zstandard
+are imported where a file needs them.
+"""
+
+from __future__ import annotations
+
+import bz2
+import csv
+import gzip
+import io
+import json
+import lzma
+import sys
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO, Protocol, cast
+
+import numpy as np
+
+from mindllm.errors import UserError
+
+Record = dict[str, Any]
+
+COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
+KINDS = {
+    ".jsonl": "jsonl",
+    ".json": "json",
+    ".csv": "csv",
+    ".tsv": "tsv",
+    ".parquet": "parquet",
+}
+DAMAGE = (OSError, EOFError, UnicodeDecodeError, csv.Error, lzma.LZMAError, zlib.error)
+DAMAGE_OF_LIBRARIES = ("ZstdError", "ArrowInvalid")  # by name, as the libraries are imported where a file needs them
+PARQUET_BATCH = 1024  # records decoded at a time
+csv.field_size_limit(min(sys.maxsize, 2**31 - 1))  # a document is one field
+
+
+def compression_of(path: Path | str) -> str | None:
+    """Returns the ending that says how a file is compressed, such as ".gz"; None for a plain one."""
+    suffix = Path(path).suffix.lower()
+    return suffix if suffix in COMPRESSIONS else None
+
+
+def kind_of(path: Path | str) -> str | None:
+    """Returns which kind of records a file holds, by its ending before that of a compression; None for other files."""
+    path = Path(path)
+    return KINDS.get((path.with_suffix("") if compression_of(path) else path).suffix.lower())
+
+
+def open_bytes(path: Path | str) -> BinaryIO:
+    """Opens a file for reading bytes, decompressing what its ending says is compressed."""
+    compression = compression_of(path)
+    if compression == ".gz":
+        return cast(BinaryIO, gzip.open(path, "rb"))
+    if compression == ".bz2":
+        return cast(BinaryIO, bz2.open(path, "rb"))
+    if compression == ".xz":
+        return cast(BinaryIO, lzma.open(path, "rb"))
+    if compression == ".zst":
+        import zstandard
+
+        return cast(BinaryIO, io.BufferedReader(zstandard.open(path, "rb")))
+    return open(path, "rb")
+
+
+def read_records(path: Path | str, columns: Sequence[str] = ()) -> Iterator[Record]:
+    """Yields the records of a file in order; raises UserError naming file and line for what is not one.
+
+    ``columns``: all that is needed, where the kind of file can leave out others (parquet, if it has them all).
+    """
+    kind = kind_of(path)
+    if kind is None:
+        raise UserError(
+            f"{path}: not a file of records; readable are {', '.join(KINDS)}, also as {', '.join(COMPRESSIONS)}"
+        )
+    with reading(path):
+        if kind == "parquet":
+            yield from _parquet(path, columns)
+        elif kind in ("csv", "tsv"):
+            yield from _csv(path, "\t" if kind == "tsv" else ",")
+        elif kind == "json" and _is_array(path):
+            yield from _json_array(path)
+        else:
+            with open_bytes(path) as file:
+                for number, line in enumerate(file, start=1):
+                    if line.strip():
+                        yield parse_record(line, f"{path}:{number}")
+
+
+def parse_record(line: bytes, place: str) -> Record:
+    """Returns the JSON object of one line; ``place`` names it in errors."""
+    try:
+        record = json.loads(line.decode("utf-8-sig"))
+    except ValueError as error:  # JSONDecodeError and UnicodeDecodeError
+        raise UserError(f"{place}: not a line of JSON ({error})") from None
+    if not isinstance(record, dict):
+        raise UserError(f"{place}: a record is a JSON object, not {str(record)[:40]!r}")
+    return record
+
+
+@contextmanager
+def reading(path: Path | str) -> Iterator[None]:
+    """Turns what libraries raise about a file that is missing, damaged or truncated into a UserError that names it."""
+    try:
+        yield
+    except (FileNotFoundError, IsADirectoryError, PermissionError) as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from error
+    except Exception as error:
+        if not isinstance(error, DAMAGE) and type(error).__name__ not in DAMAGE_OF_LIBRARIES:
+            raise
+        raise UserError(f"{path}: damaged, or not what its name says ({error})") from error
+
+
+def _csv(path: Path | str, delimiter: str) -> Iterator[Record]:
+    with open_bytes(path) as file:
+        text = io.TextIOWrapper(file, encoding="utf-8-sig", newline="")
+        rows = csv.DictReader(text, delimiter=delimiter, strict=True)
+        for row in rows:
+            if None in row or None in row.values():
+                count = len(rows.fieldnames or ())
+                raise UserError(
+                    f"{path}:{rows.line_num}: the header names {count} columns, this row has another number"
+                )
+            yield cast(Record, row)
+
+
+def _parquet(path: Path | str, columns: Sequence[str]) -> Iterator[Record]:
+    import pyarrow.parquet as parquet
+
+    with parquet.ParquetFile(path) as file:
+        wanted = list(columns) if columns and set(columns) <= set(file.schema_arrow.names) else None
+        for batch in file.iter_batches(batch_size=PARQUET_BATCH, columns=wanted):
+            yield from batch.to_pylist()
+
+
+def _is_array(path: Path | str) -> bool:
+    with open_bytes(path) as file:
+        for line in file:
+            if line.strip():
+                return line.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"[")
+    return False
+
+
+def _json_array(path: Path | str) -> Iterator[Record]:
+    with open_bytes(path) as file:
+        try:
+            records = json.load(file)
+        except ValueError as error:
+            raise UserError(f"{path}: not JSON ({error})") from None
+    for number, record in enumerate(records):
+        if not isinstance(record, dict):
+            raise UserError(f"{path}: entry {number} is not a JSON object but {str(record)[:40]!r}")
+        yield record
+
+
+class RecordFile(Protocol):
+    """Records of one file by number."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, number: int) -> Record: ...
+
+
+class JsonLines:
+    """A plain jsonl file of which only the places of its lines are held: 8 bytes per record."""
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = path
+        starts = []
+        with reading(path), open(path, "rb") as file:
+            position = 0
+            for line in file:
+                if line.strip():
+                    starts.append(position)
+                position += len(line)
+        self._starts = np.array(starts, dtype=np.int64)
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    def __getitem__(self, number: int) -> Record:
+        with reading(self.path), open(self.path, "rb") as file:
+            file.seek(int(self._starts[number]))
+            return parse_record(file.readline(), f"{self.path}: record {number}")
+
+
+class RecordTable:
+    """The records of several files, one file after another; files other than plain jsonl are held in memory."""
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self.paths = paths
+        self._files: list[RecordFile] = [_by_number(path) for path in paths]
+        self._ends = np.cumsum([len(file) for file in self._files])
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def _place(self, number: int) -> tuple[int, int]:
+        file = int(np.searchsorted(self._ends, number, side="right"))
+        return file, number - (int(self._ends[file - 1]) if file else 0)
+
+    def __getitem__(self, number: int) -> Record:
+        file, place = self._place(number)
+        return self._files[file][place]
+
+    def name(self, number: int) -> str:
+        """Names a record for people: its file and its number there, from 0."""
+        file, place = self._place(number)
+        return f"{self.paths[file]}: record {place}"
+
+
+def _by_number(path: Path) -> RecordFile:
+    if kind_of(path) == "jsonl" and compression_of(path) is None:
+        return JsonLines(path)
+    return list(read_records(path))
+
+
+def record_files(paths: Sequence[str]) -> list[Path]:
+    """Returns the files named, directories replaced by the record files below them in the order of their names."""
+    found: list[Path] = []
+    for given in map(Path, paths):
+        if not given.exists():
+            raise UserError(f"{given}: no such file or directory")
+        below = (
+            sorted(path for path in given.rglob("*") if path.is_file() and kind_of(path)) if given.is_dir() else [given]
+        )
+        if not below:
+            raise UserError(f"{given}: no files of records in this directory ({', '.join(KINDS)})")
+        found += below
+    return found

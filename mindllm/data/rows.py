@@ -1,0 +1,147 @@
+"""Samples made of rows: ready token sequences with the tokens that are trained marked; one to a sample, or several packed.
+
+A row of n tokens takes n - 1 places: its last token is a label only. Packed rows do not see each other and have their own
+positions, so the loss of a pack is the sum of the losses of its rows alone (Krell et al., 2021, section 3.2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Protocol
+
+import numpy as np
+
+from mindllm.data.documents import positions
+from mindllm.data.order import SAMPLES, permutation
+
+BLOCK = 64  # consecutive samples read at once: sources that open files are slow by the row
+
+
+@dataclass(frozen=True)
+class Row:
+    """One sequence: ``tokens`` int32 [n], ``trained`` bool [n]: whether the loss of predicting that token counts."""
+
+    tokens: np.ndarray
+    trained: np.ndarray
+
+    @property
+    def places(self) -> int:
+        """Places of a sample it takes."""
+        return max(0, len(self.tokens) - 1)
+
+
+class RowSource(Protocol):
+    """Rows by number, none longer than ``seq_length`` + 1 tokens."""
+
+    def __len__(self) -> int: ...
+
+    def rows(self, numbers: Sequence[int]) -> list[Row]:
+        """Returns the rows of these numbers, in this order."""
+
+
+class Packs:
+    """Which rows share a sample: ``packs[i]`` is an int array of row numbers."""
+
+    def __init__(self, rows: np.ndarray, ends: np.ndarray) -> None:
+        self.row_numbers = rows
+        self._ends = ends
+
+    @staticmethod
+    def single(numbers: np.ndarray) -> Packs:
+        """Every row in a sample of its own."""
+        return Packs(numbers, np.arange(1, len(numbers) + 1))
+
+    @staticmethod
+    def of(groups: Sequence[np.ndarray]) -> Packs:
+        """The groups as they are given."""
+        return Packs(np.concatenate(groups), np.cumsum([len(group) for group in groups]))
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    def __getitem__(self, index: int) -> np.ndarray:
+        return self.row_numbers[self._ends[index - 1] if index else 0 : self._ends[index]]
+
+
+class RowDataset:
+    """Samples of ``packs`` without end: epoch follows epoch, each with its own order, drawn from ``seed``.
+
+    ``packed`` samples say where their rows begin (segment_starts, position_ids); others are padded behind their one row,
+    which causal attention does not see.
+    """
+
+    sample_count = None  # endless
+
+    def __init__(self, source: RowSource, packs: Packs, seq_length: int, seed: int, *, packed: bool = False) -> None:
+        self.source = source
+        self.packs = packs
+        self.seq_length = seq_length
+        self.seed = seed
+        self.packed = packed
+        self._order = lru_cache(maxsize=2)(self._draw_order)
+        self._block = lru_cache(maxsize=4)(self._read_block)
+
+    @property
+    def samples_per_epoch(self) -> int:
+        """Samples of one pass."""
+        return len(self.packs)
+
+    def rows_of(self, index: int) -> np.ndarray:
+        """Returns the numbers of the rows in sample ``index``."""
+        epoch, place = divmod(index, len(self.packs))
+        return self.packs[int(self._order(epoch)[place])]
+
+    def sample(self, index: int) -> dict[str, np.ndarray]:
+        """Returns sample ``index``: input_ids, labels int32, loss_mask float32, and if packed segment_starts and position_ids."""
+        block, place = divmod(index, BLOCK)
+        return self._block(block)[place]
+
+    def _draw_order(self, epoch: int) -> np.ndarray:
+        return permutation(len(self.packs), self.seed, epoch, SAMPLES)
+
+    def _read_block(self, block: int) -> list[dict[str, np.ndarray]]:
+        groups = [self.rows_of(block * BLOCK + place) for place in range(BLOCK)]
+        rows = iter(self.source.rows(np.concatenate(groups).tolist()))
+        return [assemble([next(rows) for _ in group], self.seq_length, packed=self.packed) for group in groups]
+
+
+class HeldOutRows:
+    """Rows for evaluation, each in a sample of its own, in order; rows past the end are padding without loss."""
+
+    def __init__(self, source: RowSource, numbers: range, seq_length: int) -> None:
+        self.source = source
+        self.numbers = numbers
+        self.seq_length = seq_length
+
+    @property
+    def sample_count(self) -> int:
+        """Rows."""
+        return len(self.numbers)
+
+    def sample(self, index: int) -> dict[str, np.ndarray]:
+        """Returns input_ids, labels int32, loss_mask float32, each [seq_length]."""
+        rows = self.source.rows([self.numbers[index]]) if index < len(self.numbers) else []
+        return assemble(rows, self.seq_length, packed=False)
+
+
+def assemble(rows: Sequence[Row], seq_length: int, *, packed: bool) -> dict[str, np.ndarray]:
+    """Lays rows one behind the other into a sample of ``seq_length`` places; raises ValueError when they do not fit."""
+    if sum(row.places for row in rows) > seq_length:
+        raise ValueError(f"rows of {[row.places for row in rows]} places in a sample of {seq_length}")
+    input_ids, labels, starts = (np.zeros(seq_length, dtype=np.int32) for _ in range(3))
+    loss_mask = np.zeros(seq_length, dtype=np.float32)
+    start = 0
+    for row in rows:
+        places = slice(start, start + row.places)
+        input_ids[places] = row.tokens[:-1]
+        labels[places] = row.tokens[1:]
+        loss_mask[places] = row.trained[1:]
+        starts[places] = start
+        start = places.stop
+    starts[start:] = start
+    sample = {"input_ids": input_ids, "labels": labels, "loss_mask": loss_mask}
+    if packed:
+        sample |= {"segment_starts": starts, "position_ids": positions(starts)}
+    return sample

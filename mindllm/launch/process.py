@@ -1,0 +1,79 @@
+"""One process of a job: its environment, its log, how it ended."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import signal
+import socket
+import subprocess
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+SHOWN_LINES = 15
+DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of prctl(2)
+libc = ctypes.CDLL(None, use_errno=True)
+
+
+class JobProcess:
+    """A process that dies with the launcher, in a session of its own: Ctrl-C in the terminal reaches the launcher alone."""
+
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        log: Path,
+        connection: socket.socket | None = None,
+    ) -> None:
+        self.name = name
+        self.log = log
+        with open(log, "wb") as output:
+            self.process = subprocess.Popen(
+                command,
+                env={
+                    **os.environ,
+                    "COLUMNS": str(shutil.get_terminal_size().columns),
+                    **environment,
+                    "PYTHONUNBUFFERED": "1",
+                },
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                pass_fds=[] if connection is None else [connection.fileno()],
+                preexec_fn=_die_with_parent,
+            )
+
+    def poll(self) -> int | None:
+        """The exit code, negative the signal that killed it; None while it runs."""
+        return self.process.poll()
+
+    def send(self, number: int) -> None:
+        """Sends a signal to the process, not to what it has started."""
+        if self.poll() is None:
+            self.process.send_signal(number)
+
+    def kill(self) -> None:
+        """Ends the process and everything it has started, at once."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+    def ending(self) -> str:
+        """How it ended, for people."""
+        code = self.poll()
+        if code is not None and code < 0:
+            return f"was killed by {signal.Signals(-code).name}"
+        return f"ended with exit code {code}"
+
+    def last_lines(self) -> str:
+        """The end of its log."""
+        lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
+        return "\n".join(f"    {line}" for line in lines[-SHOWN_LINES:])
+
+
+def _die_with_parent() -> None:
+    libc.prctl(DIE_WITH_PARENT, signal.SIGKILL)

@@ -1,0 +1,117 @@
+"""Rows as the text of a run: conversations, and MindRecord files of ready samples."""
+
+from __future__ import annotations
+
+import logging
+from functools import cached_property
+
+import numpy as np
+from rich.progress import track
+
+from mindllm.command import error_console
+from mindllm.config import RunConfig
+from mindllm.config.dataset import DataConfig, InstructionDataConfig, RowsDataConfig
+from mindllm.data import (
+    HeldOutRows,
+    InstructionRows,
+    MindRecordRows,
+    Packs,
+    RowDataset,
+    RowSource,
+    Tokenizer,
+    pack,
+    split_ranges,
+)
+from mindllm.data.instruction import RowCounts
+
+logger = logging.getLogger(__name__)
+ROWS_WORTH_A_BAR = 2000
+
+
+class RowText:
+    """Rows of ``source``, split as ``section`` says. Their frequencies and bytes are not those of running text: no baseline."""
+
+    def __init__(self, config: RunConfig, section: DataConfig, source: RowSource) -> None:
+        self.config = config
+        self.section = section
+        self.source = source
+        self.seq_length = config.model.config.seq_length
+
+    def numbers(self, split: str) -> range:
+        """Returns the rows of part ``split``; raises UserError when there are none."""
+        rows = split_ranges(self.section.split, len(self.source))[split]
+        if not rows:
+            raise self.config.error(
+                "train_dataset.data_loader.config.split",
+                f"{self.section.split} of {len(self.source)} rows leaves none for {split}; give it a larger weight",
+            )
+        return rows
+
+    def train_dataset(self) -> RowDataset:
+        """Rows of the train part, each in a sample of its own."""
+        rows = self.numbers("train")
+        return self._dataset(Packs.single(np.arange(rows.start, rows.stop)), packed=False)
+
+    def _dataset(self, packs: Packs, packed: bool) -> RowDataset:
+        return RowDataset(self.source, packs, self.seq_length, self.config.seed, packed=packed)
+
+    def held_out(self, split: str) -> HeldOutRows:
+        """Rows of another part, in order."""
+        return HeldOutRows(self.source, self.numbers(split), self.seq_length)
+
+    def unigram_loss(self, split: str) -> None:
+        """Unknown."""
+
+    def bytes_per_token(self, split: str) -> None:
+        """Unknown."""
+
+
+class MindRecordText(RowText):
+    """The rows of MindRecord files."""
+
+    def __init__(self, config: RunConfig, section: RowsDataConfig) -> None:
+        super().__init__(config, section, MindRecordRows(section.data_paths, config.model.config.seq_length))
+
+
+class InstructionText(RowText):
+    """Conversations. With packing, all rows of the train part are tokenized once when training begins, to know their lengths."""
+
+    source: InstructionRows
+
+    def __init__(self, config: RunConfig, section: InstructionDataConfig, tokenizer: Tokenizer) -> None:
+        rows = InstructionRows(
+            section.data_paths,
+            tokenizer,
+            config.model.config.seq_length,
+            handler=section.handler,
+            chat_template=section.chat_template,
+        )
+        super().__init__(config, section, rows)
+        self.packing = section.packing
+
+    @cached_property
+    def counts(self) -> RowCounts:
+        """What the rows of the train part come to."""
+        rows = self.numbers("train")
+        shown = error_console.is_terminal and len(rows) > ROWS_WORTH_A_BAR
+        return self.source.count(
+            track(rows, "measuring rows", console=error_console, disable=not shown, transient=True)
+        )
+
+    def train_dataset(self) -> RowDataset:
+        """Rows of the train part, packed if the section says so; rows from which nothing is learnt are left out of packs."""
+        if not self.packing:
+            return super().train_dataset()
+        logger.info(self.counts.describe(self.seq_length))
+        rows = self.numbers("train")
+        useful = np.flatnonzero(self.counts.places)
+        if not len(useful):
+            raise self.config.error(
+                "model.model_config.seq_length", f"no row has an answer within its first {self.seq_length + 1} tokens"
+            )
+        groups = pack(self.counts.places[useful], self.seq_length, self.config.seed)
+        full = self.counts.places.sum() / (len(groups) * self.seq_length)
+        logger.info(
+            "%d rows packed into %d samples of %d, %.1f%% full", len(useful), len(groups), self.seq_length, 100 * full
+        )
+        return self._dataset(Packs.of([rows.start + useful[group] for group in groups]), packed=True)

@@ -1,0 +1,91 @@
+"""Section ``train_dataset``: kinds of data loaders, blends, what works on one device only."""
+
+import pytest
+
+from mindllm.config.dataset import IndexedDataConfig, IndexedDataLoader, InstructionDataLoader, RowsDataLoader
+
+LOADER = "train_dataset.data_loader"
+PATH = f"--{LOADER}.config.data_path"
+CHATS = [f"--{LOADER}.type=CommonDataLoader", "--processor.tokenizer.vocab_file=t.json"]
+TWO_DEVICES = ["--use_parallel", "--parallel_config.data_parallel=2"]
+
+
+@pytest.mark.parametrize(
+    ("given", "paths", "weights"),
+    [
+        ("a", ("a",), None),
+        ("[a]", ("a",), None),
+        ("[a, b]", ("a", "b"), None),
+        ("[0.3, a, 0.7, b]", ("a", "b"), (0.3, 0.7)),
+        ("[30, a, 70, b]", ("a", "b"), (30.0, 70.0)),
+        ("['0.3', a, '0.7', b]", ("a", "b"), (0.3, 0.7)),
+        ("[1, a]", ("a",), (1.0,)),
+    ],
+)
+def test_paths_and_weights(load, given, paths, weights):
+    section = load(f"{PATH}={given}").train_dataset.data_loader.config
+    assert isinstance(section, IndexedDataConfig)
+    assert (section.data_paths, section.weights) == (paths, weights)
+
+
+@pytest.mark.parametrize("given", ["[0.3, a, b]", "[a, 0.3, b, 0.7]", "[0.3, 0.7, a, b]", "[0.3, a, 0.7]"])
+def test_weights_and_paths_come_in_turn(refused, given):
+    assert "weight and prefix in turn, such as [0.3, a, 0.7, b]" in refused(f"{PATH}={given}")
+
+
+@pytest.mark.parametrize("given", ["[0, a, 1, b]", "[-1, a, 1, b]"])
+def test_weights_are_positive(refused, given):
+    assert "greater than 0" in refused(f"{PATH}={given}")
+
+
+def test_kinds_of_loaders(load):
+    assert isinstance(load().train_dataset.data_loader, IndexedDataLoader)
+    assert isinstance(load(f"--{LOADER}.type=MindDataset").train_dataset.data_loader, RowsDataLoader)
+    loader = load(*CHATS, f"--{LOADER}.config.packing").train_dataset.data_loader
+    assert isinstance(loader, InstructionDataLoader)
+    assert loader.config.split_weights == (1.0, 0.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("options", "key", "words"),
+    [
+        ([f"--{LOADER}.type=CommonDataloader"], f"{LOADER}.type", "did you mean 'CommonDataLoader'"),
+        ([CHATS[0]], "processor.tokenizer.vocab_file", "conversations need a tokenizer"),
+        ([*CHATS, f"--{LOADER}.config.handler=alpacca"], f"{LOADER}.config.handler", "did you mean 'alpaca'"),
+        (
+            [*CHATS, f"--{LOADER}.config.reset_position_ids"],
+            f"{LOADER}.config.reset_position_ids",
+            "not used by this type",
+        ),
+        ([*CHATS, PATH + "="], f"{LOADER}.config.data_path", "file of conversations"),
+        (
+            [*TWO_DEVICES, f"--{LOADER}.config.reset_attention_mask"],
+            f"{LOADER}.config.reset_attention_mask",
+            "works on one device, this run has 2 (value true); write false",
+        ),
+        ([*TWO_DEVICES, *CHATS, f"--{LOADER}.config.packing"], f"{LOADER}.config.packing", "works on one device"),
+    ],
+)
+def test_refused_data(refused, options, key, words):
+    message = refused(*options)
+    assert f": {key}: " in message
+    assert words in message
+
+
+BOTH = ("segment_starts", "position_ids")
+
+
+@pytest.mark.parametrize(
+    ("options", "columns"),
+    [
+        ([], ()),
+        ([f"--{LOADER}.config.eod_mask_loss"], ()),
+        ([f"--{LOADER}.config.reset_attention_mask"], BOTH[:1]),
+        ([f"--{LOADER}.config.reset_position_ids"], BOTH[1:]),
+        ([f"--{LOADER}.config.reset_attention_mask", f"--{LOADER}.config.reset_position_ids"], BOTH),
+        (CHATS, ()),
+        ([*CHATS, f"--{LOADER}.config.packing"], BOTH),
+    ],
+)
+def test_documents_are_kept_apart_only_where_it_is_asked_for(load, options, columns):
+    assert load(*options).train_dataset.document_columns == columns

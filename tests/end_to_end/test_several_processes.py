@@ -1,0 +1,212 @@
+"""Several processes on CPU compute what one does; they stop, fail, resume and evaluate as one."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from command_line import ROOT, read_lines, run, trajectory
+
+# Loss scales high enough to overflow at first, gradients long enough to be clipped.
+HARD = (
+    "--runner_wrapper.scale_sense={type: DynamicLossScaleUpdateCell, loss_scale_value: 1.5e+20, scale_window: 4}",
+    "--runner_wrapper.max_grad_norm=0.5",
+    "--runner_config.train_steps=100000",
+    "--lr_schedule.total_steps=100",
+)
+TWO = ("--use_parallel=true", "--parallel_config.data_parallel=2", "--batch_size=2", "--eval_dataset.batch_size=2")
+ONE = ("--batch_size=2", "--gradient_accumulation_steps=2", "--eval_dataset.batch_size=4")
+UNTIL_12 = "--runner_config.stop_step=12"
+KEEP_ALL = "--callbacks.3.keep_checkpoint_max=100000"
+
+
+def launch(config_file, output, *options):
+    """Starts two processes through the script."""
+    words = [ROOT / "run_llm.py", "--config", config_file, f"--output_dir={output}", *TWO, *options]
+    command = " ".join(f"'{word}'" for word in words)
+    environment = {
+        **os.environ,
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "VIRTUAL_ENV": sys.prefix,
+        "COLUMNS": "250",
+    }
+    return subprocess.Popen(
+        ["bash", ROOT / "scripts" / "msrun_launcher.sh", command, "2", "0", output.parent / f"{output.name}_log"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=environment,
+        cwd=output.parent,
+    )
+
+
+def end(process, expect=0):
+    printed, _ = process.communicate(timeout=300)
+    assert process.returncode == expect, printed
+    assert "Traceback" not in printed
+    return printed
+
+
+def read_until(process, text):
+    for line in process.stdout:
+        if text in line:
+            return
+    raise AssertionError(f"no line with {text}")
+
+
+def assert_same(mine, theirs):
+    """Two lists of records are the same, losses within 1e-5, norms in proportion."""
+    for one, two in zip(mine, theirs, strict=True):
+        assert one["loss"] == pytest.approx(two["loss"], abs=1e-5)
+        assert (one["global_norm"] or 0) == pytest.approx(two["global_norm"] or 0, rel=1e-4)
+        assert {**one, "loss": 0, "global_norm": 0} == {**two, "loss": 0, "global_norm": 0}
+
+
+@pytest.fixture(scope="module")
+def single(config_file, tmp_path_factory):
+    """Twelve steps of one process."""
+    output = tmp_path_factory.mktemp("single") / "out"
+    run(config_file, output, *HARD, *ONE, UNTIL_12, KEEP_ALL)
+    return output
+
+
+@pytest.fixture(scope="module")
+def double(config_file, tmp_path_factory):
+    """The same run by two processes, stopped by SIGTERM some time after step 12."""
+    output = tmp_path_factory.mktemp("double") / "out"
+    process = launch(config_file, output, *HARD, KEEP_ALL)
+    read_until(process, "step:[   12/")
+    process.send_signal(signal.SIGTERM)
+    end(process)
+    return output
+
+
+def test_two_processes_have_the_losses_of_one(single, double):
+    records = trajectory(double)
+    assert len(records) >= 12
+    assert_same(records[:12], trajectory(single))
+    overflows = [record["overflow"] for record in records[:12]]
+    assert True in overflows
+    assert False in overflows
+    assert max(record["global_norm"] or 0 for record in records[:12]) > 0.5
+
+
+def test_held_out_text_is_shared_among_processes(single, double):
+    mine, theirs = (read_lines(output / "evaluation.jsonl")[:2] for output in (double, single))
+    for one, two in zip(mine, theirs, strict=True):
+        assert one["tokens"] == two["tokens"]
+        assert one["loss"] == pytest.approx(two["loss"], abs=1e-5)
+
+
+def test_sigterm_stops_all_after_the_same_step_with_a_checkpoint(double):
+    last = trajectory(double)[-1]["step"]
+    assert (double / "checkpoint" / f"llm-{last}").is_dir()
+    for rank in range(2):
+        log = (double / "log" / f"rank_{rank}" / "info.log").read_text()
+        assert f"stopping after step {last}: SIGTERM" in log
+
+
+def test_files_of_a_run_are_written_once_and_logs_by_every_rank(double):
+    steps = [record["step"] for record in read_lines(double / "metrics.jsonl")]
+    assert steps == list(range(1, len(steps) + 1))
+    assert len(list((double / "summary").iterdir())) == 1
+    assert "saved checkpoint" in (double / "log" / "rank_0" / "info.log").read_text()
+    assert "saved checkpoint" not in (double / "log" / "rank_1" / "info.log").read_text()
+    assert "step:[   12/" in (double.parent / "out_log" / "worker_1.log").read_text()
+
+
+def test_one_process_goes_on_where_two_have_stopped(config_file, single, double, tmp_path):
+    output = tmp_path / "out"
+    printed = run(config_file, output, *HARD, *ONE, UNTIL_12, f"--resume_training={double}/checkpoint/llm-6")
+    assert "losses will differ" not in printed
+    assert_same(trajectory(output), trajectory(single)[6:])
+
+
+def test_two_processes_go_on_where_one_has_stopped_until_one_of_them_is_killed(config_file, single, tmp_path):
+    output = tmp_path / "out"
+    process = launch(config_file, output, *HARD, f"--resume_training={single}/checkpoint/llm-6")
+    read_until(process, "step:[   12/")
+    victims = ranks_of(output)
+    os.kill(victims[1], signal.SIGKILL)
+    printed = end(process, expect=1)
+    assert "rank 1 was killed by SIGKILL" in printed
+    assert not any(Path(f"/proc/{victim}").exists() for victim in victims.values())
+    assert_same(trajectory(output)[:6], trajectory(single)[6:])
+
+
+def ranks_of(output):
+    """Process numbers by rank."""
+    found = {}
+    for directory in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (directory / "cmdline").read_bytes().decode()
+            environment = (directory / "environ").read_bytes().decode().split("\0")
+        except (OSError, UnicodeDecodeError):
+            continue
+        if f"--output_dir={output}" in command and "MS_ROLE=MS_WORKER" in environment:
+            rank = next(item for item in environment if item.startswith("RANK_ID="))
+            found[int(rank.removeprefix("RANK_ID="))] = int(directory.name)
+    return found
+
+
+@pytest.mark.slow
+def test_two_processes_resume_bit_identically(config_file, double, tmp_path):
+    output = tmp_path / "out"
+    end(launch(config_file, output, *HARD, UNTIL_12, f"--resume_training={double}/checkpoint/llm-6"))
+    assert trajectory(output) == trajectory(double)[6:12]
+
+
+@pytest.mark.slow
+def test_two_processes_evaluate_a_checkpoint_as_one_does(config_file, single, tmp_path):
+    options = ("--run_mode=eval", f"--load_checkpoint={single}/checkpoint/llm-12")
+    alone = run(config_file, tmp_path / "one", *options, "--eval_dataset.batch_size=4")
+    assert held_out(end(launch(config_file, tmp_path / "two", *options))) == held_out(alone)
+
+
+def held_out(printed):
+    return printed.split("the valid split: ")[1].splitlines()[0]
+
+
+LATE = """
+import time
+from mindllm.config import load_config
+from mindllm.train.device import set_up_device
+from mindllm.train.engine import Engine
+from mindllm.train.ranks import started_ranks
+from mindllm.train.datasets import RunData
+
+config = load_config("run.yaml", ["--use_parallel=true", "--parallel_config.data_parallel=2"])
+ranks = started_ranks(config)
+set_up_device(config, ranks)
+engine, stream = Engine(config, ranks=ranks), RunData(config, ranks).train_stream()
+for step in range(2):
+    time.sleep(40 if ranks.is_first and step else 0)
+    print(engine.step(stream.batch(step), 1e-3, 1.0).loss)
+"""
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_late_is_waited_for(config_file, tmp_path, monkeypatch):
+    """Longer than the 30 seconds after which MindSpore's own collective operators give up."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run.yaml").write_text(config_file.read_text())
+    (tmp_path / "late.py").write_text(LATE)
+    command = [sys.executable, "-m", "mindllm.launch", "--workers", "2", "late.py"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert len(result.stdout.splitlines()) >= 2
+
+
+def test_without_the_launcher_it_is_named(config_file, tmp_path):
+    printed = run(config_file, tmp_path / "out", "--use_parallel=true", "--parallel_config.data_parallel=2", expect=2)
+    assert f'scripts/msrun_launcher.sh "run_llm.py --config {config_file} ..." 2' in printed
+
+
+def test_a_wrong_number_of_processes_is_refused(config_file, tmp_path):
+    process = launch(config_file, tmp_path / "out", "--parallel_config.data_parallel=4")
+    printed = end(process, expect=2)
+    assert "describes 4 devices, but 2 processes were started" in printed
+    assert not (tmp_path / "out" / "metrics.jsonl").exists()

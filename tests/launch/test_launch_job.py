@@ -1,0 +1,211 @@
+"""A job ends as a whole: well, failed, killed or interrupted; it says which rank it was about, and nothing is left running."""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+LAUNCHER = ROOT / "scripts" / "msrun_launcher.sh"
+PRELUDE = """
+import os, signal, sys, time
+from mindllm.launch.meeting import Seat
+rank, seat = int(os.environ["RANK_ID"]), Seat.inherited()
+with open(f"pid_{rank}", "w") as file:
+    file.write(str(os.getpid()))
+"""
+AGREE_TO_STOP = """
+asked = []
+for number in (signal.SIGTERM, signal.SIGINT):
+    signal.signal(number, lambda number, frame: asked.append(number))
+seat.sum([])
+print("training", flush=True)
+while not seat.sum([len(asked)])[0]:
+    time.sleep(0.01)
+print("saved", flush=True)
+"""
+
+
+def begin(script, workers=2, arguments=()):
+    """Starts a job of the script in the working directory."""
+    Path("job.py").write_text(PRELUDE + script)
+    command = [
+        sys.executable,
+        "-m",
+        "mindllm.launch",
+        "--workers",
+        str(workers),
+        "--log_dir",
+        "log",
+        *arguments,
+        "job.py a 'b c'",
+    ]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
+
+
+def finish(process, expect):
+    """What it printed; nothing of it may be left."""
+    printed, _ = process.communicate(timeout=120)
+    assert process.returncode == expect, printed
+    assert "Traceback" not in printed
+    assert_all_gone()
+    return printed
+
+
+def assert_all_gone():
+    for file in Path().glob("pid_*"):
+        deadline = time.monotonic() + 30
+        while is_running(int(file.read_text())):
+            assert time.monotonic() < deadline, f"{file} is left"
+            time.sleep(0.05)
+
+
+def is_running(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def wait_for_both(text):
+    for rank in range(2):
+        wait_for(Path(f"log/worker_{rank}.log"), text)
+
+
+def wait_for(path, text):
+    deadline = time.monotonic() + 60
+    while not path.exists() or text not in path.read_text():
+        assert time.monotonic() < deadline, f"no '{text}' in {path}"
+        time.sleep(0.02)
+
+
+def test_ranks_add_and_end_well_and_what_the_first_one_prints_is_shown():
+    script = "print('sum', seat.sum([rank + 1.0, 2.0]), sys.argv[1:], os.environ['MS_ROLE'], os.environ['MS_NODE_ID'])"
+    printed = finish(begin(script), 0)
+    assert printed == "sum [3.0, 4.0] ['a', 'b c'] MS_WORKER 0\n"
+    assert Path("log/worker_1.log").read_text().endswith("MS_WORKER 1\n")
+
+
+def test_one_worker_is_no_cluster():
+    assert finish(begin("print('MS_ROLE' in os.environ)", workers=1, arguments=["--timeout", "5"]), 0) == "False\n"
+
+
+def test_a_rank_that_fails_before_it_meets_the_others_ends_the_job_with_its_exit_code():
+    printed = finish(begin("if rank == 1:\n    sys.exit('error: no such corpus')\nseat.sum([])"), 1)
+    assert "rank 1 ended with exit code 1" in printed
+    assert "error: no such corpus" in printed
+    assert "log/worker_1.log" in printed
+
+
+def test_a_mistake_that_all_ranks_find_is_told_once():
+    printed = finish(begin("print('error: wrong key', file=sys.stderr)\nsys.exit(2)"), 2)
+    assert printed.count("error: wrong key") == 1
+    assert re.search(r"rank \d ended with exit code 2", printed)
+
+
+def test_a_rank_that_is_killed_while_others_wait_ends_the_job():
+    printed = finish(begin("seat.sum([])\nif rank == 1:\n    os.kill(os.getpid(), 9)\nseat.sum([])"), 1)
+    assert "rank 1 was killed by SIGKILL" in printed
+
+
+def test_a_rank_that_ends_while_another_waits_for_it_ends_the_job():
+    printed = finish(begin("seat.sum([])\nif rank == 0:\n    seat.sum([])"), 1)
+    assert "rank 1 ended with exit code 0" in printed
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130), (signal.SIGHUP, 0)])
+def test_a_signal_reaches_all_ranks_and_they_end_in_their_own_way(number, code):
+    process = begin(AGREE_TO_STOP)
+    wait_for_both("training")
+    process.send_signal(number)
+    assert "saved" in finish(process, code)
+    assert "saved" in Path("log/worker_1.log").read_text()
+
+
+def test_a_signal_before_training_ends_the_job_with_its_number():
+    process = begin("signal.signal(signal.SIGINT, signal.SIG_DFL)\nprint('up', flush=True)\ntime.sleep(1000)")
+    wait_for_both("up")
+    process.send_signal(signal.SIGTERM)
+    assert "nothing is saved" in finish(process, 128 + signal.SIGTERM)
+
+
+def test_a_second_interrupt_ends_ranks_that_do_not_react():
+    process = begin("signal.signal(signal.SIGINT, signal.SIG_IGN)\nprint('up', flush=True)\ntime.sleep(1000)")
+    wait_for_both("up")
+    process.send_signal(signal.SIGINT)
+    while "second signal" not in process.stdout.readline():
+        assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    finish(process, 130)
+
+
+def test_ranks_die_with_their_launcher():
+    process = begin("print('up', flush=True)\nseat.sum([rank * 1.0])\ntime.sleep(1000)")
+    wait_for_both("up")
+    process.kill()
+    process.communicate()
+    assert_all_gone()
+
+
+def test_what_a_rank_has_started_ends_with_it():
+    child = "import subprocess\nopen(f'pid_1{rank}', 'w').write(str(subprocess.Popen(['sleep', '1000']).pid))\n"
+    finish(begin(child + "seat.sum([])\nsys.exit(1 if rank else 0)"), 1)
+    assert len(list(Path().glob("pid_*"))) == 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "wanted"),
+    [
+        (["no_such.py", "2"], "no script to run"),
+        (["", "2"], "no script to run"),
+        (["job.py", "0"], "at least 1"),
+        (["job.py", "2", "99999"], "99999 is not a port"),
+        (["job.py", "two"], "two"),
+        (["job.py"], "usage:"),
+        (["job.py", "2", "0", "log", "maybe"], "write True or False"),
+    ],
+)
+def test_wrong_arguments_are_explained(arguments, wanted):
+    Path("job.py").touch()
+    result = launcher(arguments)
+    assert result.returncode == 2
+    assert wanted in result.stderr
+
+
+def test_a_port_in_use_is_refused_before_anything_is_started():
+    Path("job.py").touch()
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        result = launcher(["job.py", "2", str(other.getsockname()[1])])
+    assert result.returncode == 2
+    assert "cannot be used" in result.stderr
+    assert not Path("output").exists()
+
+
+def test_without_join_the_script_returns_and_the_job_goes_on():
+    Path("job.py").write_text(PRELUDE + AGREE_TO_STOP)
+    result = launcher(["job.py", "2", "0", "log", "False"])
+    assert result.returncode == 0
+    wait_for_both("training")
+    os.kill(int(re.search(r"process (\d+)", result.stdout).group(1)), signal.SIGTERM)
+    wait_for(Path("log/launch.log"), "saved")
+    assert_all_gone()
+
+
+def launcher(arguments):
+    environment = {
+        **os.environ,
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "VIRTUAL_ENV": sys.prefix,
+    }
+    return subprocess.run(
+        ["bash", LAUNCHER, *arguments], env=environment, capture_output=True, text=True, timeout=120, check=False
+    )

@@ -1,0 +1,145 @@
+"""A corpus in the making that survives a kill: what is done lies in ``PREFIX.partial/`` and is not done again.
+
+Tokens, lengths and bytes are files that only grow; ``progress.json`` says how far they are good and how many pieces that is. It
+is replaced as a whole after they are on the disk. Whoever goes on cuts off what came after, and skips those pieces: as pieces
+are a function of the inputs and options, the result is that of a run without interruption, byte for byte.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+from array import array
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO, cast
+
+from mindllm.data.corpus import CorpusWriter
+from mindllm.data.indexed import bin_path
+from mindllm.data.tokenizer import Tokenizer
+from mindllm.errors import UserError
+from mindllm.files import atomic_open
+
+SAVE_BYTES = 4 << 20  # of tokens between two saves
+
+
+class ResumableWriter(CorpusWriter):
+    """A ``CorpusWriter`` that goes on where one with the same ``source_fingerprint`` was killed.
+
+    pieces_done: pieces whose tokens are there already when the block begins. invalid: paths of files that are no UTF-8. Raises
+    UserError when another process is making the same corpus.
+    """
+
+    def __init__(self, prefix: Path | str, tokenizer: Tokenizer, *, append_eod: bool, source_fingerprint: str) -> None:
+        super().__init__(prefix, tokenizer, append_eod=append_eod, source_fingerprint=source_fingerprint)
+        self.work = Path(f"{prefix}.partial")
+        self.pieces_done = 0
+        self.open_bytes = 0  # of text of the document being written
+        self.empty = 0
+        self.invalid: set[str] = set()
+        self._logged = 0
+        self._saved_tokens = 0
+
+    def __enter__(self) -> ResumableWriter:
+        self.prefix.parent.mkdir(parents=True, exist_ok=True)
+        self.work.mkdir(exist_ok=True)
+        self._files.enter_context(self._alone())  # first in, so that the work goes when all else is there
+        super().__enter__()
+        return self
+
+    def _open_tokens(self) -> BinaryIO:
+        if not self._go_on():
+            for name in ("tokens", "lengths", "bytes"):
+                (self.work / name).write_bytes(b"")
+        self._files.enter_context(self._published())
+        self._paths.append(bin_path(self.prefix))
+        for log, kind in ((self._lengths, "lengths"), (self._byte_counts, "bytes")):
+            log.frombytes((self.work / kind).read_bytes())
+        self._logged = len(self._lengths)
+        return cast(BinaryIO, self._files.enter_context(open(self.work / "tokens", "ab", buffering=1 << 20)))
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Keeps other processes from this corpus; at the end removes the work unless it can be gone on with."""
+        with open(self.work / "lock", "w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise UserError(f"{self.prefix}: another process is making this corpus; wait for it to end") from None
+            try:
+                yield
+            except BaseException:
+                if not (self.work / "progress.json").exists():
+                    shutil.rmtree(self.work, ignore_errors=True)
+                raise
+            shutil.rmtree(self.work, ignore_errors=True)
+
+    @contextmanager
+    def _published(self) -> Iterator[None]:
+        """Renames the tokens when all is well."""
+        yield
+        with open(self.work / "tokens", "rb") as file:
+            os.fsync(file.fileno())
+        (self.work / "tokens").replace(bin_path(self.prefix))
+
+    def _go_on(self) -> bool:
+        """Takes up what is there; False when there is nothing, or it was made from other inputs or options."""
+        try:
+            progress = json.loads((self.work / "progress.json").read_text(encoding="utf-8"))
+        except (FileNotFoundError, ValueError):
+            return False
+        if progress["source_fingerprint"] != self.source_fingerprint:
+            (self.work / "progress.json").unlink()
+            return False
+        sizes = {self.work / name: size for name, size in progress["sizes"].items()}
+        if any(not path.is_file() or path.stat().st_size < size for path, size in sizes.items()):
+            return False
+        for path, size in sizes.items():
+            os.truncate(path, size)
+        self.pieces_done, self.empty = progress["pieces"], progress["empty"]
+        self.open_bytes, self._open_length = progress["open_bytes"], progress["open_length"]
+        self.token_count = self._saved_tokens = progress["tokens"]
+        self.invalid = set(progress["invalid"])
+        return True
+
+    def end_text(self, byte_count: int) -> None:
+        """As ``CorpusWriter.end_text``, for a document of ``byte_count`` bytes; one of none is counted and left out."""
+        if byte_count:
+            super().end_text(byte_count)
+        else:
+            self.empty += 1
+
+    def end_piece(self) -> None:
+        """Counts a piece as done, and saves when enough has come together."""
+        self.pieces_done += 1
+        if (self.token_count + self._open_length - self._saved_tokens) * self.dtype.itemsize >= SAVE_BYTES:
+            self._save()
+
+    def _save(self) -> None:
+        self._bin.flush()
+        os.fsync(self._bin.fileno())
+        _append(self.work / "lengths", self._lengths[self._logged :])
+        _append(self.work / "bytes", self._byte_counts[self._logged :])
+        self._logged, self._saved_tokens = len(self._lengths), self.token_count + self._open_length
+        progress = {
+            "source_fingerprint": self.source_fingerprint,
+            "pieces": self.pieces_done,
+            "sizes": {name: (self.work / name).stat().st_size for name in ("tokens", "lengths", "bytes")},
+            "tokens": self.token_count,
+            "open_length": self._open_length,
+            "open_bytes": self.open_bytes,
+            "empty": self.empty,
+            "invalid": sorted(self.invalid),
+        }
+        with atomic_open(self.work / "progress.json") as file:
+            json.dump(progress, file)
+
+
+def _append(path: Path, values: array) -> None:
+    with open(path, "ab") as file:
+        file.write(values.tobytes())
+        file.flush()
+        os.fsync(file.fileno())

@@ -1,0 +1,98 @@
+"""A sample as text: what is trained in one colour, what is only read in another, documents under headings of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from rich.text import Text
+
+from mindllm.data import Tokenizer
+
+TRAINED, READ, PADDING = "bold green", "dim", "dim red"
+BREAK = "↵"
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Tokens of a sample that see each other, from place ``start``: ``labels`` int [n], which are ``trained`` bool [n]."""
+
+    start: int
+    first: int
+    labels: np.ndarray
+    trained: np.ndarray
+
+    @property
+    def is_padding(self) -> bool:
+        """Whether it holds nothing: no trained token, and only zeros."""
+        return not (self.trained.any() or self.labels.any() or self.first)
+
+
+def segments(sample: dict[str, np.ndarray]) -> Iterator[Segment]:
+    """Yields the segments of a sample; one that does not say where segments begin is one."""
+    length = len(sample["labels"])
+    starts = np.unique(sample["segment_starts"]).tolist() if "segment_starts" in sample else [0]
+    for start, stop in zip(starts, [*starts[1:], length], strict=True):
+        part = slice(start, stop)
+        yield Segment(start, int(sample["input_ids"][start]), sample["labels"][part], sample["loss_mask"][part] > 0)
+
+
+def coloured(segment: Segment, tokenizer: Tokenizer, *, ids: bool = False) -> Text:
+    """Returns the text of a segment: its first token, which nothing predicts, then its labels. ``ids``: with token numbers."""
+    text = Text()
+    tokens = [(segment.first, READ), *zip(segment.labels.tolist(), map(style_of, segment.trained), strict=True)]
+    if ids:
+        for token, style in tokens:
+            piece = tokenizer.decode([token]).replace("\n", BREAK)
+            text.append(f"{piece}", style=style).append(f"·{token} ", style="blue")
+        return text
+    for run, style in runs(tokens):
+        text.append(tokenizer.decode(run), style=style)
+    return text
+
+
+def style_of(trained: bool) -> str:
+    """The colour of a token."""
+    return TRAINED if trained else READ
+
+
+def runs(tokens: list[tuple[int, str]]) -> Iterator[tuple[list[int], str]]:
+    """Yields consecutive tokens of one style together, so that characters of several tokens are decoded as a whole."""
+    run: list[int] = []
+    previous = ""
+    for token, style in tokens:
+        if run and style != previous:
+            yield run, previous
+            run = []
+        run.append(token)
+        previous = style
+    if run:
+        yield run, previous
+
+
+def description(index: int, sample: dict[str, np.ndarray], tokenizer: Tokenizer) -> dict[str, Any]:
+    """Returns the JSON object of ``--json``: places, trained tokens, and of every segment its parts as (text, trained)."""
+    found = [segment for segment in segments(sample) if not segment.is_padding]
+    return {
+        "sample": index,
+        "places": len(sample["labels"]),
+        "trained": int(sample["loss_mask"].sum()),
+        "segments": [
+            {
+                "start": segment.start,
+                "trained": int(segment.trained.sum()),
+                "parts": [
+                    {"text": tokenizer.decode(run), "trained": style == TRAINED}
+                    for run, style in runs(
+                        [
+                            (segment.first, READ),
+                            *zip(segment.labels.tolist(), map(style_of, segment.trained), strict=True),
+                        ]
+                    )
+                ],
+            }
+            for segment in found
+        ],
+    }
