@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import shlex
 import socket
 from collections.abc import Sequence
@@ -19,6 +20,7 @@ Every rank writes {log_dir}/worker_{rank}.log; what rank 0 writes is printed, to
 the end of its log is printed. SIGTERM and Ctrl-C stop all ranks after the same step. The exit code is that of the command.
 """
 MAXIMUM_PORT = 65535
+FREE_PORTS = range(20000, 32000)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -42,16 +44,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def free_port(wanted: int) -> int:
-    """``wanted`` if nobody listens there; for 0, one that is free now."""
+    """``wanted`` if nobody listens there; for 0, one that is free now.
+
+    That one is below those Linux gives to outgoing connections (32768 and more): MindSpore listens on it seconds later.
+    """
     if not 0 <= wanted <= MAXIMUM_PORT:
         raise UserError(f"{wanted} is not a port; ports are 1 to {MAXIMUM_PORT}")
+    for port in [wanted] if wanted else random.sample(FREE_PORTS, len(FREE_PORTS)):
+        reason = refusal(port)
+        if not reason:
+            return port
+    raise UserError(f"port {port} cannot be used ({reason}); give another one, or none")
+
+
+def refusal(port: int) -> str:
+    """Why nobody can listen on a port; empty where one can."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind((HOST, wanted))
+            probe.bind((HOST, port))
         except OSError as error:
-            raise UserError(f"port {wanted} cannot be used ({error.strerror}); give another one, or none") from error
-        return probe.getsockname()[1]
+            return error.strerror or str(error)
+    return ""
 
 
 if __name__ == "__main__":

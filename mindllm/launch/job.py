@@ -133,7 +133,7 @@ class Job:
         ended = {rank: rank.poll() for rank in self.ranks if rank.poll() is not None}
         if failed := [rank for rank, code in ended.items() if not self._is_good(code)]:
             self._fail(failed[0])
-        if self.scheduler and self.scheduler.poll():
+        if self.scheduler and self.scheduler.poll() and not ended:
             self._fail(self.scheduler)
         if ended and self._running():
             self.first_end = self.first_end or time.monotonic()

@@ -50,10 +50,12 @@ def end(process, expect=0):
 
 
 def read_until(process, text):
+    lines = []
     for line in process.stdout:
         if text in line:
             return
-    raise AssertionError(f"no line with {text}")
+        lines.append(line)
+    raise AssertionError(f"no line with {text}: {''.join(lines)}")
 
 
 def assert_same(mine, theirs):
