@@ -76,13 +76,17 @@ def check_data(config: RunConfig) -> Iterator[Finding]:
 
 
 def check_documents(config: RunConfig) -> Iterator[Finding]:
-    """Masks that differ by row: not split over devices yet."""
-    if not config.train_dataset.document_columns or config.parallel_config.device_num == 1:
+    """Masks that differ by row: on whole replicas of the model, as they are not split over devices yet."""
+    sizes = config.parallel_config
+    replicas = config.context.device_target == "CPU" and sizes.device_num == sizes.data_parallel
+    if not config.train_dataset.document_columns or sizes.device_num == 1 or replicas:
         return
     section = config.train_dataset.data_loader.config
     for key in ("reset_attention_mask", "reset_position_ids", "packing"):
         if getattr(section, key, False):
-            message = f"works on one device, this run has {config.parallel_config.device_num} (value true); write false"
+            message = (
+                f"works on one device or replicas on CPUs, not on {sizes.device_num} devices (value true); write false"
+            )
             yield ("train_dataset", "data_loader", "config", key), message
 
 

@@ -47,7 +47,7 @@ class IndexedDataConfig(DataConfig):
     )
     reset_position_ids: bool = Field(default=False, description="Positions begin at 0 in every document of a sample.")
     reset_attention_mask: bool = Field(
-        default=False, description="Tokens of a sample see those of their own document only. On one device."
+        default=False, description="Tokens of a sample see those of their own document only. Not with a sharded model."
     )
 
     @model_validator(mode="after")
@@ -126,7 +126,7 @@ class InstructionDataConfig(DataConfig):
     )
     packing: bool = Field(
         default=False,
-        description="Several conversations in one sample, which do not see each other. On one device.",
+        description="Several conversations in one sample, which do not see each other. Not with a sharded model.",
     )
 
 

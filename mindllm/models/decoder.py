@@ -121,6 +121,8 @@ class Decoder(nn.Cell):
     def construct(
         self, input_ids: Tensor, segment_starts: Tensor | None = None, position_ids: Tensor | None = None
     ) -> Tensor:
+        if not self.document_masks and not (segment_starts is None and position_ids is None):
+            raise ValueError("the model was built without document_masks and cannot keep documents apart")
         batch = input_ids.shape[0]
         x = self.tok_embeddings(input_ids)
         of_rows = self.tables_of_rows(segment_starts, position_ids) if self.document_masks else ()

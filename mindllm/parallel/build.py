@@ -44,9 +44,14 @@ class ParallelModel:
 
 def kernels_of(config: RunConfig) -> Kernels:
     """The operators the model is written with. Forms made for one CPU are not used on several devices."""
-    kernels = Kernels.choose(config.model.config, config.context.device_target)
-    kernels = replace(kernels, document_masks=bool(config.train_dataset.document_columns))
+    kernels = replica_kernels(config)
     return kernels if mesh_of(config).devices == 1 else replace(kernels, cpu=False)
+
+
+def replica_kernels(config: RunConfig) -> Kernels:
+    """The operators of a whole model on one device, which reads the columns the batches of the run have."""
+    kernels = Kernels.choose(config.model.config, config.context.device_target)
+    return replace(kernels, document_masks=bool(config.train_dataset.document_columns))
 
 
 def build_replica(config: RunConfig) -> CausalLM:
@@ -56,7 +61,7 @@ def build_replica(config: RunConfig) -> CausalLM:
         UserError: recompute patterns that match nothing, contradictory lists.
     """
     plan = _announced_plan(config)
-    kernels = Kernels.choose(config.model.config, config.context.device_target)
+    kernels = replica_kernels(config)
     model = _build(config, kernels, plan)
     if kernels.cpu:
         reuse_equal_layers(model.model.layers, plan, config)

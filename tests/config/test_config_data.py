@@ -7,7 +7,7 @@ from mindllm.config.dataset import IndexedDataConfig, IndexedDataLoader, Instruc
 LOADER = "train_dataset.data_loader"
 PATH = f"--{LOADER}.config.data_path"
 CHATS = [f"--{LOADER}.type=CommonDataLoader", "--processor.tokenizer.vocab_file=t.json"]
-TWO_DEVICES = ["--use_parallel", "--parallel_config.data_parallel=2"]
+TWO_DEVICES = ["--use_parallel", "--parallel_config.data_parallel=2", "--context.device_target=Ascend"]
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_kinds_of_loaders(load):
         (
             [*TWO_DEVICES, f"--{LOADER}.config.reset_attention_mask"],
             f"{LOADER}.config.reset_attention_mask",
-            "works on one device, this run has 2 (value true); write false",
+            "works on one device or replicas on CPUs, not on 2 devices (value true); write false",
         ),
         ([*TWO_DEVICES, *CHATS, f"--{LOADER}.config.packing"], f"{LOADER}.config.packing", "works on one device"),
     ],
@@ -70,6 +70,10 @@ def test_refused_data(refused, options, key, words):
     message = refused(*options)
     assert f": {key}: " in message
     assert words in message
+
+
+def test_replicas_on_cpus_may_pack(load):
+    load(*TWO_DEVICES[:2], "--context.device_target=CPU", *CHATS, f"--{LOADER}.config.packing")
 
 
 BOTH = ("segment_starts", "position_ids")

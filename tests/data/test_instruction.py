@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from mindllm.data.chat_template import ChatTemplate
 from mindllm.data.conversations import Conversation, conversation_of
-from mindllm.data.instruction import InstructionRows, trained_tokens
+from mindllm.data.instruction import InstructionRows, encode_chat, trained_tokens
 from mindllm.errors import UserError
 
 CHAT = [
@@ -102,9 +102,8 @@ def test_nobody_can_say_a_special_token(directory, said):
     rows = rows_of(directory, [{"messages": messages}], CHATML)
     tokens = rows.whole_row(0).tokens
     assert [int((tokens == token).sum()) for token in range(4)] == [0, 2, 2, 0]
-    assert rows.tokenizer.decode(tokens.tolist()).count(said) == (6 if said == "<|im_end|>" else 2) - 2 * (
-        said == "<|im_end|>"
-    )
+    ends_of_turns = 2 if said == "<|im_end|>" else 0
+    assert rows.tokenizer.decode(tokens.tolist()).count(said) == 2 + ends_of_turns
 
 
 def test_equal_to_transformers(directory):
@@ -117,6 +116,20 @@ def test_equal_to_transformers(directory):
     row = rows.whole_row(0)
     assert row.tokens.tolist() == expected["input_ids"]
     assert row.trained.astype(int).tolist() == expected["assistant_masks"]
+
+
+@pytest.mark.parametrize(
+    "template", [CHATML, CHATML_MARKED, INST, None], ids=["by turns", "marked", "no header", "plain"]
+)
+def test_the_prompt_of_a_chat_is_how_the_trained_row_begins(directory, template):
+    """What comes after it is what was trained: the last answer."""
+    rows = rows_of(directory, [{"messages": CHAT}], template)
+    prompt, _ = encode_chat(rows.template.render_prompt(Conversation(tuple(CHAT[:3])), "row 0"), rows.tokenizer)
+    row = rows.whole_row(0)
+    assert row.tokens[: len(prompt)].tolist() == prompt
+    rest = rows.tokenizer.decode(row.tokens[len(prompt) :].tolist())
+    assert rest.strip().startswith("été")
+    assert row.trained[len(prompt)]
 
 
 def test_sentencepiece_conversations(tmp_path):

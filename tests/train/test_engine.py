@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from mindllm.config import load_config
+from mindllm.data.rows import Row, assemble
 from mindllm.train.engine import Engine
 
 YAML = """
@@ -119,3 +120,29 @@ def test_lower_precision_follows_fp32_closely_but_is_not_fp32(dtype):
     losses = [[item.step(batch(step), 1e-2, 1.0).loss for step in range(3)] for item in (exact, rounded)]
     np.testing.assert_allclose(losses[1], losses[0], rtol=2e-2)
     assert losses[1] != losses[0]
+
+
+def test_a_run_on_packs_learns_what_its_rows_alone_would_teach():
+    """The engine of a run, with the columns its batches have."""
+    loader = "--train_dataset.data_loader"
+    packing = (f"{loader}.type=CommonDataLoader", f"{loader}.config.packing", "--processor.tokenizer.vocab_file=unused")
+    rng = np.random.default_rng(0)
+    rows = [Row(rng.integers(0, 61, length).astype(np.int32), np.ones(length, bool)) for length in (4, 5, 3, 6)]
+    packs = [assemble(part, 8, packed=True) for part in (rows[:2], rows[2:])]
+    alone = [assemble([row], 8, packed=False) for row in rows]
+    results = []
+    for options, samples in ((packing, packs), ((), alone)):
+        item = engine(*options)
+        columns = {name: np.stack([sample[name] for sample in samples]) for name in samples[0]}
+        results.append((item.step(columns, 1e-2, 1.0), item.evaluate(columns)))
+    (packed, packed_after), (single, single_after) = results
+    assert packed.tokens == single.tokens == 14
+    assert packed.loss == pytest.approx(single.loss, rel=1e-5)
+    assert packed.global_norm == pytest.approx(single.global_norm, rel=1e-4)
+    assert packed_after[0] == pytest.approx(single_after[0], rel=1e-4)
+
+
+def test_a_model_that_cannot_keep_documents_apart_says_so():
+    sample = assemble([Row(np.arange(4, dtype=np.int32), np.ones(4, bool))], 8, packed=True)
+    with pytest.raises(ValueError, match="without document_masks"):
+        engine().evaluate({name: array[None] for name, array in sample.items()})
