@@ -182,10 +182,10 @@ def test_mistakes_are_told(run, override, message):
 
 
 def start(run, directory):
-    """The command line on a prompt, writing for some time."""
+    """The command line on a prompt, writing for longer than any signal takes to arrive."""
     command = [sys.executable, ROOT / "run_llm.py", "--config", run[0], "--input_data=def"]
     return subprocess.Popen(
-        [*map(str, command), "--generation.max_new_tokens=250"],
+        [*map(str, command), "--model.model_config.seq_length=8192", "--generation.max_new_tokens=8000"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         cwd=directory,

@@ -35,18 +35,20 @@ def batches(sizes: Sizes) -> Iterator[Batch]:
         yield {"input_ids": rows[:, :-1], "labels": rows[:, 1:], "loss_mask": mask}
 
 
-def rounds(sizes: Sizes, step: Callable[[Batch], float], begun: float) -> Callable[[], dict[str, Any]]:
-    """Turns ``step``, one optimizer step that returns the loss, into the function a worker answers with."""
+def rounds(sizes: Sizes, step: Callable[[Batch], float | None], begun: float) -> Callable[[], dict[str, Any]]:
+    """Turns ``step``, one optimizer step that returns the loss if it has one, into the function a worker answers with."""
     stream = batches(sizes)
     build_s = time.perf_counter() - begun
 
     def run() -> dict[str, Any]:
-        losses, seconds = [], []
+        losses: list[float] = []
+        seconds: list[float] = []
         for _ in range(sizes["steps"]):
             batch = next(stream)
             start = time.perf_counter()
-            losses.append(step(batch))
+            loss = step(batch)
             seconds.append(time.perf_counter() - start)
+            losses += [] if loss is None else [loss]
         peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         return {"losses": losses, "seconds": seconds, "peak_mb": peak_mb, "build_s": build_s}
 
@@ -124,11 +126,37 @@ def torch_side(sizes: Sizes, compiled: bool) -> Callable[[], dict[str, Any]]:
     return rounds(sizes, step, begun)
 
 
+def products_side(sizes: Sizes) -> Callable[[], dict[str, Any]]:
+    """The products with weights alone, forward and the two of backward, in PyTorch: what no implementation gets below.
+
+    (Not with other products, that is. They are nearly all of the arithmetic, and attention's are left out.)
+    """
+    begun = time.perf_counter()
+    import torch
+
+    torch.set_num_threads(sizes["threads"])
+    tokens, hidden, inner = sizes["batch"] * sizes["seq"], sizes["hidden"], sizes["intermediate"]
+    kv_width = hidden // sizes["heads"] * sizes["kv_heads"]
+    layer = [(hidden, hidden), (hidden, kv_width), (hidden, kv_width), (hidden, hidden)]
+    layer += [(hidden, inner), (hidden, inner), (inner, hidden)]
+    shapes = layer * sizes["layers"] + [(hidden, sizes["vocab"])]
+    operands = [(torch.randn(tokens, i), torch.randn(o, i), torch.randn(tokens, o)) for i, o in shapes]
+
+    def step(batch: Batch) -> None:
+        for x, weight, gradient in operands:
+            x @ weight.T
+            gradient @ weight
+            gradient.T @ x
+
+    return rounds(sizes, step, begun)
+
+
 SIDES = {
     "mindllm": lambda sizes: mindllm_side(sizes, fused=True),
     "mindllm_unfused": lambda sizes: mindllm_side(sizes, fused=False),
     "torch_eager": lambda sizes: torch_side(sizes, compiled=False),
     "torch_compile": lambda sizes: torch_side(sizes, compiled=True),
+    "torch_products": products_side,
 }
 
 if __name__ == "__main__":
