@@ -92,7 +92,7 @@ def test_the_answer_is_shortened_to_the_room_and_none_is_an_error(generator):
 
 
 def test_the_terminal(generator, monkeypatch, capsys):
-    monkeypatch.setattr(module, "load_tokenizer", lambda path: Characters())
+    monkeypatch.setattr(module, "run_tokenizer", lambda config: Characters())
     monkeypatch.setattr(module, "load_generator", lambda config, tokenizer: generator)
     monkeypatch.setattr(
         "sys.stdin", io.StringIO("Hello\n\nAgain\nclear\nHello\n" + "x" * 300 + "\n EXIT \nnever read\n")
