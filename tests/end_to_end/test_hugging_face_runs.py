@@ -1,5 +1,6 @@
 """From one Hugging Face directory to another through the command line: fine-tuned, stopped, resumed, evaluated, exported."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -159,3 +160,32 @@ def test_damaged_weights_are_told_before_anything_is_trained(directory, bare_con
     printed = run(bare_config, tmp_path / "out", "--run_mode=finetune", f"--load_checkpoint={damaged}", expect=2)
     assert f"{shard}: not a safetensors file, or a part of one" in printed
     assert not list((tmp_path / "out").rglob("*.safetensors"))
+
+
+TEMPLATE = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
+
+
+def test_conversations_in_its_own_template_are_learnt_and_exported(directory, bare_config, tmp_path):
+    model = tmp_path / "llama"
+    shutil.copytree(directory, model)
+    special = {"eos_token": "<|endoftext|>", "chat_template": TEMPLATE}
+    (model / "tokenizer_config.json").write_text(json.dumps(special))
+    turns = [
+        [{"role": "user", "content": f"Import {i}."}, {"role": "assistant", "content": f"import m{i}"}]
+        for i in range(40)
+    ]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"messages": row}) + "\n" for row in turns))
+    content = yaml.safe_load(bare_config.read_text())
+    section = {"data_path": str(tmp_path / "rows.jsonl"), "split": "9,1", "packing": True}
+    content["train_dataset"] = {"data_loader": {"type": "CommonDataLoader", "config": section}}
+    content["model"]["model_config"]["seq_length"] = 64
+    content["load_checkpoint"] = str(model)
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(content))
+    export = f"--export_hf.directory={tmp_path}/hf"
+    run(tmp_path / "run.yaml", tmp_path / "out", "--run_mode=finetune", export)
+    losses = [record["loss"] for record in read_lines(tmp_path / "out" / "evaluation.jsonl")]
+    assert losses[-1] < losses[0] - 0.2
+    transformers.LlamaForCausalLM.from_pretrained(tmp_path / "hf")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
+    text = tokenizer.apply_chat_template(turns[0], tokenize=False)
+    assert text == "user: Import 0.\nassistant: import m0\n"

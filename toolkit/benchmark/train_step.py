@@ -84,11 +84,11 @@ def measure(sizes: Mapping[str, Any], names: Sequence[str], rounds: int, console
 def _start(stack: ExitStack, name: str, sizes: Mapping[str, Any], measured: Measured, console: Console) -> Side:
     """Starts a side and runs its first steps: the time to the first one's end includes Python, imports, compiling."""
     with console.status(f"{sizes['model']}: {name} starts and compiles"):
-        side = stack.enter_context(Side(WORKER, name, {**sizes, "steps": sizes["steps"]}, sizes["directory"]))
+        side = stack.enter_context(Side(WORKER, name, sizes, sizes["directory"]))
         answer = side.ask()
         elapsed = time.perf_counter() - side.started
-    measured.first_step_s = answer["seconds"][0]
-    measured.start_s = elapsed - sum(answer["seconds"][1:])
+    measured.first_step_s = answer["first_s"]
+    measured.start_s = elapsed - (answer["all_s"] - answer["first_s"])
     measured.losses = answer["losses"]
     return side
 
