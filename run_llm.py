@@ -79,9 +79,12 @@ def run(config: RunConfig) -> int:
         from mindllm.generate.chat import chat
 
         return chat(config)
+    from mindllm.train.ranks import end_rank
     from mindllm.train.run import evaluate, train
 
-    return evaluate(config) if config.run_mode == "eval" else train(config)
+    code = evaluate(config) if config.run_mode == "eval" else train(config)
+    end_rank(code)
+    return code
 
 
 if __name__ == "__main__":

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import argparse
 import random
 import shlex
 import socket
 from collections.abc import Sequence
 from pathlib import Path
 
-from mindllm.command import CommandParser, run_command
+from mindllm.command import CommandParser, error_console, run_command
 from mindllm.errors import UserError
-from mindllm.launch.job import HOST, Job
+from mindllm.launch.job import HOST, CrashedAtStart, Job
 
 EXAMPLES = """example:
   python -m mindllm.launch --workers 2 "run_llm.py --config configs/llama2/pretrain_llama2_tiny.yaml \\
@@ -19,6 +20,7 @@ EXAMPLES = """example:
 Every rank writes {log_dir}/worker_{rank}.log; what rank 0 writes is printed, too. When a rank fails, the others are ended and
 the end of its log is printed. SIGTERM and Ctrl-C stop all ranks after the same step. The exit code is that of the command.
 """
+STARTS = 3  # MindSpore 2.10 crashes now and then while its processes connect, the more often the busier the machine
 MAXIMUM_PORT = 65535
 FREE_PORTS = range(20000, 32000)
 
@@ -39,6 +41,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         raise UserError(f'there is no script to run in "{options.command}"; write "run_llm.py --config FILE"')
     if options.workers < 1 or options.timeout < 1:
         raise UserError("the number of processes and the timeout must be at least 1")
+    for _ in range(STARTS - 1):
+        try:
+            return run_job(command, options)
+        except CrashedAtStart as crash:
+            error_console.print(f"{crash}\nstarting the ranks again", markup=False)
+    return run_job(command, options)
+
+
+def run_job(command: Sequence[str], options: argparse.Namespace) -> int:
+    """Runs the job once."""
     with Job(command, options.workers, free_port(options.port), options.log_dir, options.timeout) as job:
         return job.wait()
 

@@ -33,6 +33,10 @@ class JobFailed(RunFailed):
         self.exit_code = exit_code
 
 
+class CrashedAtStart(JobFailed):
+    """A rank has crashed before the ranks met for the first time: in the native code that connects them."""
+
+
 class Job:
     """Runs ``command`` as ``workers`` ranks, with a scheduler of MindSpore where there are several; a context manager.
 
@@ -157,7 +161,9 @@ class Job:
         self._show()
         told = f"{culprit.name} {culprit.ending()}; the job was ended. Its log: {culprit.log}"
         shown = culprit is self.ranks[0]
-        raise JobFailed(told if shown else f"{told}\n{culprit.last_lines()}", max(culprit.poll() or 1, 1))
+        crashed = culprit.poll() == -signal.SIGSEGV and not self.table.used
+        failure = CrashedAtStart if crashed else JobFailed
+        raise failure(told if shown else f"{told}\n{culprit.last_lines()}", max(culprit.poll() or 1, 1))
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
         if self.stopped_by is not None:

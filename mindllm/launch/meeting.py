@@ -27,6 +27,11 @@ class Seat:
         self.connection = connection
 
     @staticmethod
+    def is_inherited() -> bool:
+        """Whether a launcher has started this process."""
+        return DESCRIPTOR in os.environ
+
+    @staticmethod
     def inherited() -> Seat | None:
         """The seat the launcher has given this process; None where it was started by something else."""
         descriptor = os.environ.get(DESCRIPTOR)
@@ -58,6 +63,7 @@ class Table:
 
     def __init__(self, connections: Sequence[socket.socket]) -> None:
         self.connections = list(connections)
+        self.used = False  # whether the ranks have met
         self._received = [b"" for _ in connections]
 
     def receive(self, rank: int) -> bool:
@@ -81,6 +87,7 @@ class Table:
         counts = [len(value) for value in values]
         if len(set(counts)) > 1:
             raise RunFailed(f"the ranks have gone different ways: they add {counts} numbers")
+        self.used = True
         answer = pack([sum(numbers) for numbers in zip(*values, strict=True)])
         self._received = [b"" for _ in self.connections]
         for connection in self.connections:

@@ -209,3 +209,27 @@ def launcher(arguments):
     return subprocess.run(
         ["bash", LAUNCHER, *arguments], env=environment, capture_output=True, text=True, timeout=120, check=False
     )
+
+
+CRASH = """
+starts = len([name for name in os.listdir(".") if name.startswith("start_")]) if rank == 1 else 0
+if rank == 1:
+    open(f"start_{starts}", "w").close()
+    if starts < CRASHES:
+        os.kill(os.getpid(), signal.SIGSEGV)
+seat.sum([])
+if CRASHES < 0 and rank == 1:
+    os.kill(os.getpid(), signal.SIGSEGV)
+print("met", flush=True)
+"""
+
+
+@pytest.mark.parametrize(("crashes", "starts", "code"), [(0, 1, 0), (2, 3, 0), (3, 3, 1), (-1, 1, 1)])
+def test_ranks_that_crash_before_they_meet_are_started_again(crashes, starts, code):
+    """And those that crash later are not: what they have done may not be done twice."""
+    process = begin(CRASH.replace("CRASHES", str(crashes)))
+    printed = finish(process, code)
+    assert len(list(Path().glob("start_*"))) == starts
+    assert printed.count("starting the ranks again") == starts - 1
+    assert ("was killed by SIGSEGV; the job was ended" in printed) == (crashes != 0)
+    assert ("met" in printed) == (crashes < 3)
