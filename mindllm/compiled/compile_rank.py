@@ -11,8 +11,9 @@ from pathlib import Path
 
 import mindllm
 from mindllm.compiled.device.front_end import environment
-from mindllm.compiled.graph import CompiledGraph, parse_mind_ir
-from mindllm.compiled.worker import MIND_IR
+from mindllm.compiled.graph import CompiledGraph
+from mindllm.compiled.graph_file import load
+from mindllm.compiled.worker import GRAPH
 from mindllm.config import RunConfig, render_config
 from mindllm.errors import UserError
 from mindllm.parallel.layout import Mesh
@@ -41,7 +42,7 @@ def compile_rank(config: RunConfig, rank: int, timeout: float = 3600.0) -> Compi
         directory = Path(name)
         (directory / CONFIG).write_text(render_config(config), encoding="utf-8")
         _run_worker(directory, rank, devices, timeout)
-        return parse_mind_ir((directory / MIND_IR).read_bytes(), rank)
+        return load(directory / GRAPH)
 
 
 def _run_worker(directory: Path, rank: int, devices: int, timeout: float) -> None:
@@ -68,7 +69,7 @@ def _run_worker(directory: Path, rank: int, devices: int, timeout: float) -> Non
         raise CompileFailed(f"compiling rank {rank} took longer than {timeout:.0f} s") from None
     if result.returncode == UserError.exit_code:
         raise UserError(result.stderr.strip().removeprefix("error: "))
-    if result.returncode != 0 or not (directory / MIND_IR).is_file():
+    if result.returncode != 0 or not (directory / GRAPH).is_file():
         raise CompileFailed(
             f"rank {rank} does not compile (exit code {result.returncode}):\n{_last_error(result.stderr)}"
         )

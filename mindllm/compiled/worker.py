@@ -5,17 +5,17 @@ Started by ``compile_rank``, with the environment it sets; a process of its own,
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from mindllm.command import CommandParser, run_command
+from mindllm.compiled.graph_file import write_graph
+from mindllm.compiled.layouts import ParameterLayout
 from mindllm.config import RunConfig, load_config
 from mindllm.parallel.layout import Mesh
 
-MIND_IR = "rank.mindir"
-LAYOUTS = "layouts.pickle"
+GRAPH = "rank.graph"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def compile_to(config: RunConfig, rank: int, output: Path) -> None:
-    """Compiles ``rank`` and writes MindIR and parameter layouts into ``output``."""
+    """Compiles ``rank`` and writes its graph into the directory ``output``."""
     from mindllm.compiled.device import front_end
 
     sizes = config.parallel_config
@@ -45,8 +45,8 @@ def compile_to(config: RunConfig, rank: int, output: Path) -> None:
 
     ms.set_context(mode=ms.GRAPH_MODE, max_call_depth=config.context.max_call_depth)
     graph = front_end.compile_cell(build_distributed_step(config, rank), *example_inputs(config))
-    (output / MIND_IR).write_bytes(graph.mind_ir)
-    (output / LAYOUTS).write_bytes(pickle.dumps(dict(graph.parameter_layouts)))
+    layouts = {name: ParameterLayout.from_front_end(layout) for name, layout in graph.parameter_layouts.items()}
+    write_graph(output / GRAPH, rank, graph.mind_ir, layouts)
 
 
 def example_inputs(config: RunConfig) -> list[Any]:
