@@ -13,7 +13,7 @@ import mindllm
 from mindllm.compiled.device.front_end import environment
 from mindllm.compiled.graph import CompiledGraph
 from mindllm.compiled.graph_file import load
-from mindllm.compiled.worker import GRAPH
+from mindllm.compiled.worker import GRAPH, text_of_last_graph
 from mindllm.config import RunConfig, render_config
 from mindllm.errors import UserError
 from mindllm.parallel.layout import Mesh
@@ -60,7 +60,13 @@ def _run_worker(directory: Path, rank: int, devices: int, timeout: float) -> Non
     ]
     packages = str(Path(mindllm.__file__).resolve().parent.parent)
     search = os.pathsep.join(filter(None, [packages, os.environ.get("PYTHONPATH", "")]))
-    variables = {"GLOG_v": ERRORS_ONLY, **os.environ, **environment(rank, devices), "PYTHONPATH": search}
+    variables = {
+        "GLOG_v": ERRORS_ONLY,
+        **os.environ,
+        **environment(rank, devices),
+        **text_of_last_graph(directory),
+        "PYTHONPATH": search,
+    }
     try:
         result = subprocess.run(
             command, cwd=directory, env=variables, capture_output=True, text=True, timeout=timeout, check=False
