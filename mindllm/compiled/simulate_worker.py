@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mindllm.command import CommandParser, run_command
+from mindllm.compiled.refusals import refusals_explained
 from mindllm.compiled.worker import example_inputs
 from mindllm.config import RunConfig, load_config
 
@@ -46,7 +47,8 @@ def simulate(config: RunConfig, rank: int) -> None:
     from mindllm.train.distributed_step import build_distributed_step
 
     step = build_distributed_step(config, rank)
-    step(*example_inputs(config))
+    with refusals_explained(step):
+        step(*example_inputs(config))
     ms.runtime.synchronize()
 
 
