@@ -81,7 +81,9 @@ def test_columns_must_be_sliced_alike(strategy):
 
 def test_weights_gathered_again_in_a_pipeline_are_refused():
     """MindSpore shards the gradients there and not what they are added to."""
-    config = cluster_run(pp=2, recompute_config={"parallel_optimizer_comm_recompute": True})
+    section = {"enable_parallel_optimizer": True}
+    again = {"parallel_optimizer_comm_recompute": True}
+    config = cluster_run(pp=2, micro=2, parallel=section, recompute_config=again)
     with pytest.raises(
         UserError, match=r"parallel_optimizer_comm_recompute: MindSpore cannot compile .*accumulation_shard"
     ):
