@@ -1,27 +1,102 @@
-"""A compiled rank as typed nodes, read from MindIR, MindSpore's exchange format (protobuf ``mind_ir.proto``)."""
+"""A compiled rank as typed values: functions of nodes, their types, parameters and how they are laid out over devices.
+
+``mind_ir.py`` reads it from MindSpore's exchange format, ``graph_file.py`` keeps it, ``schedule.py`` reads the order of
+micro-batches from it. Whoever executes a graph needs what :class:`Node` says about calls and constants.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
+
+from mindllm.compiled.layouts import ParameterLayout
+from mindllm.compiled.sources import SourceLine, Sources
 
 COLLECTIVES = frozenset({"AllReduce", "AllGather", "ReduceScatter", "AlltoAll", "Broadcast", "Send", "Receive"})
 BACKWARD = "Gradients/"
-REFERENCE = "REF::"
+CALL, CONSTANT, PARTIAL = "Call", "Constant", "Partial"
+ROLES = {"▸": "forward", "◂": "backward", "✓": "then", "✗": "else"}
+
+
+@dataclass(frozen=True)
+class TensorType:
+    """What a tensor is: ``shape`` on this rank, ``dtype`` by numpy's name (or ``bfloat16``).
+
+    ``parameter`` names the parameter whose memory it is, as for the result of an assignment.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    parameter: str = ""
+
+
+@dataclass(frozen=True)
+class TupleType:
+    """Several values under one name, taken apart by ``TupleGetItem``."""
+
+    items: tuple[ValueType, ...]
+
+
+@dataclass(frozen=True)
+class ClosureType:
+    """A function with some inputs bound: the names of the functions, or of the ``Partial`` nodes, it can be."""
+
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class OtherType:
+    """Anything else by MindIR's name: ``UMONAD`` and ``IOMONAD`` (tokens that order side effects), ``INT64``, ``NONE``."""
+
+    kind: str
+
+
+ValueType = TensorType | TupleType | ClosureType | OtherType
 
 
 @dataclass(frozen=True)
 class Node:
-    """One operator: what it is, where in the model it came from, what it yields."""
+    """One operator: what it is, where in the model it came from, what it yields.
+
+    Attributes:
+        op: operator, such as ``MatMul``; ``Constant`` (see ``value``), ``Call`` (see ``callee``), or ``Partial``, whose first
+            input is the name of a function or of a closure and whose others are the first inputs of that function.
+        name: name of its one output, unique in the whole graph; other nodes use it as an input.
+        inputs: names of nodes, of inputs of the function, of functions, or of constants, which may stand in another function.
+        type: type of the output.
+        scope: cells around it, as MindSpore writes them: ``Gradients/Default/network-SeededLoss/…/MatMul-op0``.
+        attributes: of the operator: group, strategies, ``transpose_a`` and the like.
+        primal: of the node: ``micro``, ``recompute``, ``forward_unique_id``, …
+        callee: of a ``Call``, the name of a function, or of the node or input whose closure is called.
+        value: of a ``Constant``: a number, a string, a tuple, None, a numpy array, or the OtherType of a monad.
+    """
 
     op: str
     name: str
     inputs: tuple[str, ...]
-    shapes: tuple[tuple[int, ...], ...]
+    type: ValueType
     scope: str
     attributes: Mapping[str, Any]
     primal: Mapping[str, Any] = field(default_factory=dict)
+    callee: str = ""
+    value: Any = None
+
+    @property
+    def tensors(self) -> tuple[TensorType, ...]:
+        """The tensors it yields, those inside tuples too."""
+        return tuple(tensors_of(self.type))
+
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        """Their shapes."""
+        return tuple(tensor.shape for tensor in self.tensors)
+
+    @property
+    def dtypes(self) -> tuple[str, ...]:
+        """Their dtypes."""
+        return tuple(tensor.dtype for tensor in self.tensors)
 
     @property
     def backward(self) -> bool:
@@ -29,9 +104,19 @@ class Node:
         return self.scope.startswith(BACKWARD)
 
     @property
+    def marked_for_recompute(self) -> bool:
+        """Whether it is a forward operator, or its repetition, that recomputation was asked for."""
+        return bool(self.primal.get("recompute", False))
+
+    @property
     def recomputed(self) -> bool:
         """Whether it repeats a forward operator for the backward pass."""
         return bool(self.primal.get("duplicated", False))
+
+    @property
+    def micro_batch(self) -> int | None:
+        """The micro-batch it belongs to, where the compiler says so."""
+        return self.primal.get("micro")
 
     @property
     def path(self) -> str:
@@ -44,22 +129,147 @@ class Node:
         """Global ranks a collective exchanges data between."""
         return tuple(self.attributes.get("group_rank_ids", ()))
 
+    @property
+    def input_strategy(self) -> tuple[tuple[int, ...], ...] | None:
+        """Into how many parts each dimension of each input was cut, if somebody said so."""
+        return self.attributes.get("in_strategy")
+
+    @property
+    def output_strategy(self) -> tuple[tuple[int, ...], ...] | None:
+        """The same of each output."""
+        return self.attributes.get("out_strategy")
+
+
+@dataclass(frozen=True)
+class Input:
+    """An input of a function, by the name its nodes use."""
+
+    name: str
+    type: ValueType
+
+    @property
+    def label(self) -> str:
+        """Its name in the source, without the function."""
+        return local_name(self.name)
+
 
 @dataclass(frozen=True)
 class Function:
-    """A graph: the top one, or one that nodes call by name."""
+    """A graph: the top one (the step), or one that nodes call by name.
+
+    Attributes:
+        nodes: each behind the nodes it uses; not the order of execution.
+        inputs: without parameters, which the top function alone has besides.
+        output: name of the node, input, constant or function it returns.
+        attributes: the compiler's marks, such as ``cell_reuse``.
+    """
 
     name: str
     nodes: tuple[Node, ...]
+    inputs: tuple[Input, ...]
+    output: str
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def role(self) -> str:
+        """What it is: ``forward`` or ``backward`` of a reused cell, ``then`` or ``else`` of a branch, or ``step``."""
+        marks = [mark for mark in self.name if mark in ROLES]
+        return ROLES[marks[0]] if marks else "step"
+
+    @property
+    def cell(self) -> str:
+        """The method it was made of, as module and class: ``mindllm_parallel_pipeline_ReusedNetwork_construct``."""
+        pieces = self.name.rpartition("_")[0].lstrip("0123456789_▸◂✓✗↓")
+        return pieces.split("CR_")[-1]
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A tensor that outlives the step: a weight, optimizer state, an accumulated gradient, a table.
+
+    Attributes:
+        node: the name that nodes of the top function use.
+        shape: of the part this rank keeps.
+        layout: how the whole is cut; None where MindSpore has none (scalars, a single device).
+    """
+
+    name: str
+    node: str
+    shape: tuple[int, ...]
+    dtype: str
+    layout: ParameterLayout | None = None
 
 
 @dataclass(frozen=True)
 class CompiledGraph:
-    """The training step of one rank after the parallel compiler's front end."""
+    """The training step of one rank after the parallel compiler's front end.
+
+    Attributes:
+        functions: the step first.
+        groups: global ranks of every communication group, in the order of their parts.
+        sources: source lines by scope, see ``source``.
+        mind_ir: what it was read from.
+    """
 
     rank: int
     functions: tuple[Function, ...]
-    parameters: Mapping[str, tuple[int, ...]]
+    parameters: Mapping[str, Parameter]
+    groups: Mapping[str, tuple[int, ...]]
+    sources: Sources = field(default_factory=dict, repr=False)
+    mind_ir: bytes = field(default=b"", repr=False, compare=False)
+
+    @property
+    def step(self) -> Function:
+        """The top function: one optimizer step."""
+        return self.functions[0]
+
+    @cached_property
+    def _functions(self) -> dict[str, Function]:
+        return {function.name: function for function in self.functions}
+
+    def function(self, name: str) -> Function:
+        """A function by name."""
+        return self._functions[name]
+
+    def is_function(self, name: str) -> bool:
+        """Whether a name is that of a function."""
+        return name in self._functions
+
+    @cached_property
+    def constants(self) -> Mapping[str, Any]:
+        """Values of constants by name. They are shared by all functions."""
+        return {node.name: node.value for node in self.nodes() if node.op == CONSTANT}
+
+    @cached_property
+    def backward_of(self) -> Mapping[str, str]:
+        """For each forward function of a reused cell, the name of its backward function."""
+        found = {}
+        for function in self.functions:
+            for node in function.nodes:
+                if node.op == PARTIAL and self.is_function(node.inputs[0]):
+                    target = self.function(node.inputs[0])
+                    if (function.role, target.role) == ("forward", "backward"):
+                        found[function.name] = target.name
+        return found
+
+    @cached_property
+    def _forward_scopes(self) -> dict[str, str]:
+        """Scopes of forward operators by the number that their gradients refer to them by."""
+        return {node.primal["unique_id"]: node.scope for node in self.nodes() if "unique_id" in node.primal}
+
+    @cached_property
+    def _cell_sources(self) -> dict[str, tuple[SourceLine, ...]]:
+        """Of each cell, by its scope, the source of its last operator that has one."""
+        return {scope.rpartition("/")[0]: lines for scope, lines in self.sources.items()}
+
+    def source(self, node: Node) -> tuple[SourceLine, ...]:
+        """The calls that led to an operator, the innermost last; empty when unknown.
+
+        A gradient has those of its forward operator; what the compiler inserted, those of the cell it serves.
+        """
+        forward = self._forward_scopes.get(node.primal.get("forward_unique_id", ""), "")
+        cell = node.scope.removeprefix(BACKWARD).rpartition("/")[0]
+        return self.sources.get(node.scope) or self.sources.get(forward) or self._cell_sources.get(cell, ())
 
     def nodes(self) -> Iterator[Node]:
         """The nodes of all functions, each function once."""
@@ -75,60 +285,15 @@ class CompiledGraph:
         return [node for node in self.nodes() if node.op in COLLECTIVES]
 
 
-def parse_mind_ir(data: bytes, rank: int) -> CompiledGraph:
-    """Reads a graph from MindIR."""
-    from mindspore.train import mind_ir_pb2
-
-    model = mind_ir_pb2.ModelProto()
-    model.ParseFromString(data)
-    primitives = {primitive.name: primitive for primitive in model.primitives}
-    attributes = {name: _attributes(primitive.attribute) for name, primitive in primitives.items()}
-    graphs = [model.graph, *model.functions]
-    functions = tuple(Function(graph.name, tuple(_nodes(graph, primitives, attributes))) for graph in graphs)
-    parameters = {_local(parameter.name): tuple(parameter.dims) for parameter in model.graph.parameter}
-    return CompiledGraph(rank, functions, parameters)
+def tensors_of(kind: ValueType) -> Iterator[TensorType]:
+    """The tensors of a value, in order, those inside tuples too."""
+    if isinstance(kind, TensorType):
+        yield kind
+    elif isinstance(kind, TupleType):
+        for item in kind.items:
+            yield from tensors_of(item)
 
 
-def _nodes(graph: Any, primitives: Mapping[str, Any], attributes: Mapping[str, dict[str, Any]]) -> Iterator[Node]:
-    for node in graph.node:
-        reference = node.op_type.removeprefix(REFERENCE)
-        op = primitives[reference].op_type if reference in primitives else node.op_type
-        yield Node(
-            op=op,
-            name=node.name or node.output[0],
-            inputs=tuple(node.input),
-            shapes=tuple(_shapes(node.attribute)),
-            scope=node.domain,
-            attributes=attributes.get(reference, {}),
-            primal=_attributes([*node.primal_attr, *node.node_attr]),
-        )
-
-
-def _shapes(attributes: Iterable[Any]) -> Iterator[tuple[int, ...]]:
-    for attribute in attributes:
-        if attribute.name == "shape":
-            for holder in (attribute, *attribute.values):
-                yield from (tuple(tensor.dims) for tensor in holder.tensors)
-
-
-def _attributes(attributes: Iterable[Any]) -> dict[str, Any]:
-    return {attribute.name: _value(attribute) for attribute in attributes}
-
-
-def _value(attribute: Any) -> Any:
-    kind = attribute.AttributeType.Name(attribute.type)
-    if kind in ("TUPLE", "LIST"):
-        return tuple(_value(value) for value in attribute.values)
-    if kind == "STRING":
-        return attribute.s.decode()
-    if kind == "BOOL":
-        return bool(attribute.ints[0] if attribute.ints else attribute.i)
-    if kind in ("FLOAT", "DOUBLE"):
-        return attribute.f if kind == "FLOAT" else attribute.d
-    if attribute.ints:
-        return attribute.ints[0]
-    return attribute.i
-
-
-def _local(name: str) -> str:
-    return name.rsplit(":", 1)[-1]
+def local_name(name: str) -> str:
+    """A name inside its function: ``f:model.norm_out.weight`` is ``model.norm_out.weight``."""
+    return name.rsplit(":", 1)[-1].lstrip("▸◂")

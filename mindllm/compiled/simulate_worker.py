@@ -11,6 +11,7 @@ from typing import Any
 
 from mindllm.command import CommandParser, run_command
 from mindllm.compiled.device.callback_thread import calm_callback_thread
+from mindllm.compiled.refusals import refusals_explained
 from mindllm.compiled.worker import example_inputs
 from mindllm.config import RunConfig, load_config
 
@@ -51,7 +52,8 @@ def simulate(config: RunConfig, rank: int) -> None:
     calm_callback_thread(Path(ms.__file__).parent)
     step = build_distributed_step(config, rank)
     leave_uninitialised(step.get_parameters())
-    step(*example_inputs(config))
+    with refusals_explained(step):
+        step(*example_inputs(config))
     ms.runtime.synchronize()
 
 

@@ -5,17 +5,21 @@ Started by ``compile_rank``, with the environment it sets; a process of its own,
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from mindllm.command import CommandParser, run_command
+from mindllm.compiled.graph_file import write_graph
+from mindllm.compiled.layouts import ParameterLayout
+from mindllm.compiled.refusals import refusals_explained
+from mindllm.compiled.sources import SourceLine, read_sources
 from mindllm.config import RunConfig, load_config
 from mindllm.parallel.layout import Mesh
 
-MIND_IR = "rank.mindir"
-LAYOUTS = "layouts.pickle"
+GRAPH = "rank.graph"
+TEXT = "text"
+LAST_PASS = "validate"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -34,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def compile_to(config: RunConfig, rank: int, output: Path) -> None:
-    """Compiles ``rank`` and writes MindIR and parameter layouts into ``output``."""
+    """Compiles ``rank`` and writes its graph into the directory ``output``."""
     from mindllm.compiled.device import front_end
 
     sizes = config.parallel_config
@@ -44,9 +48,28 @@ def compile_to(config: RunConfig, rank: int, output: Path) -> None:
     from mindllm.train.distributed_step import build_distributed_step
 
     ms.set_context(mode=ms.GRAPH_MODE, max_call_depth=config.context.max_call_depth)
-    graph = front_end.compile_cell(build_distributed_step(config, rank), *example_inputs(config))
-    (output / MIND_IR).write_bytes(graph.mind_ir)
-    (output / LAYOUTS).write_bytes(pickle.dumps(dict(graph.parameter_layouts)))
+    step = build_distributed_step(config, rank)
+    with refusals_explained(step):
+        graph = front_end.compile_cell(step, *example_inputs(config))
+    layouts = {name: ParameterLayout.from_front_end(layout) for name, layout in graph.parameter_layouts.items()}
+    write_graph(output / GRAPH, rank, graph.mind_ir, layouts, _sources(output / TEXT))
+
+
+def text_of_last_graph(output: Path) -> dict[str, str]:
+    """Variables that make MindSpore write the text of the graph behind its last pass, where source lines stand."""
+    return {
+        "MS_DEV_SAVE_GRAPHS": "1",
+        "MS_DEV_SAVE_GRAPHS_PATH": str(output / TEXT),
+        "MS_DEV_DUMP_IR_PASSES": LAST_PASS,
+    }
+
+
+def _sources(directory: Path) -> dict[str, tuple[SourceLine, ...]]:
+    found: dict[str, tuple[SourceLine, ...]] = {}
+    for path in sorted(directory.glob(f"*_{LAST_PASS}_*.ir")):
+        with open(path, encoding="utf-8", errors="replace") as lines:
+            found |= read_sources(lines)
+    return found
 
 
 def example_inputs(config: RunConfig) -> list[Any]:

@@ -1,0 +1,77 @@
+"""Keeps compiled graphs in files: a zip of MindIR as the compiler made it and a JSON of what MindIR leaves out.
+
+A zip carries a checksum of each member, so damage is noticed; nothing in it is executed when it is read.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import zipfile
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from mindllm.compiled.graph import CompiledGraph
+from mindllm.compiled.layouts import ParameterLayout
+from mindllm.compiled.mind_ir import parse_mind_ir
+from mindllm.compiled.sources import Sources, sources_from_json, sources_to_json
+from mindllm.errors import UserError
+from mindllm.files import atomic_path
+
+FORMAT, VERSION = "mindllm compiled graph", 1
+MIND_IR, FACTS = "rank.mindir", "rank.json"
+
+
+def write_graph(
+    path: Path, rank: int, mind_ir: bytes, layouts: Mapping[str, ParameterLayout], sources: Sources
+) -> None:
+    """Writes a graph, the layouts of its parameters and the source lines of its operators; the file is whole or absent."""
+    facts = {
+        "format": FORMAT,
+        "version": VERSION,
+        "rank": rank,
+        "layouts": {name: dataclasses.asdict(layout) for name, layout in layouts.items()},
+        "sources": sources_to_json(sources),
+    }
+    with atomic_path(path) as unfinished, zipfile.ZipFile(unfinished, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr(FACTS, json.dumps(facts))
+        archive.writestr(MIND_IR, mind_ir)
+
+
+def save(graph: CompiledGraph, path: Path) -> None:
+    """Writes a graph to ``path``."""
+    layouts = {name: parameter.layout for name, parameter in graph.parameters.items() if parameter.layout}
+    write_graph(path, graph.rank, graph.mind_ir, layouts, graph.sources)
+
+
+def load(path: Path) -> CompiledGraph:
+    """Reads what :func:`save` wrote.
+
+    Raises:
+        UserError: the file is missing, damaged or something else.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            facts = json.loads(archive.read(FACTS))
+            mind_ir = archive.read(MIND_IR)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
+    except (zipfile.BadZipFile, zlib.error, KeyError, ValueError, EOFError, NotImplementedError) as error:
+        raise UserError(f"{path}: damaged, or not a compiled graph ({error})") from None
+    _require_format(path, facts)
+    try:
+        layouts = {name: ParameterLayout.from_json(layout) for name, layout in facts["layouts"].items()}
+        return parse_mind_ir(mind_ir, int(facts["rank"]), layouts, sources_from_json(facts["sources"]))
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise UserError(f"{path}: not a compiled graph of this version ({error})") from None
+
+
+def _require_format(path: Path, facts: Any) -> None:
+    if not isinstance(facts, dict) or facts.get("format") != FORMAT:
+        raise UserError(f"{path}: not a compiled graph")
+    if facts.get("version") != VERSION:
+        raise UserError(f"{path}: has version {facts.get('version')}, this release reads {VERSION}; compile it again")

@@ -1,0 +1,218 @@
+"""Reads a compiled graph from MindIR, MindSpore's exchange format: protobuf, ``mind_ir.proto`` of the installed wheel.
+
+The wheel's protobuf module is loaded without MindSpore itself, so a kept graph is read in a moment.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from mindllm.compiled.graph import (
+    CALL,
+    CONSTANT,
+    ClosureType,
+    CompiledGraph,
+    Function,
+    Input,
+    Node,
+    OtherType,
+    Parameter,
+    TensorType,
+    TupleType,
+    ValueType,
+    local_name,
+)
+from mindllm.compiled.layouts import ParameterLayout
+from mindllm.compiled.sources import Sources
+from mindllm.errors import UserError
+
+REFERENCE = "REF::"
+PROTOBUF = "mindspore.train.mind_ir_pb2"
+CLOSURES = ("PARTIALCLOSURE", "FUNCGRAPHCLOSURE", "UNIONFUNCCLOSURE", "PRIMITIVECLOSURE")
+SEQUENCES = ("TUPLE", "LIST")
+DTYPES = {
+    1: "float32", 2: "uint8", 3: "int8", 4: "uint16", 5: "int16", 6: "int32", 7: "int64", 8: "str", 9: "bool",
+    10: "float16", 11: "float64", 12: "uint32", 13: "uint64", 14: "complex64", 15: "complex128", 16: "bfloat16",
+    17: "float64",
+}  # fmt: skip
+
+
+def parse_mind_ir(
+    data: bytes, rank: int, layouts: Mapping[str, ParameterLayout] | None = None, sources: Sources | None = None
+) -> CompiledGraph:
+    """Reads the graph of ``rank``. Layouts of parameters and source lines are not part of MindIR.
+
+    Raises:
+        UserError: it is not MindIR, or only a part of it.
+    """
+    model = _parse(data)
+    primitives = {primitive.name: primitive for primitive in model.primitives}
+    graphs = [model.graph, *model.functions]
+    reader = _NodeReader(primitives)
+    functions = tuple(_function(graph, reader) for graph in graphs)
+    groups = _groups(functions)
+    parameters = {}
+    for tensor in model.graph.parameter:
+        name = local_name(tensor.name)
+        layout = (layouts or {}).get(name)
+        if layout is not None:
+            layout = replace(layout, optimizer_ranks=groups.get(layout.optimizer_group, ()))
+        parameters[name] = Parameter(name, tensor.name, tuple(tensor.dims), _dtype(tensor), layout)
+    return CompiledGraph(rank, functions, parameters, groups, sources or {}, data)
+
+
+def _parse(data: bytes) -> Any:
+    from google.protobuf.message import DecodeError
+
+    model = _protobuf().ModelProto()
+    try:
+        model.ParseFromString(data)
+    except DecodeError as error:
+        raise UserError(f"this is not MindIR, or only a part of it ({error})") from None
+    if not model.graph.node and not model.graph.output:
+        raise UserError("this is not MindIR: it holds no graph")
+    return model
+
+
+@cache
+def _protobuf() -> ModuleType:
+    """``mindspore.train.mind_ir_pb2``, without importing the packages around it."""
+    if PROTOBUF in sys.modules:
+        return sys.modules[PROTOBUF]
+    package = importlib.util.find_spec("mindspore")
+    if package is None or package.origin is None:
+        raise UserError("reading MindIR needs the mindspore package: pip install mindspore")
+    path = Path(package.origin).parent / "train" / "mind_ir_pb2.py"
+    specification = importlib.util.spec_from_file_location("mindllm_mind_ir_pb2", path)
+    if specification is None or specification.loader is None:
+        raise UserError(f"the installed mindspore has no {path}")
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    return module
+
+
+def _function(graph: Any, reader: _NodeReader) -> Function:
+    return Function(
+        name=graph.name,
+        nodes=tuple(reader.node(node) for node in graph.node),
+        inputs=tuple(Input(value.name, _value_type(value)) for value in graph.input),
+        output=graph.output[0].name if graph.output else "",
+        attributes=_attributes(graph.attribute),
+    )
+
+
+class _NodeReader:
+    """Reads nodes; operators with their attributes stand apart from them and are read once."""
+
+    def __init__(self, primitives: Mapping[str, Any]) -> None:
+        self.operators = {name: primitive.op_type for name, primitive in primitives.items()}
+        self.attributes = {name: _attributes(primitive.attribute) for name, primitive in primitives.items()}
+
+    def node(self, node: Any) -> Node:
+        reference = node.op_type.removeprefix(REFERENCE)
+        known = reference in self.operators
+        called = not known and node.op_type.startswith(REFERENCE)
+        op = self.operators[reference] if known else CALL if called else node.op_type
+        values = {attribute.name: attribute for attribute in node.attribute}
+        constant = op == CONSTANT and "value" in values
+        return Node(
+            op=op,
+            name=node.output[0],
+            inputs=tuple(node.input),
+            type=_type(values["value" if constant else "shape"]) if values else OtherType("NONE"),
+            scope=node.domain,
+            attributes=self.attributes.get(reference, {}),
+            primal=_attributes([*node.primal_attr, *node.node_attr]),
+            callee=reference if called else "",
+            value=_value(values["value"]) if constant else None,
+        )
+
+
+def _groups(functions: Iterable[Function]) -> dict[str, tuple[int, ...]]:
+    return {
+        node.attributes["group"]: node.ranks
+        for function in functions
+        for node in function.nodes
+        if node.ranks and "group" in node.attributes
+    }
+
+
+def _value_type(value: Any) -> ValueType:
+    """Type of an input or output of a function: one tensor, or what its attribute says."""
+    if value.tensor:
+        return _tensor_type(value.tensor[0])
+    return _type(value.attr_info)
+
+
+def _type(attribute: Any) -> ValueType:
+    kind = _kind(attribute)
+    if kind in SEQUENCES:
+        return TupleType(tuple(_type(value) for value in attribute.values))
+    if kind == "TENSORS" and len(attribute.tensors) == 1:
+        return _tensor_type(attribute.tensors[0])
+    if kind in CLOSURES:
+        return ClosureType(tuple(_closure_names(attribute)))
+    return OtherType(kind)
+
+
+def _closure_names(attribute: Any) -> Iterator[str]:
+    if attribute.s:
+        yield attribute.s.decode()
+    for value in attribute.values:
+        yield from _closure_names(value)
+
+
+def _tensor_type(tensor: Any) -> TensorType:
+    return TensorType(tuple(tensor.dims), _dtype(tensor), tensor.ref_key)
+
+
+def _dtype(tensor: Any) -> str:
+    return DTYPES.get(tensor.data_type, "undefined")
+
+
+def _attributes(attributes: Iterable[Any]) -> dict[str, Any]:
+    return {attribute.name: _value(attribute) for attribute in attributes}
+
+
+def _value(attribute: Any) -> Any:
+    """A constant or an attribute as Python knows it; a dtype is its name."""
+    kind = _kind(attribute)
+    if kind in SEQUENCES:
+        return tuple(_value(value) for value in attribute.values)
+    if kind == "TENSORS":
+        values = [
+            _array(tensor) if tensor.raw_data or 0 in tensor.dims else _dtype(tensor) for tensor in attribute.tensors
+        ]
+        return values[0] if len(values) == 1 else tuple(values)
+    if kind == "STRING":
+        return (attribute.s or b"".join(attribute.strings)).decode()
+    if kind == "BOOL":
+        return bool(attribute.ints[0] if attribute.ints else attribute.i)
+    if kind in ("FLOAT", "DOUBLE"):
+        single, double = attribute.floats, attribute.doubles
+        return (single[0] if single else attribute.f) if kind == "FLOAT" else (double[0] if double else attribute.d)
+    if kind == "NONE":
+        return None
+    if kind in ("UMONAD", "IOMONAD", "TYPE_NULL"):
+        return OtherType(kind)
+    return attribute.ints[0] if attribute.ints else attribute.i
+
+
+def _array(tensor: Any) -> np.ndarray:
+    """A constant tensor; it shares the bytes it was read from and cannot be written to."""
+    dtype = np.dtype(ml_dtypes.bfloat16) if tensor.data_type == 16 else np.dtype(DTYPES[tensor.data_type])
+    return np.frombuffer(tensor.raw_data, dtype).reshape(tuple(tensor.dims))
+
+
+def _kind(attribute: Any) -> str:
+    return attribute.AttributeType.Name(attribute.type)
