@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 import mindllm
@@ -17,6 +18,7 @@ from mindllm.compiled.worker import GRAPH, text_of_last_graph
 from mindllm.config import RunConfig, render_config
 from mindllm.errors import UserError
 from mindllm.parallel.layout import Mesh
+from mindllm.train.device import saved_graphs_environment
 
 CONFIG = "config.yaml"
 SHOWN_LINES = 12
@@ -41,12 +43,13 @@ def compile_rank(config: RunConfig, rank: int, timeout: float = 3600.0) -> Compi
     with tempfile.TemporaryDirectory(prefix="mindllm_compile_") as name:
         directory = Path(name)
         (directory / CONFIG).write_text(render_config(config), encoding="utf-8")
-        _run_worker(directory, rank, devices, timeout)
+        graphs = saved_graphs_environment(config, rank) or text_of_last_graph(directory)
+        _run_worker(directory, rank, devices, timeout, graphs)
         return load(directory / GRAPH)
 
 
-def _run_worker(directory: Path, rank: int, devices: int, timeout: float) -> None:
-    """Runs the worker inside ``directory``, where MindSpore may litter."""
+def _run_worker(directory: Path, rank: int, devices: int, timeout: float, graphs: Mapping[str, str]) -> None:
+    """Runs the worker inside ``directory``, where MindSpore may litter; ``graphs`` says where it writes their text."""
     command = [
         sys.executable,
         "-m",
@@ -64,7 +67,7 @@ def _run_worker(directory: Path, rank: int, devices: int, timeout: float) -> Non
         "GLOG_v": ERRORS_ONLY,
         **os.environ,
         **environment(rank, devices),
-        **text_of_last_graph(directory),
+        **graphs,
         "PYTHONPATH": search,
     }
     try:
