@@ -17,9 +17,7 @@ from mindllm.errors import UserError
 from mindllm.parallel.layout import Mesh
 
 DEVICE_MEMORY = 64 << 30  # an Ascend 910B
-PRETENDED_MEMORY = (
-    1 << 42
-)  # so large that the dry run never stops for lack of memory: how much is short is the question
+PRETENDED_MEMORY = 1 << 42  # so much that the dry run never stops for lack of it: how much is short is the question
 GIB = 1 << 30
 ENVIRONMENT = {
     "MS_SIMULATION_LEVEL": "1",

@@ -113,3 +113,12 @@ def compiled(request: pytest.FixtureRequest):
 
 def _compile(rank: int, run: dict) -> CompiledGraph:
     return compile_rank(cluster_run(**run), rank)
+
+
+@pytest.fixture(scope="session")
+def compiled_with_text(tmp_path_factory):
+    """A rank, and the text of the same graph as MindSpore writes it."""
+    directory = tmp_path_factory.mktemp("text")
+    run = {**CASES["all"][1], "context": {"save_graphs": 1, "save_graphs_path": str(directory)}}
+    graph = _compile(CASES["all"][0], run)
+    return graph, next(directory.glob("rank_6/*_validate_*.ir")).read_text(encoding="utf-8")
