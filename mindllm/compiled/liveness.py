@@ -1,17 +1,17 @@
 """Peak memory of a rank from its compiled graph alone: an estimate for machines that cannot run MindSpore's dry run.
 
 Every tensor is alive from the operation that writes it to the last one that reads it; parameters and constants always are.
-Sizes are rounded as MindSpore's pool of device memory does (``AlignMemorySize``: 32 bytes more, then multiples of 512).
+Operations run in the order MindSpore's back end gives them (``execution_order``), which decides most of the peak; sizes are
+rounded as its pool of device memory does (``AlignMemorySize``: 32 bytes more, then multiples of 512).
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import dataclass
 from functools import cached_property
 
 from mindllm.compiled import cost
-from mindllm.compiled.graph import CONSTANT, CompiledGraph, Node, TensorType, tensors_of
+from mindllm.compiled.graph import CONSTANT, CompiledGraph, Node, TensorType
 from mindllm.compiled.unrolled import Memory, Unrolled, unroll
 
 ALIGNMENT, MARGIN = 512, 32
@@ -22,7 +22,7 @@ PARAMETER, INPUT, CONSTANT_VALUE, OUTPUT = "parameter", "input", "constant", "ou
 class Block:
     """A piece of memory: alive from operation ``start`` to operation ``end``, both included. ``size`` is in bytes.
 
-    ``kind`` is ``parameter``, ``input`` or ``constant`` (always alive) or ``output`` of the operator ``node``.
+    ``kind`` is ``parameter`` or ``constant`` (always alive), ``input`` of the step, or ``output`` of the operator ``node``.
     """
 
     kind: str
@@ -75,29 +75,29 @@ def estimate(graph: CompiledGraph) -> Liveness:
     """Peak memory of a step of ``graph``."""
     step = unroll(graph)
     last = len(step.operations) - 1
-    return Liveness(graph.rank, (*_standing(graph, last), *_outputs(step, last)), len(step.operations))
+    return Liveness(graph.rank, (*_standing(graph, last), *_passing(step, last)), len(step.operations))
 
 
 def _standing(graph: CompiledGraph, last: int) -> list[Block]:
-    """Parameters, inputs and constants."""
+    """Parameters and constants."""
     tensors = [(PARAMETER, p.name, TensorType(p.shape, p.dtype)) for p in graph.parameters.values()]
-    tensors += [(INPUT, item.label, tensor) for item in graph.step.inputs for tensor in tensors_of(item.type)]
     tensors += [(CONSTANT_VALUE, node.name, tensor) for node in graph.find(CONSTANT) for tensor in node.tensors]
     return [Block(kind, name, pool_size(tensor), 0, last) for kind, name, tensor in tensors]
 
 
-def _outputs(step: Unrolled, last: int) -> list[Block]:
-    """Outputs of operations; what the step returns stays to the end."""
-    ends: dict[Memory, int] = defaultdict(int)
+def _passing(step: Unrolled, last: int) -> list[Block]:
+    """Inputs of the step, up to their last use, and outputs of operations. What the step returns stays to the end."""
+    ends: dict[Memory, int] = {}
     for time, operation in enumerate(step.operations):
-        for memory in operation.reads:
-            ends[memory] = time
+        ends |= dict.fromkeys(operation.reads, time)
     ends |= dict.fromkeys(step.results, last)
-    return [
-        Block(OUTPUT, operation.node.scope, pool_size(memory.tensor), time, max(ends[memory], time), operation.node)
+    inputs = [Block(INPUT, memory.name, pool_size(memory.tensor), 0, ends.get(memory, 0)) for memory in step.inputs]
+    outputs = [
+        Block(OUTPUT, operation.node.scope, pool_size(memory.tensor), time, ends.get(memory, time), operation.node)
         for time, operation in enumerate(step.operations)
         for memory in operation.writes
     ]
+    return inputs + outputs
 
 
 def pool_size(tensor: TensorType) -> int:

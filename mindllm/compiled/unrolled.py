@@ -65,20 +65,19 @@ class Operation:
 
 @dataclass(frozen=True)
 class Unrolled:
-    """The step: its operations in order, and the memory that it returns."""
+    """The step: its operations in order, the memory of its inputs, and that of what it returns."""
 
     operations: tuple[Operation, ...]
+    inputs: tuple[Memory, ...]
     results: tuple[Memory, ...]
 
 
 def unroll(graph: CompiledGraph) -> Unrolled:
     """Expands the step of ``graph``; of a branch the ``then`` side is taken: the update that is not skipped."""
     machine = _Machine(graph)
-    arguments: list[Value] = [
-        Memory(kind, name=item.label) for item in graph.step.inputs for kind in tensors_of(item.type)
-    ]
-    result = machine.run(graph.step, arguments, ())
-    return Unrolled(tuple(machine.operations), tuple(memories(result)))
+    inputs = tuple(Memory(kind, name=item.label) for item in graph.step.inputs for kind in tensors_of(item.type))
+    result = machine.run(graph.step, inputs, ())
+    return Unrolled(tuple(machine.operations), inputs, tuple(memories(result)))
 
 
 def memories(value: Value) -> list[Memory]:
