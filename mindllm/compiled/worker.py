@@ -49,7 +49,7 @@ def compile_to(config: RunConfig, rank: int, output: Path) -> None:
     ms.set_context(mode=ms.GRAPH_MODE, max_call_depth=config.context.max_call_depth)
     graph = front_end.compile_cell(build_distributed_step(config, rank), *example_inputs(config))
     layouts = {name: ParameterLayout.from_front_end(layout) for name, layout in graph.parameter_layouts.items()}
-    write_graph(output / GRAPH, rank, graph.mind_ir, layouts, _sources(output / TEXT))
+    write_graph(output / GRAPH, rank, graph.mind_ir, layouts, sources_in(output))
 
 
 def text_of_last_graph(output: Path) -> dict[str, str]:
@@ -61,9 +61,10 @@ def text_of_last_graph(output: Path) -> dict[str, str]:
     }
 
 
-def _sources(directory: Path) -> dict[str, tuple[SourceLine, ...]]:
+def sources_in(output: Path) -> dict[str, tuple[SourceLine, ...]]:
+    """Source lines by scope, from the text that :func:`text_of_last_graph` had written below ``output``."""
     found: dict[str, tuple[SourceLine, ...]] = {}
-    for path in sorted(directory.glob(f"*_{LAST_PASS}_*.ir")):
+    for path in sorted((output / TEXT).glob(f"*_{LAST_PASS}_*.ir")):
         with open(path, encoding="utf-8", errors="replace") as lines:
             found |= read_sources(lines)
     return found
