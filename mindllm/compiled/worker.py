@@ -12,6 +12,7 @@ from typing import Any
 from mindllm.command import CommandParser, run_command
 from mindllm.compiled.graph_file import write_graph
 from mindllm.compiled.layouts import ParameterLayout
+from mindllm.compiled.refusals import refusals_explained
 from mindllm.compiled.sources import SourceLine, read_sources
 from mindllm.config import RunConfig, load_config
 from mindllm.parallel.layout import Mesh
@@ -47,7 +48,9 @@ def compile_to(config: RunConfig, rank: int, output: Path) -> None:
     from mindllm.train.distributed_step import build_distributed_step
 
     ms.set_context(mode=ms.GRAPH_MODE, max_call_depth=config.context.max_call_depth)
-    graph = front_end.compile_cell(build_distributed_step(config, rank), *example_inputs(config))
+    step = build_distributed_step(config, rank)
+    with refusals_explained(step):
+        graph = front_end.compile_cell(step, *example_inputs(config))
     layouts = {name: ParameterLayout.from_front_end(layout) for name, layout in graph.parameter_layouts.items()}
     write_graph(output / GRAPH, rank, graph.mind_ir, layouts, sources_in(output))
 
