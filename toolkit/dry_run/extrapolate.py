@@ -67,7 +67,9 @@ class Design:
         """The moments of a stage at ``target``, from those of the corners; kinds they do not all have are left out."""
         weights = self._weights(target)
         kinds = set.intersection(*(set(moments[point]) for point in weights))
-        return {kind: _combined([(factor, moments[point][kind]) for point, factor in weights.items()]) for kind in kinds}
+        return {
+            kind: _combined([(factor, moments[point][kind]) for point, factor in weights.items()]) for kind in kinds
+        }
 
     def _weights(self, target: Point) -> dict[Point, int]:
         """The factor of each corner in the sum that is linear in everything, and in layers times micro-batches alive."""
@@ -89,9 +91,7 @@ class Design:
         return weights
 
 
-def design_for(
-    targets: Sequence[Point], step: int = 1, micro_step: int = 1, shorter: bool = True
-) -> Design | None:
+def design_for(targets: Sequence[Point], step: int = 1, micro_step: int = 1, shorter: bool = True) -> Design | None:
     """Returns the simulations for stages at ``targets``; None where simulating the stages themselves costs no more.
 
     Args:

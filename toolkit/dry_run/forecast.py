@@ -14,7 +14,7 @@ from toolkit.dry_run.moments import Fill, Moments, bytes_of, fullest
 from toolkit.dry_run.profile import Profile
 from toolkit.dry_run.reduced import Point, point_of, reduced_run
 from toolkit.dry_run.simulations import Request, Simulations
-from toolkit.dry_run.stages import MIDDLE, ONLY, FIRST, Stage
+from toolkit.dry_run.stages import FIRST, MIDDLE, ONLY, Stage
 
 TOLERANCE, TOLERATED_BYTES = 0.0005, 1 << 16  # of the peak of the checking simulation
 
@@ -114,15 +114,12 @@ def _carry_out(
     config: RunConfig, designs: Sequence[Planned], simulations: Simulations
 ) -> tuple[list[StageMemory], list[Stage]]:
     """Runs the simulations of all designs together; returns what was found, and the stages whose check disagreed."""
-    wanted = [(design, alike, point) for design, alike in designs for point in design.points]
-    requests = [_request(config, alike[0], point) for _, alike, point in wanted]
-    profiles: dict[int, dict[Point, Profile]] = {}
-    for (_, alike, point), profile in zip(wanted, simulations.profiles(requests), strict=True):
-        profiles.setdefault(alike[0].number, {})[point] = profile
+    wanted = [(alike[0], point) for design, alike in designs for point in design.points]
+    profiles = iter(simulations.profiles([_request(config, like, point) for like, point in wanted]))
     found: list[StageMemory] = []
     failed: list[Stage] = []
     for design, alike in designs:
-        mine = profiles[alike[0].number]
+        mine = {point: next(profiles) for point in design.points}
         if _agrees(design, mine):
             found += (_extrapolated(config, stage, design, mine) for stage in alike)
         else:
@@ -149,9 +146,7 @@ def _agrees(design: Design, profiles: Mapping[Point, Profile]) -> bool:
     return abs(predicted - simulated) <= TOLERANCE * simulated + TOLERATED_BYTES
 
 
-def _extrapolated(
-    config: RunConfig, stage: Stage, design: Design, profiles: Mapping[Point, Profile]
-) -> StageMemory:
+def _extrapolated(config: RunConfig, stage: Stage, design: Design, profiles: Mapping[Point, Profile]) -> StageMemory:
     target = point_of(stage, config)
     if target in profiles:
         profile = profiles[target]

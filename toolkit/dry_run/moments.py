@@ -50,8 +50,13 @@ def fullest(moments: Moments) -> Fill:
 
 def use_of(block: Block) -> Use:
     """What a block is there for."""
-    path = GRADIENT_LEVEL.sub("", WRAPPERS.sub("", path_of(block.node)))
-    return Use(block.category, LAYER.sub(r"\1*", NUMBER.sub("", path)), operator_of(block.node), block.backward)
+    return Use(block.category, *place_of(block.node), block.backward)
+
+
+def place_of(node: str) -> tuple[str, str]:
+    """Path and operator of a node by its full name, without the number of the layer; of a gradient those of the forward cell."""
+    path = GRADIENT_LEVEL.sub("", WRAPPERS.sub("", path_of(node)))
+    return LAYER.sub(r"\1*", NUMBER.sub("", path)), operator_of(node)
 
 
 def moments_of(simulation: Simulation) -> Moments:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from mindllm.compiled.simulation import BACKWARD, Block, Simulation
-from mindllm.compiled.sources import SourceLine, Sources
+from mindllm.compiled.simulation import Simulation
 from mindllm.errors import UserError
 from mindllm.files import atomic_open
 from toolkit.dry_run.moments import Fill, Moments, Use, fullest, moments_of, use_of
@@ -34,8 +32,7 @@ class Alive:
 class Profile:
     """One simulated rank. Sizes are bytes, times are counts of events.
 
-    ``timeline`` holds (time, bytes in use), thinned out with every local peak kept; ``sources`` the line (``file:line``) of
-    uses whose operators have one.
+    ``timeline`` holds (time, bytes in use), thinned out; ``largest`` the largest blocks in use at the peak.
     """
 
     rank: int
@@ -45,7 +42,6 @@ class Profile:
     timeline: tuple[tuple[int, int], ...]
     peak_time: int
     largest: tuple[Alive, ...]
-    sources: Mapping[Use, str]
     messages: tuple[str, ...]
 
     @property
@@ -59,10 +55,9 @@ class Profile:
         return self.actual_peak - self.used_peak
 
 
-def profile_of(simulation: Simulation, sources: Sources) -> Profile:
-    """Boils a simulation down. ``sources`` are those of the compiled graph, by scope of the operator."""
+def profile_of(simulation: Simulation) -> Profile:
+    """Boils a simulation down."""
     alive = simulation.alive(simulation.peak_time)
-    cells = {_cell(scope): lines for scope, lines in sources.items()}
     return Profile(
         rank=simulation.rank,
         used_peak=simulation.used_peak,
@@ -71,7 +66,6 @@ def profile_of(simulation: Simulation, sources: Sources) -> Profile:
         timeline=tuple(thinned(simulation.memory_over_time(), POINTS_OF_TIME)),
         peak_time=simulation.peak_time,
         largest=tuple(Alive(b.node, use_of(b), b.size, b.start, b.end) for b in alive[:LARGEST]),
-        sources={use_of(block): line for block in alive if (line := _line(block, sources, cells))},
         messages=simulation.messages,
     )
 
@@ -83,22 +77,8 @@ def thinned(points: list[tuple[int, int]], count: int) -> list[tuple[int, int]]:
     size = -(-len(points) // count)
     pieces = (points[start : start + size] for start in range(0, len(points), size))
     return [
-        point
-        for piece in pieces
-        for point in sorted({min(piece, key=lambda p: p[1]), max(piece, key=lambda p: p[1])})
+        point for piece in pieces for point in sorted({min(piece, key=lambda p: p[1]), max(piece, key=lambda p: p[1])})
     ]
-
-
-def _line(block: Block, sources: Sources, cells: Mapping[str, tuple[SourceLine, ...]]) -> str:
-    """The source line of the operator that writes a block; of a gradient, that of the forward operator."""
-    forward = block.node.removeprefix(BACKWARD).removeprefix("recompute_")
-    levels = [level for level in forward.split("/") if not level.startswith("Grad_")]
-    lines = sources.get(block.node) or sources.get(forward) or cells.get("/".join(levels[:-1])) or ()
-    return str(lines[-1]) if lines else ""
-
-
-def _cell(scope: str) -> str:
-    return scope.removeprefix(BACKWARD).rpartition("/")[0]
 
 
 def save_profile(profile: Profile, path: Path) -> None:
@@ -115,7 +95,6 @@ def save_profile(profile: Profile, path: Path) -> None:
         "timeline": profile.timeline,
         "moments": {kind: {number(use): size for use, size in fill.items()} for kind, fill in profile.moments.items()},
         "largest": [{**asdict(alive), "use": number(alive.use)} for alive in profile.largest],
-        "sources": {number(use): line for use, line in profile.sources.items()},
     }
     tree["uses"] = [list(asdict(use).values()) for use in uses]
     with atomic_open(path, "wb") as file, gzip.open(file, "wt", encoding="utf-8", compresslevel=5) as text:
@@ -136,7 +115,6 @@ def load_profile(path: Path) -> Profile:
             moments={k: {uses[int(n)]: size for n, size in fill.items()} for k, fill in tree["moments"].items()},
             timeline=tuple((time, used) for time, used in tree["timeline"]),
             largest=tuple(replace(alive, use=uses[int(alive.use)]) for alive in largest),  # type: ignore[call-overload]
-            sources={uses[int(number)]: line for number, line in tree["sources"].items()},
             messages=tuple(tree["messages"]),
         )
     except (OSError, EOFError, ValueError, TypeError, KeyError, IndexError) as error:

@@ -7,7 +7,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,9 +20,10 @@ import mindllm
 from mindllm.config import RunConfig, render_config
 from mindllm.errors import RunFailed, UserError
 from mindllm.launch.process import JobProcess
-from toolkit.dry_run.cache import forget_old_ones, kept_file, kept_profile
+from toolkit.dry_run.cache import Kept, forget_old_ones, kept_file, read_kept
 from toolkit.dry_run.memory import MIB, available_bytes, worker_bytes
 from toolkit.dry_run.profile import Profile, load_profile
+from toolkit.dry_run.source_lines import Lines, read_lines, smallest_run
 
 POLL_SECONDS = 0.1
 USABLE = 0.95  # of the memory that is left
@@ -31,15 +32,16 @@ ERROR = "error: "
 
 @dataclass(frozen=True)
 class Request:
-    """A rank to simulate. ``name`` says what it is about, for people."""
+    """A rank to simulate, or to find the source lines of. ``name`` says what it is about, for people."""
 
     config: RunConfig
     rank: int
     name: str
+    lines: bool = False
 
     @property
     def kept(self) -> Path:
-        return kept_file(self.config, self.rank)
+        return kept_file(self.config, self.rank, ".lines" if self.lines else ".profile")
 
 
 class Simulations:
@@ -62,14 +64,22 @@ class Simulations:
             UserError: what MindSpore's compiler refuses, or too little memory for a single worker.
             RunFailed: a worker that ended unexpectedly. Whatever ends this call ends all workers.
         """
+        return self._all(requests, load_profile)
+
+    def source_lines(self, config: RunConfig) -> Lines:
+        """The source lines of the operators of a run."""
+        return self._all([Request(smallest_run(config), 0, "source lines", lines=True)], read_lines)[0]
+
+    def _all(self, requests: Sequence[Request], read: Callable[[Path], Kept]) -> list[Kept]:
         files = [request.kept for request in requests]
-        known = {file: kept_profile(file) for file in files}
+        known = {file: read_kept(file, read) for file in files}
         missing = {file: request for file, request in zip(files, requests, strict=True) if known[file] is None}
         self.run_now += len(missing)
         if missing:
             self._run(missing)
             forget_old_ones()
-        return [known[file] or load_profile(file) for file in files]
+            known |= {file: read(file) for file in missing}
+        return [kept for file in files if (kept := known[file]) is not None]
 
     def _run(self, missing: dict[Path, Request]) -> None:
         waiting = sorted(missing.items(), key=lambda item: -worker_bytes(item[1].config))  # the longest first
@@ -115,6 +125,7 @@ class _Worker:
         packages = str(Path(mindllm.__file__).resolve().parent.parent)
         search = os.pathsep.join(filter(None, [packages, os.environ.get("PYTHONPATH", "")]))
         variables = {"PYTHONPATH": search, "TMPDIR": str(directory), "COLUMNS": "1000"}
+        command += ["--lines"] if request.lines else []
         self.process = JobProcess(request.name, command, variables, directory / "log")
 
     def ended(self) -> bool:

@@ -5,16 +5,14 @@ A process of its own, so that several run at once, and everything one of them ha
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 from mindllm.command import CommandParser, run_command
 from mindllm.compiled.simulate_rank import simulate_rank
-from mindllm.compiled.worker import sources_in, text_of_last_graph
 from mindllm.config import load_config
 from toolkit.dry_run.profile import profile_of, save_profile
+from toolkit.dry_run.source_lines import write_lines
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -27,11 +25,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--config", required=True, help="YAML of the run")
     parser.add_argument("--rank", type=int, required=True, help="global rank")
     parser.add_argument("--output", type=Path, required=True, help="file that receives the profile")
+    parser.add_argument("--lines", action="store_true", help="write the source lines of its operators instead")
     options = parser.parse_args(arguments)
-    with tempfile.TemporaryDirectory(prefix="mindllm_dry_run_") as name:
-        os.environ.update(text_of_last_graph(Path(name)))  # of this process: the one that simulates inherits it
-        simulation = simulate_rank(load_config(options.config), options.rank)
-        save_profile(profile_of(simulation, sources_in(Path(name))), options.output)
+    config = load_config(options.config)
+    if options.lines:
+        write_lines(config, options.rank, options.output)
+    else:
+        save_profile(profile_of(simulate_rank(config, options.rank)), options.output)
     return 0
 
 
