@@ -12,7 +12,7 @@ from toolkit.ir_inspect.source import Inspected, compile_config, read_graph
 
 EXAMPLE = """examples:
   python -m toolkit.ir_inspect summary --config configs/llama2/pretrain_llama2_13b.yaml --rank 8
-  python -m toolkit.ir_inspect save rank8.graph --config configs/llama2/pretrain_llama2_13b.yaml --rank 8
+  python -m toolkit.ir_inspect save --config configs/llama2/pretrain_llama2_13b.yaml --rank 8 --output rank8.graph
   python -m toolkit.ir_inspect comm rank8.graph
   python -m toolkit.ir_inspect redundant graph/rank_0/21_validate_0082.ir
 
@@ -50,6 +50,15 @@ def make_parser() -> CommandParser:
     comm = _command(commands, "comm", _comm, "every exchange with other ranks, and its cause", "rank8.graph")
     comm.add_argument("--each", action="store_true", help="one row for each, where alike ones share a row otherwise")
     _command(commands, "redundant", _redundant, "layout changes nobody asked for, with the fix of each", "rank8.graph")
+    text = "what recomputation was asked for, really happens and saves, and why a pattern has no effect"
+    _command(commands, "recompute", _recompute, text, "--config run.yaml --rank 8")
+    _command(commands, "diff", _diff, "what differs between two graphs", "before.graph after.graph", ["first"])
+    page = _command(commands, "graph", _page, "a page to look at, as one HTML file", "rank8.graph --output rank8.html")
+    page.add_argument("--output", type=Path, default=Path("graph.html"), metavar="FILE", help="default graph.html")
+    keep = _command(
+        commands, "save", _save, "where the compiled graph was kept", "--config run.yaml --output rank8.graph"
+    )
+    keep.add_argument("--output", type=Path, default=Path("rank.graph"), metavar="FILE", help="default rank.graph")
     return parser
 
 
@@ -115,6 +124,49 @@ def _redundant(options: argparse.Namespace, overrides: Sequence[str]) -> None:
         print_json(as_json(changes))
     else:
         print_changes(changes)
+
+
+def _recompute(options: argparse.Namespace, overrides: Sequence[str]) -> None:
+    from toolkit.ir_inspect.recompute import as_json, print_recomputation, recomputation
+    from toolkit.ir_inspect.tables import print_json
+
+    found = recomputation(_graph(options, overrides))
+    if options.json:
+        print_json(as_json(found))
+    else:
+        print_recomputation(found)
+
+
+def _diff(options: argparse.Namespace, overrides: Sequence[str]) -> None:
+    from toolkit.ir_inspect.diff import compare, print_comparison
+    from toolkit.ir_inspect.tables import print_json
+
+    first, second = read_graph(Path(options.first)), _graph(options, overrides)
+    found = compare(first.graph, second.graph)
+    if options.json:
+        print_json(found)
+    else:
+        print_comparison(found, (first.name, second.name))
+
+
+def _page(options: argparse.Namespace, overrides: Sequence[str]) -> None:
+    from toolkit.ir_inspect.page import write_page
+    from toolkit.ir_inspect.tables import print_json
+
+    inspected = _graph(options, overrides)
+    write_page(inspected.graph, inspected.name, options.output)
+    print_json({"written": str(options.output)}) if options.json else print(f"wrote {options.output}")
+
+
+def _save(options: argparse.Namespace, overrides: Sequence[str]) -> None:
+    from mindllm.compiled.graph_file import save
+    from toolkit.ir_inspect.tables import print_json
+
+    inspected = _graph(options, overrides)
+    if not inspected.graph.mind_ir:
+        raise UserError(f"{inspected.name}: a text graph cannot be kept; it is readable as it is")
+    save(inspected.graph, options.output)
+    print_json({"written": str(options.output)}) if options.json else print(f"wrote {options.output}")
 
 
 if __name__ == "__main__":

@@ -51,6 +51,15 @@ class Operators:
                 found[name].append(node)
         return found
 
+    def graph_of(self, node: Node) -> str:
+        """The forward function a node belongs to: its own, or that of its backward function."""
+        name = self.function_of[node.name]
+        return self._forward_functions.get(name, name)
+
+    @cached_property
+    def _forward_functions(self) -> Mapping[str, str]:
+        return {backward: forward for forward, backward in self.graph.backward_of.items()}
+
     def times(self, node: Node) -> int:
         """Runs per step."""
         return self.graph.executions[self.function_of[node.name]]

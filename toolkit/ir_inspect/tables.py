@@ -24,12 +24,14 @@ def console() -> Console:
 
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], numbers: Sequence[str] = ()) -> None:
     """Prints rows; columns in ``numbers`` are aligned at the right."""
-    table = Table(title=escape(title), title_justify="left", box=box.SIMPLE_HEAD, title_style="bold", pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for column in columns:
         table.add_column(column, justify="right" if column in numbers else "left", overflow="fold")
     for row in rows:
         table.add_row(*(escape(str(cell)) for cell in row))
-    console().print(table)
+    out = console()
+    out.print(f"[bold]{escape(title)}[/]", soft_wrap=True)
+    out.print(table)
 
 
 def print_json(tree: Any) -> None:
