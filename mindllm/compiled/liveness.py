@@ -22,7 +22,8 @@ PARAMETER, INPUT, CONSTANT_VALUE, OUTPUT = "parameter", "input", "constant", "ou
 class Block:
     """A piece of memory: alive from operation ``start`` to operation ``end``, both included. ``size`` is in bytes.
 
-    ``kind`` is ``parameter`` or ``constant`` (always alive), ``input`` of the step, or ``output`` of the operator ``node``.
+    ``kind`` is ``parameter`` or ``constant`` (always alive), ``input`` of the step, or ``output`` of the operator ``node``;
+    ``memory`` is what operations read and write it as.
     """
 
     kind: str
@@ -31,6 +32,7 @@ class Block:
     start: int
     end: int
     node: Node | None = None
+    memory: Memory | None = None
 
 
 @dataclass(frozen=True)
@@ -39,12 +41,12 @@ class Liveness:
 
     rank: int
     blocks: tuple[Block, ...]
-    operations: int
+    step: Unrolled
 
     @cached_property
     def over_time(self) -> tuple[int, ...]:
         """Bytes in use during each operation."""
-        changes = [0] * (self.operations + 1)
+        changes = [0] * (len(self.step.operations) + 1)
         for block in self.blocks:
             changes[block.start] += block.size
             changes[block.end + 1] -= block.size
@@ -75,7 +77,7 @@ def estimate(graph: CompiledGraph) -> Liveness:
     """Peak memory of a step of ``graph``."""
     step = unroll(graph)
     last = len(step.operations) - 1
-    return Liveness(graph.rank, (*_standing(graph, last), *_passing(step, last)), len(step.operations))
+    return Liveness(graph.rank, (*_standing(graph, last), *_passing(step, last)), step)
 
 
 def _standing(graph: CompiledGraph, last: int) -> list[Block]:
@@ -91,11 +93,14 @@ def _passing(step: Unrolled, last: int) -> list[Block]:
     for time, operation in enumerate(step.operations):
         ends |= dict.fromkeys(operation.reads, time)
     ends |= dict.fromkeys(step.results, last)
-    inputs = [Block(INPUT, memory.name, pool_size(memory.tensor), 0, ends.get(memory, 0)) for memory in step.inputs]
+    inputs = [
+        Block(INPUT, memory.name, pool_size(memory.tensor), 0, ends.get(memory, 0), memory=memory)
+        for memory in step.inputs
+    ]
     outputs = [
-        Block(OUTPUT, operation.node.scope, pool_size(memory.tensor), time, ends.get(memory, time), operation.node)
+        Block(OUTPUT, operation.node.scope, pool_size(made.tensor), time, ends.get(made, time), operation.node, made)
         for time, operation in enumerate(step.operations)
-        for memory in operation.writes
+        for made in operation.writes
     ]
     return inputs + outputs
 
