@@ -29,6 +29,8 @@ KNOWN = (
     r"_check_version\.py",  # Ascend's version and Python packages, which the stand-ins do not have
     r"Current cann does not support mstx",
     r"This is simulation mode|InitializeDummyCommLib|CreateCommunicationGroup|CreateSimulationGroup",
+    r"Pipeline Parallel with no 'lazy_inline' is deprecated",  # said where there is no pipeline
+    r"Enable less mem vpp status",
     r"ShardOptGroup",  # a weight that no optimizer slices are made of, as where there is one replica
     r"ComputeThreadNums|have been set recomputed, the node would not be handled",
     r"mem_tracker\.cc|tracker_graph\.cc|ascend_memory_adapter\.cc",
