@@ -39,6 +39,7 @@ setup(
     packages=find_packages(include=["mindllm", "mindllm.*", "toolkit", "toolkit.*"]),
     package_data={
         "mindllm.compiled.device": ["*.c"],  # what stands in for device software is compiled where it is used
+        "toolkit.dry_run": ["*.html"],
         "toolkit.ir_inspect": ["page.html"],
     },
     install_requires=REQUIRED,

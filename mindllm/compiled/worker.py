@@ -54,7 +54,7 @@ def compile_to(config: RunConfig, rank: int, output: Path) -> None:
     with refusals_explained(step):
         graph = front_end.compile_cell(step, *example_inputs(config))
     layouts = {name: ParameterLayout.from_front_end(layout) for name, layout in graph.parameter_layouts.items()}
-    write_graph(output / GRAPH, rank, graph.mind_ir, layouts, _sources(Path(os.environ[TEXT_DIRECTORY])))
+    write_graph(output / GRAPH, rank, graph.mind_ir, layouts, sources_in(Path(os.environ[TEXT_DIRECTORY])))
 
 
 def text_of_last_graph(output: Path) -> dict[str, str]:
@@ -66,9 +66,10 @@ def text_of_last_graph(output: Path) -> dict[str, str]:
     }
 
 
-def _sources(directory: Path) -> dict[str, tuple[SourceLine, ...]]:
+def sources_in(text: Path) -> dict[str, tuple[SourceLine, ...]]:
+    """Source lines by scope, from the text of graphs that MindSpore wrote into the directory ``text``."""
     found: dict[str, tuple[SourceLine, ...]] = {}
-    for path in sorted(directory.glob(f"*_{LAST_PASS}_*.ir")):
+    for path in sorted(text.glob(f"*_{LAST_PASS}_*.ir")):
         with open(path, encoding="utf-8", errors="replace") as lines:
             found |= read_sources(lines)
     return found

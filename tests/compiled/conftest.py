@@ -75,6 +75,23 @@ CASES = {
     "tied first": (0, {"pp": 2, "micro": 2, "model": {"tie_word_embeddings": True}}),
     "tied last": (1, {"pp": 2, "micro": 2, "model": {"tie_word_embeddings": True}}),
     "all": (6, {"dp": 2, "tp": 2, "pp": 2, "micro": 2, "parallel": OPTIMIZER, **SEQUENCE}),
+    "interleaved all": (
+        5,  # the second device of stage 1
+        {
+            "dp": 2,
+            "tp": 2,
+            "pp": 2,
+            "micro": 4,
+            "model": {"num_layers": 6, "pp_interleave_num": 2, "offset": [[1, 0], [0, 1]]},
+            "parallel": {**OPTIMIZER, "pipeline_config": {"pipeline_interleave": True}},
+            "recompute_config": {
+                "recompute": [[1, 0], [0, 1]],
+                "select_recompute": True,
+                "select_comm_recompute": True,
+            },
+            **SEQUENCE,
+        },
+    ),
     "one device": (0, {"use_parallel": False, "recompute_config": {"recompute": [1]}}),
 }
 
