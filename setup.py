@@ -40,6 +40,7 @@ setup(
     package_data={
         "mindllm.compiled.device": ["*.c"],  # what stands in for device software is compiled where it is used
         "toolkit.dry_run": ["*.html"],
+        "toolkit.ir_inspect": ["page.html"],
     },
     install_requires=REQUIRED,
     extras_require={"test": TEST},
