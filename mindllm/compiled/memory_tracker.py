@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from mindllm.compiled.simulation import (
     operator_of,
 )
 
+BLOCKS, EXECUTED = "memory_block.csv", "execute_order.csv"
 FOR_EVER = 2**63 - 1
 OPTIMIZER_PREFIXES = ("adam_m.", "adam_v.", "beta1_power", "beta2_power")
 ACCUMULATOR_PREFIX = "accu_grads."
@@ -43,16 +44,20 @@ class Tracked:
     actual_peak: int
 
 
-def read_tracked(directory: Path) -> Tracked:
-    """Reads ``memory_block.csv``, ``task.csv`` and ``execute_order/*.csv`` below ``rank_R/``."""
-    order = list(_rows(directory / "execute_order" / "execute_order.csv"))
+def read_tracked(directory: Path, rename: Callable[[str], str] = str) -> Tracked:
+    """Reads ``memory_block.csv``, ``task.csv`` and ``execute_order/*.csv`` below ``rank_R/``.
+
+    ``rename`` is applied to the names of operators and parameters.
+    """
+    order = [row | {"node_name": rename(row["node_name"])} for row in _rows(directory / "execute_order" / EXECUTED)]
     streams = {row["node_name"]: int(row["stream_id"]) for row in order}
     tasks = tuple(
-        Task(int(row["time_stamp"]), row["node_name"], streams.get(row["node_name"], 0))
+        Task(int(row["time_stamp"]), name, streams.get(name, 0))
         for row in _rows(directory / "task.csv")
+        for name in [rename(row["node_name"])]
     )
     nodes = {task.time: task.node for task in tasks}
-    rows = list(_rows(directory / "memory_block.csv"))
+    rows = [row | {"node_name": rename(row["node_name"])} for row in _rows(directory / BLOCKS)]
     return Tracked(
         blocks=tuple(_block(row, nodes) for row in rows),
         tasks=tasks,

@@ -23,13 +23,25 @@ def prepare_environment(config: RunConfig) -> None:
         UserError: graph-kernel fusion is asked for where it cannot run.
     """
     os.environ.setdefault("GLOG_v", "3")
-    if config.context.save_graphs:
-        os.environ["MS_DEV_SAVE_GRAPHS"] = str(int(config.context.save_graphs))
-        os.environ["MS_DEV_SAVE_GRAPHS_PATH"] = str(Path(config.context.save_graphs_path).absolute())
+    os.environ.update(saved_graphs_environment(config, int(os.environ.get("RANK_ID", "0"))))
     if uses_graph_kernels(config):
         directory = cache_directory(config) if config.context.compile_cache else _temporary_directory()
         rounds = config.model.config.compute_dtype != "float32"
         os.environ.update(graph_kernel_environment(directory, fuse_casts=not rounds))
+
+
+def saved_graphs_environment(config: RunConfig, rank: int) -> dict[str, str]:
+    """Returns the environment of a process that writes intermediate graphs, as ``save_graphs`` says.
+
+    As with MindSpore's own option of this name, each of several ranks has a directory of its own inside.
+    """
+    level = int(config.context.save_graphs)
+    if not level:
+        return {}
+    directory = Path(config.context.save_graphs_path).absolute()
+    if config.parallel_config.device_num > 1:
+        directory /= f"rank_{rank}"
+    return {"MS_DEV_SAVE_GRAPHS": str(level), "MS_DEV_SAVE_GRAPHS_PATH": str(directory)}
 
 
 def cache_directory(config: RunConfig) -> Path:

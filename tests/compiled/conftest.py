@@ -75,6 +75,23 @@ CASES = {
     "tied first": (0, {"pp": 2, "micro": 2, "model": {"tie_word_embeddings": True}}),
     "tied last": (1, {"pp": 2, "micro": 2, "model": {"tie_word_embeddings": True}}),
     "all": (6, {"dp": 2, "tp": 2, "pp": 2, "micro": 2, "parallel": OPTIMIZER, **SEQUENCE}),
+    "interleaved all": (
+        5,  # the second device of stage 1
+        {
+            "dp": 2,
+            "tp": 2,
+            "pp": 2,
+            "micro": 4,
+            "model": {"num_layers": 6, "pp_interleave_num": 2, "offset": [[1, 0], [0, 1]]},
+            "parallel": {**OPTIMIZER, "pipeline_config": {"pipeline_interleave": True}},
+            "recompute_config": {
+                "recompute": [[1, 0], [0, 1]],
+                "select_recompute": True,
+                "select_comm_recompute": True,
+            },
+            **SEQUENCE,
+        },
+    ),
     "one device": (0, {"use_parallel": False, "recompute_config": {"recompute": [1]}}),
 }
 
@@ -96,3 +113,12 @@ def compiled(request: pytest.FixtureRequest):
 
 def _compile(rank: int, run: dict) -> CompiledGraph:
     return compile_rank(cluster_run(**run), rank)
+
+
+@pytest.fixture(scope="session")
+def compiled_with_text(tmp_path_factory):
+    """A rank, and the text of the same graph as MindSpore writes it."""
+    directory = tmp_path_factory.mktemp("text")
+    run = {**CASES["all"][1], "context": {"save_graphs": 1, "save_graphs_path": str(directory)}}
+    graph = _compile(CASES["all"][0], run)
+    return graph, next(directory.glob("rank_6/*_validate_*.ir")).read_text(encoding="utf-8")
