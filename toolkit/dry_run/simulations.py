@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from types import FrameType
 
@@ -17,6 +18,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 import mindllm
+from mindllm.compiled.device.stand_in import StandInUnavailable, device_software
+from mindllm.compiled.simulate_rank import PRETENDED_MEMORY
 from mindllm.config import RunConfig, render_config
 from mindllm.errors import RunFailed, UserError
 from mindllm.launch.process import JobProcess
@@ -41,7 +44,19 @@ class Request:
 
     @property
     def kept(self) -> Path:
-        return kept_file(self.config, self.rank, ".lines" if self.lines else ".profile")
+        return kept_file(
+            self.config, self.rank, ".lines" if self.lines else ".profile" if can_simulate() else ".estimate"
+        )
+
+
+@cache
+def can_simulate() -> bool:
+    """Whether this machine can pretend a device; without, memory is estimated from compiled graphs."""
+    try:
+        device_software(PRETENDED_MEMORY)
+    except StandInUnavailable:
+        return False
+    return True
 
 
 class Simulations:
@@ -125,7 +140,7 @@ class _Worker:
         packages = str(Path(mindllm.__file__).resolve().parent.parent)
         search = os.pathsep.join(filter(None, [packages, os.environ.get("PYTHONPATH", "")]))
         variables = {"PYTHONPATH": search, "TMPDIR": str(directory), "COLUMNS": "1000"}
-        command += ["--lines"] if request.lines else []
+        command += ["--lines"] if request.lines else [] if can_simulate() else ["--estimate"]
         self.process = JobProcess(request.name, command, variables, directory / "log")
 
     def ended(self) -> bool:

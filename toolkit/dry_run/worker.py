@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mindllm.command import CommandParser, run_command
+from mindllm.compiled.estimate_rank import estimate_rank
 from mindllm.compiled.simulate_rank import simulate_rank
 from mindllm.config import load_config
 from toolkit.dry_run.profile import profile_of, save_profile
@@ -26,12 +27,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rank", type=int, required=True, help="global rank")
     parser.add_argument("--output", type=Path, required=True, help="file that receives the profile")
     parser.add_argument("--lines", action="store_true", help="write the source lines of its operators instead")
+    parser.add_argument("--estimate", action="store_true", help="from the compiled graph, where nothing can simulate")
     options = parser.parse_args(arguments)
     config = load_config(options.config)
     if options.lines:
         write_lines(config, options.rank, options.output)
     else:
-        save_profile(profile_of(simulate_rank(config, options.rank)), options.output)
+        memory = estimate_rank if options.estimate else simulate_rank
+        save_profile(profile_of(memory(config, options.rank)), options.output)
     return 0
 
 
