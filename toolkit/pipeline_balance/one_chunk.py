@@ -29,6 +29,8 @@ from toolkit.pipeline_balance.problem import Problem
 from toolkit.pipeline_balance.recompute_mix import Mixes, Runs
 from toolkit.pipeline_balance.schedule import alive
 
+HUGE = 1e200  # in place of infinity where it would be multiplied by zero
+
 
 class StageTable:
     """Forward and least backward time of each stage for each run of layers; infinite where memory does not suffice."""
@@ -118,7 +120,7 @@ class OneChunk:
     def caps(self) -> np.ndarray:
         """What a choice alone asks of U, ``[stages, layers, longest]``."""
         more, loops = self.micro - 1, self.loops[:, None, None]
-        forward, backward = (np.minimum(times, 1e300) for times in (self.forward, self.backward))
+        forward, backward = (np.minimum(times, HUGE) for times in (self.forward, self.backward))
         return np.maximum(more * forward + loops * backward, loops * forward + more * backward)
 
     def decide(self, target: float) -> Relaxed | None:
@@ -171,7 +173,7 @@ class OneChunk:
 
     def _late(self, stage: int, after: np.ndarray, room: float) -> np.ndarray:
         """Whether a chain to the last stage and back, once or as often as there is time, asks for more than ``room``."""
-        behind, total = int(self.behind[stage]), self.total[stage]
+        behind, total = int(self.behind[stage]), np.minimum(self.total[stage], HUGE)
         if behind == 0:
             return (self.micro - 1) * total > room
         most = (self.micro - 1) // (behind + 1)
