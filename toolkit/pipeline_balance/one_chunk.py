@@ -71,12 +71,11 @@ class StageTable:
         room += [-problem.per_stage(key)[stage] for key in ("static_mb", "transient_mb")]
         room += [-problem.layers[kind].parameter_mb * count for kind, count in runs]
         room += [-end.memory_mb - held * end.activation_mb for end in ends]
-        best = None
+        best: tuple[float, np.ndarray] | None = None
         for transient in self.mixes.transients:
-            front = self.mixes.front(runs, transient)
-            index = front.fastest_within((sum(room) - transient) / held)
-            if index >= 0 and (best is None or front.backward[index] < best[0]):
-                best = (float(front.backward[index]), front.counts[index])
+            found = self.mixes.fastest(runs, transient, (sum(room) - transient) / held)
+            if found is not None and (best is None or found[0] < best[0]):
+                best = found
         return best
 
     def plan(self, counts: list[int]) -> Plan:
