@@ -13,7 +13,7 @@ from mindllm.config import load_config
 from mindllm.errors import UserError
 from mindllm.parallel.layer_plan import make_plan
 from toolkit.pipeline_balance.__main__ import main
-from toolkit.pipeline_balance.feasible import missing_memory
+from toolkit.pipeline_balance.feasible import lightest_split
 from toolkit.pipeline_balance.measured import fit_memory, read_measured
 from toolkit.pipeline_balance.plan import evaluate
 from toolkit.pipeline_balance.read_problem import Setting
@@ -147,7 +147,7 @@ def test_the_smallest_limit_is_the_border():
         chunks = 1 + seed % 2
         problem = random_problem(seed, 3, 9, 3, 6, chunks, layer_kinds=1 + seed % 3 // 2)
         border = problem.with_limit(0)
-        limit = missing_memory(border)[0]
+        limit = lightest_split(border).missing_mb
         assert solve(border.with_limit(limit + 0.01), 1).best.fits
         with pytest.raises(Infeasible):
             solve(border.with_limit(limit - 0.1), 1)

@@ -110,4 +110,4 @@ def test_zero_bubble_rates_are_those_of_the_paper_or_lower(row):
 @pytest.mark.slow
 @pytest.mark.parametrize("row", RATES, ids=[f"{row['model']} m{row['m']}" for row in RATES])
 def test_all_zero_bubble_rates(row):
-    check_rates(row, effort=400_000, slack=4e-4 if row is RATES[0] else 0.0)
+    check_rates(row, effort=100_000, slack=4e-4 if row is RATES[0] else 0.0)

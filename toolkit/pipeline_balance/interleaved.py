@@ -8,6 +8,7 @@ import time
 
 import numpy as np
 
+from toolkit.pipeline_balance.feasible import lightest_split
 from toolkit.pipeline_balance.path_program import PathProgram
 from toolkit.pipeline_balance.plan import Plan, orders_of
 from toolkit.pipeline_balance.problem import Problem
@@ -18,12 +19,8 @@ from toolkit.pipeline_balance.stage_choice import StageChoice
 
 PROVEN = 1e-4  # a gap that ends the work
 FEW = 20_000  # splits that are all simulated
-STEPS = (
-    0.1,
-    0.25,
-    0.45,
-    0.7,
-)  # shares of the time: first search, paths, search from their answer, bound of whole layers
+STEPS = (0.1, 0.25, 0.45, 0.7)
+"""Shares of the time at which end: the first search, the paths, the search from their answer, the bound of whole layers."""
 
 
 def solve_interleaved(problem: Problem, until: float) -> tuple[Plan | None, float]:
@@ -38,15 +35,17 @@ def solve_interleaved(problem: Problem, until: float) -> tuple[Plan | None, floa
         return (search.choice.plan(search.best), search.best_time) if search.best is not None else (None, math.inf)
     starts = profiles(problem)
     search.times(starts)
-    if search.best is not None:
-        search.descend(search.best, moments[0])
+    if search.best is None:
+        search.times(lightest_split(problem).counts[None])
+    if search.best is None:
+        return None, math.inf
+    search.descend(search.best, moments[0])
     program = PathProgram(problem, table)
     bound, layers = program.find_paths(search.paths, moments[1])
-    if layers is None:
-        return None, bound
-    search.descend(rounded(layers), moments[2])
+    if layers is not None:
+        search.descend(rounded(layers), moments[2])
     search.wander(moments[2], bound * (1 + PROVEN))
-    if search.best is not None:
+    if bound < search.best_time:
         program.ask_for_whole_layers(search.best_time, moments[3])
         sharper, layers = program.find_paths(search.paths, moments[3])
         sharper = program.whole_stage_bound(sharper, search.paths, moments[3])
@@ -55,8 +54,6 @@ def solve_interleaved(problem: Problem, until: float) -> tuple[Plan | None, floa
             search.descend(rounded(layers), until)
         bound = max(bound, whole_layer_bound(program, bound, search.best_time, moments[3]))
     search.wander(until, bound * (1 + PROVEN))
-    if search.best is None:
-        return None, bound
     search.choice.weigh(search.best_weights)
     return search.choice.plan(search.best), min(bound, search.best_time)
 

@@ -71,6 +71,7 @@ class PathProgram:
             self._memory_rows(stage, vectors)
         self.stage_rows = []
         self.stage_counts: list[int] = []
+        self.known: set[bytes] = set()
         for stage in range(problem.stages):
             self.stage_rows.append(self.solver.getNumRow())
             self._row(problem.chunks, infinity, self.layers_of[stage :: problem.stages], 1.0)
@@ -97,7 +98,11 @@ class PathProgram:
         self.solver.addRow(low, high, int(used.sum()), columns[used].astype(np.int32), values[used].copy())
 
     def add_path(self, forward: np.ndarray, backward: np.ndarray, delay: float) -> None:
-        """The step is at least the sum along this path; visits of each place, ``[places]``."""
+        """The step is at least the sum along this path, unless that is known; visits of each place, ``[places]``."""
+        key = np.concatenate([forward, backward]).astype(int).tobytes()
+        if key in self.known:
+            return
+        self.known.add(key)
         values = forward[self.place] * self.forward + backward[self.place] * self.backward
         fixed = float(forward @ self.fixed_forward + backward @ self.fixed_backward) + delay
         columns = np.append(np.arange(len(self.columns)), self.step)

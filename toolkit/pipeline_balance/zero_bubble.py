@@ -22,7 +22,7 @@ DEPTHS = (0.0, 0.5, 0.8, 1.0, 1.03, 1.06, 1.25, 1.5)
 """Forward passes under way beyond 1F1B's, as a share of the stages behind."""
 PATIENCE = (0.0, 0.15, 0.3, 0.7, 1.0)
 """The part of a weight gradient that may make the next operation late."""
-EFFORT = 400_000
+EFFORT = 100_000
 Judge = Callable[[Timeline], float]
 
 
