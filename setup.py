@@ -40,8 +40,10 @@ setup(
     python_requires=">=3.10,<3.13",
     packages=find_packages(include=["mindllm", "mindllm.*", "toolkit", "toolkit.*"]),
     package_data={
-        "mindllm.compiled.device": ["*.c"]
-    },  # what stands in for device software is compiled where it is used
+        "mindllm.compiled.device": ["*.c"],  # what stands in for device software is compiled where it is used
+        "toolkit.dry_run": ["*.html"],
+        "toolkit.ir_inspect": ["page.html"],
+    },
     install_requires=REQUIRED,
     extras_require={"test": TEST},
 )
