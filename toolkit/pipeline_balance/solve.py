@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mindllm.errors import UserError
-from toolkit.pipeline_balance.feasible import missing_memory
+from toolkit.pipeline_balance.feasible import lightest_split
 from toolkit.pipeline_balance.interleaved import solve_interleaved
 from toolkit.pipeline_balance.one_chunk import GPipe, OneChunk, StageTable, held_micro_batches
 from toolkit.pipeline_balance.plan import Evaluation, Plan, evaluate, even_counts, orders_of
@@ -69,7 +69,8 @@ def solve(problem: Problem, seconds: float = 60.0) -> Solution:
 
 def _what_would_fit(problem: Problem) -> str:
     """Says that no plan fits, and the smallest change after which one does."""
-    more, stage = missing_memory(problem)
+    lightest = lightest_split(problem)
+    more, stage = lightest.missing_mb, lightest.stage
     limit = problem.per_stage("limit_mb")[stage]
     return (
         f"{problem.name}: no split and no recomputation fits the memory: every plan lacks {more:,.1f} MB on some stage, first on "
