@@ -1,16 +1,22 @@
 """Estimated peak memory: lives of tensors on graphs small enough to count by hand, and properties on compiled ones."""
 
 import math
+import random
+from collections import Counter
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from small_cluster import cluster_run
 
+from mindllm.compiled import estimate_rank
 from mindllm.compiled.execution_order import execution_order
 from mindllm.compiled.graph import ClosureType, CompiledGraph, Function, Input, Node, Parameter, TensorType, TupleType
 from mindllm.compiled.liveness import estimate, pool_size
+from mindllm.compiled.simulate_rank import simulate_rank
 from mindllm.compiled.unrolled import unroll
 
+ALL = {"dp": 2, "tp": 2, "pp": 2, "micro": 2, "parallel": {"enable_parallel_optimizer": True}, "use_seq_parallel": True}
 VECTOR = TensorType((1024,), "float32")
 BLOCK = 4096 + 512
 
@@ -110,8 +116,6 @@ def test_a_cast_that_waits_for_nothing_runs_shortly_before_its_product():
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 2**32), st.integers(2, 25))
 def test_every_order_is_one_in_which_inputs_come_first(seed, size):
-    import random
-
     draw = random.Random(seed)
     names = ["x"]
     nodes = []
@@ -145,3 +149,31 @@ def test_compiled_graphs_run_every_call_and_keep_to_bounds(compiled):
         everything = sum(block.size for block in memory.blocks)
         assert parameters < memory.peak < everything
         assert sum(block.size for block in memory.alive(memory.peak_time)) == memory.peak
+
+
+@pytest.mark.compiles("all")
+def test_an_estimate_tells_what_a_simulation_does(compiled, monkeypatch):
+    """The configuration of the case has no layers of other stages to leave out."""
+    monkeypatch.setattr(estimate_rank, "compile_rank", lambda config, rank, timeout: compiled("all"))
+    estimated = estimate_rank.estimate_rank(cluster_run(**ALL), 6)
+    assert estimated.stage == 1
+    assert "estimated" in estimated.messages[0]
+    assert estimated.used_peak == estimated.actual_peak == estimate(compiled("all")).peak
+    assert max(used for _, used in estimated.memory_over_time()) == estimated.used_peak
+    assert sum(estimated.peak_by_category().values()) == estimated.used_peak
+    moved = [(c.operator, c.peer) for c in estimated.collectives if c.peer is not None]
+    assert moved == [("Receive", 2), ("Send", 2)] * 2
+    assert all(c.sent or c.received for c in estimated.collectives)
+
+
+@pytest.mark.slow
+def test_the_estimate_is_within_two_per_cent_of_the_dry_run():
+    run = {
+        **ALL,
+        "model": {"hidden_size": 256, "intermediate_size": 512, "vocab_size": 1024, "seq_length": 256},
+    }
+    for rank in (0, 6):
+        simulated = simulate_rank(cluster_run(**run), rank)
+        estimated = estimate_rank.estimate_rank(cluster_run(**run), rank)
+        assert estimated.used_peak == pytest.approx(simulated.used_peak, rel=0.02)
+        assert Counter(c.operator for c in estimated.collectives) == Counter(c.operator for c in simulated.collectives)
