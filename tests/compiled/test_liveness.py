@@ -55,6 +55,19 @@ def test_views_and_in_place_operators_make_nothing():
     assert memory.over_time == (3 * BLOCK, 2 * BLOCK)
 
 
+@pytest.mark.parametrize(("shape", "outputs"), [((8, 1, 512, 1), 1), ((8, 2, 512, 1), 2)])
+def test_a_transposition_that_moves_nothing_is_a_view(shape, outputs):
+    order = Node("Constant", "order", (), TupleType(()), "", {}, value=(0, 2, 1, 3))
+    turned = TensorType(tuple(shape[axis] for axis in order.value), "float32")
+    nodes = [
+        order,
+        node("Exp", "a", "x", kind=TensorType(shape, "float32")),
+        node("Transpose", "b", "a", "order", kind=turned),
+    ]
+    memory = estimate(graph_of(step("b", *nodes)))
+    assert sum(block.kind == "output" for block in memory.blocks) == outputs
+
+
 def test_what_a_forward_call_keeps_lives_until_its_backward_call():
     closure = ClosureType(("saved",))
     forward = Function(
