@@ -1,6 +1,7 @@
-"""The planner's costs of a run: what small runs tell of memory, what a described device tells of time, plans held to a dry run."""
+"""The planner's costs of a run: memory from small runs, time on a described device, plans held to a dry run."""
 
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import pytest
 from dry_run_cases import FormulaSimulations, pipeline
@@ -45,6 +46,8 @@ def _told_times(monkeypatch):
 
 
 def described(memory="58GB", **run):
+    stages, layers = run.setdefault("stages", 4), run.setdefault("layers", 32)
+    run["model"] = {"offset": [layers % stages] + [0] * (stages - 1)}
     config = override_config(pipeline(**run), {"context.max_device_memory": memory})
     return costs.configured_problem(config, DEVICE, FormulaSimulations())
 
@@ -85,15 +88,14 @@ def _plans(draw):
     return Plan(tuple(places))
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(_plans())
 def test_predicted_memory_is_that_of_the_dry_run_and_plans_read_back(tmp_path_factory, plan):
     found = described(layers=sum(plan.counts))
     config = validation.planned_config(found.config, found.problem, plan)
     memories = forecast_stages(config, stages_of(config), FormulaSimulations())
     for memory, predicted in zip(memories, evaluate(found.problem, plan).peak_mb, strict=True):
-        fixed = 12  # of a step with 16 micro-batches instead of 4
-        assert predicted + fixed == pytest.approx(memory.used_peak / MIB)
+        assert predicted == pytest.approx(memory.used_peak / MIB, abs=0.1)  # a step has more micro-batches
     path = tmp_path_factory.mktemp("run") / "planned.yaml"
     validation.write_run(path, found.config, found.problem, plan)
     written = [(layer.stage, layer.recompute, layer.patterns) for layer in make_plan(load_config(path)).layers]
@@ -188,7 +190,7 @@ def test_kinds_are_those_a_run_can_choose_between(recompute, tp, names):
     assert list(kinds) == names
     rows = chains(kinds)
     assert sorted(name for row in rows for name in row) == sorted(kinds)
-    assert all(kinds[one].holds(kinds[other]) for row in rows for one, other in zip(row, row[1:], strict=False))
+    assert all(kinds[one].holds(kinds[other]) for row in rows for one, other in pairwise(row))
 
 
 @pytest.mark.parametrize(

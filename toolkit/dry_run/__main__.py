@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.console import Console
 
 from mindllm.command import CommandParser, error_console, run_command
-from mindllm.compiled.simulate_rank import DEVICE_MEMORY, GIB
+from mindllm.compiled.simulate_rank import DEVICE_MEMORY, limit_of
 from mindllm.config import RunConfig, load_config
 from mindllm.errors import CheckFailed, UserError
 from mindllm.files import atomic_open
@@ -18,7 +18,7 @@ from toolkit.dry_run.advice import shortage
 from toolkit.dry_run.forecast import StageMemory, forecast_stages, simulate_stages
 from toolkit.dry_run.page import render_page
 from toolkit.dry_run.report import json_report, log_lines, table
-from toolkit.dry_run.simulations import Simulations
+from toolkit.dry_run.simulations import Simulations, can_simulate
 from toolkit.dry_run.source_lines import Lines
 from toolkit.dry_run.stages import Stage, stages_of
 
@@ -37,10 +37,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     config = load_config(options.config, overrides)
     _check_cluster(config, options)
     stages = _chosen(config, options.stages)
-    simulations = Simulations(options.workers, error_console)
+    simulations = Simulations(options.workers, error_console, estimates=not can_simulate())
     find = simulate_stages if options.full else forecast_stages
     memories = find(config, stages, simulations)
-    limit = int(float(config.context.max_device_memory.removesuffix("GB")) * GIB)
+    limit = limit_of(config)
     _write(memories, config, limit, options.output, simulations.source_lines(config))
     if options.json:
         print(json.dumps(json_report(memories, limit)))
@@ -123,9 +123,11 @@ def _show(memories: Sequence[StageMemory], config: RunConfig, limit: int, direct
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = 250
+    estimated = any(memory.estimated for memory in memories)
+    source = "an estimate from the compiled graph" if estimated else "what MindSpore's dry run reports"
     console.print(table(memories, config, limit))
     console.print(
-        "used peak: what MindSpore's dry run reports, the sum of the columns before it; "
+        f"used peak: {source}, the sum of the columns before it; "
         "with workspace ≈: an estimate of what kernels need beside it"
     )
     if any(not memory.exact for memory in memories):

@@ -15,7 +15,7 @@ from mindllm.config import load_config
 from mindllm.config.yaml_tree import write_yaml
 from mindllm.errors import CheckFailed, UserError
 from mindllm.files import UNITS, atomic_open, size_in_bytes
-from toolkit.dry_run.simulations import Simulations
+from toolkit.dry_run.simulations import Simulations, can_simulate
 from toolkit.pipeline_balance.configured import Configured, configured_problem, with_memory
 from toolkit.pipeline_balance.device import DEFAULT, read_device
 from toolkit.pipeline_balance.explain import explain, lines
@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options, overrides = _parser().parse_known_args(arguments)
     _check(options, overrides)
     console = Console(stderr=True) if options.json else Console()
-    simulations = Simulations(None, error_console)
+    simulations = Simulations(None, error_console, estimates=bool(options.config) and not can_simulate())
     configured = _configured(options, overrides, simulations) if options.config else None
     problem, fit = (configured.problem, None) if configured else _problem(options)
     if not options.json:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mindllm.config import RunConfig, override_config
-from toolkit.dry_run.simulations import Simulations, can_simulate
+from toolkit.dry_run.simulations import Simulations
 from toolkit.pipeline_balance.device import Device
 from toolkit.pipeline_balance.memory_costs import MemoryFit, fit_memory
 from toolkit.pipeline_balance.offered_kinds import offered_kinds
@@ -24,7 +24,6 @@ class Configured:
 
     Attributes:
         limit_mb: ``max_device_memory``; the limit of ``problem`` leaves room for gaps between blocks.
-        simulated: whether memory comes from MindSpore's dry run; else from compiled graphs, as an estimate.
     """
 
     config: RunConfig
@@ -33,7 +32,6 @@ class Configured:
     memory: MemoryFit
     times: TimeCosts
     limit_mb: float
-    simulated: bool
 
 
 def configured_problem(config: RunConfig, device: Device, simulations: Simulations) -> Configured:
@@ -79,7 +77,7 @@ def configured_problem(config: RunConfig, device: Device, simulations: Simulatio
         "exposed_communication": model.num_layers / sizes.pipeline_stage * times.step_of_layer + times.step_of_end,
     }
     problem = make_problem(fields, "the run")
-    return Configured(config, device, problem, memory, times, limit, can_simulate())
+    return Configured(config, device, problem, memory, times, limit)
 
 
 def with_memory(config: RunConfig, size: str | None) -> RunConfig:

@@ -7,7 +7,6 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from mindllm.compiled.estimate_rank import LABEL
 from toolkit.pipeline_balance.configured import Configured
 from toolkit.pipeline_balance.validate import MIB, Round, Validated
 
@@ -31,13 +30,13 @@ def print_costs(console: Console, configured: Configured) -> None:
     console.print(f"parameters of a layer {memory.parameter:,.1f} MB; stages beside layers, MB: {static}")
     gaps = f"{100 * memory.runs.gaps:.1f}% left for gaps between blocks"
     console.print(f"limit {configured.limit_mb:,.0f} MB (2**20 bytes), of which {gaps}")
-    if not configured.simulated:
-        console.print(f"memory is {LABEL}")
     console.print(_residuals(configured))
 
 
 def _residuals(configured: Configured) -> Table:
-    table = Table(title=f"{configured.memory.runs.count} small runs: memory, and what the fit leaves unexplained")
+    runs = configured.memory.runs
+    source = "estimated" if runs.estimated else "simulated"
+    table = Table(title=f"{runs.count} small runs, {source}: memory, and what the fit leaves unexplained")
     for column in ("stage", "recompute", "layers", "alive", "MB", "unexplained MB"):
         table.add_column(column, justify="left" if column in ("stage", "recompute") else "right")
     for row, left in configured.memory.residuals:

@@ -15,7 +15,7 @@ from mindllm.config import RunConfig, override_config
 from toolkit.dry_run.extrapolate import FEWEST_ALIVE, FEWEST_LAYERS, Design
 from toolkit.dry_run.moments import bytes_of
 from toolkit.dry_run.profile import Profile
-from toolkit.dry_run.reduced import Point, reduced_run
+from toolkit.dry_run.reduced import Point, deepening, reduced_run
 from toolkit.dry_run.simulations import Request, Simulations
 from toolkit.dry_run.stages import FIRST, LAST, MIDDLE, Run, Stage
 from toolkit.pipeline_balance.offered_kinds import layer_kind
@@ -44,11 +44,17 @@ class Measured:
 
 @dataclass(frozen=True)
 class SmallRuns:
-    """What the small runs need; ``gaps`` is the largest share of gaps between blocks."""
+    """What the small runs need.
+
+    Attributes:
+        gaps: the largest share of gaps between blocks.
+        estimated: whether memory comes from compiled graphs instead of MindSpore's dry run.
+    """
 
     measured: tuple[Measured, ...]
     gaps: float
     count: int
+    estimated: bool
 
 
 def one_chunk(config: RunConfig) -> RunConfig:
@@ -70,7 +76,8 @@ def run_small(config: RunConfig, kinds: Mapping[str, RecomputeKind], simulations
     inner = MIDDLE if stages > 2 else FIRST
     wanted = [(inner, name) for name in kinds]
     wanted += [(place, WHOLE) for place in (FIRST, LAST) if place != inner]
-    design = {FIRST: _design(stages > 2), MIDDLE: _design(True), LAST: _design(False, alive=1)}
+    longer = deepening(plain, FEWEST_ALIVE, stages) if stages > 2 else None
+    design = {FIRST: _design(longer), MIDDLE: _design(1), LAST: _design(None, alive=1)}
     asked = [(place, name, point) for place, name in wanted for point in design[place].points]
     requests = [_request(plain, place, name, kinds[name], point) for place, name, point in asked]
     found = dict(zip(asked, simulations.profiles(requests), strict=True))
@@ -79,12 +86,13 @@ def run_small(config: RunConfig, kinds: Mapping[str, RecomputeKind], simulations
         mine = {point: found[place, name, point] for point in design[place].points}
         rows += _at_the_peak(place, name, design[place], mine, _whole(config, place))
     gaps = max(profile.gaps / profile.used_peak for profile in found.values())
-    return SmallRuns(tuple(rows), gaps, len(requests))
+    estimated = any(profile.estimated for profile in found.values())
+    return SmallRuns(tuple(rows), gaps, len(requests), estimated)
 
 
-def _design(deeper: bool, alive: int = FEWEST_ALIVE) -> Design:
+def _design(deepening: int | None, alive: int = FEWEST_ALIVE) -> Design:
     base = Point((FEWEST_LAYERS,), alive, alive + 2)
-    return Design(base, (0,), 1, deeper, None, None)
+    return Design(base, (0,), 1, deepening is not None, None, None, deepening=deepening or 1)
 
 
 def _whole(config: RunConfig, place: str) -> Point:
@@ -92,7 +100,7 @@ def _whole(config: RunConfig, place: str) -> Point:
     sizes = config.parallel_config
     layers = max(FEWEST_LAYERS + 1, -(-config.model.config.num_layers // sizes.pipeline_stage))
     alive = {FIRST: sizes.pipeline_stage, MIDDLE: sizes.pipeline_stage - 1, LAST: 1}[place]
-    return Point((layers,), max(1, min(alive, sizes.micro_batch_num)), alive + 2)
+    return Point((layers,), alive, alive + 2)
 
 
 def _at_the_peak(

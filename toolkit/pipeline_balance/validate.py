@@ -14,7 +14,7 @@ from toolkit.dry_run.forecast import StageMemory, forecast_stages
 from toolkit.dry_run.simulations import Simulations
 from toolkit.dry_run.stages import stages_of
 from toolkit.pipeline_balance.configured import Configured
-from toolkit.pipeline_balance.plan import Plan
+from toolkit.pipeline_balance.plan import Plan, evaluate
 from toolkit.pipeline_balance.problem import Problem
 from toolkit.pipeline_balance.solve import Infeasible, Solution, solve
 from toolkit.pipeline_balance.yaml_plan import write_plan
@@ -119,11 +119,22 @@ def validate(configured: Configured, seconds: float, simulations: Simulations) -
     fitting = [done for done in rounds if done.fits]
     if not fitting:
         raise CheckFailed(f"none of {len(rounds)} plans fits in the dry run; a lower --max_memory leaves more room")
-    return Validated(tuple(rounds), min(fitting, key=lambda done: (done.solution.best.step_time, -rounds.index(done))))
+    chosen = min(fitting, key=lambda done: (done.solution.best.step_time, -rounds.index(done)))
+    return Validated(tuple(rounds), chosen if chosen.confirmed else _as_found(chosen))
+
+
+def _as_found(chosen: Round) -> Round:
+    """The round with its plan in the memory that the dry run found; the bound is that of the problem it was solved from."""
+    best = chosen.solution.best
+    known = evaluate(corrected(best.problem, chosen, first=True), best.plan)
+    return replace(chosen, solution=replace(chosen.solution, best=known))
 
 
 def corrected(problem: Problem, found: Round, first: bool) -> Problem:
-    """The problem with the memory of every stage moved by what the dry run found, and limits that leave the gaps it saw."""
+    """The problem with memory moved by what the dry run found, and limits that leave the gaps it saw.
+
+    ``first``: also where a stage needs less than predicted.
+    """
     static, limits = list(problem.per_stage("static_mb")), list(problem.per_stage("limit_mb"))
     for stage, (off, memory) in enumerate(zip(found.differences, found.memories, strict=True)):
         if first or off > 0:
