@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 from small_cluster import cluster_run
 
+from mindllm.command import run_command
 from mindllm.config import load_config, render_config
 from mindllm.parallel.layer_plan import make_plan
 from toolkit.pipeline_balance import __main__ as tool
 
 ROOT = Path(__file__).resolve().parents[2]
-MODEL = {"num_layers": 6, "seq_length": 256, "hidden_size": 128, "intermediate_size": 256, "n_kv_heads": 4}
+MODEL = {"num_layers": 6, "seq_length": 512, "hidden_size": 128, "intermediate_size": 512, "n_kv_heads": 4}
 LIMIT = "100MB"
 
 
@@ -23,7 +24,8 @@ def place(tmp_path_factory):
     """A directory with a run of two stages."""
     directory = tmp_path_factory.mktemp("planned")
     for name, stages in (("run", 2), ("alone", 1)):
-        config = cluster_run(pp=stages, micro=2 * stages - 1 if stages == 1 else 4, model=MODEL, batch_size=4)
+        micro = 4 if stages > 1 else 1
+        config = cluster_run(pp=stages, micro=micro, model=MODEL, runner_config={"batch_size": 4})
         (directory / f"{name}.yaml").write_text(render_config(config), encoding="utf-8")
     return directory
 
@@ -81,7 +83,7 @@ def test_a_limit_no_plan_keeps_says_what_would_fit(planned, place):
         (("--config", "alone.yaml"), "there is no pipeline to plan"),
         (("--config", "missing.yaml"), "missing.yaml"),
         (("--config", "run.yaml", "--device", "ascend"), "ascend_910b"),
-        (("--config", "run.yaml", "--device", "run.yaml"), "matrix_flops"),
+        (("--config", "run.yaml", "--device", "run.yaml"), "run.yaml: name"),
         (("--config", "run.yaml", "--stages", "4"), "change the key of the YAML"),
         (("--config", "run.yaml", "--parallel_config.micro_batches=4"), "micro_batch"),
         (("--config", "run.yaml", "--max_memory", "much"), "is not a size"),
@@ -92,10 +94,8 @@ def test_a_limit_no_plan_keeps_says_what_would_fit(planned, place):
 )
 def test_mistakes_are_told(place, options, said, monkeypatch, capsys):
     monkeypatch.chdir(place)
-    from mindllm.command import run_command
-
     with pytest.raises(SystemExit) as ended:
-        run_command(lambda: tool.main(options))
+        run_command(tool.main, options)
     assert ended.value.code == 2
     assert said in capsys.readouterr().err
     assert not (place / "x.yaml").exists()
