@@ -97,7 +97,7 @@ def test_predicted_memory_is_that_of_the_dry_run_and_plans_read_back(tmp_path_fa
     for memory, predicted in zip(memories, evaluate(found.problem, plan).peak_mb, strict=True):
         assert predicted == pytest.approx(memory.used_peak / MIB, abs=0.1)  # a step has more micro-batches
     path = tmp_path_factory.mktemp("run") / "planned.yaml"
-    validation.write_run(path, found.config, found.problem, plan)
+    validation.write_run(path, config)
     written = [(layer.stage, layer.recompute, layer.patterns) for layer in make_plan(load_config(path)).layers]
     wanted = [
         (stage, kind.recompute, dict(kind.patterns))

@@ -27,7 +27,7 @@ from toolkit.pipeline_balance.read_problem import Setting, read_problem
 from toolkit.pipeline_balance.report import answer, manual_answer, print_fit, print_manual, print_solution
 from toolkit.pipeline_balance.report_costs import print_costs, print_validated, validated_answer
 from toolkit.pipeline_balance.solve import Solution, solve
-from toolkit.pipeline_balance.validate import Validated, validate, write_run
+from toolkit.pipeline_balance.validate import Validated, planned_config, validate, write_run
 from toolkit.pipeline_balance.yaml_plan import KEYS, write_plan
 
 EXAMPLES = """example:
@@ -193,8 +193,11 @@ def _write(options: argparse.Namespace, solution: Solution, configured: Configur
             file.write(write_yaml({key: getattr(written, key) for key in ("offset", *KEYS)}))
         console.print(f"wrote {options.yaml}")
     if options.apply:
-        run = configured.config if configured and options.apply == OF_CONFIG else load_config(options.apply)
-        write_run(options.output, run, best.problem, best.plan)
+        if options.apply == OF_CONFIG and configured:
+            planned = planned_config(configured.config, best.problem, best.plan)
+        else:
+            planned = load_config(options.apply, written.overrides(best.problem))
+        write_run(options.output, planned)
         console.print(f"wrote {options.output}")
 
 

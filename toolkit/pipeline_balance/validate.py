@@ -75,13 +75,12 @@ def planned_config(config: RunConfig, problem: Problem, plan: Plan) -> RunConfig
     return override_config(config, written.overrides(problem))
 
 
-def write_run(path: Path, config: RunConfig, problem: Problem, plan: Plan) -> None:
-    """Writes the whole run with the plan in it, once it has been read back as the same plan.
+def write_run(path: Path, planned: RunConfig) -> None:
+    """Writes a whole run with a plan in it, once it has been read back as the same plan.
 
     Raises:
-        UserError: the lists of the plan are no valid run, or another plan.
+        UserError: it reads back as another plan.
     """
-    planned = planned_config(config, problem, plan)
     with atomic_path(path) as unfinished:
         unfinished.write_text(render_config(planned), encoding="utf-8")
         if make_plan(load_config(unfinished)) != make_plan(planned):
