@@ -16,7 +16,7 @@ from toolkit.pipeline_balance import __main__ as tool
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = {"num_layers": 6, "seq_length": 512, "hidden_size": 128, "intermediate_size": 512, "n_kv_heads": 4}
-LIMIT = "100MB"
+LIMIT = "85MB"
 
 
 @pytest.fixture(scope="module")

@@ -177,11 +177,11 @@ def _extrapolated(
         return StageMemory(stage, profile.moments, profile.actual_peak, _simulated(profile), profile, True)
     moments = {kind: fill for kind, fill in design.predict(target, _moments(profiles)).items() if kind in reliable}
     used = bytes_of(fullest(moments))
-    gaps = max(profile.gaps / profile.used_peak for profile in profiles.values())
+    gaps = max(profile.gaps for profile in profiles.values())
     largest = profiles[design.check or design.base]
     what = f"{len(profiles)} smaller runs" if design.varied or design.alive else "fewer micro-batches"
     method = f"{'estimate, ' * largest.estimated}extrapolated: {what}"
-    return StageMemory(stage, moments, used + int(gaps * used), method, largest, False)
+    return StageMemory(stage, moments, used + gaps, method, largest, False)
 
 
 def _simulated(profile: Profile) -> str:

@@ -71,7 +71,7 @@ def configured_problem(config: RunConfig, device: Device, simulations: Simulatio
         "head": dict(zip(("forward", "backward"), times.head, strict=True)),
         "tail": dict(zip(("forward", "backward"), times.tail, strict=True)),
         "static_mb": memory.static(config),
-        "limit_mb": (limit / (1 + memory.runs.gaps),) * sizes.pipeline_stage,
+        "limit_mb": (max(0.0, limit - memory.runs.gaps_mb),) * sizes.pipeline_stage,
         "recompute_kinds": {name: kind.model_dump() for name, kind in kinds.items()},
         "point_to_point": times.point_to_point,
         "exposed_communication": model.num_layers / sizes.pipeline_stage * times.step_of_layer + times.step_of_end,

@@ -28,7 +28,7 @@ def print_costs(console: Console, configured: Configured) -> None:
     )
     static = " ".join(f"{value:,.0f}" for value in problem.per_stage("static_mb"))
     console.print(f"parameters of a layer {memory.parameter:,.1f} MB; stages beside layers, MB: {static}")
-    gaps = f"{100 * memory.runs.gaps:.1f}% left for gaps between blocks"
+    gaps = f"{memory.runs.gaps_mb:,.0f} MB are left for gaps between blocks"
     console.print(f"limit {configured.limit_mb:,.0f} MB (2**20 bytes), of which {gaps}")
     console.print(_residuals(configured))
 

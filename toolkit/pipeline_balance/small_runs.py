@@ -11,9 +11,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from mindllm.compiled.simulation import ACTIVATIONS
 from mindllm.config import RunConfig, override_config
 from toolkit.dry_run.extrapolate import FEWEST_ALIVE, FEWEST_LAYERS, Design
-from toolkit.dry_run.moments import bytes_of
+from toolkit.dry_run.moments import Moments, bytes_of
 from toolkit.dry_run.profile import Profile
 from toolkit.dry_run.reduced import Point, deepening, reduced_run
 from toolkit.dry_run.simulations import Request, Simulations
@@ -23,6 +24,7 @@ from toolkit.pipeline_balance.problem import RecomputeKind
 
 MIB = 1 << 20
 WHOLE = "none"  # the kind that keeps everything
+SHARE = 0.5  # of the most activations that any moment holds
 
 
 @dataclass(frozen=True)
@@ -47,12 +49,12 @@ class SmallRuns:
     """What the small runs need.
 
     Attributes:
-        gaps: the largest share of gaps between blocks.
+        gaps_mb: the largest gaps between blocks, in MB: they do not grow with a stage.
         estimated: whether memory comes from compiled graphs instead of MindSpore's dry run.
     """
 
     measured: tuple[Measured, ...]
-    gaps: float
+    gaps_mb: float
     count: int
     estimated: bool
 
@@ -85,7 +87,7 @@ def run_small(config: RunConfig, kinds: Mapping[str, RecomputeKind], simulations
     for place, name in wanted:
         mine = {point: found[place, name, point] for point in design[place].points}
         rows += _at_the_peak(place, name, design[place], mine, _whole(config, place))
-    gaps = max(profile.gaps / profile.used_peak for profile in found.values())
+    gaps = max(profile.gaps for profile in found.values()) / MIB
     estimated = any(profile.estimated for profile in found.values())
     return SmallRuns(tuple(rows), gaps, len(requests), estimated)
 
@@ -110,12 +112,23 @@ def _at_the_peak(
     if not design.alive:
         whole = Point(whole.layers, design.base.alive, whole.micro_batches)
     moments = {point: profile.moments for point, profile in profiles.items()}
-    predicted = design.predict(whole, moments)
-    moment = max(predicted, key=lambda name: bytes_of(predicted[name]))
+    moment = _fullest(design.predict(whole, moments))
     return [
         Measured(place, kind, point.layers[0], point.alive, bytes_of(moments[point][moment]) / MIB)
         for point in profiles
     ]
+
+
+def _fullest(moments: Moments) -> str:
+    """The fullest moment of those that hold activations, as the peak of a stage does whose memory is scarce.
+
+    In a small or fully recomputed stage the update of the parameters may need more, which no recomputation changes.
+    """
+    held = {
+        name: sum(size for use, size in fill.items() if use.category == ACTIVATIONS) for name, fill in moments.items()
+    }
+    full = SHARE * max(held.values())
+    return max((name for name in moments if held[name] >= full), key=lambda name: bytes_of(moments[name]))
 
 
 def _request(plain: RunConfig, place: str, name: str, kind: RecomputeKind, point: Point) -> Request:

@@ -138,5 +138,6 @@ def corrected(problem: Problem, found: Round, first: bool) -> Problem:
     for stage, (off, memory) in enumerate(zip(found.differences, found.memories, strict=True)):
         if first or off > 0:
             static[stage] = max(0.0, static[stage] + off)
-        limits[stage] = min(limits[stage], found.limit_mb * memory.used_peak / memory.actual_peak)
+        gaps = (memory.actual_peak - memory.used_peak) / MIB
+        limits[stage] = max(0.0, min(limits[stage], found.limit_mb - gaps))
     return problem.model_copy(update={"static_mb": tuple(static), "limit_mb": tuple(limits)})
