@@ -11,6 +11,7 @@ from small_cluster import cluster_run
 
 from mindllm.command import run_command
 from mindllm.config import load_config, render_config
+from mindllm.errors import UserError
 from mindllm.parallel.layer_plan import make_plan
 from toolkit.pipeline_balance import __main__ as tool
 
@@ -45,7 +46,7 @@ def run(directory, *options, expect=0):
 @pytest.fixture(scope="module")
 def planned(place):
     """The answer for a run that does not fit without recomputation."""
-    options = ("--max_memory", LIMIT, "--validate", "--apply", "--output", "planned.yaml", "--seconds", "5")
+    options = ("--max_memory", LIMIT, "--validate", "--apply", "--output", "planned.yaml", "--seconds", "1")
     return json.loads(run(place, "--config", "run.yaml", "--json", *options))
 
 
@@ -64,17 +65,25 @@ def test_what_is_written_is_a_whole_run_with_the_plan(planned, place):
     assert written.model.config.hidden_size == MODEL["hidden_size"]
 
 
-def test_a_second_plan_simulates_nothing_new_and_shows_what_it_rests_on(planned, place):
-    text = run(place, "--config", "run.yaml", "--max_memory", "1GB", "--seconds", "5")
-    assert "small runs, simulated" in text
-    assert "recompute: [0, 0]" in text
-    assert "simulating" not in text
+@pytest.fixture
+def here(planned, place, monkeypatch):
+    """Runs in this process, with what was simulated for the plan."""
+    monkeypatch.chdir(place)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(place / "cache"))
+    monkeypatch.setenv("COLUMNS", "200")
 
 
-def test_a_limit_no_plan_keeps_says_what_would_fit(planned, place):
-    said = run(place, "--config", "run.yaml", "--max_memory", "20MB", expect=2)
-    assert "no recomputation fits" in said
-    assert "one fits" in said
+def test_a_second_plan_simulates_nothing_new_and_shows_what_it_rests_on(here, capsys):
+    tool.main(["--config", "run.yaml", "--max_memory", "1GB", "--seconds", "1"])
+    printed = capsys.readouterr()
+    assert "small runs, simulated" in printed.out
+    assert "recompute: [0, 0]" in printed.out
+    assert "simulating" not in printed.err
+
+
+def test_a_limit_no_plan_keeps_says_what_would_fit(here):
+    with pytest.raises(UserError, match=r"no recomputation fits.*one fits"):
+        tool.main(["--config", "run.yaml", "--max_memory", "20MB"])
 
 
 @pytest.mark.parametrize(
