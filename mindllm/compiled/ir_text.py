@@ -38,7 +38,7 @@ from mindllm.compiled.sources import read_sources
 from mindllm.errors import UserError
 
 ENTRY = re.compile(r"#\s*IR entry\s*:\s*@(\S+)")
-PARAMETER = re.compile(r"^%para(\d+)_(\S+?)\s*: (<.*>)", re.MULTILINE)
+PARAMETER = re.compile(r"^%para(\d+)_(\S*?)\s*: (<.*?>)(?=\s*:|\s*$)", re.MULTILINE)
 SUBGRAPH = re.compile(r"subgraph @(\S+?)(?: parent: \[.*\])?\((.*)\) \{$")
 INPUT_TYPES = re.compile(r"# Parameters: \d+, (\(.*\))$")
 INPUT = re.compile(r"%?para(\d+)_(.*)")
@@ -85,7 +85,7 @@ def parse_ir_text(text: str, rank: int = 0) -> CompiledGraph:
     step = blocks[0]
     parameters: dict[str, Parameter] = {}
     for number, name, written in PARAMETER.findall(text[: text.index("\nsubgraph @")]):
-        kind, node = parse_type(written), f"{step.name}:{name}"
+        kind, node = parse_type(written), f"{step.name}:{name or 'para' + number}"
         if isinstance(kind, TensorType) and kind.parameter:
             parameters[name] = Parameter(name, node, kind.shape, kind.dtype)
             step.bound[number] = node
@@ -201,7 +201,10 @@ class _NodeReader:
                 raise _damaged(record.line, record.text, error) from None
             nodes += [*list(self.constants.values())[before:], node]
         before = len(self.constants)
-        output = self._input(block.name, block.output, NO_TYPE)
+        try:
+            output = self._input(block.name, block.output, NO_TYPE)
+        except ValueError as error:
+            raise UserError(f"damaged: what @{block.name} returns {error}") from None
         nodes += list(self.constants.values())[before:]
         return Function(block.name, tuple(nodes), tuple(block.inputs.values()), output)
 

@@ -23,25 +23,20 @@ def prepare_environment(config: RunConfig) -> None:
         UserError: graph-kernel fusion is asked for where it cannot run.
     """
     os.environ.setdefault("GLOG_v", "3")
-    os.environ.update(saved_graphs_environment(config, int(os.environ.get("RANK_ID", "0"))))
+    os.environ.update(saved_graphs_environment(config, Path(config.context.save_graphs_path)))
     if uses_graph_kernels(config):
         directory = cache_directory(config) if config.context.compile_cache else _temporary_directory()
         rounds = config.model.config.compute_dtype != "float32"
         os.environ.update(graph_kernel_environment(directory, fuse_casts=not rounds))
 
 
-def saved_graphs_environment(config: RunConfig, rank: int) -> dict[str, str]:
-    """Returns the environment of a process that writes intermediate graphs, as ``save_graphs`` says.
+def saved_graphs_environment(config: RunConfig, directory: Path) -> dict[str, str]:
+    """Returns the environment of a process that writes graphs into ``directory``, if ``save_graphs`` asks for it.
 
-    As with MindSpore's own option of this name, each of several ranks has a directory of its own inside.
+    Where ranks communicate, MindSpore puts those of rank 3 into ``rank_3`` inside.
     """
     level = int(config.context.save_graphs)
-    if not level:
-        return {}
-    directory = Path(config.context.save_graphs_path).absolute()
-    if config.parallel_config.device_num > 1:
-        directory /= f"rank_{rank}"
-    return {"MS_DEV_SAVE_GRAPHS": str(level), "MS_DEV_SAVE_GRAPHS_PATH": str(directory)}
+    return {"MS_DEV_SAVE_GRAPHS": str(level), "MS_DEV_SAVE_GRAPHS_PATH": str(directory.absolute())} if level else {}
 
 
 def cache_directory(config: RunConfig) -> Path:
