@@ -91,7 +91,6 @@ def _case(name: str, model: str, rank: int, layers: int, dp: int = 1, tp: int = 
 SEQUENCE = {"parallel_config__use_seq_parallel": True}
 OPTIMIZER = {"parallel__enable_parallel_optimizer": True}
 FULL, SELECT = {"recompute_config__recompute": True}, {"recompute_config__select_recompute": True}
-ACCUMULATED = {"runner_config__gradient_accumulation_steps": 2}
 INTERLEAVED = {"model__model_config__pp_interleave_num": 2, "parallel__pipeline_config__pipeline_interleave": True}
 SMALL = {
     "model__model_config__hidden_size": 256,
@@ -102,13 +101,11 @@ SMALL = {
 }
 CASES = (
     _case("one device", "7b", 0, 2),
-    _case("one device, full recompute", "7b", 0, 4, **FULL),
     _case("tp2", "7b", 0, 2, tp=2),
     _case("tp4, sequence", "7b", 0, 2, tp=4, **SEQUENCE),
     _case("dp2", "7b", 0, 2, dp=2),
     _case("dp4, optimizer", "7b", 0, 2, dp=4, **OPTIMIZER),
     _case("dp2 tp2, sequence, optimizer", "7b", 0, 2, dp=2, tp=2, **SEQUENCE, **OPTIMIZER),
-    _case("dp2, optimizer, 2 parts accumulated", "7b", 0, 2, dp=2, **OPTIMIZER, **ACCUMULATED),
     _case("pp2, first stage", "7b", 0, 4, pp=2),
     _case("pp2, last stage", "7b", 1, 4, pp=2),
     _case("dp2 pp2, optimizer, full recompute", "13b", 0, 4, dp=2, pp=2, **OPTIMIZER, **FULL),
