@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from mindllm.compiled import cost
-from mindllm.compiled.graph import CONSTANT, CompiledGraph, Node, TensorType
+from mindllm.compiled.execution_order import VIRTUAL
+from mindllm.compiled.graph import CONSTANT, CompiledGraph, Node, OtherType, TensorType
 from mindllm.compiled.unrolled import Memory, Unrolled, unroll
 
 ALIGNMENT, MARGIN = 512, 32
@@ -73,25 +74,37 @@ class Liveness:
         )
 
 
-def estimate(graph: CompiledGraph) -> Liveness:
-    """Peak memory of a step of ``graph``."""
+def estimate(graph: CompiledGraph, on_cpu: bool = False) -> Liveness:
+    """Peak memory of a step of ``graph``.
+
+    ``on_cpu``: as the CPU back end runs it, where a branch is a graph of its own and what it is given lives until its end.
+    """
     step = unroll(graph)
     last = len(step.operations) - 1
-    return Liveness(graph.rank, (*_standing(graph, last), *_passing(step, last)), step)
+    return Liveness(graph.rank, (*_standing(graph, last), *_passing(step, last, on_cpu)), step)
 
 
 def _standing(graph: CompiledGraph, last: int) -> list[Block]:
-    """Parameters and constants."""
-    tensors = [(PARAMETER, p.name, TensorType(p.shape, p.dtype)) for p in graph.parameters.values()]
-    tensors += [(CONSTANT_VALUE, node.name, tensor) for node in graph.find(CONSTANT) for tensor in node.tensors]
-    return [Block(kind, name, pool_size(tensor), 0, last) for kind, name, tensor in tensors]
+    """Parameters, and constants that operators use: numbers and tuples lie in a block of their own, too."""
+    parameters = [
+        Block(PARAMETER, p.name, pool_size(TensorType(p.shape, p.dtype)), 0, last) for p in graph.parameters.values()
+    ]
+    used = {name for node in graph.nodes() if node.op not in VIRTUAL for name in node.inputs}
+    constants = [node for node in graph.find(CONSTANT) if node.name in used and node.value is not None]
+    return parameters + [
+        Block(CONSTANT_VALUE, node.name, sum(map(pool_size, node.tensors)) or ALIGNMENT, 0, last)
+        for node in constants
+        if not isinstance(node.value, OtherType)
+    ]
 
 
-def _passing(step: Unrolled, last: int) -> list[Block]:
+def _passing(step: Unrolled, last: int, on_cpu: bool) -> list[Block]:
     """Inputs of the step, up to their last use, and outputs of operations. What the step returns stays to the end."""
     ends: dict[Memory, int] = {}
     for time, operation in enumerate(step.operations):
         ends |= dict.fromkeys(operation.reads, time)
+    for branch in step.branches if on_cpu else ():
+        ends |= {memory: max(ends.get(memory, 0), branch.last) for memory in branch.inputs}
     ends |= dict.fromkeys(step.results, last)
     inputs = [
         Block(INPUT, memory.name, pool_size(memory.tensor), 0, ends.get(memory, 0), memory=memory)
