@@ -12,6 +12,9 @@ from mindllm.compiled.graph import CONSTANT, CompiledGraph, Node, TensorType
 FORWARD, BACKWARD, RECOMPUTED, UPDATE = "forward", "backward", "recomputed", "update"
 PHASES = (FORWARD, RECOMPUTED, BACKWARD, UPDATE)
 WRAPPERS = frozenset({"network", "_backbone", "net", "backbone", "micro_cells"})
+COPYING = frozenset({"Cast", "AllGather"})
+UNIQUE = "unique_id"
+RECOMPUTED_CELL = "recompute_"
 UPDATING = frozenset({"update", "optimizer"})
 ORDERING = frozenset({"Depend", "Load", "UpdateState", "MakeTuple", "TupleGetItem", "Return", "TensorMove"})
 """Operators that pass a value on, or only order others."""
@@ -39,8 +42,19 @@ class Operators:
 
     @cached_property
     def forwards(self) -> Mapping[str, Node]:
-        """Forward operators by the number their gradients refer to them by."""
-        return {str(node.primal["unique_id"]): node for node in self.nodes if "unique_id" in node.primal}
+        """Forward operators by the number their gradients, and in reused cells their repetitions, refer to them by."""
+        numbered = (node for node in self.nodes if UNIQUE in node.primal and not node.recomputed)
+        return {str(node.primal[UNIQUE]): node for node in numbered}
+
+    @cached_property
+    def _places(self) -> Mapping[str, str]:
+        """Places by that number: in reused cells an operator that is repeated loses its cell, the repetition keeps it."""
+        found: dict[str, str] = {}
+        for node in self.nodes:
+            if UNIQUE in node.primal:
+                number = str(node.primal[UNIQUE])
+                found[number] = max(found.get(number, ""), place_of(node), key=len)
+        return found
 
     @cached_property
     def users(self) -> Mapping[str, list[Node]]:
@@ -71,29 +85,34 @@ class Operators:
     def place(self, node: Node) -> str:
         """The cell it belongs to, without wrappers: ``model.layers.0.attention.wq``; of a gradient, that of its operator."""
         forward = self.forward(node)
-        return place_of(forward if forward is not None else node)
+        known = self._places.get(str((forward or node).primal.get(UNIQUE, "")))
+        return known or place_of(forward or node)
 
     def phase(self, node: Node) -> str:
         """In which part of a step it runs."""
         if node.recomputed:
             return RECOMPUTED
-        if node.backward or "forward_unique_id" in node.primal:
+        if (
+            node.backward
+            or "forward_unique_id" in node.primal
+            or self.function_of[node.name] in self._forward_functions
+        ):
             return BACKWARD
         return UPDATE if UPDATING & set(node.path.split(".")) else FORWARD
 
     def weight(self, node: Node) -> str:
         """The weight that it gathers, or whose gradient it exchanges; "" where that cannot be told."""
         named = node.attributes.get("mirror_user_id") or node.primal.get("mirror_user_id")
-        return str(named) if named else self._parameter(node.inputs[0]).removeprefix("accu_grads.")
+        return str(named) if named else self.parameter(node.inputs[0]).removeprefix("accu_grads.")
 
-    def _parameter(self, name: str) -> str:
-        """The parameter behind a name, past conversions; "" if there is none."""
+    def parameter(self, name: str) -> str:
+        """The parameter that a name is, or a copy of: converted, or gathered from its slices; "" if there is none."""
         kind = self.graph.types.get(name)
         if isinstance(kind, TensorType) and kind.parameter:
             return kind.parameter
         source = self.named.get(name)
-        passes = source is not None and (source.op in ORDERING or source.op == "Cast") and source.inputs
-        return self._parameter(source.inputs[0]) if source is not None and passes else ""
+        passes = source is not None and (source.op in ORDERING or source.op in COPYING) and source.inputs
+        return self.parameter(source.inputs[0]) if source is not None and passes else ""
 
     def producers(self, node: Node) -> Iterator[Node]:
         """The operators that made its inputs, past those that pass values on."""
@@ -119,6 +138,14 @@ class Operators:
                 yield user
             elif user.op == "MakeTuple" or user.inputs[:1] == (node.name,):
                 yield from self.consumers(user)
+
+
+def is_flagged(node: Node) -> bool:
+    """Whether recomputation was asked for: of the operator itself, or of a cell around it without excluding it."""
+    asked = node.attributes.get("recompute")
+    if isinstance(asked, bool):
+        return asked or node.marked_for_recompute
+    return node.marked_for_recompute or node.scope.startswith(RECOMPUTED_CELL)
 
 
 def place_of(node: Node) -> str:
