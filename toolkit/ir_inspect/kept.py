@@ -106,14 +106,13 @@ class KeptTensors:
         return found
 
     def _find(self, name: str) -> Storage | None:
-        if name in self.bound:
-            return self.storage(self.bound[name])
-        kind = self.operators.graph.types.get(name)
         node = self.operators.named.get(name)
+        while name in self.bound or (node is not None and node.op in PASSING | VIEWS):
+            name = self.bound[name] if name in self.bound or node is None else node.inputs[0]
+            node = self.operators.named.get(name)
+        kind = self.operators.graph.types.get(name)
         if node is None:
             return Storage(name) if isinstance(kind, TensorType) and not kind.parameter else None
-        if node.op in PASSING or node.op in VIEWS:
-            return self.storage(node.inputs[0])
         if node.op == "TupleGetItem":
             return self._item(node)
         return Storage(name) if next(iter(tensors_of(node.type)), None) is not None else None

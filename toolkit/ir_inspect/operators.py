@@ -13,7 +13,8 @@ FORWARD, BACKWARD, RECOMPUTED, UPDATE = "forward", "backward", "recomputed", "up
 PHASES = (FORWARD, RECOMPUTED, BACKWARD, UPDATE)
 WRAPPERS = frozenset({"network", "_backbone", "net", "backbone", "micro_cells"})
 COPYING = frozenset({"Cast", "AllGather"})
-UNIQUE = "unique_id"
+UNIQUE, FORWARD_UNIQUE = "unique_id", "forward_unique_id"
+OF_BACKWARD = "is_bp"  # of calls and exchanges of a pipeline
 RECOMPUTED_CELL = "recompute_"
 UPDATING = frozenset({"update", "optimizer"})
 ORDERING = frozenset({"Depend", "Load", "UpdateState", "MakeTuple", "TupleGetItem", "Return", "TensorMove"})
@@ -80,7 +81,7 @@ class Operators:
 
     def forward(self, node: Node) -> Node | None:
         """The operator a gradient is of."""
-        return self.forwards.get(str(node.primal.get("forward_unique_id", "")))
+        return self.forwards.get(str(node.primal.get(FORWARD_UNIQUE, "")))
 
     def place(self, node: Node) -> str:
         """The cell it belongs to, without wrappers: ``model.layers.0.attention.wq``; of a gradient, that of its operator."""
@@ -92,11 +93,8 @@ class Operators:
         """In which part of a step it runs."""
         if node.recomputed:
             return RECOMPUTED
-        if (
-            node.backward
-            or "forward_unique_id" in node.primal
-            or self.function_of[node.name] in self._forward_functions
-        ):
+        marked = node.backward or FORWARD_UNIQUE in node.primal or node.primal.get(OF_BACKWARD)
+        if marked or self.function_of[node.name] in self._forward_functions:
             return BACKWARD
         return UPDATE if UPDATING & set(node.path.split(".")) else FORWARD
 
@@ -107,12 +105,14 @@ class Operators:
 
     def parameter(self, name: str) -> str:
         """The parameter that a name is, or a copy of: converted, or gathered from its slices; "" if there is none."""
-        kind = self.graph.types.get(name)
-        if isinstance(kind, TensorType) and kind.parameter:
-            return kind.parameter
-        source = self.named.get(name)
-        passes = source is not None and (source.op in ORDERING or source.op in COPYING) and source.inputs
-        return self.parameter(source.inputs[0]) if source is not None and passes else ""
+        while True:
+            kind = self.graph.types.get(name)
+            if isinstance(kind, TensorType) and kind.parameter:
+                return kind.parameter
+            source = self.named.get(name)
+            if source is None or source.op not in ORDERING | COPYING or not source.inputs:
+                return ""
+            name = source.inputs[0]
 
     def producers(self, node: Node) -> Iterator[Node]:
         """The operators that made its inputs, past those that pass values on."""
@@ -121,23 +121,24 @@ class Operators:
 
     def origins(self, name: str) -> Iterator[Node]:
         """The operators behind a name, past those that pass values on."""
-        source = self.named.get(name)
-        if source is None:
-            return
-        if source.op in ORDERING:
-            passed = source.inputs if source.op == "MakeTuple" else source.inputs[:1]
-            for inner in passed:
-                yield from self.origins(inner)
-        else:
-            yield source
+        waiting = [name]
+        for current in waiting:
+            source = self.named.get(current)
+            if source is not None and source.op in ORDERING:
+                passed = source.inputs if source.op == "MakeTuple" else source.inputs[:1]
+                waiting += (inner for inner in passed if inner not in waiting)
+            elif source is not None:
+                yield source
 
     def consumers(self, node: Node) -> Iterator[Node]:
         """The operators that use its output, past those that pass values on."""
-        for user in self.users.get(node.name, ()):
-            if user.op not in ORDERING:
-                yield user
-            elif user.op == "MakeTuple" or user.inputs[:1] == (node.name,):
-                yield from self.consumers(user)
+        waiting = [node.name]
+        for name in waiting:
+            for user in self.users.get(name, ()):
+                if user.op not in ORDERING:
+                    yield user
+                elif (user.op == "MakeTuple" or user.inputs[0] == name) and user.name not in waiting:
+                    waiting.append(user.name)
 
 
 def is_flagged(node: Node) -> bool:
