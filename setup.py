@@ -16,6 +16,8 @@ REQUIRED = [
     "zstandard",  # .zst, the compression of large public corpora
     "rich",
     "matplotlib",
+    "scipy>=1.13",  # least squares without negative memories
+    "highspy>=1.15",  # HiGHS: linear and integer programs of the planner, with rows added to a solved one
     "decorator",  # graph-kernel fusion on CPU imports it without declaring it
 ]
 TEST = [

@@ -122,7 +122,8 @@ def _category_of_parameter(name: str) -> str:
 
 def _collectives(directory: Path, nodes: list[str]) -> Iterator[Collective]:
     """``nodes``: all operators in order of execution, which the index of a row counts from 1."""
-    for row in _rows(directory / "execute_order" / "comm_execute_order.csv"):
+    path = directory / "execute_order" / "comm_execute_order.csv"
+    for row in _rows(path) if path.is_file() else ():  # a single device exchanges nothing
         position = int(row["index"])
         peers = [row[name] for name in ("dest_rank", "src_rank") if row[name]]
         yield Collective(

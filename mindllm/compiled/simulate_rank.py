@@ -29,6 +29,9 @@ KNOWN = (
     r"_check_version\.py",  # Ascend's version and Python packages, which the stand-ins do not have
     r"Current cann does not support mstx",
     r"This is simulation mode|InitializeDummyCommLib|CreateCommunicationGroup|CreateSimulationGroup",
+    r"Pipeline Parallel with no 'lazy_inline' is deprecated",  # said where there is no pipeline
+    r"Enable less mem vpp status",
+    r"ShardOptGroup",  # a weight that no optimizer slices are made of, as where there is one replica
     r"ComputeThreadNums|have been set recomputed, the node would not be handled",
     r"mem_tracker\.cc|tracker_graph\.cc|ascend_memory_adapter\.cc",
     r"^Device MOC|^MindSpore (Used|memory)|^(Used|Actual) peak|^\[MS_\w+\]|^\s*$",
@@ -91,6 +94,10 @@ def simulate_rank(config: RunConfig, rank: int, timeout: float = 3600.0, whole: 
 
 
 def unknown_lines(output: str) -> list[str]:
-    """What MindSpore printed, without lines that are known to be harmless; each line once."""
-    known = re.compile("|".join(KNOWN))
-    return list(dict.fromkeys(line for line in output.splitlines() if not known.search(line)))
+    """What MindSpore printed, without lines that are known to be harmless; of those from one place the first."""
+    known, place = re.compile("|".join(KNOWN)), re.compile(r"\[mindspore/\S+\]")
+    first: dict[str, str] = {}
+    for line in output.splitlines():
+        if not known.search(line):
+            first.setdefault(found[0] if (found := place.search(line)) else line, line)
+    return list(first.values())

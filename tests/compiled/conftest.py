@@ -6,6 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from simulations import Simulations
 from small_cluster import cluster_run
 
 from mindllm.compiled.compile_rank import compile_rank
@@ -98,6 +99,7 @@ CASES = {
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "compiles(*names): the ranks of CASES that a test looks at")
+    config.addinivalue_line("markers", "simulates(*names): the ranks of simulations.CASES that a test looks at")
 
 
 @pytest.fixture(scope="session")
@@ -113,6 +115,15 @@ def compiled(request: pytest.FixtureRequest):
 
 def _compile(rank: int, run: dict) -> CompiledGraph:
     return compile_rank(cluster_run(**run), rank)
+
+
+@pytest.fixture(scope="session")
+def simulated(request: pytest.FixtureRequest):
+    """Returns the simulation of a case by name."""
+    marks = (mark for item in request.session.items for mark in item.iter_markers("simulates"))
+    simulations = Simulations(list(dict.fromkeys(name for mark in marks for name in mark.args)))
+    yield simulations
+    simulations.pool.shutdown(cancel_futures=True)
 
 
 @pytest.fixture(scope="session")

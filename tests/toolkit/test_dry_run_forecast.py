@@ -131,10 +131,12 @@ def test_the_fullest_moment_is_the_peak_and_categories_add_up(lives):
 
 
 def test_a_profile_is_kept_as_it_is(tmp_path):
+    product = "Gradients/Default/network-M/layers-CellList/3-D/Grad_MatMul/MatMul-op7"
+    weight = "model.layers.3.attention.wq.weight"
     blocks = (
-        Block(1, None, 0, 0, 512, "Weight", "model.layers.3.attention.wq.weight", (), CATEGORIES[0]),
-        Block(2, 9, 512, 0, 1024, "Kernel", "Gradients/Default/network-M/layers-CellList/3-D/Grad_MatMul/MatMul-op7", (), ACTIVATIONS),
-    )  # fmt: skip
+        Block(1, None, 0, 0, 512, "Weight", weight, (), CATEGORIES[0]),
+        Block(2, 9, 512, 0, 1024, "Kernel", product, (), ACTIVATIONS),
+    )
     one = profile_of(Simulation(4, 1, 1, 1, 1536, 2048, blocks, (), (), ("message",)))
     save_profile(one, tmp_path / "a.profile")
     assert load_profile(tmp_path / "a.profile") == one

@@ -2,12 +2,14 @@
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 from dry_run_cases import KEPT, STEP, WEIGHT, FormulaSimulations, pipeline
 from rich.console import Console
 
 from mindllm.compiled.sources import SourceLine
+from mindllm.models import linear
 from toolkit.dry_run.forecast import forecast_stages, simulate_stages
 from toolkit.dry_run.moments import Use
 from toolkit.dry_run.page import render_page
@@ -113,5 +115,16 @@ def test_lines_are_found_by_layer_and_operator():
     path = "model.layers.*.w1"
     assert line_of(Use("activations", path, "MatMul", True), lines) == "linear.py:71"
     assert line_of(Use("activations", path, "Transpose", True), lines) == "decoder.py:52"
-    assert line_of(Use("weights", f"{path}.weight", "", False), lines) == ""
     assert line_of(KEPT, lines) == ""
+
+
+def test_lines_of_parameters_are_those_that_make_them():
+    file = Path(linear.__file__)
+    scope = "Default/network-CausalLM/model-Decoder/layers-CellList/0-DecoderLayer/w1-Linear/MatMul-op0"
+    lines = lines_by_place({scope: (SourceLine(str(file), 71, ""),)})
+    text = file.read_text().splitlines()
+    for copy in ("", "accu_grads.", "adam_v."):
+        name, _, line = line_of(Use("weights", f"{copy}model.layers.*.w1.weight", "", False), lines).partition(":")
+        assert name == "linear.py"
+        assert text[int(line) - 1].strip().startswith("self.weight = ")
+    assert line_of(Use("weights", "model.layers.*.w1.other", "", False), lines) == ""

@@ -82,7 +82,10 @@ def _positive(text: str) -> int:
 
 
 def _check_cluster(config: RunConfig, options: argparse.Namespace) -> None:
-    """Refuses numbers of devices and stages that are not those of the configuration."""
+    """Refuses numbers of devices and stages that are not those of the configuration, and other devices than Ascend."""
+    target = config.context.device_target
+    if target != "Ascend":
+        raise config.error("context.device_target", f"only Ascend devices are simulated (value {target}); write Ascend")
     sizes = config.parallel_config
     if options.rank_size not in (None, sizes.device_num):
         product = f"{sizes.data_parallel} x {sizes.model_parallel} x {sizes.pipeline_stage}"

@@ -41,8 +41,7 @@ def reduced_run(config: RunConfig, like: Stage, point: Point) -> tuple[RunConfig
     A stage keeps as many micro-batches alive as there are stages from it on: that is how long the small pipeline is.
     With several chunks per stage the pipeline stays as long as it is.
     """
-    chunks = config.model.config.pp_interleave_num
-    stages, number = _pipeline(config, like, point)
+    stages, number, chunks = _pipeline(config, like, point)
     runs = [Run(run.chunk, run.kind, count) for run, count in zip(like.runs, point.layers, strict=True)]
     layers = [
         layer
@@ -52,17 +51,25 @@ def reduced_run(config: RunConfig, like: Stage, point: Point) -> tuple[RunConfig
     ]
     changes = render_plan(LayerPlan(stages, chunks, tuple(layers)))
     changes["model.model_config.num_layers"] = len(layers)
-    parts = "runner_config.gradient_accumulation_steps" if like.place == ONLY else "parallel_config.micro_batch_num"
-    changes[parts] = point.micro_batches
+    alone = like.place == ONLY
+    changes["runner_config.gradient_accumulation_steps"] = point.micro_batches if alone else 1
+    changes["parallel_config.micro_batch_num"] = 1 if alone else point.micro_batches
     sizes = config.parallel_config
     return override_config(config, changes), number * sizes.data_parallel * sizes.model_parallel
 
 
-def _pipeline(config: RunConfig, like: Stage, point: Point) -> tuple[int, int]:
-    """Number of stages of the small pipeline, and which of them it is about."""
-    if config.model.config.pp_interleave_num > 1:
-        return config.parallel_config.pipeline_stage, like.number
-    return {ONLY: (1, 0), FIRST: (max(point.alive, 2), 0), MIDDLE: (point.alive + 1, 1), LAST: (2, 1)}[like.place]
+def _pipeline(config: RunConfig, like: Stage, point: Point) -> tuple[int, int, int]:
+    """Number of stages of the small pipeline, which of them it is about, chunks per stage."""
+    chunks = config.model.config.pp_interleave_num
+    if chunks > 1 and like.place != ONLY:
+        return config.parallel_config.pipeline_stage, like.number, chunks
+    stages, number = {
+        ONLY: (1, 0),
+        FIRST: (max(point.alive, 2), 0),
+        MIDDLE: (point.alive + 1, 1),
+        LAST: (2, 1),
+    }[like.place]
+    return stages, number, 1
 
 
 def _layers(runs: Sequence[Run], stage: int, chunk: int) -> list[LayerAssignment]:

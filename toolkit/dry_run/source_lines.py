@@ -1,9 +1,15 @@
-"""Where in the source the operators of a model stand: by path and operator, from the graph of one small rank."""
+"""Where in the source the operators and parameters of a model stand: by their path, from the graph of one small rank.
+
+The compiler knows the lines of operators. A parameter's is found in the class of its cell: where ``__init__`` assigns it.
+"""
 
 from __future__ import annotations
 
+import ast
 import json
+import re
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 
 from mindllm.compiled.compile_rank import compile_rank
@@ -16,6 +22,7 @@ from toolkit.dry_run.reduced import PLAIN, Point, reduced_run
 from toolkit.dry_run.stages import ONLY, Run, Stage
 
 Lines = Mapping[str, str]
+COPIES = re.compile(r"^(accu_grads|adam_m|adam_v)\.")  # of a weight, known by its name
 
 
 def smallest_run(config: RunConfig) -> RunConfig:
@@ -31,14 +38,35 @@ def write_lines(config: RunConfig, rank: int, path: Path) -> None:
 
 
 def lines_by_place(sources: Sources) -> dict[str, str]:
-    """``path/operator`` -> ``file:line``, and for what has no line of its own ``path/`` -> the last one of the cell."""
+    """``file:line`` of ``path/operator``; of ``path/`` the last line of a cell, or the one of a parameter."""
     lines: dict[str, str] = {}
     for scope, stack in sources.items():
-        path, operator = place_of(scope)
-        where = f"{Path(stack[-1].file).name}:{stack[-1].line}"
-        lines.setdefault(f"{path}/{operator}", where)
-        lines[f"{path}/"] = where
+        (path, operator), last = place_of(scope), stack[-1]
+        name = Path(last.file).name
+        lines.setdefault(f"{path}/{operator}", f"{name}:{last.line}")
+        lines[f"{path}/"] = f"{name}:{last.line}"
+        cell = scope.rpartition("/")[0].rpartition("-")[2]
+        lines |= {f"{path}.{attribute}/": f"{name}:{line}" for attribute, line in _assigned(last.file, cell).items()}
     return lines
+
+
+@cache
+def _assigned(file: str, name: str) -> Mapping[str, int]:
+    """Attributes that ``__init__`` of a class assigns, with their lines; nothing if the class is not in that file."""
+    try:
+        tree = ast.parse(Path(file).read_text(encoding="utf-8"))
+    except (OSError, SyntaxError):
+        return {}
+    cells = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name)
+    makers = (node for cell in cells for node in cell.body if getattr(node, "name", "") == "__init__")
+    targets = (
+        target
+        for maker in makers
+        for node in ast.walk(maker)
+        if isinstance(node, ast.Assign)
+        for target in node.targets
+    )
+    return {target.attr: target.lineno for target in targets if isinstance(target, ast.Attribute)}
 
 
 def read_lines(path: Path) -> Lines:
@@ -51,7 +79,7 @@ def read_lines(path: Path) -> Lines:
 
 
 def line_of(use: Use, lines: Lines) -> str:
-    """The line of the operator, else of its cell; empty for parameters and for what the compiler inserted."""
+    """The line of an operator, else of its cell; of a parameter; empty for what is in none, as what the compiler inserted."""
     if not use.operator:
-        return ""
+        return lines.get(f"{COPIES.sub('', use.path)}/", "")
     return lines.get(f"{use.path}/{use.operator}") or lines.get(f"{use.path}/", "")
