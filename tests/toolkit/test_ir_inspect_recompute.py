@@ -76,6 +76,14 @@ def test_the_micro_batches_of_a_stage_share_what_is_repeated(kept, effects):
     assert said["saved"] > found["recompute"]["saved"]
 
 
+def test_what_is_saved_is_what_the_same_run_keeps_without_recomputation(runs, kept, effects):
+    config, rank = runs("pipeline")
+    switched_off = [f"--recompute_config.{key}=false" for key in ("recompute", "select_recompute")]
+    _, without = effects("--config", config, "--rank", rank, *switched_off)
+    _, recomputing = effects(kept("pipeline"))
+    assert recomputing["kept"] + recomputing["saved"] == without["kept"]
+
+
 def test_nothing_asked_for_is_nothing_said(feed_forward, effects):
     found, said = effects(feed_forward())
     assert found == {}

@@ -38,8 +38,8 @@ class KeptTensors:
     @cached_property
     def repetitions(self) -> Mapping[str, Node]:
         """The original of every repeated operator, by the name of the repetition."""
-        originals = {self._pair(node): node for node in self.operators.nodes if not node.recomputed}
-        copies = (node for node in self.operators.nodes if node.recomputed)
+        originals = {self._pair(node): node for node in self.operators.nodes if not self.operators.repeats(node)}
+        copies = filter(self.operators.repeats, self.operators.nodes)
         return {node.name: originals[self._pair(node)] for node in copies if self._pair(node) in originals}
 
     def _pair(self, node: Node) -> tuple[Any, ...]:

@@ -44,7 +44,7 @@ class Operators:
     @cached_property
     def forwards(self) -> Mapping[str, Node]:
         """Forward operators by the number their gradients, and in reused cells their repetitions, refer to them by."""
-        numbered = (node for node in self.nodes if UNIQUE in node.primal and not node.recomputed)
+        numbered = (node for node in self.nodes if UNIQUE in node.primal and not self.repeats(node))
         return {str(node.primal[UNIQUE]): node for node in numbered}
 
     @cached_property
@@ -89,9 +89,16 @@ class Operators:
         known = self._places.get(str((forward or node).primal.get(UNIQUE, "")))
         return known or place_of(forward or node)
 
+    def repeats(self, node: Node) -> bool:
+        """Whether it is a forward operator run again. In reused cells what the compiler inserted itself has no mark of it."""
+        in_backward_pass = self.function_of[node.name] in self._forward_functions
+        return node.recomputed or (
+            in_backward_pass and UNIQUE in node.primal and node.scope.startswith(RECOMPUTED_CELL)
+        )
+
     def phase(self, node: Node) -> str:
         """In which part of a step it runs."""
-        if node.recomputed:
+        if self.repeats(node):
             return RECOMPUTED
         marked = node.backward or FORWARD_UNIQUE in node.primal or node.primal.get(OF_BACKWARD)
         if marked or self.function_of[node.name] in self._forward_functions:

@@ -18,7 +18,7 @@ from mindllm.compiled.cost import PRODUCTS, bytes_of
 from mindllm.compiled.graph import COLLECTIVES, PARTIAL, CompiledGraph, Node
 from toolkit.ir_inspect.comm import REDISTRIBUTION, gathers_for_products
 from toolkit.ir_inspect.kept import VIEWS
-from toolkit.ir_inspect.operators import BACKWARD, Operators, without_numbers
+from toolkit.ir_inspect.operators import BACKWARD, FORWARD, Operators, without_numbers
 from toolkit.ir_inspect.tables import console, size_text
 
 Strategy = tuple[int, ...]
@@ -96,7 +96,7 @@ def as_json(changes: Sequence[LayoutChange]) -> dict[str, Any]:
 
 
 def _changes_layout(operators: Operators, node: Node) -> bool:
-    return node.instance.startswith(REDISTRIBUTION) and operators.phase(node) != BACKWARD and not node.recomputed
+    return node.instance.startswith(REDISTRIBUTION) and operators.phase(node) == FORWARD
 
 
 def _chain(operators: Operators, last: Node, inserted: set[str]) -> list[Node]:
