@@ -82,7 +82,7 @@ def simulate_rank(config: RunConfig, rank: int, timeout: float = 3600.0, whole: 
         rank=rank,
         stage=mesh.stage_of(rank),
         device_memory=DEVICE_MEMORY,
-        limit=int(float(config.context.max_device_memory.removesuffix("GB")) * GIB),
+        limit=limit_of(config),
         used_peak=tracked.used_peak,
         actual_peak=tracked.actual_peak,
         blocks=tracked.blocks,
@@ -90,6 +90,11 @@ def simulate_rank(config: RunConfig, rank: int, timeout: float = 3600.0, whole: 
         collectives=tracked.collectives,
         messages=messages,
     )
+
+
+def limit_of(config: RunConfig) -> int:
+    """Bytes of ``context.max_device_memory``, in which MindSpore counts a GB as 2**30."""
+    return int(float(config.context.max_device_memory.removesuffix("GB")) * GIB)
 
 
 def unknown_lines(output: str) -> list[str]:
