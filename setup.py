@@ -36,6 +36,9 @@ setup(
     license="Apache-2.0",
     python_requires=">=3.10,<3.13",
     packages=find_packages(include=["mindllm", "mindllm.*", "toolkit", "toolkit.*"]),
+    package_data={
+        "mindllm.compiled.device": ["*.c"]
+    },  # what stands in for device software is compiled where it is used
     install_requires=REQUIRED,
     extras_require={"test": TEST},
 )

@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import Any
 
 from mindllm.compiled.layouts import ParameterLayout
+from mindllm.compiled.sources import SourceLine, Sources
 
 COLLECTIVES = frozenset({"AllReduce", "AllGather", "ReduceScatter", "AlltoAll", "Broadcast", "Send", "Receive"})
 BACKWARD = "Gradients/"
@@ -206,6 +207,7 @@ class CompiledGraph:
     Attributes:
         functions: the step first.
         groups: global ranks of every communication group, in the order of their parts.
+        sources: source lines by scope, see ``source``.
         mind_ir: what it was read from.
     """
 
@@ -213,6 +215,7 @@ class CompiledGraph:
     functions: tuple[Function, ...]
     parameters: Mapping[str, Parameter]
     groups: Mapping[str, tuple[int, ...]]
+    sources: Sources = field(default_factory=dict, repr=False)
     mind_ir: bytes = field(default=b"", repr=False, compare=False)
 
     @property
@@ -248,6 +251,25 @@ class CompiledGraph:
                     if (function.role, target.role) == ("forward", "backward"):
                         found[function.name] = target.name
         return found
+
+    @cached_property
+    def _forward_scopes(self) -> dict[str, str]:
+        """Scopes of forward operators by the number that their gradients refer to them by."""
+        return {node.primal["unique_id"]: node.scope for node in self.nodes() if "unique_id" in node.primal}
+
+    @cached_property
+    def _cell_sources(self) -> dict[str, tuple[SourceLine, ...]]:
+        """Of each cell, by its scope, the source of its last operator that has one."""
+        return {scope.rpartition("/")[0]: lines for scope, lines in self.sources.items()}
+
+    def source(self, node: Node) -> tuple[SourceLine, ...]:
+        """The calls that led to an operator, the innermost last; empty when unknown.
+
+        A gradient has those of its forward operator; what the compiler inserted, those of the cell it serves.
+        """
+        forward = self._forward_scopes.get(node.primal.get("forward_unique_id", ""), "")
+        cell = node.scope.removeprefix(BACKWARD).rpartition("/")[0]
+        return self.sources.get(node.scope) or self.sources.get(forward) or self._cell_sources.get(cell, ())
 
     def nodes(self) -> Iterator[Node]:
         """The nodes of all functions, each function once."""

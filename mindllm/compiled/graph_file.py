@@ -16,6 +16,7 @@ from typing import Any
 from mindllm.compiled.graph import CompiledGraph
 from mindllm.compiled.layouts import ParameterLayout
 from mindllm.compiled.mind_ir import parse_mind_ir
+from mindllm.compiled.sources import Sources, sources_from_json, sources_to_json
 from mindllm.errors import UserError
 from mindllm.files import atomic_path
 
@@ -23,13 +24,16 @@ FORMAT, VERSION = "mindllm compiled graph", 1
 MIND_IR, FACTS = "rank.mindir", "rank.json"
 
 
-def write_graph(path: Path, rank: int, mind_ir: bytes, layouts: Mapping[str, ParameterLayout]) -> None:
-    """Writes a graph and the layouts of its parameters; the file is whole or absent."""
+def write_graph(
+    path: Path, rank: int, mind_ir: bytes, layouts: Mapping[str, ParameterLayout], sources: Sources
+) -> None:
+    """Writes a graph, the layouts of its parameters and the source lines of its operators; the file is whole or absent."""
     facts = {
         "format": FORMAT,
         "version": VERSION,
         "rank": rank,
         "layouts": {name: dataclasses.asdict(layout) for name, layout in layouts.items()},
+        "sources": sources_to_json(sources),
     }
     with atomic_path(path) as unfinished, zipfile.ZipFile(unfinished, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr(FACTS, json.dumps(facts))
@@ -39,7 +43,7 @@ def write_graph(path: Path, rank: int, mind_ir: bytes, layouts: Mapping[str, Par
 def save(graph: CompiledGraph, path: Path) -> None:
     """Writes a graph to ``path``."""
     layouts = {name: parameter.layout for name, parameter in graph.parameters.items() if parameter.layout}
-    write_graph(path, graph.rank, graph.mind_ir, layouts)
+    write_graph(path, graph.rank, graph.mind_ir, layouts, graph.sources)
 
 
 def load(path: Path) -> CompiledGraph:
@@ -59,7 +63,7 @@ def load(path: Path) -> CompiledGraph:
     _require_format(path, facts)
     try:
         layouts = {name: ParameterLayout.from_json(layout) for name, layout in facts["layouts"].items()}
-        return parse_mind_ir(mind_ir, int(facts["rank"]), layouts)
+        return parse_mind_ir(mind_ir, int(facts["rank"]), layouts, sources_from_json(facts["sources"]))
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
     except (AttributeError, KeyError, TypeError, ValueError) as error:

@@ -33,6 +33,7 @@ from mindllm.compiled.graph import (
     local_name,
 )
 from mindllm.compiled.layouts import ParameterLayout
+from mindllm.compiled.sources import Sources
 from mindllm.errors import UserError
 
 REFERENCE = "REF::"
@@ -46,8 +47,10 @@ DTYPES = {
 }  # fmt: skip
 
 
-def parse_mind_ir(data: bytes, rank: int, layouts: Mapping[str, ParameterLayout] | None = None) -> CompiledGraph:
-    """Reads the graph of ``rank``. Layouts of parameters are not part of MindIR.
+def parse_mind_ir(
+    data: bytes, rank: int, layouts: Mapping[str, ParameterLayout] | None = None, sources: Sources | None = None
+) -> CompiledGraph:
+    """Reads the graph of ``rank``. Layouts of parameters and source lines are not part of MindIR.
 
     Raises:
         UserError: it is not MindIR, or only a part of it.
@@ -65,7 +68,7 @@ def parse_mind_ir(data: bytes, rank: int, layouts: Mapping[str, ParameterLayout]
         if layout is not None:
             layout = replace(layout, optimizer_ranks=groups.get(layout.optimizer_group, ()))
         parameters[name] = Parameter(name, tensor.name, tuple(tensor.dims), _dtype(tensor), layout)
-    return CompiledGraph(rank, functions, parameters, groups, data)
+    return CompiledGraph(rank, functions, parameters, groups, sources or {}, data)
 
 
 def _parse(data: bytes) -> Any:

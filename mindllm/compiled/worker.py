@@ -12,10 +12,14 @@ from typing import Any
 from mindllm.command import CommandParser, run_command
 from mindllm.compiled.graph_file import write_graph
 from mindllm.compiled.layouts import ParameterLayout
+from mindllm.compiled.refusals import refusals_explained
+from mindllm.compiled.sources import SourceLine, read_sources
 from mindllm.config import RunConfig, load_config
 from mindllm.parallel.layout import Mesh
 
 GRAPH = "rank.graph"
+TEXT = "text"
+LAST_PASS = "validate"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -44,9 +48,28 @@ def compile_to(config: RunConfig, rank: int, output: Path) -> None:
     from mindllm.train.distributed_step import build_distributed_step
 
     ms.set_context(mode=ms.GRAPH_MODE, max_call_depth=config.context.max_call_depth)
-    graph = front_end.compile_cell(build_distributed_step(config, rank), *example_inputs(config))
+    step = build_distributed_step(config, rank)
+    with refusals_explained(step):
+        graph = front_end.compile_cell(step, *example_inputs(config))
     layouts = {name: ParameterLayout.from_front_end(layout) for name, layout in graph.parameter_layouts.items()}
-    write_graph(output / GRAPH, rank, graph.mind_ir, layouts)
+    write_graph(output / GRAPH, rank, graph.mind_ir, layouts, _sources(output / TEXT))
+
+
+def text_of_last_graph(output: Path) -> dict[str, str]:
+    """Variables that make MindSpore write the text of the graph behind its last pass, where source lines stand."""
+    return {
+        "MS_DEV_SAVE_GRAPHS": "1",
+        "MS_DEV_SAVE_GRAPHS_PATH": str(output / TEXT),
+        "MS_DEV_DUMP_IR_PASSES": LAST_PASS,
+    }
+
+
+def _sources(directory: Path) -> dict[str, tuple[SourceLine, ...]]:
+    found: dict[str, tuple[SourceLine, ...]] = {}
+    for path in sorted(directory.glob(f"*_{LAST_PASS}_*.ir")):
+        with open(path, encoding="utf-8", errors="replace") as lines:
+            found |= read_sources(lines)
+    return found
 
 
 def example_inputs(config: RunConfig) -> list[Any]:

@@ -5,6 +5,7 @@ from small_cluster import cluster_run
 
 from mindllm.compiled import compile_rank as subject
 from mindllm.compiled.device import front_end
+from mindllm.compiled.refusals import CompileFailed
 from mindllm.errors import UserError
 
 
@@ -36,18 +37,6 @@ def test_what_the_user_did_wrong_comes_back_as_such():
     assert "Traceback" not in str(error.value)
 
 
-def test_a_refusal_of_the_compiler_is_shown_without_its_stacks():
-    output = """Traceback (most recent call last):
-  File "x.py", line 1, in <module>
-RuntimeError: Failure:operator MatMul init failed
-
-----------------------------------------------------
-In file decoder.py:35
-"""
-    assert subject._last_error(output).startswith("RuntimeError: Failure:operator MatMul init failed")
-    assert "Traceback" not in subject._last_error(output)
-
-
 def test_a_compile_that_takes_too_long():
-    with pytest.raises(subject.CompileFailed, match="took longer than 0 s"):
+    with pytest.raises(CompileFailed, match="took longer than 0 s"):
         subject.compile_rank(cluster_run(tp=2), 0, timeout=0.1)

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import zipfile
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -145,6 +146,24 @@ def test_the_schedule_is_one_forward_one_backward(compiled):
     assert {event.peer for event in schedule if event.kind in ("send", "receive")} == {1}
 
 
+@pytest.mark.compiles(ALL, DEVICE)
+def test_operators_know_their_source_lines(compiled):
+    def innermost(name, op, where):
+        graph = compiled(name)
+        return {Path(str(graph.source(node)[-1]).split(":")[0]).name for node in graph.find(op, where)}
+
+    for name in (ALL, DEVICE):
+        assert innermost(name, "MatMul", lambda n: not n.backward and n.path.endswith(".wq")) == {"linear.py"}
+        assert innermost(name, "FlashAttentionScoreGrad", lambda n: True) == {"attention.py"}
+    assert innermost(ALL, "ReduceScatter", lambda n: n.path.endswith("1.attention.wo")) == {
+        "linear.py"
+    }  # the compiler's
+    product = compiled(ALL).find("MatMul", lambda n: n.path.endswith("1.attention.wq"))[0]
+    line = compiled(ALL).source(product)[-1]
+    assert line.text == Path(line.file).read_text(encoding="utf-8").splitlines()[line.line - 1].strip()
+    assert {Path(line.file).name for line in compiled(ALL).source(product)} >= {"decoder.py", "attention.py"}
+
+
 @pytest.mark.compiles(ALL)
 def test_a_graph_comes_back_from_its_file(compiled, tmp_path):
     path = tmp_path / "rank.graph"
@@ -152,6 +171,7 @@ def test_a_graph_comes_back_from_its_file(compiled, tmp_path):
     again = load(path)
     assert again.parameters == compiled(ALL).parameters
     assert again.groups == compiled(ALL).groups
+    assert again.sources == compiled(ALL).sources
     assert [node.name for node in again.nodes()] == [node.name for node in compiled(ALL).nodes()]
     assert [node.type for node in again.nodes()] == [node.type for node in compiled(ALL).nodes()]
     script = "import sys; from mindllm.compiled.graph_file import load; load(sys.argv[1]); assert 'mindspore' not in sys.modules"

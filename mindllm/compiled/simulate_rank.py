@@ -1,0 +1,92 @@
+"""``simulate_rank(config, rank)``: MindSpore's own dry run of any rank's training step, on a machine without a device."""
+
+from __future__ import annotations
+
+import logging
+import re
+import tempfile
+from pathlib import Path
+
+from mindllm.compiled.compile_rank import CONFIG
+from mindllm.compiled.device.stand_in import device_software
+from mindllm.compiled.memory_tracker import read_tracked
+from mindllm.compiled.simulation import Simulation
+from mindllm.compiled.worker_process import run_worker
+from mindllm.config import RunConfig, render_config
+from mindllm.errors import UserError
+from mindllm.parallel.layout import Mesh
+
+DEVICE_MEMORY = 64 << 30  # an Ascend 910B
+PRETENDED_MEMORY = (
+    1 << 42
+)  # so large that the dry run never stops for lack of memory: how much is short is the question
+GIB = 1 << 30
+ENVIRONMENT = {
+    "MS_SIMULATION_LEVEL": "1",
+    "MS_ALLOC_CONF": "memory_tracker:True",
+    "GLOG_v": "2",
+}
+KNOWN = (
+    r"_check_version\.py",  # Ascend's version and Python packages, which the stand-ins do not have
+    r"Current cann does not support mstx",
+    r"This is simulation mode|InitializeDummyCommLib|CreateCommunicationGroup|CreateSimulationGroup",
+    r"ComputeThreadNums",
+    r"mem_tracker\.cc|tracker_graph\.cc|ascend_memory_adapter\.cc",
+    r"^Device MOC|^MindSpore (Used|memory)|^(Used|Actual) peak|^\[MS_\w+\]|^\s*$",
+    r"will be deprecated and removed",
+    r"[Ff]ailed to receive tensor|acltdtReceiveTensor",
+    r"Event base dispatch success",
+)
+logger = logging.getLogger(__name__)
+
+
+def simulate_rank(config: RunConfig, rank: int, timeout: float = 3600.0) -> Simulation:
+    """Runs the training step of global ``rank`` in MindSpore's dry run, in a process of its own.
+
+    Raises:
+        UserError: the rank does not exist, the target is no Ascend device, or this machine cannot simulate one.
+        CompileFailed: the compiler's own error.
+    """
+    sizes = config.parallel_config
+    mesh = Mesh(sizes.data_parallel, sizes.model_parallel, sizes.pipeline_stage)
+    if not 0 <= rank < mesh.devices:
+        raise UserError(
+            f"rank {rank} does not exist: the configuration has {mesh.devices} devices, 0 to {mesh.devices - 1}"
+        )
+    if config.context.device_target != "Ascend":
+        target = config.context.device_target
+        raise config.error("context.device_target", f"only Ascend devices are simulated (value {target}); write Ascend")
+    with tempfile.TemporaryDirectory(prefix="mindllm_simulate_") as name:
+        directory = Path(name)
+        (directory / CONFIG).write_text(render_config(config), encoding="utf-8")
+        output = run_worker(
+            "mindllm.compiled.simulate_worker",
+            ["--config", CONFIG, "--rank", str(rank)],
+            directory,
+            {**ENVIRONMENT, **device_software(PRETENDED_MEMORY), "RANK_ID": str(rank), "RANK_SIZE": str(mesh.devices)},
+            product=f"rank_{rank}/memory_block.csv",
+            doing=f"simulating rank {rank}",
+            timeout=timeout,
+        )
+        tracked = read_tracked(directory / f"rank_{rank}")
+    messages = tuple(unknown_lines(output))
+    for message in messages:
+        logger.warning("MindSpore, rank %d: %s", rank, message)
+    return Simulation(
+        rank=rank,
+        stage=mesh.stage_of(rank),
+        device_memory=DEVICE_MEMORY,
+        limit=int(float(config.context.max_device_memory.removesuffix("GB")) * GIB),
+        used_peak=tracked.used_peak,
+        actual_peak=tracked.actual_peak,
+        blocks=tracked.blocks,
+        tasks=tracked.tasks,
+        collectives=tracked.collectives,
+        messages=messages,
+    )
+
+
+def unknown_lines(output: str) -> list[str]:
+    """What MindSpore printed, without lines that are known to be harmless; each line once."""
+    known = re.compile("|".join(KNOWN))
+    return list(dict.fromkeys(line for line in output.splitlines() if not known.search(line)))
