@@ -21,6 +21,7 @@ REQUIRED = [
 TEST = [
     "pytest",
     "pytest-timeout",
+    "pytest-xdist",  # two files of tests at a time
     "hypothesis",
     "ruff",
     "mypy",

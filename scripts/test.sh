@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Lint, types and all tests. Usage: bash scripts/test.sh [arguments of pytest]; the slow tests: bash scripts/test.sh -m slow
+# Lint, types and all tests, two files at a time. Usage: bash scripts/test.sh [arguments of pytest, such as -n 0 for one]; the slow
+# tests: bash scripts/test.sh -m slow
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source scripts/environment.sh
@@ -13,4 +14,4 @@ mypy
 echo "== the generated reference is up to date"
 python -m toolkit.config_reference --check
 echo "== tests"
-python -m pytest "$@"
+python -m pytest -n 2 --dist loadfile "$@"
