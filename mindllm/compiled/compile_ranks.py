@@ -19,17 +19,19 @@ from pathlib import Path
 from types import TracebackType
 
 import mindllm
-from mindllm.compiled.compile_rank import CONFIG, ERRORS_ONLY, CompileFailed, _last_error
+from mindllm.compiled.compile_rank import CONFIG, ERRORS_ONLY
 from mindllm.compiled.graph import CompiledGraph
 from mindllm.compiled.graph_file import load
 from mindllm.compiled.rank_server import LOG
 from mindllm.compiled.worker import GRAPH
+from mindllm.compiled.worker_process import failure, free_memory
 from mindllm.config import RunConfig, render_config
 from mindllm.errors import UserError
 from mindllm.parallel.layout import Mesh
 
 BYTES_OF_A_WORKER = 1 << 30  # of a small model; see docs/cluster_check.md
 KEPT_BYTES = 1 << 30
+EXIT_CODE = re.compile(r"\nexit code (\d+)\s*$")
 POLL_SECONDS = 0.05
 
 Progress = Callable[[int], None]
@@ -62,6 +64,7 @@ class RankCompilation:
         self.workers = min(workers or most_workers(), self.devices)
         self._kept = None if cache is None else cache / _key(config)
         self._temporary = Path(tempfile.mkdtemp(prefix="mindllm_ranks_"))
+        self._free = free_memory()
         self._server: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> RankCompilation:
@@ -118,12 +121,11 @@ class RankCompilation:
         return self._kept_file(rank)
 
     def _failure(self, rank: int) -> UserError:
-        log = path.read_text(errors="replace") if (path := self._temporary / str(rank) / LOG).is_file() else ""
-        code = int(found.group(1)) if (found := re.search(r"exit code (\d+)\s*$", log)) else -1
-        text = re.sub(r"\nexit code \d+\s*$", "", log)
-        if code == UserError.exit_code:
-            return UserError(text.strip().removeprefix("error: "))
-        return CompileFailed(f"rank {rank} does not compile (exit code {code}):\n{_last_error(text)}")
+        path = self._temporary / str(rank) / LOG
+        log = path.read_text(errors="replace") if path.is_file() else ""
+        ended = EXIT_CODE.search(log)
+        code = int(ended.group(1)) if ended else -signal.SIGKILL
+        return failure(code, EXIT_CODE.sub("", log), f"compiling rank {rank}", self._free)
 
     def _start(self, ranks: Sequence[int]) -> subprocess.Popen[bytes]:
         (self._temporary / CONFIG).write_text(render_config(self.config), encoding="utf-8")

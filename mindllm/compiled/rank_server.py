@@ -12,7 +12,7 @@ from pathlib import Path
 
 from mindllm.command import CommandParser, run_command
 from mindllm.compiled.device.front_end import environment
-from mindllm.compiled.worker import compile_to
+from mindllm.compiled.worker import compile_to, text_of_last_graph
 from mindllm.config import RunConfig, load_config
 from mindllm.parallel.layout import Mesh
 
@@ -62,7 +62,7 @@ def _start(config: RunConfig, rank: int, directory: Path) -> int:
         os.chdir(directory)
         sizes = config.parallel_config
         devices = Mesh(sizes.data_parallel, sizes.model_parallel, sizes.pipeline_stage).devices
-        os.environ.update(environment(rank, devices))
+        os.environ.update({**environment(rank, devices), **text_of_last_graph(directory)})
         run_command(lambda _: compile_to(config, rank, Path()))
     except SystemExit as end:
         code = int(end.code or 0)
