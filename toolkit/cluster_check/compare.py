@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mindllm.compiled.execute.cluster import Cluster, ClusterStep
-from mindllm.compiled.execute.state import MOMENTS, state_parts
+from mindllm.compiled.execute.state import is_optimizer_state, state_parts
 from mindllm.train.engine import StepResult
 
 
@@ -42,7 +42,7 @@ class TensorError:
 
     @property
     def is_moment(self) -> bool:
-        return self.name.startswith(MOMENTS) or self.name.endswith("_power")
+        return is_optimizer_state(self.name)
 
 
 @dataclass(frozen=True)
@@ -90,12 +90,12 @@ def compare(
     """Holds a step's results together, and the state both sides have after it."""
     worst: dict[str, TensorError] = {}
     for machine in cluster.machines:
-        for part in state_parts(machine):
-            whole = np.asarray(state[part.name])
-            error = _error(part.name, part.rank, part.value, whole[part.slices], whole)
-            known = worst.get(part.name)
+        for name, part in state_parts(machine).items():
+            whole = np.asarray(state[name])
+            error = _error(name, machine.rank, part.value, whole[part.slices], whole)
+            known = worst.get(name)
             if known is None or not error.relative <= known.relative:
-                worst[part.name] = error
+                worst[name] = error
     missing = [name for name in state if name not in worst]
     unseen = [TensorError(name, -1, math.inf, math.inf) for name in missing]
     ranked = sorted([*worst.values(), *unseen], key=lambda error: -_ordered(error.relative))

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from mindllm.compiled.execute.lockstep import Lockstep
 from mindllm.compiled.execute.machine import Machine, Observer
-from mindllm.compiled.execute.state import gathered, initial_parts, state_parts
+from mindllm.compiled.execute.state import initial_parts, is_optimizer_state, state_parts
 from mindllm.compiled.graph import CompiledGraph
+from mindllm.train.checkpoint.parts import Part
 
 COLUMNS = ("input_ids", "labels", "loss_mask")
 
@@ -36,7 +38,7 @@ class Cluster:
         graphs: of all ranks, in order.
         stages: pipeline stages.
         slices: parts the batch is given in; 1 where every rank is given the whole batch.
-        whole: initial weights, optimizer state and tables by name, as one device has them.
+        whole: initial weights, optimizer state and tables by name, as one device or a checkpoint has them.
         mindspore_kernels: MindSpore's CPU kernels instead of numpy wherever there is one.
     """
 
@@ -45,7 +47,7 @@ class Cluster:
         graphs: Sequence[CompiledGraph],
         stages: int,
         slices: int,
-        whole: Mapping[str, np.ndarray],
+        whole: Mapping[str, Any],
         mindspore_kernels: bool = False,
         observer: Observer | None = None,
     ) -> None:
@@ -73,9 +75,12 @@ class Cluster:
             tokens=tuple(map(int, columns[3])),
         )
 
-    def state(self) -> dict[str, np.ndarray]:
-        """Weights and optimizer state of the whole model, gathered from all ranks."""
-        return gathered(part for machine in self.machines for part in state_parts(machine))
+    def parts(self) -> tuple[list[dict[str, Part]], list[dict[str, Part]]]:
+        """By rank the parts of the weights and of the optimizer state it keeps: what a checkpoint is saved from."""
+        held = [state_parts(machine) for machine in self.machines]
+        weights = [{name: part for name, part in parts.items() if not is_optimizer_state(name)} for parts in held]
+        optimizer = [{name: part for name, part in parts.items() if is_optimizer_state(name)} for parts in held]
+        return weights, optimizer
 
     def _rows(self, batch: Mapping[str, np.ndarray], rank: int) -> list[np.ndarray]:
         """What a rank's dataset gives it."""

@@ -81,8 +81,8 @@ def add_all(arrays: tuple[Array, ...]) -> Array:
 
 
 ELEMENTARY: dict[str, Kernel] = {
-    **dict.fromkeys(("Add", "Adds"), np.add),
-    **dict.fromkeys(("Sub", "Subs"), np.subtract),
+    "Add": np.add,
+    "Sub": np.subtract,
     **dict.fromkeys(("Mul", "Muls"), np.multiply),
     **dict.fromkeys(("Div", "Divs", "RealDiv"), np.true_divide),
     "FloorDiv": np.floor_divide,
@@ -113,6 +113,7 @@ ELEMENTARY: dict[str, Kernel] = {
     "OneHot": one_hot,
     "UnsortedSegmentSum": unsorted_segment_sum,
     "ReduceSum": reduced(np.sum),
+    "SumExt": reduced(np.sum),
     "ReduceMax": reduced(np.max),
     "ReduceMean": reduced(np.mean),
     "AddN": add_all,
