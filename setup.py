@@ -16,6 +16,8 @@ REQUIRED = [
     "zstandard",  # .zst, the compression of large public corpora
     "rich",
     "matplotlib",
+    "scipy>=1.13",  # least squares without negative memories
+    "highspy>=1.15",  # HiGHS: linear and integer programs of the planner, with rows added to a solved one
     "decorator",  # graph-kernel fusion on CPU imports it without declaring it
 ]
 TEST = [
@@ -38,8 +40,10 @@ setup(
     python_requires=">=3.10,<3.13",
     packages=find_packages(include=["mindllm", "mindllm.*", "toolkit", "toolkit.*"]),
     package_data={
-        "mindllm.compiled.device": ["*.c"]
-    },  # what stands in for device software is compiled where it is used
+        "mindllm.compiled.device": ["*.c"],  # what stands in for device software is compiled where it is used
+        "toolkit.dry_run": ["*.html"],
+        "toolkit.ir_inspect": ["page.html"],
+    },
     install_requires=REQUIRED,
     extras_require={"test": TEST},
 )

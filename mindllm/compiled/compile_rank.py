@@ -13,6 +13,7 @@ from mindllm.compiled.worker_process import run_worker
 from mindllm.config import RunConfig, render_config
 from mindllm.errors import UserError
 from mindllm.parallel.layout import Mesh
+from mindllm.train.device import saved_graphs_environment
 
 CONFIG = "config.yaml"
 ERRORS_ONLY = "3"
@@ -32,10 +33,11 @@ def compile_rank(config: RunConfig, rank: int, timeout: float = 3600.0) -> Compi
     with tempfile.TemporaryDirectory(prefix="mindllm_compile_") as name:
         directory = Path(name)
         (directory / CONFIG).write_text(render_config(config), encoding="utf-8")
+        own_graphs = Path(config.context.save_graphs_path) / f"rank_{rank}"
         variables = {
             "GLOG_v": ERRORS_ONLY,
             **environment(rank, devices),
-            **text_of_last_graph(directory),
+            **(saved_graphs_environment(config, own_graphs) or text_of_last_graph(directory)),
         }
         run_worker(
             "mindllm.compiled.worker",

@@ -6,7 +6,8 @@ micro-batches from it. Whoever executes a graph needs what :class:`Node` says ab
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -71,6 +72,8 @@ class Node:
         primal: of the node: ``micro``, ``recompute``, ``forward_unique_id``, …
         callee: of a ``Call``, the name of a function, or of the node or input whose closure is called.
         value: of a ``Constant``: a number, a string, a tuple, None, a numpy array, or the OtherType of a monad.
+        instance: MindSpore's name of the operator: that of the model's attribute, or why the compiler put it there, as
+            ``redistribution_op_…`` or ``parallel_optimizer_allgather_…``.
     """
 
     op: str
@@ -82,6 +85,7 @@ class Node:
     primal: Mapping[str, Any] = field(default_factory=dict)
     callee: str = ""
     value: Any = None
+    instance: str = ""
 
     @property
     def tensors(self) -> tuple[TensorType, ...]:
@@ -236,6 +240,41 @@ class CompiledGraph:
         return name in self._functions
 
     @cached_property
+    def types(self) -> Mapping[str, ValueType]:
+        """Types of whatever a node can have as an input: nodes, inputs of functions, parameters."""
+        parameters = self.parameters.values()
+        return {
+            **{held.node: TensorType(held.shape, held.dtype, held.name) for held in parameters},
+            **{given.name: given.type for function in self.functions for given in function.inputs},
+            **{node.name: node.type for node in self.nodes()},
+        }
+
+    def input_tensors(self, node: Node) -> tuple[TensorType, ...]:
+        """The tensors a node reads."""
+        return tuple(tensor for name in node.inputs for tensor in tensors_of(self.types.get(name, OtherType("NONE"))))
+
+    @cached_property
+    def executions(self) -> Mapping[str, int]:
+        """How often a step runs each function: once for each call, and once for each closure made of it.
+
+        Both branches of a condition count, though a step takes one; a loop counts once.
+        """
+        mentions = {function.name: Counter(self._mentioned(function)) for function in self.functions}
+        times = {self.step.name: 1}
+
+        def count(name: str) -> int:
+            if name not in times:
+                times[name] = 1  # met again on the way here, it is a loop
+                times[name] = sum(called[name] * count(caller) for caller, called in mentions.items() if called[name])
+            return times[name]
+
+        return {function.name: max(1, count(function.name)) for function in self.functions}
+
+    def _mentioned(self, function: Function) -> Iterator[str]:
+        for node in function.nodes:
+            yield from (name for name in (node.callee, *node.inputs) if self.is_function(name))
+
+    @cached_property
     def constants(self) -> Mapping[str, Any]:
         """Values of constants by name. They are shared by all functions."""
         return {node.name: node.value for node in self.nodes() if node.op == CONSTANT}
@@ -283,6 +322,16 @@ class CompiledGraph:
     def collectives(self) -> list[Node]:
         """Every operator that exchanges data with other ranks."""
         return [node for node in self.nodes() if node.op in COLLECTIVES]
+
+
+def groups_of(functions: Iterable[Function]) -> dict[str, tuple[int, ...]]:
+    """Global ranks of the communication groups that nodes name."""
+    return {
+        node.attributes["group"]: node.ranks
+        for function in functions
+        for node in function.nodes
+        if node.ranks and "group" in node.attributes
+    }
 
 
 def tensors_of(kind: ValueType) -> Iterator[TensorType]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from mindllm.compiled.simulation import (
     operator_of,
 )
 
+BLOCKS, EXECUTED = "memory_block.csv", "execute_order.csv"
 FOR_EVER = 2**63 - 1
 OPTIMIZER_PREFIXES = ("adam_m.", "adam_v.", "beta1_power", "beta2_power")
 ACCUMULATOR_PREFIX = "accu_grads."
@@ -43,16 +44,20 @@ class Tracked:
     actual_peak: int
 
 
-def read_tracked(directory: Path) -> Tracked:
-    """Reads ``memory_block.csv``, ``task.csv`` and ``execute_order/*.csv`` below ``rank_R/``."""
-    order = list(_rows(directory / "execute_order" / "execute_order.csv"))
+def read_tracked(directory: Path, rename: Callable[[str], str] = str) -> Tracked:
+    """Reads ``memory_block.csv``, ``task.csv`` and ``execute_order/*.csv`` below ``rank_R/``.
+
+    ``rename`` is applied to the names of operators and parameters.
+    """
+    order = [row | {"node_name": rename(row["node_name"])} for row in _rows(directory / "execute_order" / EXECUTED)]
     streams = {row["node_name"]: int(row["stream_id"]) for row in order}
     tasks = tuple(
-        Task(int(row["time_stamp"]), row["node_name"], streams.get(row["node_name"], 0))
+        Task(int(row["time_stamp"]), name, streams.get(name, 0))
         for row in _rows(directory / "task.csv")
+        for name in [rename(row["node_name"])]
     )
     nodes = {task.time: task.node for task in tasks}
-    rows = list(_rows(directory / "memory_block.csv"))
+    rows = [row | {"node_name": rename(row["node_name"])} for row in _rows(directory / BLOCKS)]
     return Tracked(
         blocks=tuple(_block(row, nodes) for row in rows),
         tasks=tasks,
@@ -117,7 +122,8 @@ def _category_of_parameter(name: str) -> str:
 
 def _collectives(directory: Path, nodes: list[str]) -> Iterator[Collective]:
     """``nodes``: all operators in order of execution, which the index of a row counts from 1."""
-    for row in _rows(directory / "execute_order" / "comm_execute_order.csv"):
+    path = directory / "execute_order" / "comm_execute_order.csv"
+    for row in _rows(path) if path.is_file() else ():  # a single device exchanges nothing
         position = int(row["index"])
         peers = [row[name] for name in ("dest_rank", "src_rank") if row[name]]
         yield Collective(

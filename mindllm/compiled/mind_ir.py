@@ -30,6 +30,7 @@ from mindllm.compiled.graph import (
     TensorType,
     TupleType,
     ValueType,
+    groups_of,
     local_name,
 )
 from mindllm.compiled.layouts import ParameterLayout
@@ -60,7 +61,7 @@ def parse_mind_ir(
     graphs = [model.graph, *model.functions]
     reader = _NodeReader(primitives)
     functions = tuple(_function(graph, reader) for graph in graphs)
-    groups = _groups(functions)
+    groups = groups_of(functions)
     parameters = {}
     for tensor in model.graph.parameter:
         name = local_name(tensor.name)
@@ -117,6 +118,7 @@ class _NodeReader:
     def __init__(self, primitives: Mapping[str, Any]) -> None:
         self.operators = {name: primitive.op_type for name, primitive in primitives.items()}
         self.attributes = {name: _attributes(primitive.attribute) for name, primitive in primitives.items()}
+        self.instances = {name: primitive.instance_name for name, primitive in primitives.items()}
 
     def node(self, node: Any) -> Node:
         reference = node.op_type.removeprefix(REFERENCE)
@@ -135,16 +137,8 @@ class _NodeReader:
             primal=_attributes([*node.primal_attr, *node.node_attr]),
             callee=reference if called else "",
             value=_value(values["value"]) if constant else None,
+            instance=self.instances.get(reference, ""),
         )
-
-
-def _groups(functions: Iterable[Function]) -> dict[str, tuple[int, ...]]:
-    return {
-        node.attributes["group"]: node.ranks
-        for function in functions
-        for node in function.nodes
-        if node.ranks and "group" in node.attributes
-    }
 
 
 def _value_type(value: Any) -> ValueType:

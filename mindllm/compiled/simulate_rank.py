@@ -10,6 +10,7 @@ from pathlib import Path
 from mindllm.compiled.compile_rank import CONFIG
 from mindllm.compiled.device.stand_in import device_software
 from mindllm.compiled.memory_tracker import read_tracked
+from mindllm.compiled.own_stage import own_stage_only
 from mindllm.compiled.simulation import Simulation
 from mindllm.compiled.worker_process import run_worker
 from mindllm.config import RunConfig, render_config
@@ -17,9 +18,7 @@ from mindllm.errors import UserError
 from mindllm.parallel.layout import Mesh
 
 DEVICE_MEMORY = 64 << 30  # an Ascend 910B
-PRETENDED_MEMORY = (
-    1 << 42
-)  # so large that the dry run never stops for lack of memory: how much is short is the question
+PRETENDED_MEMORY = 1 << 42  # so much that the dry run never stops for lack of it: how much is short is the question
 GIB = 1 << 30
 ENVIRONMENT = {
     "MS_SIMULATION_LEVEL": "1",
@@ -30,7 +29,10 @@ KNOWN = (
     r"_check_version\.py",  # Ascend's version and Python packages, which the stand-ins do not have
     r"Current cann does not support mstx",
     r"This is simulation mode|InitializeDummyCommLib|CreateCommunicationGroup|CreateSimulationGroup",
-    r"ComputeThreadNums",
+    r"Pipeline Parallel with no 'lazy_inline' is deprecated",  # said where there is no pipeline
+    r"Enable less mem vpp status",
+    r"ShardOptGroup",  # a weight that no optimizer slices are made of, as where there is one replica
+    r"ComputeThreadNums|have been set recomputed, the node would not be handled",
     r"mem_tracker\.cc|tracker_graph\.cc|ascend_memory_adapter\.cc",
     r"^Device MOC|^MindSpore (Used|memory)|^(Used|Actual) peak|^\[MS_\w+\]|^\s*$",
     r"will be deprecated and removed",
@@ -40,8 +42,12 @@ KNOWN = (
 logger = logging.getLogger(__name__)
 
 
-def simulate_rank(config: RunConfig, rank: int, timeout: float = 3600.0) -> Simulation:
+def simulate_rank(config: RunConfig, rank: int, timeout: float = 3600.0, whole: bool = False) -> Simulation:
     """Runs the training step of global ``rank`` in MindSpore's dry run, in a process of its own.
+
+    Args:
+        timeout: seconds.
+        whole: also compiles all layers of other stages, which changes nothing but the time (see ``own_stage``).
 
     Raises:
         UserError: the rank does not exist, the target is no Ascend device, or this machine cannot simulate one.
@@ -56,9 +62,10 @@ def simulate_rank(config: RunConfig, rank: int, timeout: float = 3600.0) -> Simu
     if config.context.device_target != "Ascend":
         target = config.context.device_target
         raise config.error("context.device_target", f"only Ascend devices are simulated (value {target}); write Ascend")
+    run, rename = (config, str) if whole else own_stage_only(config, mesh.stage_of(rank))
     with tempfile.TemporaryDirectory(prefix="mindllm_simulate_") as name:
         directory = Path(name)
-        (directory / CONFIG).write_text(render_config(config), encoding="utf-8")
+        (directory / CONFIG).write_text(render_config(run), encoding="utf-8")
         output = run_worker(
             "mindllm.compiled.simulate_worker",
             ["--config", CONFIG, "--rank", str(rank)],
@@ -68,7 +75,7 @@ def simulate_rank(config: RunConfig, rank: int, timeout: float = 3600.0) -> Simu
             doing=f"simulating rank {rank}",
             timeout=timeout,
         )
-        tracked = read_tracked(directory / f"rank_{rank}")
+        tracked = read_tracked(directory / f"rank_{rank}", rename)
     messages = tuple(unknown_lines(output))
     for message in messages:
         logger.warning("MindSpore, rank %d: %s", rank, message)
@@ -87,6 +94,10 @@ def simulate_rank(config: RunConfig, rank: int, timeout: float = 3600.0) -> Simu
 
 
 def unknown_lines(output: str) -> list[str]:
-    """What MindSpore printed, without lines that are known to be harmless; each line once."""
-    known = re.compile("|".join(KNOWN))
-    return list(dict.fromkeys(line for line in output.splitlines() if not known.search(line)))
+    """What MindSpore printed, without lines that are known to be harmless; of those from one place the first."""
+    known, place = re.compile("|".join(KNOWN)), re.compile(r"\[mindspore/\S+\]")
+    first: dict[str, str] = {}
+    for line in output.splitlines():
+        if not known.search(line):
+            first.setdefault(found[0] if (found := place.search(line)) else line, line)
+    return list(first.values())

@@ -5,9 +5,12 @@ Started by ``simulate_rank``, with the environment it sets, in a directory that 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
 
 from mindllm.command import CommandParser, run_command
+from mindllm.compiled.device.callback_thread import calm_callback_thread
 from mindllm.compiled.refusals import refusals_explained
 from mindllm.compiled.worker import example_inputs
 from mindllm.config import RunConfig, load_config
@@ -46,10 +49,21 @@ def simulate(config: RunConfig, rank: int) -> None:
     init()
     from mindllm.train.distributed_step import build_distributed_step
 
+    calm_callback_thread(Path(ms.__file__).parent)
     step = build_distributed_step(config, rank)
+    leave_uninitialised(step.get_parameters())
     with refusals_explained(step):
         step(*example_inputs(config))
     ms.runtime.synchronize()
+
+
+def leave_uninitialised(parameters: Iterable[Any]) -> None:
+    """Weights become zeros: memory of the host that nobody touches, so it is never really taken."""
+    from mindspore.common.initializer import Zero
+
+    for parameter in parameters:
+        if parameter.has_init:
+            parameter.init_mode.init = Zero()
 
 
 if __name__ == "__main__":

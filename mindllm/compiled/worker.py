@@ -5,6 +5,7 @@ Started by ``compile_rank``, with the environment it sets; a process of its own,
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from mindllm.parallel.layout import Mesh
 GRAPH = "rank.graph"
 TEXT = "text"
 LAST_PASS = "validate"
+TEXT_DIRECTORY = "MS_DEV_SAVE_GRAPHS_PATH"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -52,21 +54,22 @@ def compile_to(config: RunConfig, rank: int, output: Path) -> None:
     with refusals_explained(step):
         graph = front_end.compile_cell(step, *example_inputs(config))
     layouts = {name: ParameterLayout.from_front_end(layout) for name, layout in graph.parameter_layouts.items()}
-    write_graph(output / GRAPH, rank, graph.mind_ir, layouts, _sources(output / TEXT))
+    write_graph(output / GRAPH, rank, graph.mind_ir, layouts, sources_in(Path(os.environ[TEXT_DIRECTORY])))
 
 
 def text_of_last_graph(output: Path) -> dict[str, str]:
     """Variables that make MindSpore write the text of the graph behind its last pass, where source lines stand."""
     return {
         "MS_DEV_SAVE_GRAPHS": "1",
-        "MS_DEV_SAVE_GRAPHS_PATH": str(output / TEXT),
+        TEXT_DIRECTORY: str(output / TEXT),
         "MS_DEV_DUMP_IR_PASSES": LAST_PASS,
     }
 
 
-def _sources(directory: Path) -> dict[str, tuple[SourceLine, ...]]:
+def sources_in(text: Path) -> dict[str, tuple[SourceLine, ...]]:
+    """Source lines by scope, from the text of graphs that MindSpore wrote into the directory ``text``."""
     found: dict[str, tuple[SourceLine, ...]] = {}
-    for path in sorted(directory.glob(f"*_{LAST_PASS}_*.ir")):
+    for path in sorted(text.glob(f"*_{LAST_PASS}_*.ir")):
         with open(path, encoding="utf-8", errors="replace") as lines:
             found |= read_sources(lines)
     return found

@@ -70,9 +70,14 @@ class ContextConfig(Section):
     )
     max_call_depth: PositiveInt = Field(default=10000, description="Largest depth of graph calls while compiling.")
     save_graphs: bool | Literal[0, 1, 2, 3] = Field(
-        default=False, description="Writes the compiler's intermediate graphs; 1, 2, 3 are its levels of detail."
+        default=False,
+        description="Writes the graph after each pass of the compiler as text (.ir); 1, 2, 3: its levels of detail, true is 1. "
+        "Switches the compile cache off. `python -m toolkit.ir_inspect` reads the file named `…_validate_….ir`.",
     )
-    save_graphs_path: str = Field(default="./graph", description="Directory of the intermediate graphs.")
+    save_graphs_path: str = Field(
+        default="./graph",
+        description="Directory of the graphs; with several devices each rank writes into its own `rank_N`.",
+    )
     memory_optimize_level: Literal["O0", "O1"] = Field(default="O0", description="Memory reuse of the graph compiler.")
     jit_config: JitConfig = Field(default_factory=JitConfig, description="Settings of the graph compiler.")
     enable_graph_kernel: bool | Literal["auto"] = Field(

@@ -57,10 +57,15 @@ def refuse_mean_gradients(config: RunConfig) -> None:
 
 def _check_accumulators(config: RunConfig) -> None:
     """Where sharded accumulators exist."""
+    gather_again = "recompute_config.parallel_optimizer_comm_recompute"
+    shard = "parallel.parallel_optimizer_config.gradient_accumulation_shard"
+    if optimizer_level(config) == "level3" and config.parallel_config.pipeline_stage > 1:
+        advice = f"write false, and {shard}: true to shard accumulated gradients"
+        raise config.error(
+            gather_again, f"MindSpore cannot compile it for several pipeline stages (value true); {advice}"
+        )
     if not config.parallel.parallel_optimizer_config.gradient_accumulation_shard:
         return
-    shard = "parallel.parallel_optimizer_config.gradient_accumulation_shard"
-    gather_again = "recompute_config.parallel_optimizer_comm_recompute"
     if optimizer_level(config) == "level3":
         raise config.error(gather_again, f"shards accumulated gradients as well (value true); remove {shard}")
     if config.parallel_config.pipeline_stage == 1 and config.runner_config.gradient_accumulation_steps > 1:

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from mindllm.config import RunConfig, layer_counts
+from mindllm.config import RecomputeConfig, RunConfig, layer_counts
 from mindllm.config.layer_counts import StageLayers
 from mindllm.config.recompute import LayerCounts, LayerSelection
 from mindllm.errors import UserError
@@ -98,12 +98,17 @@ def make_plan(config: RunConfig) -> LayerPlan:
     """
     model, stages = config.model.config, config.parallel_config.pipeline_stage
     counts = layer_counts(model.num_layers, stages, model.pp_interleave_num, model.offset)
-    full = _spread(config.recompute_config.recompute, counts)
-    selected = {key: _selection(config, key, counts) for key in DEFAULT_PATTERNS}
-    plan = LayerPlan(stages, model.pp_interleave_num, tuple(assignments(counts, full, selected)))
+    return read_plan(counts, config.recompute_config, config.error)
+
+
+def read_plan(counts: StageLayers, recompute: RecomputeConfig, error: Callable[[str, str], UserError]) -> LayerPlan:
+    """The plan of these layers per ``[chunk][stage]`` and lists; ``error`` makes the UserError of a key and a message."""
+    full = _spread(recompute.recompute, counts)
+    selected = {key: _selection(recompute, key, counts, error) for key in DEFAULT_PATTERNS}
+    plan = LayerPlan(len(counts[0]), len(counts), tuple(assignments(counts, full, selected)))
     for key, pattern in plan.contradictions():
         message = f"'{pattern}' is also in recompute_config.{key} (as written or by default); keep it in one of the two"
-        raise config.error(f"recompute_config.{EXCLUDES[key]}", message)
+        raise error(f"recompute_config.{EXCLUDES[key]}", message)
     return plan
 
 
@@ -123,9 +128,11 @@ def assignments(
                 yield LayerAssignment(stage, chunk, whole, patterns)
 
 
-def _selection(config: RunConfig, key: str, counts: StageLayers) -> dict[str, StageLayers]:
+def _selection(
+    recompute: RecomputeConfig, key: str, counts: StageLayers, error: Callable[[str, str], UserError]
+) -> dict[str, StageLayers]:
     """Layers of each place that every pattern under ``key`` applies to."""
-    value: LayerSelection = getattr(config.recompute_config, key)
+    value: LayerSelection = getattr(recompute, key)
     if isinstance(value, dict):
         return {pattern: _spread(wanted, counts) for pattern, wanted in value.items()}
     if isinstance(value, tuple) and isinstance(value[0], str):
@@ -134,7 +141,7 @@ def _selection(config: RunConfig, key: str, counts: StageLayers) -> dict[str, St
     spread = _spread(wanted, counts)
     if not DEFAULT_PATTERNS[key] and any(map(any, spread)):
         example = DEFAULT_PATTERNS["select_recompute"][0]
-        raise config.error(f"recompute_config.{key}", f"has counts but no patterns; write '{example}': ... below it")
+        raise error(f"recompute_config.{key}", f"has counts but no patterns; write '{example}': ... below it")
     return dict.fromkeys(DEFAULT_PATTERNS[key], spread)
 
 

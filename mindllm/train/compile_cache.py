@@ -30,7 +30,7 @@ PREFIX = "step-"
 @contextlib.contextmanager
 def cached_compilation(config: RunConfig) -> Iterator[None]:
     """Graphs that are compiled for the first time inside are loaded from the cache or put there, whole or not at all."""
-    if not config.context.compile_cache or uses_graph_kernels(config):
+    if not config.context.compile_cache or config.context.save_graphs or uses_graph_kernels(config):
         yield
         return
     root = cache_directory(config).absolute()

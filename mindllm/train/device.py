@@ -23,13 +23,20 @@ def prepare_environment(config: RunConfig) -> None:
         UserError: graph-kernel fusion is asked for where it cannot run.
     """
     os.environ.setdefault("GLOG_v", "3")
-    if config.context.save_graphs:
-        os.environ["MS_DEV_SAVE_GRAPHS"] = str(int(config.context.save_graphs))
-        os.environ["MS_DEV_SAVE_GRAPHS_PATH"] = str(Path(config.context.save_graphs_path).absolute())
+    os.environ.update(saved_graphs_environment(config, Path(config.context.save_graphs_path)))
     if uses_graph_kernels(config):
         directory = cache_directory(config) if config.context.compile_cache else _temporary_directory()
         rounds = config.model.config.compute_dtype != "float32"
         os.environ.update(graph_kernel_environment(directory, fuse_casts=not rounds))
+
+
+def saved_graphs_environment(config: RunConfig, directory: Path) -> dict[str, str]:
+    """Returns the environment of a process that writes graphs into ``directory``, if ``save_graphs`` asks for it.
+
+    Where ranks communicate, MindSpore puts those of rank 3 into ``rank_3`` inside.
+    """
+    level = int(config.context.save_graphs)
+    return {"MS_DEV_SAVE_GRAPHS": str(level), "MS_DEV_SAVE_GRAPHS_PATH": str(directory.absolute())} if level else {}
 
 
 def cache_directory(config: RunConfig) -> Path:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from simulations import Simulations
 from small_cluster import cluster_run
 
 from mindllm.compiled.compile_rank import compile_rank
@@ -75,12 +76,30 @@ CASES = {
     "tied first": (0, {"pp": 2, "micro": 2, "model": {"tie_word_embeddings": True}}),
     "tied last": (1, {"pp": 2, "micro": 2, "model": {"tie_word_embeddings": True}}),
     "all": (6, {"dp": 2, "tp": 2, "pp": 2, "micro": 2, "parallel": OPTIMIZER, **SEQUENCE}),
+    "interleaved all": (
+        5,  # the second device of stage 1
+        {
+            "dp": 2,
+            "tp": 2,
+            "pp": 2,
+            "micro": 4,
+            "model": {"num_layers": 6, "pp_interleave_num": 2, "offset": [[1, 0], [0, 1]]},
+            "parallel": {**OPTIMIZER, "pipeline_config": {"pipeline_interleave": True}},
+            "recompute_config": {
+                "recompute": [[1, 0], [0, 1]],
+                "select_recompute": True,
+                "select_comm_recompute": True,
+            },
+            **SEQUENCE,
+        },
+    ),
     "one device": (0, {"use_parallel": False, "recompute_config": {"recompute": [1]}}),
 }
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "compiles(*names): the ranks of CASES that a test looks at")
+    config.addinivalue_line("markers", "simulates(*names): the ranks of simulations.CASES that a test looks at")
 
 
 @pytest.fixture(scope="session")
@@ -96,3 +115,21 @@ def compiled(request: pytest.FixtureRequest):
 
 def _compile(rank: int, run: dict) -> CompiledGraph:
     return compile_rank(cluster_run(**run), rank)
+
+
+@pytest.fixture(scope="session")
+def simulated(request: pytest.FixtureRequest):
+    """Returns the simulation of a case by name."""
+    marks = (mark for item in request.session.items for mark in item.iter_markers("simulates"))
+    simulations = Simulations(list(dict.fromkeys(name for mark in marks for name in mark.args)))
+    yield simulations
+    simulations.pool.shutdown(cancel_futures=True)
+
+
+@pytest.fixture(scope="session")
+def compiled_with_text(tmp_path_factory):
+    """A rank, and the text of the same graph as MindSpore writes it."""
+    directory = tmp_path_factory.mktemp("text")
+    run = {**CASES["all"][1], "context": {"save_graphs": 1, "save_graphs_path": str(directory)}}
+    graph = _compile(CASES["all"][0], run)
+    return graph, next(directory.glob("rank_6/*_validate_*.ir")).read_text(encoding="utf-8")

@@ -76,3 +76,20 @@ def test_the_network_is_compiled_once_for_all_micro_batches(compiled):
     assert (
         once_a_step.count("AllGather") == once_a_step.count("ReduceScatter") == 9 + 2
     )  # weights of a layer, norm, head
+
+
+@pytest.mark.compiles("interleaved all")
+def test_uneven_chunks_with_sequence_and_optimizer_parallel_and_recomputation(compiled):
+    """Stage 1 holds layer 2 in its first chunk, and in its second layers 4, fully recomputed, and 5."""
+    graph = compiled("interleaved all")
+    assert {key.split(".")[2] for key in graph.parameters if key.startswith("model.layers.")} == {"2", "4", "5"}
+    assert exchanges(graph) == ((4, 8), (8, 4))
+    repeated = {
+        n: {node.op for node in graph.nodes() if node.recomputed and f".layers.{n}." in node.path} for n in (2, 4, 5)
+    }
+    assert repeated[2] == repeated[5] == {"SiLU", "Mul", "AllGather"}
+    assert {"MatMul", "FlashAttentionScore", "RmsNorm"} < repeated[4]
+    norms = graph.find("RmsNorm", lambda node: node.path.endswith("2.ffn_norm"))
+    assert [node.shapes for node in norms] == [((32, 64), (32, 1))]  # half of 64 tokens
+    gathered = [node for node in graph.find("AllGather") if node.ranks == (5, 7)]
+    assert len(gathered) == 3 * 7 + 1  # projections of three layers and the head, over data parallel

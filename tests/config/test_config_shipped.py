@@ -14,6 +14,13 @@ SHIPPED = sorted(path for path in CONFIGS.rglob("*.yaml") if BASES not in path.p
 EXPECTED = {
     "pretrain_llama_7b": (6738415616, 8, 1e-6, 1e4),
     "pretrain_llama2_7b": (6738415616, 8, 1e-5, 1e4),
+    "pretrain_llama2_7b_8p": (6738415616, 8, 1e-5, 1e4),
+    "pretrain_llama2_7b_16p": (6738415616, 16, 1e-5, 1e4),
+    "pretrain_llama2_7b_64p": (6738415616, 64, 1e-5, 1e4),
+    "pretrain_llama2_13b_8p": (13015864320, 8, 1e-5, 1e4),
+    "pretrain_llama2_13b_16p": (13015864320, 16, 1e-5, 1e4),
+    "pretrain_llama2_13b_64p": (13015864320, 64, 1e-5, 1e4),
+    "pretrain_llama2_70b_64p": (68976648192, 64, 1e-5, 1e4),
     "pretrain_llama2_13b": (13015864320, 16, 1e-5, 1e4),
     "pretrain_llama2_70b": (68976648192, 64, 1e-5, 1e4),
     "pretrain_llama3_8b": (8030261248, 8, 1e-5, 5e5),

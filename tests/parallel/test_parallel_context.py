@@ -79,6 +79,17 @@ def test_columns_must_be_sliced_alike(strategy):
         input_slices(config)
 
 
+def test_weights_gathered_again_in_a_pipeline_are_refused():
+    """MindSpore shards the gradients there and not what they are added to."""
+    section = {"enable_parallel_optimizer": True}
+    again = {"parallel_optimizer_comm_recompute": True}
+    config = cluster_run(pp=2, micro=2, parallel=section, recompute_config=again)
+    with pytest.raises(
+        UserError, match=r"parallel_optimizer_comm_recompute: MindSpore cannot compile .*accumulation_shard"
+    ):
+        check_context(config)
+
+
 def test_sharded_accumulators_without_a_pipeline_are_refused():
     """MindSpore 2.10 cannot compile them; its next level can be."""
     section = {"enable_parallel_optimizer": True, "parallel_optimizer_config": {"gradient_accumulation_shard": True}}

@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #define DEFAULT_DEVICE_BYTES (64ULL << 30)
 #define FIRST_DEVICE_ADDRESS 0x100000000000ULL
@@ -91,4 +92,12 @@ static struct status_factory factory;
 void *stand_in_status_factory(void) {
   if (factory.left == NULL) factory.left = factory.right = &factory.color;
   return &factory;
+}
+
+/* What a thread that waits for callbacks calls for ever: nothing ever arrives, so it had better sleep. */
+int stand_in_wait(int milliseconds) {
+  struct timespec moment = {0, 20000000L};
+  (void)milliseconds;
+  nanosleep(&moment, NULL);
+  return 0;
 }

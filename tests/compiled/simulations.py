@@ -1,0 +1,59 @@
+"""Ranks that tests simulate, each once for a whole session."""
+
+from __future__ import annotations
+
+import shutil
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import pytest
+from small_cluster import cluster_run
+
+from mindllm.compiled.device.stand_in import COMPILERS, installed_software
+from mindllm.compiled.simulate_rank import simulate_rank
+from mindllm.compiled.simulation import Simulation
+
+EVERYTHING = {
+    "dp": 2,
+    "tp": 2,
+    "pp": 2,
+    "micro": 4,
+    "use_seq_parallel": True,
+    "parallel": {"enable_parallel_optimizer": True},
+    "model": {"num_layers": 6},
+    "recompute_config": {"select_recompute": [1, 2], "select_comm_recompute": [2, 1]},
+}
+# Long rows, so that activations outweigh the mask.
+LONG = {"seq_length": 2048, "vocab_size": 512}
+INTERLEAVED = {
+    "pp": 2,
+    "micro": 4,
+    "model": {"num_layers": 4, "pp_interleave_num": 2},
+    "parallel": {"pipeline_config": {"pipeline_interleave": True}},
+}
+CASES = {
+    "all first": (0, EVERYTHING, False),
+    "all last": (7, EVERYTHING, False),
+    "all last, whole": (7, EVERYTHING, True),
+    "tp2": (1, {"tp": 2, "model": LONG}, False),
+    "tp2 full": (1, {"tp": 2, "model": LONG, "recompute_config": {"recompute": True}}, False),
+    "interleaved": (0, INTERLEAVED, False),
+}
+can_simulate = installed_software() is not None or any(map(shutil.which, COMPILERS))
+needs_compiler = pytest.mark.skipif(not can_simulate, reason="simulating a device needs a C compiler")
+
+
+class Simulations:
+    """Simulates the named cases two at a time; calling it with a name waits for that one."""
+
+    def __init__(self, names: list[str]) -> None:
+        self.pool = ThreadPoolExecutor(max_workers=2)
+        self.futures: dict[str, Future[Simulation]] = {
+            name: self.pool.submit(_simulate, *CASES[name]) for name in names
+        }
+
+    def __call__(self, name: str) -> Simulation:
+        return self.futures[name].result()
+
+
+def _simulate(rank: int, run: dict, whole: bool) -> Simulation:
+    return simulate_rank(cluster_run(**run), rank, whole=whole)

@@ -1,0 +1,56 @@
+"""Simulations made of a formula, so that what the dry run does with them is tested without running any."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from small_cluster import cluster_run
+
+from mindllm.compiled.simulation import ACTIVATIONS, COMMUNICATION, GRADIENTS, OPTIMIZER, WEIGHTS
+from mindllm.config import RunConfig
+from toolkit.dry_run.moments import Use
+from toolkit.dry_run.profile import Alive, Profile
+from toolkit.dry_run.simulations import Request
+from toolkit.dry_run.stages import stages_of
+
+MIB = 1 << 20
+WEIGHT = Use(WEIGHTS, "model.layers.*.feed_forward.w1.weight", "", False)
+MOMENT = Use(OPTIMIZER, "adam_m.model.layers.*.feed_forward.w1.weight", "", False)
+GRADIENT = Use(GRADIENTS, "model.layers.*.feed_forward.w1", "MatMul", True)
+KEPT = Use(ACTIVATIONS, "model.layers.*.feed_forward.w1", "MatMul", False)
+RECEIVED = Use(COMMUNICATION, "model", "Receive", False)
+STEP = "Default/update-ApplyGradients/Mul"
+BACKWARD = "Gradients/Default/layers-CellList/*-DecoderLayer/FlashAttentionScoreGrad"
+OF_A_LAYER = {"full": 10, "select": 30, "none": 50}  # MB kept by one micro-batch
+
+
+def profile(config: RunConfig, rank: int) -> Profile:
+    """A stage whose layers take 100 MB each, and whose activations depend on recomputation."""
+    stage = next(stage for stage in stages_of(config) if stage.rank == rank)
+    kept = stage.alive * sum(OF_A_LAYER[run.kind.name] * run.count for run in stage.runs)
+    always = {WEIGHT: 30 * stage.layers, MOMENT: 60 * stage.layers, GRADIENT: 10 * stage.layers}
+    moments = {
+        STEP: {**always, GRADIENT: 20 * stage.layers},
+        BACKWARD: {**always, KEPT: kept + 7, RECEIVED: 3 + config.parallel_config.micro_batch_num},
+    }
+    in_bytes = {kind: {use: size * MIB for use, size in fill.items()} for kind, fill in moments.items()}
+    peak = max(sum(fill.values()) for fill in in_bytes.values())
+    blocks = tuple(
+        Alive(f"Default/layers-CellList/{n}-DecoderLayer/MatMul-op{n}", KEPT, MIB, n, None) for n in range(3)
+    )
+    return Profile(rank, peak, peak + MIB, in_bytes, ((0, 0), (5, peak), (9, 100)), 5, blocks, ("a line of MindSpore",))
+
+
+class FormulaSimulations:
+    """Stands in for the processes; remembers what was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[Request] = []
+
+    def profiles(self, requests: Sequence[Request]) -> list[Profile]:
+        self.asked += requests
+        return [profile(request.config, request.rank) for request in requests]
+
+
+def pipeline(stages: int = 4, layers: int = 32, micro: int = 16, **sections) -> RunConfig:
+    return cluster_run(pp=stages, micro=micro, model={"num_layers": layers, **sections.pop("model", {})}, **sections)

@@ -1,0 +1,217 @@
+"""The dry run through its command lines: MindSpore's own figures, extrapolated or not, and what goes wrong."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from dry_run_cases import FormulaSimulations
+from small_cluster import cluster_run
+
+from mindllm.config import render_config
+from mindllm.errors import CheckFailed, UserError
+from toolkit.dry_run import __main__ as tool
+from toolkit.dry_run import simulations
+
+ROOT = Path(__file__).resolve().parents[2]
+MODEL = {"num_layers": 10, "seq_length": 256, "hidden_size": 128}
+OPTIMIZER = {
+    "parallel": {"enable_parallel_optimizer": True, "parallel_optimizer_config": {"parallel_optimizer_threshold": 0}}
+}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A directory with a run of two stages, and what was simulated for it."""
+    directory = tmp_path_factory.mktemp("dry_run")
+    config = cluster_run(dp=2, pp=2, micro=8, model=MODEL, recompute_config={"recompute": True}, **OPTIMIZER)
+    (directory / "run.yaml").write_text(render_config(config), encoding="utf-8")
+    return directory
+
+
+def start(
+    directory, *options, command=(sys.executable, "-m", "toolkit.dry_run", "--config", "run.yaml"), cache="cache"
+):
+    environment = {**os.environ, "XDG_CACHE_HOME": str(directory / cache), "PYTHONPATH": str(ROOT), "COLUMNS": "250"}
+    return subprocess.Popen(
+        [*map(str, command), *options],
+        cwd=directory,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def run(directory, *options, expect=0, **keywords):
+    """Runs the command line to its end; returns what it printed."""
+    process = start(directory, *options, **keywords)
+    printed, errors = process.communicate()
+    assert process.returncode == expect, printed + errors
+    assert "Traceback" not in errors
+    return printed if expect == 0 else errors
+
+
+@pytest.fixture(scope="module")
+def table(place):
+    """What the script prints for people, of stages extrapolated from small simulations."""
+    return run(place, command=("bash", ROOT / "scripts" / "dry_run.sh", "run.yaml", "4", "2"))
+
+
+def test_the_script_prints_a_table_and_leaves_logs_and_a_page(place, table):
+    assert table.count("extrapolated: 4 smaller runs") == 2
+    assert table.count("fits") == 2
+    assert sorted(path.name for path in (place / "output_dryrun").iterdir()) == [
+        "memory.html",
+        "rank_0.log",
+        "rank_2.log",
+    ]
+    log = (place / "output_dryrun" / "rank_2.log").read_text()
+    assert log.splitlines()[-5:-2] == [
+        "Device MOC memory size: 65536M",
+        "MindSpore Used memory size: 59392M",
+        "MindSpore memory base address: 0",
+    ]
+    page = (place / "output_dryrun" / "memory.html").read_text()
+    for expected in ("model.layers.*.feed_forward.w1.weight", "linear.py:", "accu_grads."):
+        assert expected in page
+
+
+@pytest.mark.usefixtures("table")
+def test_extrapolated_and_whole_simulations_agree(place):
+    fast = json.loads(run(place, "--json"))
+    whole = json.loads(run(place, "--json", "--full", "--output", "whole"))
+    assert fast["fits"]
+    for extrapolated, simulated in zip(fast["stages"], whole["stages"], strict=True):
+        fragments = "actual_peak_mb"
+        assert extrapolated.pop(fragments) == pytest.approx(simulated.pop(fragments), abs=2)
+        assert extrapolated == simulated
+    page = (place / "whole" / "memory.html").read_text()
+    assert "largest blocks" in page
+    used = whole["stages"][0]["used_peak_mb"]
+    assert f"Used peak memory usage (without fragments): {used}M" in (place / "whole" / "rank_0.log").read_text()
+
+
+@pytest.mark.usefixtures("table")
+def test_the_second_time_nothing_is_simulated(place):
+    kept = sorted((place / "cache" / "mindllm" / "dry_run").iterdir())
+    before = [path.stat().st_ino for path in kept]
+    report = json.loads(run(place, "--json", "--stages", "1", "--max_device_memory", "30GB"))
+    assert [stage["stage"] for stage in report["stages"]] == [1]
+    assert report["limit_mb"] == 30 * 1024
+    assert [path.stat().st_ino for path in kept] == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--rank_size", "8"], r"RANK_SIZE is 8, but .*run.yaml has 4 devices \(.* 2 x 1 x 2\); write 4"),
+        (["--stage_num", "4"], r"STAGES is 4, but .*run.yaml has parallel_config.pipeline_stage 2; write 2"),
+        (["--stages", "7"], r"there is no such stage; write 0 to 1"),
+        (["--parallel_config.micro_batch_nun=8"], r"did you mean 'micro_batch_num'"),
+        (["--max_device_memory", "much"], r"max_device_memory"),
+        (["--context.device_target=CPU"], r"context.device_target: only Ascend devices are simulated"),
+    ],
+)  # fmt: skip
+def test_wrong_input_is_explained(place, tmp_path, arguments, message):
+    with pytest.raises(UserError, match=message):
+        tool.main(["--config", str(place / "run.yaml"), "--output", str(tmp_path / "out"), *arguments])
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("four", "2"), "four is no number of devices or stages"),
+        (("4",), "usage: bash scripts/dry_run.sh"),
+        (("8", "2"), "write 4"),
+    ],
+)
+def test_the_script_explains_its_arguments(place, arguments, message):
+    assert message in run(place, expect=2, command=("bash", ROOT / "scripts" / "dry_run.sh", "run.yaml", *arguments))
+
+
+class Formula(FormulaSimulations):
+    def __init__(self, workers, console):
+        super().__init__()
+
+    def source_lines(self, config):
+        return {}
+
+
+def test_too_little_device_memory_is_a_failed_check(place, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(tool, "Simulations", Formula)
+    arguments = ["--config", str(place / "run.yaml"), "--output", str(tmp_path)]
+    assert tool.main(arguments) == 0
+    with pytest.raises(CheckFailed, match=r"stage 0 \(rank 0\) needs 620 MB, 109 MB more than the limit of 512 MB"):
+        tool.main([*arguments, "--max_device_memory", "0.5GB", "--json"])
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["fits"] is False
+
+
+def test_too_little_memory_of_this_machine_is_refused(place, tmp_path, monkeypatch):
+    monkeypatch.setattr(simulations, "available_bytes", lambda: 300 << 20)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with pytest.raises(UserError, match=r"takes about \d+ MB of this machine's memory, and 285 MB are left"):
+        tool.main(["--config", str(place / "run.yaml"), "--output", str(tmp_path)])
+
+
+def processes():
+    """Parent and command line of every process."""
+    found = {}
+    for directory in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended
+            parent = (directory / "stat").read_text().rpartition(")")[2].split()[1]
+            found[int(directory.name)] = (int(parent), (directory / "cmdline").read_bytes())
+    return found
+
+
+def children(pid):
+    """Processes below a process."""
+    found = [child for child, (parent, _) in processes().items() if parent == pid]
+    return [*found, *(grandchild for child in found for grandchild in children(child))]
+
+
+def wait_for_workers(process):
+    """The processes that simulate, as soon as there are some."""
+    while process.poll() is None:
+        known = processes()
+        workers = [pid for pid in children(process.pid) if b"simulate_worker" in known.get(pid, (0, b""))[1]]
+        if workers:
+            return workers
+        time.sleep(0.05)
+    raise AssertionError(process.communicate())
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_dry_run_leaves_no_process(place, number):
+    process = start(place, cache="interrupted")
+    wait_for_workers(process)
+    workers = children(process.pid)
+    process.send_signal(number)
+    _, errors = process.communicate()
+    assert process.returncode == 130
+    assert "Traceback" not in errors
+    while any(Path(f"/proc/{pid}").exists() for pid in workers):  # for ever, if one of them was left
+        time.sleep(0.05)
+
+
+def test_a_killed_worker_is_explained(place):
+    process = start(place, "--workers", "1", cache="killed")
+    os.kill(wait_for_workers(process)[0], signal.SIGKILL)
+    _, errors = process.communicate()
+    assert process.returncode == 2
+    assert "too little memory (the system ended it" in errors
+    assert not list((place / "killed" / "mindllm" / "dry_run").glob("*"))
+
+
+@pytest.mark.slow
+def test_mixed_recomputation_over_four_stages_agrees(place):
+    recompute = ["--recompute_config.recompute=[3,0,4,1]", "--recompute_config.select_recompute=[5,3,4,0]"]
+    options = ["--json", "--model.model_config.num_layers=24", "--parallel_config.pipeline_stage=4", *recompute]
+    fast, whole = (json.loads(run(place, *options, *more))["stages"] for more in ([], ["--full"]))
+    assert [stage["used_peak_mb"] for stage in fast] == [stage["used_peak_mb"] for stage in whole]

@@ -1,0 +1,187 @@
+"""Extrapolation: exact where memory is linear, checked, shared by stages that are alike; and the advice it gives."""
+
+import pytest
+from dry_run_cases import BACKWARD, KEPT, STEP, WEIGHT, FormulaSimulations, pipeline, profile
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mindllm.compiled.simulation import ACTIVATIONS, CATEGORIES, Block, Simulation
+from toolkit.dry_run.advice import shortage
+from toolkit.dry_run.extrapolate import design_for, whole_stage
+from toolkit.dry_run.forecast import forecast_stages, simulate_stages
+from toolkit.dry_run.moments import bytes_of, fullest, moments_of
+from toolkit.dry_run.profile import load_profile, profile_of, save_profile, thinned
+from toolkit.dry_run.reduced import Point, point_of, reduced_run
+from toolkit.dry_run.stages import stages_of
+
+MIB = 1 << 20
+COUNTS = st.integers(0, 10**9)
+
+
+@given(
+    st.lists(st.integers(1, 20), min_size=1, max_size=3),
+    st.integers(1, 16),
+    st.integers(1, 64),
+    st.lists(COUNTS, min_size=9, max_size=9),
+)
+def test_what_is_linear_is_extrapolated_exactly(layers, alive, micro_batches, terms):
+    target = Point(tuple(layers), alive, max(alive, micro_batches))
+    design = design_for([target], shorter=alive > 1) or whole_stage(target)
+
+    def moments(point):
+        of_layers = sum(count * terms[run] for run, count in enumerate(point.layers))
+        kept = point.alive * sum(count * terms[run + 3] for run, count in enumerate(point.layers))
+        step = {WEIGHT: of_layers + terms[6]}
+        return {STEP: step, "backward": {**step, KEPT: kept + terms[7] + point.micro_batches * terms[8]}}
+
+    found = design.predict(target, {point: moments(point) for point in design.points})
+    assert {kind: bytes_of(fill) for kind, fill in found.items()} == {
+        kind: bytes_of(fill) for kind, fill in moments(target).items()
+    }
+    assert all(point.alive <= max(alive, 2) and point.micro_batches >= point.alive for point in design.points)
+
+
+def test_groups_of_layers_stay_whole():
+    design = design_for([Point((32,), 1, 1)], step=4)
+    assert {point.layers[0] % 4 for point in design.points} == {0}
+    assert design_for([Point((5,), 1, 1)], step=4) is None
+
+
+def test_a_long_pipeline_is_forecast_from_short_ones():
+    config = pipeline(8, 80, 64, recompute_config={"recompute": True})
+    simulations = FormulaSimulations()
+    forecast = forecast_stages(config, stages_of(config), simulations)
+    assert [memory.peak for memory in forecast] == [profile(config, stage.rank).peak for stage in stages_of(config)]
+    assert max(request.config.parallel_config.pipeline_stage for request in simulations.asked) <= 5
+    assert max(request.config.model.config.num_layers for request in simulations.asked) <= 8
+    assert len(simulations.asked) <= 16
+    assert not any(memory.exact for memory in forecast)
+
+
+def test_mixed_recomputation_is_forecast():
+    recompute = {"recompute": [4, 3, 0, 0], "select_recompute": [8, 5, 8, 0]}
+    config = pipeline(4, 32, 16, recompute_config=recompute)
+    stages = stages_of(config)
+    assert [stage.recompute for stage in stages] == [
+        "4 full, 4 select", "3 full, 2 select, 3 none", "8 select", "8 none"
+    ]  # fmt: skip
+    forecast = forecast_stages(config, stages, FormulaSimulations())
+    assert [memory.used_peak for memory in forecast] == [profile(config, stage.rank).used_peak for stage in stages]
+
+
+def test_chunks_keep_the_length_of_the_pipeline():
+    config = pipeline(
+        4, 32, 16,
+        model={"pp_interleave_num": 2}, parallel={"pipeline_config": {"pipeline_interleave": True}},
+    )  # fmt: skip
+    simulations = FormulaSimulations()
+    forecast = forecast_stages(config, stages_of(config), simulations)
+    assert [memory.stage.number for memory in forecast] == [0, 1, 2, 3]
+    for request in simulations.asked:
+        assert request.config.parallel_config.pipeline_stage == 4
+        assert request.config.parallel_config.micro_batch_num % 4 == 0
+
+
+class Bent(FormulaSimulations):
+    """Memory that is not linear in layers."""
+
+    def profiles(self, requests):
+        found = super().profiles(requests)
+        for request, one in zip(requests, found, strict=True):
+            layers = next(stage.layers for stage in stages_of(request.config) if stage.rank == request.rank)
+            one.moments[BACKWARD][KEPT] += layers**3 * MIB
+            object.__setattr__(one, "used_peak", bytes_of(fullest(one.moments)))
+        return found
+
+
+def test_where_the_check_disagrees_whole_stages_are_simulated():
+    config = pipeline(2, 16, 16)
+    simulations = Bent()
+    forecast = forecast_stages(config, stages_of(config), simulations)
+    assert {"extrapolated: fewer micro-batches"} == {memory.method for memory in forecast}
+    whole = [r for r in simulations.asked if r.config.model.config.num_layers > 8]
+    assert len(whole) == 4
+    first = forecast[0]
+    assert first.used_peak == Bent().profiles([type(whole[0])(config, 0, "")])[0].used_peak
+
+
+def test_a_reduced_run_has_the_stage_that_is_asked_for():
+    config = pipeline(8, 80, 64, recompute_config={"recompute": [5] * 8})
+    like = stages_of(config)[3]
+    reduced, rank = reduced_run(config, like, Point((2, 1), 3, 5))
+    stages = stages_of(reduced)
+    stage = next(stage for stage in stages if stage.rank == rank)
+    assert stage.likeness == like.likeness
+    assert point_of(stage, reduced) == Point((2, 1), 3, 5)
+    assert reduced.model.config.hidden_size == config.model.config.hidden_size
+    assert sum(stage.layers for stage in stages) == 3 + 3
+
+
+@given(st.lists(st.tuples(st.integers(0, 40), st.integers(1, 30), st.integers(1, 99)), min_size=1, max_size=40))
+@settings(max_examples=50)
+def test_the_fullest_moment_is_the_peak_and_categories_add_up(lives):
+    blocks = tuple(
+        Block(start * 50 + n, start * 50 + n + life * 49, 0, 0, size, "Kernel", f"Default/layers-CellList/{n}-D/MatMul-op{n}",
+              (), CATEGORIES[n % 6])
+        for n, (start, life, size) in enumerate(lives)
+    )  # fmt: skip
+    peak = max(sum(b.size for b in blocks if b.alive(a.start)) for a in blocks)
+    simulation = Simulation(0, 0, 1, 1, peak, peak, blocks, (), ())
+    assert bytes_of(fullest(moments_of(simulation))) == peak == max(used for _, used in simulation.memory_over_time())
+
+
+def test_a_profile_is_kept_as_it_is(tmp_path):
+    product = "Gradients/Default/network-M/layers-CellList/3-D/Grad_MatMul/MatMul-op7"
+    weight = "model.layers.3.attention.wq.weight"
+    blocks = (
+        Block(1, None, 0, 0, 512, "Weight", weight, (), CATEGORIES[0]),
+        Block(2, 9, 512, 0, 1024, "Kernel", product, (), ACTIVATIONS),
+    )
+    one = profile_of(Simulation(4, 1, 1, 1, 1536, 2048, blocks, (), (), ("message",)))
+    save_profile(one, tmp_path / "a.profile")
+    assert load_profile(tmp_path / "a.profile") == one
+    assert {use.path for use in one.peak} == {"model.layers.*.attention.wq.weight", "layers.*"}
+
+
+def test_a_thinned_timeline_keeps_its_highest_point():
+    points = [(time, (time * 7919) % 1000) for time in range(10000)]
+    kept = thinned(points, 100)
+    assert len(kept) <= 200
+    assert max(used for _, used in kept) == 999
+    assert kept == sorted(kept)
+
+
+def limit_for(config, number):
+    return [profile(config, stage.rank).used_peak for stage in stages_of(config)][number]
+
+
+def test_advice_names_the_shortage_and_what_closes_it():
+    config = pipeline(4, 32, 16)
+    simulations = FormulaSimulations()
+    memories = simulate_stages(config, stages_of(config), simulations)
+    needs = [memory.actual_peak // MIB for memory in memories]
+    limit = (needs[1] + 10) * MIB
+    text = shortage(memories, config, limit, simulations)
+    short = needs[0] - limit // MIB
+    assert f"stage 0 (rank 0) needs {needs[0]} MB, {short} MB more than the limit" in text
+    full = -(-short // 160)  # 4 micro-batches of 50 - 10 MB each
+    assert f"full recompute of {full} more layers of stage 0" in text
+    assert f"recompute_config.recompute: [{full}, 0, 0, 0]" in text
+    select = -(-short // 80)
+    assert f"select recompute of {select} more layers of stage 0" in text
+    assert "2 layers of stage 0 given to stage 3" in text
+    assert "model.model_config.offset: [-2, 0, 0, 2]" in text
+
+
+def test_advice_admits_that_nothing_helps():
+    config = pipeline(2, 8, 8)
+    simulations = FormulaSimulations()
+    memories = simulate_stages(config, stages_of(config), simulations)
+    text = shortage(memories, config, 100 * MIB, simulations)
+    assert "no single change closes it: select recompute of all layers of stage 0 leaves it" in text
+
+
+@pytest.mark.parametrize("stages", [1, 2, 4])
+def test_every_stage_has_a_place(stages):
+    places = [stage.place for stage in stages_of(pipeline(stages, 8, stages))]
+    assert places == {1: ["only"], 2: ["first", "last"], 4: ["first", "middle", "middle", "last"]}[stages]

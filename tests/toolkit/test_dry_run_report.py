@@ -1,0 +1,130 @@
+"""What is shown: every megabyte of the peak, the lines users know, the object programs read."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from dry_run_cases import KEPT, STEP, WEIGHT, FormulaSimulations, pipeline
+from rich.console import Console
+
+from mindllm.compiled.sources import SourceLine
+from mindllm.models import linear
+from toolkit.dry_run.forecast import forecast_stages, simulate_stages
+from toolkit.dry_run.moments import Use
+from toolkit.dry_run.page import render_page
+from toolkit.dry_run.report import json_report, log_lines, table
+from toolkit.dry_run.source_lines import line_of, lines_by_place
+from toolkit.dry_run.stages import stages_of
+from toolkit.dry_run.workspace import peak_with_workspace, workspace
+
+MIB = 1 << 20
+LIMIT = 2000 * MIB
+LINES = {"model.layers.*.feed_forward.w1/MatMul": "linear.py:71"}
+
+
+@pytest.fixture(scope="module")
+def config():
+    return pipeline(4, 32, 16)
+
+
+@pytest.fixture(scope="module")
+def memories(config):
+    return simulate_stages(config, stages_of(config), FormulaSimulations())
+
+
+def test_categories_add_up_to_the_peak(memories):
+    for memory in memories:
+        assert sum(memory.by_category.values()) == memory.used_peak
+        assert memory.used_peak == memory.shown.used_peak
+
+
+def test_the_object_for_programs_has_its_keys(memories):
+    report = json.loads(json.dumps(json_report(memories, LIMIT)))
+    assert list(report) == ["fits", "limit_mb", "stages"]
+    assert report["limit_mb"] == 2000
+    assert report["fits"] is False
+    keys = ["stage", "rank", "layers", "weights_mb", "optimizer_mb", "gradients_mb", "activations_mb"]
+    assert list(report["stages"][0]) == [*keys, "used_peak_mb", "actual_peak_mb", "fits"]
+    assert [stage["fits"] for stage in report["stages"]] == [False, False, True, True]
+    assert report["stages"][0]["weights_mb"] == 240.0
+
+
+def test_a_log_ends_in_the_five_lines(memories, config):
+    lines = log_lines(memories[0], config, 64 << 30, 58 << 30)
+    peak = memories[0].used_peak // MIB
+    assert lines[-5:] == [
+        "Device MOC memory size: 65536M",
+        "MindSpore Used memory size: 59392M",
+        "MindSpore memory base address: 0",
+        f"Used peak memory usage (without fragments): {peak}M",
+        f"Actual peak memory usage (with fragments): {peak + 1}M",
+    ]
+    assert "a line of MindSpore" in lines
+
+
+def test_the_table_has_a_row_for_each_stage(memories, config):
+    console = Console(width=300, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(table(memories, config, LIMIT))
+    text = console.export_text()
+    assert "MB short" in text
+    assert text.count("fits") == 2
+    for memory in memories:
+        assert str(memory.used_peak // MIB) in text
+
+
+def test_the_page_attributes_every_megabyte(memories, config):
+    page = render_page(memories, config, LIMIT, LINES)
+    assert "http" not in page
+    assert "<script" not in page
+    tables = re.findall(r"<h3>What is alive at the peak</h3><table>(.*?)</table>", page)
+    assert len(tables) == 4
+    for memory, text in zip(memories, tables, strict=True):
+        *rows, total = [float(size) for size in re.findall(r"<tr[^>]*><td>([\d.]+)</td>", text)]
+        assert sum(rows) == pytest.approx(total, abs=0.1)
+        assert total == pytest.approx(memory.used_peak / MIB, abs=0.1)
+    assert "linear.py:71" in page
+    assert page.count("largest blocks") == 4
+
+
+def test_the_page_says_what_is_extrapolated(config):
+    long = pipeline(8, 80, 64)
+    page = render_page(forecast_stages(long, stages_of(long), FormulaSimulations()), long, LIMIT, {})
+    assert page.count("extrapolated") == 8
+    assert page.count("of the largest of the smaller simulations") == 8
+    assert "largest blocks" not in page
+
+
+def test_workspace_is_an_estimate_of_its_own(memories, config):
+    heads, rows, width = 4 + 2 * 2, 32, 16
+    gradient = 40 * MIB + 4 * 2 * rows * heads * width
+    assert workspace("FlashAttentionScoreGrad", config) == gradient
+    assert workspace("MatMul", config) == 16 * MIB
+    assert workspace("Mul", config) == 0
+    for memory in memories:
+        assert (
+            peak_with_workspace(memory.moments, config) == memory.used_peak + gradient
+        )  # the peak is at that operator
+    assert peak_with_workspace({STEP: {WEIGHT: 10}}, config) == 10
+
+
+def test_lines_are_found_by_layer_and_operator():
+    stack = (SourceLine("/a/decoder.py", 52, ""), SourceLine("/a/linear.py", 71, ""))
+    scope = "Default/network-SeededLoss/network-CausalLM/model-Decoder/layers-CellList/0-DecoderLayer/w1-Linear/"
+    lines = lines_by_place({scope + "MatMul-op0": stack, scope + "Cast-op3": stack[:1]})
+    path = "model.layers.*.w1"
+    assert line_of(Use("activations", path, "MatMul", True), lines) == "linear.py:71"
+    assert line_of(Use("activations", path, "Transpose", True), lines) == "decoder.py:52"
+    assert line_of(KEPT, lines) == ""
+
+
+def test_lines_of_parameters_are_those_that_make_them():
+    file = Path(linear.__file__)
+    scope = "Default/network-CausalLM/model-Decoder/layers-CellList/0-DecoderLayer/w1-Linear/MatMul-op0"
+    lines = lines_by_place({scope: (SourceLine(str(file), 71, ""),)})
+    text = file.read_text().splitlines()
+    for copy in ("", "accu_grads.", "adam_v."):
+        name, _, line = line_of(Use("weights", f"{copy}model.layers.*.w1.weight", "", False), lines).partition(":")
+        assert name == "linear.py"
+        assert text[int(line) - 1].strip().startswith("self.weight = ")
+    assert line_of(Use("weights", "model.layers.*.w1.other", "", False), lines) == ""

@@ -1,0 +1,191 @@
+"""What would make stages fit that do not: more recomputation, other places for layers, a sharded optimizer state.
+
+Every piece of advice is itself a forecast: the changed stages are extrapolated from small simulations as the others are.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import replace
+
+from mindllm.config import RunConfig, override_config
+from mindllm.parallel.layer_plan import DEFAULT_PATTERNS, EXCLUDES, LayerPlan
+from mindllm.parallel.plan_text import render_plan
+from toolkit.dry_run.forecast import StageMemory, forecast_stages
+from toolkit.dry_run.simulations import Simulations
+from toolkit.dry_run.stages import LayerKind, Run, Stage, stages_of
+
+MIB = 1 << 20
+SELECT = "select_recompute"
+
+
+def shortage(memories: Sequence[StageMemory], config: RunConfig, limit: int, simulations: Simulations) -> str:
+    """Says which stages do not fit, by how much, and which single changes would make all of them fit."""
+    short = [memory for memory in memories if memory.actual_peak > limit]
+    lines = [
+        f"stage {memory.stage.number} (rank {memory.stage.rank}) needs {memory.actual_peak // MIB} MB, "
+        f"{_short(memory, limit)} MB more than the limit of {limit // MIB} MB"
+        for memory in short
+    ]
+    if config.model.config.pp_interleave_num > 1:
+        return "\n".join([*lines, "no advice is worked out for several chunks per stage"])
+    advisor = _Advisor(memories, short, config, limit, simulations)
+    ways = list(advisor.ways())
+    return "\n".join(
+        [*lines, "what closes it, each by itself:" if ways else advisor.nothing(), *(f"  - {w}" for w in ways)]
+    )
+
+
+def _short(memory: StageMemory, limit: int) -> int:
+    return -(-(memory.actual_peak - limit) // MIB)
+
+
+class _Advisor:
+    """Tries changes."""
+
+    def __init__(
+        self,
+        memories: Sequence[StageMemory],
+        short: Sequence[StageMemory],
+        config: RunConfig,
+        limit: int,
+        simulations: Simulations,
+    ) -> None:
+        self.memories, self.short, self.limit = memories, short, limit
+        self.config, self.simulations = config, simulations
+        self.least: list[str] = []
+
+    def ways(self) -> Iterator[str]:
+        """The changes after which every stage fits."""
+        changes: list[Callable[[], str | None]] = [
+            lambda: self._recompute("select", _selected),
+            lambda: self._recompute("full", _full),
+            self._move_layers,
+            self._shard_optimizer,
+        ]
+        yield from filter(None, (change() for change in changes))
+
+    def nothing(self) -> str:
+        """What to say when no single change is enough."""
+        tried = "; ".join(self.least)
+        return f"no single change closes it{': ' + tried if tried else ''}; use more devices, or a shorter sequence"
+
+    def _recompute(self, name: str, change: Callable[[LayerKind], LayerKind]) -> str | None:
+        """More layers recomputed, from the first one of each stage on; as few as are enough."""
+        variants = [
+            [_changed(memory.stage, change, n) for n in range(1, _left(memory.stage, change) + 1)]
+            for memory in self.short
+        ]
+        if not all(variants):
+            return None
+        found = self._forecast(itertools.chain.from_iterable(variants))
+        chosen: list[tuple[StageMemory, StageMemory, int]] = []
+        for memory, mine in zip(self.short, variants, strict=True):
+            forecasts = [found[variant] for variant in mine]
+            number = next((n for n, one in enumerate(forecasts, 1) if one.actual_peak <= self.limit), None)
+            if number is None:
+                last = forecasts[-1]
+                self.least.append(
+                    f"{name} recompute of all layers of stage {memory.stage.number} leaves it {_short(last, self.limit)} MB short"
+                )
+                return None
+            chosen.append((memory, forecasts[number - 1], number))
+        parts = [
+            f"{number} more layers of stage {before.stage.number} (-{saved} MB, {saved // number} each)"
+            for before, after, number in chosen
+            for saved in [(before.actual_peak - after.actual_peak) // MIB]
+        ]
+        return f"{name} recompute of {', '.join(parts)}: {self._yaml(after.stage for _, after, _ in chosen)}"
+
+    def _move_layers(self) -> str | None:
+        """Layers moved from the one short stage to the one with most room."""
+        if len(self.short) != 1 or len(self.memories) < 2:
+            return None
+        (short,), room = self.short, min(self.memories, key=lambda memory: memory.actual_peak)
+        numbers = range(1, short.stage.layers)
+        smaller = [_resized(short.stage, -number) for number in numbers]
+        larger = [_resized(room.stage, number) for number in numbers]
+        found = self._forecast([*smaller, *larger])
+        for number, less, more in zip(numbers, smaller, larger, strict=True):
+            if found[less].actual_peak <= self.limit >= found[more].actual_peak:
+                saved = (short.actual_peak - found[less].actual_peak) // MIB
+                return (
+                    f"{number} layers of stage {short.stage.number} given to stage {room.stage.number} (-{saved} MB, which then "
+                    f"needs {found[more].actual_peak // MIB}): {self._yaml([less, more])}"
+                )
+        self.least.append(f"no number of layers moved to stage {room.stage.number} makes both fit")
+        return None
+
+    def _shard_optimizer(self) -> str | None:
+        """The state of the optimizer over data-parallel ranks."""
+        if self.config.parallel.enable_parallel_optimizer or self.config.parallel_config.data_parallel == 1:
+            return None
+        key = "parallel.enable_parallel_optimizer"
+        sharded = override_config(self.config, {key: True})
+        found = forecast_stages(sharded, [memory.stage for memory in self.short], self.simulations)
+        worst = max(found, key=lambda memory: memory.actual_peak)
+        if worst.actual_peak <= self.limit:
+            return (
+                f"optimizer state sharded over data-parallel ranks (at most {worst.actual_peak // MIB} MB): {key}: true"
+            )
+        self.least.append(f"{key} leaves stage {worst.stage.number} {_short(worst, self.limit)} MB short")
+        return None
+
+    def _forecast(self, stages: Iterator[Stage] | Sequence[Stage]) -> dict[Stage, StageMemory]:
+        found = forecast_stages(self.config, list(stages), self.simulations)
+        return {memory.stage: memory for memory in found}
+
+    def _yaml(self, changed: Iterator[Stage] | Sequence[Stage]) -> str:
+        """The keys of the plan that some changed stages change, with their new values."""
+        stages = {stage.number: stage for stage in stages_of(self.config)}
+        now = render_plan(_plan(stages.values()))
+        wanted = render_plan(_plan({**stages, **{stage.number: stage for stage in changed}}.values()))
+        return "; ".join(f"{key}: {value}" for key, value in wanted.items() if value != now.get(key))
+
+
+def _plan(stages: Collection[Stage]) -> LayerPlan:
+    layers = (kind.assignment(stage.number, 0) for stage in stages for kind in _kinds(stage))
+    return LayerPlan(len(stages), 1, tuple(layers))
+
+
+def _kinds(stage: Stage) -> list[LayerKind]:
+    return [run.kind for run in stage.runs for _ in range(run.count)]
+
+
+def _left(stage: Stage, change: Callable[[LayerKind], LayerKind]) -> int:
+    """Layers of a stage that a change does something to."""
+    return sum(change(kind) != kind for kind in _kinds(stage))
+
+
+def _changed(stage: Stage, change: Callable[[LayerKind], LayerKind], number: int) -> Stage:
+    """The stage with its first ``number`` layers changed that can be."""
+    kinds, left = [], number
+    for kind in _kinds(stage):
+        changes = left > 0 and change(kind) != kind
+        kinds.append(change(kind) if changes else kind)
+        left -= changes
+    return _with_kinds(stage, kinds)
+
+
+def _resized(stage: Stage, more: int) -> Stage:
+    """The stage with some layers more, or fewer, at its end."""
+    kinds = _kinds(stage)
+    return _with_kinds(stage, kinds[:more] if more < 0 else kinds + [kinds[-1]] * more)
+
+
+def _with_kinds(stage: Stage, kinds: Sequence[LayerKind]) -> Stage:
+    groups = ((kind, len(list(group))) for kind, group in itertools.groupby(kinds))
+    return replace(stage, runs=tuple(Run(0, kind, count) for kind, count in groups))
+
+
+def _full(kind: LayerKind) -> LayerKind:
+    return LayerKind(True, tuple((key, patterns) for key, patterns in kind.patterns if key not in EXCLUDES))
+
+
+def _selected(kind: LayerKind) -> LayerKind:
+    if kind.recompute or SELECT in dict(kind.patterns):
+        return kind
+    return LayerKind(
+        False, tuple(sorted({**dict(kind.patterns), SELECT: tuple(sorted(DEFAULT_PATTERNS[SELECT]))}.items()))
+    )

@@ -1,0 +1,151 @@
+"""The memory of a large stage from simulations of small ones.
+
+With the operators of a layer fixed, the bytes at a moment of one kind are
+
+    a + b·layers + alive·(c + d·layers) + e·micro-batches,
+
+``layers`` for each run of equal layers: weights, optimizer state and gradients grow with layers, kept activations with
+layers and micro-batches alive, the bookkeeping of a step with its micro-batches. Small simulations give the coefficients
+moment by moment; the peak is the fullest extrapolated moment. A further, larger simulation checks it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from toolkit.dry_run.moments import Fill, Moments, Use
+from toolkit.dry_run.reduced import Point
+
+FEWEST_LAYERS = 2
+FEWEST_ALIVE = 2
+
+
+@dataclass(frozen=True)
+class Design:
+    """The simulations that give the memory of stages which are alike.
+
+    Attributes:
+        base: the smallest one.
+        varied: runs whose layers differ between simulations; all others have their real number.
+        step: how many layers more a varied run has in the next larger simulation.
+        alive: whether the number of micro-batches alive is varied, too.
+        steady: the base with some more micro-batches, if the stages have more.
+        check: a larger one that none of the coefficients comes from; None where only micro-batches are fewer.
+    """
+
+    base: Point
+    varied: tuple[int, ...]
+    step: int
+    alive: bool
+    steady: Point | None
+    check: Point | None
+
+    def longer(self, point: Point, run: int) -> Point:
+        """``point`` with ``step`` more layers in a run."""
+        layers = [count + self.step * (index == run) for index, count in enumerate(point.layers)]
+        return replace(point, layers=tuple(layers))
+
+    @property
+    def deeper(self) -> Point:
+        """The base with one more micro-batch alive."""
+        return replace(self.base, alive=self.base.alive + 1)
+
+    @property
+    def corners(self) -> list[Point]:
+        """The simulations whose differences are the coefficients."""
+        starts = [self.base, self.deeper] if self.alive else [self.base]
+        corners = [corner for start in starts for corner in (start, *(self.longer(start, run) for run in self.varied))]
+        return [*corners, self.steady] if self.steady else corners
+
+    @property
+    def points(self) -> list[Point]:
+        """All simulations."""
+        return [*self.corners, self.check] if self.check else self.corners
+
+    def predict(self, target: Point, moments: Mapping[Point, Moments]) -> Moments:
+        """The moments of a stage at ``target``, from those of the corners; kinds they do not all have are left out."""
+        weights = self._weights(target)
+        kinds = set.intersection(*(set(moments[point]) for point in weights))
+        return {
+            kind: _combined([(factor, moments[point][kind]) for point, factor in weights.items()]) for kind in kinds
+        }
+
+    def _weights(self, target: Point) -> dict[Point, int]:
+        """The factor of each corner in the sum that is linear in everything, and in layers times micro-batches alive."""
+        weights = dict.fromkeys(self.corners, 0)
+        deeper = target.alive - self.base.alive
+        for start, share in ((self.base, 1 - deeper), (self.deeper, deeper)):
+            if start not in weights:
+                continue
+            weights[start] += share
+            for run in self.varied:
+                longer = (target.layers[run] - self.base.layers[run]) // self.step
+                weights[self.longer(start, run)] += share * longer
+                weights[start] -= share * longer
+        if self.steady:
+            step = self.steady.micro_batches - self.base.micro_batches
+            more = (target.micro_batches - self.base.micro_batches) // step
+            weights[self.steady] += more
+            weights[self.base] -= more
+        return weights
+
+
+def design_for(targets: Sequence[Point], step: int = 1, micro_step: int = 1, shorter: bool = True) -> Design | None:
+    """Returns the simulations for stages at ``targets``; None where simulating the stages themselves costs no more.
+
+    Args:
+        targets: where the stages are; they differ in layers and micro-batches alive.
+        step: layers are alike in groups of this many (where gradients are exchanged in groups of layers).
+        micro_step: micro-batches come in multiples of this.
+        shorter: whether the pipeline, and with it the number of micro-batches alive, can be made smaller.
+    """
+    runs = range(len(targets[0].layers))
+    counts = [[target.layers[run] for target in targets] for run in runs]
+    varied = tuple(run for run in runs if max(counts[run]) > _fewest(max(counts[run]), step) + step)
+    for run in runs:
+        rests = {count % step if run in varied else count for count in counts[run]}
+        if len(rests) > 1:
+            return None
+    if not varied:
+        return None
+    layers = tuple(_fewest(max(counts[run]), step) if run in varied else counts[run][0] for run in runs)
+    alive = [target.alive for target in targets]
+    vary_alive = shorter and (max(alive) > FEWEST_ALIVE + 1 or max(alive) > min(alive))
+    first = FEWEST_ALIVE if vary_alive else alive[0]
+    base = Point(layers, first, _few(targets[0].micro_batches, first, micro_step))
+    more_layers = tuple(count + 2 * step * (run in varied) for run, count in enumerate(layers))
+    more_alive = min(max(alive), first + 2) if vary_alive else first
+    more_micro = _few(targets[0].micro_batches, base.micro_batches, micro_step)
+    check = Point(more_layers, more_alive, more_micro)
+    return Design(base, varied, step, vary_alive, _steady(base, targets[0], micro_step), check)
+
+
+def whole_stage(target: Point, micro_step: int = 1) -> Design:
+    """The simulations of a stage with all its layers and few micro-batches."""
+    base = replace(target, micro_batches=_few(target.micro_batches, target.alive, micro_step))
+    return Design(base, (), 1, False, _steady(base, target, micro_step), None)
+
+
+def _few(most: int, alive: int, step: int) -> int:
+    """Two micro-batches (or steps of them) more than are alive, so that some pass through the full pipeline."""
+    few = -(-alive // step) * step + 2 * step if step > 1 else alive + 2
+    return few if few < most and (most - few) % step == 0 else most
+
+
+def _steady(base: Point, target: Point, micro_step: int) -> Point | None:
+    more = base.micro_batches + micro_step
+    return replace(base, micro_batches=more) if target.micro_batches > base.micro_batches else None
+
+
+def _fewest(most: int, step: int) -> int:
+    """The smallest number of layers, not below FEWEST_LAYERS, that leaves the same rest as ``most``."""
+    return FEWEST_LAYERS + (most - FEWEST_LAYERS) % step if most > FEWEST_LAYERS else most
+
+
+def _combined(parts: Sequence[tuple[int, Fill]]) -> Fill:
+    sums: dict[Use, int] = {}
+    for factor, fill in parts:
+        for use, size in fill.items():
+            sums[use] = sums.get(use, 0) + factor * size
+    return {use: size for use, size in sums.items() if size}

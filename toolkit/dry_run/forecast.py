@@ -1,0 +1,159 @@
+"""The memory of every stage: simulated whole, or extrapolated from smaller simulations and checked against a further one."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from mindllm.compiled.simulation import CATEGORIES
+from mindllm.config import RunConfig
+from toolkit.dry_run.extrapolate import Design, design_for, whole_stage
+from toolkit.dry_run.moments import Fill, Moments, bytes_of, fullest
+from toolkit.dry_run.profile import Profile
+from toolkit.dry_run.reduced import Point, point_of, reduced_run
+from toolkit.dry_run.simulations import Request, Simulations
+from toolkit.dry_run.stages import FIRST, MIDDLE, ONLY, Stage
+
+TOLERANCE, TOLERATED_BYTES = 0.0005, 1 << 16  # of the peak of the checking simulation
+
+
+@dataclass(frozen=True)
+class StageMemory:
+    """What a stage needs, in bytes.
+
+    Attributes:
+        moments: its fullest moments; the peak is the fullest of them.
+        actual_peak: with fragments, the gaps between blocks.
+        method: how it was found, in a few words.
+        shown: the simulation a picture is drawn of: the stage itself, or the largest of the smaller ones.
+        exact: whether ``shown`` is the stage itself.
+    """
+
+    stage: Stage
+    moments: Moments
+    actual_peak: int
+    method: str
+    shown: Profile | None = field(repr=False)
+    exact: bool
+
+    @cached_property
+    def peak(self) -> Fill:
+        """What fills the memory at the peak."""
+        return fullest(self.moments)
+
+    @property
+    def used_peak(self) -> int:
+        return bytes_of(self.peak)
+
+    @property
+    def by_category(self) -> Mapping[str, int]:
+        """Bytes at the peak by category; they add up to ``used_peak``."""
+        sums = Counter(dict.fromkeys(CATEGORIES, 0))
+        for use, size in self.peak.items():
+            sums[use.category] += size
+        return sums
+
+
+def simulate_stages(config: RunConfig, stages: Sequence[Stage], simulations: Simulations) -> list[StageMemory]:
+    """Simulates the first rank of every stage as it is, all layers and micro-batches."""
+    requests = [Request(config, stage.rank, f"stage {stage.number}") for stage in stages]
+    return [
+        StageMemory(stage, profile.moments, profile.actual_peak, "simulated", profile, True)
+        for stage, profile in zip(stages, simulations.profiles(requests), strict=True)
+    ]
+
+
+def forecast_stages(config: RunConfig, stages: Sequence[Stage], simulations: Simulations) -> list[StageMemory]:
+    """Finds the memory of stages from as few and small simulations as give the figures of the whole ones.
+
+    Stages that are alike share simulations. Where the simulation that checks an extrapolation disagrees with it, the stages
+    are simulated with all their layers.
+    """
+    designs = [(design, alike) for alike in _alike(config, stages) for design, alike in _designs(config, alike)]
+    found, failed = _carry_out(config, designs, simulations)
+    again = [(whole_stage(point_of(stage, config), _micro_step(config)), [stage]) for stage in failed]
+    found += _carry_out(config, again, simulations)[0]
+    return sorted(found, key=lambda memory: memory.stage.number)
+
+
+Planned = tuple[Design, list[Stage]]
+
+
+def _alike(config: RunConfig, stages: Sequence[Stage]) -> list[list[Stage]]:
+    groups: dict[tuple, list[Stage]] = {}
+    for stage in stages:
+        interleaved = config.model.config.pp_interleave_num > 1
+        groups.setdefault((stage.likeness, stage.number if interleaved else None), []).append(stage)
+    return list(groups.values())
+
+
+def _designs(config: RunConfig, alike: list[Stage]) -> list[Planned]:
+    """One design for all, or for each stage its own."""
+    interleaved = config.model.config.pp_interleave_num > 1
+    step = config.parallel_config.gradient_aggregation_group if alike[0].place == ONLY and _devices(config) > 1 else 1
+    shorter = alike[0].place in (FIRST, MIDDLE) and not interleaved
+    targets = [point_of(stage, config) for stage in alike]
+    design = design_for(targets, step, _micro_step(config), shorter)
+    if design:
+        return [(design, alike)]
+    return [(whole_stage(target, _micro_step(config)), [stage]) for target, stage in zip(targets, alike, strict=True)]
+
+
+def _micro_step(config: RunConfig) -> int:
+    """Micro-batches of interleaved chunks come in multiples of the number of stages."""
+    return config.parallel_config.pipeline_stage if config.model.config.pp_interleave_num > 1 else 1
+
+
+def _devices(config: RunConfig) -> int:
+    return config.parallel_config.device_num
+
+
+def _carry_out(
+    config: RunConfig, designs: Sequence[Planned], simulations: Simulations
+) -> tuple[list[StageMemory], list[Stage]]:
+    """Runs the simulations of all designs together; returns what was found, and the stages whose check disagreed."""
+    wanted = [(alike[0], point) for design, alike in designs for point in design.points]
+    profiles = iter(simulations.profiles([_request(config, like, point) for like, point in wanted]))
+    found: list[StageMemory] = []
+    failed: list[Stage] = []
+    for design, alike in designs:
+        mine = {point: next(profiles) for point in design.points}
+        if _agrees(design, mine):
+            found += (_extrapolated(config, stage, design, mine) for stage in alike)
+        else:
+            failed += alike
+    return found, failed
+
+
+def _request(config: RunConfig, like: Stage, point: Point) -> Request:
+    reduced, rank = reduced_run(config, like, point)
+    layers = "+".join(map(str, point.layers))
+    return Request(reduced, rank, f"stage {like.number} with {layers} layers, {point.micro_batches} micro-batches")
+
+
+def _moments(profiles: Mapping[Point, Profile]) -> dict[Point, Moments]:
+    return {point: profile.moments for point, profile in profiles.items()}
+
+
+def _agrees(design: Design, profiles: Mapping[Point, Profile]) -> bool:
+    """Whether the checking simulation has the peak that is extrapolated for it."""
+    if design.check is None:
+        return True
+    predicted = bytes_of(fullest(design.predict(design.check, _moments(profiles))))
+    simulated = profiles[design.check].used_peak
+    return abs(predicted - simulated) <= TOLERANCE * simulated + TOLERATED_BYTES
+
+
+def _extrapolated(config: RunConfig, stage: Stage, design: Design, profiles: Mapping[Point, Profile]) -> StageMemory:
+    target = point_of(stage, config)
+    if target in profiles:
+        profile = profiles[target]
+        return StageMemory(stage, profile.moments, profile.actual_peak, "simulated", profile, True)
+    moments = design.predict(target, _moments(profiles))
+    used = bytes_of(fullest(moments))
+    gaps = max(profile.gaps / profile.used_peak for profile in profiles.values())
+    largest = profiles[design.check or design.base]
+    what = f"{len(profiles)} smaller runs" if design.varied or design.alive else "fewer micro-batches"
+    return StageMemory(stage, moments, used + int(gaps * used), f"extrapolated: {what}", largest, False)

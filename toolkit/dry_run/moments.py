@@ -1,0 +1,101 @@
+"""A simulation as moments: for every kind of operator the fullest moment at which one allocates memory, and what fills it then.
+
+The peak is the fullest of all moments. In a stage with more layers, or more micro-batches alive, it may be another one; so
+moments are compared across simulations by kind, and never the peaks themselves.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from mindllm.compiled.simulation import Block, Simulation, operator_of, path_of
+
+LAYER = re.compile(r"(layers-CellList/|layers\.)\d+")
+NUMBER = re.compile(r"(-op\d+|-\d+)$")
+WRAPPERS = re.compile(r"^(network\.)+")
+GRADIENT_LEVEL = re.compile(r"\.Grad_\w+")
+
+
+@dataclass(frozen=True)
+class Use:
+    """What a piece of memory is there for: category, the cell or parameter without the number of its layer, operator.
+
+    ``operator`` is empty for parameters; ``backward`` says whether it is one of the backward pass.
+    """
+
+    category: str
+    path: str
+    operator: str
+    backward: bool
+
+
+Fill = Mapping[Use, int]
+"""Bytes of every use at one moment."""
+Moments = Mapping[str, Fill]
+"""The fullest moment of each kind of operator, by its name without numbers."""
+
+
+def bytes_of(fill: Fill) -> int:
+    """All that is in use."""
+    return sum(fill.values())
+
+
+def fullest(moments: Moments) -> Fill:
+    """What is in use at the peak."""
+    return max(moments.values(), key=bytes_of)
+
+
+def use_of(block: Block) -> Use:
+    """What a block is there for."""
+    return Use(block.category, *place_of(block.node), block.backward)
+
+
+def place_of(node: str) -> tuple[str, str]:
+    """Path and operator of a node by its full name, without the number of the layer; of a gradient those of the forward cell."""
+    path = GRADIENT_LEVEL.sub("", WRAPPERS.sub("", path_of(node)))
+    return LAYER.sub(r"\1*", NUMBER.sub("", path)), operator_of(node)
+
+
+def moments_of(simulation: Simulation) -> Moments:
+    """The fullest moment of each kind of operator. The fullest of all holds ``simulation.used_peak`` bytes."""
+    blocks = sorted(simulation.blocks, key=lambda block: block.start)
+    best: dict[str, tuple[int, int]] = {}
+    for index, used in enumerate(_used(blocks)):
+        kind = LAYER.sub(r"\1*", NUMBER.sub("", blocks[index].node))
+        if used > best.get(kind, (-1, 0))[0]:
+            best[kind] = (used, index)
+    wanted = {index for _, index in best.values()}
+    fills = {index: fill for index, fill in enumerate(_fills(blocks, wanted)) if fill is not None}
+    return {kind: fills[index] for kind, (_, index) in best.items()}
+
+
+def _used(blocks: Sequence[Block]) -> Iterator[int]:
+    """Bytes in use when each block has just been allocated."""
+    used = 0
+    for block, freed in _with_freed(blocks):
+        used += block.size - sum(other.size for other in freed)
+        yield used
+
+
+def _fills(blocks: Sequence[Block], wanted: set[int]) -> Iterator[Fill | None]:
+    """The same by use, at the allocations that are wanted."""
+    sums: Counter[Use] = Counter()
+    for index, (block, freed) in enumerate(_with_freed(blocks)):
+        for other in freed:
+            sums[use_of(other)] -= other.size
+        sums[use_of(block)] += block.size
+        yield {use: size for use, size in sums.items() if size} if index in wanted else None
+
+
+def _with_freed(blocks: Sequence[Block]) -> Iterator[tuple[Block, list[Block]]]:
+    """Each block, in order of allocation, with those freed since the one before it."""
+    ending = sorted((block for block in blocks if block.end is not None), key=lambda block: block.end or 0)
+    gone = 0
+    for block in blocks:
+        first = gone
+        while gone < len(ending) and (ending[gone].end or 0) <= block.start:
+            gone += 1
+        yield block, ending[first:gone]

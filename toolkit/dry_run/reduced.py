@@ -1,0 +1,76 @@
+"""Smaller runs with a stage like one of a large run: fewer layers, fewer stages, fewer micro-batches, the same widths."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mindllm.config import RunConfig, override_config
+from mindllm.parallel.layer_plan import LayerAssignment, LayerPlan
+from mindllm.parallel.plan_text import render_plan
+from toolkit.dry_run.stages import FIRST, LAST, MIDDLE, ONLY, LayerKind, Run, Stage
+
+PLAIN = LayerKind(False, ())
+
+
+@dataclass(frozen=True)
+class Point:
+    """What is small or large about a stage: layers in each of its runs, micro-batches kept alive, and those of a step.
+
+    Without a pipeline ``micro_batches`` are accumulation steps.
+    """
+
+    layers: tuple[int, ...]
+    alive: int
+    micro_batches: int
+
+
+def point_of(stage: Stage, config: RunConfig) -> Point:
+    """Where the stage of the real run is."""
+    return Point(tuple(run.count for run in stage.runs), stage.alive, micro_batches_of(config))
+
+
+def micro_batches_of(config: RunConfig) -> int:
+    """Micro-batches of a step in a pipeline, else accumulation steps."""
+    return config.parallel_config.micro_batch_num * config.runner_config.gradient_accumulation_steps
+
+
+def reduced_run(config: RunConfig, like: Stage, point: Point) -> tuple[RunConfig, int]:
+    """Returns a run that has a stage like ``like`` at ``point``, and the first rank of that stage.
+
+    A stage keeps as many micro-batches alive as there are stages from it on: that is how long the small pipeline is.
+    With several chunks per stage the pipeline stays as long as it is.
+    """
+    stages, number, chunks = _pipeline(config, like, point)
+    runs = [Run(run.chunk, run.kind, count) for run, count in zip(like.runs, point.layers, strict=True)]
+    layers = [
+        layer
+        for chunk in range(chunks)
+        for stage in range(stages)
+        for layer in (_layers(runs, stage, chunk) if stage == number else [PLAIN.assignment(stage, chunk)])
+    ]
+    changes = render_plan(LayerPlan(stages, chunks, tuple(layers)))
+    changes["model.model_config.num_layers"] = len(layers)
+    alone = like.place == ONLY
+    changes["runner_config.gradient_accumulation_steps"] = point.micro_batches if alone else 1
+    changes["parallel_config.micro_batch_num"] = 1 if alone else point.micro_batches
+    sizes = config.parallel_config
+    return override_config(config, changes), number * sizes.data_parallel * sizes.model_parallel
+
+
+def _pipeline(config: RunConfig, like: Stage, point: Point) -> tuple[int, int, int]:
+    """Number of stages of the small pipeline, which of them it is about, chunks per stage."""
+    chunks = config.model.config.pp_interleave_num
+    if chunks > 1 and like.place != ONLY:
+        return config.parallel_config.pipeline_stage, like.number, chunks
+    stages, number = {
+        ONLY: (1, 0),
+        FIRST: (max(point.alive, 2), 0),
+        MIDDLE: (point.alive + 1, 1),
+        LAST: (2, 1),
+    }[like.place]
+    return stages, number, 1
+
+
+def _layers(runs: Sequence[Run], stage: int, chunk: int) -> list[LayerAssignment]:
+    return [run.kind.assignment(stage, chunk) for run in runs if run.chunk == chunk for _ in range(run.count)]

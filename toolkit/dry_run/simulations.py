@@ -1,0 +1,167 @@
+"""Simulates many ranks in processes of their own, as many at once as the machine has cores and memory for."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+import mindllm
+from mindllm.config import RunConfig, render_config
+from mindllm.errors import RunFailed, UserError
+from mindllm.launch.process import JobProcess
+from toolkit.dry_run.cache import Kept, forget_old_ones, kept_file, read_kept
+from toolkit.dry_run.memory import MIB, available_bytes, worker_bytes
+from toolkit.dry_run.profile import Profile, load_profile
+from toolkit.dry_run.source_lines import Lines, read_lines, smallest_run
+
+POLL_SECONDS = 0.1
+USABLE = 0.95  # of the memory that is left
+ERROR = "error: "
+
+
+@dataclass(frozen=True)
+class Request:
+    """A rank to simulate, or to find the source lines of. ``name`` says what it is about, for people."""
+
+    config: RunConfig
+    rank: int
+    name: str
+    lines: bool = False
+
+    @property
+    def kept(self) -> Path:
+        return kept_file(self.config, self.rank, ".lines" if self.lines else ".profile")
+
+
+class Simulations:
+    """Gives profiles: those that are kept from earlier at once, others by running workers.
+
+    Args:
+        workers: how many at once; None: one for each core, as memory allows.
+        console: where progress is shown.
+    """
+
+    def __init__(self, workers: int | None, console: Console) -> None:
+        self.workers = workers or len(os.sched_getaffinity(0))
+        self.console = console
+        self.run_now = 0  # simulations that were not kept from earlier
+
+    def profiles(self, requests: Sequence[Request]) -> list[Profile]:
+        """The profiles of all requests, in their order; equal ones are simulated once.
+
+        Raises:
+            UserError: what MindSpore's compiler refuses, or too little memory for a single worker.
+            RunFailed: a worker that ended unexpectedly. Whatever ends this call ends all workers.
+        """
+        return self._all(requests, load_profile)
+
+    def source_lines(self, config: RunConfig) -> Lines:
+        """The source lines of the operators of a run."""
+        return self._all([Request(smallest_run(config), 0, "source lines", lines=True)], read_lines)[0]
+
+    def _all(self, requests: Sequence[Request], read: Callable[[Path], Kept]) -> list[Kept]:
+        files = [request.kept for request in requests]
+        known = {file: read_kept(file, read) for file in files}
+        missing = {file: request for file, request in zip(files, requests, strict=True) if known[file] is None}
+        self.run_now += len(missing)
+        if missing:
+            self._run(missing)
+            forget_old_ones()
+            known |= {file: read(file) for file in missing}
+        return [kept for file in files if (kept := known[file]) is not None]
+
+    def _run(self, missing: dict[Path, Request]) -> None:
+        waiting = sorted(missing.items(), key=lambda item: -worker_bytes(item[1].config))  # the longest first
+        left = _affordable(waiting[0][1])
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        with (
+            tempfile.TemporaryDirectory(prefix="mindllm_dry_run_") as name,
+            _terminated_as_interrupted(),
+            Progress(*columns, console=self.console) as progress,
+        ):
+            task = progress.add_task("simulating", total=len(missing))
+            running: list[_Worker] = []
+            try:
+                while waiting or running:
+                    while waiting and self._has_room(running, waiting[0][1], left):
+                        file, request = waiting.pop(0)
+                        running.append(_Worker(request, file, Path(name) / str(len(waiting))))
+                    for worker in [worker for worker in running if worker.ended()]:
+                        running.remove(worker)
+                        progress.advance(task)
+                    progress.update(task, description=f"simulating {', '.join(w.request.name for w in running)}")
+                    time.sleep(POLL_SECONDS)
+            finally:
+                for worker in running:
+                    worker.process.kill()
+
+    def _has_room(self, running: Sequence[_Worker], request: Request, left: float) -> bool:
+        """Whether one more worker may start; one of them always may."""
+        taken = sum(worker_bytes(worker.request.config) for worker in running)
+        return not running or (len(running) < self.workers and taken + worker_bytes(request.config) <= left)
+
+
+class _Worker:
+    """A running simulation."""
+
+    def __init__(self, request: Request, output: Path, directory: Path) -> None:
+        self.request = request
+        directory.mkdir()
+        config = directory / "config.yaml"
+        config.write_text(render_config(request.config), encoding="utf-8")
+        command = [sys.executable, "-m", "toolkit.dry_run.worker", "--config", str(config)]
+        command += ["--rank", str(request.rank), "--output", str(output)]
+        packages = str(Path(mindllm.__file__).resolve().parent.parent)
+        search = os.pathsep.join(filter(None, [packages, os.environ.get("PYTHONPATH", "")]))
+        variables = {"PYTHONPATH": search, "TMPDIR": str(directory), "COLUMNS": "1000"}
+        command += ["--lines"] if request.lines else []
+        self.process = JobProcess(request.name, command, variables, directory / "log")
+
+    def ended(self) -> bool:
+        """Whether it has ended well; raises if it has ended otherwise."""
+        code = self.process.poll()
+        if code in (None, 0):
+            return code == 0
+        text = self.process.log.read_text(encoding="utf-8", errors="replace")
+        if code == UserError.exit_code and ERROR in text:
+            raise UserError(f"{self.request.name}: {text[text.rindex(ERROR) :].removeprefix(ERROR).strip()}")
+        advice = ""
+        if code == -signal.SIGKILL:
+            advice = "; the system may be out of memory: end other programs, or write --workers 1"
+        raise RunFailed(f"simulating {self.request.name} {self.process.ending()}{advice}\n{self.process.last_lines()}")
+
+
+def _affordable(request: Request) -> float:
+    """Memory that workers may take; refuses where the largest one does not fit into it."""
+    left, wanted = available_bytes() * USABLE, worker_bytes(request.config)
+    if wanted > left:
+        raise UserError(
+            f"simulating {request.name} takes about {wanted // MIB} MB of this machine's memory, and {left / MIB:.0f} MB "
+            "are left; end other programs, or leave out --full, which simulates whole stages"
+        )
+    return left
+
+
+@contextmanager
+def _terminated_as_interrupted() -> Iterator[None]:
+    """SIGTERM, too, ends the workers before this process."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    previous = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)

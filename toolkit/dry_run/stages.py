@@ -1,0 +1,104 @@
+"""What each pipeline stage holds: runs of layers that are alike, and the micro-batches it keeps alive."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from dataclasses import dataclass
+
+from mindllm.config import RunConfig
+from mindllm.parallel.layer_plan import LayerAssignment, LayerPlan, make_plan
+from mindllm.parallel.layout import Mesh
+
+FIRST, MIDDLE, LAST, ONLY = "first", "middle", "last", "only"
+FULL, SELECT, COMMUNICATION, BOTH, NONE = "full", "select", "comm", "both", "none"
+
+
+@dataclass(frozen=True)
+class LayerKind:
+    """How a layer is recomputed; layers of one kind need the same memory. ``patterns`` as in a LayerAssignment."""
+
+    recompute: bool
+    patterns: tuple[tuple[str, tuple[str, ...]], ...]
+
+    @property
+    def name(self) -> str:
+        """``full``, ``select``, ``comm``, ``both`` (of the latter two) or ``none``."""
+        keys = {key for key, _ in self.patterns}
+        if self.recompute:
+            return FULL
+        if {"select_recompute", "select_comm_recompute"} <= keys:
+            return BOTH
+        return SELECT if "select_recompute" in keys else COMMUNICATION if "select_comm_recompute" in keys else NONE
+
+    def assignment(self, stage: int, chunk: int) -> LayerAssignment:
+        """A layer of this kind at a place of the pipeline."""
+        return LayerAssignment(stage, chunk, self.recompute, dict(self.patterns))
+
+
+@dataclass(frozen=True)
+class Run:
+    """Consecutive layers of one chunk that are of one kind."""
+
+    chunk: int
+    kind: LayerKind
+    count: int
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A pipeline stage; ``rank`` is its first one. ``alive``: micro-batches whose activations it keeps at most (1F1B)."""
+
+    number: int
+    rank: int
+    place: str
+    runs: tuple[Run, ...]
+    alive: int
+
+    @property
+    def layers(self) -> int:
+        return sum(run.count for run in self.runs)
+
+    @property
+    def recompute(self) -> str:
+        """``4 full, 6 none``."""
+        counts = Counter[str]()
+        for run in self.runs:
+            counts[run.kind.name] += run.count
+        return ", ".join(f"{count} {name}" for name, count in counts.items())
+
+    @property
+    def likeness(self) -> tuple:
+        """Stages with the same one differ by numbers only: of layers in their runs, of micro-batches alive."""
+        return self.place, tuple((run.chunk, run.kind) for run in self.runs)
+
+
+def stages_of(config: RunConfig) -> list[Stage]:
+    """The stages of a run, in order."""
+    plan = make_plan(config)
+    sizes = config.parallel_config
+    mesh = Mesh(sizes.data_parallel, sizes.model_parallel, sizes.pipeline_stage)
+    return [
+        Stage(
+            number=number,
+            rank=number * mesh.stage_devices,
+            place=_place(number, plan.stages),
+            runs=tuple(_runs(plan, number)),
+            alive=min(sizes.micro_batch_num, plan.stages - number),
+        )
+        for number in range(plan.stages)
+    ]
+
+
+def _place(number: int, stages: int) -> str:
+    if stages == 1:
+        return ONLY
+    return FIRST if number == 0 else LAST if number == stages - 1 else MIDDLE
+
+
+def _runs(plan: LayerPlan, stage: int) -> list[Run]:
+    runs = []
+    for chunk in range(plan.chunks):
+        kinds = (LayerKind(layer.recompute, tuple(sorted(layer.patterns.items()))) for layer in plan.at(chunk, stage))
+        runs += [Run(chunk, kind, len(list(group))) for kind, group in itertools.groupby(kinds)]
+    return runs

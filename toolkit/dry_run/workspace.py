@@ -1,0 +1,44 @@
+"""An estimate of what kernels need beside their inputs and outputs, which the dry run's level 1 leaves out.
+
+Kernels of the matrix unit of an Ascend 910B (24 cube cores, 48 vector cores) take
+
+- a system workspace each, 16 MiB (what ``GetLibApiWorkSpaceSize`` of Ascend C answers);
+- FlashAttentionScore in addition a tile of scores and one of results per vector core, some 24 MiB whatever the sequence;
+- FlashAttentionScoreGrad in addition the gradients of query, key and value in fp32, where it adds them up before it casts them.
+
+So do the tiling functions in the published sources of CANN's transformer operators. Not known, and left out: copies that a matrix
+product makes of operands whose shape is not a multiple of its tile, buffers of HCCL (outside the pool), and workspaces of all
+other kernels, which are small. A workspace lives as long as its kernel runs, so only the largest sum of memory in use and
+workspace counts.
+"""
+
+from __future__ import annotations
+
+from mindllm.config import RunConfig
+from toolkit.dry_run.moments import Moments, bytes_of
+
+MIB = 1 << 20
+SYSTEM, TILES, FP32 = 16 * MIB, 24 * MIB, 4
+ATTENTION, ATTENTION_GRADIENT = "FlashAttentionScore", "FlashAttentionScoreGrad"
+MATRIX = frozenset({"MatMul", "BatchMatMul", "MatMulV2", "GroupedMatmul"})
+
+
+def peak_with_workspace(moments: Moments, config: RunConfig) -> int:
+    """The largest sum, in bytes, of memory in use and of the workspace of the kernel that has just been given its outputs."""
+    return max(bytes_of(fill) + workspace(kind.rpartition("/")[2], config) for kind, fill in moments.items())
+
+
+def workspace(operator: str, config: RunConfig) -> int:
+    """Bytes of workspace of one kernel of a kind."""
+    if operator == ATTENTION:
+        return SYSTEM + TILES
+    if operator == ATTENTION_GRADIENT:
+        return SYSTEM + TILES + FP32 * _attention_elements(config)
+    return SYSTEM if operator in MATRIX else 0
+
+
+def _attention_elements(config: RunConfig) -> int:
+    """Elements of query, key and value of a micro-batch on one rank."""
+    model, ranks = config.model.config, config.parallel_config.model_parallel
+    heads = (model.num_heads + 2 * model.n_kv_heads) // ranks
+    return config.runner_config.batch_size * model.seq_length * heads * model.head_dim

@@ -1,0 +1,87 @@
+"""Where a graph comes from: a configuration that is compiled, a kept graph, MindIR, or MindSpore's text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from mindllm.command import error_console
+from mindllm.compiled.graph import CompiledGraph
+from mindllm.compiled.graph_file import load
+from mindllm.compiled.ir_text import read_ir_text
+from mindllm.compiled.mind_ir import parse_mind_ir
+from mindllm.config import RunConfig, load_config
+from mindllm.errors import UserError
+
+ZIP, TEXT = b"PK\x03\x04", b"# IR entry"
+LAST_PASS = "*_validate_*.ir"
+CANDIDATES = ("*.graph", LAST_PASS, "*.mindir", "rank_*/" + LAST_PASS)
+BEGINNING = 4096
+
+
+@dataclass(frozen=True)
+class Inspected:
+    """A graph, what to call it, and the run it was compiled from where that is known."""
+
+    graph: CompiledGraph
+    name: str
+    config: RunConfig | None = None
+
+
+def compile_config(path: str, rank: int, overrides: Sequence[str]) -> Inspected:
+    """Compiles one rank of a run.
+
+    Raises:
+        UserError: the configuration is wrong, or cannot be compiled.
+    """
+    from mindllm.compiled.compile_rank import compile_rank
+
+    config = load_config(path, overrides)
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=error_console, transient=True) as progress:
+        progress.add_task(f"compiling rank {rank} of {path}")
+        return Inspected(compile_rank(config, rank), f"{Path(path).name} rank {rank}", config)
+
+
+def read_graph(path: Path) -> Inspected:
+    """Reads a graph of any kind, recognised by content; of a directory, the one it holds.
+
+    Raises:
+        UserError: there is none, there are several, or it is damaged.
+    """
+    file = _only_graph(path) if path.is_dir() else path
+    rank = _rank(file)
+    try:
+        with open(file, "rb") as opened:
+            beginning = opened.read(BEGINNING)
+    except OSError as error:
+        raise UserError(f"{file}: cannot be read ({error.strerror})") from None
+    if beginning.startswith(ZIP):
+        return Inspected(load(file), file.name)
+    if TEXT in beginning.replace(b"#IR entry", TEXT):
+        return Inspected(read_ir_text(file, rank), file.name)
+    try:
+        return Inspected(parse_mind_ir(file.read_bytes(), rank), file.name)
+    except UserError as error:
+        raise UserError(f"{file}: neither a compiled graph, MindIR nor a text .ir of MindSpore ({error})") from None
+
+
+def _only_graph(directory: Path) -> Path:
+    for pattern in CANDIDATES:
+        found = sorted(directory.glob(pattern))
+        if len(found) == 1:
+            return found[0]
+        if found:
+            names = ", ".join(str(file.relative_to(directory)) for file in found[:4])
+            raise UserError(f"{directory}: holds {len(found)} graphs ({names} …); name one of them")
+    raise UserError(f"{directory}: holds no graph ({', '.join(CANDIDATES[:3])})")
+
+
+def _rank(path: Path) -> int:
+    """MindSpore puts graphs of rank 3 into a directory ``rank_3``; without one, 0."""
+    found = [int(match.group(1)) for part in path.absolute().parts if (match := re.fullmatch(r"rank_(\d+)", part))]
+    return found[-1] if found else 0

@@ -1,0 +1,1 @@
+"""Plans pipeline stages, interleaving and recomputation: the fastest split that fits the memory, with a proven bound."""

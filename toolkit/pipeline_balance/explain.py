@@ -1,0 +1,98 @@
+"""Why a plan is not faster: which stage everything waits for, where memory binds, and what one more GB would buy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from toolkit.pipeline_balance.problem import Problem
+from toolkit.pipeline_balance.simulate import critical_path
+from toolkit.pipeline_balance.solve import Solution, solve
+
+GB = 1000.0
+TIGHT = 1.0  # of the lightest change of a stage's recomputation that memory does not allow
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Attributes:
+    critical: share of the step's critical path spent on each stage, ``[stages]``.
+    free_mb: memory left on each stage.
+    with_more: step when every stage has one more GB.
+    stage_with_more: for stages where memory binds, the step when that stage alone has one more GB.
+    """
+
+    critical: np.ndarray
+    free_mb: np.ndarray
+    with_more: float
+    stage_with_more: dict[int, float]
+
+
+def explain(solution: Solution, seconds: float) -> Explanation:
+    """Solves again with one more GB for all stages, and for each of the three critical stages where memory binds."""
+    best = solution.best
+    problem, costs = best.problem, best.costs
+    forward, backward, _ = critical_path(best.line, problem.point_to_point)
+    spent = (forward * costs.forward + backward * costs.backward).reshape(problem.chunks, problem.stages).sum(axis=0)
+    free = np.array(problem.per_stage("limit_mb")) - best.peak_mb
+    binding = [int(stage) for stage in np.argsort(-spent) if free[stage] < _lightest_step(solution, int(stage))][:3]
+    share = seconds / (1 + len(binding))
+    return Explanation(
+        spent / spent.sum(),
+        free,
+        _step(problem, range(problem.stages), share, solution),
+        {stage: _step(problem, [stage], share, solution) for stage in binding},
+    )
+
+
+def lines(solution: Solution, found: Explanation) -> list[str]:
+    """The explanation in sentences."""
+    problem, step = solution.best.problem, solution.best.step_time
+    leader = int(found.critical.argmax())
+    said = [f"stage {leader} binds: {100 * found.critical[leader]:.0f}% of the longest chain of operations is its own"]
+    if not np.isfinite(found.free_mb).any():
+        return [*said, "memory has no limit, so more of it buys nothing"]
+    tight = [stage for stage in range(problem.stages) if found.free_mb[stage] < _lightest_step(solution, stage)]
+    if not tight:
+        said.append("memory binds nowhere: every stage could keep more than it does")
+    else:
+        said.append(f"memory binds on stages {', '.join(map(str, tight))}: recomputing less there does not fit")
+    said.append(f"one more GB on every stage: {_gain(step, found.with_more)}")
+    said += [
+        f"one more GB on stage {stage} alone: {_gain(step, more)}" for stage, more in found.stage_with_more.items()
+    ]
+    return said
+
+
+def _gain(step: float, more: float) -> str:
+    saved = step - more
+    return f"step {more:,.6g}, {100 * saved / step:.2f}% less" if saved > 1e-9 * step else "buys nothing"
+
+
+def _lightest_step(solution: Solution, stage: int) -> float:
+    """The least memory by which a stage's activations could grow to save time; infinite where nothing is recomputed."""
+    problem = solution.best.problem
+    steps = []
+    number = 0
+    for place, names in enumerate(solution.best.plan.places):
+        for name in names:
+            layer = problem.layers[problem.layer_order[number]]
+            number += 1
+            if place % problem.stages == stage:
+                now = layer.kinds[name]
+                alive = min(problem.micro_batches, problem.stages - stage)
+                steps += [
+                    alive * (other.activation_mb - now.activation_mb)
+                    for other in layer.kinds.values()
+                    if other.backward < now.backward
+                ]
+    return min((step for step in steps if step > 0), default=0.0)
+
+
+def _step(problem: Problem, stages: range | list[int], seconds: float, solution: Solution) -> float:
+    limits = list(problem.per_stage("limit_mb"))
+    for stage in stages:
+        limits[stage] += GB
+    more = problem.model_copy(update={"limit_mb": tuple(limits)})
+    return min(solve(more, seconds).best.step_time, solution.best.step_time)

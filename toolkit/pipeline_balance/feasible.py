@@ -1,0 +1,89 @@
+"""What a problem that no plan fits would need: the smallest limit, by a mixed-integer program over the lightest recomputation."""
+
+from __future__ import annotations
+
+import highspy
+import numpy as np
+
+from toolkit.pipeline_balance.plan import end_of, orders_of
+from toolkit.pipeline_balance.problem import ZERO_BUBBLE, Problem
+from toolkit.pipeline_balance.schedule import alive
+
+
+def missing_memory(problem: Problem) -> tuple[float, int]:
+    """The least MB that every limit would have to grow by for some plan to fit, and the stage that needs it most.
+
+    Layers are placed in model order. Zero where a plan fits. Exact where one kind of recomputation is lightest in all respects.
+    """
+    solver = highspy.Highs()
+    solver.setOptionValue("output_flag", False)
+    infinity, kinds, places = highspy.kHighsInf, len(problem.layers), problem.places
+    missing = places * kinds
+    begun = missing + 1  # whether layers of a kind may stand in a place: those before are used up
+    limits = problem.per_stage("limit_mb")
+    for place in range(places):
+        for layer in problem.layers:
+            solver.addVar(0, layer.count)
+            solver.changeColIntegrality(place * kinds + problem.layers.index(layer), highspy.HighsVarType.kInteger)
+    solver.addVar(0, infinity)
+    solver.changeColCost(missing, 1.0)
+    for index, layer in enumerate(problem.layers):
+        columns = np.arange(index, places * kinds, kinds, dtype=np.int32)
+        solver.addRow(layer.count, layer.count, places, columns, np.ones(places))
+    for place in range(places):
+        columns = np.arange(place * kinds, (place + 1) * kinds, dtype=np.int32)
+        solver.addRow(1, infinity, kinds, columns, np.ones(kinds))
+    if kinds > 1:
+        _keep_order(solver, problem, begun)
+    rows = [row for stage in range(problem.stages) for row in _memory_rows(problem, stage)]
+    for stage, fixed, factors in rows:
+        if np.isfinite(limits[stage]):
+            columns = np.append(np.flatnonzero(factors), missing).astype(np.int32)
+            values = np.append(factors[factors != 0], -1.0)
+            solver.addRow(-infinity, limits[stage] - fixed, len(columns), columns, values)
+    solver.run()
+    answer = np.array(solver.getSolution().col_value)
+    lacking = [
+        (fixed + factors @ answer[:missing] - limits[stage], stage) for stage, fixed, factors in rows
+    ]  # fmt: skip
+    return max(0.0, float(answer[missing])), max(lacking)[1]
+
+
+def _keep_order(solver: highspy.Highs, problem: Problem, begun: int) -> None:
+    """Layers of a kind may stand in a place when none of an earlier kind stand behind it."""
+    kinds, infinity = len(problem.layers), highspy.kHighsInf
+    for _ in range(problem.places * (kinds - 1)):
+        solver.addVar(0, 1)
+        solver.changeColIntegrality(solver.getNumCol() - 1, highspy.HighsVarType.kInteger)
+    for place in range(problem.places):
+        for kind in range(1, kinds):
+            switch = begun + place * (kinds - 1) + kind - 1
+            count = float(problem.layers[kind].count)
+            pair = np.array([place * kinds + kind, switch], np.int32)
+            solver.addRow(-infinity, 0, 2, pair, np.array([1.0, -count]))
+            for later in range(place + 1, problem.places):
+                for earlier in range(kind):
+                    pair = np.array([later * kinds + earlier, switch], np.int32)
+                    limit = float(problem.layers[earlier].count)
+                    solver.addRow(-infinity, limit, 2, pair, np.array([1.0, limit]))
+
+
+def _memory_rows(problem: Problem, stage: int) -> list[tuple[int, float, np.ndarray]]:
+    """Of every largest set of live micro-batches: the stage, MB without layers, MB of a layer in each place."""
+    orders = orders_of(problem)
+    single = problem.schedule in ZERO_BUBBLE  # they can do with one micro-batch under way
+    kinds, places = len(problem.layers), range(stage, problem.places, problem.stages)
+    transient = min(kind.transient_mb for layer in problem.layers for kind in layer.kinds.values())
+    base = transient + sum(problem.per_stage(key)[stage] for key in ("static_mb", "transient_mb"))
+    base += sum(end.memory_mb for place in places for end in end_of(problem, place))
+    rows = []
+    for vector in [np.ones(1)] if single else alive(orders, problem.chunks)[stage]:
+        factors = np.zeros(problem.places * kinds)
+        fixed = base
+        for chunk, place in enumerate(places):
+            fixed += vector[chunk] * sum(end.activation_mb for end in end_of(problem, place))
+            for kind, layer in enumerate(problem.layers):
+                lightest = min(cost.activation_mb for cost in layer.kinds.values())
+                factors[place * kinds + kind] = layer.parameter_mb + vector[chunk] * lightest
+        rows.append((stage, fixed, factors))
+    return rows

@@ -1,0 +1,160 @@
+"""Which mix each chunk of a stage takes, for given layers: the least weighted backward time that fits the stage's memory."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+
+from toolkit.pipeline_balance.plan import Plan, end_of
+from toolkit.pipeline_balance.problem import Problem
+from toolkit.pipeline_balance.recompute_mix import Front, Mixes, Runs
+from toolkit.pipeline_balance.schedule import Orders, alive
+
+COMBINATIONS = 4096  # tried for a stage; fronts are thinned until no more are needed
+
+
+class StageChoice:
+    """Times of every place for many splits at once. Runs of layers are numbered as they are met.
+
+    ``weights`` say how much a backward pass of a place matters, ``[places]``; with equal weights a stage's time is least.
+    """
+
+    def __init__(self, problem: Problem, mixes: Mixes, orders: Orders) -> None:
+        self.problem, self.mixes = problem, mixes
+        self.alive = alive(orders, problem.chunks)
+        self.weights = np.ones(problem.places)
+        self._numbers: dict[Runs, int] = {}
+        self._runs: list[Runs] = []
+        self._number_of: dict[tuple[int, int], int] = {}
+        self._chosen: dict[tuple[int, tuple[int, ...]], tuple[np.ndarray, np.ndarray, tuple] | None] = {}
+        self._thinned: dict[tuple[int, float], Front] = {}
+
+    def weigh(self, weights: np.ndarray) -> None:
+        """Sets ``weights`` and forgets what was chosen with others."""
+        self.weights = weights
+        self._chosen.clear()
+
+    def times(self, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Forward and backward time of every place, ``[places, splits]`` each, for layers per place ``[splits, places]``.
+
+        Infinite in splits that do not fit the memory.
+        """
+        numbers = self._number(counts)
+        forward, backward = np.empty(counts.shape), np.empty(counts.shape)
+        stages = self.problem.stages
+        for stage in range(stages):
+            places = np.arange(stage, self.problem.places, stages)
+            unique, which = np.unique(numbers[:, places], axis=0, return_inverse=True)
+            found = [self._choose(stage, tuple(row)) for row in unique.tolist()]
+            nothing = np.full(len(places), np.inf)
+            rows = [choice[:2] if choice else (nothing, nothing) for choice in found]
+            table = np.array(rows)
+            forward[:, places], backward[:, places] = table[which.ravel(), 0], table[which.ravel(), 1]
+        return forward.T, backward.T
+
+    def plan(self, counts: np.ndarray) -> Plan:
+        """The plan chosen for one split, ``[places]``, that fits the memory."""
+        numbers = self._number(counts[None])[0]
+        stages = self.problem.stages
+        places: list[tuple[str, ...]] = [()] * self.problem.places
+        for stage in range(stages):
+            mine = range(stage, self.problem.places, stages)
+            choice = self._choose(stage, tuple(int(numbers[place]) for place in mine))
+            if choice is None:
+                raise ValueError(f"stage {stage} cannot hold these layers")
+            for place, mix in zip(mine, choice[2], strict=True):
+                places[place] = tuple(self.mixes.written(self._runs[numbers[place]], mix))
+        return Plan(tuple(places))
+
+    def _number(self, counts: np.ndarray) -> np.ndarray:
+        """The number of the run of layers in every place."""
+        starts = counts.cumsum(axis=1) - counts
+        codes = starts * (self.problem.layer_count + 1) + counts
+        unique, which = np.unique(codes, return_inverse=True)
+        return np.array([self._run_number(*divmod(code, self.problem.layer_count + 1)) for code in unique.tolist()])[
+            which.reshape(codes.shape)
+        ]
+
+    def _run_number(self, start: int, count: int) -> int:
+        if (start, count) not in self._number_of:
+            runs = self.mixes.runs(start, count)
+            if runs not in self._numbers:
+                self._numbers[runs] = len(self._runs)
+                self._runs.append(runs)
+            self._number_of[start, count] = self._numbers[runs]
+        return self._number_of[start, count]
+
+    def _choose(self, stage: int, numbers: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray, tuple] | None:
+        """Times of each chunk of a stage, and the counts of its mixes."""
+        key = (stage, numbers)
+        if key not in self._chosen:
+            self._chosen[key] = self._best(stage, [self._runs[number] for number in numbers], numbers)
+        return self._chosen[key]
+
+    def _best(
+        self, stage: int, runs: list[Runs], numbers: tuple[int, ...]
+    ) -> tuple[np.ndarray, np.ndarray, tuple] | None:
+        problem, places = self.problem, range(stage, self.problem.places, self.problem.stages)
+        ends = [end_of(problem, place) for place in places]
+        room = problem.per_stage("limit_mb")[stage]
+        room -= sum(problem.per_stage(key)[stage] for key in ("static_mb", "transient_mb"))
+        room -= sum(problem.layers[kind].parameter_mb * count for run in runs for kind, count in run)
+        room -= sum(end.memory_mb for found in ends for end in found)
+        fixed = np.array([sum(end.activation_mb for end in found) for found in ends])
+        weights = self.weights[list(places)]
+        best, chosen = np.inf, None
+        for transient in self.mixes.transients:
+            fronts = [self._thin(number, transient) for number in numbers]
+            if not all(len(front.backward) for front in fronts):
+                continue
+            picks = _product(tuple(len(front.backward) for front in fronts))
+            held = (
+                np.array([front.activation[pick] for front, pick in zip(fronts, picks, strict=True)]) + fixed[:, None]
+            )
+            fits = (self.alive[stage] @ held <= room - transient + 1e-9).all(axis=0)
+            if not fits.any():
+                continue
+            value = weights @ np.array([front.backward[pick] for front, pick in zip(fronts, picks, strict=True)])
+            index = int(np.where(fits, value, np.inf).argmin())
+            if value[index] < best:
+                best, chosen = value[index], [(front, pick[index]) for front, pick in zip(fronts, picks, strict=True)]
+        if chosen is None:
+            return None
+        forward = [sum(problem.layers[kind].forward * count for kind, count in run) for run in runs]
+        return (
+            np.array(forward) + [sum(end.forward for end in found) for found in ends],
+            np.array([front.backward[pick] for front, pick in chosen])
+            + [sum(end.backward for end in found) for found in ends],
+            tuple(front.counts[pick] for front, pick in chosen),
+        )
+
+    def _thin(self, number: int, transient: float) -> Front:
+        """The front of a run with no more mixes than the chunks of a stage can be combined of."""
+        if (number, transient) not in self._thinned:
+            front = self.mixes.front(self._runs[number], transient)
+            most = max(4, int(COMBINATIONS ** (1 / self.problem.chunks) + 1e-9))
+            kept = _spread(front, most) if len(front.backward) > most else np.arange(len(front.backward))
+            self._thinned[number, transient] = Front(front.activation[kept], front.backward[kept], front.counts[kept])
+        return self._thinned[number, transient]
+
+
+def _spread(front: Front, most: int) -> np.ndarray:
+    """The extremes and the mixes nearest under an even ladder of activations."""
+    ladder = np.linspace(front.activation[0], front.activation[-1], most)
+    return np.unique(np.searchsorted(front.activation, ladder + 1e-9, side="right") - 1)
+
+
+def _product(sizes: tuple[int, ...]) -> np.ndarray:
+    return np.indices(sizes).reshape(len(sizes), -1)
+
+
+def shifts(counts: np.ndarray) -> np.ndarray:
+    """All splits that differ by one layer moved from a place that has more than one to another, ``[splits, places]``."""
+    pairs = [(a, b) for a, b in itertools.permutations(range(len(counts)), 2) if counts[a] > 1]
+    moved = np.repeat(counts[None], len(pairs), axis=0)
+    rows = np.arange(len(pairs))
+    if len(pairs):
+        moved[rows, [a for a, _ in pairs]] -= 1
+        moved[rows, [b for _, b in pairs]] += 1
+    return moved
