@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from mindllm.compiled import cost
-from mindllm.compiled.graph import CONSTANT, CompiledGraph, Node, TensorType
+from mindllm.compiled.execution_order import VIRTUAL
+from mindllm.compiled.graph import CONSTANT, CompiledGraph, Node, OtherType, TensorType
 from mindllm.compiled.unrolled import Memory, Unrolled, unroll
 
 ALIGNMENT, MARGIN = 512, 32
@@ -81,10 +82,17 @@ def estimate(graph: CompiledGraph) -> Liveness:
 
 
 def _standing(graph: CompiledGraph, last: int) -> list[Block]:
-    """Parameters and constants."""
-    tensors = [(PARAMETER, p.name, TensorType(p.shape, p.dtype)) for p in graph.parameters.values()]
-    tensors += [(CONSTANT_VALUE, node.name, tensor) for node in graph.find(CONSTANT) for tensor in node.tensors]
-    return [Block(kind, name, pool_size(tensor), 0, last) for kind, name, tensor in tensors]
+    """Parameters, and constants that operators use: numbers and tuples lie in a block of their own, too."""
+    parameters = [
+        Block(PARAMETER, p.name, pool_size(TensorType(p.shape, p.dtype)), 0, last) for p in graph.parameters.values()
+    ]
+    used = {name for node in graph.nodes() if node.op not in VIRTUAL for name in node.inputs}
+    constants = [node for node in graph.find(CONSTANT) if node.name in used and node.value is not None]
+    return parameters + [
+        Block(CONSTANT_VALUE, node.name, sum(map(pool_size, node.tensors)) or ALIGNMENT, 0, last)
+        for node in constants
+        if not isinstance(node.value, OtherType)
+    ]
 
 
 def _passing(step: Unrolled, last: int) -> list[Block]:

@@ -148,7 +148,7 @@ class _Machine:
         return self.run(self.graph.function(closure.function), closure.bound, (*call, self.calls))
 
     def _execute(self, node: Node, inputs: Sequence[Value], call: tuple[int, ...]) -> Value:
-        if node.op in VIEWS:
+        if node.op in VIEWS or (node.op == "Transpose" and self._moves_nothing(node, inputs[0])):
             return inputs[0]
         place = len(self.operations)
         in_place = node.op in IN_PLACE
@@ -160,6 +160,14 @@ class _Machine:
         if in_place:
             return inputs[0]
         return made[0] if isinstance(node.type, TensorType) else made
+
+    def _moves_nothing(self, node: Node, tensor: Value) -> bool:
+        """Whether a transposition moves dimensions of size 1 only: the back end makes a view of it."""
+        order = self.graph.constants.get(node.inputs[1])
+        if not isinstance(order, tuple) or not isinstance(tensor, Memory):
+            return False
+        moved = [axis for axis in order if node.tensors[0].shape[order.index(axis)] > 1]
+        return moved == sorted(moved)
 
 
 def _bind(function: Value, inputs: Sequence[Value]) -> Closure:

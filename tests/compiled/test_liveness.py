@@ -1,16 +1,22 @@
 """Estimated peak memory: lives of tensors on graphs small enough to count by hand, and properties on compiled ones."""
 
 import math
+import random
+from collections import Counter
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from small_cluster import cluster_run
 
+from mindllm.compiled import estimate_rank
 from mindllm.compiled.execution_order import execution_order
 from mindllm.compiled.graph import ClosureType, CompiledGraph, Function, Input, Node, Parameter, TensorType, TupleType
 from mindllm.compiled.liveness import estimate, pool_size
+from mindllm.compiled.simulate_rank import simulate_rank
 from mindllm.compiled.unrolled import unroll
 
+ALL = {"dp": 2, "tp": 2, "pp": 2, "micro": 2, "parallel": {"enable_parallel_optimizer": True}, "use_seq_parallel": True}
 VECTOR = TensorType((1024,), "float32")
 BLOCK = 4096 + 512
 
@@ -47,6 +53,19 @@ def test_views_and_in_place_operators_make_nothing():
     memory = estimate(graph_of(step("c", node("Exp", "a", "x"), view, written), parameters=["w"]))
     assert [block.name for block in memory.blocks if block.kind == "output"] == ["Default/Exp-op0"]
     assert memory.over_time == (3 * BLOCK, 2 * BLOCK)
+
+
+@pytest.mark.parametrize(("shape", "outputs"), [((8, 1, 512, 1), 1), ((8, 2, 512, 1), 2)])
+def test_a_transposition_that_moves_nothing_is_a_view(shape, outputs):
+    order = Node("Constant", "order", (), TupleType(()), "", {}, value=(0, 2, 1, 3))
+    turned = TensorType(tuple(shape[axis] for axis in order.value), "float32")
+    nodes = [
+        order,
+        node("Exp", "a", "x", kind=TensorType(shape, "float32")),
+        node("Transpose", "b", "a", "order", kind=turned),
+    ]
+    memory = estimate(graph_of(step("b", *nodes)))
+    assert sum(block.kind == "output" for block in memory.blocks) == outputs
 
 
 def test_what_a_forward_call_keeps_lives_until_its_backward_call():
@@ -110,8 +129,6 @@ def test_a_cast_that_waits_for_nothing_runs_shortly_before_its_product():
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 2**32), st.integers(2, 25))
 def test_every_order_is_one_in_which_inputs_come_first(seed, size):
-    import random
-
     draw = random.Random(seed)
     names = ["x"]
     nodes = []
@@ -145,3 +162,31 @@ def test_compiled_graphs_run_every_call_and_keep_to_bounds(compiled):
         everything = sum(block.size for block in memory.blocks)
         assert parameters < memory.peak < everything
         assert sum(block.size for block in memory.alive(memory.peak_time)) == memory.peak
+
+
+@pytest.mark.compiles("all")
+def test_an_estimate_tells_what_a_simulation_does(compiled, monkeypatch):
+    """The configuration of the case has no layers of other stages to leave out."""
+    monkeypatch.setattr(estimate_rank, "compile_rank", lambda config, rank, timeout: compiled("all"))
+    estimated = estimate_rank.estimate_rank(cluster_run(**ALL), 6)
+    assert estimated.stage == 1
+    assert "estimated" in estimated.messages[0]
+    assert estimated.used_peak == estimated.actual_peak == estimate(compiled("all")).peak
+    assert max(used for _, used in estimated.memory_over_time()) == estimated.used_peak
+    assert sum(estimated.peak_by_category().values()) == estimated.used_peak
+    moved = [(c.operator, c.peer) for c in estimated.collectives if c.peer is not None]
+    assert moved == [("Receive", 2), ("Send", 2)] * 2
+    assert all(c.sent or c.received for c in estimated.collectives)
+
+
+@pytest.mark.slow
+def test_the_estimate_is_within_two_per_cent_of_the_dry_run():
+    run = {
+        **ALL,
+        "model": {"hidden_size": 256, "intermediate_size": 512, "vocab_size": 1024, "seq_length": 256},
+    }
+    for rank in (0, 6):
+        simulated = simulate_rank(cluster_run(**run), rank)
+        estimated = estimate_rank.estimate_rank(cluster_run(**run), rank)
+        assert estimated.used_peak == pytest.approx(simulated.used_peak, rel=0.02)
+        assert Counter(c.operator for c in estimated.collectives) == Counter(c.operator for c in simulated.collectives)
