@@ -24,7 +24,7 @@ from mindllm.compiled.graph import CompiledGraph
 from mindllm.compiled.graph_file import load
 from mindllm.compiled.rank_server import LOG
 from mindllm.compiled.worker import GRAPH
-from mindllm.compiled.worker_process import failure, free_memory
+from mindllm.compiled.worker_process import available_bytes, failure, free_memory
 from mindllm.config import RunConfig, render_config
 from mindllm.errors import UserError
 from mindllm.parallel.layout import Mesh
@@ -45,8 +45,8 @@ def cache_directory() -> Path:
 
 def most_workers() -> int:
     """Ranks that can be compiled at a time: one on each core, as far as memory goes."""
-    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return max(1, min(len(os.sched_getaffinity(0)), free // BYTES_OF_A_WORKER))
+    cores, free = len(os.sched_getaffinity(0)), available_bytes()
+    return cores if free is None else max(1, min(cores, free // BYTES_OF_A_WORKER))
 
 
 class RankCompilation:

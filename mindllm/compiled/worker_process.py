@@ -89,9 +89,13 @@ def last_error(output: str) -> str:
 
 def free_memory() -> str:
     """Memory that programs can still get, in words."""
-    found = (
-        re.search(r"^MemAvailable:\s+(\d+) kB", MEMORY_INFO.read_text(), re.MULTILINE)
-        if MEMORY_INFO.is_file()
-        else None
-    )
-    return f"{int(found.group(1)) / 2**20:.1f} GiB" if found else "an unknown number of bytes"
+    free = available_bytes()
+    return "an unknown number of bytes" if free is None else f"{free / 2**30:.1f} GiB"
+
+
+def available_bytes() -> int | None:
+    """Memory that programs can still get; None where the system does not say."""
+    if not MEMORY_INFO.is_file():
+        return None
+    found = re.search(r"^MemAvailable:\s+(\d+) kB", MEMORY_INFO.read_text(), re.MULTILINE)
+    return int(found.group(1)) * 1024 if found else None

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from mindllm.compiled.compile_ranks import RankCompilation
+from mindllm.compiled.execute.exchange import Deadlock
 from mindllm.compiled.graph import CompiledGraph
 from mindllm.config import RunConfig
 from toolkit.cluster_check.compare import Comparison
@@ -50,7 +51,6 @@ def check(config: RunConfig, options: Options, say: Say = lambda text: None) -> 
 
     Raises:
         UserError: the configuration is wrong, or does not compile.
-        Deadlock: ranks wait for each other.
     """
     small = scaled(config, options.real_dtype)
     begun = time.monotonic()
@@ -60,9 +60,14 @@ def check(config: RunConfig, options: Options, say: Say = lambda text: None) -> 
         graphs = compilation.graphs(lambda done: say(f"compiling: {done} of {compilation.devices} ranks"))
     compiled = time.monotonic()
     say("executing")
-    comparisons = train_cluster(small, graphs, reference, options.mindspore_kernels)
-    seconds = {"compile": compiled - begun, "execute": time.monotonic() - compiled, "total": time.monotonic() - begun}
-    outcome = judge(small, graphs, reference, comparisons, options.cache, say)
+    try:
+        comparisons = train_cluster(small, graphs, reference, options.mindspore_kernels)
+    except Deadlock as deadlock:
+        outcome = Outcome(small, (), (str(deadlock),), len(graphs))
+    else:
+        outcome = judge(small, graphs, reference, comparisons, options.cache, say)
+    ended = time.monotonic()
+    seconds = {"compile": compiled - begun, "execute": ended - compiled, "total": ended - begun}
     return replace(outcome, seconds=seconds)
 
 

@@ -56,7 +56,8 @@ def print_outcome(outcome: Outcome, name: str, console: Console) -> None:
             f"{norms[0]:.6f} / {norms[1]:.6f}",
             str(item.cluster.tokens[0]),
         )
-    console.print(table)
+    if outcome.comparisons:
+        console.print(table)
     for title, moments in (("weights", False), ("optimizer state", True)):
         if error := _worst(outcome.comparisons, moments):
             console.print(f"largest error of {title}: {error.absolute:.1e} ({error.name}, rank {error.rank})")
@@ -109,9 +110,10 @@ def write_table(rows: Sequence[tuple[str, Outcome]], path: Path) -> None:
 
 def _row(name: str, outcome: Outcome) -> str:
     found = as_json(outcome)
-    loss = max(abs(a - b) for a, b in zip(found["losses"], found["single_device_losses"], strict=True))
+    pairs = zip(found["losses"], found["single_device_losses"], strict=True)
+    loss = max((abs(a - b) for a, b in pairs), default=0.0)
     errors = f"{loss:.1e} | {found['max_parameter_error']:.1e} | {found['max_state_error']:.1e}"
-    verdict = errors if outcome.ok else "differs | | "
+    verdict = errors if outcome.ok else "differs | |"
     return f"| `{name}` | {outcome.ranks} | {layout(outcome.config)} | {verdict} | {found['seconds']:.0f} |"
 
 
