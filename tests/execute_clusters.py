@@ -12,9 +12,9 @@ from small_cluster import cluster_run
 
 from mindllm.compiled.compile_ranks import compile_ranks
 from mindllm.compiled.graph import CompiledGraph, Node
-from mindllm.config import RunConfig
+from mindllm.config import RunConfig, render_config
 from toolkit.cluster_check.check import Outcome, judge
-from toolkit.cluster_check.scale import scaled
+from toolkit.cluster_check.scale import scaled, single_device
 from toolkit.cluster_check.side import Reference, train_cluster, train_single
 
 OPTIMIZER = {"enable_parallel_optimizer": True}
@@ -43,11 +43,19 @@ class Compiled:
     cache: Path
 
 
+_references: dict[str, Reference] = {}
+"""By the configuration of the single device: several layouts have the same."""
+
+
 @cache
 def compiled_cluster(name: str, directory: Path, steps: int = 2) -> Compiled:
     """The cluster of a case; compiled graphs are kept in ``directory``."""
     config = scaled(cluster_run(**CASES[name]))
-    return Compiled(config, compile_ranks(config, directory), train_single(config, steps), directory)
+    graphs = compile_ranks(config, directory)
+    alone = render_config(single_device(config))
+    if alone not in _references:
+        _references[alone] = train_single(config, steps)
+    return Compiled(config, graphs, _references[alone], directory)
 
 
 def judged(cluster: Compiled, graphs: list[CompiledGraph] | None = None) -> Outcome:

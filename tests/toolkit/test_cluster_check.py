@@ -43,7 +43,7 @@ def test_a_good_configuration_from_the_command_line(tmp_path, graph_cache):
     assert found["dtype"] == "float16"
     assert len(found["losses"]) == len(found["single_device_losses"]) == 2
     assert found["losses"] == pytest.approx(found["single_device_losses"], rel=5e-4)
-    assert 0 < found["max_parameter_error"] < 1e-3
+    assert 0 < found["max_parameter_error"] < 5e-3
     assert found["overflow_skipped"] is True
     assert "| 2 | tp2 |" in table.read_text()
 

@@ -25,8 +25,8 @@ class Tolerance:
 
 TOLERANCES = {
     "float32": Tolerance(loss=1e-5, norm=2e-5, weights=2e-5, moments=1e-4),
-    "bfloat16": Tolerance(loss=2e-3, norm=2e-2, weights=2e-2, moments=1e-1),
-    "float16": Tolerance(loss=5e-4, norm=5e-3, weights=5e-3, moments=3e-2),
+    "bfloat16": Tolerance(loss=2e-3, norm=2e-2, weights=2e-1, moments=1e-1),
+    "float16": Tolerance(loss=5e-4, norm=5e-3, weights=4e-2, moments=4e-2),
 }
 """By compute dtype."""
 
