@@ -19,7 +19,7 @@ ONE, ZERO = np.float32(1.0).reshape(()), np.float32(0.0).reshape(())
 INTEGERS = np.array([[5, 7], [9, 2]], np.int32)
 OPERANDS: dict[str, list[tuple]] = {
     **{op: [(A, B), (FOUR, X)] for op in ("Add", "Sub", "Mul", "Div", "RealDiv", "Maximum", "Minimum")},
-    **{op: [(A, 1.5)] for op in ("Muls", "Divs")},
+    **{op: [(A, 1.5), (ONE, 1.5)] for op in ("Muls", "Divs")},
     **{op: [(A,)] for op in ("Neg", "Square", "Sqrt", "Rsqrt", "Reciprocal", "Exp", "Log", "SiLU")},
     "IsFinite": [(np.float32([1, np.inf, np.nan]),)],
     "FloorDiv": [(INTEGERS, np.array(2, np.int32))],

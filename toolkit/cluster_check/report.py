@@ -15,7 +15,7 @@ from toolkit.cluster_check.check import Outcome
 from toolkit.cluster_check.compare import Comparison, TensorError
 
 MOST_PROBLEMS = 8
-HEAD = "| configuration | devices | layout | largest error: loss | weights | optimizer state | seconds |"
+HEAD = "| configuration | devices | layout | largest error: loss | weights | optimizer state |"
 
 
 def as_json(outcome: Outcome) -> dict[str, Any]:
@@ -102,7 +102,7 @@ def layout(config: RunConfig) -> str:
 
 def write_table(rows: Sequence[tuple[str, Outcome]], path: Path) -> None:
     """A table in Markdown."""
-    lines = [HEAD, "|---|---|---|---|---|---|---|"]
+    lines = [HEAD, "|---|---|---|---|---|---|"]
     lines += [_row(name, outcome) for name, outcome in rows]
     with atomic_open(path) as file:
         file.write("\n".join(lines) + "\n")
@@ -114,7 +114,7 @@ def _row(name: str, outcome: Outcome) -> str:
     loss = max((abs(a - b) for a, b in pairs), default=0.0)
     errors = f"{loss:.1e} | {found['max_parameter_error']:.1e} | {found['max_state_error']:.1e}"
     verdict = errors if outcome.ok else "differs | |"
-    return f"| `{name}` | {outcome.ranks} | {layout(outcome.config)} | {verdict} | {found['seconds']:.0f} |"
+    return f"| `{name}` | {outcome.ranks} | {layout(outcome.config)} | {verdict} |"
 
 
 def _recomputed(config: RunConfig) -> list[bool]:

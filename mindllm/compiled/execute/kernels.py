@@ -79,7 +79,7 @@ def cpu_kernel(node: Node) -> Kernel:
 
     def tensor(value: Value) -> Value:
         if isinstance(value, np.ndarray | np.generic):
-            return ms.Tensor(np.ascontiguousarray(value))
+            return ms.Tensor(np.array(value, order="C"))  # ascontiguousarray would add an axis to a scalar
         return tuple(map(tensor, value)) if isinstance(value, tuple) else value
 
     def run(*operands: Value) -> Value:
