@@ -31,9 +31,10 @@ def profile(config: RunConfig, rank: int) -> Profile:
     always = {WEIGHT: 30 * stage.layers, MOMENT: 60 * stage.layers, GRADIENT: 10 * stage.layers}
     moments = {
         STEP: {**always, GRADIENT: 20 * stage.layers},
-        BACKWARD: {**always, KEPT: kept + 7, RECEIVED: 3 + config.parallel_config.micro_batch_num},
+        BACKWARD: {**always, KEPT: kept + 7, RECEIVED: 3},
     }
     in_bytes = {kind: {use: size * MIB for use, size in fill.items()} for kind, fill in moments.items()}
+    in_bytes[BACKWARD][RECEIVED] += 1024 * config.parallel_config.micro_batch_num
     peak = max(sum(fill.values()) for fill in in_bytes.values())
     blocks = tuple(
         Alive(f"Default/layers-CellList/{n}-DecoderLayer/MatMul-op{n}", KEPT, MIB, n, None) for n in range(3)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -45,6 +46,7 @@ def start(
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        preexec_fn=_interruptible,
     )
 
 
@@ -137,7 +139,7 @@ def test_the_script_explains_its_arguments(place, arguments, message):
 
 
 class Formula(FormulaSimulations):
-    def __init__(self, workers, console):
+    def __init__(self, workers, console, estimates):
         super().__init__()
 
     def source_lines(self, config):
@@ -148,7 +150,7 @@ def test_too_little_device_memory_is_a_failed_check(place, tmp_path, monkeypatch
     monkeypatch.setattr(tool, "Simulations", Formula)
     arguments = ["--config", str(place / "run.yaml"), "--output", str(tmp_path)]
     assert tool.main(arguments) == 0
-    with pytest.raises(CheckFailed, match=r"stage 0 \(rank 0\) needs 620 MB, 109 MB more than the limit of 512 MB"):
+    with pytest.raises(CheckFailed, match=r"stage 0 \(rank 0\) needs 61. MB, 1.. MB more than the limit of 512 MB"):
         tool.main([*arguments, "--max_device_memory", "0.5GB", "--json"])
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["fits"] is False
 
@@ -160,31 +162,37 @@ def test_too_little_memory_of_this_machine_is_refused(place, tmp_path, monkeypat
         tool.main(["--config", str(place / "run.yaml"), "--output", str(tmp_path)])
 
 
-def processes():
-    """Parent and command line of every process."""
-    found = {}
+def children(pid, parents=None):
+    """Processes below a process."""
+    parents = parents or dict(_parents())
+    found = [child for child, parent in parents.items() if parent == pid]
+    return [*found, *(grandchild for child in found for grandchild in children(child, parents))]
+
+
+def _parents():
     for directory in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # it has ended
-            parent = (directory / "stat").read_text().rpartition(")")[2].split()[1]
-            found[int(directory.name)] = (int(parent), (directory / "cmdline").read_bytes())
-    return found
-
-
-def children(pid):
-    """Processes below a process."""
-    found = [child for child, (parent, _) in processes().items() if parent == pid]
-    return [*found, *(grandchild for child in found for grandchild in children(child))]
+            yield int(directory.name), int((directory / "stat").read_text().rpartition(")")[2].split()[1])
 
 
 def wait_for_workers(process):
     """The processes that simulate, as soon as there are some."""
     while process.poll() is None:
-        known = processes()
-        workers = [pid for pid in children(process.pid) if b"simulate_worker" in known.get(pid, (0, b""))[1]]
+        workers = [pid for pid in children(process.pid) if b"simulate_worker" in _command(pid)]
         if workers:
             return workers
-        time.sleep(0.05)
+        time.sleep(0.5)
     raise AssertionError(process.communicate())
+
+
+def _command(pid):
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    return b""
+
+
+def _interruptible():
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # where the tests run in the background it is ignored
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -196,8 +204,8 @@ def test_an_interrupted_dry_run_leaves_no_process(place, number):
     _, errors = process.communicate()
     assert process.returncode == 130
     assert "Traceback" not in errors
-    while any(Path(f"/proc/{pid}").exists() for pid in workers):  # for ever, if one of them was left
-        time.sleep(0.05)
+    while any(_command(pid) for pid in workers):  # for ever, if one of them was left
+        time.sleep(0.1)
 
 
 def test_a_killed_worker_is_explained(place):
@@ -207,6 +215,23 @@ def test_a_killed_worker_is_explained(place):
     assert process.returncode == 2
     assert "too little memory (the system ended it" in errors
     assert not list((place / "killed" / "mindllm" / "dry_run").glob("*"))
+
+
+@pytest.mark.usefixtures("table")
+def test_without_a_compiler_figures_are_estimates_and_say_so(place, monkeypatch):
+    simulated = json.loads(run(place, "--json", "--stages", "1"))["stages"][0]
+    monkeypatch.setenv("PATH", str(place))  # where there is none
+    process = start(place, "--stages", "1", cache="no_compiler")
+    printed, errors = process.communicate()
+    assert process.returncode == 0, errors
+    assert "all figures are estimates" in errors
+    assert "simulating a device needs a C compiler" in errors
+    assert "ESTIMATED memory" in printed
+    assert "estimate, extrapolated" in printed
+    log = (place / "output_dryrun" / "rank_2.log").read_text()
+    assert "estimate" in log.splitlines()[0]
+    used = int(re.search(r"without fragments\): (\d+)M", log)[1])
+    assert used == pytest.approx(simulated["used_peak_mb"], rel=0.2)
 
 
 @pytest.mark.slow

@@ -83,26 +83,47 @@ def test_chunks_keep_the_length_of_the_pipeline():
 
 
 class Bent(FormulaSimulations):
-    """Memory that is not linear in layers."""
+    """Memory that is not linear: a moment holds ``bend(layers, micro-batches)`` MB more."""
+
+    def __init__(self, moment, bend):
+        super().__init__()
+        self.moment, self.bend = moment, bend
 
     def profiles(self, requests):
         found = super().profiles(requests)
         for request, one in zip(requests, found, strict=True):
             layers = next(stage.layers for stage in stages_of(request.config) if stage.rank == request.rank)
-            one.moments[BACKWARD][KEPT] += layers**3 * MIB
+            one.moments[self.moment][KEPT] = one.moments[self.moment].get(KEPT, 0) + MIB * self.bend(
+                layers, request.config.parallel_config.micro_batch_num
+            )
             object.__setattr__(one, "used_peak", bytes_of(fullest(one.moments)))
         return found
 
 
-def test_where_the_check_disagrees_whole_stages_are_simulated():
+def forecast_and_truth(bent):
+    """Forecasts of both stages, and what simulating them whole gives."""
     config = pipeline(2, 16, 16)
-    simulations = Bent()
-    forecast = forecast_stages(config, stages_of(config), simulations)
+    stages = stages_of(config)
+    forecast = forecast_stages(config, stages, bent)
+    return forecast, [memory.used_peak for memory in simulate_stages(config, stages, bent)]
+
+
+def test_where_the_check_disagrees_whole_stages_are_simulated():
+    forecast, truth = forecast_and_truth(Bent(BACKWARD, lambda layers, micro: layers**3))
     assert {"extrapolated: fewer micro-batches"} == {memory.method for memory in forecast}
-    whole = [r for r in simulations.asked if r.config.model.config.num_layers > 8]
-    assert len(whole) == 4
-    first = forecast[0]
-    assert first.used_peak == Bent().profiles([type(whole[0])(config, 0, "")])[0].used_peak
+    assert [memory.used_peak for memory in forecast] == truth
+
+
+def test_where_micro_batches_matter_nothing_is_extrapolated():
+    forecast, truth = forecast_and_truth(Bent(BACKWARD, lambda layers, micro: layers**3 + micro**2))
+    assert {"simulated"} == {memory.method for memory in forecast}
+    assert [memory.used_peak for memory in forecast] == truth
+
+
+def test_a_moment_that_jumps_far_below_the_peak_does_not_matter():
+    forecast, truth = forecast_and_truth(Bent(STEP, lambda layers, micro: 40 * (micro % 2)))
+    assert {"extrapolated: 4 smaller runs"} == {memory.method for memory in forecast}
+    assert [memory.used_peak for memory in forecast] == truth
 
 
 def test_a_reduced_run_has_the_stage_that_is_asked_for():
@@ -162,7 +183,7 @@ def test_advice_names_the_shortage_and_what_closes_it():
     needs = [memory.actual_peak // MIB for memory in memories]
     limit = (needs[1] + 10) * MIB
     text = shortage(memories, config, limit, simulations)
-    short = needs[0] - limit // MIB
+    short = -(-(memories[0].actual_peak - limit) // MIB)
     assert f"stage 0 (rank 0) needs {needs[0]} MB, {short} MB more than the limit" in text
     full = -(-short // 160)  # 4 micro-batches of 50 - 10 MB each
     assert f"full recompute of {full} more layers of stage 0" in text

@@ -10,7 +10,8 @@ from pathlib import Path
 from rich.console import Console
 
 from mindllm.command import CommandParser, error_console, run_command
-from mindllm.compiled.simulate_rank import DEVICE_MEMORY, GIB
+from mindllm.compiled.device.stand_in import StandInUnavailable, device_software
+from mindllm.compiled.simulate_rank import DEVICE_MEMORY, PRETENDED_MEMORY, limit_of
 from mindllm.config import RunConfig, load_config
 from mindllm.errors import CheckFailed, UserError
 from mindllm.files import atomic_open
@@ -37,10 +38,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     config = load_config(options.config, overrides)
     _check_cluster(config, options)
     stages = _chosen(config, options.stages)
-    simulations = Simulations(options.workers, error_console)
+    simulations = Simulations(options.workers, error_console, estimates=not _can_simulate())
     find = simulate_stages if options.full else forecast_stages
     memories = find(config, stages, simulations)
-    limit = int(float(config.context.max_device_memory.removesuffix("GB")) * GIB)
+    limit = limit_of(config)
     _write(memories, config, limit, options.output, simulations.source_lines(config))
     if options.json:
         print(json.dumps(json_report(memories, limit)))
@@ -72,6 +73,18 @@ def make_parser() -> CommandParser:
     parser.add_argument("--rank_size", type=int, metavar="N", help="devices the configuration must have")
     parser.add_argument("--stage_num", type=int, metavar="N", help="pipeline stages the configuration must have")
     return parser
+
+
+def _can_simulate() -> bool:
+    """Whether MindSpore's dry run works here; says so if it does not."""
+    try:
+        device_software(PRETENDED_MEMORY)
+    except StandInUnavailable as error:
+        error_console.print(
+            f"[bold yellow]all figures are estimates[/] from compiled graphs, not MindSpore's dry run: {error}"
+        )
+        return False
+    return True
 
 
 def _positive(text: str) -> int:
@@ -123,9 +136,11 @@ def _show(memories: Sequence[StageMemory], config: RunConfig, limit: int, direct
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = 250
+    estimated = any(memory.estimated for memory in memories)
+    source = "an estimate from the compiled graph" if estimated else "what MindSpore's dry run reports"
     console.print(table(memories, config, limit))
     console.print(
-        "used peak: what MindSpore's dry run reports, the sum of the columns before it; "
+        f"used peak: {source}, the sum of the columns before it; "
         "with workspace ≈: an estimate of what kernels need beside it"
     )
     if any(not memory.exact for memory in memories):

@@ -127,6 +127,11 @@ def whole_stage(target: Point, micro_step: int = 1) -> Design:
     return Design(base, (), 1, False, _steady(base, target, micro_step), None)
 
 
+def exact_stage(target: Point) -> Design:
+    """A stage just as it is."""
+    return Design(target, (), 1, False, None, None)
+
+
 def _few(most: int, alive: int, step: int) -> int:
     """Two micro-batches (or steps of them) more than are alive, so that some pass through the full pipeline."""
     few = -(-alive // step) * step + 2 * step if step > 1 else alive + 2

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import cached_property
 
 from mindllm.compiled.simulation import CATEGORIES
 from mindllm.config import RunConfig
-from toolkit.dry_run.extrapolate import Design, design_for, whole_stage
+from toolkit.dry_run.extrapolate import Design, design_for, exact_stage, whole_stage
 from toolkit.dry_run.moments import Fill, Moments, bytes_of, fullest
 from toolkit.dry_run.profile import Profile
 from toolkit.dry_run.reduced import Point, point_of, reduced_run
@@ -17,6 +17,7 @@ from toolkit.dry_run.simulations import Request, Simulations
 from toolkit.dry_run.stages import FIRST, MIDDLE, ONLY, Stage
 
 TOLERANCE, TOLERATED_BYTES = 0.0005, 1 << 16  # of the peak of the checking simulation
+NEAR = 0.9  # of that peak: a moment as full as this must be understood
 
 
 @dataclass(frozen=True)
@@ -35,8 +36,13 @@ class StageMemory:
     moments: Moments
     actual_peak: int
     method: str
-    shown: Profile | None = field(repr=False)
+    shown: Profile = field(repr=False)
     exact: bool
+
+    @property
+    def estimated(self) -> bool:
+        """Whether the figures are estimates from compiled graphs instead of MindSpore's dry run."""
+        return self.shown.estimated
 
     @cached_property
     def peak(self) -> Fill:
@@ -60,7 +66,7 @@ def simulate_stages(config: RunConfig, stages: Sequence[Stage], simulations: Sim
     """Simulates the first rank of every stage as it is, all layers and micro-batches."""
     requests = [Request(config, stage.rank, f"stage {stage.number}") for stage in stages]
     return [
-        StageMemory(stage, profile.moments, profile.actual_peak, "simulated", profile, True)
+        StageMemory(stage, profile.moments, profile.actual_peak, _simulated(profile), profile, True)
         for stage, profile in zip(stages, simulations.profiles(requests), strict=True)
     ]
 
@@ -71,10 +77,12 @@ def forecast_stages(config: RunConfig, stages: Sequence[Stage], simulations: Sim
     Stages that are alike share simulations. Where the simulation that checks an extrapolation disagrees with it, the stages
     are simulated with all their layers.
     """
-    designs = [(design, alike) for alike in _alike(config, stages) for design, alike in _designs(config, alike)]
-    found, failed = _carry_out(config, designs, simulations)
-    again = [(whole_stage(point_of(stage, config), _micro_step(config)), [stage]) for stage in failed]
-    found += _carry_out(config, again, simulations)[0]
+    planned = [planned for alike in _alike(config, stages) for planned in _designs(config, alike)]
+    found, failed = _carry_out(config, planned, simulations)
+    for larger in (lambda target: whole_stage(target, _micro_step(config)), exact_stage):
+        again = [(larger(point_of(stage, config)), [stage]) for stage in failed]
+        more, failed = _carry_out(config, again, simulations)
+        found += more
     return sorted(found, key=lambda memory: memory.stage.number)
 
 
@@ -120,10 +128,11 @@ def _carry_out(
     failed: list[Stage] = []
     for design, alike in designs:
         mine = {point: next(profiles) for point in design.points}
-        if _agrees(design, mine):
-            found += (_extrapolated(config, stage, design, mine) for stage in alike)
-        else:
+        reliable = _reliable(design, mine)
+        if reliable is None:
             failed += alike
+        else:
+            found += (_extrapolated(config, stage, design, mine, reliable) for stage in alike)
     return found, failed
 
 
@@ -137,23 +146,40 @@ def _moments(profiles: Mapping[Point, Profile]) -> dict[Point, Moments]:
     return {point: profile.moments for point, profile in profiles.items()}
 
 
-def _agrees(design: Design, profiles: Mapping[Point, Profile]) -> bool:
-    """Whether the checking simulation has the peak that is extrapolated for it."""
-    if design.check is None:
-        return True
-    predicted = bytes_of(fullest(design.predict(design.check, _moments(profiles))))
-    simulated = profiles[design.check].used_peak
-    return abs(predicted - simulated) <= TOLERANCE * simulated + TOLERATED_BYTES
+def _reliable(design: Design, profiles: Mapping[Point, Profile]) -> set[str] | None:
+    """The kinds of moments that were extrapolated right for the checking simulation; None if the peak may be another one.
+
+    Without one, micro-batches are all that is extrapolated, and they should matter next to nothing.
+    """
+    if design.check:
+        predicted, seen = design.predict(design.check, _moments(profiles)), profiles[design.check]
+    elif design.steady:
+        predicted, seen = profiles[design.base].moments, profiles[design.steady]
+    else:
+        return set(profiles[design.base].moments)
+    tolerance = TOLERANCE * seen.used_peak + TOLERATED_BYTES
+    sizes = {kind: bytes_of(fill) for kind, fill in seen.moments.items()}
+    right = {kind for kind, size in sizes.items() if abs(bytes_of(predicted.get(kind, {})) - size) <= tolerance}
+    sure = max((sizes[kind] for kind in right), default=0)
+    doubtful = max((size for kind, size in sizes.items() if kind not in right), default=0)
+    return right if sure >= seen.used_peak - tolerance and doubtful < NEAR * seen.used_peak else None
 
 
-def _extrapolated(config: RunConfig, stage: Stage, design: Design, profiles: Mapping[Point, Profile]) -> StageMemory:
+def _extrapolated(
+    config: RunConfig, stage: Stage, design: Design, profiles: Mapping[Point, Profile], reliable: Set[str]
+) -> StageMemory:
     target = point_of(stage, config)
     if target in profiles:
         profile = profiles[target]
-        return StageMemory(stage, profile.moments, profile.actual_peak, "simulated", profile, True)
-    moments = design.predict(target, _moments(profiles))
+        return StageMemory(stage, profile.moments, profile.actual_peak, _simulated(profile), profile, True)
+    moments = {kind: fill for kind, fill in design.predict(target, _moments(profiles)).items() if kind in reliable}
     used = bytes_of(fullest(moments))
     gaps = max(profile.gaps / profile.used_peak for profile in profiles.values())
     largest = profiles[design.check or design.base]
     what = f"{len(profiles)} smaller runs" if design.varied or design.alive else "fewer micro-batches"
-    return StageMemory(stage, moments, used + int(gaps * used), f"extrapolated: {what}", largest, False)
+    method = f"{'estimate, ' * largest.estimated}extrapolated: {what}"
+    return StageMemory(stage, moments, used + int(gaps * used), method, largest, False)
+
+
+def _simulated(profile: Profile) -> str:
+    return "estimate from the compiled graph" if profile.estimated else "simulated"

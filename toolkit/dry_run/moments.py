@@ -60,12 +60,18 @@ def place_of(node: str) -> tuple[str, str]:
 
 
 def moments_of(simulation: Simulation) -> Moments:
-    """The fullest moment of each kind of operator. The fullest of all holds ``simulation.used_peak`` bytes."""
+    """The fullest moment of each kind of operator. The fullest of all holds ``simulation.used_peak`` bytes.
+
+    Inputs and parameters are allocated when the runtime gets to them, which is no moment of its own, unless it is the peak.
+    """
     blocks = sorted(simulation.blocks, key=lambda block: block.start)
+    in_use = list(_used(blocks))
+    peak = max(in_use)
     best: dict[str, tuple[int, int]] = {}
-    for index, used in enumerate(_used(blocks)):
-        kind = LAYER.sub(r"\1*", NUMBER.sub("", blocks[index].node))
-        if used > best.get(kind, (-1, 0))[0]:
+    for index, used in enumerate(in_use):
+        node = blocks[index].node
+        kind = LAYER.sub(r"\1*", NUMBER.sub("", node))
+        if (operator_of(node) or used == peak) and used > best.get(kind, (-1, 0))[0]:
             best[kind] = (used, index)
     wanted = {index for _, index in best.values()}
     fills = {index: fill for index, fill in enumerate(_fills(blocks, wanted)) if fill is not None}

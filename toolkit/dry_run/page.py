@@ -24,7 +24,8 @@ WIDTH, HEIGHT, LEFT = 1100, 220, 60  # of a picture, in pixels
 
 def render_page(memories: Sequence[StageMemory], config: RunConfig, limit: int, lines: Lines) -> str:
     """Returns the page as HTML."""
-    title = escape(f"{config.trainer.model_name or 'Run'}: memory of each pipeline stage")
+    what = "estimated memory" if any(memory.estimated for memory in memories) else "memory"
+    title = escape(f"{config.trainer.model_name or 'Run'}: {what} of each pipeline stage")
     body = [_overview(memories, config, limit), *(_stage(memory, limit, lines) for memory in memories)]
     text = TEMPLATE.read_text(encoding="utf-8")
     return text.replace("TITLE", title).replace("LEGEND", _legend()).replace("BODY", "\n".join(body))
@@ -69,11 +70,8 @@ def _stage(memory: StageMemory, limit: int, lines: Lines) -> str:
         f"<h2>Stage {stage.number} <small>rank {stage.rank}, {stage.layers} layers ({escape(stage.recompute)}), "
         f"{stage.alive} micro-batches alive; {escape(memory.method)}</small></h2>"
     )
-    parts = [head]
-    if memory.shown:
-        parts.append(_over_time(memory.shown, limit if memory.exact else None, memory.exact))
-    parts.append(_uses(memory, lines))
-    if memory.shown and memory.exact:
+    parts = [head, _over_time(memory.shown, limit if memory.exact else None, memory.exact), _uses(memory, lines)]
+    if memory.exact:
         parts.append(_blocks(memory.shown, lines))
     return f"<section>{''.join(parts)}</section>"
 

@@ -15,6 +15,7 @@ from toolkit.dry_run.moments import Fill, Moments, Use, fullest, moments_of, use
 FORMAT = "mindllm dry run profile 1"
 POINTS_OF_TIME = 1500
 LARGEST = 60
+PLAIN = ("rank", "used_peak", "actual_peak", "peak_time", "estimated")  # fields that JSON holds as they are
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,8 @@ class Alive:
 class Profile:
     """One simulated rank. Sizes are bytes, times are counts of events.
 
-    ``timeline`` holds (time, bytes in use), thinned out; ``largest`` the largest blocks in use at the peak.
+    ``timeline`` holds (time, bytes in use), thinned out; ``largest`` the largest blocks in use at the peak. ``estimated``: from
+    the compiled graph, not by MindSpore's dry run.
     """
 
     rank: int
@@ -43,6 +45,7 @@ class Profile:
     peak_time: int
     largest: tuple[Alive, ...]
     messages: tuple[str, ...]
+    estimated: bool = False
 
     @property
     def peak(self) -> Fill:
@@ -55,7 +58,7 @@ class Profile:
         return self.actual_peak - self.used_peak
 
 
-def profile_of(simulation: Simulation) -> Profile:
+def profile_of(simulation: Simulation, estimated: bool = False) -> Profile:
     """Boils a simulation down."""
     alive = simulation.alive(simulation.peak_time)
     return Profile(
@@ -67,6 +70,7 @@ def profile_of(simulation: Simulation) -> Profile:
         peak_time=simulation.peak_time,
         largest=tuple(Alive(b.node, use_of(b), b.size, b.start, b.end) for b in alive[:LARGEST]),
         messages=simulation.messages,
+        estimated=estimated,
     )
 
 
@@ -90,7 +94,7 @@ def save_profile(profile: Profile, path: Path) -> None:
 
     tree = {
         "format": FORMAT,
-        **{name: getattr(profile, name) for name in ("rank", "used_peak", "actual_peak", "peak_time")},
+        **{name: getattr(profile, name) for name in PLAIN},
         "messages": profile.messages,
         "timeline": profile.timeline,
         "moments": {kind: {number(use): size for use, size in fill.items()} for kind, fill in profile.moments.items()},
@@ -111,7 +115,7 @@ def load_profile(path: Path) -> Profile:
         uses = [Use(*fields) for fields in tree["uses"]]
         largest = (Alive(**alive) for alive in tree["largest"])
         return Profile(
-            **{name: tree[name] for name in ("rank", "used_peak", "actual_peak", "peak_time")},
+            **{name: tree[name] for name in PLAIN},
             moments={k: {uses[int(n)]: size for n, size in fill.items()} for k, fill in tree["moments"].items()},
             timeline=tuple((time, used) for time, used in tree["timeline"]),
             largest=tuple(replace(alive, use=uses[int(alive.use)]) for alive in largest),  # type: ignore[call-overload]

@@ -38,7 +38,8 @@ def json_report(memories: Sequence[StageMemory], limit: int) -> dict[str, Any]:
 
 def table(memories: Sequence[StageMemory], config: RunConfig, limit: int) -> Table:
     """One row per stage; all figures in MB (2**20 bytes) at the moment of the peak."""
-    rows = Table(title=f"Memory of the first rank of each stage at its peak, MB (limit {limit // MIB})", box=None)
+    what = "ESTIMATED memory" if any(memory.estimated for memory in memories) else "Memory"
+    rows = Table(title=f"{what} of the first rank of each stage at its peak, MB (limit {limit // MIB})", box=None)
     rows.add_column("stage", justify="right")
     rows.add_column("rank", justify="right")
     rows.add_column("layers", justify="right")
@@ -79,7 +80,7 @@ def log_lines(memory: StageMemory, config: RunConfig, device_memory: int, limit:
     lines = [
         f"stage {stage.number}, rank {stage.rank}: {stage.layers} layers ({stage.recompute}), "
         f"{stage.alive} micro-batches alive; {memory.method}",
-        *(memory.shown.messages if memory.shown else ()),
+        *memory.shown.messages,
         *(f"{category}: {size / MIB:.1f}M" for category, size in memory.by_category.items()),
         f"estimated peak with workspace of kernels: {peak_with_workspace(memory.moments, config) // MIB}M",
     ]

@@ -9,7 +9,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 
@@ -28,20 +28,21 @@ from toolkit.dry_run.source_lines import Lines, read_lines, smallest_run
 POLL_SECONDS = 0.1
 USABLE = 0.95  # of the memory that is left
 ERROR = "error: "
+SIMULATE, ESTIMATE, LINES = "simulate", "estimate", "lines"  # what a worker is asked for
 
 
 @dataclass(frozen=True)
 class Request:
-    """A rank to simulate, or to find the source lines of. ``name`` says what it is about, for people."""
+    """A rank to simulate, to estimate, or to find the source lines of. ``name`` says what it is about, for people."""
 
     config: RunConfig
     rank: int
     name: str
-    lines: bool = False
+    what: str = SIMULATE
 
     @property
     def kept(self) -> Path:
-        return kept_file(self.config, self.rank, ".lines" if self.lines else ".profile")
+        return kept_file(self.config, self.rank, f".{self.what}")
 
 
 class Simulations:
@@ -50,9 +51,11 @@ class Simulations:
     Args:
         workers: how many at once; None: one for each core, as memory allows.
         console: where progress is shown.
+        estimates: estimate from compiled graphs instead of simulating.
     """
 
-    def __init__(self, workers: int | None, console: Console) -> None:
+    def __init__(self, workers: int | None, console: Console, estimates: bool = False) -> None:
+        self.estimates = estimates
         self.workers = workers or len(os.sched_getaffinity(0))
         self.console = console
         self.run_now = 0  # simulations that were not kept from earlier
@@ -64,11 +67,12 @@ class Simulations:
             UserError: what MindSpore's compiler refuses, or too little memory for a single worker.
             RunFailed: a worker that ended unexpectedly. Whatever ends this call ends all workers.
         """
-        return self._all(requests, load_profile)
+        asked = [replace(request, what=ESTIMATE) for request in requests] if self.estimates else requests
+        return self._all(asked, load_profile)
 
     def source_lines(self, config: RunConfig) -> Lines:
         """The source lines of the operators of a run."""
-        return self._all([Request(smallest_run(config), 0, "source lines", lines=True)], read_lines)[0]
+        return self._all([Request(smallest_run(config), 0, "source lines", LINES)], read_lines)[0]
 
     def _all(self, requests: Sequence[Request], read: Callable[[Path], Kept]) -> list[Kept]:
         files = [request.kept for request in requests]
@@ -125,7 +129,7 @@ class _Worker:
         packages = str(Path(mindllm.__file__).resolve().parent.parent)
         search = os.pathsep.join(filter(None, [packages, os.environ.get("PYTHONPATH", "")]))
         variables = {"PYTHONPATH": search, "TMPDIR": str(directory), "COLUMNS": "1000"}
-        command += ["--lines"] if request.lines else []
+        command += [] if request.what == SIMULATE else [f"--{request.what}"]
         self.process = JobProcess(request.name, command, variables, directory / "log")
 
     def ended(self) -> bool:

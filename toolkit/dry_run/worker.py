@@ -11,6 +11,7 @@ from pathlib import Path
 from mindllm.command import CommandParser, run_command
 from mindllm.compiled.simulate_rank import simulate_rank
 from mindllm.config import load_config
+from toolkit.dry_run.estimate import estimate_rank
 from toolkit.dry_run.profile import profile_of, save_profile
 from toolkit.dry_run.source_lines import write_lines
 
@@ -26,10 +27,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rank", type=int, required=True, help="global rank")
     parser.add_argument("--output", type=Path, required=True, help="file that receives the profile")
     parser.add_argument("--lines", action="store_true", help="write the source lines of its operators instead")
+    parser.add_argument("--estimate", action="store_true", help="estimate from the compiled graph, without the dry run")
     options = parser.parse_args(arguments)
     config = load_config(options.config)
     if options.lines:
         write_lines(config, options.rank, options.output)
+    elif options.estimate:
+        save_profile(profile_of(estimate_rank(config, options.rank), estimated=True), options.output)
     else:
         save_profile(profile_of(simulate_rank(config, options.rank)), options.output)
     return 0
