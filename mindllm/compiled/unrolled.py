@@ -23,8 +23,8 @@ from mindllm.compiled.graph import (
 
 VIEWS = frozenset({"Reshape", "ExpandDims", "Squeeze", "Flatten"})
 """Operators whose output is the memory of their first input, in another shape."""
-IN_PLACE = frozenset({"Assign", "AssignAdd", "AssignSub", "InplaceZero"})
-"""Operators that write into their first input."""
+IN_PLACE = {"Assign": 1, "AssignAdd": 1, "AssignSub": 1, "InplaceZero": 1, "AdamWeightDecay": 3}
+"""Operators that write into their first inputs, and into how many."""
 
 
 @dataclass(frozen=True)
@@ -165,14 +165,14 @@ class _Machine:
         if node.op in VIEWS or (node.op == "Transpose" and self._moves_nothing(node, inputs[0])):
             return inputs[0]
         place = len(self.operations)
-        in_place = node.op in IN_PLACE
+        written = IN_PLACE.get(node.op, 0)
         made: tuple[Memory, ...] = (
-            () if in_place else tuple(Memory(tensor, place, str(i)) for i, tensor in enumerate(node.tensors))
+            () if written else tuple(Memory(tensor, place, str(i)) for i, tensor in enumerate(node.tensors))
         )
         read = tuple(memory for value in inputs for memory in memories(value))
         self.operations.append(Operation(node, read, made, call))
-        if in_place:
-            return inputs[0]
+        if written:
+            return inputs[0] if isinstance(node.type, TensorType) else tuple(inputs[:written])
         return made[0] if isinstance(node.type, TensorType) else made
 
     def _moves_nothing(self, node: Node, tensor: Value) -> bool:
