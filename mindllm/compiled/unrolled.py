@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from mindllm.compiled.execution_order import execution_order
+from mindllm.compiled.execution_order import BRANCHES, execution_order
 from mindllm.compiled.graph import (
     CALL,
     CONSTANT,
@@ -64,12 +64,21 @@ class Operation:
 
 
 @dataclass(frozen=True)
+class Branch:
+    """A branch that was taken: the number of its last operation, and the memory it was given."""
+
+    last: int
+    inputs: tuple[Memory, ...]
+
+
+@dataclass(frozen=True)
 class Unrolled:
-    """The step: its operations in order, the memory of its inputs, and that of what it returns."""
+    """The step: its operations in order, the memory of its inputs and of what it returns, and the branches in it."""
 
     operations: tuple[Operation, ...]
     inputs: tuple[Memory, ...]
     results: tuple[Memory, ...]
+    branches: tuple[Branch, ...] = ()
 
 
 def unroll(graph: CompiledGraph) -> Unrolled:
@@ -77,7 +86,7 @@ def unroll(graph: CompiledGraph) -> Unrolled:
     machine = _Machine(graph)
     inputs = tuple(Memory(kind, name=item.label) for item in graph.step.inputs for kind in tensors_of(item.type))
     result = machine.run(graph.step, inputs, ())
-    return Unrolled(tuple(machine.operations), inputs, tuple(memories(result)))
+    return Unrolled(tuple(machine.operations), inputs, tuple(memories(result)), tuple(machine.branches))
 
 
 def memories(value: Value) -> list[Memory]:
@@ -93,6 +102,7 @@ def memories(value: Value) -> list[Memory]:
 class _Machine:
     graph: CompiledGraph
     operations: list[Operation] = field(default_factory=list)
+    branches: list[Branch] = field(default_factory=list)
     calls: int = 0
 
     def __post_init__(self) -> None:
@@ -145,7 +155,11 @@ class _Machine:
 
     def _call(self, closure: Closure, call: tuple[int, ...]) -> Value:
         self.calls += 1
-        return self.run(self.graph.function(closure.function), closure.bound, (*call, self.calls))
+        function = self.graph.function(closure.function)
+        result = self.run(function, closure.bound, (*call, self.calls))
+        if function.role in BRANCHES:
+            self.branches.append(Branch(len(self.operations) - 1, tuple(memories(closure.bound))))
+        return result
 
     def _execute(self, node: Node, inputs: Sequence[Value], call: tuple[int, ...]) -> Value:
         if node.op in VIEWS or (node.op == "Transpose" and self._moves_nothing(node, inputs[0])):

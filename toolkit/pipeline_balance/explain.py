@@ -11,16 +11,17 @@ from toolkit.pipeline_balance.simulate import critical_path
 from toolkit.pipeline_balance.solve import Solution, solve
 
 GB = 1000.0
-TIGHT = 1.0  # of the lightest change of a stage's recomputation that memory does not allow
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """Attributes:
-    critical: share of the step's critical path spent on each stage, ``[stages]``.
-    free_mb: memory left on each stage.
-    with_more: step when every stage has one more GB.
-    stage_with_more: for stages where memory binds, the step when that stage alone has one more GB.
+    """What binds and what more memory would do.
+
+    Attributes:
+        critical: share of the step's critical path spent on each stage, ``[stages]``.
+        free_mb: memory left on each stage.
+        with_more: step when every stage has one more GB.
+        stage_with_more: for stages where memory binds, the step when that stage alone has one more GB.
     """
 
     critical: np.ndarray
@@ -57,7 +58,9 @@ def lines(solution: Solution, found: Explanation) -> list[str]:
     if not tight:
         said.append("memory binds nowhere: every stage could keep more than it does")
     else:
-        said.append(f"memory binds on stages {', '.join(map(str, tight))}: recomputing less there does not fit")
+        lacking = {stage: _lightest_step(solution, stage) - found.free_mb[stage] for stage in tight}
+        stages = ", ".join(f"{stage} ({lacks:,.0f} MB)" for stage, lacks in lacking.items())
+        said.append(f"memory binds where one layer recomputed less does not fit; stage and what it lacks: {stages}")
     said.append(f"one more GB on every stage: {_gain(step, found.with_more)}")
     said += [
         f"one more GB on stage {stage} alone: {_gain(step, more)}" for stage, more in found.stage_with_more.items()

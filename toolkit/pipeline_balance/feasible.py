@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import highspy
 import numpy as np
 
@@ -10,11 +12,23 @@ from toolkit.pipeline_balance.problem import ZERO_BUBBLE, Problem
 from toolkit.pipeline_balance.schedule import alive
 
 
-def missing_memory(problem: Problem) -> tuple[float, int]:
-    """The least MB that every limit would have to grow by for some plan to fit, and the stage that needs it most.
+@dataclass(frozen=True)
+class Lightest:
+    """The split that needs the least memory beyond the limits.
 
-    Layers are placed in model order. Zero where a plan fits. Exact where one kind of recomputation is lightest in all respects.
+    Attributes:
+        missing_mb: by how much every limit would have to grow for it to fit; zero where it fits.
+        stage: the stage that needs it most.
+        counts: layers of each place, ``[places]``.
     """
+
+    missing_mb: float
+    stage: int
+    counts: np.ndarray
+
+
+def lightest_split(problem: Problem) -> Lightest:
+    """Places layers in model order. Exact where one kind of recomputation is lightest in all respects."""
     solver = highspy.Highs()
     solver.setOptionValue("output_flag", False)
     infinity, kinds, places = highspy.kHighsInf, len(problem.layers), problem.places
@@ -43,10 +57,9 @@ def missing_memory(problem: Problem) -> tuple[float, int]:
             solver.addRow(-infinity, limits[stage] - fixed, len(columns), columns, values)
     solver.run()
     answer = np.array(solver.getSolution().col_value)
-    lacking = [
-        (fixed + factors @ answer[:missing] - limits[stage], stage) for stage, fixed, factors in rows
-    ]  # fmt: skip
-    return max(0.0, float(answer[missing])), max(lacking)[1]
+    lacking = [(fixed + factors @ answer[:missing] - limits[stage], stage) for stage, fixed, factors in rows]
+    counts = np.rint(answer[:missing]).astype(int).reshape(places, kinds).sum(axis=1)
+    return Lightest(max(0.0, float(answer[missing])), max(lacking)[1], counts)
 
 
 def _keep_order(solver: highspy.Highs, problem: Problem, begun: int) -> None:

@@ -29,6 +29,8 @@ from toolkit.pipeline_balance.problem import Problem
 from toolkit.pipeline_balance.recompute_mix import Mixes, Runs
 from toolkit.pipeline_balance.schedule import alive
 
+HUGE = 1e200  # in place of infinity where it would be multiplied by zero
+
 
 class StageTable:
     """Forward and least backward time of each stage for each run of layers; infinite where memory does not suffice."""
@@ -69,12 +71,11 @@ class StageTable:
         room += [-problem.per_stage(key)[stage] for key in ("static_mb", "transient_mb")]
         room += [-problem.layers[kind].parameter_mb * count for kind, count in runs]
         room += [-end.memory_mb - held * end.activation_mb for end in ends]
-        best = None
+        best: tuple[float, np.ndarray] | None = None
         for transient in self.mixes.transients:
-            front = self.mixes.front(runs, transient)
-            index = front.fastest_within((sum(room) - transient) / held)
-            if index >= 0 and (best is None or front.backward[index] < best[0]):
-                best = (float(front.backward[index]), front.counts[index])
+            found = self.mixes.fastest(runs, transient, (sum(room) - transient) / held)
+            if found is not None and (best is None or found[0] < best[0]):
+                best = found
         return best
 
     def plan(self, counts: list[int]) -> Plan:
@@ -118,7 +119,7 @@ class OneChunk:
     def caps(self) -> np.ndarray:
         """What a choice alone asks of U, ``[stages, layers, longest]``."""
         more, loops = self.micro - 1, self.loops[:, None, None]
-        forward, backward = (np.minimum(times, 1e300) for times in (self.forward, self.backward))
+        forward, backward = (np.minimum(times, HUGE) for times in (self.forward, self.backward))
         return np.maximum(more * forward + loops * backward, loops * forward + more * backward)
 
     def decide(self, target: float) -> Relaxed | None:
@@ -171,7 +172,7 @@ class OneChunk:
 
     def _late(self, stage: int, after: np.ndarray, room: float) -> np.ndarray:
         """Whether a chain to the last stage and back, once or as often as there is time, asks for more than ``room``."""
-        behind, total = int(self.behind[stage]), self.total[stage]
+        behind, total = int(self.behind[stage]), np.minimum(self.total[stage], HUGE)
         if behind == 0:
             return (self.micro - 1) * total > room
         most = (self.micro - 1) // (behind + 1)

@@ -19,6 +19,7 @@ from toolkit.pipeline_balance.problem import Problem
 from toolkit.pipeline_balance.schedule import Timetable, alive
 from toolkit.pipeline_balance.search import Paths
 from toolkit.pipeline_balance.simulate import critical_path, simulate
+from toolkit.pipeline_balance.stage_floor import Floor, StageFloor, hull
 
 CLOSE = 1e-3  # a simulated step this near to the bound ends the search for paths
 SLACK = 1e-6
@@ -69,6 +70,8 @@ class PathProgram:
         for stage, vectors in enumerate(alive(self.table.orders, problem.chunks)):
             self._memory_rows(stage, vectors)
         self.stage_rows = []
+        self.stage_counts: list[int] = []
+        self.known: set[bytes] = set()
         for stage in range(problem.stages):
             self.stage_rows.append(self.solver.getNumRow())
             self._row(problem.chunks, infinity, self.layers_of[stage :: problem.stages], 1.0)
@@ -95,7 +98,11 @@ class PathProgram:
         self.solver.addRow(low, high, int(used.sum()), columns[used].astype(np.int32), values[used].copy())
 
     def add_path(self, forward: np.ndarray, backward: np.ndarray, delay: float) -> None:
-        """The step is at least the sum along this path; visits of each place, ``[places]``."""
+        """The step is at least the sum along this path, unless that is known; visits of each place, ``[places]``."""
+        key = np.concatenate([forward, backward]).astype(int).tobytes()
+        if key in self.known:
+            return
+        self.known.add(key)
         values = forward[self.place] * self.forward + backward[self.place] * self.backward
         fixed = float(forward @ self.fixed_forward + backward @ self.fixed_backward) + delay
         columns = np.append(np.arange(len(self.columns)), self.step)
@@ -117,7 +124,7 @@ class PathProgram:
 
     def find_paths(self, paths: Paths, until: float) -> tuple[float, np.ndarray | None]:
         """Adds critical paths of its own answers until the bound is met; returns it and layers per place, if any."""
-        for visits in zip(paths.forward, paths.backward, paths.delays, strict=True):
+        for visits in list(zip(paths.forward, paths.backward, paths.delays, strict=True)):
             self.add_path(*visits)
         bound, values = self.solve()
         centre, centre_time = values, math.inf
@@ -139,6 +146,53 @@ class PathProgram:
         self.add_path(forward, backward, crossings * delay)
         paths.add(forward, backward, crossings * delay)
         return line.makespan
+
+    def ask_for_whole_layers(self, target: float, until: float) -> None:
+        """Adds, for plans whose step is below ``target`` alone, what whole layers take of each stage."""
+        problem = self.problem
+        quickest = min(layer.forward + min(c.backward for c in layer.kinds.values()) for layer in problem.layers)
+        for stage in range(problem.stages):
+            fixed = self.fixed_forward + self.fixed_backward
+            before = stage * (quickest + 2 * problem.point_to_point) + float(fixed[:stage].sum())
+            latest = (target - before) / problem.micro_batches - float(fixed[stage :: problem.stages].sum())
+            for index, layer in enumerate(problem.layers):
+                average = layer.count / problem.stages
+                floor = StageFloor(problem, self.table.orders, stage, index)
+                found = floor.until(latest, math.ceil(0.8 * average), until)
+                if found is not None:
+                    self._floor_rows(stage, index, *found)
+
+    def _floor_rows(self, stage: int, layer: int, floor: Floor, most: int) -> None:
+        """Bounds the time of a stage's layers by their number, which is a column of its own."""
+        mine = np.flatnonzero((self.place % self.problem.stages == stage) & (self.layer == layer))
+        number = self.solver.getNumCol()
+        self.solver.addVar(0, most)
+        self.stage_counts.append(number)
+        self._row(0, 0, np.append(mine, number), np.append(np.ones(len(mine)), -1.0))
+        times = self.forward[mine] + self.backward[mine]
+        for slope, intercept in hull(floor):
+            self._row(intercept - SLACK, highspy.kHighsInf, np.append(mine, number), np.append(times, -slope))
+
+    def whole_stage_bound(self, bound: float, paths: Paths, until: float) -> float:
+        """A lower bound with a whole number of layers on each stage; paths of its answers are added until none is new."""
+        for number in self.stage_counts:
+            self.solver.changeColIntegrality(number, highspy.HighsVarType.kInteger)
+        while self.stage_counts and time.monotonic() < until:
+            self.solver.setOptionValue("time_limit", self.solver.getRunTime() + until - time.monotonic())
+            self.solver.run()
+            info = self.solver.getInfo()
+            if self.solver.getModelStatus() == highspy.HighsModelStatus.kInfeasible:
+                bound = math.inf
+                break
+            bound = max(bound, info.mip_dual_bound)
+            if self.solver.getModelStatus() != highspy.HighsModelStatus.kOptimal:
+                break
+            if self._separate(np.array(self.solver.getSolution().col_value), paths) <= bound * (1 + CLOSE):
+                break
+        self.solver.setOptionValue("time_limit", highspy.kHighsInf)
+        for number in self.stage_counts:
+            self.solver.changeColIntegrality(number, highspy.HighsVarType.kContinuous)
+        return bound
 
     def beaten(self, target: float, until: float) -> bool:
         """Whether it proves that no plan's step is below ``target``; False when it cannot tell in time."""

@@ -124,6 +124,8 @@ class Problem(Model):
                 raise ValueError(f"{key} has {len(value)} entries for {self.stages} stages")
         if self.schedule in ZERO_BUBBLE and self.chunks > 1:
             raise ValueError(f"schedule {self.schedule} has one chunk per stage, not {self.chunks}")
+        if self.schedule in ZERO_BUBBLE and not any(layer.weight_gradient for layer in self.layers):
+            raise ValueError(f"schedule {self.schedule} puts off weight gradients, but no layer has a weight_gradient")
         names = [layer.name for layer in self.layers]
         if len(set(names)) != len(names):
             raise ValueError(f"layers: names must differ, not {names}")

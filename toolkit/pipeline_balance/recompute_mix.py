@@ -15,6 +15,8 @@ import numpy as np
 from toolkit.pipeline_balance.problem import Problem
 
 Runs = tuple[tuple[int, int], ...]  # (index of a layer kind, how many), in model order
+Names = tuple[str, ...]
+ROUGH = 96  # mixes of each of two runs that are combined where not all are asked for
 
 
 @dataclass(frozen=True)
@@ -45,14 +47,59 @@ class Mixes:
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
         self.transients = sorted({kind.transient_mb for layer in problem.layers for kind in layer.kinds.values()})
-        self._chains = chains(problem)
-        self._made: dict[tuple[int, float, Runs], list[Front]] = {}
+        self._chains = tuple(tuple(chain) for chain in chains(problem))
+        self._made: dict[tuple[Names, float, Runs], list[Front]] = {}
 
     @cache  # noqa: B019 - lives as long as the problem it is of
-    def front(self, runs: Runs, transient_mb: float) -> Front:
-        """The mixes of ``runs`` with kinds whose working memory is at most ``transient_mb``; empty when there are none."""
-        parts = [part for chain in range(len(self._chains)) for part in self._by_rank(chain, transient_mb, runs)]
-        return _pruned(parts)
+    def front(self, runs: Runs, transient_mb: float, most: int | None = None) -> Front:
+        """The mixes of ``runs`` with kinds whose working memory is at most ``transient_mb``; empty when there are none.
+
+        With ``most``, no more than about that many, spread over all of them.
+        """
+        if most is None or len(runs) != 2:
+            found = _pruned([part for chain in self._chains for part in self._by_rank(chain, transient_mb, runs)])
+        else:
+            pairs = [[thinned(front, ROUGH) for front in pair] for pair in self._pairs(runs, transient_mb)]
+            found = _pruned([_sums(*pair) for pair in pairs])
+        return found if most is None else thinned(found, most)
+
+    def fastest(self, runs: Runs, transient_mb: float, capacity_mb: float) -> tuple[float, np.ndarray] | None:
+        """Least backward time of a mix whose activation fits, and its counts; None when none does."""
+        if len(runs) != 2:
+            front = self.front(runs, transient_mb)
+            index = front.fastest_within(capacity_mb)
+            return (float(front.backward[index]), front.counts[index]) if index >= 0 else None
+        best, counts = np.inf, None
+        for first, second in self._pairs(runs, transient_mb):
+            if not len(first.backward) or not len(second.backward):
+                continue
+            rest = capacity_mb - first.activation
+            partner = np.searchsorted(second.activation, rest + 1e-9, side="right") - 1
+            times = np.where(partner >= 0, first.backward + second.backward[partner], np.inf)
+            index = int(times.argmin())
+            if times[index] < best:
+                best, counts = float(times[index]), first.counts[index] + second.counts[partner[index]]
+        return None if counts is None else (best, counts)
+
+    def _pairs(self, runs: Runs, transient_mb: float) -> list[tuple[Front, Front]]:
+        """Fronts of the first and the second of two runs that may stand together: the second recomputed no more."""
+        first, second = (runs[:1], runs[1:])
+        if self.problem.yaml_kinds is None:
+            return [
+                (
+                    self._single(self._chains[0], transient_mb, first),
+                    self._single(self._chains[0], transient_mb, second),
+                )
+            ]
+        return [
+            (self._single(chain[: rank + 1], transient_mb, first), self._single(chain[rank:], transient_mb, second))
+            for chain in self._chains
+            for rank in range(len(chain))
+        ]
+
+    @cache  # noqa: B019
+    def _single(self, names: Names, transient_mb: float, runs: Runs) -> Front:
+        return _pruned(self._by_rank(names, transient_mb, runs))
 
     def runs(self, start: int, count: int) -> Runs:
         """The layer kinds of ``count`` layers from ``start`` on."""
@@ -73,14 +120,13 @@ class Mixes:
                 return [names[kind] for layer, _ in runs for kind in order for _ in range(counts[layer, kind])]
         raise ValueError("no order of these kinds can be written")
 
-    def _by_rank(self, chain: int, transient_mb: float, runs: Runs) -> list[Front]:
+    def _by_rank(self, names: Names, transient_mb: float, runs: Runs) -> list[Front]:
         """Fronts by the rank of their last layer in the chain; a later layer may not be recomputed more."""
-        key = (chain, transient_mb, runs)
+        key = (names, transient_mb, runs)
         if key not in self._made:
-            names = self._chains[chain]
             kind, count = runs[-1]
             rest = (*runs[:-1], (kind, count - 1)) if count > 1 else runs[:-1]
-            before = self._by_rank(chain, transient_mb, rest) if rest else [self._nothing()]
+            before = self._by_rank(names, transient_mb, rest) if rest else [self._nothing()]
             free = self.problem.yaml_kinds is None and count == 1
             self._made[key] = [
                 self._with_layer(_pruned(before if free else before[: rank + 1]), kind, name, transient_mb)
@@ -125,6 +171,25 @@ def chains(problem: Problem) -> Sequence[Sequence[str]]:
 
     extend([], names)
     return found
+
+
+def thinned(front: Front, most: int) -> Front:
+    """The extremes and the mixes nearest under an even ladder of activations, where there are more than ``most``."""
+    if len(front.backward) <= most:
+        return front
+    ladder = np.linspace(front.activation[0], front.activation[-1], most)
+    kept = np.unique(np.searchsorted(front.activation, ladder + 1e-9, side="right") - 1)
+    return Front(front.activation[kept], front.backward[kept], front.counts[kept])
+
+
+def _sums(first: Front, second: Front) -> Front:
+    """All mixes of one front with all of another."""
+    one, other = np.indices((len(first.backward), len(second.backward))).reshape(2, -1)
+    return Front(
+        first.activation[one] + second.activation[other],
+        first.backward[one] + second.backward[other],
+        first.counts[one] + second.counts[other],
+    )
 
 
 def _pruned(fronts: Sequence[Front]) -> Front:

@@ -101,9 +101,21 @@ class Search:
             counts, current = neighbours[leader], times[leader]
         return counts, current
 
+    def _weigh(self) -> None:
+        """Has chunks of a stage share its memory as in the best plan, or by how often recent critical paths pass them."""
+        if self.problem.chunks == 1:
+            return
+        share = self.random.choice((0.0, 0.3, 0.8))
+        if share:
+            passed = self.paths.backward[-20:].mean(axis=0)
+            self.choice.weigh(1 - share + share * passed / passed.mean())
+        elif self.choice.weights is not self.best_weights:
+            self.choice.weigh(self.best_weights)
+
     def wander(self, until: float, target: float) -> None:
         """Starts again near the best split, over and over, until a moment or until ``target`` is reached."""
         while self.best is not None and time.monotonic() < until and self.best_time > target * (1 + 1e-9):
+            self._weigh()
             counts = self.best.copy()
             for _ in range(int(self.random.integers(2, 6))):
                 neighbours = shifts(counts)

@@ -28,7 +28,6 @@ class StageChoice:
         self._runs: list[Runs] = []
         self._number_of: dict[tuple[int, int], int] = {}
         self._chosen: dict[tuple[int, tuple[int, ...]], tuple[np.ndarray, np.ndarray, tuple] | None] = {}
-        self._thinned: dict[tuple[int, float], Front] = {}
 
     def weigh(self, weights: np.ndarray) -> None:
         """Sets ``weights`` and forgets what was chosen with others."""
@@ -131,18 +130,8 @@ class StageChoice:
 
     def _thin(self, number: int, transient: float) -> Front:
         """The front of a run with no more mixes than the chunks of a stage can be combined of."""
-        if (number, transient) not in self._thinned:
-            front = self.mixes.front(self._runs[number], transient)
-            most = max(4, int(COMBINATIONS ** (1 / self.problem.chunks) + 1e-9))
-            kept = _spread(front, most) if len(front.backward) > most else np.arange(len(front.backward))
-            self._thinned[number, transient] = Front(front.activation[kept], front.backward[kept], front.counts[kept])
-        return self._thinned[number, transient]
-
-
-def _spread(front: Front, most: int) -> np.ndarray:
-    """The extremes and the mixes nearest under an even ladder of activations."""
-    ladder = np.linspace(front.activation[0], front.activation[-1], most)
-    return np.unique(np.searchsorted(front.activation, ladder + 1e-9, side="right") - 1)
+        most = max(4, int(COMBINATIONS ** (1 / self.problem.chunks) + 1e-9))
+        return self.mixes.front(self._runs[number], transient, most)
 
 
 def _product(sizes: tuple[int, ...]) -> np.ndarray:

@@ -34,6 +34,7 @@ class YamlPlan:
             "model.model_config.offset": self.offset,
             "model.model_config.pp_interleave_num": problem.chunks,
             "parallel_config.pipeline_stage": problem.stages,
+            "parallel_config.micro_batch_num": problem.micro_batches,
             "parallel.pipeline_config.pipeline_interleave": problem.chunks > 1,
             **{f"recompute_config.{key}": getattr(self, key) for key in KEYS},
         }

@@ -1,7 +1,7 @@
 """Zero-bubble schedules: the backward pass in two parts, of which the weights' gradient may wait (Qi et al. 2024, 2401.10241).
 
 A stage always does what is ready, in an order of preference: forward passes until enough are under way, then backward passes,
-then weight gradients in what would be a wait. How many are enough, and how much of a wait suffices for a weight gradient, is tried
+then weight gradients in what would be a wait. How many are enough, and how much of a wait suffices for a gradient, is tried
 out, first on a grid, then by chance. Memory decides with them: ``zb1p`` keeps within the activations of 1F1B's first stage on all
 stages, ``zb2p`` within twice that, ``zb`` within the limit.
 """
@@ -22,7 +22,7 @@ DEPTHS = (0.0, 0.5, 0.8, 1.0, 1.03, 1.06, 1.25, 1.5)
 """Forward passes under way beyond 1F1B's, as a share of the stages behind."""
 PATIENCE = (0.0, 0.15, 0.3, 0.7, 1.0)
 """The part of a weight gradient that may make the next operation late."""
-EFFORT = 400_000
+EFFORT = 100_000
 Judge = Callable[[Timeline], float]
 
 

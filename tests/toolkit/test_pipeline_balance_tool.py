@@ -1,0 +1,266 @@
+"""python -m toolkit.pipeline_balance: answers, files, measured memories, and mistakes told with exit code 2."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from planning_problems import random_problem
+
+from mindllm.command import run_command
+from mindllm.config import load_config
+from mindllm.errors import UserError
+from mindllm.parallel.layer_plan import make_plan
+from toolkit.pipeline_balance.__main__ import main
+from toolkit.pipeline_balance.feasible import lightest_split
+from toolkit.pipeline_balance.measured import fit_memory, read_measured
+from toolkit.pipeline_balance.plan import evaluate
+from toolkit.pipeline_balance.read_problem import Setting
+from toolkit.pipeline_balance.solve import Infeasible, solve
+
+DATA = Path(__file__).parent / "ground_truth"
+LAYERS = str(DATA / "sapp_test_96_layers.json")
+KEYS = {
+    "offset", "recompute", "select_recompute", "select_comm_recompute", "step_time", "lower_bound", "gap",
+    "solve_seconds", "even_split_step_time", "peak_memory_mb",
+}  # fmt: skip
+
+
+@pytest.fixture
+def problem_file(tmp_path):
+    path = tmp_path / "problem.json"
+    path.write_text(random_problem(3, 4, 16, 5, 16).model_dump_json())
+    return path
+
+
+def refused(capsys, *arguments):
+    """The one message of a command that must end with exit code 2."""
+    with pytest.raises(SystemExit) as ended:
+        run_command(main, [str(argument) for argument in arguments])
+    assert ended.value.code == 2
+    return capsys.readouterr().err
+
+
+def test_json_is_the_answer_alone(problem_file, capsys):
+    main(["--problem", str(problem_file), "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert set(found) >= KEYS
+    assert found["gap"] <= 1e-4
+    assert len(found["layers"]) == 16
+    assert found["lower_bound"] <= found["step_time"] <= found["even_split_step_time"]
+
+
+def test_the_tables_the_lists_and_the_reasons_are_printed(problem_file, capsys):
+    main(["--problem", str(problem_file), "--explain", "--seconds", "4"])
+    text = capsys.readouterr().out
+    for words in ("before: even split", "after: the plan", "no plan takes less than", "offset: [", "one more GB"):
+        assert words in text
+
+
+def test_a_plan_is_written_into_a_run_that_reads_it_back(problem_file, tmp_path, capsys):
+    run = tmp_path / "run.yaml"
+    base = Path(__file__).parents[2] / "configs" / "llama2" / "pretrain_llama2_7b.yaml"
+    sizes = {"model": {"model_config": {"num_layers": 16}}, "parallel_config": {"pipeline_stage": 4}}
+    sizes["runner_config"] = {"gradient_accumulation_steps": 1}
+    run.write_text(yaml.safe_dump({"base": str(base), **sizes}))
+    lists, planned = tmp_path / "lists.yaml", tmp_path / "planned.yaml"
+    main([
+        "--problem", str(problem_file), "--json", "--yaml", str(lists), "--apply", str(run), "--output", str(planned)
+    ])  # fmt: skip
+    found = json.loads(capsys.readouterr().out)
+    written = load_config(planned)
+    plan = make_plan(written)
+    assert written.parallel_config.micro_batch_num == 16
+    assert [layer.stage for layer in plan.layers] == [layer["stage"] for layer in found["layers"]]
+    assert [layer.recompute for layer in plan.layers] == [layer["recompute"] == "full" for layer in found["layers"]]
+    assert yaml.safe_load(lists.read_text())["offset"] == found["offset"]
+
+
+@pytest.mark.parametrize(("ending", "start"), [("png", b"\x89PNG"), ("svg", b"<?xml"), ("html", b"<!doctype html>")])
+def test_pictures(problem_file, tmp_path, ending, start, capsys):
+    path = tmp_path / f"schedule.{ending}"
+    main(["--problem", str(problem_file), "--picture", str(path)])
+    assert path.read_bytes().startswith(start)
+    assert path.stat().st_size > 10_000
+
+
+def test_manual_plans_are_judged_like_our_own(problem_file, tmp_path, capsys):
+    main(["--problem", str(problem_file), "--json"])
+    own = json.loads(capsys.readouterr().out)
+    lists = {key: own[key] for key in ("offset", "recompute", "select_recompute", "select_comm_recompute")}
+    manual = tmp_path / "manual.yaml"
+    manual.write_text(yaml.safe_dump({"mine": lists, "all": {"offset": 0, "recompute": True}}))
+    main(["--problem", str(problem_file), "--manual", str(manual), "--json"])
+    judged = json.loads(capsys.readouterr().out)
+    assert judged["mine"]["step_time"] == own["step_time"]
+    assert judged["mine"]["fits"]
+    manual.write_text(yaml.safe_dump({"mine": {"offset": [1, 0, 0]}}))
+    assert "mine: offset: needs 4 numbers" in refused(capsys, "--problem", problem_file, "--manual", manual)
+    manual.write_text(yaml.safe_dump({"mine": {"offsets": 0}}))
+    assert "did you mean 'offset'" in refused(capsys, "--problem", problem_file, "--manual", manual)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"stages": 0}, "stages: Input should be greater than or equal to 1 (is 0)"),
+        ({"stages": 40}, "16 layers cannot fill 40 stages"),
+        ({"limit_mb": [1, 2]}, "limit_mb has 2 entries for 4 stages"),
+        ({"point_to_point": -1}, "point_to_point"),
+        ({"colour": "red"}, "colour"),
+        ({"layers": []}, "layers"),
+    ],
+)
+def test_a_wrong_problem_is_told(problem_file, capsys, change, words):
+    fields = json.loads(problem_file.read_text())
+    problem_file.write_text(json.dumps({**fields, **change}))
+    said = refused(capsys, "--problem", problem_file)
+    assert words in said
+    assert str(problem_file) in said
+
+
+def test_files_that_are_no_problems_are_told(tmp_path, capsys):
+    path = tmp_path / "problem.json"
+    assert "No such file" in refused(capsys, "--problem", path)
+    path.write_text("{")
+    assert "is not JSON" in refused(capsys, "--problem", path)
+    path.write_text("[]")
+    assert "must hold an object" in refused(capsys, "--problem", path)
+    assert "give --stages" in refused(capsys, "--problem", LAYERS)
+    several = DATA / "planner_instances.json"
+    assert "choose one with --instance" in refused(capsys, "--problem", several)
+    assert "did you mean 'pp16-mb64-4k'" in refused(capsys, "--problem", several, "--instance", "pp16-mb64")
+
+
+def test_what_does_not_fit_says_what_would(capsys):
+    arguments = ["--problem", LAYERS, "--stages", "16", "--micro_batches", "32", "--max_memory"]
+    said = refused(capsys, *arguments, "12GB")
+    assert "1,095.0 MB higher" in said
+    main([*arguments, "13095MB", "--json"])
+    capsys.readouterr()
+    assert "fits the memory" in refused(capsys, *arguments, "13094MB")
+
+
+def test_the_smallest_limit_is_the_border():
+    for seed in range(12):
+        chunks = 1 + seed % 2
+        problem = random_problem(seed, 3, 9, 3, 6, chunks, layer_kinds=1 + seed % 3 // 2)
+        border = problem.with_limit(0)
+        limit = lightest_split(border).missing_mb
+        assert solve(border.with_limit(limit + 0.01), 1).best.fits
+        with pytest.raises(Infeasible):
+            solve(border.with_limit(limit - 0.1), 1)
+
+
+def init_yaml(path, problem, plan, lists):
+    """What a user would have measured of a plan, in the public planner's form."""
+    peaks = [float(peak) for peak in evaluate(problem, plan).peak_mb]
+    body = {"stage_id": list(range(1, len(peaks) - 1)), "memories": peaks[1:-1]}
+    fields = {
+        "pipeline_config": {
+            "pipeline_num": problem.stages,
+            "num_layer": problem.layer_count,
+            "offset": lists["offset"],
+        },
+        "recompute_config": {key: value for key, value in lists.items() if key != "offset"},
+        "memory_usage": {"head_memory": peaks[0], "tail_memory": peaks[-1], "body_memories": body},
+        "time_config": {"head": 3, "body": 10, "tail": 9},
+    }
+    path.write_text(yaml.safe_dump(fields))
+    return path
+
+
+def measured_problem(stages, layers):
+    from toolkit.pipeline_balance.problem import make_problem
+
+    memory = {"none": 800, "select": 600, "comm": 500, "both": 330, "full": 40}
+    kinds = {name: {"backward": 20, "activation_mb": value} for name, value in memory.items()}
+    body = {"name": "body", "count": layers, "forward": 10, "parameter_mb": 900, "kinds": kinds}
+    ends = {"head": {"memory_mb": 2000}, "tail": {"memory_mb": 3000}}
+    fields = {"stages": stages, "micro_batches": 16, "layers": [body], "static_mb": 700, **ends}
+    return make_problem(fields, "measured")
+
+
+def test_measured_stages_give_back_the_memory_they_are_made_of(tmp_path):
+    from toolkit.pipeline_balance.yaml_plan import read_yaml_plan
+
+    problem = measured_problem(12, 60)
+    lists = {
+        "offset": [1, -2, 0, 2, -1, 1, 0, -1, 2, -2, 1, -1],
+        "recompute": [1, 0, 2, 1, 0, 3, 1, 0, 2, 0, 1, 2],
+        "select_recompute": [3, 2, 3, 5, 1, 4, 2, 2, 4, 1, 5, 3],
+        "select_comm_recompute": [1, 1, 4, 3, 3, 3, 4, 1, 2, 3, 2, 4],
+    }
+    plan = read_yaml_plan(problem, lists)
+    path = init_yaml(tmp_path / "init.yaml", problem, plan, lists)
+    found, fit = read_measured([path], Setting(micro_batches=16))
+    assert fit.margin_mb < 1e-3
+    assert evaluate(found, plan).peak_mb == pytest.approx(evaluate(problem, plan).peak_mb, abs=0.01)
+    assert fit.values["parameter"] == pytest.approx(900, abs=0.01)
+    assert fit.values["constant"] == pytest.approx(700, abs=0.1)
+
+
+def test_two_stages_can_be_measured_in_several_runs(tmp_path, capsys):
+    from toolkit.pipeline_balance.yaml_plan import read_yaml_plan
+
+    problem, paths = measured_problem(2, 8), []
+    for number, (offset, recompute) in enumerate([([0, 0], [2, 2]), ([1, -1], [0, 3]), ([-1, 1], [3, 0])]):
+        lists = {"offset": offset, "recompute": recompute}
+        plan = read_yaml_plan(problem, lists)
+        paths.append(init_yaml(tmp_path / f"run{number}.yaml", problem, plan, lists))
+    found, fit = read_measured(paths, Setting(micro_batches=16))
+    assert fit.margin_mb < 1e-3
+    assert evaluate(found, plan).peak_mb == pytest.approx(evaluate(problem, plan).peak_mb, abs=0.01)
+    said = refused(capsys, "--measured", paths[0], "--micro_batches", 16)
+    assert "add a run" in said
+
+
+def test_noise_of_measurements_becomes_a_margin(tmp_path):
+    """Sixteen peaks that a dry run printed for 96 layers with mixed recomputation."""
+    lists = {
+        "offset": [0, 0, -4, -2, 2, -2, -2, 10, -2, -2, -2, 0, 2, 2, 0, 0],
+        "select_recompute": [5, 5, 2, 1, 4, 3, 2, 14, 4, 4, 4, 6, 1, 5, 5, 6],
+        "select_comm_recompute": [0, 5, 0, 1, 1, 4, 2, 2, 1, 3, 2, 6, 4, 5, 5, 1],
+    }
+    peaks = [
+        96643,
+        60854,
+        27620,
+        54533,
+        100631,
+        31713,
+        38874,
+        146986,
+        31713,
+        24553,
+        24553,
+        28484,
+        45016,
+        33763,
+        20463,
+        23531,
+    ]
+    body = {"stage_id": list(range(1, 15)), "memories": peaks[1:-1]}
+    fields = {
+        "pipeline_config": {"pipeline_num": 16, "num_layer": 96, "offset": lists["offset"]},
+        "recompute_config": {key: lists[key] for key in ("select_recompute", "select_comm_recompute")},
+        "memory_usage": {"head_memory": peaks[0], "tail_memory": peaks[-1], "body_memories": body},
+        "time_config": {"head": 3, "body": 10, "tail": 9},
+    }
+    path = tmp_path / "init.yaml"
+    path.write_text(yaml.safe_dump(fields))
+    found, fit = read_measured([path], Setting(micro_batches=16))
+    left = fit.residuals[0][1]
+    assert np.abs(left[[0, -1]]).max() < 1  # head and tail take the constant into account
+    assert np.mean(np.abs(left) / peaks) < 0.02
+    assert fit.margin_mb == pytest.approx(left.max())
+    assert found.per_stage("static_mb")[0] == pytest.approx(fit.values["constant"] + fit.margin_mb)
+
+
+def test_runs_that_tell_nothing_apart_are_refused(tmp_path):
+    from toolkit.pipeline_balance.measured import Run
+
+    flat = Run("flat.yaml", np.full(4, 9000.0), np.array([[4, 0, 0, 0, 0]] * 4), np.array([4, 3, 2, 1]), {})
+    with pytest.raises(UserError, match="do not tell"):
+        fit_memory([flat])

@@ -1,0 +1,113 @@
+"""Published problems: optima that others proved, bubble rates, cases where a public planner loses to the even split."""
+
+import csv
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from toolkit.pipeline_balance.problem import make_problem
+from toolkit.pipeline_balance.read_problem import Setting, read_problem
+from toolkit.pipeline_balance.schedule import stage_orders, timetable
+from toolkit.pipeline_balance.simulate import simulate
+from toolkit.pipeline_balance.solve import solve
+from toolkit.pipeline_balance.zero_bubble import StageCosts, best_orders
+
+DATA = Path(__file__).parent / "ground_truth"
+RATES = list(csv.DictReader((DATA / "zero_bubble.csv").read_text().splitlines()))
+
+
+@pytest.mark.parametrize(
+    ("stages", "micro_batches", "limit", "optimum", "gap"),
+    [
+        (16, 16, 53_000, 107_460, 3e-3),
+        (16, 32, 53_000, 169_650, 1e-6),
+        (16, 128, 53_000, 532_530, 1e-6),
+        (16, 64, 50_000, 291_330, 1e-6),
+        (8, 32, 60_000, 278_550, 1e-6),
+    ],
+)
+def test_proven_optima_of_a_96_layer_model(stages, micro_batches, limit, optimum, gap):
+    setting = Setting(stages=stages, micro_batches=micro_batches, limit_mb=limit)
+    solution = solve(read_problem(DATA / "sapp_test_96_layers.json", setting), 3)
+    assert solution.best.step_time <= optimum
+    assert solution.best.fits
+    assert solution.gap <= gap
+
+
+def test_a_mixture_of_experts_model_of_16_stages_is_planned_optimally():
+    solution = solve(read_problem(DATA / "planner_instances.json", instance="pp16-mb64-4k"), 10)
+    assert solution.best.step_time == pytest.approx(1132.66, abs=5e-3)
+    assert solution.gap <= 1e-6
+    assert solution.best.fits
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "reference"), [("pp8-vp2-mb240-8k", 5661.55), ("pp4-vp2-mb120-4k", 5868.49)])
+def test_interleaved_mixtures_of_experts_are_no_worse_than_their_references(name, reference):
+    solution = solve(read_problem(DATA / "planner_instances.json", instance=name), 60)
+    assert solution.best.step_time <= reference
+    assert solution.best.fits
+
+
+@pytest.mark.parametrize(
+    ("stages", "micro_batches", "chunks", "even", "modes"),
+    [
+        (4, 8, 2, 1416, (1456, 1279)),
+        (8, 32, 1, 3309, (3309, 3129)),
+        pytest.param(8, 32, 2, 5292, (5589, 4929), marks=pytest.mark.slow),
+        pytest.param(4, 16, 4, 4536, (4626, 4779), marks=pytest.mark.slow),
+    ],
+)
+def test_cases_where_a_public_planner_loses_to_the_even_split(stages, micro_batches, chunks, even, modes):
+    """Two equal layers in each place, a tail as long as one, unlimited memory: both of its modes are matched or beaten."""
+    layer = {"name": "body", "count": 2 * stages * chunks, "forward": 10}
+    fields = {
+        "stages": stages,
+        "chunks": chunks,
+        "micro_batches": micro_batches,
+        "layers": [{**layer, "kinds": {"none": {"backward": 20, "activation_mb": 1}}}],
+        "head": {"forward": 3, "backward": 6},
+        "tail": {"forward": 10, "backward": 20},
+    }
+    solution = solve(make_problem(fields, "uniform"), 20)
+    assert solution.even.step_time == pytest.approx(even)
+    assert solution.best.step_time <= min(even - 1, *modes)
+
+
+def zero_bubble_rates(row, effort):
+    """Bubble rates of 1F1B, ZB-1p and ZB-2p: memory as in the paper, 34 h + 5 a s held and 32 h kept for weight gradients."""
+    stages, micro = int(row["p"]), int(row["m"])
+    forward, backward, weight, delay = (float(row[key]) * np.ones(stages) for key in ("TF", "TB", "TW", "Tcomm"))
+    hidden, heads = int(row["hidden"]), int(row["heads"])
+    held, kept = (34 * hidden + 5 * heads * 1024) * np.ones(stages), 32 * hidden * np.ones(stages)
+    busy = micro * (forward + backward + weight)[0]
+    table = timetable(stage_orders("1f1b", stages, 1, micro), 1)
+    line = simulate(table, forward, backward + weight, delay=delay[0])
+    rates = {"1F1B": 1 - busy / line.longest_stage()}
+    for name, multiple in (("ZB1p", 1), ("ZB2p", 2)):
+        costs = StageCosts(forward, backward, weight, held, kept, multiple * stages * held, delay[0])
+        orders = best_orders(costs, micro, effort)
+        line = simulate(timetable(orders, 1), forward, backward + weight, weight, delay[0])
+        rates[name] = 1 - busy / line.longest_stage()
+    return rates
+
+
+def check_rates(row, effort, slack=0.0):
+    for name, rate in zero_bubble_rates(row, effort).items():
+        published = float(row[f"bub_{name}"])
+        if name == "1F1B":
+            assert rate == pytest.approx(published, abs=5.1e-5)
+        else:
+            assert rate <= published + 5.1e-5 + slack
+
+
+@pytest.mark.parametrize("row", [RATES[1], RATES[3]], ids=["1.5B m32", "6.2B m24"])
+def test_zero_bubble_rates_are_those_of_the_paper_or_lower(row):
+    check_rates(row, effort=20_000)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row", RATES, ids=[f"{row['model']} m{row['m']}" for row in RATES])
+def test_all_zero_bubble_rates(row):
+    check_rates(row, effort=100_000, slack=4e-4 if row is RATES[0] else 0.0)
