@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -61,18 +60,15 @@ def run(directory, *options, expect=0, **keywords):
 
 @pytest.fixture(scope="module")
 def table(place):
-    """What the script prints for people, of stages extrapolated from small simulations."""
-    return run(place, command=("bash", ROOT / "scripts" / "dry_run.sh", "run.yaml", "4", "2"))
+    """What the script prints for people, of a stage extrapolated from small simulations."""
+    script = ROOT / "scripts" / "dry_run.sh"
+    return run(place, command=("bash", script, "run.yaml", "4", "2", "--stages", "1"))
 
 
 def test_the_script_prints_a_table_and_leaves_logs_and_a_page(place, table):
-    assert table.count("extrapolated: 4 smaller runs") == 2
-    assert table.count("fits") == 2
-    assert sorted(path.name for path in (place / "output_dryrun").iterdir()) == [
-        "memory.html",
-        "rank_0.log",
-        "rank_2.log",
-    ]
+    assert table.count("extrapolated: 4 smaller runs") == 1
+    assert table.count("fits") == 1
+    assert sorted(path.name for path in (place / "output_dryrun").iterdir()) == ["memory.html", "rank_2.log"]
     log = (place / "output_dryrun" / "rank_2.log").read_text()
     assert log.splitlines()[-5:-2] == [
         "Device MOC memory size: 65536M",
@@ -86,8 +82,8 @@ def test_the_script_prints_a_table_and_leaves_logs_and_a_page(place, table):
 
 @pytest.mark.usefixtures("table")
 def test_extrapolated_and_whole_simulations_agree(place):
-    fast = json.loads(run(place, "--json"))
-    whole = json.loads(run(place, "--json", "--full", "--output", "whole"))
+    fast = json.loads(run(place, "--json", "--stages", "1"))
+    whole = json.loads(run(place, "--json", "--stages", "1", "--full", "--output", "whole"))
     assert fast["fits"]
     for extrapolated, simulated in zip(fast["stages"], whole["stages"], strict=True):
         fragments = "actual_peak_mb"
@@ -96,7 +92,7 @@ def test_extrapolated_and_whole_simulations_agree(place):
     page = (place / "whole" / "memory.html").read_text()
     assert "largest blocks" in page
     used = whole["stages"][0]["used_peak_mb"]
-    assert f"Used peak memory usage (without fragments): {used}M" in (place / "whole" / "rank_0.log").read_text()
+    assert f"Used peak memory usage (without fragments): {used}M" in (place / "whole" / "rank_2.log").read_text()
 
 
 @pytest.mark.usefixtures("table")
@@ -217,24 +213,22 @@ def test_a_killed_worker_is_explained(place):
     assert not list((place / "killed" / "mindllm" / "dry_run").glob("*"))
 
 
-@pytest.mark.usefixtures("table")
 def test_without_a_compiler_figures_are_estimates_and_say_so(place, monkeypatch):
-    simulated = json.loads(run(place, "--json", "--stages", "1"))["stages"][0]
     monkeypatch.setenv("PATH", str(place))  # where there is none
-    process = start(place, "--stages", "1", cache="no_compiler")
+    small = ("--model.model_config.num_layers=4", "--parallel_config.micro_batch_num=3", "--stages", "1")
+    process = start(place, *small, "--output", "estimated", cache="no_compiler")
     printed, errors = process.communicate()
     assert process.returncode == 0, errors
     assert "all figures are estimates" in errors
     assert "simulating a device needs a C compiler" in errors
     assert "ESTIMATED memory" in printed
-    assert "estimate, extrapolated" in printed
-    log = (place / "output_dryrun" / "rank_2.log").read_text()
-    assert "estimate" in log.splitlines()[0]
-    used = int(re.search(r"without fragments\): (\d+)M", log)[1])
-    assert used == pytest.approx(simulated["used_peak_mb"], rel=0.2)
+    assert "estimate from the compiled graph" in printed
+    assert "estimate" in (place / "estimated" / "rank_2.log").read_text().splitlines()[0]
+    assert "estimated memory" in (place / "estimated" / "memory.html").read_text()
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(0)
 def test_mixed_recomputation_over_four_stages_agrees(place):
     recompute = ["--recompute_config.recompute=[3,0,4,1]", "--recompute_config.select_recompute=[5,3,4,0]"]
     options = ["--json", "--model.model_config.num_layers=24", "--parallel_config.pipeline_stage=4", *recompute]

@@ -82,6 +82,19 @@ def test_chunks_keep_the_length_of_the_pipeline():
         assert request.config.parallel_config.micro_batch_num % 4 == 0
 
 
+def test_chunks_grow_together():
+    design = design_for([Point((8, 8), 2, 16)], micro_step=2, shorter=False, together=True)
+    assert [point.layers for point in design.points] == [(2, 2), (3, 3), (2, 2), (4, 4)]
+
+    def moments(point):  # alive are 3 micro-batches of one chunk and 2 of the other, or 4 and 1: whichever takes more
+        first, second = point.layers
+        return {"backward": {KEPT: max(3 * first + 2 * second, 4 * first + second)}}
+
+    found = design.predict(Point((8, 8), 2, 16), {point: moments(point) for point in design.points})
+    assert found == {"backward": {KEPT: 40}}
+    assert design_for([Point((8, 7), 2, 16)], micro_step=2, shorter=False, together=True) is None
+
+
 class Bent(FormulaSimulations):
     """Memory that is not linear: a moment holds ``bend(layers, micro-batches)`` MB more."""
 

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from mindllm.command import CommandParser, error_console, run_command
 from mindllm.compiled.device.stand_in import StandInUnavailable, device_software
-from mindllm.compiled.simulate_rank import DEVICE_MEMORY, PRETENDED_MEMORY, limit_of
+from mindllm.compiled.simulate_rank import DEVICE_MEMORY, limit_of
 from mindllm.config import RunConfig, load_config
 from mindllm.errors import CheckFailed, UserError
 from mindllm.files import atomic_open
@@ -78,7 +78,7 @@ def make_parser() -> CommandParser:
 def _can_simulate() -> bool:
     """Whether MindSpore's dry run works here; says so if it does not."""
     try:
-        device_software(PRETENDED_MEMORY)
+        device_software()
     except StandInUnavailable as error:
         error_console.print(
             f"[bold yellow]all figures are estimates[/] from compiled graphs, not MindSpore's dry run: {error}"

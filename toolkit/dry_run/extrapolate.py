@@ -11,7 +11,7 @@ moment by moment; the peak is the fullest extrapolated moment. A further, larger
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from toolkit.dry_run.moments import Fill, Moments, Use
@@ -32,6 +32,7 @@ class Design:
         alive: whether the number of micro-batches alive is varied, too.
         steady: the base with some more micro-batches, if the stages have more.
         check: a larger one that none of the coefficients comes from; None where only micro-batches are fewer.
+        together: varied runs always have the same number of layers: those of chunks, which take turns in being alive.
     """
 
     base: Point
@@ -40,10 +41,16 @@ class Design:
     alive: bool
     steady: Point | None
     check: Point | None
+    together: bool = False
 
-    def longer(self, point: Point, run: int) -> Point:
-        """``point`` with ``step`` more layers in a run."""
-        layers = [count + self.step * (index == run) for index, count in enumerate(point.layers)]
+    @property
+    def growths(self) -> tuple[tuple[int, ...], ...]:
+        """Runs that grow at the same time."""
+        return (self.varied,) if self.together else tuple((run,) for run in self.varied)
+
+    def longer(self, point: Point, runs: Collection[int]) -> Point:
+        """``point`` with ``step`` more layers in some runs."""
+        layers = [count + self.step * (index in runs) for index, count in enumerate(point.layers)]
         return replace(point, layers=tuple(layers))
 
     @property
@@ -55,7 +62,9 @@ class Design:
     def corners(self) -> list[Point]:
         """The simulations whose differences are the coefficients."""
         starts = [self.base, self.deeper] if self.alive else [self.base]
-        corners = [corner for start in starts for corner in (start, *(self.longer(start, run) for run in self.varied))]
+        corners = [
+            corner for start in starts for corner in (start, *(self.longer(start, runs) for runs in self.growths))
+        ]
         return [*corners, self.steady] if self.steady else corners
 
     @property
@@ -79,9 +88,9 @@ class Design:
             if start not in weights:
                 continue
             weights[start] += share
-            for run in self.varied:
-                longer = (target.layers[run] - self.base.layers[run]) // self.step
-                weights[self.longer(start, run)] += share * longer
+            for runs in self.growths:
+                longer = (target.layers[runs[0]] - self.base.layers[runs[0]]) // self.step
+                weights[self.longer(start, runs)] += share * longer
                 weights[start] -= share * longer
         if self.steady:
             step = self.steady.micro_batches - self.base.micro_batches
@@ -91,7 +100,9 @@ class Design:
         return weights
 
 
-def design_for(targets: Sequence[Point], step: int = 1, micro_step: int = 1, shorter: bool = True) -> Design | None:
+def design_for(
+    targets: Sequence[Point], step: int = 1, micro_step: int = 1, shorter: bool = True, together: bool = False
+) -> Design | None:
     """Returns the simulations for stages at ``targets``; None where simulating the stages themselves costs no more.
 
     Args:
@@ -99,6 +110,7 @@ def design_for(targets: Sequence[Point], step: int = 1, micro_step: int = 1, sho
         step: layers are alike in groups of this many (where gradients are exchanged in groups of layers).
         micro_step: micro-batches come in multiples of this.
         shorter: whether the pipeline, and with it the number of micro-batches alive, can be made smaller.
+        together: whether runs belong to chunks, and can only grow with one another.
     """
     runs = range(len(targets[0].layers))
     counts = [[target.layers[run] for target in targets] for run in runs]
@@ -107,7 +119,7 @@ def design_for(targets: Sequence[Point], step: int = 1, micro_step: int = 1, sho
         rests = {count % step if run in varied else count for count in counts[run]}
         if len(rests) > 1:
             return None
-    if not varied:
+    if not varied or (together and len({counts[run][0] for run in runs}) > 1):
         return None
     layers = tuple(_fewest(max(counts[run]), step) if run in varied else counts[run][0] for run in runs)
     alive = [target.alive for target in targets]
@@ -118,7 +130,7 @@ def design_for(targets: Sequence[Point], step: int = 1, micro_step: int = 1, sho
     more_alive = min(max(alive), first + 2) if vary_alive else first
     more_micro = _few(targets[0].micro_batches, base.micro_batches, micro_step)
     check = Point(more_layers, more_alive, more_micro)
-    return Design(base, varied, step, vary_alive, _steady(base, targets[0], micro_step), check)
+    return Design(base, varied, step, vary_alive, _steady(base, targets[0], micro_step), check, together)
 
 
 def whole_stage(target: Point, micro_step: int = 1) -> Design:

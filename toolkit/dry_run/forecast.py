@@ -103,7 +103,7 @@ def _designs(config: RunConfig, alike: list[Stage]) -> list[Planned]:
     step = config.parallel_config.gradient_aggregation_group if alike[0].place == ONLY and _devices(config) > 1 else 1
     shorter = alike[0].place in (FIRST, MIDDLE) and not interleaved
     targets = [point_of(stage, config) for stage in alike]
-    design = design_for(targets, step, _micro_step(config), shorter)
+    design = design_for(targets, step, _micro_step(config), shorter, together=interleaved)
     if design:
         return [(design, alike)]
     return [(whole_stage(target, _micro_step(config)), [stage]) for target, stage in zip(targets, alike, strict=True)]
