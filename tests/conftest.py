@@ -39,3 +39,10 @@ def rerun_with_graph_kernels(tmp_path_factory):
         assert list(directory.glob("akg_kernel_meta/*.so")), "nothing was fused"
 
     return rerun
+
+
+@pytest.fixture(scope="session")
+def graph_cache(tmp_path_factory):
+    """Where compiled graphs are kept by content: one directory for the processes of a parallel run of the tests."""
+    base = tmp_path_factory.getbasetemp()
+    return (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "compiled_graphs"

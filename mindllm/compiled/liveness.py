@@ -74,11 +74,14 @@ class Liveness:
         )
 
 
-def estimate(graph: CompiledGraph) -> Liveness:
-    """Peak memory of a step of ``graph``."""
+def estimate(graph: CompiledGraph, on_cpu: bool = False) -> Liveness:
+    """Peak memory of a step of ``graph``.
+
+    ``on_cpu``: as the CPU back end runs it, where a branch is a graph of its own and what it is given lives until its end.
+    """
     step = unroll(graph)
     last = len(step.operations) - 1
-    return Liveness(graph.rank, (*_standing(graph, last), *_passing(step, last)), step)
+    return Liveness(graph.rank, (*_standing(graph, last), *_passing(step, last, on_cpu)), step)
 
 
 def _standing(graph: CompiledGraph, last: int) -> list[Block]:
@@ -95,11 +98,13 @@ def _standing(graph: CompiledGraph, last: int) -> list[Block]:
     ]
 
 
-def _passing(step: Unrolled, last: int) -> list[Block]:
+def _passing(step: Unrolled, last: int, on_cpu: bool) -> list[Block]:
     """Inputs of the step, up to their last use, and outputs of operations. What the step returns stays to the end."""
     ends: dict[Memory, int] = {}
     for time, operation in enumerate(step.operations):
         ends |= dict.fromkeys(operation.reads, time)
+    for branch in step.branches if on_cpu else ():
+        ends |= {memory: max(ends.get(memory, 0), branch.last) for memory in branch.inputs}
     ends |= dict.fromkeys(step.results, last)
     inputs = [
         Block(INPUT, memory.name, pool_size(memory.tensor), 0, ends.get(memory, 0), memory=memory)

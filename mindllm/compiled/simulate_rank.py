@@ -18,7 +18,6 @@ from mindllm.errors import UserError
 from mindllm.parallel.layout import Mesh
 
 DEVICE_MEMORY = 64 << 30  # an Ascend 910B
-PRETENDED_MEMORY = 1 << 42  # so much that the dry run never stops for lack of it: how much is short is the question
 GIB = 1 << 30
 ENVIRONMENT = {
     "MS_SIMULATION_LEVEL": "1",
@@ -70,7 +69,7 @@ def simulate_rank(config: RunConfig, rank: int, timeout: float = 3600.0, whole: 
             "mindllm.compiled.simulate_worker",
             ["--config", CONFIG, "--rank", str(rank)],
             directory,
-            {**ENVIRONMENT, **device_software(PRETENDED_MEMORY), "RANK_ID": str(rank), "RANK_SIZE": str(mesh.devices)},
+            {**ENVIRONMENT, **device_software(), "RANK_ID": str(rank), "RANK_SIZE": str(mesh.devices)},
             product=f"rank_{rank}/memory_block.csv",
             doing=f"simulating rank {rank}",
             timeout=timeout,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from mindllm.compiled.execution_order import execution_order
+from mindllm.compiled.execution_order import BRANCHES, execution_order
 from mindllm.compiled.graph import (
     CALL,
     CONSTANT,
@@ -23,8 +23,8 @@ from mindllm.compiled.graph import (
 
 VIEWS = frozenset({"Reshape", "ExpandDims", "Squeeze", "Flatten"})
 """Operators whose output is the memory of their first input, in another shape."""
-IN_PLACE = frozenset({"Assign", "AssignAdd", "AssignSub", "InplaceZero"})
-"""Operators that write into their first input."""
+IN_PLACE = {"Assign": 1, "AssignAdd": 1, "AssignSub": 1, "InplaceZero": 1, "AdamWeightDecay": 3}
+"""Operators that write into their first inputs, and into how many."""
 
 
 @dataclass(frozen=True)
@@ -64,12 +64,21 @@ class Operation:
 
 
 @dataclass(frozen=True)
+class Branch:
+    """A branch that was taken: the number of its last operation, and the memory it was given."""
+
+    last: int
+    inputs: tuple[Memory, ...]
+
+
+@dataclass(frozen=True)
 class Unrolled:
-    """The step: its operations in order, the memory of its inputs, and that of what it returns."""
+    """The step: its operations in order, the memory of its inputs and of what it returns, and the branches in it."""
 
     operations: tuple[Operation, ...]
     inputs: tuple[Memory, ...]
     results: tuple[Memory, ...]
+    branches: tuple[Branch, ...] = ()
 
 
 def unroll(graph: CompiledGraph) -> Unrolled:
@@ -77,7 +86,7 @@ def unroll(graph: CompiledGraph) -> Unrolled:
     machine = _Machine(graph)
     inputs = tuple(Memory(kind, name=item.label) for item in graph.step.inputs for kind in tensors_of(item.type))
     result = machine.run(graph.step, inputs, ())
-    return Unrolled(tuple(machine.operations), inputs, tuple(memories(result)))
+    return Unrolled(tuple(machine.operations), inputs, tuple(memories(result)), tuple(machine.branches))
 
 
 def memories(value: Value) -> list[Memory]:
@@ -93,6 +102,7 @@ def memories(value: Value) -> list[Memory]:
 class _Machine:
     graph: CompiledGraph
     operations: list[Operation] = field(default_factory=list)
+    branches: list[Branch] = field(default_factory=list)
     calls: int = 0
 
     def __post_init__(self) -> None:
@@ -145,20 +155,24 @@ class _Machine:
 
     def _call(self, closure: Closure, call: tuple[int, ...]) -> Value:
         self.calls += 1
-        return self.run(self.graph.function(closure.function), closure.bound, (*call, self.calls))
+        function = self.graph.function(closure.function)
+        result = self.run(function, closure.bound, (*call, self.calls))
+        if function.role in BRANCHES:
+            self.branches.append(Branch(len(self.operations) - 1, tuple(memories(closure.bound))))
+        return result
 
     def _execute(self, node: Node, inputs: Sequence[Value], call: tuple[int, ...]) -> Value:
         if node.op in VIEWS or (node.op == "Transpose" and self._moves_nothing(node, inputs[0])):
             return inputs[0]
         place = len(self.operations)
-        in_place = node.op in IN_PLACE
+        written = IN_PLACE.get(node.op, 0)
         made: tuple[Memory, ...] = (
-            () if in_place else tuple(Memory(tensor, place, str(i)) for i, tensor in enumerate(node.tensors))
+            () if written else tuple(Memory(tensor, place, str(i)) for i, tensor in enumerate(node.tensors))
         )
         read = tuple(memory for value in inputs for memory in memories(value))
         self.operations.append(Operation(node, read, made, call))
-        if in_place:
-            return inputs[0]
+        if written:
+            return inputs[0] if isinstance(node.type, TensorType) else tuple(inputs[:written])
         return made[0] if isinstance(node.type, TensorType) else made
 
     def _moves_nothing(self, node: Node, tensor: Value) -> bool:

@@ -44,7 +44,7 @@ def run_worker(
     packages = str(Path(mindllm.__file__).resolve().parent.parent)
     search = os.pathsep.join(filter(None, [packages, variables.get("PYTHONPATH") or os.environ.get("PYTHONPATH", "")]))
     environment = {**os.environ, **variables, "PYTHONPATH": search}
-    free = _free_memory()
+    free = free_memory()
     try:
         result = subprocess.run(
             [sys.executable, "-m", module, *arguments],
@@ -59,11 +59,12 @@ def run_worker(
     except subprocess.TimeoutExpired:
         raise CompileFailed(f"{doing} took longer than {timeout:.0f} s") from None
     if result.returncode != 0 or not (directory / product).is_file():
-        raise _failure(result.returncode, result.stderr, doing, free)
+        raise failure(result.returncode, result.stderr, doing, free)
     return result.stdout + result.stderr
 
 
-def _failure(code: int, log: str, doing: str, free: str) -> UserError:
+def failure(code: int, log: str, doing: str, free: str) -> UserError:
+    """The error of a worker that ended with ``code``; ``free`` is what :func:`free_memory` said when it began."""
     starts = list(USER_ERROR.finditer(log))
     if code == UserError.exit_code and starts:
         said = log[starts[-1].end() :].strip()
@@ -86,11 +87,15 @@ def last_error(output: str) -> str:
     return "\n".join(lines[:SHOWN_LINES] if starts else lines[-SHOWN_LINES:])
 
 
-def _free_memory() -> str:
+def free_memory() -> str:
     """Memory that programs can still get, in words."""
-    found = (
-        re.search(r"^MemAvailable:\s+(\d+) kB", MEMORY_INFO.read_text(), re.MULTILINE)
-        if MEMORY_INFO.is_file()
-        else None
-    )
-    return f"{int(found.group(1)) / 2**20:.1f} GiB" if found else "an unknown number of bytes"
+    free = available_bytes()
+    return "an unknown number of bytes" if free is None else f"{free / 2**30:.1f} GiB"
+
+
+def available_bytes() -> int | None:
+    """Memory that programs can still get; None where the system does not say."""
+    if not MEMORY_INFO.is_file():
+        return None
+    found = re.search(r"^MemAvailable:\s+(\d+) kB", MEMORY_INFO.read_text(), re.MULTILINE)
+    return int(found.group(1)) * 1024 if found else None

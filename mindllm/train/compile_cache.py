@@ -34,7 +34,7 @@ def cached_compilation(config: RunConfig) -> Iterator[None]:
         yield
         return
     root = cache_directory(config).absolute()
-    kept = root / (PREFIX + _key(config))
+    kept = root / (PREFIX + step_key(config))
     directory = kept if kept.is_dir() else kept.with_name(f".{kept.name}.{os.getpid()}")
     directory.mkdir(parents=True, exist_ok=True)
     ms.set_context(enable_compile_cache=True, compile_cache_path=str(directory))
@@ -56,7 +56,7 @@ def _keep(directory: Path, kept: Path) -> None:
         directory.rename(kept)
 
 
-def _key(config: RunConfig) -> str:
+def step_key(config: RunConfig) -> str:
     """A hash of what a compiled step depends on."""
     text = json.dumps([_of_configuration(config), ms.__version__], sort_keys=True, default=str)
     sources = sorted(Path(mindllm.__file__).parent.rglob("*.py"))

@@ -124,10 +124,9 @@ def build_distributed_step(config: RunConfig, rank: int) -> DistributedStep:
     """Builds the training step of ``rank``; sets MindSpore's parallel context for it."""
     set_parallel_context(config, rank)
     parallel = build_parallel_model(config)
-    fused = config.context.device_target == "CPU"
     weights = ParameterTuple(parallel.model.trainable_params())
     owned = weights[1:] if _embedding_is_elsewhere(parallel, rank) else weights
-    optimizer = AdamW(owned, config.optimizer, fused)
+    optimizer = AdamW(owned, config.optimizer)
     wrapper = config.runner_wrapper
     step = DistributedStep(
         parallel,

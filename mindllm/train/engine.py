@@ -70,8 +70,7 @@ class Engine:
     def _build_training(self) -> None:
         wrapper = self.config.runner_wrapper
         clip = wrapper.max_grad_norm if wrapper.use_clip_grad else None
-        fused = self.config.context.device_target == "CPU"
-        self.optimizer = AdamW(list(self.weights.values()), self.config.optimizer, fused)
+        self.optimizer = AdamW(list(self.weights.values()), self.config.optimizer)
         self.parts = self.config.runner_config.gradient_accumulation_steps
         several = self.ranks.count > 1
         self._accumulates = several or self.parts > 1

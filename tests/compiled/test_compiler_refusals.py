@@ -97,7 +97,7 @@ def test_too_little_memory(fault, how, worker_fault):
 @pytest.mark.parametrize("log", ["terminate called after throwing an instance of 'std::bad_alloc'", "MemoryError"])
 def test_the_compiler_itself_runs_out_of_memory(log):
     assert "too little memory (an allocation failed" in str(
-        worker_process._failure(-6, log, "compiling rank 0", "1 GiB")
+        worker_process.failure(-6, log, "compiling rank 0", "1 GiB")
     )
 
 
@@ -108,7 +108,7 @@ RuntimeError: Something else
 
 ----------------------------------------------------
 """
-    text = str(worker_process._failure(1, log, "compiling rank 0", "1 GiB"))
+    text = str(worker_process.failure(1, log, "compiling rank 0", "1 GiB"))
     assert "compiling rank 0 failed (exit code 1):\nRuntimeError: Something else" in text
     assert "Traceback" not in text
 

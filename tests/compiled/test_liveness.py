@@ -103,6 +103,22 @@ def test_what_a_forward_call_keeps_lives_until_its_backward_call():
     assert lives == {"f1": (0, 3), "f2": (1, 2), "dy": (2, 3), "g": (3, 3)}
 
 
+def test_on_a_cpu_a_branch_holds_what_it_was_given():
+    closure = ClosureType(("taken",))
+    update = Function("✓update", (node("Exp", "u1", "given"), node("Exp", "u2", "u1")), (Input("given", VECTOR),), "u2")
+    skip = Function("✗update", (), (), "x")
+    top = step(
+        "done",
+        node("Exp", "a", "x"),
+        node("Partial", "taken", "✓update", "a", kind=closure),
+        node("Switch", "choice", "x", "taken", "taken", kind=closure),
+        node("Call", "done", callee="choice"),
+    )
+    graph = graph_of(top, update, skip)
+    ends = {on_cpu: {b.node.name: b.end for b in estimate(graph, on_cpu).blocks if b.node} for on_cpu in (False, True)}
+    assert ends == {False: {"a": 1, "u1": 2, "u2": 2}, True: {"a": 2, "u1": 2, "u2": 2}}
+
+
 def test_users_of_an_exchange_wait_for_everything_else():
     exchange = node("AllReduce", "sum", "a", group="g")
     nodes = [

@@ -34,10 +34,9 @@ def test_several_at_once_make_it_once(own_cache):
     assert [path.name for path in own_cache.iterdir()] == [latest.parent.name]
     library = latest / "lib64" / stand_in.EVERYTHING
     written = library.stat().st_mtime_ns
-    environment = stand_in.device_software(1 << 36)
+    environment = stand_in.device_software()
     assert library.stat().st_mtime_ns == written
     assert environment["LD_LIBRARY_PATH"].startswith(str(latest / "lib64"))
-    assert environment[stand_in.DEVICE_BYTES] == str(1 << 36)
     for level, code, said in (("1", 0, "loaded"), ("0", 2, "only pretend"), (None, 2, "only pretend")):
         variables = {name: value for name, value in os.environ.items() if name != "MS_SIMULATION_LEVEL"}
         variables |= {} if level is None else {"MS_SIMULATION_LEVEL": level}
@@ -88,7 +87,7 @@ def test_real_software_is_used_where_it_is(own_cache, monkeypatch, tmp_path):
     library.parent.mkdir(parents=True)
     library.touch()
     monkeypatch.setenv("ASCEND_HOME_PATH", str(tmp_path / "ascend"))
-    assert stand_in.device_software(1 << 36) == {}
+    assert stand_in.device_software() == {}
     assert not own_cache.exists()
 
 

@@ -88,7 +88,7 @@ def test_logits_loss_and_gradients_equal(name):
 def test_training_equals(name):
     model, llama = random_model(name, std=0.02)
     config = OptimizerConfig()
-    step = TrainStep(model, AdamW(model.trainable_params(), config, fused=True), 1.0)
+    step = TrainStep(model, AdamW(model.trainable_params(), config), 1.0)
     step.set_train()
     matrices = [item for item in llama.parameters() if item.ndim > 1]
     others = [item for item in llama.parameters() if item.ndim == 1]

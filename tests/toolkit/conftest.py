@@ -21,7 +21,11 @@ RUNS = {
         3,
         {**SHARDED, "recompute_config": {"select_recompute": [r".*\.norm", r".*\.cast", *FEED_FORWARD]}},
     ),
-    "pipeline": (6, {**SHARDED, "pp": 2, "micro": 2}),
+    "pipeline": (
+        6,
+        {**SHARDED, "pp": 2, "micro": 2, "model": {"num_layers": 4}}
+        | {"recompute_config": {"recompute": [1, 1], "select_recompute": [2, 2]}},
+    ),
 }
 
 

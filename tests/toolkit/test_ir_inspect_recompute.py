@@ -63,8 +63,29 @@ def test_the_cast_before_a_norm_undoes_its_recomputation(runs, effects, kept):
     )  # fp16 is kept in place of fp32
 
 
-def test_nothing_asked_for_is_nothing_said(kept, effects):
+def test_the_micro_batches_of_a_stage_share_what_is_repeated(kept, effects):
+    """In a reused network the compiler marks operators differently; layer 2 is recomputed, of layer 3 SiLU and Mul."""
     found, said = effects(kept("pipeline"))
+    assert set(found) == {"recompute", SILU, MUL}
+    assert found["recompute"]["layers"] == [2]
+    assert found["recompute"]["repeated"] > 30
+    for pattern in (SILU, MUL):
+        effect = found[pattern]
+        assert (effect["layers"], effect["repeated"]) == ([3], 1)
+        assert effect["saved"] == effect["yielded"] == ONE_TENSOR // TENSOR_PARALLEL
+    assert said["saved"] > found["recompute"]["saved"]
+
+
+def test_what_is_saved_is_what_the_same_run_keeps_without_recomputation(runs, kept, effects):
+    config, rank = runs("pipeline")
+    switched_off = [f"--recompute_config.{key}=false" for key in ("recompute", "select_recompute")]
+    _, without = effects("--config", config, "--rank", rank, *switched_off)
+    _, recomputing = effects(kept("pipeline"))
+    assert recomputing["kept"] + recomputing["saved"] == without["kept"]
+
+
+def test_nothing_asked_for_is_nothing_said(feed_forward, effects):
+    found, said = effects(feed_forward())
     assert found == {}
     assert said["saved"] == 0
     assert said["kept"] > 0

@@ -101,13 +101,11 @@ SMALL = {
 }
 CASES = (
     _case("one device", "7b", 0, 2),
-    _case("one device, full recompute", "7b", 0, 4, **FULL),
     _case("tp2", "7b", 0, 2, tp=2),
     _case("tp4, sequence", "7b", 0, 2, tp=4, **SEQUENCE),
     _case("dp2", "7b", 0, 2, dp=2),
     _case("dp4, optimizer", "7b", 0, 2, dp=4, **OPTIMIZER),
     _case("dp2 tp2, sequence, optimizer", "7b", 0, 2, dp=2, tp=2, **SEQUENCE, **OPTIMIZER),
-    _case("dp2, 2 parts accumulated", "7b", 0, 2, dp=2, runner_config__gradient_accumulation_steps=2),
     _case("pp2, first stage", "7b", 0, 4, pp=2),
     _case("pp2, last stage", "7b", 1, 4, pp=2),
     _case("dp2 pp2, optimizer, full recompute", "13b", 0, 4, dp=2, pp=2, **OPTIMIZER, **FULL),
@@ -125,7 +123,6 @@ ON_CPU = {
 CPU_CASES = (
     Case("4 layers of 512", "tiny", 0, ON_CPU),
     Case("the same, full recompute", "tiny", 0, {**ON_CPU, "recompute_config.recompute": True}),
-    Case("the same, vocabulary of 16,000", "tiny", 0, {**ON_CPU, "model.model_config.vocab_size": 16000}),
 )
 
 
@@ -164,7 +161,7 @@ def _against_simulation(case: Case, keep: Path | None) -> Compared:
 
 def _against_pool(case: Case, keep: Path | None) -> Compared:
     """The pool's statistic is in whole MiB."""
-    return Compared(case.name, case.rank, _pool_peak(case.config), _made(estimate(_graph(case, keep))))
+    return Compared(case.name, case.rank, _pool_peak(case.config), _made(estimate(_graph(case, keep), on_cpu=True)))
 
 
 def _made(memory: Liveness) -> int:
@@ -230,6 +227,8 @@ def _description() -> str:
         "Peak memory of one rank as `mindllm.compiled.liveness` estimates it from the compiled graph, beside the used peak "
         "(without fragments) of MindSpore's own dry run. Llama 2 widths with few layers; `everything` is sequence and optimizer "
         "parallel with selective recomputation.\n\n"
+        "What is missing there: what a Send reads on a stream of its own stays until that stream is waited for (the "
+        "second stage of the 70B case: two tensors of 8 MiB).\n\n"
         "On a CPU, parameters lie outside the pool and are left out on both sides. There MindSpore also takes operators apart "
         "that the graph holds as one (SiLU becomes Sigmoid and Mul, the gradient of Softmax four operators), and kernels use "
         "workspace; the estimate knows neither."

@@ -37,6 +37,7 @@ CHUNKED = [(16, 2, 64), (16, 3, 64), (16, 4, 64), (16, 4, 128), (16, 3, 16)]
 PUBLIC_OPTIMA = [(16, 16, 53_000, 107_460), (16, 32, 53_000, 169_650), (16, 128, 53_000, 532_530), (16, 64, 50_000, 291_330),
                  (8, 32, 60_000, 278_550)]  # fmt: skip
 INSTANCES = {"pp16-mb64-4k": 1132.66, "pp8-vp2-mb240-8k": 5661.55, "pp4-vp2-mb120-4k": 5868.49}
+TABLES = ("published", "one_chunk", "chunked", "bubbles")
 LOSING = [(4, 8, 2, (1456, 1279)), (8, 32, 2, (5589, 4929)), (4, 16, 4, (4626, 4779)), (8, 32, 1, (3309, 3129))]
 
 
@@ -79,7 +80,7 @@ def row(title: str, problem: Problem, seconds: float, reference: str = "") -> tu
     )  # fmt: skip
 
 
-def one_chunk(seeds: int) -> Iterator[tuple[str, ...]]:
+def one_chunk(seeds: int, seconds: float) -> Iterator[tuple[str, ...]]:
     """Random decoders with one chunk per stage."""
     for stages, layers, kinds, micro in ONE_CHUNK:
         for layer_kinds in (1, 2):
@@ -87,7 +88,9 @@ def one_chunk(seeds: int) -> Iterator[tuple[str, ...]]:
                 title = (
                     f"{stages} stages, {layers} layers of {layer_kinds} kind(s), {kinds} recompute kinds, {micro} micro"
                 )
-                yield row(f"{title}, {seed}", random_decoder(seed, stages, layers, kinds, micro, 1, layer_kinds), 60)
+                yield row(
+                    f"{title}, {seed}", random_decoder(seed, stages, layers, kinds, micro, 1, layer_kinds), seconds
+                )
 
 
 def chunked(seeds: int, seconds: float) -> Iterator[tuple[str, ...]]:
@@ -144,19 +147,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Solves everything and prints or writes the tables."""
     parser = CommandParser(prog="python -m toolkit.benchmark.pipeline_balance", description=__doc__, epilog=EXAMPLES)
     parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="published problems")
+    parser.add_argument("--tables", nargs="+", choices=TABLES, default=TABLES, help="which (default: all)")
     parser.add_argument("--seeds", type=int, default=2, help="random problems of each size (default: %(default)s)")
     parser.add_argument("--seconds", type=float, default=60.0, help="for a problem (default: %(default)s)")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="page to write")
     options = parser.parse_args(arguments)
     if not (options.data / "zero_bubble.csv").is_file():
         raise UserError(f"--data {options.data}: holds no zero_bubble.csv")
-    console = Console(stderr=True)
+    console = Console(stderr=True, soft_wrap=True)
     rates = ("model", "1F1B, ours / paper", "ZB-1p, ours / paper", "ZB-2p, ours / paper", "processor s")
+    makers = {
+        "published": ("Published problems", COLUMNS, lambda: published(options.data, options.seconds)),
+        "one_chunk": ("One chunk per stage", COLUMNS, lambda: one_chunk(options.seeds, options.seconds)),
+        "chunked": ("Several chunks per stage", COLUMNS, lambda: chunked(options.seeds, options.seconds)),
+        "bubbles": ("Bubble rates", rates, lambda: bubbles(options.data)),
+    }
     tables = [
-        ("Published problems", COLUMNS, _collect(console, published(options.data, options.seconds))),
-        ("One chunk per stage", COLUMNS[:-1], [r[:-1] for r in _collect(console, one_chunk(options.seeds))]),
-        ("Several chunks", COLUMNS[:-1], [r[:-1] for r in _collect(console, chunked(options.seeds, options.seconds))]),
-        ("Bubble rates", rates, _collect(console, bubbles(options.data))),
+        (title, columns, _collect(console, rows())) for title, columns, rows in map(makers.__getitem__, options.tables)
     ]
     command = "python -m toolkit.benchmark.pipeline_balance " + " ".join(arguments or sys.argv[1:])
     if options.markdown:

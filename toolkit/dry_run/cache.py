@@ -57,8 +57,7 @@ def _versions() -> str:
     """MindSpore's version and a hash of the sources a simulation runs through."""
     sources = [*Path(mindllm.__file__).parent.rglob("*.py"), *Path(mindllm.__file__).parent.rglob("*.c")]
     sources += (
-        Path(toolkit.__file__).parent / "dry_run" / name
-        for name in ("estimate.py", "moments.py", "profile.py", "source_lines.py")
+        Path(toolkit.__file__).parent / "dry_run" / name for name in ("moments.py", "profile.py", "source_lines.py")
     )
     digest = hashlib.sha256()
     for path in sorted(sources):

@@ -19,7 +19,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 import mindllm
 from mindllm.command import error_console
 from mindllm.compiled.device.stand_in import StandInUnavailable, device_software
-from mindllm.compiled.simulate_rank import PRETENDED_MEMORY
 from mindllm.config import RunConfig, render_config
 from mindllm.errors import RunFailed, UserError
 from mindllm.launch.process import JobProcess
@@ -163,7 +162,7 @@ def _affordable(request: Request) -> float:
 def can_simulate() -> bool:
     """Whether MindSpore's dry run works here; says so if it does not."""
     try:
-        device_software(PRETENDED_MEMORY)
+        device_software()
     except StandInUnavailable as error:
         error_console.print(
             f"[bold yellow]all figures are estimates[/] from compiled graphs, not MindSpore's dry run: {error}"

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mindllm.command import CommandParser, run_command
+from mindllm.compiled.estimate_rank import estimate_rank
 from mindllm.compiled.simulate_rank import simulate_rank
 from mindllm.config import load_config
-from toolkit.dry_run.estimate import estimate_rank
 from toolkit.dry_run.profile import profile_of, save_profile
 from toolkit.dry_run.source_lines import write_lines
 

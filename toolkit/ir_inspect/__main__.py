@@ -22,6 +22,12 @@ spot, without a device; further options change keys of the configuration, as wit
 """
 
 
+POSITIONALS = {
+    "scope": "a cell such as model.layers.0.feed_forward, the beginning of a full name, or a pattern with *",
+    "first": "the graph to compare with",
+}
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Prints what one command says of a graph; returns the exit code."""
     parser = make_parser()
@@ -56,7 +62,11 @@ def make_parser() -> CommandParser:
     page = _command(commands, "graph", _page, "a page to look at, as one HTML file", "rank8.graph --output rank8.html")
     page.add_argument("--output", type=Path, default=Path("graph.html"), metavar="FILE", help="default graph.html")
     keep = _command(
-        commands, "save", _save, "where the compiled graph was kept", "--config run.yaml --output rank8.graph"
+        commands,
+        "save",
+        _save,
+        "the compiled graph, kept in a file for the other commands",
+        "--config run.yaml --output rank8.graph",
     )
     keep.add_argument("--output", type=Path, default=Path("rank.graph"), metavar="FILE", help="default rank.graph")
     return parser
@@ -64,9 +74,9 @@ def make_parser() -> CommandParser:
 
 def _command(commands, name: str, run, text: str, example: str, before: Sequence[str] = ()) -> argparse.ArgumentParser:
     epilog = f"example: python -m toolkit.ir_inspect {name} {example}"
-    parser = commands.add_parser(name, help=text, description=f"Prints {text}.", epilog=epilog)
+    parser = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.", epilog=epilog)
     for argument in before:
-        parser.add_argument(argument, metavar=argument.upper())
+        parser.add_argument(argument, metavar=argument.upper(), help=POSITIONALS[argument])
     parser.add_argument(
         "graph", nargs="?", type=Path, metavar="GRAPH", help="a kept graph, MindIR or .ir, or its directory"
     )

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from mindllm.compiled.cost import bytes_of
 from mindllm.compiled.graph import CALL, PARTIAL, Node, TensorType, tensors_of
-from toolkit.ir_inspect.operators import BACKWARD, FORWARD, ORDERING, RECOMPUTED, Operators
+from toolkit.ir_inspect.operators import BACKWARD, FORWARD, ORDERING, RECOMPUTED, UNIQUE, Operators
 
 PASSING = frozenset({"Depend", "Load"})
 VIEWS = frozenset({"Reshape", "ExpandDims", "Squeeze"})
@@ -37,17 +38,14 @@ class KeptTensors:
     @cached_property
     def repetitions(self) -> Mapping[str, Node]:
         """The original of every repeated operator, by the name of the repetition."""
-        originals = {
-            (node.primal["recompute_id"], node.op, self.operators.graph_of(node)): node
-            for node in self.operators.nodes
-            if "recompute_id" in node.primal and not node.recomputed
-        }
-        found = {}
-        for node in self.operators.nodes:
-            key = (node.primal.get("recompute_id"), node.op, self.operators.graph_of(node))
-            if node.recomputed and key in originals:
-                found[node.name] = originals[key]
-        return found
+        originals = {self._pair(node): node for node in self.operators.nodes if not self.operators.repeats(node)}
+        copies = filter(self.operators.repeats, self.operators.nodes)
+        return {node.name: originals[self._pair(node)] for node in copies if self._pair(node) in originals}
+
+    def _pair(self, node: Node) -> tuple[Any, ...]:
+        """What an operator and its repetition have in common, and no other operator."""
+        number = node.primal.get("recompute_id", node.primal.get(UNIQUE, node.name))
+        return node.op, number, self.operators.graph_of(node)
 
     @cached_property
     def _readers(self) -> list[tuple[Node, tuple[Storage, ...]]]:
@@ -108,14 +106,13 @@ class KeptTensors:
         return found
 
     def _find(self, name: str) -> Storage | None:
-        if name in self.bound:
-            return self.storage(self.bound[name])
-        kind = self.operators.graph.types.get(name)
         node = self.operators.named.get(name)
+        while name in self.bound or (node is not None and node.op in PASSING | VIEWS):
+            name = self.bound[name] if name in self.bound or node is None else node.inputs[0]
+            node = self.operators.named.get(name)
+        kind = self.operators.graph.types.get(name)
         if node is None:
             return Storage(name) if isinstance(kind, TensorType) and not kind.parameter else None
-        if node.op in PASSING or node.op in VIEWS:
-            return self.storage(node.inputs[0])
         if node.op == "TupleGetItem":
             return self._item(node)
         return Storage(name) if next(iter(tensors_of(node.type)), None) is not None else None
@@ -130,5 +127,6 @@ class KeptTensors:
         return Storage(source.name, index) if source is not None else None
 
     def _of_forward_pass(self, storage: Storage) -> bool:
+        """Whether it is an activation, and none of the copies of weights that all micro-batches share."""
         node = self.operators.named.get(storage.owner)
-        return node is None or self.operators.phase(node) == FORWARD
+        return (node is None or self.operators.phase(node) == FORWARD) and not self.operators.parameter(storage.owner)

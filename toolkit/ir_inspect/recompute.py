@@ -12,7 +12,7 @@ from mindllm.compiled.cost import bytes_of
 from mindllm.compiled.graph import COLLECTIVES, Node
 from mindllm.config.recompute import LEVEL_SEPARATOR
 from toolkit.ir_inspect.kept import VIEWS, KeptTensors, Storage
-from toolkit.ir_inspect.operators import FORWARD, ORDERING, Operators, without_numbers
+from toolkit.ir_inspect.operators import FORWARD, ORDERING, Operators, is_flagged, without_numbers
 from toolkit.ir_inspect.source import Inspected
 from toolkit.ir_inspect.tables import console, print_table, size_text
 
@@ -132,7 +132,9 @@ class _Reader:
         now, without = self.kept.kept(), self.kept.kept(repetitions)
         saved = self.kept.size(without) - self.kept.size(now)
         yielded = sum(bytes_of(node.tensors) for node in wanted if node.op not in VIEWS)
-        flagged = [node for node in nodes if (node.attributes.get(COMMUNICATION) if communication else _flagged(node))]
+        flagged = [
+            node for node in nodes if (node.attributes.get(COMMUNICATION) if communication else is_flagged(node))
+        ]
         excluded = pattern.key.endswith("exclude")
         small = not excluded and saved <= SMALL * yielded and (yielded > 0 or not originals)
         return Effect(
@@ -183,7 +185,7 @@ class _Reader:
         """A view or conversion of the result that is not recomputed, and so is kept in its place."""
         for user in self._passed_on_by(node):
             storage = self.kept.storage(user.name)
-            if user.op not in PASSED_ON or _flagged(user) or storage is None:
+            if user.op not in PASSED_ON or is_flagged(user) or storage is None:
                 continue
             readers = [reader for reader in self.kept.readers(storage) if user.name in self._behind(reader)]
             if storage in now and readers:
@@ -199,7 +201,7 @@ class _Reader:
         for storage in self.kept.read(copy):
             source = self.operators.named.get(storage.owner)
             tensor = self.kept.tensor(storage)
-            if source is not None and source.op in PASSED_ON and not _flagged(source) and storage in now and tensor:
+            if source is not None and source.op in PASSED_ON and not is_flagged(source) and storage in now and tensor:
                 return (
                     f"the {source.op} before it in {self._where(source)} is not recomputed: its {tensor.dtype} result "
                     f"({size_text(self.kept.size([storage]))}) is kept to repeat from; {self._select(source)}"
@@ -238,15 +240,11 @@ class _Reader:
 
 
 def _unused(node: Node, repeated: bool) -> str:
-    if not _flagged(node):
+    if not is_flagged(node):
         return f"{node.op} is not flagged: an exclusion, or an operator the compiler made itself"
     if repeated:
         return f"gradients read only a small part of what {node.op} yields; the rest was not kept anyway"
     return f"no gradient reads what {node.op} yields, so there is nothing to repeat; leave the pattern out"
-
-
-def _flagged(node: Node) -> bool:
-    return node.marked_for_recompute
 
 
 def _of_configuration(inspected: Inspected) -> Iterator[Pattern]:
@@ -269,13 +267,13 @@ def _of_graph(reader: _Reader) -> Iterator[Pattern]:
     products: dict[int, set[bool]] = defaultdict(set)
     for node, number, _ in reader.candidates:
         if node.op in ("MatMul", "BatchMatMul"):
-            products[number].add(_flagged(node))
+            products[number].add(is_flagged(node))
     whole = frozenset(number for number, flags in products.items() if flags == {True})
     if whole:
         yield Pattern(WHOLE_LAYER, WHOLE_LAYER, whole)
     places: dict[str, set[int]] = defaultdict(set)
     for node, number, rest in reader.candidates:
-        if _flagged(node) and number not in whole:
+        if is_flagged(node) and number not in whole:
             name = node.op if node.op in COLLECTIVES else node.instance or node.op
             path = [*without_numbers(rest).split("."), name]
             places[LEVEL_SEPARATOR.join(filter(None, path))].add(number)

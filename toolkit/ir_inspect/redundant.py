@@ -17,7 +17,8 @@ from rich.markup import escape
 from mindllm.compiled.cost import PRODUCTS, bytes_of
 from mindllm.compiled.graph import COLLECTIVES, PARTIAL, CompiledGraph, Node
 from toolkit.ir_inspect.comm import REDISTRIBUTION, gathers_for_products
-from toolkit.ir_inspect.operators import BACKWARD, Operators, without_numbers
+from toolkit.ir_inspect.kept import VIEWS
+from toolkit.ir_inspect.operators import BACKWARD, FORWARD, Operators, without_numbers
 from toolkit.ir_inspect.tables import console, size_text
 
 Strategy = tuple[int, ...]
@@ -95,7 +96,7 @@ def as_json(changes: Sequence[LayoutChange]) -> dict[str, Any]:
 
 
 def _changes_layout(operators: Operators, node: Node) -> bool:
-    return node.instance.startswith(REDISTRIBUTION) and operators.phase(node) != BACKWARD and not node.recomputed
+    return node.instance.startswith(REDISTRIBUTION) and operators.phase(node) == FORWARD
 
 
 def _chain(operators: Operators, last: Node, inserted: set[str]) -> list[Node]:
@@ -113,7 +114,7 @@ def _asked_for(operators: Operators, chain: Sequence[Node]) -> bool:
     exchanging = [node for node in chain if node.op in COLLECTIVES]
     if exchanging:
         return all(gathers_for_products(operators, node) for node in exchanging)
-    return not any(_holds_activations(operators, node) for node in chain)
+    return not any(_holds_activations(operators, node) for node in chain if node.op not in VIEWS)
 
 
 def _holds_activations(operators: Operators, node: Node) -> bool:

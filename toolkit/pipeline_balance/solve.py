@@ -22,6 +22,7 @@ from toolkit.pipeline_balance.zero_bubble_plan import solve_zero_bubble, try_pla
 
 PRECISE = 1e-7  # to which the bound is searched
 WANDER = 8.0  # seconds of local search where bound and plan do not meet
+CLOSE = 0.01  # a gap above which the search goes on as long as it may
 
 
 @dataclass(frozen=True)
@@ -113,24 +114,31 @@ def solve_one_chunk(problem: Problem, until: float, even: Evaluation | None) -> 
         longest *= 2
     if best is None:
         return None, math.inf
-    low, high = 0.0, upper
+    low, best = _least_bound(problem, dynamic, best)
+    if best.line.makespan > low * (1 + 10 * PRECISE):
+        search = Search(problem, StageChoice(problem, mixes, orders), timetable(orders, 1))
+        search.descend(np.array(best.plan.counts), until)
+        search.wander(min(until, time.monotonic() + WANDER), low)
+        search.wander(until, low * (1 + CLOSE))
+        if search.best is not None:
+            improved = evaluate(problem, search.choice.plan(search.best))
+            best = min(best, improved, key=lambda e: e.line.makespan)
+    return best.plan, low
+
+
+def _least_bound(problem: Problem, dynamic: OneChunk, best: Evaluation) -> tuple[float, Evaluation]:
+    """The least step whose bounds can be kept, by halves, and the best of ``best`` and the plans met on the way."""
+    low, high = 0.0, best.line.makespan
     while high - low > PRECISE * high:
-        middle = (low + high) / 2 if low else max(high * 0.5, (low + high) / 2)
+        middle = (low + high) / 2 if low else 0.75 * high
         found = dynamic.decide(middle)
         if found is None:
             low = middle
             continue
         high = min(middle, found.value)
-        tried = evaluate(problem, table.plan(found.counts))
+        tried = evaluate(problem, dynamic.table.plan(found.counts))
         best = min(best, tried, key=lambda e: e.line.makespan)
-    if best.line.makespan > low * (1 + 10 * PRECISE):
-        search = Search(problem, StageChoice(problem, mixes, orders), timetable(orders, 1))
-        search.descend(np.array(best.plan.counts), until)
-        search.wander(min(until, time.monotonic() + WANDER), low)
-        if search.best is not None:
-            improved = evaluate(problem, search.choice.plan(search.best))
-            best = min(best, improved, key=lambda e: e.line.makespan)
-    return best.plan, low
+    return low, best
 
 
 def too_long(problem: Problem, count: int, upper: float) -> bool:

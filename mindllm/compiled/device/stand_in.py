@@ -49,23 +49,19 @@ OTHERS = [
 ]
 WHEEL_LIBRARIES = ("shmem/shmem/lib", "shmem/memfabric_hybrid/lib")  # the wheel's own, which its search path misses
 HOMES = ("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME")
-DEVICE_BYTES = "MINDLLM_DEVICE_BYTES"
 
 
 class StandInUnavailable(UserError):
     """This machine, or its MindSpore, cannot simulate an Ascend device."""
 
 
-def device_software(device_bytes: int) -> Mapping[str, str]:
+def device_software() -> Mapping[str, str]:
     """The environment a simulating process needs before it starts: Ascend's software if installed, else the stand-ins.
-
-    Args:
-        device_bytes: memory of the pretended device.
 
     Raises:
         StandInUnavailable: no C compiler, or a MindSpore this does not work with.
     """
-    return {} if installed_software() else _environment(stand_ins(), device_bytes)
+    return {} if installed_software() else _environment(stand_ins())
 
 
 def installed_software() -> Path | None:
@@ -158,7 +154,7 @@ def _compile(command: list[str]) -> None:
         raise StandInUnavailable(f"the C compiler {command[0]} cannot be used: {error}") from None
 
 
-def _environment(latest: Path, device_bytes: int) -> dict[str, str]:
+def _environment(latest: Path) -> dict[str, str]:
     shared_memory = _wheel() / "lib" / "plugin" / "ascend" / "ms_kernels_symmetric_memory"
     directories = [latest / "lib64", *(shared_memory / name for name in WHEEL_LIBRARIES)]
     search = [*map(str, directories), os.environ.get("LD_LIBRARY_PATH", "")]
@@ -166,5 +162,4 @@ def _environment(latest: Path, device_bytes: int) -> dict[str, str]:
         "LD_LIBRARY_PATH": os.pathsep.join(filter(None, search)),
         "ASCEND_HOME_PATH": str(latest),
         "ASCEND_OPP_PATH": str(latest / "opp"),
-        DEVICE_BYTES: str(device_bytes),
     }

@@ -22,6 +22,7 @@ from mindllm.train.checkpoint.manifest import (
     verify_files,
 )
 from mindllm.train.checkpoint.names import Entry, entries, entry_of
+from mindllm.train.checkpoint.parts import holds_parts, read_parts
 from mindllm.train.checkpoint.tensors import TensorSource, read_tensors
 
 Expected = Mapping[str, tuple[tuple[int, ...], Any]]  # name: (shape, dtype)
@@ -64,7 +65,9 @@ def load_checkpoint(
     """Loads the checkpoint directory ``path``; sizes and checksums of all files read are verified first.
 
     Without the optimizer (``with_optimizer=False``) its file is neither checked nor needed and ``optimizer`` is empty.
-    ``read`` makes tensors of a file: ``read_tensors`` arrays, ``stored_tensors`` what becomes an array when it is needed.
+    ``read`` makes tensors of a file: ``read_tensors`` arrays, ``stored_tensors`` what becomes an array when it is needed. Of a
+    checkpoint that ranks wrote in parts, whatever their layout was, every tensor is a ``PartedTensor``, which is whole again
+    when it is needed.
 
     Raises:
         UserError: there is no checkpoint, or it is damaged; names the file and the previous good checkpoint, to be given as
@@ -149,9 +152,12 @@ def _names(manifest: Manifest, role: str) -> list[str]:
 
 
 def _tensors(path: Path, manifest: Manifest, role: str, read: Callable[[Path], Mapping[str, Any]]) -> dict[str, Any]:
+    files = [path / name for name in _names(manifest, role)]
+    if any(map(holds_parts, files)):
+        return dict(read_parts(files))
     tensors: dict[str, Any] = {}
-    for name in _names(manifest, role):
-        tensors |= read(path / name)
+    for file in files:
+        tensors |= read(file)
     return tensors
 
 

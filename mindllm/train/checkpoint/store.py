@@ -11,7 +11,8 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,14 @@ from mindllm.files import sync_directory
 from mindllm.train.checkpoint.loading import Checkpoint, is_good, load_checkpoint
 from mindllm.train.checkpoint.manifest import MANIFEST, OPTIMIZER, STATE, WEIGHTS, FileEntry, Manifest
 from mindllm.train.checkpoint.names import Entry, entries, entry_of, hidden_path, leftovers
+from mindllm.train.checkpoint.parts import Part, without_copies, write_parts
 from mindllm.train.checkpoint.tensors import HashingWriter, TensorSource, payload_bytes, write_tensors
 
 logger = logging.getLogger(__name__)
 
 FILE_NAMES = {WEIGHTS: "model.safetensors", OPTIMIZER: "optimizer.safetensors", STATE: "state.json"}
+Content = tuple[str, str, Callable[[HashingWriter], None]]
+"""A file of a checkpoint: name, role, and what writes it."""
 
 
 class CheckpointNotSavedError(RuntimeError):
@@ -88,15 +92,39 @@ class CheckpointStore:
             CheckpointNotSavedError: the disk is full or refuses; training can go on.
             TypeError: a dtype that cannot be saved, or ``state`` is not what JSON gives back.
         """
+        contents: list[Content] = [
+            (FILE_NAMES[WEIGHTS], WEIGHTS, lambda writer: write_tensors(writer, weights)),
+            (FILE_NAMES[OPTIMIZER], OPTIMIZER, lambda writer: write_tensors(writer, optimizer)),
+            (FILE_NAMES[STATE], STATE, _state_writer(state)),
+        ]
+        return self._save(step, contents, payload_bytes(weights) + payload_bytes(optimizer))
+
+    def save_parts(
+        self,
+        step: int,
+        weights: Sequence[Mapping[str, Part]],
+        optimizer: Sequence[Mapping[str, Part]],
+        state: dict[str, Any],
+    ) -> Path:
+        """As :meth:`save`, from the parts that ranks keep, one file for each rank; it loads under any other layout.
+
+        Arguments:
+            weights, optimizer: by rank. A part that several ranks have is written once.
+        """
+        contents: list[Content] = [
+            *_part_contents(WEIGHTS, weights),
+            *_part_contents(OPTIMIZER, optimizer),
+            (FILE_NAMES[STATE], STATE, _state_writer(state)),
+        ]
+        return self._save(
+            step, contents, sum(part.value.nbytes for rank in (*weights, *optimizer) for part in rank.values())
+        )
+
+    def _save(self, step: int, contents: Sequence[Content], size: int) -> Path:
         final = self.directory / f"{self.prefix}-{step}"
-        contents: dict[str, Callable[[HashingWriter], None]] = {
-            WEIGHTS: lambda writer: write_tensors(writer, weights),
-            OPTIMIZER: lambda writer: write_tensors(writer, optimizer),
-            STATE: _state_writer(state),
-        }
         try:
             _make_directory(self.directory)
-            self._refuse_if_full(payload_bytes(weights) + payload_bytes(optimizer))
+            self._refuse_if_full(size)
             self._write_and_publish(final, step, contents)
         except OSError as error:
             raise CheckpointNotSavedError(self._not_saved(final, error)) from error
@@ -139,13 +167,11 @@ class CheckpointStore:
     def _current(self) -> list[Entry]:
         return [entry for entry in self._entries() if entry.generation is None]
 
-    def _write_and_publish(
-        self, final: Path, step: int, contents: Mapping[str, Callable[[HashingWriter], None]]
-    ) -> None:
+    def _write_and_publish(self, final: Path, step: int, contents: Sequence[Content]) -> None:
         temporary = hidden_path(final, "saving")
         try:
             temporary.mkdir()
-            files = tuple(_write_file(temporary / FILE_NAMES[role], role, write) for role, write in contents.items())
+            files = tuple(_write_file(temporary / name, role, write) for name, role, write in contents)
             _write_file(temporary / MANIFEST, "manifest", lambda writer: writer.write(Manifest(step, files).render()))
             sync_directory(temporary)
             _publish(temporary, final)
@@ -169,6 +195,15 @@ class CheckpointStore:
                 _delete(path)
             except OSError as error:
                 logger.warning("the old checkpoint %s could not be deleted: %s", path, error)
+
+
+def _part_contents(role: str, ranks: Sequence[Mapping[str, Part]]) -> Iterator[Content]:
+    """The files of all ranks that have something to write."""
+    for rank, parts in enumerate(without_copies(ranks)):
+        if parts:
+            name = Path(FILE_NAMES[role])
+            file = f"{name.stem}-{rank:05d}-of-{len(ranks):05d}{name.suffix}"
+            yield file, role, partial(write_parts, parts)
 
 
 def _state_writer(state: dict[str, Any]) -> Callable[[HashingWriter], None]:

@@ -37,6 +37,7 @@ CODES = {
 }
 NOT_IN_NUMPY = {"bfloat16": np.dtype(ml_dtypes.bfloat16)}
 DTYPES = {code: NOT_IN_NUMPY.get(name) or np.dtype(name).newbyteorder("<") for name, code in CODES.items()}
+METADATA = "__metadata__"
 LARGEST_HEADER = 100 << 20  # what the library accepts
 ALIGNMENT = 8
 CHUNK = 4 << 20
@@ -96,17 +97,22 @@ def payload_bytes(tensors: Mapping[str, TensorSource]) -> int:
     return sum(_bytes(tensor) for tensor in tensors.values())
 
 
-def write_tensors(writer: HashingWriter, tensors: Mapping[str, TensorSource], framework: str = "np") -> None:
+def write_tensors(
+    writer: HashingWriter,
+    tensors: Mapping[str, TensorSource],
+    framework: str = "np",
+    metadata: Mapping[str, str] | None = None,
+) -> None:
     """Writes ``tensors`` as one safetensors file, holding at most one of them as a contiguous copy.
 
-    ``framework`` is what the header names as the file's ``format``.
+    ``framework`` is what the header names as the file's ``format``; ``metadata`` are further texts of the header.
 
     Raises:
         TypeError, ValueError: a dtype or a name that the format does not have; names the tensor. Nothing is written then.
     """
     # Wide elements first keeps every tensor aligned to its element without gaps, which the format forbids.
     names = sorted(tensors, key=lambda name: (-np.dtype(tensors[name].dtype).itemsize, name))
-    writer.write(_header({name: tensors[name] for name in names}, framework))
+    writer.write(_header({name: tensors[name] for name in names}, {"format": framework, **(metadata or {})}))
     for name in names:
         _write_tensor(writer, name, tensors[name])
 
@@ -134,6 +140,19 @@ def read_tensors(path: Path) -> dict[str, np.ndarray]:
 
 def stored_tensors(path: Path) -> dict[str, StoredTensor]:
     """Returns the tensors of a safetensors file without reading more than its header; errors as :func:`read_tensors`."""
+    header, start = _read_header(path)
+    header.pop(METADATA, None)
+    size = path.stat().st_size
+    return {name: _stored(path, start, size, name, entry) for name, entry in header.items()}
+
+
+def read_metadata(path: Path) -> dict[str, str]:
+    """Returns the texts in the header of a safetensors file; errors as :func:`read_tensors`."""
+    return dict(_read_header(path)[0].get(METADATA) or {})
+
+
+def _read_header(path: Path) -> tuple[dict[str, Any], int]:
+    """The header, and where the first tensor begins."""
     size = path.stat().st_size
     with open(path, "rb") as file:
         start = 8 + int.from_bytes(file.read(8), "little")
@@ -142,8 +161,7 @@ def stored_tensors(path: Path) -> dict[str, StoredTensor]:
         header = json.loads(file.read(start - 8))
     if not isinstance(header, dict):
         raise ValueError("its header is no object")
-    header.pop("__metadata__", None)
-    return {name: _stored(path, start, size, name, entry) for name, entry in header.items()}
+    return header, start
 
 
 def _stored(path: Path, start: int, size: int, name: str, entry: Any) -> StoredTensor:
@@ -158,8 +176,8 @@ def _stored(path: Path, start: int, size: int, name: str, entry: Any) -> StoredT
     return tensor
 
 
-def _header(tensors: Mapping[str, TensorSource], framework: str) -> bytes:
-    entries: dict[str, Any] = {"__metadata__": {"format": framework}}
+def _header(tensors: Mapping[str, TensorSource], metadata: Mapping[str, str]) -> bytes:
+    entries: dict[str, Any] = {METADATA: dict(metadata)}
     offset = 0
     for name, tensor in tensors.items():
         if name in entries:

@@ -1,0 +1,178 @@
+"""The graphs of many ranks, compiled several at a time, and kept by content: the same step is compiled once.
+
+Ranks of a stage have graphs that look alike up to rank numbers. They are compiled all the same: that the numbers are the
+right ones is part of what is to be proved.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+
+import mindllm
+from mindllm.compiled.compile_rank import CONFIG, ERRORS_ONLY
+from mindllm.compiled.graph import CompiledGraph
+from mindllm.compiled.graph_file import load
+from mindllm.compiled.rank_server import LOG
+from mindllm.compiled.worker import GRAPH
+from mindllm.compiled.worker_process import available_bytes, failure, free_memory
+from mindllm.config import RunConfig, render_config
+from mindllm.errors import UserError
+from mindllm.parallel.layout import Mesh
+
+BYTES_OF_A_WORKER = 1 << 30  # of a small model; see docs/cluster_check.md
+KEPT_BYTES = 1 << 30
+EXIT_CODE = re.compile(r"\nexit code (\d+)\s*$")
+POLL_SECONDS = 0.05
+
+Progress = Callable[[int], None]
+"""Told of the number of ranks that are compiled."""
+
+
+def cache_directory() -> Path:
+    """Where compiled graphs are kept: ``$XDG_CACHE_HOME/mindllm/graphs``."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mindllm" / "graphs"
+
+
+def most_workers() -> int:
+    """Ranks that can be compiled at a time: one on each core, as far as memory goes."""
+    cores, free = len(os.sched_getaffinity(0)), available_bytes()
+    return cores if free is None else max(1, min(cores, free // BYTES_OF_A_WORKER))
+
+
+class RankCompilation:
+    """Compiling all ranks of a configuration in the background: begins with the block and ends with it at the latest.
+
+    Args:
+        cache: directory in which graphs are kept by content; None keeps none.
+        workers: ranks at a time.
+    """
+
+    def __init__(self, config: RunConfig, cache: Path | None = None, workers: int | None = None) -> None:
+        self.config = config
+        sizes = config.parallel_config
+        self.devices = Mesh(sizes.data_parallel, sizes.model_parallel, sizes.pipeline_stage).devices
+        self.workers = min(workers or most_workers(), self.devices)
+        self._kept = None if cache is None else cache / _key(config)
+        self._temporary = Path(tempfile.mkdtemp(prefix="mindllm_ranks_"))
+        self._free = free_memory()
+        self._server: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> RankCompilation:
+        missing = [rank for rank in range(self.devices) if not self._is_kept(rank)]
+        if missing:
+            self._server = self._start(missing)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, stack: TracebackType | None
+    ) -> None:
+        if self._server is not None and self._server.poll() is None:
+            os.killpg(self._server.pid, signal.SIGKILL)
+            self._server.wait()
+        shutil.rmtree(self._temporary, ignore_errors=True)
+
+    def graphs(self, progress: Progress = lambda count: None) -> list[CompiledGraph]:
+        """Waits for all ranks.
+
+        Raises:
+            UserError, CompileFailed: as ``compile_rank``, for the first rank that does not compile.
+        """
+        while self._server is not None and self._server.poll() is None:
+            progress(sum(self._is_kept(rank) or self._compiled(rank).is_file() for rank in range(self.devices)))
+            time.sleep(POLL_SECONDS)
+        graphs = [
+            load(self._kept_file(rank) if self._is_kept(rank) else self._finished(rank)) for rank in range(self.devices)
+        ]
+        progress(self.devices)
+        return graphs
+
+    def _is_kept(self, rank: int) -> bool:
+        return self._kept is not None and self._kept_file(rank).is_file()
+
+    def _kept_file(self, rank: int) -> Path:
+        assert self._kept is not None
+        return self._kept / f"rank_{rank}.graph"
+
+    def _compiled(self, rank: int) -> Path:
+        return self._temporary / str(rank) / GRAPH
+
+    def _finished(self, rank: int) -> Path:
+        """The file of a rank that was compiled now, put into the cache if there is one."""
+        path = self._compiled(rank)
+        if not path.is_file():
+            raise self._failure(rank)
+        if self._kept is None:
+            return path
+        self._kept.mkdir(parents=True, exist_ok=True)
+        unfinished = self._kept / f".{os.getpid()}.{rank}"
+        shutil.copyfile(path, unfinished)
+        unfinished.replace(self._kept_file(rank))
+        _forget_oldest(self._kept)
+        return self._kept_file(rank)
+
+    def _failure(self, rank: int) -> UserError:
+        path = self._temporary / str(rank) / LOG
+        log = path.read_text(errors="replace") if path.is_file() else ""
+        ended = EXIT_CODE.search(log)
+        code = int(ended.group(1)) if ended else -signal.SIGKILL
+        return failure(code, EXIT_CODE.sub("", log), f"compiling rank {rank}", self._free)
+
+    def _start(self, ranks: Sequence[int]) -> subprocess.Popen[bytes]:
+        (self._temporary / CONFIG).write_text(render_config(self.config), encoding="utf-8")
+        packages = str(Path(mindllm.__file__).resolve().parent.parent)
+        search = os.pathsep.join(filter(None, [packages, os.environ.get("PYTHONPATH", "")]))
+        options = {
+            "config": CONFIG,
+            "ranks": ",".join(map(str, ranks)),
+            "workers": str(self.workers),
+            "output": str(self._temporary),
+        }
+        return subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "mindllm.compiled.rank_server",
+                *(f"--{name}={value}" for name, value in options.items()),
+            ],
+            cwd=self._temporary,
+            env={"GLOG_v": ERRORS_ONLY, **os.environ, "PYTHONPATH": search, "MS_DEV_PRECOMPILE_ONLY": "1"},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+
+def compile_ranks(config: RunConfig, cache: Path | None = None, workers: int | None = None) -> list[CompiledGraph]:
+    """The graphs of all ranks; errors as ``compile_rank``."""
+    with RankCompilation(config, cache, workers) as compilation:
+        return compilation.graphs()
+
+
+def _key(config: RunConfig) -> str:
+    from mindllm.train.compile_cache import step_key
+
+    return step_key(config)
+
+
+def _forget_oldest(kept: Path) -> None:
+    """Deletes the directories that were made first until the rest is small enough; never ``kept`` itself."""
+    directories = sorted(
+        (path for path in kept.parent.iterdir() if path.is_dir()), key=lambda path: path.stat().st_mtime
+    )
+    sizes = {path: sum(file.stat().st_size for file in path.iterdir()) for path in directories}
+    total = sum(sizes.values())
+    for path in directories:
+        if total <= KEPT_BYTES or path == kept:
+            break
+        shutil.rmtree(path, ignore_errors=True)
+        total -= sizes[path]

@@ -1,0 +1,88 @@
+"""A cluster that trains: the graphs of all its ranks with their parameters, one optimizer step at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from mindllm.compiled.execute.lockstep import Lockstep
+from mindllm.compiled.execute.machine import Machine, Observer
+from mindllm.compiled.execute.state import initial_parts, is_optimizer_state, state_parts
+from mindllm.compiled.graph import CompiledGraph
+from mindllm.train.checkpoint.parts import Part
+
+COLUMNS = ("input_ids", "labels", "loss_mask")
+
+
+@dataclass(frozen=True)
+class ClusterStep:
+    """What a step computed: the mean loss per token of the last stage, and what every rank says of the whole.
+
+    ``norms``, ``overflows`` and ``tokens`` have one entry per rank; they must be equal.
+    """
+
+    loss: float
+    losses: tuple[float, ...]
+    norms: tuple[float, ...]
+    overflows: tuple[bool, ...]
+    tokens: tuple[int, ...]
+
+
+class Cluster:
+    """Ranks in one process.
+
+    Args:
+        graphs: of all ranks, in order.
+        stages: pipeline stages.
+        slices: parts the batch is given in; 1 where every rank is given the whole batch.
+        whole: initial weights, optimizer state and tables by name, as one device or a checkpoint has them.
+        mindspore_kernels: MindSpore's CPU kernels instead of numpy wherever there is one.
+    """
+
+    def __init__(
+        self,
+        graphs: Sequence[CompiledGraph],
+        stages: int,
+        slices: int,
+        whole: Mapping[str, Any],
+        mindspore_kernels: bool = False,
+        observer: Observer | None = None,
+    ) -> None:
+        self.stage_devices = len(graphs) // stages
+        self.slices = slices
+        self.machines = [Machine(graph, initial_parts(graph, whole), mindspore_kernels, observer) for graph in graphs]
+
+    def step(self, batch: Mapping[str, np.ndarray], rate: float, scale: float) -> ClusterStep:
+        """One optimizer step on a global batch ``[batch, seq]``.
+
+        Raises:
+            Deadlock: ranks that wait for each other.
+        """
+        scalars = (np.float32(rate), np.float32(scale))
+        inputs = {machine.rank: (*self._rows(batch, machine.rank), *scalars) for machine in self.machines}
+        with np.errstate(all="ignore"):  # an overflow is what the loss scale is for
+            outputs = Lockstep(self.machines, inputs).run()
+        columns = list(zip(*(outputs[machine.rank] for machine in self.machines), strict=True))
+        losses, norms = (tuple(map(float, column)) for column in columns[:2])
+        return ClusterStep(
+            loss=losses[-1],
+            losses=losses[-self.stage_devices :],
+            norms=norms,
+            overflows=tuple(not bool(finite) for finite in columns[2]),
+            tokens=tuple(map(int, columns[3])),
+        )
+
+    def parts(self) -> tuple[list[dict[str, Part]], list[dict[str, Part]]]:
+        """By rank the parts of the weights and of the optimizer state it keeps: what a checkpoint is saved from."""
+        held = [state_parts(machine) for machine in self.machines]
+        weights = [{name: part for name, part in parts.items() if not is_optimizer_state(name)} for parts in held]
+        optimizer = [{name: part for name, part in parts.items() if is_optimizer_state(name)} for parts in held]
+        return weights, optimizer
+
+    def _rows(self, batch: Mapping[str, np.ndarray], rank: int) -> list[np.ndarray]:
+        """What a rank's dataset gives it."""
+        index = rank % self.stage_devices * self.slices // self.stage_devices
+        return [np.split(batch[name], self.slices)[index] for name in COLUMNS]

@@ -1,0 +1,67 @@
+"""Parameters of ranks and of the whole: cutting whole tensors into every rank's part, and putting parts together again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from mindllm.compiled.execute.machine import Machine
+from mindllm.compiled.graph import CompiledGraph, Parameter
+from mindllm.errors import RunFailed
+from mindllm.train.checkpoint.parts import Part, read_part
+
+ACCUMULATORS = "accu_grads."
+MOMENTS = ("adam_m.", "adam_v.")
+POWER = "_power"
+
+
+def slices_of(parameter: Parameter, rank: int) -> tuple[slice, ...]:
+    """Where in the whole tensor the part of ``rank`` lies."""
+    if parameter.layout is None:
+        return tuple(slice(0, size) for size in parameter.shape)
+    return parameter.layout.slices(rank)
+
+
+def whole_shape(parameter: Parameter) -> tuple[int, ...]:
+    """Shape of the whole tensor."""
+    return parameter.shape if parameter.layout is None else parameter.layout.full_shape
+
+
+def initial_parts(graph: CompiledGraph, whole: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """The parameters of a rank at the beginning: its parts of ``whole``, arrays or tensors of a checkpoint; gradients are
+    accumulated from zero.
+
+    Raises:
+        RunFailed: a parameter of the graph that ``whole`` lacks, or a part whose shape is not that of the graph.
+    """
+    return {name: _part(graph.rank, parameter, whole) for name, parameter in graph.parameters.items()}
+
+
+def _part(rank: int, parameter: Parameter, whole: Mapping[str, Any]) -> np.ndarray:
+    if parameter.name.startswith(ACCUMULATORS):
+        return np.zeros(parameter.shape, np.float32)
+    if parameter.name not in whole:
+        raise RunFailed(f"rank {rank} has a parameter {parameter.name} that a single device does not have")
+    value = read_part(whole[parameter.name], slices_of(parameter, rank))
+    if value.shape != parameter.shape:
+        raise RunFailed(
+            f"rank {rank}: its layout gives {parameter.name} the shape {list(value.shape)}, its graph {list(parameter.shape)}"
+        )
+    return value
+
+
+def state_parts(machine: Machine) -> dict[str, Part]:
+    """What a rank answers for: weights it updates, and its optimizer state; no tables, accumulators or copies."""
+    parameters = machine.graph.parameters
+    return {
+        name: Part(whole_shape(parameter), slices_of(parameter, machine.rank), machine.parameters[name].value)
+        for name, parameter in parameters.items()
+        if is_optimizer_state(name) or f"{MOMENTS[0]}{name}" in parameters
+    }
+
+
+def is_optimizer_state(name: str) -> bool:
+    """Whether a parameter is the optimizer's own: a moment, or a power of its betas."""
+    return name.startswith(MOMENTS) or name.endswith(POWER)

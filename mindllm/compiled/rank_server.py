@@ -1,0 +1,79 @@
+"""The process that compiles many ranks: ``python -m mindllm.compiled.rank_server --config C.yaml --ranks 0,1 --output DIR``.
+
+MindSpore's context is global, so a process compiles one rank. Importing MindSpore takes as long as compiling a small graph:
+this process imports it once and forks for every rank, before MindSpore has started any of its threads.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from mindllm.command import CommandParser, run_command
+from mindllm.compiled.device.front_end import environment
+from mindllm.compiled.worker import compile_to, text_of_last_graph
+from mindllm.config import RunConfig, load_config
+from mindllm.parallel.layout import Mesh
+
+LOG = "log.txt"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Compiles ranks, ``--workers`` of them at a time, each into a directory of its own."""
+    parser = CommandParser(
+        prog="python -m mindllm.compiled.rank_server",
+        description="Compiles the training step of several ranks without a device.",
+        epilog="example: python -m mindllm.compiled.rank_server --config run.yaml --ranks 0,1,2,3 --output compiled/",
+    )
+    parser.add_argument("--config", required=True, help="YAML of the run")
+    parser.add_argument("--ranks", required=True, help="global ranks, separated by commas")
+    parser.add_argument("--workers", type=int, default=1, help="ranks that are compiled at a time (default: 1)")
+    parser.add_argument("--output", type=Path, required=True, help="receives a directory for each rank")
+    options = parser.parse_args(arguments)
+    config = load_config(options.config)
+    _import_once()
+    running: dict[int, int] = {}
+    for rank in map(int, options.ranks.split(",")):
+        while len(running) >= options.workers:
+            running.pop(os.wait()[0])
+        running[_start(config, rank, options.output / str(rank))] = rank
+    while running:
+        running.pop(os.wait()[0])
+    return 0
+
+
+def _import_once() -> None:
+    """What every rank needs. Nothing of MindSpore may be used here: its threads would not survive a fork."""
+    import mindllm.train.distributed_step  # noqa: F401
+
+
+def _start(config: RunConfig, rank: int, directory: Path) -> int:
+    """Forks the process of a rank, which works in ``directory`` and logs there; returns its id."""
+    directory.mkdir(parents=True)
+    process = os.fork()
+    if process:
+        return process
+    code = 1
+    try:
+        log = os.open(directory / LOG, os.O_WRONLY | os.O_CREAT)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        os.chdir(directory)
+        sizes = config.parallel_config
+        devices = Mesh(sizes.data_parallel, sizes.model_parallel, sizes.pipeline_stage).devices
+        os.environ.update({**environment(rank, devices), **text_of_last_graph(directory)})
+        run_command(lambda _: compile_to(config, rank, Path()))
+    except SystemExit as end:
+        code = int(end.code or 0)
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+    finally:
+        os.write(2, f"\nexit code {code}\n".encode())
+        os._exit(code)
+
+
+if __name__ == "__main__":
+    run_command(main)

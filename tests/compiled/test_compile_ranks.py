@@ -1,0 +1,44 @@
+"""Compiling many ranks: errors of the user, graphs kept by content, and a cache that does not grow for ever."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+
+import pytest
+from execute_clusters import compiled_cluster
+from small_cluster import cluster_run
+
+from mindllm.compiled import compile_ranks as subject
+from mindllm.errors import UserError
+
+
+def test_a_compiled_step_is_not_compiled_again(graph_cache, monkeypatch):
+    cluster = compiled_cluster("slices", graph_cache)
+    assert [graph.rank for graph in cluster.graphs] == [0, 1]
+
+    def refuse(*_, **__):
+        raise AssertionError("a process was started")
+
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+    again = subject.compile_ranks(cluster.config, graph_cache)
+    assert again == cluster.graphs
+
+
+def test_what_the_user_did_wrong_comes_back_as_such():
+    config = cluster_run(tp=2, recompute_config={"select_recompute": [r"feed_forward\.w9\.matmul"]})
+    with pytest.raises(UserError, match=r"recompute_config\.select_recompute: pattern .*w9.* matches no operator"):
+        subject.compile_ranks(config)
+
+
+def test_the_oldest_graphs_are_forgotten(tmp_path, monkeypatch):
+    monkeypatch.setattr(subject, "KEPT_BYTES", 25)
+    for age, name in enumerate(("newest", "middle", "oldest")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "rank_0.graph").write_bytes(b"0123456789")
+        os.utime(tmp_path / name, (1e9 - age, 1e9 - age))
+    subject._forget_oldest(tmp_path / "newest")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["middle", "newest"]
+    monkeypatch.setattr(subject, "KEPT_BYTES", 1)
+    subject._forget_oldest(tmp_path / "newest")
+    assert [path.name for path in tmp_path.iterdir()] == ["newest"]

@@ -1,0 +1,82 @@
+"""Exchanges between ranks: what every collective operator gives, orders of arrival, and ranks that wait for each other."""
+
+from __future__ import annotations
+
+import itertools
+import re
+
+import numpy as np
+import pytest
+
+from mindllm.compiled.execute.exchange import Deadlock, Exchange
+from mindllm.compiled.execute.lockstep import Lockstep
+from mindllm.compiled.graph import Node, TensorType
+
+RANKS = (0, 1, 2)
+
+
+def collective(kind: str, ranks=RANKS, **attributes) -> Node:
+    attributes = {"group": "g", "group_rank_ids": ranks, **attributes}
+    return Node(kind, "node", (), TensorType((), "float32"), f"Default/{kind}-op0", attributes)
+
+
+class Script:
+    """A rank that goes through a list of exchanges and returns what it got."""
+
+    def __init__(self, rank: int, *steps: tuple[Node, object]) -> None:
+        self.rank = rank
+        self.steps = steps
+
+    def run(self, *_):
+        got = []
+        for node, value in self.steps:
+            got.append((yield Exchange(self.rank, node, None if value is None else np.array(value, np.float32))))
+        return got
+
+
+def together(*scripts: Script):
+    return Lockstep(scripts, {script.rank: () for script in scripts}).run()
+
+
+@pytest.mark.parametrize(
+    ("op", "attributes", "wanted"),
+    [
+        ("AllReduce", {"op": "sum"}, [[3, 3, 3]] * 3),
+        ("AllReduce", {"op": "max"}, [[2, 2, 2]] * 3),
+        ("AllGather", {}, [[0, 0, 0, 1, 1, 1, 2, 2, 2]] * 3),
+        ("ReduceScatter", {"op": "sum"}, [[3], [3], [3]]),
+        ("Broadcast", {"root_rank": 1}, [[1, 1, 1]] * 3),
+        ("AlltoAll", {"split_dim": 0, "concat_dim": 0}, [[0, 1, 2]] * 3),
+    ],
+)
+def test_what_a_collective_gives(op, attributes, wanted):
+    node = collective(op, **attributes)
+    for order in itertools.permutations(RANKS):
+        outputs = together(*(Script(rank, (node, [rank] * 3)) for rank in order))
+        assert [outputs[rank][0].tolist() for rank in RANKS] == wanted
+
+
+def test_sends_are_kept_until_they_are_received():
+    send = lambda tag: collective("Send", dst_global_rank=1, sr_tag=tag)  # noqa: E731
+    receive = lambda tag: collective("Receive", src_global_rank=0, sr_tag=tag)  # noqa: E731
+    first = Script(0, (send(0), [5]), (send(1), [6]))
+    second = Script(1, (receive(1), None), (receive(0), None))
+    assert [value.tolist() for value in together(first, second)[1]] == [[6], [5]]
+
+
+def test_ranks_in_different_operators_are_a_deadlock_that_names_all():
+    one, other = collective("AllReduce", op="sum"), collective("AllGather")
+    with pytest.raises(Deadlock) as error:
+        together(Script(0, (one, [1])), Script(1, (other, [1])), Script(2))
+    lines = str(error.value).splitlines()
+    assert lines[1:] == [
+        "  rank 0 waits in AllReduce over ranks 0, 1, 2 at Default/AllReduce-op0",
+        "  rank 1 waits in AllGather over ranks 0, 1, 2 at Default/AllGather-op0",
+        "  rank 2 has finished its step",
+    ]
+    assert error.value.exit_code == 3
+
+
+def test_a_reduction_of_another_kind_does_not_fit():
+    with pytest.raises(Deadlock, match=re.escape("rank 2 waits in AllReduce over ranks 0, 1, 2")):
+        together(*(Script(rank, (collective("AllReduce", op="max" if rank else "sum"), [1])) for rank in RANKS))

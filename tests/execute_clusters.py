@@ -1,0 +1,78 @@
+"""Clusters that the tests of execution share: compiled once, and a single device that trained on the same batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from small_cluster import cluster_run
+
+from mindllm.compiled.compile_ranks import compile_ranks
+from mindllm.compiled.graph import CompiledGraph, Node
+from mindllm.config import RunConfig, render_config
+from toolkit.cluster_check.check import Outcome, judge
+from toolkit.cluster_check.scale import scaled, single_device
+from toolkit.cluster_check.side import Reference, train_cluster, train_single
+
+OPTIMIZER = {"enable_parallel_optimizer": True}
+BIASED = {"qkv_has_bias": True, "attn_proj_has_bias": True}
+CASES: dict[str, dict[str, Any]] = {
+    "biased": {
+        "dp": 2,
+        "tp": 2,
+        "use_seq_parallel": True,
+        "model": BIASED,
+    },
+    "stages": {"pp": 2, "micro": 2, "model": BIASED},
+    "slices": {"dp": 2, "parallel": OPTIMIZER, "model": BIASED},
+    "tied": {"pp": 2, "micro": 2, "model": {"tie_word_embeddings": True}},
+}
+Change = Callable[[Node], Sequence[Node]]
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A small configuration, the graphs of its ranks, and what a single device computes."""
+
+    config: RunConfig
+    graphs: list[CompiledGraph]
+    reference: Reference
+    cache: Path
+
+
+_references: dict[str, Reference] = {}
+"""By the configuration of the single device: several layouts have the same."""
+
+
+@cache
+def compiled_cluster(name: str, directory: Path, steps: int = 2) -> Compiled:
+    """The cluster of a case; compiled graphs are kept in ``directory``."""
+    config = scaled(cluster_run(**CASES[name]))
+    graphs = compile_ranks(config, directory)
+    alone = render_config(single_device(config))
+    if alone not in _references:
+        _references[alone] = train_single(config, steps)
+    return Compiled(config, graphs, _references[alone], directory)
+
+
+def judged(cluster: Compiled, graphs: list[CompiledGraph] | None = None) -> Outcome:
+    """The answer for a cluster, or for one whose graphs were tampered with."""
+    graphs = graphs or cluster.graphs
+    comparisons = train_cluster(cluster.config, graphs, cluster.reference)
+    return judge(cluster.config, graphs, cluster.reference, comparisons, cluster.cache)
+
+
+def tampered(graph: CompiledGraph, where: Callable[[Node], bool], change: Change) -> CompiledGraph:
+    """A copy of a graph in which ``change`` says what stands in place of the nodes it is asked about; there must be one."""
+    assert any(where(node) for node in graph.nodes())
+    functions = tuple(
+        replace(
+            function,
+            nodes=tuple(new for node in function.nodes for new in (change(node) if where(node) else [node])),
+        )
+        for function in graph.functions
+    )
+    return replace(graph, functions=functions)

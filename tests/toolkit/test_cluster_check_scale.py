@@ -1,0 +1,74 @@
+"""The small model in place of the real one: everything that decides about sharding is as it was."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+from small_cluster import cluster_run
+
+from mindllm.config import RunConfig, load_config
+from mindllm.parallel.layer_plan import make_plan
+from toolkit.cluster_check.scale import scaled, single_device
+
+CONFIGS = Path(__file__).resolve().parents[2] / "configs"
+SHIPPED = [path for path in sorted(CONFIGS.glob("*/*.yaml")) if path.parent.name != "base"]
+SEVERAL = [path for path in SHIPPED if load_config(path).parallel_config.device_num > 1]
+
+
+def mesh(config: RunConfig) -> tuple[int, int, int]:
+    sizes = config.parallel_config
+    return sizes.data_parallel, sizes.model_parallel, sizes.pipeline_stage
+
+
+@pytest.mark.parametrize("path", SEVERAL, ids=lambda path: path.stem)
+def test_every_shipped_configuration_becomes_small_and_stays_itself(path):
+    config = load_config(path)
+    small = scaled(config)
+    assert small.model.config.parameter_count() < 5_000_000
+    assert mesh(small) == mesh(config)
+    assert small.parallel_config.use_seq_parallel == config.parallel_config.use_seq_parallel
+    assert small.parallel_config.vocab_emb_dp == config.parallel_config.vocab_emb_dp
+    assert small.parallel.pipeline_config == config.parallel.pipeline_config
+    assert small.parallel.enable_parallel_optimizer == config.parallel.enable_parallel_optimizer
+    assert small.model.config.pp_interleave_num == config.model.config.pp_interleave_num
+    assert small.model.config.compute_dtype == "float32"
+    assert scaled(config, real_dtype=True).model.config.compute_dtype == config.model.config.compute_dtype
+    devices = math.prod(mesh(config)[:2])
+    for key in ("hidden_size", "vocab_size", "intermediate_size"):
+        real, little = getattr(config.model.config, key), getattr(small.model.config, key)
+        assert math.gcd(real, devices) == math.gcd(little, devices)
+    kinds = [{(layer.stage, layer.recompute) for layer in make_plan(run).layers} for run in (config, small)]
+    assert kinds[0] == kinds[1]
+    assert single_device(small).global_batch_size == small.global_batch_size
+
+
+def test_uneven_stages_and_partly_recomputed_stages_stay_so():
+    model = {"num_layers": 12, "offset": [1, 0, -2, 1]}
+    recompute = {"recompute": [2, 0, 1, 4], "select_recompute": {r"feed_forward\.mul": [3, 0, 0, 0]}}
+    small = scaled(cluster_run(pp=4, micro=8, model=model, recompute_config=recompute))
+    plan = make_plan(small)
+    assert plan.counts == ((3, 2, 1, 3),)  # 4, 3, 1, 4 layers: the fewest that keep their order and every kind
+    assert [layer.recompute for layer in plan.at(0, 0)] == [True, False, False]
+    assert [bool(layer.patterns) for layer in plan.at(0, 0)] == [False, True, False]
+
+
+def test_an_interleaved_plan_keeps_its_chunks():
+    sections = {"parallel": {"pipeline_config": {"pipeline_interleave": True}}}
+    small = scaled(cluster_run(pp=2, micro=16, model={"num_layers": 8, "pp_interleave_num": 2}, **sections))
+    assert make_plan(small).counts == ((1, 1), (1, 1))
+    assert small.parallel_config.micro_batch_num == 4
+
+
+def test_a_size_that_devices_do_not_divide_stays_so():
+    small = scaled(cluster_run(dp=4, model={"vocab_size": 1002}))
+    assert math.gcd(small.model.config.vocab_size, 4) == 2
+
+
+def test_the_threshold_of_the_parallel_optimizer_keeps_norms_whole():
+    options = {"enable_parallel_optimizer": True, "parallel_optimizer_config": {"parallel_optimizer_threshold": 64}}
+    small = scaled(cluster_run(dp=2, parallel=options))
+    threshold = small.parallel.parallel_optimizer_config.parallel_optimizer_threshold * 1024
+    model = small.model.config
+    assert model.hidden_size * 4 < threshold < model.hidden_size * model.n_kv_heads * model.head_dim * 4

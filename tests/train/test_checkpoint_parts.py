@@ -1,0 +1,49 @@
+"""Tensors saved in parts: whole again, read as other parts, written once, refused when something is missing."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mindllm.train.checkpoint import CheckpointStore, load_checkpoint
+from mindllm.train.checkpoint.parts import Part, read_parts, write_parts
+from mindllm.train.checkpoint.tensors import HashingWriter
+
+
+def rows(array: np.ndarray, count: int, axis: int) -> list[dict[str, Part]]:
+    """The array cut along an axis, one part per rank."""
+    ranks = []
+    for index in range(count):
+        length = array.shape[axis] // count
+        slices = [slice(0, size) for size in array.shape]
+        slices[axis] = slice(index * length, (index + 1) * length)
+        ranks.append({"weight": Part(array.shape, tuple(slices), array[tuple(slices)])})
+    return ranks
+
+
+@given(st.sampled_from([1, 2, 4]), st.sampled_from([0, 1]), st.integers(0, 7), st.integers(1, 8), st.integers(0, 3))
+def test_any_part_of_any_cut(tmp_path_factory, count, axis, begin, length, column):
+    array = np.arange(8 * 4, dtype=np.float32).reshape(8, 4)
+    store = CheckpointStore(tmp_path_factory.mktemp("parts"), keep_checkpoint_max=1)
+    path = store.save_parts(3, rows(array, count, axis), rows(array * 2, count, axis), {})
+    checkpoint = load_checkpoint(path)
+    wanted = (slice(begin, min(8, begin + length)), slice(column, 4))
+    assert np.array_equal(checkpoint.weights["weight"].read(wanted), array[wanted])
+    assert np.array_equal(np.asarray(checkpoint.optimizer["weight"]), array * 2)
+
+
+def test_copies_are_written_once(tmp_path):
+    array = np.ones((4, 4), np.float32)
+    copies = [rows(array, 1, 0)[0]] * 3
+    path = CheckpointStore(tmp_path, keep_checkpoint_max=1).save_parts(1, copies, copies, {})
+    assert [file.name for file in path.glob("model-*")] == ["model-00000-of-00003.safetensors"]
+
+
+def test_a_missing_part_is_named(tmp_path):
+    first, _ = rows(np.ones((4, 4), np.float32), 2, 0)
+    with open(tmp_path / "one.safetensors", "wb") as file:
+        write_parts(first, HashingWriter(file))
+    with pytest.raises(ValueError, match="the parts of tensor weight hold 8 of its 16 values"):
+        read_parts([tmp_path / "one.safetensors"])

@@ -1,0 +1,93 @@
+"""The command line ``python -m toolkit.cluster_check``."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from rich.console import Console
+from rich.status import Status
+
+from mindllm.command import CommandParser, error_console, run_command
+from mindllm.config import RunConfig, load_config
+from mindllm.errors import CheckFailed, UserError
+
+DESCRIPTION = """Proves that a parallel configuration computes what a single device does, on a machine without an accelerator.
+
+All ranks are compiled by MindSpore's parallel compiler with a small model in place of the real one (the mesh, micro batches,
+interleave, recomputation and every switch are those of the YAML) and executed together on the CPU: losses, gradient norms,
+every weight and all optimizer state are compared with a single device, after every step. Ends with 0 where they agree, 3
+where they do not or ranks wait for each other, 2 for a configuration that is wrong."""
+EXAMPLES = """examples:
+  python -m toolkit.cluster_check --config configs/llama2/pretrain_llama2_7b.yaml
+  python -m toolkit.cluster_check --config run.yaml --parallel_config.data_parallel=2 --json
+  python -m toolkit.cluster_check --config configs/llama*/pretrain*.yaml --table docs/proven.md
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Checks one configuration after the other; returns the exit code."""
+    parser = make_parser()
+    options, overrides = parser.parse_known_args(arguments)
+    if options.steps < 1:
+        raise UserError(f"--steps must be at least 1 (value {options.steps})")
+    configs = [(str(path), several(load_config(path, overrides))) for path in options.config]
+    os.environ.setdefault("GLOG_v", "3")
+    from mindllm.compiled.compile_ranks import cache_directory
+    from toolkit.cluster_check.check import Options, Outcome, check
+    from toolkit.cluster_check.report import as_json, print_outcome, write_table
+
+    cache = None if options.no_cache else options.cache or cache_directory()
+    how = Options(options.steps, options.real_dtype, options.mindspore_kernels, options.workers, cache)
+    outcomes: list[tuple[str, Outcome]] = []
+    for name, config in configs:
+        with error_console.status(name, spinner="line") as status:
+            outcome = check(config, how, partial(_show, status, name))
+        outcomes.append((name, outcome))
+        if not options.json:
+            print_outcome(outcome, name, Console(soft_wrap=True, highlight=False))
+    if options.json:
+        found = [{"config": name, **as_json(outcome)} for name, outcome in outcomes]
+        print(json.dumps(found[0] if len(found) == 1 else found))
+    if options.table:
+        write_table(outcomes, options.table)
+    return 0 if all(outcome.ok for _, outcome in outcomes) else CheckFailed.exit_code
+
+
+def _show(status: Status, name: str, text: str) -> None:
+    status.update(f"{name}: {text}")
+
+
+def several(config: RunConfig) -> RunConfig:
+    """Refuses what has nothing to prove."""
+    if config.parallel_config.device_num == 1:
+        raise config.error("parallel_config", "describes one device; there is nothing to compare it with")
+    return config
+
+
+def make_parser() -> CommandParser:
+    """Returns the parser of the command line."""
+    parser = CommandParser(prog="python -m toolkit.cluster_check", description=DESCRIPTION, epilog=EXAMPLES)
+    parser.add_argument("--config", nargs="+", required=True, type=Path, metavar="YAML", help="one or several runs")
+    parser.add_argument("--steps", type=int, default=2, help="optimizer steps, besides one that overflows (default: 2)")
+    parser.add_argument("--real_dtype", action="store_true", help="compute in the YAML's dtypes instead of fp32")
+    parser.add_argument(
+        "--mindspore_kernels",
+        action="store_true",
+        help="MindSpore's CPU kernels for elementary operators too, which are numpy otherwise (far slower)",
+    )
+    parser.add_argument("--workers", type=int, help="ranks compiled at a time (default: by cores and memory)")
+    parser.add_argument(
+        "--cache", type=Path, metavar="DIR", help="keeps compiled graphs (default: ~/.cache/mindllm/graphs)"
+    )
+    parser.add_argument("--no_cache", action="store_true", help="compiles every rank again")
+    parser.add_argument("--table", type=Path, metavar="FILE", help="also writes a table in Markdown")
+    parser.add_argument("--json", action="store_true", help="print one JSON object (a list for several configurations)")
+    return parser
+
+
+if __name__ == "__main__":
+    run_command(main)

@@ -1,0 +1,89 @@
+"""The check itself: compile all ranks, train a single device and the cluster side by side, hold both together."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from mindllm.compiled.compile_ranks import RankCompilation
+from mindllm.compiled.execute.exchange import Deadlock
+from mindllm.compiled.graph import CompiledGraph
+from mindllm.config import RunConfig
+from toolkit.cluster_check.compare import Comparison
+from toolkit.cluster_check.locate import locate
+from toolkit.cluster_check.scale import scaled
+from toolkit.cluster_check.side import Reference, train_cluster, train_single
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to check. ``real_dtype`` computes in the dtypes of the YAML instead of fp32."""
+
+    steps: int = 2
+    real_dtype: bool = False
+    mindspore_kernels: bool = False
+    workers: int | None = None
+    cache: Path | None = None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The answer. ``problems`` is empty where all ranks together compute what a single device does."""
+
+    config: RunConfig
+    comparisons: tuple[Comparison, ...]
+    problems: tuple[str, ...]
+    ranks: int
+    first_difference: str = ""
+    seconds: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def ok(self) -> bool:
+        return not self.problems
+
+
+def check(config: RunConfig, options: Options, say: Say = lambda text: None) -> Outcome:
+    """Checks the parallelism of ``config`` on a small model.
+
+    Raises:
+        UserError: the configuration is wrong, or does not compile.
+    """
+    small = scaled(config, options.real_dtype)
+    begun = time.monotonic()
+    with RankCompilation(small, options.cache, options.workers) as compilation:
+        say(f"compiling {compilation.devices} ranks, {compilation.workers} at a time")
+        reference = train_single(small, options.steps)
+        graphs = compilation.graphs(lambda done: say(f"compiling: {done} of {compilation.devices} ranks"))
+    compiled = time.monotonic()
+    say("executing")
+    try:
+        comparisons = train_cluster(small, graphs, reference, options.mindspore_kernels)
+    except Deadlock as deadlock:
+        outcome = Outcome(small, (), (str(deadlock),), len(graphs))
+    else:
+        outcome = judge(small, graphs, reference, comparisons, options.cache, say)
+    ended = time.monotonic()
+    seconds = {"compile": compiled - begun, "execute": ended - compiled, "total": ended - begun}
+    return replace(outcome, seconds=seconds)
+
+
+def judge(
+    config: RunConfig,
+    graphs: list[CompiledGraph],
+    reference: Reference,
+    comparisons: tuple[Comparison, ...],
+    cache: Path | None = None,
+    say: Say = lambda text: None,
+) -> Outcome:
+    """The answer to comparisons of all steps; where one differs, also the operator at which it begins."""
+    for step, comparison in enumerate(comparisons):
+        if problems := comparison.problems():
+            say("looking for the first operator that differs")
+            where = locate(config, graphs, reference, step, cache)
+            named = tuple(f"step {step + 1}: {problem}" for problem in problems)
+            return Outcome(config, comparisons, named, len(graphs), where)
+    return Outcome(config, comparisons, (), len(graphs))

@@ -1,0 +1,117 @@
+"""Both sides of a step held together: losses, norms, tokens, every weight and every moment on every rank."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from mindllm.compiled.execute.cluster import Cluster, ClusterStep
+from mindllm.compiled.execute.state import is_optimizer_state, state_parts
+from mindllm.train.engine import StepResult
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """Largest errors that are rounding. Those of tensors are relative to the largest magnitude of the whole tensor."""
+
+    loss: float
+    norm: float
+    weights: float
+    moments: float
+
+
+TOLERANCES = {
+    "float32": Tolerance(loss=1e-5, norm=2e-5, weights=2e-5, moments=1e-4),
+    "bfloat16": Tolerance(loss=2e-3, norm=2e-2, weights=2e-1, moments=1e-1),
+    "float16": Tolerance(loss=5e-4, norm=5e-3, weights=4e-2, moments=4e-2),
+}
+"""By compute dtype."""
+
+
+@dataclass(frozen=True)
+class TensorError:
+    """The largest error of one tensor on one rank: absolute, and relative to the tensor's largest magnitude."""
+
+    name: str
+    rank: int
+    absolute: float
+    relative: float
+
+    @property
+    def is_moment(self) -> bool:
+        return is_optimizer_state(self.name)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One step on both sides. ``errors`` holds the worst rank of every tensor, the largest relative error first."""
+
+    single: StepResult
+    cluster: ClusterStep
+    errors: tuple[TensorError, ...]
+    tolerance: Tolerance
+
+    def problems(self) -> list[str]:
+        """What differs by more than rounding; empty where nothing does."""
+        return [*self._scalars(), *self._tensors()]
+
+    def worst(self, moments: bool) -> TensorError | None:
+        """The largest absolute error of all weights, or of all optimizer state."""
+        return max((error for error in self.errors if error.is_moment == moments), key=_absolute, default=None)
+
+    def _scalars(self) -> Iterable[str]:
+        if set(self.cluster.overflows) != {self.single.overflow}:
+            yield f"overflow: {self.single.overflow} on a single device, {list(self.cluster.overflows)} on the ranks"
+        if set(self.cluster.tokens) != {self.single.tokens}:
+            yield f"tokens: {self.single.tokens} on a single device, {sorted(set(self.cluster.tokens))} on the ranks"
+        if self.single.overflow:
+            return
+        for name, wanted, found, tolerance in (
+            ("loss", self.single.loss, self.cluster.losses, self.tolerance.loss),
+            ("global norm", self.single.global_norm, self.cluster.norms, self.tolerance.norm),
+        ):
+            distances = [_ordered(abs(value - wanted)) for value in found]
+            worst = found[distances.index(max(distances))]
+            if not max(distances) <= tolerance * abs(wanted):
+                yield f"{name}: {wanted:.7g} on a single device, {worst:.7g} on the cluster"
+
+    def _tensors(self) -> Iterable[str]:
+        for error in self.errors:
+            if not error.relative <= (self.tolerance.moments if error.is_moment else self.tolerance.weights):
+                yield f"{error.name} on rank {error.rank}: off by {error.absolute:.2e}, {error.relative:.2e} of its largest"
+
+
+def compare(
+    single: StepResult, state: Mapping[str, np.ndarray], step: ClusterStep, cluster: Cluster, tolerance: Tolerance
+) -> Comparison:
+    """Holds a step's results together, and the state both sides have after it."""
+    worst: dict[str, TensorError] = {}
+    for machine in cluster.machines:
+        for name, part in state_parts(machine).items():
+            whole = np.asarray(state[name])
+            error = _error(name, machine.rank, part.value, whole[part.slices], whole)
+            known = worst.get(name)
+            if known is None or not error.relative <= known.relative:
+                worst[name] = error
+    missing = [name for name in state if name not in worst]
+    unseen = [TensorError(name, -1, math.inf, math.inf) for name in missing]
+    ranked = sorted([*worst.values(), *unseen], key=lambda error: -_ordered(error.relative))
+    return Comparison(single, step, tuple(ranked), tolerance)
+
+
+def _error(name: str, rank: int, found: np.ndarray, wanted: np.ndarray, whole: np.ndarray) -> TensorError:
+    absolute = float(np.max(np.abs(found - wanted), initial=0.0))
+    largest = float(np.max(np.abs(whole), initial=0.0))
+    return TensorError(name, rank, absolute, absolute / largest if largest else absolute)
+
+
+def _absolute(error: TensorError) -> float:
+    return _ordered(error.absolute)
+
+
+def _ordered(number: float) -> float:
+    """NaN as the largest number."""
+    return math.inf if math.isnan(number) else number

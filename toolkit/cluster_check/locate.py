@@ -1,0 +1,44 @@
+"""Where a difference begins: the step that differs first once more on both sides, every operator's value compared."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from mindllm.compiled.compile_ranks import compile_ranks
+from mindllm.compiled.execute.difference import Recorder, first_difference
+from mindllm.compiled.graph import CompiledGraph
+from mindllm.config import RunConfig, override_config
+from toolkit.cluster_check.scale import mesh_of_run, single_device
+from toolkit.cluster_check.side import Reference, build_cluster
+
+TOLERANCES = {"float32": 1e-4, "bfloat16": 5e-2, "float16": 1e-2}
+"""By compute dtype, relative to the largest magnitude of a value."""
+NOWHERE = (
+    "every operator of the step computes what it does on a single device; what differs is what a rank keeps from one step to "
+    "the next beside weights and optimizer state, or that a weight is not updated"
+)
+
+
+def one_device_graph(config: RunConfig, cache: Path | None = None) -> tuple[RunConfig, CompiledGraph]:
+    """The same model compiled for one device of the accelerator: the operators of the cluster without its exchanges."""
+    alone = override_config(single_device(config), {"context.device_target": "Ascend"})
+    return alone, compile_ranks(alone, cache)[0]
+
+
+def locate(
+    config: RunConfig, graphs: list[CompiledGraph], reference: Reference, step: int, cache: Path | None = None
+) -> str:
+    """Describes the first operator that differs in step number ``step`` (from 0)."""
+    alone, graph = one_device_graph(config, cache)
+    task = reference.tasks[step]
+    state = reference.states[step - 1] if step else reference.initial
+    recorders = Recorder(), Recorder()
+    for recorder, run, ranks in ((recorders[0], config, graphs), (recorders[1], alone, [graph])):
+        cluster = build_cluster(run, ranks, state, observer=recorder)
+        cluster.step(task.batch, task.rate, task.scale)
+    tolerance = TOLERANCES[config.model.config.compute_dtype]
+    with np.errstate(all="ignore"):
+        found = first_difference(recorders[0].records, recorders[1].records, graphs, mesh_of_run(config), tolerance)
+    return found.describe() if found else NOWHERE

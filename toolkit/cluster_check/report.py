@@ -1,0 +1,133 @@
+"""Outcomes for people, for programs, and as rows of a document."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from mindllm.config import RunConfig
+from mindllm.files import atomic_open
+from toolkit.cluster_check.check import Outcome
+from toolkit.cluster_check.compare import Comparison, TensorError
+
+MOST_PROBLEMS = 8
+HEAD = "| configuration | devices | layout | largest error: loss | weights | optimizer state |"
+
+
+def as_json(outcome: Outcome) -> dict[str, Any]:
+    """The outcome as plain values; an overflowing step has no loss."""
+    done = [comparison for comparison in outcome.comparisons if not comparison.single.overflow]
+    return {
+        "ok": outcome.ok,
+        "ranks": outcome.ranks,
+        "layout": layout(outcome.config),
+        "dtype": outcome.config.model.config.compute_dtype,
+        "losses": [comparison.cluster.loss for comparison in done],
+        "single_device_losses": [comparison.single.loss for comparison in done],
+        "global_norms": [comparison.cluster.norms[0] for comparison in done],
+        "single_device_global_norms": [comparison.single.global_norm for comparison in done],
+        "tokens": [comparison.cluster.tokens[0] for comparison in done],
+        "max_parameter_error": _largest(outcome.comparisons, moments=False),
+        "max_state_error": _largest(outcome.comparisons, moments=True),
+        "overflow_skipped": all(all(item.cluster.overflows) for item in outcome.comparisons if item.single.overflow),
+        "problems": list(outcome.problems),
+        "first_difference": outcome.first_difference,
+        "seconds": round(outcome.seconds["total"], 1),
+    }
+
+
+def print_outcome(outcome: Outcome, name: str, console: Console) -> None:
+    """One table of steps, the largest errors, and the verdict."""
+    table = Table("step", "single device", "cluster", "gradient norm", "tokens", title=f"{name}: {describe(outcome)}")
+    for number, item in enumerate(outcome.comparisons, start=1):
+        if item.single.overflow:
+            skipped = "skipped" if all(item.cluster.overflows) else "not skipped"
+            table.add_row(str(number), "overflow, skipped", f"overflow, {skipped}", "", "")
+            continue
+        losses, norms = (item.single.loss, item.cluster.loss), (item.single.global_norm, item.cluster.norms[0])
+        table.add_row(
+            str(number),
+            f"{losses[0]:.6f}",
+            f"{losses[1]:.6f}",
+            f"{norms[0]:.6f} / {norms[1]:.6f}",
+            str(item.cluster.tokens[0]),
+        )
+    if outcome.comparisons:
+        console.print(table)
+    for title, moments in (("weights", False), ("optimizer state", True)):
+        if error := _worst(outcome.comparisons, moments):
+            console.print(f"largest error of {title}: {error.absolute:.1e} ({error.name}, rank {error.rank})")
+    _print_verdict(outcome, console)
+
+
+def _print_verdict(outcome: Outcome, console: Console) -> None:
+    seconds = outcome.seconds
+    console.print(f"compiled in {seconds['compile']:.1f} s, executed in {seconds['execute']:.1f} s")
+    if outcome.ok:
+        console.print("[bold green]the ranks together compute what a single device does[/]")
+        return
+    for problem in outcome.problems[:MOST_PROBLEMS]:
+        console.print(f"  {problem}", markup=False)
+    if len(outcome.problems) > MOST_PROBLEMS:
+        console.print(f"  and {len(outcome.problems) - MOST_PROBLEMS} more")
+    if outcome.first_difference:
+        console.print(f"[bold]where it begins:[/] {outcome.first_difference}")
+    console.print("[bold red]the ranks together compute something else than a single device[/]")
+
+
+def describe(outcome: Outcome) -> str:
+    """Devices, layout and dtype in a few words."""
+    return f"{outcome.ranks} ranks, {layout(outcome.config)}, {outcome.config.model.config.compute_dtype}"
+
+
+def layout(config: RunConfig) -> str:
+    """The layout as its users say it: ``dp2 tp2 pp2 micro 4, sequence parallel, optimizer parallel``."""
+    sizes, parallel = config.parallel_config, config.parallel
+    mesh = {"dp": sizes.data_parallel, "tp": sizes.model_parallel, "pp": sizes.pipeline_stage}
+    words = [" ".join(f"{axis}{size}" for axis, size in mesh.items() if size > 1)]
+    words[0] += f" micro {sizes.micro_batch_num}" if sizes.pipeline_stage > 1 else ""
+    words += [f"interleave {config.model.config.pp_interleave_num}"] * (config.model.config.pp_interleave_num > 1)
+    words += ["sequence parallel"] * sizes.use_seq_parallel
+    words += ["optimizer parallel"] * parallel.enable_parallel_optimizer
+    words += [f"{config.runner_config.gradient_accumulation_steps} accumulation steps"] * (
+        config.runner_config.gradient_accumulation_steps > 1
+    )
+    words += ["recompute"] * any(layer for layer in _recomputed(config))
+    return ", ".join(word for word in words if word)
+
+
+def write_table(rows: Sequence[tuple[str, Outcome]], path: Path) -> None:
+    """A table in Markdown."""
+    lines = [HEAD, "|---|---|---|---|---|---|"]
+    lines += [_row(name, outcome) for name, outcome in rows]
+    with atomic_open(path) as file:
+        file.write("\n".join(lines) + "\n")
+
+
+def _row(name: str, outcome: Outcome) -> str:
+    found = as_json(outcome)
+    pairs = zip(found["losses"], found["single_device_losses"], strict=True)
+    loss = max((abs(a - b) for a, b in pairs), default=0.0)
+    errors = f"{loss:.1e} | {found['max_parameter_error']:.1e} | {found['max_state_error']:.1e}"
+    verdict = errors if outcome.ok else "differs | |"
+    return f"| `{name}` | {outcome.ranks} | {layout(outcome.config)} | {verdict} |"
+
+
+def _recomputed(config: RunConfig) -> list[bool]:
+    from mindllm.parallel.layer_plan import make_plan
+
+    return [layer.recompute or bool(layer.patterns) for layer in make_plan(config).layers]
+
+
+def _worst(comparisons: Sequence[Comparison], moments: bool) -> TensorError | None:
+    found = [error for item in comparisons if (error := item.worst(moments)) is not None]
+    return max(found, key=lambda error: error.absolute, default=None)
+
+
+def _largest(comparisons: Sequence[Comparison], moments: bool) -> float:
+    error = _worst(comparisons, moments)
+    return error.absolute if error else 0.0

@@ -1,0 +1,188 @@
+"""A configuration with a small model and the same parallelism: layers, widths, vocabulary, sequence and batch shrink.
+
+What decides how the compiler shards is kept: the mesh, interleave, every switch, the kinds of recomputed layers in every
+place, more and fewer layers per stage, grouped queries, what a size has in common with the number of devices, and which
+weights are below the parallel optimizer's threshold. Micro batches and accumulation steps are enough to fill the pipeline.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from mindllm.config import ParallelConfig, ParallelContextConfig, RecomputeConfig, RunConfig, override_config
+from mindllm.parallel.layer_plan import LayerAssignment, LayerPlan, make_plan
+from mindllm.parallel.layout import Mesh
+from mindllm.parallel.plan_text import render_plan
+
+SMALLEST_HEADS = 4
+SMALLEST_HEAD = 16
+SMALLEST_LAYERS = 2
+SMALLEST_VOCABULARY = 96
+SMALLEST_SEQUENCE = 32
+LARGEST_BATCH = 2
+MOST_PARTS = 2  # of a batch, and micro batches for every stage
+BYTES = 4
+KILOBYTE = 1024
+STABLE_EPSILON = 1e-4
+
+
+def scaled(config: RunConfig, real_dtype: bool = False) -> RunConfig:
+    """The configuration that is checked in place of ``config``.
+
+    It computes in fp32 unless ``real_dtype``, whatever the YAML says; and Adam's epsilon is large, so that gradients next to
+    zero, whose sign is a matter of rounding, do not become whole updates.
+
+    Raises:
+        UserError: the configuration has contradictory lists of recomputation.
+    """
+    plan = small_plan(make_plan(config))
+    sizes = model_sizes(config)
+    return override_config(
+        config,
+        {
+            **{f"model.model_config.{key}": value for key, value in sizes.items()},
+            **{key: value for key, value in render_plan(plan).items() if _matters(key, plan)},
+            "model.model_config.num_layers": len(plan.layers),
+            **({} if real_dtype else _in_fp32()),
+            **_optimizer(config, sizes),
+            **_of_the_run(config),
+        },
+    )
+
+
+def single_device(config: RunConfig) -> RunConfig:
+    """The same model and global batch on one CPU, at once: no stages, no micro batches, no recomputation."""
+    return override_config(
+        config,
+        {
+            "use_parallel": False,
+            "context.device_target": "CPU",
+            "context.enable_graph_kernel": False,
+            "context.compile_cache": False,
+            "parallel_config": ParallelConfig().model_dump(),
+            "parallel": ParallelContextConfig().model_dump(),
+            "recompute_config": RecomputeConfig().model_dump(),
+            "runner_config.batch_size": config.global_batch_size,
+            "runner_config.gradient_accumulation_steps": 1,
+            "model.model_config.pp_interleave_num": 1,
+            "model.model_config.offset": 0,
+        },
+    )
+
+
+def small_plan(plan: LayerPlan) -> LayerPlan:
+    """A plan with as few layers as show what ``plan`` has: every kind of layer of every place, and uneven stages."""
+    counts = sorted({count for row in plan.counts for count in row})
+    layers: list[LayerAssignment] = []
+    for chunk, stage in itertools.product(range(plan.chunks), range(plan.stages)):
+        place = plan.at(chunk, stage)
+        at_least = min(len(place), SMALLEST_LAYERS) if plan.stages == 1 else 1
+        layers += _shortened(place, at_least + counts.index(len(place)))
+    return LayerPlan(plan.stages, plan.chunks, tuple(layers))
+
+
+def _shortened(place: tuple[LayerAssignment, ...], wanted: int) -> list[LayerAssignment]:
+    """The first layer of each kind, and more of the last kind up to ``wanted`` layers."""
+    kinds = [layer for layer, _ in itertools.groupby(place)]
+    return kinds + [kinds[-1]] * (wanted - len(kinds))
+
+
+def model_sizes(config: RunConfig) -> dict[str, Any]:
+    """Small values of the keys of ``model_config`` that are widths or lengths."""
+    model, sizes = config.model.config, config.parallel_config
+    tensor, devices = sizes.model_parallel, sizes.data_parallel * sizes.model_parallel
+    sharing = min(2, model.num_heads // model.n_kv_heads)
+    kv_heads = _multiple(SMALLEST_HEADS // sharing, tensor)
+    heads = kv_heads * sharing
+    head_dim, hidden = _widths(heads, model.hidden_size, devices)
+    sequence = _multiple(SMALLEST_SEQUENCE, math.lcm(model.loss_chunks, tensor))
+    return {
+        "num_heads": heads,
+        "n_kv_heads": kv_heads,
+        "head_dim": head_dim,
+        "hidden_size": hidden,
+        "ffn_dim_multiplier": None,
+        "intermediate_size": _alike(model.intermediate_size, hidden + hidden // 2, devices),
+        "vocab_size": _alike(model.vocab_size, SMALLEST_VOCABULARY, devices),
+        "seq_length": sequence,
+        "max_position_embedding": sequence,
+        **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id")),
+    }
+
+
+def _widths(heads: int, hidden_size: int, devices: int) -> tuple[int, int]:
+    """Width of a head and of the hidden states, the latter as divisible by ``devices`` as ``hidden_size`` is."""
+    wanted = math.gcd(hidden_size, devices)
+    head_dim = next(
+        (
+            width
+            for width in range(SMALLEST_HEAD, SMALLEST_HEAD + 2 * devices + 2, 2)
+            if math.gcd(heads * width, devices) == wanted
+        ),
+        SMALLEST_HEAD,
+    )
+    return head_dim, heads * head_dim
+
+
+def _alike(size: int, smallest: int, devices: int) -> int:
+    """The smallest number from ``smallest`` on that has the same divisors in common with ``devices`` as ``size``."""
+    wanted = math.gcd(size, devices)
+    return next(number for number in itertools.count(smallest) if math.gcd(number, devices) == wanted)
+
+
+def _multiple(smallest: int, of: int) -> int:
+    return math.ceil(smallest / of) * of
+
+
+def _matters(key: str, plan: LayerPlan) -> bool:
+    """Lists of the pipeline are for pipelines."""
+    return plan.stages > 1 or not key.startswith(("model.", "parallel_config."))
+
+
+def _in_fp32() -> Mapping[str, Any]:
+    keys = ("compute_dtype", "layernorm_compute_type", "softmax_compute_type", "rotary_dtype")
+    return {f"model.model_config.{key}": "float32" for key in keys}
+
+
+def _optimizer(config: RunConfig, sizes: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Settings of the update; a threshold that leaves small norms whole if the real one leaves real norms whole."""
+    key = "parallel.parallel_optimizer_config.parallel_optimizer_threshold"
+    threshold = config.parallel.parallel_optimizer_config.parallel_optimizer_threshold
+    norms_are_whole = config.model.config.hidden_size * BYTES < threshold * KILOBYTE
+    smallest_norm = sizes["hidden_size"] * BYTES // KILOBYTE + 1
+    return {
+        "optimizer.eps": STABLE_EPSILON,
+        **({key: smallest_norm if norms_are_whole else 0} if config.parallel.enable_parallel_optimizer else {}),
+    }
+
+
+def _of_the_run(config: RunConfig) -> Mapping[str, Any]:
+    """Nothing is read or written, and batches are small."""
+    return {
+        "run_mode": "train",
+        "load_checkpoint": "",
+        "pretrained_model_dir": "",
+        "resume_training": False,
+        "do_eval": False,
+        "runner_config.batch_size": min(config.runner_config.batch_size, LARGEST_BATCH),
+        "runner_config.train_steps": 10,
+        "runner_config.gradient_accumulation_steps": min(config.runner_config.gradient_accumulation_steps, MOST_PARTS),
+        "parallel_config.micro_batch_num": _micro_batches(config),
+    }
+
+
+def _micro_batches(config: RunConfig) -> int:
+    """Enough of them to fill the pipeline and go on; what remains when the stages share them stays."""
+    sizes = config.parallel_config
+    most = MOST_PARTS * sizes.pipeline_stage
+    count = sizes.micro_batch_num
+    return count if count <= most else most + count % sizes.pipeline_stage
+
+
+def mesh_of_run(config: RunConfig) -> Mesh:
+    """The devices of a configuration."""
+    sizes = config.parallel_config
+    return Mesh(sizes.data_parallel, sizes.model_parallel, sizes.pipeline_stage)

@@ -1,0 +1,80 @@
+"""The reference: the run's model on a single CPU device, with weights and batches that leave no mistake unseen."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from mindllm.config import RunConfig
+from mindllm.models.weights import assign
+from mindllm.train.engine import Engine, StepResult
+
+Arrays = dict[str, np.ndarray]
+SPREAD = 0.02
+LEARNING_RATE = 1e-2
+LOSS_SCALE = 1024.0
+OVERFLOWING_SCALE = float(np.finfo(np.float32).max)
+
+
+@dataclass(frozen=True)
+class Task:
+    """One optimizer step to be done on both sides: a global batch, a rate, a loss scale."""
+
+    batch: Mapping[str, np.ndarray]
+    rate: float
+    scale: float
+
+    @property
+    def overflows(self) -> bool:
+        """Whether its gradients are meant not to be finite."""
+        return self.scale == OVERFLOWING_SCALE
+
+
+def tasks(config: RunConfig, steps: int, seed: int) -> list[Task]:
+    """``steps`` steps, and behind the first one another that overflows: weights must stay, accumulators must be cleared."""
+    batches = [batch(config, seed + number) for number in range(steps + 1)]
+    scales = [LOSS_SCALE, OVERFLOWING_SCALE, *[LOSS_SCALE] * (steps - 1)]
+    return [Task(columns, LEARNING_RATE, scale) for columns, scale in zip(batches, scales, strict=True)]
+
+
+def batch(config: RunConfig, seed: int) -> Arrays:
+    """Random tokens ``[batch, seq]``; every row has another share of masked ones, so that no two devices count as many."""
+    random = np.random.default_rng(seed)
+    shape = (config.global_batch_size, config.model.config.seq_length)
+    tokens = random.integers(0, config.model.config.vocab_size, (2, *shape)).astype(np.int32)
+    kept = random.uniform(0.3, 1.0, (shape[0], 1))
+    return {
+        "input_ids": tokens[0],
+        "labels": tokens[1],
+        "loss_mask": (random.random(shape) < kept).astype(np.float32),
+    }
+
+
+class SingleDevice:
+    """The model of a run on one CPU device."""
+
+    def __init__(self, config: RunConfig) -> None:
+        self.engine = Engine(config)
+        weights = {name: _disturbed(name, array) for name, array in self._arrays(self.engine.weights).items()}
+        assign(self.engine.weights, weights)
+
+    def state(self) -> Arrays:
+        """Weights and optimizer state by name."""
+        return self._arrays({**self.engine.weights, **self.engine.optimizer_state})
+
+    def step(self, task: Task) -> StepResult:
+        """One optimizer step."""
+        return self.engine.step(task.batch, task.rate, task.scale)
+
+    @staticmethod
+    def _arrays(parameters: Mapping) -> Arrays:
+        return {name: parameter.asnumpy().copy() for name, parameter in parameters.items()}
+
+
+def _disturbed(name: str, array: np.ndarray) -> np.ndarray:
+    """Weights without two equal parts: biases begin as zeros and norms as ones, which would hide what is done to them."""
+    key = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little")
+    return array + np.random.default_rng(key).normal(0, SPREAD, array.shape).astype(np.float32)
