@@ -12,7 +12,7 @@ from mindllm.compiled.worker import GRAPH, text_of_last_graph
 from mindllm.compiled.worker_process import run_worker
 from mindllm.config import RunConfig, render_config
 from mindllm.errors import UserError
-from mindllm.parallel.layout import Mesh
+from mindllm.parallel.layout import mesh_of
 from mindllm.train.device import saved_graphs_environment
 
 CONFIG = "config.yaml"
@@ -26,8 +26,7 @@ def compile_rank(config: RunConfig, rank: int, timeout: float = 3600.0) -> Compi
         UserError: the rank does not exist, or MindSpore cannot be used for this.
         CompileFailed: the compiler's own error, with the operator it refuses; too little memory; too long a time (seconds).
     """
-    sizes = config.parallel_config
-    devices = Mesh(sizes.data_parallel, sizes.model_parallel, sizes.pipeline_stage).devices
+    devices = mesh_of(config).devices
     if not 0 <= rank < devices:
         raise UserError(f"rank {rank} does not exist: the configuration has {devices} devices, 0 to {devices - 1}")
     with tempfile.TemporaryDirectory(prefix="mindllm_compile_") as name:

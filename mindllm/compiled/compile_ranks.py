@@ -27,7 +27,7 @@ from mindllm.compiled.worker import GRAPH
 from mindllm.compiled.worker_process import available_bytes, failure, free_memory
 from mindllm.config import RunConfig, render_config
 from mindllm.errors import UserError
-from mindllm.parallel.layout import Mesh
+from mindllm.parallel.layout import mesh_of
 
 BYTES_OF_A_WORKER = 1 << 30  # of a small model; see docs/cluster_check.md
 KEPT_BYTES = 1 << 30
@@ -59,8 +59,7 @@ class RankCompilation:
 
     def __init__(self, config: RunConfig, cache: Path | None = None, workers: int | None = None) -> None:
         self.config = config
-        sizes = config.parallel_config
-        self.devices = Mesh(sizes.data_parallel, sizes.model_parallel, sizes.pipeline_stage).devices
+        self.devices = mesh_of(config).devices
         self.workers = min(workers or most_workers(), self.devices)
         self._kept = None if cache is None else cache / _key(config)
         self._temporary = Path(tempfile.mkdtemp(prefix="mindllm_ranks_"))

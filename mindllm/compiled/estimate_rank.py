@@ -18,7 +18,7 @@ from mindllm.compiled.simulate_rank import DEVICE_MEMORY, limit_of
 from mindllm.compiled.simulation import Block, Collective, Simulation, Task
 from mindllm.compiled.unrolled import Memory, Unrolled
 from mindllm.config import RunConfig
-from mindllm.parallel.context import mesh_of
+from mindllm.parallel.layout import mesh_of
 
 LABEL = "estimated from the compiled graph: gaps between blocks, and kernels' workspace, are not in it"
 KINDS = {PARAMETER: "Weight", CONSTANT_VALUE: "ConstantValue", OUTPUT: "Kernel"}

@@ -14,7 +14,7 @@ from mindllm.command import CommandParser, run_command
 from mindllm.compiled.device.front_end import environment
 from mindllm.compiled.worker import compile_to, text_of_last_graph
 from mindllm.config import RunConfig, load_config
-from mindllm.parallel.layout import Mesh
+from mindllm.parallel.layout import mesh_of
 
 LOG = "log.txt"
 
@@ -60,8 +60,7 @@ def _start(config: RunConfig, rank: int, directory: Path) -> int:
         os.dup2(log, 1)
         os.dup2(log, 2)
         os.chdir(directory)
-        sizes = config.parallel_config
-        devices = Mesh(sizes.data_parallel, sizes.model_parallel, sizes.pipeline_stage).devices
+        devices = mesh_of(config).devices
         os.environ.update({**environment(rank, devices), **text_of_last_graph(directory)})
         run_command(lambda _: compile_to(config, rank, Path()))
     except SystemExit as end:

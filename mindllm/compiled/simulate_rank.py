@@ -15,7 +15,7 @@ from mindllm.compiled.simulation import Simulation
 from mindllm.compiled.worker_process import run_worker
 from mindllm.config import RunConfig, render_config
 from mindllm.errors import UserError
-from mindllm.parallel.layout import Mesh
+from mindllm.parallel.layout import mesh_of
 
 DEVICE_MEMORY = 64 << 30  # an Ascend 910B
 GIB = 1 << 30
@@ -52,8 +52,7 @@ def simulate_rank(config: RunConfig, rank: int, timeout: float = 3600.0, whole: 
         UserError: the rank does not exist, the target is no Ascend device, or this machine cannot simulate one.
         CompileFailed: the compiler's own error.
     """
-    sizes = config.parallel_config
-    mesh = Mesh(sizes.data_parallel, sizes.model_parallel, sizes.pipeline_stage)
+    mesh = mesh_of(config)
     if not 0 <= rank < mesh.devices:
         raise UserError(
             f"rank {rank} does not exist: the configuration has {mesh.devices} devices, 0 to {mesh.devices - 1}"

@@ -16,7 +16,7 @@ from mindllm.compiled.layouts import ParameterLayout
 from mindllm.compiled.refusals import refusals_explained
 from mindllm.compiled.sources import SourceLine, read_sources
 from mindllm.config import RunConfig, load_config
-from mindllm.parallel.layout import Mesh
+from mindllm.parallel.layout import mesh_of
 
 GRAPH = "rank.graph"
 TEXT = "text"
@@ -43,8 +43,7 @@ def compile_to(config: RunConfig, rank: int, output: Path) -> None:
     """Compiles ``rank`` and writes its graph into the directory ``output``."""
     from mindllm.compiled.device import front_end
 
-    sizes = config.parallel_config
-    front_end.pretend_device(rank, Mesh(sizes.data_parallel, sizes.model_parallel, sizes.pipeline_stage).devices)
+    front_end.pretend_device(rank, mesh_of(config).devices)
     import mindspore as ms
 
     from mindllm.train.distributed_step import build_distributed_step

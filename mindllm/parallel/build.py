@@ -9,9 +9,9 @@ from mindspore import nn
 
 from mindllm.config import RunConfig
 from mindllm.models import CausalLM, Kernels
-from mindllm.parallel.context import mesh_of, optimizer_level
+from mindllm.parallel.context import optimizer_level
 from mindllm.parallel.layer_plan import LayerPlan, make_plan
-from mindllm.parallel.layout import Mesh
+from mindllm.parallel.layout import Mesh, mesh_of
 from mindllm.parallel.pipeline import (
     MicroBatches,
     ShardedInputs,

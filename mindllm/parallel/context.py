@@ -8,15 +8,9 @@ from typing import Any
 import mindspore as ms
 
 from mindllm.config import RunConfig
-from mindllm.parallel.layout import Mesh
+from mindllm.parallel.layout import mesh_of
 
 INPUT_COLUMNS = 3  # input_ids, labels, loss_mask
-
-
-def mesh_of(config: RunConfig) -> Mesh:
-    """The devices of a configuration."""
-    sizes = config.parallel_config
-    return Mesh(sizes.data_parallel, sizes.model_parallel, sizes.pipeline_stage)
 
 
 def set_parallel_context(config: RunConfig, rank: int) -> None:

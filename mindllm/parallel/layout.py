@@ -11,6 +11,8 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from mindllm.config import RunConfig
+
 Dimension = str | tuple[str, ...] | None
 """What one dimension of a tensor is split over: an axis, several axes (the first one outermost), or nothing."""
 Layout = tuple[Dimension, ...]
@@ -78,3 +80,9 @@ def axes_of(dimension: Dimension) -> tuple[str, ...]:
     if dimension is None:
         return ()
     return (dimension,) if isinstance(dimension, str) else dimension
+
+
+def mesh_of(config: RunConfig) -> Mesh:
+    """The devices of a configuration."""
+    sizes = config.parallel_config
+    return Mesh(sizes.data_parallel, sizes.model_parallel, sizes.pipeline_stage)

@@ -186,8 +186,8 @@ def test_ranks_that_wait_for_each_other_are_named(tied):
 
 def test_a_weight_that_no_rank_updates(biased):
     """No operator's value is wrong before the update; the weight is."""
-    assigns = lambda node: node.op == "AssignSub"  # noqa: E731
-    graphs = everywhere(biased, assigns, lambda node: [replace(node, op="Depend")])
+    updates = lambda node: node.op == "AdamWeightDecay"  # noqa: E731
+    graphs = everywhere(biased, updates, lambda node: [replace(node, op="Depend")])
     outcome = judged(biased, graphs)
     assert not outcome.ok
     assert np.isfinite(outcome.comparisons[0].cluster.loss)

@@ -10,7 +10,8 @@ from mindllm.compiled.compile_ranks import compile_ranks
 from mindllm.compiled.execute.difference import Recorder, first_difference
 from mindllm.compiled.graph import CompiledGraph
 from mindllm.config import RunConfig, override_config
-from toolkit.cluster_check.scale import mesh_of_run, single_device
+from mindllm.parallel.layout import mesh_of
+from toolkit.cluster_check.scale import single_device
 from toolkit.cluster_check.side import Reference, build_cluster
 
 TOLERANCES = {"float32": 1e-4, "bfloat16": 5e-2, "float16": 1e-2}
@@ -40,5 +41,5 @@ def locate(
         cluster.step(task.batch, task.rate, task.scale)
     tolerance = TOLERANCES[config.model.config.compute_dtype]
     with np.errstate(all="ignore"):
-        found = first_difference(recorders[0].records, recorders[1].records, graphs, mesh_of_run(config), tolerance)
+        found = first_difference(recorders[0].records, recorders[1].records, graphs, mesh_of(config), tolerance)
     return found.describe() if found else NOWHERE

@@ -14,7 +14,6 @@ from typing import Any
 
 from mindllm.config import ParallelConfig, ParallelContextConfig, RecomputeConfig, RunConfig, override_config
 from mindllm.parallel.layer_plan import LayerAssignment, LayerPlan, make_plan
-from mindllm.parallel.layout import Mesh
 from mindllm.parallel.plan_text import render_plan
 
 SMALLEST_HEADS = 4
@@ -180,9 +179,3 @@ def _micro_batches(config: RunConfig) -> int:
     most = MOST_PARTS * sizes.pipeline_stage
     count = sizes.micro_batch_num
     return count if count <= most else most + count % sizes.pipeline_stage
-
-
-def mesh_of_run(config: RunConfig) -> Mesh:
-    """The devices of a configuration."""
-    sizes = config.parallel_config
-    return Mesh(sizes.data_parallel, sizes.model_parallel, sizes.pipeline_stage)

@@ -12,9 +12,10 @@ from mindllm.compiled.execute.cluster import Cluster
 from mindllm.compiled.execute.machine import Observer
 from mindllm.compiled.graph import CompiledGraph
 from mindllm.config import RunConfig
+from mindllm.parallel.layout import mesh_of
 from mindllm.train.engine import StepResult
 from toolkit.cluster_check.compare import TOLERANCES, Comparison, compare
-from toolkit.cluster_check.scale import mesh_of_run, single_device
+from toolkit.cluster_check.scale import single_device
 from toolkit.cluster_check.single import Arrays, SingleDevice, Task, tasks
 
 SEED = 1
@@ -68,7 +69,7 @@ def build_cluster(
     from mindllm.train.distributed_step import input_slices
 
     whole = {**state, **tables(config, graphs)}
-    return Cluster(graphs, mesh_of_run(config).pipeline_stage, input_slices(config), whole, mindspore_kernels, observer)
+    return Cluster(graphs, mesh_of(config).pipeline_stage, input_slices(config), whole, mindspore_kernels, observer)
 
 
 def tables(config: RunConfig, graphs: list[CompiledGraph]) -> Arrays:

@@ -38,6 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _check_cluster(config, options)
     stages = _chosen(config, options.stages)
     simulations = Simulations(options.workers, error_console, estimates=not can_simulate())
+    simulations.prepare_source_lines(config)
     find = simulate_stages if options.full else forecast_stages
     memories = find(config, stages, simulations)
     limit = limit_of(config)

@@ -17,7 +17,7 @@ from toolkit.dry_run.simulations import Request, Simulations
 from toolkit.dry_run.stages import FIRST, MIDDLE, ONLY, Stage
 
 TOLERANCE, TOLERATED_BYTES = 0.0005, 1 << 16  # of the peak of the checking simulation
-NEAR = 0.9  # of that peak: a moment as full as this must be understood
+NEAR = 0.9  # of that peak: a moment as full as this must be among those that are extrapolated
 
 
 @dataclass(frozen=True)
@@ -132,10 +132,11 @@ def _carry_out(
     for design, alike in designs:
         mine = {point: next(profiles) for point in design.points}
         reliable = _reliable(design, mine)
-        if reliable is None:
-            failed += alike
-        else:
-            found += (_extrapolated(config, stage, design, mine, reliable) for stage in alike)
+        for stage in alike:
+            if reliable is None or not _understood(point_of(stage, config), design, mine, reliable):
+                failed.append(stage)
+            else:
+                found.append(_extrapolated(config, stage, design, mine, reliable))
     return found, failed
 
 
@@ -150,22 +151,48 @@ def _moments(profiles: Mapping[Point, Profile]) -> dict[Point, Moments]:
 
 
 def _reliable(design: Design, profiles: Mapping[Point, Profile]) -> set[str] | None:
-    """The kinds of moments that were extrapolated right for the checking simulation; None if the peak may be another one.
+    """The kinds of moments that were extrapolated right for the checking simulation; None if its peak was not.
 
     Without one, micro-batches are all that is extrapolated, and they should matter next to nothing.
     """
-    if design.check:
-        predicted, seen = design.predict(design.check, _moments(profiles)), profiles[design.check]
-    elif design.steady:
-        predicted, seen = profiles[design.base].moments, profiles[design.steady]
-    else:
-        return set(profiles[design.base].moments)
+    predicted, seen = _checked(design, profiles)
     tolerance = TOLERANCE * seen.used_peak + TOLERATED_BYTES
     sizes = {kind: bytes_of(fill) for kind, fill in seen.moments.items()}
     right = {kind for kind, size in sizes.items() if abs(bytes_of(predicted.get(kind, {})) - size) <= tolerance}
-    sure = max((sizes[kind] for kind in right), default=0)
-    doubtful = max((size for kind, size in sizes.items() if kind not in right), default=0)
-    return right if sure >= seen.used_peak - tolerance and doubtful < NEAR * seen.used_peak else None
+    return right if max((sizes[kind] for kind in right), default=0) >= seen.used_peak - tolerance else None
+
+
+def _understood(target: Point, design: Design, profiles: Mapping[Point, Profile], right: Set[str]) -> bool:
+    """Whether no moment that was extrapolated wrong can be the peak at ``target``.
+
+    What such a moment had more than was said grows, at most, with the distance from the base; of one that had less, what is
+    said is enough. Where nothing was said of a moment, it must be far below the peak.
+    """
+    predicted, seen = _checked(design, profiles)
+    there = design.predict(target, _moments(profiles)) if design.check else predicted
+    peak = max(bytes_of(there[kind]) for kind in right)
+    for kind, fill in seen.moments.items():
+        if kind in right:
+            continue
+        if design.check is None or kind not in there:
+            if bytes_of(fill) >= NEAR * seen.used_peak:
+                return False
+            continue
+        more = max(0, bytes_of(fill) - bytes_of(predicted[kind]))
+        if bytes_of(there[kind]) + more * _distance(design.base, target) / _distance(design.base, design.check) > peak:
+            return False
+    return True
+
+
+def _checked(design: Design, profiles: Mapping[Point, Profile]) -> tuple[Moments, Profile]:
+    """What is said of the checking simulation, or the one nearest to it, and what it says itself."""
+    if design.check:
+        return design.predict(design.check, _moments(profiles)), profiles[design.check]
+    return profiles[design.base].moments, profiles[design.steady or design.base]
+
+
+def _distance(base: Point, point: Point) -> int:
+    return sum(point.layers) - sum(base.layers) + point.alive - base.alive
 
 
 def _extrapolated(

@@ -61,6 +61,7 @@ class Simulations:
         self.workers = workers or len(os.sched_getaffinity(0))
         self.console = console
         self.run_now = 0  # simulations that were not kept from earlier
+        self.beside: list[Request] = []  # source lines that are found while others simulate
 
     def profiles(self, requests: Sequence[Request]) -> list[Profile]:
         """The profiles of all requests, in their order; equal ones are simulated once.
@@ -72,9 +73,13 @@ class Simulations:
         asked = [replace(request, what=ESTIMATE) for request in requests] if self.estimates else requests
         return self._all(asked, load_profile)
 
+    def prepare_source_lines(self, config: RunConfig) -> None:
+        """Has the source lines of a run found beside the next simulations, where cores would wait at their end."""
+        self.beside = [_request_of_lines(config)]
+
     def source_lines(self, config: RunConfig) -> Lines:
         """The source lines of the operators of a run."""
-        return self._all([Request(smallest_run(config), 0, "source lines", LINES)], read_lines)[0]
+        return self._all([_request_of_lines(config)], read_lines)[0]
 
     def _all(self, requests: Sequence[Request], read: Callable[[Path], Kept]) -> list[Kept]:
         files = [request.kept for request in requests]
@@ -82,7 +87,7 @@ class Simulations:
         missing = {file: request for file, request in zip(files, requests, strict=True) if known[file] is None}
         self.run_now += len(missing)
         if missing:
-            self._run(missing)
+            self._run(missing | {r.kept: r for r in self.beside if read_kept(r.kept, read_lines) is None})
             forget_old_ones()
             known |= {file: read(file) for file in missing}
         return [kept for file in files if (kept := known[file]) is not None]
@@ -116,6 +121,10 @@ class Simulations:
         """Whether one more worker may start; one of them always may."""
         taken = sum(worker_bytes(worker.request.config) for worker in running)
         return not running or (len(running) < self.workers and taken + worker_bytes(request.config) <= left)
+
+
+def _request_of_lines(config: RunConfig) -> Request:
+    return Request(smallest_run(config), 0, "source lines", LINES)
 
 
 class _Worker:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from mindllm.config import RunConfig
 from mindllm.parallel.layer_plan import LayerAssignment, LayerPlan, make_plan
-from mindllm.parallel.layout import Mesh
+from mindllm.parallel.layout import mesh_of
 
 FIRST, MIDDLE, LAST, ONLY = "first", "middle", "last", "only"
 FULL, SELECT, COMMUNICATION, BOTH, NONE = "full", "select", "comm", "both", "none"
@@ -77,7 +77,7 @@ def stages_of(config: RunConfig) -> list[Stage]:
     """The stages of a run, in order."""
     plan = make_plan(config)
     sizes = config.parallel_config
-    mesh = Mesh(sizes.data_parallel, sizes.model_parallel, sizes.pipeline_stage)
+    mesh = mesh_of(config)
     return [
         Stage(
             number=number,

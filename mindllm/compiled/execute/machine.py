@@ -103,7 +103,7 @@ class Machine:
             operands = tuple(map(_loaded, operands))
             result = yield Exchange(self.rank, node, operands[0] if operands else None)
         elif node.op in ASSIGNMENTS:
-            result = ASSIGNMENTS[node.op](operands[0], *map(_loaded, operands[1:]))
+            result = ASSIGNMENTS[node.op](*operands)
         else:
             operands = tuple(map(_loaded, operands))
             result = rounded(self._kernel(node)(*operands), node.dtypes)
@@ -140,23 +140,33 @@ def _switch(operands: tuple[Value, ...]) -> Value:
     return then if bool(_loaded(condition)) else otherwise
 
 
-def _assign(parameter: Parameter, value: np.ndarray, *_: Any) -> np.ndarray:
-    parameter.value = np.asarray(value, parameter.value.dtype)
+def _assign(parameter: Parameter, value: Value, *_: Any) -> np.ndarray:
+    parameter.value = np.asarray(_loaded(value), parameter.value.dtype)
     return parameter.value
 
 
-def _assign_add(parameter: Parameter, value: np.ndarray, *_: Any) -> np.ndarray:
-    return _assign(parameter, parameter.value + value)
+def _assign_add(parameter: Parameter, value: Value, *_: Any) -> np.ndarray:
+    return _assign(parameter, parameter.value + _loaded(value))
 
 
-def _assign_sub(parameter: Parameter, value: np.ndarray, *_: Any) -> np.ndarray:
-    return _assign(parameter, parameter.value - value)
+def _assign_sub(parameter: Parameter, value: Value, *_: Any) -> np.ndarray:
+    return _assign(parameter, parameter.value - _loaded(value))
 
 
-ASSIGNMENTS: dict[str, Callable[..., np.ndarray]] = {
+def _adam_weight_decay(weight: Parameter, moment1: Parameter, moment2: Parameter, *operands: Value) -> Value:
+    """The update of ``AdamWeightDecay``, without bias correction; returns the new weight and moments."""
+    rate, beta1, beta2, epsilon, decay, gradient = map(_loaded, operands[:6])
+    first = _assign(moment1, moment1.value * beta1 + gradient * (1 - beta1))
+    second = _assign(moment2, moment2.value * beta2 + gradient * gradient * (1 - beta2))
+    change = rate * (first / (np.sqrt(second) + epsilon) + decay * weight.value)
+    return _assign(weight, weight.value - change), first, second
+
+
+ASSIGNMENTS: dict[str, Callable[..., Value]] = {
     "Assign": _assign,
     "AssignAdd": _assign_add,
     "AssignSub": _assign_sub,
+    "AdamWeightDecay": _adam_weight_decay,
 }
 CONTROL: dict[str, Callable[[tuple[Value, ...]], Value]] = {
     **dict.fromkeys(PASSES_ON, lambda operands: operands[0]),
