@@ -43,6 +43,7 @@ setup(
         "mindllm.compiled.device": ["*.c"],  # what stands in for device software is compiled where it is used
         "toolkit.dry_run": ["*.html"],
         "toolkit.ir_inspect": ["page.html"],
+        "toolkit.pipeline_balance": ["devices/*.yaml"],
     },
     install_requires=REQUIRED,
     extras_require={"test": TEST},

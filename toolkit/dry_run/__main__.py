@@ -10,7 +10,6 @@ from pathlib import Path
 from rich.console import Console
 
 from mindllm.command import CommandParser, error_console, run_command
-from mindllm.compiled.device.stand_in import StandInUnavailable, device_software
 from mindllm.compiled.simulate_rank import DEVICE_MEMORY, limit_of
 from mindllm.config import RunConfig, load_config
 from mindllm.errors import CheckFailed, UserError
@@ -19,7 +18,7 @@ from toolkit.dry_run.advice import shortage
 from toolkit.dry_run.forecast import StageMemory, forecast_stages, simulate_stages
 from toolkit.dry_run.page import render_page
 from toolkit.dry_run.report import json_report, log_lines, table
-from toolkit.dry_run.simulations import Simulations
+from toolkit.dry_run.simulations import Simulations, can_simulate
 from toolkit.dry_run.source_lines import Lines
 from toolkit.dry_run.stages import Stage, stages_of
 
@@ -38,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     config = load_config(options.config, overrides)
     _check_cluster(config, options)
     stages = _chosen(config, options.stages)
-    simulations = Simulations(options.workers, error_console, estimates=not _can_simulate())
+    simulations = Simulations(options.workers, error_console, estimates=not can_simulate())
     simulations.prepare_source_lines(config)
     find = simulate_stages if options.full else forecast_stages
     memories = find(config, stages, simulations)
@@ -74,18 +73,6 @@ def make_parser() -> CommandParser:
     parser.add_argument("--rank_size", type=int, metavar="N", help="devices the configuration must have")
     parser.add_argument("--stage_num", type=int, metavar="N", help="pipeline stages the configuration must have")
     return parser
-
-
-def _can_simulate() -> bool:
-    """Whether MindSpore's dry run works here; says so if it does not."""
-    try:
-        device_software()
-    except StandInUnavailable as error:
-        error_console.print(
-            f"[bold yellow]all figures are estimates[/] from compiled graphs, not MindSpore's dry run: {error}"
-        )
-        return False
-    return True
 
 
 def _positive(text: str) -> int:

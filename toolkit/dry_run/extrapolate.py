@@ -32,6 +32,7 @@ class Design:
         alive: whether the number of micro-batches alive is varied, too.
         steady: the base with some more micro-batches, if the stages have more.
         check: a larger one that none of the coefficients comes from; None where only micro-batches are fewer.
+        deepening: by how many micro-batches alive simulations differ.
         together: varied runs always have the same number of layers: those of chunks, which take turns in being alive.
     """
 
@@ -42,6 +43,7 @@ class Design:
     steady: Point | None
     check: Point | None
     together: bool = False
+    deepening: int = 1
 
     @property
     def growths(self) -> tuple[tuple[int, ...], ...]:
@@ -55,8 +57,8 @@ class Design:
 
     @property
     def deeper(self) -> Point:
-        """The base with one more micro-batch alive."""
-        return replace(self.base, alive=self.base.alive + 1)
+        """The base with more micro-batches alive."""
+        return replace(self.base, alive=self.base.alive + self.deepening)
 
     @property
     def corners(self) -> list[Point]:
@@ -83,7 +85,7 @@ class Design:
     def _weights(self, target: Point) -> dict[Point, int]:
         """The factor of each corner in the sum that is linear in everything, and in layers times micro-batches alive."""
         weights = dict.fromkeys(self.corners, 0)
-        deeper = target.alive - self.base.alive
+        deeper = (target.alive - self.base.alive) // self.deepening
         for start, share in ((self.base, 1 - deeper), (self.deeper, deeper)):
             if start not in weights:
                 continue
@@ -101,7 +103,12 @@ class Design:
 
 
 def design_for(
-    targets: Sequence[Point], step: int = 1, micro_step: int = 1, shorter: bool = True, together: bool = False
+    targets: Sequence[Point],
+    step: int = 1,
+    micro_step: int = 1,
+    shorter: bool = True,
+    together: bool = False,
+    deepening: int = 1,
 ) -> Design | None:
     """Returns the simulations for stages at ``targets``; None where simulating the stages themselves costs no more.
 
@@ -111,6 +118,7 @@ def design_for(
         micro_step: micro-batches come in multiples of this.
         shorter: whether the pipeline, and with it the number of micro-batches alive, can be made smaller.
         together: whether runs belong to chunks, and can only grow with one another.
+        deepening: by how many stages, and micro-batches alive, pipelines can grow.
     """
     runs = range(len(targets[0].layers))
     counts = [[target.layers[run] for target in targets] for run in runs]
@@ -127,10 +135,10 @@ def design_for(
     first = FEWEST_ALIVE if vary_alive else alive[0]
     base = Point(layers, first, _few(targets[0].micro_batches, first, micro_step))
     more_layers = tuple(count + 2 * step * (run in varied) for run, count in enumerate(layers))
-    more_alive = min(max(alive), first + 2) if vary_alive else first
+    more_alive = min(max(alive), first + 2 * deepening) if vary_alive else first
     more_micro = _few(targets[0].micro_batches, base.micro_batches, micro_step)
     check = Point(more_layers, more_alive, more_micro)
-    return Design(base, varied, step, vary_alive, _steady(base, targets[0], micro_step), check, together)
+    return Design(base, varied, step, vary_alive, _steady(base, targets[0], micro_step), check, together, deepening)
 
 
 def whole_stage(target: Point, micro_step: int = 1) -> Design:

@@ -9,10 +9,10 @@ from functools import cached_property
 
 from mindllm.compiled.simulation import CATEGORIES
 from mindllm.config import RunConfig
-from toolkit.dry_run.extrapolate import Design, design_for, exact_stage, whole_stage
+from toolkit.dry_run.extrapolate import FEWEST_ALIVE, Design, design_for, exact_stage, whole_stage
 from toolkit.dry_run.moments import Fill, Moments, bytes_of, fullest
 from toolkit.dry_run.profile import Profile
-from toolkit.dry_run.reduced import Point, point_of, reduced_run
+from toolkit.dry_run.reduced import Point, deepening, point_of, reduced_run
 from toolkit.dry_run.simulations import Request, Simulations
 from toolkit.dry_run.stages import FIRST, MIDDLE, ONLY, Stage
 
@@ -103,7 +103,10 @@ def _designs(config: RunConfig, alike: list[Stage]) -> list[Planned]:
     step = config.parallel_config.gradient_aggregation_group if alike[0].place == ONLY and _devices(config) > 1 else 1
     shorter = alike[0].place in (FIRST, MIDDLE) and not interleaved
     targets = [point_of(stage, config) for stage in alike]
-    design = design_for(targets, step, _micro_step(config), shorter, together=interleaved)
+    deeper: int | None = 1
+    if alike[0].place == FIRST and shorter and targets[0].alive > FEWEST_ALIVE:
+        deeper = deepening(config, FEWEST_ALIVE, targets[0].alive)
+    design = design_for(targets, step, _micro_step(config), shorter and deeper is not None, interleaved, deeper or 1)
     if design:
         return [(design, alike)]
     return [(whole_stage(target, _micro_step(config)), [stage]) for target, stage in zip(targets, alike, strict=True)]
@@ -201,11 +204,11 @@ def _extrapolated(
         return StageMemory(stage, profile.moments, profile.actual_peak, _simulated(profile), profile, True)
     moments = {kind: fill for kind, fill in design.predict(target, _moments(profiles)).items() if kind in reliable}
     used = bytes_of(fullest(moments))
-    gaps = max(profile.gaps / profile.used_peak for profile in profiles.values())
+    gaps = max(profile.gaps for profile in profiles.values())
     largest = profiles[design.check or design.base]
     what = f"{len(profiles)} smaller runs" if design.varied or design.alive else "fewer micro-batches"
     method = f"{'estimate, ' * largest.estimated}extrapolated: {what}"
-    return StageMemory(stage, moments, used + int(gaps * used), method, largest, False)
+    return StageMemory(stage, moments, used + gaps, method, largest, False)
 
 
 def _simulated(profile: Profile) -> str:

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from mindllm.config import RunConfig, override_config
 from mindllm.parallel.layer_plan import LayerAssignment, LayerPlan
 from mindllm.parallel.plan_text import render_plan
-from toolkit.dry_run.stages import FIRST, LAST, MIDDLE, ONLY, LayerKind, Run, Stage
+from toolkit.dry_run.stages import FIRST, MIDDLE, ONLY, LayerKind, Run, Stage
 
 PLAIN = LayerKind(False, ())
+NODE = 8  # MindSpore takes more devices than these in eights only
 
 
 @dataclass(frozen=True)
@@ -63,13 +64,32 @@ def _pipeline(config: RunConfig, like: Stage, point: Point) -> tuple[int, int, i
     chunks = config.model.config.pp_interleave_num
     if chunks > 1 and like.place != ONLY:
         return config.parallel_config.pipeline_stage, like.number, chunks
-    stages, number = {
-        ONLY: (1, 0),
-        FIRST: (max(point.alive, 2), 0),
-        MIDDLE: (point.alive + 1, 1),
-        LAST: (2, 1),
-    }[like.place]
-    return stages, number, 1
+    if like.place == ONLY:
+        return 1, 0, 1
+    if like.place == FIRST:
+        return max(point.alive, 2), 0, 1
+    behind = point.alive if like.place == MIDDLE else 1  # this stage and those after it
+    number = next(before for before in range(1, NODE + 1) if is_possible(config, before + behind) or before == NODE)
+    return number + behind, number, 1
+
+
+def is_possible(config: RunConfig, stages: int) -> bool:
+    """Whether MindSpore accepts a pipeline of so many stages like those of ``config``."""
+    devices = stages * config.parallel_config.data_parallel * config.parallel_config.model_parallel
+    return devices <= NODE or devices % NODE == 0
+
+
+def deepening(config: RunConfig, fewest: int, most: int) -> int | None:
+    """The smallest number of stages by which pipelines from ``fewest`` to ``most`` stages can grow; None without any."""
+    return next(
+        (
+            more
+            for more in range(1, most - fewest + 1)
+            if (most - fewest) % more == 0
+            and all(is_possible(config, stages) for stages in (fewest, fewest + more, min(most, fewest + 2 * more)))
+        ),
+        None,
+    )
 
 
 def _layers(runs: Sequence[Run], stage: int, chunk: int) -> list[LayerAssignment]:

@@ -17,6 +17,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 import mindllm
+from mindllm.command import error_console
+from mindllm.compiled.device.stand_in import StandInUnavailable, device_software
 from mindllm.config import RunConfig, render_config
 from mindllm.errors import RunFailed, UserError
 from mindllm.launch.process import JobProcess
@@ -164,6 +166,18 @@ def _affordable(request: Request) -> float:
             "are left; end other programs, or leave out --full, which simulates whole stages"
         )
     return left
+
+
+def can_simulate() -> bool:
+    """Whether MindSpore's dry run works here; says so if it does not."""
+    try:
+        device_software()
+    except StandInUnavailable as error:
+        error_console.print(
+            f"[bold yellow]all figures are estimates[/] from compiled graphs, not MindSpore's dry run: {error}"
+        )
+        return False
+    return True
 
 
 @contextmanager

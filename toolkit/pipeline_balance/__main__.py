@@ -10,11 +10,14 @@ from typing import get_args
 
 from rich.console import Console
 
-from mindllm.command import CommandParser, run_command
-from mindllm.config import load_config, render_config
+from mindllm.command import CommandParser, error_console, run_command
+from mindllm.config import load_config
 from mindllm.config.yaml_tree import write_yaml
 from mindllm.errors import CheckFailed, UserError
 from mindllm.files import UNITS, atomic_open, size_in_bytes
+from toolkit.dry_run.simulations import Simulations, can_simulate
+from toolkit.pipeline_balance.configured import Configured, configured_problem, with_memory
+from toolkit.pipeline_balance.device import DEFAULT, read_device
 from toolkit.pipeline_balance.explain import explain, lines
 from toolkit.pipeline_balance.manual import evaluate_manual
 from toolkit.pipeline_balance.measured import Fit, read_measured
@@ -22,33 +25,38 @@ from toolkit.pipeline_balance.picture import FORMATS, draw_schedule
 from toolkit.pipeline_balance.problem import Problem, Schedule
 from toolkit.pipeline_balance.read_problem import Setting, read_problem
 from toolkit.pipeline_balance.report import answer, manual_answer, print_fit, print_manual, print_solution
+from toolkit.pipeline_balance.report_costs import print_costs, print_validated, validated_answer
 from toolkit.pipeline_balance.solve import Solution, solve
+from toolkit.pipeline_balance.validate import Validated, planned_config, validate, write_run
 from toolkit.pipeline_balance.yaml_plan import KEYS, write_plan
 
 EXAMPLES = """example:
+  python -m toolkit.pipeline_balance --config run.yaml --max_memory 58GB --validate --apply --output planned.yaml
+  python -m toolkit.pipeline_balance --config run.yaml --device my_device.yaml --parallel_config.micro_batch_num=64
   python -m toolkit.pipeline_balance --problem problem.json --picture schedule.png
   python -m toolkit.pipeline_balance --problem layers.json --stages 16 --micro_batches 32 --max_memory 53GB --explain
   python -m toolkit.pipeline_balance --measured init.yaml --micro_batches 64 --max_memory 58GB --json
   python -m toolkit.pipeline_balance --problem problem.json --apply run.yaml --output planned.yaml
 """
+OF_CONFIG = Path()  # --apply without a file: the run of --config
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Reads a problem, plans it, and writes what was asked for."""
-    options = _parser().parse_args(arguments)
-    _check(options)
+    options, overrides = _parser().parse_known_args(arguments)
+    _check(options, overrides)
     console = Console(stderr=True) if options.json else Console()
-    problem, fit = _problem(options)
-    if fit is not None and not options.json:
-        print_fit(console, fit)
+    simulations = Simulations(None, error_console, estimates=bool(options.config) and not can_simulate())
+    configured = _configured(options, overrides, simulations) if options.config else None
+    problem, fit = (configured.problem, None) if configured else _problem(options)
+    if not options.json:
+        _print_origin(console, configured, fit)
     if options.manual:
         return _manual(options, problem, console)
-    solution = solve(problem, options.seconds)
-    if options.json:
-        print(json.dumps(answer(solution)))
-    else:
-        print_solution(console, solution)
-    _write(options, solution, console)
+    validated = validate(configured, options.seconds, simulations) if configured and options.validate else None
+    solution = validated.chosen.solution if validated else solve(problem, options.seconds)
+    _print(options, console, solution, validated)
+    _write(options, solution, configured, console)
     if options.explain:
         for line in lines(solution, explain(solution, options.seconds)):
             console.print(line, highlight=False)
@@ -58,6 +66,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = CommandParser(prog="python -m toolkit.pipeline_balance", description=__doc__, epilog=EXAMPLES)
     source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument(
+        "--config",
+        metavar="RUN.yaml",
+        help="a run, whose costs are found by simulating small ones; further options are its keys",
+    )
     source.add_argument("--problem", type=Path, metavar="FILE", help="a problem as JSON, or a layer file of SAPP")
     source.add_argument(
         "--measured", type=Path, nargs="+", metavar="FILE", help="init YAMLs and a layer file of SAPP, as measured"
@@ -68,19 +81,46 @@ def _parser() -> argparse.ArgumentParser:
     given.add_argument("--chunks", type=_positive, metavar="N", help="chunks per stage (pp_interleave_num)")
     given.add_argument("--micro_batches", type=_positive, metavar="N")
     given.add_argument("--schedule", choices=get_args(Schedule), help="1f1b is interleaved where there are chunks")
-    given.add_argument("--max_memory", type=_megabytes, metavar="SIZE", help="of every stage: 58GB, 58000MB")
+    given.add_argument("--max_memory", type=_size, metavar="SIZE", help="of every stage: 58GB, 58000MB")
+    parser.add_argument(
+        "--device", metavar="FILE", help=f"what a run's device can do: a YAML or a name (default: {DEFAULT})"
+    )
+    parser.add_argument(
+        "--validate", action="store_true", help="dry-run the plan of --config, and correct it until confirmed"
+    )
     parser.add_argument("--seconds", type=float, default=60.0, help="to plan in, at most about (default: %(default)s)")
     parser.add_argument("--manual", type=Path, metavar="FILE", help="judge the plans of this YAML instead of planning")
     parser.add_argument("--explain", action="store_true", help="which constraint binds, and what one more GB would buy")
     parser.add_argument("--json", action="store_true", help="the answer as JSON")
     parser.add_argument("--yaml", type=Path, metavar="FILE", help="write offset and recompute lists")
-    parser.add_argument("--apply", type=Path, metavar="RUN.yaml", help="the run to write with the plan in it")
+    parser.add_argument(
+        "--apply",
+        type=Path,
+        nargs="?",
+        const=OF_CONFIG,
+        metavar="RUN.yaml",
+        help="the run to write with the plan in it",
+    )
     parser.add_argument("--output", type=Path, metavar="FILE", help="where --apply writes")
     parser.add_argument("--picture", type=Path, metavar="FILE", help=f"draw the schedule: {', '.join(FORMATS)}")
     return parser
 
 
-def _check(options: argparse.Namespace) -> None:
+def _check(options: argparse.Namespace, overrides: Sequence[str]) -> None:
+    if options.config:
+        for name in ("stages", "chunks", "micro_batches", "schedule"):
+            if getattr(options, name) is not None:
+                raise UserError(
+                    f"--{name}: a run says this itself; change the key of the YAML, as --parallel_config.micro_batch_num=64"
+                )
+    else:
+        for name in ("device", "validate"):
+            if getattr(options, name):
+                raise UserError(f"--{name}: belongs to --config RUN.yaml, which is not given")
+        if overrides:
+            raise UserError(f"{overrides[0]}: no such option; keys of a run go with --config")
+        if options.apply == OF_CONFIG:
+            raise UserError("--apply: needs a RUN.yaml, or --config")
     if options.seconds <= 0:
         raise UserError(f"--seconds {options.seconds}: must be above 0")
     if bool(options.apply) != bool(options.output):
@@ -94,10 +134,33 @@ def _check(options: argparse.Namespace) -> None:
 
 
 def _problem(options: argparse.Namespace) -> tuple[Problem, Fit | None]:
-    setting = Setting(options.stages, options.chunks, options.micro_batches, options.schedule, options.max_memory)
+    limit = options.max_memory and size_in_bytes(options.max_memory) / UNITS["MB"]
+    setting = Setting(options.stages, options.chunks, options.micro_batches, options.schedule, limit)
     if options.problem:
         return read_problem(options.problem, setting, options.instance), None
     return read_measured(options.measured, setting)
+
+
+def _configured(options: argparse.Namespace, overrides: Sequence[str], simulations: Simulations) -> Configured:
+    device = read_device(options.device or DEFAULT)
+    config = with_memory(load_config(options.config, overrides), options.max_memory)
+    return configured_problem(config, device, simulations)
+
+
+def _print_origin(console: Console, configured: Configured | None, fit: Fit | None) -> None:
+    if configured is not None:
+        print_costs(console, configured)
+    if fit is not None:
+        print_fit(console, fit)
+
+
+def _print(options: argparse.Namespace, console: Console, solution: Solution, validated: Validated | None) -> None:
+    if options.json:
+        print(json.dumps({**answer(solution), **(validated_answer(validated) if validated else {})}))
+        return
+    if validated:
+        print_validated(console, validated)
+    print_solution(console, solution)
 
 
 def _manual(options: argparse.Namespace, problem: Problem, console: Console) -> int:
@@ -113,7 +176,7 @@ def _manual(options: argparse.Namespace, problem: Problem, console: Console) -> 
     return 0
 
 
-def _write(options: argparse.Namespace, solution: Solution, console: Console) -> None:
+def _write(options: argparse.Namespace, solution: Solution, configured: Configured | None, console: Console) -> None:
     best = solution.best
     if options.picture:
         draw_schedule(best, options.picture)
@@ -130,9 +193,11 @@ def _write(options: argparse.Namespace, solution: Solution, console: Console) ->
             file.write(write_yaml({key: getattr(written, key) for key in ("offset", *KEYS)}))
         console.print(f"wrote {options.yaml}")
     if options.apply:
-        planned = load_config(options.apply, written.overrides(best.problem))
-        with atomic_open(options.output) as file:
-            file.write(render_config(planned))
+        if options.apply == OF_CONFIG and configured:
+            planned = planned_config(configured.config, best.problem, best.plan)
+        else:
+            planned = load_config(options.apply, written.overrides(best.problem))
+        write_run(options.output, planned)
         console.print(f"wrote {options.output}")
 
 
@@ -143,11 +208,12 @@ def _positive(text: str) -> int:
     return value
 
 
-def _megabytes(text: str) -> float:
+def _size(text: str) -> str:
     try:
-        return size_in_bytes(text) / UNITS["MB"]
+        size_in_bytes(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
+    return text
 
 
 if __name__ == "__main__":

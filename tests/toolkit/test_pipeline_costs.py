@@ -1,0 +1,281 @@
+"""The planner's costs of a run: memory from small runs, time on a described device, plans held to a dry run."""
+
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import pytest
+from dry_run_cases import FormulaSimulations, pipeline
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as some
+from rich.console import Console
+
+from mindllm.compiled.graph import CompiledGraph, Function, Node, Parameter, TensorType
+from mindllm.config import load_config, override_config
+from mindllm.errors import CheckFailed, UserError
+from mindllm.parallel.layer_plan import make_plan
+from toolkit.dry_run.forecast import forecast_stages
+from toolkit.dry_run.stages import stages_of
+from toolkit.pipeline_balance import configured as costs
+from toolkit.pipeline_balance import validate as validation
+from toolkit.pipeline_balance.device import DEFAULT, DEVICES, read_device
+from toolkit.pipeline_balance.offered_kinds import chains, layer_kind, offered_kinds
+from toolkit.pipeline_balance.operator_time import operator_time
+from toolkit.pipeline_balance.plan import Plan, evaluate
+from toolkit.pipeline_balance.report_costs import print_costs, print_validated
+from toolkit.pipeline_balance.solve import Infeasible
+from toolkit.pipeline_balance.time_costs import TimeCosts
+
+MIB = 1 << 20
+DEVICE = read_device(DEFAULT)
+PARAMETER, ACTIVATION = 100, {"none": 50, "select": 30, "full": 10}  # MB in the formula of the simulations
+TIMES = TimeCosts(
+    forward=2.0,
+    backward=4.0,
+    again={"none": 0.0, "select": 0.2, "full": 2.0},
+    head=(0.1, 0.2),
+    tail=(1.0, 2.0),
+    point_to_point=0.01,
+    step_of_layer=0.5,
+    step_of_end=1.0,
+)
+
+
+@pytest.fixture(autouse=True)
+def _told_times(monkeypatch):
+    monkeypatch.setattr(costs, "time_costs", lambda *_: TIMES)
+
+
+def described(memory="58GB", **run):
+    stages, layers = run.setdefault("stages", 4), run.setdefault("layers", 32)
+    run["model"] = {"offset": [layers % stages] + [0] * (stages - 1)}
+    config = override_config(pipeline(**run), {"context.max_device_memory": memory})
+    return costs.configured_problem(config, DEVICE, FormulaSimulations())
+
+
+@pytest.mark.parametrize("stages", [2, 3, 8])
+def test_small_runs_tell_what_layers_and_kinds_need(stages):
+    found = described(stages=stages)
+    assert found.memory.parameter == pytest.approx(PARAMETER)
+    for kind, size in ACTIVATION.items():
+        assert found.memory.activation[kind] == pytest.approx(size)
+    assert max(found.memory.transient.values()) == pytest.approx(0, abs=1e-6)
+    assert max(abs(left) for _, left in found.memory.residuals) < 1e-6
+
+
+def test_a_problem_has_the_times_of_the_run_and_leaves_room_for_gaps():
+    found = described(memory="10GB", stages=4, layers=32)
+    problem = found.problem
+    assert (problem.stages, problem.micro_batches, problem.layer_count) == (4, 16, 32)
+    assert problem.layers[0].kinds["full"].backward == 6.0
+    assert problem.exposed_communication == 32 / 4 * 0.5 + 1.0
+    assert problem.per_stage("limit_mb")[0] < found.limit_mb == 10 * 1024
+    console = Console(record=True, width=200)
+    print_costs(console, found)
+    text = console.export_text()
+    assert "small runs" in text
+    assert "Ascend 910B2" in text
+
+
+@some.composite
+def _plans(draw):
+    """A plan of four stages, each from the most recomputed layer to the least."""
+    places = []
+    for _ in range(4):
+        counts = [draw(some.integers(0, 6)) for _ in ACTIVATION]
+        counts[-1] += not sum(counts)
+        names = ("full", "select", "none")
+        places.append(tuple(name for name, count in zip(names, counts, strict=True) for _ in range(count)))
+    return Plan(tuple(places))
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(_plans())
+def test_predicted_memory_is_that_of_the_dry_run_and_plans_read_back(tmp_path_factory, plan):
+    found = described(layers=sum(plan.counts))
+    config = validation.planned_config(found.config, found.problem, plan)
+    memories = forecast_stages(config, stages_of(config), FormulaSimulations())
+    for memory, predicted in zip(memories, evaluate(found.problem, plan).peak_mb, strict=True):
+        assert predicted == pytest.approx(memory.used_peak / MIB, abs=0.1)  # a step has more micro-batches
+    path = tmp_path_factory.mktemp("run") / "planned.yaml"
+    validation.write_run(path, config)
+    written = [(layer.stage, layer.recompute, layer.patterns) for layer in make_plan(load_config(path)).layers]
+    wanted = [
+        (stage, kind.recompute, dict(kind.patterns))
+        for stage, names in enumerate(plan.places)
+        for kind in (layer_kind(found.problem.yaml_kinds[name]) for name in names)
+    ]
+    assert written == wanted
+
+
+@dataclass(frozen=True)
+class Peaks:
+    """Memory of a stage as a dry run that needs ``more`` than the formula finds it."""
+
+    inner: object
+    more: int
+
+    def __getattr__(self, name):
+        return getattr(self.inner, name)
+
+    @property
+    def used_peak(self):
+        return self.inner.used_peak + self.more * MIB
+
+    @property
+    def actual_peak(self):
+        return self.inner.actual_peak + self.more * MIB
+
+
+def contradicted(monkeypatch, more):
+    """Makes the dry run find ``more(stage)`` MB beyond the formula."""
+
+    def forecast(config, stages, simulations):
+        return [Peaks(memory, more(memory.stage)) for memory in forecast_stages(config, stages, simulations)]
+
+    monkeypatch.setattr(validation, "forecast_stages", forecast)
+
+
+def test_what_the_dry_run_confirms_is_planned_once():
+    found = described(memory="2.2GB")
+    validated = validation.validate(found, 5, FormulaSimulations())
+    assert [done.confirmed for done in validated.rounds] == [True]
+    assert validated.chosen.fits
+
+
+def test_a_stage_that_needs_more_than_predicted_gets_a_cut(monkeypatch):
+    contradicted(monkeypatch, lambda stage: 400 if stage.number == 1 else 0)
+    validated = validation.validate(described(memory="2.2GB"), 5, FormulaSimulations())
+    first, last = validated.rounds[0], validated.rounds[-1]
+    assert not first.fits
+    assert validated.chosen is last
+    assert last.confirmed
+    assert last.memories[1].actual_peak <= 2.2 * 1024 * MIB
+    assert last.differences[1] == pytest.approx(0, abs=20)
+    console = Console(record=True, width=200)
+    print_validated(console, validated)
+    assert "round 1" in console.export_text()
+
+
+def test_a_stage_that_needs_less_than_predicted_is_used(monkeypatch):
+    plain = validation.validate(described(memory="2GB"), 5, FormulaSimulations())
+    contradicted(monkeypatch, lambda stage: -300 if stage.number == 0 else 0)
+    roomier = validation.validate(described(memory="2GB"), 5, FormulaSimulations())
+    assert roomier.chosen.fits
+    assert roomier.chosen.solution.best.step_time <= plain.chosen.solution.best.step_time
+
+
+def test_memory_that_never_suffices_ends_after_a_few_rounds(monkeypatch):
+    contradicted(monkeypatch, lambda stage: 10_000)
+    with pytest.raises((CheckFailed, Infeasible)):
+        validation.validate(described(memory="2.2GB"), 5, FormulaSimulations())
+
+
+def test_a_limit_that_is_too_small_says_what_would_fit():
+    with pytest.raises(Infeasible, match=r"with limits .* higher .* one fits"):
+        validation.validate(described(memory="0.5GB"), 5, FormulaSimulations())
+
+
+@pytest.mark.parametrize(
+    ("recompute", "tp", "names"),
+    [
+        ({}, 1, ["none", "select", "full"]),
+        ({}, 2, ["none", "select", "comm", "both", "full"]),
+        ({"select_comm_recompute": True}, 1, ["none", "select", "comm", "both", "full"]),
+        ({"select_recompute": {r"feed_forward\.mul": [2, 1], r"attention\.mul": [1, 1]}}, 1,
+         ["none", "select", "select 2", "full"]),
+    ],
+)  # fmt: skip
+def test_kinds_are_those_a_run_can_choose_between(recompute, tp, names):
+    kinds = offered_kinds(pipeline(stages=2, layers=8, tp=tp, recompute_config=recompute))
+    assert list(kinds) == names
+    rows = chains(kinds)
+    assert sorted(name for row in rows for name in row) == sorted(kinds)
+    assert all(kinds[one].holds(kinds[other]) for row in rows for one, other in pairwise(row))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"stages": 1, "micro": 1}, r"pipeline_stage.*there is no pipeline to plan"),
+        ({"context": {"device_target": "CPU"}}, r"device_target.*only Ascend"),
+        ({"recompute_config": {"recompute": True, "select_recompute_exclude": [r"attention\.mul"]}}, "excluded operators"),
+        ({"parallel": {"pipeline_config": {"pipeline_interleave": True, "pipeline_scheduler": "gpipe"}}}, "1f1b only"),
+    ],
+)  # fmt: skip
+def test_runs_that_are_not_planned_are_refused(changes, said):
+    with pytest.raises(UserError, match=said):
+        described(**changes)
+
+
+DIMENSIONS = {"a": (64, 128), "b": (128, 256), "c": (64, 256)}
+
+
+def graph_of(op, inputs, ranks=(), shape=(64, 256)):
+    """A graph of one operator on half-precision tensors."""
+    parameters = {name: Parameter(name, name, DIMENSIONS[name], "float16") for name in inputs}
+    node = Node(op, "out", tuple(inputs), TensorType(shape, "float16"), "", {"group_rank_ids": ranks})
+    return CompiledGraph(0, (Function("step", (node,), (), "out"),), parameters, {}), node
+
+
+def test_operators_take_what_the_roofline_says():
+    share = DEVICE.efficiency
+    moved = 2 * (64 * 128 + 128 * 256 + 64 * 256) / (1.6e12 * share.memory.value)
+    assert operator_time(*graph_of("MatMul", "ab"), DEVICE) == pytest.approx(1e3 * moved)
+    slow = DEVICE.model_copy(
+        update={"matrix_flops": {"float16": DEVICE.matrix_flops["float16"].model_copy(update={"value": 1e9})}}
+    )
+    products = 2 * 64 * 128 * 256 / (1e9 * share.matrix.value)
+    assert operator_time(*graph_of("MatMul", "ab"), slow) == pytest.approx(1e3 * products)
+
+
+@pytest.mark.parametrize(
+    ("op", "ranks", "share", "link"),
+    [
+        ("AllGather", (0, 1, 2, 3), 1 / 4, "link_within_node"),  # to each of three over its own link
+        ("AllReduce", (0, 1, 2, 3), 2 / 4, "link_within_node"),
+        ("AllReduce", (0, 8), 2 / 2, "link_between_nodes"),
+        ("Send", (0, 8), 1, "link_between_nodes"),
+        ("AllGather", (0,), 0, "link_within_node"),
+    ],
+)
+def test_exchanges_take_their_bytes_over_the_links(op, ranks, share, link):
+    spent = operator_time(*graph_of(op, "c", ranks), DEVICE)
+    rate = getattr(DEVICE, link).value * DEVICE.efficiency.link.value
+    assert spent == pytest.approx(1e3 * 2 * 64 * 256 * share / rate)
+
+
+def test_every_figure_of_a_shipped_device_has_a_source():
+    for path in DEVICES.glob("*.yaml"):
+        device = read_device(str(path))
+        figures = [*device.matrix_flops.values(), *vars(device.efficiency).values()]
+        figures += [device.vector_flops, device.memory_bandwidth, device.link_within_node, device.link_between_nodes]
+        assert all(figure.source for figure in figures)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (("devices_per_node: 8", "devices_per_node: 0"), "devices_per_node"),
+        (("name: Ascend 910B2", "named: x"), "name"),
+        (("353.9e12", "-1"), "matrix_flops.float16.value"),
+        (("matrix: {value: 0.75", "matrix: {value: 7.5"), "efficiency.matrix.value"),
+    ],
+)
+def test_a_bad_device_is_refused_by_key(tmp_path, change, said):
+    path = tmp_path / "device.yaml"
+    path.write_text((DEVICES / f"{DEFAULT}.yaml").read_text(encoding="utf-8").replace(*change), encoding="utf-8")
+    with pytest.raises(UserError, match=said):
+        read_device(str(path))
+
+
+def test_an_unknown_device_is_named_with_the_nearest():
+    with pytest.raises(UserError, match="ascend_910b"):
+        read_device("ascend_910")
+
+
+def test_a_correction_leaves_the_gaps_that_were_seen():
+    found = described(memory="2.2GB")
+    once = validation.validate(found, 5, FormulaSimulations()).chosen
+    gappy = replace(once, memories=[Peaks(memory, 0) for memory in once.memories])
+    problem = validation.corrected(found.problem, gappy, first=True)
+    assert all(limit < found.limit_mb for limit in problem.per_stage("limit_mb"))

@@ -1,0 +1,110 @@
+"""The planner from a run YAML, through its command line: simulated, planned, confirmed by a dry run, written, read back."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from small_cluster import cluster_run
+
+from mindllm.command import run_command
+from mindllm.config import load_config, render_config
+from mindllm.errors import UserError
+from mindllm.parallel.layer_plan import make_plan
+from toolkit.pipeline_balance import __main__ as tool
+
+ROOT = Path(__file__).resolve().parents[2]
+MODEL = {"num_layers": 6, "seq_length": 512, "hidden_size": 128, "intermediate_size": 512, "n_kv_heads": 4}
+LIMIT = "85MB"
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A directory with a run of two stages."""
+    directory = tmp_path_factory.mktemp("planned")
+    for name, stages in (("run", 2), ("alone", 1)):
+        micro = 4 if stages > 1 else 1
+        config = cluster_run(pp=stages, micro=micro, model=MODEL, runner_config={"batch_size": 4})
+        (directory / f"{name}.yaml").write_text(render_config(config), encoding="utf-8")
+    return directory
+
+
+def run(directory, *options, expect=0):
+    """Runs the command line; returns what it printed."""
+    command = [sys.executable, "-m", "toolkit.pipeline_balance", *options]
+    environment = {**os.environ, "XDG_CACHE_HOME": str(directory / "cache"), "PYTHONPATH": str(ROOT), "COLUMNS": "200"}
+    done = subprocess.run(
+        command, cwd=directory, env=environment, capture_output=True, text=True, timeout=550, check=False
+    )
+    assert done.returncode == expect, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    return done.stdout if expect == 0 else done.stderr
+
+
+@pytest.fixture(scope="module")
+def planned(place):
+    """The answer for a run that does not fit without recomputation."""
+    options = ("--max_memory", LIMIT, "--validate", "--apply", "--output", "planned.yaml", "--seconds", "1")
+    return json.loads(run(place, "--config", "run.yaml", "--json", *options))
+
+
+def test_a_plan_is_confirmed_by_the_dry_run(planned):
+    limit = float(LIMIT.removesuffix("MB"))
+    assert max(planned["dry_run_with_gaps_mb"]) <= limit
+    assert planned["peak_memory_mb"] == pytest.approx(planned["dry_run_mb"], rel=0.01)
+    assert planned["step_time"] >= planned["lower_bound"] > 0
+
+
+def test_what_is_written_is_a_whole_run_with_the_plan(planned, place):
+    written = load_config(place / "planned.yaml")
+    layers = make_plan(written).layers
+    assert [layer.stage for layer in layers] == [layer["stage"] for layer in planned["layers"]]
+    assert [layer.recompute for layer in layers] == [layer["recompute"] == "full" for layer in planned["layers"]]
+    assert written.model.config.hidden_size == MODEL["hidden_size"]
+
+
+@pytest.fixture
+def here(planned, place, monkeypatch):
+    """Runs in this process, with what was simulated for the plan."""
+    monkeypatch.chdir(place)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(place / "cache"))
+    monkeypatch.setenv("COLUMNS", "200")
+
+
+def test_a_second_plan_simulates_nothing_new_and_shows_what_it_rests_on(here, capsys):
+    tool.main(["--config", "run.yaml", "--max_memory", "1GB", "--seconds", "1"])
+    printed = capsys.readouterr()
+    assert "small runs, simulated" in printed.out
+    assert "recompute: [0, 0]" in printed.out
+    assert "simulating" not in printed.err
+
+
+def test_a_limit_no_plan_keeps_says_what_would_fit(here):
+    with pytest.raises(UserError, match=r"no recomputation fits.*one fits"):
+        tool.main(["--config", "run.yaml", "--max_memory", "20MB"])
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--config", "alone.yaml"), "there is no pipeline to plan"),
+        (("--config", "missing.yaml"), "missing.yaml"),
+        (("--config", "run.yaml", "--device", "ascend"), "ascend_910b"),
+        (("--config", "run.yaml", "--device", "run.yaml"), "run.yaml: name"),
+        (("--config", "run.yaml", "--stages", "4"), "change the key of the YAML"),
+        (("--config", "run.yaml", "--parallel_config.micro_batches=4"), "micro_batch"),
+        (("--config", "run.yaml", "--max_memory", "much"), "is not a size"),
+        (("--problem", "run.yaml", "--validate"), "--config"),
+        (("--problem", "run.yaml", "--apply", "--output", "x.yaml"), "RUN.yaml"),
+        (("--problem", "run.yaml", "--parallel_config.micro_batch_num=4"), "no such option"),
+    ],
+)
+def test_mistakes_are_told(place, options, said, monkeypatch, capsys):
+    monkeypatch.chdir(place)
+    with pytest.raises(SystemExit) as ended:
+        run_command(tool.main, options)
+    assert ended.value.code == 2
+    assert said in capsys.readouterr().err
+    assert not (place / "x.yaml").exists()

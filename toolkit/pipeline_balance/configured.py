@@ -1,0 +1,104 @@
+"""The problem of a run YAML: memory from small simulated runs, time from small compiled ones on a described device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from mindllm.config import RunConfig, override_config
+from toolkit.dry_run.simulations import Simulations
+from toolkit.pipeline_balance.device import Device
+from toolkit.pipeline_balance.memory_costs import MemoryFit, fit_memory
+from toolkit.pipeline_balance.offered_kinds import offered_kinds
+from toolkit.pipeline_balance.problem import Problem, make_problem
+from toolkit.pipeline_balance.small_runs import run_small
+from toolkit.pipeline_balance.time_costs import TimeCosts, time_costs
+
+GB = 1024  # MB of 2**20 bytes: what MindSpore takes max_device_memory for
+LAYER = "layer"
+
+
+@dataclass(frozen=True)
+class Configured:
+    """A run to plan, what its parts cost, and the problem made of both. MB are 2**20 bytes, times are milliseconds.
+
+    Attributes:
+        limit_mb: ``max_device_memory``; the limit of ``problem`` leaves room for gaps between blocks.
+    """
+
+    config: RunConfig
+    device: Device
+    problem: Problem
+    memory: MemoryFit
+    times: TimeCosts
+    limit_mb: float
+
+
+def configured_problem(config: RunConfig, device: Device, simulations: Simulations) -> Configured:
+    """Simulates and compiles small runs of ``config``, and makes a problem of what they cost.
+
+    Raises:
+        UserError: the run has no pipeline, no Ascend target, or excludes operators from recomputation.
+        CompileFailed: the compiler's own error.
+    """
+    _check(config)
+    kinds = offered_kinds(config)
+    memory = fit_memory(run_small(config, kinds, simulations))
+    times = time_costs(config, kinds, device)
+    limit = float(config.context.max_device_memory.removesuffix("GB")) * GB
+    sizes, model = config.parallel_config, config.model.config
+    fields: dict[str, Any] = {
+        "name": config.trainer.model_name or "run",
+        "stages": sizes.pipeline_stage,
+        "chunks": model.pp_interleave_num,
+        "micro_batches": sizes.micro_batch_num,
+        "layers": [
+            {
+                "name": LAYER,
+                "count": model.num_layers,
+                "forward": times.forward,
+                "parameter_mb": memory.parameter,
+                "kinds": {
+                    name: {
+                        "backward": times.backward + times.again[name],
+                        "activation_mb": memory.activation[name],
+                        "transient_mb": memory.transient[name],
+                    }
+                    for name in kinds
+                },
+            }
+        ],
+        "head": dict(zip(("forward", "backward"), times.head, strict=True)),
+        "tail": dict(zip(("forward", "backward"), times.tail, strict=True)),
+        "static_mb": memory.static(config),
+        "limit_mb": (max(0.0, limit - memory.runs.gaps_mb),) * sizes.pipeline_stage,
+        "recompute_kinds": {name: kind.model_dump() for name, kind in kinds.items()},
+        "point_to_point": times.point_to_point,
+        "exposed_communication": model.num_layers / sizes.pipeline_stage * times.step_of_layer + times.step_of_end,
+    }
+    problem = make_problem(fields, "the run")
+    return Configured(config, device, problem, memory, times, limit)
+
+
+def with_memory(config: RunConfig, size: str | None) -> RunConfig:
+    """``config`` with another ``max_device_memory``, given as ``58GB`` or ``58000MB`` (of 2**20 bytes)."""
+    if size is None:
+        return config
+    gb = float(size.removesuffix("GB")) if size.endswith("GB") else float(size.removesuffix("MB")) / GB
+    return override_config(config, {"context.max_device_memory": f"{gb:g}GB"})
+
+
+def _check(config: RunConfig) -> None:
+    stages = config.parallel_config.pipeline_stage
+    if stages < 2:
+        raise config.error(
+            "parallel_config.pipeline_stage",
+            f"is {stages}: there is no pipeline to plan; write a number of stages from 2 on",
+        )
+    target = config.context.device_target
+    if target != "Ascend":
+        raise config.error("context.device_target", f"only Ascend devices are simulated (value {target}); write Ascend")
+    pipeline = config.parallel.pipeline_config
+    if pipeline.pipeline_scheduler != "1f1b":
+        key, value = "parallel.pipeline_config.pipeline_scheduler", pipeline.pipeline_scheduler
+        raise config.error(key, f"costs are known of 1f1b only (value {value}); write 1f1b")

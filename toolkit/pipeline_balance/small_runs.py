@@ -1,0 +1,139 @@
+"""Small runs whose memory tells what a layer, a recompute kind and the ends of a pipeline need.
+
+They have 2 and 3 layers, all of one kind, on a stage like one of the run that is planned: a middle one for every kind (the first
+one where there are two stages), the first and the last one for the layers kept whole. Where the pipeline is longer than two
+stages they keep 2 and 3 micro-batches alive. Most are also runs that the dry run of a plan extrapolates from, and what was
+simulated once is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from mindllm.compiled.simulation import ACTIVATIONS
+from mindllm.config import RunConfig, override_config
+from toolkit.dry_run.extrapolate import FEWEST_ALIVE, FEWEST_LAYERS, Design
+from toolkit.dry_run.moments import Moments, bytes_of
+from toolkit.dry_run.profile import Profile
+from toolkit.dry_run.reduced import Point, deepening, reduced_run
+from toolkit.dry_run.simulations import Request, Simulations
+from toolkit.dry_run.stages import FIRST, LAST, MIDDLE, Run, Stage
+from toolkit.pipeline_balance.offered_kinds import layer_kind
+from toolkit.pipeline_balance.problem import RecomputeKind
+
+MIB = 1 << 20
+WHOLE = "none"  # the kind that keeps everything
+SHARE = 0.5  # of the most activations that any moment holds
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Memory of one small run at the moment that is the fullest one of a whole stage, in MB.
+
+    Attributes:
+        place: ``first``, ``middle`` or ``last`` stage.
+        kind: recompute kind of all its layers.
+        alive: micro-batches kept.
+    """
+
+    place: str
+    kind: str
+    layers: int
+    alive: int
+    memory_mb: float
+
+
+@dataclass(frozen=True)
+class SmallRuns:
+    """What the small runs need.
+
+    Attributes:
+        gaps_mb: the largest gaps between blocks, in MB: they do not grow with a stage.
+        estimated: whether memory comes from compiled graphs instead of MindSpore's dry run.
+    """
+
+    measured: tuple[Measured, ...]
+    gaps_mb: float
+    count: int
+    estimated: bool
+
+
+def one_chunk(config: RunConfig) -> RunConfig:
+    """The run without interleaving, offsets and recomputation: what small runs are cut from."""
+    plain = {
+        "model.model_config.pp_interleave_num": 1,
+        "model.model_config.offset": [0] * config.parallel_config.pipeline_stage,
+        "model.model_config.num_layers": config.parallel_config.pipeline_stage,
+        "parallel.pipeline_config.pipeline_interleave": False,
+        **{f"recompute_config.{key}": False for key in ("recompute", "select_recompute", "select_comm_recompute")},
+    }
+    return override_config(config, plain)
+
+
+def run_small(config: RunConfig, kinds: Mapping[str, RecomputeKind], simulations: Simulations) -> SmallRuns:
+    """Simulates the small runs of ``config``, whose layers may be recomputed as ``kinds`` say."""
+    stages = config.parallel_config.pipeline_stage
+    plain = one_chunk(config)
+    inner = MIDDLE if stages > 2 else FIRST
+    wanted = [(inner, name) for name in kinds]
+    wanted += [(place, WHOLE) for place in (FIRST, LAST) if place != inner]
+    longer = deepening(plain, FEWEST_ALIVE, stages) if stages > 2 else None
+    design = {FIRST: _design(longer), MIDDLE: _design(1), LAST: _design(None, alive=1)}
+    asked = [(place, name, point) for place, name in wanted for point in design[place].points]
+    requests = [_request(plain, place, name, kinds[name], point) for place, name, point in asked]
+    found = dict(zip(asked, simulations.profiles(requests), strict=True))
+    rows = []
+    for place, name in wanted:
+        mine = {point: found[place, name, point] for point in design[place].points}
+        rows += _at_the_peak(place, name, design[place], mine, _whole(config, place))
+    gaps = max(profile.gaps for profile in found.values()) / MIB
+    estimated = any(profile.estimated for profile in found.values())
+    return SmallRuns(tuple(rows), gaps, len(requests), estimated)
+
+
+def _design(deepening: int | None, alive: int = FEWEST_ALIVE) -> Design:
+    base = Point((FEWEST_LAYERS,), alive, alive + 2)
+    return Design(base, (0,), 1, deepening is not None, None, None, deepening=deepening or 1)
+
+
+def _whole(config: RunConfig, place: str) -> Point:
+    """A stage of the run that is planned, with as many layers as each has on average."""
+    sizes = config.parallel_config
+    layers = max(FEWEST_LAYERS + 1, -(-config.model.config.num_layers // sizes.pipeline_stage))
+    alive = {FIRST: sizes.pipeline_stage, MIDDLE: sizes.pipeline_stage - 1, LAST: 1}[place]
+    return Point((layers,), alive, alive + 2)
+
+
+def _at_the_peak(
+    place: str, kind: str, design: Design, profiles: Mapping[Point, Profile], whole: Point
+) -> list[Measured]:
+    """Memory of every small run at the moment that is the fullest one of the whole stage, which may not be its own peak."""
+    if not design.alive:
+        whole = Point(whole.layers, design.base.alive, whole.micro_batches)
+    moments = {point: profile.moments for point, profile in profiles.items()}
+    moment = _fullest(design.predict(whole, moments))
+    return [
+        Measured(place, kind, point.layers[0], point.alive, bytes_of(moments[point][moment]) / MIB)
+        for point in profiles
+    ]
+
+
+def _fullest(moments: Moments) -> str:
+    """The fullest moment of those that hold activations, as the peak of a stage does whose memory is scarce.
+
+    In a small or fully recomputed stage the update of the parameters may need more, which no recomputation changes.
+    """
+    held = {
+        name: sum(size for use, size in fill.items() if use.category == ACTIVATIONS) for name, fill in moments.items()
+    }
+    full = SHARE * max(held.values())
+    return max((name for name in moments if held[name] >= full), key=lambda name: bytes_of(moments[name]))
+
+
+def _request(plain: RunConfig, place: str, name: str, kind: RecomputeKind, point: Point) -> Request:
+    stages = plain.parallel_config.pipeline_stage
+    number = {FIRST: 0, MIDDLE: 1, LAST: stages - 1}[place]
+    stage = Stage(number, 0, place, (Run(0, layer_kind(kind), point.layers[0]),), point.alive)
+    reduced, rank = reduced_run(plain, stage, point)
+    return Request(reduced, rank, f"{place} stage, {point.layers[0]} layers {name}, {point.alive} micro-batches alive")

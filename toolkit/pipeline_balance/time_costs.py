@@ -1,0 +1,177 @@
+"""Times of layers, ends and exchanges from the compiled graphs of two small stages, on a described device.
+
+The first stage holds one layer of every recompute kind that may stand together, the last one those that are left. Operators
+of a layer are found by their cells; of gradients the compiler keeps those of alike layers under the name of one of them, so
+what is not computed again is shared out evenly. Operators that the compiler put between cells (most of the tensor-parallel
+collectives) belong to the layer whose operators read them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from mindllm.compiled.compile_rank import compile_rank
+from mindllm.compiled.cost import bytes_of
+from mindllm.compiled.graph import COLLECTIVES, CompiledGraph, Function, Node
+from mindllm.compiled.graph_file import load, save
+from mindllm.config import RunConfig
+from mindllm.parallel.context import mesh_of
+from toolkit.dry_run.cache import kept_file, read_kept
+from toolkit.dry_run.reduced import Point, reduced_run
+from toolkit.dry_run.stages import FIRST, LAST, Run, Stage
+from toolkit.pipeline_balance.device import Device
+from toolkit.pipeline_balance.offered_kinds import chains, layer_kind
+from toolkit.pipeline_balance.operator_time import operator_time, transfer_time
+from toolkit.pipeline_balance.problem import RecomputeKind
+from toolkit.pipeline_balance.small_runs import WHOLE, one_chunk
+
+LAYER = re.compile(r"layers-CellList/(\d+)-")
+FORWARD, BACKWARD = "forward", "backward"
+BETWEEN_STAGES = ("Send", "Receive")
+
+
+@dataclass(frozen=True)
+class TimeCosts:
+    """Milliseconds, of one micro-batch but for the last two.
+
+    Attributes:
+        forward: of a layer.
+        backward: of a layer that recomputes nothing.
+        again: what a layer computes again, by recompute kind.
+        head: forward and backward of the embedding; ``tail``: of norm, output layer and loss.
+        point_to_point: of a tensor between stages.
+        step_of_layer: of a layer, once per step: weights gathered, gradients reduced, the update.
+        step_of_end: the same of an embedding or output layer.
+    """
+
+    forward: float
+    backward: float
+    again: Mapping[str, float]
+    head: tuple[float, float]
+    tail: tuple[float, float]
+    point_to_point: float
+    step_of_layer: float
+    step_of_end: float
+
+
+def time_costs(config: RunConfig, kinds: Mapping[str, RecomputeKind], device: Device) -> TimeCosts:
+    """Compiles the two stages and adds up their operators.
+
+    Raises:
+        CompileFailed: the compiler's own error.
+    """
+    together, *others = chains(dict(kinds))
+    apart = [name for row in others for name in row] or [WHOLE]
+    if len(together) == len(apart):
+        together = [*together, WHOLE]
+    first = _StageTimes(_small_stage(config, kinds, FIRST, together), together, device)
+    last = _StageTimes(_small_stage(config, kinds, LAST, apart), apart, device)
+    forward, backward = first.forward_of_layer, first.backward_of_layer
+    per_layer = max(0.0, (first.step - last.step) / (len(together) - len(apart)))
+    return TimeCosts(
+        forward=forward,
+        backward=backward,
+        again={name: (first if name in together else last).again(name) for name in kinds},
+        head=(max(0.0, first.forward - len(together) * forward), max(0.0, first.backward - len(together) * backward)),
+        tail=(max(0.0, last.forward - len(apart) * forward), max(0.0, last.backward - len(apart) * backward)),
+        point_to_point=transfer_time(first.sent, not _leaves_node(config, device), device),
+        step_of_layer=per_layer,
+        step_of_end=max(0.0, first.step - len(together) * per_layer),
+    )
+
+
+def _leaves_node(config: RunConfig, device: Device) -> bool:
+    """Whether some stage sends to a device of another node."""
+    mesh, node = mesh_of(config), device.devices_per_node
+    ranks = range(mesh.devices - mesh.stage_devices)
+    return any(rank // node != (rank + mesh.stage_devices) // node for rank in ranks)
+
+
+def _small_stage(
+    config: RunConfig, kinds: Mapping[str, RecomputeKind], place: str, names: Sequence[str]
+) -> CompiledGraph:
+    """The graph of a stage that holds a layer of each of ``names``, in a pipeline of two; kept like the simulations."""
+    runs = tuple(Run(0, layer_kind(kinds[name]), 1) for name in names)
+    like = Stage(0 if place == FIRST else 1, 0, place, runs, 2)
+    small, rank = reduced_run(one_chunk(config), like, Point((1,) * len(runs), 2, 2))
+    file = kept_file(small, rank, ".graph")
+    graph = read_kept(file, load)
+    if graph is None:
+        graph = compile_rank(small, rank)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        save(graph, file)
+    return graph
+
+
+class _StageTimes:
+    """Sums over the operators of a small stage; ``names`` are the recompute kinds of its layers."""
+
+    def __init__(self, graph: CompiledGraph, names: Sequence[str], device: Device) -> None:
+        self.names = names
+        self.sums: defaultdict[tuple[str, bool, int | None], float] = defaultdict(
+            float
+        )  # by role, computed again, layer
+        self.step = self.sent = 0.0
+        layers = sorted({number for function in graph.functions for number in _layers(function).values()})
+        for function in graph.functions:
+            times = {node.name: operator_time(graph, node, device) for node in function.nodes}
+            if function.role not in (FORWARD, BACKWARD):
+                self.step += sum(times[node.name] for node in function.nodes if node.op not in BETWEEN_STAGES)
+                self.sent = max([self.sent, *(bytes_of(node.tensors) for node in function.nodes if node.op == "Send")])
+                continue
+            number = _layers(function)
+            for node in function.nodes:
+                layer = layers.index(number[node.name]) if node.name in number else None
+                again = function.role == BACKWARD and not node.backward and layer is not None
+                self.sums[function.role, again, layer] += times[node.name]
+
+    @property
+    def forward(self) -> float:
+        return sum(time for (role, _, _), time in self.sums.items() if role == FORWARD)
+
+    @property
+    def backward(self) -> float:
+        """Without what is computed again."""
+        return sum(time for (role, again, _), time in self.sums.items() if role == BACKWARD and not again)
+
+    @property
+    def forward_of_layer(self) -> float:
+        return self._of_layers(FORWARD)
+
+    @property
+    def backward_of_layer(self) -> float:
+        return self._of_layers(BACKWARD)
+
+    def _of_layers(self, wanted: str) -> float:
+        inside = (
+            time
+            for (role, again, layer), time in self.sums.items()
+            if role == wanted and not again and layer is not None
+        )
+        return sum(inside) / len(self.names)
+
+    def again(self, name: str) -> float:
+        """What the layer of kind ``name`` computes again beyond what one of kind ``none`` does."""
+        layer = self.names.index(name)
+        kept = self.names.index(WHOLE) if WHOLE in self.names else None
+        common = self.sums[BACKWARD, True, kept] if kept is not None else 0.0
+        return max(0.0, self.sums[BACKWARD, True, layer] - common)
+
+
+def _layers(function: Function) -> dict[str, int]:
+    """The layer of every operator that has one, by node name; an exchange between cells has that of what reads it."""
+    own = {node.name: int(found[1]) for node in function.nodes if (found := LAYER.search(node.scope))}
+    readers: defaultdict[str, list[Node]] = defaultdict(list)
+    for node in function.nodes:
+        for name in node.inputs:
+            readers[name].append(node)
+    for node in function.nodes:
+        if node.op in COLLECTIVES and node.name not in own:
+            alike = [reader for reader in readers[node.name] if reader.backward == node.backward]
+            numbers = [own[reader.name] for reader in alike or readers[node.name] if reader.name in own]
+            if numbers:
+                own[node.name] = max(numbers, key=numbers.count)
+    return own
