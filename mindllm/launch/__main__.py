@@ -20,7 +20,7 @@ EXAMPLES = """example:
 Every rank writes {log_dir}/worker_{rank}.log; what rank 0 writes is printed, too. When a rank fails, the others are ended and
 the end of its log is printed. SIGTERM and Ctrl-C stop all ranks after the same step. The exit code is that of the command.
 """
-STARTS = 3  # MindSpore 2.10 crashes now and then while its processes connect, the more often the busier the machine
+STARTS = 6  # MindSpore 2.10 crashes now and then while its processes connect, the more often the busier the machine
 MAXIMUM_PORT = 65535
 FREE_PORTS = range(20000, 32000)
 

@@ -1,14 +1,18 @@
-"""Compiles the ranks that the selected tests name, two at a time, each once."""
+"""Compiles the ranks that the selected tests name, two at a time, each once, also for several workers of pytest together."""
 
 from __future__ import annotations
 
+import functools
+import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 from simulations import Simulations
 from small_cluster import cluster_run
 
+from mindllm.compiled import graph_file
 from mindllm.compiled.compile_rank import compile_rank
 from mindllm.compiled.graph import CompiledGraph
 
@@ -103,14 +107,27 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.fixture(scope="session")
-def compiled(request: pytest.FixtureRequest):
+def compiled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory):
     """Returns the graph of a case by name."""
     marks = (mark for item in request.session.items for mark in item.iter_markers("compiles"))
     names = dict.fromkeys(name for mark in marks for name in mark.args)
-    with ThreadPoolExecutor(max_workers=2) as pool:
-        futures = {name: pool.submit(_compile, *CASES[name]) for name in names}
-        graphs: Callable[[str], CompiledGraph] = lambda name: futures[name].result()  # noqa: E731
-        yield graphs
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        with ThreadPoolExecutor(max_workers=2) as pool:
+            futures = {name: pool.submit(_compile, *CASES[name]) for name in names}
+            graphs: Callable[[str], CompiledGraph] = lambda name: futures[name].result()  # noqa: E731
+            yield graphs
+    else:
+        shared = tmp_path_factory.getbasetemp().parent / "graphs"
+        shared.mkdir(exist_ok=True)
+        yield functools.cache(lambda name: _compile_once(shared, name))
+
+
+def _compile_once(shared: Path, name: str) -> CompiledGraph:
+    """Compiles a case unless another worker has; two of them rarely want the same one at the same time."""
+    kept = shared / f"{name}.graph"
+    if not kept.exists():
+        graph_file.save(_compile(*CASES[name]), kept)
+    return graph_file.load(kept)
 
 
 def _compile(rank: int, run: dict) -> CompiledGraph:

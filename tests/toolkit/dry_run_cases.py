@@ -48,6 +48,9 @@ class FormulaSimulations:
     def __init__(self) -> None:
         self.asked: list[Request] = []
 
+    def prepare_source_lines(self, config: RunConfig) -> None:
+        """Nothing takes time here."""
+
     def profiles(self, requests: Sequence[Request]) -> list[Profile]:
         self.asked += requests
         return [profile(request.config, request.rank) for request in requests]

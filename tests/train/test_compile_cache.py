@@ -83,4 +83,4 @@ def test_the_columns_of_a_batch_are_part_of_the_step(tmp_path, key):
     (tmp_path / "run.yaml").write_text(YAML)
     option = f"--train_dataset.data_loader.config.{key}"
     plain, apart = (load_config(tmp_path / "run.yaml", options) for options in ([], [option]))
-    assert compile_cache._key(plain) != compile_cache._key(apart)
+    assert compile_cache.step_key(plain) != compile_cache.step_key(apart)
