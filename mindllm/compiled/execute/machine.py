@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from mindllm.compiled.execute.exchange import Exchange
-from mindllm.compiled.execute.kernels import choose, held, rounded
+from mindllm.compiled.execute.kernels import NoKernel, choose, held, rounded
 from mindllm.compiled.graph import CALL, COLLECTIVES, CONSTANT, CompiledGraph, Function, Node
 from mindllm.errors import RunFailed
 
@@ -106,7 +106,12 @@ class Machine:
             result = ASSIGNMENTS[node.op](*operands)
         else:
             operands = tuple(map(_loaded, operands))
-            result = rounded(self._kernel(node)(*operands), node.dtypes)
+            try:
+                result = rounded(self._kernel(node)(*operands), node.dtypes)
+            except NotImplementedError as error:
+                raise NoKernel(
+                    f"rank {self.rank}: {node.op} at {node.scope} cannot be computed here: {error}"
+                ) from None
         self._check_shapes(node, result)
         if self.observer is not None:
             self.observer(self.rank, node, operands, result)
