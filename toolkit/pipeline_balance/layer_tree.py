@@ -13,7 +13,7 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import highspy
 import numpy as np
@@ -29,16 +29,17 @@ STEADY = 1e-5  # a rise of a bound that counts
 
 @dataclass(frozen=True)
 class Box:
-    """Bounds of the layers of each place, ``[places]``, and of the layers of each kind on each stage (floors of whole layers)."""
+    """Bounds of numbers of layers: in each place, ``[places]``, of each kind there, ``[places, layer kinds]``, of each on a stage."""
 
     low: np.ndarray
     high: np.ndarray
+    kind_high: np.ndarray
     stage_low: np.ndarray
     stage_high: np.ndarray
 
     def places(self, low: np.ndarray, high: np.ndarray) -> Box:
         """This box with other bounds of places."""
-        return Box(low, high, self.stage_low, self.stage_high)
+        return replace(self, low=low, high=high)
 
 
 class LayerTree:
@@ -46,6 +47,7 @@ class LayerTree:
 
     def __init__(self, program: PathProgram, best: float, proven: float) -> None:
         self.program, self.stages = program, program.problem.stages
+        self.kinds = len(program.problem.layers)
         self.enough = best * (1 - proven)  # a node with this bound needs no dividing
         self.stage_columns = np.array(program.stage_counts, np.int32)
 
@@ -54,7 +56,8 @@ class LayerTree:
         program, ticket = self.program, itertools.count()
         stage_high = np.array(program.solver.getLp().col_upper_)[self.stage_columns]
         places = np.ones(program.problem.places, int)
-        root = Box(places, places * program.most, np.zeros(len(self.stage_columns)), stage_high)
+        kinds = np.tile([layer.count for layer in program.problem.layers], (len(places), 1))
+        root = Box(places, places * program.most, kinds, np.zeros(len(self.stage_columns)), stage_high)
         first, _ = self._separated(root, 400, until)
         report(first)
         heap = [(first, next(ticket), root)]
@@ -115,6 +118,10 @@ class LayerTree:
         if (box.low > box.high).any() or box.low.sum() > count or box.high.sum() < count:
             return math.inf, np.zeros(0)
         self.program.limit_totals(box.low, box.high)
+        if self.kinds > 1:
+            whole = self.program.by_kind(box.low)
+            decided = (box.low == box.high).all()
+            self.program.limit_counts(whole if decided else 0 * whole, whole if decided else box.kind_high)
         if len(self.stage_columns):
             self.program.solver.changeColsBounds(
                 len(self.stage_columns), self.stage_columns, box.stage_low.astype(float), box.stage_high.astype(float)
@@ -135,8 +142,8 @@ class LayerTree:
     def _divide(self, box: Box, values: np.ndarray) -> list[tuple[Box, float]]:
         """The parts of a box that may hold better plans, with their bounds: of all ways to divide it, the most telling."""
         totals = self.program.totals(values)
-        best, chosen = (-math.inf, -math.inf), None
-        for parts in [*self._by_chunk(box, totals), *self._by_stage(box, values)]:
+        best, chosen = (-math.inf, -math.inf), self._by_order(box, values)
+        for parts in [] if chosen else [*self._by_chunk(box, totals), *self._by_stage(box, values)]:
             ends = [min(self._solve(part)[0], self.enough) for part in (parts[0], parts[-1])]
             if (min(ends), max(ends)) > best:
                 best, chosen = (min(ends), max(ends)), parts
@@ -145,6 +152,20 @@ class LayerTree:
             chosen = list(_one_place(box, place, math.floor(totals[place])))
         bounds = [(part, self._solve(part)[0]) for part in chosen]
         return [(part, bound) for part, bound in bounds if bound < self.enough]
+
+    def _by_order(self, box: Box, values: np.ndarray) -> list[Box] | None:
+        """Where an answer has a later kind of layer before an earlier one: the earlier ends in the first half between, or behind."""
+        counts = values[self.program.counts_of]
+        for kind in range(1, self.kinds):
+            earlier = np.flatnonzero(counts[:, :kind].sum(axis=1) > TOLERANCE)[-1]
+            later = np.flatnonzero(counts[:, kind:].sum(axis=1) > TOLERANCE)[0]
+            if later < earlier:
+                middle = (later + earlier) // 2
+                before, behind = box.kind_high.copy(), box.kind_high.copy()
+                before[middle + 1 :, :kind] = 0
+                behind[: middle + 1, kind:] = 0
+                return [replace(box, kind_high=before), replace(box, kind_high=behind)]
+        return None
 
     def _by_chunk(self, box: Box, totals: np.ndarray) -> Iterator[list[Box]]:
         for first in range(0, len(totals), self.stages):
@@ -165,7 +186,7 @@ class LayerTree:
         if abs(counts[index] - np.rint(counts[index])) > 0.01:
             high, low = box.stage_high.copy(), box.stage_low.copy()
             high[index], low[index] = math.floor(counts[index]), math.ceil(counts[index])
-            yield [Box(box.low, box.high, box.stage_low, high), Box(box.low, box.high, low, box.stage_high)]
+            yield [replace(box, stage_high=high), replace(box, stage_low=low)]
 
 
 def _above(box: Box, places: np.ndarray, most: int) -> Iterator[Box]:
