@@ -29,10 +29,10 @@ DESCENT = 2.0  # seconds, at most, of the search with simulated steps
 DIVES = 3
 NEAR_PATHS = 400  # known when recomputation is chosen
 NEAR = 0.003  # share by which a split may be judged worse than the best and still get its recomputation chosen
-ANEW, AGAIN = (
-    0.2,
-    0.2,
-)  # shares of the tries that plan stages of the best plan anew, and choose its recomputation once more
+SHARES = (0.5, 0.2, 0.1, 0.2)
+"""Of the tries: the best split is shaken, splits are searched by simulated steps, recomputation is chosen once more, stages of
+the best plan are planned anew."""
+WANDER = 1.5  # seconds of a search by simulated steps
 
 
 def solve_interleaved(problem: Problem, until: float) -> tuple[Plan | None, float]:
@@ -102,18 +102,29 @@ class _Planner:
         """Shakes the best split, or plans some stages anew, until a moment or until nothing is left to gain."""
         stages = 2
         while time.monotonic() < until and not self.proved(bound()):
-            draw = self.random.random()
-            if draw >= ANEW + AGAIN:
+            draw = self.random.choice(len(SHARES), p=SHARES)
+            if draw == 0:
                 self._descend(self.descent.shaken(self.split), until)
-            elif draw >= ANEW:
+            elif draw == 1:
+                self._wander(until)
+            elif draw == 2:
                 self._choose(self.split, until)
             else:
                 assert self.plans.best is not None
-                self._tell_paths(np.array(self.plans.best.plan.counts))
+                self._tell_paths(np.array(self.plans.best.plan.counts), until)
                 begun = time.monotonic()
                 self.plans.plan_anew(self._some_places(stages), until)
                 more = 1 if time.monotonic() - begun < SECONDS / 4 else -1
                 stages = int(np.clip(stages + more, 2, self.problem.stages))
+
+    def _wander(self, until: float) -> None:
+        """Looks for splits by simulated steps for a while; a better plan's split is then judged by the program."""
+        before = self.search.best_time
+        self.search.wander(min(until, time.monotonic() + WANDER), 0.0)
+        if self.search.best_time < before and self.search.best is not None:
+            self.search.choice.weigh(self.search.best_weights)
+            self.plans.offer(self.search.choice.plan(self.search.best))
+            self._descend(self.search.best, until)
 
     def _descend(self, start: np.ndarray, until: float) -> None:
         split, value = self.descent.descend(start, until)
@@ -126,12 +137,12 @@ class _Planner:
         """Chooses the recomputation of a split, unless that is answered."""
         if self.chosen.get(split.tobytes()):
             return
-        self._tell_paths(split)
+        self._tell_paths(split, until)
         self.chosen[split.tobytes()] = self.plans.choose_recomputation(split, until)
 
-    def _tell_paths(self, split: np.ndarray) -> None:
+    def _tell_paths(self, split: np.ndarray, until: float) -> None:
         """Has the planner of recomputation know the paths that matter for a split."""
-        self.descent.judge(split)
+        self.descent.judge(split, until)
         self.plans.know(self.program.near_paths(NEAR_PATHS))
 
     def _some_places(self, stages: int) -> np.ndarray:

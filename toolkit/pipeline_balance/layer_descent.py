@@ -27,13 +27,13 @@ class LayerDescent:
         self.program, self.random = program, random
         self._gains = np.zeros(program.problem.places)
 
-    def judge(self, totals: np.ndarray, below: float = math.inf) -> float:
+    def judge(self, totals: np.ndarray, until: float, below: float = math.inf) -> float:
         """The program's step for given layers of each place, ``[places]``; not raised further once it is not ``below``."""
         program = self.program
         counts = program.by_kind(totals)
         program.limit_counts(counts, counts)
         bound, values = program.solve()
-        while bound < below:
+        while bound < below and time.monotonic() < until:
             simulated, new = program.separate(values)
             if simulated <= bound * (1 + CLOSE) or not new:
                 break
@@ -47,7 +47,7 @@ class LayerDescent:
 
     def descend(self, totals: np.ndarray, until: float) -> tuple[np.ndarray, float]:
         """Moves one layer at a time to the first better neighbour, until none is or a moment of ``time.monotonic``."""
-        current = self.judge(totals)
+        current = self.judge(totals, until)
         if not math.isfinite(current):
             return totals, current
         gains, better = self._gains, True
@@ -59,7 +59,7 @@ class LayerDescent:
                 moved = totals.copy()
                 moved[source] -= 1
                 moved[target] += 1
-                found = self.judge(moved, current * (1 - BETTER))
+                found = self.judge(moved, until, current * (1 - BETTER))
                 if found < current * (1 - BETTER):
                     totals, current, gains, better = moved, found, self._gains, True
                     break

@@ -29,7 +29,7 @@ STEADY = 1e-5  # a rise of a bound that counts
 
 @dataclass(frozen=True)
 class Box:
-    """Bounds of numbers of layers: in each place, ``[places]``, of each kind there, ``[places, layer kinds]``, of each on a stage."""
+    """Bounds of numbers of layers: in each place, of each kind there (``[places, layer kinds]``), and of each kind on a stage."""
 
     low: np.ndarray
     high: np.ndarray
@@ -154,7 +154,7 @@ class LayerTree:
         return [(part, bound) for part, bound in bounds if bound < self.enough]
 
     def _by_order(self, box: Box, values: np.ndarray) -> list[Box] | None:
-        """Where an answer has a later kind of layer before an earlier one: the earlier ends in the first half between, or behind."""
+        """Where an answer has a later kind of layer before an earlier: that ends in the first half between them, or behind."""
         counts = values[self.program.counts_of]
         for kind in range(1, self.kinds):
             earlier = np.flatnonzero(counts[:, :kind].sum(axis=1) > TOLERANCE)[-1]
