@@ -148,8 +148,10 @@ class LayerTree:
             if (min(ends), max(ends)) > best:
                 best, chosen = (min(ends), max(ends)), parts
         if chosen is None:
-            place = int(np.abs(totals - np.rint(totals)).argmax())
-            chosen = list(_one_place(box, place, math.floor(totals[place])))
+            doubt = np.where(box.low < box.high, np.abs(totals - np.rint(totals)), -1.0)
+            place = int(doubt.argmax())
+            most = min(math.floor(totals[place] + TOLERANCE), int(box.high[place]) - 1)
+            chosen = list(_one_place(box, place, most))
         bounds = [(part, self._solve(part)[0]) for part in chosen]
         return [(part, bound) for part, bound in bounds if bound < self.enough]
 
