@@ -48,12 +48,12 @@ def test_groups_of_layers_stay_whole():
 
 
 def test_a_long_pipeline_is_forecast_from_short_ones():
-    config = pipeline(8, 80, 64, recompute_config={"recompute": True})
+    config = pipeline(8, 80, 64, dp=8, recompute_config={"recompute": True})
     simulations = FormulaSimulations()
     forecast = forecast_stages(config, stages_of(config), simulations)
     assert [memory.peak for memory in forecast] == [profile(config, stage.rank).peak for stage in stages_of(config)]
-    assert max(request.config.parallel_config.pipeline_stage for request in simulations.asked) <= 5
-    assert max(request.config.model.config.num_layers for request in simulations.asked) <= 8
+    assert max(request.config.parallel_config.pipeline_stage for request in simulations.asked) <= 6
+    assert max(request.config.model.config.num_layers for request in simulations.asked) <= 9
     assert len(simulations.asked) <= 16
     assert not any(memory.exact for memory in forecast)
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import pytest
-from dry_run_cases import FormulaSimulations, pipeline
+from dry_run_cases import LOSS, WORKING, FormulaSimulations, pipeline
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
 from rich.console import Console
@@ -58,7 +58,11 @@ def test_small_runs_tell_what_layers_and_kinds_need(stages):
     assert found.memory.parameter == pytest.approx(PARAMETER)
     for kind, size in ACTIVATION.items():
         assert found.memory.activation[kind] == pytest.approx(size)
-    assert max(found.memory.transient.values()) == pytest.approx(0, abs=1e-6)
+        assert found.memory.transient[kind] == pytest.approx(WORKING[kind] - WORKING["none"], abs=1e-6)
+    loss = found.memory.tail + found.memory.fixed["last"]
+    assert loss - found.memory.fixed[found.memory.residuals[0][0].place] == pytest.approx(
+        LOSS - WORKING["none"], abs=0.01
+    )
     assert max(abs(left) for _, left in found.memory.residuals) < 1e-6
 
 

@@ -27,6 +27,7 @@ def shapes(count, seed):
             "micro_batches": int(random.integers(1, 14)),
             "layer_kinds": int(random.integers(1, 3)),
             "delay": float(random.choice([0, 0, 7])),
+            "working": number % 2 == 0,
         }
 
 
@@ -77,6 +78,7 @@ def chunked(count, seed, seconds):
         problem = random_problem(
             seed * 1000 + number, stages, int(random.integers(stages * chunks, 3 * stages * chunks)), 3,
             int(random.integers(1, 12)), chunks, ("1f1b", "less_memory")[number % 2], 1 + number % 2,
+            working=number % 3 == 0,
         )  # fmt: skip
         check(problem.with_limit(problem.per_stage("limit_mb")[0] * 1.4), seconds)
 
@@ -90,11 +92,12 @@ def test_hundreds_of_interleaved_plans_hold_what_they_say():
     chunked(300, 4, 2.0)
 
 
+@pytest.mark.parametrize("working", [False, True])
 @pytest.mark.parametrize("layer_kinds", [1, 2])
 @pytest.mark.parametrize(("stages", "layers", "micro_batches"), [(2, 5, 3), (3, 5, 2), (3, 6, 7), (2, 6, 9)])
-def test_small_plans_are_those_of_brute_force(stages, layers, micro_batches, layer_kinds):
+def test_small_plans_are_those_of_brute_force(stages, layers, micro_batches, layer_kinds, working):
     for seed in range(4):
-        problem = random_problem(seed, stages, layers, 3, micro_batches, layer_kinds=layer_kinds)
+        problem = random_problem(seed, stages, layers, 3, micro_batches, layer_kinds=layer_kinds, working=working)
         fitting = (evaluated for plan in every_plan(problem) if (evaluated := evaluate(problem, plan)).fits)
         optimum = min((evaluated.step_time for evaluated in fitting), default=None)
         solution = check(problem, 1.0)

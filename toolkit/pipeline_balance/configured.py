@@ -69,7 +69,7 @@ def configured_problem(config: RunConfig, device: Device, simulations: Simulatio
             }
         ],
         "head": dict(zip(("forward", "backward"), times.head, strict=True)),
-        "tail": dict(zip(("forward", "backward"), times.tail, strict=True)),
+        "tail": {**dict(zip(("forward", "backward"), times.tail, strict=True)), "transient_mb": memory.tail},
         "static_mb": memory.static(config),
         "limit_mb": (max(0.0, limit - memory.runs.gaps_mb),) * sizes.pipeline_stage,
         "recompute_kinds": {name: kind.model_dump() for name, kind in kinds.items()},

@@ -63,7 +63,10 @@ STANDARD_KINDS = {
 
 
 class KindCost(Model):
-    """One layer under one recompute kind: backward time with what is repeated, what it keeps, what it needs for a moment."""
+    """One layer under one recompute kind: backward time with what is repeated, what it keeps, what it needs for a moment.
+
+    That moment is in its own backward pass: layers behind it in the chunk have freed what they kept of the micro-batch.
+    """
 
     backward: Amount
     activation_mb: Amount
@@ -91,6 +94,12 @@ class End(Model):
     activation_mb: Amount = 0
 
 
+class Tail(End):
+    """The last place's own part; its working memory is needed while all layers still hold their activations."""
+
+    transient_mb: Amount = 0
+
+
 class Problem(Model):
     """A planning problem. Layers stand in model order; a list per stage may be one number for all stages."""
 
@@ -101,7 +110,7 @@ class Problem(Model):
     schedule: Schedule = "1f1b"
     layers: tuple[Layer, ...] = Field(min_length=1)
     head: End = End()
-    tail: End = End()
+    tail: Tail = Tail()
     limit_mb: PerStage | None = None
     static_mb: PerStage = Field(default=0, description="Memory that does not depend on the plan.")
     transient_mb: PerStage = Field(default=0, description="Working memory at the peak.")
@@ -136,6 +145,11 @@ class Problem(Model):
                 if self.recompute_kinds is not None and name not in self.recompute_kinds:
                     raise ValueError(f"layers: kind {name} of {layer.name} is not in recompute_kinds")
         return self
+
+    @property
+    def backward_frees(self) -> bool:
+        """Whether a backward pass frees activations layer by layer; they wait where weight gradients are put off."""
+        return self.schedule not in ZERO_BUBBLE
 
     @property
     def places(self) -> int:

@@ -6,10 +6,10 @@ import itertools
 
 import numpy as np
 
-from toolkit.pipeline_balance.plan import Plan, end_of
+from toolkit.pipeline_balance.plan import Plan, end_of, tail_working
 from toolkit.pipeline_balance.problem import Problem
 from toolkit.pipeline_balance.recompute_mix import Front, Mixes, Runs
-from toolkit.pipeline_balance.schedule import Orders, alive
+from toolkit.pipeline_balance.schedule import Orders, alive_in_backward
 
 COMBINATIONS = 4096  # tried for a stage; fronts are thinned until no more are needed
 
@@ -22,7 +22,7 @@ class StageChoice:
 
     def __init__(self, problem: Problem, mixes: Mixes, orders: Orders) -> None:
         self.problem, self.mixes = problem, mixes
-        self.alive = alive(orders, problem.chunks)
+        self.alive = alive_in_backward(orders, problem.chunks)
         self.weights = np.ones(problem.places)
         self._numbers: dict[Runs, int] = {}
         self._runs: list[Runs] = []
@@ -101,25 +101,20 @@ class StageChoice:
         room -= sum(problem.layers[kind].parameter_mb * count for run in runs for kind, count in run)
         room -= sum(end.memory_mb for found in ends for end in found)
         fixed = np.array([sum(end.activation_mb for end in found) for found in ends])
-        weights = self.weights[list(places)]
-        best, chosen = np.inf, None
-        for transient in self.mixes.transients:
-            fronts = [self._thin(number, transient) for number in numbers]
-            if not all(len(front.backward) for front in fronts):
-                continue
-            picks = _product(tuple(len(front.backward) for front in fronts))
-            held = (
-                np.array([front.activation[pick] for front, pick in zip(fronts, picks, strict=True)]) + fixed[:, None]
-            )
-            fits = (self.alive[stage] @ held <= room - transient + 1e-9).all(axis=0)
-            if not fits.any():
-                continue
-            value = weights @ np.array([front.backward[pick] for front, pick in zip(fronts, picks, strict=True)])
-            index = int(np.where(fits, value, np.inf).argmin())
-            if value[index] < best:
-                best, chosen = value[index], [(front, pick[index]) for front, pick in zip(fronts, picks, strict=True)]
-        if chosen is None:
+        fronts = [self._thin(number) for number in numbers]
+        picks = _product(tuple(len(front.backward) for front in fronts))
+        held = np.array([front.activation[pick] for front, pick in zip(fronts, picks, strict=True)]) + fixed[:, None]
+        fits = np.ones(picks.shape[1], bool)
+        for vectors, place, front, pick in zip(self.alive[stage], places, fronts, picks, strict=True):
+            working = np.maximum(front.working, tail_working(problem, place))[pick]
+            fits &= (vectors @ held <= room - working + 1e-9).all(axis=0)
+        if not fits.any():
             return None
+        value = self.weights[list(places)] @ np.array(
+            [front.backward[pick] for front, pick in zip(fronts, picks, strict=True)]
+        )
+        index = int(np.where(fits, value, np.inf).argmin())
+        chosen = [(front, pick[index]) for front, pick in zip(fronts, picks, strict=True)]
         forward = [sum(problem.layers[kind].forward * count for kind, count in run) for run in runs]
         return (
             np.array(forward) + [sum(end.forward for end in found) for found in ends],
@@ -128,10 +123,10 @@ class StageChoice:
             tuple(front.counts[pick] for front, pick in chosen),
         )
 
-    def _thin(self, number: int, transient: float) -> Front:
+    def _thin(self, number: int) -> Front:
         """The front of a run with no more mixes than the chunks of a stage can be combined of."""
         most = max(4, int(COMBINATIONS ** (1 / self.problem.chunks) + 1e-9))
-        return self.mixes.front(self._runs[number], transient, most)
+        return self.mixes.front(self._runs[number], most)
 
 
 def _product(sizes: tuple[int, ...]) -> np.ndarray:
