@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from mindllm.config import RunConfig, override_config
@@ -32,6 +32,16 @@ class Configured:
     memory: MemoryFit
     times: TimeCosts
     limit_mb: float
+
+    def interleaved(self, chunks: int) -> Configured:
+        """The same run with another number of chunks per stage; layers cost what they did.
+
+        Raises:
+            UserError: there are fewer layers than chunks.
+        """
+        changes = {"chunks": chunks, "static_mb": self.memory.static(self.config.parallel_config, chunks)}
+        fields = {**self.problem.model_dump(), **changes}
+        return replace(self, problem=make_problem(fields, f"pp_interleave_num {chunks}"))
 
 
 def configured_problem(config: RunConfig, device: Device, simulations: Simulations) -> Configured:
@@ -70,7 +80,7 @@ def configured_problem(config: RunConfig, device: Device, simulations: Simulatio
         ],
         "head": dict(zip(("forward", "backward"), times.head, strict=True)),
         "tail": {**dict(zip(("forward", "backward"), times.tail, strict=True)), "transient_mb": memory.tail},
-        "static_mb": memory.static(config),
+        "static_mb": memory.static(sizes, model.pp_interleave_num),
         "limit_mb": (max(0.0, limit - memory.runs.gaps_mb),) * sizes.pipeline_stage,
         "recompute_kinds": {name: kind.model_dump() for name, kind in kinds.items()},
         "point_to_point": times.point_to_point,

@@ -4,8 +4,9 @@
 
 ``alive`` are micro-batches kept, ``exchanged`` what a stage keeps of each beside its layers (what it receives, the embedding).
 ``constant`` is what a stage needs whatever it holds, and the working memory of the fullest moment: in the backward pass of its
-last layer, or, in the last stage, of the loss, which no kind changes. How much of the former is working memory of the
-lightest kind cannot be told and does not matter: ``transient`` is what a kind needs beyond that.
+last layer, or, in the last stage, of the loss, which no kind changes; its layers' own moment is looked up there, too. How much
+of the former is working memory of the lightest kind cannot be told and does not matter: ``transient`` is what a kind needs
+beyond that.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mindllm.config import RunConfig
+from mindllm.config import ParallelConfig
 from toolkit.dry_run.stages import FIRST, LAST, MIDDLE
 from toolkit.pipeline_balance.schedule import alive, stage_orders
-from toolkit.pipeline_balance.small_runs import Measured, SmallRuns
+from toolkit.pipeline_balance.small_runs import LAST_LAYERS, Measured, SmallRuns
 
 Unknown = tuple[str, str, str]  # what, of which place, of which kind
 
@@ -47,9 +48,8 @@ class MemoryFit:
     residuals: tuple[tuple[Measured, float], ...]
     runs: SmallRuns
 
-    def static(self, config: RunConfig) -> tuple[float, ...]:
-        """What every stage needs beside its layers, ``[stages]``."""
-        sizes, chunks = config.parallel_config, config.model.config.pp_interleave_num
+    def static(self, sizes: ParallelConfig, chunks: int) -> tuple[float, ...]:
+        """What every stage of ``chunks`` chunks needs beside its layers, ``[stages]``."""
         orders = stage_orders("1f1b", sizes.pipeline_stage, chunks, sizes.micro_batch_num)
         found = []
         for stage, vectors in enumerate(alive(orders, chunks)):
@@ -73,7 +73,8 @@ def fit_memory(runs: SmallRuns) -> MemoryFit:
     transient = {kind: constant[inner, kind] - lightest for kind in kinds}
     places = dict.fromkeys(place for place, _ in constant)
     beside = {place: [constant[p, k] - transient[k] for p, k in constant if p == place] for place in places}
-    fixed = {place: (min if place == LAST else max)(found) for place, found in beside.items()}
+    fixed = {place: max(found) for place, found in beside.items() if place not in (LAST, LAST_LAYERS)}
+    fixed[LAST] = min([*beside[LAST], max(beside.get(LAST_LAYERS, beside[LAST]))])
     return MemoryFit(
         parameter=max(0.0, values["parameter", "", ""]),
         activation={kind: max(0.0, values["activation", "", kind]) for kind in kinds},

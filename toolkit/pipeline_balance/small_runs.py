@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from mindllm.compiled.simulation import ACTIVATIONS
 from mindllm.config import RunConfig, override_config
 from toolkit.dry_run.extrapolate import FEWEST_ALIVE, FEWEST_LAYERS, Design
-from toolkit.dry_run.moments import Moments, bytes_of
+from toolkit.dry_run.moments import Fill, Moments, bytes_of
 from toolkit.dry_run.reduced import Point, deepening, middle_deepening, reduced_run
 from toolkit.dry_run.simulations import Request, Simulations
 from toolkit.dry_run.stages import FIRST, LAST, MIDDLE, Run, Stage
@@ -22,6 +22,7 @@ from toolkit.pipeline_balance.offered_kinds import layer_kind
 from toolkit.pipeline_balance.problem import RecomputeKind
 
 MIB = 1 << 20
+LAST_LAYERS = "last, in its layers"  # at the moment that is the fullest one of a stage without output layer and loss
 WHOLE, FULL = "none", "full"  # the kinds that keep everything and next to nothing
 EVEN = 2  # number of the middle stage that stands for all: an even one, which needs no less than an odd one
 SHARE = 0.75  # of the most activations that any moment holds
@@ -32,7 +33,7 @@ class Measured:
     """Memory of one small run at its fullest moment that holds activations, in MB.
 
     Attributes:
-        place: ``first``, ``middle`` or ``last`` stage.
+        place: ``first``, ``middle`` or ``last`` stage, or :data:`LAST_LAYERS`.
         kind: recompute kind of all its layers.
         alive: micro-batches kept.
     """
@@ -83,10 +84,14 @@ def run_small(config: RunConfig, kinds: Mapping[str, RecomputeKind], simulations
     asked = [(place, name, point) for place, name in wanted for point in design[place].points]
     requests = [_request(plain, place, name, kinds[name], point) for place, name, point in asked]
     found = dict(zip(asked, simulations.profiles(requests), strict=True))
-    rows = [
-        Measured(place, name, point.layers[0], point.alive, _fullest(profile.moments))
-        for (place, name, point), profile in found.items()
-    ]
+    rows, moments = list[Measured](), dict[str, str]()
+    for (place, name, point), profile in found.items():
+        moment = _fullest(profile.moments)
+        rows.append(_measured(place, name, point, profile.moments[moment]))
+        if place == inner:
+            moments[name] = moment
+        elif place == LAST and moments[name] in profile.moments:
+            rows.append(_measured(LAST_LAYERS, name, point, profile.moments[moments[name]]))
     gaps = max(profile.gaps for profile in found.values()) / MIB
     estimated = any(profile.estimated for profile in found.values())
     return SmallRuns(tuple(rows), gaps, len(requests), estimated)
@@ -98,8 +103,12 @@ def _design(deepening: int | None, alive: int = FEWEST_ALIVE) -> Design:
     return Design(base, (0,), 1, deepening is not None, None, None, deepening=more)
 
 
-def _fullest(moments: Moments) -> float:
-    """MB at the fullest of the moments that hold nearly all activations, as the peak of a stage does whose memory is scarce.
+def _measured(place: str, kind: str, point: Point, fill: Fill) -> Measured:
+    return Measured(place, kind, point.layers[0], point.alive, bytes_of(fill) / MIB)
+
+
+def _fullest(moments: Moments) -> str:
+    """The fullest of the moments that hold nearly all activations, as the peak of a stage does whose memory is scarce.
 
     In a small stage another moment may need more: the update of the parameters, or the end of a micro-batch's backward pass.
     """
@@ -107,7 +116,7 @@ def _fullest(moments: Moments) -> float:
         name: sum(size for use, size in fill.items() if use.category == ACTIVATIONS) for name, fill in moments.items()
     }
     full = SHARE * max(held.values())
-    return max(bytes_of(fill) for name, fill in moments.items() if held[name] >= full) / MIB
+    return max((name for name in moments if held[name] >= full), key=lambda name: bytes_of(moments[name]))
 
 
 def _request(plain: RunConfig, place: str, name: str, kind: RecomputeKind, point: Point) -> Request:
