@@ -27,7 +27,7 @@ from toolkit.pipeline_balance.problem import Problem, Schedule
 from toolkit.pipeline_balance.read_problem import Setting, read_problem
 from toolkit.pipeline_balance.report import answer, manual_answer, print_fit, print_manual, print_solution
 from toolkit.pipeline_balance.report_costs import print_costs, print_validated, validated_answer
-from toolkit.pipeline_balance.solve import Solution, solve
+from toolkit.pipeline_balance.solve import Infeasible, Solution, solve
 from toolkit.pipeline_balance.validate import Validated, planned_config, validate, write_run
 from toolkit.pipeline_balance.yaml_plan import KEYS, write_plan
 
@@ -58,13 +58,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _print_origin(console, configured, fit)
     if options.manual:
         return _manual(options, problem, console)
-    solution = None
-    if configured and options.interleave:
-        tried = try_interleaves(configured, options.interleave, options.seconds)
-        print_interleaves(console, tried)
-        configured, solution = fastest(tried).configured, fastest(tried).solution
-    validated = validate(configured, options.seconds, simulations) if configured and options.validate else None
-    solution = validated.chosen.solution if validated else solution or solve(problem, options.seconds)
+    if configured:
+        try:
+            solution, validated = _plan_run(options, configured, simulations, console)
+        except Infeasible as error:
+            raise configured.infeasible(error) from None
+    else:
+        solution, validated = solve(problem, options.seconds), None
     _print(options, console, solution, validated)
     _write(options, solution, configured, console)
     if options.explain:
@@ -162,6 +162,21 @@ def _configured(options: argparse.Namespace, overrides: Sequence[str], simulatio
     device = read_device(options.device or DEFAULT)
     config = with_memory(load_config(options.config, overrides), options.max_memory)
     return configured_problem(config, device, simulations)
+
+
+def _plan_run(
+    options: argparse.Namespace, configured: Configured, simulations: Simulations, console: Console
+) -> tuple[Solution, Validated | None]:
+    """The plan of a run, of the fastest number of chunks, and how it was confirmed."""
+    solution = None
+    if options.interleave:
+        tried = try_interleaves(configured, options.interleave, options.seconds)
+        print_interleaves(console, tried)
+        configured, solution = fastest(tried).configured, fastest(tried).solution
+    if not options.validate:
+        return solution or solve(configured.problem, options.seconds), None
+    validated = validate(configured, options.seconds, simulations)
+    return validated.chosen.solution, validated
 
 
 def _print_origin(console: Console, configured: Configured | None, fit: Fit | None) -> None:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
 from mindllm.config import RunConfig, override_config
 from toolkit.dry_run.simulations import Simulations
 from toolkit.pipeline_balance.device import Device
+from toolkit.pipeline_balance.feasible import lightest_split
 from toolkit.pipeline_balance.memory_costs import MemoryFit, fit_memory
 from toolkit.pipeline_balance.offered_kinds import offered_kinds
 from toolkit.pipeline_balance.problem import Problem, make_problem
 from toolkit.pipeline_balance.small_runs import run_small
+from toolkit.pipeline_balance.solve import Infeasible
 from toolkit.pipeline_balance.time_costs import TimeCosts, time_costs
 
 GB = 1024  # MB of 2**20 bytes: what MindSpore takes max_device_memory for
@@ -42,6 +45,12 @@ class Configured:
         changes = {"chunks": chunks, "static_mb": self.memory.static(self.config.parallel_config, chunks)}
         fields = {**self.problem.model_dump(), **changes}
         return replace(self, problem=make_problem(fields, f"pp_interleave_num {chunks}"))
+
+    def infeasible(self, error: Infeasible) -> Infeasible:
+        """``error`` with the memory that would do."""
+        limit = max(self.problem.per_stage("limit_mb")) + lightest_split(self.problem).missing_mb
+        needed = math.ceil((limit + self.memory.runs.gaps_mb) / GB * 10) / 10
+        return Infeasible(f"{error}; with gaps between blocks that is --max_memory {needed:g}GB")
 
 
 def configured_problem(config: RunConfig, device: Device, simulations: Simulations) -> Configured:
@@ -94,7 +103,8 @@ def with_memory(config: RunConfig, size: str | None) -> RunConfig:
     """``config`` with another ``max_device_memory``, given as ``58GB`` or ``58000MB`` (of 2**20 bytes)."""
     if size is None:
         return config
-    gb = float(size.removesuffix("GB")) if size.endswith("GB") else float(size.removesuffix("MB")) / GB
+    share = {"GB": 1, "MB": GB, "KB": GB * GB}[size[-2:]]
+    gb = float(size[:-2]) / share
     return override_config(config, {"context.max_device_memory": f"{gb:g}GB"})
 
 
