@@ -121,4 +121,6 @@ def _check(config: RunConfig) -> None:
     pipeline = config.parallel.pipeline_config
     if pipeline.pipeline_scheduler != "1f1b":
         key, value = "parallel.pipeline_config.pipeline_scheduler", pipeline.pipeline_scheduler
-        raise config.error(key, f"costs are known of 1f1b only (value {value}); write 1f1b")
+        raise config.error(
+            key, f"only 1f1b is planned, which keeps fewer micro-batches alive (value {value}); write 1f1b"
+        )
