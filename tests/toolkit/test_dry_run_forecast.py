@@ -58,6 +58,18 @@ def test_a_long_pipeline_is_forecast_from_short_ones():
     assert not any(memory.exact for memory in forecast)
 
 
+@pytest.mark.parametrize(("dp", "stages"), [(1, 8), (2, 8), (4, 8), (3, 8), (2, 16), (8, 6)])
+def test_small_pipelines_are_ones_that_mindspore_accepts(dp, stages):
+    config = pipeline(stages, 5 * stages, 4 * stages, dp=dp, recompute_config={"recompute": True})
+    simulations = FormulaSimulations()
+    forecast = forecast_stages(config, stages_of(config), simulations)
+    assert [memory.peak for memory in forecast] == [profile(config, stage.rank).peak for stage in stages_of(config)]
+    for request in simulations.asked:
+        sizes = request.config.parallel_config
+        assert sizes.device_num in (1, 2, 4) or sizes.device_num % 8 == 0
+        assert sizes.micro_batch_num >= sizes.pipeline_stage
+
+
 def test_mixed_recomputation_is_forecast():
     recompute = {"recompute": [4, 3, 0, 0], "select_recompute": [8, 5, 8, 0]}
     config = pipeline(4, 32, 16, recompute_config=recompute)

@@ -18,6 +18,8 @@ from toolkit.dry_run.stages import stages_of
 from toolkit.pipeline_balance import configured as costs
 from toolkit.pipeline_balance import validate as validation
 from toolkit.pipeline_balance.device import DEFAULT, DEVICES, read_device
+from toolkit.pipeline_balance.feasible import lightest_split
+from toolkit.pipeline_balance.interleave import fastest, print_interleaves, try_interleaves
 from toolkit.pipeline_balance.offered_kinds import chains, layer_kind, offered_kinds
 from toolkit.pipeline_balance.operator_time import operator_time
 from toolkit.pipeline_balance.plan import Plan, evaluate
@@ -172,6 +174,39 @@ def test_memory_that_never_suffices_ends_after_a_few_rounds(monkeypatch):
     contradicted(monkeypatch, lambda stage: 10_000)
     with pytest.raises((CheckFailed, Infeasible)):
         validation.validate(described(memory="2.2GB"), 5, FormulaSimulations())
+
+
+def test_the_fastest_number_of_chunks_is_taken():
+    found = described(stages=4, layers=32)
+    tried = try_interleaves(found, [1, 2], 2)
+    steps = [choice.solution.best.step_time for choice in tried]
+    assert steps[1] < steps[0]
+    assert fastest(tried).chunks == 2
+    console = Console(record=True, width=200)
+    print_interleaves(console, tried)
+    assert "pp_interleave_num" in console.export_text()
+    plan = tried[1].solution.best.plan
+    written = validation.planned_config(found.config, tried[1].configured.problem, plan)
+    assert written.model.config.pp_interleave_num == 2
+    assert written.parallel.pipeline_config.pipeline_interleave
+    assert len(make_plan(written).layers) == 32
+
+
+def test_chunks_that_do_not_fit_are_left_out():
+    found = described(stages=4, layers=32)
+    least = [lightest_split(found.interleaved(chunks).problem.with_limit(0)).missing_mb for chunks in (1, 4)]
+    tight = try_interleaves(replace(found, problem=found.problem.with_limit(sum(least) / 2)), [1, 4], 1)
+    assert [choice.solution is None for choice in tight] == [False, True]
+    assert fastest(tight).chunks == 1
+    with pytest.raises(Infeasible):
+        try_interleaves(described(memory="0.5GB"), [1, 2], 1)
+    with pytest.raises(UserError, match="32 layers cannot fill"):
+        try_interleaves(found, [9], 1)
+
+
+@pytest.mark.parametrize("size", ["3GB", "3072MB", "3145728KB"])
+def test_memory_is_given_in_any_unit(size):
+    assert costs.with_memory(pipeline(stages=2, layers=8), size).context.max_device_memory == "3GB"
 
 
 def test_a_limit_that_is_too_small_says_what_would_fit():
