@@ -9,45 +9,17 @@ each kind holding the next; a mix that no list can say (one layer ``select``, on
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
 
+from toolkit.pipeline_balance.front import Front, pruned, thinned
 from toolkit.pipeline_balance.problem import Problem
 
 Runs = tuple[tuple[int, int], ...]  # (index of a layer kind, how many), in model order
 Names = tuple[str, ...]
 ROUGH = 96  # mixes of each of two runs that are combined where not all are asked for
-
-
-@dataclass(frozen=True)
-class Front:
-    """Mixes by rising activation.
-
-    Attributes:
-        activation: MB per micro-batch, ``[mixes]``.
-        working: MB that the backward pass needs beyond that, ``[mixes]`` (``plan.working_memory``).
-        backward: time, ``[mixes]``.
-        counts: layers of each ``(layer kind, recompute kind)``, ``[mixes, layer kinds, recompute kinds]``.
-    """
-
-    activation: np.ndarray
-    working: np.ndarray
-    backward: np.ndarray
-    counts: np.ndarray
-
-    def take(self, chosen: np.ndarray) -> Front:
-        """The mixes at these indices."""
-        return Front(self.activation[chosen], self.working[chosen], self.backward[chosen], self.counts[chosen])
-
-    def levels(self) -> list[tuple[float, Front]]:
-        """The mixes by their working memory; of those with the same, time falls as activation rises."""
-        if not len(self.working) or np.ptp(self.working) == 0:
-            return [(level, self) for level in self.working[:1]]
-        return [(level, self.take(np.flatnonzero(self.working == level))) for level in np.unique(self.working)]
 
 
 class Mixes:
@@ -62,10 +34,10 @@ class Mixes:
     def front(self, runs: Runs, most: int | None = None) -> Front:
         """The mixes of ``runs``; with ``most``, no more than about that many, spread over all of them."""
         if most is None or len(runs) != 2:
-            found = _pruned([part for chain in self._chains for part in self._by_rank(chain, runs)])
+            found = pruned([part for chain in self._chains for part in self._by_rank(chain, runs)])
         else:
             pairs = [[thinned(front, ROUGH) for front in pair] for pair in self._pairs(runs)]
-            found = _pruned([self._sums(*pair) for pair in pairs])
+            found = pruned([self._sums(*pair) for pair in pairs])
         return found if most is None else thinned(found, most)
 
     def fastest(self, runs: Runs, held: int, room_mb: float, tail_mb: float = 0.0) -> tuple[float, np.ndarray] | None:
@@ -112,7 +84,7 @@ class Mixes:
 
     @cache  # noqa: B019
     def _single(self, names: Names, runs: Runs) -> Front:
-        return _pruned(self._by_rank(names, runs))
+        return pruned(self._by_rank(names, runs))
 
     def runs(self, start: int, count: int) -> Runs:
         """The layer kinds of ``count`` layers from ``start`` on."""
@@ -142,7 +114,7 @@ class Mixes:
             before = self._by_rank(names, rest) if rest else [self._nothing()]
             free = self.problem.yaml_kinds is None and count == 1
             self._made[key] = [
-                self._with_layer(_pruned(before if free else before[: rank + 1]), kind, name)
+                self._with_layer(pruned(before if free else before[: rank + 1]), kind, name)
                 for rank, name in enumerate(names)
             ]
         return self._made[key]
@@ -196,48 +168,3 @@ def chains(problem: Problem) -> Sequence[Sequence[str]]:
 
     extend([], names)
     return found
-
-
-def thinned(front: Front, most: int) -> Front:
-    """The extremes and the mixes nearest under an even ladder of activations, where there are more than ``most``."""
-    if len(front.backward) <= most:
-        return front
-    ladder = np.linspace(front.activation[0], front.activation[-1], most)
-    kept = np.unique(np.searchsorted(front.activation, ladder + 1e-9, side="right") - 1)
-    return front.take(kept)
-
-
-def _pruned(fronts: Sequence[Front]) -> Front:
-    """The union of fronts without what another mix of it is no worse than."""
-    names = ("activation", "working", "backward", "counts")
-    every = Front(*(np.concatenate([getattr(front, name) for front in fronts]) for name in names))
-    alike = not len(every.working) or np.ptp(every.working) == 0
-    return every.take(_falling(every) if alike else _undominated(every))
-
-
-def _falling(front: Front) -> np.ndarray:
-    """Mixes of less and less time by rising activation, of those that have the same working memory."""
-    order = np.lexsort((front.backward, front.activation))
-    backward = front.backward[order]
-    least = np.minimum.accumulate(backward)
-    kept = np.ones(len(order), bool)
-    kept[1:] = backward[1:] < least[:-1] - 1e-12 * np.abs(least[:-1])
-    return order[kept]
-
-
-def _undominated(front: Front) -> np.ndarray:
-    """Mixes, by rising activation, than which none has less activation, less at the fullest moment, and less time."""
-    peak = front.activation + front.working
-    order = np.lexsort((front.backward, peak, front.activation))
-    peaks, times, kept = list[float](), list[float](), list[int]()  # least time by rising peak, of the mixes so far
-    for index in order.tolist():
-        own, time = peak[index], front.backward[index]
-        place = bisect_right(peaks, own)
-        if place and times[place - 1] <= time:
-            continue
-        worse = place
-        while worse < len(times) and times[worse] >= time:
-            worse += 1
-        peaks[place:worse], times[place:worse] = [own], [time]
-        kept.append(index)
-    return np.array(kept, int)

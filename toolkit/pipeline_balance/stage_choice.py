@@ -6,9 +6,10 @@ import itertools
 
 import numpy as np
 
+from toolkit.pipeline_balance.front import Front
 from toolkit.pipeline_balance.plan import Plan, end_of, tail_working
 from toolkit.pipeline_balance.problem import Problem
-from toolkit.pipeline_balance.recompute_mix import Front, Mixes, Runs
+from toolkit.pipeline_balance.recompute_mix import Mixes, Runs
 from toolkit.pipeline_balance.schedule import Orders, alive_in_backward
 
 COMBINATIONS = 4096  # tried for a stage; fronts are thinned until no more are needed
