@@ -25,7 +25,7 @@ MIB = 1 << 20
 LAST_LAYERS = "last, in its layers"  # at the moment that is the fullest one of a stage without output layer and loss
 WHOLE, FULL = "none", "full"  # the kinds that keep everything and next to nothing
 EVEN = 2  # number of the middle stage that stands for all: an even one, which needs no less than an odd one
-SHARE = 0.75  # of the most activations that any moment holds
+SHARE = 0.5  # of the most activations that any moment holds
 
 
 @dataclass(frozen=True)
@@ -108,12 +108,15 @@ def _measured(place: str, kind: str, point: Point, fill: Fill) -> Measured:
 
 
 def _fullest(moments: Moments) -> str:
-    """The fullest of the moments that hold nearly all activations, as the peak of a stage does whose memory is scarce.
+    """The fullest of the moments that hold activations of layers, as the peak of a stage does whose memory is scarce.
 
-    In a small stage another moment may need more: the update of the parameters, or the end of a micro-batch's backward pass.
+    In a small stage another moment may need more: the start of a step, when weights are cast and gathered, or their update.
     """
     held = {
-        name: sum(size for use, size in fill.items() if use.category == ACTIVATIONS) for name, fill in moments.items()
+        name: sum(
+            size for use, size in fill.items() if use.category == ACTIVATIONS and use.path
+        )  # casts of weights have no path
+        for name, fill in moments.items()
     }
     full = SHARE * max(held.values())
     return max((name for name in moments if held[name] >= full), key=lambda name: bytes_of(moments[name]))
