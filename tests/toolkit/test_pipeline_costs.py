@@ -68,6 +68,15 @@ def test_small_runs_tell_what_layers_and_kinds_need(stages):
     assert max(abs(left) for _, left in found.memory.residuals) < 1e-6
 
 
+def test_the_run_as_it_is_is_judged_too():
+    config = pipeline(stages=2, layers=8, recompute_config={"recompute": [2, 0], "select_recompute": [3, 0]})
+    found = costs.configured_problem(config, DEVICE, FormulaSimulations())
+    assert found.own_plan() == Plan((("full", "full", "select", "none"), ("none",) * 4))
+    console = Console(record=True, width=200)
+    print_costs(console, found)
+    assert "the run as it is: step" in console.export_text()
+
+
 def test_a_problem_has_the_times_of_the_run_and_leaves_room_for_gaps():
     found = described(memory="10GB", stages=4, layers=32)
     problem = found.problem

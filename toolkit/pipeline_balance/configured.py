@@ -7,11 +7,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from mindllm.config import RunConfig, override_config
+from mindllm.parallel.layer_plan import make_plan
 from toolkit.dry_run.simulations import Simulations
+from toolkit.dry_run.stages import kind_of
 from toolkit.pipeline_balance.device import Device
 from toolkit.pipeline_balance.feasible import lightest_split
 from toolkit.pipeline_balance.memory_costs import MemoryFit, fit_memory
-from toolkit.pipeline_balance.offered_kinds import offered_kinds
+from toolkit.pipeline_balance.offered_kinds import layer_kind, offered_kinds
+from toolkit.pipeline_balance.plan import Plan
 from toolkit.pipeline_balance.problem import Problem, make_problem
 from toolkit.pipeline_balance.small_runs import run_small
 from toolkit.pipeline_balance.solve import Infeasible
@@ -45,6 +48,14 @@ class Configured:
         changes = {"chunks": chunks, "static_mb": self.memory.static(self.config.parallel_config, chunks)}
         fields = {**self.problem.model_dump(), **changes}
         return replace(self, problem=make_problem(fields, f"pp_interleave_num {chunks}"))
+
+    def own_plan(self) -> Plan | None:
+        """The plan that the YAML has; None where it recomputes in a way that is not offered."""
+        kinds = {layer_kind(kind): name for name, kind in (self.problem.yaml_kinds or {}).items()}
+        plan = make_plan(self.config)
+        places = [plan.at(chunk, stage) for chunk in range(plan.chunks) for stage in range(plan.stages)]
+        names = [tuple(kinds.get(kind_of(layer), "") for layer in layers) for layers in places]
+        return Plan(tuple(names)) if all(name for place in names for name in place) else None
 
     def infeasible(self, error: Infeasible) -> Infeasible:
         """``error`` with the memory that would do."""
