@@ -35,7 +35,7 @@ def random_problem(
             for cost in costs.values():
                 cost["transient_mb"] = activation * more.uniform(0, 2)
         body = {"name": f"body{index}", "count": count, "forward": forward, "kinds": costs}
-        parts.append({**body, "parameter_mb": random.uniform(300, 1500)})
+        parts.append({**body, "parameter_mb": random.uniform(300, 1500), "start_mb": more.uniform(0, 1500) * working})
     low, high = layers / stages * (1500 + 50 * stages), layers / stages * (1000 + 1000 * min(micro_batches, stages))
     fields = {
         "name": f"random {seed}",
@@ -55,6 +55,7 @@ def random_problem(
             "memory_mb": 3000.0,
             "transient_mb": more.uniform(0, 2000) * working,
         },
+        "start_mb": more.uniform(0, 4000) * working,
         "limit_mb": 4000 + low + random.uniform(0.05, 0.9) * (high - low),
         "point_to_point": delay,
     }
@@ -64,7 +65,8 @@ def random_problem(
 def judged(problem, plan, orders):
     """Step time and peak memory of every stage, from the orders of operations alone."""
     layers = iter(problem.layer_order)
-    forward, backward, held, needed, fixed = [], [], [], [], [0.0] * problem.stages
+    forward, backward, held, needed = [], [], [], []
+    fixed, start = [0.0] * problem.stages, list(problem.per_stage("start_mb"))
     for place, kinds in enumerate(plan.places):
         mine = [problem.layers[next(layers)] for _ in kinds]
         ends = [problem.head] * (place == 0) + [problem.tail] * (place == problem.places - 1)
@@ -74,6 +76,7 @@ def judged(problem, plan, orders):
         )
         held.append([x.kinds[k].activation_mb for x, k in zip(mine, kinds, strict=True)])
         needed.append([x.kinds[k].transient_mb for x, k in zip(mine, kinds, strict=True)])
+        start[place % problem.stages] += sum(x.start_mb for x in mine)
         fixed[place % problem.stages] += sum(x.parameter_mb for x in mine) + sum(e.memory_mb for e in ends)
 
     @cache
@@ -105,7 +108,7 @@ def judged(problem, plan, orders):
             for size, work in zip(reversed(held[place]), reversed(needed[place]), strict=True):
                 peak = max(peak, now + work)
                 now -= size
-        peaks.append(peak + fixed[stage] + problem.per_stage("static_mb")[stage])
+        peaks.append(fixed[stage] + max(start[stage], peak + problem.per_stage("static_mb")[stage]))
     for index in range(max(map(len, orders))):  # from early to late, so that recursion stays shallow
         for stage, order in enumerate(orders):
             if index < len(order):

@@ -61,6 +61,7 @@ def test_small_runs_tell_what_layers_and_kinds_need(stages):
     for kind, size in ACTIVATION.items():
         assert found.memory.activation[kind] == pytest.approx(size)
         assert found.memory.transient[kind] == pytest.approx(WORKING[kind] - WORKING["none"], abs=1e-6)
+    assert found.memory.start == pytest.approx(10)  # of gradients that are updated
     loss = found.memory.tail + found.memory.fixed["last"]
     assert loss - found.memory.fixed[found.memory.residuals[0][0].place] == pytest.approx(
         LOSS - WORKING["none"], abs=0.01

@@ -88,6 +88,7 @@ def configured_problem(config: RunConfig, device: Device, simulations: Simulatio
                 "count": model.num_layers,
                 "forward": times.forward,
                 "parameter_mb": memory.parameter,
+                "start_mb": memory.start,
                 "kinds": {
                     name: {
                         "backward": times.backward + times.again[name],
@@ -101,6 +102,7 @@ def configured_problem(config: RunConfig, device: Device, simulations: Simulatio
         "head": dict(zip(("forward", "backward"), times.head, strict=True)),
         "tail": {**dict(zip(("forward", "backward"), times.tail, strict=True)), "transient_mb": memory.tail},
         "static_mb": memory.static(sizes, model.pp_interleave_num),
+        "start_mb": memory.at_start(sizes.pipeline_stage),
         "limit_mb": (max(0.0, limit - memory.runs.gaps_mb),) * sizes.pipeline_stage,
         "recompute_kinds": {name: kind.model_dump() for name, kind in kinds.items()},
         "point_to_point": times.point_to_point,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import highspy
 import numpy as np
 
-from toolkit.pipeline_balance.plan import end_of, orders_of, tail_working
+from toolkit.pipeline_balance.plan import end_of, fixed_memory, orders_of, tail_working
 from toolkit.pipeline_balance.problem import ZERO_BUBBLE, Problem
 from toolkit.pipeline_balance.recompute_mix import Mixes
 from toolkit.pipeline_balance.schedule import alive_in_backward
@@ -107,7 +107,11 @@ def _memory_rows(problem: Problem, stage: int) -> list[tuple[int, float, np.ndar
                 lightest = min(cost.activation_mb for cost in layer.kinds.values())
                 factors[place * kinds + kind] = layer.parameter_mb + vector[chunk] * lightest
         rows.append((stage, fixed, factors))
-    return rows
+    needed = fixed_memory(problem, stage, [])[1]
+    factors = np.zeros(problem.places * kinds)
+    for place in places:
+        factors[place * kinds : (place + 1) * kinds] = [layer.parameter_mb + layer.start_mb for layer in problem.layers]
+    return [*rows, (stage, needed, factors)]
 
 
 def _least_working(problem: Problem, place: int, alive: float) -> float:

@@ -7,6 +7,9 @@
 last layer, or, in the last stage, of the loss, which no kind changes; its layers' own moment is looked up there, too. How much
 of the former is working memory of the lightest kind cannot be told and does not matter: ``transient`` is what a kind needs
 beyond that.
+
+When a step starts, a stage may need more than ever after if it keeps little: weights are cast and gathered, and there are no
+activations. That is layers · (parameter + start) + a constant, whatever is recomputed. The first stage keeps more later on.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ import numpy as np
 from mindllm.config import ParallelConfig
 from toolkit.dry_run.stages import FIRST, LAST, MIDDLE
 from toolkit.pipeline_balance.schedule import alive, stage_orders
-from toolkit.pipeline_balance.small_runs import LAST_LAYERS, Measured, SmallRuns
+from toolkit.pipeline_balance.small_runs import AT_START, FULL, LAST_LAYERS, Measured, SmallRuns
 
 Unknown = tuple[str, str, str]  # what, of which place, of which kind
 
@@ -30,6 +33,8 @@ class MemoryFit:
 
     Attributes:
         parameter: of a layer: parameters, gradients, optimizer state.
+        start: of a layer beyond that, when a step starts.
+        started: beside layers when a step starts, by place.
         activation: kept of a layer and micro-batch, by recompute kind.
         transient: working memory beyond that of the lightest kind, by recompute kind.
         tail: working memory of the loss beyond that of the lightest kind.
@@ -40,6 +45,8 @@ class MemoryFit:
     """
 
     parameter: float
+    start: float
+    started: Mapping[str, float]
     activation: Mapping[str, float]
     transient: Mapping[str, float]
     tail: float
@@ -53,13 +60,21 @@ class MemoryFit:
         orders = stage_orders("1f1b", sizes.pipeline_stage, chunks, sizes.micro_batch_num)
         found = []
         for stage, vectors in enumerate(alive(orders, chunks)):
-            place = FIRST if stage == 0 else LAST if stage == sizes.pipeline_stage - 1 else MIDDLE
+            place = _place(stage, sizes.pipeline_stage)
             kept = int(vectors.sum(axis=1).max())
             if place == LAST:  # the one micro-batch that a small run keeps is in ``fixed``
                 found.append(self.fixed[place] + (kept - 1) * self.exchanged.get(MIDDLE, 0.0))
             else:
                 found.append(self.fixed[place] + kept * self.exchanged.get(place, 0.0))
         return tuple(max(0.0, size) for size in found)
+
+    def at_start(self, stages: int) -> tuple[float, ...]:
+        """What every stage needs beside its layers when a step starts, ``[stages]``."""
+        return tuple(self.started.get(_place(stage, stages), 0.0) for stage in range(stages))
+
+
+def _place(stage: int, stages: int) -> str:
+    return FIRST if stage == 0 else LAST if stage == stages - 1 else MIDDLE
 
 
 def fit_memory(runs: SmallRuns) -> MemoryFit:
@@ -73,10 +88,12 @@ def fit_memory(runs: SmallRuns) -> MemoryFit:
     transient = {kind: constant[inner, kind] - lightest for kind in kinds}
     places = dict.fromkeys(place for place, _ in constant)
     beside = {place: [constant[p, k] - transient[k] for p, k in constant if p == place] for place in places}
-    fixed = {place: max(found) for place, found in beside.items() if place not in (LAST, LAST_LAYERS)}
+    fixed = {place: max(found) for place, found in beside.items() if place in (FIRST, MIDDLE)}
     fixed[LAST] = min([*beside[LAST], max(beside.get(LAST_LAYERS, beside[LAST]))])
     return MemoryFit(
         parameter=max(0.0, values["parameter", "", ""]),
+        start=max(0.0, values["start", "", ""]),
+        started={place: max(0.0, constant[name, FULL]) for place, name in AT_START.items() if name in places},
         activation={kind: max(0.0, values["activation", "", kind]) for kind in kinds},
         transient=transient,
         tail=max(0.0, min(constant[place, kind] for place, kind in constant if place == LAST) - fixed[LAST]),
@@ -100,6 +117,8 @@ def _solved(rows: tuple[Measured, ...]) -> tuple[dict[Unknown, float], list[floa
 
 def _factors(row: Measured, deep: set[str]) -> dict[Unknown, int]:
     """How often a small run has each unknown."""
+    if row.place in AT_START.values():
+        return {("parameter", "", ""): row.layers, ("start", "", ""): row.layers, ("constant", row.place, row.kind): 1}
     found = {
         ("parameter", "", ""): row.layers,
         ("activation", "", row.kind): row.layers * row.alive,

@@ -24,7 +24,7 @@ from functools import cached_property
 
 import numpy as np
 
-from toolkit.pipeline_balance.plan import Plan, end_of, tail_working
+from toolkit.pipeline_balance.plan import Plan, end_of, room_for, tail_working
 from toolkit.pipeline_balance.problem import Problem
 from toolkit.pipeline_balance.recompute_mix import Mixes, Runs
 from toolkit.pipeline_balance.schedule import alive
@@ -67,11 +67,8 @@ class StageTable:
         """Least backward time of the layers, and the counts of the mix."""
         problem, held = self.problem, int(self.held[stage])
         ends = end_of(problem, stage)
-        room = [problem.per_stage("limit_mb")[stage]]
-        room += [-problem.per_stage(key)[stage] for key in ("static_mb", "transient_mb")]
-        room += [-problem.layers[kind].parameter_mb * count for kind, count in runs]
-        room += [-end.memory_mb - held * end.activation_mb for end in ends]
-        return self.mixes.fastest(runs, held, sum(room), tail_working(problem, stage))
+        room = room_for(problem, stage, runs) - held * sum(end.activation_mb for end in ends)
+        return self.mixes.fastest(runs, held, room, tail_working(problem, stage))
 
     def plan(self, counts: list[int]) -> Plan:
         """The plan with these layers per stage and the least backward times."""

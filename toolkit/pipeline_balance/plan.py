@@ -32,7 +32,8 @@ class Plan:
 class Costs:
     """What a plan costs on every place, ``[places]`` each: times per micro-batch, MB.
 
-    ``transient`` is what the backward pass of a micro-batch needs at its fullest moment beyond all that the place keeps of it.
+    ``transient`` is what the backward pass of a micro-batch needs at its fullest moment beyond all that the place keeps of it,
+    ``start`` what is needed beyond parameters when a step starts.
     """
 
     forward: np.ndarray
@@ -41,6 +42,7 @@ class Costs:
     activation: np.ndarray
     parameter: np.ndarray
     transient: np.ndarray
+    start: np.ndarray
 
 
 def end_of(problem: Problem, place: int) -> list[End]:
@@ -51,6 +53,25 @@ def end_of(problem: Problem, place: int) -> list[End]:
 def tail_working(problem: Problem, place: int) -> float:
     """Working memory of the tail where ``place`` is the last."""
     return problem.tail.transient_mb if place == problem.places - 1 else 0.0
+
+
+def fixed_memory(problem: Problem, stage: int, layers: Sequence[tuple[int, int]]) -> tuple[float, float]:
+    """What a stage that holds layers, ``(kind of layer, how many)``, needs beside activations and working memory, in MB.
+
+    The second figure is all that it needs when a step starts.
+    """
+    fixed = sum(problem.layers[kind].parameter_mb * count for kind, count in layers)
+    places = range(stage, problem.places, problem.stages)
+    fixed += sum(end.memory_mb for place in places for end in end_of(problem, place))
+    start = problem.per_stage("start_mb")[stage] + sum(problem.layers[kind].start_mb * count for kind, count in layers)
+    return fixed + sum(problem.per_stage(key)[stage] for key in ("static_mb", "transient_mb")), fixed + start
+
+
+def room_for(problem: Problem, stage: int, layers: Sequence[tuple[int, int]]) -> float:
+    """What activations and working memory may take beside :func:`fixed_memory`; less than any where a step cannot start."""
+    limit = problem.per_stage("limit_mb")[stage]
+    fixed, start = fixed_memory(problem, stage, layers)
+    return limit - fixed if start <= limit + 1e-9 else -np.inf
 
 
 def working_memory(costs: Sequence[KindCost], frees: bool = True) -> float:
@@ -80,6 +101,7 @@ def plan_costs(problem: Problem, plan: Plan) -> Costs:
             sum(cost.activation_mb for cost in costs) + sum(end.activation_mb for end in ends),
             sum(layer.parameter_mb for layer, _ in held) + sum(end.memory_mb for end in ends),
             max(working_memory(costs, problem.backward_frees), tail_working(problem, place)),
+            sum(layer.start_mb for layer, _ in held),
         ))  # fmt: skip
     return Costs(*np.array(rows, float).T)
 
@@ -115,7 +137,7 @@ class Evaluation:
 
 
 def peak_memory(problem: Problem, costs: Costs, orders: Orders) -> np.ndarray:
-    """Parameters, static memory and the fullest backward pass of the order, ``[stages]``, MB."""
+    """Parameters and either static memory and the fullest backward pass, or the start of a step, ``[stages]``, MB."""
     shape = (problem.chunks, problem.stages)
     activation, working = costs.activation.reshape(shape), costs.transient.reshape(shape)
     held = [
@@ -126,7 +148,9 @@ def peak_memory(problem: Problem, costs: Costs, orders: Orders) -> np.ndarray:
         for stage, moments in enumerate(alive_in_backward(orders, problem.chunks))
     ]
     fixed = costs.parameter.reshape(shape).sum(axis=0)
-    return fixed + held + np.array(problem.per_stage("static_mb")) + np.array(problem.per_stage("transient_mb"))
+    start = costs.start.reshape(shape).sum(axis=0) + np.array(problem.per_stage("start_mb"))
+    backward = np.array(problem.per_stage("static_mb")) + np.array(problem.per_stage("transient_mb")) + held
+    return fixed + np.maximum(backward, start)
 
 
 def orders_of(problem: Problem) -> Orders:

@@ -81,6 +81,9 @@ class Layer(Model):
     forward: Amount
     weight_gradient: Amount = Field(default=0, description="Part of backward that a zero-bubble schedule may put off.")
     parameter_mb: Amount = Field(default=0, description="Parameters, their gradients and optimizer state.")
+    start_mb: Amount = Field(
+        default=0, description="Needed beyond that when a step starts, before activations are kept."
+    )
     kinds: Mapping[str, KindCost] = Field(min_length=1)
 
 
@@ -114,6 +117,7 @@ class Problem(Model):
     limit_mb: PerStage | None = None
     static_mb: PerStage = Field(default=0, description="Memory that does not depend on the plan.")
     transient_mb: PerStage = Field(default=0, description="Working memory at the peak.")
+    start_mb: PerStage = Field(default=0, description="What a stage needs beside its layers when a step starts.")
     recompute_kinds: Mapping[str, RecomputeKind] | None = Field(
         default=None,
         description="How kinds are written in YAML; without it the standard names are known, others are not.",
@@ -127,7 +131,7 @@ class Problem(Model):
             raise ValueError(
                 f"{self.layer_count} layers cannot fill {self.stages} stages x {self.chunks} chunks: each needs one"
             )
-        for key in ("limit_mb", "static_mb", "transient_mb"):
+        for key in ("limit_mb", "static_mb", "transient_mb", "start_mb"):
             value = getattr(self, key)
             if isinstance(value, tuple) and len(value) != self.stages:
                 raise ValueError(f"{key} has {len(value)} entries for {self.stages} stages")
@@ -178,7 +182,7 @@ class Problem(Model):
         return {name: known[name] for name in self.kind_names} if set(self.kind_names) <= set(known) else None
 
     def per_stage(self, key: str) -> tuple[float, ...]:
-        """``limit_mb``, ``static_mb`` or ``transient_mb`` of every stage; no limit is infinite."""
+        """``limit_mb``, ``static_mb``, ``transient_mb`` or ``start_mb`` of every stage; no limit is infinite."""
         value = getattr(self, key)
         if value is None:
             return (float("inf"),) * self.stages

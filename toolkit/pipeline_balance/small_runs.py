@@ -25,7 +25,8 @@ MIB = 1 << 20
 LAST_LAYERS = "last, in its layers"  # at the moment that is the fullest one of a stage without output layer and loss
 WHOLE, FULL = "none", "full"  # the kinds that keep everything and next to nothing
 EVEN = 2  # number of the middle stage that stands for all: an even one, which needs no less than an odd one
-SHARE = 0.5  # of the most activations that any moment holds
+AT_START = {place: f"{place}, at the start" for place in (MIDDLE, LAST)}  # the first stage keeps more later
+EMPTY, SHARE = 0.1, 0.5  # of the most activations that any moment holds
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Measured:
     """Memory of one small run at its fullest moment that holds activations, in MB.
 
     Attributes:
-        place: ``first``, ``middle`` or ``last`` stage, or :data:`LAST_LAYERS`.
+        place: ``first``, ``middle`` or ``last`` stage, :data:`LAST_LAYERS`, or one of :data:`AT_START`.
         kind: recompute kind of all its layers.
         alive: micro-batches kept.
     """
@@ -88,6 +89,8 @@ def run_small(config: RunConfig, kinds: Mapping[str, RecomputeKind], simulations
     for (place, name, point), profile in found.items():
         moment = _fullest(profile.moments)
         rows.append(_measured(place, name, point, profile.moments[moment]))
+        if name == FULL and place in AT_START:
+            rows.append(_measured(AT_START[place], name, point, profile.moments[_start(profile.moments)]))
         if place == inner:
             moments[name] = moment
         elif place == LAST and moments[name] in profile.moments:
@@ -112,14 +115,24 @@ def _fullest(moments: Moments) -> str:
 
     In a small stage another moment may need more: the start of a step, when weights are cast and gathered, or their update.
     """
-    held = {
-        name: sum(
-            size for use, size in fill.items() if use.category == ACTIVATIONS and use.path
-        )  # casts of weights have no path
-        for name, fill in moments.items()
-    }
+    held = _held(moments)
     full = SHARE * max(held.values())
     return max((name for name in moments if held[name] >= full), key=lambda name: bytes_of(moments[name]))
+
+
+def _start(moments: Moments) -> str:
+    """The fullest of the moments with next to no activations: when a step starts, or ends with the update."""
+    held = _held(moments)
+    empty = EMPTY * max(held.values())
+    return max((name for name in moments if held[name] <= empty), key=lambda name: bytes_of(moments[name]))
+
+
+def _held(moments: Moments) -> dict[str, int]:
+    """Bytes of activations at every moment; casts of weights, which belong to no cell, are none."""
+    return {
+        name: sum(size for use, size in fill.items() if use.category == ACTIVATIONS and use.path)
+        for name, fill in moments.items()
+    }
 
 
 def _request(plain: RunConfig, place: str, name: str, kind: RecomputeKind, point: Point) -> Request:

@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 
 from toolkit.pipeline_balance.front import Front
-from toolkit.pipeline_balance.plan import Plan, end_of, tail_working
+from toolkit.pipeline_balance.plan import Plan, end_of, fixed_memory, room_for, tail_working
 from toolkit.pipeline_balance.problem import Problem
 from toolkit.pipeline_balance.recompute_mix import Mixes, Runs
 from toolkit.pipeline_balance.schedule import Orders, alive_in_backward
@@ -99,8 +99,9 @@ class StageChoice:
         for stage in range(self.problem.stages):
             mine = tuple(int(number) for number in numbers[stage :: self.problem.stages])
             fronts, picks = self._combined(mine)
-            room = self._room(stage, [self._runs[number] for number in mine])
-            found.append((float(self._memory(stage, fronts, picks).min()) - room, stage))
+            fixed, start = fixed_memory(self.problem, stage, [part for number in mine for part in self._runs[number]])
+            needed = max(fixed + float(self._memory(stage, fronts, picks).min()), start)
+            found.append((needed - self.problem.per_stage("limit_mb")[stage], stage))
         return max(found)
 
     def _best(
@@ -108,7 +109,8 @@ class StageChoice:
     ) -> tuple[np.ndarray, np.ndarray, tuple] | None:
         problem, places = self.problem, self._places(stage)
         fronts, picks = self._combined(numbers)
-        fits = self._memory(stage, fronts, picks) <= self._room(stage, runs) + 1e-9
+        room = room_for(problem, stage, [part for run in runs for part in run])
+        fits = self._memory(stage, fronts, picks) <= room + 1e-9
         if not fits.any():
             return None
         backward = np.array([front.backward[pick] for front, pick in zip(fronts, picks, strict=True)])
@@ -123,14 +125,6 @@ class StageChoice:
 
     def _places(self, stage: int) -> range:
         return range(stage, self.problem.places, self.problem.stages)
-
-    def _room(self, stage: int, runs: list[Runs]) -> float:
-        """What the layers' activations and working memory may take, in MB."""
-        problem = self.problem
-        room = problem.per_stage("limit_mb")[stage]
-        room -= sum(problem.per_stage(key)[stage] for key in ("static_mb", "transient_mb"))
-        room -= sum(problem.layers[kind].parameter_mb * count for run in runs for kind, count in run)
-        return room - sum(end.memory_mb for place in self._places(stage) for end in end_of(problem, place))
 
     def _combined(self, numbers: tuple[int, ...]) -> tuple[list[Front], np.ndarray]:
         """The fronts of the chunks of a stage, and every choice of one mix from each, ``[chunks, choices]``."""
