@@ -13,9 +13,10 @@ the step is the largest, over all stages k <= j, of
 
 Each is a chain of operations. It goes down to stage j and back, and gains micro-batches on the way until it has passed all m: by
 forward passes of a warm-up on one stage, by rounds of a forward and a backward pass on a range of stages that ends with k, every
-one of them at least once, and by backward passes of a cool-down. No chain is longer. Where tensors take time between stages, a
-round over several stages takes it too, and many such rounds can be longest: those over all stages up to k are considered, so that
-the closed form is then a lower bound.
+one of them at least once, and by backward passes of a cool-down. No chain is longer.
+
+Where tensors take time between stages, a round over several stages takes it too, and more than one such round can be longest. The
+closed form is then a lower bound, and so are rounds over all stages from one on, as many as there are micro-batches for.
 """
 
 from __future__ import annotations
@@ -34,46 +35,34 @@ def warm_up(stages: int, micro_batches: int) -> np.ndarray:
 
 def closed_form(forward: np.ndarray, backward: np.ndarray, micro_batches: int, delay: float = 0.0) -> np.ndarray:
     """Step of 1F1B, ``[plans]``, from the times of the stages, ``[stages, plans]``; with a ``delay`` a lower bound."""
-    stages = len(forward)
-    total, warm = forward + backward, warm_up(stages, micro_batches)
-    down = np.zeros(total.shape[1])
-    rounds = widest_backward = widest_forward = step = down
-    longest = np.zeros((2, *down.shape))
-    for stage in range(stages):
-        down = down + total[stage] + (2 * delay if stage else 0.0)
-        rounds = rounds_of(stage, warm, micro_batches, total[stage], rounds, down, delay)
-        longest = np.maximum(longest, (forward[stage], backward[stage]))
-        first, second = warm[stage] * longest
-        widest_backward = np.maximum(widest_backward, rounds + second)
-        widest_forward = np.maximum(widest_forward, rounds + first)
-        step = np.maximum(step, down + np.maximum(first + widest_backward, second + widest_forward))
+    warm = warm_up(len(forward), micro_batches)
+    down = rounds = with_forward = with_backward = step = np.zeros(forward.shape[1])
+    longest = np.zeros((2, len(down)))
+    for stage, (first, second) in enumerate(zip(forward, backward, strict=True)):
+        down = down + first + second + (2 * delay if stage else 0.0)
+        rounds = rounds_until(stage, warm, micro_batches, first + second, rounds, delay)
+        longest = np.maximum(longest, (first, second))
+        most = warm[stage] * longest
+        with_forward, with_backward = np.maximum((with_forward, with_backward), rounds + most)
+        step = np.maximum(step, down + np.maximum(most[0] + with_backward, most[1] + with_forward))
     return step
 
 
-def rounds_of(
-    stage: int,
-    warm: np.ndarray,
-    micro_batches: int,
-    total: np.ndarray,
-    before: np.ndarray,
-    down: np.ndarray,
-    delay: float,
+def rounds_until(
+    stage: int, warm: np.ndarray, micro_batches: int, total: np.ndarray, before: np.ndarray, delay: float
 ) -> np.ndarray:
-    """R of a stage; ``total``: its t, ``before``: R of the stage before, ``down``: P with delays, all ``[plans]``."""
-    left = micro_batches - 1 - int(warm[stage])
-    if left == 0:
-        return np.zeros(total.shape)
-    rounds = left * total
+    """R of a stage, from its t in ``total`` and R of the stage ``before``, ``[plans]`` each."""
+    rounds = (micro_batches - 1 - int(warm[stage])) * total
     if stage and warm[stage - 1] < micro_batches - 1:
         rounds = np.maximum(rounds, before + total + 2 * delay)
-    most = left // (stage + 1)
-    if delay and most:
-        rounds = np.maximum(rounds, most * down + (left - most * (stage + 1)) * total)
     return rounds
 
 
 class OneFOneB(SplitProgram):
-    """Numbers of a partial plan: P, R and the longest pass. Of two longest passes the longer is taken for both."""
+    """Numbers of a partial plan: P, R and the longest pass.
+
+    Of the two longest passes the longer is taken for both. The last stage, whose w is 0, asks for no less than the closed form.
+    """
 
     @cached_property
     def warm(self) -> np.ndarray:
@@ -88,19 +77,18 @@ class OneFOneB(SplitProgram):
     def extend(
         self, stage: int, values: np.ndarray, forward: np.ndarray, backward: np.ndarray, rest: np.ndarray
     ) -> Ahead:
-        """Adds P, R and the longest pass of the stage."""
+        """Adds a stage to P, R and the longest pass."""
         warm, total = self.warm[stage], forward + backward
         down = values[0] + total
-        delays = 2 * stage * self.delay
-        rounds = rounds_of(stage, self.warm, self.more + 1, total, values[1], down + delays, self.delay)
+        rounds = rounds_until(stage, self.warm, self.more + 1, total, values[1], self.delay)
         longest = np.maximum(values[2], np.maximum(forward, backward))
         beyond = rounds + warm * longest
-        least = down + delays + warm * np.minimum(forward, backward) + beyond
+        least = down + 2 * stage * self.delay + warm * np.minimum(forward, backward) + beyond
         if warm < self.more:  # the rounds may go on to the last stage
             beyond = np.maximum(beyond, rounds + rest)
         behind = self.stages - 1 - stage
         most = self.more // (behind + 1)
-        if self.delay and most:  # rounds over this stage and all behind it
+        if self.delay and most:
             round_trip = total + rest + 2 * behind * self.delay
             beyond = np.maximum(beyond, most * round_trip + (self.more - most * (behind + 1)) * total)
         return Ahead(np.stack([down, rounds, longest]), beyond, least)
