@@ -14,6 +14,8 @@ from toolkit.pipeline_balance.split_program import Ahead, SplitProgram
 class GPipe(SplitProgram):
     """Numbers of a partial plan: the sum of its times, the longest backward pass and the longest forward pass."""
 
+    numbers = 3
+
     def alone(self) -> np.ndarray:
         """The stage's passes of all micro-batches but one."""
         return self.more * self.total

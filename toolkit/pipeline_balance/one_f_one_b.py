@@ -64,6 +64,8 @@ class OneFOneB(SplitProgram):
     Of the two longest passes the longer is taken for both. The last stage, whose w is 0, asks for no less than the closed form.
     """
 
+    numbers = 4
+
     @cached_property
     def warm(self) -> np.ndarray:
         """As :func:`warm_up`."""
@@ -81,9 +83,9 @@ class OneFOneB(SplitProgram):
         warm, total = self.warm[stage], forward + backward
         down = values[0] + total
         rounds = rounds_until(stage, self.warm, self.more + 1, total, values[1], self.delay)
-        longest = np.maximum(values[2], np.maximum(forward, backward))
-        beyond = rounds + warm * longest
-        least = down + 2 * stage * self.delay + warm * np.minimum(forward, backward) + beyond
+        longest = np.maximum(values[2:], (backward, forward))
+        beyond = rounds + warm * longest.max(axis=0)
+        least = down + 2 * stage * self.delay + warm * longest.min(axis=0) + beyond
         if warm < self.more:  # the rounds may go on to the last stage
             beyond = np.maximum(beyond, rounds + rest)
         behind = self.stages - 1 - stage
@@ -91,4 +93,4 @@ class OneFOneB(SplitProgram):
         if self.delay and most:
             round_trip = total + rest + 2 * behind * self.delay
             beyond = np.maximum(beyond, most * round_trip + (self.more - most * (behind + 1)) * total)
-        return Ahead(np.stack([down, rounds, longest]), beyond, least)
+        return Ahead(np.stack([down, rounds, *longest]), beyond, least)

@@ -46,7 +46,9 @@ class Ahead:
 
 
 class SplitProgram(ABC):
-    """The dynamic programme of one problem and one closed form."""
+    """The dynamic programme of one problem and one closed form, which asks for ``numbers`` of a partial plan."""
+
+    numbers: int
 
     def __init__(self, problem: Problem, table: StageTable) -> None:
         self.problem, self.table = problem, table
@@ -131,7 +133,7 @@ class SplitProgram(ABC):
         self, target: float, room: float, width: int, allowed: np.ndarray, rest: np.ndarray
     ) -> tuple[Split, float] | None:
         """The split with the least time of all stages where nothing asks for more than ``room`` beyond, and that time."""
-        start, values, merged = np.zeros(1, int), np.zeros((3, 1)), False
+        start, values, merged = np.zeros(1, int), np.zeros((self.numbers, 1)), False
         steps = []
         for stage in range(self.stages):
             parent, count = np.nonzero(allowed[stage][start])
