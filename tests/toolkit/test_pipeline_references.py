@@ -6,12 +6,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from toolkit.pipeline_balance.operation_order import StageCosts
 from toolkit.pipeline_balance.problem import make_problem
 from toolkit.pipeline_balance.read_problem import Setting, read_problem
 from toolkit.pipeline_balance.schedule import stage_orders, timetable
 from toolkit.pipeline_balance.simulate import simulate
 from toolkit.pipeline_balance.solve import solve
-from toolkit.pipeline_balance.zero_bubble import StageCosts, best_orders
+from toolkit.pipeline_balance.zero_bubble import best_orders
 
 DATA = Path(__file__).parent / "ground_truth"
 RATES = list(csv.DictReader((DATA / "zero_bubble.csv").read_text().splitlines()))
@@ -93,21 +94,21 @@ def zero_bubble_rates(row, effort):
     return rates
 
 
-def check_rates(row, effort, slack=0.0):
+def check_rates(row, effort):
     for name, rate in zero_bubble_rates(row, effort).items():
         published = float(row[f"bub_{name}"])
         if name == "1F1B":
             assert rate == pytest.approx(published, abs=5.1e-5)
         else:
-            assert rate <= published + 5.1e-5 + slack
+            assert rate <= published + 5.1e-5
 
 
-@pytest.mark.parametrize("row", [RATES[1], RATES[3]], ids=["1.5B m32", "6.2B m24"])
+@pytest.mark.parametrize("row", [RATES[0], RATES[3]], ids=["1.5B m24", "6.2B m24"])
 def test_zero_bubble_rates_are_those_of_the_paper_or_lower(row):
-    check_rates(row, effort=20_000)
+    check_rates(row, effort=100_000)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("row", RATES, ids=[f"{row['model']} m{row['m']}" for row in RATES])
 def test_all_zero_bubble_rates(row):
-    check_rates(row, effort=100_000, slack=4e-4 if row is RATES[0] else 0.0)
+    check_rates(row, effort=100_000)
