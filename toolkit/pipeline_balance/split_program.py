@@ -1,7 +1,7 @@
 """The least step over all splits of layers, where a closed form gives the step: a dynamic programme over partial plans.
 
 A partial plan fills the first stages. All that the closed form will ask of it is a few numbers, of which smaller ones are never
-worse: the sum of its stages' times and two more of the schedule. Of the partial plans with the same layers only those are kept
+worse: the sum of its stages' times and a few more of the schedule. Of the partial plans with the same layers only those are kept
 that no other is better than in all numbers. What a step to beat rules out is dropped: stages that alone are too slow for it, and
 partial plans that the quickest remaining stages cannot save. Where too many are left, neighbours are merged into one that has the
 least of each number, so what is found to be impossible stays proven.
@@ -35,7 +35,7 @@ class Ahead:
     """What partial plans ask of a step, ``[plans]`` each.
 
     Attributes:
-        values: their numbers, ``[3, plans]``; the first is the sum of the stages' times.
+        values: their numbers, ``[numbers, plans]``; the first is the sum of the stages' times.
         beyond: the step is at least the time of all stages and this.
         least: the step is at least this.
     """
@@ -163,14 +163,14 @@ def undominated(group: np.ndarray, values: np.ndarray) -> np.ndarray:
 
     Args:
         group: ``[plans]``.
-        values: ``[3, plans]``; smaller is better. Quickest where the last has few different ones.
+        values: ``[numbers, plans]``; smaller is better. Quickest where those after the second have few different ones.
 
     Returns:
         Their indices.
     """
-    order = np.lexsort((values[1], values[0], values[2], group))
-    order = order[_falling(np.stack([group, values[2]])[:, order], values[1, order])]
-    order = order[np.lexsort((values[2, order], values[1, order], values[0, order], group[order]))]
+    order = np.lexsort((values[1], values[0], *values[2:], group))
+    order = order[_falling(np.stack([*values[2:], group])[:, order], values[1, order])]
+    order = order[np.lexsort((*values[::-1, order], group[order]))]
     kept = np.ones(len(order), bool)
     starts = _starts(group[order][None])
     for first, last in zip(starts, [*starts[1:], len(order)], strict=True):
@@ -200,7 +200,7 @@ def merge(group: np.ndarray, values: np.ndarray, width: int) -> tuple[np.ndarray
     """Merges neighbours of groups, which are sorted, until none has more than ``width``.
 
     Returns:
-        Index of the first of each, ``[plans]``, and the least of their values, ``[3, plans]``.
+        Index of the first of each, ``[plans]``, and the least of their values, ``[numbers, plans]``.
     """
     starts = _starts(group[None])
     sizes = np.diff(starts, append=len(group))
