@@ -7,13 +7,15 @@ this process imports it once and forks for every rank, before MindSpore has star
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from mindllm.command import CommandParser, run_command
 from mindllm.compiled.device.front_end import environment
 from mindllm.compiled.worker import compile_to, text_of_last_graph
 from mindllm.config import RunConfig, load_config
+from mindllm.launch.process import die_with_parent
 from mindllm.parallel.layout import mesh_of
 
 LOG = "log.txt"
@@ -31,16 +33,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--workers", type=int, default=1, help="ranks that are compiled at a time (default: 1)")
     parser.add_argument("--output", type=Path, required=True, help="receives a directory for each rank")
     options = parser.parse_args(arguments)
+    die_with_parent()
     config = load_config(options.config)
     _import_once()
-    running: dict[int, int] = {}
-    for rank in map(int, options.ranks.split(",")):
-        while len(running) >= options.workers:
-            running.pop(os.wait()[0])
-        running[_start(config, rank, options.output / str(rank))] = rank
-    while running:
-        running.pop(os.wait()[0])
+    ranks = [int(rank) for rank in options.ranks.split(",")]
+    compile_each(ranks, options.workers, lambda rank: _start(config, rank, options.output / str(rank)))
     return 0
+
+
+def compile_each(ranks: Sequence[int], workers: int, start: Callable[[int], object]) -> None:
+    """Starts a process for every rank, so many at a time, and waits for all; once one has failed, no other is started."""
+    waiting, running, failed = deque(ranks), 0, False
+    while running or (waiting and not failed):
+        while waiting and running < workers and not failed:
+            start(waiting.popleft())
+            running += 1
+        failed |= os.wait()[1] != 0
+        running -= 1
 
 
 def _import_once() -> None:
@@ -56,6 +65,7 @@ def _start(config: RunConfig, rank: int, directory: Path) -> int:
         return process
     code = 1
     try:
+        die_with_parent()
         log = os.open(directory / LOG, os.O_WRONLY | os.O_CREAT)
         os.dup2(log, 1)
         os.dup2(log, 2)

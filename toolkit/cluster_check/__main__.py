@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.status import Status
 
-from mindllm.command import CommandParser, error_console, run_command
+from mindllm.command import CommandParser, error_console, interruptible, run_command
 from mindllm.config import RunConfig, load_config
 from mindllm.errors import CheckFailed, UserError
 
@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     how = Options(options.steps, options.real_dtype, options.mindspore_kernels, options.workers, cache)
     outcomes: list[tuple[str, Outcome]] = []
     for name, config in configs:
-        with error_console.status(name, spinner="line") as status:
+        with interruptible(), error_console.status(name, spinner="line") as status:
             outcome = check(config, how, partial(_show, status, name))
         outcomes.append((name, outcome))
         if not options.json:
