@@ -8,7 +8,7 @@ import re
 import numpy as np
 import pytest
 
-from mindllm.compiled.execute.exchange import Deadlock, Exchange
+from mindllm.compiled.execute.exchange import Deadlock, Exchange, UnequalParts
 from mindllm.compiled.execute.lockstep import Lockstep
 from mindllm.compiled.graph import Node, TensorType
 
@@ -80,3 +80,14 @@ def test_ranks_in_different_operators_are_a_deadlock_that_names_all():
 def test_a_reduction_of_another_kind_does_not_fit():
     with pytest.raises(Deadlock, match=re.escape("rank 2 waits in AllReduce over ranks 0, 1, 2")):
         together(*(Script(rank, (collective("AllReduce", op="max" if rank else "sum"), [1])) for rank in RANKS))
+
+
+def test_ranks_that_give_different_shapes_are_named():
+    node = collective("AllReduce", op="sum")
+    with pytest.raises(UnequalParts, match=r"AllReduce at Default/AllReduce-op0: rank 0 gives \[1\], rank 2 \[2\]"):
+        together(*(Script(rank, (node, [1] * (2 if rank == 2 else 1))) for rank in RANKS))
+
+
+def test_what_cannot_be_dealt_out_is_named():
+    with pytest.raises(UnequalParts, match=r"ReduceScatter at .*: \[4\] cannot be dealt out to 3 ranks"):
+        together(*(Script(rank, (collective("ReduceScatter", op="sum"), [1] * 4)) for rank in RANKS))

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from mindllm.compiled.compile_ranks import RankCompilation
-from mindllm.compiled.execute.exchange import Deadlock
 from mindllm.compiled.graph import CompiledGraph
 from mindllm.config import RunConfig
+from mindllm.errors import CheckFailed
 from toolkit.cluster_check.compare import Comparison
 from toolkit.cluster_check.locate import locate
 from toolkit.cluster_check.scale import scaled
@@ -62,8 +62,8 @@ def check(config: RunConfig, options: Options, say: Say = lambda text: None) -> 
     say("executing")
     try:
         comparisons = train_cluster(small, graphs, reference, options.mindspore_kernels)
-    except Deadlock as deadlock:
-        outcome = Outcome(small, (), (str(deadlock),), len(graphs))
+    except CheckFailed as disagreement:
+        outcome = Outcome(small, (), (str(disagreement),), len(graphs))
     else:
         outcome = judge(small, graphs, reference, comparisons, options.cache, say)
     ended = time.monotonic()

@@ -56,8 +56,7 @@ def print_outcome(outcome: Outcome, name: str, console: Console) -> None:
             f"{norms[0]:.6f} / {norms[1]:.6f}",
             str(item.cluster.tokens[0]),
         )
-    if outcome.comparisons:
-        console.print(table)
+    console.print(table if outcome.comparisons else table.title)
     for title, moments in (("weights", False), ("optimizer state", True)):
         if error := _worst(outcome.comparisons, moments):
             console.print(f"largest error of {title}: {error.absolute:.1e} ({error.name}, rank {error.rank})")
@@ -76,7 +75,8 @@ def _print_verdict(outcome: Outcome, console: Console) -> None:
         console.print(f"  and {len(outcome.problems) - MOST_PROBLEMS} more")
     if outcome.first_difference:
         console.print(f"[bold]where it begins:[/] {outcome.first_difference}")
-    console.print("[bold red]the ranks together compute something else than a single device[/]")
+    answer = "compute something else than a single device" if outcome.comparisons else "do not end a step"
+    console.print(f"[bold red]the ranks together {answer}[/]")
 
 
 def describe(outcome: Outcome) -> str:
