@@ -186,6 +186,25 @@ def test_ranks_that_wait_for_each_other_are_named(tied):
     assert "rank 1" in str(error.value)
 
 
+def test_gradients_that_are_not_clipped(biased):
+    """The factor is one whatever the norm is."""
+    clips = lambda node: node.op == "Minimum"  # noqa: E731
+    graphs = everywhere(biased, clips, lambda node: [replace(node, op="Depend", inputs=node.inputs[1:])])
+    outcome = judged(biased, graphs)
+    assert any(problem.startswith("step 1: adam_m.") for problem in outcome.problems)
+    assert not any("global norm" in problem for problem in outcome.problems)
+
+
+def test_a_norm_that_decays(biased):
+    """Weights of norms belong to the group without decay."""
+    norm = "model.norm_out.weight"
+    constant = Node(CONSTANT, "planted_decay", (), OtherType("FLOAT"), "", {}, value=0.01)
+    updates = lambda node: node.op == "AdamWeightDecay" and node.inputs[0].endswith(f":{norm}")  # noqa: E731
+    decay = lambda node: [constant, replace(node, inputs=(*node.inputs[:7], constant.name, *node.inputs[8:]))]  # noqa: E731
+    outcome = judged(biased, everywhere(biased, updates, decay))
+    assert outcome.problems[0].startswith(f"step 1: {norm} on rank ")
+
+
 def test_a_weight_that_no_rank_updates(biased):
     """No operator's value is wrong before the update; the weight is."""
     updates = lambda node: node.op == "AdamWeightDecay"  # noqa: E731
