@@ -14,6 +14,7 @@ import pytest
 from planted import plant
 from small_cluster import cluster_run
 
+from mindllm.compiled.compile_ranks import compile_ranks
 from mindllm.config import load_config, render_config
 from mindllm.errors import RunFailed, UserError
 from mindllm.train.compile_cache import step_key
@@ -104,24 +105,24 @@ def of_largest(primitive):
 
 @pytest.fixture
 def planted(tmp_path, graph_cache):
-    """The command on two tensor-parallel ranks, with a mistake in the graphs of all or of one: exit code, JSON."""
+    """The command in fp16 on two tensor-parallel ranks, with a mistake in the graphs of all or of one; its exit code."""
     path = write(tmp_path / "run.yaml", tp=2)
-    command.main(["--config", str(path), "--json", "--cache", str(graph_cache)])
-    small = scaled(load_config(path))
+    options = ["--config", str(path), "--real_dtype", "--json"]
+    small = scaled(load_config(path), real_dtype=True)
+    compile_ranks(small, graph_cache)
 
     def run(change, ranks=(0, 1)):
         cache = tmp_path / "cache"
-        shutil.copytree(graph_cache / step_key(small), cache / step_key(small))
+        shutil.copytree(graph_cache, cache)
         for rank in ranks:
             plant(cache / step_key(small) / f"rank_{rank}.graph", adds_heads, change)
-        return command.main(["--config", str(path), "--json", "--cache", str(cache)])
+        return command.main([*options, "--cache", str(cache)])
 
     return run
 
 
 def test_a_mistake_is_found_from_the_command_line(planted, capsys):
     """The largest part of a sum in place of the sum: operator, rank, scope, strategy and line."""
-    capsys.readouterr()
     assert planted(of_largest) == 3
     first, *lines = json.loads(capsys.readouterr().out)["first_difference"].splitlines()
     assert first.startswith("AllReduce on rank 0 at Default/")
@@ -132,7 +133,6 @@ def test_a_mistake_is_found_from_the_command_line(planted, capsys):
 
 
 def test_ranks_that_do_not_meet_are_named_from_the_command_line(planted, capsys):
-    capsys.readouterr()
     assert planted(renamed("Broadcast"), ranks=[1]) == 3
     head, *lines = json.loads(capsys.readouterr().out)["problems"][0].splitlines()
     assert head == "no rank can go on:"
