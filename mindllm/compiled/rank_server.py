@@ -1,7 +1,8 @@
 """The process that compiles many ranks: ``python -m mindllm.compiled.rank_server --config C.yaml --ranks 0,1 --output DIR``.
 
 MindSpore's context is global, so a process compiles one rank. Importing MindSpore takes as long as compiling a small graph:
-this process imports it once and forks for every rank, before MindSpore has started any of its threads.
+this process imports it once and forks for every rank, before MindSpore has started any of its threads. What the first ranks
+parsed, it parses as well, and the forks after it find it done.
 """
 
 from __future__ import annotations
@@ -9,16 +10,18 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from mindllm.command import CommandParser, run_command
 from mindllm.compiled.device.front_end import environment
+from mindllm.compiled.device.parsed_sources import read_parsed, write_parsed
 from mindllm.compiled.worker import compile_to, text_of_last_graph
 from mindllm.config import RunConfig, load_config
 from mindllm.launch.process import die_with_parent
 from mindllm.parallel.layout import mesh_of
 
-LOG = "log.txt"
+LOG, PARSED = "log.txt", "parsed.json"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -37,19 +40,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     config = load_config(options.config)
     _import_once()
     ranks = [int(rank) for rank in options.ranks.split(",")]
-    compile_each(ranks, options.workers, lambda rank: _start(config, rank, options.output / str(rank)))
+    compile_each(ranks, options.workers, partial(_start, config, options.output), partial(_learn, options.output))
     return 0
 
 
-def compile_each(ranks: Sequence[int], workers: int, start: Callable[[int], object]) -> None:
-    """Starts a process for every rank, so many at a time, and waits for all; once one has failed, no other is started."""
-    waiting, running, failed = deque(ranks), 0, False
+def compile_each(
+    ranks: Sequence[int], workers: int, start: Callable[[int], int], ended: Callable[[int], None] = lambda rank: None
+) -> None:
+    """Starts a process for every rank, so many at a time, and waits for all; once one has failed, no other is started.
+
+    ``start`` returns the id of the process; ``ended`` is told of every rank that is done.
+    """
+    waiting, failed = deque(ranks), False
+    running: dict[int, int] = {}
     while running or (waiting and not failed):
-        while waiting and running < workers and not failed:
-            start(waiting.popleft())
-            running += 1
-        failed |= os.wait()[1] != 0
-        running -= 1
+        while waiting and len(running) < workers and not failed:
+            rank = waiting.popleft()
+            running[start(rank)] = rank
+        process, status = os.wait()
+        if process in running:
+            failed |= status != 0
+            ended(running.pop(process))
 
 
 def _import_once() -> None:
@@ -57,8 +68,20 @@ def _import_once() -> None:
     import mindllm.train.distributed_step  # noqa: F401
 
 
-def _start(config: RunConfig, rank: int, directory: Path) -> int:
-    """Forks the process of a rank, which works in ``directory`` and logs there; returns its id."""
+def _learn(output: Path, rank: int) -> None:
+    """Parses what a rank has parsed, for those that are forked from now on."""
+    if (parsed := output / str(rank) / PARSED).is_file():
+        read_parsed(parsed)
+
+
+def _compile(config: RunConfig, rank: int) -> None:
+    compile_to(config, rank, Path())
+    write_parsed(Path(PARSED))
+
+
+def _start(config: RunConfig, output: Path, rank: int) -> int:
+    """Forks the process of a rank, which works and logs in a directory of its own; returns its id."""
+    directory = output / str(rank)
     directory.mkdir(parents=True)
     process = os.fork()
     if process:
@@ -72,7 +95,7 @@ def _start(config: RunConfig, rank: int, directory: Path) -> int:
         os.chdir(directory)
         devices = mesh_of(config).devices
         os.environ.update({**environment(rank, devices), **text_of_last_graph(directory)})
-        run_command(lambda _: compile_to(config, rank, Path()))
+        run_command(lambda _: _compile(config, rank))
     except SystemExit as end:
         code = int(end.code or 0)
     except BaseException:
