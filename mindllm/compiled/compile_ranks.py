@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
@@ -122,7 +123,8 @@ class RankCompilation:
             unfinished = self._kept / f".{os.getpid()}.{rank}"
             shutil.copyfile(self._compiled(rank), unfinished)
             unfinished.replace(self._kept_file(rank))
-            _forget_oldest(self._kept)
+            with suppress(FileNotFoundError):  # another process forgets them, too
+                _forget_oldest(self._kept)
         return self._kept_file(rank)
 
     def _failure(self, ranks: Sequence[int]) -> UserError:

@@ -149,6 +149,7 @@ def test_an_exchange_that_is_unknown_is_named_from_the_command_line(planted):
 
 def test_a_directory_stands_for_its_runs_on_several_devices(tmp_path):
     (tmp_path / "base").mkdir()
+    (tmp_path / "none").mkdir()
     (tmp_path / "base" / "part.yaml").write_text("seed: 1\n")
     write(tmp_path / "four.yaml", dp=4)
     write(tmp_path / "one.yaml", use_parallel=False)
@@ -156,7 +157,7 @@ def test_a_directory_stands_for_its_runs_on_several_devices(tmp_path):
     found = command.configurations([tmp_path], [])
     assert [Path(name).name for name, _ in found] == ["two.yaml", "four.yaml"]
     with pytest.raises(UserError, match="holds no YAML of a run on several devices"):
-        command.configurations([tmp_path / "base"], [])
+        command.configurations([tmp_path / "none"], [])
 
 
 def test_of_several_runs_one_that_fails_does_not_stop_the_others(tmp_path, monkeypatch, capsys):

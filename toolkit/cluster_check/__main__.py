@@ -78,7 +78,7 @@ def configurations(paths: Sequence[Path], overrides: Sequence[str]) -> list[tupl
         if not path.is_dir():
             found.append((str(path), several(load_config(path, overrides))))
             continue
-        files = [file for file in sorted(path.rglob("*.yaml")) if BASE not in file.parts]
+        files = [file for file in sorted(path.rglob("*.yaml")) if BASE not in file.relative_to(path).parts]
         runs = [(str(file), load_config(file, overrides)) for file in files]
         runs = [(name, run) for name, run in runs if run.parallel_config.device_num > 1]
         if not runs:
