@@ -91,3 +91,16 @@ def test_ranks_that_give_different_shapes_are_named():
 def test_what_cannot_be_dealt_out_is_named():
     with pytest.raises(UnequalParts, match=r"ReduceScatter at .*: \[4\] cannot be dealt out to 3 ranks"):
         together(*(Script(rank, (collective("ReduceScatter", op="sum"), [1] * 4)) for rank in RANKS))
+
+
+def test_what_was_sent_and_not_received_is_named():
+    """Every rank ends its step, but on devices the sender would wait for ever."""
+    send = collective("Send", dst_global_rank=1, sr_tag=4)
+    with pytest.raises(Deadlock) as error:
+        together(Script(0, (send, [5])), Script(1))
+    assert str(error.value).splitlines() == [
+        "what a rank sent was never received:",
+        "  rank 0 has finished its step",
+        "  rank 1 has finished its step",
+        "  rank 0 has sent to rank 1 what it has not received (tag 4)",
+    ]
