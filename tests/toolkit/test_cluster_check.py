@@ -142,6 +142,7 @@ def test_ranks_that_do_not_meet_are_named_from_the_command_line(planted, capsys)
     ]
 
 
+@pytest.mark.slow
 def test_an_exchange_that_is_unknown_is_named_from_the_command_line(planted):
     with pytest.raises(RunFailed, match=r"rank 0: AlltoAllV over ranks 0, 1 at Default/.* cannot be carried out here"):
         planted(renamed("AlltoAllV"))
