@@ -27,7 +27,6 @@ TOLERANCE = 1e-6
 STEADY = 1e-5  # a rise of a bound that counts
 REFUTING = 0.5  # share of the time for steps that are refuted as a whole
 FINE = 2e-4  # to which such steps are searched
-FAILURES = 2  # steps in a row that are not refuted, after which no more are tried
 ROUNDING = 1e-6
 
 
@@ -138,14 +137,13 @@ class LayerTree:
         if inner is None:
             report(self.enough)
             return self.enough, box
-        low, high, failures = bound, self.enough, 0
-        while high > low * (1 + FINE) and failures < FAILURES and time.monotonic() < until:
-            middle = (low + high) / 2
-            if self._tightened(inner, middle, until) is None:
-                low, failures = middle, 0
-                report(low)
-            else:
-                high, failures = middle, failures + 1
+        low = bound
+        while self.enough > low * (1 + FINE) and time.monotonic() < until:
+            middle = (low + self.enough) / 2
+            if self._tightened(inner, middle, until) is not None:
+                break
+            low = middle
+            report(low)
         return low, inner
 
     def _tightened(self, box: Box, target: float, until: float) -> Box | None:
