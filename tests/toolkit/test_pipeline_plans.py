@@ -57,9 +57,9 @@ def one_chunk(count, seed):
         solution = check(random_problem(**shape, schedule=schedule), 0.5)
         if solution is not None:
             gaps.append(solution.gap)
-            if shape["micro_batches"] >= 4 * shape["stages"] and not shape["delay"]:
-                assert solution.gap <= 1e-4
-    assert np.mean(np.array(gaps) <= 1e-4) > 0.5
+            if not shape["delay"]:
+                assert solution.gap <= 1e-6
+    assert np.mean(np.array(gaps) <= 1e-6) > 0.9
 
 
 def test_one_chunk_plans_hold_what_they_say():
@@ -67,8 +67,9 @@ def test_one_chunk_plans_hold_what_they_say():
 
 
 @pytest.mark.slow
-def test_thousands_of_one_chunk_plans_hold_what_they_say():
-    one_chunk(3000, seed=2)
+@pytest.mark.parametrize("seed", range(2, 12))
+def test_thousands_of_one_chunk_plans_hold_what_they_say(seed):
+    one_chunk(300, seed)
 
 
 def chunked(count, seed, seconds):
@@ -88,8 +89,9 @@ def test_interleaved_plans_hold_what_they_say():
 
 
 @pytest.mark.slow
-def test_hundreds_of_interleaved_plans_hold_what_they_say():
-    chunked(300, 4, 2.0)
+@pytest.mark.parametrize("seed", range(4, 14))
+def test_hundreds_of_interleaved_plans_hold_what_they_say(seed):
+    chunked(30, seed, 2.0)
 
 
 @pytest.mark.parametrize("working", [False, True])

@@ -1,38 +1,42 @@
 """Published problems: optima that others proved, bubble rates, cases where a public planner loses to the even split."""
 
 import csv
+import itertools
 from pathlib import Path
 
 import numpy as np
 import pytest
+from planning_problems import judged
 
+from toolkit.pipeline_balance.operation_order import StageCosts
+from toolkit.pipeline_balance.plan import Plan, orders_of
 from toolkit.pipeline_balance.problem import make_problem
 from toolkit.pipeline_balance.read_problem import Setting, read_problem
 from toolkit.pipeline_balance.schedule import stage_orders, timetable
-from toolkit.pipeline_balance.simulate import simulate
+from toolkit.pipeline_balance.simulate import simulate, step_times
 from toolkit.pipeline_balance.solve import solve
-from toolkit.pipeline_balance.zero_bubble import StageCosts, best_orders
+from toolkit.pipeline_balance.zero_bubble import best_orders
 
 DATA = Path(__file__).parent / "ground_truth"
 RATES = list(csv.DictReader((DATA / "zero_bubble.csv").read_text().splitlines()))
 
 
 @pytest.mark.parametrize(
-    ("stages", "micro_batches", "limit", "optimum", "gap"),
+    ("stages", "micro_batches", "limit", "optimum"),
     [
-        (16, 16, 53_000, 107_460, 3e-3),
-        (16, 32, 53_000, 169_650, 1e-6),
-        (16, 128, 53_000, 532_530, 1e-6),
-        (16, 64, 50_000, 291_330, 1e-6),
-        (8, 32, 60_000, 278_550, 1e-6),
+        (16, 16, 53_000, 107_460),
+        (16, 32, 53_000, 169_650),
+        (16, 128, 53_000, 532_530),
+        (16, 64, 50_000, 291_330),
+        (8, 32, 60_000, 278_550),
     ],
 )
-def test_proven_optima_of_a_96_layer_model(stages, micro_batches, limit, optimum, gap):
+def test_proven_optima_of_a_96_layer_model(stages, micro_batches, limit, optimum):
     setting = Setting(stages=stages, micro_batches=micro_batches, limit_mb=limit)
     solution = solve(read_problem(DATA / "sapp_test_96_layers.json", setting), 3)
     assert solution.best.step_time <= optimum
     assert solution.best.fits
-    assert solution.gap <= gap
+    assert solution.gap <= 1e-6
 
 
 def test_a_mixture_of_experts_model_of_16_stages_is_planned_optimally():
@@ -50,6 +54,20 @@ def test_interleaved_mixtures_of_experts_are_no_worse_than_their_references(name
     assert solution.best.fits
 
 
+def uniform(stages, micro_batches, chunks):
+    """Two equal layers in each place, a tail as long as one, unlimited memory."""
+    layer = {"name": "body", "count": 2 * stages * chunks, "forward": 10}
+    fields = {
+        "stages": stages,
+        "chunks": chunks,
+        "micro_batches": micro_batches,
+        "layers": [{**layer, "kinds": {"none": {"backward": 20, "activation_mb": 1}}}],
+        "head": {"forward": 3, "backward": 6},
+        "tail": {"forward": 10, "backward": 20},
+    }
+    return make_problem(fields, "uniform")
+
+
 @pytest.mark.parametrize(
     ("stages", "micro_batches", "chunks", "even", "modes"),
     [
@@ -60,19 +78,32 @@ def test_interleaved_mixtures_of_experts_are_no_worse_than_their_references(name
     ],
 )
 def test_cases_where_a_public_planner_loses_to_the_even_split(stages, micro_batches, chunks, even, modes):
-    """Two equal layers in each place, a tail as long as one, unlimited memory: both of its modes are matched or beaten."""
-    layer = {"name": "body", "count": 2 * stages * chunks, "forward": 10}
-    fields = {
-        "stages": stages,
-        "chunks": chunks,
-        "micro_batches": micro_batches,
-        "layers": [{**layer, "kinds": {"none": {"backward": 20, "activation_mb": 1}}}],
-        "head": {"forward": 3, "backward": 6},
-        "tail": {"forward": 10, "backward": 20},
-    }
-    solution = solve(make_problem(fields, "uniform"), 20)
+    """Both of its modes are matched or beaten."""
+    solution = solve(uniform(stages, micro_batches, chunks), 20)
     assert solution.even.step_time == pytest.approx(even)
     assert solution.best.step_time <= min(even - 1, *modes)
+
+
+@pytest.mark.parametrize(("stages", "micro_batches", "chunks", "better_mode"), [(4, 8, 2, 1279), (8, 32, 1, 3129)])
+def test_where_its_better_mode_is_equalled_no_split_is_quicker(stages, micro_batches, chunks, better_mode):
+    """Every split is simulated, and the best of them by a judge of its own; recomputation could only add to a pass."""
+    problem = uniform(stages, micro_batches, chunks)
+    orders = orders_of(problem)
+    counts = np.array(
+        [
+            np.diff([0, *cuts, problem.layer_count])
+            for cuts in itertools.combinations(range(1, problem.layer_count), problem.places - 1)
+        ]
+    )
+    head, tail = np.eye(problem.places)[[0, -1]]
+    forward = 10 * counts + 3 * head + 10 * tail
+    steps = step_times(timetable(orders, chunks), forward.T, 2 * forward.T)
+    best = Plan(tuple(("none",) * count for count in counts[steps.argmin()]))
+    assert len(counts) == 6435
+    assert steps.min() == judged(problem, best, orders)[0] == better_mode
+    solution = solve(problem, 20)
+    assert solution.best.step_time == better_mode
+    assert solution.lower_bound == pytest.approx(better_mode, rel=1e-6)
 
 
 def zero_bubble_rates(row, effort):
@@ -93,21 +124,21 @@ def zero_bubble_rates(row, effort):
     return rates
 
 
-def check_rates(row, effort, slack=0.0):
+def check_rates(row, effort):
     for name, rate in zero_bubble_rates(row, effort).items():
         published = float(row[f"bub_{name}"])
         if name == "1F1B":
             assert rate == pytest.approx(published, abs=5.1e-5)
         else:
-            assert rate <= published + 5.1e-5 + slack
+            assert rate <= published + 5.1e-5
 
 
-@pytest.mark.parametrize("row", [RATES[1], RATES[3]], ids=["1.5B m32", "6.2B m24"])
+@pytest.mark.parametrize("row", [RATES[0], RATES[3]], ids=["1.5B m24", "6.2B m24"])
 def test_zero_bubble_rates_are_those_of_the_paper_or_lower(row):
-    check_rates(row, effort=20_000)
+    check_rates(row, effort=100_000)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("row", RATES, ids=[f"{row['model']} m{row['m']}" for row in RATES])
 def test_all_zero_bubble_rates(row):
-    check_rates(row, effort=100_000, slack=4e-4 if row is RATES[0] else 0.0)
+    check_rates(row, effort=100_000)

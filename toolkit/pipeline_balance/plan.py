@@ -8,10 +8,11 @@ from functools import cached_property
 
 import numpy as np
 
+from toolkit.pipeline_balance.operation_order import StageCosts, whole_step
 from toolkit.pipeline_balance.problem import ZERO_BUBBLE, End, KindCost, Problem
 from toolkit.pipeline_balance.schedule import Orders, alive_in_backward, stage_orders, timetable
 from toolkit.pipeline_balance.simulate import Timeline, simulate
-from toolkit.pipeline_balance.zero_bubble import StageCosts, best_orders
+from toolkit.pipeline_balance.zero_bubble import best_orders
 
 ZERO_BUBBLE_EFFORT = 10_000  # operations scheduled beyond the grid, for each plan that is judged
 
@@ -174,7 +175,7 @@ def zero_bubble_orders(problem: Problem, costs: Costs) -> Orders:
         costs.forward, costs.backward - costs.weight, costs.weight, costs.activation, costs.activation, room,
         problem.point_to_point,
     )  # fmt: skip
-    return best_orders(stages, problem.micro_batches, ZERO_BUBBLE_EFFORT, lambda line: line.makespan)
+    return best_orders(stages, problem.micro_batches, ZERO_BUBBLE_EFFORT, whole_step)
 
 
 def evaluate(problem: Problem, plan: Plan) -> Evaluation:

@@ -2,61 +2,49 @@
 
 A stage always does what is ready, in an order of preference: forward passes until enough are under way, then backward passes,
 then weight gradients in what would be a wait. How many are enough, and how much of a wait suffices for a gradient, is tried
-out, first on a grid, then by chance. Memory decides with them: ``zb1p`` keeps within the activations of 1F1B's first stage on all
-stages, ``zb2p`` within twice that, ``zb`` within the limit.
+out, first on a grid, then by chance; then single operations are moved (``operation_order.py``). Memory decides with them:
+``zb1p`` keeps within the activations of 1F1B's first stage on all stages, ``zb2p`` within twice that, ``zb`` within the limit.
 """
 
 from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
-from toolkit.pipeline_balance.schedule import BACKWARD, FORWARD, WEIGHT, Operation, Orders, build_timetable
-from toolkit.pipeline_balance.simulate import Timeline, simulate
+from toolkit.pipeline_balance.operation_order import (
+    Judge,
+    Kinds,
+    StageCosts,
+    improved,
+    longest_stage,
+    walk,
+    with_micro_batches,
+)
+from toolkit.pipeline_balance.schedule import BACKWARD, FORWARD, WEIGHT, Orders
 
 DEPTHS = (0.0, 0.5, 0.8, 1.0, 1.03, 1.06, 1.25, 1.5)
 """Forward passes under way beyond 1F1B's, as a share of the stages behind."""
 PATIENCE = (0.0, 0.15, 0.3, 0.7, 1.0)
 """The part of a weight gradient that may make the next operation late."""
 EFFORT = 100_000
-Judge = Callable[[Timeline], float]
+MOVING = 15  # times as many operations are timed for moves: that is so much quicker than to schedule them
 
 
-@dataclass(frozen=True)
-class StageCosts:
-    """What one micro-batch costs on each stage, ``[stages]`` each.
+def best_orders(costs: StageCosts, micro_batches: int, effort: int = EFFORT, judge: Judge = longest_stage) -> Orders:
+    """The schedule found whose slowest stage is quickest in the eyes of ``judge``.
 
-    Attributes:
-        forward, backward, weight: times; ``backward`` without the weight gradient.
-        held: MB from the forward pass on.
-        kept: MB of it that wait for the weight gradient; the rest is free after the backward pass.
-        limit: MB that activations may take.
-        delay: of a tensor between stages.
-    """
+    The grid first, then small random changes of its best rule as long as about ``effort`` operations have been scheduled, then
+    moves of single operations.
 
-    forward: np.ndarray
-    backward: np.ndarray
-    weight: np.ndarray
-    held: np.ndarray
-    kept: np.ndarray
-    limit: np.ndarray
-    delay: float = 0.0
-
-
-def best_orders(
-    costs: StageCosts, micro_batches: int, effort: int = EFFORT, judge: Judge = Timeline.longest_stage
-) -> Orders:
-    """The schedule found that ``judge`` finds shortest: its longest stage, from its first start to its last end, or another time.
-
-    The grid first, then small random changes of its best rule as long as about ``effort`` operations have been scheduled.
+    Raises:
+        ValueError: a stage cannot hold one micro-batch.
     """
     stages = len(costs.forward)
     behind = stages - 1 - np.arange(stages)
-    found: list[tuple[float, _Rule, Orders]] = []
+    found: list[tuple[float, _Rule, list[Kinds]]] = []
     for depth, patience in itertools.product(DEPTHS, PATIENCE):
         rule = _Rule(behind + 1 + np.rint(depth * behind).astype(int), np.full(stages, patience))
         found += _tried(costs, micro_batches, rule, judge)
@@ -67,7 +55,7 @@ def best_orders(
     for _ in range(effort // (3 * stages * micro_batches)):
         for entry in _tried(costs, micro_batches, _changed(best[1], random), judge):
             best = entry if entry[0] <= best[0] else best
-    return best[2]
+    return with_micro_batches(improved(costs, best[2], judge, MOVING * effort))
 
 
 @dataclass(frozen=True)
@@ -90,13 +78,11 @@ def _changed(rule: _Rule, random: np.random.Generator) -> _Rule:
     return _Rule(wanted, patience)
 
 
-def _tried(costs: StageCosts, micro_batches: int, rule: _Rule, judge: Judge) -> list[tuple[float, _Rule, Orders]]:
-    """The time and the orders of a rule; nothing where memory stops it."""
-    orders = _Greedy(costs, micro_batches, rule).run()
-    if orders is None:
-        return []
-    line = simulate(build_timetable(orders, 1), costs.forward, costs.backward + costs.weight, costs.weight, costs.delay)
-    return [(judge(line), rule, orders)]
+def _tried(costs: StageCosts, micro_batches: int, rule: _Rule, judge: Judge) -> list[tuple[float, _Rule, list[Kinds]]]:
+    """The time and the schedule of a rule; nothing where memory stops it."""
+    kinds = _Greedy(costs, micro_batches, rule).run()
+    line = walk(costs, kinds) if kinds is not None else None
+    return [(max(line.times(judge)), rule, kinds)] if kinds is not None and line is not None else []
 
 
 class _Greedy:
@@ -105,7 +91,7 @@ class _Greedy:
     def __init__(self, costs: StageCosts, micro_batches: int, rule: _Rule) -> None:
         self.costs, self.micro, self.wanted, self.patience = costs, micro_batches, rule.wanted, rule.patience
         stages = len(costs.forward)
-        self.orders: list[list[Operation]] = [[] for _ in range(stages)]
+        self.kinds: list[Kinds] = [[] for _ in range(stages)]
         self.done = np.zeros((stages, 3), int)
         self.memory = np.zeros(stages)
         self.free = np.zeros(stages)
@@ -113,14 +99,13 @@ class _Greedy:
         self.arrival[0, FORWARD] = 0.0
         self.events = [(0.0, stage) for stage in range(stages)]
 
-    def run(self) -> Orders | None:
-        """The operations of every stage, or None when memory does not let them all be done."""
+    def run(self) -> list[Kinds] | None:
+        """The kinds of operations of every stage, or None when memory does not let them all be done."""
         while self.events:
             now, stage = heapq.heappop(self.events)
             if now >= self.free[stage] - 1e-12:
                 self._ask(stage, now)
-        complete = (self.done == self.micro).all()
-        return tuple(tuple(order) for order in self.orders) if complete else None
+        return self.kinds if (self.done == self.micro).all() else None
 
     def _ask(self, stage: int, now: float) -> None:
         forward, backward, weight = self.done[stage].tolist()
@@ -147,7 +132,7 @@ class _Greedy:
     def _do(self, stage: int, what: int, micro: int, now: float) -> None:
         costs = self.costs
         end = now + (costs.forward, costs.backward, costs.weight)[what][stage]
-        self.orders[stage].append((what, 0, micro))
+        self.kinds[stage].append(what)
         self.done[stage, what] += 1
         self.free[stage] = end
         released = costs.held[stage] - costs.kept[stage]

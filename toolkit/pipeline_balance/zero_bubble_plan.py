@@ -10,39 +10,44 @@ import math
 
 import numpy as np
 
-from toolkit.pipeline_balance.one_chunk import OneChunk, Relaxed, StageTable
 from toolkit.pipeline_balance.plan import Evaluation, Plan, evaluate
 from toolkit.pipeline_balance.problem import Problem
 from toolkit.pipeline_balance.recompute_mix import Mixes
+from toolkit.pipeline_balance.stage_table import StageTable
 
 PRECISE = 1e-6
 
 
-class BusyStages(OneChunk):
+class BusyStages:
     """Bounds a step by what each stage computes alone."""
 
-    def decide(self, target: float) -> Relaxed | None:
-        """As :meth:`OneChunk.decide`, of ``m t`` and the forward passes before."""
-        layers = self.problem.layer_count
-        sums = np.full((self.stages + 1, layers + 1), np.inf)
+    def __init__(self, problem: Problem, table: StageTable) -> None:
+        self.problem, self.table = problem, table
+        self.forward, self.backward = table.times
+
+    def decide(self, target: float) -> list[int] | None:
+        """Layers of each stage such that ``m t`` and the forward passes before are at most ``target``, or None."""
+        stages, layers, longest = self.forward.shape
+        sums = np.full((stages + 1, layers + 1), np.inf)
         sums[0, 0] = 0
-        came = np.zeros((self.stages + 1, layers + 1), int)
-        for stage in range(self.stages):
-            begin = sums[stage, :layers, None] + stage * self.delay * (np.isfinite(sums[stage, :layers, None]))
-            fits = begin + self.micro * self.total[stage] <= target
-            value = np.where(fits, sums[stage, :layers, None] + self.forward[stage], np.inf)
-            for count in range(self.table.longest):
+        came = np.zeros((stages + 1, layers + 1), int)
+        for stage in range(stages):
+            before = sums[stage, :layers, None]
+            own = self.problem.micro_batches * (self.forward[stage] + self.backward[stage])
+            fits = before + stage * self.problem.point_to_point + own <= target
+            value = np.where(fits, before + self.forward[stage], np.inf)
+            for count in range(longest):
                 ends = slice(count + 1, layers + 1)
                 better = value[: layers - count, count] < sums[stage + 1, ends]
                 sums[stage + 1, ends] = np.where(better, value[: layers - count, count], sums[stage + 1, ends])
                 came[stage + 1, ends] = np.where(better, count + 1, came[stage + 1, ends])
-        if not np.isfinite(sums[self.stages, layers]):
+        if not np.isfinite(sums[stages, layers]):
             return None
         counts, end = [], layers
-        for stage in reversed(range(self.stages)):
+        for stage in reversed(range(stages)):
             counts.append(int(came[stage + 1, end]))
             end -= counts[-1]
-        return Relaxed(counts[::-1], target)
+        return counts[::-1]
 
 
 def solve_zero_bubble(problem: Problem, even: Evaluation | None) -> tuple[Plan | None, float]:
@@ -73,13 +78,9 @@ def try_plan(problem: Problem, plan: Plan) -> Evaluation | None:
 
 def _least(programme: BusyStages) -> tuple[float, list[int] | None]:
     """The least bound and a split that has it."""
-    times = programme.total[np.isfinite(programme.total)]
-    if not len(times):
-        return math.inf, None
-    low, high = (
-        0.0,
-        float(programme.micro * times.max() + programme.forward[np.isfinite(programme.forward)].max() * 1e3),
-    )
+    total = programme.forward + programme.backward
+    slowest = float(total[np.isfinite(total)].max(initial=0.0)) + programme.problem.point_to_point
+    low, high = 0.0, (programme.problem.micro_batches + programme.problem.stages) * slowest + 1.0
     found = programme.decide(high)
     if found is None:
         return math.inf, None
@@ -88,4 +89,4 @@ def _least(programme: BusyStages) -> tuple[float, list[int] | None]:
         tried = programme.decide(middle)
         low, high = (middle, high) if tried is None else (low, middle)
         found = tried or found
-    return low, found.counts
+    return low, found
