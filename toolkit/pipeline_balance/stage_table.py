@@ -58,17 +58,18 @@ class StageTable:
                 best = found
         return best
 
+    def place(self, stage: int, start: int, count: int) -> tuple[str, ...]:
+        """Recompute kinds of ``count`` layers from ``start`` on with the least backward time; ValueError if they do not fit."""
+        runs = self.mixes.runs(start, count)
+        found = self._best(stage, runs)
+        if found is None:
+            raise ValueError(f"stage {stage} cannot hold {count} layers")
+        return tuple(self.mixes.written(runs, found[1]))
+
     def plan(self, counts: list[int]) -> Plan:
         """The plan with these layers per stage and the least backward times."""
-        places, start = [], 0
-        for stage, count in enumerate(counts):
-            runs = self.mixes.runs(start, count)
-            found = self._best(stage, runs)
-            if found is None:
-                raise ValueError(f"stage {stage} cannot hold {count} layers")
-            places.append(tuple(self.mixes.written(runs, found[1])))
-            start += count
-        return Plan(tuple(places))
+        starts = np.cumsum([0, *counts]).tolist()
+        return Plan(tuple(self.place(stage, starts[stage], count) for stage, count in enumerate(counts)))
 
 
 def held_micro_batches(orders: Orders) -> np.ndarray:
