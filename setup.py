@@ -41,6 +41,7 @@ setup(
     packages=find_packages(include=["mindllm", "mindllm.*", "toolkit", "toolkit.*"]),
     package_data={
         "mindllm.compiled.device": ["*.c"],  # what stands in for device software is compiled where it is used
+        "toolkit.cluster_check": ["forms/*.yaml", "forms/base/*.yaml"],
         "toolkit.dry_run": ["*.html"],
         "toolkit.ir_inspect": ["page.html"],
         "toolkit.pipeline_balance": ["devices/*.yaml"],

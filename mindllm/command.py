@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from rich.console import Console
 
@@ -46,6 +48,16 @@ def run_command(main: Callable[[Sequence[str] | None], int | None], arguments: S
     if code == READER_GONE:  # nothing more can be written there, not even by the interpreter when it ends
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(code)
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Lets Ctrl-C raise KeyboardInterrupt: MindSpore makes it send SIGTERM from the first graph on, so that is what counts."""
+    previous = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous or signal.SIG_DFL)
 
 
 def _escape(text: str) -> str:

@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
@@ -86,17 +87,25 @@ class RankCompilation:
         Raises:
             UserError, CompileFailed: as ``compile_rank``, for the first rank that does not compile.
         """
-        while self._server is not None and self._server.poll() is None:
-            progress(sum(self._is_kept(rank) or self._compiled(rank).is_file() for rank in range(self.devices)))
-            time.sleep(POLL_SECONDS)
-        graphs = [
-            load(self._kept_file(rank) if self._is_kept(rank) else self._finished(rank)) for rank in range(self.devices)
-        ]
-        progress(self.devices)
-        return graphs
+        files: dict[int, Path] = {}
+        running = True
+        while running:
+            running = self._server is not None and self._server.poll() is None
+            files |= {
+                rank: self._keep(rank) for rank in range(self.devices) if rank not in files and self._is_done(rank)
+            }
+            progress(len(files))
+            if running:
+                time.sleep(POLL_SECONDS)
+        if len(files) < self.devices:
+            raise self._failure([rank for rank in range(self.devices) if rank not in files])
+        return [load(files[rank]) for rank in range(self.devices)]
 
     def _is_kept(self, rank: int) -> bool:
         return self._kept is not None and self._kept_file(rank).is_file()
+
+    def _is_done(self, rank: int) -> bool:
+        return self._is_kept(rank) or self._compiled(rank).is_file()
 
     def _kept_file(self, rank: int) -> Path:
         assert self._kept is not None
@@ -105,26 +114,27 @@ class RankCompilation:
     def _compiled(self, rank: int) -> Path:
         return self._temporary / str(rank) / GRAPH
 
-    def _finished(self, rank: int) -> Path:
-        """The file of a rank that was compiled now, put into the cache if there is one."""
-        path = self._compiled(rank)
-        if not path.is_file():
-            raise self._failure(rank)
+    def _keep(self, rank: int) -> Path:
+        """The file of a compiled rank; put into the cache at once if there is one, so that no interruption loses it."""
         if self._kept is None:
-            return path
-        self._kept.mkdir(parents=True, exist_ok=True)
-        unfinished = self._kept / f".{os.getpid()}.{rank}"
-        shutil.copyfile(path, unfinished)
-        unfinished.replace(self._kept_file(rank))
-        _forget_oldest(self._kept)
+            return self._compiled(rank)
+        if not self._is_kept(rank):
+            self._kept.mkdir(parents=True, exist_ok=True)
+            unfinished = self._kept / f".{os.getpid()}.{rank}"
+            shutil.copyfile(self._compiled(rank), unfinished)
+            unfinished.replace(self._kept_file(rank))
+            with suppress(FileNotFoundError):  # another process forgets them, too
+                _forget_oldest(self._kept)
         return self._kept_file(rank)
 
-    def _failure(self, rank: int) -> UserError:
-        path = self._temporary / str(rank) / LOG
-        log = path.read_text(errors="replace") if path.is_file() else ""
-        ended = EXIT_CODE.search(log)
+    def _failure(self, ranks: Sequence[int]) -> UserError:
+        """Why the first of these ranks that were begun has no graph."""
+        logs = {rank: self._temporary / str(rank) / LOG for rank in ranks}
+        rank = next((rank for rank, log in logs.items() if log.is_file()), ranks[0])
+        text = logs[rank].read_text(errors="replace") if logs[rank].is_file() else ""
+        ended = EXIT_CODE.search(text)
         code = int(ended.group(1)) if ended else -signal.SIGKILL
-        return failure(code, EXIT_CODE.sub("", log), f"compiling rank {rank}", self._free)
+        return failure(code, EXIT_CODE.sub("", text), f"compiling rank {rank}", self._free)
 
     def _start(self, ranks: Sequence[int]) -> subprocess.Popen[bytes]:
         (self._temporary / CONFIG).write_text(render_config(self.config), encoding="utf-8")

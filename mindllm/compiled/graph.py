@@ -16,7 +16,7 @@ from mindllm.compiled.layouts import ParameterLayout
 from mindllm.compiled.sources import SourceLine, Sources
 
 COLLECTIVES = frozenset({"AllReduce", "AllGather", "ReduceScatter", "AlltoAll", "Broadcast", "Send", "Receive"})
-BACKWARD = "Gradients/"
+BACKWARD, GRADIENT_OF = "Gradients/", "Grad_"
 CALL, CONSTANT, PARTIAL = "Call", "Constant", "Partial"
 ROLES = {"▸": "forward", "◂": "backward", "✓": "then", "✗": "else"}
 
@@ -132,6 +132,11 @@ class Node:
     def ranks(self) -> tuple[int, ...]:
         """Global ranks a collective exchanges data between."""
         return tuple(self.attributes.get("group_rank_ids", ()))
+
+    @property
+    def exchanges(self) -> bool:
+        """Whether it needs other ranks: a known collective operator, or any that names a group."""
+        return self.op in COLLECTIVES or bool(self.ranks)
 
     @property
     def input_strategy(self) -> tuple[tuple[int, ...], ...] | None:
@@ -298,8 +303,9 @@ class CompiledGraph:
 
     @cached_property
     def _cell_sources(self) -> dict[str, tuple[SourceLine, ...]]:
-        """Of each cell, by its scope, the source of its last operator that has one."""
-        return {scope.rpartition("/")[0]: lines for scope, lines in self.sources.items()}
+        """Of each cell inside the step, by its scope, the source of its last operator that has one."""
+        cells = {scope.rpartition("/")[0]: lines for scope, lines in self.sources.items()}
+        return {cell: lines for cell, lines in cells.items() if "/" in cell}
 
     def source(self, node: Node) -> tuple[SourceLine, ...]:
         """The calls that led to an operator, the innermost last; empty when unknown.
@@ -308,6 +314,8 @@ class CompiledGraph:
         """
         forward = self._forward_scopes.get(node.primal.get("forward_unique_id", ""), "")
         cell = node.scope.removeprefix(BACKWARD).rpartition("/")[0]
+        before, _, last = cell.rpartition("/")
+        cell = before if last.startswith(GRADIENT_OF) else cell
         return self.sources.get(node.scope) or self.sources.get(forward) or self._cell_sources.get(cell, ())
 
     def nodes(self) -> Iterator[Node]:

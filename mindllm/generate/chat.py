@@ -5,13 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 
+from mindllm.command import interruptible
 from mindllm.config import RunConfig
 from mindllm.data import run_tokenizer
 from mindllm.errors import UserError
 from mindllm.generate.conversation import Encoder, Message, conversation_encoder
 from mindllm.generate.generator import Generator
 from mindllm.generate.load import load_generator, need_weights
-from mindllm.generate.terminal import describe, interruptible, terminal, write
+from mindllm.generate.terminal import describe, terminal, write
 
 NEW, QUIT = ("clear", "new"), ("q", "quit", "exit")
 HELP = "Write a message. clear or new: a new conversation; q, quit or exit: leave; Ctrl-C: stop an answer."

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from rich.progress import Progress
 
+from mindllm.command import interruptible
 from mindllm.config import RunConfig
 from mindllm.data import run_tokenizer
 from mindllm.data.tokenizer import Tokenizer
@@ -15,7 +16,7 @@ from mindllm.generate.load import load_generator, need_weights
 from mindllm.generate.prompts import check_prompts, encode_prompt
 from mindllm.generate.requests import Request, is_json_lines, read_requests
 from mindllm.generate.results import open_results
-from mindllm.generate.terminal import describe, interruptible, terminal, write
+from mindllm.generate.terminal import describe, terminal, write
 
 
 def predict(config: RunConfig) -> int:

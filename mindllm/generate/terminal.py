@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from rich.console import Console
 
@@ -31,13 +28,3 @@ def describe(speed: Speed) -> str:
         if seconds > 0
     ]
     return "; ".join([*parts, f"compilation: {speed.compile_s:.1f} s"])
-
-
-@contextmanager
-def interruptible() -> Iterator[None]:
-    """Lets Ctrl-C raise KeyboardInterrupt: MindSpore makes it send SIGTERM from the first graph on, so that is what counts."""
-    previous = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, previous or signal.SIG_DFL)

@@ -44,7 +44,7 @@ class JobProcess:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
                 pass_fds=[] if connection is None else [connection.fileno()],
-                preexec_fn=_die_with_parent,
+                preexec_fn=die_with_parent,
             )
 
     def poll(self) -> int | None:
@@ -75,5 +75,6 @@ class JobProcess:
         return "\n".join(f"    {line}" for line in lines[-SHOWN_LINES:])
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
+    """Makes this process end when the one that started it does, however that ends."""
     libc.prctl(DIE_WITH_PARENT, signal.SIGKILL)

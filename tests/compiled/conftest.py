@@ -17,6 +17,7 @@ from mindllm.compiled.compile_rank import compile_rank
 from mindllm.compiled.graph import CompiledGraph
 
 OPTIMIZER = {"enable_parallel_optimizer": True}
+SHARED_BY_TWO = {"optimizer_weight_shard_size": 2, "parallel_optimizer_threshold": 0}
 SEQUENCE = {"use_seq_parallel": True}
 FEED_FORWARD = [r"feed_forward\.mul", r"feed_forward\.w1\.activation\.silu"]
 
@@ -34,6 +35,10 @@ CASES = {
     "dp2 optimizer level 3": (
         0,
         {"dp": 2, "parallel": OPTIMIZER, "recompute_config": {"parallel_optimizer_comm_recompute": True}},
+    ),
+    "dp4 shared optimizer state": (
+        0,
+        {"dp": 4, "parallel": {**OPTIMIZER, "parallel_optimizer_config": SHARED_BY_TWO}},
     ),
     "dp2 tp2": (3, {"dp": 2, "tp": 2, "parallel": OPTIMIZER, **SEQUENCE}),
     "split vocabulary": (0, {"dp": 2, "tp": 2, "vocab_emb_dp": False, **SEQUENCE}),

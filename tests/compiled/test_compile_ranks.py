@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 
 import pytest
 from execute_clusters import compiled_cluster
 from small_cluster import cluster_run
 
 from mindllm.compiled import compile_ranks as subject
+from mindllm.compiled.compile_rank import compile_rank
+from mindllm.compiled.rank_server import compile_each
 from mindllm.errors import UserError
 
 
@@ -23,6 +26,29 @@ def test_a_compiled_step_is_not_compiled_again(graph_cache, monkeypatch):
     monkeypatch.setattr(subprocess, "Popen", refuse)
     again = subject.compile_ranks(cluster.config, graph_cache)
     assert again == cluster.graphs
+
+
+@pytest.mark.slow
+def test_a_fork_that_finds_sources_parsed_compiles_what_a_process_of_its_own_does():
+    config = cluster_run(dp=2, parallel={"enable_parallel_optimizer": True})
+    forked = subject.compile_ranks(config, workers=1)[1]
+    alone = compile_rank(config, 1)
+    assert forked.parameters == alone.parameters
+    assert [(node.op, node.shapes, node.attributes.get("group_rank_ids")) for node in forked.nodes()] == [
+        (node.op, node.shapes, node.attributes.get("group_rank_ids")) for node in alone.nodes()
+    ]
+    assert forked.sources == alone.sources
+
+
+def test_once_a_rank_has_failed_no_other_is_begun():
+    begun, ended = [], []
+
+    def start(rank):
+        begun.append(rank)
+        return subprocess.Popen([sys.executable, "-c", f"raise SystemExit({int(rank == 1)})"]).pid
+
+    compile_each(range(6), 1, start, ended.append)
+    assert begun == ended == [0, 1]
 
 
 def test_what_the_user_did_wrong_comes_back_as_such():

@@ -165,3 +165,12 @@ def test_a_whole_tied_head_splits_tokens_over_all_devices(compiled):
     assert [node.shapes for node in products] == [((16, 128),)] * 2  # two chunks: a quarter of 64 tokens, all 128 words
     assert {key: n for key, n in forward(graph).items() if key[1] == "cross_entropy"} == {}
     assert graph.parameters["model.tok_embeddings.embedding_weight"].shape == (128, 64)
+
+
+@pytest.mark.compiles("dp4 shared optimizer state")
+def test_replicas_that_share_optimizer_state_count_their_copies(compiled):
+    """Two pairs of ranks hold the same parts, so the sum of squares over all ranks is twice the norm's."""
+    graph = compiled("dp4 shared optimizer state")
+    divisions = graph.find("RealDiv", lambda node: part(node) == "global_norm")
+    assert len(divisions) == WEIGHTS
+    assert {float(graph.constants[node.inputs[1]]) for node in divisions} == {2.0}

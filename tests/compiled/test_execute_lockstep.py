@@ -8,7 +8,7 @@ import re
 import numpy as np
 import pytest
 
-from mindllm.compiled.execute.exchange import Deadlock, Exchange
+from mindllm.compiled.execute.exchange import Deadlock, Exchange, UnequalParts
 from mindllm.compiled.execute.lockstep import Lockstep
 from mindllm.compiled.graph import Node, TensorType
 
@@ -80,3 +80,27 @@ def test_ranks_in_different_operators_are_a_deadlock_that_names_all():
 def test_a_reduction_of_another_kind_does_not_fit():
     with pytest.raises(Deadlock, match=re.escape("rank 2 waits in AllReduce over ranks 0, 1, 2")):
         together(*(Script(rank, (collective("AllReduce", op="max" if rank else "sum"), [1])) for rank in RANKS))
+
+
+def test_ranks_that_give_different_shapes_are_named():
+    node = collective("AllReduce", op="sum")
+    with pytest.raises(UnequalParts, match=r"AllReduce at Default/AllReduce-op0: rank 0 gives \[1\], rank 2 \[2\]"):
+        together(*(Script(rank, (node, [1] * (2 if rank == 2 else 1))) for rank in RANKS))
+
+
+def test_what_cannot_be_dealt_out_is_named():
+    with pytest.raises(UnequalParts, match=r"ReduceScatter at .*: \[4\] cannot be dealt out to 3 ranks"):
+        together(*(Script(rank, (collective("ReduceScatter", op="sum"), [1] * 4)) for rank in RANKS))
+
+
+def test_what_was_sent_and_not_received_is_named():
+    """Every rank ends its step, but on devices the sender would wait for ever."""
+    send = collective("Send", dst_global_rank=1, sr_tag=4)
+    with pytest.raises(Deadlock) as error:
+        together(Script(0, (send, [5])), Script(1))
+    assert str(error.value).splitlines() == [
+        "what a rank sent was never received:",
+        "  rank 0 has finished its step",
+        "  rank 1 has finished its step",
+        "  rank 0 has sent to rank 1 what it has not received (tag 4)",
+    ]

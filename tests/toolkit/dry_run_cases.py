@@ -11,7 +11,7 @@ from mindllm.config import RunConfig
 from toolkit.dry_run.moments import Use
 from toolkit.dry_run.profile import Alive, Profile
 from toolkit.dry_run.simulations import Request
-from toolkit.dry_run.stages import stages_of
+from toolkit.dry_run.stages import LAST, stages_of
 
 MIB = 1 << 20
 WEIGHT = Use(WEIGHTS, "model.layers.*.feed_forward.w1.weight", "", False)
@@ -22,12 +22,18 @@ RECEIVED = Use(COMMUNICATION, "model", "Receive", False)
 STEP = "Default/update-ApplyGradients/Mul"
 BACKWARD = "Gradients/Default/layers-CellList/*-DecoderLayer/FlashAttentionScoreGrad"
 OF_A_LAYER = {"full": 10, "select": 30, "none": 50}  # MB kept by one micro-batch
+WORKING = {"full": 45, "select": 22, "none": 5}  # MB that the backward pass of a layer needs beside that
+LOSS = 60  # MB that the loss needs before
 
 
 def profile(config: RunConfig, rank: int) -> Profile:
-    """A stage whose layers take 100 MB each, and whose activations depend on recomputation."""
+    """A stage whose layers take 100 MB each, and whose activations depend on recomputation.
+
+    A backward pass starts at the last layer: layers recomputed less, which have freed what they kept when others are reached.
+    """
     stage = next(stage for stage in stages_of(config) if stage.rank == rank)
     kept = stage.alive * sum(OF_A_LAYER[run.kind.name] * run.count for run in stage.runs)
+    kept += LOSS if stage.place == LAST else WORKING[stage.runs[-1].kind.name]
     always = {WEIGHT: 30 * stage.layers, MOMENT: 60 * stage.layers, GRADIENT: 10 * stage.layers}
     moments = {
         STEP: {**always, GRADIENT: 20 * stage.layers},

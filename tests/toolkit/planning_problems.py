@@ -12,9 +12,12 @@ from toolkit.pipeline_balance.recompute_mix import chains
 NAMES = ("none", "full", "select", "both", "comm", "k5", "k6", "k7")
 
 
-def random_problem(seed, stages, layers, kinds=3, micro_batches=8, chunks=1, schedule="1f1b", layer_kinds=1, delay=0.0):
-    """Costs of a decoder that vary with the seed, and limits between tight and loose."""
+def random_problem(
+    seed, stages, layers, kinds=3, micro_batches=8, chunks=1, schedule="1f1b", layer_kinds=1, delay=0.0, working=False
+):
+    """Costs of a decoder that vary with the seed, and limits between tight and loose; ``working``: with working memory."""
     random = np.random.default_rng(seed)
+    more = np.random.default_rng(seed)
     split = [layers] if layer_kinds == 1 else [first := int(random.integers(1, layers)), layers - first]
     parts = []
     for index, count in enumerate(split):
@@ -26,10 +29,13 @@ def random_problem(seed, stages, layers, kinds=3, micro_batches=8, chunks=1, sch
             costs["full"] = {"backward": backward + forward, "activation_mb": 0.05 * activation}
         for name in NAMES[2:kinds]:
             share = random.uniform(0.05, 0.95)
-            more = forward * share**1.5 * random.uniform(0.9, 1.1)
-            costs[name] = {"backward": backward + more, "activation_mb": activation * (1 - 0.95 * share)}
+            again = forward * share**1.5 * random.uniform(0.9, 1.1)
+            costs[name] = {"backward": backward + again, "activation_mb": activation * (1 - 0.95 * share)}
+        if working:
+            for cost in costs.values():
+                cost["transient_mb"] = activation * more.uniform(0, 2)
         body = {"name": f"body{index}", "count": count, "forward": forward, "kinds": costs}
-        parts.append({**body, "parameter_mb": random.uniform(300, 1500)})
+        parts.append({**body, "parameter_mb": random.uniform(300, 1500), "start_mb": more.uniform(0, 1500) * working})
     low, high = layers / stages * (1500 + 50 * stages), layers / stages * (1000 + 1000 * min(micro_batches, stages))
     fields = {
         "name": f"random {seed}",
@@ -43,7 +49,13 @@ def random_problem(seed, stages, layers, kinds=3, micro_batches=8, chunks=1, sch
             "backward": random.uniform(0, 60),
             "memory_mb": random.uniform(0, 3000),
         },
-        "tail": {"forward": random.uniform(0, 150), "backward": random.uniform(0, 300), "memory_mb": 3000.0},
+        "tail": {
+            "forward": random.uniform(0, 150),
+            "backward": random.uniform(0, 300),
+            "memory_mb": 3000.0,
+            "transient_mb": more.uniform(0, 2000) * working,
+        },
+        "start_mb": more.uniform(0, 4000) * working,
         "limit_mb": 4000 + low + random.uniform(0.05, 0.9) * (high - low),
         "point_to_point": delay,
     }
@@ -53,7 +65,8 @@ def random_problem(seed, stages, layers, kinds=3, micro_batches=8, chunks=1, sch
 def judged(problem, plan, orders):
     """Step time and peak memory of every stage, from the orders of operations alone."""
     layers = iter(problem.layer_order)
-    forward, backward, held, fixed = [], [], [], [0.0] * problem.stages
+    forward, backward, held, needed = [], [], [], []
+    fixed, start = [0.0] * problem.stages, list(problem.per_stage("start_mb"))
     for place, kinds in enumerate(plan.places):
         mine = [problem.layers[next(layers)] for _ in kinds]
         ends = [problem.head] * (place == 0) + [problem.tail] * (place == problem.places - 1)
@@ -61,7 +74,9 @@ def judged(problem, plan, orders):
         backward.append(
             sum(x.kinds[k].backward for x, k in zip(mine, kinds, strict=True)) + sum(e.backward for e in ends)
         )
-        held.append(sum(x.kinds[k].activation_mb for x, k in zip(mine, kinds, strict=True)))
+        held.append([x.kinds[k].activation_mb for x, k in zip(mine, kinds, strict=True)])
+        needed.append([x.kinds[k].transient_mb for x, k in zip(mine, kinds, strict=True)])
+        start[place % problem.stages] += sum(x.start_mb for x in mine)
         fixed[place % problem.stages] += sum(x.parameter_mb for x in mine) + sum(e.memory_mb for e in ends)
 
     @cache
@@ -84,10 +99,16 @@ def judged(problem, plan, orders):
     for stage, order in enumerate(orders):
         now = peak = 0.0
         for what, chunk, _ in order:
-            now += held[chunk * problem.stages + stage] * (1 if what == 0 else 0)
-            peak = max(peak, now)
-            now -= held[chunk * problem.stages + stage] * (1 if what == 1 else 0)
-        peaks.append(peak + fixed[stage] + problem.per_stage("static_mb")[stage])
+            place = chunk * problem.stages + stage
+            if what == 0:
+                now += sum(held[place])
+                continue
+            if place == problem.places - 1:
+                peak = max(peak, now + problem.tail.transient_mb)
+            for size, work in zip(reversed(held[place]), reversed(needed[place]), strict=True):
+                peak = max(peak, now + work)
+                now -= size
+        peaks.append(fixed[stage] + max(start[stage], peak + problem.per_stage("static_mb")[stage]))
     for index in range(max(map(len, orders))):  # from early to late, so that recursion stays shallow
         for stage, order in enumerate(orders):
             if index < len(order):

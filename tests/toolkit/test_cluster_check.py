@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from planted import plant
 from small_cluster import cluster_run
 
-from mindllm.config import render_config
-from mindllm.errors import UserError
+from mindllm.compiled.compile_ranks import compile_ranks
+from mindllm.config import load_config, render_config
+from mindllm.errors import RunFailed, UserError
+from mindllm.train.compile_cache import step_key
 from toolkit.cluster_check import __main__ as command
 from toolkit.cluster_check import check as subject
+from toolkit.cluster_check.report import write_table
+from toolkit.cluster_check.scale import scaled
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -80,3 +86,107 @@ def test_a_difference_ends_with_3(tmp_path, monkeypatch, capsys):
     printed = capsys.readouterr().out
     assert "step 1: loss: 4.6 on a single device, 5.1 on the cluster" in printed
     assert "where it begins: MatMul" in printed
+
+
+def adds_heads(node):
+    return node.op == "AllReduce" and not node.backward and "0-DecoderLayer/attention-Attention/wo-Linear" in node.scope
+
+
+def renamed(name):
+    def change(primitive):
+        primitive.op_type = name
+
+    return change
+
+
+def of_largest(primitive):
+    next(attribute for attribute in primitive.attribute if attribute.name == "op").s = b"max"
+
+
+@pytest.fixture
+def planted(tmp_path, graph_cache):
+    """The command in fp16 on two tensor-parallel ranks, with a mistake in the graphs of all or of one; its exit code."""
+    path = write(tmp_path / "run.yaml", tp=2)
+    options = ["--config", str(path), "--real_dtype", "--json"]
+    small = scaled(load_config(path), real_dtype=True)
+    compile_ranks(small, graph_cache)
+
+    def run(change, ranks=(0, 1)):
+        cache = tmp_path / "cache"
+        shutil.copytree(graph_cache, cache)
+        for rank in ranks:
+            plant(cache / step_key(small) / f"rank_{rank}.graph", adds_heads, change)
+        return command.main([*options, "--cache", str(cache)])
+
+    return run
+
+
+def test_a_mistake_is_found_from_the_command_line(planted, capsys):
+    """The largest part of a sum in place of the sum: operator, rank, scope, strategy and line."""
+    assert planted(of_largest) == 3
+    first, *lines = json.loads(capsys.readouterr().out)["first_difference"].splitlines()
+    assert first.startswith("AllReduce on rank 0 at Default/")
+    assert first.endswith("layers-CellList/0-DecoderLayer/attention-Attention/wo-Linear/AllReduce-op0")
+    assert "its operand is from MatMul at " in lines[1]
+    assert lines[2] == "  strategy ((1, 2), (1, 2))"
+    assert "linear.py:" in lines[3]
+
+
+def test_ranks_that_do_not_meet_are_named_from_the_command_line(planted, capsys):
+    assert planted(renamed("Broadcast"), ranks=[1]) == 3
+    head, *lines = json.loads(capsys.readouterr().out)["problems"][0].splitlines()
+    assert head == "no rank can go on:"
+    assert [" ".join(line.split()[:8]) for line in lines] == [
+        "rank 0 waits in AllReduce over ranks 0,",
+        "rank 1 waits in Broadcast over ranks 0,",
+    ]
+
+
+@pytest.mark.slow
+def test_an_exchange_that_is_unknown_is_named_from_the_command_line(planted):
+    with pytest.raises(RunFailed, match=r"rank 0: AlltoAllV over ranks 0, 1 at Default/.* cannot be carried out here"):
+        planted(renamed("AlltoAllV"))
+
+
+def test_a_directory_stands_for_its_runs_on_several_devices(tmp_path):
+    (tmp_path / "base").mkdir()
+    (tmp_path / "none").mkdir()
+    (tmp_path / "base" / "part.yaml").write_text("seed: 1\n")
+    write(tmp_path / "four.yaml", dp=4)
+    write(tmp_path / "one.yaml", use_parallel=False)
+    write(tmp_path / "two.yaml", tp=2)
+    found = command.configurations([tmp_path], [])
+    assert [Path(name).name for name, _ in found] == ["two.yaml", "four.yaml"]
+    with pytest.raises(UserError, match="holds no YAML of a run on several devices"):
+        command.configurations([tmp_path / "none"], [])
+
+
+def test_of_several_runs_one_that_fails_does_not_stop_the_others(tmp_path, monkeypatch, capsys):
+    good, bad = write(tmp_path / "good.yaml", tp=2), write(tmp_path / "bad.yaml", dp=2)
+
+    def answer(config, *_):
+        if config.parallel_config.data_parallel == 2:
+            raise UserError("it does not compile")
+        return subject.Outcome(config, (), (), 2, seconds={"compile": 1.0, "execute": 1.0, "total": 2.0})
+
+    monkeypatch.setattr(subject, "check", answer)
+    table = tmp_path / "table.md"
+    assert command.main(["--config", str(bad), str(good), "--table", str(table), "--no_cache"]) == 3
+    assert "this cannot be checked: it does not compile" in table.read_text()
+    assert "it does not compile" in capsys.readouterr().out
+    with pytest.raises(UserError, match="it does not compile"):
+        command.main(["--config", str(bad), "--no_cache"])
+
+
+def test_a_table_keeps_the_rows_of_other_runs(tmp_path):
+    seconds = {"compile": 1.0, "execute": 1.0, "total": 2.0}
+    first, second = (subject.Outcome(cluster_run(tp=ranks), (), (), ranks, seconds=seconds) for ranks in (1, 2))
+    table = tmp_path / "table.md"
+    write_table([("a.yaml", first), ("b.yaml", first)], table)
+    before = table.read_text().splitlines()
+    write_table([("a.yaml", second), ("c.yaml", first)], table)
+    after = table.read_text().splitlines()
+    assert after[:2] == before[:2]
+    assert after[3] == before[3]
+    assert "| `a.yaml` | 2 | tp2 |" in after[2]
+    assert [line.split("`")[1] for line in after[2:]] == ["a.yaml", "b.yaml", "c.yaml"]

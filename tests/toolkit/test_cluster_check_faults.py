@@ -83,7 +83,9 @@ def test_a_dropped_gradient_reduction(biased):
     outcome = judged(biased, everywhere(biased, reduces_gradient, dropped))
     assert not outcome.ok
     assert any(WEIGHT in problem for problem in outcome.problems)
-    assert "was not added over ranks 0, 2" in outcome.first_difference  # the data-parallel neighbours of rank 0
+    assert (
+        "that operand was not added over ranks 0, 2" in outcome.first_difference
+    )  # the data-parallel neighbours of rank 0
     assert "feed_forward-FeedForward/w2-Linear" in outcome.first_difference
 
 
@@ -114,7 +116,7 @@ def test_a_missing_tensor_parallel_reduction_names_operator_strategy_and_source(
             for name, value in constants.items()
         ]
         inputs = (node.inputs[0], *(value.name for value in values))
-        return [*values, replace(node, op="StridedSlice", inputs=inputs)]
+        return [*values, replace(node, op="StridedSlice", inputs=inputs, attributes={})]
 
     graphs = []
     for graph in biased.graphs:
@@ -124,7 +126,7 @@ def test_a_missing_tensor_parallel_reduction_names_operator_strategy_and_source(
     assert "strategy ((4, 1), (1,))" in outcome.first_difference
     assert "linear.py:" in outcome.first_difference
     assert "MatMul" in outcome.first_difference
-    assert "was not added over ranks 0, 1" in outcome.first_difference
+    assert "that operand was not added over ranks 0, 1" in outcome.first_difference
 
 
 def test_a_bias_added_on_every_tensor_parallel_rank(biased):
@@ -182,6 +184,25 @@ def test_ranks_that_wait_for_each_other_are_named(tied):
     with pytest.raises(Deadlock, match=r"rank 0 waits in Receive from rank 1 at Gradients/") as error:
         judged(tied, graphs)
     assert "rank 1" in str(error.value)
+
+
+def test_gradients_that_are_not_clipped(biased):
+    """The factor is one whatever the norm is."""
+    clips = lambda node: node.op == "Minimum"  # noqa: E731
+    graphs = everywhere(biased, clips, lambda node: [replace(node, op="Depend", inputs=node.inputs[1:])])
+    outcome = judged(biased, graphs)
+    assert any(problem.startswith("step 1: adam_m.") for problem in outcome.problems)
+    assert not any("global norm" in problem for problem in outcome.problems)
+
+
+def test_a_norm_that_decays(biased):
+    """Weights of norms belong to the group without decay."""
+    norm = "model.norm_out.weight"
+    constant = Node(CONSTANT, "planted_decay", (), OtherType("FLOAT"), "", {}, value=0.01)
+    updates = lambda node: node.op == "AdamWeightDecay" and node.inputs[0].endswith(f":{norm}")  # noqa: E731
+    decay = lambda node: [constant, replace(node, inputs=(*node.inputs[:7], constant.name, *node.inputs[8:]))]  # noqa: E731
+    outcome = judged(biased, everywhere(biased, updates, decay))
+    assert outcome.problems[0].startswith(f"step 1: {norm} on rank ")
 
 
 def test_a_weight_that_no_rank_updates(biased):

@@ -2,76 +2,39 @@
 
 from __future__ import annotations
 
-from typing import Any
+from pathlib import Path
 
 import pytest
-from small_cluster import cluster_run
 
+from mindllm.config import load_config
+from mindllm.config.recompute import RecomputeConfig
+from toolkit import cluster_check
 from toolkit.cluster_check.check import Options, check
 
-OPTIMIZER = {"enable_parallel_optimizer": True}
-INTERLEAVED = {"pipeline_config": {"pipeline_interleave": True}}
-SEQUENCE = {"use_seq_parallel": True}
-FEED_FORWARD = [r"feed_forward\.mul", r"feed_forward\.w1\.activation\.silu"]
-FORMS: dict[str, dict[str, Any]] = {
-    "split vocabulary, communication kept": {
-        "tp": 2,
-        "vocab_emb_dp": False,
-        "recompute_config": {"recompute": True, "mp_comm_recompute": False},
-        **SEQUENCE,
-    },
-    "slices of activations, an excluded operator": {
-        "tp": 2,
-        "recompute_config": {
-            "recompute": True,
-            "recompute_slice_activation": True,
-            "select_recompute_exclude": FEED_FORWARD,
-        },
-    },
-    "selected operators and communication": {
-        "tp": 2,
-        "recompute_config": {"select_recompute": True, "select_comm_recompute": True},
-        **SEQUENCE,
-    },
-    "tied, loss in chunks": {"tp": 2, "model": {"tie_word_embeddings": True, "loss_chunks": 2}, **SEQUENCE},
-    "sliced inputs": {"dp": 2, "parallel": {"full_batch": False}},
-    "weights gathered again, accumulation": {
-        "dp": 2,
-        "parallel": OPTIMIZER,
-        "runner_config": {"gradient_accumulation_steps": 2},
-        "recompute_config": {"parallel_optimizer_comm_recompute": True},
-    },
-    "accumulation, parallel optimizer": {
-        "dp": 2,
-        "parallel": OPTIMIZER,
-        "runner_config": {"gradient_accumulation_steps": 2},
-    },
-    "sharded accumulators in a pipeline": {
-        "dp": 2,
-        "pp": 2,
-        "micro": 2,
-        "parallel": {**OPTIMIZER, "parallel_optimizer_config": {"gradient_accumulation_shard": True}},
-    },
-    "interleaved and uneven": {
-        "pp": 2,
-        "micro": 4,
-        "model": {"num_layers": 5, "pp_interleave_num": 2, "offset": [[1, 0], [0, 0]]},
-        "parallel": INTERLEAVED,
-    },
-    "all at once": {
-        "dp": 2,
-        "tp": 2,
-        "pp": 2,
-        "micro": 2,
-        "parallel": OPTIMIZER,
-        "recompute_config": {"recompute": True},
-        **SEQUENCE,
-    },
-}
+FORMS = sorted((Path(cluster_check.__file__).parent / "forms").glob("*.yaml"))
+CONFIGS = {path.stem: load_config(path) for path in FORMS}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("name", CONFIGS)
 def test_a_form_computes_what_one_device_does(name, graph_cache):
-    outcome = check(cluster_run(**FORMS[name]), Options(cache=graph_cache))
+    outcome = check(CONFIGS[name], Options(cache=graph_cache))
     assert outcome.ok, (outcome.problems[:3], outcome.first_difference)
+    assert all(item.cluster.norms[0] > 0.1 for item in outcome.comparisons if not item.single.overflow), "not clipped"
+
+
+@pytest.mark.parametrize("key", RecomputeConfig.model_fields)
+def test_every_kind_of_recomputation_is_among_the_forms(key):
+    default = RecomputeConfig.model_fields[key].default
+    assert any(getattr(config.recompute_config, key) != default for config in CONFIGS.values())
+
+
+def test_every_way_to_divide_the_work_is_among_the_forms():
+    parallel = [config.parallel for config in CONFIGS.values()]
+    sizes = [config.parallel_config for config in CONFIGS.values()]
+    assert {run.full_batch for run in parallel} == {True, False}
+    assert {run.pipeline_config.pipeline_scheduler for run in parallel} == {"1f1b", "gpipe"}
+    assert {run.parallel_optimizer_config.gradient_accumulation_shard for run in parallel} == {True, False}
+    assert {run.parallel_optimizer_config.optimizer_weight_shard_size for run in parallel} == {-1, 2}
+    assert {size.vocab_emb_dp for size in sizes} == {True, False}
+    assert max(size.pipeline_stage for size in sizes) == 4

@@ -48,14 +48,26 @@ def test_groups_of_layers_stay_whole():
 
 
 def test_a_long_pipeline_is_forecast_from_short_ones():
-    config = pipeline(8, 80, 64, recompute_config={"recompute": True})
+    config = pipeline(8, 80, 64, dp=8, recompute_config={"recompute": True})
     simulations = FormulaSimulations()
     forecast = forecast_stages(config, stages_of(config), simulations)
     assert [memory.peak for memory in forecast] == [profile(config, stage.rank).peak for stage in stages_of(config)]
-    assert max(request.config.parallel_config.pipeline_stage for request in simulations.asked) <= 5
-    assert max(request.config.model.config.num_layers for request in simulations.asked) <= 8
+    assert max(request.config.parallel_config.pipeline_stage for request in simulations.asked) <= 6
+    assert max(request.config.model.config.num_layers for request in simulations.asked) <= 9
     assert len(simulations.asked) <= 16
     assert not any(memory.exact for memory in forecast)
+
+
+@pytest.mark.parametrize(("dp", "stages"), [(1, 8), (2, 8), (4, 8), (3, 8), (2, 16), (8, 6)])
+def test_small_pipelines_are_ones_that_mindspore_accepts(dp, stages):
+    config = pipeline(stages, 5 * stages, 4 * stages, dp=dp, recompute_config={"recompute": True})
+    simulations = FormulaSimulations()
+    forecast = forecast_stages(config, stages_of(config), simulations)
+    assert [memory.peak for memory in forecast] == [profile(config, stage.rank).peak for stage in stages_of(config)]
+    for request in simulations.asked:
+        sizes = request.config.parallel_config
+        assert sizes.device_num in (1, 2, 4) or sizes.device_num % 8 == 0
+        assert sizes.micro_batch_num >= sizes.pipeline_stage
 
 
 def test_mixed_recomputation_is_forecast():

@@ -146,6 +146,8 @@ def test_the_smallest_limit_is_the_border():
     for seed in range(12):
         chunks = 1 + seed % 2
         problem = random_problem(seed, 3, 9, 3, 6, chunks, layer_kinds=1 + seed % 3 // 2)
+        working = random_problem(seed, 3, 9, 3, 6, working=True)  # full recomputation keeps least, and may need most
+        assert solve(working.with_limit(lightest_split(working.with_limit(0)).missing_mb + 0.01), 1).best.fits
         border = problem.with_limit(0)
         limit = lightest_split(border).missing_mb
         assert solve(border.with_limit(limit + 0.01), 1).best.fits

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import pytest
-from dry_run_cases import FormulaSimulations, pipeline
+from dry_run_cases import LOSS, WORKING, FormulaSimulations, pipeline
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
 from rich.console import Console
@@ -18,6 +18,8 @@ from toolkit.dry_run.stages import stages_of
 from toolkit.pipeline_balance import configured as costs
 from toolkit.pipeline_balance import validate as validation
 from toolkit.pipeline_balance.device import DEFAULT, DEVICES, read_device
+from toolkit.pipeline_balance.feasible import lightest_split
+from toolkit.pipeline_balance.interleave import fastest, print_interleaves, try_interleaves
 from toolkit.pipeline_balance.offered_kinds import chains, layer_kind, offered_kinds
 from toolkit.pipeline_balance.operator_time import operator_time
 from toolkit.pipeline_balance.plan import Plan, evaluate
@@ -58,8 +60,22 @@ def test_small_runs_tell_what_layers_and_kinds_need(stages):
     assert found.memory.parameter == pytest.approx(PARAMETER)
     for kind, size in ACTIVATION.items():
         assert found.memory.activation[kind] == pytest.approx(size)
-    assert max(found.memory.transient.values()) == pytest.approx(0, abs=1e-6)
+        assert found.memory.transient[kind] == pytest.approx(WORKING[kind] - WORKING["none"], abs=1e-6)
+    assert found.memory.start == pytest.approx(10)  # of gradients that are updated
+    loss = found.memory.tail + found.memory.fixed["last"]
+    assert loss - found.memory.fixed[found.memory.residuals[0][0].place] == pytest.approx(
+        LOSS - WORKING["none"], abs=0.01
+    )
     assert max(abs(left) for _, left in found.memory.residuals) < 1e-6
+
+
+def test_the_run_as_it_is_is_judged_too():
+    config = pipeline(stages=2, layers=8, recompute_config={"recompute": [2, 0], "select_recompute": [3, 0]})
+    found = costs.configured_problem(config, DEVICE, FormulaSimulations())
+    assert found.own_plan() == Plan((("full", "full", "select", "none"), ("none",) * 4))
+    console = Console(record=True, width=200)
+    print_costs(console, found)
+    assert "the run as it is: step" in console.export_text()
 
 
 def test_a_problem_has_the_times_of_the_run_and_leaves_room_for_gaps():
@@ -170,6 +186,39 @@ def test_memory_that_never_suffices_ends_after_a_few_rounds(monkeypatch):
         validation.validate(described(memory="2.2GB"), 5, FormulaSimulations())
 
 
+def test_the_fastest_number_of_chunks_is_taken():
+    found = described(stages=4, layers=32)
+    tried = try_interleaves(found, [1, 2], 2)
+    steps = [choice.solution.best.step_time for choice in tried]
+    assert steps[1] < steps[0]
+    assert fastest(tried).chunks == 2
+    console = Console(record=True, width=200)
+    print_interleaves(console, tried)
+    assert "pp_interleave_num" in console.export_text()
+    plan = tried[1].solution.best.plan
+    written = validation.planned_config(found.config, tried[1].configured.problem, plan)
+    assert written.model.config.pp_interleave_num == 2
+    assert written.parallel.pipeline_config.pipeline_interleave
+    assert len(make_plan(written).layers) == 32
+
+
+def test_chunks_that_do_not_fit_are_left_out():
+    found = described(stages=4, layers=32)
+    least = [lightest_split(found.interleaved(chunks).problem.with_limit(0)).missing_mb for chunks in (1, 4)]
+    tight = try_interleaves(replace(found, problem=found.problem.with_limit(sum(least) / 2)), [1, 4], 1)
+    assert [choice.solution is None for choice in tight] == [False, True]
+    assert fastest(tight).chunks == 1
+    with pytest.raises(Infeasible):
+        try_interleaves(described(memory="0.5GB"), [1, 2], 1)
+    with pytest.raises(UserError, match="32 layers cannot fill"):
+        try_interleaves(found, [9], 1)
+
+
+@pytest.mark.parametrize("size", ["3GB", "3072MB", "3145728KB"])
+def test_memory_is_given_in_any_unit(size):
+    assert costs.with_memory(pipeline(stages=2, layers=8), size).context.max_device_memory == "3GB"
+
+
 def test_a_limit_that_is_too_small_says_what_would_fit():
     with pytest.raises(Infeasible, match=r"with limits .* higher .* one fits"):
         validation.validate(described(memory="0.5GB"), 5, FormulaSimulations())
@@ -199,7 +248,7 @@ def test_kinds_are_those_a_run_can_choose_between(recompute, tp, names):
         ({"stages": 1, "micro": 1}, r"pipeline_stage.*there is no pipeline to plan"),
         ({"context": {"device_target": "CPU"}}, r"device_target.*only Ascend"),
         ({"recompute_config": {"recompute": True, "select_recompute_exclude": [r"attention\.mul"]}}, "excluded operators"),
-        ({"parallel": {"pipeline_config": {"pipeline_interleave": True, "pipeline_scheduler": "gpipe"}}}, "1f1b only"),
+        ({"parallel": {"pipeline_config": {"pipeline_interleave": True, "pipeline_scheduler": "gpipe"}}}, "only 1f1b"),
     ],
 )  # fmt: skip
 def test_runs_that_are_not_planned_are_refused(changes, said):

@@ -96,6 +96,8 @@ def test_a_limit_no_plan_keeps_says_what_would_fit(here):
         (("--config", "run.yaml", "--stages", "4"), "change the key of the YAML"),
         (("--config", "run.yaml", "--parallel_config.micro_batches=4"), "micro_batch"),
         (("--config", "run.yaml", "--max_memory", "much"), "is not a size"),
+        (("--problem", "run.yaml", "--interleave", "2"), "--config"),
+        (("--config", "run.yaml", "--parallel.pipeline_config.pipeline_scheduler=zero_bubble_v"), "zero_bubble_v"),
         (("--problem", "run.yaml", "--validate"), "--config"),
         (("--problem", "run.yaml", "--apply", "--output", "x.yaml"), "RUN.yaml"),
         (("--problem", "run.yaml", "--parallel_config.micro_batch_num=4"), "no such option"),
@@ -108,3 +110,24 @@ def test_mistakes_are_told(place, options, said, monkeypatch, capsys):
     assert ended.value.code == 2
     assert said in capsys.readouterr().err
     assert not (place / "x.yaml").exists()
+
+
+@pytest.mark.slow
+def test_the_number_of_chunks_is_planned_and_confirmed(place, tmp_path):
+    options = (
+        "--interleave",
+        "1",
+        "2",
+        "--validate",
+        "--apply",
+        "--output",
+        str(tmp_path / "planned.yaml"),
+        "--seconds",
+        "2",
+    )
+    found = json.loads(run(place, "--config", "run.yaml", "--json", "--max_memory", "120MB", *options))
+    assert max(found["dry_run_with_gaps_mb"]) <= 120
+    written = load_config(tmp_path / "planned.yaml")
+    assert written.model.config.pp_interleave_num == 2
+    assert len(found["offset"]) == 2
+    assert {layer["chunk"] for layer in found["layers"]} == {0, 1}

@@ -8,7 +8,7 @@ from planning_problems import every_plan, judged, random_problem
 
 from toolkit.pipeline_balance.plan import Plan, evaluate, orders_of
 from toolkit.pipeline_balance.problem import make_problem
-from toolkit.pipeline_balance.schedule import alive, stage_orders, timetable
+from toolkit.pipeline_balance.schedule import alive, alive_in_backward, stage_orders, timetable
 from toolkit.pipeline_balance.simulate import critical_path, end_times, simulate
 from toolkit.pipeline_balance.solve import Infeasible, solve
 from toolkit.pipeline_balance.yaml_plan import read_yaml_plan, write_plan
@@ -27,6 +27,7 @@ def shapes(count, seed):
             "micro_batches": int(random.integers(1, 14)),
             "layer_kinds": int(random.integers(1, 3)),
             "delay": float(random.choice([0, 0, 7])),
+            "working": number % 2 == 0,
         }
 
 
@@ -78,6 +79,7 @@ def chunked(count, seed, seconds):
         problem = random_problem(
             seed * 1000 + number, stages, int(random.integers(stages * chunks, 3 * stages * chunks)), 3,
             int(random.integers(1, 12)), chunks, ("1f1b", "less_memory")[number % 2], 1 + number % 2,
+            working=number % 3 == 0,
         )  # fmt: skip
         check(problem.with_limit(problem.per_stage("limit_mb")[0] * 1.4), seconds)
 
@@ -92,11 +94,12 @@ def test_hundreds_of_interleaved_plans_hold_what_they_say(seed):
     chunked(30, seed, 2.0)
 
 
+@pytest.mark.parametrize("working", [False, True])
 @pytest.mark.parametrize("layer_kinds", [1, 2])
 @pytest.mark.parametrize(("stages", "layers", "micro_batches"), [(2, 5, 3), (3, 5, 2), (3, 6, 7), (2, 6, 9)])
-def test_small_plans_are_those_of_brute_force(stages, layers, micro_batches, layer_kinds):
+def test_small_plans_are_those_of_brute_force(stages, layers, micro_batches, layer_kinds, working):
     for seed in range(4):
-        problem = random_problem(seed, stages, layers, 3, micro_batches, layer_kinds=layer_kinds)
+        problem = random_problem(seed, stages, layers, 3, micro_batches, layer_kinds=layer_kinds, working=working)
         fitting = (evaluated for plan in every_plan(problem) if (evaluated := evaluate(problem, plan)).fits)
         optimum = min((evaluated.step_time for evaluated in fitting), default=None)
         solution = check(problem, 1.0)
@@ -138,6 +141,29 @@ def test_uniform_interleaving_has_the_bubble_of_the_formula():
 def test_one_f_one_b_holds_no_more_than_the_stages_behind():
     orders = stage_orders("1f1b", 6, 1, 4)
     assert [int(held.max()) for held in alive(orders, 1)] == [4, 4, 4, 3, 2, 1]
+
+
+def test_working_memory_is_needed_when_layers_behind_have_freed_theirs():
+    """Both layers need more in their backward pass than they keep; the first one's comes when the second has freed its 100."""
+    kinds = {
+        "full": {"backward": 3, "activation_mb": 10, "transient_mb": 150},
+        "none": {"backward": 2, "activation_mb": 100, "transient_mb": 20},
+    }
+    body = {"name": "body", "count": 2, "forward": 1, "kinds": kinds}
+    problem = make_problem({"stages": 1, "micro_batches": 1, "layers": [body]}, "moments")
+    peaks = {names: evaluate(problem, Plan((names,))).peak_mb[0] for names in itertools.product(kinds, repeat=2)}
+    assert peaks["none", "none"] == 200 + 20
+    assert peaks["full", "none"] == max(110 + 20, 10 + 150)
+    assert peaks["full", "full"] == 20 + 150
+    loss = problem.model_copy(update={"tail": problem.tail.model_copy(update={"transient_mb": 90})})
+    assert evaluate(loss, Plan((("full", "none"),))).peak_mb[0] == 110 + 90
+
+
+def test_only_the_chunk_in_its_backward_pass_needs_working_memory():
+    orders = stage_orders("1f1b", 2, 2, 8)
+    first, last = ([vectors.tolist() for vectors in moments] for moments in alive_in_backward(orders, 2))
+    assert first == [[[4, 1], [3, 2]], [[4, 1], [3, 2]]]
+    assert last == [[[3, 0]], [[2, 1]]]
 
 
 def test_critical_paths_are_lower_bounds_of_other_plans():

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mindllm.errors import UserError
 from mindllm.train.checkpoint import CheckpointStore, load_checkpoint
 from mindllm.train.checkpoint.parts import Part, read_parts, write_parts
 from mindllm.train.checkpoint.tensors import HashingWriter
@@ -47,3 +48,18 @@ def test_a_missing_part_is_named(tmp_path):
         write_parts(first, HashingWriter(file))
     with pytest.raises(ValueError, match="the parts of tensor weight hold 8 of its 16 values"):
         read_parts([tmp_path / "one.safetensors"])
+
+
+def test_parts_that_overlap_are_named(tmp_path):
+    array = np.ones((4, 4), np.float32)
+    shifted = [{"weight": Part(array.shape, (slice(begin, begin + 2), slice(0, 4)), array[:2])} for begin in (0, 1)]
+    path = CheckpointStore(tmp_path).save_parts(1, shifted, [], {})
+    with pytest.raises(UserError, match="the parts of tensor weight overlap"):
+        load_checkpoint(path)
+
+
+def test_a_checkpoint_that_lacks_a_rank_is_refused_by_name(tmp_path):
+    first, _ = rows(np.ones((4, 4), np.float32), 2, 0)
+    path = CheckpointStore(tmp_path).save_parts(1, [first], [], {})
+    with pytest.raises(UserError, match=r"llm-1.*the parts of tensor weight hold 8 of its 16 values"):
+        load_checkpoint(path)

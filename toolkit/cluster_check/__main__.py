@@ -11,9 +11,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.status import Status
 
-from mindllm.command import CommandParser, error_console, run_command
+from mindllm.command import CommandParser, error_console, interruptible, run_command
 from mindllm.config import RunConfig, load_config
-from mindllm.errors import CheckFailed, UserError
+from mindllm.errors import CheckFailed, RunFailed, UserError
 
 DESCRIPTION = """Proves that a parallel configuration computes what a single device does, on a machine without an accelerator.
 
@@ -24,8 +24,11 @@ where they do not or ranks wait for each other, 2 for a configuration that is wr
 EXAMPLES = """examples:
   python -m toolkit.cluster_check --config configs/llama2/pretrain_llama2_7b.yaml
   python -m toolkit.cluster_check --config run.yaml --parallel_config.data_parallel=2 --json
-  python -m toolkit.cluster_check --config configs/llama*/pretrain*.yaml --table docs/proven.md
+  python -m toolkit.cluster_check --config configs toolkit/cluster_check/forms --table proven.md
 """
+
+
+BASE = "base"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -34,27 +37,54 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options, overrides = parser.parse_known_args(arguments)
     if options.steps < 1:
         raise UserError(f"--steps must be at least 1 (value {options.steps})")
-    configs = [(str(path), several(load_config(path, overrides))) for path in options.config]
+    configs = configurations(options.config, overrides)
     os.environ.setdefault("GLOG_v", "3")
     from mindllm.compiled.compile_ranks import cache_directory
-    from toolkit.cluster_check.check import Options, Outcome, check
+    from toolkit.cluster_check.check import Options, Outcome, check, refused
     from toolkit.cluster_check.report import as_json, print_outcome, write_table
 
     cache = None if options.no_cache else options.cache or cache_directory()
     how = Options(options.steps, options.real_dtype, options.mindspore_kernels, options.workers, cache)
     outcomes: list[tuple[str, Outcome]] = []
     for name, config in configs:
-        with error_console.status(name, spinner="line") as status:
-            outcome = check(config, how, partial(_show, status, name))
+        try:
+            with interruptible(), error_console.status(name, spinner="line") as status:
+                outcome = check(config, how, partial(_show, status, name))
+        except (UserError, RunFailed) as error:
+            if len(configs) == 1:
+                raise
+            outcome = refused(config, error)
         outcomes.append((name, outcome))
         if not options.json:
             print_outcome(outcome, name, Console(soft_wrap=True, highlight=False))
+        if options.table:
+            write_table(outcomes, options.table)
     if options.json:
         found = [{"config": name, **as_json(outcome)} for name, outcome in outcomes]
         print(json.dumps(found[0] if len(found) == 1 else found))
-    if options.table:
-        write_table(outcomes, options.table)
     return 0 if all(outcome.ok for _, outcome in outcomes) else CheckFailed.exit_code
+
+
+def configurations(paths: Sequence[Path], overrides: Sequence[str]) -> list[tuple[str, RunConfig]]:
+    """The runs to check by name: the files, and in place of a directory those below it that describe several devices.
+
+    What files share stands in directories called ``base`` and is no run.
+
+    Raises:
+        UserError: a file that describes a single device, or a directory without a run on several.
+    """
+    found: list[tuple[str, RunConfig]] = []
+    for path in paths:
+        if not path.is_dir():
+            found.append((str(path), several(load_config(path, overrides))))
+            continue
+        files = [file for file in sorted(path.rglob("*.yaml")) if BASE not in file.relative_to(path).parts]
+        runs = [(str(file), load_config(file, overrides)) for file in files]
+        runs = [(name, run) for name, run in runs if run.parallel_config.device_num > 1]
+        if not runs:
+            raise UserError(f"{path}: holds no YAML of a run on several devices")
+        found += sorted(runs, key=lambda item: item[1].parallel_config.device_num)
+    return found
 
 
 def _show(status: Status, name: str, text: str) -> None:
@@ -71,7 +101,9 @@ def several(config: RunConfig) -> RunConfig:
 def make_parser() -> CommandParser:
     """Returns the parser of the command line."""
     parser = CommandParser(prog="python -m toolkit.cluster_check", description=DESCRIPTION, epilog=EXAMPLES)
-    parser.add_argument("--config", nargs="+", required=True, type=Path, metavar="YAML", help="one or several runs")
+    parser.add_argument(
+        "--config", nargs="+", required=True, type=Path, metavar="YAML", help="runs, and directories of them"
+    )
     parser.add_argument("--steps", type=int, default=2, help="optimizer steps, besides one that overflows (default: 2)")
     parser.add_argument("--real_dtype", action="store_true", help="compute in the YAML's dtypes instead of fp32")
     parser.add_argument(
@@ -84,7 +116,7 @@ def make_parser() -> CommandParser:
         "--cache", type=Path, metavar="DIR", help="keeps compiled graphs (default: ~/.cache/mindllm/graphs)"
     )
     parser.add_argument("--no_cache", action="store_true", help="compiles every rank again")
-    parser.add_argument("--table", type=Path, metavar="FILE", help="also writes a table in Markdown")
+    parser.add_argument("--table", type=Path, metavar="FILE", help="writes the answers into a table in Markdown, too")
     parser.add_argument("--json", action="store_true", help="print one JSON object (a list for several configurations)")
     return parser
 

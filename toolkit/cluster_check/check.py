@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from mindllm.compiled.compile_ranks import RankCompilation
-from mindllm.compiled.execute.exchange import Deadlock
 from mindllm.compiled.graph import CompiledGraph
 from mindllm.config import RunConfig
+from mindllm.errors import CheckFailed
 from toolkit.cluster_check.compare import Comparison
 from toolkit.cluster_check.locate import locate
 from toolkit.cluster_check.scale import scaled
@@ -32,13 +32,17 @@ class Options:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The answer. ``problems`` is empty where all ranks together compute what a single device does."""
+    """The answer. ``problems`` is empty where all ranks together compute what a single device does.
+
+    Where it was not ``executed``, it does not compile, or holds what cannot be executed here.
+    """
 
     config: RunConfig
     comparisons: tuple[Comparison, ...]
     problems: tuple[str, ...]
     ranks: int
     first_difference: str = ""
+    executed: bool = True
     seconds: Mapping[str, float] = field(default_factory=dict)
 
     @property
@@ -57,18 +61,28 @@ def check(config: RunConfig, options: Options, say: Say = lambda text: None) -> 
     with RankCompilation(small, options.cache, options.workers) as compilation:
         say(f"compiling {compilation.devices} ranks, {compilation.workers} at a time")
         reference = train_single(small, options.steps)
-        graphs = compilation.graphs(lambda done: say(f"compiling: {done} of {compilation.devices} ranks"))
+        graphs = compilation.graphs(lambda done: say(_progress(done, compilation.devices, time.monotonic() - begun)))
     compiled = time.monotonic()
     say("executing")
     try:
         comparisons = train_cluster(small, graphs, reference, options.mindspore_kernels)
-    except Deadlock as deadlock:
-        outcome = Outcome(small, (), (str(deadlock),), len(graphs))
+    except CheckFailed as disagreement:
+        outcome = Outcome(small, (), (str(disagreement),), len(graphs))
     else:
         outcome = judge(small, graphs, reference, comparisons, options.cache, say)
     ended = time.monotonic()
     seconds = {"compile": compiled - begun, "execute": ended - compiled, "total": ended - begun}
     return replace(outcome, seconds=seconds)
+
+
+def _progress(done: int, ranks: int, seconds: float) -> str:
+    left = f", about {seconds / done * (ranks - done) / 60:.0f} min left" if 0 < done < ranks and seconds > 60 else ""
+    return f"compiling: {done} of {ranks} ranks{left}"
+
+
+def refused(config: RunConfig, error: Exception) -> Outcome:
+    """The answer for a configuration that does not compile, or has an operator that cannot be executed here."""
+    return Outcome(config, (), (str(error),), config.parallel_config.device_num, executed=False)
 
 
 def judge(

@@ -15,7 +15,7 @@ from toolkit.cluster_check.check import Outcome
 from toolkit.cluster_check.compare import Comparison, TensorError
 
 MOST_PROBLEMS = 8
-HEAD = "| configuration | devices | layout | largest error: loss | weights | optimizer state |"
+HEAD = "| configuration | devices | layout | largest error: loss | weights | optimizer state | seconds: compile | execute |"
 
 
 def as_json(outcome: Outcome) -> dict[str, Any]:
@@ -36,7 +36,9 @@ def as_json(outcome: Outcome) -> dict[str, Any]:
         "overflow_skipped": all(all(item.cluster.overflows) for item in outcome.comparisons if item.single.overflow),
         "problems": list(outcome.problems),
         "first_difference": outcome.first_difference,
-        "seconds": round(outcome.seconds["total"], 1),
+        "seconds": round(outcome.seconds.get("total", 0.0), 1),
+        "compile_seconds": round(outcome.seconds.get("compile", 0.0), 1),
+        "execute_seconds": round(outcome.seconds.get("execute", 0.0), 1),
     }
 
 
@@ -56,8 +58,7 @@ def print_outcome(outcome: Outcome, name: str, console: Console) -> None:
             f"{norms[0]:.6f} / {norms[1]:.6f}",
             str(item.cluster.tokens[0]),
         )
-    if outcome.comparisons:
-        console.print(table)
+    console.print(table if outcome.comparisons else table.title)
     for title, moments in (("weights", False), ("optimizer state", True)):
         if error := _worst(outcome.comparisons, moments):
             console.print(f"largest error of {title}: {error.absolute:.1e} ({error.name}, rank {error.rank})")
@@ -65,8 +66,8 @@ def print_outcome(outcome: Outcome, name: str, console: Console) -> None:
 
 
 def _print_verdict(outcome: Outcome, console: Console) -> None:
-    seconds = outcome.seconds
-    console.print(f"compiled in {seconds['compile']:.1f} s, executed in {seconds['execute']:.1f} s")
+    if seconds := outcome.seconds:
+        console.print(f"compiled in {seconds['compile']:.1f} s, executed in {seconds['execute']:.1f} s")
     if outcome.ok:
         console.print("[bold green]the ranks together compute what a single device does[/]")
         return
@@ -76,7 +77,15 @@ def _print_verdict(outcome: Outcome, console: Console) -> None:
         console.print(f"  and {len(outcome.problems) - MOST_PROBLEMS} more")
     if outcome.first_difference:
         console.print(f"[bold]where it begins:[/] {outcome.first_difference}")
-    console.print("[bold red]the ranks together compute something else than a single device[/]")
+    console.print(f"[bold red]{_refusal(outcome)}[/]")
+
+
+def _refusal(outcome: Outcome) -> str:
+    if not outcome.executed:
+        return "this cannot be checked"
+    if not outcome.comparisons:
+        return "the ranks together do not end a step"
+    return "the ranks together compute something else than a single device"
 
 
 def describe(outcome: Outcome) -> str:
@@ -101,11 +110,12 @@ def layout(config: RunConfig) -> str:
 
 
 def write_table(rows: Sequence[tuple[str, Outcome]], path: Path) -> None:
-    """A table in Markdown."""
-    lines = [HEAD, "|---|---|---|---|---|---|"]
-    lines += [_row(name, outcome) for name, outcome in rows]
+    """A table in Markdown. Rows that ``path`` has of other configurations stay, so it can be made in several sittings."""
+    known = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+    lines = {line.split("`")[1]: line for line in known if line.startswith("| `")}
+    lines |= {name: _row(name, outcome) for name, outcome in rows}
     with atomic_open(path) as file:
-        file.write("\n".join(lines) + "\n")
+        file.write("\n".join([HEAD, "|---" * HEAD.count(" |") + "|", *lines.values()]) + "\n")
 
 
 def _row(name: str, outcome: Outcome) -> str:
@@ -113,8 +123,9 @@ def _row(name: str, outcome: Outcome) -> str:
     pairs = zip(found["losses"], found["single_device_losses"], strict=True)
     loss = max((abs(a - b) for a, b in pairs), default=0.0)
     errors = f"{loss:.1e} | {found['max_parameter_error']:.1e} | {found['max_state_error']:.1e}"
-    verdict = errors if outcome.ok else "differs | |"
-    return f"| `{name}` | {outcome.ranks} | {layout(outcome.config)} | {verdict} |"
+    seconds = " | ".join(f"{outcome.seconds.get(phase, 0.0):.0f}" for phase in ("compile", "execute"))
+    verdict = errors if outcome.ok else f"{_refusal(outcome)}: {outcome.problems[0].splitlines()[0]} | |"
+    return f"| `{name}` | {outcome.ranks} | {layout(outcome.config)} | {verdict} | {seconds} |"
 
 
 def _recomputed(config: RunConfig) -> list[bool]:

@@ -26,13 +26,14 @@ MOST_PARTS = 2  # of a batch, and micro batches for every stage
 BYTES = 4
 KILOBYTE = 1024
 STABLE_EPSILON = 1e-4
+LARGEST_NORM = 0.1  # less than any norm of the small model's gradients, so that clipping is seen
 
 
 def scaled(config: RunConfig, real_dtype: bool = False) -> RunConfig:
     """The configuration that is checked in place of ``config``.
 
-    It computes in fp32 unless ``real_dtype``, whatever the YAML says; and Adam's epsilon is large, so that gradients next to
-    zero, whose sign is a matter of rounding, do not become whole updates.
+    It computes in fp32 unless ``real_dtype``, whatever the YAML says; Adam's epsilon is large, so that gradients next to
+    zero, whose sign is a matter of rounding, do not become whole updates; and every step is clipped, if the YAML clips.
 
     Raises:
         UserError: the configuration has contradictory lists of recomputation.
@@ -147,13 +148,14 @@ def _in_fp32() -> Mapping[str, Any]:
 
 
 def _optimizer(config: RunConfig, sizes: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Settings of the update; a threshold that leaves small norms whole if the real one leaves real norms whole."""
+    """Settings of the update: clipping that takes place if there is any; small norms are whole if the real ones are."""
     key = "parallel.parallel_optimizer_config.parallel_optimizer_threshold"
     threshold = config.parallel.parallel_optimizer_config.parallel_optimizer_threshold
     norms_are_whole = config.model.config.hidden_size * BYTES < threshold * KILOBYTE
     smallest_norm = sizes["hidden_size"] * BYTES // KILOBYTE + 1
     return {
         "optimizer.eps": STABLE_EPSILON,
+        "runner_wrapper.max_grad_norm": min(config.runner_wrapper.max_grad_norm, LARGEST_NORM),
         **({key: smallest_norm if norms_are_whole else 0} if config.parallel.enable_parallel_optimizer else {}),
     }
 

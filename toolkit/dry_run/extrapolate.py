@@ -11,7 +11,7 @@ moment by moment; the peak is the fullest extrapolated moment. A further, larger
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from toolkit.dry_run.moments import Fill, Moments, Use
@@ -109,6 +109,7 @@ def design_for(
     shorter: bool = True,
     together: bool = False,
     deepening: int = 1,
+    length: Callable[[int], int] = int,
 ) -> Design | None:
     """Returns the simulations for stages at ``targets``; None where simulating the stages themselves costs no more.
 
@@ -119,6 +120,7 @@ def design_for(
         shorter: whether the pipeline, and with it the number of micro-batches alive, can be made smaller.
         together: whether runs belong to chunks, and can only grow with one another.
         deepening: by how many stages, and micro-batches alive, pipelines can grow.
+        length: stages of the pipeline that keeps so many micro-batches alive; MindSpore wants no fewer micro-batches.
     """
     runs = range(len(targets[0].layers))
     counts = [[target.layers[run] for target in targets] for run in runs]
@@ -132,11 +134,14 @@ def design_for(
     layers = tuple(_fewest(max(counts[run]), step) if run in varied else counts[run][0] for run in runs)
     alive = [target.alive for target in targets]
     vary_alive = shorter and (max(alive) > FEWEST_ALIVE + 1 or max(alive) > min(alive))
-    first = FEWEST_ALIVE if vary_alive else alive[0]
-    base = Point(layers, first, _few(targets[0].micro_batches, first, micro_step))
+    first = FEWEST_ALIVE + (max(alive) - FEWEST_ALIVE) % deepening if vary_alive else alive[0]
+    deeper = first + deepening * vary_alive
+    passing = max(first, deeper - 1, length(first) - 2, length(deeper) - 2)  # more pass than the deeper one keeps alive
+    base = Point(layers, first, _few(targets[0].micro_batches, passing, micro_step))
     more_layers = tuple(count + 2 * step * (run in varied) for run, count in enumerate(layers))
     more_alive = min(max(alive), first + 2 * deepening) if vary_alive else first
-    more_micro = _few(targets[0].micro_batches, base.micro_batches, micro_step)
+    passing = max(base.micro_batches, more_alive, length(more_alive) - 2)
+    more_micro = _few(targets[0].micro_batches, passing, micro_step)
     check = Point(more_layers, more_alive, more_micro)
     return Design(base, varied, step, vary_alive, _steady(base, targets[0], micro_step), check, together, deepening)
 

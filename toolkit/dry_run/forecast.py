@@ -12,7 +12,7 @@ from mindllm.config import RunConfig
 from toolkit.dry_run.extrapolate import FEWEST_ALIVE, Design, design_for, exact_stage, whole_stage
 from toolkit.dry_run.moments import Fill, Moments, bytes_of, fullest
 from toolkit.dry_run.profile import Profile
-from toolkit.dry_run.reduced import Point, deepening, point_of, reduced_run
+from toolkit.dry_run.reduced import Point, deepening, middle_deepening, pipeline_length, point_of, reduced_run
 from toolkit.dry_run.simulations import Request, Simulations
 from toolkit.dry_run.stages import FIRST, MIDDLE, ONLY, Stage
 
@@ -91,10 +91,15 @@ Planned = tuple[Design, list[Stage]]
 
 def _alike(config: RunConfig, stages: Sequence[Stage]) -> list[list[Stage]]:
     groups: dict[tuple, list[Stage]] = {}
-    for stage in stages:
-        interleaved = config.model.config.pp_interleave_num > 1
-        groups.setdefault((stage.likeness, stage.number if interleaved else None), []).append(stage)
+    for stage in sorted(stages, key=lambda stage: stage.number % 2):  # even ones, which need no less, stand for all
+        apart = stage.number if config.model.config.pp_interleave_num > 1 else stage.alive % _deepening(config, stage)
+        groups.setdefault((stage.likeness, apart), []).append(stage)
     return list(groups.values())
+
+
+def _deepening(config: RunConfig, stage: Stage) -> int:
+    """By how many micro-batches alive the small runs of a stage without chunks differ."""
+    return middle_deepening(config, stage.number) if stage.place == MIDDLE else 1
 
 
 def _designs(config: RunConfig, alike: list[Stage]) -> list[Planned]:
@@ -103,10 +108,13 @@ def _designs(config: RunConfig, alike: list[Stage]) -> list[Planned]:
     step = config.parallel_config.gradient_aggregation_group if alike[0].place == ONLY and _devices(config) > 1 else 1
     shorter = alike[0].place in (FIRST, MIDDLE) and not interleaved
     targets = [point_of(stage, config) for stage in alike]
-    deeper: int | None = 1
+    deeper: int | None = _deepening(config, alike[0])
     if alike[0].place == FIRST and shorter and targets[0].alive > FEWEST_ALIVE:
         deeper = deepening(config, FEWEST_ALIVE, targets[0].alive)
-    design = design_for(targets, step, _micro_step(config), shorter and deeper is not None, interleaved, deeper or 1)
+    design = design_for(
+        targets, step, _micro_step(config), shorter and deeper is not None, interleaved, deeper or 1,
+        lambda alive: pipeline_length(config, alike[0], alive),
+    )  # fmt: skip
     if design:
         return [(design, alike)]
     return [(whole_stage(target, _micro_step(config)), [stage]) for target, stage in zip(targets, alike, strict=True)]

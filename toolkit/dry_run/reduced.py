@@ -11,7 +11,7 @@ from mindllm.parallel.plan_text import render_plan
 from toolkit.dry_run.stages import FIRST, MIDDLE, ONLY, LayerKind, Run, Stage
 
 PLAIN = LayerKind(False, ())
-NODE = 8  # MindSpore takes more devices than these in eights only
+NODE = 8  # MindSpore takes more devices than these in eights only, and fewer as powers of two
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,8 @@ def micro_batches_of(config: RunConfig) -> int:
 def reduced_run(config: RunConfig, like: Stage, point: Point) -> tuple[RunConfig, int]:
     """Returns a run that has a stage like ``like`` at ``point``, and the first rank of that stage.
 
-    A stage keeps as many micro-batches alive as there are stages from it on: that is how long the small pipeline is.
+    A stage keeps as many micro-batches alive as there are stages from it on: that is how long the small pipeline is. Where
+    it has to be longer, for MindSpore to accept it, there are more micro-batches, too.
     With several chunks per stage the pipeline stays as long as it is.
     """
     stages, number, chunks = _pipeline(config, like, point)
@@ -54,7 +55,7 @@ def reduced_run(config: RunConfig, like: Stage, point: Point) -> tuple[RunConfig
     changes["model.model_config.num_layers"] = len(layers)
     alone = like.place == ONLY
     changes["runner_config.gradient_accumulation_steps"] = point.micro_batches if alone else 1
-    changes["parallel_config.micro_batch_num"] = 1 if alone else point.micro_batches
+    changes["parallel_config.micro_batch_num"] = 1 if alone else max(point.micro_batches, stages)
     sizes = config.parallel_config
     return override_config(config, changes), number * sizes.data_parallel * sizes.model_parallel
 
@@ -69,14 +70,35 @@ def _pipeline(config: RunConfig, like: Stage, point: Point) -> tuple[int, int, i
     if like.place == FIRST:
         return max(point.alive, 2), 0, 1
     behind = point.alive if like.place == MIDDLE else 1  # this stage and those after it
-    number = next(before for before in range(1, NODE + 1) if is_possible(config, before + behind) or before == NODE)
+    number = stages_before(config, behind, like.number)
     return number + behind, number, 1
+
+
+def stages_before(config: RunConfig, behind: int, number: int) -> int:
+    """How many stages a small pipeline has before one of its middle stages, with ``behind`` stages from that one on.
+
+    As many as MindSpore accepts, and odd or even like ``number`` where that can be: an even stage still holds what it sends
+    while it goes backward, an odd one does not.
+    """
+    possible = [before for before in range(1, NODE + 1) if is_possible(config, before + behind)] or [NODE]
+    return next((before for before in possible if before % 2 == number % 2), possible[0])
+
+
+def pipeline_length(config: RunConfig, like: Stage, alive: int) -> int:
+    """Stages of the small pipeline in which a stage like ``like`` keeps so many micro-batches alive."""
+    return _pipeline(config, like, Point((), alive, 0))[0]
+
+
+def middle_deepening(config: RunConfig, number: int) -> int:
+    """By how many stages pipelines grow so that a middle stage stays odd or even."""
+    first, second = (stages_before(config, alive, number) for alive in (2, 3))
+    return 1 if first % 2 == second % 2 else 2
 
 
 def is_possible(config: RunConfig, stages: int) -> bool:
     """Whether MindSpore accepts a pipeline of so many stages like those of ``config``."""
     devices = stages * config.parallel_config.data_parallel * config.parallel_config.model_parallel
-    return devices <= NODE or devices % NODE == 0
+    return devices in (1, 2, 4) or devices % NODE == 0
 
 
 def deepening(config: RunConfig, fewest: int, most: int) -> int | None:

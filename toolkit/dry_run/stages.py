@@ -36,6 +36,11 @@ class LayerKind:
         return LayerAssignment(stage, chunk, self.recompute, dict(self.patterns))
 
 
+def kind_of(layer: LayerAssignment) -> LayerKind:
+    """How a layer of a plan is recomputed."""
+    return LayerKind(layer.recompute, tuple(sorted(layer.patterns.items())))
+
+
 @dataclass(frozen=True)
 class Run:
     """Consecutive layers of one chunk that are of one kind."""
@@ -99,6 +104,6 @@ def _place(number: int, stages: int) -> str:
 def _runs(plan: LayerPlan, stage: int) -> list[Run]:
     runs = []
     for chunk in range(plan.chunks):
-        kinds = (LayerKind(layer.recompute, tuple(sorted(layer.patterns.items()))) for layer in plan.at(chunk, stage))
+        kinds = (kind_of(layer) for layer in plan.at(chunk, stage))
         runs += [Run(chunk, kind, len(list(group))) for kind, group in itertools.groupby(kinds)]
     return runs

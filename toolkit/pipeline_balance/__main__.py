@@ -19,6 +19,7 @@ from toolkit.dry_run.simulations import Simulations, can_simulate
 from toolkit.pipeline_balance.configured import Configured, configured_problem, with_memory
 from toolkit.pipeline_balance.device import DEFAULT, read_device
 from toolkit.pipeline_balance.explain import explain, lines
+from toolkit.pipeline_balance.interleave import fastest, print_interleaves, try_interleaves
 from toolkit.pipeline_balance.manual import evaluate_manual
 from toolkit.pipeline_balance.measured import Fit, read_measured
 from toolkit.pipeline_balance.picture import FORMATS, draw_schedule
@@ -26,18 +27,20 @@ from toolkit.pipeline_balance.problem import Problem, Schedule
 from toolkit.pipeline_balance.read_problem import Setting, read_problem
 from toolkit.pipeline_balance.report import answer, manual_answer, print_fit, print_manual, print_solution
 from toolkit.pipeline_balance.report_costs import print_costs, print_validated, validated_answer
-from toolkit.pipeline_balance.solve import Solution, solve
+from toolkit.pipeline_balance.solve import Infeasible, Solution, solve
 from toolkit.pipeline_balance.validate import Validated, planned_config, validate, write_run
 from toolkit.pipeline_balance.yaml_plan import KEYS, write_plan
 
 EXAMPLES = """example:
   python -m toolkit.pipeline_balance --config run.yaml --max_memory 58GB --validate --apply --output planned.yaml
   python -m toolkit.pipeline_balance --config run.yaml --device my_device.yaml --parallel_config.micro_batch_num=64
+  python -m toolkit.pipeline_balance --config run.yaml --interleave 1 2 4 --validate --apply --output planned.yaml
   python -m toolkit.pipeline_balance --problem problem.json --picture schedule.png
   python -m toolkit.pipeline_balance --problem layers.json --stages 16 --micro_batches 32 --max_memory 53GB --explain
   python -m toolkit.pipeline_balance --measured init.yaml --micro_batches 64 --max_memory 58GB --json
   python -m toolkit.pipeline_balance --problem problem.json --apply run.yaml --output planned.yaml
 """
+WIDTH = 200  # of tables in a file
 OF_CONFIG = Path()  # --apply without a file: the run of --config
 
 
@@ -45,7 +48,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Reads a problem, plans it, and writes what was asked for."""
     options, overrides = _parser().parse_known_args(arguments)
     _check(options, overrides)
-    console = Console(stderr=True) if options.json else Console()
+    console = Console(stderr=options.json)
+    if not console.is_terminal:
+        console.width = WIDTH
     simulations = Simulations(None, error_console, estimates=bool(options.config) and not can_simulate())
     configured = _configured(options, overrides, simulations) if options.config else None
     problem, fit = (configured.problem, None) if configured else _problem(options)
@@ -53,8 +58,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _print_origin(console, configured, fit)
     if options.manual:
         return _manual(options, problem, console)
-    validated = validate(configured, options.seconds, simulations) if configured and options.validate else None
-    solution = validated.chosen.solution if validated else solve(problem, options.seconds)
+    if configured:
+        try:
+            solution, validated = _plan_run(options, configured, simulations, console)
+        except Infeasible as error:
+            raise configured.infeasible(error) from None
+    else:
+        solution, validated = solve(problem, options.seconds), None
     _print(options, console, solution, validated)
     _write(options, solution, configured, console)
     if options.explain:
@@ -88,6 +98,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--validate", action="store_true", help="dry-run the plan of --config, and correct it until confirmed"
     )
+    parser.add_argument(
+        "--interleave",
+        type=_positive,
+        nargs="+",
+        metavar="N",
+        help="with --config: plan each of these pp_interleave_num, take the fastest",
+    )
     parser.add_argument("--seconds", type=float, default=60.0, help="to plan in, at most about (default: %(default)s)")
     parser.add_argument("--manual", type=Path, metavar="FILE", help="judge the plans of this YAML instead of planning")
     parser.add_argument("--explain", action="store_true", help="which constraint binds, and what one more GB would buy")
@@ -114,7 +131,7 @@ def _check(options: argparse.Namespace, overrides: Sequence[str]) -> None:
                     f"--{name}: a run says this itself; change the key of the YAML, as --parallel_config.micro_batch_num=64"
                 )
     else:
-        for name in ("device", "validate"):
+        for name in ("device", "validate", "interleave"):
             if getattr(options, name):
                 raise UserError(f"--{name}: belongs to --config RUN.yaml, which is not given")
         if overrides:
@@ -145,6 +162,21 @@ def _configured(options: argparse.Namespace, overrides: Sequence[str], simulatio
     device = read_device(options.device or DEFAULT)
     config = with_memory(load_config(options.config, overrides), options.max_memory)
     return configured_problem(config, device, simulations)
+
+
+def _plan_run(
+    options: argparse.Namespace, configured: Configured, simulations: Simulations, console: Console
+) -> tuple[Solution, Validated | None]:
+    """The plan of a run, of the fastest number of chunks, and how it was confirmed."""
+    solution = None
+    if options.interleave:
+        tried = try_interleaves(configured, options.interleave, options.seconds)
+        print_interleaves(console, tried)
+        configured, solution = fastest(tried).configured, fastest(tried).solution
+    if not options.validate:
+        return solution or solve(configured.problem, options.seconds), None
+    validated = validate(configured, options.seconds, simulations)
+    return validated.chosen.solution, validated
 
 
 def _print_origin(console: Console, configured: Configured | None, fit: Fit | None) -> None:

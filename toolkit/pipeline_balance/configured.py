@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from typing import Any
 
 from mindllm.config import RunConfig, override_config
+from mindllm.parallel.layer_plan import make_plan
 from toolkit.dry_run.simulations import Simulations
+from toolkit.dry_run.stages import kind_of
 from toolkit.pipeline_balance.device import Device
+from toolkit.pipeline_balance.feasible import lightest_split
 from toolkit.pipeline_balance.memory_costs import MemoryFit, fit_memory
-from toolkit.pipeline_balance.offered_kinds import offered_kinds
+from toolkit.pipeline_balance.offered_kinds import layer_kind, offered_kinds
+from toolkit.pipeline_balance.plan import Plan
 from toolkit.pipeline_balance.problem import Problem, make_problem
 from toolkit.pipeline_balance.small_runs import run_small
+from toolkit.pipeline_balance.solve import Infeasible
 from toolkit.pipeline_balance.time_costs import TimeCosts, time_costs
 
 GB = 1024  # MB of 2**20 bytes: what MindSpore takes max_device_memory for
@@ -32,6 +38,30 @@ class Configured:
     memory: MemoryFit
     times: TimeCosts
     limit_mb: float
+
+    def interleaved(self, chunks: int) -> Configured:
+        """The same run with another number of chunks per stage; layers cost what they did.
+
+        Raises:
+            UserError: there are fewer layers than chunks.
+        """
+        changes = {"chunks": chunks, "static_mb": self.memory.static(self.config.parallel_config, chunks)}
+        fields = {**self.problem.model_dump(), **changes}
+        return replace(self, problem=make_problem(fields, f"pp_interleave_num {chunks}"))
+
+    def own_plan(self) -> Plan | None:
+        """The plan that the YAML has; None where it recomputes in a way that is not offered."""
+        kinds = {layer_kind(kind): name for name, kind in (self.problem.yaml_kinds or {}).items()}
+        plan = make_plan(self.config)
+        places = [plan.at(chunk, stage) for chunk in range(plan.chunks) for stage in range(plan.stages)]
+        names = [tuple(kinds.get(kind_of(layer), "") for layer in layers) for layers in places]
+        return Plan(tuple(names)) if all(name for place in names for name in place) else None
+
+    def infeasible(self, error: Infeasible) -> Infeasible:
+        """``error`` with the memory that would do."""
+        limit = max(self.problem.per_stage("limit_mb")) + lightest_split(self.problem).missing_mb
+        needed = math.ceil((limit + self.memory.runs.gaps_mb) / GB * 10) / 10
+        return Infeasible(f"{error}; with gaps between blocks that is --max_memory {needed:g}GB")
 
 
 def configured_problem(config: RunConfig, device: Device, simulations: Simulations) -> Configured:
@@ -58,6 +88,7 @@ def configured_problem(config: RunConfig, device: Device, simulations: Simulatio
                 "count": model.num_layers,
                 "forward": times.forward,
                 "parameter_mb": memory.parameter,
+                "start_mb": memory.start,
                 "kinds": {
                     name: {
                         "backward": times.backward + times.again[name],
@@ -69,8 +100,9 @@ def configured_problem(config: RunConfig, device: Device, simulations: Simulatio
             }
         ],
         "head": dict(zip(("forward", "backward"), times.head, strict=True)),
-        "tail": dict(zip(("forward", "backward"), times.tail, strict=True)),
-        "static_mb": memory.static(config),
+        "tail": {**dict(zip(("forward", "backward"), times.tail, strict=True)), "transient_mb": memory.tail},
+        "static_mb": memory.static(sizes, model.pp_interleave_num),
+        "start_mb": memory.at_start(sizes.pipeline_stage),
         "limit_mb": (max(0.0, limit - memory.runs.gaps_mb),) * sizes.pipeline_stage,
         "recompute_kinds": {name: kind.model_dump() for name, kind in kinds.items()},
         "point_to_point": times.point_to_point,
@@ -84,7 +116,8 @@ def with_memory(config: RunConfig, size: str | None) -> RunConfig:
     """``config`` with another ``max_device_memory``, given as ``58GB`` or ``58000MB`` (of 2**20 bytes)."""
     if size is None:
         return config
-    gb = float(size.removesuffix("GB")) if size.endswith("GB") else float(size.removesuffix("MB")) / GB
+    share = {"GB": 1, "MB": GB, "KB": GB * GB}[size[-2:]]
+    gb = float(size[:-2]) / share
     return override_config(config, {"context.max_device_memory": f"{gb:g}GB"})
 
 
@@ -101,4 +134,6 @@ def _check(config: RunConfig) -> None:
     pipeline = config.parallel.pipeline_config
     if pipeline.pipeline_scheduler != "1f1b":
         key, value = "parallel.pipeline_config.pipeline_scheduler", pipeline.pipeline_scheduler
-        raise config.error(key, f"costs are known of 1f1b only (value {value}); write 1f1b")
+        raise config.error(
+            key, f"only 1f1b is planned, which keeps fewer micro-batches alive (value {value}); write 1f1b"
+        )

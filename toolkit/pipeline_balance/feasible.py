@@ -7,9 +7,11 @@ from dataclasses import dataclass
 import highspy
 import numpy as np
 
-from toolkit.pipeline_balance.plan import end_of, orders_of
+from toolkit.pipeline_balance.plan import end_of, fixed_memory, orders_of, tail_working
 from toolkit.pipeline_balance.problem import ZERO_BUBBLE, Problem
-from toolkit.pipeline_balance.schedule import alive
+from toolkit.pipeline_balance.recompute_mix import Mixes
+from toolkit.pipeline_balance.schedule import alive_in_backward
+from toolkit.pipeline_balance.stage_choice import StageChoice
 
 
 @dataclass(frozen=True)
@@ -57,9 +59,12 @@ def lightest_split(problem: Problem) -> Lightest:
             solver.addRow(-infinity, limits[stage] - fixed, len(columns), columns, values)
     solver.run()
     answer = np.array(solver.getSolution().col_value)
-    lacking = [(fixed + factors @ answer[:missing] - limits[stage], stage) for stage, fixed, factors in rows]
     counts = np.rint(answer[:missing]).astype(int).reshape(places, kinds).sum(axis=1)
-    return Lightest(max(0.0, float(answer[missing])), max(lacking)[1], counts)
+    lacking = [(fixed + factors @ answer[:missing] - limits[stage], stage) for stage, fixed, factors in rows]
+    more, stage = max(lacking)
+    if problem.backward_frees:  # what the mixes of this split really need
+        more, stage = StageChoice(problem, Mixes(problem), orders_of(problem)).missing(counts)
+    return Lightest(max(0.0, more), stage, counts)
 
 
 def _keep_order(solver: highspy.Highs, problem: Problem, begun: int) -> None:
@@ -82,21 +87,38 @@ def _keep_order(solver: highspy.Highs, problem: Problem, begun: int) -> None:
 
 
 def _memory_rows(problem: Problem, stage: int) -> list[tuple[int, float, np.ndarray]]:
-    """Of every largest set of live micro-batches: the stage, MB without layers, MB of a layer in each place."""
+    """Of every largest set of live micro-batches: the stage, MB without layers, MB of a layer in each place.
+
+    The layer that goes backward first may be of a kind that keeps more, and needs less working memory for it.
+    """
     orders = orders_of(problem)
     single = problem.schedule in ZERO_BUBBLE  # they can do with one micro-batch under way
     kinds, places = len(problem.layers), range(stage, problem.places, problem.stages)
-    transient = min(kind.transient_mb for layer in problem.layers for kind in layer.kinds.values())
-    base = transient + sum(problem.per_stage(key)[stage] for key in ("static_mb", "transient_mb"))
+    base = sum(problem.per_stage(key)[stage] for key in ("static_mb", "transient_mb"))
     base += sum(end.memory_mb for place in places for end in end_of(problem, place))
     rows = []
-    for vector in [np.ones(1)] if single else alive(orders, problem.chunks)[stage]:
+    moments = (np.ones((1, 1)),) if single else alive_in_backward(orders, problem.chunks)[stage]
+    for backward, vector in ((chunk, vector) for chunk, vectors in enumerate(moments) for vector in vectors):
         factors = np.zeros(problem.places * kinds)
-        fixed = base
+        fixed = base + _least_working(problem, places[backward], vector[backward])
         for chunk, place in enumerate(places):
             fixed += vector[chunk] * sum(end.activation_mb for end in end_of(problem, place))
             for kind, layer in enumerate(problem.layers):
                 lightest = min(cost.activation_mb for cost in layer.kinds.values())
                 factors[place * kinds + kind] = layer.parameter_mb + vector[chunk] * lightest
         rows.append((stage, fixed, factors))
-    return rows
+    needed = fixed_memory(problem, stage, [])[1]
+    factors = np.zeros(problem.places * kinds)
+    for place in places:
+        factors[place * kinds : (place + 1) * kinds] = [layer.parameter_mb + layer.start_mb for layer in problem.layers]
+    return [*rows, (stage, needed, factors)]
+
+
+def _least_working(problem: Problem, place: int, alive: float) -> float:
+    """What the layer that goes backward first needs at least beyond the lightest activations, in MB."""
+    first = min(
+        cost.transient_mb + alive * (cost.activation_mb - min(kind.activation_mb for kind in layer.kinds.values()))
+        for layer in problem.layers
+        for cost in layer.kinds.values()
+    )
+    return max(first, tail_working(problem, place))

@@ -1,61 +1,160 @@
-"""Planning with several chunks per stage: a search for the plan, a program over paths for the bound."""
+"""Planning with several chunks per stage: splits are searched with the program over paths, beside a tree for the bound."""
 
 from __future__ import annotations
 
 import itertools
 import math
 import time
+from collections.abc import Callable
 
 import numpy as np
 
+from toolkit.pipeline_balance.bound_process import BoundProcess, tree_of
 from toolkit.pipeline_balance.feasible import lightest_split
+from toolkit.pipeline_balance.layer_descent import LayerDescent
 from toolkit.pipeline_balance.path_program import PathProgram
 from toolkit.pipeline_balance.plan import Plan, orders_of
 from toolkit.pipeline_balance.problem import Problem
 from toolkit.pipeline_balance.recompute_mix import Mixes
-from toolkit.pipeline_balance.schedule import timetable
+from toolkit.pipeline_balance.reoptimise import SECONDS, Reoptimiser, dive
+from toolkit.pipeline_balance.schedule import Timetable, timetable
 from toolkit.pipeline_balance.search import Search
 from toolkit.pipeline_balance.stage_choice import StageChoice
 
 PROVEN = 1e-4  # a gap that ends the work
 FEW = 20_000  # splits that are all simulated
-STEPS = (0.1, 0.25, 0.45, 0.7)
-"""Shares of the time at which end: the first search, the paths, the search from their answer, the bound of whole layers."""
+SMALL = 1500  # operations of a problem that is first tried without a process for the bound
+ALONE = 1.5  # seconds for that
+DESCENT = 2.0  # seconds, at most, of the search with simulated steps
+DIVES = 3
+NEAR_PATHS = 400  # known when recomputation is chosen
+NEAR = 0.003  # share by which a split may be judged worse than the best and still get its recomputation chosen
+SHARES = (0.5, 0.2, 0.1, 0.2)
+"""Of the tries: the best split is shaken, splits are searched by simulated steps, recomputation is chosen once more, stages of
+the best plan are planned anew."""
+WANDER = 1.5  # seconds of a search by simulated steps
 
 
 def solve_interleaved(problem: Problem, until: float) -> tuple[Plan | None, float]:
     """A plan, or None when none was found, and a lower bound of the makespan (infinite when none exists)."""
-    started = time.monotonic()
-    moments = [started + share * (until - started) for share in STEPS]
-    orders = orders_of(problem)
+    orders, mixes = orders_of(problem), Mixes(problem)
     table = timetable(orders, problem.chunks)
-    search = Search(problem, StageChoice(problem, Mixes(problem), orders), table)
+    search = Search(problem, StageChoice(problem, mixes, orders), table)
     if len(problem.kind_names) == 1 and math.comb(problem.layer_count - 1, problem.places - 1) <= FEW:
         search.times(all_splits(problem))
         return (search.choice.plan(search.best), search.best_time) if search.best is not None else (None, math.inf)
-    starts = profiles(problem)
-    search.times(starts)
+    started = time.monotonic()
+    search.times(profiles(problem))
     if search.best is None:
         search.times(lightest_split(problem).counts[None])
     if search.best is None:
         return None, math.inf
-    search.descend(search.best, moments[0])
-    program = PathProgram(problem, table)
-    bound, layers = program.find_paths(search.paths, moments[1])
-    if layers is not None:
-        search.descend(rounded(layers), moments[2])
-    search.wander(moments[2], bound * (1 + PROVEN))
-    if bound < search.best_time:
-        program.ask_for_whole_layers(search.best_time, moments[3])
-        sharper, layers = program.find_paths(search.paths, moments[3])
-        sharper = program.whole_stage_bound(sharper, search.paths, moments[3])
-        bound = max(bound, min(sharper, search.best_time))
-        if layers is not None:
-            search.descend(rounded(layers), until)
-        bound = max(bound, whole_layer_bound(program, bound, search.best_time, moments[3]))
-    search.wander(until, bound * (1 + PROVEN))
-    search.choice.weigh(search.best_weights)
-    return search.choice.plan(search.best), min(bound, search.best_time)
+    search.descend(search.best, started + min(DESCENT, 0.1 * (until - started)))
+    planner = _Planner(problem, table, mixes, search)
+    bounds = [0.0]
+    if table.size <= SMALL:
+        tree = tree_of(problem, planner.best_time, PROVEN, until)
+        tree.bound(min(until, time.monotonic() + ALONE), bounds.append)
+        planner.first_plans(min(until, time.monotonic() + ALONE), lambda: max(bounds))
+    if not planner.proved(max(bounds)):
+        with BoundProcess(problem, planner.best_time, PROVEN, until - time.monotonic()) as process:
+            planner.first_plans(until, lambda: max(*bounds, process.bound))
+            planner.improve(until, lambda: max(*bounds, process.bound))
+        bounds.append(process.bound)
+    assert planner.plans.best is not None
+    return planner.plans.best.plan, min(max(bounds), planner.best_time)
+
+
+class _Planner:
+    """The search for plans: splits judged by the program, whose recomputation is then chosen."""
+
+    def __init__(self, problem: Problem, table: Timetable, mixes: Mixes, search: Search) -> None:
+        self.problem, self.search = problem, search
+        self.random = np.random.default_rng(0)
+        self.program = PathProgram(problem, table)
+        for visits in zip(search.paths.forward, search.paths.backward, search.paths.delays, strict=True):
+            self.program.add_path(*visits)
+        self.descent = LayerDescent(self.program, self.random)
+        self.plans = Reoptimiser(PathProgram(problem, table), mixes)
+        assert search.best is not None
+        self.plans.offer(search.choice.plan(search.best))
+        self.split, self.value = search.best, math.inf
+        self.chosen: dict[bytes, bool] = {}  # splits whose recomputation was looked for, and whether it was found
+
+    @property
+    def best_time(self) -> float:
+        """The step of the best plan."""
+        return self.plans.best_time
+
+    def proved(self, bound: float) -> bool:
+        """Whether the best plan needs no improvement."""
+        return self.best_time <= bound * (1 + PROVEN)
+
+    def first_plans(self, until: float, bound: Callable[[], float]) -> None:
+        """Splits from the best so far and from answers of the program, and the recomputation of the best."""
+        _, values = self.program.find_paths(until)
+        starts = [*(dive(self.program, values, self.random, until) for _ in range(DIVES)), self.split]
+        for start in starts:
+            if start is not None and time.monotonic() < until and not self.proved(bound()):
+                self._descend(start, until)
+
+    def improve(self, until: float, bound: Callable[[], float]) -> None:
+        """Shakes the best split, or plans some stages anew, until a moment or until nothing is left to gain."""
+        stages = 2
+        while time.monotonic() < until and not self.proved(bound()):
+            draw = self.random.choice(len(SHARES), p=SHARES)
+            if draw == 0:
+                self._descend(self.descent.shaken(self.split), until)
+            elif draw == 1:
+                self._wander(until)
+            elif draw == 2:
+                self._choose(self.split, until)
+            else:
+                assert self.plans.best is not None
+                self._tell_paths(np.array(self.plans.best.plan.counts), until)
+                begun = time.monotonic()
+                self.plans.plan_anew(self._some_places(stages), until)
+                more = 1 if time.monotonic() - begun < SECONDS / 4 else -1
+                stages = int(np.clip(stages + more, 2, self.problem.stages))
+
+    def _wander(self, until: float) -> None:
+        """Looks for splits by simulated steps for a while; a better plan's split is then judged by the program."""
+        before = self.search.best_time
+        self.search.wander(min(until, time.monotonic() + WANDER), 0.0)
+        if self.search.best_time < before and self.search.best is not None:
+            self.search.choice.weigh(self.search.best_weights)
+            self.plans.offer(self.search.choice.plan(self.search.best))
+            self._descend(self.search.best, until)
+
+    def _descend(self, start: np.ndarray, until: float) -> None:
+        split, value = self.descent.descend(start, until)
+        if value < self.value * (1 - PROVEN):
+            self.split, self.value = split, value
+        if value < min(self.value * (1 + NEAR), self.best_time) and split.tobytes() not in self.chosen:
+            self._choose(split, until)
+
+    def _choose(self, split: np.ndarray, until: float) -> None:
+        """Chooses the recomputation of a split, unless that is answered."""
+        if self.chosen.get(split.tobytes()):
+            return
+        self._tell_paths(split, until)
+        self.chosen[split.tobytes()] = self.plans.choose_recomputation(split, until)
+
+    def _tell_paths(self, split: np.ndarray, until: float) -> None:
+        """Has the planner of recomputation know the paths that matter for a split."""
+        self.descent.judge(split, until)
+        self.plans.know(self.program.near_paths(NEAR_PATHS))
+
+    def _some_places(self, stages: int) -> np.ndarray:
+        """All places of some stages, neighbours or any."""
+        count = self.problem.stages
+        first = self.random.integers(count)
+        row = (
+            (first + np.arange(stages)) % count
+            if self.random.random() < 0.5
+            else self.random.permutation(count)[:stages]
+        )
+        return (np.arange(self.problem.chunks)[:, None] * count + row).ravel()
 
 
 def all_splits(problem: Problem) -> np.ndarray:
@@ -64,21 +163,6 @@ def all_splits(problem: Problem) -> np.ndarray:
     cuts = cuts.reshape(-1, problem.places - 1)
     edges = np.pad(cuts, ((0, 0), (1, 1)), constant_values=((0, 0), (0, problem.layer_count)))
     return np.diff(edges, axis=1)
-
-
-def whole_layer_bound(program: PathProgram, low: float, high: float, until: float) -> float:
-    """Raises a lower bound towards ``high``, by halves, as long as the program proves it in time."""
-    if not np.isfinite(high):
-        return low
-    target = high
-    while time.monotonic() < until and target > low * (1 + PROVEN):
-        if program.beaten(target, until):
-            low, target = target, (target + high) / 2
-            if low >= high * (1 - PROVEN):
-                break
-        else:
-            high, target = target, (low + target) / 2
-    return low
 
 
 def profiles(problem: Problem) -> np.ndarray:
@@ -93,13 +177,3 @@ def profiles(problem: Problem) -> np.ndarray:
                 more[order[:left]] += 1
                 found.append(more)
     return np.unique(found, axis=0)
-
-
-def rounded(layers: np.ndarray) -> np.ndarray:
-    """Whole layers whose running sums are nearest, at least one in each place."""
-    sums = np.rint(layers.cumsum()).astype(int)
-    counts = np.diff(sums, prepend=0)
-    while (counts < 1).any():
-        counts[counts.argmax()] -= 1
-        counts[counts.argmin()] += 1
-    return counts

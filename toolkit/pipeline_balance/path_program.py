@@ -1,9 +1,7 @@
 """The linear program over paths: a lower bound of every plan's step under any order of operations, solved by HiGHS.
 
 Unknown are how many layers of each place recompute what; the step is at least the sum along each known path. Paths are those
-that the simulator finds critical for the program's own answers (cuts), so the bound rises to that of the whole event graph. Whole
-layers are then asked for: with a step to beat, the program says between which numbers the layers of each place and stage lie;
-whole numbers between them are fewer, and when none are left, no plan beats that step.
+that the simulator finds critical for the program's own answers (cuts), so the bound rises to that of the whole event graph.
 """
 
 from __future__ import annotations
@@ -17,28 +15,37 @@ import numpy as np
 from toolkit.pipeline_balance.plan import end_of
 from toolkit.pipeline_balance.problem import Problem
 from toolkit.pipeline_balance.schedule import Timetable, alive
-from toolkit.pipeline_balance.search import Paths
 from toolkit.pipeline_balance.simulate import critical_path, simulate
 from toolkit.pipeline_balance.stage_floor import Floor, StageFloor, hull
 
 CLOSE = 1e-3  # a simulated step this near to the bound ends the search for paths
 SLACK = 1e-6
 
+Path = tuple[np.ndarray, np.ndarray, float]  # forward and backward visits of each place, delay of its tensors
+
 
 class PathProgram:
-    """Columns: layers by place, layer kind and recompute kind, then layers of each place, then the step."""
+    """Columns: layers by place, layer kind and recompute kind, the same summed, times of each place, then the step.
+
+    Attributes:
+        columns: place, index of the layer kind and recompute kind of each of the first columns.
+        counts_of: the column of the number of layers of each kind in each place, ``[places, layer kinds]``.
+    """
 
     def __init__(self, problem: Problem, table: Timetable) -> None:
         self.problem, self.table = problem, table
+        kinds = len(problem.layers)
         self.columns = [
             (place, layer, kind)
             for place in range(problem.places)
-            for layer in range(len(problem.layers))
+            for layer in range(kinds)
             for kind in problem.layers[layer].kinds
         ]
         size = len(self.columns)
-        self.layers_of = size + np.arange(problem.places)
-        self.step = size + problem.places
+        self.counts_of = size + np.arange(problem.places * kinds).reshape(problem.places, kinds)
+        self.forward_of = size + self.counts_of.size + np.arange(problem.places)
+        self.backward_of = self.forward_of + problem.places
+        self.step = int(self.backward_of[-1]) + 1
         self.place = np.array([place for place, _, _ in self.columns])
         self.layer = np.array([layer for _, layer, _ in self.columns])
         costs = [problem.layers[layer].kinds[kind] for _, layer, kind in self.columns]
@@ -51,30 +58,42 @@ class PathProgram:
         self.solver = highspy.Highs()
         self.solver.setOptionValue("output_flag", False)
         self.solver.setOptionValue("threads", 1)
+        self.known: dict[bytes, Path] = {}
         self._build()
 
     def _build(self) -> None:
         problem, infinity = self.problem, highspy.kHighsInf
-        most = problem.layer_count - problem.places + 1
         for _ in self.columns:
             self.solver.addVar(0, infinity)
-        for _ in range(problem.places):
-            self.solver.addVar(1, most)
-        self.solver.addVar(0, infinity)
+        for layer in problem.layers * problem.places:
+            self.solver.addVar(0, min(layer.count, self.most))
+        for _ in range(2 * problem.places + 1):
+            self.solver.addVar(0, infinity)
         self.solver.changeColCost(self.step, 1.0)
         for index, layer in enumerate(problem.layers):
-            self._row(layer.count, layer.count, np.flatnonzero(self.layer == index), 1.0)
+            self._row(layer.count, layer.count, self.counts_of[:, index], 1.0)
+            for place in range(problem.places):
+                mine = np.flatnonzero((self.place == place) & (self.layer == index))
+                self._sum(mine, np.ones(len(mine)), self.counts_of[place, index], 0)
+        self.total_rows = self.solver.getNumRow() + np.arange(problem.places)
+        for place in range(problem.places):
+            self._row(1, self.most, self.counts_of[place], 1.0)
         for place in range(problem.places):
             mine = np.flatnonzero(self.place == place)
-            self._row(0, 0, np.append(mine, self.layers_of[place]), np.append(np.ones(len(mine)), -1))
+            self._sum(mine, self.forward[mine], self.forward_of[place], self.fixed_forward[place])
+            self._sum(mine, self.backward[mine], self.backward_of[place], self.fixed_backward[place])
         for stage, vectors in enumerate(alive(self.table.orders, problem.chunks)):
             self._memory_rows(stage, vectors)
-        self.stage_rows = []
         self.stage_counts: list[int] = []
-        self.known: set[bytes] = set()
-        for stage in range(problem.stages):
-            self.stage_rows.append(self.solver.getNumRow())
-            self._row(problem.chunks, infinity, self.layers_of[stage :: problem.stages], 1.0)
+
+    @property
+    def most(self) -> int:
+        """Layers that a place can hold at most, as every other needs one."""
+        return self.problem.layer_count - self.problem.places + 1
+
+    def _sum(self, columns: np.ndarray, factors: np.ndarray, total: int, fixed: float) -> None:
+        """A column that is the sum of others and a constant."""
+        self._row(-fixed, -fixed, np.append(columns, total), np.append(factors, -1.0))
 
     def _memory_rows(self, stage: int, vectors: np.ndarray) -> None:
         problem = self.problem
@@ -97,16 +116,33 @@ class PathProgram:
         used = values != 0
         self.solver.addRow(low, high, int(used.sum()), columns[used].astype(np.int32), values[used].copy())
 
-    def add_path(self, forward: np.ndarray, backward: np.ndarray, delay: float) -> None:
-        """The step is at least the sum along this path, unless that is known; visits of each place, ``[places]``."""
+    def add_path(self, forward: np.ndarray, backward: np.ndarray, delay: float) -> bool:
+        """The step is at least the sum along this path; visits of each place, ``[places]``. False when that is known."""
         key = np.concatenate([forward, backward]).astype(int).tobytes()
         if key in self.known:
-            return
-        self.known.add(key)
-        values = forward[self.place] * self.forward + backward[self.place] * self.backward
-        fixed = float(forward @ self.fixed_forward + backward @ self.fixed_backward) + delay
-        columns = np.append(np.arange(len(self.columns)), self.step)
-        self._row(-highspy.kHighsInf, -fixed, columns, np.append(values, -1.0))
+            return False
+        self.known[key] = forward, backward, delay
+        columns = np.concatenate([self.forward_of, self.backward_of, [self.step]])
+        self._row(-highspy.kHighsInf, -delay, columns, np.concatenate([forward, backward, [-1.0]]))
+        return True
+
+    def limit_totals(self, low: np.ndarray | int, high: np.ndarray | int) -> None:
+        """Bounds the layers of each place, ``[places]``."""
+        low, high = (np.broadcast_to(np.asarray(each, float), self.total_rows.shape) for each in (low, high))
+        for row, least, most in zip(self.total_rows, low, high, strict=True):
+            self.solver.changeRowBounds(row, least, most)
+
+    def limit_counts(self, low: np.ndarray, high: np.ndarray) -> None:
+        """Bounds the layers of each kind in each place, ``[places, layer kinds]``."""
+        columns = self.counts_of.ravel().astype(np.int32)
+        self.solver.changeColsBounds(len(columns), columns, low.ravel().astype(float), high.ravel().astype(float))
+
+    def by_kind(self, totals: np.ndarray) -> np.ndarray:
+        """Layers of each kind in each place, ``[places, layer kinds]``: layers stand in model order, ``totals`` in each place."""
+        sizes = np.array([layer.count for layer in self.problem.layers])
+        ends = sizes.cumsum()
+        after = np.clip(np.asarray(totals).cumsum()[:, None] - (ends - sizes), 0, sizes)
+        return np.diff(after, axis=0, prepend=0)
 
     def solve(self) -> tuple[float, np.ndarray]:
         """The least step, infinite when there is no answer, and the value of every column."""
@@ -115,40 +151,59 @@ class PathProgram:
             return math.inf, np.zeros(self.step + 1)
         return self.solver.getInfo().objective_function_value, np.array(self.solver.getSolution().col_value)
 
-    def times(self, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Forward and backward time of each place of an answer."""
-        given = values[: len(self.columns)]
-        places = self.problem.places
-        forward = np.bincount(self.place, given * self.forward, places) + self.fixed_forward
-        return forward, np.bincount(self.place, given * self.backward, places) + self.fixed_backward
+    def totals(self, values: np.ndarray) -> np.ndarray:
+        """Layers of each place of an answer, ``[places]``."""
+        return values[self.counts_of].sum(axis=1)
 
-    def find_paths(self, paths: Paths, until: float) -> tuple[float, np.ndarray | None]:
-        """Adds critical paths of its own answers until the bound is met; returns it and layers per place, if any."""
-        for visits in list(zip(paths.forward, paths.backward, paths.delays, strict=True)):
-            self.add_path(*visits)
+    def separate(self, values: np.ndarray) -> tuple[float, bool]:
+        """Simulates an answer and adds its critical path: the simulated step, and whether the path was new."""
+        delay = self.problem.point_to_point
+        line = simulate(self.table, values[self.forward_of], values[self.backward_of], delay=delay)
+        forward, backward, crossings = critical_path(line, delay)
+        return line.makespan, self.add_path(forward, backward, crossings * delay)
+
+    def find_paths(self, until: float, close: float = CLOSE) -> tuple[float, np.ndarray]:
+        """Adds critical paths of its own answers until the bound is met; returns it and the last answer."""
         bound, values = self.solve()
         centre, centre_time = values, math.inf
         while math.isfinite(bound) and time.monotonic() < until:
+            new = False
             for share in (1.0, 0.5, 0.2):  # the answer itself, and on the way to it from the best so far
                 point = centre + share * (values - centre)
-                found = self._separate(point, paths)
+                found, added = self.separate(point)
+                new |= added
                 if found < centre_time:
                     centre, centre_time = point, found
-            if centre_time <= bound * (1 + CLOSE):
+            if centre_time <= bound * (1 + close) or not new:
                 break
             bound, values = self.solve()
-        return bound, values[self.layers_of] if math.isfinite(bound) else None
+        return bound, values
 
-    def _separate(self, point: np.ndarray, paths: Paths) -> float:
-        delay = self.problem.point_to_point
-        line = simulate(self.table, *self.times(point), delay=delay)
-        forward, backward, crossings = critical_path(line, delay)
-        self.add_path(forward, backward, crossings * delay)
-        paths.add(forward, backward, crossings * delay)
-        return line.makespan
+    def slack(self) -> np.ndarray:
+        """By how much each known path is shorter than the step of the last answer, ``[paths]``."""
+        first = self.solver.getNumRow() - len(self.known)
+        return (np.array(self.solver.getLp().row_upper_) - np.array(self.solver.getSolution().row_value))[first:]
 
-    def ask_for_whole_layers(self, target: float, until: float) -> None:
-        """Adds, for plans whose step is below ``target`` alone, what whole layers take of each stage."""
+    def near_paths(self, most: int) -> list[Path]:
+        """The ``most`` paths that are nearest to the step of the last answer."""
+        paths = list(self.known.values())
+        return [paths[index] for index in np.argsort(self.slack())[:most]]
+
+    def forget_paths(self, gone: np.ndarray) -> None:
+        """Forgets the known paths at these places."""
+        first = self.solver.getNumRow() - len(self.known)
+        gone = np.sort(gone)
+        self.solver.deleteRows(len(gone), (gone + first).astype(np.int32))
+        keys = list(self.known)
+        for index in gone:
+            del self.known[keys[index]]
+
+    def forget_slack_paths(self, most: int) -> None:
+        """Keeps the ``most`` paths that are nearest to the step of the last answer."""
+        self.forget_paths(np.argsort(self.slack())[most:])
+
+    def whole_stages(self, target: float, until: float) -> None:
+        """Adds, for plans whose step is below ``target`` alone, what whole layers take of each stage; before any path."""
         problem = self.problem
         quickest = min(layer.forward + min(c.backward for c in layer.kinds.values()) for layer in problem.layers)
         for stage in range(problem.stages):
@@ -172,81 +227,3 @@ class PathProgram:
         times = self.forward[mine] + self.backward[mine]
         for slope, intercept in hull(floor):
             self._row(intercept - SLACK, highspy.kHighsInf, np.append(mine, number), np.append(times, -slope))
-
-    def whole_stage_bound(self, bound: float, paths: Paths, until: float) -> float:
-        """A lower bound with a whole number of layers on each stage; paths of its answers are added until none is new."""
-        for number in self.stage_counts:
-            self.solver.changeColIntegrality(number, highspy.HighsVarType.kInteger)
-        while self.stage_counts and time.monotonic() < until:
-            self.solver.setOptionValue("time_limit", self.solver.getRunTime() + until - time.monotonic())
-            self.solver.run()
-            info = self.solver.getInfo()
-            if self.solver.getModelStatus() == highspy.HighsModelStatus.kInfeasible:
-                bound = math.inf
-                break
-            bound = max(bound, info.mip_dual_bound)
-            if self.solver.getModelStatus() != highspy.HighsModelStatus.kOptimal:
-                break
-            if self._separate(np.array(self.solver.getSolution().col_value), paths) <= bound * (1 + CLOSE):
-                break
-        self.solver.setOptionValue("time_limit", highspy.kHighsInf)
-        for number in self.stage_counts:
-            self.solver.changeColIntegrality(number, highspy.HighsVarType.kContinuous)
-        return bound
-
-    def beaten(self, target: float, until: float) -> bool:
-        """Whether it proves that no plan's step is below ``target``; False when it cannot tell in time."""
-        solver, problem = self.solver, self.problem
-        most = problem.layer_count - problem.places + 1
-        solver.changeColBounds(self.step, 0, target)
-        try:
-            return self._tighten(until)
-        finally:
-            solver.changeColBounds(self.step, 0, highspy.kHighsInf)
-            for place in range(problem.places):
-                solver.changeColBounds(int(self.layers_of[place]), 1, most)
-            for row in self.stage_rows:
-                solver.changeRowBounds(row, problem.chunks, highspy.kHighsInf)
-
-    def _tighten(self, until: float) -> bool:
-        """Rounds the least and most layers of stages and places inwards, until nothing changes or nothing is left."""
-        groups = [(row, self.layers_of[stage :: self.problem.stages]) for stage, row in enumerate(self.stage_rows)] + [
-            (None, self.layers_of[place : place + 1]) for place in range(self.problem.places)
-        ]
-        limits: list[tuple[float, float]] = [(-math.inf, math.inf)] * len(groups)
-        self.solver.changeColCost(self.step, 0.0)
-        try:
-            changed = True
-            while changed:
-                changed = False
-                for index, (row, columns) in enumerate(groups):
-                    if time.monotonic() > until:
-                        return False
-                    low, high = self._extreme(columns, 1), self._extreme(columns, -1)
-                    if low is None or high is None:
-                        return True
-                    limit = (math.ceil(low - SLACK), math.floor(-high + SLACK))
-                    if limit[0] > limit[1]:
-                        return True
-                    if limit != limits[index]:
-                        changed = (
-                            changed or limits[index] != (-math.inf, math.inf) or limit[0] > low or limit[1] < -high
-                        )
-                        limits[index] = limit
-                        if row is None:
-                            self.solver.changeColBounds(int(columns[0]), *limit)
-                        else:
-                            self.solver.changeRowBounds(row, *limit)
-            return False
-        finally:
-            self.solver.changeColCost(self.step, 1.0)
-
-    def _extreme(self, columns: np.ndarray, sign: int) -> float | None:
-        """The least of ``sign`` times the sum of columns; None when no answer is left."""
-        for column in columns:
-            self.solver.changeColCost(int(column), float(sign))
-        self.solver.run()
-        status, value = self.solver.getModelStatus(), self.solver.getInfo().objective_function_value
-        for column in columns:
-            self.solver.changeColCost(int(column), 0.0)
-        return None if status == highspy.HighsModelStatus.kInfeasible else value

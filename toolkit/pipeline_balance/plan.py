@@ -9,8 +9,8 @@ from functools import cached_property
 import numpy as np
 
 from toolkit.pipeline_balance.operation_order import StageCosts, whole_step
-from toolkit.pipeline_balance.problem import ZERO_BUBBLE, End, Problem
-from toolkit.pipeline_balance.schedule import Orders, alive, stage_orders, timetable
+from toolkit.pipeline_balance.problem import ZERO_BUBBLE, End, KindCost, Problem
+from toolkit.pipeline_balance.schedule import Orders, alive_in_backward, stage_orders, timetable
 from toolkit.pipeline_balance.simulate import Timeline, simulate
 from toolkit.pipeline_balance.zero_bubble import best_orders
 
@@ -31,7 +31,11 @@ class Plan:
 
 @dataclass(frozen=True)
 class Costs:
-    """What a plan costs on every place, ``[places]`` each: times per micro-batch, MB."""
+    """What a plan costs on every place, ``[places]`` each: times per micro-batch, MB.
+
+    ``transient`` is what the backward pass of a micro-batch needs at its fullest moment beyond all that the place keeps of it,
+    ``start`` what is needed beyond parameters when a step starts.
+    """
 
     forward: np.ndarray
     backward: np.ndarray
@@ -39,11 +43,48 @@ class Costs:
     activation: np.ndarray
     parameter: np.ndarray
     transient: np.ndarray
+    start: np.ndarray
 
 
 def end_of(problem: Problem, place: int) -> list[End]:
     """Head and tail where ``place`` is the first or the last."""
     return [problem.head] * (place == 0) + [problem.tail] * (place == problem.places - 1)
+
+
+def tail_working(problem: Problem, place: int) -> float:
+    """Working memory of the tail where ``place`` is the last."""
+    return problem.tail.transient_mb if place == problem.places - 1 else 0.0
+
+
+def fixed_memory(problem: Problem, stage: int, layers: Sequence[tuple[int, int]]) -> tuple[float, float]:
+    """What a stage that holds layers, ``(kind of layer, how many)``, needs beside activations and working memory, in MB.
+
+    The second figure is all that it needs when a step starts.
+    """
+    fixed = sum(problem.layers[kind].parameter_mb * count for kind, count in layers)
+    places = range(stage, problem.places, problem.stages)
+    fixed += sum(end.memory_mb for place in places for end in end_of(problem, place))
+    start = problem.per_stage("start_mb")[stage] + sum(problem.layers[kind].start_mb * count for kind, count in layers)
+    return fixed + sum(problem.per_stage(key)[stage] for key in ("static_mb", "transient_mb")), fixed + start
+
+
+def room_for(problem: Problem, stage: int, layers: Sequence[tuple[int, int]]) -> float:
+    """What activations and working memory may take beside :func:`fixed_memory`; less than any where a step cannot start."""
+    limit = problem.per_stage("limit_mb")[stage]
+    fixed, start = fixed_memory(problem, stage, layers)
+    return limit - fixed if start <= limit + 1e-9 else -np.inf
+
+
+def working_memory(costs: Sequence[KindCost], frees: bool = True) -> float:
+    """What the backward pass through a place needs at its fullest moment beyond all that its layers keep, in MB.
+
+    It goes from the last layer to the first; when it gets to one, those behind it have freed what they kept, if it ``frees``.
+    """
+    most = freed = 0.0
+    for cost in reversed(costs):
+        most = max(most, cost.transient_mb - freed)
+        freed += frees * cost.activation_mb
+    return most
 
 
 def plan_costs(problem: Problem, plan: Plan) -> Costs:
@@ -60,7 +101,8 @@ def plan_costs(problem: Problem, plan: Plan) -> Costs:
             sum(layer.weight_gradient for layer, _ in held) + sum(end.weight_gradient for end in ends),
             sum(cost.activation_mb for cost in costs) + sum(end.activation_mb for end in ends),
             sum(layer.parameter_mb for layer, _ in held) + sum(end.memory_mb for end in ends),
-            max(cost.transient_mb for cost in costs),
+            max(working_memory(costs, problem.backward_frees), tail_working(problem, place)),
+            sum(layer.start_mb for layer, _ in held),
         ))  # fmt: skip
     return Costs(*np.array(rows, float).T)
 
@@ -96,14 +138,20 @@ class Evaluation:
 
 
 def peak_memory(problem: Problem, costs: Costs, orders: Orders) -> np.ndarray:
-    """Parameters, static and working memory and the largest activations of the order, ``[stages]``, MB."""
+    """Parameters and either static memory and the fullest backward pass, or the start of a step, ``[stages]``, MB."""
     shape = (problem.chunks, problem.stages)
-    activation = costs.activation.reshape(shape)
+    activation, working = costs.activation.reshape(shape), costs.transient.reshape(shape)
     held = [
-        float((vectors @ activation[:, stage]).max()) for stage, vectors in enumerate(alive(orders, problem.chunks))
+        max(
+            float((vectors @ activation[:, stage]).max()) + working[chunk, stage]
+            for chunk, vectors in enumerate(moments)
+        )
+        for stage, moments in enumerate(alive_in_backward(orders, problem.chunks))
     ]
-    fixed = costs.parameter.reshape(shape).sum(axis=0) + costs.transient.reshape(shape).max(axis=0)
-    return fixed + held + np.array(problem.per_stage("static_mb")) + np.array(problem.per_stage("transient_mb"))
+    fixed = costs.parameter.reshape(shape).sum(axis=0)
+    start = costs.start.reshape(shape).sum(axis=0) + np.array(problem.per_stage("start_mb"))
+    backward = np.array(problem.per_stage("static_mb")) + np.array(problem.per_stage("transient_mb")) + held
+    return fixed + np.maximum(backward, start)
 
 
 def orders_of(problem: Problem) -> Orders:

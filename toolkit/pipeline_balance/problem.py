@@ -63,7 +63,10 @@ STANDARD_KINDS = {
 
 
 class KindCost(Model):
-    """One layer under one recompute kind: backward time with what is repeated, what it keeps, what it needs for a moment."""
+    """One layer under one recompute kind: backward time with what is repeated, what it keeps, what it needs for a moment.
+
+    That moment is in its own backward pass: layers behind it in the chunk have freed what they kept of the micro-batch.
+    """
 
     backward: Amount
     activation_mb: Amount
@@ -78,6 +81,9 @@ class Layer(Model):
     forward: Amount
     weight_gradient: Amount = Field(default=0, description="Part of backward that a zero-bubble schedule may put off.")
     parameter_mb: Amount = Field(default=0, description="Parameters, their gradients and optimizer state.")
+    start_mb: Amount = Field(
+        default=0, description="Needed beyond that when a step starts, before activations are kept."
+    )
     kinds: Mapping[str, KindCost] = Field(min_length=1)
 
 
@@ -91,6 +97,12 @@ class End(Model):
     activation_mb: Amount = 0
 
 
+class Tail(End):
+    """The last place's own part; its working memory is needed while all layers still hold their activations."""
+
+    transient_mb: Amount = 0
+
+
 class Problem(Model):
     """A planning problem. Layers stand in model order; a list per stage may be one number for all stages."""
 
@@ -101,10 +113,11 @@ class Problem(Model):
     schedule: Schedule = "1f1b"
     layers: tuple[Layer, ...] = Field(min_length=1)
     head: End = End()
-    tail: End = End()
+    tail: Tail = Tail()
     limit_mb: PerStage | None = None
     static_mb: PerStage = Field(default=0, description="Memory that does not depend on the plan.")
     transient_mb: PerStage = Field(default=0, description="Working memory at the peak.")
+    start_mb: PerStage = Field(default=0, description="What a stage needs beside its layers when a step starts.")
     recompute_kinds: Mapping[str, RecomputeKind] | None = Field(
         default=None,
         description="How kinds are written in YAML; without it the standard names are known, others are not.",
@@ -118,7 +131,7 @@ class Problem(Model):
             raise ValueError(
                 f"{self.layer_count} layers cannot fill {self.stages} stages x {self.chunks} chunks: each needs one"
             )
-        for key in ("limit_mb", "static_mb", "transient_mb"):
+        for key in ("limit_mb", "static_mb", "transient_mb", "start_mb"):
             value = getattr(self, key)
             if isinstance(value, tuple) and len(value) != self.stages:
                 raise ValueError(f"{key} has {len(value)} entries for {self.stages} stages")
@@ -136,6 +149,11 @@ class Problem(Model):
                 if self.recompute_kinds is not None and name not in self.recompute_kinds:
                     raise ValueError(f"layers: kind {name} of {layer.name} is not in recompute_kinds")
         return self
+
+    @property
+    def backward_frees(self) -> bool:
+        """Whether a backward pass frees activations layer by layer; they wait where weight gradients are put off."""
+        return self.schedule not in ZERO_BUBBLE
 
     @property
     def places(self) -> int:
@@ -164,7 +182,7 @@ class Problem(Model):
         return {name: known[name] for name in self.kind_names} if set(self.kind_names) <= set(known) else None
 
     def per_stage(self, key: str) -> tuple[float, ...]:
-        """``limit_mb``, ``static_mb`` or ``transient_mb`` of every stage; no limit is infinite."""
+        """``limit_mb``, ``static_mb``, ``transient_mb`` or ``start_mb`` of every stage; no limit is infinite."""
         value = getattr(self, key)
         if value is None:
             return (float("inf"),) * self.stages

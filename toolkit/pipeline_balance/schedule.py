@@ -142,6 +142,15 @@ def alive(orders: Orders, chunks: int) -> tuple[np.ndarray, ...]:
     return tuple(_largest(held_over_time(order, chunks)) for order in orders)
 
 
+@lru_cache(maxsize=64)
+def alive_in_backward(orders: Orders, chunks: int) -> tuple[tuple[np.ndarray, ...], ...]:
+    """The same while a chunk is in its backward pass, for each stage and chunk: that is when it needs working memory."""
+    return tuple(
+        tuple(_largest(held[[what != FORWARD and own == chunk for what, own, _ in order]]) for chunk in range(chunks))
+        for order, held in ((order, held_over_time(order, chunks)) for order in orders)
+    )
+
+
 def held_over_time(order: tuple[Operation, ...], chunks: int) -> np.ndarray:
     """Micro-batches held by each chunk while every operation of a stage runs, ``[operations, chunks]``."""
     change = np.zeros((len(order) + 1, chunks), int)

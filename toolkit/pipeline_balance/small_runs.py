@@ -1,9 +1,9 @@
 """Small runs whose memory tells what a layer, a recompute kind and the ends of a pipeline need.
 
 They have 2 and 3 layers, all of one kind, on a stage like one of the run that is planned: a middle one for every kind (the first
-one where there are two stages), the first and the last one for the layers kept whole. Where the pipeline is longer than two
-stages they keep 2 and 3 micro-batches alive. Most are also runs that the dry run of a plan extrapolates from, and what was
-simulated once is kept.
+one where there are two stages), the first and the last one for layers kept whole and for layers recomputed fully, which need
+the most working memory. Where the pipeline is longer than two stages they keep 2 and 3 (or 4) micro-batches alive. Most are also
+runs that the dry run of a plan extrapolates from, and what was simulated once is kept.
 """
 
 from __future__ import annotations
@@ -14,25 +14,27 @@ from dataclasses import dataclass
 from mindllm.compiled.simulation import ACTIVATIONS
 from mindllm.config import RunConfig, override_config
 from toolkit.dry_run.extrapolate import FEWEST_ALIVE, FEWEST_LAYERS, Design
-from toolkit.dry_run.moments import Moments, bytes_of
-from toolkit.dry_run.profile import Profile
-from toolkit.dry_run.reduced import Point, deepening, reduced_run
+from toolkit.dry_run.moments import Fill, Moments, bytes_of
+from toolkit.dry_run.reduced import Point, deepening, middle_deepening, reduced_run
 from toolkit.dry_run.simulations import Request, Simulations
 from toolkit.dry_run.stages import FIRST, LAST, MIDDLE, Run, Stage
 from toolkit.pipeline_balance.offered_kinds import layer_kind
 from toolkit.pipeline_balance.problem import RecomputeKind
 
 MIB = 1 << 20
-WHOLE = "none"  # the kind that keeps everything
-SHARE = 0.5  # of the most activations that any moment holds
+LAST_LAYERS = "last, in its layers"  # at the moment that is the fullest one of a stage without output layer and loss
+WHOLE, FULL = "none", "full"  # the kinds that keep everything and next to nothing
+EVEN = 2  # number of the middle stage that stands for all: an even one, which needs no less than an odd one
+AT_START = {place: f"{place}, at the start" for place in (MIDDLE, LAST)}  # the first stage keeps more later
+EMPTY, SHARE = 0.1, 0.5  # of the most activations that any moment holds
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Memory of one small run at the moment that is the fullest one of a whole stage, in MB.
+    """Memory of one small run at its fullest moment that holds activations, in MB.
 
     Attributes:
-        place: ``first``, ``middle`` or ``last`` stage.
+        place: ``first``, ``middle`` or ``last`` stage, :data:`LAST_LAYERS`, or one of :data:`AT_START`.
         kind: recompute kind of all its layers.
         alive: micro-batches kept.
     """
@@ -77,63 +79,65 @@ def run_small(config: RunConfig, kinds: Mapping[str, RecomputeKind], simulations
     plain = one_chunk(config)
     inner = MIDDLE if stages > 2 else FIRST
     wanted = [(inner, name) for name in kinds]
-    wanted += [(place, WHOLE) for place in (FIRST, LAST) if place != inner]
+    wanted += [(place, name) for place in (FIRST, LAST) if place != inner for name in (WHOLE, FULL)]
     longer = deepening(plain, FEWEST_ALIVE, stages) if stages > 2 else None
-    design = {FIRST: _design(longer), MIDDLE: _design(1), LAST: _design(None, alive=1)}
+    design = {FIRST: _design(longer), MIDDLE: _design(middle_deepening(plain, EVEN)), LAST: _design(None, alive=1)}
     asked = [(place, name, point) for place, name in wanted for point in design[place].points]
     requests = [_request(plain, place, name, kinds[name], point) for place, name, point in asked]
     found = dict(zip(asked, simulations.profiles(requests), strict=True))
-    rows = []
-    for place, name in wanted:
-        mine = {point: found[place, name, point] for point in design[place].points}
-        rows += _at_the_peak(place, name, design[place], mine, _whole(config, place))
+    rows, moments = list[Measured](), dict[str, str]()
+    for (place, name, point), profile in found.items():
+        moment = _fullest(profile.moments)
+        rows.append(_measured(place, name, point, profile.moments[moment]))
+        if name == FULL and place in AT_START:
+            rows.append(_measured(AT_START[place], name, point, profile.moments[_start(profile.moments)]))
+        if place == inner:
+            moments[name] = moment
+        elif place == LAST and moments[name] in profile.moments:
+            rows.append(_measured(LAST_LAYERS, name, point, profile.moments[moments[name]]))
     gaps = max(profile.gaps for profile in found.values()) / MIB
     estimated = any(profile.estimated for profile in found.values())
     return SmallRuns(tuple(rows), gaps, len(requests), estimated)
 
 
 def _design(deepening: int | None, alive: int = FEWEST_ALIVE) -> Design:
-    base = Point((FEWEST_LAYERS,), alive, alive + 2)
-    return Design(base, (0,), 1, deepening is not None, None, None, deepening=deepening or 1)
+    more = deepening or 1
+    base = Point((FEWEST_LAYERS,), alive, alive + more + 1)  # so that the deeper pipeline, too, is full for a while
+    return Design(base, (0,), 1, deepening is not None, None, None, deepening=more)
 
 
-def _whole(config: RunConfig, place: str) -> Point:
-    """A stage of the run that is planned, with as many layers as each has on average."""
-    sizes = config.parallel_config
-    layers = max(FEWEST_LAYERS + 1, -(-config.model.config.num_layers // sizes.pipeline_stage))
-    alive = {FIRST: sizes.pipeline_stage, MIDDLE: sizes.pipeline_stage - 1, LAST: 1}[place]
-    return Point((layers,), alive, alive + 2)
-
-
-def _at_the_peak(
-    place: str, kind: str, design: Design, profiles: Mapping[Point, Profile], whole: Point
-) -> list[Measured]:
-    """Memory of every small run at the moment that is the fullest one of the whole stage, which may not be its own peak."""
-    if not design.alive:
-        whole = Point(whole.layers, design.base.alive, whole.micro_batches)
-    moments = {point: profile.moments for point, profile in profiles.items()}
-    moment = _fullest(design.predict(whole, moments))
-    return [
-        Measured(place, kind, point.layers[0], point.alive, bytes_of(moments[point][moment]) / MIB)
-        for point in profiles
-    ]
+def _measured(place: str, kind: str, point: Point, fill: Fill) -> Measured:
+    return Measured(place, kind, point.layers[0], point.alive, bytes_of(fill) / MIB)
 
 
 def _fullest(moments: Moments) -> str:
-    """The fullest moment of those that hold activations, as the peak of a stage does whose memory is scarce.
+    """The fullest of the moments that hold activations of layers, as the peak of a stage does whose memory is scarce.
 
-    In a small or fully recomputed stage the update of the parameters may need more, which no recomputation changes.
+    In a small stage another moment may need more: the start of a step, when weights are cast and gathered, or their update.
     """
-    held = {
-        name: sum(size for use, size in fill.items() if use.category == ACTIVATIONS) for name, fill in moments.items()
-    }
+    held = _held(moments)
     full = SHARE * max(held.values())
     return max((name for name in moments if held[name] >= full), key=lambda name: bytes_of(moments[name]))
 
 
+def _start(moments: Moments) -> str:
+    """The fullest of the moments with next to no activations: when a step starts, or ends with the update."""
+    held = _held(moments)
+    empty = EMPTY * max(held.values())
+    return max((name for name in moments if held[name] <= empty), key=lambda name: bytes_of(moments[name]))
+
+
+def _held(moments: Moments) -> dict[str, int]:
+    """Bytes of activations at every moment; casts of weights, which belong to no cell, are none."""
+    return {
+        name: sum(size for use, size in fill.items() if use.category == ACTIVATIONS and use.path)
+        for name, fill in moments.items()
+    }
+
+
 def _request(plain: RunConfig, place: str, name: str, kind: RecomputeKind, point: Point) -> Request:
     stages = plain.parallel_config.pipeline_stage
-    number = {FIRST: 0, MIDDLE: 1, LAST: stages - 1}[place]
+    number = {FIRST: 0, MIDDLE: EVEN, LAST: stages - 1}[place]
     stage = Stage(number, 0, place, (Run(0, layer_kind(kind), point.layers[0]),), point.alive)
     reduced, rank = reduced_run(plain, stage, point)
     return Request(reduced, rank, f"{place} stage, {point.layers[0]} layers {name}, {point.alive} micro-batches alive")

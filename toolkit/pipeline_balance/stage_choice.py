@@ -6,10 +6,11 @@ import itertools
 
 import numpy as np
 
-from toolkit.pipeline_balance.plan import Plan, end_of
+from toolkit.pipeline_balance.front import Front
+from toolkit.pipeline_balance.plan import Plan, end_of, fixed_memory, room_for, tail_working
 from toolkit.pipeline_balance.problem import Problem
-from toolkit.pipeline_balance.recompute_mix import Front, Mixes, Runs
-from toolkit.pipeline_balance.schedule import Orders, alive
+from toolkit.pipeline_balance.recompute_mix import Mixes, Runs
+from toolkit.pipeline_balance.schedule import Orders, alive_in_backward
 
 COMBINATIONS = 4096  # tried for a stage; fronts are thinned until no more are needed
 
@@ -22,7 +23,7 @@ class StageChoice:
 
     def __init__(self, problem: Problem, mixes: Mixes, orders: Orders) -> None:
         self.problem, self.mixes = problem, mixes
-        self.alive = alive(orders, problem.chunks)
+        self.alive = alive_in_backward(orders, problem.chunks)
         self.weights = np.ones(problem.places)
         self._numbers: dict[Runs, int] = {}
         self._runs: list[Runs] = []
@@ -91,47 +92,60 @@ class StageChoice:
             self._chosen[key] = self._best(stage, [self._runs[number] for number in numbers], numbers)
         return self._chosen[key]
 
+    def missing(self, counts: np.ndarray) -> tuple[float, int]:
+        """MB that limits lack for the lightest mixes of a split, ``[places]``, and the stage that lacks most."""
+        numbers = self._number(counts[None])[0]
+        found = []
+        for stage in range(self.problem.stages):
+            mine = tuple(int(number) for number in numbers[stage :: self.problem.stages])
+            fronts, picks = self._combined(mine)
+            fixed, start = fixed_memory(self.problem, stage, [part for number in mine for part in self._runs[number]])
+            needed = max(fixed + float(self._memory(stage, fronts, picks).min()), start)
+            found.append((needed - self.problem.per_stage("limit_mb")[stage], stage))
+        return max(found)
+
     def _best(
         self, stage: int, runs: list[Runs], numbers: tuple[int, ...]
     ) -> tuple[np.ndarray, np.ndarray, tuple] | None:
-        problem, places = self.problem, range(stage, self.problem.places, self.problem.stages)
-        ends = [end_of(problem, place) for place in places]
-        room = problem.per_stage("limit_mb")[stage]
-        room -= sum(problem.per_stage(key)[stage] for key in ("static_mb", "transient_mb"))
-        room -= sum(problem.layers[kind].parameter_mb * count for run in runs for kind, count in run)
-        room -= sum(end.memory_mb for found in ends for end in found)
-        fixed = np.array([sum(end.activation_mb for end in found) for found in ends])
-        weights = self.weights[list(places)]
-        best, chosen = np.inf, None
-        for transient in self.mixes.transients:
-            fronts = [self._thin(number, transient) for number in numbers]
-            if not all(len(front.backward) for front in fronts):
-                continue
-            picks = _product(tuple(len(front.backward) for front in fronts))
-            held = (
-                np.array([front.activation[pick] for front, pick in zip(fronts, picks, strict=True)]) + fixed[:, None]
-            )
-            fits = (self.alive[stage] @ held <= room - transient + 1e-9).all(axis=0)
-            if not fits.any():
-                continue
-            value = weights @ np.array([front.backward[pick] for front, pick in zip(fronts, picks, strict=True)])
-            index = int(np.where(fits, value, np.inf).argmin())
-            if value[index] < best:
-                best, chosen = value[index], [(front, pick[index]) for front, pick in zip(fronts, picks, strict=True)]
-        if chosen is None:
+        problem, places = self.problem, self._places(stage)
+        fronts, picks = self._combined(numbers)
+        room = room_for(problem, stage, [part for run in runs for part in run])
+        fits = self._memory(stage, fronts, picks) <= room + 1e-9
+        if not fits.any():
             return None
+        backward = np.array([front.backward[pick] for front, pick in zip(fronts, picks, strict=True)])
+        index = int(np.where(fits, self.weights[list(places)] @ backward, np.inf).argmin())
+        ends = [end_of(problem, place) for place in places]
         forward = [sum(problem.layers[kind].forward * count for kind, count in run) for run in runs]
         return (
             np.array(forward) + [sum(end.forward for end in found) for found in ends],
-            np.array([front.backward[pick] for front, pick in chosen])
-            + [sum(end.backward for end in found) for found in ends],
-            tuple(front.counts[pick] for front, pick in chosen),
+            backward[:, index] + [sum(end.backward for end in found) for found in ends],
+            tuple(front.counts[pick[index]] for front, pick in zip(fronts, picks, strict=True)),
         )
 
-    def _thin(self, number: int, transient: float) -> Front:
+    def _places(self, stage: int) -> range:
+        return range(stage, self.problem.places, self.problem.stages)
+
+    def _combined(self, numbers: tuple[int, ...]) -> tuple[list[Front], np.ndarray]:
+        """The fronts of the chunks of a stage, and every choice of one mix from each, ``[chunks, choices]``."""
+        fronts = [self._thin(number) for number in numbers]
+        return fronts, _product(tuple(len(front.backward) for front in fronts))
+
+    def _memory(self, stage: int, fronts: list[Front], picks: np.ndarray) -> np.ndarray:
+        """Activations and working memory at the fullest backward pass, ``[choices]``, MB."""
+        places = self._places(stage)
+        ends = [sum(end.activation_mb for end in end_of(self.problem, place)) for place in places]
+        held = np.array([front.activation[pick] + end for front, pick, end in zip(fronts, picks, ends, strict=True)])
+        moments = [
+            (vectors @ held).max(axis=0) + np.maximum(front.working, tail_working(self.problem, place))[pick]
+            for vectors, place, front, pick in zip(self.alive[stage], places, fronts, picks, strict=True)
+        ]
+        return np.max(moments, axis=0)
+
+    def _thin(self, number: int) -> Front:
         """The front of a run with no more mixes than the chunks of a stage can be combined of."""
         most = max(4, int(COMBINATIONS ** (1 / self.problem.chunks) + 1e-9))
-        return self.mixes.front(self._runs[number], transient, most)
+        return self.mixes.front(self._runs[number], most)
 
 
 def _product(sizes: tuple[int, ...]) -> np.ndarray:

@@ -6,7 +6,7 @@ from functools import cached_property
 
 import numpy as np
 
-from toolkit.pipeline_balance.plan import Plan, end_of
+from toolkit.pipeline_balance.plan import Plan, end_of, room_for, tail_working
 from toolkit.pipeline_balance.problem import Problem
 from toolkit.pipeline_balance.recompute_mix import Mixes, Runs
 from toolkit.pipeline_balance.schedule import Orders, alive
@@ -45,18 +45,10 @@ class StageTable:
 
     def _best(self, stage: int, runs: Runs) -> tuple[float, np.ndarray] | None:
         """Least backward time of the layers, and the counts of the mix."""
-        problem, held = self.problem, self.held[stage]
+        problem, held = self.problem, int(self.held[stage])
         ends = end_of(problem, stage)
-        room = [problem.per_stage("limit_mb")[stage]]
-        room += [-problem.per_stage(key)[stage] for key in ("static_mb", "transient_mb")]
-        room += [-problem.layers[kind].parameter_mb * count for kind, count in runs]
-        room += [-end.memory_mb - held * end.activation_mb for end in ends]
-        best: tuple[float, np.ndarray] | None = None
-        for transient in self.mixes.transients:
-            found = self.mixes.fastest(runs, transient, (sum(room) - transient) / held)
-            if found is not None and (best is None or found[0] < best[0]):
-                best = found
-        return best
+        room = room_for(problem, stage, runs) - held * sum(end.activation_mb for end in ends)
+        return self.mixes.fastest(runs, held, room, tail_working(problem, stage))
 
     def place(self, stage: int, start: int, count: int) -> tuple[str, ...]:
         """Recompute kinds of ``count`` layers from ``start`` on with the least backward time; ValueError if they do not fit."""

@@ -1,7 +1,7 @@
 """MindSpore's parallel compiler without a device: only its front end runs, for one rank of a declared cluster.
 
 The wheel contains the whole front end, but accepts parallel modes for Ascend only, and asks the communication library
-for the world. Four of its own switches lift that, see :func:`pretend_device`. One process serves one rank.
+for the world. Four of its own switches and one function lift that, see :func:`pretend_device`. One process serves one rank.
 """
 
 from __future__ import annotations
@@ -19,6 +19,10 @@ from mindllm.errors import UserError
 VERIFIED_VERSIONS = ("2.10.0",)
 TARGET = "Ascend"
 WORLD_GROUP = "hccl_world_group"
+GET_COMMUNICATION = "_ZN9mindspore11CommManager11GetInstanceEv"  # CommManager::GetInstance
+RANK_SIZE, FUNCTIONS = 5, 7  # of its virtual functions: the number of GetRankSize(group, &size), and how many there are
+HEADER = 2  # words before them in their table
+SIZE_OF_NOBODY = 2048  # what MindSpore takes for the size of every group where it has no communication library
 REGISTER_TARGET = "_ZN9mindspore9MsContext16RegisterInitFuncERKSsPFvPS0_E"  # MsContext::RegisterInitFunc
 
 _kept_alive: list[Any] = []
@@ -45,6 +49,7 @@ def pretend_device(rank: int, devices: int) -> None:
     _require_version()
     _register_target()
     _declare_world(rank, devices)
+    _declare_group_sizes(_World(rank, devices))
 
 
 def _require_version() -> None:
@@ -116,6 +121,41 @@ def _declare_world(rank: int, devices: int) -> None:
     helper._HCCL_TEST_AVAILABLE = True
     helper.hccl = _World(rank, devices)
     helper.GlobalComm.INITED = True
+
+
+def _declare_group_sizes(world: _World) -> None:
+    """Lets the compiler itself ask for the size of a group: it divides by it where replicas share optimizer state.
+
+    The object that answers has its functions in a table; it is given a copy of that table with one of them replaced.
+    """
+    import mindspore
+
+    library = Path(mindspore.__file__).parent / "lib" / "libmindspore_common.so"
+    try:
+        get = getattr(ctypes.CDLL(str(library)), GET_COMMUNICATION)
+    except (OSError, AttributeError) as error:
+        raise FrontEndUnavailable(f"this build of MindSpore has no symbol for communication: {error}") from None
+    get.restype = ctypes.c_void_p
+    manager = ctypes.c_size_t.from_address(get())
+    functions = (ctypes.c_size_t * (HEADER + FUNCTIONS)).from_address(manager.value - HEADER * ctypes.sizeof(manager))
+    kind = ctypes.CFUNCTYPE(
+        ctypes.c_bool, ctypes.c_void_p, ctypes.POINTER(ctypes.c_char_p), ctypes.POINTER(ctypes.c_uint)
+    )
+
+    def answer(_: Any, group: Any, size: Any) -> bool:
+        size[0] = world.get_rank_size(group[0].decode())
+        return True
+
+    known = ctypes.c_uint()
+    name = ctypes.cast(ctypes.byref(_old_abi_string(WORLD_GROUP.encode())), ctypes.POINTER(ctypes.c_char_p))
+    kind(functions[HEADER + RANK_SIZE])(ctypes.addressof(manager), name, ctypes.byref(known))
+    if known.value != SIZE_OF_NOBODY:
+        return  # a communication library answers
+    replacement = kind(answer)
+    table = type(functions)(*functions)
+    table[HEADER + RANK_SIZE] = ctypes.cast(replacement, ctypes.c_void_p).value or 0
+    _kept_alive.extend([replacement, table])
+    manager.value = ctypes.addressof(table) + HEADER * ctypes.sizeof(manager)
 
 
 @dataclass(frozen=True)

@@ -7,24 +7,16 @@ the sum over ranks that share it (or over micro batches) must be one.
 
 from __future__ import annotations
 
-import itertools
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
-from mindllm.compiled.graph import COLLECTIVES, CompiledGraph, Node
+from mindllm.compiled.execute.records import MOVES, Place, Record
+from mindllm.compiled.graph import COLLECTIVES, CompiledGraph
 from mindllm.parallel.layout import Mesh
 
-Place = tuple[bool, str, str]
-"""Where an operator stands, whatever surrounds the model: backward or not, path of the cell, kind of operator."""
-
-MOVES = frozenset(
-    {"Reshape", "Transpose", "Cast", "StridedSlice", "Split", "SplitWithSize", "Concat", "ExpandDims", "Tile"}
-)
-"""Operators that compute nothing: their value is that of their first operand."""
 LOCAL = frozenset(
     {"AddN", "OneHot", "Equal", "FloorDiv", "Assign", "AssignAdd", "AssignSub", "ZerosLikeExt", "ZerosLike", "IsFinite"}
 )
@@ -44,50 +36,9 @@ PARTIAL = frozenset(
     | {"Add", *COLLECTIVES}
 )
 """Operators that may yield a part of a sum (or of a maximum), or pass one on."""
-WRAPPER = "network"
-GRADIENTS = "gradients"
 OF_THE_LOSS = ("CausalLM.Grad_", "network.Grad_", "cross_entropy", "losses")
 UPDATE = "update"
 CHECKED_OF_THE_NORM = "Square"  # of a gradient; its sums are divided by the number of copies
-
-
-@dataclass(frozen=True, eq=False)
-class Record:
-    """One value of one operator on one rank. ``origin`` is the record whose value it moves or exchanges."""
-
-    rank: int
-    node: Node
-    value: np.ndarray
-    operands: tuple[Record | None, ...]
-    number: int
-
-    @property
-    def place(self) -> Place:
-        return place_of(self.node)
-
-    @property
-    def origin(self) -> Record:
-        """The computed value behind moves and exchanges."""
-        record = self
-        while record.node.op in MOVES | COLLECTIVES and record.operands and record.operands[0] is not None:
-            record = record.operands[0]
-        return record
-
-
-class Recorder:
-    """An observer that keeps every array, and which operator every operand came from."""
-
-    def __init__(self) -> None:
-        self.records: list[Record] = []
-        self._of_array: dict[tuple[int, int], Record] = {}
-
-    def __call__(self, rank: int, node: Node, operands: tuple[Any, ...], result: Any) -> None:
-        known = tuple(self._of_array.get((rank, id(operand))) for operand in _flat(operands))
-        for value in _flat((result,)):
-            if isinstance(value, np.ndarray):
-                record = Record(rank, node, value, known, len(self.records))
-                self.records.append(record)
-                self._of_array[rank, id(value)] = record
 
 
 @dataclass(frozen=True)
@@ -102,16 +53,28 @@ class Difference:
     def describe(self) -> str:
         """Operator, rank, scope, strategy, source line, and what is wrong with its operand, if that is known."""
         node = self.record.node
-        words = [f"{node.op} on rank {self.record.rank} at {node.scope}"]
-        if node.input_strategy:
-            words.append(f"strategy {node.input_strategy}")
-        words += [f"source {line}" for line in _source(self.graph, node)]
+        words = [f"{node.op} on rank {self.record.rank} at {node.scope}", *self._made(self.record)]
         if self.unfinished is not None:
-            ranks = ", ".join(map(str, self.over))
-            words.append(f"its operand from {_where(self.unfinished.origin)} was not added over ranks {ranks}")
+            words += self._operand("its operand is from", self.unfinished.origin)
+            words.append(f"that operand was not added over ranks {', '.join(map(str, self.over))}")
         else:
-            words += [f"its operand is from {_where(operand)}" for operand in self.record.operands[:1] if operand]
-        return "; ".join(words)
+            for operand in filter(None, self.record.operands[:1]):
+                words += self._operand("its operand is from", operand)
+                if operand.origin is not operand:
+                    words += self._operand("which has it from", operand.origin)
+        return "\n  ".join(words)
+
+    def _operand(self, how: str, record: Record) -> Iterator[str]:
+        target = f" to {record.parameter}" if record.parameter else ""
+        yield f"{how} {record.node.op}{target} at {record.node.scope}"
+        yield from self._made(record)
+
+    def _made(self, record: Record) -> Iterator[str]:
+        """The strategy of an operator, and the line that made it, as far as they are known."""
+        if record.node.input_strategy:
+            yield f"strategy {record.node.input_strategy}"
+        if lines := self.graph.source(record.node):
+            yield f"source {lines[-1]}: {lines[-1].text}"
 
 
 @dataclass
@@ -119,18 +82,23 @@ class _Reference:
     """Values of a single device by place."""
 
     tolerance: float
-    values: Mapping[Place, list[np.ndarray]] = field(default_factory=dict)
+    records: Mapping[Place, list[Record]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, records: Iterable[Record], tolerance: float) -> _Reference:
-        values: dict[Place, list[np.ndarray]] = defaultdict(list)
+        by_place: dict[Place, list[Record]] = defaultdict(list)
         for record in records:
-            values[record.place].append(record.value)
-        return cls(tolerance, values)
+            by_place[record.place].append(record)
+        return cls(tolerance, by_place)
 
     def has(self, place: Place, value: np.ndarray) -> bool:
         """Whether ``value`` is an aligned block of one of the values at ``place``."""
-        return any(is_block(value, whole, self.tolerance) for whole in self.values.get(place, ()))
+        return any(is_block(value, whole.value, self.tolerance) for whole in self.records.get(place, ()))
+
+    def has_operand(self, place: Place, index: int, value: np.ndarray) -> bool:
+        """Whether ``value`` is an aligned block of operand ``index`` of one of the operators at ``place``."""
+        operands = [record.operands[index] for record in self.records.get(place, ()) if index < len(record.operands)]
+        return any(is_block(value, whole.value, self.tolerance) for whole in operands if whole is not None)
 
 
 def first_difference(
@@ -148,18 +116,12 @@ def first_difference(
     groups = _Groups(records, mesh)
     for record in records:
         place = record.origin.place if record.node.op in COLLECTIVES else record.place
-        if not _is_checked(record) or place not in known.values:
+        if not _is_checked(record) or place not in known.records:
             continue
         if any(known.has(place, value) for value, _ in groups.readings(record)):
             continue
         return _explained(record, known, groups, graphs[record.rank])
     return None
-
-
-def place_of(node: Node) -> Place:
-    """Where an operator stands. On a single device the compiler gives all gradients of a kind one path, so it says nothing."""
-    levels = itertools.dropwhile(lambda level: level == WRAPPER, node.path.split("."))
-    return node.backward, GRADIENTS if node.backward else ".".join(levels), node.op
 
 
 def is_block(value: np.ndarray, whole: np.ndarray, tolerance: float) -> bool:
@@ -201,9 +163,17 @@ class _Groups:
         yield record.value, ()
         if not _may_be_a_part(record):
             return
-        for ranks in self._ranks(record.rank):
-            for values in self._together(record, ranks):
-                yield (np.maximum.reduce(values) if record.node.op == "ReduceMax" else np.sum(values, axis=0)), ranks
+        for ranks, records in self._together(record):
+            values = [other.value for other in records]
+            yield (np.maximum.reduce(values) if record.node.op == "ReduceMax" else np.sum(values, axis=0)), ranks
+
+    def operand_sums(self, record: Record, index: int) -> Iterator[tuple[np.ndarray, tuple[int, ...]]]:
+        """Sums of operand ``index`` over ranks that execute the same operator."""
+        for ranks, records in self._together(record):
+            operands = [other.operands[index] for other in records if index < len(other.operands)]
+            values = [operand.value for operand in operands if operand is not None]
+            if len(ranks) > 1 and len(values) == len(records) and len({value.shape for value in values}) == 1:
+                yield np.sum(values, axis=0), ranks
 
     def _ranks(self, rank: int) -> list[tuple[int, ...]]:
         stage = self.mesh.stage_of(rank) * self.mesh.stage_devices
@@ -211,34 +181,47 @@ class _Groups:
         along = [self.mesh.ranks_along(axis, rank) for axis in ("tp", "dp")]
         return list(dict.fromkeys([(rank,), *along, whole]))
 
-    def _together(self, record: Record, ranks: tuple[int, ...]) -> Iterator[list[np.ndarray]]:
-        """Values of the same call on these ranks, and of all calls."""
-        shape = record.value.shape
-        path, op = record.node.path, record.node.op
+    def _together(self, record: Record) -> Iterator[tuple[tuple[int, ...], list[Record]]]:
+        """Ranks that may share the value: records of the same call on these ranks, and of all calls."""
+        shape, path, op = record.value.shape, record.node.path, record.node.op
         index = self.nodes[record.rank, path, op, shape].index(record.node.name)
         turn = self.calls[record.rank, record.node.name, shape].index(record)
-        names = [self.nodes.get((rank, path, op, shape), []) for rank in ranks]
-        if any(index >= len(found) for found in names):
-            return
-        calls = [self.calls[rank, found[index], shape] for rank, found in zip(ranks, names, strict=True)]
-        if len(ranks) > 1 and all(turn < len(found) for found in calls):
-            yield [found[turn].value for found in calls]
-        if any(len(found) > 1 for found in calls):
-            yield [call.value for found in calls for call in found]
+        for ranks in self._ranks(record.rank):
+            names = [self.nodes.get((rank, path, op, shape), []) for rank in ranks]
+            if any(index >= len(found) for found in names):
+                continue
+            calls = [self.calls[rank, found[index], shape] for rank, found in zip(ranks, names, strict=True)]
+            if len(ranks) > 1 and all(turn < len(found) for found in calls):
+                yield ranks, [found[turn] for found in calls]
+            if any(len(found) > 1 for found in calls):
+                yield ranks, [call for found in calls for call in found]
 
 
 def _explained(record: Record, known: _Reference, groups: _Groups, graph: CompiledGraph) -> Difference:
     """The difference, and the operand that fits only together with those of other ranks."""
-    for operand in record.operands:
+    for index, operand in enumerate(record.operands):
         if operand is None or record.node.op in COLLECTIVES:
             continue
-        origin = operand.origin
-        if origin.place not in known.values or known.has(origin.place, origin.value):
-            continue
-        for value, ranks in groups.readings(origin):
-            if len(ranks) > 1 and known.has(origin.place, value):
-                return Difference(record, graph, operand, ranks)
+        if ranks := _missing_sum(record, index, known, groups) or _missing_sum_of(operand.origin, known, groups):
+            return Difference(record, graph, operand, ranks)
     return Difference(record, graph)
+
+
+def _missing_sum(record: Record, index: int, known: _Reference, groups: _Groups) -> tuple[int, ...]:
+    """Ranks whose sum of this operand is what the operator has for one on a single device; none if it needs no sum."""
+    operand = record.operands[index]
+    if operand is None or known.has_operand(record.place, index, operand.value):
+        return ()
+    sums = groups.operand_sums(record, index)
+    return next((ranks for value, ranks in sums if known.has_operand(record.place, index, value)), ())
+
+
+def _missing_sum_of(origin: Record, known: _Reference, groups: _Groups) -> tuple[int, ...]:
+    """The same of the value an operand was cut from."""
+    if origin.place not in known.records or known.has(origin.place, origin.value):
+        return ()
+    readings = groups.readings(origin)
+    return next((ranks for value, ranks in readings if len(ranks) > 1 and known.has(origin.place, value)), ())
 
 
 def _is_checked(record: Record) -> bool:
@@ -254,21 +237,3 @@ def _may_be_a_part(record: Record) -> bool:
     """Whether the operator may yield a part of a sum. The gradient of the loss begins divided by the number of its copies."""
     node = record.node
     return node.op in PARTIAL or (node.backward and any(part in node.path for part in OF_THE_LOSS))
-
-
-def _where(record: Record) -> str:
-    return f"{record.node.op} at {record.node.scope}"
-
-
-def _source(graph: CompiledGraph, node: Node) -> list[str]:
-    """The innermost line that made an operator; a gradient has that of its forward operator, where it is known."""
-    lines = graph.sources.get(node.scope, ())
-    return [str(lines[-1])] if lines else []
-
-
-def _flat(values: Iterable[Any]) -> Iterator[Any]:
-    for value in values:
-        if isinstance(value, tuple):
-            yield from _flat(value)
-        else:
-            yield value

@@ -5,20 +5,29 @@ Reductions add in the order of the group's ranks, in fp32.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from mindllm.compiled.graph import Node
-from mindllm.errors import CheckFailed
+from mindllm.compiled.graph import COLLECTIVES, Node
+from mindllm.errors import CheckFailed, RunFailed
 
 SEND, RECEIVE = "Send", "Receive"
 REDUCTIONS: dict[str, np.ufunc] = {"sum": np.add, "max": np.maximum, "min": np.minimum, "prod": np.multiply}
 
 
 class Deadlock(CheckFailed):
-    """No rank can go on; the message names what each of them waits for."""
+    """Ranks cannot end their step; the message names what each of them waits for, and what was sent in vain."""
+
+
+class UnequalParts(CheckFailed):
+    """Ranks of a group give arrays of different shapes, or one that cannot be dealt out to all; names them with their place."""
+
+
+class NoExchange(RunFailed):
+    """An exchange that nothing here can carry out; names it with a rank and its place in the model."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +72,8 @@ class Exchange:
         """What the rank waits for, in words."""
         if self.op in (SEND, RECEIVE):
             direction = "to" if self.op == SEND else "from"
-            return f"rank {self.rank} waits in {self.op} {direction} rank {self.peer} at {self.node.scope}"
+            tag = self.channel[2]
+            return f"rank {self.rank} waits in {self.op} {direction} rank {self.peer} at {self.node.scope} (tag {tag})"
         ranks = ", ".join(map(str, self.group))
         return f"rank {self.rank} waits in {self.op} over ranks {ranks} at {self.node.scope}"
 
@@ -81,29 +91,55 @@ def results(exchanges: Sequence[Exchange]) -> list[np.ndarray]:
     """What every rank of a group gets, in the group's order.
 
     Raises:
-        NotImplementedError: a collective operator without an entry here.
+        NoExchange: a collective operator, or a kind of reduction, without an entry here.
+        UnequalParts: shapes that do not go together.
     """
-    op, attributes = exchanges[0].op, exchanges[0].node.attributes
-    values = [np.asarray(exchange.value) for exchange in exchanges]
+    first = exchanges[0]
+    attributes, values = first.node.attributes, [np.asarray(exchange.value) for exchange in exchanges]
     count = len(values)
-    if op == "AllReduce":
-        return [_reduce(values, attributes["op"])] * count
-    if op == "AllGather":
-        return [np.concatenate(values)] * count
-    if op == "ReduceScatter":
-        return list(np.split(_reduce(values, attributes["op"]), count))
-    if op == "Broadcast":
-        return [values[int(attributes["root_rank"])]] * count
-    if op == "AlltoAll":
-        return _all_to_all(values, int(attributes["split_dim"]), int(attributes["concat_dim"]))
-    raise NotImplementedError(f"collective operator {op}")
+    _require_equal_parts(exchanges, values)
+    match first.op:
+        case "AllReduce":
+            return [_reduce(values, first)] * count
+        case "AllGather":
+            return [np.concatenate(values)] * count
+        case "ReduceScatter":
+            return list(np.split(_reduce(values, first), count))
+        case "Broadcast":
+            return [values[int(attributes["root_rank"])]] * count
+        case "AlltoAll":
+            return _all_to_all(values, int(attributes["split_dim"]), int(attributes["concat_dim"]))
+    raise _unknown(first, f"known are {', '.join(sorted(COLLECTIVES))}")
 
 
-def _reduce(values: Sequence[np.ndarray], kind: str) -> np.ndarray:
-    total = values[0]
-    for value in values[1:]:
-        total = REDUCTIONS[kind](total, value)
-    return total
+def _require_equal_parts(exchanges: Sequence[Exchange], values: Sequence[np.ndarray]) -> None:
+    """All give the same shape; where each gets a part, its dimension divides."""
+    first, shape = exchanges[0], values[0].shape
+    for exchange, value in zip(exchanges, values, strict=True):
+        if value.shape != shape:
+            raise UnequalParts(
+                f"{first.op} at {first.node.scope}: rank {first.rank} gives {list(shape)}, "
+                f"rank {exchange.rank} {list(value.shape)}"
+            )
+    axis = {"ReduceScatter": 0, "AlltoAll": first.node.attributes.get("split_dim")}.get(first.op)
+    if axis is not None and shape[axis] % len(values):
+        raise UnequalParts(
+            f"{first.op} at {first.node.scope}: {list(shape)} cannot be dealt out to {len(values)} ranks"
+        )
+
+
+def _reduce(values: Sequence[np.ndarray], exchange: Exchange) -> np.ndarray:
+    kind = exchange.node.attributes.get("op")
+    if kind not in REDUCTIONS:
+        raise _unknown(exchange, f"it reduces by {kind}, known are {', '.join(REDUCTIONS)}")
+    return functools.reduce(REDUCTIONS[kind], values)
+
+
+def _unknown(exchange: Exchange, why: str) -> NoExchange:
+    ranks = ", ".join(map(str, exchange.group))
+    return NoExchange(
+        f"rank {exchange.rank}: {exchange.op} over ranks {ranks} at {exchange.node.scope} cannot be carried out here: {why}"
+    )
 
 
 def _all_to_all(values: Sequence[np.ndarray], split: int, concat: int) -> list[np.ndarray]:

@@ -23,11 +23,14 @@ ROUNDED = {"float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloa
 
 
 class NoKernel(RunFailed):
-    """An operator that nothing here can compute; names it with its place in the model."""
+    """An operator that nothing here can compute; names it with its rank and its place in the model."""
 
 
 def choose(node: Node, mindspore_kernels: bool = False) -> Kernel:
-    """What computes ``node``. ``mindspore_kernels`` takes MindSpore's kernel wherever there is one."""
+    """What computes ``node``. ``mindspore_kernels`` takes MindSpore's kernel wherever there is one.
+
+    A kernel raises NotImplementedError for what it cannot compute.
+    """
     if node.op in REFERENCES:
         return REFERENCES[node.op]
     if node.op == "Cast":
@@ -88,6 +91,6 @@ def cpu_kernel(node: Node) -> Kernel:
             return tuple(item.asnumpy() for item in result) if isinstance(result, tuple | list) else result.asnumpy()
         except (RuntimeError, TypeError, ValueError) as error:
             reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-            raise NoKernel(f"{node.op} at {node.scope} cannot be computed on the CPU: {reason}") from None
+            raise NotImplementedError(f"no kernel of the CPU does ({reason})") from None
 
     return run

@@ -27,15 +27,16 @@ class Lockstep:
         """What the step of every rank returns.
 
         Raises:
-            Deadlock: no rank can go on.
+            Deadlock: no rank can go on, or something was sent that nobody received.
         """
         ready: deque[tuple[int, np.ndarray | None]] = deque((rank, None) for rank in self.runs)
         while ready:
             rank, answer = ready.popleft()
             self._advance(rank, answer)
             ready.extend(self._answers(rank))
-        if self.waiting:
-            raise Deadlock("no rank can go on:\n" + "\n".join(f"  {line}" for line in self._situation()))
+        if self.waiting or any(self.sent.values()):
+            what = "no rank can go on" if self.waiting else "what a rank sent was never received"
+            raise Deadlock(f"{what}:\n" + "\n".join(f"  {line}" for line in self._situation()))
         return self.outputs
 
     def _advance(self, rank: int, answer: np.ndarray | None) -> None:
@@ -75,7 +76,12 @@ class Lockstep:
         return [(rank, self.sent[exchange.channel].popleft())]
 
     def _situation(self) -> list[str]:
-        """What every rank waits for, and who has ended."""
+        """What every rank waits for, who has ended, and what was sent and not received."""
         lines = {rank: exchange.describe() for rank, exchange in self.waiting.items()}
         lines |= {rank: f"rank {rank} has finished its step" for rank in self.outputs}
-        return [lines[rank] for rank in sorted(lines)]
+        unreceived = [
+            f"rank {source} has sent to rank {destination} what it has not received (tag {tag})"
+            for (source, destination, tag), values in sorted(self.sent.items())
+            if values
+        ]
+        return [lines[rank] for rank in sorted(lines)] + unreceived

@@ -10,7 +10,7 @@ import numpy as np
 
 from mindllm.compiled.execute.exchange import Exchange
 from mindllm.compiled.execute.kernels import NoKernel, choose, held, rounded
-from mindllm.compiled.graph import CALL, COLLECTIVES, CONSTANT, CompiledGraph, Function, Node
+from mindllm.compiled.graph import CALL, CONSTANT, CompiledGraph, Function, Node
 from mindllm.errors import RunFailed
 
 Value = Any
@@ -99,7 +99,7 @@ class Machine:
         if node.op == CALL:
             closure = self._value(node.callee, values)
             return (yield from self._call(self.graph.function(closure.function), (*closure.arguments, *operands)))
-        if node.op in COLLECTIVES:
+        if node.exchanges:
             operands = tuple(map(_loaded, operands))
             result = yield Exchange(self.rank, node, operands[0] if operands else None)
         elif node.op in ASSIGNMENTS:
@@ -108,7 +108,7 @@ class Machine:
             operands = tuple(map(_loaded, operands))
             try:
                 result = rounded(self._kernel(node)(*operands), node.dtypes)
-            except NotImplementedError as error:
+            except (NotImplementedError, ValueError, TypeError, IndexError) as error:
                 raise NoKernel(
                     f"rank {self.rank}: {node.op} at {node.scope} cannot be computed here: {error}"
                 ) from None

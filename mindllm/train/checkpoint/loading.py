@@ -154,7 +154,10 @@ def _names(manifest: Manifest, role: str) -> list[str]:
 def _tensors(path: Path, manifest: Manifest, role: str, read: Callable[[Path], Mapping[str, Any]]) -> dict[str, Any]:
     files = [path / name for name in _names(manifest, role)]
     if any(map(holds_parts, files)):
-        return dict(read_parts(files))
+        try:
+            return dict(read_parts(files))
+        except ValueError as error:
+            raise DamagedCheckpointError(path, f"is not whole: {error}") from None
     tensors: dict[str, Any] = {}
     for file in files:
         tensors |= read(file)

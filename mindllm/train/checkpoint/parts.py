@@ -104,10 +104,19 @@ def read_parts(paths: Sequence[Path]) -> dict[str, PartedTensor]:
 
 
 def _whole(name: str, shape: tuple[int, ...], parts: list[tuple[tuple[int, ...], StoredTensor]]) -> PartedTensor:
+    """Refuses parts that are not the blocks of an even cut, each once: then none overlap and nothing is missing."""
     held = sum(math.prod(stored.shape) for _, stored in parts)
     if held != math.prod(shape):
         raise ValueError(f"the parts of tensor {name} hold {held} of its {math.prod(shape)} values")
+    block = parts[0][1].shape
+    places = {start for start, _ in parts}
+    if len(places) < len(parts) or not all(_is_block(start, stored.shape, block) for start, stored in parts):
+        raise ValueError(f"the parts of tensor {name} overlap")
     return PartedTensor(shape, parts[0][1].dtype, tuple(parts))
+
+
+def _is_block(start: tuple[int, ...], shape: tuple[int, ...], block: tuple[int, ...]) -> bool:
+    return shape == block and all(first % size == 0 for first, size in zip(start, block, strict=True))
 
 
 def _relative(first: Sequence[int], last: Sequence[int], origin: Sequence[int]) -> Slices:

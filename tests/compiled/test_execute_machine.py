@@ -1,0 +1,57 @@
+"""One rank by itself: what it cannot compute or exchange is named with rank and place, never a traceback."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from mindllm.compiled.execute.exchange import NoExchange
+from mindllm.compiled.execute.kernels import NoKernel
+from mindllm.compiled.execute.lockstep import Lockstep
+from mindllm.compiled.execute.machine import Machine, ShapeMismatch
+from mindllm.compiled.graph import CompiledGraph, Function, Input, Node, TensorType
+
+X = np.arange(6, dtype=np.float32).reshape(2, 3)
+FLOATS = TensorType((2, 3), "float32")
+
+
+def run(op: str, /, rank: int = 5, shape: TensorType = FLOATS, **attributes) -> np.ndarray:
+    """What a rank returns whose graph is one operator on ``X``."""
+    node = Node(op, "result", ("x",), shape, f"Default/network-Loss/{op}-op0", attributes)
+    function = Function("step", (node,), (Input("x", FLOATS),), "result")
+    machine = Machine(CompiledGraph(rank, (function,), {}, {}, {}, b""), {})
+    return Lockstep([machine], {rank: [X]}).run()[rank]
+
+
+def test_an_operator_is_computed_and_an_exchange_carried_out():
+    assert np.array_equal(run("Square"), X * X)
+    assert np.array_equal(run("AllReduce", group_rank_ids=(5,), op="sum"), X)
+
+
+def test_an_operator_nobody_has_a_kernel_for_is_named_with_rank_and_place():
+    place = "rank 5: Nonsense at Default/network-Loss/Nonsense-op0 cannot be computed here: no kernel of the CPU does"
+    with pytest.raises(NoKernel, match=place) as error:
+        run("Nonsense")
+    assert error.value.exit_code == 1
+
+
+def test_operands_a_kernel_does_not_take_are_named_with_rank_and_place():
+    with pytest.raises(NoKernel, match="rank 5: MatMul at Default/network-Loss/MatMul-op0 cannot be computed here"):
+        run("MatMul")
+
+
+def test_an_unknown_collective_is_named_with_rank_group_and_place():
+    place = "rank 5: AlltoAllV over ranks 5 at Default/network-Loss/AlltoAllV-op0 cannot be carried out here: known are"
+    with pytest.raises(NoExchange, match=place) as error:
+        run("AlltoAllV", group_rank_ids=(5,), group="g")
+    assert error.value.exit_code == 1
+
+
+def test_an_unknown_reduction_is_named():
+    with pytest.raises(NoExchange, match="it reduces by mean, known are sum, max, min, prod"):
+        run("AllReduce", group_rank_ids=(5,), op="mean")
+
+
+def test_a_result_of_another_shape_than_the_compiler_derived_is_named():
+    with pytest.raises(ShapeMismatch, match=r"rank 5: Square at .* yields \[2, 3\], the compiler derived \[3\]"):
+        run("Square", shape=TensorType((3,), "float32"))
