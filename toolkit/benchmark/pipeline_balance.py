@@ -31,14 +31,15 @@ EXAMPLES = """example:
   python -m toolkit.benchmark.pipeline_balance --data tests/toolkit/ground_truth --markdown docs/benchmarks/pipeline_balance.md
 """
 COLUMNS = ("problem", "even split", "plan", "lower bound", "gap", "seconds", "processor s", "reference")
-ONE_CHUNK = [(16, 192, 8, 64), (32, 200, 8, 128), (64, 200, 8, 512), (64, 200, 8, 256), (8, 200, 8, 32), (64, 200, 8, 128),
-             (64, 200, 8, 64), (64, 200, 8, 16)]  # fmt: skip
-"""Stages, layers, recompute kinds and micro-batches; the last two are the hard corner."""
+ONE_CHUNK = [(16, 192, 8, 64), (32, 200, 8, 128), (64, 200, 8, 512), (64, 200, 8, 256), (8, 200, 8, 32)]
+"""Stages, layers, recompute kinds and micro-batches."""
+CORNER = [(64, 200, 8, micro) for micro in (2, 16, 64, 96, 128)]
+"""Likewise, with no more than twice as many micro-batches as stages."""
 CHUNKED = [(16, 2, 64), (16, 3, 64), (16, 4, 64), (16, 4, 128), (16, 3, 16)]
 PUBLIC_OPTIMA = [(16, 16, 53_000, 107_460), (16, 32, 53_000, 169_650), (16, 128, 53_000, 532_530), (16, 64, 50_000, 291_330),
                  (8, 32, 60_000, 278_550)]  # fmt: skip
 INSTANCES = {"pp16-mb64-4k": 1132.66, "pp8-vp2-mb240-8k": 5661.55, "pp4-vp2-mb120-4k": 5868.49}
-TABLES = ("published", "one_chunk", "chunked", "bubbles")
+TABLES = ("published", "one_chunk", "corner", "chunked", "bubbles")
 LOSING = [(4, 8, 2, (1456, 1279)), (8, 32, 2, (5589, 4929)), (4, 16, 4, (4626, 4779)), (8, 32, 1, (3309, 3129))]
 
 
@@ -81,9 +82,9 @@ def row(title: str, problem: Problem, seconds: float, reference: str = "") -> tu
     )  # fmt: skip
 
 
-def one_chunk(seeds: int, seconds: float) -> Iterator[tuple[str, ...]]:
+def one_chunk(sizes: Sequence[tuple[int, int, int, int]], seeds: int, seconds: float) -> Iterator[tuple[str, ...]]:
     """Random decoders with one chunk per stage."""
-    for stages, layers, kinds, micro in ONE_CHUNK:
+    for stages, layers, kinds, micro in sizes:
         for layer_kinds in (1, 2):
             for seed in range(seeds):
                 title = (
@@ -159,7 +160,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rates = ("model", "1F1B, ours / paper", "ZB-1p, ours / paper", "ZB-2p, ours / paper", "processor s")
     makers = {
         "published": ("Published problems", COLUMNS, lambda: published(options.data, options.seconds)),
-        "one_chunk": ("One chunk per stage", COLUMNS, lambda: one_chunk(options.seeds, options.seconds)),
+        "one_chunk": ("One chunk per stage", COLUMNS, lambda: one_chunk(ONE_CHUNK, options.seeds, options.seconds)),
+        "corner": ("Few micro-batches", COLUMNS, lambda: one_chunk(CORNER, options.seeds, options.seconds)),
         "chunked": ("Several chunks per stage", COLUMNS, lambda: chunked(options.seeds, options.seconds)),
         "bubbles": ("Bubble rates", rates, lambda: bubbles(options.data)),
     }

@@ -47,7 +47,7 @@ def solve(problem: Problem, seconds: float = 60.0) -> Solution:
     until = started + seconds
     even = even_split(problem)
     if problem.schedule in ZERO_BUBBLE:
-        plan, bound = solve_zero_bubble(problem, even)
+        plan, bound = solve_zero_bubble(problem, even, until)
     elif problem.chunks == 1:
         plan, bound = solve_one_chunk(problem, until, even)
     else:

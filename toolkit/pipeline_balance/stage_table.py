@@ -50,17 +50,18 @@ class StageTable:
         room = room_for(problem, stage, runs) - held * sum(end.activation_mb for end in ends)
         return self.mixes.fastest(runs, held, room, tail_working(problem, stage))
 
+    def place(self, stage: int, start: int, count: int) -> tuple[str, ...]:
+        """Recompute kinds of ``count`` layers from ``start`` on with the least backward time; ValueError if they do not fit."""
+        runs = self.mixes.runs(start, count)
+        found = self._best(stage, runs)
+        if found is None:
+            raise ValueError(f"stage {stage} cannot hold {count} layers")
+        return tuple(self.mixes.written(runs, found[1]))
+
     def plan(self, counts: list[int]) -> Plan:
         """The plan with these layers per stage and the least backward times."""
-        places, start = [], 0
-        for stage, count in enumerate(counts):
-            runs = self.mixes.runs(start, count)
-            found = self._best(stage, runs)
-            if found is None:
-                raise ValueError(f"stage {stage} cannot hold {count} layers")
-            places.append(tuple(self.mixes.written(runs, found[1])))
-            start += count
-        return Plan(tuple(places))
+        starts = np.cumsum([0, *counts]).tolist()
+        return Plan(tuple(self.place(stage, starts[stage], count) for stage, count in enumerate(counts)))
 
 
 def held_micro_batches(orders: Orders) -> np.ndarray:
