@@ -9,10 +9,25 @@ from pydantic import BeforeValidator, Field
 from mindllm.config.section import List, PositiveInt, Section
 
 PARALLEL_MODES = {"data_parallel": 0, "semi_auto_parallel": 1}
+OTHER_SCHEDULERS = {
+    "zero_bubble_v": "two chunks per stage that run back through the stages",
+    "seqpipe": "sequences cut into pieces",
+    "seqvpp": "sequences cut into pieces",
+    "seqsmartvpp": "sequences cut into pieces",
+}
+"""Schedulers of MindSpore that mindllm does not use, and what models would need for them."""
 
 
 def _parallel_mode(value: Any) -> Any:
     return PARALLEL_MODES.get(value.lower(), value) if isinstance(value, str) else value
+
+
+def _scheduler(value: Any) -> Any:
+    if value in OTHER_SCHEDULERS:
+        raise ValueError(
+            f"MindSpore's {value} needs {OTHER_SCHEDULERS[value]}, which mindllm does not have; write 1f1b"
+        )
+    return value
 
 
 class ParallelOptimizerConfig(Section):
@@ -35,7 +50,9 @@ class PipelineConfig(Section):
     pipeline_interleave: bool = Field(
         default=False, description="Several chunks of layers per stage (`model.model_config.pp_interleave_num`)."
     )
-    pipeline_scheduler: Literal["1f1b", "gpipe"] = Field(default="1f1b", description="Order of the micro batches.")
+    pipeline_scheduler: Annotated[Literal["1f1b", "gpipe"], BeforeValidator(_scheduler)] = Field(
+        default="1f1b", description="Order of the micro batches."
+    )
 
 
 class ParallelContextConfig(Section):

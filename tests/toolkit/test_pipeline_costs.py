@@ -328,3 +328,13 @@ def test_a_correction_leaves_the_gaps_that_were_seen():
     gappy = replace(once, memories=[Peaks(memory, 0) for memory in once.memories])
     problem = validation.corrected(found.problem, gappy, first=True)
     assert all(limit < found.limit_mb for limit in problem.per_stage("limit_mb"))
+
+
+def test_a_correction_moves_the_start_of_a_step_too():
+    found = described(memory="2.2GB")
+    idle = found.problem.model_copy(update={"start_mb": 5000.0, "limit_mb": 9000.0})
+    once = replace(
+        validation.validate(replace(found, problem=idle), 5, FormulaSimulations()).rounds[0], limit_mb=9000.0
+    )
+    corrected = evaluate(validation.corrected(idle, once, first=True), once.solution.best.plan)
+    assert corrected.peak_mb.tolist() == pytest.approx(once.used_mb)

@@ -25,6 +25,9 @@ TOO_MANY = 320
 ROUNDS = 6  # paths looked for in a node at a time
 TOLERANCE = 1e-6
 STEADY = 1e-5  # a rise of a bound that counts
+REFUTING = 0.5  # share of the time for steps that are refuted as a whole
+FINE = 2e-4  # to which such steps are searched
+ROUNDING = 1e-6
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,18 @@ class Box:
     def places(self, low: np.ndarray, high: np.ndarray) -> Box:
         """This box with other bounds of places."""
         return replace(self, low=low, high=high)
+
+    def limited(self, index: int, limits: tuple[int, int], stages: int) -> Box:
+        """This box with other bounds of the stage, or behind ``stages`` of the place, at ``index``."""
+        names = ("stage_low", "stage_high") if index < stages else ("low", "high")
+        low, high = (getattr(self, name).copy() for name in names)
+        where = index if index < stages else index - stages
+        low[where], high[where] = limits
+        return replace(self, **dict(zip(names, (low, high), strict=True)))
+
+    def size(self) -> float:
+        """The sum of all widths."""
+        return float((self.high - self.low).sum() + (self.stage_high - self.stage_low).sum())
 
 
 class LayerTree:
@@ -60,6 +75,7 @@ class LayerTree:
         root = Box(places, places * program.most, kinds, np.zeros(len(self.stage_columns)), stage_high)
         first, _ = self._separated(root, 400, until)
         report(first)
+        first, root = self._refute(root, first, time.monotonic() + REFUTING * (until - time.monotonic()), report)
         heap = [(first, next(ticket), root)]
         reported = first
         while heap and time.monotonic() < until:
@@ -112,11 +128,78 @@ class LayerTree:
             whole = np.array([highspy.HighsVarType.kContinuous] * len(columns))
             solver.changeColsIntegrality(len(columns), columns, whole)
 
+    def _refute(self, box: Box, bound: float, until: float, report: Callable[[float], None]) -> tuple[float, Box]:
+        """Raises the bound by halves: a step is refuted when no whole numbers of layers are left that might reach it.
+
+        Returns the bound, and the box of plans that are better than the best.
+        """
+        inner = self._tightened(box, self.enough, until)
+        if inner is None:
+            report(self.enough)
+            return self.enough, box
+        low = bound
+        while self.enough > low * (1 + FINE) and time.monotonic() < until:
+            middle = (low + self.enough) / 2
+            if self._tightened(inner, middle, until) is not None:
+                break
+            low = middle
+            report(low)
+        return low, inner
+
+    def _tightened(self, box: Box, target: float, until: float) -> Box | None:
+        """The least and most layers of every stage and place of plans below ``target``; None when there are no such plans."""
+        program = self.program
+        groups = [np.array([column]) for column in self.stage_columns] + list(program.counts_of)
+        columns = len(self.stage_columns)
+        changed = True
+        while changed:
+            bound, _ = self._separated(box, ROUNDS, until)
+            if bound > target:
+                return None
+            changed = False
+            program.solver.changeColBounds(program.step, 0, target)
+            program.solver.changeColCost(program.step, 0.0)
+            try:
+                for index, group in enumerate(groups):
+                    if time.monotonic() > until:
+                        return box
+                    limits = self._whole_limits(group)
+                    if limits is None:
+                        return None
+                    tighter = box.limited(index, limits, columns)
+                    changed |= tighter.size() < box.size() - 0.5
+                    box = tighter
+                    self._apply(box)
+            finally:
+                program.solver.changeColBounds(program.step, 0, highspy.kHighsInf)
+                program.solver.changeColCost(program.step, 1.0)
+        return box
+
+    def _whole_limits(self, columns: np.ndarray) -> tuple[int, int] | None:
+        """The least and the greatest whole number that a sum of columns can be; None when there is none."""
+        solver, found = self.program.solver, []
+        for sign in (1.0, -1.0):
+            for column in columns:
+                solver.changeColCost(int(column), sign)
+            solver.run()
+            status, value = solver.getModelStatus(), solver.getInfo().objective_function_value
+            for column in columns:
+                solver.changeColCost(int(column), 0.0)
+            if status == highspy.HighsModelStatus.kInfeasible:
+                return None
+            found.append(sign * value)
+        low, high = math.ceil(found[0] - ROUNDING), math.floor(found[1] + ROUNDING)
+        return (low, high) if low <= high else None
+
     def _solve(self, box: Box) -> tuple[float, np.ndarray]:
         """The program's bound in a box, infinite where no plan is, and its answer."""
         count = self.program.problem.layer_count
         if (box.low > box.high).any() or box.low.sum() > count or box.high.sum() < count:
             return math.inf, np.zeros(0)
+        self._apply(box)
+        return self.program.solve()
+
+    def _apply(self, box: Box) -> None:
         self.program.limit_totals(box.low, box.high)
         if self.kinds > 1:
             whole = self.program.by_kind(box.low)
@@ -126,7 +209,6 @@ class LayerTree:
             self.program.solver.changeColsBounds(
                 len(self.stage_columns), self.stage_columns, box.stage_low.astype(float), box.stage_high.astype(float)
             )
-        return self.program.solve()
 
     def _separated(self, box: Box, rounds: int, until: float) -> tuple[float, np.ndarray]:
         bound, values = self._solve(box)

@@ -115,10 +115,10 @@ def validate(configured: Configured, seconds: float, simulations: Simulations) -
         if rounds[-1].confirmed:
             break
         problem = corrected(problem, rounds[-1], first=len(rounds) == 1)
-    fitting = [done for done in rounds if done.fits]
+    fitting = [done for done in reversed(rounds) if done.fits]
     if not fitting:
         raise CheckFailed(f"none of {len(rounds)} plans fits in the dry run; a lower --max_memory leaves more room")
-    chosen = min(fitting, key=lambda done: (done.solution.best.step_time, -rounds.index(done)))
+    chosen = min(fitting, key=lambda done: done.solution.best.step_time)  # of equal ones the last
     return Validated(tuple(rounds), chosen if chosen.confirmed else _as_found(chosen))
 
 
@@ -134,10 +134,12 @@ def corrected(problem: Problem, found: Round, first: bool) -> Problem:
 
     ``first``: also where a stage needs less than predicted.
     """
-    static, limits = list(problem.per_stage("static_mb")), list(problem.per_stage("limit_mb"))
+    static, start = list(problem.per_stage("static_mb")), list(problem.per_stage("start_mb"))
+    limits = list(problem.per_stage("limit_mb"))
     for stage, (off, memory) in enumerate(zip(found.differences, found.memories, strict=True)):
         if first or off > 0:
-            static[stage] = max(0.0, static[stage] + off)
+            static[stage], start[stage] = max(0.0, static[stage] + off), max(0.0, start[stage] + off)
         gaps = (memory.actual_peak - memory.used_peak) / MIB
         limits[stage] = max(0.0, min(limits[stage], found.limit_mb - gaps))
-    return problem.model_copy(update={"static_mb": tuple(static), "limit_mb": tuple(limits)})
+    changes = {"static_mb": tuple(static), "start_mb": tuple(start), "limit_mb": tuple(limits)}
+    return problem.model_copy(update=changes)
