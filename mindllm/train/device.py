@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import importlib.util
 import os
 import shutil
@@ -10,6 +9,7 @@ import tempfile
 from pathlib import Path
 
 from mindllm.config import RunConfig
+from mindllm.train.leaving import when_leaving
 from mindllm.train.ranks import ALONE, Ranks
 
 COMPILER_LOG = "dsa_transfrom.log"  # what the fusion's compiler leaves in the working directory
@@ -106,10 +106,10 @@ def set_up_device(config: RunConfig, ranks: Ranks = ALONE) -> None:
 
         init()
     if uses_graph_kernels(config) and not Path(COMPILER_LOG).exists():
-        atexit.register(Path(COMPILER_LOG).absolute().unlink, missing_ok=True)
+        when_leaving(Path(COMPILER_LOG).absolute().unlink, missing_ok=True)
 
 
 def _temporary_directory() -> Path:
     directory = tempfile.mkdtemp(prefix="mindllm-kernels-")
-    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    when_leaving(shutil.rmtree, directory, ignore_errors=True)
     return Path(directory)

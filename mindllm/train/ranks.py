@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import logging
 import os
 import sys
@@ -11,6 +10,7 @@ from dataclasses import dataclass
 
 from mindllm.config import RunConfig
 from mindllm.launch.meeting import Seat
+from mindllm.train.leaving import tidy_up
 
 LAUNCHER = 'bash scripts/msrun_launcher.sh "run_llm.py --config {source} ..." {devices}'
 
@@ -46,12 +46,13 @@ ALONE = Ranks()
 
 
 def end_rank(code: int) -> None:
-    """Ends the process of one of several ranks, in the ways of Python but without the destructors of native libraries.
+    """Ends the process of one of several ranks, tidied up, but without what native libraries do at the end.
 
-    MindSpore's connections to other processes crash in them now and then (2.10), when all is done and saved.
+    MindSpore's connections to other processes crash now and then (2.10) in its exit function, which clears its resources, or in
+    destructors, when all is done and saved.
     """
     if Seat.is_inherited():
-        atexit._run_exitfuncs()
+        tidy_up()
         logging.shutdown()
         sys.stdout.flush()
         sys.stderr.flush()

@@ -13,11 +13,12 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import highspy
 import numpy as np
 
+from toolkit.pipeline_balance.layer_box import Box, above, below, one_place
 from toolkit.pipeline_balance.path_program import PathProgram
 
 PATHS = 200  # known paths kept when there are too many
@@ -28,33 +29,6 @@ STEADY = 1e-5  # a rise of a bound that counts
 REFUTING = 0.5  # share of the time for steps that are refuted as a whole
 FINE = 2e-4  # to which such steps are searched
 ROUNDING = 1e-6
-
-
-@dataclass(frozen=True)
-class Box:
-    """Bounds of numbers of layers: in each place, of each kind there (``[places, layer kinds]``), and of each kind on a stage."""
-
-    low: np.ndarray
-    high: np.ndarray
-    kind_high: np.ndarray
-    stage_low: np.ndarray
-    stage_high: np.ndarray
-
-    def places(self, low: np.ndarray, high: np.ndarray) -> Box:
-        """This box with other bounds of places."""
-        return replace(self, low=low, high=high)
-
-    def limited(self, index: int, limits: tuple[int, int], stages: int) -> Box:
-        """This box with other bounds of the stage, or behind ``stages`` of the place, at ``index``."""
-        names = ("stage_low", "stage_high") if index < stages else ("low", "high")
-        low, high = (getattr(self, name).copy() for name in names)
-        where = index if index < stages else index - stages
-        low[where], high[where] = limits
-        return replace(self, **dict(zip(names, (low, high), strict=True)))
-
-    def size(self) -> float:
-        """The sum of all widths."""
-        return float((self.high - self.low).sum() + (self.stage_high - self.stage_low).sum())
 
 
 class LayerTree:
@@ -233,7 +207,7 @@ class LayerTree:
             doubt = np.where(box.low < box.high, np.abs(totals - np.rint(totals)), -1.0)
             place = int(doubt.argmax())
             most = min(math.floor(totals[place] + TOLERANCE), int(box.high[place]) - 1)
-            chosen = list(_one_place(box, place, most))
+            chosen = list(one_place(box, place, most))
         bounds = [(part, self._solve(part)[0]) for part in chosen]
         return [(part, bound) for part, bound in bounds if bound < self.enough]
 
@@ -256,10 +230,10 @@ class LayerTree:
             places = np.arange(first, first + self.stages)
             most = math.floor(totals[places].max() - TOLERANCE)
             if (box.high[places] > most).any() and most >= box.low[places].max():
-                yield list(_above(box, places[np.argsort(totals[places])], most))
+                yield list(above(box, places[np.argsort(totals[places])], most))
             least = math.ceil(totals[places].min() + TOLERANCE)
             if (box.low[places] < least).any() and least <= box.high[places].min():
-                yield list(_below(box, places[np.argsort(-totals[places])], least))
+                yield list(below(box, places[np.argsort(-totals[places])], least))
 
     def _by_stage(self, box: Box, values: np.ndarray) -> Iterator[list[Box]]:
         """The stage whose number of layers is farthest from a whole one."""
@@ -271,38 +245,3 @@ class LayerTree:
             high, low = box.stage_high.copy(), box.stage_low.copy()
             high[index], low[index] = math.floor(counts[index]), math.ceil(counts[index])
             yield [replace(box, stage_high=high), replace(box, stage_low=low)]
-
-
-def _above(box: Box, places: np.ndarray, most: int) -> Iterator[Box]:
-    """No place has more than ``most`` layers; or the first that has more is each in turn."""
-    high = box.high.copy()
-    high[places] = np.minimum(high[places], most)
-    yield box.places(box.low, high)
-    high = box.high.copy()
-    for place in places:
-        if box.high[place] > most:
-            low = box.low.copy()
-            low[place] = max(low[place], most + 1)
-            yield box.places(low, high.copy())
-            high[place] = most
-
-
-def _below(box: Box, places: np.ndarray, least: int) -> Iterator[Box]:
-    """No place has less than ``least`` layers; or the first that has less is each in turn."""
-    low = box.low.copy()
-    low[places] = np.maximum(low[places], least)
-    yield box.places(low, box.high)
-    low = box.low.copy()
-    for place in places:
-        if box.low[place] < least:
-            high = box.high.copy()
-            high[place] = min(high[place], least - 1)
-            yield box.places(low.copy(), high)
-            low[place] = least
-
-
-def _one_place(box: Box, place: int, most: int) -> Iterator[Box]:
-    high, low = box.high.copy(), box.low.copy()
-    high[place], low[place] = most, most + 1
-    yield box.places(box.low, high)
-    yield box.places(low, box.high)
