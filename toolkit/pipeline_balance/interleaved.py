@@ -6,6 +6,7 @@ import itertools
 import math
 import time
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
@@ -29,9 +30,6 @@ DESCENT = 2.0  # seconds, at most, of the search with simulated steps
 DIVES = 3
 NEAR_PATHS = 400  # known when recomputation is chosen
 NEAR = 0.003  # share by which a split may be judged worse than the best and still get its recomputation chosen
-SHARES = (0.5, 0.2, 0.1, 0.2)
-"""Of the tries: the best split is shaken, splits are searched by simulated steps, recomputation is chosen once more, stages of
-the best plan are planned anew."""
 WANDER = 1.5  # seconds of a search by simulated steps
 
 
@@ -56,13 +54,17 @@ def solve_interleaved(problem: Problem, until: float) -> tuple[Plan | None, floa
         tree = tree_of(problem, planner.best_time, PROVEN, until)
         tree.bound(min(until, time.monotonic() + ALONE), bounds.append)
         planner.first_plans(min(until, time.monotonic() + ALONE), lambda: max(bounds))
-    if not planner.proved(max(bounds)):
-        with BoundProcess(problem, planner.best_time, PROVEN, until - time.monotonic()) as process:
-            planner.first_plans(until, lambda: max(*bounds, process.bound))
-            planner.improve(until, lambda: max(*bounds, process.bound))
-        bounds.append(process.bound)
+    for work in (planner.first_plans, planner.improve):
+        if not planner.proved(max(bounds)):  # begun anew for better plans, the proof is quicker
+            with BoundProcess(problem, planner.best_time, PROVEN, until - time.monotonic()) as process:
+                work(until, partial(_highest, bounds, process))
+            bounds.append(process.bound)
     assert planner.plans.best is not None
     return planner.plans.best.plan, min(max(bounds), planner.best_time)
+
+
+def _highest(bounds: list[float], process: BoundProcess) -> float:
+    return max(*bounds, process.bound)
 
 
 class _Planner:
@@ -79,6 +81,7 @@ class _Planner:
         assert search.best is not None
         self.plans.offer(search.choice.plan(search.best))
         self.split, self.value = search.best, math.inf
+        self.together = 2  # stages that are planned anew at once
         self.chosen: dict[bytes, bool] = {}  # splits whose recomputation was looked for, and whether it was found
 
     @property
@@ -99,23 +102,19 @@ class _Planner:
                 self._descend(start, until)
 
     def improve(self, until: float, bound: Callable[[], float]) -> None:
-        """Shakes the best split, or plans some stages anew, until a moment or until nothing is left to gain."""
-        stages = 2
+        """Goes on in four ways, each with its share of the time, until a moment or until nothing is left to gain."""
+        ways = {
+            lambda: self._descend(self.descent.shaken(self.split), until): 0.5,
+            lambda: self._wander(until): 0.15,
+            lambda: self._choose(self.split, until): 0.15,
+            lambda: self._plan_anew(until): 0.2,
+        }
+        spent = dict.fromkeys(ways, 0.0)
         while time.monotonic() < until and not self.proved(bound()):
-            draw = self.random.choice(len(SHARES), p=SHARES)
-            if draw == 0:
-                self._descend(self.descent.shaken(self.split), until)
-            elif draw == 1:
-                self._wander(until)
-            elif draw == 2:
-                self._choose(self.split, until)
-            else:
-                assert self.plans.best is not None
-                self._tell_paths(np.array(self.plans.best.plan.counts), until)
-                begun = time.monotonic()
-                self.plans.plan_anew(self._some_places(stages), until)
-                more = 1 if time.monotonic() - begun < SECONDS / 4 else -1
-                stages = int(np.clip(stages + more, 2, self.problem.stages))
+            way = min(ways, key=lambda each: spent[each] / ways[each])
+            begun = time.monotonic()
+            way()
+            spent[way] += max(time.monotonic() - begun, 0.01)
 
     def _wander(self, until: float) -> None:
         """Looks for splits by simulated steps for a while; a better plan's split is then judged by the program."""
@@ -125,6 +124,15 @@ class _Planner:
             self.search.choice.weigh(self.search.best_weights)
             self.plans.offer(self.search.choice.plan(self.search.best))
             self._descend(self.search.best, until)
+
+    def _plan_anew(self, until: float) -> None:
+        """Plans some stages of the best plan anew: more when that was quick."""
+        assert self.plans.best is not None
+        self._tell_paths(np.array(self.plans.best.plan.counts), until)
+        begun = time.monotonic()
+        self.plans.plan_anew(self._some_places(self.together), until)
+        more = 1 if time.monotonic() - begun < SECONDS / 4 else -1
+        self.together = int(np.clip(self.together + more, 2, self.problem.stages))
 
     def _descend(self, start: np.ndarray, until: float) -> None:
         split, value = self.descent.descend(start, until)

@@ -28,6 +28,7 @@ TOLERANCE = 1e-6
 STEADY = 1e-5  # a rise of a bound that counts
 REFUTING = 0.5  # share of the time for steps that are refuted as a whole
 FINE = 2e-4  # to which such steps are searched
+FAILURES = 2  # steps that are not refuted, after which no more are tried
 ROUNDING = 1e-6
 
 
@@ -111,13 +112,14 @@ class LayerTree:
         if inner is None:
             report(self.enough)
             return self.enough, box
-        low = bound
-        while self.enough > low * (1 + FINE) and time.monotonic() < until:
-            middle = (low + self.enough) / 2
-            if self._tightened(inner, middle, until) is not None:
-                break
-            low = middle
-            report(low)
+        low, high, failures = bound, self.enough, 0
+        while high > low * (1 + FINE) and failures < FAILURES and time.monotonic() < until:
+            middle = (low + high) / 2
+            if self._tightened(inner, middle, until) is None:
+                low = middle
+                report(low)
+            else:
+                high, failures = middle, failures + 1
         return low, inner
 
     def _tightened(self, box: Box, target: float, until: float) -> Box | None:
