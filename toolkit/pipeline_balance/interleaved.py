@@ -91,7 +91,7 @@ class _Planner:
 
     def proved(self, bound: float) -> bool:
         """Whether the best plan needs no improvement."""
-        return self.best_time <= bound * (1 + PROVEN)
+        return self.best_time * (1 - PROVEN) <= bound * (1 + 1e-12)
 
     def first_plans(self, until: float, bound: Callable[[], float]) -> None:
         """Splits from the best so far and from answers of the program, and the recomputation of the best."""
