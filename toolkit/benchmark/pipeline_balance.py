@@ -1,7 +1,8 @@
 """How good the plans of ``toolkit.pipeline_balance`` are, and how long they take: random decoders, published ones, bubble rates.
 
 Every row is one problem. The gap is between the plan's simulated step and the proven lower bound of all plans. Seconds are of the
-clock and, beside them, of the processor: on a busy machine the clock runs on. The processor's are what a free machine takes.
+clock and, beside them, of the processor in the planner's own process: on a busy machine the clock runs on. With several chunks a
+second process proves the bound meanwhile.
 """
 
 from __future__ import annotations
