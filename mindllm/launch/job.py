@@ -34,7 +34,7 @@ class JobFailed(RunFailed):
 
 
 class CrashedAtStart(JobFailed):
-    """A rank has crashed before the ranks met for the first time: in the native code that connects them."""
+    """A rank has crashed before the first step was done: in the native code that connects them."""
 
 
 class Job:

@@ -63,7 +63,7 @@ class Table:
 
     def __init__(self, connections: Sequence[socket.socket]) -> None:
         self.connections = list(connections)
-        self.used = False  # whether the ranks have met
+        self.used = False  # whether the ranks have added numbers: from their first step on, not when they only met
         self._received = [b"" for _ in connections]
 
     def receive(self, rank: int) -> bool:
@@ -87,7 +87,7 @@ class Table:
         counts = [len(value) for value in values]
         if len(set(counts)) > 1:
             raise RunFailed(f"the ranks have gone different ways: they add {counts} numbers")
-        self.used = True
+        self.used |= max(counts) > 0
         answer = pack([sum(numbers) for numbers in zip(*values, strict=True)])
         self._received = [b"" for _ in self.connections]
         for connection in self.connections:
