@@ -19,7 +19,7 @@ import highspy
 import numpy as np
 
 from toolkit.pipeline_balance.layer_box import Box, above, below, one_place
-from toolkit.pipeline_balance.path_program import PathProgram
+from toolkit.pipeline_balance.path_program import EMPTY, PathProgram
 
 PATHS = 200  # known paths kept when there are too many
 TOO_MANY = 320
@@ -41,8 +41,15 @@ class LayerTree:
         self.enough = best * (1 - proven)  # a node with this bound needs no dividing
         self.stage_columns = np.array(program.stage_counts, np.int32)
 
-    def bound(self, until: float, report: Callable[[float], None]) -> None:
-        """Divides nodes until a moment of ``time.monotonic`` or until nothing is left to prove; reports every rise."""
+    def bound(self, until: float, tell: Callable[[float], None]) -> None:
+        """Divides nodes until a moment of ``time.monotonic`` or until nothing is left to prove; reports every rise.
+
+        No more than what ends the proof is reported: nodes beyond it are left out.
+        """
+
+        def report(value: float) -> None:
+            tell(min(value, self.enough))
+
         program, ticket = self.program, itertools.count()
         stage_high = np.array(program.solver.getLp().col_upper_)[self.stage_columns]
         places = np.ones(program.problem.places, int)
@@ -76,8 +83,8 @@ class LayerTree:
                 heapq.heappush(heap, (max(value, risen), next(ticket), child))
             if len(program.known) > TOO_MANY:
                 program.forget_slack_paths(PATHS)
-        if not heap:
-            report(math.inf)
+        if not heap:  # what was left out may still be better by less than is asked for
+            report(self.enough)
 
     def _whole(self, box: Box, until: float) -> float:
         """The bound of a box that leaves nothing but recomputation open, with whole layers of each kind."""
@@ -161,9 +168,12 @@ class LayerTree:
             status, value = solver.getModelStatus(), solver.getInfo().objective_function_value
             for column in columns:
                 solver.changeColCost(int(column), 0.0)
-            if status == highspy.HighsModelStatus.kInfeasible:
+            if status in EMPTY:
                 return None
-            found.append(sign * value)
+            known = status == highspy.HighsModelStatus.kOptimal
+            found.append(sign * value if known else -sign * math.inf)
+        if not all(map(math.isfinite, found)):  # it could not be told: nothing is limited
+            return 0, self.program.problem.layer_count
         low, high = math.ceil(found[0] - ROUNDING), math.floor(found[1] + ROUNDING)
         return (low, high) if low <= high else None
 

@@ -20,6 +20,8 @@ from toolkit.pipeline_balance.stage_floor import Floor, StageFloor, hull
 
 CLOSE = 1e-3  # a simulated step this near to the bound ends the search for paths
 SLACK = 1e-6
+EMPTY = (highspy.HighsModelStatus.kInfeasible, highspy.HighsModelStatus.kUnboundedOrInfeasible)
+"""What says that a program has no answer: none of those here is unbounded."""
 
 Path = tuple[np.ndarray, np.ndarray, float]  # forward and backward visits of each place, delay of its tensors
 
@@ -145,10 +147,14 @@ class PathProgram:
         return np.diff(after, axis=0, prepend=0)
 
     def solve(self) -> tuple[float, np.ndarray]:
-        """The least step, infinite when there is no answer, and the value of every column."""
+        """The least step, infinite when there is no answer and 0 when none was found, and the value of every column."""
         self.solver.run()
-        if self.solver.getModelStatus() != highspy.HighsModelStatus.kOptimal:
-            return math.inf, np.zeros(self.step + 1)
+        if self.solver.getModelStatus() not in (highspy.HighsModelStatus.kOptimal, *EMPTY):
+            self.solver.clearSolver()  # numerical trouble on the way from the last answer
+            self.solver.run()
+        status = self.solver.getModelStatus()
+        if status != highspy.HighsModelStatus.kOptimal:
+            return math.inf if status in EMPTY else 0.0, np.zeros(self.step + 1)
         return self.solver.getInfo().objective_function_value, np.array(self.solver.getSolution().col_value)
 
     def totals(self, values: np.ndarray) -> np.ndarray:
