@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from mindllm.compiled.layouts import ParameterLayout
+from mindllm.parallel.parameter_layout import ParameterLayout
 from mindllm.compiled.sources import SourceLine, Sources
 
 COLLECTIVES = frozenset({"AllReduce", "AllGather", "ReduceScatter", "AlltoAll", "Broadcast", "Send", "Receive"})

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from mindllm.compiled.graph import CompiledGraph
-from mindllm.compiled.layouts import ParameterLayout
+from mindllm.parallel.parameter_layout import ParameterLayout
 from mindllm.compiled.mind_ir import parse_mind_ir
 from mindllm.compiled.sources import Sources, sources_from_json, sources_to_json
 from mindllm.errors import UserError

@@ -33,7 +33,7 @@ from mindllm.compiled.graph import (
     groups_of,
     local_name,
 )
-from mindllm.compiled.layouts import ParameterLayout
+from mindllm.parallel.parameter_layout import ParameterLayout
 from mindllm.compiled.sources import Sources
 from mindllm.errors import UserError
 

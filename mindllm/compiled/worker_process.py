@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import mindllm
-from mindllm.compiled.refusals import CompileFailed, reason
+from mindllm.parallel.refusals import CompileFailed, reason
 from mindllm.errors import UserError
 
 SHOWN_LINES = 12

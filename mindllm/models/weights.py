@@ -31,17 +31,21 @@ def trained_weights(model: nn.Cell) -> dict[str, Parameter]:
 
 
 def initialise(parameters: Mapping[str, Parameter], seed: int) -> None:
-    """Draws every normally distributed weight as a function of ``(seed, parameter name)`` alone; others keep ones or zeros.
+    """Draws every normally distributed weight as a function of ``(seed, parameter name)`` alone; others keep ones or zeros."""
+    for name, parameter in parameters.items():
+        if hasattr(parameter, "initial_std"):
+            parameter.set_data(Tensor(initial_value(name, parameter.shape, parameter.initial_std, seed)))
+
+
+def initial_value(name: str, shape: tuple[int, ...], std: float, seed: int) -> np.ndarray:
+    """The whole weight ``name`` from ``N(0, std²)``, fp32, drawn from ``(seed, name)``.
 
     So a weight does not depend on how many layers, devices or other parameters there are (counter-based generator:
     Salmon et al., 2011).
     """
-    for name, parameter in parameters.items():
-        if hasattr(parameter, "initial_std"):
-            key = hashlib.sha256(f"{seed}:{name}".encode()).digest()[:16]
-            generator = np.random.Generator(np.random.Philox(key=int.from_bytes(key, "little")))
-            values = generator.standard_normal(parameter.shape, dtype=np.float32) * np.float32(parameter.initial_std)
-            parameter.set_data(Tensor(values))
+    key = hashlib.sha256(f"{seed}:{name}".encode()).digest()[:16]
+    generator = np.random.Generator(np.random.Philox(key=int.from_bytes(key, "little")))
+    return generator.standard_normal(shape, dtype=np.float32) * np.float32(std)
 
 
 class HostCopy:

@@ -5,7 +5,7 @@ from small_cluster import cluster_run
 
 from mindllm.compiled import compile_rank as subject
 from mindllm.compiled.device import front_end
-from mindllm.compiled.refusals import CompileFailed
+from mindllm.parallel.refusals import CompileFailed
 from mindllm.errors import UserError
 
 

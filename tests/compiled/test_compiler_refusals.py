@@ -9,7 +9,7 @@ from small_cluster import cluster_run
 
 from mindllm.compiled import worker_process
 from mindllm.compiled.compile_rank import compile_rank
-from mindllm.compiled.refusals import CompileFailed, frames, reason
+from mindllm.parallel.refusals import CompileFailed, frames, reason
 
 FAULT = """
 import os, resource, signal

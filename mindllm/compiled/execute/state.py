@@ -65,3 +65,10 @@ def state_parts(machine: Machine) -> dict[str, Part]:
 def is_optimizer_state(name: str) -> bool:
     """Whether a parameter is the optimizer's own: a moment, or a power of its betas."""
     return name.startswith(MOMENTS) or name.endswith(POWER)
+
+
+def put_parts(machine: Machine, whole: Mapping[str, Any]) -> None:
+    """Replaces a rank's parts of these tensors, arrays or tensors of a checkpoint, where it has any."""
+    for name, parameter in machine.graph.parameters.items():
+        if name in whole:
+            machine.parameters[name].value = _part(machine.rank, parameter, whole)
