@@ -13,7 +13,7 @@ from mindspore import Parameter, Tensor, nn
 from mindllm.config import RunConfig
 from mindllm.models.weights import HostCopy, assign, initialise, signatures, trained_weights
 from mindllm.parallel import build_replica
-from mindllm.train.checkpoint import Checkpoint
+from mindllm.train.checkpoint import Checkpoint, RankTensors
 from mindllm.train.compile_cache import cached_compilation
 from mindllm.train.optimizer import AdamW
 from mindllm.train.ranks import ALONE, Ranks
@@ -135,6 +135,10 @@ class Engine:
         """Weights and optimizer state as sources for a checkpoint, copied to the host one at a time."""
         state = self.optimizer_state
         return _copies(self.weights), _copies(state)
+
+    def held(self) -> dict[int, RankTensors]:
+        """What this rank keeps, as a checkpoint is saved from it: of every tensor the whole."""
+        return {self.ranks.rank: RankTensors(*self.tensors())}
 
     def load(self, checkpoint: Checkpoint) -> None:
         """Puts a checkpoint's weights and the optimizer's state into this model.
