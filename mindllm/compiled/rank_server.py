@@ -41,7 +41,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     config = load_config(options.config)
     _import_once()
     ranks = [int(rank) for rank in options.ranks.split(",")]
-    compile_each(ranks, options.workers, partial(_start, config, options.output, not options.evaluation), partial(_learn, options.output))
+    compile_each(
+        ranks,
+        options.workers,
+        partial(_start, config, options.output, not options.evaluation),
+        partial(_learn, options.output),
+    )
     return 0
 
 

@@ -11,8 +11,8 @@ from typing import Any
 
 from mindllm.command import CommandParser, run_command
 from mindllm.compiled.device.callback_thread import calm_callback_thread
-from mindllm.parallel.refusals import refusals_explained
 from mindllm.config import RunConfig, load_config
+from mindllm.parallel.refusals import refusals_explained
 
 PIPELINED_THREADS = 8  # with a single one, which is what two cores get, kernels cannot be launched in branches
 KERNEL_BY_KERNEL = "O0"  # O2 is for another compiler, which is not in the wheel

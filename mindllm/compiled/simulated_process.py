@@ -52,4 +52,6 @@ def prepare_simulation() -> None:
     GlobalComm.CHECK_ENVS = False
     ms.runtime.dispatch_threads_num(PIPELINED_THREADS)
     calm_callback_thread(Path(ms.__file__).parent)
-    logging.getLogger(__name__).info("simulation: nothing is computed, so there are no losses, norms or times of a device")
+    logging.getLogger(__name__).info(
+        "simulation: nothing is computed, so there are no losses, norms or times of a device"
+    )

@@ -11,11 +11,11 @@ from pathlib import Path
 
 from mindllm.command import CommandParser, run_command
 from mindllm.compiled.graph_file import write_graph
-from mindllm.parallel.parameter_layout import ParameterLayout
-from mindllm.parallel.refusals import refusals_explained
 from mindllm.compiled.sources import SourceLine, read_sources
 from mindllm.config import RunConfig, load_config
 from mindllm.parallel.layout import mesh_of
+from mindllm.parallel.parameter_layout import ParameterLayout
+from mindllm.parallel.refusals import refusals_explained
 
 GRAPH = "rank.graph"
 TEXT = "text"

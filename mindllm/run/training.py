@@ -12,14 +12,14 @@ from rich.table import Table
 from mindllm.command import INTERRUPTED
 from mindllm.config import RunConfig, render_config
 from mindllm.config.callbacks import CheckpointMonitorConfig
-from mindllm.data import Tokenizer
-from mindllm.files import atomic_open, size_in_bytes
+from mindllm.files import atomic_open
 from mindllm.logs import set_up_logging
 from mindllm.run.engines import evaluation_rows, make_engine, set_up_execution, share_of
+from mindllm.run.export import export
 from mindllm.run.simulated import one_step_unless_said
 from mindllm.train.callbacks import make_callbacks
 from mindllm.train.checkpoint import CheckpointStore
-from mindllm.train.checkpoint.hugging_face_export import export_hugging_face, refuse_existing
+from mindllm.train.checkpoint.hugging_face_export import refuse_existing
 from mindllm.train.checkpoint.pretrained import pretrained_weights
 from mindllm.train.datasets import RunData
 from mindllm.train.execution import Execution, Executor, describe
@@ -70,8 +70,8 @@ def train(config: RunConfig, execution: Execution) -> int:
     _announce(state, execution)
     callbacks = make_callbacks(config, store, evaluator, ranks)
     Trainer(state, data.train_stream(), rates, callbacks, peak_flops(config.context.device_target), ranks).run()
-    if ranks.is_first:
-        export(state, data.tokenizer)
+    if ranks.is_first and not ranks.simulated:
+        export(state, store, data.tokenizer)
     ranks.meet()
     state.results["log"] = str(log)
     _report(state.results)
@@ -83,7 +83,9 @@ def evaluate(config: RunConfig, execution: Execution) -> int:
     if not config.load_checkpoint:
         raise config.error("load_checkpoint", "run_mode eval needs weights; give a checkpoint directory")
     set_up_logging(config.output_dir)
-    evaluator = RunData(config, share_of(config, execution)).evaluator(evaluation_rows(config, execution), progress=True)
+    evaluator = RunData(config, share_of(config, execution)).evaluator(
+        evaluation_rows(config, execution), progress=True
+    )
     pretrained = pretrained_weights(config)
     set_up_execution(config, execution)
     engine = make_engine(config, execution, training=False)
@@ -98,24 +100,6 @@ def make_store(config: RunConfig) -> CheckpointStore:
     section = next((item for item in config.callbacks if isinstance(item, CheckpointMonitorConfig)), None)
     keep = section.keep_checkpoint_max if section is not None else 1
     return CheckpointStore(f"{config.output_dir}/checkpoint", keep_checkpoint_max=keep)
-
-
-def export(state: RunState, tokenizer: Tokenizer | None) -> None:
-    """Writes the weights as section ``export_hf`` says, once the last step of the whole run is done."""
-    section = state.config.export_hf
-    if not section.directory or state.step < state.total_steps:
-        return
-    weights, _ = state.engine.tensors()
-    directory = export_hugging_face(
-        section.directory,
-        state.config.model.config,
-        weights,
-        dtype=section.dtype,
-        max_shard_bytes=size_in_bytes(section.max_shard_size),
-        tokenizer=tokenizer,
-    )
-    logger.info("exported the weights to %s in %s", directory, section.dtype)
-    state.results["Hugging Face directory"] = str(directory)
 
 
 def _announce(state: RunState, execution: Execution) -> None:

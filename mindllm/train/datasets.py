@@ -12,8 +12,8 @@ from mindllm.data.blend import EndlessDataset
 from mindllm.data.loader import SampleSource
 from mindllm.train.evaluation import Evaluator
 from mindllm.train.indexed_text import IndexedText
-from mindllm.train.share import WHOLE, Share
 from mindllm.train.row_text import InstructionText, MindRecordText
+from mindllm.train.share import WHOLE, Share
 
 
 class Text(Protocol):

@@ -80,7 +80,9 @@ def is_simulation(environment: Mapping[str, str] = os.environ) -> bool:
 def is_sharded(config: RunConfig) -> bool:
     """Whether devices share the model or the optimizer's state, so that a rank does not have all of it."""
     sizes = config.parallel_config
-    return sizes.device_num > sizes.data_parallel or (sizes.device_num > 1 and config.parallel.enable_parallel_optimizer)
+    return sizes.device_num > sizes.data_parallel or (
+        sizes.device_num > 1 and config.parallel.enable_parallel_optimizer
+    )
 
 
 def _simulated(config: RunConfig, environment: Mapping[str, str]) -> Execution:
@@ -90,7 +92,9 @@ def _simulated(config: RunConfig, environment: Mapping[str, str]) -> Execution:
     if config.context.device_target != "Ascend":
         target = config.context.device_target
         raise config.error("context.device_target", f"only Ascend devices are simulated (value {target}); write Ascend")
-    size, rank = (_number(config, environment, name, default) for name, default in (("RANK_SIZE", "1"), ("RANK_ID", "0")))
+    size, rank = (
+        _number(config, environment, name, default) for name, default in (("RANK_SIZE", "1"), ("RANK_ID", "0"))
+    )
     if size != devices:
         raise config.error(
             "parallel_config", f"describes {devices} devices, but RANK_SIZE is {size}; set RANK_SIZE={devices}"

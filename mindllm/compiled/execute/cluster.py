@@ -12,7 +12,7 @@ from mindllm.compiled.execute.lockstep import Lockstep
 from mindllm.compiled.execute.machine import Machine, Observer
 from mindllm.compiled.execute.state import initial_parts, is_optimizer_state, put_parts, state_parts
 from mindllm.compiled.graph import CompiledGraph
-from mindllm.train.checkpoint.parts import Part
+from mindllm.train.checkpoint.parts import RankTensors
 
 COLUMNS = ("input_ids", "labels", "loss_mask")
 
@@ -78,12 +78,9 @@ class Cluster:
             tokens=tuple(map(int, columns[3])),
         )
 
-    def parts(self) -> tuple[list[dict[str, Part]], list[dict[str, Part]]]:
+    def held(self) -> dict[int, RankTensors]:
         """By rank the parts of the weights and of the optimizer state it keeps: what a checkpoint is saved from."""
-        held = [state_parts(machine) for machine in self.machines]
-        weights = [{name: part for name, part in parts.items() if not is_optimizer_state(name)} for parts in held]
-        optimizer = [{name: part for name, part in parts.items() if is_optimizer_state(name)} for parts in held]
-        return weights, optimizer
+        return {machine.rank: _held(machine) for machine in self.machines}
 
     def put(self, arrays: Mapping[str, Any]) -> None:
         """Replaces every rank's parts of these whole tensors, weights or optimizer state."""
@@ -95,3 +92,11 @@ def rows_of(batch: Mapping[str, np.ndarray], rank: int, stage_devices: int, slic
     """The rows of a global batch that the dataset of a rank gives it."""
     index = rank % stage_devices * slices // stage_devices
     return [np.split(batch[name], slices)[index] for name in COLUMNS]
+
+
+def _held(machine: Machine) -> RankTensors:
+    parts = state_parts(machine)
+    return RankTensors(
+        weights={name: part for name, part in parts.items() if not is_optimizer_state(name)},
+        optimizer={name: part for name, part in parts.items() if is_optimizer_state(name)},
+    )

@@ -75,7 +75,9 @@ class LockstepEngine(Engine):
         """What evaluates; its weights are put or taken before it is used."""
         config = evaluation_config(self.config)
         graphs = self._compile(config, training=False)
-        unknown = {name: np.broadcast_to(np.float32(0), shape) for name, (shape, _) in weight_signatures(config).items()}
+        unknown = {
+            name: np.broadcast_to(np.float32(0), shape) for name, (shape, _) in weight_signatures(config).items()
+        }
         return LossCluster(graphs, self._stages, input_slices(config), {**unknown, **tables(config, graphs)})
 
     def step(self, batch: Batch, rate: float, scale: float) -> StepResult:

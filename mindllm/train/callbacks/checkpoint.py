@@ -40,9 +40,8 @@ class CheckpointMonitor(Callback):
 
     def save(self, state: RunState) -> None:
         """Saves now; a full disk is reported and training goes on."""
-        weights, optimizer = state.engine.tensors()
         try:
-            path = self.store.save(state.step, weights, optimizer, run_state(state))
+            path = self.store.save(state.step, state.engine.held(), run_state(state))
         except CheckpointNotSavedError as error:
             logger.error("%s", error)
             return

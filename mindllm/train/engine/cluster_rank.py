@@ -39,6 +39,8 @@ NAN = float("nan")
 class ClusterRankEngine(Engine):
     """The part of the model that ``ranks.rank`` keeps. Every method is called by all ranks, in the same order."""
 
+    holds_all = False
+
     def __init__(self, config: RunConfig, ranks: Ranks, training: bool = True) -> None:
         super().__init__(config, ranks)
         self.mesh = mesh_of(config)

@@ -42,9 +42,11 @@ class Engine(ABC):
     Attributes:
         ranks: the processes of the run, and which of them this is.
         parts: equal parts of its rows that go through the model one after another in a step.
+        holds_all: the ranks of this process have all of every weight between them.
         simulated: nothing is computed, so there are no losses, norms or tokens.
     """
 
+    holds_all = True
     simulated = False
     parts = 1
 
