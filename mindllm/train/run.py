@@ -13,17 +13,19 @@ from mindllm.command import INTERRUPTED
 from mindllm.config import RunConfig, render_config
 from mindllm.config.callbacks import CheckpointMonitorConfig
 from mindllm.data import Tokenizer
+from mindllm.errors import RunFailed
 from mindllm.files import atomic_open, size_in_bytes
 from mindllm.logs import set_up_logging
 from mindllm.models.weights import assign
 from mindllm.train.callbacks import make_callbacks
-from mindllm.train.checkpoint import CheckpointStore
+from mindllm.train.checkpoint import CheckpointStore, Peers
 from mindllm.train.checkpoint.hugging_face_export import export_hugging_face, refuse_existing
 from mindllm.train.checkpoint.pretrained import pretrained_weights
 from mindllm.train.datasets import RunData
 from mindllm.train.device import set_up_device
 from mindllm.train.engine import Engine
 from mindllm.train.loss_scale import LossScaler
+from mindllm.train.output_directory import CHECKPOINTS, claim_output_directory
 from mindllm.train.ranks import started_ranks
 from mindllm.train.resume import restore
 from mindllm.train.runnable import refuse_what_is_only_compiled
@@ -40,14 +42,14 @@ def train(config: RunConfig) -> int:
     """Trains from scratch, from ``load_checkpoint``, or on from a checkpoint; returns the exit code."""
     refuse_what_is_only_compiled(config)
     ranks = started_ranks(config)
+    peers = claim_output_directory(config, ranks)
     log = set_up_logging(config.output_dir)
     data = RunData(config, ranks)
     total_steps = data.total_steps
     rates = learning_rates(config.lr_schedule, total_steps)
     evaluator = data.evaluator() if config.do_eval else None
-    store = make_store(config)
-    if ranks.is_first:
-        store.recover()
+    store = make_store(config, peers)
+    store.recover()
     ranks.meet()
     checkpoint = store.resume(config.resume_training) if config.resume_training else None
     if checkpoint is not None and checkpoint.step >= last_step(config, total_steps):
@@ -76,6 +78,8 @@ def train(config: RunConfig) -> int:
     ranks.meet()
     state.results["log"] = str(log)
     _report(state.results)
+    if state.failures:
+        raise RunFailed("\n".join(state.failures))
     return INTERRUPTED if state.stop_reason == signal.Signals.SIGINT.name else 0
 
 
@@ -96,11 +100,16 @@ def evaluate(config: RunConfig) -> int:
     return 0
 
 
-def make_store(config: RunConfig) -> CheckpointStore:
+def make_store(config: RunConfig, peers: Peers) -> CheckpointStore:
     """The store of a run's checkpoints, with what the callback's section says of it."""
-    section = next((item for item in config.callbacks if isinstance(item, CheckpointMonitorConfig)), None)
-    keep = section.keep_checkpoint_max if section is not None else 1
-    return CheckpointStore(f"{config.output_dir}/checkpoint", keep_checkpoint_max=keep)
+    sections = (item for item in config.callbacks if isinstance(item, CheckpointMonitorConfig))
+    section = next(sections, CheckpointMonitorConfig(type="CheckpointMonitor", keep_checkpoint_max=1))
+    return CheckpointStore(
+        Path(config.output_dir) / CHECKPOINTS,
+        keep_checkpoint_max=section.keep_checkpoint_max,
+        peers=peers,
+        remove_redundancy=section.remove_redundancy,
+    )
 
 
 def export(state: RunState, tokenizer: Tokenizer | None) -> None:

@@ -44,7 +44,10 @@ class StepRecord:
 
 @dataclass
 class RunState:
-    """A run between two steps. ``step`` counts finished optimizer steps; ``batch`` is the one last trained on."""
+    """A run between two steps. ``step`` counts finished optimizer steps; ``batch`` is the one last trained on.
+
+    ``failures``: what is lost at the end though training went on; the process then ends with exit code 1.
+    """
 
     config: RunConfig
     engine: Engine
@@ -55,6 +58,7 @@ class RunState:
     batch: Batch | None = None
     stop_reason: str = ""
     results: dict[str, str] = field(default_factory=dict)
+    failures: list[str] = field(default_factory=list)
 
     @property
     def output_dir(self) -> Path:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 
 from mindllm.data import BatchStream
+from mindllm.train.batch_ahead import DATA_FAILED, BatchAhead
 from mindllm.train.callbacks import Callback
 from mindllm.train.engine import StepResult
 from mindllm.train.ranks import ALONE, Ranks
@@ -35,6 +36,7 @@ class Trainer:
         self.callbacks = callbacks
         self.peak_flops = peak_flops
         self.ranks = ranks
+        self.sound = False  # whether the state of the run is that after its last step
         self.flops_per_token = state.config.model.config.flops_per_token()
 
     def run(self) -> None:
@@ -42,13 +44,19 @@ class Trainer:
         with StopSignals() as self.signals:
             try:
                 self._tell("begin")
-                for batch in self.stream.iterate(self.state.step, self.state.last_step):
+                batches = BatchAhead(self.stream.iterate(self.state.step, self.state.last_step))
+                while (batch := batches.take()) is not None:
                     self._one_step(batch)
-                    self.state.stop_reason = self.ranks.agree(self.signals.asked, [item.name for item in STOPPING])
+                    batches.fetch()
+                    self.state.stop_reason = self.ranks.agree(batches.problem or self.signals.asked, STOP_REASONS)
                     if self.state.stop_reason:
                         logger.info("stopping after step %d: %s", self.state.step, self.state.stop_reason)
                         break
                 self._tell("end")
+                batches.refuse_failed(self.state.stop_reason)
+            except Exception:
+                self._rescue()
+                raise
             finally:
                 for callback in self.callbacks:
                     callback.close()
@@ -58,6 +66,7 @@ class Trainer:
         self._tell("step_begin")
         rate, scale = self.learning_rate(state.step), state.scaler.value
         start = time.perf_counter()
+        self.sound = False
         result = state.engine.step(batch, rate, scale)
         seconds = time.perf_counter() - start
         self.signals.install()
@@ -65,8 +74,18 @@ class Trainer:
         state.step += 1
         state.scaler.update(result.overflow)
         record = self._record(result, rate, scale, seconds)
+        self.sound = not result.overflow
         for callback in self.callbacks:
             callback.step_end(state, record)
+
+    def _rescue(self) -> None:
+        """Saves what an error would lose, where it came between two steps and no other rank would have to take part."""
+        if not self.sound or self.ranks.count > 1:
+            return
+        try:
+            self._tell("rescue")
+        except Exception:
+            logger.exception("nothing could be saved after the error that follows")
 
     def _record(self, result: StepResult, rate: float, scale: float, seconds: float) -> StepRecord:
         config = self.state.config
@@ -95,13 +114,14 @@ class Trainer:
             getattr(callback, moment)(self.state)
 
 
-STOPPING = (signal.SIGTERM, signal.SIGINT)
+STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+STOP_REASONS = (DATA_FAILED, *(item.name for item in STOPPING))
 
 
 class StopSignals:
-    """While open, SIGTERM and SIGINT let the step in progress finish and then end the run; a second SIGINT ends it at once.
+    """While open, SIGTERM, SIGHUP and SIGINT let the step in progress finish and then end the run.
 
-    ``asked`` is the name of the signal that came, or empty.
+    A second SIGINT ends it at once. ``asked`` is the name of the signal that came, or empty.
     """
 
     def __init__(self) -> None:
@@ -109,13 +129,15 @@ class StopSignals:
         self.previous: dict[int, object] = {}
 
     def __enter__(self) -> StopSignals:
-        self.previous = {number: signal.getsignal(number) for number in STOPPING}
+        found = {number: signal.getsignal(number) for number in STOPPING}
+        ignored = [signal.SIGHUP] * (found[signal.SIGHUP] == signal.SIG_IGN)  # under nohup
+        self.previous = {number: handler for number, handler in found.items() if number not in ignored}
         self.install()
         return self
 
     def install(self) -> None:
         """Again after a step: MindSpore's runtime replaces the handler of SIGINT by one that sends SIGTERM."""
-        for number in STOPPING:
+        for number in self.previous:
             signal.signal(number, self._stop)
 
     def __exit__(self, *exception: object) -> None:
