@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import argparse
 import random
+import secrets
 import shlex
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from mindllm.command import CommandParser, error_console, run_command
 from mindllm.errors import UserError
-from mindllm.launch.job import HOST, CrashedAtStart, Job
+from mindllm.launch.job import HOST, JOB, CrashedAtStart, Job, JobFailed, JobStopped
 
 EXAMPLES = """example:
   python -m mindllm.launch --workers 2 "run_llm.py --config configs/llama2/pretrain_llama2_tiny.yaml \\
@@ -35,23 +36,47 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--timeout", type=int, default=7200, help="seconds after which they give up finding each other (default: 7200)"
     )
+    parser.add_argument(
+        "--restart",
+        type=int,
+        default=0,
+        metavar="N",
+        help="a job that fails is started again, N times at most, from its last good checkpoint (default: %(default)s)",
+    )
     options = parser.parse_args(arguments)
     command = shlex.split(options.command)
     if not command or (command[0].endswith(".py") and not Path(command[0]).is_file()):
         raise UserError(f'there is no script to run in "{options.command}"; write "run_llm.py --config FILE"')
     if options.workers < 1 or options.timeout < 1:
         raise UserError("the number of processes and the timeout must be at least 1")
+    if options.restart < 0:
+        raise UserError(f"--restart {options.restart}: the number of restarts must be at least 0")
+    variables = {JOB: secrets.token_hex(8)}
+    for restart in range(1, options.restart + 1):
+        try:
+            return start_job(command, options, variables)
+        except JobFailed as failure:
+            if isinstance(failure, JobStopped) or failure.exit_code == UserError.exit_code:
+                raise
+            told = f"{failure}\nrestart {restart} of {options.restart}: going on from the last good checkpoint"
+            error_console.print(told, markup=False, emoji=False)
+    return start_job(command, options, variables)
+
+
+def start_job(command: Sequence[str], options: argparse.Namespace, variables: Mapping[str, str]) -> int:
+    """Runs the job once, with ranks that crash while they connect started again."""
     for _ in range(STARTS - 1):
         try:
-            return run_job(command, options)
+            return run_job(command, options, variables)
         except CrashedAtStart as crash:
-            error_console.print(f"{crash}\nstarting the ranks again", markup=False)
-    return run_job(command, options)
+            error_console.print(f"{crash}\nstarting the ranks again", markup=False, emoji=False)
+    return run_job(command, options, variables)
 
 
-def run_job(command: Sequence[str], options: argparse.Namespace) -> int:
-    """Runs the job once."""
-    with Job(command, options.workers, free_port(options.port), options.log_dir, options.timeout) as job:
+def run_job(command: Sequence[str], options: argparse.Namespace, variables: Mapping[str, str]) -> int:
+    """Runs the ranks once."""
+    port = free_port(options.port)
+    with Job(command, options.workers, port, options.log_dir, options.timeout, variables) as job:
         return job.wait()
 
 

@@ -8,18 +8,30 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
 from mindllm.command import INTERRUPTED
 from mindllm.errors import RunFailed
+from mindllm.launch.heartbeat import (
+    DIRECTORY,
+    DUMP_SIGNAL,
+    describe_hang,
+    forget_beats,
+    hanging,
+    last_steps,
+    read_beats,
+)
 from mindllm.launch.meeting import DESCRIPTOR, Table
 from mindllm.launch.process import JobProcess
 
 HOST = "127.0.0.1"
+JOB = "MINDLLM_JOB"  # environment variable: a name of the job, the same each time it is started again
 POLL_SECONDS = 0.1
 GRACE_SECONDS = 2.0  # after a rank has failed, for others that fail of the same cause to say so
+LOOK_SECONDS = 1.0  # between two looks for ranks that hang
+DUMP_SECONDS = 0.5  # for a rank that hangs to write where
 LINGER_SECONDS = 30.0  # ranks meet when they have finished, so the last one to end is not far
 STOPPED = (0, INTERRUPTED, -signal.SIGINT, -signal.SIGTERM)  # endings of a rank that was asked to stop
 SIGNALS = {signal.SIGINT: signal.SIGINT, signal.SIGTERM: signal.SIGTERM, signal.SIGHUP: signal.SIGTERM}
@@ -33,6 +45,10 @@ class JobFailed(RunFailed):
         self.exit_code = exit_code
 
 
+class JobStopped(JobFailed):
+    """The job was asked to stop before there was anything to save."""
+
+
 class CrashedAtStart(JobFailed):
     """A rank has crashed before the first step was done: in the native code that connects them."""
 
@@ -44,10 +60,18 @@ class Job:
     stop after; a second one kills them.
     """
 
-    def __init__(self, command: Sequence[str], workers: int, port: int, log_dir: Path, timeout: int) -> None:
+    def __init__(
+        self,
+        command: Sequence[str],
+        workers: int,
+        port: int,
+        log_dir: Path,
+        timeout: int,
+        variables: Mapping[str, str] | None = None,
+    ) -> None:
         self.command = command
         self.log_dir = log_dir
-        self.variables = {
+        self.variables: dict[str, str] = {
             "MS_WORKER_NUM": str(workers),
             "MS_SCHED_HOST": HOST,
             "MS_SCHED_PORT": str(port),
@@ -57,17 +81,22 @@ class Job:
             "MS_RETRY_INTERVAL_UPPER": "1",
             "MS_DISABLE_HEARTBEAT": "1",  # or a machine that stands still for a while is taken for the death of a rank
             "RANK_SIZE": str(workers),
+            DIRECTORY: str(log_dir),
+            **(variables or {}),
         }
         self.count = workers
         self.ranks: list[JobProcess] = []
         self.scheduler: JobProcess | None = None
         self.stopped_by: int | None = None
         self.first_end: float | None = None
+        self.next_look = 0.0
         self.selector = selectors.DefaultSelector()
 
     def __enter__(self) -> Job:
-        self.previous = {number: signal.signal(number, self._stop) for number in SIGNALS}
+        handled = [number for number in SIGNALS if signal.getsignal(number) != signal.SIG_IGN]  # SIGHUP, under nohup
+        self.previous = {number: signal.signal(number, self._stop) for number in handled}
         self.log_dir.mkdir(parents=True, exist_ok=True)
+        forget_beats(self.log_dir, range(self.count))
         if self.count > 1:
             command = [sys.executable, "-m", "mindllm.launch.scheduler"]
             variables = {**self.variables, "MS_ROLE": "MS_SCHED", "RANK_ID": "0"}
@@ -143,6 +172,25 @@ class Job:
             self.first_end = self.first_end or time.monotonic()
             if self.table.waiting() or time.monotonic() - self.first_end > LINGER_SECONDS:
                 self._fail(next(iter(ended)))
+        if time.monotonic() >= self.next_look:
+            self.next_look = time.monotonic() + LOOK_SECONDS
+            self._look_for_hanging_ranks()
+
+    def _look_for_hanging_ranks(self) -> None:
+        """Ends the job when a rank has given no sign of life for too long; its log tells where it hangs."""
+        now, running = time.monotonic(), [rank for rank, process in enumerate(self.ranks) if process.poll() is None]
+        beats = read_beats(self.log_dir, running)
+        if not (found := hanging(beats, self.table.waiting(), now)):
+            return
+        for rank in found:
+            self.ranks[rank].send(DUMP_SIGNAL)
+        time.sleep(DUMP_SECONDS)
+        first = self.ranks[found[0]]
+        told = f"{describe_hang(beats, found, now)}; the job was ended; {self._last_steps()}. Its log: {first.log}"
+        raise JobFailed(f"{told}\n{first.last_lines()}", 1)
+
+    def _last_steps(self) -> str:
+        return last_steps(read_beats(self.log_dir, range(self.count)))
 
     def _is_good(self, code: int | None) -> bool:
         """Whether a rank ended as it should: it has finished, or was asked to stop and has done so."""
@@ -156,10 +204,11 @@ class Job:
         if not self._running() and all(self._is_good(rank.poll()) for rank in self.ranks):
             return
         if self.stopped_by is not None and first.poll() in STOPPED:
-            raise JobFailed("stopped before the first step: nothing is saved", 128 + self.stopped_by)
+            raise JobStopped("stopped before the first step: nothing is saved", 128 + self.stopped_by)
         culprit = next(rank for rank in [*self.ranks, first] if rank.poll() == first.poll())
         self._show()
-        told = f"{culprit.name} {culprit.ending()}; the job was ended. Its log: {culprit.log}"
+        steps = self._last_steps()
+        told = f"{culprit.name} {culprit.ending()}; the job was ended{'; ' if steps else ''}{steps}. Its log: {culprit.log}"
         shown = culprit is self.ranks[0]
         crashed = culprit.poll() == -signal.SIGSEGV and not self.table.used
         failure = CrashedAtStart if crashed else JobFailed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -24,12 +25,16 @@ Batch = Mapping[str, np.ndarray]
 
 @dataclass(frozen=True)
 class StepResult:
-    """What one optimizer step computed: mean loss per token in nats, norm of the gradients before clipping, tokens."""
+    """What one optimizer step computed: mean loss per token in nats, norm of the gradients before clipping, tokens.
+
+    ``waited``: seconds of the step in which this rank waited for others, where that is known.
+    """
 
     loss: float
     global_norm: float
     overflow: bool
     tokens: int
+    waited: float = 0.0
 
 
 class SummedLoss(nn.Cell):
@@ -83,6 +88,7 @@ class Engine:
             self._step = ApplyAccumulated(self._accumulate, self.optimizer, clip, positions, several)
         self._step.set_train()
         self._compiled = False
+        self._waited = 0.0
 
     def step(self, batch: Batch, rate: float, scale: float) -> StepResult:
         """One optimizer step on this rank's rows of a global batch ``[batch, seq]``: the columns of ``BatchStream.batch``."""
@@ -90,7 +96,7 @@ class Engine:
             outputs = self._run(batch, Tensor(rate, ms.float32), Tensor(scale, ms.float32))
             loss, norm, finite, tokens = (output.asnumpy() for output in outputs)
         self._compiled = True
-        return StepResult(float(loss), float(norm), not bool(finite), int(tokens))
+        return StepResult(float(loss), float(norm), not bool(finite), int(tokens), self._waited)
 
     def _run(self, batch: Batch, rate: Tensor, scale: Tensor) -> tuple[Tensor, ...]:
         """The graphs of a step.
@@ -104,7 +110,9 @@ class Engine:
         if self.ranks.count > 1:
             if not self._compiled:
                 self._step.compile(rate, scale)
+            start = time.perf_counter()
             self.ranks.meet()
+            self._waited = time.perf_counter() - start
         return self._step(rate, scale)
 
     def evaluate(self, batch: Batch) -> tuple[float, int]:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from mindllm.config import RunConfig
 from mindllm.errors import UserError
+from mindllm.train.begun import has_begun
 from mindllm.train.callbacks.metrics import METRICS_NAME
 from mindllm.train.checkpoint import CheckpointStore, Peers
 from mindllm.train.leaving import when_leaving
@@ -39,7 +40,7 @@ def claim_output_directory(config: RunConfig, ranks: Ranks, timeout: float = ROL
 
 def _refuse_results(config: RunConfig, directory: Path) -> None:
     """A new run would cut the metrics of an earlier one off, and in time delete its checkpoints."""
-    if config.resume_training is not False or config.overwrite:
+    if config.resume_training is not False or config.overwrite or has_begun(config):
         return
     newest = CheckpointStore(directory / CHECKPOINTS).newest()
     metrics = directory / METRICS_NAME

@@ -15,8 +15,10 @@ from mindllm.config.callbacks import CheckpointMonitorConfig
 from mindllm.data import Tokenizer
 from mindllm.errors import RunFailed
 from mindllm.files import atomic_open, size_in_bytes
+from mindllm.launch.heartbeat import heart
 from mindllm.logs import set_up_logging
 from mindllm.models.weights import assign
+from mindllm.train.begun import begin, checkpoint_to_resume
 from mindllm.train.callbacks import make_callbacks
 from mindllm.train.checkpoint import CheckpointStore, Peers
 from mindllm.train.checkpoint.hugging_face_export import export_hugging_face, refuse_existing
@@ -42,6 +44,7 @@ def train(config: RunConfig) -> int:
     """Trains from scratch, from ``load_checkpoint``, or on from a checkpoint; returns the exit code."""
     refuse_what_is_only_compiled(config)
     ranks = started_ranks(config)
+    heart.start(config.runner_config.step_timeout)
     peers = claim_output_directory(config, ranks)
     log = set_up_logging(config.output_dir)
     data = RunData(config, ranks)
@@ -51,7 +54,7 @@ def train(config: RunConfig) -> int:
     store = make_store(config, peers)
     store.recover()
     ranks.meet()
-    checkpoint = store.resume(config.resume_training) if config.resume_training else None
+    checkpoint = checkpoint_to_resume(config, store)
     if checkpoint is not None and checkpoint.step >= last_step(config, total_steps):
         logger.info("nothing to do: %s is at step %d, where this run ends", checkpoint.path, checkpoint.step)
         return 0
@@ -70,6 +73,8 @@ def train(config: RunConfig) -> int:
         assign(engine.weights, pretrained)
         logger.info("weights of %s", config.load_checkpoint)
     del checkpoint, pretrained
+    for path in begin(config, store, state.step):
+        logger.info("a checkpoint after step %d, where training starts, was set aside: %s", state.step, path)
     _announce(state)
     callbacks = make_callbacks(config, store, evaluator, ranks)
     Trainer(state, data.train_stream(), rates, callbacks, peak_flops(config.context.device_target), ranks).run()

@@ -24,6 +24,7 @@ class StepRecord:
     """One optimizer step, as it is written to ``metrics.jsonl``. Times in seconds, loss in nats per token.
 
     ``tflops`` is the model's floating-point work per second and device in 10¹², ``mfu`` its ratio to the device's peak.
+    ``slowest_rank`` worked longest on the step, ``slowest_rank_time_s``; of one rank this is the step.
     """
 
     step: int
@@ -40,6 +41,8 @@ class StepRecord:
     samples_per_s_per_device: float
     tflops: float
     mfu: float
+    slowest_rank: int = 0
+    slowest_rank_time_s: float = 0.0
 
 
 @dataclass

@@ -9,11 +9,13 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 
 from mindllm.data import BatchStream
+from mindllm.launch.heartbeat import heart
 from mindllm.train.batch_ahead import DATA_FAILED, BatchAhead
 from mindllm.train.callbacks import Callback
 from mindllm.train.engine import StepResult
 from mindllm.train.ranks import ALONE, Ranks
 from mindllm.train.state import RunState, StepRecord
+from mindllm.train.step_times import Slowest, StepTimes
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +38,7 @@ class Trainer:
         self.callbacks = callbacks
         self.peak_flops = peak_flops
         self.ranks = ranks
+        self.step_times = StepTimes(ranks, state.config.runner_config.slow_rank_factor)
         self.sound = False  # whether the state of the run is that after its last step
         self.flops_per_token = state.config.model.config.flops_per_token()
 
@@ -64,6 +67,7 @@ class Trainer:
     def _one_step(self, batch) -> None:
         state = self.state
         self._tell("step_begin")
+        heart.beat(f"step {state.step + 1}")
         rate, scale = self.learning_rate(state.step), state.scaler.value
         start = time.perf_counter()
         self.sound = False
@@ -73,10 +77,13 @@ class Trainer:
         state.batch = batch
         state.step += 1
         state.scaler.update(result.overflow)
-        record = self._record(result, rate, scale, seconds)
+        slowest = self.step_times.compare(state.step, seconds - result.waited)
+        record = self._record(result, rate, scale, seconds, slowest)
         self.sound = not result.overflow
         for callback in self.callbacks:
+            heart.beat(type(callback).__name__, state.step)
             callback.step_end(state, record)
+        heart.beat("the next batch", state.step)
 
     def _rescue(self) -> None:
         """Saves what an error would lose, where it came between two steps and no other rank would have to take part."""
@@ -87,7 +94,7 @@ class Trainer:
         except Exception:
             logger.exception("nothing could be saved after the error that follows")
 
-    def _record(self, result: StepResult, rate: float, scale: float, seconds: float) -> StepRecord:
+    def _record(self, result: StepResult, rate: float, scale: float, seconds: float, slowest: Slowest) -> StepRecord:
         config = self.state.config
         devices = config.parallel_config.device_num
         positions = config.global_batch_size * config.model.config.seq_length
@@ -107,10 +114,13 @@ class Trainer:
             samples_per_s_per_device=config.global_batch_size / seconds / devices,
             tflops=work / 1e12,
             mfu=work / self.peak_flops,
+            slowest_rank=slowest.rank,
+            slowest_rank_time_s=slowest.seconds,
         )
 
     def _tell(self, moment: str) -> None:
         for callback in self.callbacks:
+            heart.beat(f"{type(callback).__name__}.{moment}", self.state.step)
             getattr(callback, moment)(self.state)
 
 

@@ -15,7 +15,7 @@ from mindllm.train.callbacks.checkpoint import CheckpointMonitor
 from mindllm.train.checkpoint import CheckpointStore, RankTensors, load_checkpoint
 from mindllm.train.engine import StepResult
 from mindllm.train.loss_scale import LossScaler
-from mindllm.train.ranks import ALONE
+from mindllm.train.ranks import ALONE, Ranks
 from mindllm.train.state import RunState
 from mindllm.train.trainer import StopSignals, Trainer
 
@@ -117,14 +117,13 @@ def test_an_update_that_was_skipped_is_not_saved_by_an_error(tmp_path):
 
 
 def test_data_that_fails_on_another_rank_stops_this_one_with_a_checkpoint(tmp_path):
-    class Other:
+    agreements = iter(["", "data"])
+
+    class Other(Ranks):
         """Agrees with a rank whose data fails after step 2."""
 
-        count, steps = 1, 0
-
         def agree(self, choice, choices):
-            self.steps += 1
-            return "data" if self.steps == 2 else choice
+            return next(agreements)
 
     with pytest.raises(RunFailed, match="another rank could not make its next batch"):
         train(tmp_path, ranks=Other())

@@ -28,8 +28,6 @@ class CheckpointMonitor(Callback):
 
     def begin(self, state: RunState) -> None:
         self.saved_step = state.step
-        for path in self.store.supersede_after(state.step):
-            logger.info("a checkpoint after step %d, where training starts, was set aside: %s", state.step, path)
 
     def step_end(self, state: RunState, record: StepRecord) -> None:
         if self.thread is not None:
