@@ -9,14 +9,17 @@ import socket
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import FrameType
+from typing import IO
 
 from mindllm.command import INTERRUPTED
 from mindllm.errors import RunFailed
 from mindllm.launch.heartbeat import (
     DIRECTORY,
     DUMP_SIGNAL,
+    Beat,
     describe_hang,
     forget_beats,
     hanging,
@@ -24,6 +27,7 @@ from mindllm.launch.heartbeat import (
     read_beats,
 )
 from mindllm.launch.meeting import DESCRIPTOR, Table
+from mindllm.launch.nodes import Desk, Node, RemoteProcess
 from mindllm.launch.process import JobProcess
 
 HOST = "127.0.0.1"
@@ -68,14 +72,16 @@ class Job:
         log_dir: Path,
         timeout: int,
         variables: Mapping[str, str] | None = None,
+        desk: Desk | None = None,
     ) -> None:
+        host = HOST if desk is None else desk.host
         self.command = command
         self.log_dir = log_dir
         self.variables: dict[str, str] = {
             "MS_WORKER_NUM": str(workers),
-            "MS_SCHED_HOST": HOST,
+            "MS_SCHED_HOST": host,
             "MS_SCHED_PORT": str(port),
-            "MS_WORKER_IP": HOST,  # or MindSpore's workers listen on an address of the network
+            "MS_WORKER_IP": host,  # or MindSpore's workers listen on an address of the network
             "MS_TOPO_TIMEOUT": str(timeout),
             "MS_RETRY_INTERVAL_LOWER": "1",  # seconds between attempts to reach the scheduler; else up to 5
             "MS_RETRY_INTERVAL_UPPER": "1",
@@ -85,25 +91,32 @@ class Job:
             **(variables or {}),
         }
         self.count = workers
-        self.ranks: list[JobProcess] = []
+        self.desk = desk
+        self.local = workers if desk is None else desk.local
+        self.ranks: list[JobProcess | RemoteProcess] = []
         self.scheduler: JobProcess | None = None
         self.stopped_by: int | None = None
         self.first_end: float | None = None
         self.next_look = 0.0
+        self.shown: IO[bytes] | None = None
         self.selector = selectors.DefaultSelector()
 
     def __enter__(self) -> Job:
         handled = [number for number in SIGNALS if signal.getsignal(number) != signal.SIG_IGN]  # SIGHUP, under nohup
         self.previous = {number: signal.signal(number, self._stop) for number in handled}
         self.log_dir.mkdir(parents=True, exist_ok=True)
-        forget_beats(self.log_dir, range(self.count))
+        forget_beats(self.log_dir, range(self.local))
         if self.count > 1:
             command = [sys.executable, "-m", "mindllm.launch.scheduler"]
             variables = {**self.variables, "MS_ROLE": "MS_SCHED", "RANK_ID": "0"}
             self.scheduler = JobProcess("the scheduler", command, variables, self.log_dir / "scheduler.log")
+        if self.desk is not None:
+            self.desk.gather()
+        for node in self._nodes():
+            self.selector.register(node.line, selectors.EVENT_READ, node.receive)
         self.table = Table([self._start(rank) for rank in range(self.count)])
         for rank, connection in enumerate(self.table.connections):
-            self.selector.register(connection, selectors.EVENT_READ, rank)
+            self.selector.register(connection, selectors.EVENT_READ, partial(self.table.receive, rank))
         self._hand_on()  # a signal that came while ranks were being started
         self.shown = open(self.ranks[0].log, "rb")
         return self
@@ -111,8 +124,9 @@ class Job:
     def __exit__(self, *exception: object) -> None:
         for process in self._all():
             process.kill()
-        self._show()
-        self.shown.close()
+        if self.shown is not None:
+            self._show()
+            self.shown.close()
         for number, handler in self.previous.items():
             signal.signal(number, handler)
 
@@ -131,10 +145,15 @@ class Job:
 
     def _start(self, rank: int) -> socket.socket:
         """Starts a rank; returns the launcher's end of its socket."""
-        here, there = socket.socketpair()
-        variables = {**self.variables, "RANK_ID": str(rank), "DEVICE_ID": str(rank), DESCRIPTOR: str(there.fileno())}
+        variables = {**self.variables, "RANK_ID": str(rank), "DEVICE_ID": str(rank)}
         if self.count > 1:
             variables |= {"MS_ROLE": "MS_WORKER", "MS_NODE_ID": str(rank)}
+        if self.desk is not None and rank >= self.local:
+            process, here = self.desk.start(rank, variables)
+            self.ranks.append(process)
+            return here
+        here, there = socket.socketpair()
+        variables[DESCRIPTOR] = str(there.fileno())
         log = self.log_dir / f"worker_{rank}.log"
         self.ranks.append(JobProcess(f"rank {rank}", [sys.executable, *self.command], variables, log, there))
         there.close()
@@ -143,7 +162,10 @@ class Job:
     def _running(self) -> bool:
         return any(rank.poll() is None for rank in self.ranks)
 
-    def _all(self) -> list[JobProcess]:
+    def _nodes(self) -> list[Node]:
+        return list(self.desk.nodes.values()) if self.desk is not None else []
+
+    def _all(self) -> list[JobProcess | RemoteProcess]:
         return [*self.ranks, *([self.scheduler] if self.scheduler else [])]
 
     def _meet(self) -> None:
@@ -153,11 +175,16 @@ class Job:
             if not self.selector.get_map():
                 time.sleep(left)
             for key, _ in self.selector.select(left):
-                if not self.table.receive(key.data):
+                if not key.data():
                     self.selector.unregister(key.fileobj)
+        for node in self._nodes():
+            if node.stop is not None and self.stopped_by is None:
+                self.stopped_by = node.stop
+                self._hand_on()
 
     def _show(self) -> None:
         """Prints what rank 0 has written since."""
+        assert self.shown is not None
         sys.stdout.buffer.write(self.shown.read())
         sys.stdout.buffer.flush()
 
@@ -179,7 +206,7 @@ class Job:
     def _look_for_hanging_ranks(self) -> None:
         """Ends the job when a rank has given no sign of life for too long; its log tells where it hangs."""
         now, running = time.monotonic(), [rank for rank, process in enumerate(self.ranks) if process.poll() is None]
-        beats = read_beats(self.log_dir, running)
+        beats = {rank: beat for rank, beat in self._beats().items() if rank in running}
         if not (found := hanging(beats, self.table.waiting(), now)):
             return
         for rank in found:
@@ -189,18 +216,24 @@ class Job:
         told = f"{describe_hang(beats, found, now)}; the job was ended; {self._last_steps()}. Its log: {first.log}"
         raise JobFailed(f"{told}\n{first.last_lines()}", 1)
 
+    def _beats(self) -> dict[int, Beat]:
+        beats = read_beats(self.log_dir, range(self.local))
+        for node in self._nodes():
+            beats |= node.beats
+        return beats
+
     def _last_steps(self) -> str:
-        return last_steps(read_beats(self.log_dir, range(self.count)))
+        return last_steps(self._beats())
 
     def _is_good(self, code: int | None) -> bool:
         """Whether a rank ended as it should: it has finished, or was asked to stop and has done so."""
         return code == 0 or (code == INTERRUPTED and self.stopped_by is not None)
 
-    def _fail(self, first: JobProcess) -> None:
+    def _fail(self, first: JobProcess | RemoteProcess) -> None:
         """Waits a moment for ranks that fail of the same cause, then says which one was the first."""
         deadline = time.monotonic() + GRACE_SECONDS
         while time.monotonic() < deadline and self._running():
-            time.sleep(POLL_SECONDS)
+            self._meet()
         if not self._running() and all(self._is_good(rank.poll()) for rank in self.ranks):
             return
         if self.stopped_by is not None and first.poll() in STOPPED:
@@ -222,6 +255,9 @@ class Job:
         self._hand_on()
 
     def _hand_on(self) -> None:
-        for rank in self.ranks:
+        """Tells the ranks of this node, with which the others agree: a signal that came later to another node would find
+        ranks there that have stopped and are about to end.
+        """
+        for rank in self.ranks[: self.local]:
             if self.stopped_by is not None:
                 rank.send(self.stopped_by)
