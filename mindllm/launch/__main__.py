@@ -14,6 +14,7 @@ from mindllm.command import CommandParser, error_console, run_command
 from mindllm.errors import UserError
 from mindllm.launch.agent import Agent
 from mindllm.launch.job import HOST, JOB, CrashedAtStart, Job, JobFailed, JobStopped
+from mindllm.launch.msrun import MsrunJob, msrun_command
 from mindllm.launch.nodes import Desk
 
 EXAMPLES = """example:
@@ -55,6 +56,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         metavar="N",
         help="a job that fails is started again, N times at most, from its last good checkpoint (default: %(default)s)",
     )
+    parser.add_argument(
+        "--msrun", action="store_true", help="MindSpore's msrun starts the ranks, as it does on Ascend devices"
+    )
     options = parser.parse_args(arguments)
     command = shlex.split(options.command)
     if not command or (command[0].endswith(".py") and not Path(command[0]).is_file()):
@@ -69,7 +73,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
     if options.restart < 0:
         raise UserError(f"--restart {options.restart}: the number of restarts must be at least 0")
-    if local == options.workers:
+    options.local_workers = local
+    if options.msrun or local == options.workers:
         return supervise(command, options, None)
     port = options.port or SEVERAL_NODES_PORT
     if options.node_rank:
@@ -112,8 +117,27 @@ def run_job(
     command: Sequence[str], options: argparse.Namespace, variables: Mapping[str, str], desk: Desk | None
 ) -> int:
     """Runs the ranks once."""
+    if options.msrun:
+        return run_msrun(command, options, variables)
     port = free_port(options.port, options.master_addr)
     with Job(command, options.workers, port, options.log_dir, options.timeout, variables, desk) as job:
+        return job.wait()
+
+
+def run_msrun(command: Sequence[str], options: argparse.Namespace, variables: Mapping[str, str]) -> int:
+    """Runs the ranks of this node once, by msrun."""
+    first = options.node_rank * options.local_workers
+    ranks = range(first, first + options.local_workers)
+    composed = msrun_command(
+        command,
+        options.workers,
+        options.local_workers,
+        (options.master_addr, options.port or SEVERAL_NODES_PORT),
+        options.node_rank,
+        options.log_dir,
+        options.timeout,
+    )
+    with MsrunJob(composed, ranks, options.log_dir, variables) as job:
         return job.wait()
 
 

@@ -34,7 +34,7 @@ def begin(config: RunConfig, store: CheckpointStore, step: int) -> list[Path]:
 
 def checkpoint_to_resume(config: RunConfig, store: CheckpointStore) -> Checkpoint | None:
     """The checkpoint this process starts from: the job's own last good one, or what ``resume_training`` says."""
-    begun = store.peers.agree(has_begun(config))
+    begun = not store.peers.agree(not (store.peers.is_first and has_begun(config)))  # the first rank knows
     found = store.resume(AUTO) if begun else None
     if found is None and config.resume_training:
         found = store.resume(config.resume_training)

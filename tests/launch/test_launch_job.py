@@ -170,6 +170,10 @@ def test_what_a_rank_has_started_ends_with_it():
         (["job.py", "two"], "two"),
         (["job.py"], "usage:"),
         (["job.py", "2", "0", "log", "maybe"], "write True or False"),
+        (["job.py", "2", "2", "127.0.0.1", "8118", "0", "log"], "usage:"),
+        (["--restart", "many", "job.py", "2"], "many"),
+        (["--restart=-1", "job.py", "2"], "must be at least 0"),
+        (["job.py", "4", "3", "127.0.0.1", "8118", "0", "log", "True", "9"], "must be a multiple"),
     ],
 )
 def test_wrong_arguments_are_explained(arguments, wanted):
