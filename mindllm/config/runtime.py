@@ -39,6 +39,17 @@ class RunnerConfig(Section):
         default=1,
         description="Forward and backward passes whose gradients are added before one optimizer step (no pipeline).",
     )
+    step_timeout: int = Field(
+        default=1800,
+        ge=0,
+        description="Seconds without a sign of life (a step, an evaluation, a checkpoint) after which the launcher takes a rank "
+        "for hanging and ends the job; ten times as long until the first step, which compiles, is done; 0: never.",
+    )
+    slow_rank_factor: float = Field(
+        default=1.5,
+        gt=1.0,
+        description="A rank whose own work in a step takes longer than the median of all ranks times this is named.",
+    )
 
 
 class ExportConfig(Section):

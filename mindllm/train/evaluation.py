@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from rich.progress import track
 
 from mindllm.data import EvaluationStream, bits_per_byte
+from mindllm.launch.heartbeat import heart
 
 if TYPE_CHECKING:
     from mindllm.train.engine import Engine
@@ -58,6 +59,7 @@ class Evaluator:
         total, tokens = 0.0, 0.0
         steps = range(len(self.stream))
         for index in track(steps, "evaluating", transient=True) if self.progress else steps:
+            heart.beat("evaluation")
             loss, count = engine.evaluate(self.stream.batch(index))
             total, tokens = total + loss, tokens + count
         if engine.simulated:

@@ -31,6 +31,11 @@ class Execution:
     executor: Executor
     ranks: Ranks = ALONE
 
+    @property
+    def connects_first(self) -> bool:
+        """Whether ranks can only meet once MindSpore has connected them: no launcher of ours has started them."""
+        return isinstance(self.ranks.meeting, CollectiveMeeting)
+
 
 def execution_of(config: RunConfig, environment: Mapping[str, str] = os.environ) -> Execution:
     """Who this process is, and what it executes.

@@ -52,7 +52,7 @@ def _make(item, store: CheckpointStore) -> Callback:
         case SummaryMonitorConfig():
             return SummaryMonitor(item.summary_dir, item.collect_freq)
         case CheckpointMonitorConfig():
-            return CheckpointMonitor(store, item.save_checkpoint_steps)
+            return CheckpointMonitor(store, item.save_checkpoint_steps, item.async_save)
         case NaNMonitorConfig():
             return NaNMonitor()
     raise AssertionError(f"no callback for {item!r}")

@@ -29,6 +29,7 @@ from mindllm.train.checkpoint.tensors import TensorSource, read_slices, read_ten
 
 Expected = Mapping[str, tuple[tuple[int, ...], Any]]  # name: (shape, dtype)
 MOST_NAMED = 10
+SIMULATED = "simulated"  # a key of the state
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,18 @@ class Checkpoint:
                 f"{self.path}: tensor {name} of shape {list(whole)} has no block {list(shape)} at {list(offsets)}"
             )
         return read_slices(source, tuple(map(slice, offsets, ends)))
+
+    @property
+    def is_simulated(self) -> bool:
+        """Whether a simulated run has written it: it holds what a single rank keeps, and nothing that was computed."""
+        return bool(self.state.get(SIMULATED))
+
+    def refuse_simulated(self) -> None:
+        """Raises a UserError where nobody has trained what it holds."""
+        if self.is_simulated:
+            raise UserError(
+                f"{self.path} was written by a simulated run, which computes nothing; give another checkpoint"
+            )
 
     def require(self, weights: Expected, optimizer: Expected | None = None) -> None:
         """Checks names, shapes and dtypes against what the model (and its optimizer, if given) has.
@@ -103,8 +116,9 @@ def load_checkpoint(
     state: dict[str, Any] = {}
     for name in _names(manifest, STATE):
         state |= json.loads((path / name).read_bytes())
-    optimizer = _tensors(path, manifest, OPTIMIZER, read) if with_optimizer else {}
-    return Checkpoint(path, manifest.step, _tensors(path, manifest, WEIGHTS, read), optimizer, state)
+    one_rank = bool(state.get(SIMULATED))
+    optimizer = _tensors(path, manifest, OPTIMIZER, read, one_rank) if with_optimizer else {}
+    return Checkpoint(path, manifest.step, _tensors(path, manifest, WEIGHTS, read, one_rank), optimizer, state)
 
 
 def verify_checkpoint(
@@ -194,11 +208,13 @@ def _names(manifest: Manifest, role: str) -> list[str]:
     return [entry.name for entry in manifest.files if entry.role == role]
 
 
-def _tensors(path: Path, manifest: Manifest, role: str, read: Callable[[Path], Mapping[str, Any]]) -> dict[str, Any]:
+def _tensors(
+    path: Path, manifest: Manifest, role: str, read: Callable[[Path], Mapping[str, Any]], one_rank: bool
+) -> dict[str, Any]:
     files = [path / name for name in _names(manifest, role)]
     if any(map(holds_parts, files)):
         try:
-            return dict(read_parts(files))
+            return dict(read_parts(files, incomplete=one_rank))
         except ValueError as error:
             raise DamagedCheckpointError(path, f"is not whole: {error}") from None
     tensors: dict[str, Any] = {}

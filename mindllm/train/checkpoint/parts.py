@@ -81,7 +81,7 @@ class PartedTensor:
 
     def read(self, slices: Slices) -> np.ndarray:
         """The values at ``slices``, from those that hold some of them."""
-        result = np.empty([cut.stop - cut.start for cut in slices], self.dtype)
+        result = np.zeros([cut.stop - cut.start for cut in slices], self.dtype)
         for start, stored in self.parts:
             first = [max(cut.start, begin) for cut, begin in zip(slices, start, strict=True)]
             last = [min(cut.stop, begin + size) for cut, begin, size in zip(slices, start, stored.shape, strict=True)]
@@ -133,8 +133,8 @@ def holds_parts(path: Path) -> bool:
     return PARTS in read_metadata(path)
 
 
-def read_parts(paths: Sequence[Path]) -> dict[str, PartedTensor]:
-    """The whole tensors whose parts are in these files.
+def read_parts(paths: Sequence[Path], incomplete: bool = False) -> dict[str, PartedTensor]:
+    """The whole tensors whose parts are in these files; what is in none of them is zero, if they may be ``incomplete``.
 
     Raises:
         ValueError: parts that do not make a whole, or that disagree about it; names the tensor.
@@ -148,6 +148,8 @@ def read_parts(paths: Sequence[Path]) -> dict[str, PartedTensor]:
             if shapes.setdefault(name, shape) != shape:
                 raise ValueError(f"{path}: tensor {name} is of shape {shape} here and {shapes[name]} in another file")
             found.setdefault(name, []).append((tuple(places[name]["start"]), stored))
+    if incomplete:
+        return {name: PartedTensor(shapes[name], parts[0][1].dtype, tuple(parts)) for name, parts in found.items()}
     return {name: _whole(name, shapes[name], parts) for name, parts in found.items()}
 
 

@@ -108,10 +108,7 @@ class ClusterRankEngine(Engine):
 
     def _part(self, name: str) -> Part:
         layout, rank = self._layouts[name], self.ranks.rank
-        first = rank - rank % self.mesh.stage_devices
-        earlier = sum(layout.slices(other) == layout.slices(rank) for other in range(first, rank))
-        if name in POWERS:
-            earlier = rank  # every stage has them
+        earlier = rank if name in POWERS else layout.copies_before(rank)  # every rank of every stage has the powers
         return Part(layout.full_shape, layout.slices(rank), HostCopy(self._parameters[name]), earlier)
 
     def put(self, arrays: Mapping[str, Any]) -> None:

@@ -27,13 +27,15 @@ Signatures = dict[str, tuple[tuple[int, ...], np.dtype]]
 class StepResult:
     """What one optimizer step computed: mean loss per token in nats, norm of the gradients before clipping, tokens.
 
-    All are those of the whole global batch. In a simulation, which computes nothing, loss and norm are NaN.
+    All are those of the whole global batch. In a simulation, which computes nothing, loss and norm are NaN. ``waited``: seconds
+    of the step in which this rank waited for others, where that is known.
     """
 
     loss: float
     global_norm: float
     overflow: bool
     tokens: int
+    waited: float = 0.0
 
 
 class Engine(ABC):
@@ -86,8 +88,9 @@ class Engine(ABC):
         Raises:
             UserError: tensors are missing, unknown or misshapen; nothing has been changed then.
         """
-        weights = weight_signatures(self.config)
-        checkpoint.require(weights, state_signatures(weights))
+        if not self.simulated:  # one rank's checkpoint is all that a simulated rank has
+            weights = weight_signatures(self.config)
+            checkpoint.require(weights, state_signatures(weights))
         self.put({**checkpoint.weights, **checkpoint.optimizer})
 
 

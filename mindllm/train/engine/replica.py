@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -71,6 +72,7 @@ class ReplicaEngine(Engine):
             self._step = ApplyAccumulated(self._accumulate, self.optimizer, clip, positions, several)
         self._step.set_train()
         self._compiled = False
+        self._waited = 0.0
 
     def step(self, batch: Batch, rate: float, scale: float) -> StepResult:
         with contextlib.nullcontext() if self._compiled else cached_compilation(self.config):
@@ -79,7 +81,7 @@ class ReplicaEngine(Engine):
         self._compiled = True
         if self.simulated:
             return StepResult(float("nan"), float("nan"), False, 0)
-        return StepResult(float(loss), float(norm), not bool(finite), int(tokens))
+        return StepResult(float(loss), float(norm), not bool(finite), int(tokens), self._waited)
 
     def _run(self, batch: Batch, rate: Tensor, scale: Tensor) -> tuple[Tensor, ...]:
         """The graphs of a step.
@@ -93,7 +95,9 @@ class ReplicaEngine(Engine):
         if self.ranks.count > 1:
             if not self._compiled:
                 self._step.compile(rate, scale)
+            start = time.perf_counter()
             self.ranks.meet()
+            self._waited = time.perf_counter() - start
         return self._step(rate, scale)
 
     def evaluate(self, batch: Batch) -> tuple[float, int]:
