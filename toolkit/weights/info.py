@@ -15,7 +15,8 @@ from mindllm.config import ModelConfig, is_hugging_face, read_model_config
 from mindllm.config.dataset import TOKENIZER_FILES
 from mindllm.data import load_tokenizer
 from mindllm.train.checkpoint import load_checkpoint
-from mindllm.train.checkpoint.hugging_face import read_weights, weight_files
+from mindllm.train.checkpoint.formats import weight_files
+from mindllm.train.checkpoint.hugging_face import read_weights
 from mindllm.train.checkpoint.manifest import WEIGHTS, read_manifest
 from mindllm.train.checkpoint.tensors import TensorSource, payload_bytes, stored_tensors
 from toolkit.weights.convert import model_of
