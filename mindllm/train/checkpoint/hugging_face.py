@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -13,10 +12,9 @@ from mindllm.models.families.llama import HUGGING_FACE
 from mindllm.models.weight_shapes import weight_shapes
 from mindllm.train.checkpoint.converted import Converted
 from mindllm.train.checkpoint.formats import tensors_of_directory
-from mindllm.train.checkpoint.loading import differences
+from mindllm.train.checkpoint.loading import differences, floating_dtype
 from mindllm.train.checkpoint.tensors import TensorSource
 
-FLOATING = ("float32", "float16", "bfloat16", "float64")
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 
 
@@ -31,7 +29,9 @@ def read_weights(directory: Path | str, model: ModelConfig) -> dict[str, Convert
     if model.tie_word_embeddings:
         _drop_equal_head(found)
     expected = {HUGGING_FACE.theirs(name): (name, shape) for name, shape in weight_shapes(model).items()}
-    lines = differences("weights", found, {name: (shape, _dtype(found, name)) for name, (_, shape) in expected.items()})
+    lines = differences(
+        "weights", found, {name: (shape, floating_dtype(found, name)) for name, (_, shape) in expected.items()}
+    )
     if lines:
         raise UserError(
             f"{directory} does not hold the weights of the model:\n  "
@@ -45,9 +45,3 @@ def _drop_equal_head(found: dict[str, TensorSource]) -> None:
     """Some files of a model with a tied head hold it again; one that says something else is surplus."""
     if HEAD in found and EMBEDDING in found and np.array_equal(found[HEAD], found[EMBEDDING]):
         del found[HEAD]
-
-
-def _dtype(found: Mapping[str, TensorSource], name: str) -> np.dtype:
-    """The dtype that a tensor is expected to have: its own, if its values are numbers with a fraction."""
-    here = name in found and found[name].dtype.name in FLOATING
-    return found[name].dtype if here else np.dtype(np.float32)

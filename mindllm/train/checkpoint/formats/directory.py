@@ -41,7 +41,12 @@ def weight_files(directory: Path) -> list[Path]:
 
 def shards_of(index: Path) -> list[Path]:
     """The files beside ``index`` that its ``weight_map`` lists; errors as :func:`weight_files`."""
-    directory, places = index.parent, read_json(index).get("weight_map")
+    return files_of_map(index, read_json(index).get("weight_map"))
+
+
+def files_of_map(index: Path, places: object) -> list[Path]:
+    """The files that ``places``, a map of tensors in ``index``, names; errors as :func:`weight_files`."""
+    directory = index.parent
     if not isinstance(places, dict) or not places or not all(_is_plain_name(name) for name in places.values()):
         raise UserError(f"{index}: weight_map must give the file in this directory of every tensor")
     names = sorted(set(places.values()))

@@ -1,8 +1,7 @@
 """MindSpore's ``.ckpt``: a protobuf message of any size, parsed here, because the library reads it whole and 2 GB at most.
 
 As ``checkpoint.proto`` of MindSpore says, a ``Checkpoint`` is repeated ``Value{tag, TensorProto}``, a ``TensorProto`` is
-``{dims, tensor_type, tensor_content}``. A tensor over 512 MB is several values of the same tag one after the other. Encoding:
-https://protobuf.dev/programming-guides/encoding/.
+``{dims, tensor_type, tensor_content}``. A tensor over 512 MB is several values of the same tag one after the other.
 """
 
 from __future__ import annotations
@@ -15,6 +14,8 @@ from typing import IO
 
 import ml_dtypes
 import numpy as np
+
+from mindllm.train.checkpoint.formats.wire import Place, fields_of, numbers_of
 
 DTYPES: dict[str, np.dtype] = {
     "Float64": np.dtype("<f8"),
@@ -36,10 +37,8 @@ CHECKSUM, CHECKSUM_BYTES = b"crc_num", 17  # what save_checkpoint(crc_check=True
 VALUE = TAG = DIMS = 1
 TENSOR = TYPE = 2
 CONTENT = 3
-VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5  # wire types
 LONGEST_NAME = 4096
 MOST_AXES = 16
-Place = tuple[int, int]  # where bytes begin and end
 
 
 @dataclass(frozen=True)
@@ -110,7 +109,7 @@ def _tensor(path: Path, value: _Value, before: CheckpointTensor | None) -> Check
 
 
 def _values(file: IO[bytes]) -> Iterator[_Value]:
-    for number, place in _fields(file, 0, _end(file)):
+    for number, place in fields_of(file, 0, _end(file)):
         if number != VALUE or not isinstance(place, tuple):
             raise ValueError("it is no checkpoint of MindSpore, or an encrypted one")
         yield _value(file, place)
@@ -123,16 +122,16 @@ def _end(file: IO[bytes]) -> int:
 
 
 def _value(file: IO[bytes], place: Place) -> _Value:
-    fields = dict(_fields(file, *place))
+    fields = dict(fields_of(file, *place))
     tag = _text(file, fields.get(TAG))
     tensor = fields.get(TENSOR)
     if not isinstance(tensor, tuple):
         raise ValueError(f"{tag} is no tensor (a table of parameters, perhaps)")
     dims: list[int] = []
     kind, content = "", None
-    for number, found in _fields(file, *tensor):
+    for number, found in fields_of(file, *tensor):
         if number == DIMS:
-            dims += _numbers(file, found)
+            dims += numbers_of(file, found)
         elif number == TYPE:
             kind = _text(file, found)
         elif number == CONTENT and isinstance(found, tuple):
@@ -140,52 +139,6 @@ def _value(file: IO[bytes], place: Place) -> _Value:
     if content is None:
         raise ValueError(f"tensor {tag} has no content")
     return _Value(tag, tuple(dims), kind, content)
-
-
-def _fields(file: IO[bytes], start: int, end: int) -> Iterator[tuple[int, int | Place]]:
-    """The fields of a message: their numbers, with a number or the place of their bytes, which are skipped."""
-    position = start
-    while position < end:
-        key, position = _varint(file, position, end)
-        number, wire = key >> 3, key & 7
-        if wire == VARINT:
-            value, position = _varint(file, position, end)
-            yield number, value
-            continue
-        size = {FIXED64: 8, FIXED32: 4}.get(wire)
-        if wire == BYTES:
-            size, position = _varint(file, position, end)
-        if size is None or position + size > end:
-            raise ValueError(f"it ends or breaks off at byte {position}")
-        yield number, (position, position + size)
-        position += size
-
-
-def _varint(file: IO[bytes], position: int, end: int) -> tuple[int, int]:
-    """A number of one to ten bytes, seven bits each, and where it ends."""
-    file.seek(position)
-    content = file.read(min(10, end - position))
-    value = 0
-    for index, byte in enumerate(content):
-        value |= (byte & 0x7F) << (7 * index)
-        if byte < 0x80:
-            return value, position + index + 1
-    raise ValueError(f"it ends or breaks off at byte {position}")
-
-
-def _numbers(file: IO[bytes], found: int | Place) -> list[int]:
-    """One number, or a packed list of them."""
-    if isinstance(found, int):
-        return [_signed(found)]
-    numbers, position = [], found[0]
-    while position < found[1]:
-        value, position = _varint(file, position, found[1])
-        numbers.append(_signed(value))
-    return numbers
-
-
-def _signed(value: int) -> int:
-    return value - 2**64 if value >= 2**63 else value
 
 
 def _text(file: IO[bytes], found: int | Place | None) -> str:
