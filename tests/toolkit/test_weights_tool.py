@@ -87,7 +87,7 @@ def test_export_in_half_precision_with_another_tokenizer(directory, tmp_path, ca
     [
         (
             ["import", "nowhere", "out"],
-            "nowhere: neither a Hugging Face directory (it has no config.json) nor weights of MindFormers",
+            "nor weights of MindFormers (.ckpt, .safetensors, rank_0)",
         ),
         (["import", "DIRECTORY", "TMP/full"], "llm-0: exists already"),
         (["export", "nowhere", "out"], "CHECKPOINT=nowhere does not exist"),
