@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from mindllm.train.checkpoint.tensors import HashingWriter, StoredTensor, read_metadata, stored_tensors, write_tensors
+from mindllm.train.checkpoint.tensors import HashingWriter, TensorSource, read_metadata, stored_tensors, write_tensors
 
 PARTS = "parts"
 Slices = tuple[slice, ...]
@@ -40,7 +40,7 @@ class PartedTensor:
 
     shape: tuple[int, ...]
     dtype: np.dtype
-    parts: tuple[tuple[tuple[int, ...], StoredTensor], ...]
+    parts: tuple[tuple[tuple[int, ...], TensorSource], ...]
 
     def __array__(self, dtype: np.dtype | None = None, copy: bool | None = None) -> np.ndarray:
         return self.read(tuple(slice(0, size) for size in self.shape)).astype(dtype or self.dtype, copy=False)
@@ -91,7 +91,7 @@ def read_parts(paths: Sequence[Path]) -> dict[str, PartedTensor]:
     Raises:
         ValueError: parts that do not make a whole, or that disagree about it; names the tensor.
     """
-    found: dict[str, list[tuple[tuple[int, ...], StoredTensor]]] = {}
+    found: dict[str, list[tuple[tuple[int, ...], TensorSource]]] = {}
     shapes: dict[str, tuple[int, ...]] = {}
     for path in paths:
         places = json.loads(read_metadata(path)[PARTS])
@@ -100,11 +100,17 @@ def read_parts(paths: Sequence[Path]) -> dict[str, PartedTensor]:
             if shapes.setdefault(name, shape) != shape:
                 raise ValueError(f"{path}: tensor {name} is of shape {shape} here and {shapes[name]} in another file")
             found.setdefault(name, []).append((tuple(places[name]["start"]), stored))
-    return {name: _whole(name, shapes[name], parts) for name, parts in found.items()}
+    return {name: whole_of_parts(name, shapes[name], parts) for name, parts in found.items()}
 
 
-def _whole(name: str, shape: tuple[int, ...], parts: list[tuple[tuple[int, ...], StoredTensor]]) -> PartedTensor:
-    """Refuses parts that are not the blocks of an even cut, each once: then none overlap and nothing is missing."""
+def whole_of_parts(
+    name: str, shape: tuple[int, ...], parts: Sequence[tuple[tuple[int, ...], TensorSource]]
+) -> PartedTensor:
+    """The tensor of ``shape`` that ``parts`` make, each with where it begins.
+
+    Raises:
+        ValueError: they are not the blocks of an even cut, each once: only then none overlap and nothing is missing.
+    """
     held = sum(math.prod(stored.shape) for _, stored in parts)
     if held != math.prod(shape):
         raise ValueError(f"the parts of tensor {name} hold {held} of its {math.prod(shape)} values")
