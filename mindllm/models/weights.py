@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import mindspore as ms
 import numpy as np
@@ -11,11 +13,26 @@ from mindspore import Parameter, Tensor, nn
 from mindspore.common.initializer import Normal, initializer
 from numpy.typing import ArrayLike
 
+from mindllm.config import ModelConfig
+
 NUMPY_DTYPES: dict[ms.dtype, np.dtype] = {
     ms.float32: np.dtype(np.float32),
     ms.float16: np.dtype(np.float16),
     ms.int32: np.dtype(np.int32),
 }
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Standard deviations of initial weights: ``inner`` ones, and ``output`` ones, which end a residual branch."""
+
+    inner: float
+    output: float
+
+    @staticmethod
+    def of(model: ModelConfig) -> Spread:
+        """As GPT-2: branches are added once per layer, so what ends them shrinks with their number."""
+        return Spread(model.initializer_range, model.initializer_range / math.sqrt(2 * model.num_layers))
 
 
 def normal_parameter(name: str, shape: tuple[int, ...], std: float) -> Parameter:

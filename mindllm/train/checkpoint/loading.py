@@ -30,6 +30,7 @@ from mindllm.train.checkpoint.tensors import TensorSource, read_slices, read_ten
 Expected = Mapping[str, tuple[tuple[int, ...], Any]]  # name: (shape, dtype)
 MOST_NAMED = 10
 SIMULATED = "simulated"  # a key of the state
+FLOATING = ("float32", "float16", "bfloat16", "float64")
 
 
 @dataclass(frozen=True)
@@ -237,6 +238,12 @@ def differences(role: str, found: Mapping[str, TensorSource], expected: Expected
         ],
     }
     return [f"{role}, {kind} ({len(items)}): {_capped(items)}" for kind, items in kinds.items() if items]
+
+
+def floating_dtype(found: Mapping[str, TensorSource], name: str) -> np.dtype:
+    """The dtype that a weight is expected to have: its own, if its values are numbers with a fraction."""
+    here = name in found and found[name].dtype.name in FLOATING
+    return found[name].dtype if here else np.dtype(np.float32)
 
 
 def _signature(shape: tuple[int, ...], dtype: Any) -> str:

@@ -17,7 +17,6 @@ import numpy as np
 from mindllm.train.checkpoint.tensors import (
     HashingWriter,
     Slices,
-    StoredTensor,
     TensorSource,
     read_metadata,
     read_slices,
@@ -139,7 +138,7 @@ def read_parts(paths: Sequence[Path], incomplete: bool = False) -> dict[str, Par
     Raises:
         ValueError: parts that do not make a whole, or that disagree about it; names the tensor.
     """
-    found: dict[str, list[tuple[tuple[int, ...], StoredTensor]]] = {}
+    found: dict[str, list[tuple[tuple[int, ...], TensorSource]]] = {}
     shapes: dict[str, tuple[int, ...]] = {}
     for path in paths:
         places = json.loads(read_metadata(path)[PARTS])
@@ -150,7 +149,7 @@ def read_parts(paths: Sequence[Path], incomplete: bool = False) -> dict[str, Par
             found.setdefault(name, []).append((tuple(places[name]["start"]), stored))
     if incomplete:
         return {name: PartedTensor(shapes[name], parts[0][1].dtype, tuple(parts)) for name, parts in found.items()}
-    return {name: _whole(name, shapes[name], parts) for name, parts in found.items()}
+    return {name: whole_of_parts(name, shapes[name], parts) for name, parts in found.items()}
 
 
 def joined(ranks: Iterable[Mapping[str, Part | TensorSource]]) -> dict[str, PartedTensor]:
@@ -164,15 +163,20 @@ def joined(ranks: Iterable[Mapping[str, Part | TensorSource]]) -> dict[str, Part
         for name, part in as_parts(tensors, 0).items():
             found.setdefault(name, []).append(part)
     return {
-        name: _whole(name, parts[0].shape, [(part.start, part.value) for part in parts])
+        name: whole_of_parts(name, parts[0].shape, [(part.start, part.value) for part in parts])
         for name, parts in found.items()
     }
 
 
-def _whole(name: str, shape: tuple[int, ...], found: Sequence[tuple[tuple[int, ...], TensorSource]]) -> PartedTensor:
-    """Refuses parts that are not the blocks of an even cut: then none overlap and nothing is missing.
+def whole_of_parts(
+    name: str, shape: tuple[int, ...], found: Sequence[tuple[tuple[int, ...], TensorSource]]
+) -> PartedTensor:
+    """The tensor of ``shape`` that the parts ``found`` make, each with where it begins.
 
     Of copies that several ranks wrote (``remove_redundancy: false``) the first is taken.
+
+    Raises:
+        ValueError: they are not the blocks of an even cut: only then none overlap and nothing is missing.
     """
     once = {(start, tuple(stored.shape)): (start, stored) for start, stored in reversed(found)}
     parts = sorted(once.values(), key=lambda item: item[0])
