@@ -44,7 +44,7 @@ setup(
         "toolkit.cluster_check": ["forms/*.yaml", "forms/base/*.yaml"],
         "toolkit.dry_run": ["*.html"],
         "toolkit.ir_inspect": ["page.html"],
-        "toolkit.pipeline_balance": ["devices/*.yaml"],
+        "mindllm.planning.costs": ["devices/*.yaml"],
     },
     install_requires=REQUIRED,
     extras_require={"test": TEST},

@@ -19,14 +19,14 @@ from rich.console import Console
 
 from mindllm.command import CommandParser, run_command
 from mindllm.errors import UserError
+from mindllm.planning.problem import Problem, make_problem
+from mindllm.planning.schedules.orders import stage_orders, timetable
+from mindllm.planning.schedules.simulate import simulate
+from mindllm.planning.solve import solve
+from mindllm.planning.zero_bubble.operation_order import StageCosts
+from mindllm.planning.zero_bubble.schedule_search import best_orders
 from toolkit.benchmark.report import write_markdown
-from toolkit.pipeline_balance.operation_order import StageCosts
-from toolkit.pipeline_balance.problem import Problem, make_problem
 from toolkit.pipeline_balance.read_problem import Setting, read_problem
-from toolkit.pipeline_balance.schedule import stage_orders, timetable
-from toolkit.pipeline_balance.simulate import simulate
-from toolkit.pipeline_balance.solve import solve
-from toolkit.pipeline_balance.zero_bubble import best_orders
 
 EXAMPLES = """example:
   python -m toolkit.benchmark.pipeline_balance --data tests/toolkit/ground_truth --markdown docs/benchmarks/pipeline_balance.md

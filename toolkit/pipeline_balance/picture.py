@@ -11,8 +11,8 @@ import numpy as np
 
 from mindllm.errors import UserError
 from mindllm.files import atomic_open, atomic_path
-from toolkit.pipeline_balance.plan import Evaluation
-from toolkit.pipeline_balance.schedule import BACKWARD, FORWARD, WEIGHT
+from mindllm.planning.plan import Evaluation
+from mindllm.planning.schedules.orders import BACKWARD, FORWARD, WEIGHT
 
 NAMES = {FORWARD: "forward", BACKWARD: "backward", WEIGHT: "weight gradient"}
 COLOURS = {FORWARD: "#4878a8", BACKWARD: "#5a9e6f", WEIGHT: "#d98c3f"}

@@ -9,9 +9,9 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from mindllm.planning.plan import Evaluation
+from mindllm.planning.solve import Solution
 from toolkit.pipeline_balance.measured import Fit
-from toolkit.pipeline_balance.plan import Evaluation
-from toolkit.pipeline_balance.solve import Solution
 from toolkit.pipeline_balance.yaml_plan import KEYS, write_plan
 
 
