@@ -7,13 +7,24 @@ chunks in groups of as many micro-batches as stages. Backward passes go through 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
+from itertools import chain
 
 import numpy as np
 
 FORWARD, BACKWARD, WEIGHT = 0, 1, 2
 Operation = tuple[int, int, int]  # what, chunk, micro-batch
-Orders = tuple[tuple[Operation, ...], ...]  # of every stage
+
+
+class Orders(tuple[tuple[Operation, ...], ...]):
+    """The operations of every stage in their order; its hash is made once, because there may be millions of them."""
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return super().__hash__()
 
 
 @lru_cache(maxsize=64)
@@ -25,11 +36,9 @@ def stage_orders(schedule: str, stages: int, chunks: int, micro_batches: int) ->
     orders = []
     for stage in range(stages):
         warm_up = _warm_up(schedule, stage, stages, chunks, len(groups[-1]), len(forwards))
-        order: list[Operation] = list(forwards[:warm_up])
-        for forward, backward in zip(forwards[warm_up:], backwards, strict=False):
-            order += [forward, backward]
-        orders.append((*order, *backwards[len(forwards) - warm_up :]))
-    return tuple(orders)
+        pairs = chain.from_iterable(zip(forwards[warm_up:], backwards, strict=False))
+        orders.append((*forwards[:warm_up], *pairs, *backwards[len(forwards) - warm_up :]))
+    return Orders(orders)
 
 
 def _groups(stages: int, micro_batches: int) -> list[range]:
@@ -86,51 +95,66 @@ def timetable(orders: Orders, chunks: int) -> Timetable:
 
 def build_timetable(orders: Orders, chunks: int) -> Timetable:
     """Sorts the operations of ``orders`` into levels; ValueError when they wait for each other in a circle."""
-    stages = len(orders)
-    number: dict[tuple[int, Operation], int] = {}
-    found: list[tuple[int, Operation]] = []
-    befores: list[tuple[int, int]] = []
-    starts = [0]
-    position = [0] * stages
-    while len(found) < sum(map(len, orders)):
-        ready = []
-        for stage, order in enumerate(orders):
-            if position[stage] < len(order):
-                needed = _needed(stage, order[position[stage]], stages, chunks)
-                if needed is None or needed in number:
-                    ready.append((stage, order[position[stage]], needed))
-        if not ready:
-            raise ValueError("the operations of this schedule wait for each other")
-        for stage, operation, needed in ready:
-            before = number[stage, orders[stage][position[stage] - 1]] if position[stage] else -1
-            befores.append((before, number[needed] if needed else -1))
-            found.append((stage, operation))
-            position[stage] += 1
-        for index in range(starts[-1], len(found)):
-            number[found[index]] = index
-        starts.append(len(found))
-    links = np.array(befores)
-    links[links < 0] = len(found)
-    where = np.array([stage for stage, _ in found])
-    what, chunk, micro = np.array([operation for _, operation in found]).T
-    remote = np.append(where, -1)[links[:, 1]] != where
+    stages, sizes = len(orders), np.array([len(order) for order in orders])
+    first = sizes.cumsum() - sizes  # operations are numbered stage by stage here
+    where = np.repeat(np.arange(stages), sizes)
+    what, chunk, micro = np.fromiter(
+        chain.from_iterable(chain.from_iterable(orders)), np.int64, 3 * int(sizes.sum())
+    ).reshape(-1, 3).T  # fmt: skip
+    needed = _needed(where, what, chunk, micro, stages, chunks)
+    level, starts = _levels(first, sizes, needed)
+    by_level = np.argsort(level, kind="stable")
+    number = np.append(np.empty_like(by_level), len(by_level))
+    number[by_level] = np.arange(len(by_level))
+    before = np.arange(len(by_level)) - 1
+    before[first[sizes > 0]] = len(by_level)
+    remote = (np.append(where, -1)[needed] != where) & (needed < len(where))
     return Timetable(
-        stages, chunks, orders, tuple(starts), links[:, 0], links[:, 1], remote & (links[:, 1] < len(found)),
-        what, chunk * stages + where, micro,
+        stages, chunks, orders, starts, number[before][by_level], number[needed][by_level], remote[by_level],
+        what[by_level], (chunk * stages + where)[by_level], micro[by_level],
     )  # fmt: skip
 
 
-def _needed(stage: int, operation: Operation, stages: int, chunks: int) -> tuple[int, Operation] | None:
-    """The operation whose result this one needs, and its stage; the first forward pass needs none."""
-    what, chunk, micro = operation
-    place = chunk * stages + stage
-    if what == WEIGHT:
-        return stage, (BACKWARD, chunk, micro)
-    if what == FORWARD:
-        return ((place - 1) % stages, (FORWARD, (place - 1) // stages, micro)) if place else None
-    if place == stages * chunks - 1:
-        return stage, (FORWARD, chunk, micro)
-    return (place + 1) % stages, (BACKWARD, (place + 1) // stages, micro)
+def _needed(
+    where: np.ndarray, what: np.ndarray, chunk: np.ndarray, micro: np.ndarray, stages: int, chunks: int
+) -> np.ndarray:
+    """The operation whose result each needs, ``[operations]``; the number of operations where it needs none.
+
+    Raises:
+        ValueError: an operation needs one that the schedule does not have.
+    """
+    count, micros = len(where), int(micro.max(initial=-1)) + 1
+    place, last = chunk * stages + where, stages * chunks - 1
+    number = np.full(3 * (last + 1) * micros + 1, -1)
+    number[(what * (last + 1) + place) * micros + micro] = np.arange(count)
+    kind = np.where((what == WEIGHT) | ((what == BACKWARD) & (place < last)), BACKWARD, FORWARD)
+    source = np.where(what == WEIGHT, place, np.where(what == FORWARD, place - 1, np.minimum(place + 1, last)))
+    found = number[(kind * (last + 1) + source) * micros + micro]
+    found[(what == FORWARD) & (place == 0)] = count
+    if (found < 0).any():
+        raise ValueError("an operation of this schedule needs one that it does not have")
+    return found
+
+
+def _levels(first: np.ndarray, sizes: np.ndarray, needed: np.ndarray) -> tuple[np.ndarray, tuple[int, ...]]:
+    """The level of every operation, and where each level begins when operations are sorted by it."""
+    total = len(needed)
+    level, starts = np.empty(total, np.int64), [0]
+    done = np.zeros(total + 1, bool)
+    done[total] = True
+    now, end = first[sizes > 0], (first + sizes)[sizes > 0]
+    while len(now):
+        moving = done[needed[now]]
+        ready = now[moving]
+        if not len(ready):
+            raise ValueError("the operations of this schedule wait for each other")
+        level[ready] = len(starts)
+        done[ready] = True
+        starts.append(starts[-1] + len(ready))
+        now = now + moving
+        if (now == end).any():
+            now, end = now[now < end], end[now < end]
+    return level, tuple(starts)
 
 
 @lru_cache(maxsize=64)
@@ -146,24 +170,25 @@ def alive(orders: Orders, chunks: int) -> tuple[np.ndarray, ...]:
 def alive_in_backward(orders: Orders, chunks: int) -> tuple[tuple[np.ndarray, ...], ...]:
     """The same while a chunk is in its backward pass, for each stage and chunk: that is when it needs working memory."""
     return tuple(
-        tuple(_largest(held[[what != FORWARD and own == chunk for what, own, _ in order]]) for chunk in range(chunks))
-        for order, held in ((order, held_over_time(order, chunks)) for order in orders)
+        tuple(_largest(held[(what != FORWARD) & (own == chunk)]) for chunk in range(chunks))
+        for (what, own, _), held in ((np.array(order).T, held_over_time(order, chunks)) for order in orders)
     )
 
 
 def held_over_time(order: tuple[Operation, ...], chunks: int) -> np.ndarray:
     """Micro-batches held by each chunk while every operation of a stage runs, ``[operations, chunks]``."""
+    what, chunk, micro = np.array(order).T
     change = np.zeros((len(order) + 1, chunks), int)
-    last = {(chunk, micro): index for index, (what, chunk, micro) in enumerate(order) if what != FORWARD}
-    for index, (what, chunk, _) in enumerate(order):
-        if what == FORWARD:
-            change[index, chunk] += 1
-    for (chunk, _), index in last.items():
-        change[index + 1, chunk] -= 1
+    change[np.flatnonzero(what == FORWARD), chunk[what == FORWARD]] = 1
+    behind = np.flatnonzero(what != FORWARD)[::-1]
+    last = behind[np.unique((chunk * (micro.max() + 1) + micro)[behind], return_index=True)[1]]
+    np.subtract.at(change, (last + 1, chunk[last]), 1)
     return change.cumsum(axis=0)[:-1]
 
 
 def _largest(vectors: np.ndarray) -> np.ndarray:
+    if vectors.shape[1] == 1 and len(vectors):
+        return vectors.max(axis=0, keepdims=True)
     unique = np.unique(vectors, axis=0)[::-1]
     kept: list[np.ndarray] = []
     for vector in unique[np.argsort(-unique.sum(axis=1), kind="stable")]:

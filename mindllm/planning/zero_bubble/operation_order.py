@@ -184,4 +184,4 @@ def with_micro_batches(kinds: Sequence[Kinds]) -> Orders:
             order.append((kind, 0, count[kind]))
             count[kind] += 1
         orders.append(tuple(order))
-    return tuple(orders)
+    return Orders(orders)
