@@ -59,8 +59,11 @@ class Search:
             visits[:stage] = 1
             self.paths.add(visits, visits, 2 * stage * self.problem.point_to_point)
 
-    def times(self, counts: np.ndarray, below: float = np.inf) -> np.ndarray:
-        """Step time of each split, ``[splits]``; infinite where it does not fit or is not less than ``below``."""
+    def times(self, counts: np.ndarray, below: float = np.inf, deadline: float = np.inf) -> np.ndarray:
+        """Step time of each split, ``[splits]``; infinite where it does not fit or is not less than ``below``.
+
+        After ``deadline`` no more splits are simulated: theirs are infinite, too.
+        """
         forward, backward = self.choice.times(counts)
         found = np.full(len(counts), np.inf)
         fits = np.isfinite(forward).all(axis=0)
@@ -71,7 +74,7 @@ class Search:
         for start in range(0, len(order), BATCH):
             part = order[start : start + BATCH]
             part = part[bound[part] < below]
-            if not len(part):
+            if not len(part) or (start and time.monotonic() > deadline):
                 break
             found[part] = step_times(self.table, forward[:, part], backward[:, part], delay)
             leader = part[found[part].argmin()]
@@ -87,14 +90,14 @@ class Search:
         first, second, crossings = critical_path(line, self.problem.point_to_point)
         self.paths.add(first, second, crossings * self.problem.point_to_point)
 
-    def descend(self, counts: np.ndarray, until: float) -> tuple[np.ndarray, float]:
-        """Moves one layer at a time while that helps, until a moment of ``time.monotonic``."""
+    def descend(self, counts: np.ndarray, deadline: float) -> tuple[np.ndarray, float]:
+        """Moves one layer at a time while that helps, until ``deadline``."""
         current = self.times(counts[None])[0]
-        while time.monotonic() < until:
+        while time.monotonic() < deadline:
             neighbours = shifts(counts)
             if not len(neighbours):
                 break
-            times = self.times(neighbours, current)
+            times = self.times(neighbours, current, deadline)
             leader = times.argmin()
             if not times[leader] < current * (1 - 1e-12):
                 break
@@ -112,9 +115,9 @@ class Search:
         elif self.choice.weights is not self.best_weights:
             self.choice.weigh(self.best_weights)
 
-    def wander(self, until: float, target: float) -> None:
-        """Starts again near the best split, over and over, until a moment or until ``target`` is reached."""
-        while self.best is not None and time.monotonic() < until and self.best_time > target * (1 + 1e-9):
+    def wander(self, deadline: float, target: float) -> None:
+        """Starts again near the best split, over and over, until ``deadline`` or until ``target`` is reached."""
+        while self.best is not None and time.monotonic() < deadline and self.best_time > target * (1 + 1e-9):
             self._weigh()
             counts = self.best.copy()
             for _ in range(int(self.random.integers(2, 6))):
@@ -122,4 +125,4 @@ class Search:
                 if len(neighbours):
                     counts = neighbours[self.random.integers(len(neighbours))]
             if np.isfinite(self.times(counts[None])[0]):
-                self.descend(counts, until)
+                self.descend(counts, deadline)

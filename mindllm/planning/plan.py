@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -9,8 +10,10 @@ from functools import cached_property
 import numpy as np
 
 from mindllm.planning.problem import ZERO_BUBBLE, End, KindCost, Problem
+from mindllm.planning.schedules import steady
 from mindllm.planning.schedules.orders import Orders, alive_in_backward, stage_orders, timetable
 from mindllm.planning.schedules.simulate import Timeline, simulate
+from mindllm.planning.schedules.steady import simulate_long
 from mindllm.planning.zero_bubble.operation_order import StageCosts, whole_step
 from mindllm.planning.zero_bubble.schedule_search import best_orders
 
@@ -155,12 +158,17 @@ def peak_memory(problem: Problem, costs: Costs, orders: Orders) -> np.ndarray:
 
 
 def orders_of(problem: Problem) -> Orders:
-    """The operations of every stage of a schedule that does not depend on times; of 1F1B for a zero-bubble schedule."""
+    """The operations of every stage of a schedule that does not depend on times; of 1F1B for a zero-bubble schedule.
+
+    Of a long problem they are those of the micro-batches that are simulated.
+    """
+    if is_long(problem):
+        return steady.first_orders(problem.stages, problem.micro_batches)
     schedule = "1f1b" if problem.schedule in ZERO_BUBBLE else problem.schedule
     return stage_orders(schedule, problem.stages, problem.chunks, problem.micro_batches)
 
 
-def zero_bubble_orders(problem: Problem, costs: Costs) -> Orders:
+def zero_bubble_orders(problem: Problem, costs: Costs, deadline: float) -> Orders:
     """The zero-bubble schedule of these costs within the memory; activations wait for the weight gradient.
 
     Raises:
@@ -175,14 +183,22 @@ def zero_bubble_orders(problem: Problem, costs: Costs) -> Orders:
         costs.forward, costs.backward - costs.weight, costs.weight, costs.activation, costs.activation, room,
         problem.point_to_point,
     )  # fmt: skip
-    return best_orders(stages, problem.micro_batches, ZERO_BUBBLE_EFFORT, whole_step)
+    return best_orders(stages, problem.micro_batches, ZERO_BUBBLE_EFFORT, whole_step, deadline)
 
 
-def evaluate(problem: Problem, plan: Plan) -> Evaluation:
-    """Simulates a plan."""
+def is_long(problem: Problem) -> bool:
+    """Whether only some of the micro-batches are simulated, because the others repeat the steady state."""
+    return problem.settles and steady.is_long(problem.stages, problem.micro_batches)
+
+
+def evaluate(problem: Problem, plan: Plan, deadline: float = math.inf) -> Evaluation:
+    """Simulates a plan. A zero-bubble schedule is searched until ``deadline``; its first one is found in any case."""
     costs = plan_costs(problem, plan)
     split = problem.schedule in ZERO_BUBBLE
-    orders = zero_bubble_orders(problem, costs) if split else orders_of(problem)
+    if is_long(problem):
+        line = simulate_long(problem.micro_batches, costs.forward, costs.backward, problem.point_to_point)
+        return Evaluation(problem, plan, costs, line)
+    orders = zero_bubble_orders(problem, costs, deadline) if split else orders_of(problem)
     weight = costs.weight if split else None
     line = simulate(timetable(orders, problem.chunks), costs.forward, costs.backward, weight, problem.point_to_point)
     return Evaluation(problem, plan, costs, line)

@@ -22,6 +22,9 @@ Schedule = Literal["1f1b", "less_memory", "gpipe", "zb1p", "zb2p", "zb"]
 chunk; ``zb`` is the zero-bubble schedule that keeps within the memory limit."""
 
 ZERO_BUBBLE = ("zb1p", "zb2p", "zb")
+MOST_LAYERS = 4096
+MOST_PASSES = {False: 2**20, True: 2**17}
+"""Forward passes of a step that are simulated; where the order of operations is searched, fewer."""
 Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 PerStage = Amount | tuple[Amount, ...]
 
@@ -140,6 +143,14 @@ class Problem(Model):
             raise ValueError(f"schedule {self.schedule} has one chunk per stage, not {self.chunks}")
         if self.schedule in ZERO_BUBBLE and not any(layer.weight_gradient for layer in self.layers):
             raise ValueError(f"schedule {self.schedule} puts off weight gradients, but no layer has a weight_gradient")
+        if self.layer_count > MOST_LAYERS:
+            raise ValueError(f"layers: there are {self.layer_count:,}; at most {MOST_LAYERS:,} are planned")
+        passes, most = self.places * self.micro_batches, MOST_PASSES[self.schedule in ZERO_BUBBLE]
+        if passes > most and not self.settles:
+            raise ValueError(
+                f"stages x chunks x micro_batches is {passes:,}: at most {most:,} passes of schedule {self.schedule} "
+                "are simulated; give fewer micro-batches"
+            )
         names = [layer.name for layer in self.layers]
         if len(set(names)) != len(names):
             raise ValueError(f"layers: names must differ, not {names}")
@@ -155,6 +166,11 @@ class Problem(Model):
     def backward_frees(self) -> bool:
         """Whether a backward pass frees activations layer by layer; they wait where weight gradients are put off."""
         return self.schedule not in ZERO_BUBBLE
+
+    @property
+    def settles(self) -> bool:
+        """Whether more micro-batches only repeat a steady state, so that not all of them need be simulated."""
+        return self.chunks == 1 and self.schedule == "1f1b"
 
     @property
     def places(self) -> int:

@@ -54,7 +54,7 @@ def one_chunk(count, seed):
     gaps = []
     for number, shape in enumerate(shapes(count, seed)):
         schedule = ("1f1b", "1f1b", "gpipe")[number % 3]
-        solution = check(random_problem(**shape, schedule=schedule), 0.5)
+        solution = check(random_problem(**shape, schedule=schedule), 0.5 if shape["delay"] else 30)
         if solution is not None:
             gaps.append(solution.gap)
             if not shape["delay"]:

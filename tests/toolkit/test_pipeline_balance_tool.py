@@ -54,7 +54,7 @@ def test_json_is_the_answer_alone(problem_file, capsys):
 def test_the_tables_the_lists_and_the_reasons_are_printed(problem_file, capsys):
     main(["--problem", str(problem_file), "--explain", "--seconds", "4"])
     text = capsys.readouterr().out
-    for words in ("before: even split", "after: the plan", "no plan takes less than", "offset: [", "one more GB"):
+    for words in ("before: even split", "after: the plan", "lower bound of all plans", "offset: [", "one more GB"):
         assert words in text
 
 

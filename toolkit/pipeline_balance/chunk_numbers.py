@@ -10,6 +10,7 @@ from rich.table import Table
 
 from mindllm.planning.solve import Infeasible, Solution, solve
 from toolkit.pipeline_balance.configured import Configured
+from toolkit.pipeline_balance.report import gap_text
 
 
 @dataclass(frozen=True)
@@ -54,12 +55,12 @@ def fastest(tried: Sequence[Interleave]) -> Interleave:
 def print_interleaves(console: Console, tried: Sequence[Interleave]) -> None:
     """Step, bound and fullest stage by number of chunks."""
     table = Table(title="chunks per stage")
-    for column in ("pp_interleave_num", "step", "no plan takes less than", "gap", "fullest stage MB"):
+    for column in ("pp_interleave_num", "step", "lower bound", "gap", "fullest stage MB"):
         table.add_column(column, justify="right")
     for choice in tried:
         found, cells = choice.solution, ("does not fit", "", "", "")
         if found:
-            step, bound, peak = found.best.step_time, found.lower_bound, found.best.peak_mb.max()
-            cells = (f"{step:,.6g}", f"{bound:,.6g}", f"{100 * found.gap:.3g}%", f"{peak:,.0f}")
+            bound = "none" if found.lower_bound is None else f"{found.lower_bound:,.6g}"
+            cells = (f"{found.best.step_time:,.6g}", bound, gap_text(found), f"{found.best.peak_mb.max():,.0f}")
         table.add_row(str(choice.chunks), *cells)
     console.print(table)

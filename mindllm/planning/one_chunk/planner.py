@@ -1,4 +1,4 @@
-"""Planning with one chunk per stage: the step has a closed form, whose least value over all splits is found by halves.
+"""Planning with one chunk per stage: the step has a closed form, whose least value over all splits is found by bisection.
 
 For a step to beat, a dynamic programme finds a split that keeps to it or proves that there is none (``split_program.py``). Splits
 that it finds are simulated; without delays the closed forms are exact, so plan and bound meet. Where they do not, because partial
@@ -12,11 +12,12 @@ import time
 
 import numpy as np
 
+from mindllm.planning.deadline import OutOfTime, check
 from mindllm.planning.local_search import Search
 from mindllm.planning.one_chunk.gpipe import GPipe
 from mindllm.planning.one_chunk.one_f_one_b import OneFOneB
 from mindllm.planning.one_chunk.split_program import SplitProgram
-from mindllm.planning.plan import Evaluation, Plan, evaluate, orders_of
+from mindllm.planning.plan import Evaluation, Plan, evaluate, is_long, orders_of
 from mindllm.planning.problem import Problem
 from mindllm.planning.recomputation.mixes import Mixes
 from mindllm.planning.recomputation.stage_choice import StageChoice
@@ -30,18 +31,22 @@ WANDER = 8.0  # seconds of local search where bound and plan do not meet
 CLOSE = 0.01  # a gap above which the search goes on as long as it may
 
 
-def solve_one_chunk(problem: Problem, until: float, even: Evaluation | None) -> tuple[Plan | None, float]:
-    """A plan, or None when none fits, and a lower bound of the makespan (infinite when none exists)."""
+def solve_one_chunk(problem: Problem, deadline: float, even: Evaluation | None) -> tuple[Plan | None, float]:
+    """A plan, or None when none fits, and a lower bound of the makespan (infinite when none exists).
+
+    Raises:
+        OutOfTime: there was no plan at the deadline.
+    """
     mixes, orders = Mixes(problem), orders_of(problem)
-    programme, best = _programme(problem, mixes, even, until)
+    programme, best = _programme(problem, mixes, even, deadline)
     if best is None:
         return None, math.inf
-    low, best = _least_bound(programme, best, until)
-    if best.line.makespan > low * (1 + 10 * PRECISE):
+    low, best = _least_bound(programme, best, deadline)
+    if best.line.makespan > low * (1 + 10 * PRECISE) and not is_long(problem) and time.monotonic() < deadline:
         search = Search(problem, StageChoice(problem, mixes, orders), timetable(orders, 1))
-        search.descend(np.array(best.plan.counts), until)
-        search.wander(min(until, time.monotonic() + WANDER), low)
-        search.wander(until, low * (1 + CLOSE))
+        search.descend(np.array(best.plan.counts), deadline)
+        search.wander(min(deadline, time.monotonic() + WANDER), low)
+        search.wander(deadline, low * (1 + CLOSE))
         if search.best is not None:
             best = quicker(best, evaluate(problem, search.choice.plan(search.best)))
     return best.plan, low
@@ -53,7 +58,7 @@ def quicker(one: Evaluation | None, other: Evaluation) -> Evaluation:
 
 
 def _programme(
-    problem: Problem, mixes: Mixes, best: Evaluation | None, until: float
+    problem: Problem, mixes: Mixes, best: Evaluation | None, deadline: float
 ) -> tuple[SplitProgram, Evaluation | None]:
     """The programme with all stages that a plan no worse than the best can have, and the best plan known then."""
     kind = GPipe if problem.schedule == "gpipe" else OneFOneB
@@ -61,10 +66,11 @@ def _programme(
     longest = min(most, math.ceil(problem.layer_count / problem.stages * 1.5) + 2)
     while True:
         programme = kind(problem, StageTable(problem, mixes, held, longest))
-        found = programme.decide(programme.no_limit(), 1)
+        found = programme.decide(programme.no_limit(), 1, math.inf if best is None else deadline)
         if found is not None:
             best = quicker(best, evaluate(problem, programme.table.plan(found.counts)))
-            _, best = _least_bound(programme, best, until, ROUGH)
+            _, best = _least_bound(programme, best, deadline, ROUGH)
+        check(deadline)
         wanted = most if best is None else min(most, longest_stage(problem, best.line.makespan))
         if wanted <= longest:
             return programme, best
@@ -88,19 +94,22 @@ def longest_stage(problem: Problem, limit: float) -> int:
 
 
 def _least_bound(
-    programme: SplitProgram, best: Evaluation, until: float, precise: float = PRECISE
+    programme: SplitProgram, best: Evaluation, deadline: float, precise: float = PRECISE
 ) -> tuple[float, Evaluation]:
-    """The least step whose bounds can be kept, by halves, and the best of ``best`` and the plans met on the way."""
+    """The least step whose bounds can be kept, by bisection, and the best of ``best`` and the plans met on the way."""
     low, high, width = 0.0, best.line.makespan, NARROW
     while high - low > precise * high:
         middle = (low + high) / 2 if low else 0.75 * high
-        found = programme.decide(middle, width)
+        try:
+            found = programme.decide(middle, width, deadline)
+        except OutOfTime:
+            break
         if found is None:
             low = middle
             continue
         tried = evaluate(programme.problem, programme.table.plan(found.counts))
         best = quicker(best, tried)
-        if tried.line.makespan > middle and found.merged and width < WIDE and time.monotonic() < until:
+        if tried.line.makespan > middle and found.merged and width < WIDE and time.monotonic() < deadline:
             width *= 4
         else:
             high = min(middle, tried.line.makespan)

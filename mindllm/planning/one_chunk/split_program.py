@@ -1,19 +1,21 @@
 """The least step over all splits of layers, where a closed form gives the step: a dynamic programme over partial plans.
 
 A partial plan fills the first stages. All that the closed form will ask of it is a few numbers, of which smaller ones are never
-worse: the sum of its stages' times and a few more of the schedule. Of the partial plans with the same layers only those are kept
-that no other is better than in all numbers. What a step to beat rules out is dropped: stages that alone are too slow for it, and
-partial plans that the quickest remaining stages cannot save. Where too many are left, neighbours are merged into one that has the
-least of each number, so what is found to be impossible stays proven.
+worse: the sum of its stages' times and a few more of the schedule. Of the partial plans with the same layers only the Pareto
+front is kept. What a step to beat rules out is dropped: stages that alone are too slow for it, and partial plans that the
+quickest remaining stages cannot save. Where too many are left, neighbours are merged into one that has the least of each number,
+so what is found to be impossible stays proven.
 """
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import numpy as np
 
+from mindllm.planning.deadline import check
 from mindllm.planning.problem import Problem
 from mindllm.planning.recomputation.stage_table import StageTable
 
@@ -77,17 +79,20 @@ class SplitProgram(ABC):
         slowest = self.total[self.possible].max(initial=0.0) + 2 * self.delay
         return 4.0 * (self.stages + self.more + 1) * float(slowest) + 1.0
 
-    def decide(self, target: float, width: int) -> Split | None:
+    def decide(self, target: float, width: int, deadline: float = math.inf) -> Split | None:
         """A split whose step may be at most ``target``, or None: then every split's step is longer.
 
         Args:
             target: the step to beat.
             width: partial plans kept of those with the same stages and layers.
+
+        Raises:
+            OutOfTime: it was not decided at ``deadline``.
         """
-        allowed, rest = self._allowed(target)
+        allowed, rest = self._allowed(target, deadline)
         room = target - self.base - rest[0, 0]
         while room >= 0:
-            found = self._pass(target, room, width, allowed, rest)
+            found = self._pass(target, room, width, allowed, rest, deadline)
             if found is None:
                 return None
             split, total = found
@@ -97,7 +102,7 @@ class SplitProgram(ABC):
             room = left
         return None
 
-    def _allowed(self, target: float) -> tuple[np.ndarray, np.ndarray]:
+    def _allowed(self, target: float, deadline: float) -> tuple[np.ndarray, np.ndarray]:
         """Stages that are quick enough for ``target``, and the least time of the stages from each on.
 
         Returns:
@@ -106,6 +111,7 @@ class SplitProgram(ABC):
         allowed, alone = self.possible, self.alone()
         crossed = 2 * self.delay * np.arange(self.stages)[:, None, None]
         while True:
+            check(deadline)
             before, rest = self._least_sums(allowed)
             first = before[:-1, :-1, None]
             behind = np.stack([rest[stage + 1][self.end] for stage in range(self.stages)])
@@ -130,12 +136,13 @@ class SplitProgram(ABC):
         return before, rest
 
     def _pass(
-        self, target: float, room: float, width: int, allowed: np.ndarray, rest: np.ndarray
+        self, target: float, room: float, width: int, allowed: np.ndarray, rest: np.ndarray, deadline: float
     ) -> tuple[Split, float] | None:
         """The split with the least time of all stages where nothing asks for more than ``room`` beyond, and that time."""
         start, values, merged = np.zeros(1, int), np.zeros((self.numbers, 1)), False
         steps = []
         for stage in range(self.stages):
+            check(deadline)
             parent, count = np.nonzero(allowed[stage][start])
             first, end = start[parent], start[parent] + count + 1
             times = self.forward[stage, first, count], self.backward[stage, first, count]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import highspy
 import numpy as np
 
+from mindllm.planning.deadline import OutOfTime, run_until
 from mindllm.planning.plan import end_of, fixed_memory, orders_of, tail_working
 from mindllm.planning.problem import ZERO_BUBBLE, Problem
 from mindllm.planning.recomputation.mixes import Mixes
@@ -29,8 +31,12 @@ class Lightest:
     counts: np.ndarray
 
 
-def lightest_split(problem: Problem) -> Lightest:
-    """Places layers in model order. Exact where one kind of recomputation is lightest in all respects."""
+def lightest_split(problem: Problem, deadline: float = math.inf) -> Lightest:
+    """Places layers in model order. Exact where one kind of recomputation is lightest in all respects.
+
+    Raises:
+        OutOfTime: there was no answer at ``deadline``.
+    """
     solver = highspy.Highs()
     solver.setOptionValue("output_flag", False)
     infinity, kinds, places = highspy.kHighsInf, len(problem.layers), problem.places
@@ -57,7 +63,9 @@ def lightest_split(problem: Problem) -> Lightest:
             columns = np.append(np.flatnonzero(factors), missing).astype(np.int32)
             values = np.append(factors[factors != 0], -1.0)
             solver.addRow(-infinity, limits[stage] - fixed, len(columns), columns, values)
-    solver.run()
+    run_until(solver, deadline)
+    if solver.getModelStatus() != highspy.HighsModelStatus.kOptimal:
+        raise OutOfTime
     answer = np.array(solver.getSolution().col_value)
     counts = np.rint(answer[:missing]).astype(int).reshape(places, kinds).sum(axis=1)
     lacking = [(fixed + factors @ answer[:missing] - limits[stage], stage) for stage, fixed, factors in rows]

@@ -1,4 +1,4 @@
-"""The recompute mixes worth considering for a run of layers: no other needs less memory and less time.
+"""The recompute mixes worth considering for a run of layers: the Pareto front of memory and time.
 
 Of the memory of a mix two sums matter: what it keeps of every micro-batch, and that plus its working memory, which is what the
 micro-batch in its backward pass needs. A mix that has less of neither, nor of time, is left out.
@@ -9,6 +9,7 @@ each kind holding the next; a mix that no list can say (one layer ``select``, on
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from functools import cache
 
@@ -28,6 +29,7 @@ class Mixes:
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
         self._chains = tuple(tuple(chain) for chain in chains(problem))
+        self._ends = list(itertools.accumulate(layer.count for layer in problem.layers))
         self._made: dict[tuple[Names, Runs], list[Front]] = {}
 
     @cache  # noqa: B019 - lives as long as the problem it is of
@@ -88,13 +90,11 @@ class Mixes:
 
     def runs(self, start: int, count: int) -> Runs:
         """The layer kinds of ``count`` layers from ``start`` on."""
-        found: list[tuple[int, int]] = []
-        for kind in self.problem.layer_order[start : start + count]:
-            if found and found[-1][0] == kind:
-                found[-1] = (kind, found[-1][1] + 1)
-            else:
-                found.append((kind, 1))
-        return tuple(found)
+        within = [
+            (kind, min(start + count, end) - max(start, end - self.problem.layers[kind].count))
+            for kind, end in enumerate(self._ends)
+        ]
+        return tuple((kind, number) for kind, number in within if number > 0)
 
     def written(self, runs: Runs, counts: np.ndarray) -> list[str]:
         """Recompute kind of every layer of a mix, from the most recomputed to the least."""

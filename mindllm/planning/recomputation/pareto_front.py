@@ -1,4 +1,4 @@
-"""Recompute mixes that no other is better than in all respects, as columns."""
+"""Pareto fronts of recompute mixes, as columns."""
 
 from __future__ import annotations
 

@@ -144,7 +144,7 @@ class StageChoice:
 
     def _thin(self, number: int) -> Front:
         """The front of a run with no more mixes than the chunks of a stage can be combined of."""
-        most = max(4, int(COMBINATIONS ** (1 / self.problem.chunks) + 1e-9))
+        most = max(4 if self.problem.chunks <= 8 else 2, int(COMBINATIONS ** (1 / self.problem.chunks) + 1e-9))
         return self.mixes.front(self._runs[number], most)
 
 

@@ -26,6 +26,12 @@ class Orders(tuple[tuple[Operation, ...], ...]):
     def _hash(self) -> int:
         return super().__hash__()
 
+    @cached_property
+    def arrays(self) -> tuple[np.ndarray, ...]:
+        """The same as numbers: what, chunk and micro-batch of the operations of each stage, ``[3, operations]``."""
+        flat = (np.fromiter(chain.from_iterable(order), np.int64, 3 * len(order)) for order in self)
+        return tuple(numbers.reshape(-1, 3).T for numbers in flat)
+
 
 @lru_cache(maxsize=64)
 def stage_orders(schedule: str, stages: int, chunks: int, micro_batches: int) -> Orders:
@@ -98,9 +104,7 @@ def build_timetable(orders: Orders, chunks: int) -> Timetable:
     stages, sizes = len(orders), np.array([len(order) for order in orders])
     first = sizes.cumsum() - sizes  # operations are numbered stage by stage here
     where = np.repeat(np.arange(stages), sizes)
-    what, chunk, micro = np.fromiter(
-        chain.from_iterable(chain.from_iterable(orders)), np.int64, 3 * int(sizes.sum())
-    ).reshape(-1, 3).T  # fmt: skip
+    what, chunk, micro = np.concatenate(orders.arrays, axis=1)
     needed = _needed(where, what, chunk, micro, stages, chunks)
     level, starts = _levels(first, sizes, needed)
     by_level = np.argsort(level, kind="stable")
@@ -163,7 +167,7 @@ def alive(orders: Orders, chunks: int) -> tuple[np.ndarray, ...]:
 
     Every moment holds at most what one of the vectors does, so a memory limit need only be checked for these.
     """
-    return tuple(_largest(held_over_time(order, chunks)) for order in orders)
+    return tuple(_largest(held_over_time(operations, chunks)) for operations in orders.arrays)
 
 
 @lru_cache(maxsize=64)
@@ -171,14 +175,14 @@ def alive_in_backward(orders: Orders, chunks: int) -> tuple[tuple[np.ndarray, ..
     """The same while a chunk is in its backward pass, for each stage and chunk: that is when it needs working memory."""
     return tuple(
         tuple(_largest(held[(what != FORWARD) & (own == chunk)]) for chunk in range(chunks))
-        for (what, own, _), held in ((np.array(order).T, held_over_time(order, chunks)) for order in orders)
+        for (what, own, _), held in ((numbers, held_over_time(numbers, chunks)) for numbers in orders.arrays)
     )
 
 
-def held_over_time(order: tuple[Operation, ...], chunks: int) -> np.ndarray:
-    """Micro-batches held by each chunk while every operation of a stage runs, ``[operations, chunks]``."""
-    what, chunk, micro = np.array(order).T
-    change = np.zeros((len(order) + 1, chunks), int)
+def held_over_time(operations: np.ndarray, chunks: int) -> np.ndarray:
+    """Micro-batches held by each chunk while every operation of a stage, ``[3, operations]``, runs: ``[operations, chunks]``."""
+    what, chunk, micro = operations
+    change = np.zeros((len(what) + 1, chunks), int)
     change[np.flatnonzero(what == FORWARD), chunk[what == FORWARD]] = 1
     behind = np.flatnonzero(what != FORWARD)[::-1]
     last = behind[np.unique((chunk * (micro.max() + 1) + micro)[behind], return_index=True)[1]]

@@ -50,22 +50,25 @@ class Timeline:
     Attributes:
         table: the operations.
         start, end: times of each, ``[operations]``.
+        repeated: micro-batches that are left out because they repeat the steady state.
+        period: time by which each of them lengthens the step.
     """
 
     table: Timetable
     start: np.ndarray
     end: np.ndarray
+    repeated: int = 0
+    period: float = 0.0
 
     @property
     def makespan(self) -> float:
         """From the first start to the last end."""
-        return float(self.end.max())
+        return float(self.end.max()) + self.repeated * self.period
 
     def busy(self) -> np.ndarray:
         """Time each stage computes, ``[stages]``."""
-        return np.bincount(
-            self.table.place % self.table.stages, weights=self.end - self.start, minlength=self.table.stages
-        )
+        weights = (self.end - self.start) * (1 + self.repeated * (self.table.micro == 0))
+        return np.bincount(self.table.place % self.table.stages, weights=weights, minlength=self.table.stages)
 
     def bubble(self) -> np.ndarray:
         """Share of the step in which each stage waits, ``[stages]``."""
@@ -79,18 +82,16 @@ class Timeline:
     def memory_curve(self, stage: int, activation: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Activations held by a stage over time: times and MB from each on; ``activation`` per micro-batch of each chunk.
 
-        They are held from the start of the forward pass to the end of the last backward operation.
+        They are held from the start of the forward pass to the end of the last backward operation. Operations of a stage follow
+        each other, so what one frees at its end is gone before the next takes its share, whatever rounding says of the moments.
         """
-        mine = np.flatnonzero(self.table.place % self.table.stages == stage)
-        chunk = self.table.place[mine] // self.table.stages
+        mine = np.flatnonzero(self.table.place % self.table.stages == stage)  # in the order of the stage
         forward = self.table.what[mine] == FORWARD
         split = bool((self.table.what == WEIGHT).any())
         last = self.table.what[mine] == (WEIGHT if split else BACKWARD)
-        amounts = activation[chunk]
-        times = np.concatenate([self.end[mine][last], self.start[mine][forward]])
-        changes = np.concatenate([-amounts[last], amounts[forward]])
-        order = np.lexsort((changes, times))  # what ends at a moment is gone before what starts then
-        return times[order], changes[order].cumsum()
+        changing = forward | last
+        amounts = activation[self.table.place[mine] // self.table.stages] * np.where(forward, 1, -1)
+        return np.where(forward, self.start[mine], self.end[mine])[changing], amounts[changing].cumsum()
 
 
 def simulate(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -10,6 +11,7 @@ import threading
 import time
 from pathlib import Path
 
+from mindllm.planning.deadline import OutOfTime
 from mindllm.planning.plan import orders_of
 from mindllm.planning.problem import Problem
 from mindllm.planning.schedules.orders import timetable
@@ -59,10 +61,11 @@ class BoundProcess:
         self._reader.join()
 
 
-def tree_of(problem: Problem, best: float, proven: float, until: float) -> LayerTree:
+def tree_of(problem: Problem, best: float, proven: float, deadline: float) -> LayerTree:
     """A tree that beats ``best``, with what whole layers take of each stage known."""
     program = PathProgram(problem, timetable(orders_of(problem), problem.chunks))
-    program.whole_stages(best, until)
+    program.deadline = deadline
+    program.whole_stages(best, deadline)
     return LayerTree(program, best, proven)
 
 
@@ -70,10 +73,11 @@ def main() -> None:
     """Reads a question from the standard input and prints every rise of the bound."""
     started = time.monotonic()
     question = json.load(sys.stdin)
-    until = started + question["seconds"]
+    deadline = started + question["seconds"]
     problem = Problem.model_validate(question["problem"])
-    tree = tree_of(problem, question["best"], question["proven"], until)
-    tree.bound(until, lambda bound: print(bound, flush=True))
+    tree = tree_of(problem, question["best"], question["proven"], deadline)
+    with contextlib.suppress(OutOfTime):
+        tree.bound(deadline, lambda bound: print(bound, flush=True))
 
 
 if __name__ == "__main__":

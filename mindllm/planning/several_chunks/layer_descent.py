@@ -27,13 +27,13 @@ class LayerDescent:
         self.program, self.random = program, random
         self._gains = np.zeros(program.problem.places)
 
-    def judge(self, totals: np.ndarray, until: float, below: float = math.inf) -> float:
+    def judge(self, totals: np.ndarray, deadline: float, below: float = math.inf) -> float:
         """The program's step for given layers of each place, ``[places]``; not raised further once it is not ``below``."""
         program = self.program
         counts = program.by_kind(totals)
         program.limit_counts(counts, counts)
         bound, values = program.solve()
-        while bound < below and time.monotonic() < until:
+        while bound < below and time.monotonic() < deadline:
             simulated, new = program.separate(values)
             if simulated <= bound * (1 + CLOSE) or not new:
                 break
@@ -45,21 +45,21 @@ class LayerDescent:
                 program.forget_slack_paths(PATHS)
         return bound
 
-    def descend(self, totals: np.ndarray, until: float) -> tuple[np.ndarray, float]:
-        """Moves one layer at a time to the first better neighbour, until none is or a moment of ``time.monotonic``."""
-        current = self.judge(totals, until)
+    def descend(self, totals: np.ndarray, deadline: float) -> tuple[np.ndarray, float]:
+        """Moves one layer at a time to the first better neighbour, until none is or ``deadline``."""
+        current = self.judge(totals, deadline)
         if not math.isfinite(current):
             return totals, current
         gains, better = self._gains, True
         while better:
             better = False
             for source, target in self._moves(totals, gains):
-                if time.monotonic() > until:
+                if time.monotonic() > deadline:
                     return totals, current
                 moved = totals.copy()
                 moved[source] -= 1
                 moved[target] += 1
-                found = self.judge(moved, until, current * (1 - BETTER))
+                found = self.judge(moved, deadline, current * (1 - BETTER))
                 if found < current * (1 - BETTER):
                     totals, current, gains, better = moved, found, self._gains, True
                     break

@@ -18,8 +18,10 @@ from dataclasses import replace
 import highspy
 import numpy as np
 
+from mindllm.planning.deadline import run_until
 from mindllm.planning.several_chunks.layer_box import Box, above, below, one_place
-from mindllm.planning.several_chunks.path_program import EMPTY, PathProgram
+from mindllm.planning.several_chunks.path_program import PathProgram
+from mindllm.planning.several_chunks.stage_floor import EMPTY
 
 PATHS = 200  # known paths kept when there are too many
 TOO_MANY = 320
@@ -41,8 +43,8 @@ class LayerTree:
         self.enough = best * (1 - proven)  # a node with this bound needs no dividing
         self.stage_columns = np.array(program.stage_counts, np.int32)
 
-    def bound(self, until: float, tell: Callable[[float], None]) -> None:
-        """Divides nodes until a moment of ``time.monotonic`` or until nothing is left to prove; reports every rise.
+    def bound(self, deadline: float, tell: Callable[[float], None]) -> None:
+        """Divides nodes until ``deadline`` or until nothing is left to prove; reports every rise.
 
         No more than what ends the proof is reported: nodes beyond it are left out.
         """
@@ -55,12 +57,12 @@ class LayerTree:
         places = np.ones(program.problem.places, int)
         kinds = np.tile([layer.count for layer in program.problem.layers], (len(places), 1))
         root = Box(places, places * program.most, kinds, np.zeros(len(self.stage_columns)), stage_high)
-        first, _ = self._separated(root, 400, until)
+        first, _ = self._separated(root, 400, deadline)
         report(first)
-        first, root = self._refute(root, first, time.monotonic() + REFUTING * (until - time.monotonic()), report)
+        first, root = self._refute(root, first, time.monotonic() + REFUTING * (deadline - time.monotonic()), report)
         heap = [(first, next(ticket), root)]
         reported = first
-        while heap and time.monotonic() < until:
+        while heap and time.monotonic() < deadline:
             bound, _, box = heapq.heappop(heap)
             if bound > reported * (1 + STEADY):
                 report(bound)
@@ -68,11 +70,11 @@ class LayerTree:
             if bound >= self.enough:
                 return
             following = heap[0][0] if heap else math.inf
-            risen, values = self._separated(box, ROUNDS, until)
+            risen, values = self._separated(box, ROUNDS, deadline)
             risen = max(risen, bound)
             decided = (box.low == box.high).all()
             if decided and risen < self.enough:
-                risen = max(risen, self._whole(box, until))
+                risen = max(risen, self._whole(box, deadline))
             if risen > max(following, bound * (1 + STEADY)) or risen >= self.enough:
                 heapq.heappush(heap, (risen, next(ticket), box))
                 continue
@@ -86,16 +88,15 @@ class LayerTree:
         if not heap:  # what was left out may still be better by less than is asked for
             report(self.enough)
 
-    def _whole(self, box: Box, until: float) -> float:
+    def _whole(self, box: Box, deadline: float) -> float:
         """The bound of a box that leaves nothing but recomputation open, with whole layers of each kind."""
         program, solver = self.program, self.program.solver
         bound, _ = self._solve(box)
         columns = np.arange(len(program.columns), dtype=np.int32)
         solver.changeColsIntegrality(len(columns), columns, np.array([highspy.HighsVarType.kInteger] * len(columns)))
         try:
-            while bound < self.enough and time.monotonic() < until:
-                solver.setOptionValue("time_limit", solver.getRunTime() + until - time.monotonic())
-                solver.run()
+            while bound < self.enough and time.monotonic() < deadline:
+                run_until(solver, deadline)
                 if solver.getModelStatus() == highspy.HighsModelStatus.kInfeasible:
                     return math.inf
                 bound = max(bound, solver.getInfo().mip_dual_bound)
@@ -106,37 +107,36 @@ class LayerTree:
                     break
             return bound
         finally:
-            solver.setOptionValue("time_limit", highspy.kHighsInf)
             whole = np.array([highspy.HighsVarType.kContinuous] * len(columns))
             solver.changeColsIntegrality(len(columns), columns, whole)
 
-    def _refute(self, box: Box, bound: float, until: float, report: Callable[[float], None]) -> tuple[float, Box]:
-        """Raises the bound by halves: a step is refuted when no whole numbers of layers are left that might reach it.
+    def _refute(self, box: Box, bound: float, deadline: float, report: Callable[[float], None]) -> tuple[float, Box]:
+        """Raises the bound by bisection: a step is refuted when no whole numbers of layers are left that might reach it.
 
         Returns the bound, and the box of plans that are better than the best.
         """
-        inner = self._tightened(box, self.enough, until)
+        inner = self._tightened(box, self.enough, deadline)
         if inner is None:
             report(self.enough)
             return self.enough, box
         low, high, failures = bound, self.enough, 0
-        while high > low * (1 + FINE) and failures < FAILURES and time.monotonic() < until:
+        while high > low * (1 + FINE) and failures < FAILURES and time.monotonic() < deadline:
             middle = (low + high) / 2
-            if self._tightened(inner, middle, until) is None:
+            if self._tightened(inner, middle, deadline) is None:
                 low = middle
                 report(low)
             else:
                 high, failures = middle, failures + 1
         return low, inner
 
-    def _tightened(self, box: Box, target: float, until: float) -> Box | None:
+    def _tightened(self, box: Box, target: float, deadline: float) -> Box | None:
         """The least and most layers of every stage and place of plans below ``target``; None when there are no such plans."""
         program = self.program
         groups = [np.array([column]) for column in self.stage_columns] + list(program.counts_of)
         columns = len(self.stage_columns)
         changed = True
         while changed:
-            bound, _ = self._separated(box, ROUNDS, until)
+            bound, _ = self._separated(box, ROUNDS, deadline)
             if bound > target:
                 return None
             changed = False
@@ -144,7 +144,7 @@ class LayerTree:
             program.solver.changeColCost(program.step, 0.0)
             try:
                 for index, group in enumerate(groups):
-                    if time.monotonic() > until:
+                    if time.monotonic() > deadline:
                         return box
                     limits = self._whole_limits(group)
                     if limits is None:
@@ -164,7 +164,7 @@ class LayerTree:
         for sign in (1.0, -1.0):
             for column in columns:
                 solver.changeColCost(int(column), sign)
-            solver.run()
+            run_until(solver, self.program.deadline)
             status, value = solver.getModelStatus(), solver.getInfo().objective_function_value
             for column in columns:
                 solver.changeColCost(int(column), 0.0)
@@ -196,10 +196,10 @@ class LayerTree:
                 len(self.stage_columns), self.stage_columns, box.stage_low.astype(float), box.stage_high.astype(float)
             )
 
-    def _separated(self, box: Box, rounds: int, until: float) -> tuple[float, np.ndarray]:
+    def _separated(self, box: Box, rounds: int, deadline: float) -> tuple[float, np.ndarray]:
         bound, values = self._solve(box)
         for _ in range(rounds):
-            if not bound < self.enough or time.monotonic() > until:
+            if not bound < self.enough or time.monotonic() > deadline:
                 break
             found, new = self.program.separate(values)
             if found <= bound * (1 + 5e-4) or not new:

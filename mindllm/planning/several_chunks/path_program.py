@@ -12,16 +12,15 @@ import time
 import highspy
 import numpy as np
 
+from mindllm.planning.deadline import check, run_until
 from mindllm.planning.plan import end_of
 from mindllm.planning.problem import Problem
 from mindllm.planning.schedules.orders import Timetable, alive
 from mindllm.planning.schedules.simulate import critical_path, simulate
-from mindllm.planning.several_chunks.stage_floor import Floor, StageFloor, hull
+from mindllm.planning.several_chunks.stage_floor import EMPTY, Floor, StageFloor, hull
 
 CLOSE = 1e-3  # a simulated step this near to the bound ends the search for paths
 SLACK = 1e-6
-EMPTY = (highspy.HighsModelStatus.kInfeasible, highspy.HighsModelStatus.kUnboundedOrInfeasible)
-"""What says that a program has no answer: none of those here is unbounded."""
 
 Path = tuple[np.ndarray, np.ndarray, float]  # forward and backward visits of each place, delay of its tensors
 
@@ -31,6 +30,7 @@ class PathProgram:
 
     Attributes:
         columns: place, index of the layer kind and recompute kind of each of the first columns.
+        deadline: after which no answer is looked for.
         counts_of: the column of the number of layers of each kind in each place, ``[places, layer kinds]``.
     """
 
@@ -61,6 +61,7 @@ class PathProgram:
         self.solver.setOptionValue("output_flag", False)
         self.solver.setOptionValue("threads", 1)
         self.known: dict[bytes, Path] = {}
+        self.deadline = math.inf
         self._build()
 
     def _build(self) -> None:
@@ -147,11 +148,17 @@ class PathProgram:
         return np.diff(after, axis=0, prepend=0)
 
     def solve(self) -> tuple[float, np.ndarray]:
-        """The least step, infinite when there is no answer and 0 when none was found, and the value of every column."""
-        self.solver.run()
+        """The least step, infinite when there is no answer and 0 when none was found, and the value of every column.
+
+        Raises:
+            OutOfTime: there was none at ``deadline``.
+        """
+        run_until(self.solver, self.deadline)
         if self.solver.getModelStatus() not in (highspy.HighsModelStatus.kOptimal, *EMPTY):
+            check(self.deadline)
             self.solver.clearSolver()  # numerical trouble on the way from the last answer
-            self.solver.run()
+            run_until(self.solver, self.deadline)
+            check(self.deadline)
         status = self.solver.getModelStatus()
         if status != highspy.HighsModelStatus.kOptimal:
             return math.inf if status in EMPTY else 0.0, np.zeros(self.step + 1)
@@ -168,11 +175,11 @@ class PathProgram:
         forward, backward, crossings = critical_path(line, delay)
         return line.makespan, self.add_path(forward, backward, crossings * delay)
 
-    def find_paths(self, until: float, close: float = CLOSE) -> tuple[float, np.ndarray]:
+    def find_paths(self, deadline: float, close: float = CLOSE) -> tuple[float, np.ndarray]:
         """Adds critical paths of its own answers until the bound is met; returns it and the last answer."""
         bound, values = self.solve()
         centre, centre_time = values, math.inf
-        while math.isfinite(bound) and time.monotonic() < until:
+        while math.isfinite(bound) and time.monotonic() < deadline:
             new = False
             for share in (1.0, 0.5, 0.2):  # the answer itself, and on the way to it from the best so far
                 point = centre + share * (values - centre)
@@ -208,7 +215,7 @@ class PathProgram:
         """Keeps the ``most`` paths that are nearest to the step of the last answer."""
         self.forget_paths(np.argsort(self.slack())[most:])
 
-    def whole_stages(self, target: float, until: float) -> None:
+    def whole_stages(self, target: float, deadline: float) -> None:
         """Adds, for plans whose step is below ``target`` alone, what whole layers take of each stage; before any path."""
         problem = self.problem
         quickest = min(layer.forward + min(c.backward for c in layer.kinds.values()) for layer in problem.layers)
@@ -219,7 +226,7 @@ class PathProgram:
             for index, layer in enumerate(problem.layers):
                 average = layer.count / problem.stages
                 floor = StageFloor(problem, self.table.orders, stage, index)
-                found = floor.until(latest, math.ceil(0.8 * average), until)
+                found = floor.times_below(latest, math.ceil(0.8 * average), deadline)
                 if found is not None:
                     self._floor_rows(stage, index, *found)
 

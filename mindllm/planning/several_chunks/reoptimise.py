@@ -14,6 +14,7 @@ from collections.abc import Iterable
 import highspy
 import numpy as np
 
+from mindllm.planning.deadline import run_until
 from mindllm.planning.plan import Evaluation, Plan, evaluate
 from mindllm.planning.recomputation.mixes import Mixes
 from mindllm.planning.several_chunks.path_program import Path, PathProgram
@@ -56,14 +57,14 @@ class Reoptimiser:
         for visits in paths:
             self.program.add_path(*visits)
 
-    def choose_recomputation(self, totals: np.ndarray, until: float) -> bool:
+    def choose_recomputation(self, totals: np.ndarray, deadline: float) -> bool:
         """The best recomputation for given layers of each place, ``[places]``; whether it is found for certain."""
         counts = self.program.by_kind(totals)
         self.program.limit_counts(counts, counts)
         self._limit_mixed(np.zeros(len(self.mixed)), np.full(len(self.mixed), highspy.kHighsInf))
-        return self._ask(until)
+        return self._ask(deadline)
 
-    def plan_anew(self, places: np.ndarray, until: float) -> bool:
+    def plan_anew(self, places: np.ndarray, deadline: float) -> bool:
         """Plans some places of the best plan anew; whether they cannot be planned better."""
         assert self.best is not None
         free = np.isin(np.arange(self.problem.places), places)
@@ -75,20 +76,19 @@ class Reoptimiser:
         now = self._mixed(self.best.plan)
         moving = free[self.program.place]
         self._limit_mixed(np.where(moving, 0, now), np.where(moving, highspy.kHighsInf, now))
-        return self._ask(until)
+        return self._ask(deadline)
 
     def _limit_mixed(self, low: np.ndarray, high: np.ndarray) -> None:
         self.program.solver.changeColsBounds(len(self.mixed), self.mixed, low.astype(float), high.astype(float))
 
-    def _ask(self, until: float) -> bool:
+    def _ask(self, deadline: float) -> bool:
         """Solves what is left free until its answer takes as long as it thinks, which is True, or time is up."""
         program, solver = self.program, self.program.solver
-        until = min(until, time.monotonic() + SECONDS)
-        while (left := until - time.monotonic()) > 0:
+        deadline = min(deadline, time.monotonic() + SECONDS)
+        while time.monotonic() < deadline:
             if math.isfinite(self.best_time):
                 solver.changeColBounds(program.step, 0, self.best_time * (1 - BETTER))
-            solver.setOptionValue("time_limit", solver.getRunTime() + left)
-            solver.run()
+            run_until(solver, deadline)
             if solver.getModelStatus() == highspy.HighsModelStatus.kInfeasible:
                 return True
             if solver.getInfo().primal_solution_status != highspy.SolutionStatus.kSolutionStatusFeasible:
@@ -133,13 +133,13 @@ class Reoptimiser:
         return Plan(tuple(places))
 
 
-def dive(program: PathProgram, values: np.ndarray, random: np.random.Generator, until: float) -> np.ndarray | None:
+def dive(program: PathProgram, values: np.ndarray, random: np.random.Generator, deadline: float) -> np.ndarray | None:
     """Whole layers of each place from an answer of the program, a few places at a time; None when that leads nowhere."""
     totals = program.totals(values)
     low, high = np.ones(len(totals), int), np.full(len(totals), program.most)
     try:
         while (low < high).any():
-            if time.monotonic() > until:
+            if time.monotonic() > deadline:
                 return None
             left = np.flatnonzero(low < high)
             doubt = np.abs(totals[left] - np.rint(totals[left])) + 0.1 * random.random(len(left))

@@ -13,10 +13,13 @@ import time
 import highspy
 import numpy as np
 
+from mindllm.planning.deadline import run_until
 from mindllm.planning.plan import end_of
 from mindllm.planning.problem import Problem
 from mindllm.planning.schedules.orders import Orders, alive
 
+EMPTY = (highspy.HighsModelStatus.kInfeasible, highspy.HighsModelStatus.kUnboundedOrInfeasible)
+"""What says that a program has no answer: none of those here is unbounded."""
 Floor = list[tuple[int, float]]  # numbers of layers, rising, and the least time of a micro-batch's passes through them
 
 
@@ -59,21 +62,21 @@ class StageFloor:
             )
             self.solver.addRow(-highspy.kHighsInf, room - kept, len(every), every, use)
 
-    def least(self, count: int) -> float:
-        """The least time of ``count`` layers; infinite when they do not fit."""
+    def least(self, count: int, deadline: float = math.inf) -> float:
+        """The least time of ``count`` layers, or a lower bound of it at ``deadline``; infinite when they do not fit."""
         self.solver.changeRowBounds(0, count, count)
-        self.solver.run()
-        if self.solver.getModelStatus() != highspy.HighsModelStatus.kOptimal:
+        run_until(self.solver, deadline)
+        if self.solver.getModelStatus() in EMPTY:
             return math.inf
-        return self.solver.getInfo().mip_dual_bound
+        return max(0.0, self.solver.getInfo().mip_dual_bound)
 
-    def until(self, latest: float, first: int, moment: float) -> tuple[Floor, int] | None:
+    def times_below(self, latest: float, first: int, deadline: float) -> tuple[Floor, int] | None:
         """Times from ``first`` layers on up to ``latest``, and how many layers are possible at most; None when out of time."""
         found: Floor = [(0, 0.0)]
         for count in range(max(first, 1), self.layer.count + 1):
-            if time.monotonic() > moment:
+            if time.monotonic() > deadline:
                 return None
-            least = self.least(count)
+            least = self.least(count, deadline)
             if least > latest:
                 return found, count - 1
             found.append((count, least))

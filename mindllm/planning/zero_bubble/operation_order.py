@@ -8,6 +8,7 @@ a neighbour is moved by some places. A change for the worse is taken at times, m
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -127,8 +128,10 @@ def fits(costs: StageCosts, stage: int, kinds: Kinds) -> bool:
     return most <= costs.limit[stage] * (1 + 1e-12)
 
 
-def improved(costs: StageCosts, kinds: Sequence[Kinds], judge: Judge, effort: int) -> list[Kinds]:
-    """The best schedule met, of about ``effort`` operations timed; the given one where none is better."""
+def improved(
+    costs: StageCosts, kinds: Sequence[Kinds], judge: Judge, effort: int, deadline: float = math.inf
+) -> list[Kinds]:
+    """The best schedule met until ``deadline``, of about ``effort`` operations timed; the given one where none is better."""
     current = [list(mine) for mine in kinds]
     best, size = list(current), sum(map(len, kinds))
     line = walk(costs, current)
@@ -137,6 +140,8 @@ def improved(costs: StageCosts, kinds: Sequence[Kinds], judge: Judge, effort: in
     least = max(line.times(judge))
     random, tries = np.random.default_rng(0), effort // size
     for number in range(tries):
+        if time.monotonic() > deadline:
+            break
         warmth = WARMTH * float(costs.forward.mean()) * (1 - number / tries)
         found = _changed(costs, current, line, judge, random)
         if found is None:

@@ -14,12 +14,14 @@ largest over all splits is the bound. Splits that are little above it are tried.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import time
 
 import numpy as np
 
+from mindllm.planning.deadline import OutOfTime
 from mindllm.planning.one_chunk.planner import longest_stage, solve_one_chunk
 from mindllm.planning.plan import Evaluation, Plan, evaluate
 from mindllm.planning.problem import Problem
@@ -117,12 +119,14 @@ def _sums(values: list[float]) -> np.ndarray:
     return np.append(0.0, np.cumsum(values))
 
 
-def solve_zero_bubble(problem: Problem, even: Evaluation | None, until: float) -> tuple[Plan | None, float]:
+def solve_zero_bubble(problem: Problem, even: Evaluation | None, deadline: float) -> tuple[Plan | None, float]:
     """The best of the plans tried, or None when none fits, and a lower bound."""
     mixes, best = Mixes(problem), even
-    one_by_one, _ = solve_one_chunk(problem.model_copy(update={"schedule": "1f1b"}), time.monotonic(), None)
-    if one_by_one is not None:
-        best = _better(best, try_plan(problem, one_by_one))
+    with contextlib.suppress(OutOfTime):
+        share = time.monotonic() + 0.25 * (deadline - time.monotonic())
+        one_by_one, _ = solve_one_chunk(problem.model_copy(update={"schedule": "1f1b"}), share, None)
+        if one_by_one is not None:
+            best = _better(best, try_plan(problem, one_by_one, deadline))
     most = problem.layer_count - problem.stages + 1
     stages = LoneStages(problem, mixes, min(most, longest_stage(problem, best.line.makespan)) if best else most)
     bound = stages.bound()
@@ -132,8 +136,8 @@ def solve_zero_bubble(problem: Problem, even: Evaluation | None, until: float) -
     profiles = [np.ones_like(behind), behind, np.minimum(2 * behind - 1, problem.stages), 2 * behind - 1]
     plans = (stages.plan(bound * (1 + slack), profile) for slack, profile in itertools.product(SLACK, profiles))
     for plan in dict.fromkeys(plan for plan in plans if plan is not None):
-        if time.monotonic() < until:
-            best = _better(best, try_plan(problem, plan))
+        if best is None or time.monotonic() < deadline:
+            best = _better(best, try_plan(problem, plan, deadline))
     return (best.plan if best else None), bound
 
 
@@ -141,10 +145,10 @@ def _better(best: Evaluation | None, tried: Evaluation | None) -> Evaluation | N
     return min((found for found in (best, tried) if found), key=lambda found: found.step_time, default=None)
 
 
-def try_plan(problem: Problem, plan: Plan) -> Evaluation | None:
-    """The plan with its schedule, or None when memory does not hold one micro-batch."""
+def try_plan(problem: Problem, plan: Plan, deadline: float = math.inf) -> Evaluation | None:
+    """The plan with the best schedule found until ``deadline``, or None when memory does not hold one micro-batch."""
     try:
-        tried = evaluate(problem, plan)
+        tried = evaluate(problem, plan, deadline)
     except ValueError:
         return None
     return tried if tried.fits else None

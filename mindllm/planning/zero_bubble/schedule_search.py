@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
+import time
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,11 +35,17 @@ EFFORT = 100_000
 MOVING = 15  # times as many operations are timed for moves: that is so much quicker than to schedule them
 
 
-def best_orders(costs: StageCosts, micro_batches: int, effort: int = EFFORT, judge: Judge = longest_stage) -> Orders:
+def best_orders(
+    costs: StageCosts,
+    micro_batches: int,
+    effort: int = EFFORT,
+    judge: Judge = longest_stage,
+    deadline: float = math.inf,
+) -> Orders:
     """The schedule found whose slowest stage is quickest in the eyes of ``judge``.
 
     The grid first, then small random changes of its best rule as long as about ``effort`` operations have been scheduled, then
-    moves of single operations.
+    moves of single operations. After ``deadline`` the best so far is taken.
 
     Raises:
         ValueError: a stage cannot hold one micro-batch.
@@ -46,6 +54,8 @@ def best_orders(costs: StageCosts, micro_batches: int, effort: int = EFFORT, jud
     behind = stages - 1 - np.arange(stages)
     found: list[tuple[float, _Rule, list[Kinds]]] = []
     for depth, patience in itertools.product(DEPTHS, PATIENCE):
+        if found and time.monotonic() > deadline:
+            break
         rule = _Rule(behind + 1 + np.rint(depth * behind).astype(int), np.full(stages, patience))
         found += _tried(costs, micro_batches, rule, judge)
     if not found:
@@ -53,9 +63,11 @@ def best_orders(costs: StageCosts, micro_batches: int, effort: int = EFFORT, jud
     best = min(found, key=lambda entry: entry[0])
     random = np.random.default_rng(0)
     for _ in range(effort // (3 * stages * micro_batches)):
+        if time.monotonic() > deadline:
+            break
         for entry in _tried(costs, micro_batches, _changed(best[1], random), judge):
             best = entry if entry[0] <= best[0] else best
-    return with_micro_batches(improved(costs, best[2], judge, MOVING * effort))
+    return with_micro_batches(improved(costs, best[2], judge, MOVING * effort, deadline))
 
 
 @dataclass(frozen=True)
