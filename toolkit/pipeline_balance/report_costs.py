@@ -7,8 +7,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from mindllm.planning.plan import evaluate
 from toolkit.pipeline_balance.configured import Configured
-from toolkit.pipeline_balance.plan import evaluate
 from toolkit.pipeline_balance.validate import MIB, Round, Validated
 
 
