@@ -10,9 +10,9 @@ from typing import Any
 
 from mindllm.compiled.cost import Cost, cost
 from mindllm.compiled.graph import COLLECTIVES, CONSTANT, CompiledGraph
+from mindllm.compiled.operators import ORDERING, Operators
 from mindllm.files import atomic_open
 from toolkit.ir_inspect.comm import cause_of
-from toolkit.ir_inspect.operators import ORDERING, Operators
 from toolkit.ir_inspect.tables import count_text, size_text
 
 EXCHANGED = COLLECTIVES - {"Send", "Receive"}
