@@ -37,7 +37,8 @@ class Outcome:
     """The answer: two verdicts.
 
     ``problems`` is empty where all ranks together compute what a single device does; every one of ``asked_for`` holds where
-    their graphs are what the YAML asks for. Where it was not ``executed``, it does not compile, or holds what cannot be executed here.
+    their graphs are what the YAML asks for. Where it was not ``executed``, it does not compile, or holds what cannot be
+    executed here.
     """
 
     config: RunConfig
