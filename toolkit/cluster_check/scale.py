@@ -37,6 +37,7 @@ MOST_PARTS = 2  # of a batch, and micro batches for every stage
 BYTES = 4
 KILOBYTE = 1024
 STABLE_EPSILON = 1e-4
+SMALLEST_DECAY = 0.1
 LARGEST_NORM = 0.1  # less than any norm of the small model's gradients, so that clipping is seen
 
 
@@ -180,6 +181,7 @@ def _optimizer(config: RunConfig, sizes: Mapping[str, Any]) -> Mapping[str, Any]
     smallest_norm = sizes["hidden_size"] * BYTES // KILOBYTE + 1
     return {
         "optimizer.eps": STABLE_EPSILON,
+        "optimizer.weight_decay": config.optimizer.weight_decay and max(config.optimizer.weight_decay, SMALLEST_DECAY),
         "runner_wrapper.max_grad_norm": min(config.runner_wrapper.max_grad_norm, LARGEST_NORM),
         **({key: smallest_norm if norms_are_whole else 0} if config.parallel.enable_parallel_optimizer else {}),
     }

@@ -16,6 +16,7 @@ COPYING = frozenset({"Cast", "AllGather"})
 UNIQUE, FORWARD_UNIQUE = "unique_id", "forward_unique_id"
 OF_BACKWARD = "is_bp"  # of calls and exchanges of a pipeline
 RECOMPUTED_CELL = "recompute_"
+LAYER = re.compile(r"(.*?\.)?\w*layers?\.(\d+)(?:\.|$)")
 UPDATING = frozenset({"update", "optimizer"})
 ORDERING = frozenset({"Depend", "Load", "UpdateState", "MakeTuple", "TupleGetItem", "Return", "TensorMove"})
 """Operators that pass a value on, or only order others."""
@@ -167,3 +168,9 @@ def place_of(node: Node) -> str:
 def without_numbers(place: str) -> str:
     """``model.layers.3.attention`` as ``model.layers.*.attention``: alike layers together."""
     return re.sub(r"(?<=\.)\d+(?=\.|$)", "*", place)
+
+
+def layer_of(place: str) -> tuple[int, str] | None:
+    """Number of the decoder layer a place is in, and the rest of the path: ``layers.3.attention.wq`` is 3, ``attention.wq``."""
+    found = LAYER.match(place)
+    return (int(found.group(2)), place[found.end() :]) if found else None
