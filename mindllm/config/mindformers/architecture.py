@@ -1,7 +1,7 @@
-"""The network of a MindFormers YAML: which family of ours it is, and its facts in flat keys.
+"""The network of a MindFormers YAML in our flat keys.
 
-Its classes often stand for several families, and families that differ only in names of weights are one to it; so a class has
-several candidates here, and the first that mindllm has is taken. Which ones it has is asked of the code (:func:`known_families`).
+What a class of MindFormers computes beside what its YAML says stands here as facts: keys of ours with their values. A network is
+had if ``ModelConfig`` has these keys; that is asked of the schema, so a key that comes there makes its networks come here.
 """
 
 from __future__ import annotations
@@ -9,62 +9,87 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, get_args
 
-from mindllm.config.mindformers.reading import Reading
-from mindllm.config.model import ArchConfig
+from pydantic import TypeAdapter, ValidationError
+
+from mindllm.config.mindformers.keys_model import MODEL_KEYS, NO_EXPERTS, NO_LATENT, NO_PREDICTION
+from mindllm.config.mindformers.keys_parallel import MOE_KEYS
+from mindllm.config.mindformers.reading import Reading, path_of, shown
+from mindllm.config.model import ArchConfig, ModelConfig
 from mindllm.errors import nearest
 
 MODEL = "model.model_config"
-GATED = ("silu", "swiglu", "fusedswiglu", "swish")
+ACTIVATIONS = {  # theirs: ours
+    "silu": "silu",
+    "swish": "silu",
+    "swiglu": "silu",
+    "fusedswiglu": "silu",
+    "gelu": "gelu_tanh",
+    "gelu_new": "gelu_tanh",
+    "gelu_tanh": "gelu_tanh",
+}
+PLAIN = {  # the network that ModelConfig describes where it has no key for it
+    "position_embedding_type": "rope",
+    "normalization": "RMSNorm",
+    "hidden_act": "silu",
+    "gated_linear_unit": True,
+    "qk_layernorm": False,
+    "mlp_has_bias": False,
+}
 
 
 @dataclass(frozen=True)
 class Network:
-    """What one class of MindFormers computes.
+    """What one class of MindFormers computes: ``facts`` in our flat keys, and the name of the class at Hugging Face.
 
-    ``families`` of ours that compute it, best first; ``facts``: keys of ours that its YAMLs leave out because the class has them.
-    ``activations``: values of ``hidden_act`` that mean what the family has.
+    ``absent`` says what no key of ours describes.
     """
 
-    families: tuple[str, ...]
     facts: dict[str, Any] = field(default_factory=dict)
-    activations: tuple[str, ...] = GATED
-    needs: str = ""  # what keeps it from being a Llama, where it is none
+    name: str = "LlamaForCausalLM"
+    absent: str = ""
 
 
 QKV_BIAS = {"qkv_has_bias": True}
+ALIBI = {"position_embedding_type": "alibi"}
+BIASES = {"qkv_has_bias": True, "attn_proj_has_bias": True, "mlp_has_bias": True}
+PLAIN_GELU = {
+    "normalization": "LayerNorm",
+    "gated_linear_unit": False,
+    "hidden_act": "gelu_tanh",
+    "tie_word_embeddings": True,
+}
+EXPERTS, LATENT = "a mixture of experts", "latent attention and a mixture of experts"
 NETWORKS = {
-    "LlamaForCausalLM": Network(("llama",)),
-    "Qwen2ForCausalLM": Network(("qwen2", "llama"), QKV_BIAS),
-    "QwenForCausalLM": Network(("qwen", "llama"), QKV_BIAS),
-    "InternLMForCausalLM": Network(("internlm", "llama")),
-    "InternLM2ForCausalLM": Network(("internlm2", "llama")),
-    "MistralForCausalLM": Network(("mistral",), needs="a window of attention"),
-    "Baichuan7BV2ForCausalLM": Network(("baichuan2", "baichuan"), needs="a normalised head"),
-    "Baichuan13BV2ForCausalLM": Network(("baichuan2", "baichuan"), needs="ALiBi and a normalised head"),
-    "Baichuan13BForCausalLM": Network(("baichuan",), needs="ALiBi"),
-    "Qwen3ForCausalLM": Network(("qwen3",), needs="norms of query and key"),
-    "Gemma2ForCausalLM": Network(("gemma2",), needs="soft caps"),
-    "ChatGLM2ForConditionalGeneration": Network(
-        ("chatglm3", "chatglm", "glm"), needs="interleaved rotary pairs of half a head"
-    ),
-    "ChatGLM2WithPtuning2": Network((), needs="a trained prefix"),
-    "Glm4ForCausalLM": Network(("glm4",), needs="norms behind attention and feed-forward"),
+    "LlamaForCausalLM": Network(),
+    "Qwen2ForCausalLM": Network(QKV_BIAS, "Qwen2ForCausalLM"),
+    "QwenForCausalLM": Network(QKV_BIAS, "QWenLMHeadModel"),
+    "Qwen3ForCausalLM": Network({"qk_layernorm": True}, "Qwen3ForCausalLM"),
+    "InternLMForCausalLM": Network(name="InternLMForCausalLM"),
+    "InternLM2ForCausalLM": Network(name="InternLM2ForCausalLM"),
+    "MistralForCausalLM": Network({"sliding_window": 4096}, "MistralForCausalLM"),
+    "BaichuanForCausalLM": Network(name="BaichuanForCausalLM"),
+    "Baichuan13BForCausalLM": Network(ALIBI, "BaichuanForCausalLM"),
+    "Baichuan7BV2ForCausalLM": Network({"norm_head": True}, "BaichuanForCausalLM"),
+    "Baichuan13BV2ForCausalLM": Network({"norm_head": True, **ALIBI}, "BaichuanForCausalLM"),
+    "ChatGLM2ForConditionalGeneration": Network({"partial_rotary_factor": 0.5}, "ChatGLMModel"),
+    "Glm4ForCausalLM": Network({"partial_rotary_factor": 0.5, "sandwich_norm": True}, "Glm4ForCausalLM"),
     "GPT2LMHeadModel": Network(
-        ("gpt2",), activations=("gelu", "fast_gelu", "gelu_new"), needs="learned positions and LayerNorm"
+        {**PLAIN_GELU, **BIASES, "position_embedding_type": "learned_absolute"}, "GPT2LMHeadModel"
     ),
-    "BloomLMHeadModel": Network(("bloom",), activations=("gelu", "fast_gelu"), needs="ALiBi and LayerNorm"),
-    "GPT2ForSequenceClassification": Network((), needs="a head for classes of text"),
-    "TelechatForCausalLM": Network((), needs="TeleChat, which is no family here"),
-    "TeleChat3ForCausalLM": Network((), needs="TeleChat, which is no family here"),
-    "TeleChat3MoeForCausalLM": Network((), needs="a mixture of experts"),
-    "YiZhaoForCausalLM": Network((), needs="YiZhao, which is no family here"),
-    "YiZhaoDPOForCausalLM": Network((), needs="YiZhao, which is no family here"),
-    "MixtralForCausalLM": Network((), needs="a mixture of experts"),
-    "Qwen3MoeForCausalLM": Network((), needs="a mixture of experts"),
-    "Glm4MoeForCausalLM": Network((), needs="a mixture of experts"),
-    "DeepseekV2ForCausalLM": Network((), needs="latent attention and a mixture of experts"),
-    "DeepseekV3ForCausalLM": Network((), needs="latent attention and a mixture of experts"),
-    "DeepseekV4ForCausalLM": Network((), needs="sparse latent attention and a mixture of experts"),
+    "BloomLMHeadModel": Network({**PLAIN_GELU, **BIASES, **ALIBI, "embedding_norm": True}, "BloomForCausalLM"),
+    "ChatGLM2WithPtuning2": Network(absent="a trained prefix"),
+    "GPT2ForSequenceClassification": Network(absent="a head for classes of text"),
+    "TelechatForCausalLM": Network(absent="TeleChat, which is no family of mindllm"),
+    "TeleChat3ForCausalLM": Network(absent="TeleChat, which is no family of mindllm"),
+    "TeleChat3MoeForCausalLM": Network(absent=EXPERTS),
+    "YiZhaoForCausalLM": Network(absent="YiZhao, which is no family of mindllm"),
+    "YiZhaoDPOForCausalLM": Network(absent="YiZhao, which is no family of mindllm"),
+    "MixtralForCausalLM": Network(absent=EXPERTS),
+    "Qwen3MoeForCausalLM": Network(absent=EXPERTS),
+    "Glm4MoeForCausalLM": Network(absent=EXPERTS),
+    "DeepseekV2ForCausalLM": Network(absent=LATENT),
+    "DeepseekV3ForCausalLM": Network(absent=LATENT),
+    "DeepseekV4ForCausalLM": Network(absent=LATENT),
 }
 OF_MODEL_TYPE = {
     "llama": "LlamaForCausalLM",
@@ -89,30 +114,39 @@ LEGACY_DEFAULTS = {  # of LlamaConfig, where ours are others
 MCORE_DEFAULTS = {"compute_dtype": "bfloat16"}
 
 
-def known_families() -> set[str]:
-    """The families that mindllm has."""
-    classes = get_args(ArchConfig.model_fields["type"].annotation)
-    return {name.removesuffix("ForCausalLM").lower() for name in classes}
-
-
-def translate_architecture(reading: Reading) -> str | None:
-    """Writes the family's flat keys; returns the family, or None where there is none (which is noted) or a directory says it."""
+def translate_architecture(reading: Reading) -> None:
+    """Writes the flat keys of the network; one that cannot be had is noted as refused."""
     source, name = _class_of(reading)
+    network = NETWORKS.get(name or "", Network())
     if name is None:
         if not reading.get("pretrained_model_dir"):
             reading.refuse("model", "names no network: write model.arch.type, or pretrained_model_dir")
-        return _finish(reading, None, Network(("llama",)))
-    network = NETWORKS.get(name)
-    if network is None:
+    elif name not in NETWORKS:
         reading.refuse(source, f"this network is no family of mindllm{nearest(name, NETWORKS)}")
-        return None
-    family = next((family for family in network.families if family in known_families()), None)
-    if family is None:
-        needs = f": it needs {network.needs}" if network.needs else ""
-        reading.refuse(source, f"this network is not here yet{needs}")
+    elif missing := missing_parts(network):
+        reading.refuse(source, f"this network is not here yet: it needs {missing}")
     else:
-        _names_of_the_network(reading, source, family)
-    return _finish(reading, family, network)
+        _names_of_the_network(reading, source, network)
+    _finish(reading, network)
+
+
+def missing_parts(network: Network) -> str:
+    """What ``network`` has that no key of ours describes; nothing where it can be had."""
+    if network.absent:
+        return network.absent
+    return ", ".join(f"{key} {shown(value)}" for key, value in network.facts.items() if not can_say(key, value))
+
+
+def can_say(key: str, value: Any) -> bool:
+    """Whether ``model.model_config`` can have ``value`` under ``key``, or is so without a key."""
+    info = ModelConfig.model_fields.get(key)
+    if info is None or info.annotation is None:
+        return key in PLAIN and PLAIN[key] == value
+    try:
+        TypeAdapter(info.annotation).validate_python(value)
+    except ValidationError:
+        return False
+    return True
 
 
 def _class_of(reading: Reading) -> tuple[str, str | None]:
@@ -126,42 +160,49 @@ def _class_of(reading: Reading) -> tuple[str, str | None]:
     return f"{MODEL}.model_type", OF_MODEL_TYPE.get(str(kind), str(kind)) if kind else None
 
 
-def _names_of_the_network(reading: Reading, source: str, family: str) -> None:
-    for key in ("model.arch.type", f"{MODEL}.type", f"{MODEL}.architectures", f"{MODEL}.model_type"):
-        if not reading.has(key):
-            continue
-        if key == source:
-            reading.translate(key, "model.arch.type", "LlamaForCausalLM", f"family {family}")
-        else:
-            reading.idle(key, f"{source} names the network")
+def _names_of_the_network(reading: Reading, source: str, network: Network) -> None:
+    known = get_args(ArchConfig.model_fields["type"].annotation)
+    ours = network.name if network.name in known else known[0]
+    reading.translate(source, "model.arch.type", ours)
+    for key, value in network.facts.items():
+        if key in ModelConfig.model_fields:
+            reading.put(f"{MODEL}.{key}", value, path_of(source))
 
 
-def _finish(reading: Reading, family: str | None, network: Network) -> str | None:
+def _finish(reading: Reading, network: Network) -> None:
     legacy = bool(reading.get("model.arch.type"))
-    _attention(reading, network)
-    _feed_forward(reading, network, legacy)
+    _attention(reading)
+    _feed_forward(reading, legacy)
     _rotary(reading)
     _types(reading)
     _tied(reading)
     _lengths(reading)
     _tokens(reading)
-    _absent_parts(reading, family)
+    _absent_parts(reading)
     for key in ("model.arch.type", f"{MODEL}.type", f"{MODEL}.architectures", f"{MODEL}.model_type"):
-        if reading.has(key) and not reading.claimed(tuple(key.split("."))):
+        if reading.has(key) and not reading.claimed(path_of(key)):
             reading.idle(key, "another key names the network")
-    for name, value in {**network.facts, **(LEGACY_DEFAULTS if legacy else MCORE_DEFAULTS)}.items():
-        if name not in _ours(reading) and not (
-            reading.get("pretrained_model_dir") and name in LEGACY_DEFAULTS and legacy
-        ):
-            reading.left_out(f"{MODEL}.{name}", f"{MODEL}.{name}", value, "left out: what MindFormers has then")
-    return family
+    if legacy or not reading.get("pretrained_model_dir"):
+        for name, value in (LEGACY_DEFAULTS if legacy else MCORE_DEFAULTS).items():
+            if name not in _ours(reading):
+                reading.left_out(f"{MODEL}.{name}", f"{MODEL}.{name}", value, "left out: what MindFormers has then")
 
 
 def _ours(reading: Reading) -> dict[str, Any]:
     return reading.ours.data.get("model", {}).get("model_config", {})
 
 
-def _attention(reading: Reading, network: Network) -> None:
+def _described(reading: Reading, key: str, ours: str, value: Any) -> None:
+    """A property of the network that ModelConfig may have a key for."""
+    if not can_say(ours, value):
+        reading.refuse(key, f"{ours} {shown(value)} is not here yet")
+    elif ours in ModelConfig.model_fields:
+        reading.translate(key, f"{MODEL}.{ours}", value)
+    else:
+        reading.idle(key, "what every network has here")
+
+
+def _attention(reading: Reading) -> None:
     grouped, groups = f"{MODEL}.multi_query_attention", f"{MODEL}.multi_query_group_num"
     if reading.has(groups):
         if reading.get(grouped, True):
@@ -175,39 +216,28 @@ def _attention(reading: Reading, network: Network) -> None:
     for key in (f"{MODEL}.attention_bias", f"{MODEL}.has_bias"):
         if reading.get(key):
             reading.translate(key, f"{MODEL}.qkv_has_bias", True, "on query, key, value and output")
-            reading.put(f"{MODEL}.attn_proj_has_bias", True, tuple(key.split(".")))
+            reading.put(f"{MODEL}.attn_proj_has_bias", True, path_of(key))
         elif reading.has(key):
             reading.idle(key, "no biases beside those that other keys name")
     norm = f"{MODEL}.qk_layernorm"
     if reading.has(norm):
-        if "qwen3" in network.families and "qwen3" in known_families():
-            reading.idle(norm, "the family has it")
-        elif reading.get(norm):
-            reading.refuse(norm, "norms of query and key are not here yet")
-        else:
-            reading.idle(norm, "off")
+        _described(reading, norm, "qk_layernorm", bool(reading.get(norm)))
 
 
-def _feed_forward(reading: Reading, network: Network, legacy: bool) -> None:
-    gated = network.activations is GATED
+def _feed_forward(reading: Reading, legacy: bool) -> None:
     act, unit, bias = f"{MODEL}.hidden_act", f"{MODEL}.gated_linear_unit", f"{MODEL}.add_bias_linear"
     if reading.has(act):
-        if reading.get(act) in network.activations:
-            reading.idle(act, "the activation of the family")
+        given = reading.get(act)
+        if given in ACTIVATIONS:
+            _described(reading, act, "hidden_act", ACTIVATIONS[given])
         else:
-            reading.refuse(act, f"the family has another activation; valid: {', '.join(network.activations)}")
+            reading.refuse(act, f"this activation is not here; valid: {', '.join(ACTIVATIONS)}")
     if reading.has(f"{MODEL}.activation_func"):
         reading.idle(f"{MODEL}.activation_func", "hidden_act says it")
     if reading.has(unit):
-        if bool(reading.get(unit)) == gated:
-            reading.idle(unit, "the feed-forward of the family")
-        else:
-            reading.refuse(unit, "the family has another feed-forward")
+        _described(reading, unit, "gated_linear_unit", bool(reading.get(unit)))
     if reading.has(bias):
-        if not reading.get(bias) or not gated:
-            reading.idle(bias, "the biases of the family")
-        else:
-            reading.refuse(bias, "the family has no biases in its feed-forward")
+        _described(reading, bias, "mlp_has_bias", bool(reading.get(bias)))
     ratio = f"{MODEL}.expand_ratio"
     if reading.has(ratio):
         width = reading.get(f"{MODEL}.hidden_size", 0) * reading.get(ratio)
@@ -215,10 +245,8 @@ def _feed_forward(reading: Reading, network: Network, legacy: bool) -> None:
     for name in ("rmsnorm", "normalization"):
         key = f"{MODEL}.{name}"
         if reading.has(key):
-            if reading.get(key) in (True, "RMSNorm"):
-                reading.idle(key, "the norm of the family")
-            else:
-                reading.refuse(key, "the family has another norm")
+            norm = {True: "RMSNorm", False: "LayerNorm"}.get(reading.get(key), reading.get(key))
+            _described(reading, key, "normalization", norm)
     if legacy:
         _width(reading)
 
@@ -279,21 +307,23 @@ def _stretched(reading: Reading, method: str, factor: str, kind: str) -> None:
 
 def _yarn(reading: Reading) -> None:
     """The names of mcore networks."""
-    kind = f"{MODEL}.position_embedding_type"
-    parts = [
-        f"{MODEL}.{name}" for name in ("rotary_scaling_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim")
-    ]
-    stretched = reading.get(kind, "rope") not in ("rope", "none")
+    kind, factor = f"{MODEL}.position_embedding_type", f"{MODEL}.rotary_scaling_factor"
+    parts = {f"{MODEL}.{name}": name for name in ("beta_fast", "beta_slow", "mscale", "mscale_all_dim")}
+    given = reading.get(kind, "rope")
     if reading.has(kind):
-        if stretched:
-            reading.refuse(kind, "this kind of positions is not here yet")
+        if given == "yarn":
+            reading.refuse(kind, "write rope_scaling: {type: yarn, ...}" if _has_yarn() else "yarn is not here yet")
         else:
-            reading.idle(kind, "the positions of the family")
-    for key in filter(reading.has, parts):
-        if stretched:
+            _described(reading, kind, "position_embedding_type", given)
+    for key in filter(reading.has, (factor, *parts)):
+        if given == "yarn":
             reading.refuse(key, "it goes with position_embedding_type")
         else:
             reading.idle(key, "positions are not stretched")
+
+
+def _has_yarn() -> bool:
+    return can_say("rope_scaling", {"type": "yarn", "factor": 2.0})
 
 
 def _types(reading: Reading) -> None:
@@ -361,11 +391,8 @@ def _tokens(reading: Reading) -> None:
         reading.idle(sliced, "samples are shifted when they are read")
 
 
-def _absent_parts(reading: Reading, family: str | None) -> None:
+def _absent_parts(reading: Reading) -> None:
     """Experts, latent attention, prediction layers: refused where they are switched on, idle where they are not."""
-    from mindllm.config.mindformers.keys_model import MODEL_KEYS, NO_EXPERTS, NO_LATENT, NO_PREDICTION
-    from mindllm.config.mindformers.keys_parallel import MOE_KEYS
-
     numbers = ("num_experts", "n_routed_experts", "num_moe_experts")
     experts = max(
         [_number(reading, f"{MODEL}.{name}") for name in numbers] + [_number(reading, "moe_config.expert_num")]

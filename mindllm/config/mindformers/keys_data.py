@@ -97,6 +97,8 @@ DATASET: Table = {
 DATA: Table = {
     **{f"train_dataset.{key}": rule for key, rule in DATASET.items()},
     "train_dataset.dataset_dir": decided("train_dataset.data_loader.config.data_path"),
+    "train_dataset_task": idle("train_dataset says everything"),
+    "eval_dataset_task": idle("eval_dataset says everything"),
     "train_dataset_task.type": decided("train_dataset.data_loader.type"),
     "train_dataset_task.auto_register": refused("code beside the YAML is never run"),
     **{f"train_dataset_task.dataset_config.{key}": idle(COPY) for key in DATASET},
@@ -105,6 +107,7 @@ DATA: Table = {
     **{f"eval_dataset_task.dataset_config.{key}": idle(COPY) for key in DATASET},
     "processor.type": idle(FILE_SAYS),
     "processor.return_tensors": idle("prompts go straight into the compiled graph"),
+    "processor.audio_processor.*": refused("models are language models"),
     "processor.image_processor.*": refused("models are language models"),
     "processor.tokenizer.vocab_file": decided("processor.tokenizer.vocab_file"),
     "processor.tokenizer.tokenizer_file": decided("processor.tokenizer.vocab_file"),

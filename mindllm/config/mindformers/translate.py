@@ -17,6 +17,7 @@ from mindllm.config.mindformers.text import translate_text
 from mindllm.config.mindformers.update import translate_update
 from mindllm.errors import nearest
 
+NETWORK_KEYS = ("model.arch.type", ".architectures", ".model_type")
 SUBJECTS: tuple[Callable[[Reading], Any], ...] = (
     translate_mesh,
     translate_architecture,
@@ -133,7 +134,8 @@ def _value_at_path(data: Any, path: KeyPath) -> Any:
 def _wrong_values(reading: Reading) -> list[Problem]:
     """The refusals, one line for all keys that are refused for the same reason."""
     by_reason: dict[str, list[Any]] = {}
-    for entry in reading.entries.values():
+    network_first = sorted(reading.entries.values(), key=lambda entry: not entry.key.endswith(NETWORK_KEYS))
+    for entry in network_first:
         if entry.outcome is Outcome.REFUSED:
             by_reason.setdefault(entry.reason, []).append(entry)
     problems = []
