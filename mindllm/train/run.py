@@ -23,6 +23,7 @@ from mindllm.train.callbacks import make_callbacks
 from mindllm.train.checkpoint import CheckpointStore, Peers
 from mindllm.train.checkpoint.hugging_face_export import export_hugging_face, refuse_existing
 from mindllm.train.checkpoint.pretrained import pretrained_weights
+from mindllm.train.data_agreement import refuse_different_data
 from mindllm.train.datasets import RunData
 from mindllm.train.device import set_up_device
 from mindllm.train.engine import Engine
@@ -48,6 +49,7 @@ def train(config: RunConfig) -> int:
     peers = claim_output_directory(config, ranks)
     log = set_up_logging(config.output_dir)
     data = RunData(config, ranks)
+    refuse_different_data(data.dataset, ranks)
     total_steps = data.total_steps
     rates = learning_rates(config.lr_schedule, total_steps)
     evaluator = data.evaluator() if config.do_eval else None
