@@ -49,8 +49,11 @@ def set_up_execution(config: RunConfig, execution: Execution) -> None:
 def make_engine(config: RunConfig, execution: Execution, training: bool = True) -> Engine:
     """Builds what executes the run; graphs of sharded models are compiled now, others with the first step."""
     if execution.executor is Executor.REPLICA:
+        from mindllm.parallel.context import refuse_mean_gradients
         from mindllm.train.engine.replica import ReplicaEngine
 
+        if execution.ranks.count > 1:
+            refuse_mean_gradients(config)
         return ReplicaEngine(config, training, execution.ranks)
     if execution.executor is Executor.CLUSTER_RANK:
         from mindllm.train.engine.cluster_rank import ClusterRankEngine

@@ -24,6 +24,7 @@ from mindllm.train.callbacks import make_callbacks
 from mindllm.train.checkpoint import CheckpointStore, Peers
 from mindllm.train.checkpoint.hugging_face_export import refuse_existing
 from mindllm.train.checkpoint.pretrained import pretrained_weights
+from mindllm.train.data_agreement import refuse_different_data
 from mindllm.train.datasets import RunData
 from mindllm.train.execution import Execution, Executor, describe
 from mindllm.train.loss_scale import LossScaler
@@ -48,6 +49,7 @@ def train(config: RunConfig, execution: Execution) -> int:
     peers = claim_output_directory(config, ALONE if ranks.simulated else ranks)
     log = set_up_logging(config.output_dir)
     data = RunData(config, share_of(config, execution))
+    refuse_different_data(data.dataset, ranks)
     total_steps = data.total_steps
     rates = learning_rates(config.lr_schedule, total_steps)
     evaluator = data.evaluator(evaluation_rows(config, execution)) if config.do_eval else None
