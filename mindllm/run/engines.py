@@ -34,10 +34,6 @@ def evaluation_rows(config: RunConfig, execution: Execution) -> int:
 
 def set_up_execution(config: RunConfig, execution: Execution) -> None:
     """Selects the device of this process and connects it with the other ranks."""
-    if execution.ranks.simulated:
-        from mindllm.compiled.simulated_process import quiet_known_messages
-
-        quiet_known_messages()
     select_device(config, execution.ranks)
     if execution.ranks.simulated:
         from mindllm.compiled.simulated_process import prepare_simulation

@@ -16,10 +16,11 @@ def start(config: RunConfig) -> int:
     """
     execution = execution_of(config)
     if execution.ranks.simulated:
-        from mindllm.compiled.simulated_process import enter_simulation
+        from mindllm.compiled.simulated_process import enter_simulation, import_quietly
         from mindllm.run.simulated import with_own_files
 
         enter_simulation()
+        import_quietly()
         config = with_own_files(config, execution.ranks.rank)
     elif execution.executor is Executor.LOCKSTEP:
         from mindllm.compiled.execute.estimate import refuse_too_large

@@ -49,7 +49,8 @@ def train(config: RunConfig, execution: Execution) -> int:
     peers = claim_output_directory(config, ALONE if ranks.simulated else ranks)
     log = set_up_logging(config.output_dir)
     data = RunData(config, share_of(config, execution))
-    refuse_different_data(data.dataset, ranks)
+    if not ranks.simulated:
+        refuse_different_data(data.dataset, ranks)
     total_steps = data.total_steps
     rates = learning_rates(config.lr_schedule, total_steps)
     evaluator = data.evaluator(evaluation_rows(config, execution)) if config.do_eval else None
