@@ -44,8 +44,9 @@ setup(
         "mindllm.compiled.device": ["*.c"],  # what stands in for device software is compiled where it is used
         "toolkit.cluster_check": ["forms/*.yaml", "forms/base/*.yaml"],
         "toolkit.dry_run": ["*.html"],
-        "toolkit.ir_inspect": ["page.html"],
-        "toolkit.pipeline_balance": ["devices/*.yaml"],
+        "toolkit.ir_inspect": ["page.html", "bundled/*"],
+        "toolkit.pipeline_balance": ["schedule.html"],
+        "mindllm.planning.costs": ["devices/*.yaml"],
     },
     install_requires=REQUIRED,
     extras_require={"test": TEST},

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from mindllm.config.check_generation import check_generation
 from mindllm.config.check_parallel import check_mesh, check_offset, check_pipeline, check_recompute, check_sharding
 from mindllm.config.document import KeyPath
-from mindllm.config.model_size import llama_intermediate_size
+from mindllm.config.model import llama_intermediate_size
 from mindllm.config.optimizer import DecayingSchedule, DynamicLossScale, StableDecaySchedule
 from mindllm.config.pretrained import check_pretrained
 from mindllm.config.run import RunConfig

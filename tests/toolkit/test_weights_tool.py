@@ -15,7 +15,7 @@ from mindllm.config import ModelConfig
 from mindllm.data.tokenizer_training import save_tokenizer, train_byte_level_bpe
 from mindllm.files import size_in_bytes
 from mindllm.models.weight_shapes import weight_shapes
-from mindllm.train.checkpoint import CheckpointStore, load_checkpoint
+from mindllm.train.checkpoint import CheckpointStore, RankTensors, load_checkpoint
 from mindllm.train.checkpoint.hugging_face_export import export_hugging_face
 from toolkit.weights.__main__ import main
 
@@ -102,7 +102,7 @@ def test_export_in_half_precision_with_another_tokenizer(directory, tmp_path, ca
     ],
 )
 def test_mistakes_end_with_2_and_leave_nothing(directory, tmp_path, arguments, says, capsys):
-    CheckpointStore(tmp_path / "full").save(0, {"w": np.zeros(1)}, {}, {})
+    CheckpointStore(tmp_path / "full").save(0, {0: RankTensors({"w": np.zeros(1)}, {})}, {})
     main(["import", str(directory), str(tmp_path / "good")])
     texts = [f"def f{i % 7}(x):\n    return x + {i}\n" for i in range(200)]
     save_tokenizer(train_byte_level_bpe(texts, 290), tmp_path / "big.json")

@@ -17,7 +17,7 @@ from mindllm.config import ModelConfig, is_hugging_face, load_config, read_model
 from mindllm.config.dataset import TOKENIZER_FILES
 from mindllm.data import load_tokenizer
 from mindllm.errors import RunFailed, UserError
-from mindllm.train.checkpoint import Checkpoint, CheckpointNotSavedError, CheckpointStore, load_checkpoint
+from mindllm.train.checkpoint import Checkpoint, CheckpointNotSavedError, CheckpointStore, RankTensors, load_checkpoint
 from mindllm.train.checkpoint.hugging_face import read_weights
 from mindllm.train.checkpoint.hugging_face_export import export_hugging_face, refuse_existing
 from mindllm.train.checkpoint.mindformers import is_mindformers, read_mindformers
@@ -63,7 +63,7 @@ def import_weights(source: Path, directory: Path, architecture: Path | None = No
     state = {"step": 0, "tokenizer": tokenizer, "identity": {"model": {"config": model.model_dump(mode="json")}}}
     with watched("importing", weights) as sources:
         try:
-            return store.save(0, sources, {}, state)
+            return store.save(0, {0: RankTensors(sources, {})}, state)
         except CheckpointNotSavedError as error:
             raise RunFailed(str(error)) from error
 

@@ -26,5 +26,6 @@ def pretrained_weights(config: RunConfig) -> Mapping[str, ArrayLike]:
     if is_mindformers(config.load_checkpoint):
         return read_mindformers(config.load_checkpoint, model)
     checkpoint = load_checkpoint(config.load_checkpoint, option="--load_checkpoint", with_optimizer=False)
+    checkpoint.refuse_simulated()
     checkpoint.require({name: (shape, np.float32) for name, shape in weight_shapes(model).items()})
     return checkpoint.weights
