@@ -96,6 +96,7 @@ def evaluate(config: RunConfig) -> int:
         raise config.error("load_checkpoint", "run_mode eval needs weights; give a checkpoint directory")
     refuse_what_is_only_compiled(config)
     ranks = started_ranks(config)
+    heart.start(config.runner_config.step_timeout)
     set_up_logging(config.output_dir)
     evaluator = RunData(config, ranks).evaluator(progress=True)
     pretrained = pretrained_weights(config)
