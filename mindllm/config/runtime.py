@@ -79,6 +79,11 @@ class ContextConfig(Section):
     max_device_memory: str = Field(
         default="58GB", pattern=r"^\d+(\.\d+)?GB$", description="Largest device memory MindSpore may take, as `58GB`."
     )
+    lockstep_step_seconds: PositiveInt = Field(
+        default=300,
+        description="Several devices with `device_target: CPU` and no launcher are executed together in one process; a run "
+        "whose step is estimated to take longer than these seconds is refused.",
+    )
     max_call_depth: PositiveInt = Field(default=10000, description="Largest depth of graph calls while compiling.")
     save_graphs: bool | Literal[0, 1, 2, 3] = Field(
         default=False,

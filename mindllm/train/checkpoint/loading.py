@@ -29,6 +29,8 @@ from mindllm.train.checkpoint.tensors import TensorSource, read_slices, read_ten
 
 Expected = Mapping[str, tuple[tuple[int, ...], Any]]  # name: (shape, dtype)
 MOST_NAMED = 10
+SIMULATED = "simulated"  # a key of the state
+FLOATING = ("float32", "float16", "bfloat16", "float64")
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,18 @@ class Checkpoint:
                 f"{self.path}: tensor {name} of shape {list(whole)} has no block {list(shape)} at {list(offsets)}"
             )
         return read_slices(source, tuple(map(slice, offsets, ends)))
+
+    @property
+    def is_simulated(self) -> bool:
+        """Whether a simulated run has written it: it holds what a single rank keeps, and nothing that was computed."""
+        return bool(self.state.get(SIMULATED))
+
+    def refuse_simulated(self) -> None:
+        """Raises a UserError where nobody has trained what it holds."""
+        if self.is_simulated:
+            raise UserError(
+                f"{self.path} was written by a simulated run, which computes nothing; give another checkpoint"
+            )
 
     def require(self, weights: Expected, optimizer: Expected | None = None) -> None:
         """Checks names, shapes and dtypes against what the model (and its optimizer, if given) has.
@@ -103,8 +117,9 @@ def load_checkpoint(
     state: dict[str, Any] = {}
     for name in _names(manifest, STATE):
         state |= json.loads((path / name).read_bytes())
-    optimizer = _tensors(path, manifest, OPTIMIZER, read) if with_optimizer else {}
-    return Checkpoint(path, manifest.step, _tensors(path, manifest, WEIGHTS, read), optimizer, state)
+    one_rank = bool(state.get(SIMULATED))
+    optimizer = _tensors(path, manifest, OPTIMIZER, read, one_rank) if with_optimizer else {}
+    return Checkpoint(path, manifest.step, _tensors(path, manifest, WEIGHTS, read, one_rank), optimizer, state)
 
 
 def verify_checkpoint(
@@ -194,11 +209,13 @@ def _names(manifest: Manifest, role: str) -> list[str]:
     return [entry.name for entry in manifest.files if entry.role == role]
 
 
-def _tensors(path: Path, manifest: Manifest, role: str, read: Callable[[Path], Mapping[str, Any]]) -> dict[str, Any]:
+def _tensors(
+    path: Path, manifest: Manifest, role: str, read: Callable[[Path], Mapping[str, Any]], one_rank: bool
+) -> dict[str, Any]:
     files = [path / name for name in _names(manifest, role)]
     if any(map(holds_parts, files)):
         try:
-            return dict(read_parts(files))
+            return dict(read_parts(files, incomplete=one_rank))
         except ValueError as error:
             raise DamagedCheckpointError(path, f"is not whole: {error}") from None
     tensors: dict[str, Any] = {}
@@ -221,6 +238,12 @@ def differences(role: str, found: Mapping[str, TensorSource], expected: Expected
         ],
     }
     return [f"{role}, {kind} ({len(items)}): {_capped(items)}" for kind, items in kinds.items() if items]
+
+
+def floating_dtype(found: Mapping[str, TensorSource], name: str) -> np.dtype:
+    """The dtype that a weight is expected to have: its own, if its values are numbers with a fraction."""
+    here = name in found and found[name].dtype.name in FLOATING
+    return found[name].dtype if here else np.dtype(np.float32)
 
 
 def _signature(shape: tuple[int, ...], dtype: Any) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,7 +17,6 @@ import numpy as np
 from mindllm.train.checkpoint.tensors import (
     HashingWriter,
     Slices,
-    StoredTensor,
     TensorSource,
     read_metadata,
     read_slices,
@@ -70,18 +69,18 @@ def _copied(tensors: Mapping[str, Part | TensorSource]) -> dict[str, Part | Tens
 
 @dataclass(frozen=True)
 class PartedTensor:
-    """A tensor in several files: becomes an array, or a part of one, when it is asked for."""
+    """A tensor in several files or arrays: becomes an array, or a part of one, when it is asked for."""
 
     shape: tuple[int, ...]
     dtype: np.dtype
-    parts: tuple[tuple[tuple[int, ...], StoredTensor], ...]
+    parts: tuple[tuple[tuple[int, ...], TensorSource], ...]
 
     def __array__(self, dtype: np.dtype | None = None, copy: bool | None = None) -> np.ndarray:
         return self.read(tuple(slice(0, size) for size in self.shape)).astype(dtype or self.dtype, copy=False)
 
     def read(self, slices: Slices) -> np.ndarray:
-        """The values at ``slices``, from the files that hold some of them."""
-        result = np.empty([cut.stop - cut.start for cut in slices], self.dtype)
+        """The values at ``slices``, from those that hold some of them."""
+        result = np.zeros([cut.stop - cut.start for cut in slices], self.dtype)
         for start, stored in self.parts:
             first = [max(cut.start, begin) for cut, begin in zip(slices, start, strict=True)]
             last = [min(cut.stop, begin + size) for cut, begin, size in zip(slices, start, stored.shape, strict=True)]
@@ -133,13 +132,13 @@ def holds_parts(path: Path) -> bool:
     return PARTS in read_metadata(path)
 
 
-def read_parts(paths: Sequence[Path]) -> dict[str, PartedTensor]:
-    """The whole tensors whose parts are in these files.
+def read_parts(paths: Sequence[Path], incomplete: bool = False) -> dict[str, PartedTensor]:
+    """The whole tensors whose parts are in these files; what is in none of them is zero, if they may be ``incomplete``.
 
     Raises:
         ValueError: parts that do not make a whole, or that disagree about it; names the tensor.
     """
-    found: dict[str, list[tuple[tuple[int, ...], StoredTensor]]] = {}
+    found: dict[str, list[tuple[tuple[int, ...], TensorSource]]] = {}
     shapes: dict[str, tuple[int, ...]] = {}
     for path in paths:
         places = json.loads(read_metadata(path)[PARTS])
@@ -148,22 +147,45 @@ def read_parts(paths: Sequence[Path]) -> dict[str, PartedTensor]:
             if shapes.setdefault(name, shape) != shape:
                 raise ValueError(f"{path}: tensor {name} is of shape {shape} here and {shapes[name]} in another file")
             found.setdefault(name, []).append((tuple(places[name]["start"]), stored))
-    return {name: _whole(name, shapes[name], parts) for name, parts in found.items()}
+    if incomplete:
+        return {name: PartedTensor(shapes[name], parts[0][1].dtype, tuple(parts)) for name, parts in found.items()}
+    return {name: whole_of_parts(name, shapes[name], parts) for name, parts in found.items()}
 
 
-def _whole(name: str, shape: tuple[int, ...], found: list[tuple[tuple[int, ...], StoredTensor]]) -> PartedTensor:
-    """Refuses parts that are not the blocks of an even cut: then none overlap and nothing is missing.
+def joined(ranks: Iterable[Mapping[str, Part | TensorSource]]) -> dict[str, PartedTensor]:
+    """The whole tensors whose parts these ranks keep; nothing is copied before a tensor is asked for.
+
+    Raises:
+        ValueError: other processes keep parts of them.
+    """
+    found: dict[str, list[Part]] = {}
+    for tensors in ranks:
+        for name, part in as_parts(tensors, 0).items():
+            found.setdefault(name, []).append(part)
+    return {
+        name: whole_of_parts(name, parts[0].shape, [(part.start, part.value) for part in parts])
+        for name, parts in found.items()
+    }
+
+
+def whole_of_parts(
+    name: str, shape: tuple[int, ...], found: Sequence[tuple[tuple[int, ...], TensorSource]]
+) -> PartedTensor:
+    """The tensor of ``shape`` that the parts ``found`` make, each with where it begins.
 
     Of copies that several ranks wrote (``remove_redundancy: false``) the first is taken.
+
+    Raises:
+        ValueError: they are not the blocks of an even cut: only then none overlap and nothing is missing.
     """
-    once = {(start, stored.shape): (start, stored) for start, stored in reversed(found)}
+    once = {(start, tuple(stored.shape)): (start, stored) for start, stored in reversed(found)}
     parts = sorted(once.values(), key=lambda item: item[0])
     held = sum(math.prod(stored.shape) for _, stored in parts)
     if held != math.prod(shape):
         raise ValueError(f"the parts of tensor {name} hold {held} of its {math.prod(shape)} values")
-    block = parts[0][1].shape
+    block = tuple(parts[0][1].shape)
     places = {start for start, _ in parts}
-    if len(places) < len(parts) or not all(_is_block(start, stored.shape, block) for start, stored in parts):
+    if len(places) < len(parts) or not all(_is_block(start, tuple(stored.shape), block) for start, stored in parts):
         raise ValueError(f"the parts of tensor {name} overlap")
     return PartedTensor(shape, parts[0][1].dtype, tuple(parts))
 
