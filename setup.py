@@ -28,6 +28,7 @@ TEST = [
     "ruff",
     "mypy",
     "types-PyYAML",
+    "tiktoken",  # the reading of its files is compared with it
     "torch==2.13.0",
     "transformers",
 ]
@@ -43,8 +44,9 @@ setup(
         "mindllm.compiled.device": ["*.c"],  # what stands in for device software is compiled where it is used
         "toolkit.cluster_check": ["forms/*.yaml", "forms/base/*.yaml"],
         "toolkit.dry_run": ["*.html"],
-        "toolkit.ir_inspect": ["page.html"],
-        "toolkit.pipeline_balance": ["devices/*.yaml"],
+        "toolkit.ir_inspect": ["page.html", "bundled/*"],
+        "toolkit.pipeline_balance": ["schedule.html"],
+        "mindllm.planning.costs": ["devices/*.yaml"],
     },
     install_requires=REQUIRED,
     extras_require={"test": TEST},

@@ -200,13 +200,21 @@ class EvalDatasetConfig(Section):
     max_batches: int = Field(default=0, ge=0, description="Evaluation steps; 0: the whole part.")
 
 
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model")  # of a directory, the first that is there
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "qwen.tiktoken",
+    "vocab.json",
+)  # of a directory, the first that is there
 
 
 class TokenizerConfig(Section):
     """Section ``processor.tokenizer``."""
 
-    vocab_file: str = Field(default="", description="`tokenizer.json` or a SentencePiece `tokenizer.model`.")
+    vocab_file: str = Field(
+        default="",
+        description="`tokenizer.json`, a SentencePiece `tokenizer.model`, `qwen.tiktoken`, or `vocab.json` with `merges.txt`.",
+    )
 
 
 class ProcessorConfig(Section):

@@ -12,12 +12,12 @@ from mindllm.command import run_command
 from mindllm.config import load_config
 from mindllm.errors import UserError
 from mindllm.parallel.layer_plan import make_plan
+from mindllm.planning.plan import evaluate
+from mindllm.planning.recomputation.feasible import lightest_split
+from mindllm.planning.solve import Infeasible, solve
 from toolkit.pipeline_balance.__main__ import main
-from toolkit.pipeline_balance.feasible import lightest_split
 from toolkit.pipeline_balance.measured import fit_memory, read_measured
-from toolkit.pipeline_balance.plan import evaluate
 from toolkit.pipeline_balance.read_problem import Setting
-from toolkit.pipeline_balance.solve import Infeasible, solve
 
 DATA = Path(__file__).parent / "ground_truth"
 LAYERS = str(DATA / "sapp_test_96_layers.json")
@@ -54,7 +54,7 @@ def test_json_is_the_answer_alone(problem_file, capsys):
 def test_the_tables_the_lists_and_the_reasons_are_printed(problem_file, capsys):
     main(["--problem", str(problem_file), "--explain", "--seconds", "4"])
     text = capsys.readouterr().out
-    for words in ("before: even split", "after: the plan", "no plan takes less than", "offset: [", "one more GB"):
+    for words in ("before: even split", "after: the plan", "lower bound of all plans", "offset: [", "one more GB"):
         assert words in text
 
 
@@ -174,7 +174,7 @@ def init_yaml(path, problem, plan, lists):
 
 
 def measured_problem(stages, layers):
-    from toolkit.pipeline_balance.problem import make_problem
+    from mindllm.planning.problem import make_problem
 
     memory = {"none": 800, "select": 600, "comm": 500, "both": 330, "full": 40}
     kinds = {name: {"backward": 20, "activation_mb": value} for name, value in memory.items()}

@@ -15,19 +15,19 @@ from mindllm.config import load_config
 from mindllm.config.yaml_tree import write_yaml
 from mindllm.errors import CheckFailed, UserError
 from mindllm.files import UNITS, atomic_open, size_in_bytes
+from mindllm.planning.costs.device import DEFAULT, read_device
+from mindllm.planning.problem import Problem, Schedule
+from mindllm.planning.solve import Infeasible, Solution, solve
 from toolkit.dry_run.simulations import Simulations, can_simulate
+from toolkit.pipeline_balance.chunk_numbers import fastest, print_interleaves, try_interleaves
 from toolkit.pipeline_balance.configured import Configured, configured_problem, with_memory
-from toolkit.pipeline_balance.device import DEFAULT, read_device
 from toolkit.pipeline_balance.explain import explain, lines
-from toolkit.pipeline_balance.interleave import fastest, print_interleaves, try_interleaves
 from toolkit.pipeline_balance.manual import evaluate_manual
 from toolkit.pipeline_balance.measured import Fit, read_measured
 from toolkit.pipeline_balance.picture import FORMATS, draw_schedule
-from toolkit.pipeline_balance.problem import Problem, Schedule
 from toolkit.pipeline_balance.read_problem import Setting, read_problem
 from toolkit.pipeline_balance.report import answer, manual_answer, print_fit, print_manual, print_solution
 from toolkit.pipeline_balance.report_costs import print_costs, print_validated, validated_answer
-from toolkit.pipeline_balance.solve import Infeasible, Solution, solve
 from toolkit.pipeline_balance.validate import Validated, planned_config, validate, write_run
 from toolkit.pipeline_balance.yaml_plan import KEYS, write_plan
 

@@ -8,16 +8,16 @@ from typing import Any
 
 from mindllm.config import RunConfig, override_config
 from mindllm.parallel.layer_plan import make_plan
+from mindllm.planning.costs.device import Device
+from mindllm.planning.plan import Plan
+from mindllm.planning.problem import Problem, make_problem
+from mindllm.planning.recomputation.feasible import lightest_split
+from mindllm.planning.solve import Infeasible
 from toolkit.dry_run.simulations import Simulations
 from toolkit.dry_run.stages import kind_of
-from toolkit.pipeline_balance.device import Device
-from toolkit.pipeline_balance.feasible import lightest_split
 from toolkit.pipeline_balance.memory_costs import MemoryFit, fit_memory
 from toolkit.pipeline_balance.offered_kinds import layer_kind, offered_kinds
-from toolkit.pipeline_balance.plan import Plan
-from toolkit.pipeline_balance.problem import Problem, make_problem
 from toolkit.pipeline_balance.small_runs import run_small
-from toolkit.pipeline_balance.solve import Infeasible
 from toolkit.pipeline_balance.time_costs import TimeCosts, time_costs
 
 GB = 1024  # MB of 2**20 bytes: what MindSpore takes max_device_memory for
@@ -131,6 +131,8 @@ def _check(config: RunConfig) -> None:
     target = config.context.device_target
     if target != "Ascend":
         raise config.error("context.device_target", f"only Ascend devices are simulated (value {target}); write Ascend")
+    if len(config.model.config.architecture.kinds()) > 1:
+        raise config.error("model.model_config.layer_types", "layers of several kinds are not planned from a run yet")
     pipeline = config.parallel.pipeline_config
     if pipeline.pipeline_scheduler != "1f1b":
         key, value = "parallel.pipeline_config.pipeline_scheduler", pipeline.pipeline_scheduler

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from toolkit.pipeline_balance.problem import Problem
-from toolkit.pipeline_balance.simulate import critical_path
-from toolkit.pipeline_balance.solve import Solution, solve
+from mindllm.planning.problem import Problem
+from mindllm.planning.schedules.simulate import critical_path
+from mindllm.planning.solve import Solution, solve
 
 GB = 1000.0
 

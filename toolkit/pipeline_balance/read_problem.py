@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from mindllm.errors import UserError, nearest
-from toolkit.pipeline_balance.problem import Problem, make_problem, read_json
+from mindllm.planning.problem import Problem, make_problem, read_json
 
 KINDS = {
     "none": ("memory_activation", "backward_coef", 0.0),
