@@ -78,6 +78,6 @@ def tables(config: RunConfig, graphs: list[CompiledGraph]) -> Arrays:
     from mindllm.parallel.build import kernels_of
 
     made = AttentionTables(config.model.config, kernels_of(config)).parameters_dict()
-    arrays = {name: np.asarray(parameter.asnumpy()) for name, parameter in made.items()}
+    arrays = {name.rsplit(".", 1)[-1]: np.asarray(parameter.asnumpy()) for name, parameter in made.items()}
     names = {name for graph in graphs for name in graph.parameters}
     return {name: arrays[last] for name in names if (last := name.rsplit(".", 1)[-1]) in arrays}

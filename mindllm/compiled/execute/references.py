@@ -16,7 +16,7 @@ Kernel = Callable[..., Any]
 BNSD = 1  # value of FlashAttentionScore's input_layout: [batch, heads, seq, head_dim]
 HALVES, NEIGHBOURS = 0, 1  # modes of RotaryPositionEmbedding: which channels form a pair
 STATISTICS = 8  # FlashAttentionScore repeats each row's statistics that many times
-WHOLE_MASK, ALL_MASK, CAUSAL, CAUSAL_TO_THE_END = 0, 1, 2, 3  # values of sparse_mode
+WHOLE_MASK, ALL_MASK, CAUSAL, CAUSAL_TO_THE_END, BAND = 0, 1, 2, 3, 4  # values of sparse_mode
 
 
 def rms_norm(x: Array, weight: Array, eps: float) -> tuple[Array, Array]:
@@ -105,12 +105,17 @@ def attention_gradient(
 
 def _scores(query: Array, key: Array, mask: Array | None, settings: list[Any]) -> tuple[Array, np.float32]:
     """Scaled and masked scores ``[batch, heads, q, k]``, and the scale."""
-    _, keep_probability, scale, _, _, _, layout, sparse_mode = settings
+    _, keep_probability, scale, before, after, _, layout, sparse_mode = settings
     if layout != BNSD or keep_probability != 1.0:
         raise NotImplementedError(f"attention with input_layout {layout} and keep_prob {keep_probability}")
     scale = np.float32(scale)
     scores = np.matmul(query, np.swapaxes(_shared(key, query), -1, -2)) * scale
-    hidden = _hidden(mask, sparse_mode, *scores.shape[-2:])
+    rows, columns = scores.shape[-2:]
+    hidden = (
+        _outside_band(rows, columns, before, after)
+        if sparse_mode == BAND
+        else _hidden(mask, sparse_mode, rows, columns)
+    )
     return np.where(hidden, np.finfo(np.float32).min, scores), scale
 
 
@@ -121,6 +126,12 @@ def _hidden(mask: Array | None, sparse_mode: int, rows: int, columns: int) -> Ar
     if sparse_mode in (CAUSAL, CAUSAL_TO_THE_END):
         return np.triu(np.ones((rows, columns), bool), 1 + (columns - rows if sparse_mode == CAUSAL_TO_THE_END else 0))
     raise NotImplementedError(f"attention with sparse_mode {sparse_mode}")
+
+
+def _outside_band(rows: int, columns: int, before: int, after: int) -> Array:
+    """Which keys are more than ``before`` before their query or more than ``after`` behind it; the last of both are level."""
+    distance = np.arange(rows)[:, None] + (columns - rows) - np.arange(columns)
+    return (distance > before) | (distance < -after)
 
 
 def _shared(x: Array, query: Array) -> Array:
