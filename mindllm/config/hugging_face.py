@@ -13,7 +13,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from mindllm.config.model import ModelConfig
-from mindllm.errors import UserError
+from mindllm.config.plausible import refuse_implausible
+from mindllm.errors import UserError, shortened
 
 CONFIG = "config.json"
 GENERATION_CONFIG = "generation_config.json"
@@ -60,11 +61,14 @@ def read_model_config(directory: Path | str) -> ModelConfig:
     """
     path = Path(directory) / CONFIG
     content = read_json(path)
+    refuse_implausible(path, content)
     for key, allowed in ONLY.items():
         value = content.get(key)
         if value is not None and value not in allowed:
             wanted = " or ".join(map(str, allowed)) or "nothing"
-            raise UserError(f"{path}: {key}: this model is not supported (value {value}); supported: {wanted}")
+            raise UserError(
+                f"{path}: {key}: this model is not supported (value {shortened(value)}); supported: {wanted}"
+            )
     missing = [theirs for theirs in REQUIRED.values() if content.get(theirs) is None]
     if missing:
         raise UserError(f"{path}: {', '.join(missing)}: missing; it is not the {CONFIG} of a Llama")
@@ -134,10 +138,12 @@ def _rotary(path: Path, content: dict[str, Any]) -> dict[str, Any]:
     layout = "rope_parameters" if content.get("rope_parameters") else "rope_scaling"
     values = content.get(layout) or {}
     if not isinstance(values, dict):
-        raise UserError(f"{path}: {layout}: must be an object (value {values})")
+        raise UserError(f"{path}: {layout}: must be an object (value {shortened(values)})")
     kind = values.get("rope_type", values.get("type", "default"))
     if kind not in ROPE_TYPES:
-        raise UserError(f"{path}: {layout}.rope_type: not supported (value {kind}); supported: {', '.join(ROPE_TYPES)}")
+        raise UserError(
+            f"{path}: {layout}.rope_type: not supported (value {shortened(kind)}); supported: {', '.join(ROPE_TYPES)}"
+        )
     if values.get("partial_rotary_factor", 1) != 1:
         raise UserError(f"{path}: {layout}.partial_rotary_factor: must be 1 (value {values['partial_rotary_factor']})")
     theta = values.get("rope_theta", _given_or(content, "rope_theta", 10000.0))
@@ -165,4 +171,4 @@ def _validated(path: Path, fields: dict[str, Any]) -> ModelConfig:
     except ValidationError as error:
         found = error.errors(include_url=False)[0]
         key = ".".join([their_name(str(found["loc"][0])), *map(str, found["loc"][1:])])
-        raise UserError(f"{path}: {key}: {found['msg']} (value {found['input']})") from None
+        raise UserError(f"{path}: {key}: {found['msg']} (value {shortened(found['input'])})") from None
