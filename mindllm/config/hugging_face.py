@@ -10,7 +10,7 @@ from mindllm.config.families import FAMILIES, family_named, family_of
 from mindllm.config.families.family import Family
 from mindllm.config.model import ModelConfig
 from mindllm.config.plausible import refuse_implausible
-from mindllm.errors import UserError, shortened
+from mindllm.errors import UserError
 
 CONFIG = "config.json"
 GENERATION_CONFIG = "generation_config.json"
@@ -29,7 +29,7 @@ def read_model_config(directory: Path | str) -> ModelConfig:
     """
     path = Path(directory) / CONFIG
     content = read_json(path)
-<<<<<<< HEAD
+    refuse_implausible(path, content)
     model = _family(path, content).model(path, content)
     ends = _end_of_text(path.with_name(GENERATION_CONFIG), content)
     if ends is None:
@@ -43,24 +43,6 @@ def family_in(directory: Path | str) -> Family:
     """The family of a directory of Hugging Face; errors as :func:`read_model_config`."""
     path = Path(directory) / CONFIG
     return _family(path, read_json(path))
-=======
-    refuse_implausible(path, content)
-    for key, allowed in ONLY.items():
-        value = content.get(key)
-        if value is not None and value not in allowed:
-            wanted = " or ".join(map(str, allowed)) or "nothing"
-            raise UserError(
-                f"{path}: {key}: this model is not supported (value {shortened(value)}); supported: {wanted}"
-            )
-    missing = [theirs for theirs in REQUIRED.values() if content.get(theirs) is None]
-    if missing:
-        raise UserError(f"{path}: {', '.join(missing)}: missing; it is not the {CONFIG} of a Llama")
-    fields = {ours: content[theirs] for ours, theirs in REQUIRED.items()}
-    fields |= {ours: _given_or(content, *named) for ours, named in DEFAULTED.items()}
-    fields |= dict.fromkeys(BIASES, _given_or(content, "attention_bias", False))
-    fields |= _rotary(path, content) | _end_of_text(path.with_name(GENERATION_CONFIG), content)
-    return _validated(path, fields)
->>>>>>> formats
 
 
 def config_json(model: ModelConfig, dtype: str, special_tokens: dict[str, Any]) -> dict[str, Any]:
@@ -102,50 +84,8 @@ def _family(path: Path, content: dict[str, Any]) -> Family:
         raise UserError(f"{path}: model_type: this model is not supported (value {kind}); supported: {names}") from None
 
 
-<<<<<<< HEAD
 def _end_of_text(generation: Path, content: dict[str, Any]) -> Any:
     """The tokens that end a text, or None: generation_config.json knows them better than config.json."""
     told = read_json(generation).get("eos_token_id") if generation.is_file() else None
     ends = content.get("eos_token_id") if told is None else told
     return None if ends == -1 else ends
-=======
-def _rotary(path: Path, content: dict[str, Any]) -> dict[str, Any]:
-    """``theta`` and ``rope_scaling``, whichever layout says them."""
-    layout = "rope_parameters" if content.get("rope_parameters") else "rope_scaling"
-    values = content.get(layout) or {}
-    if not isinstance(values, dict):
-        raise UserError(f"{path}: {layout}: must be an object (value {shortened(values)})")
-    kind = values.get("rope_type", values.get("type", "default"))
-    if kind not in ROPE_TYPES:
-        raise UserError(
-            f"{path}: {layout}.rope_type: not supported (value {shortened(kind)}); supported: {', '.join(ROPE_TYPES)}"
-        )
-    if values.get("partial_rotary_factor", 1) != 1:
-        raise UserError(f"{path}: {layout}.partial_rotary_factor: must be 1 (value {values['partial_rotary_factor']})")
-    theta = values.get("rope_theta", _given_or(content, "rope_theta", 10000.0))
-    fields = {name: values[name] for name in ROPE_FIELDS if name in values}
-    return {"theta": theta, "rope_scaling": None if kind == "default" else {"type": kind, **fields}}
-
-
-def _rope_scaling(scaling: dict[str, Any]) -> dict[str, Any]:
-    return {"rope_type": scaling.pop("type"), **scaling}
-
-
-def _end_of_text(generation: Path, content: dict[str, Any]) -> dict[str, Any]:
-    """The tokens that end a text: generation_config.json knows them better than config.json."""
-    told = read_json(generation).get("eos_token_id") if generation.is_file() else None
-    ends = content.get("eos_token_id") if told is None else told
-    return {} if ends is None or ends == -1 else {"eos_token_id": ends}
-
-
-def _validated(path: Path, fields: dict[str, Any]) -> ModelConfig:
-    length = fields["max_position_embedding"]
-    fields["seq_length"] = min(length, LONGEST_SAMPLE) if isinstance(length, int) else 1
-    try:
-        model = ModelConfig.model_validate(fields)
-        return model.model_copy(update={"n_kv_heads": model.n_kv_heads, "head_dim": model.head_dim})  # left out or not
-    except ValidationError as error:
-        found = error.errors(include_url=False)[0]
-        key = ".".join([their_name(str(found["loc"][0])), *map(str, found["loc"][1:])])
-        raise UserError(f"{path}: {key}: {found['msg']} (value {shortened(found['input'])})") from None
->>>>>>> formats
