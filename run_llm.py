@@ -10,7 +10,7 @@ from mindllm.config import RunConfig, load_config, render_config
 
 EXAMPLES = """examples:
   python run_llm.py --config configs/llama2/pretrain_llama2_tiny.yaml
-  python run_llm.py --config configs/llama2/pretrain_llama2_tiny.yaml --resume_training
+  python run_llm.py --config configs/llama2/pretrain_llama2_tiny.yaml --resume_training auto
   python run_llm.py --config configs/llama2/pretrain_llama2_tiny.yaml --run_mode eval \\
       --load_checkpoint output/llama2_tiny/checkpoint/llm-600
   python run_llm.py --config configs/llama2/pretrain_llama2_tiny.yaml --run_mode predict \\

@@ -100,6 +100,7 @@ def evaluate(config: RunConfig, execution: Execution) -> int:
     """Evaluates the weights of ``load_checkpoint`` on held-out text; returns the exit code."""
     if not config.load_checkpoint:
         raise config.error("load_checkpoint", "run_mode eval needs weights; give a checkpoint directory")
+    heart.start(config.runner_config.step_timeout)
     set_up_logging(config.output_dir)
     if execution.connects_first:
         set_up_execution(config, execution)
