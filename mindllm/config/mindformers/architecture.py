@@ -152,12 +152,12 @@ def can_say(key: str, value: Any) -> bool:
 def _class_of(reading: Reading) -> tuple[str, str | None]:
     """The class of the network, and the key that names it."""
     if reading.get("model.arch.type"):
-        return "model.arch.type", str(reading.get("model.arch.type"))
+        return "model.arch.type", reading.word("model.arch.type")
     listed = reading.get(f"{MODEL}.architectures")
     if listed:
         return f"{MODEL}.architectures", str(listed[0] if isinstance(listed, list) else listed)
-    kind = reading.get(f"{MODEL}.model_type")
-    return f"{MODEL}.model_type", OF_MODEL_TYPE.get(str(kind), str(kind)) if kind else None
+    kind = reading.word(f"{MODEL}.model_type")
+    return f"{MODEL}.model_type", OF_MODEL_TYPE.get(kind, kind) or None
 
 
 def _names_of_the_network(reading: Reading, source: str, network: Network) -> None:
@@ -227,7 +227,7 @@ def _attention(reading: Reading) -> None:
 def _feed_forward(reading: Reading, legacy: bool) -> None:
     act, unit, bias = f"{MODEL}.hidden_act", f"{MODEL}.gated_linear_unit", f"{MODEL}.add_bias_linear"
     if reading.has(act):
-        given = reading.get(act)
+        given = reading.word(act)
         if given in ACTIVATIONS:
             _described(reading, act, "hidden_act", ACTIVATIONS[given])
         else:
@@ -240,12 +240,12 @@ def _feed_forward(reading: Reading, legacy: bool) -> None:
         _described(reading, bias, "mlp_has_bias", bool(reading.get(bias)))
     ratio = f"{MODEL}.expand_ratio"
     if reading.has(ratio):
-        width = reading.get(f"{MODEL}.hidden_size", 0) * reading.get(ratio)
+        width = int(reading.count(f"{MODEL}.hidden_size") * reading.number(ratio, 0))
         reading.translate(ratio, f"{MODEL}.intermediate_size", width, "hidden_size x expand_ratio")
     for name in ("rmsnorm", "normalization"):
         key = f"{MODEL}.{name}"
         if reading.has(key):
-            norm = {True: "RMSNorm", False: "LayerNorm"}.get(reading.get(key), reading.get(key))
+            norm = {"true": "RMSNorm", "false": "LayerNorm"}.get(reading.word(key), reading.word(key))
             _described(reading, key, "normalization", norm)
     if legacy:
         _width(reading)
@@ -260,12 +260,12 @@ def _width(reading: Reading) -> None:
                 _ours(reading).pop(key.rpartition(".")[2], None)
                 reading.idle(key, "intermediate_size is given")
         return
-    if reading.get(multiplier) is None:
+    if not reading.number(multiplier, 0):
         return
     _ours(reading).pop("ffn_dim_multiplier", None)
     _ours(reading).pop("multiple_of", None)
-    step = reading.get(multiple, 256)
-    width = int((reading.get(multiplier) + 0.01) * 4 * reading.get(f"{MODEL}.hidden_size", 4096))
+    step = reading.count(multiple, 256)
+    width = int((reading.number(multiplier, 1) + 0.01) * 4 * reading.count(f"{MODEL}.hidden_size", 4096))
     width = -(-int(2 * width / 3) // step) * step
     for key in filter(reading.has, (multiplier, multiple)):
         reading.translate(key, f"{MODEL}.intermediate_size", width, "MindFormers adds 0.01 to the multiplier")
@@ -279,10 +279,10 @@ def _rotary(reading: Reading) -> None:
         else:
             reading.translate(base, f"{MODEL}.theta")
     if reading.has(ratio):
-        value = 10000.0 * reading.get(ratio)
+        value = 10000.0 * reading.number(ratio, 0)
         reading.translate(ratio, f"{MODEL}.theta", value, "10000 x rope_ratio")
     method, factor = f"{MODEL}.extend_method", f"{MODEL}.scaling_factor"
-    kind = str(reading.get(method, "None")).upper()
+    kind = (reading.word(method) or "None").upper()
     if kind == "NONE" or (kind in ("PI", "LINEAR") and reading.get(factor, 1) == 1):
         reason = "positions are not stretched"
         for key in (method, factor):
@@ -309,7 +309,7 @@ def _yarn(reading: Reading) -> None:
     """The names of mcore networks."""
     kind, factor = f"{MODEL}.position_embedding_type", f"{MODEL}.rotary_scaling_factor"
     parts = {f"{MODEL}.{name}": name for name in ("beta_fast", "beta_slow", "mscale", "mscale_all_dim")}
-    given = reading.get(kind, "rope")
+    given = reading.word(kind) or "rope"
     if reading.has(kind):
         if given == "yarn":
             reading.refuse(kind, "write rope_scaling: {type: yarn, ...}" if _has_yarn() else "yarn is not here yet")
@@ -339,12 +339,12 @@ def _types(reading: Reading) -> None:
     if reading.has(softmax):
         value = "float32" if reading.get(softmax) else reading.get(f"{MODEL}.compute_dtype", "float16")
         reading.translate(softmax, f"{MODEL}.softmax_compute_type", value)
-    compute = reading.get(f"{MODEL}.compute_dtype", "float16")
+    compute = reading.word(f"{MODEL}.compute_dtype") or "float16"
     for name in ("fp32_residual_connection", "res_dtype", "residual_dtype"):
         key = f"{MODEL}.{name}"
         if not reading.has(key):
             continue
-        wanted = {True: "float32", False: compute, None: compute}.get(reading.get(key), reading.get(key))
+        wanted = {"true": "float32", "false": compute, "": compute}.get(reading.word(key), reading.word(key))
         if wanted == compute:
             reading.idle(key, "hidden states flow in compute_dtype")
         else:
@@ -393,14 +393,11 @@ def _tokens(reading: Reading) -> None:
 
 def _absent_parts(reading: Reading) -> None:
     """Experts, latent attention, prediction layers: refused where they are switched on, idle where they are not."""
-    numbers = ("num_experts", "n_routed_experts", "num_moe_experts")
-    experts = max(
-        [_number(reading, f"{MODEL}.{name}") for name in numbers] + [_number(reading, "moe_config.expert_num")]
-    )
+    numbers = (f"{MODEL}.num_experts", f"{MODEL}.n_routed_experts", f"{MODEL}.num_moe_experts")
+    experts = max(reading.number(key, 0) for key in (*numbers, "moe_config.expert_num"))
     latent = bool(reading.get(f"{MODEL}.multi_latent_attention") or reading.get(f"{MODEL}.kv_lora_rank"))
-    ahead = max(
-        _number(reading, f"{MODEL}.{name}") for name in ("mtp_depth", "num_nextn_predict_layers", "mtp_num_layers")
-    )
+    layers_ahead = ("mtp_depth", "num_nextn_predict_layers", "mtp_num_layers")
+    ahead = max(reading.number(f"{MODEL}.{name}", 0) for name in layers_ahead)
     switched = {NO_EXPERTS: experts > 1, NO_LATENT: latent, NO_PREDICTION: ahead > 0}
     none = {
         NO_EXPERTS: "there are no experts",
@@ -417,8 +414,3 @@ def _absent_parts(reading: Reading) -> None:
             reading.refuse(key, NO_EXPERTS) if experts > 1 else reading.idle(key, none[NO_EXPERTS])
     if reading.has(f"{MODEL}.mla_qkv_concat"):
         reading.idle(f"{MODEL}.mla_qkv_concat", "it only joins weight matrices; the product is the same")
-
-
-def _number(reading: Reading, key: str) -> int:
-    value = reading.get(key, 0)
-    return value if isinstance(value, int) and not isinstance(value, bool) else 0

@@ -38,10 +38,19 @@ def convert(theirs: Document, overrides: Overrides = ()) -> Conversion:
     own, remaining = split_overrides(rest, lambda key: belongs_to_theirs(key, theirs))
     as_written = _ignored_keys(options) == "as_written"
     changed = merge(theirs, override_document(own, theirs, RunConfig))
+    _repeat_at_anchors(theirs, changed)
     reading = translate(changed, as_written)
     order = {path: place for place, (path, _) in enumerate(leaves(changed.data))}
     entries = sorted(reading.entries.values(), key=lambda entry: order.get(entry.path, len(order)))
     return Conversion(reading.ours, remaining, tuple(entries))
+
+
+def _repeat_at_anchors(theirs: Document, changed: Document) -> None:
+    """Sections that were the same by an anchor are so after an option has changed one of them."""
+    for name in ("train_dataset", "eval_dataset"):
+        task = theirs.data.get(f"{name}_task")
+        if isinstance(task, dict) and task.get("dataset_config") == theirs.data.get(name):
+            changed.data[f"{name}_task"] = {**task, "dataset_config": changed.data.get(name)}
 
 
 def _ignored_keys(options: Overrides) -> str:

@@ -13,10 +13,10 @@ from mindllm.config.mindformers.reading import Reading
 
 SIZES = ("data_parallel", "model_parallel", "pipeline_stage")
 MODES = {
-    0: 0,
-    1: 1,
-    2: 1,
-    3: 1,
+    "0": 0,
+    "1": 1,
+    "2": 1,
+    "3": 1,
     "data_parallel": 0,
     "semi_auto_parallel": 1,
     "auto_parallel": 1,
@@ -35,7 +35,7 @@ def translate_mesh(reading: Reading) -> None:
     _sequence_parallel(reading, distributed)
     _mode(reading)
     _slices(reading)
-    stages = reading.get("parallel_config.pipeline_stage", 1) if distributed else 1
+    stages = reading.count("parallel_config.pipeline_stage") if distributed else 1
     _batch(reading, stages)
     _schedule(reading, stages)
 
@@ -53,7 +53,7 @@ def _sequence_parallel(reading: Reading, distributed: bool) -> None:
     key = "parallel_config.use_seq_parallel"
     if not reading.has(key):
         return
-    if distributed and reading.get("parallel_config.model_parallel", 1) > 1:
+    if distributed and reading.count("parallel_config.model_parallel") > 1:
         reading.use(key)
     else:
         reading.idle(key, "model_parallel is 1: there is nothing to split a sequence over")
@@ -63,13 +63,12 @@ def _mode(reading: Reading) -> None:
     key = "parallel.parallel_mode"
     if not reading.has(key):
         return
-    value = reading.get(key)
-    name = value.lower() if isinstance(value, str) else value
-    if isinstance(name, bool) or name not in MODES:
-        reading.refuse(key, f"no kind of parallelism; valid: {', '.join(map(str, MODES))}")
-    elif MODES[name] == 1 and name in (1, "semi_auto_parallel"):
+    name = reading.word(key).lower()
+    if name not in MODES:
+        reading.refuse(key, f"no kind of parallelism; valid: {', '.join(MODES)}")
+    elif name in ("1", "semi_auto_parallel"):
         reading.use(key)
-    elif name in (0, "data_parallel"):
+    elif MODES[name] == 0:
         reading.translate(key, key, 1, "with model_parallel and pipeline_stage 1 this is data parallelism")
     else:
         reading.translate(key, key, 1, "strategies are declared beside the mathematics, not searched")

@@ -49,6 +49,21 @@ class Reading:
             value = child(value, part)
         return default if value is None else value
 
+    def number(self, key: str, default: float) -> float:
+        """Their number under ``key``; ``default`` for anything else, which is told when its own key is translated."""
+        value = self.get(key, default)
+        return value if isinstance(value, int | float) and not isinstance(value, bool) else default
+
+    def count(self, key: str, default: int = 1) -> int:
+        """Their positive integer under ``key``; ``default`` for anything else."""
+        value = self.number(key, default)
+        return value if isinstance(value, int) and value > 0 else default
+
+    def word(self, key: str) -> str:
+        """Their value under ``key`` as a word to look up; empty where there is none."""
+        value = self.get(key, "")
+        return value if isinstance(value, str) else shown(value)
+
     def has(self, key: str) -> bool:
         """Whether the key is written."""
         *around, last = path_of(key)

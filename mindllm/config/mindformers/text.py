@@ -35,12 +35,12 @@ LOADED_NAMES = ("json", "csv", "parquet", "text", "arrow")
 def translate_text(reading: Reading) -> None:
     """Sections ``train_dataset``, ``train_dataset_task`` and ``processor``; the schedule must have been translated."""
     _task(reading)
-    theirs = reading.get(f"{LOADER}.type")
-    if theirs is not None:
+    theirs = reading.word(f"{LOADER}.type")
+    if theirs:
         if theirs in KINDS:
-            _loader(reading, str(theirs))
+            _loader(reading, theirs)
         else:
-            hint = nearest(str(theirs), KINDS)
+            hint = nearest(theirs, KINDS)
             reading.refuse(f"{LOADER}.type", f"this data set is not here yet{hint}")
     for key in ("train_dataset.seed", f"{LOADER}.config.seed", f"{LOADER}.config.random_seed"):
         if reading.has(key):

@@ -52,7 +52,7 @@ def translate_update(reading: Reading) -> None:
 def _optimizer(reading: Reading) -> None:
     if not reading.has("optimizer.type"):
         return
-    kind = reading.get("optimizer.type")
+    kind = reading.word("optimizer.type")
     if kind in UNCORRECTED:
         reading.put("optimizer.bias_correction", False, ("optimizer", "type"))
         reason = "AdamW without bias correction, state in float32: the update of this optimizer"
@@ -60,11 +60,11 @@ def _optimizer(reading: Reading) -> None:
     elif kind in CORRECTED:
         reading.translate("optimizer.type", "optimizer.type", "AdamW")
     else:
-        hint = nearest(str(kind), (*CORRECTED, *UNCORRECTED))
+        hint = nearest(kind, (*CORRECTED, *UNCORRECTED))
         reading.refuse("optimizer.type", f"this optimizer is not here yet{hint}")
         return
     _betas(reading)
-    _or_default(reading, "optimizer.eps", THEIR_EPS.get(str(kind), 1e-6), 1e-8)
+    _or_default(reading, "optimizer.eps", THEIR_EPS.get(kind, 1e-6), 1e-8)
     _or_default(reading, "optimizer.weight_decay", 0.0, 0.1)
     if reading.has("optimizer.learning_rate"):
         rate = reading.get("optimizer.learning_rate")
@@ -97,10 +97,10 @@ def _or_default(reading: Reading, key: str, theirs: Any, ours: Any) -> None:
 def _schedule(reading: Reading) -> None:
     if not reading.has("lr_schedule.type"):
         return
-    theirs = reading.get("lr_schedule.type")
-    kind = SCHEDULES.get(str(theirs))
+    theirs = reading.word("lr_schedule.type")
+    kind = SCHEDULES.get(theirs)
     if kind is None:
-        reading.refuse("lr_schedule.type", f"this schedule is not here yet{nearest(str(theirs), SCHEDULES)}")
+        reading.refuse("lr_schedule.type", f"this schedule is not here yet{nearest(theirs, SCHEDULES)}")
         return
     reading.translate("lr_schedule.type", "lr_schedule.type", kind)
     _warm_up(reading)
@@ -165,7 +165,7 @@ def _callbacks(reading: Reading) -> None:
         return
     ours: list[dict[str, Any]] = []
     for index, entry in enumerate(listed):
-        kind = entry.get("type") if isinstance(entry, dict) else None
+        kind = str(entry.get("type")) if isinstance(entry, dict) else ""
         path = ("callbacks", index, "type")
         if kind in ("MFLossMonitor", "CheckpointMonitor", "CheckpointMointor"):
             keys = ("per_print_times",) if kind == "MFLossMonitor" else ("save_checkpoint_steps", "keep_checkpoint_max")
