@@ -78,6 +78,11 @@ def tables(config: RunConfig, graphs: list[CompiledGraph]) -> Arrays:
     from mindllm.parallel.build import kernels_of
 
     made = AttentionTables(config.model.config, kernels_of(config)).parameters_dict()
-    arrays = {name.rsplit(".", 1)[-1]: np.asarray(parameter.asnumpy()) for name, parameter in made.items()}
+    arrays = {name: np.asarray(parameter.asnumpy()) for name, parameter in made.items()}
     names = {name for graph in graphs for name in graph.parameters}
-    return {name: arrays[last] for name in names if (last := name.rsplit(".", 1)[-1]) in arrays}
+    return {name: arrays[below] for name in names if (below := _below_tables(name)) in arrays}
+
+
+def _below_tables(name: str) -> str:
+    """``contexts.0.rotary_cos`` of ``model.tables.1.contexts.0.rotary_cos``."""
+    return ".".join(name.split(".")[-3:])
