@@ -10,7 +10,7 @@ from mindllm.config import RunConfig, load_config, render_config
 
 EXAMPLES = """examples:
   python run_llm.py --config configs/llama2/pretrain_llama2_tiny.yaml
-  python run_llm.py --config configs/llama2/pretrain_llama2_tiny.yaml --resume_training
+  python run_llm.py --config configs/llama2/pretrain_llama2_tiny.yaml --resume_training auto
   python run_llm.py --config configs/llama2/pretrain_llama2_tiny.yaml --run_mode eval \\
       --load_checkpoint output/llama2_tiny/checkpoint/llm-600
   python run_llm.py --config configs/llama2/pretrain_llama2_tiny.yaml --run_mode predict \\
@@ -68,6 +68,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def run(config: RunConfig) -> int:
     """Imports what the mode needs, and MindSpore, only now: an error in the YAML is told within a second."""
+    if config.run_mode in ("train", "finetune", "eval"):
+        from mindllm.run.start import start
+
+        return start(config)
     from mindllm.train.device import prepare_environment
 
     prepare_environment(config)
@@ -75,16 +79,9 @@ def run(config: RunConfig) -> int:
         from mindllm.generate.predict import predict
 
         return predict(config)
-    if config.run_mode == "chat":
-        from mindllm.generate.chat import chat
+    from mindllm.generate.chat import chat
 
-        return chat(config)
-    from mindllm.train.ranks import end_rank
-    from mindllm.train.run import evaluate, train
-
-    code = evaluate(config) if config.run_mode == "eval" else train(config)
-    end_rank(code)
-    return code
+    return chat(config)
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ TEST = [
     "ruff",
     "mypy",
     "types-PyYAML",
+    "tiktoken",  # the reading of its files is compared with it
     "torch==2.13.0",
     "transformers",
 ]

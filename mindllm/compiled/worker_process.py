@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import mindllm
-from mindllm.compiled.refusals import CompileFailed, reason
 from mindllm.errors import UserError
+from mindllm.parallel.refusals import CompileFailed, reason
 
 SHOWN_LINES = 12
 USER_ERROR = re.compile(r"^error: ", re.MULTILINE)

@@ -47,16 +47,19 @@ class TensorError:
 
 @dataclass(frozen=True)
 class Comparison:
-    """One step on both sides. ``errors`` holds the worst rank of every tensor, the largest relative error first."""
+    """One step on both sides. ``errors`` holds the worst rank of every tensor, the largest relative error first; ``decays``
+    describes weights that were decayed otherwise than on the single device.
+    """
 
     single: StepResult
     cluster: ClusterStep
     errors: tuple[TensorError, ...]
     tolerance: Tolerance
+    decays: tuple[str, ...] = ()
 
     def problems(self) -> list[str]:
         """What differs by more than rounding; empty where nothing does."""
-        return [*self._scalars(), *self._tensors()]
+        return [*self._scalars(), *self._tensors(), *self.decays]
 
     def worst(self, moments: bool) -> TensorError | None:
         """The largest absolute error of all weights, or of all optimizer state."""
@@ -64,7 +67,9 @@ class Comparison:
 
     def _scalars(self) -> Iterable[str]:
         if set(self.cluster.overflows) != {self.single.overflow}:
-            yield f"overflow: {self.single.overflow} on a single device, {list(self.cluster.overflows)} on the ranks"
+            alone = f" ({self.cluster.spoiled} alone was made infinite)" if self.cluster.spoiled else ""
+            overflows = list(self.cluster.overflows)
+            yield f"overflow: {self.single.overflow} on a single device, {overflows} on the ranks{alone}"
         if set(self.cluster.tokens) != {self.single.tokens}:
             yield f"tokens: {self.single.tokens} on a single device, {sorted(set(self.cluster.tokens))} on the ranks"
         if self.single.overflow:
@@ -92,7 +97,7 @@ def compare(
     for machine in cluster.machines:
         for name, part in state_parts(machine).items():
             whole = np.asarray(state[name])
-            error = _error(name, machine.rank, part.value, whole[part.slices], whole)
+            error = _error(name, machine.rank, np.asarray(part.value), whole[part.slices], whole)
             known = worst.get(name)
             if known is None or not error.relative <= known.relative:
                 worst[name] = error

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from mindllm.config import RunConfig
@@ -15,7 +17,11 @@ from toolkit.cluster_check.check import Outcome
 from toolkit.cluster_check.compare import Comparison, TensorError
 
 MOST_PROBLEMS = 8
-HEAD = "| configuration | devices | layout | largest error: loss | weights | optimizer state | seconds: compile | execute |"
+HEAD = (
+    "| configuration | devices | layout | as the YAML asks | largest error: loss | weights | optimizer state "
+    "| seconds: compile | execute |"
+)
+NOT_OBEYED = "the graphs are not what the YAML asks for"
 
 
 def as_json(outcome: Outcome) -> dict[str, Any]:
@@ -36,6 +42,8 @@ def as_json(outcome: Outcome) -> dict[str, Any]:
         "overflow_skipped": all(all(item.cluster.overflows) for item in outcome.comparisons if item.single.overflow),
         "problems": list(outcome.problems),
         "first_difference": outcome.first_difference,
+        "obeys": outcome.obeys,
+        "asked_for": [{**asdict(finding), "holds": finding.holds} for finding in outcome.asked_for],
         "seconds": round(outcome.seconds.get("total", 0.0), 1),
         "compile_seconds": round(outcome.seconds.get("compile", 0.0), 1),
         "execute_seconds": round(outcome.seconds.get("execute", 0.0), 1),
@@ -43,7 +51,7 @@ def as_json(outcome: Outcome) -> dict[str, Any]:
 
 
 def print_outcome(outcome: Outcome, name: str, console: Console) -> None:
-    """One table of steps, the largest errors, and the verdict."""
+    """A table of steps and the largest errors, a table of what was asked for, and both verdicts."""
     table = Table("step", "single device", "cluster", "gradient norm", "tokens", title=f"{name}: {describe(outcome)}")
     for number, item in enumerate(outcome.comparisons, start=1):
         if item.single.overflow:
@@ -63,12 +71,28 @@ def print_outcome(outcome: Outcome, name: str, console: Console) -> None:
         if error := _worst(outcome.comparisons, moments):
             console.print(f"largest error of {title}: {error.absolute:.1e} ({error.name}, rank {error.rank})")
     _print_verdict(outcome, console)
+    if outcome.asked_for:
+        _print_asked_for(outcome, console)
+
+
+def _print_asked_for(outcome: Outcome, console: Console) -> None:
+    table = Table("", "asked for", "in the compiled graphs", "")
+    for finding in outcome.asked_for:
+        table.add_row(*map(escape, (finding.what, finding.asked, finding.found)), "" if finding.holds else "not obeyed")
+    console.print(table)
+    for finding in outcome.asked_for:
+        for problem in finding.problems[:MOST_PROBLEMS]:
+            console.print(f"  {finding.what}: {problem}", markup=False)
+        if len(finding.problems) > MOST_PROBLEMS:
+            console.print(f"  and {len(finding.problems) - MOST_PROBLEMS} more")
+    verdict = "[bold green]the graphs are what the YAML asks for[/]" if outcome.obeys else f"[bold red]{NOT_OBEYED}[/]"
+    console.print(verdict)
 
 
 def _print_verdict(outcome: Outcome, console: Console) -> None:
     if seconds := outcome.seconds:
         console.print(f"compiled in {seconds['compile']:.1f} s, executed in {seconds['execute']:.1f} s")
-    if outcome.ok:
+    if not outcome.problems:
         console.print("[bold green]the ranks together compute what a single device does[/]")
         return
     for problem in outcome.problems[:MOST_PROBLEMS]:
@@ -124,8 +148,15 @@ def _row(name: str, outcome: Outcome) -> str:
     loss = max((abs(a - b) for a, b in pairs), default=0.0)
     errors = f"{loss:.1e} | {found['max_parameter_error']:.1e} | {found['max_state_error']:.1e}"
     seconds = " | ".join(f"{outcome.seconds.get(phase, 0.0):.0f}" for phase in ("compile", "execute"))
-    verdict = errors if outcome.ok else f"{_refusal(outcome)}: {outcome.problems[0].splitlines()[0]} | |"
-    return f"| `{name}` | {outcome.ranks} | {layout(outcome.config)} | {verdict} | {seconds} |"
+    verdict = f"{_refusal(outcome)}: {outcome.problems[0].splitlines()[0]} | |" if outcome.problems else errors
+    return f"| `{name}` | {outcome.ranks} | {layout(outcome.config)} | {_obeyed(outcome)} | {verdict} | {seconds} |"
+
+
+def _obeyed(outcome: Outcome) -> str:
+    """Whether the graphs are as asked for, or what is not."""
+    if not outcome.asked_for:
+        return "unknown"
+    return ", ".join(f"not: {finding.what}" for finding in outcome.asked_for if not finding.holds) or "yes"
 
 
 def _recomputed(config: RunConfig) -> list[bool]:

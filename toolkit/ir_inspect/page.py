@@ -14,11 +14,10 @@ from typing import Any
 
 from mindllm.compiled.cost import Cost, cost
 from mindllm.compiled.graph import COLLECTIVES, CONSTANT, CompiledGraph, Node
+from mindllm.compiled.operators import LAYER, ORDERING, Operators
 from mindllm.files import atomic_open
 from toolkit.ir_inspect.comm import cause_of
 from toolkit.ir_inspect.kept import KeptTensors
-from toolkit.ir_inspect.operators import ORDERING, Operators
-from toolkit.ir_inspect.recompute import LAYER
 from toolkit.ir_inspect.tables import count_text, size_text
 
 EXCHANGED = COLLECTIVES - {"Send", "Receive"}

@@ -16,9 +16,9 @@ from rich.markup import escape
 
 from mindllm.compiled.cost import PRODUCTS, bytes_of
 from mindllm.compiled.graph import COLLECTIVES, PARTIAL, CompiledGraph, Node
+from mindllm.compiled.operators import BACKWARD, FORWARD, Operators, without_numbers
 from toolkit.ir_inspect.comm import REDISTRIBUTION, gathers_for_products
 from toolkit.ir_inspect.kept import VIEWS
-from toolkit.ir_inspect.operators import BACKWARD, FORWARD, Operators, without_numbers
 from toolkit.ir_inspect.tables import console, size_text
 
 Strategy = tuple[int, ...]

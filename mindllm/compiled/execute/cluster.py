@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from mindllm.compiled.execute.faults import overflowing
 from mindllm.compiled.execute.lockstep import Lockstep
 from mindllm.compiled.execute.machine import Machine, Observer
-from mindllm.compiled.execute.state import initial_parts, is_optimizer_state, state_parts
+from mindllm.compiled.execute.state import initial_parts, is_optimizer_state, put_parts, state_parts
 from mindllm.compiled.graph import CompiledGraph
-from mindllm.train.checkpoint.parts import Part
+from mindllm.train.checkpoint.parts import RankTensors
 
 COLUMNS = ("input_ids", "labels", "loss_mask")
 
@@ -21,7 +22,8 @@ COLUMNS = ("input_ids", "labels", "loss_mask")
 class ClusterStep:
     """What a step computed: the mean loss per token of the last stage, and what every rank says of the whole.
 
-    ``norms``, ``overflows`` and ``tokens`` have one entry per rank; they must be equal.
+    ``norms``, ``overflows`` and ``tokens`` have one entry per rank; they must be equal. ``spoiled`` says which gradient was
+    made infinite, and on which rank.
     """
 
     loss: float
@@ -29,6 +31,7 @@ class ClusterStep:
     norms: tuple[float, ...]
     overflows: tuple[bool, ...]
     tokens: tuple[int, ...]
+    spoiled: str = ""
 
 
 class Cluster:
@@ -55,15 +58,23 @@ class Cluster:
         self.slices = slices
         self.machines = [Machine(graph, initial_parts(graph, whole), mindspore_kernels, observer) for graph in graphs]
 
-    def step(self, batch: Mapping[str, np.ndarray], rate: float, scale: float) -> ClusterStep:
+    def step(
+        self, batch: Mapping[str, np.ndarray], rate: float, scale: float, spoiled: int | None = None
+    ) -> ClusterStep:
         """One optimizer step on a global batch ``[batch, seq]``.
+
+        With ``spoiled``, one element of one weight's gradient overflows on that rank (-1: the last one), and nowhere else.
 
         Raises:
             Deadlock: ranks that wait for each other.
+            RunFailed: the rank to spoil computes no gradient of a weight.
         """
         scalars = (np.float32(rate), np.float32(scale))
-        inputs = {machine.rank: (*self._rows(batch, machine.rank), *scalars) for machine in self.machines}
-        with np.errstate(all="ignore"):  # an overflow is what the loss scale is for
+        inputs = {
+            machine.rank: (*rows_of(batch, machine.rank, self.stage_devices, self.slices), *scalars)
+            for machine in self.machines
+        }
+        with np.errstate(all="ignore"), overflowing(self.machines, spoiled) as where:
             outputs = Lockstep(self.machines, inputs).run()
         columns = list(zip(*(outputs[machine.rank] for machine in self.machines), strict=True))
         losses, norms = (tuple(map(float, column)) for column in columns[:2])
@@ -73,16 +84,28 @@ class Cluster:
             norms=norms,
             overflows=tuple(not bool(finite) for finite in columns[2]),
             tokens=tuple(map(int, columns[3])),
+            spoiled=where.scope,
         )
 
-    def parts(self) -> tuple[list[dict[str, Part]], list[dict[str, Part]]]:
+    def held(self) -> dict[int, RankTensors]:
         """By rank the parts of the weights and of the optimizer state it keeps: what a checkpoint is saved from."""
-        held = [state_parts(machine) for machine in self.machines]
-        weights = [{name: part for name, part in parts.items() if not is_optimizer_state(name)} for parts in held]
-        optimizer = [{name: part for name, part in parts.items() if is_optimizer_state(name)} for parts in held]
-        return weights, optimizer
+        return {machine.rank: _held(machine) for machine in self.machines}
 
-    def _rows(self, batch: Mapping[str, np.ndarray], rank: int) -> list[np.ndarray]:
-        """What a rank's dataset gives it."""
-        index = rank % self.stage_devices * self.slices // self.stage_devices
-        return [np.split(batch[name], self.slices)[index] for name in COLUMNS]
+    def put(self, arrays: Mapping[str, Any]) -> None:
+        """Replaces every rank's parts of these whole tensors, weights or optimizer state."""
+        for machine in self.machines:
+            put_parts(machine, arrays)
+
+
+def rows_of(batch: Mapping[str, np.ndarray], rank: int, stage_devices: int, slices: int) -> list[np.ndarray]:
+    """The rows of a global batch that the dataset of a rank gives it."""
+    index = rank % stage_devices * slices // stage_devices
+    return [np.split(batch[name], slices)[index] for name in COLUMNS]
+
+
+def _held(machine: Machine) -> RankTensors:
+    parts = state_parts(machine)
+    return RankTensors(
+        weights={name: part for name, part in parts.items() if not is_optimizer_state(name)},
+        optimizer={name: part for name, part in parts.items() if is_optimizer_state(name)},
+    )

@@ -17,6 +17,8 @@ Value = Any
 Run = Generator[Exchange, np.ndarray | None, Value]
 Observer = Callable[[int, Node, tuple[Value, ...], Value], None]
 """Told of every computed node: rank, node, operands, result."""
+Fault = Callable[[Node, Value], Value]
+"""Given every computed node and its result, and returns what goes on in its place."""
 
 PASSES_ON = frozenset({"Depend", "TensorMove", "StopGradient"})
 
@@ -49,6 +51,8 @@ class Machine:
         parameters: the rank's part of each parameter of the graph, by name; assignments of the graph replace them.
         mindspore_kernels: MindSpore's CPU kernels instead of numpy wherever there is one.
         observer: told of every node, for those who look for a difference.
+
+    ``fault``, where it is set, may change results: what goes wrong on one rank alone.
     """
 
     def __init__(
@@ -62,16 +66,19 @@ class Machine:
         self.rank = graph.rank
         self.parameters = {name: Parameter(name, parameters[name]) for name in graph.parameters}
         self.observer = observer
+        self.fault: Fault | None = None
         self._mindspore_kernels = mindspore_kernels
         self._kernels: dict[str, Callable[..., Value]] = {}
-        self._steps = {
-            function.name: tuple(node for node in function.nodes if node.op != CONSTANT) for function in graph.functions
-        }
+        self._steps = {function.name: _steps_of(function) for function in graph.functions}
         self._globals: dict[str, Value] = {
             **{name: held(value) for name, value in graph.constants.items()},
             **{function.name: Closure(function.name) for function in graph.functions},
             **{parameter.node: self.parameters[name] for name, parameter in graph.parameters.items()},
         }
+
+    def values(self) -> dict[str, np.ndarray]:
+        """The arrays its parameters hold now, by name. They are never changed."""
+        return {name: parameter.value for name, parameter in self.parameters.items()}
 
     def run(self, *inputs: np.ndarray) -> Run:
         """Executes one step; the generator's value is what the step returns."""
@@ -80,9 +87,11 @@ class Machine:
 
     def _call(self, function: Function, arguments: tuple[Value, ...]) -> Run:
         values = dict(zip((item.name for item in function.inputs), arguments, strict=False))
-        for node in self._steps[function.name]:
+        for node, last_used in self._steps[function.name]:
             operands = tuple(self._value(name, values) for name in node.inputs)
             values[node.name] = yield from self._execute(node, operands, values)
+            for name in last_used:
+                values.pop(name, None)
         return self._value(function.output, values)
 
     def _value(self, name: str, values: Mapping[str, Value]) -> Value:
@@ -112,6 +121,8 @@ class Machine:
                 raise NoKernel(
                     f"rank {self.rank}: {node.op} at {node.scope} cannot be computed here: {error}"
                 ) from None
+            if self.fault is not None:
+                result = self.fault(node, result)
         self._check_shapes(node, result)
         if self.observer is not None:
             self.observer(self.rank, node, operands, result)
@@ -131,6 +142,17 @@ class Machine:
                     f"rank {self.rank}: {node.op} at {node.scope} yields {list(value.shape)}, "
                     f"the compiler derived {list(shape)}"
                 )
+
+
+def _steps_of(function: Function) -> tuple[tuple[Node, tuple[str, ...]], ...]:
+    """What a function computes in order, and behind each operator the values that nobody uses any more."""
+    nodes = [node for node in function.nodes if node.op != CONSTANT]
+    last = {name: index for index, node in enumerate(nodes) for name in (node.name, *node.inputs, node.callee) if name}
+    last.pop(function.output, None)
+    dead: dict[int, list[str]] = {}
+    for name, index in last.items():
+        dead.setdefault(index, []).append(name)
+    return tuple((node, tuple(dead.get(index, ()))) for index, node in enumerate(nodes))
 
 
 def _loaded(value: Value) -> Value:

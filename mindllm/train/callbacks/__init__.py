@@ -17,6 +17,7 @@ from mindllm.train.callbacks.loss_monitor import LossMonitor
 from mindllm.train.callbacks.metrics import MetricsMonitor
 from mindllm.train.callbacks.nan_monitor import NaNMonitor
 from mindllm.train.callbacks.profiler import ProfileMonitor
+from mindllm.train.callbacks.simulation import SimulatedCheckpoints, SimulationMonitor
 from mindllm.train.callbacks.summary import SummaryMonitor
 from mindllm.train.checkpoint import CheckpointStore
 from mindllm.train.evaluation import Evaluator
@@ -26,8 +27,14 @@ from mindllm.train.ranks import ALONE, Ranks
 def make_callbacks(
     config: RunConfig, store: CheckpointStore, evaluator: Evaluator | None, ranks: Ranks = ALONE
 ) -> list[Callback]:
-    """Those of the section ``callbacks`` in its order, the checkpoint last so that what it announces is whole."""
-    made = [_make(item, store) for item in config.callbacks]
+    """Those of the section ``callbacks`` in its order, the checkpoint last so that what it announces is whole.
+
+    In a simulation those that show or write what was computed are left out.
+    """
+    sections = [item for item in config.callbacks if not ranks.simulated or isinstance(item, CheckpointMonitorConfig)]
+    made = [_make(item, store, ranks.simulated) for item in sections]
+    if ranks.simulated:
+        made.append(SimulationMonitor())
     if evaluator is not None:
         made.append(EvaluationMonitor(evaluator, config.eval_step_interval, writes=ranks.is_first))
     if config.profile and (config.profile_rank_ids is None or ranks.rank in config.profile_rank_ids):
@@ -36,7 +43,7 @@ def make_callbacks(
     return sorted(made, key=lambda callback: isinstance(callback, CheckpointMonitor))
 
 
-def _make(item, store: CheckpointStore) -> Callback:
+def _make(item, store: CheckpointStore, simulated: bool) -> Callback:
     match item:
         case LossMonitorConfig():
             return LossMonitor(item.per_print_times)
@@ -45,7 +52,8 @@ def _make(item, store: CheckpointStore) -> Callback:
         case SummaryMonitorConfig():
             return SummaryMonitor(item.summary_dir, item.collect_freq)
         case CheckpointMonitorConfig():
-            return CheckpointMonitor(store, item.save_checkpoint_steps)
+            monitor = SimulatedCheckpoints if simulated else CheckpointMonitor
+            return monitor(store, item.save_checkpoint_steps, item.async_save)
         case NaNMonitorConfig():
             return NaNMonitor()
     raise AssertionError(f"no callback for {item!r}")

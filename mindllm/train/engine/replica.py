@@ -1,0 +1,140 @@
+"""The whole model on one device, or one of several replicas of it that train on their own rows of every batch."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import mindspore as ms
+import numpy as np
+from mindspore import Parameter, Tensor, nn
+
+from mindllm.config import RunConfig
+from mindllm.models.weights import HostCopy, assign, initialise, trained_weights
+from mindllm.parallel import build_replica
+from mindllm.train.checkpoint import RankTensors
+from mindllm.train.compile_cache import cached_compilation
+from mindllm.train.engine.columns import document_columns, inputs, parts
+from mindllm.train.engine.engine import Batch, Engine, StepResult
+from mindllm.train.optimizer import AdamW
+from mindllm.train.ranks import ALONE, Ranks
+from mindllm.train.step import AccumulateStep, ApplyAccumulated, ForwardBackward, TrainStep
+
+
+class SummedLoss(nn.Cell):
+    """Forward only: ``[batch, seq]`` inputs -> summed loss and number of tokens."""
+
+    def __init__(self, model: nn.Cell) -> None:
+        super().__init__(auto_prefix=False)
+        self.model = model
+
+    def construct(
+        self,
+        input_ids: Tensor,
+        labels: Tensor,
+        loss_mask: Tensor,
+        segment_starts: Tensor | None = None,
+        position_ids: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        return self.model(input_ids, labels, loss_mask, segment_starts, position_ids), loss_mask.sum()
+
+
+class ReplicaEngine(Engine):
+    """Every rank has the whole model. Graphs are compiled when they are first used."""
+
+    def __init__(self, config: RunConfig, training: bool = True, ranks: Ranks = ALONE) -> None:
+        super().__init__(config, ranks)
+        self.simulated = ranks.simulated
+        self.model = build_replica(config)
+        self.weights = trained_weights(self.model)
+        initialise(self.weights, config.seed)
+        self._evaluation = SummedLoss(self.model)
+        self._evaluation.set_train(False)
+        self.optimizer: AdamW | None = None
+        if training:
+            self._build_training()
+
+    def _build_training(self) -> None:
+        wrapper = self.config.runner_wrapper
+        clip = wrapper.max_grad_norm if wrapper.use_clip_grad else None
+        self.optimizer = AdamW(list(self.weights.values()), self.config.optimizer)
+        self.parts = self.config.runner_config.gradient_accumulation_steps
+        several = self.ranks.count > 1
+        self._accumulates = several or self.parts > 1
+        if not self._accumulates:
+            self._step = TrainStep(self.model, self.optimizer, clip)
+        else:
+            positions = self.config.runner_config.batch_size * self.config.model.config.seq_length
+            self._accumulate = AccumulateStep(self.model, self.optimizer.parameters)
+            self._accumulate.set_train()
+            self._step = ApplyAccumulated(self._accumulate, self.optimizer, clip, positions, several)
+        self._step.set_train()
+        self._compiled = False
+        self._waited = 0.0
+
+    def step(self, batch: Batch, rate: float, scale: float) -> StepResult:
+        with contextlib.nullcontext() if self._compiled else cached_compilation(self.config):
+            outputs = self._run(batch, Tensor(rate, ms.float32), Tensor(scale, ms.float32))
+            loss, norm, finite, tokens = (output.asnumpy() for output in outputs)
+        self._compiled = True
+        if self.simulated:
+            return StepResult(float("nan"), float("nan"), False, 0)
+        return StepResult(float(loss), float(norm), not bool(finite), int(tokens), self._waited)
+
+    def _run(self, batch: Batch, rate: Tensor, scale: Tensor) -> tuple[Tensor, ...]:
+        """The graphs of a step.
+
+        Ranks meet before they add: on CPU MindSpore waits 30 seconds for a rank that is late, and compiling may take longer.
+        """
+        if not self._accumulates:
+            return self._step(*inputs(batch), rate, scale, *document_columns(batch))
+        for part in parts(batch, self.parts):
+            self._accumulate(*inputs(part), scale, *document_columns(part))
+        if self.ranks.count > 1:
+            if not self._compiled:
+                self._step.compile(rate, scale)
+            start = time.perf_counter()
+            self.ranks.meet()
+            self._waited = time.perf_counter() - start
+        return self._step(rate, scale)
+
+    def evaluate(self, batch: Batch) -> tuple[float, int]:
+        loss, tokens = self._evaluation(*inputs(batch), *document_columns(batch))
+        loss, tokens = self.ranks.sum([float(loss.asnumpy()), float(tokens.asnumpy())])
+        return loss, int(tokens)
+
+    def not_finite(self, batch: Batch) -> list[str]:
+        assert self.optimizer is not None
+        if names := self._bad_names("weight", self.weights.values()):
+            return names
+        gradients = ForwardBackward(self.model, self.optimizer.parameters)
+        first = next(iter(parts(batch, self.parts)))
+        values = gradients(*inputs(first), Tensor(1.0, ms.float32), *document_columns(first))[2]
+        return self._bad_names("gradient of", values)
+
+    def _bad_names(self, what: str, values: Iterable[Tensor]) -> list[str]:
+        bad = self.ranks.sum([float(not _finite(value)) for value in values])
+        return [f"{what} {name}" for name, count in zip(self.weights, bad, strict=True) if count]
+
+    @property
+    def optimizer_state(self) -> dict[str, Parameter]:
+        """The optimizer's own parameters by name: moments and powers of the betas."""
+        parameters = self.optimizer.get_parameters() if self.optimizer is not None else ()
+        return {item.name: item for item in parameters if item.name not in self.weights}
+
+    def held(self) -> Mapping[int, RankTensors]:
+        return {self.ranks.rank: RankTensors(_copies(self.weights), _copies(self.optimizer_state))}
+
+    def put(self, arrays: Mapping[str, Any]) -> None:
+        parameters = {**self.weights, **self.optimizer_state}
+        assign({name: item for name, item in parameters.items() if name in arrays}, arrays)
+
+
+def _finite(tensor: Tensor) -> bool:
+    return bool(np.isfinite(tensor.asnumpy()).all())
+
+
+def _copies(parameters: Mapping[str, Parameter]) -> dict[str, HostCopy]:
+    return {name: HostCopy(parameter) for name, parameter in parameters.items()}
