@@ -6,20 +6,19 @@ Exit codes: 0 good, 1 failure, 2 wrong input, 3 a check says no, 130 interrupted
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import NoReturn
 
-from rich.console import Console
-
+from mindllm.console import error_console, styled, visible
 from mindllm.errors import CheckFailed, RunFailed, UserError
 
 INTERRUPTED = 130
 READER_GONE = 141
-
-error_console = Console(stderr=True, highlight=False, soft_wrap=True)
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -28,13 +27,20 @@ class CommandParser(argparse.ArgumentParser):
     def __init__(self, **options) -> None:
         super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **options)
 
+    def error(self, message: str) -> NoReturn:
+        """Ends with 2, as argparse does; what it quotes is not obeyed by the terminal."""
+        super().error(visible(message))
+
 
 def run_command(main: Callable[[Sequence[str] | None], int | None], arguments: Sequence[str] | None = None) -> None:
     """Runs ``main`` and leaves the process with its exit code; mistakes of the user are printed without a traceback."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # what the terminal has no character for is escaped, not a traceback
+            stream.reconfigure(errors="backslashreplace")
     try:
         code = main(arguments) or 0
     except (UserError, RunFailed, CheckFailed) as error:
-        error_console.print(f"[bold red]error:[/] {_escape(str(error))}")
+        error_console.print(styled(("error:", "bold red"), f" {error}"))
         code = error.exit_code
     except KeyboardInterrupt:
         error_console.print("interrupted")
@@ -58,7 +64,3 @@ def interruptible() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, previous or signal.SIG_DFL)
-
-
-def _escape(text: str) -> str:
-    return text.replace("[", "\\[")

@@ -104,7 +104,7 @@ def _write_answer(conversation: Chat, text: str) -> None:
         for piece in answer:
             write(piece)
     except UserError as error:
-        terminal.print(str(error), markup=False)
+        terminal.print(str(error))
         return
     except KeyboardInterrupt:
         answer.close()  # type: ignore[attr-defined]

@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         try:
             return run_job(command, options)
         except CrashedAtStart as crash:
-            error_console.print(f"{crash}\nstarting the ranks again", markup=False)
+            error_console.print(f"{crash}\nstarting the ranks again")
     return run_job(command, options)
 
 

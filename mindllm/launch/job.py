@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import os
 import selectors
 import signal
@@ -13,6 +14,7 @@ from pathlib import Path
 from types import FrameType
 
 from mindllm.command import INTERRUPTED
+from mindllm.console import visible
 from mindllm.errors import RunFailed
 from mindllm.launch.meeting import DESCRIPTOR, Table
 from mindllm.launch.process import JobProcess
@@ -63,6 +65,7 @@ class Job:
         self.scheduler: JobProcess | None = None
         self.stopped_by: int | None = None
         self.first_end: float | None = None
+        self.decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
         self.selector = selectors.DefaultSelector()
 
     def __enter__(self) -> Job:
@@ -128,8 +131,11 @@ class Job:
                     self.selector.unregister(key.fileobj)
 
     def _show(self) -> None:
-        """Prints what rank 0 has written since."""
-        sys.stdout.buffer.write(self.shown.read())
+        """Prints what rank 0 has written since; a terminal is shown control characters instead of obeying them."""
+        written = self.shown.read()
+        if sys.stdout.isatty():
+            written = visible(self.decoder.decode(written)).encode()
+        sys.stdout.buffer.write(written)
         sys.stdout.buffer.flush()
 
     def _check(self) -> None:

@@ -6,8 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rich.progress import track
-
+from mindllm.console import track
 from mindllm.data import EvaluationStream, bits_per_byte
 
 if TYPE_CHECKING:
@@ -55,7 +54,7 @@ class Evaluator:
     def run(self, engine: Engine) -> EvaluationResult:
         total, tokens = 0.0, 0.0
         steps = range(len(self.stream))
-        for index in track(steps, "evaluating", transient=True) if self.progress else steps:
+        for index in track(steps, "evaluating", shown=self.progress):
             loss, count = engine.evaluate(self.stream.batch(index))
             total, tokens = total + loss, tokens + count
         total, tokens = engine.ranks.sum([total, tokens])

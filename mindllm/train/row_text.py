@@ -6,11 +6,10 @@ import logging
 from functools import cached_property
 
 import numpy as np
-from rich.progress import track
 
-from mindllm.command import error_console
 from mindllm.config import RunConfig
 from mindllm.config.dataset import DataConfig, InstructionDataConfig, RowsDataConfig
+from mindllm.console import error_console, track
 from mindllm.data import (
     HeldOutRows,
     InstructionRows,
@@ -94,9 +93,7 @@ class InstructionText(RowText):
         """What the rows of the train part come to."""
         rows = self.numbers("train")
         shown = error_console.is_terminal and len(rows) > ROWS_WORTH_A_BAR
-        return self.source.count(
-            track(rows, "measuring rows", console=error_console, disable=not shown, transient=True)
-        )
+        return self.source.count(track(rows, "measuring rows", shown=shown))
 
     def train_dataset(self) -> RowDataset:
         """Rows of the train part, packed if the section says so; rows from which nothing is learnt are left out of packs."""

@@ -6,16 +6,15 @@ import logging
 import signal
 from pathlib import Path
 
-from rich.console import Console
-from rich.table import Table
-
 from mindllm.command import INTERRUPTED
 from mindllm.config import RunConfig, render_config
 from mindllm.config.callbacks import CheckpointMonitorConfig
+from mindllm.console import output
 from mindllm.data import Tokenizer
 from mindllm.files import atomic_open, size_in_bytes
 from mindllm.logs import set_up_logging
 from mindllm.models.weights import assign
+from mindllm.tables import pairs
 from mindllm.train.callbacks import make_callbacks
 from mindllm.train.checkpoint import CheckpointStore
 from mindllm.train.checkpoint.hugging_face_export import export_hugging_face, refuse_existing
@@ -136,7 +135,4 @@ def _announce(state: RunState) -> None:
 
 
 def _report(results: dict[str, str]) -> None:
-    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-    for name, value in results.items():
-        table.add_row(f"[bold]{name}[/]", value)
-    Console(soft_wrap=True, highlight=False).print(table)
+    output.print(pairs(results.items()))

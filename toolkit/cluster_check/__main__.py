@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from rich.console import Console
 from rich.status import Status
 
 from mindllm.command import CommandParser, error_console, interruptible, run_command
 from mindllm.config import RunConfig, load_config
+from mindllm.console import output, print_json, styled
 from mindllm.errors import CheckFailed, RunFailed, UserError
 
 DESCRIPTION = """Proves that a parallel configuration computes what a single device does, on a machine without an accelerator.
@@ -56,12 +55,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             outcome = refused(config, error)
         outcomes.append((name, outcome))
         if not options.json:
-            print_outcome(outcome, name, Console(soft_wrap=True, highlight=False))
+            print_outcome(outcome, name, output)
         if options.table:
             write_table(outcomes, options.table)
     if options.json:
         found = [{"config": name, **as_json(outcome)} for name, outcome in outcomes]
-        print(json.dumps(found[0] if len(found) == 1 else found))
+        print_json(found[0] if len(found) == 1 else found)
     return 0 if all(outcome.ok for _, outcome in outcomes) else CheckFailed.exit_code
 
 
@@ -88,7 +87,7 @@ def configurations(paths: Sequence[Path], overrides: Sequence[str]) -> list[tupl
 
 
 def _show(status: Status, name: str, text: str) -> None:
-    status.update(f"{name}: {text}")
+    status.update(styled(f"{name}: {text}"))
 
 
 def several(config: RunConfig) -> RunConfig:

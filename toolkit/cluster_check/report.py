@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
 from mindllm.config import RunConfig
+from mindllm.console import PlainConsole, styled
 from mindllm.files import atomic_open
+from mindllm.tables import Table, figures
 from toolkit.cluster_check.check import Outcome
 from toolkit.cluster_check.compare import Comparison, TensorError
 
@@ -42,9 +41,10 @@ def as_json(outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def print_outcome(outcome: Outcome, name: str, console: Console) -> None:
+def print_outcome(outcome: Outcome, name: str, console: PlainConsole) -> None:
     """One table of steps, the largest errors, and the verdict."""
-    table = Table("step", "single device", "cluster", "gradient norm", "tokens", title=f"{name}: {describe(outcome)}")
+    names = ("step", "single device", "cluster", "gradient norm", "tokens")
+    table = Table(f"{name}: {describe(outcome)}", figures(*names))
     for number, item in enumerate(outcome.comparisons, start=1):
         if item.single.overflow:
             skipped = "skipped" if all(item.cluster.overflows) else "not skipped"
@@ -65,19 +65,19 @@ def print_outcome(outcome: Outcome, name: str, console: Console) -> None:
     _print_verdict(outcome, console)
 
 
-def _print_verdict(outcome: Outcome, console: Console) -> None:
+def _print_verdict(outcome: Outcome, console: PlainConsole) -> None:
     if seconds := outcome.seconds:
         console.print(f"compiled in {seconds['compile']:.1f} s, executed in {seconds['execute']:.1f} s")
     if outcome.ok:
-        console.print("[bold green]the ranks together compute what a single device does[/]")
+        console.print("the ranks together compute what a single device does", style="bold green")
         return
     for problem in outcome.problems[:MOST_PROBLEMS]:
-        console.print(f"  {problem}", markup=False)
+        console.print(f"  {problem}")
     if len(outcome.problems) > MOST_PROBLEMS:
         console.print(f"  and {len(outcome.problems) - MOST_PROBLEMS} more")
     if outcome.first_difference:
-        console.print(f"[bold]where it begins:[/] {outcome.first_difference}")
-    console.print(f"[bold red]{_refusal(outcome)}[/]")
+        console.print(styled(("where it begins:", "bold"), f" {outcome.first_difference}"))
+    console.print(_refusal(outcome), style="bold red")
 
 
 def _refusal(outcome: Outcome) -> str:

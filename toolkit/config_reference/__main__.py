@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mindllm.command import CommandParser, run_command
+from mindllm.console import output
 from mindllm.errors import CheckFailed
 from mindllm.files import atomic_open
 from toolkit.config_reference.page import render_page
@@ -27,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if not options.check:
         with atomic_open(options.output) as file:
             file.write(page)
-        print(f"wrote {options.output}")
+        output.print(f"wrote {options.output}")
     elif not options.output.is_file() or options.output.read_text(encoding="utf-8") != page:
         raise CheckFailed(f"{options.output} is not what the schema says; run python -m toolkit.config_reference")
 

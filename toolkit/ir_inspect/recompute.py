@@ -11,10 +11,11 @@ from typing import Any
 from mindllm.compiled.cost import bytes_of
 from mindllm.compiled.graph import COLLECTIVES, Node
 from mindllm.config.recompute import LEVEL_SEPARATOR
+from mindllm.console import output
 from toolkit.ir_inspect.kept import VIEWS, KeptTensors, Storage
 from toolkit.ir_inspect.operators import FORWARD, ORDERING, Operators, is_flagged, without_numbers
 from toolkit.ir_inspect.source import Inspected
-from toolkit.ir_inspect.tables import console, print_table, size_text
+from toolkit.ir_inspect.tables import print_table, size_text
 
 WHOLE_LAYER = "recompute"
 COMMUNICATION = "recompute_comm_op"
@@ -94,7 +95,7 @@ def print_recomputation(found: Recomputation) -> None:
     print_table(title, ["key", "pattern", "layers", *numbers], rows, numbers)
     for effect in found.effects:
         if effect.why:
-            console().print(f"{effect.pattern}: {effect.why}\n", markup=False)
+            output.print(f"{effect.pattern}: {effect.why}\n")
 
 
 def as_json(found: Recomputation) -> dict[str, Any]:

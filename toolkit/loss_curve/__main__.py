@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mindllm.command import CommandParser, run_command
+from mindllm.console import output
 from toolkit.loss_curve.draw import draw, read_run
 
 EXAMPLES = """example:
@@ -23,7 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     options = parser.parse_args(arguments)
     draw([read_run(directory) for directory in options.runs], options.output)
-    print(options.output)
+    output.print(str(options.output))
     return 0
 
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
 
 from rich.console import Console
 
-from mindllm.command import CommandParser, error_console, run_command
+from mindllm.command import CommandParser, run_command
 from mindllm.config import load_config
 from mindllm.config.yaml_tree import write_yaml
+from mindllm.console import error_console, output, print_json
 from mindllm.errors import CheckFailed, UserError
 from mindllm.files import UNITS, atomic_open, size_in_bytes
 from toolkit.dry_run.simulations import Simulations, can_simulate
@@ -40,7 +40,6 @@ EXAMPLES = """example:
   python -m toolkit.pipeline_balance --measured init.yaml --micro_batches 64 --max_memory 58GB --json
   python -m toolkit.pipeline_balance --problem problem.json --apply run.yaml --output planned.yaml
 """
-WIDTH = 200  # of tables in a file
 OF_CONFIG = Path()  # --apply without a file: the run of --config
 
 
@@ -48,9 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Reads a problem, plans it, and writes what was asked for."""
     options, overrides = _parser().parse_known_args(arguments)
     _check(options, overrides)
-    console = Console(stderr=options.json)
-    if not console.is_terminal:
-        console.width = WIDTH
+    console = error_console if options.json else output
     simulations = Simulations(None, error_console, estimates=bool(options.config) and not can_simulate())
     configured = _configured(options, overrides, simulations) if options.config else None
     problem, fit = (configured.problem, None) if configured else _problem(options)
@@ -69,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _write(options, solution, configured, console)
     if options.explain:
         for line in lines(solution, explain(solution, options.seconds)):
-            console.print(line, highlight=False)
+            console.print(line)
     return 0
 
 
@@ -188,7 +185,7 @@ def _print_origin(console: Console, configured: Configured | None, fit: Fit | No
 
 def _print(options: argparse.Namespace, console: Console, solution: Solution, validated: Validated | None) -> None:
     if options.json:
-        print(json.dumps({**answer(solution), **(validated_answer(validated) if validated else {})}))
+        print_json({**answer(solution), **(validated_answer(validated) if validated else {})})
         return
     if validated:
         print_validated(console, validated)
@@ -198,7 +195,7 @@ def _print(options: argparse.Namespace, console: Console, solution: Solution, va
 def _manual(options: argparse.Namespace, problem: Problem, console: Console) -> int:
     plans = evaluate_manual(problem, options.manual)
     if options.json:
-        print(json.dumps({name: manual_answer(evaluation) for name, evaluation in plans.items()}))
+        print_json({name: manual_answer(evaluation) for name, evaluation in plans.items()})
     else:
         print_manual(console, plans)
     if options.picture:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
 import signal
 from collections.abc import Sequence
 from pathlib import Path
 
 from mindllm.command import CommandParser, run_command
+from mindllm.console import output, print_json
 from mindllm.files import size_in_bytes
 
 EXAMPLE = """examples:
@@ -30,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print_description(describe(options.path), options.json)
         return 0
     path = _convert(options)
-    print(json.dumps({"written": str(path)}) if options.json else f"wrote {path}")
+    print_json({"written": str(path)}) if options.json else output.print(f"wrote {path}")
     return 0
 
 
