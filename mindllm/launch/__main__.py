@@ -9,7 +9,8 @@ import socket
 from collections.abc import Sequence
 from pathlib import Path
 
-from mindllm.command import CommandParser, error_console, run_command
+from mindllm.command import CommandParser, output_directory, run_command
+from mindllm.console import error_console
 from mindllm.errors import UserError
 from mindllm.launch.job import HOST, CrashedAtStart, Job
 
@@ -31,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("command", help="the script with its arguments, in quotes")
     parser.add_argument("--workers", type=int, required=True, metavar="N", help="number of processes")
     parser.add_argument("--port", type=int, default=0, help="port on which they find each other (default: a free one)")
-    parser.add_argument("--log_dir", type=Path, default=Path("output/msrun_log"), help="default: %(default)s")
+    parser.add_argument("--log_dir", type=output_directory, default="output/msrun_log", help="default: %(default)s")
     parser.add_argument(
         "--timeout", type=int, default=7200, help="seconds after which they give up finding each other (default: 7200)"
     )

@@ -13,10 +13,9 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
-from mindllm.command import CommandParser, run_command
+from mindllm.command import CommandParser, output_file, run_command
 from mindllm.console import output, track
 from mindllm.errors import UserError
 from mindllm.files import atomic_open
@@ -80,8 +79,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 8], help="batch sizes (default: 1 8)")
     parser.add_argument("--rounds", type=int, default=5, help="rounds of each side (default: %(default)s)")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="threads (default: all, %(default)s)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all rounds to FILE")
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the table, with this command, to FILE")
+    parser.add_argument("--json", type=output_file, metavar="FILE", help="write all rounds to FILE")
+    parser.add_argument(
+        "--markdown", type=output_file, metavar="FILE", help="write the table, with this command, to FILE"
+    )
     sizes = vars(parser.parse_args(arguments))
     batches, rounds, file, page = (sizes.pop(name) for name in ("batch", "rounds", "json", "markdown"))
     sizes["kv_heads"] = sizes["kv_heads"] or sizes["hidden"] // HEAD_DIM

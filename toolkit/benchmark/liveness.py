@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mindllm.command import CommandParser, run_command
+from mindllm.command import CommandParser, output_directory, output_file, run_command
 from mindllm.compiled.compile_rank import compile_rank
 from mindllm.compiled.graph import CompiledGraph
 from mindllm.compiled.graph_file import load, save
@@ -132,10 +132,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         epilog=EXAMPLES,
     )
     parser.add_argument(
-        "--keep", type=Path, metavar="DIR", help="keeps graphs and simulations there, and uses them again"
+        "--keep", type=output_directory, metavar="DIR", help="keeps graphs and simulations there, and uses them again"
     )
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="writes the tables as a page")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="writes the figures in bytes")
+    parser.add_argument("--markdown", type=output_file, metavar="FILE", help="writes the tables as a page")
+    parser.add_argument("--json", type=output_file, metavar="FILE", help="writes the figures in bytes")
     options = parser.parse_args(arguments)
     simulated = [_against_simulation(case, options.keep) for case in track(CASES, "Simulating")]
     on_cpu = [_against_pool(case, options.keep) for case in track(CPU_CASES, "On the CPU")]

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from mindllm.command import CommandParser, run_command
+from mindllm.command import CommandParser, output_file, run_command
 from mindllm.console import error_console
 from mindllm.errors import UserError
 from toolkit.benchmark.report import write_markdown
@@ -153,7 +153,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--tables", nargs="+", choices=TABLES, default=TABLES, help="which (default: all)")
     parser.add_argument("--seeds", type=int, default=2, help="random problems of each size (default: %(default)s)")
     parser.add_argument("--seconds", type=float, default=60.0, help="for a problem (default: %(default)s)")
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="page to write")
+    parser.add_argument("--markdown", type=output_file, metavar="FILE", help="page to write")
     options = parser.parse_args(arguments)
     if not (options.data / "zero_bubble.csv").is_file():
         raise UserError(f"--data {options.data}: holds no zero_bubble.csv")

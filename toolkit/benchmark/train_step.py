@@ -18,10 +18,9 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from mindllm.command import CommandParser, run_command
+from mindllm.command import CommandParser, output_file, run_command
 from mindllm.console import error_console, output, track
 from mindllm.errors import UserError
 from mindllm.files import atomic_open
@@ -171,8 +170,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, default=5, help="steps of a round (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=7, help="rounds of each side (default: %(default)s)")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="threads (default: all, %(default)s)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all rounds to FILE")
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the tables, with this command, to FILE")
+    parser.add_argument("--json", type=output_file, metavar="FILE", help="write all rounds to FILE")
+    parser.add_argument(
+        "--markdown", type=output_file, metavar="FILE", help="write the tables, with this command, to FILE"
+    )
     options = parser.parse_args(arguments)
     if min(options.steps, options.rounds, options.threads) < 1:
         raise UserError("--steps, --rounds and --threads must be at least 1")

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from rich.status import Status
 
-from mindllm.command import CommandParser, error_console, interruptible, run_command
+from mindllm.command import CommandParser, interruptible, output_directory, output_file, run_command
 from mindllm.config import RunConfig, load_config
-from mindllm.console import output, print_json, styled
+from mindllm.console import error_console, output, print_json, styled
 from mindllm.errors import CheckFailed, RunFailed, UserError
 
 DESCRIPTION = """Proves that a parallel configuration computes what a single device does, on a machine without an accelerator.
@@ -112,10 +112,12 @@ def make_parser() -> CommandParser:
     )
     parser.add_argument("--workers", type=int, help="ranks compiled at a time (default: by cores and memory)")
     parser.add_argument(
-        "--cache", type=Path, metavar="DIR", help="keeps compiled graphs (default: ~/.cache/mindllm/graphs)"
+        "--cache", type=output_directory, metavar="DIR", help="keeps compiled graphs (default: ~/.cache/mindllm/graphs)"
     )
     parser.add_argument("--no_cache", action="store_true", help="compiles every rank again")
-    parser.add_argument("--table", type=Path, metavar="FILE", help="writes the answers into a table in Markdown, too")
+    parser.add_argument(
+        "--table", type=output_file, metavar="FILE", help="writes the answers into a table in Markdown, too"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object (a list for several configurations)")
     return parser
 

@@ -8,7 +8,7 @@ import signal
 from collections.abc import Sequence
 from pathlib import Path
 
-from mindllm.command import CommandParser, run_command
+from mindllm.command import CommandParser, output_file, run_command
 from mindllm.data.corpus import Corpus
 from mindllm.errors import RunFailed, UserError
 from toolkit.data_preprocess.build import Summary, build, prepare_tokenizer
@@ -132,7 +132,7 @@ def add_output_options(group: argparse._ArgumentGroup) -> None:
         metavar="VOCAB_SIZE",
         help="first train FILE, if it is missing: a byte-level BPE (.json) or a sentencepiece BPE (.model)",
     )
-    group.add_argument("--output-prefix", type=Path, metavar="PREFIX", help="of the files that are made")
+    group.add_argument("--output-prefix", type=output_file, metavar="PREFIX", help="of the files that are made")
     group.add_argument(
         "--append-eod",
         action=argparse.BooleanOptionalAction,

@@ -6,10 +6,10 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from mindllm.command import CommandParser, error_console, run_command
+from mindllm.command import CommandParser, output_directory, run_command
 from mindllm.compiled.simulate_rank import DEVICE_MEMORY, limit_of
 from mindllm.config import RunConfig, load_config
-from mindllm.console import output, print_json
+from mindllm.console import error_console, output, print_json
 from mindllm.errors import CheckFailed, UserError
 from mindllm.files import atomic_open
 from toolkit.dry_run.advice import shortage
@@ -65,7 +65,11 @@ def make_parser() -> CommandParser:
     parser.add_argument("--json", action="store_true", help="one JSON object instead of the table")
     parser.add_argument("--max_device_memory", metavar="SIZE", help="the limit, as 58GB (default: the configuration's)")
     parser.add_argument(
-        "--output", type=Path, default=Path("output_dryrun"), metavar="DIR", help="for logs and page (output_dryrun)"
+        "--output",
+        type=output_directory,
+        default="output_dryrun",
+        metavar="DIR",
+        help="for logs and page (output_dryrun)",
     )
     parser.add_argument("--workers", type=_positive, metavar="N", help="simulations at once (default: one per core)")
     parser.add_argument("--rank_size", type=int, metavar="N", help="devices the configuration must have")

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from mindllm.command import CommandParser, run_command
+from mindllm.command import CommandParser, output_file, run_command
 from mindllm.console import output, print_json
 from mindllm.errors import UserError
 from toolkit.ir_inspect.source import Inspected, compile_config, read_graph
@@ -61,7 +61,7 @@ def make_parser() -> CommandParser:
     _command(commands, "recompute", _recompute, text, "--config run.yaml --rank 8")
     _command(commands, "diff", _diff, "what differs between two graphs", "before.graph after.graph", ["first"])
     page = _command(commands, "graph", _page, "a page to look at, as one HTML file", "rank8.graph --output rank8.html")
-    page.add_argument("--output", type=Path, default=Path("graph.html"), metavar="FILE", help="default graph.html")
+    page.add_argument("--output", type=output_file, default="graph.html", metavar="FILE", help="default graph.html")
     keep = _command(
         commands,
         "save",
@@ -69,7 +69,7 @@ def make_parser() -> CommandParser:
         "the compiled graph, kept in a file for the other commands",
         "--config run.yaml --output rank8.graph",
     )
-    keep.add_argument("--output", type=Path, default=Path("rank.graph"), metavar="FILE", help="default rank.graph")
+    keep.add_argument("--output", type=output_file, default="rank.graph", metavar="FILE", help="default rank.graph")
     return parser
 
 

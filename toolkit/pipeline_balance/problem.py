@@ -6,7 +6,6 @@ another form is read by ``read_problem``.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
@@ -14,14 +13,16 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from mindllm.config.problems import plain_message
 from mindllm.errors import UserError
+from mindllm.json_text import parse_json
 
 Schedule = Literal["1f1b", "less_memory", "gpipe", "zb1p", "zb2p", "zb"]
 """``1f1b`` is interleaved 1F1B when there are several chunks; ``less_memory`` is the interleaved schedule with the warm-up of one
 chunk; ``zb`` is the zero-bubble schedule that keeps within the memory limit."""
 
 ZERO_BUBBLE = ("zb1p", "zb2p", "zb")
-Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Amount = Annotated[float, Field(ge=0, le=1e15, allow_inf_nan=False)]  # sums of them stay exact enough to compare
 PerStage = Amount | tuple[Amount, ...]
 
 
@@ -139,6 +140,10 @@ class Problem(Model):
             raise ValueError(f"schedule {self.schedule} has one chunk per stage, not {self.chunks}")
         if self.schedule in ZERO_BUBBLE and not any(layer.weight_gradient for layer in self.layers):
             raise ValueError(f"schedule {self.schedule} puts off weight gradients, but no layer has a weight_gradient")
+        if not any(layer.forward or any(kind.backward for kind in layer.kinds.values()) for layer in self.layers):
+            raise ValueError(
+                "layers: all times are 0; a plan balances time, so some layer needs a forward or backward time"
+            )
         names = [layer.name for layer in self.layers]
         if len(set(names)) != len(names):
             raise ValueError(f"layers: names must differ, not {names}")
@@ -200,16 +205,14 @@ def make_problem(fields: Mapping[str, Any], source: str) -> Problem:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"] if not str(part).startswith(("constrained", "tuple[")))
-        message = first["msg"].removeprefix("Value error, ")
-        given = "" if isinstance(first["input"], dict | list) else f" (is {first['input']!r})"
-        raise UserError(f"{source}: {where + ': ' if where else ''}{message}{given}") from None
+        raise UserError(f"{source}: {where + ': ' if where else ''}{plain_message(first)}") from None
 
 
 def read_json(path: Path) -> Any:
     """The content of a JSON file; a UserError names the line that is none."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return parse_json(path.read_bytes())
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:
         raise UserError(f"{path}: is not JSON: {error}") from None

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mindllm.errors import UserError
+from mindllm.errors import CheckFailed
 from toolkit.pipeline_balance.feasible import lightest_split
 from toolkit.pipeline_balance.interleaved import solve_interleaved
 from toolkit.pipeline_balance.one_chunk import solve_one_chunk
@@ -33,7 +33,7 @@ class Solution:
         return max(0.0, self.best.step_time / self.lower_bound - 1) if self.lower_bound else 0.0
 
 
-class Infeasible(UserError):
+class Infeasible(CheckFailed):
     """No plan fits the memory."""
 
 

@@ -7,14 +7,14 @@ import signal
 from collections.abc import Sequence
 from pathlib import Path
 
-from mindllm.command import CommandParser, run_command
+from mindllm.command import CommandParser, output_directory, run_command
 from mindllm.console import output, print_json
 from mindllm.files import size_in_bytes
 
 EXAMPLE = """examples:
   python -m toolkit.weights info models/llama3-8b
   python -m toolkit.weights import models/llama3-8b output/llama3-8b/checkpoint
-  python -m toolkit.weights export output/llama3-8b/checkpoint/llm-600 exported/llama3-8b --dtype bfloat16
+  python -m toolkit.weights export output/llama3-8b/checkpoint/llm-400 exported/llama3-8b --dtype bfloat16
 
 run_llm.py reads a Hugging Face directory itself (--load_checkpoint DIRECTORY); import makes a checkpoint of one.
 """
@@ -45,10 +45,10 @@ def make_parser() -> CommandParser:
     commands = parser.add_subparsers(dest="command", required=True)
     importing = commands.add_parser("import", help="a Hugging Face directory as checkpoint DIRECTORY/llm-0")
     importing.add_argument("source", type=Path, metavar="HF_DIRECTORY")
-    importing.add_argument("target", type=Path, metavar="DIRECTORY", help="directory of checkpoints")
+    importing.add_argument("target", type=output_directory, metavar="DIRECTORY", help="directory of checkpoints")
     exporting = commands.add_parser("export", help="a checkpoint as Hugging Face directory")
     exporting.add_argument("source", type=Path, metavar="CHECKPOINT")
-    exporting.add_argument("target", type=Path, metavar="HF_DIRECTORY", help="must not exist, or be empty")
+    exporting.add_argument("target", type=output_directory, metavar="HF_DIRECTORY", help="must not exist, or be empty")
     add_export_options(exporting)
     describing = commands.add_parser("info", help="architecture, files and types of either, checked")
     describing.add_argument("path", type=Path, metavar="PATH")
