@@ -68,7 +68,15 @@ class PlainConsole(Console):
 
     def status(self, status, **options) -> Status:  # type: ignore[override]
         """A line that says what is being done; of a string nothing is markup."""
-        return super().status(styled(status) if isinstance(status, str) else status, **options)
+        return PlainStatus(styled(status) if isinstance(status, str) else status, console=self, **options)
+
+
+class PlainStatus(Status):
+    """A line that says what is being done."""
+
+    def update(self, status=None, **options) -> None:  # type: ignore[override]
+        """Says something else; of a string nothing is markup."""
+        super().update(styled(status) if isinstance(status, str) else status, **options)
 
 
 output = PlainConsole()  # what was asked for

@@ -35,3 +35,9 @@ def nearest(word: str, candidates: Iterable[str]) -> str:
     if close:
         return f"; did you mean '{close[0]}'?"
     return f"; valid: {', '.join(names)}" if names else ""
+
+
+def shortened(value: object, most: int = 60) -> str:
+    """A value of a user's file as text of bounded length, on one line."""
+    text = " ".join(ascii(value)[: 4 * most].split()) if isinstance(value, str) else repr(value)[: 4 * most]
+    return text if len(text) <= most else f"{text[:most]}…"

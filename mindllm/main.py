@@ -69,28 +69,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def run(config: RunConfig) -> int:
     """Imports what the mode needs, and MindSpore, only now: an error in the YAML is told within a second."""
-    from mindllm.train.device import prepare_environment
     from mindllm.train.preflight import refuse_what_must_fail
 
     refuse_what_must_fail(config)
     leave_on_interrupt()
-    if config.run_mode not in ("predict", "chat"):  # which wait for a line, and have a Ctrl-C of their own
+    if config.run_mode in ("train", "finetune", "eval"):
         receive_interrupts()
+        from mindllm.run.start import start
+
+        return start(config)
+    from mindllm.train.device import prepare_environment
+
     prepare_environment(config)
     if config.run_mode == "predict":
         from mindllm.generate.predict import predict
 
         return predict(config)
-    if config.run_mode == "chat":
-        from mindllm.generate.chat import chat
+    from mindllm.generate.chat import chat
 
-        return chat(config)
-    from mindllm.train.ranks import end_rank
-    from mindllm.train.run import evaluate, train
-
-    code = evaluate(config) if config.run_mode == "eval" else train(config)
-    end_rank(code)
-    return code
+    return chat(config)
 
 
 def command() -> None:

@@ -1,29 +1,63 @@
 #!/usr/bin/env bash
-# Trains on several devices of this machine; arguments in the order of MindFormers' script of this name.
-usage='usage: bash scripts/msrun_launcher.sh "run_llm.py --config FILE [options]" WORKER_NUM [PORT [LOG_DIR [JOIN [TIMEOUT]]]]
+# Trains on several devices, of one machine or of several; arguments in the order of MindFormers' script of this name.
+usage='usage: bash scripts/msrun_launcher.sh [--restart N] "run_llm.py --config FILE [options]" ARGUMENTS
 
-  WORKER_NUM  processes, one for each device that parallel_config describes
-  PORT        on which they find each other (default: a free one; on Ascend 8118)
-  LOG_DIR     receives worker_0.log, worker_1.log, ... (default: output/msrun_log)
-  JOIN        True: waits for the end (the default); False: returns at once, the job goes on
-  TIMEOUT     seconds after which they give up finding each other (default: 7200)
+one machine: WORKER_NUM [PORT [LOG_DIR [JOIN [TIMEOUT]]]]
+several, the same command on each with its own NODE_RANK:
+  WORKER_NUM LOCAL_WORKER MASTER_ADDR MASTER_PORT NODE_RANK LOG_DIR JOIN TIMEOUT
 
-example: bash scripts/msrun_launcher.sh "run_llm.py --config configs/llama2/pretrain_llama2_tiny.yaml \
-  --use_parallel true --parallel_config.data_parallel=2 --batch_size 8" 2
+  WORKER_NUM    processes in all, one for each device that parallel_config describes
+  LOCAL_WORKER  those of this machine
+  MASTER_ADDR   address of machine 0, where the others reach it
+  MASTER_PORT   on which they find each other (one machine: default a free one; on Ascend 8118); without Ascend devices the
+                port after it is used, too
+  NODE_RANK     number of this machine, from 0
+  LOG_DIR       receives worker_0.log, worker_1.log, ... (default: output/msrun_log)
+  JOIN          True: waits for the end (the default); False: returns at once, the job goes on
+  TIMEOUT       seconds after which they give up finding each other (default: 7200)
+  --restart N   a job that fails is started again from its last good checkpoint, N times at most (default: 0)
 
-Where there are Ascend devices, this calls the msrun of MindSpore, otherwise python -m mindllm.launch, which watches its processes
-more closely. SIGTERM and Ctrl-C stop all ranks after the same step, with a checkpoint.'
+examples:
+  bash scripts/msrun_launcher.sh "run_llm.py --config configs/llama2/pretrain_llama2_tiny.yaml \
+    --use_parallel true --parallel_config.data_parallel=2 --batch_size 8" 2
+  bash scripts/msrun_launcher.sh --restart 3 "run_llm.py --config configs/llama2/pretrain_llama2_13b_16p.yaml" \
+    16 8 192.168.1.10 8118 0 output/msrun_log True 7200   # and on the other machine with 1 instead of 0
+
+Where there are Ascend devices, the msrun of MindSpore starts the processes, otherwise python -m mindllm.launch does; that watches
+them in both cases. SIGTERM and Ctrl-C stop all ranks after the same step, with a checkpoint.'
 set -euo pipefail
 
-if [ "${1:-}" = --help ] || [ "${1:-}" = -h ]; then
-  echo "$usage"
-  exit 0
-fi
-if [ $# -lt 2 ] || [ $# -gt 6 ]; then
+restart=0 arguments=()
+while [ $# -gt 0 ]; do
+  case $1 in
+    --help | -h)
+      echo "$usage"
+      exit 0
+      ;;
+    --restart)
+      restart=${2:-}
+      shift "$(($# > 1 ? 2 : 1))"
+      ;;
+    --restart=*)
+      restart=${1#--restart=}
+      shift
+      ;;
+    *)
+      arguments+=("$1")
+      shift
+      ;;
+  esac
+done
+set -- ${arguments[@]+"${arguments[@]}"}
+if [ $# -ge 2 ] && [ $# -le 6 ]; then
+  command=$1 workers=$2 local=$2 address=127.0.0.1 port=${3:-0} node=0
+  log_dir=${4:-output/msrun_log} join=${5:-True} timeout=${6:-7200}
+elif [ $# -eq 9 ]; then
+  command=$1 workers=$2 local=$3 address=$4 port=$5 node=$6 log_dir=$7 join=$8 timeout=$9
+else
   echo "$usage" >&2
   exit 2
 fi
-command=$1 workers=$2 port=${3:-0} log_dir=${4:-output/msrun_log} join=${5:-True} timeout=${6:-7200}
 case $join in
   [Tt]rue | [Ff]alse) ;;
   *)
@@ -37,14 +71,12 @@ export PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}"
 if [ -z "${VIRTUAL_ENV:-}" ] && [ -x "$root/.venv/bin/python" ]; then
   PATH=$root/.venv/bin:$PATH # what scripts/quickstart.sh has installed
 fi
+launch=(python -m mindllm.launch --workers "$workers" --local_workers "$local" --master_addr "$address" --port "$port"
+  --node_rank "$node" --log_dir "$log_dir" --timeout "$timeout" --restart "$restart")
 if compgen -G '/dev/davinci[0-9]*' > /dev/null; then
-  [ "$port" = 0 ] && port=8118
-  read -r -a words <<< "$command"
-  launch=(msrun --worker_num="$workers" --local_worker_num="$workers" --master_port="$port" --log_dir="$log_dir"
-    --join=True --cluster_time_out="$timeout" "${words[@]}")
-else
-  launch=(python -m mindllm.launch --workers "$workers" --port "$port" --log_dir "$log_dir" --timeout "$timeout" "$command")
+  launch+=(--msrun)
 fi
+launch+=("$command")
 case $join in
   [Tt]rue) exec "${launch[@]}" ;;
   *)

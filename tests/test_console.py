@@ -59,7 +59,7 @@ def test_a_bar_and_a_status_show_them_too():
     with progress(console=console, transient=False) as bar:
         bar.add_task(HOSTILE, total=1)
     with console.status(HOSTILE) as status:
-        status.update(styled(HOSTILE))
+        status.update(HOSTILE)
     assert SHOWN in file.getvalue()
     assert list(track([1, 2], HOSTILE, shown=False)) == [1, 2]
 

@@ -57,13 +57,17 @@ class RankCompilation:
     Args:
         cache: directory in which graphs are kept by content; None keeps none.
         workers: ranks at a time.
+        training: the training step; otherwise what evaluates.
     """
 
-    def __init__(self, config: RunConfig, cache: Path | None = None, workers: int | None = None) -> None:
+    def __init__(
+        self, config: RunConfig, cache: Path | None = None, workers: int | None = None, training: bool = True
+    ) -> None:
         self.config = config
+        self.training = training
         self.devices = mesh_of(config).devices
         self.workers = min(workers or most_workers(), self.devices)
-        self._kept = None if cache is None else cache / _key(config)
+        self._kept = None if cache is None else cache / (_key(config) if training else f"{_key(config)}-evaluation")
         self._temporary = Path(tempfile.mkdtemp(prefix="mindllm_ranks_"))
         self._free = free_memory()
         self._server: subprocess.Popen[bytes] | None = None
@@ -153,6 +157,7 @@ class RankCompilation:
                 "-m",
                 "mindllm.compiled.rank_server",
                 *(f"--{name}={value}" for name, value in options.items()),
+                *(() if self.training else ("--evaluation",)),
             ],
             cwd=self._temporary,
             env={"GLOG_v": ERRORS_ONLY, **os.environ, "PYTHONPATH": search, "MS_DEV_PRECOMPILE_ONLY": "1"},

@@ -9,7 +9,8 @@ field.
 | FlashAttentionScore | ``4 s_q s_kv d`` a head and sequence: two products (Dao et al., 2022); half if causal |
 | its gradient | 2.5 times as many: five products instead of two (Dao, 2023, section 3.1) |
 | others with arithmetic | operations for each element of the largest tensor, from :data:`PER_ELEMENT` |
-| all the rest | 0 |
+| those that only move, compare or choose (:data:`WITHOUT_ARITHMETIC`) | 0 |
+| all the rest | not known: such operators are named, not counted as nothing |
 
 Bytes are those of all inputs and outputs, each once. Views and what only orders operators cost nothing; a slice and a lookup
 read what they yield.
@@ -21,7 +22,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from mindllm.compiled.graph import CompiledGraph, Node, TensorType
+from mindllm.compiled.graph import COLLECTIVES, CompiledGraph, Node, TensorType
 
 SIZES = {
     **dict.fromkeys(("bool", "int8", "uint8"), 1),
@@ -63,10 +64,35 @@ PER_ELEMENT = {
     "RotaryPositionEmbeddingGrad": 3,
     "AdamWeightDecay": 13,
     "Adam": 12,
+    **dict.fromkeys(("UnsortedSegmentSum", "FloorDiv"), 1),
+    **dict.fromkeys(("TanhGrad", "RsqrtGrad", "SqrtGrad"), 2),
 }
 VIEWS = ("ExpandDims", "Load", "Reshape", "Squeeze", "TupleGetItem")
 ORDER = ("Call", "Constant", "Depend", "MakeTuple", "Partial", "StopGradient", "Switch", "UpdateState")
 WITHOUT_TRAFFIC = frozenset(VIEWS + ORDER)
+COMPARES = (
+    "Equal",
+    "NotEqual",
+    "Less",
+    "LessEqual",
+    "Greater",
+    "GreaterEqual",
+    "LogicalAnd",
+    "LogicalOr",
+    "LogicalNot",
+    "IsFinite",
+    "Select",
+    "ReduceAll",
+    "ReduceAny",
+    "All",
+)
+MOVES = (
+    *("Assign", "BroadcastTo", "Cast", "Concat", "Copy", "Fill", "FillV2", "Full", "Gather", "GatherD", "GetNext"),
+    *("MakeList", "OneHot", "OnesLike", "Ones", "Pack", "Range", "ScalarToTensor", "Shape", "Slice", "SliceExt"),
+    *("Split", "SplitV", "SplitWithSize", "Stack", "StridedSlice", "StridedSliceGrad", "TensorMove", "TensorShape"),
+    *("Tile", "Transpose", "TransposeExtView", "Unstack", "Zeros", "ZerosLike", "ZerosLikeExt", "_VirtualDataset"),
+)
+WITHOUT_ARITHMETIC = WITHOUT_TRAFFIC | COLLECTIVES | frozenset(COMPARES + MOVES)
 READS_WHAT_IT_YIELDS = frozenset({"Gather", "StridedSlice", "Slice", "SliceExt"})
 
 
@@ -90,6 +116,12 @@ def cost(graph: CompiledGraph, node: Node) -> Cost:
     given = graph.input_tensors(node)
     products = _products(graph, node, given)
     return Cost(products or _arithmetic(node, given), products, _traffic(node, given))
+
+
+def uncounted(graph: CompiledGraph) -> tuple[str, ...]:
+    """The operators of a graph whose operations are not known, by name: their bytes are in a cost, their operations are not."""
+    known = WITHOUT_ARITHMETIC | PRODUCTS | PER_ELEMENT.keys() | {ATTENTION, ATTENTION_GRADIENT}
+    return tuple(sorted({node.op for node in graph.nodes() if node.op not in known}))
 
 
 def step_cost(graph: CompiledGraph, nodes: Iterable[Node] | None = None) -> Cost:

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from mindllm.compiled.layouts import ParameterLayout
 from mindllm.compiled.sources import SourceLine, Sources
+from mindllm.parallel.parameter_layout import ParameterLayout
 
 COLLECTIVES = frozenset({"AllReduce", "AllGather", "ReduceScatter", "AlltoAll", "Broadcast", "Send", "Receive"})
 BACKWARD, GRADIENT_OF = "Gradients/", "Grad_"

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from mindllm.compiled.graph import CompiledGraph
-from mindllm.compiled.layouts import ParameterLayout
 from mindllm.compiled.mind_ir import parse_mind_ir
 from mindllm.compiled.sources import Sources, sources_from_json, sources_to_json
 from mindllm.errors import UserError
 from mindllm.files import atomic_path
+from mindllm.parallel.parameter_layout import ParameterLayout
 
 FORMAT, VERSION = "mindllm compiled graph", 1
 MIND_IR, FACTS = "rank.mindir", "rank.json"

@@ -33,9 +33,9 @@ from mindllm.compiled.graph import (
     groups_of,
     local_name,
 )
-from mindllm.compiled.layouts import ParameterLayout
 from mindllm.compiled.sources import Sources
 from mindllm.errors import UserError
+from mindllm.parallel.parameter_layout import ParameterLayout
 
 REFERENCE = "REF::"
 PROTOBUF = "mindspore.train.mind_ir_pb2"

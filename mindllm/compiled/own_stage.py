@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 
-from mindllm.config import RunConfig, override_config
+from mindllm.config import RunConfig, keys_of_layers, override_config
 from mindllm.parallel.layer_plan import LayerAssignment, make_plan
 from mindllm.parallel.plan_text import render_plan
 
@@ -26,7 +26,9 @@ def own_stage_only(config: RunConfig, stage: int) -> tuple[RunConfig, Callable[[
         if layer.stage == stage or number == 0 or _place(layer) != _place(plan.layers[number - 1])
     ]
     smaller = replace(plan, layers=tuple(plan.layers[number] for number in kept))
-    values = {"model.model_config.num_layers": len(kept), **render_plan(smaller)}
+    model = config.model.config
+    keys = keys_of_layers(model, [model.architecture.layers[number] for number in kept])
+    values = {**{f"model.model_config.{key}": value for key, value in keys.items()}, **render_plan(smaller)}
     return override_config(config, values), lambda name: NUMBER.sub(lambda found: str(kept[int(found[0])]), name)
 
 

@@ -35,12 +35,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--ranks", required=True, help="global ranks, separated by commas")
     parser.add_argument("--workers", type=int, default=1, help="ranks that are compiled at a time (default: 1)")
     parser.add_argument("--output", type=Path, required=True, help="receives a directory for each rank")
+    parser.add_argument("--evaluation", action="store_true", help="compile what evaluates instead of the training step")
     options = parser.parse_args(arguments)
     die_with_parent()
     config = load_config(options.config)
     _import_once()
     ranks = [int(rank) for rank in options.ranks.split(",")]
-    compile_each(ranks, options.workers, partial(_start, config, options.output), partial(_learn, options.output))
+    compile_each(
+        ranks,
+        options.workers,
+        partial(_start, config, options.output, not options.evaluation),
+        partial(_learn, options.output),
+    )
     return 0
 
 
@@ -74,12 +80,12 @@ def _learn(output: Path, rank: int) -> None:
         read_parsed(parsed)
 
 
-def _compile(config: RunConfig, rank: int) -> None:
-    compile_to(config, rank, Path())
+def _compile(config: RunConfig, rank: int, training: bool) -> None:
+    compile_to(config, rank, Path(), training)
     write_parsed(Path(PARSED))
 
 
-def _start(config: RunConfig, output: Path, rank: int) -> int:
+def _start(config: RunConfig, output: Path, training: bool, rank: int) -> int:
     """Forks the process of a rank, which works and logs in a directory of its own; returns its id."""
     directory = output / str(rank)
     directory.mkdir(parents=True)
@@ -95,7 +101,7 @@ def _start(config: RunConfig, output: Path, rank: int) -> int:
         os.chdir(directory)
         devices = mesh_of(config).devices
         os.environ.update({**environment(rank, devices), **text_of_last_graph(directory)})
-        run_command(lambda _: _compile(config, rank))
+        run_command(lambda _: _compile(config, rank, training))
     except SystemExit as end:
         code = int(end.code or 0)
     except BaseException:

@@ -11,9 +11,8 @@ from typing import Any
 
 from mindllm.command import CommandParser, run_command
 from mindllm.compiled.device.callback_thread import calm_callback_thread
-from mindllm.compiled.refusals import refusals_explained
-from mindllm.compiled.worker import example_inputs
 from mindllm.config import RunConfig, load_config
+from mindllm.parallel.refusals import refusals_explained
 
 PIPELINED_THREADS = 8  # with a single one, which is what two cores get, kernels cannot be launched in branches
 KERNEL_BY_KERNEL = "O0"  # O2 is for another compiler, which is not in the wheel
@@ -47,7 +46,7 @@ def simulate(config: RunConfig, rank: int) -> None:
     ms.set_recursion_limit(context.max_call_depth)
     ms.runtime.dispatch_threads_num(PIPELINED_THREADS)
     init()
-    from mindllm.train.distributed_step import build_distributed_step
+    from mindllm.train.distributed_step import build_distributed_step, example_inputs
 
     calm_callback_thread(Path(ms.__file__).parent)
     step = build_distributed_step(config, rank)

@@ -8,15 +8,14 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from mindllm.command import CommandParser, run_command
 from mindllm.compiled.graph_file import write_graph
-from mindllm.compiled.layouts import ParameterLayout
-from mindllm.compiled.refusals import refusals_explained
 from mindllm.compiled.sources import SourceLine, read_sources
 from mindllm.config import RunConfig, load_config
 from mindllm.parallel.layout import mesh_of
+from mindllm.parallel.parameter_layout import ParameterLayout
+from mindllm.parallel.refusals import refusals_explained
 
 GRAPH = "rank.graph"
 TEXT = "text"
@@ -39,19 +38,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def compile_to(config: RunConfig, rank: int, output: Path) -> None:
-    """Compiles ``rank`` and writes its graph into the directory ``output``."""
+def compile_to(config: RunConfig, rank: int, output: Path, training: bool = True) -> None:
+    """Compiles the step of ``rank``, or what it evaluates with, and writes the graph into the directory ``output``."""
     from mindllm.compiled.device import front_end
 
     front_end.pretend_device(rank, mesh_of(config).devices)
     import mindspore as ms
 
-    from mindllm.train.distributed_step import build_distributed_step
+    from mindllm.train.distributed_step import build_distributed_loss, build_distributed_step, example_inputs
 
     ms.set_context(mode=ms.GRAPH_MODE, max_call_depth=config.context.max_call_depth)
-    step = build_distributed_step(config, rank)
-    with refusals_explained(step):
-        graph = front_end.compile_cell(step, *example_inputs(config))
+    cell = build_distributed_step(config, rank) if training else build_distributed_loss(config, rank)
+    with refusals_explained(cell):
+        graph = front_end.compile_cell(cell, *example_inputs(config, training))
     layouts = {name: ParameterLayout.from_front_end(layout) for name, layout in graph.parameter_layouts.items()}
     write_graph(output / GRAPH, rank, graph.mind_ir, layouts, sources_in(Path(os.environ[TEXT_DIRECTORY])))
 
@@ -72,19 +71,6 @@ def sources_in(text: Path) -> dict[str, tuple[SourceLine, ...]]:
         with open(path, encoding="utf-8", errors="replace") as lines:
             found |= read_sources(lines)
     return found
-
-
-def example_inputs(config: RunConfig) -> list[Any]:
-    """A batch of the shapes this rank is given, the rate and the loss scale."""
-    import mindspore as ms
-    import numpy as np
-
-    from mindllm.train.distributed_step import input_slices
-
-    shape = (config.global_batch_size // input_slices(config), config.model.config.seq_length)
-    ids = ms.Tensor(np.zeros(shape, np.int32))
-    scalars = [ms.Tensor(value, ms.float32) for value in (1e-4, 1.0)]
-    return [ids, ids, ms.Tensor(np.ones(shape, np.float32)), *scalars]
 
 
 if __name__ == "__main__":

@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import mindllm
-from mindllm.compiled.refusals import CompileFailed, reason
 from mindllm.errors import UserError
 from mindllm.launch.process import die_with_parent
+from mindllm.parallel.refusals import CompileFailed, reason
 
 SHOWN_LINES = 12
 USER_ERROR = re.compile(r"^error: ", re.MULTILINE)

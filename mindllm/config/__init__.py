@@ -4,10 +4,13 @@ The only room that reads YAML. Start with :func:`load_config`; the root of the s
 ``model.model_config`` is the attribute ``config.model.config``, because pydantic keeps the name ``model_config`` for itself.
 """
 
+from mindllm.config.architecture import Architecture
+from mindllm.config.architecture_keys import keys_of_layers
 from mindllm.config.dataset import EvalDatasetConfig, ProcessorConfig, TrainDatasetConfig
 from mindllm.config.generation import GenerationConfig
 from mindllm.config.hugging_face import config_json, is_hugging_face, read_model_config
 from mindllm.config.layer_counts import layer_counts
+from mindllm.config.layers import LayerSpec
 from mindllm.config.load import load_config, override_config, render_config
 from mindllm.config.model import ModelConfig
 from mindllm.config.optimizer import LrSchedule, OptimizerConfig, RunnerWrapperConfig
@@ -17,10 +20,12 @@ from mindllm.config.run import RunConfig
 from mindllm.config.runtime import ContextConfig, ExportConfig, RunnerConfig
 
 __all__ = [
+    "Architecture",
     "ContextConfig",
     "EvalDatasetConfig",
     "ExportConfig",
     "GenerationConfig",
+    "LayerSpec",
     "LrSchedule",
     "ModelConfig",
     "OptimizerConfig",
@@ -34,6 +39,7 @@ __all__ = [
     "TrainDatasetConfig",
     "config_json",
     "is_hugging_face",
+    "keys_of_layers",
     "layer_counts",
     "load_config",
     "override_config",

@@ -36,6 +36,13 @@ class CheckpointMonitorConfig(Section):
     type: Literal["CheckpointMonitor"] = Field(description="Saves checkpoints to `{output_dir}/checkpoint`.")
     save_checkpoint_steps: PositiveInt = Field(default=100, description="Steps between two checkpoints.")
     keep_checkpoint_max: PositiveInt = Field(default=5, description="Newest checkpoints that are kept.")
+    async_save: bool = Field(
+        default=False,
+        description="Writes beside training, which stops only while tensors are copied to the host, and takes that much memory.",
+    )
+    remove_redundancy: bool = Field(
+        default=True, description="Writes what several ranks hold once; false: each rank writes all it holds."
+    )
 
 
 class NaNMonitorConfig(Section):

@@ -6,9 +6,16 @@ from collections.abc import Iterator
 
 from mindllm.config.check_generation import check_generation
 from mindllm.config.check_limits import check_limits
-from mindllm.config.check_parallel import check_mesh, check_offset, check_pipeline, check_recompute, check_sharding
+from mindllm.config.check_parallel import (
+    check_devices,
+    check_mesh,
+    check_offset,
+    check_pipeline,
+    check_recompute,
+    check_sharding,
+)
 from mindllm.config.document import KeyPath
-from mindllm.config.model_size import llama_intermediate_size
+from mindllm.config.model import llama_intermediate_size
 from mindllm.config.optimizer import DecayingSchedule, DynamicLossScale, StableDecaySchedule
 from mindllm.config.pretrained import check_pretrained
 from mindllm.config.run import RunConfig
@@ -41,6 +48,7 @@ def check_run(config: RunConfig) -> Iterator[Finding]:
         check_sequence,
         check_tokens,
         check_mesh,
+        check_devices,
         check_sharding,
         check_pipeline,
         check_offset,

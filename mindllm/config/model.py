@@ -1,6 +1,7 @@
-"""Sections ``model`` and ``model.model_config``: the architecture. What follows from other values is filled in.
+"""Sections ``model`` and ``model.model_config``: a flat list of keys, most of them MindFormers'. What follows is filled in.
 
-Defaults of the feed-forward width follow Meta's Llama reference code (``llama/model.py``, class ``FeedForward``).
+``ModelConfig.architecture`` is what the keys describe. Defaults of the feed-forward width follow Meta's Llama reference code
+(``llama/model.py``, class ``FeedForward``).
 """
 
 from __future__ import annotations
@@ -10,38 +11,15 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, PlainValidator, model_validator
 from pydantic_core import PydanticCustomError
 
-from mindllm.config import model_size
+from mindllm.config.architecture import Architecture
+from mindllm.config.architecture_keys import architecture_of
 from mindllm.config.layer_counts import Offset
+from mindllm.config.layers import Activation
+from mindllm.config.rope_scaling import RopeScaling
 from mindllm.config.section import DType, List, PositiveInt, Section
 
-
-class LinearRopeScaling(Section):
-    """Positions divided by ``factor`` (Chen et al. 2023, position interpolation)."""
-
-    type: Literal["linear"] = Field(default="linear", description="Positions are divided by `factor`.")
-    factor: float = Field(gt=0, description="Ratio of the new context length to the original one.")
-
-
-class Llama3RopeScaling(Section):
-    """Frequencies scaled by wavelength, as in Llama 3.1."""
-
-    type: Literal["llama3"] = Field(
-        default="llama3", description="Low frequencies are divided by `factor`, high ones kept."
-    )
-    factor: float = Field(gt=0, description="Divisor of the low frequencies.")
-    low_freq_factor: float = Field(
-        default=1.0, gt=0, description="Wavelengths above original / this are low frequencies."
-    )
-    high_freq_factor: float = Field(
-        default=4.0, gt=0, description="Wavelengths below original / this are high frequencies."
-    )
-    original_max_position_embeddings: PositiveInt = Field(
-        default=8192, description="Context length of the original training."
-    )
-
-
+LayerType = Literal["full_attention", "sliding_attention"]
 TokenId = Annotated[int, Field(ge=0)]
-RopeScaling = Annotated[LinearRopeScaling | Llama3RopeScaling, Field(discriminator="type")]
 
 
 def _offset(value: Any) -> Offset:
@@ -75,7 +53,15 @@ def _default_head_dim(data: dict[str, Any]) -> int:
 
 def _default_intermediate_size(data: dict[str, Any]) -> int:
     multiple_of, multiplier = data.get("multiple_of", 1), data.get("ffn_dim_multiplier")
-    return model_size.llama_intermediate_size(data.get("hidden_size", 1), multiple_of, multiplier)
+    return llama_intermediate_size(data.get("hidden_size", 1), multiple_of, multiplier)
+
+
+def llama_intermediate_size(hidden_size: int, multiple_of: int, ffn_dim_multiplier: float | None) -> int:
+    """Width of Llama's feed-forward: 2/3 of four times ``hidden_size``, multiplied, rounded up to ``multiple_of``."""
+    width = int(2 * 4 * hidden_size / 3)
+    if ffn_dim_multiplier is not None:
+        width = int(ffn_dim_multiplier * width)
+    return multiple_of * ((width + multiple_of - 1) // multiple_of)
 
 
 def _default_max_position(data: dict[str, Any]) -> int:
@@ -83,7 +69,7 @@ def _default_max_position(data: dict[str, Any]) -> int:
 
 
 class ModelConfig(Section):
-    """Section ``model.model_config``: a Llama-shaped decoder."""
+    """Section ``model.model_config``: a decoder."""
 
     type: Literal["LlamaConfig"] = Field(default="LlamaConfig", description="Kind of configuration.")
     vocab_size: PositiveInt = Field(description="Rows of the embedding table.")
@@ -111,12 +97,64 @@ class ModelConfig(Section):
     max_position_embedding: PositiveInt = Field(
         default_factory=_default_max_position, description="Longest context; default: `seq_length`."
     )
+    position_embedding_type: Literal["rope", "alibi", "learned_absolute"] = Field(
+        default="rope",
+        description="Rotary positions, a slope per head on the distance (ALiBi), or a learned vector per position.",
+    )
     theta: float = Field(default=10000.0, gt=0, description="Base of the rotary frequencies.")
+    partial_rotary_factor: float = Field(
+        default=1.0, gt=0, le=1, description="Part of the channels of a head that rotary positions turn."
+    )
     rope_scaling: RopeScaling | None = Field(
         default=None, description="Stretching of the rotary positions; null: none."
     )
-    rms_norm_eps: float = Field(default=1e-5, gt=0, description="Added to the mean square in RMSNorm.")
+    sliding_window: PositiveInt | None = Field(
+        default=None, description="Keys that a query sees, itself included, in layers with a window; null: no windows."
+    )
+    sliding_window_pattern: PositiveInt | None = Field(
+        default=None, description="Every so manieth layer has no window; null: all have the window, if there is one."
+    )
+    layer_types: List[LayerType] | None = Field(
+        default=None, description="Which layers have a window, one entry per layer; null: as the two keys above say."
+    )
+    rope_local_base_freq: float | None = Field(
+        default=None,
+        gt=0,
+        description="Base of the rotary frequencies in layers with a window, unscaled; null: as in the others.",
+    )
+    rms_norm_eps: float = Field(default=1e-5, gt=0, description="Added to the mean square, or variance, in norms.")
+    normalization: Literal["RMSNorm", "LayerNorm"] = Field(
+        default="RMSNorm", description="Root mean square, or mean and variance with a bias."
+    )
+    layernorm_zero_centered_gamma: bool = Field(
+        default=False, description="The weight of a norm is what is added to 1 (Gemma)."
+    )
+    sandwich_norm: bool = Field(
+        default=False, description="Norms behind attention and feed-forward, too, before they are added."
+    )
+    qk_layernorm: bool = Field(default=False, description="A norm on every head of queries and keys.")
+    query_pre_attn_scalar: float | None = Field(
+        default=None, gt=0, description="Scores are divided by its square root; null: `head_dim`."
+    )
+    attn_logit_softcapping: float | None = Field(
+        default=None, gt=0, description="Bound of the scores, by a hyperbolic tangent; null: none."
+    )
+    final_logit_softcapping: float | None = Field(
+        default=None, gt=0, description="Bound of the logits, by a hyperbolic tangent; null: none."
+    )
+    hidden_act: Activation = Field(default="silu", description="Activation of the feed-forward.")
+    gated_linear_unit: bool = Field(
+        default=True, description="The activation is multiplied by a second projection (SwiGLU, GeGLU)."
+    )
+    mlp_has_bias: bool = Field(default=False, description="Bias on the projections of the feed-forward.")
+    scale_embeddings: bool = Field(
+        default=False, description="Embeddings are multiplied by the square root of `hidden_size`."
+    )
+    embedding_norm: bool = Field(default=False, description="A norm on the embeddings (Bloom).")
     tie_word_embeddings: bool = Field(default=False, description="The output head is the embedding table.")
+    norm_head: bool = Field(
+        default=False, description="Rows of the output head are divided by their lengths (Baichuan 2)."
+    )
     qkv_has_bias: bool = Field(default=False, description="Bias on the query, key and value projections.")
     attn_proj_has_bias: bool = Field(default=False, description="Bias on the output projection of the attention.")
     initializer_range: float = Field(default=0.02, gt=0, description="Standard deviation of the initial weights.")
@@ -157,13 +195,18 @@ class ModelConfig(Section):
             return ()
         return (self.eos_token_id,) if isinstance(self.eos_token_id, int) else self.eos_token_id
 
+    @property
+    def architecture(self) -> Architecture:
+        """What these keys describe."""
+        return architecture_of(self)
+
     def parameter_count(self) -> int:
         """Number of trainable scalars, exact."""
-        return model_size.parameter_count(self)
+        return self.architecture.parameter_count()
 
     def flops_per_token(self, seq_length: int | None = None) -> float:
         """Model FLOPs of forward and backward for a token in a sequence of ``seq_length`` (default: as configured)."""
-        return model_size.flops_per_token(self, seq_length or self.seq_length)
+        return self.architecture.flops_per_token(seq_length or self.seq_length)
 
 
 class ArchConfig(Section):

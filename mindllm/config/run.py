@@ -53,7 +53,12 @@ class RunConfig(Section):
     )
     resume_training: bool | str = Field(
         default=False,
-        description="Continues a run. true: from the newest good checkpoint in `output_dir`; or a checkpoint directory",
+        description="Continues a run. true: from the newest good checkpoint in `output_dir`; auto: the same, and from the "
+        "beginning where there is none; or a checkpoint directory",
+    )
+    overwrite: bool = Field(
+        default=False,
+        description="Begins anew where `output_dir` holds a run: its metrics are lost, its checkpoints give way to new ones.",
     )
     use_parallel: bool = Field(
         default=False, description="Runs on several devices, as many as `parallel_config` multiplies to."

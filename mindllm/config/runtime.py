@@ -41,6 +41,17 @@ class RunnerConfig(Section):
         default=1,
         description="Forward and backward passes whose gradients are added before one optimizer step (no pipeline).",
     )
+    step_timeout: int = Field(
+        default=1800,
+        ge=0,
+        description="Seconds without a sign of life (a step, an evaluation, a checkpoint) after which the launcher takes a rank "
+        "for hanging and ends the job; ten times as long until the first step, which compiles, is done; 0: never.",
+    )
+    slow_rank_factor: float = Field(
+        default=1.5,
+        gt=1.0,
+        description="A rank whose own work in a step takes longer than the median of all ranks times this is named.",
+    )
 
 
 class ExportConfig(Section):
@@ -71,6 +82,11 @@ class ContextConfig(Section):
         default="58GB",
         pattern=DEVICE_MEMORY_PATTERN,
         description="Largest device memory MindSpore may take, as `58GB`.",
+    )
+    lockstep_step_seconds: PositiveInt = Field(
+        default=300,
+        description="Several devices with `device_target: CPU` and no launcher are executed together in one process; a run "
+        "whose step is estimated to take longer than these seconds is refused.",
     )
     max_call_depth: PositiveInt = Field(default=10000, description="Largest depth of graph calls while compiling.")
     save_graphs: bool | Literal[0, 1, 2, 3] = Field(

@@ -1,27 +1,24 @@
 """Chat templates: a conversation as the text a model was trained on, and which parts of it the assistant says.
 
-A template is a program of the tokenizer's directory, run in jinja's immutable sandbox: it sees the messages and the names of
-special tokens, and no attribute or method that could reach further. What the assistant says is found exactly or not at all:
-by the template's own ``{% generation %}`` marks, else by rendering the conversation turn by turn.
+A template is a program of the tokenizer's directory, run in jinja's immutable sandbox, where it sees the messages and the names
+of special tokens, and no attribute or method that could reach further; and in a process of its own, which bounds its time and
+memory. What the assistant says is found exactly or not at all: by the template's own ``{% generation %}`` marks, else by
+rendering the conversation turn by turn.
 """
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jinja2 import TemplateError, nodes
-from jinja2.exceptions import TemplateSyntaxError
-from jinja2.ext import Extension, loopcontrols
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
-
+from mindllm.config.hugging_face import read_json
 from mindllm.data.conversations import Conversation, Message
-from mindllm.errors import UserError
+from mindllm.data.template_process import TemplateFailed, render_apart, render_here
+from mindllm.data.template_program import BEGIN, END
+from mindllm.errors import UserError, shortened
 
 PLAIN = """\
 {{- bos_token or '' -}}
@@ -35,8 +32,9 @@ PLAIN = """\
 {%- endfor -%}
 {%- if add_generation_prompt %}{{ '\\n\\n### Response:\\n' }}{% endif -%}
 """
-# Unicode's noncharacters are never text: they mark places inside the rendered text and are taken out again.
-SEAM, BEGIN, END = "\ufdd0", "\ufdd1", "\ufdd2"
+SEAM = "\ufdd0"  # one more of the noncharacters that mark places, beside BEGIN and END
+OWN = {PLAIN}  # the templates that need no other process
+LONGEST_SOURCE = 1 << 20  # characters; the longest public templates have some ten thousand
 MARKS = re.compile(f"([{SEAM}{BEGIN}{END}])")
 Span = tuple[int, int]
 
@@ -66,16 +64,16 @@ class ChatTemplate:
         self.origin = origin
         self._special_tokens = dict(special_tokens)
         self._special_names = [name for name in special_names if len(name) > 1]
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, GenerationMarks]
-        )
-        environment.filters["tojson"] = _to_json
-        environment.globals["raise_exception"] = _raise  # no strftime_now: a row would differ from day to day
+        self._render = render_here if source in OWN else render_apart
+        self._source = source
         self.has_marks = "{% generation" in source.replace("{%-", "{%")
+        if len(source) > LONGEST_SOURCE:
+            raise UserError(f"{origin}: not a chat template, it has {len(source):,} characters")
         try:
-            self._template = environment.from_string(source)
-        except TemplateSyntaxError as error:
-            raise UserError(f"{origin}: not a chat template, line {error.lineno}: {error.message}") from error
+            self._render(source, [])
+        except TemplateFailed as error:
+            line = f", line {error.line}" if error.line is not None else ""
+            raise UserError(f"{origin}: not a chat template{line}: {error}") from None
 
     def render(self, conversation: Conversation, place: str) -> RenderedChat:
         """Returns the text of ``conversation`` and what the assistant says; ``place`` names the row in errors.
@@ -84,7 +82,7 @@ class ChatTemplate:
         """
         messages = [self._spelled(message, place) for message in conversation.messages]
         if self.has_marks:
-            marked = self._fill(messages, conversation.tools, place)
+            (marked,) = self._fill([self._variables(messages, conversation.tools)], place)
             turns = sum(message["role"] == "assistant" for message in messages)
             if marked.count(BEGIN) != turns:
                 raise UserError(
@@ -97,35 +95,37 @@ class ChatTemplate:
     def render_prompt(self, conversation: Conversation, place: str) -> RenderedChat:
         """Returns the text of ``conversation`` up to where the next answer of the assistant begins. Raises as ``render``."""
         messages = [self._spelled(message, place) for message in conversation.messages]
-        return _without_marks(self._fill(messages, conversation.tools, place, add_generation_prompt=True))
+        variables = self._variables(messages, conversation.tools, add_generation_prompt=True)
+        return _without_marks(self._fill([variables], place)[0])
 
     def _by_turns(self, messages: list[Message], tools: list[Any] | None, place: str) -> str:
         """Renders up to each turn of the assistant and through it; both must be how the whole begins, or nobody could tell."""
-        whole = self._fill(messages, tools, place)
+        turns = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
+        before = [self._variables(messages[:index], tools, add_generation_prompt=True) for index in turns]
+        through = [self._variables(messages[: index + 1], tools) for index in turns]
+        whole, *parts = self._fill([self._variables(messages, tools), *before, *through], place)
         marked, done = "", 0
-        for index, message in enumerate(messages):
-            if message["role"] != "assistant":
-                continue
-            before = self._fill(messages[:index], tools, place, add_generation_prompt=True)
-            through = self._fill(messages[: index + 1], tools, place)
-            if not (through.startswith(before) and whole.startswith(through) and len(before) >= done):
+        for index, begin, end in zip(turns, parts[: len(turns)], parts[len(turns) :], strict=True):
+            if not (end.startswith(begin) and whole.startswith(end) and len(begin) >= done):
                 raise UserError(
                     f"{place}: {self.origin} writes turn {index} differently inside the conversation than at its end, so the "
                     "assistant's words cannot be told apart exactly. Mark them in the template with {% generation %} and "
                     "{% endgeneration %}, and name that file in train_dataset.data_loader.config.chat_template"
                 )
-            marked += whole[done : len(before)] + BEGIN + whole[len(before) : len(through)] + END
-            done = len(through)
+            marked += whole[done : len(begin)] + BEGIN + whole[len(begin) : len(end)] + END
+            done = len(end)
         return marked + whole[done:]
 
-    def _fill(
-        self, messages: list[Message], tools: list[Any] | None, place: str, add_generation_prompt: bool = False
-    ) -> str:
+    def _variables(
+        self, messages: list[Message], tools: list[Any] | None, add_generation_prompt: bool = False
+    ) -> dict[str, Any]:
+        own = {"messages": messages, "tools": tools, "add_generation_prompt": add_generation_prompt}
+        return {**self._special_tokens, **own}
+
+    def _fill(self, variables: list[dict[str, Any]], place: str) -> list[str]:
         try:
-            return self._template.render(
-                messages=messages, tools=tools, add_generation_prompt=add_generation_prompt, **self._special_tokens
-            )
-        except (TemplateError, TypeError, KeyError, ValueError, OverflowError) as error:
+            return self._render(self._source, variables)
+        except TemplateFailed as error:
             raise UserError(f"{place}: {self.origin} refuses this conversation ({error})") from None
 
     def _spelled(self, value: Any, place: str) -> Any:
@@ -143,21 +143,6 @@ class ChatTemplate:
         return value
 
 
-class GenerationMarks(Extension):
-    """``{% generation %} ... {% endgeneration %}``: what is between them, between BEGIN and END. The tag is Hugging Face's."""
-
-    tags = {"generation"}  # noqa: RUF012 - jinja's interface
-
-    def parse(self, parser: Parser) -> nodes.Node:
-        """Turns the block into a call of ``_mark`` with its text."""
-        line = next(parser.stream).lineno
-        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return nodes.CallBlock(self.call_method("_mark"), [], [], body).set_lineno(line)
-
-    def _mark(self, caller: Any) -> str:
-        return f"{BEGIN}{caller()}{END}"
-
-
 def find_chat_template(
     directory: Path, special_tokens: Mapping[str, str], special_names: Sequence[str], given: str = ""
 ) -> ChatTemplate:
@@ -169,25 +154,32 @@ def find_chat_template(
     if given and not file.is_file():
         raise UserError(f"{file}: no such chat template")
     if file.is_file():
-        return ChatTemplate(file.read_text(encoding="utf-8"), str(file), special_tokens, special_names)
+        return ChatTemplate(_text(file), str(file), special_tokens, special_names)
     config = directory / "tokenizer_config.json"
     source = _template_in(config) if config.is_file() else None
     origin = f"chat_template of {config}" if source else "the plain chat template"
     return ChatTemplate(source or PLAIN, origin, special_tokens, special_names)
 
 
-def _template_in(path: Path) -> str | None:
+def _text(file: Path) -> str:
     try:
-        found = json.loads(path.read_text(encoding="utf-8")).get("chat_template")
-    except (ValueError, AttributeError) as error:
-        raise UserError(f"{path}: not a tokenizer configuration ({error})") from error
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{file}: not a chat template in UTF-8 ({error})") from None
+
+
+def _template_in(path: Path) -> str | None:
+    found = read_json(path).get("chat_template")
     if isinstance(found, list):
-        named = {entry["name"]: entry["template"] for entry in found}
+        named = {entry.get("name"): entry.get("template") for entry in found if isinstance(entry, dict)}
         if "default" not in named:
-            raise UserError(
-                f"{path}: has chat templates {', '.join(named)} and no default; name a file in chat_template"
-            )
-        return named["default"]
+            names = ", ".join(map(str, named)) or "none by name"
+            raise UserError(f"{path}: chat_template: has {names} and no default; name a file in chat_template")
+        found = named["default"]
+    if found is not None and not isinstance(found, str):
+        raise UserError(
+            f"{path}: chat_template: must be a text, or a list of names and texts (value {shortened(found)})"
+        )
     return found
 
 
@@ -205,11 +197,3 @@ def _without_marks(marked: str) -> RenderedChat:
             text.append(part)
             position += len(part)
     return RenderedChat("".join(text), tuple(zip(begins, ends, strict=True)), tuple(seams))
-
-
-def _raise(message: str) -> None:
-    raise TemplateError(message)
-
-
-def _to_json(value: Any, indent: int | None = None) -> str:
-    return json.dumps(value, ensure_ascii=False, indent=indent)

@@ -14,8 +14,10 @@ from mindspore import Parameter, Tensor, lazy_inline, nn
 from mindspore import ops as P
 
 from mindllm.config import ModelConfig
+from mindllm.config.layers import AlibiSpec, AttentionContext, AttentionSpec, RotarySpec
 from mindllm.models import CausalLM, Kernels
-from mindllm.models.attention import ComposedAttention
+from mindllm.models.alibi import alibi_bias
+from mindllm.models.attention import ComposedAttention, Tables
 from mindllm.models.decoder import MASKED, DecoderLayer
 from mindllm.models.rotary import rotary_tables
 
@@ -27,11 +29,11 @@ class LayerCache(nn.Cell):
     else), and the matrix products of attention read the whole as ``[batch, kv_heads, capacity, head_dim]`` without a transpose.
     """
 
-    def __init__(self, name: str, batch: int, capacity: int, model: ModelConfig, dtype: ms.dtype) -> None:
+    def __init__(self, name: str, batch: int, capacity: int, spec: AttentionSpec, dtype: ms.dtype) -> None:
         super().__init__()
-        self.shape = (batch, model.n_kv_heads, capacity, model.head_dim)
-        self.rows = (-1, model.head_dim)
-        zeros = np.zeros((batch * model.n_kv_heads * capacity, model.head_dim), np.float32)
+        self.shape = (batch, spec.kv_heads, capacity, spec.head_dim)
+        self.rows = (-1, spec.head_dim)
+        zeros = np.zeros((batch * spec.kv_heads * capacity, spec.head_dim), np.float32)
         self.keys = Parameter(Tensor(zeros, dtype), name=f"{name}.keys", requires_grad=False)
         self.values = Parameter(Tensor(zeros, dtype), name=f"{name}.values", requires_grad=False)
         self.update = P.ScatterUpdate()
@@ -74,13 +76,48 @@ class CachedLayer(nn.Cell):
         self.attention = attention
         self.batch = cache.shape[0]
 
-    def construct(self, x: Tensor, slots: Tensor, cos: Tensor, sin: Tensor, mask: Tensor) -> Tensor:
+    def construct(self, x: Tensor, slots: Tensor, tables: Tables, mask: Tensor) -> Tensor:
         layer = self.layer
-        query, key, value = layer.attention.project(layer.attention_norm(x), self.batch, cos, sin)
+        query, key, value = layer.attention.project(layer.attention_norm(x), self.batch, tables)
         keys, values = self.cache(slots, key, value)
-        context = self.attention(query, keys, values, mask)
-        x = layer.attention_add(x, layer.attention.output(context))
-        return layer.ffn_add(x, layer.feed_forward(layer.ffn_norm(x)))
+        context = self.attention(query, keys, values, mask, tables[0] if layer.attention.biased else None)
+        return layer.after_feed_forward(layer.after_attention(x, layer.attention.output(context)))
+
+
+class CachedContext(nn.Cell):
+    """The tables and the mask of one context of layers, for tokens at any positions of the cache."""
+
+    def __init__(self, context: AttentionContext, capacity: int, suffix: str) -> None:
+        super().__init__()
+        self.rotates = isinstance(context.position, RotarySpec)
+        self.biased = isinstance(context.position, AlibiSpec)
+        if isinstance(context.position, RotarySpec):
+            cos, sin = rotary_tables(context.position, context.head_dim, capacity)
+            self.cos = Parameter(Tensor(cos), name=f"cache.cos{suffix}", requires_grad=False)
+            self.sin = Parameter(Tensor(sin), name=f"cache.sin{suffix}", requires_grad=False)
+        if self.biased:
+            bias = alibi_bias(context.num_heads, capacity)
+            self.bias = Parameter(Tensor(bias), name=f"cache.bias{suffix}", requires_grad=False)
+        self.window = context.window if context.window is not None and context.window < capacity else 0
+        self.gather = P.Gather()
+        self.reshape = P.Reshape()
+        self.columns = Tensor(np.arange(capacity, dtype=np.int32).reshape(1, 1, 1, capacity))
+        self.masked = Tensor(MASKED, ms.float32)
+
+    def construct(self, positions: Tensor) -> tuple[Tables, Tensor]:
+        """For positions int32 ``[batch, tokens]``: tables, and an additive mask ``[batch, 1, tokens, capacity]``."""
+        shape = (positions.shape[0], 1, positions.shape[1], -1)
+        tables: Tables = ()
+        if self.rotates:
+            cos, sin = self.gather(self.cos, positions, 0), self.gather(self.sin, positions, 0)
+            tables = (self.reshape(cos, shape), self.reshape(sin, shape))
+        if self.biased:
+            tables = (self.bias,)
+        of_queries = self.reshape(positions, shape)
+        mask = P.cast(self.columns > of_queries, ms.float32)
+        if self.window:
+            mask = mask + P.cast(self.columns <= of_queries - self.window, ms.float32)
+        return tables, mask * self.masked
 
 
 class CachedDecoder(nn.Cell):
@@ -92,24 +129,29 @@ class CachedDecoder(nn.Cell):
     def __init__(self, lm: CausalLM, model: ModelConfig, kernels: Kernels, batch: int, capacity: int) -> None:
         super().__init__(auto_prefix=False)
         self.lm = lm
-        attention = ComposedAttention(model, kernels)
+        architecture = model.architecture
+        attention = {kind.attention: ComposedAttention(kind.attention, kernels) for kind in architecture.kinds()}
         self.layers = nn.CellList(
             [
-                CachedLayer(layer, LayerCache(f"cache.{index}", batch, capacity, model, kernels.activation), attention)
-                for index, layer in enumerate(lm.model.layers)
+                CachedLayer(
+                    layer,
+                    LayerCache(f"cache.{index}", batch, capacity, spec.attention, kernels.activation),
+                    attention[spec.attention],
+                )
+                for index, (layer, spec) in enumerate(zip(lm.model.layers, architecture.layers, strict=True))
             ],
             auto_prefix=False,
         )
-        cos, sin = rotary_tables(model, capacity)
-        self.cos = Parameter(Tensor(cos), name="cache.cos", requires_grad=False)
-        self.sin = Parameter(Tensor(sin), name="cache.sin", requires_grad=False)
-        heads = np.arange(batch * model.n_kv_heads, dtype=np.int32).reshape(batch, model.n_kv_heads, 1)
+        contexts = enumerate(architecture.contexts())
+        self.contexts = nn.CellList(
+            [CachedContext(context, capacity, f"_{n}" if n else "") for n, context in contexts], auto_prefix=False
+        )
+        kv_heads = architecture.layers[0].attention.kv_heads
+        heads = np.arange(batch * kv_heads, dtype=np.int32).reshape(batch, kv_heads, 1)
         self.first_slots = Tensor(heads * capacity)
-        self.columns = Tensor(np.arange(capacity, dtype=np.int32).reshape(1, 1, 1, capacity))
         self.batch = batch
         self.gather = P.Gather()
         self.reshape = P.Reshape()
-        self.masked = Tensor(MASKED, ms.float32)
 
     def construct(self, tokens: Tensor, positions: Tensor, last: Tensor) -> Tensor:
         """The logits, float32 ``[batch, vocab]``, after token ``last[b]`` of each row.
@@ -119,17 +161,15 @@ class CachedDecoder(nn.Cell):
             positions: int32 ``[batch, tokens]``, where in its sequence each token stands.
             last: int32 ``[batch]``, index of the last token of each row in the flattened ``tokens``.
         """
-        lm = self.lm
-        width = tokens.shape[1]
-        table = (self.batch, 1, width, -1)
-        cos = self.reshape(self.gather(self.cos, positions, 0), table)
-        sin = self.reshape(self.gather(self.sin, positions, 0), table)
+        decoder, width = self.lm.model, tokens.shape[1]
         slots = self.reshape(self.first_slots + self.reshape(positions, (self.batch, 1, width)), (-1,))
-        future = self.columns > self.reshape(positions, table)
-        mask = P.cast(future, ms.float32) * self.masked
-        x = lm.model.tok_embeddings(tokens)
-        for layer in self.layers:
-            x = layer(x, slots, cos, sin, mask)
+        made: tuple[tuple[Tables, Tensor], ...] = ()
+        for context in self.contexts:
+            made = (*made, context(positions))
+        x = decoder.embedded(tokens, self.batch, positions)
+        for index, layer in enumerate(self.layers):
+            tables, mask = made[decoder.context_of_layer[index]]
+            x = layer(x, slots, tables, mask)
         if width > 1:
             x = self.gather(x, last, 0)
-        return P.cast(lm.logits(lm.model.norm_out(x)), ms.float32)
+        return P.cast(self.lm.logits(decoder.norm_out(x)), ms.float32)

@@ -6,6 +6,7 @@ layer. The kernels are the mathematics of :mod:`mindllm.models` in fp32; everyth
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import mindspore as ms
@@ -14,6 +15,7 @@ from mindspore import Parameter, Tensor, nn
 from mindspore import ops as P
 
 from mindllm.config import ModelConfig
+from mindllm.config.layers import AttentionSpec, FeedForwardSpec, LayerSpec, RotarySpec
 from mindllm.generate.cache import CachedDecoder
 from mindllm.models import Kernels
 
@@ -21,12 +23,32 @@ LARGEST_BATCH = 16  # above it the matrix products of the back end are faster
 WIDEST_HEAD = 512  # kWidestHead of the source
 
 
-def supports(config: ModelConfig, kernels: Kernels, batch: int) -> bool:
-    """Whether the kernels compute what the cells would: fp32 throughout, no bias, on a CPU."""
-    types = {config.layernorm_compute_type, config.softmax_compute_type, config.rotary_dtype}
-    in_fp32 = kernels.operand == kernels.activation == ms.float32 and types == {"float32"}
-    fits = batch <= LARGEST_BATCH and config.head_dim <= WIDEST_HEAD
-    return in_fp32 and fits and not (kernels.fused or config.qkv_has_bias or config.attn_proj_has_bias)
+def supports(config: ModelConfig, kernels: Kernels, batch: int, capacity: int) -> bool:
+    """Whether the kernels compute what the cells would: fp32 throughout on a CPU, and layers as :func:`_computes` says."""
+    in_fp32 = kernels.operand == kernels.activation == kernels.norm == kernels.softmax == kernels.rotary == ms.float32
+    architecture = config.architecture
+    layers = all(_computes(kind, capacity) for kind in architecture.kinds())
+    ends = architecture.final_norm.kind == "rms" and architecture.head.soft_cap is None
+    one_table = len({kind.attention.position for kind in architecture.kinds()}) == 1
+    return in_fp32 and not kernels.fused and batch <= LARGEST_BATCH and layers and ends and one_table
+
+
+def _computes(layer: LayerSpec, capacity: int) -> bool:
+    """Whether the kernel of a layer is that layer: rotary attention, a gated SiLU, root-mean-square norms, no bias."""
+    attention, feed_forward = layer.attention, layer.feed_forward
+    plain_attention = attention == AttentionSpec(
+        attention.hidden_size,
+        attention.num_heads,
+        attention.kv_heads,
+        attention.head_dim,
+        scale=1.0 / math.sqrt(attention.head_dim),
+        position=attention.position,
+        window=attention.window,
+    )
+    sees_all = attention.window is None or attention.window >= capacity
+    fits = isinstance(attention.position, RotarySpec) and attention.head_dim <= WIDEST_HEAD and sees_all
+    plain = feed_forward == FeedForwardSpec(feed_forward.hidden_size, feed_forward.width) and not layer.norm_output
+    return fits and plain_attention and plain and layer.norm.kind == "rms"
 
 
 class NativeDecoder(nn.Cell):
@@ -47,9 +69,9 @@ class NativeDecoder(nn.Cell):
         """``tokens`` and ``positions`` int32 ``[batch, 1]`` -> logits float32 ``[batch, vocab]``."""
         lm = self.decoder.lm
         positions = self.reshape(positions, (-1,))
-        cos = self.gather(self.decoder.cos, positions, 0)
-        sin = self.gather(self.decoder.sin, positions, 0)
-        x = lm.model.tok_embeddings(tokens)
+        cos = self.gather(self.decoder.contexts[0].cos, positions, 0)
+        sin = self.gather(self.decoder.contexts[0].sin, positions, 0)
+        x = lm.model.embedded(tokens, tokens.shape[0], self.reshape(positions, (-1, 1)))
         for cached in self.decoder.layers:
             attention, feed_forward = cached.layer.attention, cached.layer.feed_forward
             x = self.layer(

@@ -39,7 +39,7 @@ class Session:
         self._vocab_size = config.vocab_size
         self._decoder = CachedDecoder(model, config, kernels, batch, self.capacity)
         self._decoder.set_train(False)
-        path = library() if native and supports(config, kernels, batch) else None
+        path = library() if native and supports(config, kernels, batch, self.capacity) else None
         self._native = NativeDecoder(self._decoder, config, path) if path else None
         self._reordered = ReorderedCache([layer.cache for layer in self._decoder.layers])
         self._compiled: set[int] = set()

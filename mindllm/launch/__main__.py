@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import argparse
 import random
+import secrets
 import shlex
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from mindllm.command import CommandParser, output_directory, run_command
 from mindllm.console import error_console
 from mindllm.errors import UserError
-from mindllm.launch.job import HOST, CrashedAtStart, Job
+from mindllm.launch.agent import Agent
+from mindllm.launch.job import HOST, JOB, CrashedAtStart, Job, JobFailed, JobStopped
+from mindllm.launch.msrun import MsrunJob, msrun_command
+from mindllm.launch.nodes import Desk
 
 EXAMPLES = """example:
   python -m mindllm.launch --workers 2 "run_llm.py --config configs/llama2/pretrain_llama2_tiny.yaml \\
@@ -23,6 +27,7 @@ the end of its log is printed. SIGTERM and Ctrl-C stop all ranks after the same 
 """
 STARTS = 6  # MindSpore 2.10 crashes now and then while its processes connect, the more often the busier the machine
 MAXIMUM_PORT = 65535
+SEVERAL_NODES_PORT = 8118  # as in MindFormers' script
 FREE_PORTS = range(20000, 32000)
 
 
@@ -30,11 +35,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Starts the job and waits for it."""
     parser = CommandParser(prog="python -m mindllm.launch", description=__doc__, epilog=EXAMPLES)
     parser.add_argument("command", help="the script with its arguments, in quotes")
-    parser.add_argument("--workers", type=int, required=True, metavar="N", help="number of processes")
-    parser.add_argument("--port", type=int, default=0, help="port on which they find each other (default: a free one)")
+    parser.add_argument("--workers", type=int, required=True, metavar="N", help="number of processes, of all nodes")
+    parser.add_argument("--local_workers", type=int, metavar="N", help="those of this node (default: all)")
+    parser.add_argument("--master_addr", default=HOST, help="address of node 0, where it is reached by the others")
+    parser.add_argument("--node_rank", type=int, default=0, metavar="N", help="number of this node (default: 0)")
+    parser.add_argument(
+        "--port",
+        type=int,
+        default=0,
+        help="port of node 0 on which they find each other; with several nodes the one after it is used, too, and the default is "
+        f"{SEVERAL_NODES_PORT} (one node: a free one)",
+    )
     parser.add_argument("--log_dir", type=output_directory, default="output/msrun_log", help="default: %(default)s")
     parser.add_argument(
         "--timeout", type=int, default=7200, help="seconds after which they give up finding each other (default: 7200)"
+    )
+    parser.add_argument(
+        "--restart",
+        type=int,
+        default=0,
+        metavar="N",
+        help="a job that fails is started again, N times at most, from its last good checkpoint (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--msrun", action="store_true", help="MindSpore's msrun starts the ranks, as it does on Ascend devices"
     )
     options = parser.parse_args(arguments)
     command = shlex.split(options.command)
@@ -42,40 +66,102 @@ def main(arguments: Sequence[str] | None = None) -> int:
         raise UserError(f'there is no script to run in "{options.command}"; write "run_llm.py --config FILE"')
     if options.workers < 1 or options.timeout < 1:
         raise UserError("the number of processes and the timeout must be at least 1")
+    local = options.local_workers or options.workers
+    if local < 1 or options.workers % local or not 0 <= options.node_rank < options.workers // local:
+        raise UserError(
+            f"{options.workers} workers, {local} on each node, node {options.node_rank}: workers must be a multiple of those of "
+            "a node, and nodes are counted from 0"
+        )
+    if options.restart < 0:
+        raise UserError(f"--restart {options.restart}: the number of restarts must be at least 0")
+    options.local_workers = local
+    if options.msrun or local == options.workers:
+        return supervise(command, options, None)
+    port = options.port or SEVERAL_NODES_PORT
+    if options.node_rank:
+        ranks = range(options.node_rank * local, (options.node_rank + 1) * local)
+        address = (options.master_addr, port + 1)
+        with Agent(command, address, options.node_rank, ranks, options.log_dir, options.timeout) as agent:
+            return agent.serve()
+    free_port(port, options.master_addr)
+    with Desk(options.master_addr, port, options.workers, local, options.timeout) as desk:
+        return supervise(command, argparse.Namespace(**{**vars(options), "port": port}), desk)
+
+
+def supervise(command: Sequence[str], options: argparse.Namespace, desk: Desk | None) -> int:
+    """Runs the job, and again as often as ``restart`` says while it fails."""
+    variables = {JOB: secrets.token_hex(8)}
+    for restart in range(1, options.restart + 1):
+        try:
+            return start_job(command, options, variables, desk)
+        except JobFailed as failure:
+            if isinstance(failure, JobStopped) or failure.exit_code == UserError.exit_code:
+                raise
+            told = f"{failure}\nrestart {restart} of {options.restart}: going on from the last good checkpoint"
+            error_console.print(told)
+    return start_job(command, options, variables, desk)
+
+
+def start_job(
+    command: Sequence[str], options: argparse.Namespace, variables: Mapping[str, str], desk: Desk | None
+) -> int:
+    """Runs the job once, with ranks that crash while they connect started again."""
     for _ in range(STARTS - 1):
         try:
-            return run_job(command, options)
+            return run_job(command, options, variables, desk)
         except CrashedAtStart as crash:
             error_console.print(f"{crash}\nstarting the ranks again")
-    return run_job(command, options)
+    return run_job(command, options, variables, desk)
 
 
-def run_job(command: Sequence[str], options: argparse.Namespace) -> int:
-    """Runs the job once."""
-    with Job(command, options.workers, free_port(options.port), options.log_dir, options.timeout) as job:
+def run_job(
+    command: Sequence[str], options: argparse.Namespace, variables: Mapping[str, str], desk: Desk | None
+) -> int:
+    """Runs the ranks once."""
+    if options.msrun:
+        return run_msrun(command, options, variables)
+    port = free_port(options.port, options.master_addr)
+    with Job(command, options.workers, port, options.log_dir, options.timeout, variables, desk) as job:
         return job.wait()
 
 
-def free_port(wanted: int) -> int:
-    """``wanted`` if nobody listens there; for 0, one that is free now.
+def run_msrun(command: Sequence[str], options: argparse.Namespace, variables: Mapping[str, str]) -> int:
+    """Runs the ranks of this node once, by msrun."""
+    first = options.node_rank * options.local_workers
+    ranks = range(first, first + options.local_workers)
+    composed = msrun_command(
+        command,
+        options.workers,
+        options.local_workers,
+        (options.master_addr, options.port or SEVERAL_NODES_PORT),
+        options.node_rank,
+        options.log_dir,
+        options.timeout,
+    )
+    with MsrunJob(composed, ranks, options.log_dir, variables) as job:
+        return job.wait()
+
+
+def free_port(wanted: int, host: str = HOST) -> int:
+    """``wanted`` if nobody listens there on ``host``; for 0, one that is free now.
 
     That one is below those Linux gives to outgoing connections (32768 and more): MindSpore listens on it seconds later.
     """
     if not 0 <= wanted <= MAXIMUM_PORT:
         raise UserError(f"{wanted} is not a port; ports are 1 to {MAXIMUM_PORT}")
     for port in [wanted] if wanted else random.sample(FREE_PORTS, len(FREE_PORTS)):
-        reason = refusal(port)
+        reason = refusal(port, host)
         if not reason:
             return port
     raise UserError(f"port {port} cannot be used ({reason}); give another one, or none")
 
 
-def refusal(port: int) -> str:
+def refusal(port: int, host: str) -> str:
     """Why nobody can listen on a port; empty where one can."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind((HOST, port))
+            probe.bind((host, port))
         except OSError as error:
             return error.strerror or str(error)
     return ""

@@ -9,19 +9,35 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import FrameType
+from typing import IO
 
 from mindllm.command import INTERRUPTED
 from mindllm.console import visible
 from mindllm.errors import RunFailed
+from mindllm.launch.heartbeat import (
+    DIRECTORY,
+    DUMP_SIGNAL,
+    Beat,
+    describe_hang,
+    forget_beats,
+    hanging,
+    last_steps,
+    read_beats,
+)
 from mindllm.launch.meeting import DESCRIPTOR, Table
+from mindllm.launch.nodes import Desk, Node, RemoteProcess
 from mindllm.launch.process import JobProcess
 
 HOST = "127.0.0.1"
+JOB = "MINDLLM_JOB"  # environment variable: a name of the job, the same each time it is started again
 POLL_SECONDS = 0.1
 GRACE_SECONDS = 2.0  # after a rank has failed, for others that fail of the same cause to say so
+LOOK_SECONDS = 1.0  # between two looks for ranks that hang
+DUMP_SECONDS = 0.5  # for a rank that hangs to write where
 LINGER_SECONDS = 30.0  # ranks meet when they have finished, so the last one to end is not far
 STOPPED = (0, INTERRUPTED, -signal.SIGINT, -signal.SIGTERM)  # endings of a rank that was asked to stop
 SIGNALS = {signal.SIGINT: signal.SIGINT, signal.SIGTERM: signal.SIGTERM, signal.SIGHUP: signal.SIGTERM}
@@ -35,6 +51,10 @@ class JobFailed(RunFailed):
         self.exit_code = exit_code
 
 
+class JobStopped(JobFailed):
+    """The job was asked to stop before there was anything to save."""
+
+
 class CrashedAtStart(JobFailed):
     """A rank has crashed before the first step was done: in the native code that connects them."""
 
@@ -46,38 +66,60 @@ class Job:
     stop after; a second one kills them.
     """
 
-    def __init__(self, command: Sequence[str], workers: int, port: int, log_dir: Path, timeout: int) -> None:
+    def __init__(
+        self,
+        command: Sequence[str],
+        workers: int,
+        port: int,
+        log_dir: Path,
+        timeout: int,
+        variables: Mapping[str, str] | None = None,
+        desk: Desk | None = None,
+    ) -> None:
+        host = HOST if desk is None else desk.host
         self.command = command
         self.log_dir = log_dir
-        self.variables = {
+        self.variables: dict[str, str] = {
             "MS_WORKER_NUM": str(workers),
-            "MS_SCHED_HOST": HOST,
+            "MS_SCHED_HOST": host,
             "MS_SCHED_PORT": str(port),
-            "MS_WORKER_IP": HOST,  # or MindSpore's workers listen on an address of the network
+            "MS_WORKER_IP": host,  # or MindSpore's workers listen on an address of the network
             "MS_TOPO_TIMEOUT": str(timeout),
             "MS_RETRY_INTERVAL_LOWER": "1",  # seconds between attempts to reach the scheduler; else up to 5
             "MS_RETRY_INTERVAL_UPPER": "1",
             "MS_DISABLE_HEARTBEAT": "1",  # or a machine that stands still for a while is taken for the death of a rank
             "RANK_SIZE": str(workers),
+            DIRECTORY: str(log_dir),
+            **(variables or {}),
         }
         self.count = workers
-        self.ranks: list[JobProcess] = []
+        self.desk = desk
+        self.local = workers if desk is None else desk.local
+        self.ranks: list[JobProcess | RemoteProcess] = []
         self.scheduler: JobProcess | None = None
         self.stopped_by: int | None = None
         self.first_end: float | None = None
         self.decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
+        self.next_look = 0.0
+        self.shown: IO[bytes] | None = None
         self.selector = selectors.DefaultSelector()
 
     def __enter__(self) -> Job:
-        self.previous = {number: signal.signal(number, self._stop) for number in SIGNALS}
+        handled = [number for number in SIGNALS if signal.getsignal(number) != signal.SIG_IGN]  # SIGHUP, under nohup
+        self.previous = {number: signal.signal(number, self._stop) for number in handled}
         self.log_dir.mkdir(parents=True, exist_ok=True)
+        forget_beats(self.log_dir, range(self.local))
         if self.count > 1:
             command = [sys.executable, "-m", "mindllm.launch.scheduler"]
             variables = {**self.variables, "MS_ROLE": "MS_SCHED", "RANK_ID": "0"}
             self.scheduler = JobProcess("the scheduler", command, variables, self.log_dir / "scheduler.log")
+        if self.desk is not None:
+            self.desk.gather()
+        for node in self._nodes():
+            self.selector.register(node.line, selectors.EVENT_READ, node.receive)
         self.table = Table([self._start(rank) for rank in range(self.count)])
         for rank, connection in enumerate(self.table.connections):
-            self.selector.register(connection, selectors.EVENT_READ, rank)
+            self.selector.register(connection, selectors.EVENT_READ, partial(self.table.receive, rank))
         self._hand_on()  # a signal that came while ranks were being started
         self.shown = open(self.ranks[0].log, "rb")
         return self
@@ -85,8 +127,9 @@ class Job:
     def __exit__(self, *exception: object) -> None:
         for process in self._all():
             process.kill()
-        self._show()
-        self.shown.close()
+        if self.shown is not None:
+            self._show()
+            self.shown.close()
         for number, handler in self.previous.items():
             signal.signal(number, handler)
 
@@ -105,10 +148,15 @@ class Job:
 
     def _start(self, rank: int) -> socket.socket:
         """Starts a rank; returns the launcher's end of its socket."""
-        here, there = socket.socketpair()
-        variables = {**self.variables, "RANK_ID": str(rank), "DEVICE_ID": str(rank), DESCRIPTOR: str(there.fileno())}
+        variables = {**self.variables, "RANK_ID": str(rank), "DEVICE_ID": str(rank)}
         if self.count > 1:
             variables |= {"MS_ROLE": "MS_WORKER", "MS_NODE_ID": str(rank)}
+        if self.desk is not None and rank >= self.local:
+            process, here = self.desk.start(rank, variables)
+            self.ranks.append(process)
+            return here
+        here, there = socket.socketpair()
+        variables[DESCRIPTOR] = str(there.fileno())
         log = self.log_dir / f"worker_{rank}.log"
         self.ranks.append(JobProcess(f"rank {rank}", [sys.executable, *self.command], variables, log, there))
         there.close()
@@ -117,7 +165,10 @@ class Job:
     def _running(self) -> bool:
         return any(rank.poll() is None for rank in self.ranks)
 
-    def _all(self) -> list[JobProcess]:
+    def _nodes(self) -> list[Node]:
+        return list(self.desk.nodes.values()) if self.desk is not None else []
+
+    def _all(self) -> list[JobProcess | RemoteProcess]:
         return [*self.ranks, *([self.scheduler] if self.scheduler else [])]
 
     def _meet(self) -> None:
@@ -127,11 +178,16 @@ class Job:
             if not self.selector.get_map():
                 time.sleep(left)
             for key, _ in self.selector.select(left):
-                if not self.table.receive(key.data):
+                if not key.data():
                     self.selector.unregister(key.fileobj)
+        for node in self._nodes():
+            if node.stop is not None and self.stopped_by is None:
+                self.stopped_by = node.stop
+                self._hand_on()
 
     def _show(self) -> None:
         """Prints what rank 0 has written since; a terminal is shown control characters instead of obeying them."""
+        assert self.shown is not None
         written = self.shown.read()
         if sys.stdout.isatty():
             written = visible(self.decoder.decode(written)).encode()
@@ -149,23 +205,49 @@ class Job:
             self.first_end = self.first_end or time.monotonic()
             if self.table.waiting() or time.monotonic() - self.first_end > LINGER_SECONDS:
                 self._fail(next(iter(ended)))
+        if time.monotonic() >= self.next_look:
+            self.next_look = time.monotonic() + LOOK_SECONDS
+            self._look_for_hanging_ranks()
+
+    def _look_for_hanging_ranks(self) -> None:
+        """Ends the job when a rank has given no sign of life for too long; its log tells where it hangs."""
+        now, running = time.monotonic(), [rank for rank, process in enumerate(self.ranks) if process.poll() is None]
+        beats = {rank: beat for rank, beat in self._beats().items() if rank in running}
+        if not (found := hanging(beats, self.table.waiting(), now)):
+            return
+        for rank in found:
+            self.ranks[rank].send(DUMP_SIGNAL)
+        time.sleep(DUMP_SECONDS)
+        first = self.ranks[found[0]]
+        told = f"{describe_hang(beats, found, now)}; the job was ended; {self._last_steps()}. Its log: {first.log}"
+        raise JobFailed(f"{told}\n{first.last_lines()}", 1)
+
+    def _beats(self) -> dict[int, Beat]:
+        beats = read_beats(self.log_dir, range(self.local))
+        for node in self._nodes():
+            beats |= node.beats
+        return beats
+
+    def _last_steps(self) -> str:
+        return last_steps(self._beats())
 
     def _is_good(self, code: int | None) -> bool:
         """Whether a rank ended as it should: it has finished, or was asked to stop and has done so."""
         return code == 0 or (code == INTERRUPTED and self.stopped_by is not None)
 
-    def _fail(self, first: JobProcess) -> None:
+    def _fail(self, first: JobProcess | RemoteProcess) -> None:
         """Waits a moment for ranks that fail of the same cause, then says which one was the first."""
         deadline = time.monotonic() + GRACE_SECONDS
         while time.monotonic() < deadline and self._running():
-            time.sleep(POLL_SECONDS)
+            self._meet()
         if not self._running() and all(self._is_good(rank.poll()) for rank in self.ranks):
             return
         if self.stopped_by is not None and first.poll() in STOPPED:
-            raise JobFailed("stopped before the first step: nothing is saved", 128 + self.stopped_by)
+            raise JobStopped("stopped before the first step: nothing is saved", 128 + self.stopped_by)
         culprit = next(rank for rank in [*self.ranks, first] if rank.poll() == first.poll())
         self._show()
-        told = f"{culprit.name} {culprit.ending()}; the job was ended. Its log: {culprit.log}"
+        steps = self._last_steps()
+        told = f"{culprit.name} {culprit.ending()}; the job was ended{'; ' if steps else ''}{steps}. Its log: {culprit.log}"
         shown = culprit is self.ranks[0]
         crashed = culprit.poll() == -signal.SIGSEGV and not self.table.used
         failure = CrashedAtStart if crashed else JobFailed
@@ -179,6 +261,9 @@ class Job:
         self._hand_on()
 
     def _hand_on(self) -> None:
-        for rank in self.ranks:
+        """Tells the ranks of this node, with which the others agree: a signal that came later to another node would find
+        ranks there that have stopped and are about to end.
+        """
+        for rank in self.ranks[: self.local]:
             if self.stopped_by is not None:
                 rank.send(self.stopped_by)

@@ -64,15 +64,19 @@ class JobProcess:
 
     def ending(self) -> str:
         """How it ended, for people."""
-        code = self.poll()
-        if code is not None and code < 0:
-            return f"was killed by {signal.Signals(-code).name}"
-        return f"ended with exit code {code}"
+        return ending(self.poll())
 
     def last_lines(self) -> str:
         """The end of its log."""
         lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
         return "\n".join(f"    {line}" for line in lines[-SHOWN_LINES:])
+
+
+def ending(code: int | None) -> str:
+    """An exit code, negative the signal that killed the process, for people."""
+    if code is not None and code < 0:
+        return f"was killed by {signal.Signals(-code).name}"
+    return f"ended with exit code {code}"
 
 
 def die_with_parent() -> None:

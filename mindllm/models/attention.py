@@ -2,31 +2,40 @@
 
 from __future__ import annotations
 
-import math
-
 import mindspore as ms
 from mindspore import Tensor, nn
 from mindspore import ops as P
 
-from mindllm.config import ModelConfig
-from mindllm.models.kernels import DTYPES, Kernels
-from mindllm.models.linear import Linear, Operand
+from mindllm.config.layers import AlibiSpec, AttentionSpec, RotarySpec
+from mindllm.models.kernels import Kernels
+from mindllm.models.linear import Linear, Operand, SoftCap
+from mindllm.models.norm import make_norm
 from mindllm.models.rotary import RotaryEmbedding
+from mindllm.models.weights import Spread
+
+Tables = tuple[Tensor, ...]
+"""What attention reads about positions: rotary cosines and sines, ALiBi's bias, or nothing."""
 
 
 class ComposedAttention(nn.Cell):
-    """``softmax(q kᵀ / sqrt(d) + mask) v`` from matrix products.
+    """``softmax(scale · q kᵀ + mask) v`` from matrix products, with ALiBi's bias and a soft cap where the specification has them.
 
     Query heads that share a key head are laid along the sequence axis: grouped attention needs no copies of keys and values.
     """
 
-    def __init__(self, model: ModelConfig, kernels: Kernels) -> None:
+    def __init__(self, spec: AttentionSpec, kernels: Kernels) -> None:
         super().__init__()
-        self.scale = 1.0 / math.sqrt(model.head_dim)
-        self.num_heads = model.num_heads
-        self.kv_heads = model.n_kv_heads
-        self.head_dim = model.head_dim
-        self.softmax_dtype = DTYPES[model.softmax_compute_type]
+        self.scale = spec.scale
+        self.num_heads = spec.num_heads
+        self.kv_heads = spec.kv_heads
+        self.head_dim = spec.head_dim
+        self.softmax_dtype = kernels.softmax
+        self.biased = isinstance(spec.position, AlibiSpec)
+        if self.biased:
+            self.add_bias = P.Add()
+        self.capped = spec.soft_cap is not None
+        if spec.soft_cap is not None:
+            self.soft_cap = SoftCap(spec.soft_cap)
         self.output_dtype = kernels.activation
         self.reshape = P.Reshape()
         self.scores = P.BatchMatMul(transpose_b=True)
@@ -37,21 +46,26 @@ class ComposedAttention(nn.Cell):
         self.cast = P.Cast()
         self.operand = Operand(kernels)
 
-    def construct(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
+    def construct(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, bias: Tensor | None = None) -> Tensor:
         """Query ``[batch, heads, q, d]``, key, value ``[batch, kv_heads, k, d]`` -> as query.
 
-        The mask is additive: ``[q, k]``, or ``[batch, 1, q, k]`` with one for each row.
+        The mask is additive: ``[q, k]``, or ``[batch, 1, q, k]`` with one for each row. The bias is ``[1, heads, 1, k]``.
         """
-        return self.attend(self.mul(query, self.scale), key, value, mask)
+        return self.attend(self.mul(query, self.scale), key, value, mask, bias)
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, bias: Tensor | None) -> Tensor:
         """The same for a query that is scaled already."""
         batch, _, rows, _ = query.shape
         columns = key.shape[2]
         query = self.reshape(query, (batch, self.kv_heads, -1, self.head_dim))
         scores = self.scores(self.operand(query), self.operand(key))
         scores = self.reshape(scores, (batch, self.num_heads, rows, columns))
-        scores = self.add(self.cast(scores, self.softmax_dtype), self.cast(mask, self.softmax_dtype))
+        scores = self.cast(scores, self.softmax_dtype)
+        if self.capped:
+            scores = self.soft_cap(scores)
+        if self.biased:
+            scores = self.add_bias(scores, self.cast(bias, self.softmax_dtype))
+        scores = self.add(scores, self.cast(mask, self.softmax_dtype))
         weights = self.operand(self.cast(self.normalised(scores), self.output_dtype))
         weights = self.reshape(weights, (batch, self.kv_heads, -1, columns))
         context = self.context(weights, self.operand(value))
@@ -71,12 +85,12 @@ class CausalAttention(ComposedAttention):
     SMALLEST_BLOCK = 128
     MOST_BLOCKS = 4
 
-    def __init__(self, model: ModelConfig, kernels: Kernels) -> None:
-        super().__init__(model, kernels)
+    def __init__(self, spec: AttentionSpec, kernels: Kernels) -> None:
+        super().__init__(spec, kernels)
         self.slice = P.Slice()
         self.concat = P.Concat(axis=2)
 
-    def construct(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
+    def construct(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, bias: Tensor | None = None) -> Tensor:
         """As :class:`ComposedAttention`, with as many queries as keys."""
         query = self.mul(query, self.scale)
         length = query.shape[2]
@@ -86,7 +100,9 @@ class CausalAttention(ComposedAttention):
             start, end = length * index // blocks, length * (index + 1) // blocks
             rows = self.cut(query, start, end)
             part_of_mask = self.cut_mask(mask, start, end)
-            parts = (*parts, self.attend(rows, self.cut(key, 0, end), self.cut(value, 0, end), part_of_mask))
+            keys, values = self.cut(key, 0, end), self.cut(value, 0, end)
+            of_keys = self.slice(bias, (0, 0, 0, 0), (1, self.num_heads, 1, end)) if self.biased else None
+            parts = (*parts, self.attend(rows, keys, values, part_of_mask, of_keys))
         return parts[0] if blocks == 1 else self.concat(parts)
 
     def cut_mask(self, mask: Tensor, start: int, end: int) -> Tensor:
@@ -113,38 +129,50 @@ class FlashAttention(nn.Cell):
     # Values of sparse_mode.
     WHOLE_MASK = 0
     CAUSAL_BY_COMPRESSED_MASK = 2  # the mask is 2048 x 2048 whatever the length, the upper triangle is skipped
+    BAND_BY_COMPRESSED_MASK = 4  # the same, and keys further back than pre_tokens are skipped too
 
-    def __init__(self, model: ModelConfig, document_masks: bool) -> None:
+    def __init__(self, spec: AttentionSpec, document_masks: bool, seq_length: int) -> None:
         super().__init__()
+        mode, band = self.CAUSAL_BY_COMPRESSED_MASK, {}
+        if document_masks:
+            mode = self.WHOLE_MASK
+        elif spec.window is not None and spec.window < seq_length:
+            mode, band = self.BAND_BY_COMPRESSED_MASK, {"pre_tokens": spec.window - 1, "next_tokens": 0}
         self.flash_attention = ms.ops.operations.nn_ops.FlashAttentionScore(
-            head_num=model.num_heads,
+            head_num=spec.num_heads,
             keep_prob=1.0,
-            scale_value=1.0 / math.sqrt(model.head_dim),
+            scale_value=spec.scale,
             input_layout="BNSD",
-            sparse_mode=self.WHOLE_MASK if document_masks else self.CAUSAL_BY_COMPRESSED_MASK,
+            sparse_mode=mode,
+            **band,
         )
 
-    def construct(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
+    def construct(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, bias: Tensor | None = None) -> Tensor:
         return self.flash_attention(query, key, value, None, None, None, mask, None)[3]
 
 
 class Attention(nn.Cell):
     """Projections, rotation, attention and output projection: ``[batch · seq, hidden] -> [batch · seq, hidden]``."""
 
-    def __init__(self, model: ModelConfig, kernels: Kernels) -> None:
+    def __init__(self, spec: AttentionSpec, kernels: Kernels, spread: Spread, seq_length: int) -> None:
         super().__init__()
-        self.head_dim = model.head_dim
-        self.num_heads = model.num_heads
-        self.kv_heads = model.n_kv_heads
+        self.head_dim = spec.head_dim
+        self.num_heads = spec.num_heads
+        self.kv_heads = spec.kv_heads
         width, kv_width = self.num_heads * self.head_dim, self.kv_heads * self.head_dim
-        std = model.initializer_range
-        self.wq = Linear(model.hidden_size, width, kernels, std, bias=model.qkv_has_bias)
-        self.wk = Linear(model.hidden_size, kv_width, kernels, std, bias=model.qkv_has_bias)
-        self.wv = Linear(model.hidden_size, kv_width, kernels, std, bias=model.qkv_has_bias)
-        out_std = std / math.sqrt(2 * model.num_layers)
-        self.wo = Linear(width, model.hidden_size, kernels, out_std, bias=model.attn_proj_has_bias)
-        self.rotary = RotaryEmbedding(model, kernels)
-        self.attention = attention_core(model, kernels)
+        self.wq = Linear(spec.hidden_size, width, kernels, spread.inner, bias=spec.qkv_bias)
+        self.wk = Linear(spec.hidden_size, kv_width, kernels, spread.inner, bias=spec.qkv_bias)
+        self.wv = Linear(spec.hidden_size, kv_width, kernels, spread.inner, bias=spec.qkv_bias)
+        self.wo = Linear(width, spec.hidden_size, kernels, spread.output, bias=spec.out_bias)
+        self.norms_heads = spec.query_key_norm is not None
+        if spec.query_key_norm is not None:
+            self.query_norm = make_norm(spec.head_dim, spec.query_key_norm, kernels)
+            self.key_norm = make_norm(spec.head_dim, spec.query_key_norm, kernels)
+        self.rotates = isinstance(spec.position, RotarySpec)
+        if self.rotates:
+            self.rotary = RotaryEmbedding(spec.head_dim, kernels)
+        self.biased = isinstance(spec.position, AlibiSpec)
+        self.attention = attention_core(spec, kernels, seq_length)
         self.reshape = P.Reshape()
         self.transpose = P.Transpose()
         self.merge_transpose = P.Transpose()
@@ -153,10 +181,18 @@ class Attention(nn.Cell):
         """``[batch · seq, count · d] -> [batch, count, seq, d]``."""
         return self.transpose(self.reshape(x, (batch, -1, count, self.head_dim)), (0, 2, 1, 3))
 
-    def project(self, x: Tensor, batch: int, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Rotated queries and keys, and values, of ``x`` ``[batch · seq, hidden]``, each ``[batch, heads, seq, d]``."""
-        query = self.rotary(self.heads(self.wq(x), batch, self.num_heads), cos, sin)
-        key = self.rotary(self.heads(self.wk(x), batch, self.kv_heads), cos, sin)
+    def project(self, x: Tensor, batch: int, tables: Tables) -> tuple[Tensor, Tensor, Tensor]:
+        """Normed and rotated queries and keys, and values, of ``x`` ``[batch · seq, hidden]``: ``[batch, heads, seq, d]``."""
+        query = self.heads(self.wq(x), batch, self.num_heads)
+        if self.norms_heads:
+            query = self.query_norm(query)
+        if self.rotates:
+            query = self.rotary(query, tables[0], tables[1])
+        key = self.heads(self.wk(x), batch, self.kv_heads)
+        if self.norms_heads:
+            key = self.key_norm(key)
+        if self.rotates:
+            key = self.rotary(key, tables[0], tables[1])
         return query, key, self.heads(self.wv(x), batch, self.kv_heads)
 
     def output(self, context: Tensor) -> Tensor:
@@ -164,13 +200,13 @@ class Attention(nn.Cell):
         merged = self.merge_transpose(context, (0, 2, 1, 3))
         return self.wo(self.reshape(merged, (-1, self.num_heads * self.head_dim)))
 
-    def construct(self, x: Tensor, batch: int, cos: Tensor, sin: Tensor, mask: Tensor) -> Tensor:
-        query, key, value = self.project(x, batch, cos, sin)
-        return self.output(self.attention(query, key, value, mask))
+    def construct(self, x: Tensor, batch: int, tables: Tables, mask: Tensor) -> Tensor:
+        query, key, value = self.project(x, batch, tables)
+        return self.output(self.attention(query, key, value, mask, tables[0] if self.biased else None))
 
 
-def attention_core(model: ModelConfig, kernels: Kernels) -> nn.Cell:
+def attention_core(spec: AttentionSpec, kernels: Kernels, seq_length: int) -> nn.Cell:
     """Causal attention of heads, in the form the device is good at."""
     if kernels.flash_attention:
-        return FlashAttention(model, kernels.document_masks)
-    return CausalAttention(model, kernels) if kernels.cpu else ComposedAttention(model, kernels)
+        return FlashAttention(spec, kernels.document_masks, seq_length)
+    return CausalAttention(spec, kernels) if kernels.cpu else ComposedAttention(spec, kernels)

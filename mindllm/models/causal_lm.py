@@ -2,52 +2,87 @@
 
 from __future__ import annotations
 
+import mindspore as ms
 from mindspore import Tensor, nn
 from mindspore import ops as P
 
 from mindllm.config import ModelConfig
+from mindllm.config.architecture import HeadSpec
 from mindllm.models.chunked_loss import TokenLosses, in_chunks
 from mindllm.models.decoder import Decoder
 from mindllm.models.kernels import Kernels
-from mindllm.models.linear import Operand
+from mindllm.models.linear import Operand, SoftCap
 from mindllm.models.loss import CpuCrossEntropy, CrossEntropy
 from mindllm.models.weights import normal_parameter
 
 
 class Head(nn.Cell):
-    """Hidden states ``[tokens, hidden]`` and weight ``[vocab, hidden]`` -> logits ``[tokens, vocab]``."""
+    """Hidden states ``[tokens, hidden]`` and weight ``[vocab, hidden]`` -> logits ``[tokens, vocab]``, bounded by a soft cap."""
 
-    def __init__(self, kernels: Kernels) -> None:
+    def __init__(self, spec: HeadSpec, kernels: Kernels) -> None:
         super().__init__()
         self.matmul = P.MatMul(transpose_b=True)
         self.operand = Operand(kernels)
+        self.capped = spec.soft_cap is not None
+        if spec.soft_cap is not None:
+            self.soft_cap = SoftCap(spec.soft_cap)
+            self.cast = P.Cast()
 
     def construct(self, hidden: Tensor, weight: Tensor) -> Tensor:
-        return self.matmul(self.operand(hidden), self.operand(weight))
+        return self.bounded(self.matmul(self.operand(hidden), self.operand(weight)))
+
+    def bounded(self, logits: Tensor) -> Tensor:
+        """The logits under the soft cap, in fp32; as they are without one."""
+        return self.soft_cap(self.cast(logits, ms.float32)) if self.capped else logits
+
+
+class UnitRows(nn.Cell):
+    """``weight / |weight|`` row by row, ``[vocab, hidden]``: the head of Baichuan 2, in fp32."""
+
+    SHORTEST = 1e-12
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.square = P.Square()
+        self.sum = P.ReduceSum(keep_dims=True)
+        self.maximum = P.Maximum()
+        self.rsqrt = P.Rsqrt()
+        self.mul = P.Mul()
+
+    def construct(self, weight: Tensor) -> Tensor:
+        lengths = self.maximum(self.sum(self.square(weight), -1), self.SHORTEST**2)
+        return self.mul(weight, self.rsqrt(lengths))
 
 
 class CausalLM(nn.Cell):
     """``model`` (the decoder), ``lm_head`` and the loss.
 
-    With ``tie_word_embeddings`` the head multiplies by the embedding and ``lm_head.weight`` does not exist.
+    With a tied head it multiplies by the embedding and ``lm_head.weight`` does not exist.
     """
 
     def __init__(self, config: ModelConfig, kernels: Kernels) -> None:
         super().__init__()
         self.model = Decoder(config, kernels)
-        self.tied = config.tie_word_embeddings
-        self.lm_head = Head(kernels)
+        head = config.architecture.head
+        self.tied = head.tied
+        self.normalised = head.normalised
+        if head.normalised:
+            self.unit_rows = UnitRows()
+        self.lm_head = Head(head, kernels)
         self.cross_entropy = CpuCrossEntropy(config.vocab_size) if kernels.cpu else CrossEntropy(config.vocab_size)
         self.losses = in_chunks(TokenLosses(self.lm_head, self.cross_entropy), config, kernels)
         if not self.tied:  # the last, or the cell above would rename it
             shape = (config.vocab_size, config.hidden_size)
             self.lm_head.weight = normal_parameter("lm_head.weight", shape, config.initializer_range)
+        self.layers_add = any(layer.adds_to_loss for layer in config.architecture.kinds())
         self.reshape = P.Reshape()
         self.mul = P.Mul()
         self.sum = P.ReduceSum()
 
     def head_weight(self) -> Tensor:
-        return self.model.tok_embeddings.embedding_weight if self.tied else self.lm_head.weight
+        """What hidden states are multiplied with, ``[vocab, hidden]``."""
+        weight = self.model.tok_embeddings.embedding_weight if self.tied else self.lm_head.weight
+        return self.unit_rows(weight) if self.normalised else weight
 
     def logits(self, hidden: Tensor) -> Tensor:
         """``[tokens, hidden] -> [tokens, vocab]``."""
@@ -61,13 +96,14 @@ class CausalLM(nn.Cell):
         segment_starts: Tensor | None = None,
         position_ids: Tensor | None = None,
     ) -> Tensor:
-        """All inputs ``[batch, seq]``; returns the loss summed over the tokens whose mask is 1: a scalar, nats.
+        """All inputs ``[batch, seq]``; returns the loss, a scalar in nats: that of tokens whose mask is 1, and what layers add.
 
         What the last two are is said at :class:`Decoder`; they need ``kernels.document_masks``.
         """
-        hidden = self.model(input_ids, segment_starts, position_ids)
+        hidden, added = self.model(input_ids, segment_starts, position_ids)
         losses = self.losses(hidden, self.head_weight(), self.reshape(labels, (-1,)))
-        return self.sum(self.mul(losses, self.reshape(loss_mask, (-1,))))
+        loss = self.sum(self.mul(losses, self.reshape(loss_mask, (-1,))))
+        return loss + added if self.layers_add else loss
 
 
 def build_model(config: ModelConfig, device_target: str = "CPU") -> CausalLM:

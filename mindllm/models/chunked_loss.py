@@ -71,6 +71,7 @@ class OrderedChunks(nn.Cell):
         self.concat = P.Concat(axis=0)
         self.cast = P.Cast()
         self.zeros_like = P.ZerosLike()
+        self.square = P.Square()
 
     def construct(self, hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
         parts: tuple[Tensor, ...] = (self.losses(self.rows(hidden, 0), weight, self.rows(labels, 0)),)
@@ -96,8 +97,11 @@ class OrderedChunks(nn.Cell):
     ) -> tuple[Tensor, Tensor]:
         """One slice's gradient of its hidden states, and its part of the weight's."""
         rows = self.operand(self.rows(hidden, index))
-        logits = self.losses.head.matmul(rows, weight)
+        head = self.losses.head
+        logits = head.bounded(head.matmul(rows, weight))
         gradient = self.losses.cross_entropy.gradient(logits, self.rows(labels, index), self.rows(dout, index))
+        if head.capped:  # of cap · tanh(x / cap): 1 - tanh²
+            gradient = self.cast(gradient * (1.0 - self.square(logits * (1.0 / head.soft_cap.cap))), rows.dtype)
         of_hidden, of_weight = self.hidden_gradient(gradient, weight), self.weight_gradient(gradient, rows)
         return self.operand(of_hidden), self.cast(self.operand(of_weight), ms.float32)
 

@@ -1,4 +1,7 @@
-"""The pre-norm decoder (Touvron et al., 2023): embedding, layers, final norm. One class for all families."""
+"""The pre-norm decoder (Touvron et al., 2023): embedding, layers, final norm. One class for all families.
+
+Layer ``i`` is built from ``architecture.layers[i]``; what families differ in are fields of such specifications.
+"""
 
 from __future__ import annotations
 
@@ -8,19 +11,21 @@ from mindspore import Parameter, Tensor, nn
 from mindspore import ops as P
 
 from mindllm.config import ModelConfig
-from mindllm.models.attention import Attention
+from mindllm.config.layers import AlibiSpec, AttentionContext, LayerSpec, RotarySpec
+from mindllm.models.alibi import alibi_bias
+from mindllm.models.attention import Attention, Tables
 from mindllm.models.feed_forward import FeedForward
 from mindllm.models.kernels import Kernels
-from mindllm.models.norm import RMSNorm
+from mindllm.models.norm import make_norm
 from mindllm.models.rotary import rotary_tables
-from mindllm.models.weights import normal_parameter
+from mindllm.models.weights import Spread, normal_parameter
 
 COMPRESSED_MASK_SIZE = 2048  # what FlashAttentionScore wants with a compressed causal mask
 MASKED = -1e9  # far below any score, and finite, so that a fully masked row stays finite
 
 
 class TokenEmbedding(nn.Cell):
-    """``[batch, seq]`` token ids -> ``[batch · seq, hidden]`` in the activation dtype."""
+    """``[batch, seq]`` token ids -> ``[batch · seq, hidden]`` in the activation dtype, scaled where the architecture says so."""
 
     def __init__(self, model: ModelConfig, kernels: Kernels) -> None:
         super().__init__()
@@ -30,44 +35,126 @@ class TokenEmbedding(nn.Cell):
         self.reshape = P.Reshape()
         self.cast = P.Cast()
         self.output_dtype = kernels.activation
+        scale = model.architecture.embedding.scale
+        self.scales = scale is not None
+        if scale is not None:
+            self.mul = P.Mul()
+            self.scale = Tensor(scale, kernels.operand).astype(kernels.activation)  # rounded as published models do
 
     def construct(self, input_ids: Tensor) -> Tensor:
         x = self.gather(self.embedding_weight, self.reshape(input_ids, (-1,)), 0)
-        return self.cast(x, self.output_dtype)
+        x = self.cast(x, self.output_dtype)
+        return self.mul(x, self.scale) if self.scales else x
+
+
+class PositionEmbedding(nn.Cell):
+    """Adds learned vectors ``[positions, hidden]`` to hidden states ``[batch · seq, hidden]`` (Radford et al., 2019)."""
+
+    def __init__(self, positions: int, model: ModelConfig, kernels: Kernels) -> None:
+        super().__init__()
+        shape = (positions, model.hidden_size)
+        self.embedding_weight = normal_parameter("embedding_weight", shape, model.initializer_range)
+        self.in_order = Tensor(np.arange(model.seq_length, dtype=np.int32))
+        self.gather = P.Gather()
+        self.reshape = P.Reshape()
+        self.add = P.Add()
+        self.cast = P.Cast()
+        self.output_dtype = kernels.activation
+
+    def construct(self, x: Tensor, batch: int, position_ids: Tensor | None = None) -> Tensor:
+        """``position_ids``, int32 ``[batch, seq]``: where in its document each token stands; absent: 0 to seq - 1."""
+        if position_ids is None:
+            rows = self.cast(self.gather(self.embedding_weight, self.in_order, 0), self.output_dtype)
+        else:
+            rows = self.at(position_ids)
+        return self.reshape(self.add(self.reshape(x, (batch, -1, x.shape[-1])), rows), x.shape)
+
+    def at(self, position_ids: Tensor) -> Tensor:
+        """The vectors ``[batch, tokens, hidden]`` of positions ``[batch, tokens]``."""
+        rows = self.gather(self.embedding_weight, self.reshape(position_ids, (-1,)), 0)
+        return self.cast(self.reshape(rows, (*position_ids.shape, -1)), self.output_dtype)
 
 
 class DecoderLayer(nn.Cell):
-    """``x += attention(norm(x)); x += feed_forward(norm(x))`` on ``[batch · seq, hidden]``."""
+    """``x += attention(norm(x)); x += feed_forward(norm(x))`` on ``[batch · seq, hidden]``, with norms behind both where
+    the specification has them.
 
-    def __init__(self, model: ModelConfig, kernels: Kernels) -> None:
+    Returns hidden states and what must be added to the loss: a scalar, or 0.0 for layers that add nothing.
+    """
+
+    def __init__(self, spec: LayerSpec, kernels: Kernels, spread: Spread, seq_length: int) -> None:
         super().__init__()
-        self.attention_norm = RMSNorm(model.hidden_size, model.rms_norm_eps, kernels, model.layernorm_compute_type)
-        self.attention = Attention(model, kernels)
-        self.ffn_norm = RMSNorm(model.hidden_size, model.rms_norm_eps, kernels, model.layernorm_compute_type)
-        self.feed_forward = FeedForward(model, kernels)
+        hidden = spec.attention.hidden_size
+        self.attention_norm = make_norm(hidden, spec.norm, kernels)
+        self.attention = Attention(spec.attention, kernels, spread, seq_length)
+        self.ffn_norm = make_norm(hidden, spec.norm, kernels)
+        self.feed_forward = FeedForward(spec.feed_forward, kernels, spread)
         self.attention_add = P.Add()
         self.ffn_add = P.Add()
+        self.norm_output = spec.norm_output
+        if spec.norm_output:
+            self.attention_post_norm = make_norm(hidden, spec.norm, kernels)
+            self.ffn_post_norm = make_norm(hidden, spec.norm, kernels)
 
-    def construct(self, x: Tensor, batch: int, cos: Tensor, sin: Tensor, mask: Tensor) -> Tensor:
-        x = self.attention_add(x, self.attention(self.attention_norm(x), batch, cos, sin, mask))
-        return self.ffn_add(x, self.feed_forward(self.ffn_norm(x)))
+    def construct(self, x: Tensor, batch: int, tables: Tables, mask: Tensor) -> tuple[Tensor, Tensor | float]:
+        x = self.after_attention(x, self.attention(self.attention_norm(x), batch, tables, mask))
+        return self.after_feed_forward(x), 0.0
+
+    def after_attention(self, x: Tensor, attended: Tensor) -> Tensor:
+        """The residual connection around the attention."""
+        if self.norm_output:
+            attended = self.attention_post_norm(attended)
+        return self.attention_add(x, attended)
+
+    def after_feed_forward(self, x: Tensor) -> Tensor:
+        """The second half of the layer."""
+        y = self.feed_forward(self.ffn_norm(x))
+        if self.norm_output:
+            y = self.ffn_post_norm(y)
+        return self.ffn_add(x, y)
+
+
+class ContextTables(nn.Cell):
+    """What layers of one context read: position tables for ``seq_length`` positions, and the mask.
+
+    They are parameters without gradient: constants would be copied into the compiled graph once per use. ``suffix`` tells
+    apart those of several contexts.
+    """
+
+    def __init__(self, context: AttentionContext, seq_length: int, kernels: Kernels, suffix: str) -> None:
+        super().__init__()
+        self.rotates = isinstance(context.position, RotarySpec)
+        self.biased = isinstance(context.position, AlibiSpec)
+        if isinstance(context.position, RotarySpec):
+            cos, sin = rotary_tables(context.position, context.head_dim, seq_length)
+            self.rotary_cos = constant(f"rotary_cos{suffix}", cos)
+            self.rotary_sin = constant(f"rotary_sin{suffix}", sin)
+        if self.biased:
+            self.alibi_bias = constant(f"alibi_bias{suffix}", alibi_bias(context.num_heads, seq_length))
+        mask = causal_mask(seq_length, kernels, context.window)
+        self.attention_mask = constant(f"attention_mask{suffix}", mask)
+
+    def construct(self) -> tuple[Tables, Tensor]:
+        if self.rotates:
+            return (self.rotary_cos, self.rotary_sin), self.attention_mask
+        if self.biased:
+            return (self.alibi_bias,), self.attention_mask
+        return (), self.attention_mask
 
 
 class AttentionTables(nn.Cell):
-    """Cosines and sines of all positions and the causal mask, which every layer reads.
-
-    They are parameters without gradient: constants would be copied into the compiled graph once per use.
-    """
+    """The tables and masks of all layers, one :class:`ContextTables` for each of the architecture's contexts."""
 
     def __init__(self, model: ModelConfig, kernels: Kernels) -> None:
-        super().__init__()
-        cos, sin = rotary_tables(model, model.seq_length)
-        self.rotary_cos = constant("rotary_cos", cos)
-        self.rotary_sin = constant("rotary_sin", sin)
-        self.attention_mask = constant("attention_mask", causal_mask(model.seq_length, kernels))
+        super().__init__(auto_prefix=False)
+        contexts = enumerate(model.architecture.contexts())
+        self.contexts = nn.CellList(
+            [ContextTables(context, model.seq_length, kernels, f"_{n}" if n else "") for n, context in contexts],
+            auto_prefix=False,
+        )
 
-    def construct(self) -> tuple[Tensor, Tensor, Tensor]:
-        return self.rotary_cos, self.rotary_sin, self.attention_mask
+    def construct(self, context: int) -> tuple[Tables, Tensor]:
+        return self.contexts[context]()
 
 
 class DocumentMask(nn.Cell):
@@ -96,7 +183,7 @@ class DocumentMask(nn.Cell):
 
 
 class Decoder(nn.Cell):
-    """Token ids ``[batch, seq]`` -> hidden states ``[batch · seq, hidden]`` after the final norm.
+    """Token ids ``[batch, seq]`` -> hidden states ``[batch · seq, hidden]`` after the final norm, and what is added to the loss.
 
     ``segment_starts`` and ``position_ids``, both int32 ``[batch, seq]`` or absent, keep the documents of a row apart:
     attention within a document only (:class:`DocumentMask`), and positions other than 0 to seq - 1.
@@ -107,11 +194,24 @@ class Decoder(nn.Cell):
 
     def __init__(self, model: ModelConfig, kernels: Kernels) -> None:
         super().__init__()
+        architecture, spread = model.architecture, Spread.of(model)
         self.tok_embeddings = TokenEmbedding(model, kernels)
-        self.layers = nn.CellList([DecoderLayer(model, kernels) for _ in range(model.num_layers)])
-        self.norm_out = RMSNorm(model.hidden_size, model.rms_norm_eps, kernels, model.layernorm_compute_type)
+        embedding = architecture.embedding
+        self.learns_positions = embedding.learned_positions is not None
+        if embedding.learned_positions is not None:
+            self.position_embeddings = PositionEmbedding(embedding.learned_positions, model, kernels)
+        self.norms_embeddings = embedding.norm is not None
+        if embedding.norm is not None:
+            self.embedding_norm = make_norm(model.hidden_size, embedding.norm, kernels)
+        self.layers = nn.CellList(
+            [DecoderLayer(spec, kernels, spread, model.seq_length) for spec in architecture.layers]
+        )
+        self.norm_out = make_norm(model.hidden_size, architecture.final_norm, kernels)
         self.tables = nn.CellList([AttentionTables(model, kernels)])
-        self.table_of_layer = (0,) * model.num_layers
+        self.table_of_layer = (0,) * len(architecture.layers)
+        contexts = architecture.contexts()
+        self.context_of_layer = tuple(contexts.index(spec.attention.context) for spec in architecture.layers)
+        self.context_count = len(contexts)
         self.document_masks = kernels.document_masks
         if self.document_masks:
             self.document_mask = DocumentMask(model.seq_length)
@@ -120,25 +220,40 @@ class Decoder(nn.Cell):
 
     def construct(
         self, input_ids: Tensor, segment_starts: Tensor | None = None, position_ids: Tensor | None = None
-    ) -> Tensor:
+    ) -> tuple[Tensor, Tensor | float]:
         if not self.document_masks and not (segment_starts is None and position_ids is None):
             raise ValueError("the model was built without document_masks and cannot keep documents apart")
         batch = input_ids.shape[0]
-        x = self.tok_embeddings(input_ids)
+        x = self.embedded(input_ids, batch, position_ids)
         of_rows = self.tables_of_rows(segment_starts, position_ids) if self.document_masks else ()
+        added = 0.0
         for index, layer in enumerate(self.layers):
-            cos, sin, mask = of_rows or self.tables[self.table_of_layer[index]]()
-            x = layer(x, batch, cos, sin, mask)
-        return self.norm_out(x)
+            context = self.context_of_layer[index]
+            tables, mask = of_rows[context] if of_rows else self.tables[self.table_of_layer[index]](context)
+            x, of_layer = layer(x, batch, tables, mask)
+            added = added + of_layer
+        return self.norm_out(x), added
+
+    def embedded(self, input_ids: Tensor, batch: int, position_ids: Tensor | None) -> Tensor:
+        """What the first layer gets: ``[batch · seq, hidden]``."""
+        x = self.tok_embeddings(input_ids)
+        if self.learns_positions:
+            x = self.position_embeddings(x, batch, position_ids)
+        return self.embedding_norm(x) if self.norms_embeddings else x
 
     def tables_of_rows(
         self, segment_starts: Tensor | None, position_ids: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """The tables as the documents of each row want them, made once for all layers."""
-        cos, sin, mask = self.tables[0]()
-        if segment_starts is not None:
-            mask = self.document_mask(segment_starts, mask)
-        return self.at_positions(cos, position_ids), self.at_positions(sin, position_ids), mask
+    ) -> tuple[tuple[Tables, Tensor], ...]:
+        """The tables of each context as the documents of each row want them, made once for all layers."""
+        made: tuple[tuple[Tables, Tensor], ...] = ()
+        for context in range(self.context_count):
+            tables, mask = self.tables[0](context)
+            if segment_starts is not None:
+                mask = self.document_mask(segment_starts, mask)
+            if len(tables) == 2:  # rotary; ALiBi's bias differs by a number per row only, which no softmax sees
+                tables = (self.at_positions(tables[0], position_ids), self.at_positions(tables[1], position_ids))
+            made = (*made, (tables, mask))
+        return made
 
     def at_positions(self, table: Tensor, position_ids: Tensor | None) -> Tensor:
         """A table ``[seq, head_dim]`` at the positions of each row: ``[batch, 1, seq, head_dim]``."""
@@ -153,11 +268,15 @@ def constant(name: str, value: np.ndarray) -> Parameter:
     return Parameter(Tensor(value), name=name, requires_grad=False)
 
 
-def causal_mask(seq_length: int, kernels: Kernels) -> np.ndarray:
-    """Composed attention: additive fp32 ``[seq, seq]``; flash attention: uint8, 1 = masked, ``[2048, 2048]`` for all lengths
-    unless masks differ by row.
+def causal_mask(seq_length: int, kernels: Kernels, window: int | None = None) -> np.ndarray:
+    """Hides keys behind the query, and those more than ``window - 1`` before it.
+
+    Composed attention: additive fp32 ``[seq, seq]``; flash attention: uint8, 1 = masked, ``[2048, 2048]`` for all lengths
+    unless masks differ by row (the compressed form is the triangle in every case, windows are told by number).
     """
-    if kernels.flash_attention:
-        size = seq_length if kernels.document_masks else COMPRESSED_MASK_SIZE
-        return np.triu(np.ones((size, size), np.uint8), k=1)
-    return np.triu(np.full((seq_length, seq_length), MASKED, np.float32), k=1)
+    if kernels.flash_attention and not kernels.document_masks:
+        return np.triu(np.ones((COMPRESSED_MASK_SIZE, COMPRESSED_MASK_SIZE), np.uint8), k=1)
+    hidden = np.triu(np.ones((seq_length, seq_length), bool), k=1)
+    if window is not None:
+        hidden |= np.tril(np.ones((seq_length, seq_length), bool), k=-window)
+    return hidden.astype(np.uint8) if kernels.flash_attention else np.where(hidden, MASKED, 0.0).astype(np.float32)

@@ -1,27 +1,31 @@
-"""The gated feed-forward layer (SwiGLU; Shazeer, 2020): ``w2(silu(w1 x) · w3 x)``."""
+"""The feed-forward layer: gated (SwiGLU, GeGLU; Shazeer, 2020), ``w2(act(w1 x) · w3 x)``, or plain, ``w2(act(w1 x))``."""
 
 from __future__ import annotations
-
-import math
 
 from mindspore import Tensor, nn
 from mindspore import ops as P
 
-from mindllm.config import ModelConfig
+from mindllm.config.layers import FeedForwardSpec
 from mindllm.models.kernels import Kernels
-from mindllm.models.linear import Linear, SiLU
+from mindllm.models.linear import ACTIVATIONS, Linear
+from mindllm.models.weights import Spread
 
 
 class FeedForward(nn.Cell):
     """``[tokens, hidden] -> [tokens, hidden]``; w1, w3 and w2 are Hugging Face's gate, up and down projection."""
 
-    def __init__(self, model: ModelConfig, kernels: Kernels) -> None:
+    def __init__(self, spec: FeedForwardSpec, kernels: Kernels, spread: Spread) -> None:
         super().__init__()
-        hidden, inner, std = model.hidden_size, model.intermediate_size, model.initializer_range
-        self.w1 = Linear(hidden, inner, kernels, std, activation=SiLU())
-        self.w3 = Linear(hidden, inner, kernels, std)
-        self.w2 = Linear(inner, hidden, kernels, std / math.sqrt(2 * model.num_layers))
-        self.mul = P.Mul()
+        hidden, inner = spec.hidden_size, spec.width
+        activation = ACTIVATIONS[spec.activation]()
+        self.w1 = Linear(hidden, inner, kernels, spread.inner, bias=spec.bias, activation=activation)
+        self.gated = spec.gated
+        if spec.gated:
+            self.w3 = Linear(hidden, inner, kernels, spread.inner, bias=spec.bias)
+            self.mul = P.Mul()
+        self.w2 = Linear(inner, hidden, kernels, spread.output, bias=spec.bias)
 
     def construct(self, x: Tensor) -> Tensor:
-        return self.w2(self.mul(self.w1(x), self.w3(x)))
+        if self.gated:
+            return self.w2(self.mul(self.w1(x), self.w3(x)))
+        return self.w2(self.w1(x))

@@ -22,7 +22,8 @@ class Kernels:
     ``activation`` is the dtype in which hidden states flow, ``operand`` the one operands of matrix products are rounded
     to. They differ only for bf16 on CPU: hidden states stay fp32 and only operands are rounded. ``cpu`` chooses forms that
     are fast on one CPU; they are never sharded. ``document_masks``: rows hold several documents that do not see each
-    other, so masks are made for every row in the graph instead of being the causal one for all.
+    other, so masks are made for every row in the graph instead of being the causal one for all. ``norm``, ``softmax`` and
+    ``rotary`` are the dtypes inside the norms, the attention's softmax and the rotation.
     """
 
     fused: bool
@@ -31,6 +32,9 @@ class Kernels:
     operand: ms.dtype
     cpu: bool = False
     document_masks: bool = False
+    norm: ms.dtype = ms.float32
+    softmax: ms.dtype = ms.float32
+    rotary: ms.dtype = ms.float32
 
     @property
     def rounds_operands(self) -> bool:
@@ -38,9 +42,11 @@ class Kernels:
 
     @staticmethod
     def choose(model: ModelConfig, device_target: str) -> Kernels:
-        """Picks operators for ``device_target``; ``use_flash_attention: auto``: where the device has the kernel."""
+        """Picks operators for ``device_target``; ``use_flash_attention: auto``: where the device has a kernel for it."""
         on_device = device_target != "CPU"
-        flash = on_device if model.use_flash_attention == "auto" else bool(model.use_flash_attention)
+        computes_it = all(kind.attention.can_be_fused for kind in model.architecture.kinds())
+        wanted = on_device if model.use_flash_attention == "auto" else bool(model.use_flash_attention)
+        flash = wanted and computes_it
         operand = DTYPES[model.compute_dtype]
         keeps_fp32 = not on_device and operand == ms.bfloat16
         return Kernels(
@@ -49,4 +55,7 @@ class Kernels:
             activation=ms.float32 if keeps_fp32 else operand,
             operand=operand,
             cpu=not on_device,
+            norm=DTYPES[model.layernorm_compute_type],
+            softmax=DTYPES[model.softmax_compute_type],
+            rotary=DTYPES[model.rotary_dtype],
         )

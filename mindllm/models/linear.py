@@ -7,6 +7,7 @@ from mindspore import Parameter, Tensor, nn
 from mindspore import ops as P
 from mindspore.common.initializer import initializer
 
+from mindllm.config.layers import Activation
 from mindllm.models.kernels import Kernels
 from mindllm.models.weights import normal_parameter
 
@@ -37,6 +38,34 @@ class SiLU(nn.Cell):
 
     def construct(self, x: Tensor) -> Tensor:
         return self.silu(x)
+
+
+class TanhGELU(nn.Cell):
+    """``x / 2 · (1 + tanh(√(2/π) (x + 0.044715 x³)))`` (Hendrycks & Gimpel, 2016), as most published models compute it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gelu = P.GeLU()
+
+    def construct(self, x: Tensor) -> Tensor:
+        return self.gelu(x)
+
+
+ACTIVATIONS: dict[Activation, type[nn.Cell]] = {"silu": SiLU, "gelu_tanh": TanhGELU}
+
+
+class SoftCap(nn.Cell):
+    """``cap · tanh(x / cap)``: nearly ``x`` near zero, never beyond ``cap`` (Gemma 2)."""
+
+    def __init__(self, cap: float) -> None:
+        super().__init__()
+        self.cap = cap
+        self.divide = P.Mul()
+        self.tanh = P.Tanh()
+        self.multiply = P.Mul()
+
+    def construct(self, x: Tensor) -> Tensor:
+        return self.multiply(self.tanh(self.divide(x, 1.0 / self.cap)), self.cap)
 
 
 class Linear(nn.Cell):

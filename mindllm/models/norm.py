@@ -1,4 +1,4 @@
-"""Root-mean-square normalisation (Zhang & Sennrich, 2019), computed in fp32 whatever the dtype of the hidden states."""
+"""Norms over the channels, computed in fp32 whatever the dtype of the hidden states: root mean square, or LayerNorm."""
 
 from __future__ import annotations
 
@@ -7,26 +7,32 @@ from mindspore import Parameter, Tensor, nn
 from mindspore import ops as P
 from mindspore.common.initializer import initializer
 
-from mindllm.models.kernels import DTYPES, Kernels
+from mindllm.config.layers import NormSpec
+from mindllm.models.kernels import Kernels
 
 
 class RMSNorm(nn.Cell):
-    """``x / sqrt(mean(x²) + eps) · weight`` over the last axis: ``[tokens, hidden] -> [tokens, hidden]``, same dtype.
+    """``x / sqrt(mean(x²) + eps) · weight`` over the last axis (Zhang & Sennrich, 2019): any shape, same dtype.
 
-    The operator that yields the result is named ``norm``: communication recomputation addresses it by that name.
+    With ``rms_one`` the factor is ``1 + weight``. The operator that yields the result is named ``norm``: communication
+    recomputation addresses it by that name.
     """
 
-    def __init__(self, hidden_size: int, eps: float, kernels: Kernels, compute_dtype: str = "float32") -> None:
+    def __init__(self, width: int, spec: NormSpec, kernels: Kernels) -> None:
         super().__init__()
-        self.weight = Parameter(initializer("ones", (hidden_size,), ms.float32), name="weight")
+        self.plus_one = spec.kind == "rms_one"
+        start = "zeros" if self.plus_one else "ones"
+        self.weight = Parameter(initializer(start, (width,), ms.float32), name="weight")
         self.fused = kernels.fused
-        self.compute_dtype = DTYPES[compute_dtype]
+        self.compute_dtype = kernels.norm
         self.output_dtype = kernels.activation
         self.cast = P.Cast()
+        if self.plus_one:
+            self.add_one = P.Add()
         if self.fused:
-            self.norm = P.RmsNorm(eps)
+            self.norm = P.RmsNorm(spec.eps)
         else:
-            self.eps = eps
+            self.eps = spec.eps
             self.square = P.Square()
             self.mean = P.ReduceMean(keep_dims=True)
             self.add = P.Add()
@@ -37,8 +43,33 @@ class RMSNorm(nn.Cell):
     def construct(self, x: Tensor) -> Tensor:
         x = self.cast(x, self.compute_dtype)
         weight = self.cast(self.weight, self.compute_dtype)
+        if self.plus_one:
+            weight = self.add_one(weight, 1.0)
         if self.fused:
             return self.cast(self.norm(x, weight)[0], self.output_dtype)
         variance = self.mean(self.square(x), -1)
         x = self.mul(x, self.rsqrt(self.add(variance, self.eps)))
         return self.cast(self.norm(x, weight), self.output_dtype)
+
+
+class LayerNorm(nn.Cell):
+    """``(x - mean) / sqrt(variance + eps) · weight + bias`` over the last axis (Ba et al., 2016): any shape, same dtype."""
+
+    def __init__(self, width: int, spec: NormSpec, kernels: Kernels) -> None:
+        super().__init__()
+        self.weight = Parameter(initializer("ones", (width,), ms.float32), name="weight")
+        self.bias = Parameter(initializer("zeros", (width,), ms.float32), name="bias")
+        self.compute_dtype = kernels.norm
+        self.output_dtype = kernels.activation
+        self.cast = P.Cast()
+        self.norm = P.LayerNorm(begin_norm_axis=-1, begin_params_axis=-1, epsilon=spec.eps)
+
+    def construct(self, x: Tensor) -> Tensor:
+        x = self.cast(x, self.compute_dtype)
+        weight, bias = self.cast(self.weight, self.compute_dtype), self.cast(self.bias, self.compute_dtype)
+        return self.cast(self.norm(x, weight, bias)[0], self.output_dtype)
+
+
+def make_norm(width: int, spec: NormSpec, kernels: Kernels) -> nn.Cell:
+    """The norm of a specification over ``width`` channels."""
+    return LayerNorm(width, spec, kernels) if spec.kind == "layer" else RMSNorm(width, spec, kernels)

@@ -1,4 +1,9 @@
-"""Rotary position embedding (Su et al., 2021) in the half-split layout of Hugging Face's Llama, with its rotary scalings."""
+"""Rotary position embedding (Su et al., 2021) in the half-split layout of Hugging Face's Llama, with its rotary scalings.
+
+Channel ``i`` of a head is turned with channel ``i + head_dim / 2``. Models that turn neighbours, or only a part of the
+channels, are the same but for the order of the rows of their query and key weights, which their weight tables permute; channels
+that are not turned have the frequency 0.
+"""
 
 from __future__ import annotations
 
@@ -8,23 +13,37 @@ import numpy as np
 from mindspore import Tensor, nn
 from mindspore import ops as P
 
-from mindllm.config import ModelConfig
-from mindllm.models.kernels import DTYPES, Kernels
+from mindllm.config.layers import RotarySpec
+from mindllm.config.rope_scaling import DynamicRopeScaling, LinearRopeScaling, Llama3RopeScaling, YarnRopeScaling
+from mindllm.models.kernels import Kernels
 
 
-def inverse_frequencies(model: ModelConfig) -> np.ndarray:
-    """Rotation per position of each pair of channels, radians: ``theta^(-2i/head_dim)``, scaled. float64 ``[head_dim / 2]``."""
-    exponents = np.arange(0, model.head_dim, 2, dtype=np.float64) / model.head_dim
-    frequencies = model.theta**-exponents
-    scaling = model.rope_scaling
-    if scaling is None:
-        return frequencies
-    if scaling.type == "linear":
-        return frequencies / scaling.factor
-    return _llama3_scaled(frequencies, scaling)
+def inverse_frequencies(rotary: RotarySpec, head_dim: int, length: int) -> np.ndarray:
+    """Rotation per position of each pair of channels, radians: ``theta^(-2i/rotary_dim)``, scaled. float64 ``[head_dim / 2]``.
+
+    ``length``: the longest sequence, which dynamic scaling follows.
+    """
+    width, scaling, theta = rotary.rotary_dim, rotary.scaling, rotary.theta
+    if isinstance(scaling, DynamicRopeScaling):
+        theta *= _dynamic_growth(rotary, scaling, length)
+    frequencies = theta ** -(np.arange(0, width, 2, dtype=np.float64) / width)
+    if isinstance(scaling, LinearRopeScaling):
+        frequencies = frequencies / scaling.factor
+    elif isinstance(scaling, Llama3RopeScaling):
+        frequencies = _llama3_scaled(frequencies, scaling)
+    elif isinstance(scaling, YarnRopeScaling):
+        frequencies = _yarn_scaled(frequencies, rotary, scaling)
+    return np.concatenate([frequencies, np.zeros((head_dim - width) // 2)])
 
 
-def _llama3_scaled(frequencies: np.ndarray, scaling) -> np.ndarray:
+def _dynamic_growth(rotary: RotarySpec, scaling: DynamicRopeScaling, length: int) -> float:
+    """Factor on the base: 1 within the original context."""
+    original = scaling.original_max_position_embeddings or rotary.max_position
+    stretch = scaling.factor * max(length, original) / original - (scaling.factor - 1)
+    return stretch ** (rotary.rotary_dim / (rotary.rotary_dim - 2))
+
+
+def _llama3_scaled(frequencies: np.ndarray, scaling: Llama3RopeScaling) -> np.ndarray:
     """Llama 3.1's scaling: long wavelengths are divided by ``factor``, short ones kept, those between interpolated."""
     original = scaling.original_max_position_embeddings
     turns = original * frequencies / (2 * math.pi)
@@ -33,11 +52,33 @@ def _llama3_scaled(frequencies: np.ndarray, scaling) -> np.ndarray:
     return (1 - smooth) * frequencies / scaling.factor + smooth * frequencies
 
 
-def rotary_tables(model: ModelConfig, length: int) -> tuple[np.ndarray, np.ndarray]:
+def _yarn_scaled(frequencies: np.ndarray, rotary: RotarySpec, scaling: YarnRopeScaling) -> np.ndarray:
+    """YaRN's ramp between channels that turn ``beta_fast`` and ``beta_slow`` times in the original context."""
+    original, width = scaling.original_max_position_embeddings or rotary.max_position, rotary.rotary_dim
+
+    def channel(turns: float) -> float:
+        return width * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(rotary.theta))
+
+    low = max(math.floor(channel(scaling.beta_fast)), 0)
+    high = min(math.ceil(channel(scaling.beta_slow)), width - 1)
+    ramp = np.clip((np.arange(width // 2) - low) / max(high - low, 0.001), 0.0, 1.0)
+    return frequencies / scaling.factor * ramp + frequencies * (1 - ramp)
+
+
+def _magnitude(rotary: RotarySpec) -> float:
+    """Factor on both tables: YaRN's, which sharpens the scores."""
+    if not isinstance(rotary.scaling, YarnRopeScaling):
+        return 1.0
+    default = 0.1 * math.log(rotary.scaling.factor) + 1.0 if rotary.scaling.factor > 1 else 1.0
+    return rotary.scaling.attention_factor or default
+
+
+def rotary_tables(rotary: RotarySpec, head_dim: int, length: int) -> tuple[np.ndarray, np.ndarray]:
     """Cosines and sines of positions ``0 … length - 1``: two float32 arrays ``[length, head_dim]``."""
-    angles = np.outer(np.arange(length, dtype=np.float64), inverse_frequencies(model))
+    angles = np.outer(np.arange(length, dtype=np.float64), inverse_frequencies(rotary, head_dim, length))
     angles = np.concatenate([angles, angles], axis=-1)
-    return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+    turned = np.where(angles[-1:] == 0, 1.0, _magnitude(rotary)) if length > 1 else _magnitude(rotary)
+    return (turned * np.cos(angles)).astype(np.float32), (turned * np.sin(angles)).astype(np.float32)
 
 
 def half_turn_matrix(width: int) -> np.ndarray:
@@ -53,9 +94,9 @@ class RotaryEmbedding(nn.Cell):
     On CPU the half turn is a matrix product, which is exact and takes half as long as splitting and joining channels.
     """
 
-    def __init__(self, model: ModelConfig, kernels: Kernels) -> None:
+    def __init__(self, head_dim: int, kernels: Kernels) -> None:
         super().__init__()
-        self.compute_dtype = DTYPES[model.rotary_dtype]
+        self.compute_dtype = kernels.rotary
         self.output_dtype = kernels.activation
         self.cast = P.Cast()
         self.mul_cos = P.Mul()
@@ -63,7 +104,7 @@ class RotaryEmbedding(nn.Cell):
         self.add = P.Add()
         self.by_matrix = kernels.cpu
         if self.by_matrix:
-            self.matrix = Tensor(half_turn_matrix(model.head_dim), self.compute_dtype)
+            self.matrix = Tensor(half_turn_matrix(head_dim), self.compute_dtype)
             self.matmul = P.MatMul()
             self.reshape = P.Reshape()
         else:

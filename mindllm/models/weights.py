@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import mindspore as ms
 import numpy as np
@@ -11,11 +13,26 @@ from mindspore import Parameter, Tensor, nn
 from mindspore.common.initializer import Normal, initializer
 from numpy.typing import ArrayLike
 
+from mindllm.config import ModelConfig
+
 NUMPY_DTYPES: dict[ms.dtype, np.dtype] = {
     ms.float32: np.dtype(np.float32),
     ms.float16: np.dtype(np.float16),
     ms.int32: np.dtype(np.int32),
 }
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Standard deviations of initial weights: ``inner`` ones, and ``output`` ones, which end a residual branch."""
+
+    inner: float
+    output: float
+
+    @staticmethod
+    def of(model: ModelConfig) -> Spread:
+        """As GPT-2: branches are added once per layer, so what ends them shrinks with their number."""
+        return Spread(model.initializer_range, model.initializer_range / math.sqrt(2 * model.num_layers))
 
 
 def normal_parameter(name: str, shape: tuple[int, ...], std: float) -> Parameter:
@@ -31,17 +48,21 @@ def trained_weights(model: nn.Cell) -> dict[str, Parameter]:
 
 
 def initialise(parameters: Mapping[str, Parameter], seed: int) -> None:
-    """Draws every normally distributed weight as a function of ``(seed, parameter name)`` alone; others keep ones or zeros.
+    """Draws every normally distributed weight as a function of ``(seed, parameter name)`` alone; others keep ones or zeros."""
+    for name, parameter in parameters.items():
+        if hasattr(parameter, "initial_std"):
+            parameter.set_data(Tensor(initial_value(name, parameter.shape, parameter.initial_std, seed)))
+
+
+def initial_value(name: str, shape: tuple[int, ...], std: float, seed: int) -> np.ndarray:
+    """The whole weight ``name`` from ``N(0, std²)``, fp32, drawn from ``(seed, name)``.
 
     So a weight does not depend on how many layers, devices or other parameters there are (counter-based generator:
     Salmon et al., 2011).
     """
-    for name, parameter in parameters.items():
-        if hasattr(parameter, "initial_std"):
-            key = hashlib.sha256(f"{seed}:{name}".encode()).digest()[:16]
-            generator = np.random.Generator(np.random.Philox(key=int.from_bytes(key, "little")))
-            values = generator.standard_normal(parameter.shape, dtype=np.float32) * np.float32(parameter.initial_std)
-            parameter.set_data(Tensor(values))
+    key = hashlib.sha256(f"{seed}:{name}".encode()).digest()[:16]
+    generator = np.random.Generator(np.random.Philox(key=int.from_bytes(key, "little")))
+    return generator.standard_normal(shape, dtype=np.float32) * np.float32(std)
 
 
 class HostCopy:

@@ -84,7 +84,7 @@ def build_parallel_model(config: RunConfig) -> ParallelModel:
     model = _build(config, kernels, plan)
     if plan.stages > 1:
         place_on_stages(model, plan, config.model.config, kernels)
-    apply_sharding(model, sharding_table(config.model.config, kernels, config.parallel_config), mesh)
+    apply_sharding(model, sharding_table(model, config.parallel_config), mesh)
     fuse_gradient_communication(model, plan, config.parallel_config.gradient_aggregation_group)
     parts = config.parallel_config.micro_batch_num * config.runner_config.gradient_accumulation_steps
     if parts == 1 and plan.stages == 1:

@@ -11,11 +11,12 @@ from mindllm.parallel.layer_plan import LayerPlan
 
 
 def reuse_equal_layers(layers: Sequence[nn.Cell], plan: LayerPlan, config: RunConfig) -> None:
-    """Marks ``layers`` (one cell for each layer of the plan) as copies of each other where their recomputation is the same.
+    """Marks ``layers`` (one cell for each layer of the plan) as copies where specification and recomputation are the same.
 
     It is what ``mindspore.lazy_inline(policy="front")`` does, the policy the CPU back end can run; its key for equal cells
     is made when a cell is built, though, and does not know the operators that are recomputed.
     """
-    for layer, assignment in zip(layers, plan.layers, strict=True):
+    model = config.model.config
+    for layer, spec, assignment in zip(layers, model.architecture.layers, plan.layers, strict=True):
         layer.no_inline = False
-        layer.cell_init_args = f"DecoderLayer {config.model.config!r} {assignment.recompute} {assignment.patterns}"
+        layer.cell_init_args = f"DecoderLayer {model!r} {spec!r} {assignment.recompute} {assignment.patterns}"

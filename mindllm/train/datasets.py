@@ -12,8 +12,8 @@ from mindllm.data.blend import EndlessDataset
 from mindllm.data.loader import SampleSource
 from mindllm.train.evaluation import Evaluator
 from mindllm.train.indexed_text import IndexedText
-from mindllm.train.ranks import ALONE, Ranks
 from mindllm.train.row_text import InstructionText, MindRecordText
+from mindllm.train.share import WHOLE, Share
 
 
 class Text(Protocol):
@@ -33,14 +33,14 @@ class Text(Protocol):
 
 
 class RunData:
-    """The text of one run, and the part of every batch that is this rank's.
+    """The text of one run, and the share of every batch that this process is given.
 
     Opening it reads headers only, and the places of lines of instruction files.
     """
 
-    def __init__(self, config: RunConfig, ranks: Ranks = ALONE) -> None:
+    def __init__(self, config: RunConfig, share: Share = WHOLE) -> None:
         self.config = config
-        self.ranks = ranks
+        self.share = share
         self.model = config.model.config
         if not config.train_dataset.data_loader.config.data_path:
             raise config.error("train_dataset.data_loader.config.data_path", "is empty; give the files to train on")
@@ -74,24 +74,24 @@ class RunData:
         return runner.train_steps or runner.epochs * self.steps_per_epoch
 
     def train_stream(self) -> BatchStream:
-        """This rank's rows of the global batches of the run, by step."""
+        """This process's rows of the global batches of the run, by step."""
         return BatchStream(
             self.dataset,
             self.config.global_batch_size,
-            rank=self.ranks.rank,
-            rank_count=self.ranks.count,
+            rank=self.share.index,
+            rank_count=self.share.count,
             vocab_size=self.model.vocab_size,
         )
 
-    def evaluator(self, progress: bool = False) -> Evaluator:
-        """Evaluates on the held-out part that ``eval_dataset`` names."""
+    def evaluator(self, rows: int, progress: bool = False) -> Evaluator:
+        """Evaluates on the held-out part that ``eval_dataset`` names, ``rows`` samples of all processes at a time."""
         section = self.config.eval_dataset
         stream = EvaluationStream(
             self.text.held_out(section.split),
-            (section.batch_size or self.config.runner_config.batch_size) * self.ranks.count,
+            rows,
             max_batches=section.max_batches,
-            rank=self.ranks.rank,
-            rank_count=self.ranks.count,
+            rank=self.share.index,
+            rank_count=self.share.count,
             vocab_size=self.model.vocab_size,
         )
         baseline, width = self.text.unigram_loss(section.split), self.text.bytes_per_token(section.split)

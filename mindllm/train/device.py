@@ -87,12 +87,17 @@ def missing_for_graph_kernels() -> str:
     return NOTHING
 
 
-def set_up_device(config: RunConfig, ranks: Ranks = ALONE) -> None:
-    """Selects the device and the graph compiler's settings, and connects the ranks."""
+def set_up_device(config: RunConfig) -> None:
+    """Selects the device of a process that is alone."""
+    select_device(config, ALONE)
+
+
+def select_device(config: RunConfig, ranks: Ranks) -> None:
+    """Selects the device of this process and the graph compiler's settings."""
     import mindspore as ms
 
     context = config.context
-    ms.set_device(context.device_target, context.device_id)
+    ms.set_device(context.device_target, _device_id(config, ranks))
     ms.set_context(mode=ms.GRAPH_MODE, jit_config={"jit_level": context.jit_config.jit_level})
     ms.set_recursion_limit(context.max_call_depth)
     if context.device_target == "Ascend":
@@ -101,12 +106,21 @@ def set_up_device(config: RunConfig, ranks: Ranks = ALONE) -> None:
         ms.device_context.cpu.op_tuning.threads_num(context.runtime_num_threads)
     if config.train_precision_sync:
         ms.set_deterministic(True)
+    if uses_graph_kernels(config) and not Path(COMPILER_LOG).exists():
+        when_leaving(Path(COMPILER_LOG).absolute().unlink, missing_ok=True)
+
+
+def connect(ranks: Ranks) -> None:
+    """Lets the ranks reach each other; call it when the device is selected."""
     if ranks.count > 1:
         from mindspore.communication import init
 
         init()
-    if uses_graph_kernels(config) and not Path(COMPILER_LOG).exists():
-        when_leaving(Path(COMPILER_LOG).absolute().unlink, missing_ok=True)
+
+
+def _device_id(config: RunConfig, ranks: Ranks) -> int:
+    """The device of this process: of several, the one that the launcher has given it."""
+    return config.context.device_id if ranks.count == 1 else int(os.environ.get("DEVICE_ID", "0"))
 
 
 def _temporary_directory() -> Path:

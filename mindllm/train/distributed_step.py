@@ -6,6 +6,8 @@ the tokens of the whole global batch, clipped by the norm over all devices, and 
 
 from __future__ import annotations
 
+import mindspore as ms
+import numpy as np
 from mindspore import ParameterTuple, Tensor, lazy_inline, nn, ops
 
 from mindllm.config import RunConfig
@@ -120,10 +122,40 @@ class DistributedStep(nn.Cell):
         return loss, norm, finite, tokens
 
 
+class DistributedLoss(nn.Cell):
+    """Forward only: ``(input_ids, labels, loss_mask) -> (summed loss, tokens)`` of the whole global batch.
+
+    In a pipeline the loss is real on the last stage only.
+    """
+
+    def __init__(self, parallel: ParallelModel, slices: int) -> None:
+        super().__init__(auto_prefix=False)
+        self.network = parallel.network
+        self.tokens = TokenCount(slices, parallel.mesh.devices)
+
+    def construct(self, input_ids: Tensor, labels: Tensor, loss_mask: Tensor) -> tuple[Tensor, Tensor]:
+        return self.network(input_ids, labels, loss_mask), self.tokens(loss_mask)
+
+
 def build_distributed_step(config: RunConfig, rank: int) -> DistributedStep:
     """Builds the training step of ``rank``; sets MindSpore's parallel context for it."""
     set_parallel_context(config, rank)
-    parallel = build_parallel_model(config)
+    return distributed_step(config, build_parallel_model(config), rank)
+
+
+def build_distributed_loss(config: RunConfig, rank: int) -> DistributedLoss:
+    """Builds what evaluates on ``rank``; sets MindSpore's parallel context for it."""
+    set_parallel_context(config, rank)
+    return distributed_loss(config, build_parallel_model(config))
+
+
+def distributed_loss(config: RunConfig, parallel: ParallelModel) -> DistributedLoss:
+    """What evaluates a model on its devices."""
+    return DistributedLoss(parallel, input_slices(config)).set_train(False)
+
+
+def distributed_step(config: RunConfig, parallel: ParallelModel, rank: int) -> DistributedStep:
+    """The training step of ``rank`` for a model on its devices."""
     weights = ParameterTuple(parallel.model.trainable_params())
     owned = weights[1:] if _embedding_is_elsewhere(parallel, rank) else weights
     optimizer = AdamW(owned, config.optimizer)
@@ -143,6 +175,14 @@ def build_distributed_step(config: RunConfig, rank: int) -> DistributedStep:
 def _embedding_is_elsewhere(parallel: ParallelModel, rank: int) -> bool:
     """Whether this rank's stage uses the embedding of the first stage as its head."""
     return parallel.model.tied and parallel.mesh.stage_of(rank) > 0
+
+
+def example_inputs(config: RunConfig, training: bool = True) -> list[Tensor]:
+    """A batch of the shapes a rank is given; for training also the rate and the loss scale."""
+    shape = (config.global_batch_size // input_slices(config), config.model.config.seq_length)
+    ids = Tensor(np.zeros(shape, np.int32))
+    scalars = [Tensor(value, ms.float32) for value in (1e-4, 1.0)] if training else []
+    return [ids, ids, Tensor(np.ones(shape, np.float32)), *scalars]
 
 
 def input_slices(config: RunConfig) -> int:

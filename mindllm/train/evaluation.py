@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from mindllm.console import track
 from mindllm.data import EvaluationStream, bits_per_byte
+from mindllm.launch.heartbeat import heart
 
 if TYPE_CHECKING:
     from mindllm.train.engine import Engine
@@ -28,6 +29,8 @@ class EvaluationResult:
     unigram_loss: float | None
 
     def describe(self) -> str:
+        if math.isnan(self.loss) and not self.tokens:
+            return "executed; in a simulation there is no loss"
         bits = "unknown" if self.bits_per_byte is None else f"{self.bits_per_byte:.4f}"
         baseline = "" if self.unigram_loss is None else f"; unigram baseline: {self.unigram_loss:.4f} nats/token"
         return (
@@ -37,7 +40,7 @@ class EvaluationResult:
 
 
 class Evaluator:
-    """Evaluates a model on the batches of a stream; where there are several ranks, all of them call it."""
+    """Evaluates a model on the batches of a stream; of a run of several processes, all of them call it."""
 
     def __init__(
         self,
@@ -55,9 +58,11 @@ class Evaluator:
         total, tokens = 0.0, 0.0
         steps = range(len(self.stream))
         for index in track(steps, "evaluating", shown=self.progress):
+            heart.beat("evaluation")
             loss, count = engine.evaluate(self.stream.batch(index))
             total, tokens = total + loss, tokens + count
-        total, tokens = engine.ranks.sum([total, tokens])
+        if engine.simulated:
+            return EvaluationResult(math.nan, math.nan, None, 0, None)
         mean = total / tokens
         bits = None if self.bytes_per_token is None else bits_per_byte(mean, self.bytes_per_token)
         return EvaluationResult(mean, math.exp(min(mean, 700.0)), bits, int(tokens), self.unigram_loss)

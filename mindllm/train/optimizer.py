@@ -6,7 +6,7 @@ Megatron-LM.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import mindspore as ms
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
@@ -14,6 +14,8 @@ from mindspore import ops as P
 
 from mindllm.config import OptimizerConfig
 
+MOMENTS = ("adam_m", "adam_v")
+POWERS = ("beta1_power", "beta2_power")
 update = ops.MultitypeFuncGraph("adamw_update")
 
 
@@ -23,16 +25,22 @@ def _update_one(kernel, rate, correction1, correction2, coefficient, decay, weig
     return kernel(weight, moment1, moment2, rate, correction1, correction2, decay, gradient * coefficient)
 
 
+def state_shapes(weights: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    """Shapes of the optimizer's state by name, all fp32, from those of the weights it updates."""
+    moments = {f"{moment}.{name}": shape for moment in MOMENTS for name, shape in weights.items()}
+    return {**moments, **dict.fromkeys(POWERS, ())}
+
+
 class AdamW(nn.Cell):
     """Updates ``parameters`` in place; state: ``adam_m.*``, ``adam_v.*`` (fp32, shapes of the weights), powers of the betas."""
 
     def __init__(self, parameters: Sequence[Parameter], config: OptimizerConfig) -> None:
         super().__init__()
         self.parameters = ParameterTuple(parameters)
-        self.moments1 = self.parameters.clone(prefix="adam_m", init="zeros")
-        self.moments2 = self.parameters.clone(prefix="adam_v", init="zeros")
-        self.beta1_power = Parameter(Tensor(1.0, ms.float32), name="beta1_power", requires_grad=False)
-        self.beta2_power = Parameter(Tensor(1.0, ms.float32), name="beta2_power", requires_grad=False)
+        self.moments1 = self.parameters.clone(prefix=MOMENTS[0], init="zeros")
+        self.moments2 = self.parameters.clone(prefix=MOMENTS[1], init="zeros")
+        self.beta1_power = Parameter(Tensor(1.0, ms.float32), name=POWERS[0], requires_grad=False)
+        self.beta2_power = Parameter(Tensor(1.0, ms.float32), name=POWERS[1], requires_grad=False)
         some, none = Tensor(config.weight_decay, ms.float32), Tensor(0.0, ms.float32)
         self.decays = tuple(some if parameter.ndim > 1 else none for parameter in parameters)
         self.beta1, self.beta2 = config.betas

@@ -21,8 +21,9 @@ def refuse_what_must_fail(config: RunConfig) -> None:
     for key, path, is_directory in _written(config):
         if why := obstacle(path, directory=is_directory):
             raise config.error(key, f"{path}: {why}")
-    if config.context.device_target != "CPU":
-        return
+    devices = config.parallel_config.device_num
+    if config.context.device_target != "CPU" or devices != int(os.environ.get("MS_WORKER_NUM", "1")):
+        return  # no replicas on CPUs: what executes the run knows its own needs
     parts, memory = least_bytes(config), machine_bytes()
     if sum(parts.values()) > memory:
         shares = ", ".join(f"{name} {size / GB:,.1f} GB" for name, size in parts.items())

@@ -7,30 +7,39 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
-from mindllm.config import RunConfig
 from mindllm.launch.meeting import Seat
 from mindllm.train.leaving import tidy_up
 
-LAUNCHER = 'bash scripts/msrun_launcher.sh "run_llm.py --config {source} ..." {devices}'
+
+class Meeting(Protocol):
+    """Where ranks wait for each other and add numbers."""
+
+    def sum(self, values: Sequence[float]) -> list[float]:
+        """The sums over all ranks of as many values from each; waits for the last one."""
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """Rank ``rank`` of ``count``, and its seat where they meet. Every method is called by all ranks, in the same order."""
+    """Rank ``rank`` of ``count``, and where they meet. Every method is called by all ranks, in the same order.
+
+    In a simulation (``simulated``) the other ranks do not exist: nobody is waited for, and sums are this rank's own.
+    """
 
     rank: int = 0
     count: int = 1
-    seat: Seat | None = None
+    meeting: Meeting | None = None
+    simulated: bool = False
 
     @property
     def is_first(self) -> bool:
-        """Whether this is the one rank that writes what a run has once."""
-        return self.rank == 0
+        """Whether this is the one rank that writes what a run has once; in a simulation every rank has files of its own."""
+        return self.rank == 0 or self.simulated
 
     def sum(self, values: Sequence[float]) -> list[float]:
         """The sums over all ranks of as many values from each, in double precision; waits for the last one."""
-        return list(values) if self.seat is None else self.seat.sum(values)
+        return list(values) if self.meeting is None else self.meeting.sum(values)
 
     def meet(self) -> None:
         """Waits for the last rank."""
@@ -45,6 +54,30 @@ class Ranks:
 ALONE = Ranks()
 
 
+class CollectiveMeeting:
+    """Ranks that no launcher of ours has started, as on an Ascend cluster, meet in a collective operator of MindSpore.
+
+    Doubles travel as pairs of int32, which device back ends gather, and are added on the host in the order of ranks: every
+    rank gets the same bits.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def sum(self, values: Sequence[float]) -> list[float]:
+        """As ``Meeting``; call it when MindSpore's communication is initialised."""
+        import numpy as np
+        from mindspore import Tensor
+        from mindspore.ops.communication import all_gather_into_tensor
+
+        sent = np.array([*values, 0.0], np.float64)  # a tensor has at least one element
+        pairs = sent.view(np.int32)
+        gathered = Tensor(np.zeros(self.count * pairs.size, np.int32))
+        all_gather_into_tensor(gathered, Tensor(pairs))
+        by_rank = gathered.asnumpy().copy().view(np.float64).reshape(self.count, sent.size)
+        return [float(total) for total in by_rank.sum(axis=0)[:-1]]
+
+
 def end_rank(code: int) -> None:
     """Ends the process of one of several ranks, tidied up, but without what native libraries do at the end.
 
@@ -57,30 +90,3 @@ def end_rank(code: int) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
-
-
-def started_ranks(config: RunConfig) -> Ranks:
-    """Who this process is among those a launcher has started; alone where there is no launcher.
-
-    Raises:
-        UserError: the configuration describes another number of devices than were started.
-    """
-    devices = config.parallel_config.device_num
-    started = int(os.environ.get("MS_WORKER_NUM", "1"))
-    seat = Seat.inherited()
-    if started == devices == 1:
-        return ALONE
-    if started == 1 or seat is None:
-        start = LAUNCHER.format(source=config.source, devices=devices)
-        raise config.error(
-            "parallel_config",
-            f"describes {devices} devices, each of which needs a process; start them with\n  {start}\n"
-            "or write use_parallel: false and sizes of 1",
-        )
-    if started != devices:
-        raise config.error(
-            "parallel_config",
-            f"describes {devices} devices, but {started} processes were started; start {devices}, or write "
-            f"use_parallel: true and data_parallel: {started}",
-        )
-    return Ranks(int(os.environ["RANK_ID"]), started, seat)

@@ -7,6 +7,7 @@ from typing import Any
 
 from mindllm.config import RunConfig
 from mindllm.train.checkpoint import Checkpoint
+from mindllm.train.checkpoint.loading import SIMULATED
 from mindllm.train.state import RunState
 
 logger = logging.getLogger(__name__)
@@ -28,6 +29,7 @@ def run_state(state: RunState) -> dict[str, Any]:
         "seed": state.config.seed,
         "tokenizer": state.config.processor.tokenizer.vocab_file,
         "loss_scaler": state.scaler.state(),
+        SIMULATED: state.engine.simulated,
         "identity": identity(state.config, state.total_steps),
     }
 

@@ -24,6 +24,7 @@ class StepRecord:
     """One optimizer step, as it is written to ``metrics.jsonl``. Times in seconds, loss in nats per token.
 
     ``tflops`` is the model's floating-point work per second and device in 10¹², ``mfu`` its ratio to the device's peak.
+    ``slowest_rank`` worked longest on the step, ``slowest_rank_time_s``; of one rank this is the step.
     """
 
     step: int
@@ -40,11 +41,16 @@ class StepRecord:
     samples_per_s_per_device: float
     tflops: float
     mfu: float
+    slowest_rank: int = 0
+    slowest_rank_time_s: float = 0.0
 
 
 @dataclass
 class RunState:
-    """A run between two steps. ``step`` counts finished optimizer steps; ``batch`` is the one last trained on."""
+    """A run between two steps. ``step`` counts finished optimizer steps; ``batch`` is the one last trained on.
+
+    ``failures``: what is lost at the end though training went on; the process then ends with exit code 1.
+    """
 
     config: RunConfig
     engine: Engine
@@ -55,6 +61,7 @@ class RunState:
     batch: Batch | None = None
     stop_reason: str = ""
     results: dict[str, str] = field(default_factory=dict)
+    failures: list[str] = field(default_factory=list)
 
     @property
     def output_dir(self) -> Path:

@@ -9,10 +9,13 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 
 from mindllm.data import BatchStream
+from mindllm.launch.heartbeat import heart
+from mindllm.train.batch_ahead import DATA_FAILED, BatchAhead
 from mindllm.train.callbacks import Callback
 from mindllm.train.engine import StepResult
 from mindllm.train.ranks import ALONE, Ranks
 from mindllm.train.state import RunState, StepRecord
+from mindllm.train.step_times import Slowest, StepTimes
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +38,8 @@ class Trainer:
         self.callbacks = callbacks
         self.peak_flops = peak_flops
         self.ranks = ranks
+        self.step_times = StepTimes(ranks, state.config.runner_config.slow_rank_factor)
+        self.sound = False  # whether the state of the run is that after its last step
         self.flops_per_token = state.config.model.config.flops_per_token()
 
     def run(self) -> None:
@@ -42,13 +47,19 @@ class Trainer:
         with StopSignals() as self.signals:
             try:
                 self._tell("begin")
-                for batch in self.stream.iterate(self.state.step, self.state.last_step):
+                batches = BatchAhead(self.stream.iterate(self.state.step, self.state.last_step))
+                while (batch := batches.take()) is not None:
                     self._one_step(batch)
-                    self.state.stop_reason = self.ranks.agree(self.signals.asked, [item.name for item in STOPPING])
+                    batches.fetch()
+                    self.state.stop_reason = self.ranks.agree(batches.problem or self.signals.asked, STOP_REASONS)
                     if self.state.stop_reason:
                         logger.info("stopping after step %d: %s", self.state.step, self.state.stop_reason)
                         break
                 self._tell("end")
+                batches.refuse_failed(self.state.stop_reason)
+            except Exception:
+                self._rescue()
+                raise
             finally:
                 for callback in self.callbacks:
                     callback.close()
@@ -56,19 +67,34 @@ class Trainer:
     def _one_step(self, batch) -> None:
         state = self.state
         self._tell("step_begin")
+        heart.beat(f"step {state.step + 1}")
         rate, scale = self.learning_rate(state.step), state.scaler.value
         start = time.perf_counter()
+        self.sound = False
         result = state.engine.step(batch, rate, scale)
         seconds = time.perf_counter() - start
         self.signals.install()
         state.batch = batch
         state.step += 1
         state.scaler.update(result.overflow)
-        record = self._record(result, rate, scale, seconds)
+        slowest = self.step_times.compare(state.step, seconds - result.waited)
+        record = self._record(result, rate, scale, seconds, slowest)
+        self.sound = not result.overflow
         for callback in self.callbacks:
+            heart.beat(type(callback).__name__, state.step)
             callback.step_end(state, record)
+        heart.beat("the next batch", state.step)
 
-    def _record(self, result: StepResult, rate: float, scale: float, seconds: float) -> StepRecord:
+    def _rescue(self) -> None:
+        """Saves what an error would lose, where it came between two steps and no other rank would have to take part."""
+        if not self.sound or self.ranks.count > 1:
+            return
+        try:
+            self._tell("rescue")
+        except Exception:
+            logger.exception("nothing could be saved after the error that follows")
+
+    def _record(self, result: StepResult, rate: float, scale: float, seconds: float, slowest: Slowest) -> StepRecord:
         config = self.state.config
         devices = config.parallel_config.device_num
         positions = config.global_batch_size * config.model.config.seq_length
@@ -88,20 +114,24 @@ class Trainer:
             samples_per_s_per_device=config.global_batch_size / seconds / devices,
             tflops=work / 1e12,
             mfu=work / self.peak_flops,
+            slowest_rank=slowest.rank,
+            slowest_rank_time_s=slowest.seconds,
         )
 
     def _tell(self, moment: str) -> None:
         for callback in self.callbacks:
+            heart.beat(f"{type(callback).__name__}.{moment}", self.state.step)
             getattr(callback, moment)(self.state)
 
 
-STOPPING = (signal.SIGTERM, signal.SIGINT)
+STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+STOP_REASONS = (DATA_FAILED, *(item.name for item in STOPPING))
 
 
 class StopSignals:
-    """While open, SIGTERM and SIGINT let the step in progress finish and then end the run; a second SIGINT ends it at once.
+    """While open, SIGTERM, SIGHUP and SIGINT let the step in progress finish and then end the run.
 
-    ``asked`` is the name of the signal that came, or empty.
+    A second SIGINT ends it at once. ``asked`` is the name of the signal that came, or empty.
     """
 
     def __init__(self) -> None:
@@ -109,13 +139,15 @@ class StopSignals:
         self.previous: dict[int, object] = {}
 
     def __enter__(self) -> StopSignals:
-        self.previous = {number: signal.getsignal(number) for number in STOPPING}
+        found = {number: signal.getsignal(number) for number in STOPPING}
+        ignored = [signal.SIGHUP] * (found[signal.SIGHUP] == signal.SIG_IGN)  # under nohup
+        self.previous = {number: handler for number, handler in found.items() if number not in ignored}
         self.install()
         return self
 
     def install(self) -> None:
         """Again after a step: MindSpore's runtime replaces the handler of SIGINT by one that sends SIGTERM."""
-        for number in STOPPING:
+        for number in self.previous:
             signal.signal(number, self._stop)
 
     def __exit__(self, *exception: object) -> None:

@@ -5,8 +5,8 @@ from small_cluster import cluster_run
 
 from mindllm.compiled import compile_rank as subject
 from mindllm.compiled.device import front_end
-from mindllm.compiled.refusals import CompileFailed
 from mindllm.errors import UserError
+from mindllm.parallel.refusals import CompileFailed
 
 
 def test_a_rank_that_does_not_exist():

@@ -12,10 +12,10 @@ import pytest
 
 from mindllm.compiled.graph import ClosureType, OtherType, TupleType
 from mindllm.compiled.graph_file import FACTS, MIND_IR, load, save
-from mindllm.compiled.layouts import ParameterLayout
 from mindllm.compiled.mind_ir import parse_mind_ir
 from mindllm.compiled.schedule import micro_batch_schedule
 from mindllm.errors import UserError
+from mindllm.parallel.parameter_layout import ParameterLayout
 
 ALL, INTERLEAVED, SLICED, DEVICE = "all", "interleaved first", "dp2 tp2", "one device"
 WEIGHT = "model.layers.1.attention.wq.weight"

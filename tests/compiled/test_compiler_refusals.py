@@ -9,15 +9,19 @@ from small_cluster import cluster_run
 
 from mindllm.compiled import worker_process
 from mindllm.compiled.compile_rank import compile_rank
-from mindllm.compiled.refusals import CompileFailed, frames, reason
+from mindllm.parallel.refusals import CompileFailed, frames, reason
 
 FAULT = """
 import os, resource, signal
+from fnmatch import fnmatchcase
 def break_sharding(changes):
     import mindllm.parallel.build as build
     from mindllm.parallel.sharding import on
     table = build.sharding_table
-    build.sharding_table = lambda *sizes: {{**table(*sizes), **changes(on)}}
+    def broken(*model):
+        good = table(*model)
+        return good | {{path: bad for pattern, bad in changes(on).items() for path in good if fnmatchcase(path, pattern)}}
+    build.sharding_table = broken
 {fault}
 """
 BAD_SHARDINGS = {

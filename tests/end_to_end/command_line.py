@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -10,8 +11,8 @@ ROOT = Path(__file__).resolve().parents[2]
 STEPS = 12
 
 
-def start(config_file, output, *options, cwd=None):
-    """Starts ``run_llm.py`` as a process of its own, in a working directory of its own."""
+def start(config_file, output, *options, cwd=None, limit=resource.RLIM_INFINITY):
+    """Starts ``run_llm.py`` as a process of its own, in a working directory of its own; no file may exceed ``limit`` bytes."""
     command = [sys.executable, ROOT / "run_llm.py", "--config", config_file, f"--output_dir={output}", *options]
     environment = {**os.environ, "GLOG_v": "3", "COLUMNS": "250"}
     cwd = cwd or output.parent
@@ -23,6 +24,7 @@ def start(config_file, output, *options, cwd=None):
         text=True,
         env=environment,
         cwd=cwd,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY)),
     )
 
 

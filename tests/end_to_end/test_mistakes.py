@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from command_line import run
 
-from mindllm.train.checkpoint import CheckpointStore, load_checkpoint
+from mindllm.train.checkpoint import CheckpointStore, RankTensors, load_checkpoint
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,9 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_names_the_parameter(finishe
     checkpoint = load_checkpoint(finished[0] / "checkpoint" / "llm-12")
     weights = {name: np.array(value) for name, value in checkpoint.weights.items()}
     weights["model.layers.1.feed_forward.w2.weight"][3, 5] = np.nan
-    poisoned = CheckpointStore(tmp_path / "poisoned").save(12, weights, checkpoint.optimizer, checkpoint.state)
+    poisoned = CheckpointStore(tmp_path / "poisoned").save(
+        12, {0: RankTensors(weights, checkpoint.optimizer)}, checkpoint.state
+    )
     options = ("--run_mode=finetune", f"--load_checkpoint={poisoned}")
     printed = run(config_file, tmp_path / "out", *options, expect=1)
     assert "model.layers.1.feed_forward.w2.weight" in printed

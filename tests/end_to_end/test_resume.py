@@ -28,23 +28,25 @@ def read_until(process, text):
 
 def test_a_run_stopped_at_a_step_resumes_bit_identically(finished, config_file, tmp_path):
     output = tmp_path / "out"
-    run(config_file, output, "--runner_config.stop_step=5")
+    run(config_file, output, "--runner_config.stop_step=5", "--resume_training=auto")
     assert [record["step"] for record in trajectory(output)] == [1, 2, 3, 4, 5]
-    run(config_file, output, "--resume_training")
+    run(config_file, output, "--resume_training=auto")
     assert trajectory(output) == trajectory(finished[0])
     weights = [load_checkpoint(path / "checkpoint" / f"llm-{STEPS}").weights for path in (output, finished[0])]
     assert all(np.array_equal(weights[0][name], weights[1][name]) for name in weights[1])
 
 
-def test_sigterm_saves_and_ends_with_0(finished, config_file, tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_sigterm_and_sighup_save_and_end_with_0(finished, config_file, tmp_path, number):
     output = tmp_path / "out"
-    process = start(config_file, output)
+    process = start(config_file, output, "--callbacks.CheckpointMonitor.async_save=true")
     printed = read_until(process, "step:[    3/")
-    process.send_signal(signal.SIGTERM)
+    process.send_signal(number)
     printed += process.communicate(timeout=60)[0]
     assert process.returncode == 0, printed
     step = trajectory(output)[-1]["step"]
     assert announced(printed)[-1].endswith(f"llm-{step}")
+    assert "written beside it in" in printed
     run(config_file, output, "--resume_training")
     assert trajectory(output) == trajectory(finished[0])
 
@@ -76,18 +78,37 @@ def test_killed_again_and_again_it_loses_nothing_announced(config_file, tmp_path
     assert trajectory(output) == trajectory(whole)
 
 
-@pytest.mark.parametrize("damage", ["truncate", "flip"])
-def test_a_damaged_checkpoint_is_refused_by_name_and_the_previous_one_offered(finished, config_file, tmp_path, damage):
+def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_gone_on_with(finished, config_file, tmp_path):
     output = tmp_path / "out"
     shutil.copytree(finished[0], output)
     victim = output / "checkpoint" / "llm-12" / "model.safetensors"
     content = bytearray(victim.read_bytes())
     content[len(content) // 2] ^= 1
-    victim.write_bytes(content[:-7] if damage == "truncate" else content)
-    printed = run(config_file, output, "--resume_training", "--runner_config.train_steps=14", expect=2)
-    assert "llm-12/model.safetensors" in printed
-    assert "--resume_training=" in printed
-    assert "llm-10" in printed
+    victim.write_bytes(content)
+    printed = run(config_file, output, "--resume_training")
+    assert f"{victim} is altered" in printed
+    assert "resumed from" in printed
+    assert "llm-10 at step 10" in printed
+    assert trajectory(output) == trajectory(finished[0])
+
+
+def test_a_run_is_not_begun_anew_where_another_one_has_left_its_results(finished, config_file):
+    before = (finished[0] / "metrics.jsonl").read_bytes()
+    printed = run(config_file, finished[0], expect=2)
+    assert f"holds a run already ({STEPS} steps in metrics.jsonl and checkpoint llm-{STEPS})" in printed
+    assert (finished[0] / "metrics.jsonl").read_bytes() == before
+
+
+def test_a_run_whose_last_checkpoint_cannot_be_saved_ends_with_1(config_file, tmp_path):
+    """No file may grow beyond 60 kB: metrics and logs fit, checkpoints do not."""
+    output = tmp_path / "out"
+    process = start(config_file, output, "--context.compile_cache=false", limit=60_000)
+    printed = process.communicate(timeout=300)[0]
+    assert process.returncode == 1, printed
+    assert "Traceback" not in printed
+    assert f"error: {output}/checkpoint/llm-{STEPS} was not saved: File too large" in printed
+    assert "Free some space" in printed
+    assert [record["step"] for record in trajectory(output)] == list(range(1, STEPS + 1))
 
 
 def test_resuming_a_finished_run_does_nothing(finished, config_file, tmp_path):

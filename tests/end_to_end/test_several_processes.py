@@ -174,17 +174,16 @@ def held_out(printed):
 LATE = """
 import time
 from mindllm.config import load_config
-from mindllm.train.device import set_up_device
-from mindllm.train.engine import Engine
-from mindllm.train.ranks import started_ranks
+from mindllm.run.engines import make_engine, set_up_execution, share_of
+from mindllm.train.execution import execution_of
 from mindllm.train.datasets import RunData
 
 config = load_config("run.yaml", ["--use_parallel=true", "--parallel_config.data_parallel=2"])
-ranks = started_ranks(config)
-set_up_device(config, ranks)
-engine, stream = Engine(config, ranks=ranks), RunData(config, ranks).train_stream()
+execution = execution_of(config)
+set_up_execution(config, execution)
+engine, stream = make_engine(config, execution), RunData(config, share_of(config, execution)).train_stream()
 for step in range(2):
-    time.sleep(40 if ranks.is_first and step else 0)
+    time.sleep(40 if execution.ranks.is_first and step else 0)
     print(engine.step(stream.batch(step), 1e-3, 1.0).loss)
 """
 
@@ -200,11 +199,6 @@ def test_a_rank_that_is_late_is_waited_for(config_file, tmp_path, monkeypatch):
     result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert result.returncode == 0, result.stdout + result.stderr
     assert len(result.stdout.splitlines()) >= 2
-
-
-def test_without_the_launcher_it_is_named(config_file, tmp_path):
-    printed = run(config_file, tmp_path / "out", "--use_parallel=true", "--parallel_config.data_parallel=2", expect=2)
-    assert f'scripts/msrun_launcher.sh "run_llm.py --config {config_file} ..." 2' in printed
 
 
 def test_a_wrong_number_of_processes_is_refused(config_file, tmp_path):

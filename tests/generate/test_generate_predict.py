@@ -20,7 +20,7 @@ from mindllm.generate.generator import Generator
 from mindllm.generate.growing import Continuation
 from mindllm.generate.predict import predict
 from mindllm.models.weights import trained_weights
-from mindllm.train.checkpoint import CheckpointStore
+from mindllm.train.checkpoint import CheckpointStore, RankTensors
 
 ROOT = Path(__file__).resolve().parents[2]
 VOCABULARY = 270
@@ -37,7 +37,9 @@ def run(tmp_path_factory):
     config = tiny_config(**SHAPE)
     model = tiny_model(config)
     arrays = {name: item.asnumpy() for name, item in trained_weights(model).items()}
-    checkpoint = CheckpointStore(directory / "checkpoint").save(3, arrays, {"moment": np.zeros(1, np.float32)}, {})
+    checkpoint = CheckpointStore(directory / "checkpoint").save(
+        3, {0: RankTensors(arrays, {"moment": np.zeros(1, np.float32)})}, {}
+    )
     keys = {
         "run_mode": "predict",
         "output_dir": str(directory),

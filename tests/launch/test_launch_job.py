@@ -170,6 +170,10 @@ def test_what_a_rank_has_started_ends_with_it():
         (["job.py", "two"], "two"),
         (["job.py"], "usage:"),
         (["job.py", "2", "0", "log", "maybe"], "write True or False"),
+        (["job.py", "2", "2", "127.0.0.1", "8118", "0", "log"], "usage:"),
+        (["--restart", "many", "job.py", "2"], "many"),
+        (["--restart=-1", "job.py", "2"], "must be at least 0"),
+        (["job.py", "4", "3", "127.0.0.1", "8118", "0", "log", "True", "9"], "must be a multiple"),
     ],
 )
 def test_wrong_arguments_are_explained(arguments, wanted):
@@ -234,3 +238,69 @@ def test_ranks_that_crash_before_their_first_step_are_started_again(crashes, sta
     assert printed.count("starting the ranks again") == starts - 1
     assert ("was killed by SIGSEGV; the job was ended" in printed) == (crashes != 0)
     assert ("added" in printed) == (crashes < 6)
+
+
+def beats(script):
+    """A script whose ranks give signs of life, one second apart at most."""
+    return "from mindllm.launch.heartbeat import heart\nheart.start(1)\n" + script
+
+
+HANG = beats("""
+for step in range(1, 4):
+    heart.beat("the next batch", step)
+    seat.sum([1.0])
+    heart.beat(f"step {step + 1}", step)
+def stuck_in_here():
+    time.sleep(1000)
+if rank == 1:
+    stuck_in_here()
+seat.sum([1.0])
+""")
+
+
+def test_a_rank_that_hangs_is_named_with_the_place_and_the_last_step_of_every_rank():
+    printed = finish(begin(HANG, workers=3), 1)
+    assert re.search(
+        r"rank 1 hangs: no sign of life for [12] s \(in step 4; runner_config.step_timeout allows 1 s\)", printed
+    )
+    assert "last step of each rank: 3 (ranks 0-2)" in printed
+    assert "stuck_in_here" in printed
+
+
+def test_a_rank_that_works_longer_than_a_step_may_take_but_says_so_is_not_ended():
+    script = beats("for step in range(15):\n    heart.beat('x', step)\n    time.sleep(0.1)\nprint('done', flush=True)")
+    assert "done" in finish(begin(script), 0)
+
+
+def test_a_rank_that_dies_is_named_with_the_last_step_of_every_rank():
+    script = beats("heart.beat('x', 4 + rank)\nseat.sum([1.0])\nif rank:\n    os.kill(os.getpid(), 9)\nseat.sum([1.0])")
+    printed = finish(begin(script), 1)
+    assert "rank 1 was killed by SIGKILL; the job was ended; last step of each rank: 5 (rank 1), 4 (rank 0)." in printed
+
+
+FAIL_TWICE = """
+job, attempts = os.environ["MINDLLM_JOB"], len([name for name in os.listdir(".") if name.startswith(f"start_{rank}")])
+open(f"start_{rank}_{attempts}_{job}", "w").close()
+seat.sum([1.0])
+if rank == 1 and attempts < 2:
+    sys.exit(CODE)
+print("done", flush=True)
+"""
+
+
+@pytest.mark.parametrize(("restarts", "code", "starts", "ends"), [(3, 1, 3, 0), (1, 1, 2, 1), (3, 2, 1, 2)])
+def test_a_job_that_fails_is_started_again_but_not_for_a_mistake_of_the_user(restarts, code, starts, ends):
+    process = begin(FAIL_TWICE.replace("CODE", str(code)), arguments=["--restart", str(restarts)])
+    printed = finish(process, ends)
+    assert printed.count("going on from the last good checkpoint") == starts - 1
+    names = [path.name.split("_") for path in Path().glob("start_1_*")]
+    assert len(names) == starts
+    assert len({name[-1] for name in names}) == 1
+
+
+def test_a_job_that_is_asked_to_stop_is_not_started_again():
+    script = "signal.signal(signal.SIGINT, signal.SIG_DFL)\nprint('up', flush=True)\ntime.sleep(1000)"
+    process = begin(script, arguments=["--restart", "3"])
+    wait_for_both("up")
+    process.send_signal(signal.SIGTERM)
+    assert "restart" not in finish(process, 128 + signal.SIGTERM)

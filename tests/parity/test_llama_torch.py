@@ -36,7 +36,7 @@ class Logits(nn.Cell):
         self.model = model
 
     def construct(self, input_ids):
-        return P.reshape(self.model.logits(self.model.model(input_ids)), (*input_ids.shape, -1))
+        return P.reshape(self.model.logits(self.model.model(input_ids)[0]), (*input_ids.shape, -1))
 
 
 def random_model(name, std=0.1):

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
 from mindllm.command import run_command
 from mindllm.config import ModelConfig
 from mindllm.data.tokenizer_training import save_tokenizer, train_byte_level_bpe
 from mindllm.files import size_in_bytes
 from mindllm.models.weight_shapes import weight_shapes
-from mindllm.train.checkpoint import CheckpointStore, load_checkpoint
+from mindllm.train.checkpoint import CheckpointStore, RankTensors, load_checkpoint
 from mindllm.train.checkpoint.hugging_face_export import export_hugging_face
 from toolkit.weights.__main__ import main
 
@@ -85,7 +85,10 @@ def test_export_in_half_precision_with_another_tokenizer(directory, tmp_path, ca
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["import", "nowhere", "out"], "nowhere: not a Hugging Face directory: it has no config.json"),
+        (
+            ["import", "nowhere", "out"],
+            "nor weights of MindFormers (.ckpt, .safetensors, rank_0)",
+        ),
         (["import", "DIRECTORY", "TMP/full"], "llm-0: exists already"),
         (["export", "nowhere", "out"], "CHECKPOINT=nowhere does not exist"),
         (["export", "DIRECTORY", "out"], "manifest.json is missing"),
@@ -99,7 +102,7 @@ def test_export_in_half_precision_with_another_tokenizer(directory, tmp_path, ca
     ],
 )
 def test_mistakes_end_with_2_and_leave_nothing(directory, tmp_path, arguments, says, capsys):
-    CheckpointStore(tmp_path / "full").save(0, {"w": np.zeros(1)}, {}, {})
+    CheckpointStore(tmp_path / "full").save(0, {0: RankTensors({"w": np.zeros(1)}, {})}, {})
     main(["import", str(directory), str(tmp_path / "good")])
     texts = [f"def f{i % 7}(x):\n    return x + {i}\n" for i in range(200)]
     save_tokenizer(train_byte_level_bpe(texts, 290), tmp_path / "big.json")
@@ -157,3 +160,25 @@ def test_sizes(text, size):
 def test_what_is_no_size(text):
     with pytest.raises(ValueError, match="is not a size such as 5GB"):
         size_in_bytes(text)
+
+
+def test_weights_of_mindformers_with_the_architecture_named(directory, tmp_path, capsys):
+    random = np.random.default_rng(0)
+    weights = {name: random.normal(size=shape).astype(np.float32) for name, shape in weight_shapes(MODEL).items()}
+    save_file({**weights, "global_step": np.zeros(1, np.int32)}, tmp_path / "llama-1_2.safetensors")
+    main(["info", str(tmp_path / "llama-1_2.safetensors"), "--json"])
+    told = json.loads(capsys.readouterr().out)
+    assert (told["kind"], told["files"]) == ("weights of MindFormers", ["llama-1_2.safetensors"])
+    assert told["parameters"] == MODEL.parameter_count() + 1
+    main(["import", str(tmp_path / "llama-1_2.safetensors"), str(tmp_path / "ours"), "--model", str(directory)])
+    loaded = load_checkpoint(tmp_path / "ours" / "llm-0")
+    assert all(np.array_equal(loaded.weights[name], values) for name, values in weights.items())
+    assert loaded.state["tokenizer"] == str(directory / "tokenizer.json")
+
+
+def test_mistakes_about_the_architecture(directory, tmp_path):
+    save_file({"a": np.zeros(3, np.float32)}, tmp_path / "a.safetensors")
+    printed = run("import", tmp_path / "a.safetensors", tmp_path / "ours", expect=2)
+    assert "do not tell their architecture; name it: --model RUN.yaml" in printed
+    assert "has a config.json of its own" in run("import", directory, tmp_path / "ours", "--model", directory, expect=2)
+    assert not (tmp_path / "ours").exists()

@@ -11,7 +11,7 @@ from hypothesis.extra import numpy as hnp
 from safetensors.numpy import load_file, save_file
 
 from mindllm.errors import UserError
-from mindllm.train.checkpoint import CheckpointStore, load_checkpoint
+from mindllm.train.checkpoint import CheckpointStore, RankTensors, load_checkpoint
 from mindllm.train.checkpoint.tensors import CODES, NOT_IN_NUMPY, read_tensors
 
 DTYPES = st.sampled_from(sorted(set(CODES) - set(NOT_IN_NUMPY))).map(np.dtype)
@@ -39,7 +39,7 @@ def optimizer(value: float = 0.0) -> dict[str, np.ndarray]:
 
 def save(store: CheckpointStore, step: int, value: float | None = None):
     value = float(step) if value is None else value
-    return store.save(step, weights(value), optimizer(value), {"loss_scale": value})
+    return store.save(step, {0: RankTensors(weights(value), optimizer(value))}, {"loss_scale": value})
 
 
 def steps(store: CheckpointStore) -> list[int]:
@@ -59,7 +59,7 @@ def same_bits(found, expected) -> bool:
 @given(TENSORS, TENSORS, st.dictionaries(st.text(), JSON, max_size=4))
 def test_round_trip_is_bit_equal(tmp_path, model, moments, state):
     store = CheckpointStore(tmp_path)
-    loaded = load_checkpoint(store.save(3, model, moments, state))
+    loaded = load_checkpoint(store.save(3, {0: RankTensors(model, moments)}, state))
     assert same_bits(loaded.weights, model)
     assert same_bits(loaded.optimizer, moments)
     assert (loaded.step, loaded.state) == (3, state)
@@ -68,7 +68,7 @@ def test_round_trip_is_bit_equal(tmp_path, model, moments, state):
 @FEW
 @given(TENSORS)
 def test_files_are_safetensors_for_the_library_too(tmp_path, tensors):
-    path = CheckpointStore(tmp_path).save(0, tensors, {}, {})
+    path = CheckpointStore(tmp_path).save(0, {0: RankTensors(tensors, {})}, {})
     assert same_bits(load_file(path / "model.safetensors"), tensors)
     save_file(tensors, tmp_path / "theirs.safetensors", {"format": "np"})
     assert same_bits(read_tensors(tmp_path / "theirs.safetensors"), tensors)
@@ -80,7 +80,7 @@ def test_files_are_safetensors_for_the_library_too(tmp_path, tensors):
     ids=["transposed", "strided", "big endian", "scalar"],
 )
 def test_any_memory_layout_saves_its_values(tmp_path, array):
-    loaded = load_checkpoint(CheckpointStore(tmp_path).save(0, {"w": array}, {}, {}))
+    loaded = load_checkpoint(CheckpointStore(tmp_path).save(0, {0: RankTensors({"w": array}, {})}, {}))
     np.testing.assert_array_equal(loaded.weights["w"], array)
     assert loaded.weights["w"].shape == array.shape
 
@@ -103,7 +103,7 @@ def test_one_tensor_at_a_time_is_in_memory(tmp_path):
         __hash__ = object.__hash__
 
     gc.collect()
-    path = CheckpointStore(tmp_path).save(1, {f"w{i}": OnDevice() for i in range(5)}, {}, {})
+    path = CheckpointStore(tmp_path).save(1, {0: RankTensors({f"w{i}": OnDevice() for i in range(5)}, {})}, {})
     assert most == 1
     assert sum(array.sum() for array in load_checkpoint(path).weights.values()) == 5000
 
@@ -117,19 +117,19 @@ def test_loaded_arrays_can_be_written_without_changing_the_file(tmp_path):
 @pytest.mark.parametrize("state", [{"rate": float("nan")}, {"pair": (1, 2)}, {"of": {1: 2}}])
 def test_state_that_json_would_change_is_refused(tmp_path, state):
     with pytest.raises((TypeError, ValueError)):
-        CheckpointStore(tmp_path).save(1, {}, {}, state)
+        CheckpointStore(tmp_path).save(1, {0: RankTensors({}, {})}, state)
     assert not list(tmp_path.iterdir())
 
 
 def test_a_dtype_without_a_code_is_refused_by_the_name_of_its_tensor(tmp_path):
     with pytest.raises(TypeError, match=r"tensor odd: .*complex128"):
-        CheckpointStore(tmp_path).save(1, {"odd": np.zeros(2, complex)}, {}, {})
+        CheckpointStore(tmp_path).save(1, {0: RankTensors({"odd": np.zeros(2, complex)}, {})}, {})
     assert not list(tmp_path.iterdir())
 
 
 def test_the_name_that_the_format_reserves_is_refused(tmp_path):
     with pytest.raises(ValueError, match="__metadata__"):
-        CheckpointStore(tmp_path).save(1, {"__metadata__": np.zeros(2)}, {}, {})
+        CheckpointStore(tmp_path).save(1, {0: RankTensors({"__metadata__": np.zeros(2)}, {})}, {})
     assert not list(tmp_path.iterdir())
 
 
@@ -246,6 +246,6 @@ def test_tensors_that_do_not_fit_are_named_in_one_error(tmp_path):
 
 
 def test_long_lists_of_misfits_are_cut(tmp_path):
-    loaded = load_checkpoint(CheckpointStore(tmp_path).save(1, {}, {}, {}))
+    loaded = load_checkpoint(CheckpointStore(tmp_path).save(1, {0: RankTensors({}, {})}, {}))
     with pytest.raises(UserError, match=r"missing \(500\): .* and 490 more"):
         loaded.require({f"layers.{i}.w": ((1,), np.float32) for i in range(500)})

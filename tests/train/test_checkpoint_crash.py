@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mindllm.train.checkpoint import CheckpointStore, load_checkpoint
+from mindllm.train.checkpoint import CheckpointStore, RankTensors, load_checkpoint
 from mindllm.train.checkpoint import tensors as tensors_module
 from mindllm.train.checkpoint.names import entries
 
@@ -21,7 +21,7 @@ REPOSITORY = Path(__file__).parents[2]
 SAVER = """
 import sys
 import numpy as np
-from mindllm.train.checkpoint import CheckpointStore
+from mindllm.train.checkpoint import CheckpointStore, RankTensors
 
 store = CheckpointStore(sys.argv[1], keep_checkpoint_max=3)
 store.recover()
@@ -30,10 +30,10 @@ store.supersede_after(step)
 while True:
     step += 1
     weights = {f"layers.{i}.w": np.full((40, 100), step, np.float32) for i in range(10)}
-    store.save(step, weights, {f"adam_m.{name}": array for name, array in weights.items()}, {"step": step})
+    store.save(step, {0: RankTensors(weights, {f"adam_m.{name}": array for name, array in weights.items()})}, {"step": step})
     print(step, flush=True)
     if step % 3 == 0:
-        store.save(step, weights, {}, {"step": step})
+        store.save(step, {0: RankTensors(weights, {})}, {"step": step})
 """
 
 
@@ -42,7 +42,7 @@ def tensors(version: int) -> dict[str, np.ndarray]:
 
 
 def save(store: CheckpointStore, step: int, version: int) -> None:
-    store.save(step, tensors(version), tensors(version), {"version": version})
+    store.save(step, {0: RankTensors(tensors(version), tensors(version))}, {"version": version})
 
 
 class CrashAt:

@@ -13,7 +13,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mindllm.errors import UserError
-from mindllm.train.checkpoint import CheckpointNotSavedError, CheckpointStore, DamagedCheckpointError, load_checkpoint
+from mindllm.train.checkpoint import (
+    CheckpointNotSavedError,
+    CheckpointStore,
+    DamagedCheckpointError,
+    RankTensors,
+    load_checkpoint,
+)
 from mindllm.train.checkpoint import tensors as tensors_module
 
 FILES = ("model.safetensors", "optimizer.safetensors", "state.json", "manifest.json")
@@ -24,21 +30,22 @@ WEIGHTS = {"w": np.arange(500, dtype=np.float32), "b": np.arange(3, dtype=np.int
 def store(tmp_path):
     store = CheckpointStore(tmp_path / "checkpoint")
     for step in (10, 20, 30):
-        store.save(step, WEIGHTS, {"adam_m.w": WEIGHTS["w"]}, {"step": step})
+        store.save(step, {0: RankTensors(WEIGHTS, {"adam_m.w": WEIGHTS["w"]})}, {"step": step})
     return store
 
 
 def assert_refused(store, *words, offered="llm-20", newest="llm-30"):
     good = store.directory / offered
     with pytest.raises(DamagedCheckpointError) as error:
-        store.resume(True)
+        store.resume(str(store.newest()))
     message = str(error.value)
     assert message.startswith(str(store.directory / newest))
     assert message.endswith(f"resume with --resume_training={good}")
     for word in words:
         assert word in message
     assert store.latest_good() == good
-    assert store.resume(str(good)).weights["w"][7] == 7
+    assert store.resume(True).path == good
+    assert store.resume(True).weights["w"][7] == 7
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -74,7 +81,7 @@ def test_a_flipped_bit_anywhere(store, name, place, bit):
     path.write_bytes(broken)
     try:
         with pytest.raises(DamagedCheckpointError, match=name):
-            store.resume(True)
+            store.resume(str(store.newest()))
     finally:
         path.write_bytes(whole)
 
@@ -129,14 +136,14 @@ def test_the_offer_skips_damaged_ones_and_says_when_none_is_left(store):
 def assert_not_saved(store, words):
     before = sorted(path.name for path in store.directory.iterdir())
     with pytest.raises(CheckpointNotSavedError, match=words) as error:
-        store.save(40, {"w": np.zeros(100_000, np.float32)}, {}, {})
+        store.save(40, {0: RankTensors({"w": np.zeros(100_000, np.float32)}, {})}, {})
     assert f"the newest checkpoint is {store.directory / 'llm-30'}" in str(error.value)
     assert sorted(path.name for path in store.directory.iterdir()) == before
     assert store.resume(True).step == 30
 
 
 def assert_can_go_on(store):
-    assert load_checkpoint(store.save(40, WEIGHTS, {}, {})).step == 40
+    assert load_checkpoint(store.save(40, {0: RankTensors(WEIGHTS, {})}, {})).step == 40
 
 
 def test_a_file_that_may_not_grow(store):
@@ -171,7 +178,7 @@ def test_a_disk_that_is_full_at_any_flush(store, monkeypatch, call):
         assert_not_saved(store, "No space left on device")
     else:
         with pytest.raises(CheckpointNotSavedError, match="No space left on device"):
-            store.save(40, WEIGHTS, {}, {})
+            store.save(40, {0: RankTensors(WEIGHTS, {})}, {})
         assert store.resume(True).step in (30, 40)
     monkeypatch.undo()
     assert_can_go_on(store)
@@ -183,7 +190,7 @@ def test_an_interrupt_while_saving_leaves_nothing(store, monkeypatch):
 
     monkeypatch.setattr(tensors_module.HashingWriter, "write", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        store.save(40, WEIGHTS, {}, {})
+        store.save(40, {0: RankTensors(WEIGHTS, {})}, {})
     assert sorted(path.name for path in store.directory.iterdir()) == ["llm-10", "llm-20", "llm-30"]
 
 
@@ -197,7 +204,7 @@ def test_a_replacement_that_fails_puts_the_old_one_back(store, monkeypatch):
 
     monkeypatch.setattr(type(store.directory), "rename", failing)
     with pytest.raises(CheckpointNotSavedError, match="Input/output error"):
-        store.save(30, {"w": np.zeros(3)}, {}, {})
+        store.save(30, {0: RankTensors({"w": np.zeros(3)}, {})}, {})
     assert store.resume(True).path.name == "llm-30"
     assert store.resume(True).weights["w"][7] == 7
 
@@ -209,7 +216,7 @@ def test_an_old_checkpoint_that_cannot_be_deleted_does_not_stop_training(store, 
     store.keep_checkpoint_max = 1
     monkeypatch.setattr(os, "rmdir", refusing)
     monkeypatch.setattr(shutil, "rmtree", lambda path, ignore_errors=False: None if ignore_errors else refusing(path))
-    assert store.save(40, WEIGHTS, {}, {}).name == "llm-40"
+    assert store.save(40, {0: RankTensors(WEIGHTS, {})}, {}).name == "llm-40"
     assert "could not be deleted: [Errno 13] Permission denied" in caplog.text
     monkeypatch.undo()
     store.recover()

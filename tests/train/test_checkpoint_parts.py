@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mindllm.errors import UserError
-from mindllm.train.checkpoint import CheckpointStore, load_checkpoint
-from mindllm.train.checkpoint.parts import Part, read_parts, write_parts
+from mindllm.train.checkpoint import CheckpointStore, Part, RankTensors, load_checkpoint
+from mindllm.train.checkpoint.parts import read_parts, write_parts
 from mindllm.train.checkpoint.tensors import HashingWriter
 
 
@@ -24,21 +24,28 @@ def rows(array: np.ndarray, count: int, axis: int) -> list[dict[str, Part]]:
     return ranks
 
 
+def held(weights: list[dict[str, Part]], optimizer: list[dict[str, Part]] | None = None) -> dict[int, RankTensors]:
+    """What ranks keep, by rank."""
+    moments = optimizer or [{} for _ in weights]
+    return {rank: RankTensors(*pair) for rank, pair in enumerate(zip(weights, moments, strict=True))}
+
+
 @given(st.sampled_from([1, 2, 4]), st.sampled_from([0, 1]), st.integers(0, 7), st.integers(1, 8), st.integers(0, 3))
 def test_any_part_of_any_cut(tmp_path_factory, count, axis, begin, length, column):
     array = np.arange(8 * 4, dtype=np.float32).reshape(8, 4)
     store = CheckpointStore(tmp_path_factory.mktemp("parts"), keep_checkpoint_max=1)
-    path = store.save_parts(3, rows(array, count, axis), rows(array * 2, count, axis), {})
+    path = store.save(3, held(rows(array, count, axis), rows(array * 2, count, axis)), {})
     checkpoint = load_checkpoint(path)
     wanted = (slice(begin, min(8, begin + length)), slice(column, 4))
-    assert np.array_equal(checkpoint.weights["weight"].read(wanted), array[wanted])
+    shape = [cut.stop - cut.start for cut in wanted]
+    assert np.array_equal(checkpoint.slice("weight", [begin, column], shape), array[wanted])
     assert np.array_equal(np.asarray(checkpoint.optimizer["weight"]), array * 2)
 
 
 def test_copies_are_written_once(tmp_path):
     array = np.ones((4, 4), np.float32)
     copies = [rows(array, 1, 0)[0]] * 3
-    path = CheckpointStore(tmp_path, keep_checkpoint_max=1).save_parts(1, copies, copies, {})
+    path = CheckpointStore(tmp_path, keep_checkpoint_max=1).save(1, held(copies, copies), {})
     assert [file.name for file in path.glob("model-*")] == ["model-00000-of-00003.safetensors"]
 
 
@@ -53,13 +60,13 @@ def test_a_missing_part_is_named(tmp_path):
 def test_parts_that_overlap_are_named(tmp_path):
     array = np.ones((4, 4), np.float32)
     shifted = [{"weight": Part(array.shape, (slice(begin, begin + 2), slice(0, 4)), array[:2])} for begin in (0, 1)]
-    path = CheckpointStore(tmp_path).save_parts(1, shifted, [], {})
+    path = CheckpointStore(tmp_path).save(1, held(shifted), {})
     with pytest.raises(UserError, match="the parts of tensor weight overlap"):
         load_checkpoint(path)
 
 
 def test_a_checkpoint_that_lacks_a_rank_is_refused_by_name(tmp_path):
     first, _ = rows(np.ones((4, 4), np.float32), 2, 0)
-    path = CheckpointStore(tmp_path).save_parts(1, [first], [], {})
+    path = CheckpointStore(tmp_path).save(1, {0: RankTensors(first, {}), 1: RankTensors({}, {})}, {})
     with pytest.raises(UserError, match=r"llm-1.*the parts of tensor weight hold 8 of its 16 values"):
         load_checkpoint(path)

@@ -25,10 +25,10 @@ import numpy as np
 from mindllm.config import load_config
 from mindllm.train import compile_cache
 from mindllm.train.device import set_up_device
-from mindllm.train.engine import Engine
+from mindllm.train.engine import ReplicaEngine
 config = load_config("run.yaml", sys.argv[1:])
 set_up_device(config)
-engine = Engine(config)
+engine = ReplicaEngine(config)
 tokens = np.arange(18, dtype=np.int32).reshape(2, 9)
 batch = {"input_ids": tokens[:, :-1], "labels": tokens[:, 1:], "loss_mask": np.ones((2, 8), np.float32)}
 losses = [engine.step(batch, 1e-2, 1.0).loss for _ in range(3)]

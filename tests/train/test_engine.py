@@ -5,7 +5,7 @@ import pytest
 
 from mindllm.config import load_config
 from mindllm.data.rows import Row, assemble
-from mindllm.train.engine import Engine
+from mindllm.train.engine import ReplicaEngine
 
 YAML = """
 lr_schedule: {type: ConstantWarmUpLR, learning_rate: 1e-2}
@@ -21,7 +21,7 @@ model:
 def engine(*overrides):
     with open("run.yaml", "w", encoding="utf-8") as file:
         file.write(YAML)
-    return Engine(load_config("run.yaml", overrides))
+    return ReplicaEngine(load_config("run.yaml", overrides))
 
 
 def batch(seed=0, rows=4, kept=0.7):

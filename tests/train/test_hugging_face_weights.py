@@ -6,6 +6,7 @@ import os
 
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import load_file, save_file
 
 from mindllm.config import ModelConfig, read_model_config
@@ -13,7 +14,8 @@ from mindllm.errors import RunFailed, UserError
 from mindllm.models.families.llama import HUGGING_FACE
 from mindllm.models.weight_shapes import weight_shapes
 from mindllm.train.checkpoint.converted import numpy_dtype
-from mindllm.train.checkpoint.hugging_face import all_tensors, read_weights
+from mindllm.train.checkpoint.formats import tensors_of_directory
+from mindllm.train.checkpoint.hugging_face import read_weights
 from mindllm.train.checkpoint.hugging_face_export import export_hugging_face
 
 MODEL = ModelConfig(
@@ -97,16 +99,20 @@ def test_a_tied_model_may_hold_its_head_again_if_it_is_the_same(exported):
     assert "lm_head.weight" not in read_weights(exported, tied)
 
 
-def test_pickled_weights_are_not_opened(exported):
+def test_pickled_weights_are_those_of_the_safetensors(exported):
+    tensors = {name: torch.from_numpy(array) for name, array in load_file(exported / "model.safetensors").items()}
     (exported / "model.safetensors").unlink()
-    (exported / "pytorch_model-00001-of-00002.bin").write_bytes(b"never read")
-    with pytest.raises(UserError, match=r"pickled \(pytorch_model-00001-of-00002.bin\).*safe_serialization=True"):
-        read_weights(exported, MODEL)
+    torch.save(tensors, exported / "pytorch_model.bin")
+    for name, array in random_weights().items():
+        np.testing.assert_array_equal(read_weights(exported, MODEL)[name], array)
 
 
 def test_no_weights_at_all(exported):
     (exported / "model.safetensors").unlink()
     with pytest.raises(UserError, match=r"has no model.safetensors and no model.safetensors.index.json"):
+        read_weights(exported, MODEL)
+    (exported / "part-1.bin").write_bytes(b"")
+    with pytest.raises(UserError, match=r"; it has part-1.bin without an index$"):
         read_weights(exported, MODEL)
 
 
@@ -156,7 +162,7 @@ def test_a_header_that_describes_no_tensor(tmp_path, entry):
     header = json.dumps({"a.weight": entry}).encode()
     (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(8))
     with pytest.raises(UserError, match=r"a\.weight"):
-        all_tensors(tmp_path)
+        tensors_of_directory(tmp_path)
 
 
 def test_a_directory_that_is_there_is_not_touched(exported):
@@ -196,6 +202,6 @@ def test_a_disk_that_is_full_leaves_nothing(tmp_path, monkeypatch, call):
 
 
 def test_names_of_the_two_conventions_are_not_mixed_up(exported):
-    tensors = all_tensors(exported)
+    tensors = tensors_of_directory(exported)
     for name, array in random_weights().items():
         np.testing.assert_array_equal(tensors[HUGGING_FACE.theirs(name)], array)

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mindllm.command import CommandParser, run_command
-from mindllm.compiled.worker import example_inputs
 from mindllm.config import load_config
 
 
@@ -23,7 +22,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     config = load_config(parser.parse_args(arguments).config)
     import mindspore as ms
 
-    from mindllm.train.distributed_step import build_distributed_step
+    from mindllm.train.distributed_step import build_distributed_step, example_inputs
 
     ms.set_context(mode=ms.GRAPH_MODE, device_target="CPU")
     for value in build_distributed_step(config, 0)(*example_inputs(config)):

@@ -79,10 +79,10 @@ def mindllm_side(sizes: Sizes, fused: bool) -> Callable[[], dict[str, Any]]:
     prepare_environment(config)
     from safetensors.numpy import save_file
 
-    from mindllm.train.engine import Engine
+    from mindllm.train.engine import ReplicaEngine
 
     set_up_device(config)
-    engine = Engine(config)
+    engine = ReplicaEngine(config)
     weights = Path(sizes["directory"], "weights.safetensors")
     if not weights.exists():
         save_file({name: weight.asnumpy() for name, weight in engine.weights.items()}, weights)

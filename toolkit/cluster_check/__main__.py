@@ -11,7 +11,7 @@ from rich.status import Status
 
 from mindllm.command import CommandParser, interruptible, output_directory, output_file, run_command
 from mindllm.config import RunConfig, load_config
-from mindllm.console import error_console, output, print_json, styled
+from mindllm.console import error_console, output, print_json
 from mindllm.errors import CheckFailed, RunFailed, UserError
 
 DESCRIPTION = """Proves that a parallel configuration computes what a single device does, on a machine without an accelerator.
@@ -87,7 +87,7 @@ def configurations(paths: Sequence[Path], overrides: Sequence[str]) -> list[tupl
 
 
 def _show(status: Status, name: str, text: str) -> None:
-    status.update(styled(f"{name}: {text}"))
+    status.update(f"{name}: {text}")
 
 
 def several(config: RunConfig) -> RunConfig:

@@ -59,7 +59,7 @@ def check(config: RunConfig, options: Options, say: Say = lambda text: None) -> 
     small = scaled(config, options.real_dtype)
     begun = time.monotonic()
     with RankCompilation(small, options.cache, options.workers) as compilation:
-        say(f"compiling {compilation.devices} ranks, {compilation.workers} at a time")
+        say(f"compiling {compilation.devices} ranks of {reduction(config, small)}, {compilation.workers} at a time")
         reference = train_single(small, options.steps)
         graphs = compilation.graphs(lambda done: say(_progress(done, compilation.devices, time.monotonic() - begun)))
     compiled = time.monotonic()
@@ -73,6 +73,14 @@ def check(config: RunConfig, options: Options, say: Say = lambda text: None) -> 
     ended = time.monotonic()
     seconds = {"compile": compiled - begun, "execute": ended - compiled, "total": ended - begun}
     return replace(outcome, seconds=seconds)
+
+
+def reduction(config: RunConfig, small: RunConfig) -> str:
+    """What was left out of the model: layers alike to some that are kept."""
+    whole, kept = config.model.config.architecture, small.model.config.architecture
+    kinds = len(whole.kinds())
+    which = f" ({kinds} kinds)" if kinds > 1 else ""
+    return f"{len(kept.layers)} of {len(whole.layers)} layers{which}"
 
 
 def _progress(done: int, ranks: int, seconds: float) -> str:

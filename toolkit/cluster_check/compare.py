@@ -92,7 +92,7 @@ def compare(
     for machine in cluster.machines:
         for name, part in state_parts(machine).items():
             whole = np.asarray(state[name])
-            error = _error(name, machine.rank, part.value, whole[part.slices], whole)
+            error = _error(name, machine.rank, np.asarray(part.value), whole[part.slices], whole)
             known = worst.get(name)
             if known is None or not error.relative <= known.relative:
                 worst[name] = error

@@ -1,19 +1,29 @@
 """A configuration with a small model and the same parallelism: layers, widths, vocabulary, sequence and batch shrink.
 
-What decides how the compiler shards is kept: the mesh, interleave, every switch, the kinds of recomputed layers in every
-place, more and fewer layers per stage, grouped queries, what a size has in common with the number of devices, and which
-weights are below the parallel optimizer's threshold. Micro batches and accumulation steps are enough to fill the pipeline.
+What decides how the compiler shards is kept: the mesh, interleave, every switch, the kinds of layers (specification and
+recomputation) in every place, more and fewer layers per stage, grouped queries, what a size has in common with the number of
+devices, and which weights are below the parallel optimizer's threshold. Micro batches and accumulation steps are enough to fill
+the pipeline.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from mindllm.config import ParallelConfig, ParallelContextConfig, RecomputeConfig, RunConfig, override_config
-from mindllm.parallel.layer_plan import LayerAssignment, LayerPlan, make_plan
+from mindllm.config import (
+    ModelConfig,
+    ParallelConfig,
+    ParallelContextConfig,
+    RecomputeConfig,
+    RunConfig,
+    keys_of_layers,
+    override_config,
+)
+from mindllm.parallel.layer_plan import LayerPlan, make_plan
 from mindllm.parallel.plan_text import render_plan
 
 SMALLEST_HEADS = 4
@@ -21,6 +31,7 @@ SMALLEST_HEAD = 16
 SMALLEST_LAYERS = 2
 SMALLEST_VOCABULARY = 96
 SMALLEST_SEQUENCE = 32
+SHARE_OF_WINDOW = 4  # of the sequence is a window long
 LARGEST_BATCH = 2
 MOST_PARTS = 2  # of a batch, and micro batches for every stage
 BYTES = 4
@@ -38,14 +49,15 @@ def scaled(config: RunConfig, real_dtype: bool = False) -> RunConfig:
     Raises:
         UserError: the configuration has contradictory lists of recomputation.
     """
-    plan = small_plan(make_plan(config))
-    sizes = model_sizes(config)
+    plan, specs = make_plan(config), config.model.config.architecture.layers
+    kept = kept_layers(plan, specs)
+    plan, specs = replace(plan, layers=tuple(plan.layers[n] for n in kept)), tuple(specs[n] for n in kept)
+    sizes = {**model_sizes(config), **keys_of_layers(config.model.config, specs)}
     return override_config(
         config,
         {
             **{f"model.model_config.{key}": value for key, value in sizes.items()},
             **{key: value for key, value in render_plan(plan).items() if _matters(key, plan)},
-            "model.model_config.num_layers": len(plan.layers),
             **({} if real_dtype else _in_fp32()),
             **_optimizer(config, sizes),
             **_of_the_run(config),
@@ -73,21 +85,24 @@ def single_device(config: RunConfig) -> RunConfig:
     )
 
 
-def small_plan(plan: LayerPlan) -> LayerPlan:
-    """A plan with as few layers as show what ``plan`` has: every kind of layer of every place, and uneven stages."""
+def kept_layers(plan: LayerPlan, specs: Sequence[Hashable]) -> list[int]:
+    """Numbers of as few layers as show what ``plan`` has: every kind of layer of every place, in order, and uneven stages.
+
+    A kind is a specification and a recomputation; numbers may repeat.
+    """
     counts = sorted({count for row in plan.counts for count in row})
-    layers: list[LayerAssignment] = []
+    kept: list[int] = []
     for chunk, stage in itertools.product(range(plan.chunks), range(plan.stages)):
-        place = plan.at(chunk, stage)
+        place = [n for n, layer in enumerate(plan.layers) if (layer.chunk, layer.stage) == (chunk, stage)]
+        kinds: dict[Hashable, int] = {}
+        for number in place:
+            layer = plan.layers[number]
+            kinds.setdefault((layer.recompute, tuple(sorted(layer.patterns.items())), specs[number]), number)
         at_least = min(len(place), SMALLEST_LAYERS) if plan.stages == 1 else 1
-        layers += _shortened(place, at_least + counts.index(len(place)))
-    return LayerPlan(plan.stages, plan.chunks, tuple(layers))
-
-
-def _shortened(place: tuple[LayerAssignment, ...], wanted: int) -> list[LayerAssignment]:
-    """The first layer of each kind, and more of the last kind up to ``wanted`` layers."""
-    kinds = [layer for layer, _ in itertools.groupby(place)]
-    return kinds + [kinds[-1]] * (wanted - len(kinds))
+        first_of_each = list(kinds.values())
+        wanted = at_least + counts.index(len(place))
+        kept += first_of_each + first_of_each[-1:] * (wanted - len(first_of_each))
+    return kept
 
 
 def model_sizes(config: RunConfig) -> dict[str, Any]:
@@ -109,7 +124,17 @@ def model_sizes(config: RunConfig) -> dict[str, Any]:
         "vocab_size": _alike(model.vocab_size, SMALLEST_VOCABULARY, devices),
         "seq_length": sequence,
         "max_position_embedding": sequence,
+        **_of_positions(model, sequence, head_dim),
         **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id")),
+    }
+
+
+def _of_positions(model: ModelConfig, sequence: int, head_dim: int) -> dict[str, Any]:
+    """Windows shorter than the small sequence; pairs of channels that partial rotary positions can turn."""
+    rotated = 2 * round(head_dim * model.partial_rotary_factor / 2)
+    return {
+        **({} if model.sliding_window is None else {"sliding_window": sequence // SHARE_OF_WINDOW}),
+        **({} if model.partial_rotary_factor == 1 else {"partial_rotary_factor": rotated / head_dim}),
     }
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from mindllm.config import RunConfig
 from mindllm.models.weights import assign
-from mindllm.train.engine import Engine, StepResult
+from mindllm.train.engine import ReplicaEngine, StepResult
 
 Arrays = dict[str, np.ndarray]
 SPREAD = 0.02
@@ -57,7 +57,7 @@ class SingleDevice:
     """The model of a run on one CPU device."""
 
     def __init__(self, config: RunConfig) -> None:
-        self.engine = Engine(config)
+        self.engine = ReplicaEngine(config)
         weights = {name: _disturbed(name, array) for name, array in self._arrays(self.engine.weights).items()}
         assign(self.engine.weights, weights)
 

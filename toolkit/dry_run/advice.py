@@ -180,12 +180,12 @@ def _with_kinds(stage: Stage, kinds: Sequence[LayerKind]) -> Stage:
 
 
 def _full(kind: LayerKind) -> LayerKind:
-    return LayerKind(True, tuple((key, patterns) for key, patterns in kind.patterns if key not in EXCLUDES))
+    left = tuple((key, patterns) for key, patterns in kind.patterns if key not in EXCLUDES)
+    return replace(kind, recompute=True, patterns=left)
 
 
 def _selected(kind: LayerKind) -> LayerKind:
     if kind.recompute or SELECT in dict(kind.patterns):
         return kind
-    return LayerKind(
-        False, tuple(sorted({**dict(kind.patterns), SELECT: tuple(sorted(DEFAULT_PATTERNS[SELECT]))}.items()))
-    )
+    patterns = {**dict(kind.patterns), SELECT: tuple(sorted(DEFAULT_PATTERNS[SELECT]))}
+    return replace(kind, patterns=tuple(sorted(patterns.items())))

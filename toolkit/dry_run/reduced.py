@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mindllm.config import RunConfig, override_config
-from mindllm.parallel.layer_plan import LayerAssignment, LayerPlan
+from mindllm.config import RunConfig, keys_of_layers, override_config
+from mindllm.parallel.layer_plan import LayerPlan
 from mindllm.parallel.plan_text import render_plan
 from toolkit.dry_run.stages import FIRST, MIDDLE, ONLY, LayerKind, Run, Stage
 
@@ -45,14 +45,16 @@ def reduced_run(config: RunConfig, like: Stage, point: Point) -> tuple[RunConfig
     """
     stages, number, chunks = _pipeline(config, like, point)
     runs = [Run(run.chunk, run.kind, count) for run, count in zip(like.runs, point.layers, strict=True)]
-    layers = [
-        layer
+    placed = [
+        (kind, kind.assignment(stage, chunk))
         for chunk in range(chunks)
         for stage in range(stages)
-        for layer in (_layers(runs, stage, chunk) if stage == number else [PLAIN.assignment(stage, chunk)])
+        for kind in (_kinds(runs, chunk) if stage == number else [PLAIN])
     ]
-    changes = render_plan(LayerPlan(stages, chunks, tuple(layers)))
-    changes["model.model_config.num_layers"] = len(layers)
+    changes = render_plan(LayerPlan(stages, chunks, tuple(layer for _, layer in placed)))
+    model = config.model.config
+    specs = [kind.spec or model.architecture.layers[0] for kind, _ in placed]
+    changes |= {f"model.model_config.{key}": value for key, value in keys_of_layers(model, specs).items()}
     alone = like.place == ONLY
     changes["runner_config.gradient_accumulation_steps"] = point.micro_batches if alone else 1
     changes["parallel_config.micro_batch_num"] = 1 if alone else max(point.micro_batches, stages)
@@ -114,5 +116,5 @@ def deepening(config: RunConfig, fewest: int, most: int) -> int | None:
     )
 
 
-def _layers(runs: Sequence[Run], stage: int, chunk: int) -> list[LayerAssignment]:
-    return [run.kind.assignment(stage, chunk) for run in runs if run.chunk == chunk for _ in range(run.count)]
+def _kinds(runs: Sequence[Run], chunk: int) -> list[LayerKind]:
+    return [run.kind for run in runs if run.chunk == chunk for _ in range(run.count)]

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
 from dataclasses import dataclass
 
-from mindllm.config import RunConfig
+from mindllm.config import LayerSpec, RunConfig
 from mindllm.parallel.layer_plan import LayerAssignment, LayerPlan, make_plan
 from mindllm.parallel.layout import mesh_of
 
@@ -16,14 +15,23 @@ FULL, SELECT, COMMUNICATION, BOTH, NONE = "full", "select", "comm", "both", "non
 
 @dataclass(frozen=True)
 class LayerKind:
-    """How a layer is recomputed; layers of one kind need the same memory. ``patterns`` as in a LayerAssignment."""
+    """What a layer is and how it is recomputed; layers of one kind need the same memory.
+
+    ``patterns`` as in a LayerAssignment; ``spec`` is None where all layers of the model are alike.
+    """
 
     recompute: bool
     patterns: tuple[tuple[str, tuple[str, ...]], ...]
+    spec: LayerSpec | None = None
 
     @property
     def name(self) -> str:
-        """``full``, ``select``, ``comm``, ``both`` (of the latter two) or ``none``."""
+        """``full``, ``select``, ``comm``, ``both`` (of the latter two) or ``none``; and which layer where they differ."""
+        return self.recomputation if self.spec is None else f"{self.recomputation} ({self.spec.name})"
+
+    @property
+    def recomputation(self) -> str:
+        """The first word of the name."""
         keys = {key for key, _ in self.patterns}
         if self.recompute:
             return FULL
@@ -36,9 +44,17 @@ class LayerKind:
         return LayerAssignment(stage, chunk, self.recompute, dict(self.patterns))
 
 
-def kind_of(layer: LayerAssignment) -> LayerKind:
-    """How a layer of a plan is recomputed."""
-    return LayerKind(layer.recompute, tuple(sorted(layer.patterns.items())))
+def kind_of(layer: LayerAssignment, spec: LayerSpec | None = None) -> LayerKind:
+    """The kind of a layer of a plan; ``spec`` where layers of the model differ."""
+    return LayerKind(layer.recompute, tuple(sorted(layer.patterns.items())), spec)
+
+
+def kinds_of(config: RunConfig, plan: LayerPlan) -> list[LayerKind]:
+    """The kind of every layer of a run, in order."""
+    architecture = config.model.config.architecture
+    differ = len(architecture.kinds()) > 1
+    pairs = zip(plan.layers, architecture.layers, strict=True)
+    return [kind_of(layer, spec if differ else None) for layer, spec in pairs]
 
 
 @dataclass(frozen=True)
@@ -81,6 +97,7 @@ class Stage:
 def stages_of(config: RunConfig) -> list[Stage]:
     """The stages of a run, in order."""
     plan = make_plan(config)
+    kinds = kinds_of(config, plan)
     sizes = config.parallel_config
     mesh = mesh_of(config)
     return [
@@ -88,7 +105,7 @@ def stages_of(config: RunConfig) -> list[Stage]:
             number=number,
             rank=number * mesh.stage_devices,
             place=_place(number, plan.stages),
-            runs=tuple(_runs(plan, number)),
+            runs=tuple(_runs(plan, kinds, number)),
             alive=min(sizes.micro_batch_num, plan.stages - number),
         )
         for number in range(plan.stages)
@@ -101,9 +118,13 @@ def _place(number: int, stages: int) -> str:
     return FIRST if number == 0 else LAST if number == stages - 1 else MIDDLE
 
 
-def _runs(plan: LayerPlan, stage: int) -> list[Run]:
-    runs = []
-    for chunk in range(plan.chunks):
-        kinds = (kind_of(layer) for layer in plan.at(chunk, stage))
-        runs += [Run(chunk, kind, len(list(group))) for kind, group in itertools.groupby(kinds)]
-    return runs
+def _runs(plan: LayerPlan, kinds: list[LayerKind], stage: int) -> list[Run]:
+    """Layers of one kind of a chunk as one run, also where layers of other kinds stand between them.
+
+    What layers keep does not depend on their order, so a small run has alternating layers one kind after another.
+    """
+    held = Counter[tuple[int, LayerKind]]()
+    for layer, kind in zip(plan.layers, kinds, strict=True):
+        if layer.stage == stage:
+            held[layer.chunk, kind] += 1
+    return [Run(chunk, kind, count) for (chunk, kind), count in held.items()]

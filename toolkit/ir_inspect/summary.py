@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from typing import Any
 
-from mindllm.compiled.cost import Cost, bytes_of, cost
+from mindllm.compiled.cost import Cost, bytes_of, cost, uncounted
 from mindllm.compiled.graph import CompiledGraph, TensorType
+from mindllm.console import output
 from toolkit.ir_inspect.operators import ORDERING, PHASES, Operators, without_numbers
 from toolkit.ir_inspect.tables import count_text, print_table, size_text
 
@@ -44,6 +45,7 @@ def summarise(graph: CompiledGraph, depth: int = DEFAULT_DEPTH) -> dict[str, Any
         "flops": total.flops,
         "matrix_flops": total.products,
         "bytes": total.bytes,
+        "not_counted": list(uncounted(graph)),
         "weight_bytes": sum(row[WEIGHTS] for row in modules.values()),
         "modules": [{"module": name, **row} for name, row in sorted(modules.items())],
         "by_operator": [
@@ -72,6 +74,8 @@ def print_summary(summary: dict[str, Any]) -> None:
         f"({count_text(summary['matrix_flops'])} in products), {size_text(summary['bytes'])} moved per step"
     )
     print_table(title, ["module", *numbers], rows, numbers)
+    if summary["not_counted"]:
+        output.print(f"operations of these are not known, and not in FLOPs: {', '.join(summary['not_counted'])}")
     kinds = [
         (row["operator"], row["runs"], count_text(row["flops"]), size_text(row["bytes"]))
         for row in summary["by_operator"][:LARGEST]

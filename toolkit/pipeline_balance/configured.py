@@ -131,6 +131,8 @@ def _check(config: RunConfig) -> None:
     target = config.context.device_target
     if target != "Ascend":
         raise config.error("context.device_target", f"only Ascend devices are simulated (value {target}); write Ascend")
+    if len(config.model.config.architecture.kinds()) > 1:
+        raise config.error("model.model_config.layer_types", "layers of several kinds are not planned from a run yet")
     pipeline = config.parallel.pipeline_config
     if pipeline.pipeline_scheduler != "1f1b":
         key, value = "parallel.pipeline_config.pipeline_scheduler", pipeline.pipeline_scheduler

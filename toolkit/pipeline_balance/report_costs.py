@@ -26,6 +26,10 @@ def print_costs(console: Console, configured: Configured) -> None:
     console.print(
         f"{ends}, between stages {times.point_to_point:.3f} ms, per step {problem.exposed_communication:.3f} ms"
     )
+    if times.uncounted:
+        console.print(
+            f"operations of these are not known, only their bytes are in the times: {', '.join(times.uncounted)}"
+        )
     static = " ".join(f"{value:,.0f}" for value in problem.per_stage("static_mb"))
     console.print(f"parameters of a layer {memory.parameter:,.1f} MB; stages beside layers, MB: {static}")
     gaps = f"{memory.runs.gaps_mb:,.0f} MB are left for gaps between blocks"

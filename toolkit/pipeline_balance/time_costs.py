@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from mindllm.compiled.compile_rank import compile_rank
-from mindllm.compiled.cost import bytes_of
+from mindllm.compiled.cost import bytes_of, uncounted
 from mindllm.compiled.graph import COLLECTIVES, CompiledGraph, Function, Node
 from mindllm.compiled.graph_file import load, save
 from mindllm.config import RunConfig
@@ -45,6 +45,7 @@ class TimeCosts:
         point_to_point: of a tensor between stages.
         step_of_layer: of a layer, once per step: weights gathered, gradients reduced, the update.
         step_of_end: the same of an embedding or output layer.
+        uncounted: operators whose operations are not known; only their bytes take time.
     """
 
     forward: float
@@ -55,6 +56,7 @@ class TimeCosts:
     point_to_point: float
     step_of_layer: float
     step_of_end: float
+    uncounted: tuple[str, ...] = ()
 
 
 def time_costs(config: RunConfig, kinds: Mapping[str, RecomputeKind], device: Device) -> TimeCosts:
@@ -80,6 +82,7 @@ def time_costs(config: RunConfig, kinds: Mapping[str, RecomputeKind], device: De
         point_to_point=transfer_time(first.sent, not _leaves_node(config, device), device),
         step_of_layer=per_layer,
         step_of_end=max(0.0, first.step - len(together) * per_layer),
+        uncounted=tuple(sorted({*first.uncounted, *last.uncounted})),
     )
 
 
@@ -110,7 +113,7 @@ class _StageTimes:
     """Sums over the operators of a small stage; ``names`` are the recompute kinds of its layers."""
 
     def __init__(self, graph: CompiledGraph, names: Sequence[str], device: Device) -> None:
-        self.names = names
+        self.names, self.uncounted = names, uncounted(graph)
         self.sums: defaultdict[tuple[str, bool, int | None], float] = defaultdict(
             float
         )  # by role, computed again, layer

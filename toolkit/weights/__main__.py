@@ -14,6 +14,7 @@ from mindllm.files import size_in_bytes
 EXAMPLE = """examples:
   python -m toolkit.weights info models/llama3-8b
   python -m toolkit.weights import models/llama3-8b output/llama3-8b/checkpoint
+  python -m toolkit.weights import llama_rank_0-3_2.ckpt output/llama/checkpoint --model run.yaml
   python -m toolkit.weights export output/llama3-8b/checkpoint/llm-400 exported/llama3-8b --dtype bfloat16
 
 run_llm.py reads a Hugging Face directory itself (--load_checkpoint DIRECTORY); import makes a checkpoint of one.
@@ -38,19 +39,29 @@ def make_parser() -> CommandParser:
     """Returns the parser of the command line."""
     parser = CommandParser(
         prog="python -m toolkit.weights",
-        description="Converts weights between Hugging Face directories (config.json, safetensors, tokenizer) and checkpoints, "
-        "one tensor in memory at a time. What is written is whole or absent.",
+        description="Converts weights between Hugging Face directories (config.json, safetensors or pickled tensors, tokenizer) "
+        "or those of MindFormers and checkpoints, one tensor in memory at a time. What is written is whole or absent.",
         epilog=EXAMPLE,
     )
     commands = parser.add_subparsers(dest="command", required=True)
-    importing = commands.add_parser("import", help="a Hugging Face directory as checkpoint DIRECTORY/llm-0")
-    importing.add_argument("source", type=Path, metavar="HF_DIRECTORY")
+    importing = commands.add_parser(
+        "import", help="weights of Hugging Face or MindFormers as checkpoint DIRECTORY/llm-0"
+    )
+    importing.add_argument(
+        "source", type=Path, metavar="WEIGHTS", help="Hugging Face directory; or of MindFormers: file, directory, ranks"
+    )
     importing.add_argument("target", type=output_directory, metavar="DIRECTORY", help="directory of checkpoints")
+    importing.add_argument(
+        "--model",
+        type=Path,
+        metavar="YAML",
+        help="for MindFormers: run YAML or Hugging Face directory with the architecture",
+    )
     exporting = commands.add_parser("export", help="a checkpoint as Hugging Face directory")
     exporting.add_argument("source", type=Path, metavar="CHECKPOINT")
     exporting.add_argument("target", type=output_directory, metavar="HF_DIRECTORY", help="must not exist, or be empty")
     add_export_options(exporting)
-    describing = commands.add_parser("info", help="architecture, files and types of either, checked")
+    describing = commands.add_parser("info", help="architecture, files and types of any of them, checked")
     describing.add_argument("path", type=Path, metavar="PATH")
     for command in (importing, exporting, describing):
         command.add_argument("--json", action="store_true", help="print one JSON object")
@@ -72,7 +83,7 @@ def _convert(options: argparse.Namespace) -> Path:
     from toolkit.weights.convert import export_weights, import_weights
 
     if options.command == "import":
-        return import_weights(options.source, options.target)
+        return import_weights(options.source, options.target, options.model)
     return export_weights(options.source, options.target, options.dtype, options.max_shard_size, options.tokenizer)
 
 

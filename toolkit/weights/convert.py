@@ -12,14 +12,15 @@ import numpy as np
 from pydantic import ValidationError
 from rich.progress import BarColumn, DownloadColumn, TimeRemainingColumn, TransferSpeedColumn
 
-from mindllm.config import ModelConfig, is_hugging_face, read_model_config
+from mindllm.config import ModelConfig, is_hugging_face, load_config, read_model_config
 from mindllm.config.dataset import TOKENIZER_FILES
 from mindllm.console import error_console, progress
 from mindllm.data import load_tokenizer
 from mindllm.errors import RunFailed, UserError
-from mindllm.train.checkpoint import Checkpoint, CheckpointNotSavedError, CheckpointStore, load_checkpoint
+from mindllm.train.checkpoint import Checkpoint, CheckpointNotSavedError, CheckpointStore, RankTensors, load_checkpoint
 from mindllm.train.checkpoint.hugging_face import read_weights
 from mindllm.train.checkpoint.hugging_face_export import export_hugging_face, refuse_existing
+from mindllm.train.checkpoint.mindformers import is_mindformers, read_mindformers
 from mindllm.train.checkpoint.tensors import TensorSource, payload_bytes, stored_tensors
 
 
@@ -44,26 +45,46 @@ class Watched:
         return values
 
 
-def import_weights(source: Path, directory: Path) -> Path:
-    """Writes the weights of the Hugging Face directory ``source`` as checkpoint ``directory/llm-0``; returns its path.
+def import_weights(source: Path, directory: Path, architecture: Path | None = None) -> Path:
+    """Writes the weights of ``source``, of Hugging Face or MindFormers, as checkpoint ``directory/llm-0``; returns its path.
+
+    ``architecture`` is the YAML of a run or a Hugging Face directory: weights of MindFormers do not tell it.
 
     Raises:
-        UserError: the source is damaged or no Llama, or the checkpoint is there already.
+        UserError: the source is damaged or not of the architecture, or the checkpoint is there already.
         RunFailed: it could not be written.
     """
-    if not is_hugging_face(source):
-        raise UserError(f"{source}: not a Hugging Face directory: it has no config.json")
-    model = read_model_config(source)
+    model = _architecture(source, architecture)
     store = CheckpointStore(directory, keep_checkpoint_max=2**31)
     refuse_existing(directory / f"{store.prefix}-0")
-    weights = read_weights(source, model)
-    tokenizer = next((str((source / name).resolve()) for name in TOKENIZER_FILES if (source / name).is_file()), "")
+    weights = read_weights(source, model) if is_hugging_face(source) else read_mindformers(source, model)
+    place = source if is_hugging_face(source) else architecture or source
+    tokenizer = next((str((place / name).resolve()) for name in TOKENIZER_FILES if (place / name).is_file()), "")
     state = {"step": 0, "tokenizer": tokenizer, "identity": {"model": {"config": model.model_dump(mode="json")}}}
     with watched("importing", weights) as sources:
         try:
-            return store.save(0, sources, {}, state)
+            return store.save(0, {0: RankTensors(sources, {})}, state)
         except CheckpointNotSavedError as error:
             raise RunFailed(str(error)) from error
+
+
+def _architecture(source: Path, given: Path | None) -> ModelConfig:
+    """What the weights are of: ``source`` says it itself, or ``given`` does."""
+    if is_hugging_face(source):
+        if given is not None:
+            raise UserError(f"--model {given}: {source} has a config.json of its own; leave the option out")
+        return read_model_config(source)
+    if not is_mindformers(source):
+        raise UserError(
+            f"{source}: neither a Hugging Face directory (it has no config.json) nor weights of MindFormers (.ckpt, "
+            ".safetensors, rank_0)"
+        )
+    if given is None:
+        raise UserError(
+            f"{source}: weights of MindFormers do not tell their architecture; name it: --model RUN.yaml, or a directory with a "
+            "config.json"
+        )
+    return read_model_config(given) if given.is_dir() else load_config(given).model.config
 
 
 def export_weights(

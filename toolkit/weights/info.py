@@ -13,8 +13,10 @@ from mindllm.console import output, print_json
 from mindllm.data import load_tokenizer
 from mindllm.tables import pairs
 from mindllm.train.checkpoint import load_checkpoint
-from mindllm.train.checkpoint.hugging_face import read_weights, weight_files
+from mindllm.train.checkpoint.formats import weight_files
+from mindllm.train.checkpoint.hugging_face import read_weights
 from mindllm.train.checkpoint.manifest import WEIGHTS, read_manifest
+from mindllm.train.checkpoint.mindformers import is_mindformers, mindformers_files, mindformers_tensors
 from mindllm.train.checkpoint.tensors import TensorSource, payload_bytes, stored_tensors
 from toolkit.weights.convert import model_of
 
@@ -30,6 +32,8 @@ def describe(path: Path) -> dict[str, Any]:
         weights: dict[str, Any] = {name: item.source for name, item in read_weights(path, model).items()}
         files = [file.name for file in weight_files(path)]
         vocabulary = path if any((path / name).is_file() for name in TOKENIZER_FILES) else None
+    elif is_mindformers(path):
+        return _description_without_architecture(path)
     else:
         checkpoint = load_checkpoint(path, option="PATH", with_optimizer=False, read=stored_tensors)
         model, kind, weights = model_of(checkpoint), f"checkpoint of step {checkpoint.step}", checkpoint.weights
@@ -39,6 +43,19 @@ def describe(path: Path) -> dict[str, Any]:
     return {"path": str(path), "kind": kind, **_architecture(model), **_sizes(weights), "files": files} | {
         "tokenizer": str(vocabulary) if vocabulary else None,
         "tokenizer_vocab_size": load_tokenizer(vocabulary).vocab_size if vocabulary else None,
+    }
+
+
+def _description_without_architecture(path: Path) -> dict[str, Any]:
+    """Of weights of MindFormers: tensors, optimizer states among them, as the files name them."""
+    tensors = mindformers_tensors(path)
+    files = [str(file.relative_to(path)) if path.is_dir() else file.name for file in mindformers_files(path)]
+    return {
+        "path": str(path),
+        "kind": "weights of MindFormers",
+        **_sizes(tensors),
+        "names": list(tensors),
+        "files": files,
     }
 
 

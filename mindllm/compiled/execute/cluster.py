@@ -10,9 +10,9 @@ import numpy as np
 
 from mindllm.compiled.execute.lockstep import Lockstep
 from mindllm.compiled.execute.machine import Machine, Observer
-from mindllm.compiled.execute.state import initial_parts, is_optimizer_state, state_parts
+from mindllm.compiled.execute.state import initial_parts, is_optimizer_state, put_parts, state_parts
 from mindllm.compiled.graph import CompiledGraph
-from mindllm.train.checkpoint.parts import Part
+from mindllm.train.checkpoint.parts import RankTensors
 
 COLUMNS = ("input_ids", "labels", "loss_mask")
 
@@ -62,7 +62,10 @@ class Cluster:
             Deadlock: ranks that wait for each other.
         """
         scalars = (np.float32(rate), np.float32(scale))
-        inputs = {machine.rank: (*self._rows(batch, machine.rank), *scalars) for machine in self.machines}
+        inputs = {
+            machine.rank: (*rows_of(batch, machine.rank, self.stage_devices, self.slices), *scalars)
+            for machine in self.machines
+        }
         with np.errstate(all="ignore"):  # an overflow is what the loss scale is for
             outputs = Lockstep(self.machines, inputs).run()
         columns = list(zip(*(outputs[machine.rank] for machine in self.machines), strict=True))
@@ -75,14 +78,25 @@ class Cluster:
             tokens=tuple(map(int, columns[3])),
         )
 
-    def parts(self) -> tuple[list[dict[str, Part]], list[dict[str, Part]]]:
+    def held(self) -> dict[int, RankTensors]:
         """By rank the parts of the weights and of the optimizer state it keeps: what a checkpoint is saved from."""
-        held = [state_parts(machine) for machine in self.machines]
-        weights = [{name: part for name, part in parts.items() if not is_optimizer_state(name)} for parts in held]
-        optimizer = [{name: part for name, part in parts.items() if is_optimizer_state(name)} for parts in held]
-        return weights, optimizer
+        return {machine.rank: _held(machine) for machine in self.machines}
 
-    def _rows(self, batch: Mapping[str, np.ndarray], rank: int) -> list[np.ndarray]:
-        """What a rank's dataset gives it."""
-        index = rank % self.stage_devices * self.slices // self.stage_devices
-        return [np.split(batch[name], self.slices)[index] for name in COLUMNS]
+    def put(self, arrays: Mapping[str, Any]) -> None:
+        """Replaces every rank's parts of these whole tensors, weights or optimizer state."""
+        for machine in self.machines:
+            put_parts(machine, arrays)
+
+
+def rows_of(batch: Mapping[str, np.ndarray], rank: int, stage_devices: int, slices: int) -> list[np.ndarray]:
+    """The rows of a global batch that the dataset of a rank gives it."""
+    index = rank % stage_devices * slices // stage_devices
+    return [np.split(batch[name], slices)[index] for name in COLUMNS]
+
+
+def _held(machine: Machine) -> RankTensors:
+    parts = state_parts(machine)
+    return RankTensors(
+        weights={name: part for name, part in parts.items() if not is_optimizer_state(name)},
+        optimizer={name: part for name, part in parts.items() if is_optimizer_state(name)},
+    )

@@ -50,7 +50,9 @@ class Exchange:
     @property
     def peer(self) -> int:
         """Global rank a Send goes to or a Receive comes from."""
-        return int(self.node.attributes["dst_global_rank" if self.op == SEND else "src_global_rank"])
+        known, in_group = ("dst_global_rank", "dest_rank") if self.op == SEND else ("src_global_rank", "src_rank")
+        attributes = self.node.attributes
+        return int(attributes[known] if known in attributes else self.group[int(attributes[in_group])])
 
     @property
     def channel(self) -> tuple[int, int, int]:

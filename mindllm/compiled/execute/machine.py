@@ -64,9 +64,7 @@ class Machine:
         self.observer = observer
         self._mindspore_kernels = mindspore_kernels
         self._kernels: dict[str, Callable[..., Value]] = {}
-        self._steps = {
-            function.name: tuple(node for node in function.nodes if node.op != CONSTANT) for function in graph.functions
-        }
+        self._steps = {function.name: _steps_of(function) for function in graph.functions}
         self._globals: dict[str, Value] = {
             **{name: held(value) for name, value in graph.constants.items()},
             **{function.name: Closure(function.name) for function in graph.functions},
@@ -80,9 +78,11 @@ class Machine:
 
     def _call(self, function: Function, arguments: tuple[Value, ...]) -> Run:
         values = dict(zip((item.name for item in function.inputs), arguments, strict=False))
-        for node in self._steps[function.name]:
+        for node, last_used in self._steps[function.name]:
             operands = tuple(self._value(name, values) for name in node.inputs)
             values[node.name] = yield from self._execute(node, operands, values)
+            for name in last_used:
+                values.pop(name, None)
         return self._value(function.output, values)
 
     def _value(self, name: str, values: Mapping[str, Value]) -> Value:
@@ -131,6 +131,17 @@ class Machine:
                     f"rank {self.rank}: {node.op} at {node.scope} yields {list(value.shape)}, "
                     f"the compiler derived {list(shape)}"
                 )
+
+
+def _steps_of(function: Function) -> tuple[tuple[Node, tuple[str, ...]], ...]:
+    """What a function computes in order, and behind each operator the values that nobody uses any more."""
+    nodes = [node for node in function.nodes if node.op != CONSTANT]
+    last = {name: index for index, node in enumerate(nodes) for name in (node.name, *node.inputs, node.callee) if name}
+    last.pop(function.output, None)
+    dead: dict[int, list[str]] = {}
+    for name, index in last.items():
+        dead.setdefault(index, []).append(name)
+    return tuple((node, tuple(dead.get(index, ()))) for index, node in enumerate(nodes))
 
 
 def _loaded(value: Value) -> Value:

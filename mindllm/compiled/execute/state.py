@@ -10,7 +10,8 @@ import numpy as np
 from mindllm.compiled.execute.machine import Machine
 from mindllm.compiled.graph import CompiledGraph, Parameter
 from mindllm.errors import RunFailed
-from mindllm.train.checkpoint.parts import Part, read_part
+from mindllm.train.checkpoint.parts import Part
+from mindllm.train.checkpoint.tensors import read_slices
 
 ACCUMULATORS = "accu_grads."
 MOMENTS = ("adam_m.", "adam_v.")
@@ -44,7 +45,7 @@ def _part(rank: int, parameter: Parameter, whole: Mapping[str, Any]) -> np.ndarr
         return np.zeros(parameter.shape, np.float32)
     if parameter.name not in whole:
         raise RunFailed(f"rank {rank} has a parameter {parameter.name} that a single device does not have")
-    value = read_part(whole[parameter.name], slices_of(parameter, rank))
+    value = read_slices(whole[parameter.name], slices_of(parameter, rank))
     if value.shape != parameter.shape:
         raise RunFailed(
             f"rank {rank}: its layout gives {parameter.name} the shape {list(value.shape)}, its graph {list(parameter.shape)}"
@@ -65,3 +66,10 @@ def state_parts(machine: Machine) -> dict[str, Part]:
 def is_optimizer_state(name: str) -> bool:
     """Whether a parameter is the optimizer's own: a moment, or a power of its betas."""
     return name.startswith(MOMENTS) or name.endswith(POWER)
+
+
+def put_parts(machine: Machine, whole: Mapping[str, Any]) -> None:
+    """Replaces a rank's parts of these tensors, arrays or tensors of a checkpoint, where it has any."""
+    for name, parameter in machine.graph.parameters.items():
+        if name in whole:
+            machine.parameters[name].value = _part(machine.rank, parameter, whole)

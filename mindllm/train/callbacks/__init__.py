@@ -13,10 +13,12 @@ from mindllm.config.callbacks import (
 from mindllm.train.callbacks.callback import Callback
 from mindllm.train.callbacks.checkpoint import CheckpointMonitor
 from mindllm.train.callbacks.evaluation import EvaluationMonitor
+from mindllm.train.callbacks.first_step import FirstStep
 from mindllm.train.callbacks.loss_monitor import LossMonitor
 from mindllm.train.callbacks.metrics import MetricsMonitor
 from mindllm.train.callbacks.nan_monitor import NaNMonitor
 from mindllm.train.callbacks.profiler import ProfileMonitor
+from mindllm.train.callbacks.simulation import SimulationMonitor
 from mindllm.train.callbacks.summary import SummaryMonitor
 from mindllm.train.checkpoint import CheckpointStore
 from mindllm.train.evaluation import Evaluator
@@ -26,12 +28,20 @@ from mindllm.train.ranks import ALONE, Ranks
 def make_callbacks(
     config: RunConfig, store: CheckpointStore, evaluator: Evaluator | None, ranks: Ranks = ALONE
 ) -> list[Callback]:
-    """Those of the section ``callbacks`` in its order, the checkpoint last so that what it announces is whole."""
-    made = [_make(item, store) for item in config.callbacks]
+    """Those of the section ``callbacks`` in its order, the checkpoint last so that what it announces is whole.
+
+    In a simulation those that show or write what was computed are left out.
+    """
+    sections = [item for item in config.callbacks if not ranks.simulated or isinstance(item, CheckpointMonitorConfig)]
+    made = [_make(item, store) for item in sections]
+    if ranks.simulated:
+        made.append(SimulationMonitor())
     if evaluator is not None:
         made.append(EvaluationMonitor(evaluator, config.eval_step_interval, writes=ranks.is_first))
     if config.profile and (config.profile_rank_ids is None or ranks.rank in config.profile_rank_ids):
         made.append(ProfileMonitor(config, ranks.rank))
+    if not ranks.simulated:
+        made.insert(0, FirstStep())
     made = [callback for callback in made if ranks.is_first or not callback.of_first_rank]
     return sorted(made, key=lambda callback: isinstance(callback, CheckpointMonitor))
 
@@ -45,7 +55,7 @@ def _make(item, store: CheckpointStore) -> Callback:
         case SummaryMonitorConfig():
             return SummaryMonitor(item.summary_dir, item.collect_freq)
         case CheckpointMonitorConfig():
-            return CheckpointMonitor(store, item.save_checkpoint_steps)
+            return CheckpointMonitor(store, item.save_checkpoint_steps, item.async_save)
         case NaNMonitorConfig():
             return NaNMonitor()
     raise AssertionError(f"no callback for {item!r}")

@@ -25,5 +25,8 @@ class Callback:
     def end(self, state: RunState) -> None:
         """After the last step of this process, also when it was asked to stop; not after an error."""
 
+    def rescue(self, state: RunState) -> None:
+        """After an error that left ``state`` as it was after its last step: saves what would be lost."""
+
     def close(self) -> None:
         """Always, whatever happened: releases files."""

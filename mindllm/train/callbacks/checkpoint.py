@@ -1,11 +1,12 @@
-"""Saves checkpoints every so many steps, at the end, and when the run is asked to stop."""
+"""Saves checkpoints every so many steps, at the end, and when the run is asked to stop or an error ends it."""
 
 from __future__ import annotations
 
 import logging
 
 from mindllm.train.callbacks.callback import Callback
-from mindllm.train.checkpoint import CheckpointNotSavedError, CheckpointStore
+from mindllm.train.checkpoint import CheckpointNotSavedError, CheckpointStore, SavingThread
+from mindllm.train.checkpoint.saving_thread import Saved
 from mindllm.train.resume import run_state
 from mindllm.train.state import RunState, StepRecord
 
@@ -13,38 +14,84 @@ logger = logging.getLogger(__name__)
 
 
 class CheckpointMonitor(Callback):
-    """Weights, optimizer state, loss scale, position in the data and identity of the run."""
+    """Weights, optimizer state, loss scale, position in the data and identity of the run; every rank saves what it holds.
 
-    of_first_rank = True
+    A save that fails is reported and training goes on; when the last one fails, so does the run.
+    """
 
-    def __init__(self, store: CheckpointStore, save_checkpoint_steps: int) -> None:
+    def __init__(self, store: CheckpointStore, save_checkpoint_steps: int, async_save: bool = False) -> None:
         self.store = store
         self.save_checkpoint_steps = save_checkpoint_steps
+        self.thread = SavingThread(store) if async_save else None
         self.saved_step = -1
+        self.problem = ""
 
     def begin(self, state: RunState) -> None:
         self.saved_step = state.step
-        for path in self.store.supersede_after(state.step):
-            logger.info("a checkpoint after step %d, where training starts, was set aside: %s", state.step, path)
 
     def step_end(self, state: RunState, record: StepRecord) -> None:
+        if self.thread is not None:
+            self._collect(self.thread.poll)
         if record.step % self.save_checkpoint_steps == 0:
             self.save(state)
 
     def end(self, state: RunState) -> None:
-        if state.step > self.saved_step:
-            self.save(state)
+        self._save_the_last(state)
+        if self.problem:
+            state.failures.append(self.problem)
         newest = self.store.newest()
         if newest is not None:
             state.results["checkpoint"] = str(newest)
 
+    def rescue(self, state: RunState) -> None:
+        self._save_the_last(state)
+
+    def close(self) -> None:
+        if self.thread is not None:
+            self._collect(self.thread.finish)
+            self.thread.close()
+
     def save(self, state: RunState) -> None:
-        """Saves now; a full disk is reported and training goes on."""
-        weights, optimizer = state.engine.tensors()
-        try:
-            path = self.store.save(state.step, weights, optimizer, run_state(state))
-        except CheckpointNotSavedError as error:
-            logger.error("%s", error)
+        """Saves now, or begins to; a full disk is reported and training goes on."""
+        if self.thread is None:
+            self._save_and_wait(state)
             return
-        self.saved_step = state.step
-        logger.info("saved checkpoint %s", path)
+        self._collect(self.thread.finish)
+        self.thread.save(state.step, state.engine.held(), run_state(state))
+
+    def _save_the_last(self, state: RunState) -> None:
+        if self.thread is not None:
+            self._collect(self.thread.finish)
+        if state.step > self.saved_step:
+            self._save_and_wait(state)
+
+    def _save_and_wait(self, state: RunState) -> None:
+        try:
+            path = self.store.save(state.step, state.engine.held(), run_state(state))
+        except CheckpointNotSavedError as error:
+            self._failed(error)
+            return
+        self._succeeded(state.step)
+        if self.store.peers.is_first:
+            logger.info("saved checkpoint %s", path)
+
+    def _collect(self, ask) -> None:
+        """Takes note of what the thread has done since."""
+        try:
+            saved: Saved | None = ask()
+        except CheckpointNotSavedError as error:
+            self._failed(error)
+            return
+        if saved is None:
+            return
+        self._succeeded(saved.step)
+        if self.store.peers.is_first:
+            times = f"training stopped {saved.stopped:.2f} s, written beside it in {saved.written:.2f} s"
+            logger.info("saved checkpoint (%s) %s", times, saved.path)
+
+    def _succeeded(self, step: int) -> None:
+        self.saved_step, self.problem = step, ""
+
+    def _failed(self, error: CheckpointNotSavedError) -> None:
+        self.problem = str(error)
+        logger.error("%s", error)

@@ -2,32 +2,52 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import asdict
+from typing import Any
 
 from mindllm.train.callbacks.callback import Callback
 from mindllm.train.metrics_file import MetricsFile
 from mindllm.train.state import RunState, StepRecord
 
 METRICS_NAME = "metrics.jsonl"
+logger = logging.getLogger(__name__)
 
 
 class MetricsMonitor(Callback):
-    """Appends every step's record."""
+    """Appends every step's record; what a full disk does not take is written when it has room again."""
 
     of_first_rank = True
 
     def __init__(self) -> None:
         self.file: MetricsFile | None = None
+        self.waiting: list[dict[str, Any]] = []
+        self.problem = ""
 
     def begin(self, state: RunState) -> None:
         self.file = MetricsFile(state.output_dir / METRICS_NAME)
         self.file.rewind(state.step)
 
     def step_end(self, state: RunState, record: StepRecord) -> None:
+        self.waiting.append(asdict(record))
+        self._write()
+
+    def _write(self) -> None:
         assert self.file is not None
-        self.file.append(asdict(record))
+        try:
+            while self.waiting:
+                self.file.append(self.waiting[0])
+                del self.waiting[0]
+        except OSError as error:
+            if not self.problem:
+                logger.error("%s: steps are not written for now: %s", self.file.path, error)
+            self.problem = f"{len(self.waiting)} steps are missing in {self.file.path}: {error}"
+        else:
+            self.problem = ""
 
     def end(self, state: RunState) -> None:
+        if self.problem:
+            state.failures.append(self.problem)
         state.results["metrics"] = str(state.output_dir / METRICS_NAME)
 
     def close(self) -> None:

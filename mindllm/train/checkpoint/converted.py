@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mindllm.errors import UserError
-from mindllm.train.checkpoint.tensors import NOT_IN_NUMPY, TensorSource
+from mindllm.train.checkpoint.tensors import NOT_IN_NUMPY, Slices, TensorSource, read_slices
 
 
 def numpy_dtype(name: str) -> np.dtype:
@@ -31,9 +31,15 @@ class Converted:
         return tuple(self.source.shape)
 
     def __array__(self, dtype: np.dtype | None = None, copy: bool | None = None) -> np.ndarray:
-        values = np.asarray(self.source)
+        return self._rounded(np.asarray(self.source)).astype(dtype or self.dtype, copy=False)
+
+    def read(self, slices: Slices) -> np.ndarray:
+        """The values at ``slices``, converted; nothing else is read."""
+        return self._rounded(read_slices(self.source, slices))
+
+    def _rounded(self, values: np.ndarray) -> np.ndarray:
         with np.errstate(over="ignore"):
             rounded = values.astype(self.dtype, copy=False)
         if rounded is not values and not np.isfinite(rounded).all() and np.isfinite(values).all():
             raise UserError(f"weight {self.name} has values too large for {self.dtype.name}: choose another dtype")
-        return rounded.astype(dtype or self.dtype, copy=False)
+        return rounded

@@ -21,7 +21,7 @@ from mindllm.files import sync_directory
 from mindllm.models.families.llama import HUGGING_FACE
 from mindllm.models.weight_shapes import weight_shapes
 from mindllm.train.checkpoint.converted import Converted, numpy_dtype
-from mindllm.train.checkpoint.hugging_face import INDEX_FILE, WEIGHTS_FILE
+from mindllm.train.checkpoint.formats.directory import INDEX_FILE, WEIGHTS_FILE
 from mindllm.train.checkpoint.names import hidden_path
 from mindllm.train.checkpoint.tensors import HashingWriter, TensorSource, payload_bytes, write_tensors
 

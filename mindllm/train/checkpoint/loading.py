@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+import operator
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from mindllm.errors import UserError, nearest
+from mindllm.train.checkpoint.joint import ALONE, Peers
 from mindllm.train.checkpoint.manifest import (
     MANIFEST,
     OPTIMIZER,
@@ -23,10 +25,12 @@ from mindllm.train.checkpoint.manifest import (
 )
 from mindllm.train.checkpoint.names import Entry, entries, entry_of
 from mindllm.train.checkpoint.parts import holds_parts, read_parts
-from mindllm.train.checkpoint.tensors import TensorSource, read_tensors
+from mindllm.train.checkpoint.tensors import TensorSource, read_slices, read_tensors
 
 Expected = Mapping[str, tuple[tuple[int, ...], Any]]  # name: (shape, dtype)
 MOST_NAMED = 10
+SIMULATED = "simulated"  # a key of the state
+FLOATING = ("float32", "float16", "bfloat16", "float64")
 
 
 @dataclass(frozen=True)
@@ -35,9 +39,38 @@ class Checkpoint:
 
     path: Path
     step: int
-    weights: dict[str, np.ndarray]
-    optimizer: dict[str, np.ndarray]
+    weights: dict[str, Any]
+    optimizer: dict[str, Any]
     state: dict[str, Any]
+
+    def slice(self, name: str, offsets: Sequence[int], shape: Sequence[int]) -> np.ndarray:
+        """The block of ``shape`` that begins at ``offsets`` of weight or optimizer tensor ``name``; nothing else is read.
+
+        Raises:
+            UserError: the checkpoint has no such tensor, or no such block of it.
+        """
+        source = self.weights.get(name, self.optimizer.get(name))
+        if source is None:
+            raise UserError(f"{self.path} has no tensor {name}{nearest(name, [*self.weights, *self.optimizer])}")
+        whole = tuple(source.shape)
+        ends = [first + size for first, size in zip(offsets, shape, strict=True)]
+        if len(ends) != len(whole) or min(offsets, default=0) < 0 or any(map(operator.gt, ends, whole)):
+            raise UserError(
+                f"{self.path}: tensor {name} of shape {list(whole)} has no block {list(shape)} at {list(offsets)}"
+            )
+        return read_slices(source, tuple(map(slice, offsets, ends)))
+
+    @property
+    def is_simulated(self) -> bool:
+        """Whether a simulated run has written it: it holds what a single rank keeps, and nothing that was computed."""
+        return bool(self.state.get(SIMULATED))
+
+    def refuse_simulated(self) -> None:
+        """Raises a UserError where nobody has trained what it holds."""
+        if self.is_simulated:
+            raise UserError(
+                f"{self.path} was written by a simulated run, which computes nothing; give another checkpoint"
+            )
 
     def require(self, weights: Expected, optimizer: Expected | None = None) -> None:
         """Checks names, shapes and dtypes against what the model (and its optimizer, if given) has.
@@ -61,8 +94,13 @@ def load_checkpoint(
     option: str = "--resume_training",
     with_optimizer: bool = True,
     read: Callable[[Path], Mapping[str, Any]] = read_tensors,
+    peers: Peers = ALONE,
+    offers: bool = True,
 ) -> Checkpoint:
     """Loads the checkpoint directory ``path``; sizes and checksums of all files read are verified first.
+
+    Several ``peers``, all of which call it, share the verification: each reads every ``peers.count``-th file for it. With
+    ``offers`` the error of a damaged checkpoint names the previous good one, which is looked for.
 
     Without the optimizer (``with_optimizer=False``) its file is neither checked nor needed and ``optimizer`` is empty.
     ``read`` makes tensors of a file: ``read_tensors`` arrays, ``stored_tensors`` what becomes an array when it is needed. Of a
@@ -75,24 +113,42 @@ def load_checkpoint(
     """
     path = Path(path)
     roles = (WEIGHTS, STATE, OPTIMIZER) if with_optimizer else (WEIGHTS, STATE)
-    manifest = verify_checkpoint(path, option, roles)
+    manifest = verify_checkpoint(path, option, roles, peers, offers)
     state: dict[str, Any] = {}
     for name in _names(manifest, STATE):
         state |= json.loads((path / name).read_bytes())
-    optimizer = _tensors(path, manifest, OPTIMIZER, read) if with_optimizer else {}
-    return Checkpoint(path, manifest.step, _tensors(path, manifest, WEIGHTS, read), optimizer, state)
+    one_rank = bool(state.get(SIMULATED))
+    optimizer = _tensors(path, manifest, OPTIMIZER, read, one_rank) if with_optimizer else {}
+    return Checkpoint(path, manifest.step, _tensors(path, manifest, WEIGHTS, read, one_rank), optimizer, state)
 
 
 def verify_checkpoint(
-    path: Path | str, option: str = "--resume_training", roles: tuple[str, ...] = (WEIGHTS, STATE, OPTIMIZER)
+    path: Path | str,
+    option: str = "--resume_training",
+    roles: tuple[str, ...] = (WEIGHTS, STATE, OPTIMIZER),
+    peers: Peers = ALONE,
+    offers: bool = True,
 ) -> Manifest:
     """Checks the files of ``roles`` and returns the manifest; errors as in ``load_checkpoint``."""
     path = Path(path)
-    _refuse_other_paths(path, option)
+    found, damaged, refused = None, None, None
     try:
-        return _verified(path, roles)
+        _refuse_other_paths(path, option)
+        found = _verified(path, roles, peers)
     except DamagedCheckpointError as damage:
-        raise DamagedCheckpointError(damage.path, f"{damage.problem}\n{_offer(path, option, roles)}") from None
+        damaged = damage
+    except UserError as error:
+        refused = error
+    if not peers.agree(refused is None):
+        raise refused or UserError(f"{option}={path} is seen by this rank and not by another one; its log says more")
+    if not peers.agree(damaged is None):
+        damaged = damaged or DamagedCheckpointError(
+            path, "is damaged, as another rank has found; its log names the file"
+        )
+        offer = f"\n{_offer(path, option, roles, peers.count == 1)}" if offers else ""
+        raise DamagedCheckpointError(damaged.path, f"{damaged.problem}{offer}") from None
+    assert found is not None
+    return found
 
 
 def is_good(path: Path, roles: tuple[str, ...] = (WEIGHTS, STATE, OPTIMIZER)) -> bool:
@@ -104,7 +160,7 @@ def is_good(path: Path, roles: tuple[str, ...] = (WEIGHTS, STATE, OPTIMIZER)) ->
     return True
 
 
-def _verified(path: Path, roles: tuple[str, ...]) -> Manifest:
+def _verified(path: Path, roles: tuple[str, ...], peers: Peers = ALONE) -> Manifest:
     manifest = read_manifest(path)
     entry = entry_of(path)
     if entry and entry.step != manifest.step:
@@ -112,7 +168,7 @@ def _verified(path: Path, roles: tuple[str, ...]) -> Manifest:
             f"is that of step {manifest.step}: the directory was renamed, or files were copied between checkpoints"
         )
         raise DamagedCheckpointError(path / MANIFEST, problem)
-    verify_files(path, manifest, roles)
+    verify_files(path, manifest, roles, peers.rank, peers.count)
     return manifest
 
 
@@ -128,12 +184,14 @@ def _refuse_other_paths(path: Path, option: str) -> None:
         raise UserError(f"{option}={path} holds checkpoints; give one of them: {option}={inside[-1].path}")
 
 
-def _offer(damaged: Path, option: str, roles: tuple[str, ...]) -> str:
-    good = next((entry.path for entry in _alternatives(damaged) if is_good(entry.path, roles)), None)
+def _offer(damaged: Path, option: str, roles: tuple[str, ...], verified: bool) -> str:
+    """Names the previous good checkpoint; of many ranks none is to read whole checkpoints, so theirs is not ``verified``."""
+    others = (entry.path for entry in _alternatives(damaged))
+    good = next((path for path in others if not verified or is_good(path, roles)), None)
     if good is None:
         return f"there is no other good checkpoint in {damaged.parent}; start without {option}"
     verb = "resume with" if option == "--resume_training" else "give"
-    return f"the previous good checkpoint is there: {verb} {option}={good}"
+    return f"the previous {'good ' if verified else ''}checkpoint is there: {verb} {option}={good}"
 
 
 def _alternatives(damaged: Path) -> list[Entry]:
@@ -151,11 +209,13 @@ def _names(manifest: Manifest, role: str) -> list[str]:
     return [entry.name for entry in manifest.files if entry.role == role]
 
 
-def _tensors(path: Path, manifest: Manifest, role: str, read: Callable[[Path], Mapping[str, Any]]) -> dict[str, Any]:
+def _tensors(
+    path: Path, manifest: Manifest, role: str, read: Callable[[Path], Mapping[str, Any]], one_rank: bool
+) -> dict[str, Any]:
     files = [path / name for name in _names(manifest, role)]
     if any(map(holds_parts, files)):
         try:
-            return dict(read_parts(files))
+            return dict(read_parts(files, incomplete=one_rank))
         except ValueError as error:
             raise DamagedCheckpointError(path, f"is not whole: {error}") from None
     tensors: dict[str, Any] = {}
@@ -178,6 +238,12 @@ def differences(role: str, found: Mapping[str, TensorSource], expected: Expected
         ],
     }
     return [f"{role}, {kind} ({len(items)}): {_capped(items)}" for kind, items in kinds.items() if items]
+
+
+def floating_dtype(found: Mapping[str, TensorSource], name: str) -> np.dtype:
+    """The dtype that a weight is expected to have: its own, if its values are numbers with a fraction."""
+    here = name in found and found[name].dtype.name in FLOATING
+    return found[name].dtype if here else np.dtype(np.float32)
 
 
 def _signature(shape: tuple[int, ...], dtype: Any) -> str:

@@ -90,8 +90,10 @@ def _parse(path: Path, fields: Any) -> Manifest:
     return Manifest(fields["step"], tuple(FileEntry(**entry) for entry in fields["files"]), fields["created_by"])
 
 
-def verify_files(directory: Path, manifest: Manifest, roles: tuple[str, ...]) -> None:
+def verify_files(directory: Path, manifest: Manifest, roles: tuple[str, ...], share: int = 0, shares: int = 1) -> None:
     """Checks that the files of these roles are the ones that were written: all sizes first, then all checksums.
+
+    Of ``shares`` processes that verify together, each computes the checksums of every ``shares``-th file.
 
     Raises:
         DamagedCheckpointError: names the first file that is missing, truncated or altered, or tensors the manifest does not know.
@@ -105,7 +107,7 @@ def verify_files(directory: Path, manifest: Manifest, roles: tuple[str, ...]) ->
         raise DamagedCheckpointError(
             directory / stranger, f"is foreign: {MANIFEST} does not list it; move it elsewhere"
         )
-    for entry in entries:
+    for entry in entries[share::shares]:
         if file_sha256(directory / entry.name) != entry.sha256:
             raise DamagedCheckpointError(
                 directory / entry.name, f"is altered: its SHA-256 is not the one in {MANIFEST}"

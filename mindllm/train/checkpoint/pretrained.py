@@ -1,4 +1,4 @@
-"""The weights a run starts from: those of a checkpoint of ours or of a Hugging Face directory."""
+"""The weights a run starts from: those of a checkpoint of ours, of a Hugging Face directory, or of MindFormers."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from mindllm.config import RunConfig, is_hugging_face
 from mindllm.models.weight_shapes import weight_shapes
 from mindllm.train.checkpoint.hugging_face import read_weights
 from mindllm.train.checkpoint.loading import load_checkpoint
+from mindllm.train.checkpoint.mindformers import is_mindformers, read_mindformers
 
 
 def pretrained_weights(config: RunConfig) -> Mapping[str, ArrayLike]:
@@ -22,6 +23,9 @@ def pretrained_weights(config: RunConfig) -> Mapping[str, ArrayLike]:
     model = config.model.config
     if is_hugging_face(config.load_checkpoint):
         return read_weights(config.load_checkpoint, model)
+    if is_mindformers(config.load_checkpoint):
+        return read_mindformers(config.load_checkpoint, model)
     checkpoint = load_checkpoint(config.load_checkpoint, option="--load_checkpoint", with_optimizer=False)
+    checkpoint.refuse_simulated()
     checkpoint.require({name: (shape, np.float32) for name, shape in weight_shapes(model).items()})
     return checkpoint.weights

@@ -41,6 +41,7 @@ METADATA = "__metadata__"
 LARGEST_HEADER = 100 << 20  # what the library accepts
 ALIGNMENT = 8
 CHUNK = 4 << 20
+Slices = tuple[slice, ...]
 
 
 class TensorSource(Protocol):
@@ -67,6 +68,18 @@ class StoredTensor:
     def __array__(self, dtype: np.dtype | None = None, copy: bool | None = None) -> np.ndarray:
         content = np.fromfile(self.path, np.uint8, _bytes(self), offset=self.offset)
         return content.view(self.dtype).reshape(self.shape).astype(dtype or self.dtype, copy=False)
+
+    def read(self, slices: Slices) -> np.ndarray:
+        """The values at ``slices``; of the file, the pages that hold them."""
+        if _bytes(self) == 0:
+            return np.asarray(self)[slices]
+        content = np.memmap(self.path, np.uint8, "r", self.offset, (_bytes(self),))
+        return np.array(content.view(self.dtype).reshape(self.shape)[slices])
+
+
+def read_slices(source: Any, slices: Slices) -> np.ndarray:
+    """The values of a tensor at ``slices``, whichever way it is held; no more of it is read than must be."""
+    return source.read(slices) if hasattr(source, "read") else np.asarray(source)[slices]
 
 
 class HashingWriter:

@@ -62,6 +62,26 @@ class ParameterLayout:
             cuts[0] = _part(first, length, len(self.optimizer_ranks), self.optimizer_ranks.index(rank))
         return tuple(slice(first, first + length) for first, length in cuts)
 
+    def copies_before(self, rank: int) -> int:
+        """How many ranks of the stage below ``rank`` keep the same part.
+
+        Optimizers' groups divide the ranks with the same slice: either neighbours form a group, or every n-th does.
+        """
+        stage_devices = math.prod(self.device_matrix)
+        first = rank - rank % stage_devices
+        mapped = [axis for axis in self.tensor_map if axis != NOT_CUT]
+        place = self._place(rank)
+        copies = [
+            other
+            for other in range(first, first + stage_devices)
+            if all(self._place(other)[axis] == place[axis] for axis in mapped)
+        ]
+        if not self.optimizer_ranks:
+            return copies.index(rank)
+        positions = [copies.index(other) for other in self.optimizer_ranks]
+        neighbours = len(positions) == 1 or positions[1] == positions[0] + 1
+        return positions[0] // len(positions) if neighbours else positions[0]
+
     def _place(self, rank: int) -> tuple[int, ...]:
         """Coordinates of a rank in the grid, counted from the right like ``tensor_map``."""
         rest = rank % math.prod(self.device_matrix)

@@ -81,7 +81,7 @@ def _explanation(kind: str, calls: Sequence[Frame], step: nn.Cell) -> str:
         lines.append(f"  source: {', called from '.join(map(str, calls[:CALLERS]))}")
     lines.append(
         "  to change: sizes in parallel_config (data_parallel, model_parallel) that divide its dimensions, or its layouts in "
-        "the table of mindllm/parallel/sharding.py"
+        "mindllm/parallel/sharding/cells.py"
     )
     return "\n".join(lines)
 

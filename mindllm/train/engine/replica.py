@@ -1,35 +1,26 @@
-"""Everything of a run that lives in MindSpore: model, optimizer and compiled steps, behind plain numbers and arrays."""
+"""The whole model on one device, or one of several replicas of it that train on their own rows of every batch."""
 
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from typing import Any
 
 import mindspore as ms
 import numpy as np
 from mindspore import Parameter, Tensor, nn
 
 from mindllm.config import RunConfig
-from mindllm.models.weights import HostCopy, assign, initialise, signatures, trained_weights
+from mindllm.models.weights import HostCopy, assign, initialise, trained_weights
 from mindllm.parallel import build_replica
-from mindllm.train.checkpoint import Checkpoint
+from mindllm.train.checkpoint import RankTensors
 from mindllm.train.compile_cache import cached_compilation
+from mindllm.train.engine.columns import document_columns, inputs, parts
+from mindllm.train.engine.engine import Batch, Engine, StepResult
 from mindllm.train.optimizer import AdamW
 from mindllm.train.ranks import ALONE, Ranks
 from mindllm.train.step import AccumulateStep, ApplyAccumulated, ForwardBackward, TrainStep
-
-Batch = Mapping[str, np.ndarray]
-
-
-@dataclass(frozen=True)
-class StepResult:
-    """What one optimizer step computed: mean loss per token in nats, norm of the gradients before clipping, tokens."""
-
-    loss: float
-    global_norm: float
-    overflow: bool
-    tokens: int
 
 
 class SummedLoss(nn.Cell):
@@ -50,20 +41,18 @@ class SummedLoss(nn.Cell):
         return self.model(input_ids, labels, loss_mask, segment_starts, position_ids), loss_mask.sum()
 
 
-class Engine:
-    """The model of a run with what trains and evaluates it. Graphs are compiled when they are first used.
-
-    Each of several ``ranks`` has the whole model and is given its own rows of a batch; results are those of all of them.
-    """
+class ReplicaEngine(Engine):
+    """Every rank has the whole model. Graphs are compiled when they are first used."""
 
     def __init__(self, config: RunConfig, training: bool = True, ranks: Ranks = ALONE) -> None:
-        self.config = config
-        self.ranks = ranks
+        super().__init__(config, ranks)
+        self.simulated = ranks.simulated
         self.model = build_replica(config)
         self.weights = trained_weights(self.model)
         initialise(self.weights, config.seed)
         self._evaluation = SummedLoss(self.model)
         self._evaluation.set_train(False)
+        self.optimizer: AdamW | None = None
         if training:
             self._build_training()
 
@@ -83,14 +72,16 @@ class Engine:
             self._step = ApplyAccumulated(self._accumulate, self.optimizer, clip, positions, several)
         self._step.set_train()
         self._compiled = False
+        self._waited = 0.0
 
     def step(self, batch: Batch, rate: float, scale: float) -> StepResult:
-        """One optimizer step on this rank's rows of a global batch ``[batch, seq]``: the columns of ``BatchStream.batch``."""
         with contextlib.nullcontext() if self._compiled else cached_compilation(self.config):
             outputs = self._run(batch, Tensor(rate, ms.float32), Tensor(scale, ms.float32))
             loss, norm, finite, tokens = (output.asnumpy() for output in outputs)
         self._compiled = True
-        return StepResult(float(loss), float(norm), not bool(finite), int(tokens))
+        if self.simulated:
+            return StepResult(float("nan"), float("nan"), False, 0)
+        return StepResult(float(loss), float(norm), not bool(finite), int(tokens), self._waited)
 
     def _run(self, batch: Batch, rate: Tensor, scale: Tensor) -> tuple[Tensor, ...]:
         """The graphs of a step.
@@ -98,27 +89,29 @@ class Engine:
         Ranks meet before they add: on CPU MindSpore waits 30 seconds for a rank that is late, and compiling may take longer.
         """
         if not self._accumulates:
-            return self._step(*_inputs(batch), rate, scale, *_document_columns(batch))
-        for part in _parts(batch, self.parts):
-            self._accumulate(*_inputs(part), scale, *_document_columns(part))
+            return self._step(*inputs(batch), rate, scale, *document_columns(batch))
+        for part in parts(batch, self.parts):
+            self._accumulate(*inputs(part), scale, *document_columns(part))
         if self.ranks.count > 1:
             if not self._compiled:
                 self._step.compile(rate, scale)
+            start = time.perf_counter()
             self.ranks.meet()
+            self._waited = time.perf_counter() - start
         return self._step(rate, scale)
 
     def evaluate(self, batch: Batch) -> tuple[float, int]:
-        """Summed loss in nats and number of tokens of this rank's rows of a batch; weights stay as they are."""
-        loss, tokens = self._evaluation(*_inputs(batch), *_document_columns(batch))
-        return float(loss.asnumpy()), int(tokens.asnumpy())
+        loss, tokens = self._evaluation(*inputs(batch), *document_columns(batch))
+        loss, tokens = self.ranks.sum([float(loss.asnumpy()), float(tokens.asnumpy())])
+        return loss, int(tokens)
 
     def not_finite(self, batch: Batch) -> list[str]:
-        """Names the weights, then the gradients on ``batch``, that hold a NaN or an infinity on any rank."""
+        assert self.optimizer is not None
         if names := self._bad_names("weight", self.weights.values()):
             return names
         gradients = ForwardBackward(self.model, self.optimizer.parameters)
-        first = next(iter(_parts(batch, self.parts)))
-        values = gradients(*_inputs(first), Tensor(1.0, ms.float32), *_document_columns(first))[2]
+        first = next(iter(parts(batch, self.parts)))
+        values = gradients(*inputs(first), Tensor(1.0, ms.float32), *document_columns(first))[2]
         return self._bad_names("gradient of", values)
 
     def _bad_names(self, what: str, values: Iterable[Tensor]) -> list[str]:
@@ -128,42 +121,15 @@ class Engine:
     @property
     def optimizer_state(self) -> dict[str, Parameter]:
         """The optimizer's own parameters by name: moments and powers of the betas."""
-        weights = set(self.weights)
-        return {item.name: item for item in self.optimizer.get_parameters() if item.name not in weights}
+        parameters = self.optimizer.get_parameters() if self.optimizer is not None else ()
+        return {item.name: item for item in parameters if item.name not in self.weights}
 
-    def tensors(self) -> tuple[dict[str, HostCopy], dict[str, HostCopy]]:
-        """Weights and optimizer state as sources for a checkpoint, copied to the host one at a time."""
-        state = self.optimizer_state
-        return _copies(self.weights), _copies(state)
+    def held(self) -> Mapping[int, RankTensors]:
+        return {self.ranks.rank: RankTensors(_copies(self.weights), _copies(self.optimizer_state))}
 
-    def load(self, checkpoint: Checkpoint) -> None:
-        """Puts a checkpoint's weights and the optimizer's state into this model.
-
-        Raises:
-            UserError: tensors are missing, unknown or misshapen; nothing has been changed then.
-        """
-        state = self.optimizer_state
-        checkpoint.require(signatures(self.weights), signatures(state))
-        assign(self.weights, checkpoint.weights)
-        assign(state, checkpoint.optimizer)
-
-
-def _inputs(batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-    return Tensor(batch["input_ids"]), Tensor(batch["labels"]), Tensor(batch["loss_mask"])
-
-
-def _document_columns(batch: Batch) -> tuple[Tensor | None, ...]:
-    """``segment_starts`` and ``position_ids``; nothing where the batch has neither, as that is a graph without them."""
-    columns = [batch.get(name) for name in ("segment_starts", "position_ids")]
-    if not any(column is not None for column in columns):
-        return ()
-    return tuple(None if column is None else Tensor(column) for column in columns)
-
-
-def _parts(batch: Batch, count: int) -> list[Batch]:
-    """Cuts a global batch into ``count`` equal parts of consecutive rows."""
-    pieces = {name: np.split(array, count) for name, array in batch.items()}
-    return [{name: pieces[name][index] for name in pieces} for index in range(count)]
+    def put(self, arrays: Mapping[str, Any]) -> None:
+        parameters = {**self.weights, **self.optimizer_state}
+        assign({name: item for name, item in parameters.items() if name in arrays}, arrays)
 
 
 def _finite(tensor: Tensor) -> bool:

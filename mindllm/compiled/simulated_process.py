@@ -1,0 +1,57 @@
+"""A run in MindSpore's dry run: what its process needs before it starts, and before ranks connect.
+
+``MS_SIMULATION_LEVEL=1`` executes the whole host side of a rank and launches nothing. Without Ascend's software the process
+must find the stand-ins for it when it starts (see ``device/stand_in``), so it is started again with their environment.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import sys
+from pathlib import Path
+
+from mindllm.compiled.device.callback_thread import calm_callback_thread
+from mindllm.compiled.device.stand_in import device_software
+from mindllm.compiled.simulate_rank import KNOWN
+from mindllm.compiled.simulate_worker import PIPELINED_THREADS
+
+ENTERED = "MINDLLM_SIMULATION"
+ERRORS, MEMORY_LINES = "3", "{DEVICE:2}"  # MindSpore prints the memory lines as warnings of the device when it ends
+
+
+def enter_simulation() -> None:
+    """Starts this program again in the environment of a simulated device; returns where that has been done.
+
+    Raises:
+        UserError: this machine, or its MindSpore, cannot simulate an Ascend device.
+    """
+    if os.environ.get(ENTERED):
+        return
+    software = device_software()
+    quiet = {"GLOG_v": ERRORS, "MS_SUBMODULE_LOG_v": MEMORY_LINES, ENTERED: "1"}
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**quiet, **os.environ, **software, ENTERED: "1"})
+
+
+def quiet_known_messages() -> None:
+    """Drops what MindSpore says of Ascend's version and Python packages, which the stand-ins do not have."""
+    from mindspore import log
+
+    known = re.compile("|".join(KNOWN))
+    log._get_logger().addFilter(lambda record: not known.search(f"{record.pathname} {record.getMessage()}"))
+
+
+def prepare_simulation() -> None:
+    """Settings of MindSpore without which a simulated rank does not connect or launch; call it before ranks connect."""
+    import mindspore as ms
+    from mindspore.communication._comm_helper import GlobalComm
+
+    GlobalComm.CHECK_ENVS = False
+    ms.runtime.dispatch_threads_num(PIPELINED_THREADS)
+    calm_callback_thread(Path(ms.__file__).parent)
+    logging.getLogger(__name__).info(
+        "simulation: nothing is computed, so there are no losses, norms or times of a device"
+    )

@@ -1,0 +1,86 @@
+"""The architecture of a decoder: embedding, a list of layers, final norm, head. It can be cut, shrunk and counted.
+
+FLOPs follow PaLM (Chowdhery et al. 2022, appendix B: 6N + 12 L H Q T) and Megatron-LM (Narayanan et al. 2021, appendix,
+without its recomputation pass): a multiply-add is 2 FLOPs, the backward pass is twice the forward, attention is counted
+over the whole sequence or window (NOT halved for the causal mask); embedding lookup, norms, biases and softmax are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from mindllm.config.layers import FORWARD_AND_BACKWARD, AttentionContext, LayerSpec, NormSpec, Shapes, scalars
+
+
+@dataclass(frozen=True)
+class EmbeddingSpec:
+    """Token embeddings; times ``scale``; plus learned positions (so many rows); through a norm: each where it is not None."""
+
+    scale: float | None = None
+    learned_positions: int | None = None
+    norm: NormSpec | None = None
+
+
+@dataclass(frozen=True)
+class HeadSpec:
+    """Logits. ``tied``: the weight is the embedding table; ``normalised``: its rows are divided by their lengths (NormHead of
+    Baichuan 2); ``soft_cap`` bounds the logits by ``cap · tanh(logit / cap)``.
+    """
+
+    tied: bool = False
+    normalised: bool = False
+    soft_cap: float | None = None
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """Everything about a decoder that decides its weights and what it computes from tokens."""
+
+    vocab_size: int
+    hidden_size: int
+    embedding: EmbeddingSpec
+    layers: tuple[LayerSpec, ...]
+    final_norm: NormSpec
+    head: HeadSpec
+
+    def kinds(self) -> tuple[LayerSpec, ...]:
+        """The different layers, in the order in which they first appear."""
+        return tuple(dict.fromkeys(self.layers))
+
+    def contexts(self) -> tuple[AttentionContext, ...]:
+        """The different tables and masks that layers read, in the order in which they first appear."""
+        return tuple(dict.fromkeys(layer.attention.context for layer in self.layers))
+
+    def with_layers(self, layers: Sequence[LayerSpec]) -> Architecture:
+        """The same model of these layers instead."""
+        return replace(self, layers=tuple(layers))
+
+    def weight_shapes(self) -> Shapes:
+        """Shape of every weight by its name, in the order of the layers: what ``trained_weights`` of the built model has."""
+        table, shapes = (self.vocab_size, self.hidden_size), Shapes()
+        shapes["model.tok_embeddings.embedding_weight"] = table
+        if self.embedding.learned_positions is not None:
+            shapes["model.position_embeddings.embedding_weight"] = (
+                self.embedding.learned_positions,
+                self.hidden_size,
+            )
+        if self.embedding.norm is not None:
+            shapes |= _below("model.embedding_norm", self.embedding.norm.weights(self.hidden_size))
+        for number, layer in enumerate(self.layers):
+            shapes |= _below(f"model.layers.{number}", layer.weights())
+        shapes |= _below("model.norm_out", self.final_norm.weights(self.hidden_size))
+        return shapes if self.head.tied else {**shapes, "lm_head.weight": table}
+
+    def parameter_count(self) -> int:
+        """Number of trainable scalars, exact."""
+        return scalars(self.weight_shapes())
+
+    def flops_per_token(self, seq_length: int) -> float:
+        """Model FLOPs of forward and backward for a token in a sequence of ``seq_length``."""
+        head = FORWARD_AND_BACKWARD * self.vocab_size * self.hidden_size
+        return head + sum(layer.flops_per_token(seq_length) for layer in self.layers)
+
+
+def _below(path: str, shapes: Shapes) -> Shapes:
+    return {f"{path}.{name}": shape for name, shape in shapes.items()}

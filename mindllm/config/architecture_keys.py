@@ -1,0 +1,99 @@
+"""The architecture that the flat keys of ``model.model_config`` describe, and the keys that give other layers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from mindllm.config.architecture import Architecture, EmbeddingSpec, HeadSpec
+from mindllm.config.layers import (
+    AlibiSpec,
+    AttentionSpec,
+    FeedForwardSpec,
+    LayerSpec,
+    NormSpec,
+    Position,
+    RotarySpec,
+)
+
+if TYPE_CHECKING:
+    from mindllm.config.model import ModelConfig
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+
+
+def architecture_of(model: ModelConfig) -> Architecture:
+    """What ``model`` describes."""
+    norm = _norm(model)
+    kinds = {kind: _layer(model, norm, kind == SLIDING) for kind in (FULL, SLIDING)}
+    learned = model.position_embedding_type == "learned_absolute"
+    return Architecture(
+        vocab_size=model.vocab_size,
+        hidden_size=model.hidden_size,
+        embedding=EmbeddingSpec(
+            scale=math.sqrt(model.hidden_size) if model.scale_embeddings else None,
+            learned_positions=model.max_position_embedding if learned else None,
+            norm=norm if model.embedding_norm else None,
+        ),
+        layers=tuple(kinds[kind] for kind in layer_types(model)),
+        final_norm=norm,
+        head=HeadSpec(model.tie_word_embeddings, model.norm_head, model.final_logit_softcapping),
+    )
+
+
+def layer_types(model: ModelConfig) -> tuple[str, ...]:
+    """Whether each layer has a window: ``full_attention`` or ``sliding_attention``."""
+    if model.layer_types is not None:
+        return model.layer_types
+    if model.sliding_window is None:
+        return (FULL,) * model.num_layers
+    every = model.sliding_window_pattern
+    return tuple(
+        FULL if every is not None and number % every == 0 else SLIDING for number in range(1, model.num_layers + 1)
+    )
+
+
+def keys_of_layers(model: ModelConfig, layers: Sequence[LayerSpec]) -> dict[str, Any]:
+    """The keys of ``model_config`` that give ``model`` these of its layers instead of its own, in this order."""
+    keys: dict[str, Any] = {"num_layers": len(layers)}
+    if len(model.architecture.kinds()) > 1 or model.layer_types is not None:
+        keys["layer_types"] = [FULL if layer.attention.window is None else SLIDING for layer in layers]
+    return keys
+
+
+def _norm(model: ModelConfig) -> NormSpec:
+    if model.normalization == "LayerNorm":
+        return NormSpec("layer", model.rms_norm_eps)
+    return NormSpec("rms_one" if model.layernorm_zero_centered_gamma else "rms", model.rms_norm_eps)
+
+
+def _layer(model: ModelConfig, norm: NormSpec, sliding: bool) -> LayerSpec:
+    attention = AttentionSpec(
+        hidden_size=model.hidden_size,
+        num_heads=model.num_heads,
+        kv_heads=model.n_kv_heads,
+        head_dim=model.head_dim,
+        scale=1.0 / math.sqrt(model.query_pre_attn_scalar or model.head_dim),
+        position=_position(model, sliding),
+        qkv_bias=model.qkv_has_bias,
+        out_bias=model.attn_proj_has_bias,
+        window=model.sliding_window if sliding else None,
+        soft_cap=model.attn_logit_softcapping,
+        query_key_norm=norm if model.qk_layernorm else None,
+    )
+    feed_forward = FeedForwardSpec(
+        model.hidden_size, model.intermediate_size, model.hidden_act, model.gated_linear_unit, model.mlp_has_bias
+    )
+    return LayerSpec(attention, feed_forward, norm, model.sandwich_norm)
+
+
+def _position(model: ModelConfig, sliding: bool) -> Position:
+    if model.position_embedding_type == "alibi":
+        return AlibiSpec()
+    if model.position_embedding_type == "learned_absolute":
+        return None
+    rotary_dim = 2 * round(model.head_dim * model.partial_rotary_factor / 2)
+    if sliding and model.rope_local_base_freq is not None:
+        return RotarySpec(model.rope_local_base_freq, rotary_dim)
+    return RotarySpec(model.theta, rotary_dim, model.rope_scaling, model.max_position_embedding)

@@ -1,0 +1,214 @@
+"""What a decoder layer is made of, as values: attention, feed-forward, norm, position. A :class:`LayerSpec` combines them.
+
+Every part knows its own arithmetic: weights by name and shape (``[out, in]``), matrix products per token. Layers with equal
+specifications are of one kind: they need the same memory and time, and are compiled from the same cells.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from mindllm.config.rope_scaling import RopeScaling
+
+Shapes = dict[str, tuple[int, ...]]
+Activation = Literal["silu", "gelu_tanh"]
+FORWARD_AND_BACKWARD = 6.0  # floating-point operations per weight of a matrix product and token: 2 forward, 4 backward
+
+
+@dataclass(frozen=True)
+class NormSpec:
+    """``rms``: root mean square (Zhang & Sennrich, 2019); ``rms_one``: the same, its weight is what is added to 1 (Gemma);
+    ``layer``: LayerNorm with a bias (Ba et al., 2016).
+    """
+
+    kind: Literal["rms", "rms_one", "layer"]
+    eps: float
+
+    def weights(self, width: int) -> Shapes:
+        """Names and shapes for a norm over ``width`` channels."""
+        return {"weight": (width,), **({"bias": (width,)} if self.kind == "layer" else {})}
+
+
+@dataclass(frozen=True)
+class RotarySpec:
+    """Rotary positions (Su et al., 2021) on the first ``rotary_dim`` channels of a head; ``scaling`` stretches them.
+
+    ``max_position`` is the context the scaling is relative to where it does not say one itself.
+    """
+
+    theta: float
+    rotary_dim: int
+    scaling: RopeScaling | None = None
+    max_position: int = 0
+
+
+@dataclass(frozen=True)
+class AlibiSpec:
+    """A slope per head times the distance of query and key, added to the scores (Press et al., 2022)."""
+
+
+Position = RotarySpec | AlibiSpec | None
+"""What attention does about positions; None: nothing, they are learned and added to the embeddings, or not there."""
+
+
+@dataclass(frozen=True)
+class AttentionSpec:
+    """Attention with grouped queries (Ainslie et al., 2023).
+
+    ``window``: keys that a query sees, itself included (None: all before it). ``scale`` multiplies the scores, ``soft_cap``
+    bounds them by ``cap · tanh(score / cap)``; ``query_key_norm`` is applied to every head of queries and keys.
+    """
+
+    hidden_size: int
+    num_heads: int
+    kv_heads: int
+    head_dim: int
+    scale: float
+    position: Position
+    qkv_bias: bool = False
+    out_bias: bool = False
+    window: int | None = None
+    soft_cap: float | None = None
+    query_key_norm: NormSpec | None = None
+
+    @property
+    def context(self) -> AttentionContext:
+        """What this attention reads besides hidden states and weights."""
+        return AttentionContext(self.position, self.window, self.head_dim, self.num_heads)
+
+    @property
+    def can_be_fused(self) -> bool:
+        """Whether the fused kernel of devices computes it: not with a soft cap or ALiBi, which are composed everywhere."""
+        return self.soft_cap is None and not isinstance(self.position, AlibiSpec)
+
+    def matrices(self) -> Shapes:
+        """The weights of its matrix products."""
+        query, key_value = self.num_heads * self.head_dim, self.kv_heads * self.head_dim
+        return {
+            "wq.weight": (query, self.hidden_size),
+            "wk.weight": (key_value, self.hidden_size),
+            "wv.weight": (key_value, self.hidden_size),
+            "wo.weight": (self.hidden_size, query),
+        }
+
+    def weights(self) -> Shapes:
+        """All weights."""
+        matrices = self.matrices()
+        biased = ["wq", "wk", "wv"] * self.qkv_bias + ["wo"] * self.out_bias
+        norms = {} if self.query_key_norm is None else self.query_key_norm.weights(self.head_dim)
+        return {
+            **matrices,
+            **{f"{name}.bias": matrices[f"{name}.weight"][:1] for name in biased},
+            **{f"{norm}.{name}": shape for norm in ("query_norm", "key_norm") for name, shape in norms.items()},
+        }
+
+    def flops_per_token(self, seq_length: int) -> float:
+        """Forward and backward: weights, and scores and contexts of a sequence, not halved for the causal mask."""
+        seen = min(seq_length, self.window or seq_length)
+        return FORWARD_AND_BACKWARD * scalars(self.matrices()) + 12.0 * self.num_heads * self.head_dim * seen
+
+    def shrunk(self, hidden_size: int, num_heads: int, kv_heads: int, head_dim: int, window: int) -> AttentionSpec:
+        """The same attention in small; what it has of windows, partial rotation and norms stays."""
+        position = self.position
+        if isinstance(position, RotarySpec):
+            part = position.rotary_dim / self.head_dim
+            position = replace(position, rotary_dim=max(2, 2 * round(part * head_dim / 2)))
+        return replace(
+            self,
+            hidden_size=hidden_size,
+            num_heads=num_heads,
+            kv_heads=kv_heads,
+            head_dim=head_dim,
+            position=position,
+            window=None if self.window is None else window,
+        )
+
+
+@dataclass(frozen=True)
+class AttentionContext:
+    """What layers share that read the same tables of positions and the same mask."""
+
+    position: Position
+    window: int | None
+    head_dim: int
+    num_heads: int
+
+
+@dataclass(frozen=True)
+class FeedForwardSpec:
+    """``w2(act(w1 x) · w3 x)`` if ``gated`` (Shazeer, 2020), else ``w2(act(w1 x))``; ``bias`` on all of them."""
+
+    hidden_size: int
+    width: int
+    activation: Activation = "silu"
+    gated: bool = True
+    bias: bool = False
+
+    def matrices(self) -> Shapes:
+        """The weights of its matrix products."""
+        up = {"w1.weight": (self.width, self.hidden_size)}
+        gate = {"w3.weight": (self.width, self.hidden_size)} if self.gated else {}
+        return {**up, **gate, "w2.weight": (self.hidden_size, self.width)}
+
+    def weights(self) -> Shapes:
+        """All weights."""
+        matrices = self.matrices()
+        biases = {name.replace("weight", "bias"): shape[:1] for name, shape in matrices.items()}
+        return {**matrices, **(biases if self.bias else {})}
+
+    def flops_per_token(self) -> float:
+        """Forward and backward."""
+        return FORWARD_AND_BACKWARD * scalars(self.matrices())
+
+    def shrunk(self, hidden_size: int, width: int) -> FeedForwardSpec:
+        """The same in small."""
+        return replace(self, hidden_size=hidden_size, width=width)
+
+
+@dataclass(frozen=True)
+class LayerSpec:
+    """Norm, attention, norm, feed-forward, each with a residual connection.
+
+    ``norm_output``: there are norms behind attention and feed-forward too, before they are added (Gemma 2, GLM-4).
+    """
+
+    attention: AttentionSpec
+    feed_forward: FeedForwardSpec
+    norm: NormSpec
+    norm_output: bool = False
+
+    @property
+    def adds_to_loss(self) -> bool:
+        """Whether the layer yields something that is added to the loss besides hidden states: none of its parts does yet."""
+        return False
+
+    @property
+    def norms(self) -> tuple[str, ...]:
+        """Names of the norms over hidden states."""
+        outer = ("attention_post_norm", "ffn_post_norm") if self.norm_output else ()
+        return ("attention_norm", "ffn_norm", *outer)
+
+    @property
+    def name(self) -> str:
+        """A word for tables in which the layers of a model are told apart."""
+        return "global" if self.attention.window is None else "window"
+
+    def weights(self) -> Shapes:
+        """Names below the layer, in the order of the checkpoint."""
+        hidden = self.attention.hidden_size
+        parts = {"attention": self.attention.weights(), "feed_forward": self.feed_forward.weights()}
+        norms = {norm: self.norm.weights(hidden) for norm in self.norms}
+        return {
+            f"{part}.{name}": shape for part, shapes in {**norms, **parts}.items() for name, shape in shapes.items()
+        }
+
+    def flops_per_token(self, seq_length: int) -> float:
+        """Matrix products of forward and backward."""
+        return self.attention.flops_per_token(seq_length) + self.feed_forward.flops_per_token()
+
+
+def scalars(shapes: Shapes) -> int:
+    """How many numbers there are in weights of these shapes."""
+    return sum(map(math.prod, shapes.values()))

@@ -1,0 +1,129 @@
+"""Chat templates as programs: the sandbox that compiles and renders them, and the process that does so within limits.
+
+The file imports nothing of the project, so that :mod:`template_process` can start it in a moment. Requests and answers are JSON,
+with their length in front: ``{"source": …, "variables": [{…}, …], "seconds": …}`` is answered by ``{"texts": [...]}`` or
+``{"error": …, "line": …}``.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from functools import lru_cache
+from typing import IO, Any
+
+from jinja2 import Template, TemplateError, nodes
+from jinja2.exceptions import TemplateSyntaxError
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+# Unicode's noncharacters are never text: they mark places inside the rendered text and are taken out again.
+BEGIN, END = "\ufdd1", "\ufdd2"
+LONGEST_TEXT = 64 << 20  # characters of what a template writes
+LONGEST_MESSAGE = 300  # characters of an error
+LENGTH_BYTES = 8
+
+
+class GenerationMarks(Extension):
+    """``{% generation %} ... {% endgeneration %}``: what is between them, between BEGIN and END. The tag is Hugging Face's."""
+
+    tags = {"generation"}  # noqa: RUF012 - jinja's interface
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        """Turns the block into a call of ``_mark`` with its text."""
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.CallBlock(self.call_method("_mark"), [], [], body).set_lineno(line)
+
+    def _mark(self, caller: Any) -> str:
+        return f"{BEGIN}{caller()}{END}"
+
+
+@lru_cache(maxsize=16)
+def compiled(source: str) -> Template:
+    """The template in jinja's immutable sandbox; raises TemplateSyntaxError where ``source`` is none."""
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, GenerationMarks]
+    )
+    # Constants are computed where the limits hold, not where the template is compiled.
+    environment.intercepted_binops = frozenset(("*", "**", "+", "//", "/", "%", "-"))
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise  # no strftime_now: a row would differ from day to day
+    return environment.from_string(source)
+
+
+def rendered(source: str, variables: list[dict[str, Any]]) -> dict[str, Any]:
+    """What a template writes for each of ``variables``; or why it does not, in one line."""
+    try:
+        template = compiled(source)
+        texts = [template.render(**values) for values in variables]
+        if sum(map(len, texts)) > LONGEST_TEXT:
+            return {"error": f"it writes over {LONGEST_TEXT:,} characters"}
+        return {"texts": texts}
+    except TemplateSyntaxError as error:
+        return {"error": _line(error.message or ""), "line": error.lineno}
+    except MemoryError:
+        return {"error": "it takes more memory than any conversation needs"}
+    except RecursionError:
+        return {"error": "it is nested too deeply, or calls itself without end"}
+    except Exception as error:  # a template may raise what it likes, and it is said in one line
+        return {"error": _line(str(error)) or type(error).__name__}
+
+
+def _line(message: str) -> str:
+    """A message as one line of bounded length."""
+    return " ".join(message[: 2 * LONGEST_MESSAGE].split())[:LONGEST_MESSAGE]
+
+
+def _raise(message: str) -> None:
+    raise TemplateError(str(message))
+
+
+def _to_json(value: Any, indent: int | None = None) -> str:
+    return json.dumps(value, ensure_ascii=False, indent=indent)
+
+
+def send(stream: IO[bytes], content: Any) -> None:
+    """Writes one request or answer."""
+    data = json.dumps(content, default=str).encode()
+    stream.write(len(data).to_bytes(LENGTH_BYTES, "little") + data)
+    stream.flush()
+
+
+def receive(stream: IO[bytes]) -> Any:
+    """Reads one request or answer; None where the other side has ended."""
+    length = stream.read(LENGTH_BYTES)
+    if len(length) < LENGTH_BYTES:
+        return None
+    data = stream.read(int.from_bytes(length, "little"))
+    return json.loads(data) if len(data) == int.from_bytes(length, "little") else None
+
+
+def serve(memory: int) -> None:
+    """Answers requests until the other side ends, in at most ``memory`` bytes; SIGPROF ends a request that computes too long."""
+    _limit_memory(memory)
+    answers, sys.stdout = sys.stdout.buffer, sys.stderr
+    while (request := receive(sys.stdin.buffer)) is not None:
+        signal.setitimer(signal.ITIMER_PROF, request["seconds"])
+        answer = rendered(request["source"], request["variables"])
+        try:
+            send(answers, answer)
+        except MemoryError:
+            send(answers, {"error": "it writes more text than any conversation needs"})
+        signal.setitimer(signal.ITIMER_PROF, 0)
+
+
+def _limit_memory(memory: int) -> None:
+    try:
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    except (ImportError, ValueError, OSError):  # a system without such limits keeps that of time
+        return
+
+
+if __name__ == "__main__":
+    serve(int(sys.argv[1]))

@@ -1,0 +1,27 @@
+"""Attention with linear biases (Press et al., 2022): every head adds its slope times the position of the key to its scores.
+
+A query's own position would add the same to all its scores, which the softmax does not see, so a row per head is enough.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+
+def alibi_slopes(heads: int) -> np.ndarray:
+    """float64 ``[heads]``: a geometric sequence from ``2^(-8/heads)``.
+
+    Where ``heads`` is no power of two: that of the power below, then every other one of the power above (their reference code).
+    """
+    power = 2 ** math.floor(math.log2(heads))
+    slopes = 2.0 ** (-8.0 / power * np.arange(1, power + 1))
+    between = 2.0 ** (-4.0 / power * np.arange(1, 2 * (heads - power), 2))
+    return np.concatenate([slopes, between])
+
+
+def alibi_bias(heads: int, length: int) -> np.ndarray:
+    """What is added to the scores of keys ``0 … length - 1``: float32 ``[1, heads, 1, length]``."""
+    bias = alibi_slopes(heads)[:, None] * np.arange(length)
+    return bias.astype(np.float32)[None, :, None, :]

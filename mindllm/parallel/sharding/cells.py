@@ -1,0 +1,249 @@
+"""One function for each class of cell: from a cell at a path to the layouts of its operators.
+
+Tensor parallelism splits heads, the feed-forward width and the vocabulary (Shoeybi et al., 2019); with sequence
+parallelism the tokens between those parts are split over the same devices (Korthikanti et al., 2022). Functions read the cell
+they are given, so the table has an entry for every operator of the model as it was built, and for nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from mindspore import nn
+
+from mindllm.config.parallel import ParallelConfig
+from mindllm.models import CausalLM
+from mindllm.models.attention import Attention, ComposedAttention, FlashAttention
+from mindllm.models.causal_lm import Head, UnitRows
+from mindllm.models.chunked_loss import SequenceChunks
+from mindllm.models.decoder import Decoder, DecoderLayer, PositionEmbedding, TokenEmbedding
+from mindllm.models.feed_forward import FeedForward
+from mindllm.models.linear import Linear, SoftCap
+from mindllm.models.norm import LayerNorm, RMSNorm
+from mindllm.models.rotary import RotaryEmbedding
+from mindllm.parallel.layout import Dimension, Layout
+from mindllm.parallel.sharding.table import Table, on
+
+TOKENS: Dimension = "dp"
+SPREAD: Dimension = ("dp", "tp")
+SCALAR: Layout = ()
+HEADS: Layout = ("dp", "tp", None, None)  # [batch, heads, seq, head_dim]
+INNER: Layout = (TOKENS, "tp")  # [tokens, heads · head_dim] and [tokens, feed-forward width]
+
+
+def sharding_table(lm: CausalLM, parallel: ParallelConfig) -> Table:
+    """Shardings of all operators of ``lm`` by path."""
+    rows = SPREAD if parallel.use_seq_parallel else TOKENS  # of hidden states between attention and feed-forward
+    whole_vocabulary = lm.tied and parallel.vocab_emb_dp
+    return {
+        **_decoder("model", lm.model, rows, parallel.vocab_emb_dp),
+        **_chunks("losses", lm.losses),
+        **_head_and_loss(lm, whole_vocabulary),
+    }
+
+
+def _decoder(at: str, cell: Decoder, rows: Dimension, whole_table: bool) -> Table:
+    table = _token_embedding(f"{at}.tok_embeddings", cell.tok_embeddings, rows, whole_table)
+    if cell.learns_positions:
+        table |= _position_embedding(f"{at}.position_embeddings", cell.position_embeddings, rows)
+    if cell.norms_embeddings:
+        table |= _norm(f"{at}.embedding_norm", cell.embedding_norm, (rows, None))
+    for number, layer in enumerate(cell.layers):
+        table |= _layer(f"{at}.layers.{number}", layer, rows)
+    return table | _norm(f"{at}.norm_out", cell.norm_out, (rows, None))
+
+
+def _token_embedding(at: str, cell: TokenEmbedding, rows: Dimension, whole_table: bool) -> Table:
+    """Weight ``[vocab, hidden]`` and ids ``[tokens]``. A split table looks up its part and adds the parts."""
+    split = on(("tp", None), (TOKENS,), out=(rows, None))
+    scaled = {f"{at}.mul": on((rows, None), SCALAR)} if cell.scales else {}
+    return {f"{at}.gather": on((None, None), (rows,)) if whole_table else split, **scaled}
+
+
+def _position_embedding(at: str, cell: PositionEmbedding, rows: Dimension) -> Table:
+    """Every device looks up all positions, ``[seq, hidden]``, and adds them to its part of ``[batch, seq, hidden]``."""
+    sequence: Dimension = "tp" if rows == SPREAD else None
+    return {
+        f"{at}.gather": on((None, None), (None,)),
+        f"{at}.add": on((TOKENS, sequence, None), (sequence, None)),
+    }
+
+
+def _layer(at: str, cell: DecoderLayer, rows: Dimension) -> Table:
+    hidden: Layout = (rows, None)
+    table = {
+        **_norm(f"{at}.attention_norm", cell.attention_norm, hidden),
+        **_attention(f"{at}.attention", cell.attention, rows),
+        f"{at}.attention_add": on(hidden, hidden),
+        **_norm(f"{at}.ffn_norm", cell.ffn_norm, hidden),
+        **_feed_forward(f"{at}.feed_forward", cell.feed_forward, rows),
+        f"{at}.ffn_add": on(hidden, hidden),
+    }
+    if cell.norm_output:
+        table |= _norm(f"{at}.attention_post_norm", cell.attention_post_norm, hidden)
+        table |= _norm(f"{at}.ffn_post_norm", cell.ffn_post_norm, hidden)
+    return table
+
+
+def _norm(at: str, cell: nn.Cell, x: Layout) -> Table:
+    """Something of layout ``x``, whose last dimension is whole, and weight (and bias) of that dimension."""
+    channels: Layout = (None,)
+    if isinstance(cell, LayerNorm):
+        return {f"{at}.norm": on(x, channels, channels)}
+    if not isinstance(cell, RMSNorm):
+        raise TypeError(f"no sharding is known for a norm of class {type(cell).__name__}")
+    table = {f"{at}.add_one": on(channels, SCALAR)} if cell.plus_one else {}
+    if cell.fused:
+        return {**table, f"{at}.norm": on(x, channels)}
+    return {
+        **table,
+        f"{at}.square": on(x),
+        f"{at}.mean": on(x),
+        f"{at}.add": on(x, SCALAR),
+        f"{at}.rsqrt": on(x),
+        f"{at}.mul": on(x, x),
+        f"{at}.norm": on(x, channels),
+    }
+
+
+def _attention(at: str, cell: Attention, rows: Dimension) -> Table:
+    """Query, key and value are split by heads, the output projection sums over heads."""
+    table: Table = {}
+    for name in ("wq", "wk", "wv"):
+        table |= _split_output(f"{at}.{name}", getattr(cell, name))
+    table[f"{at}.transpose"] = on((TOKENS, None, "tp", None))
+    if cell.norms_heads:
+        table |= _norm(f"{at}.query_norm", cell.query_norm, HEADS) | _norm(f"{at}.key_norm", cell.key_norm, HEADS)
+    if cell.rotates:
+        table |= _rotary(f"{at}.rotary", cell.rotary)
+    table |= ATTENTION_CORES[type(cell.attention)](f"{at}.attention", cell.attention)
+    table[f"{at}.merge_transpose"] = on(HEADS)
+    return table | _split_input(f"{at}.wo", cell.wo, rows)
+
+
+def _split_output(at: str, cell: nn.Cell) -> Table:
+    """A projection ``[tokens, in] -> [tokens, out]`` whose weight ``[out, in]`` is split by rows."""
+    linear = _linear(at, cell)
+    table = {f"{at}.matmul": on((TOKENS, None), ("tp", None))}
+    if linear.has_bias:
+        table[f"{at}.bias_add"] = on(INNER, ("tp",))
+    if linear.has_activation:
+        table |= {f"{at}.activation.{name}": on(INNER) for name in ("silu", "gelu") if hasattr(linear.activation, name)}
+    return table
+
+
+def _split_input(at: str, cell: nn.Cell, rows: Dimension) -> Table:
+    """A projection whose input is split, and whose weight ``[out, in]`` is split by columns: products are added over ``tp``."""
+    table = {f"{at}.matmul": on(INNER, (None, "tp"), out=(rows, None))}
+    if _linear(at, cell).has_bias:
+        table[f"{at}.bias_add"] = on((rows, None), (None,))  # once, after the sum
+    return table
+
+
+def _linear(at: str, cell: nn.Cell) -> Linear:
+    if not isinstance(cell, Linear):
+        raise TypeError(f"no sharding is known for '{at}' of class {type(cell).__name__}")
+    return cell
+
+
+def _rotary(at: str, cell: RotaryEmbedding) -> Table:
+    """Heads and tables ``[seq, head_dim]``."""
+    table: Layout = (None, None)
+    return {
+        f"{at}.mul_cos": on(HEADS, table),
+        f"{at}.mul_sin": on(HEADS, table),
+        f"{at}.add": on(HEADS, HEADS),
+        f"{at}.neg": on(HEADS),
+        f"{at}.split": on(HEADS),
+        f"{at}.concat": on(HEADS, HEADS),
+    }
+
+
+def _flash_attention(at: str, cell: FlashAttention) -> Table:
+    """Query, key, value, and the mask, which has only sequence dimensions."""
+    return {f"{at}.flash_attention": on(HEADS, HEADS, HEADS, (None, None))}
+
+
+def _composed_attention(at: str, cell: ComposedAttention) -> Table:
+    """The same from elementary operators; ALiBi's bias is ``[1, heads, 1, seq]``."""
+    table = {
+        f"{at}.mul": on(HEADS, SCALAR),
+        f"{at}.scores": on(HEADS, HEADS),
+        f"{at}.add": on(HEADS, (None, None)),
+        f"{at}.softmax": on(HEADS),
+        f"{at}.context": on(HEADS, HEADS),
+    }
+    if cell.biased:
+        table[f"{at}.add_bias"] = on(HEADS, (None, "tp", None, None))
+    return table | (_soft_cap(f"{at}.soft_cap", cell.soft_cap, HEADS) if cell.capped else {})
+
+
+ATTENTION_CORES: dict[type[nn.Cell], Callable[..., Table]] = {
+    FlashAttention: _flash_attention,
+    ComposedAttention: _composed_attention,
+}
+
+
+def _soft_cap(at: str, cell: SoftCap, x: Layout) -> Table:
+    return {f"{at}.divide": on(x, SCALAR), f"{at}.tanh": on(x), f"{at}.multiply": on(x, SCALAR)}
+
+
+def _feed_forward(at: str, cell: FeedForward, rows: Dimension) -> Table:
+    """The inner width is split, the down projection sums over it."""
+    table = _split_output(f"{at}.w1", cell.w1)
+    if cell.gated:
+        table |= _split_output(f"{at}.w3", cell.w3)
+        table[f"{at}.mul"] = on(INNER, INNER)
+    return table | _split_input(f"{at}.w2", cell.w2, rows)
+
+
+def _chunks(at: str, cell: nn.Cell) -> Table:
+    """Hidden states ``[batch, seq, hidden]``, labels and losses ``[batch, seq]`` in slices of the sequence."""
+    if not isinstance(cell, SequenceChunks):
+        return {}
+    columns: Layout = (TOKENS, None)
+    return {
+        f"{at}.split_hidden": on((TOKENS, None, None)),
+        f"{at}.split_labels": on(columns),
+        f"{at}.concat": on(*[columns] * cell.chunks),
+    }
+
+
+def _head_and_loss(lm: CausalLM, whole_vocabulary: bool) -> Table:
+    """Logits ``[tokens, vocab]`` stay split by vocabulary: only sums of ``[tokens]`` are exchanged.
+
+    A tied head has the layout of the embedding. Where that is whole, tokens are split over all devices instead.
+    """
+    rows, columns = (SPREAD, None) if whole_vocabulary else (TOKENS, "tp")
+    logits, one, token = (rows, columns), (rows, None), (rows,)
+    loss = "cross_entropy"
+    return {
+        **(_unit_rows("unit_rows", lm.unit_rows, (columns, None)) if lm.normalised else {}),
+        **_head("lm_head", lm.lm_head, rows, columns),
+        f"{loss}.max": on(logits),
+        f"{loss}.sub": on(logits, one),
+        f"{loss}.exp": on(logits),
+        f"{loss}.sum": on(logits),
+        f"{loss}.log": on(token),
+        f"{loss}.onehot": on(logits, SCALAR, SCALAR),
+        f"{loss}.mul": on(logits, logits),
+        f"{loss}.target_sum": on(logits),
+        f"{loss}.loss": on(token, token),
+        "mul": on(token, token),
+        "sum": on(token),
+    }
+
+
+def _head(at: str, cell: Head, rows: Dimension, columns: Dimension) -> Table:
+    capped = _soft_cap(f"{at}.soft_cap", cell.soft_cap, (rows, columns)) if cell.capped else {}
+    return {f"{at}.matmul": on((rows, None), (columns, None)), **capped}
+
+
+def _unit_rows(at: str, cell: UnitRows, weight: Layout) -> Table:
+    return {
+        f"{at}.square": on(weight),
+        f"{at}.sum": on(weight),
+        f"{at}.maximum": on(weight, SCALAR),
+        f"{at}.rsqrt": on(weight),
+        f"{at}.mul": on(weight, weight),
+    }

@@ -1,0 +1,67 @@
+"""Layouts by operator path, and their application to the operators of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from mindspore import nn
+from mindspore.ops import Primitive
+
+from mindllm.errors import nearest
+from mindllm.parallel.layout import Layout, Mesh
+from mindllm.parallel.operators import operators
+
+FOLLOWERS = frozenset({"Cast", "Reshape"})
+"""Operators without an entry: the compiler gives them the layouts of their neighbours."""
+
+
+@dataclass(frozen=True)
+class Sharding:
+    """Layouts of an operator's tensor inputs and, where the compiler must be told, of its output."""
+
+    inputs: tuple[Layout, ...]
+    output: Layout | None = None
+
+
+Table = dict[str, Sharding]
+"""Shardings by path, such as ``model.layers.0.attention.wq.matmul``."""
+
+
+def on(*inputs: Layout, out: Layout | None = None) -> Sharding:
+    """The sharding with these layouts of the inputs."""
+    return Sharding(inputs, out)
+
+
+def apply_sharding(model: nn.Cell, table: Mapping[str, Sharding], mesh: Mesh) -> None:
+    """Shards every operator of ``model`` as ``table`` says.
+
+    Raises:
+        ValueError: an entry that matches no operator, an operator without an entry, or layouts the mesh cannot hold.
+    """
+    found = operators(model)
+    for path in table:
+        if path not in found:
+            raise ValueError(f"sharding table: '{path}' matches no operator{nearest(path, found)}")
+    for path, operator in found.items():
+        if operator.name in FOLLOWERS:
+            continue
+        if path not in table:
+            raise ValueError(f"sharding table: 0 entries for operator '{path}'; there must be one")
+        _shard(path, operator, table[path], mesh)
+    for parameter in model.get_parameters():
+        if not parameter.requires_grad:
+            parameter.parallel_optimizer = False  # tables and masks: nothing an optimizer would hold
+
+
+def _shard(path: str, operator: Primitive, sharding: Sharding, mesh: Mesh) -> None:
+    layouts = sharding.inputs if sharding.output is None else (*sharding.inputs, sharding.output)
+    try:
+        mesh.check(layouts)
+    except ValueError as error:
+        raise ValueError(f"sharding of '{path}': {error}") from None
+    inputs = tuple(mesh.strategy(layout) for layout in sharding.inputs)
+    if sharding.output is None:
+        operator.shard(inputs)
+    else:
+        operator.shard(inputs, (mesh.strategy(sharding.output),))

@@ -1,0 +1,61 @@
+"""Which engine executes a run, and the device it needs."""
+
+from __future__ import annotations
+
+from mindllm.config import RunConfig
+from mindllm.console import error_console
+from mindllm.parallel.layout import mesh_of
+from mindllm.train.device import connect, select_device
+from mindllm.train.engine import Engine
+from mindllm.train.engine.engine import evaluation_config
+from mindllm.train.execution import Execution, Executor
+from mindllm.train.share import WHOLE, Share
+
+
+def share_of(config: RunConfig, execution: Execution) -> Share:
+    """The rows of every batch that this process reads."""
+    if execution.executor is Executor.LOCKSTEP:
+        return WHOLE
+    if execution.executor is Executor.REPLICA:
+        return WHOLE if execution.ranks.simulated else Share(execution.ranks.rank, execution.ranks.count)
+    from mindllm.train.engine import cluster_rank
+
+    return cluster_rank.share_of(config, execution.ranks.rank)
+
+
+def evaluation_rows(config: RunConfig, execution: Execution) -> int:
+    """Samples of a whole batch that is evaluated: where devices share the model, it goes through like one that is trained on."""
+    if execution.executor is Executor.REPLICA:
+        samples = config.eval_dataset.batch_size or config.runner_config.batch_size
+        return samples * (1 if execution.ranks.simulated else execution.ranks.count)
+    return evaluation_config(config).global_batch_size
+
+
+def set_up_execution(config: RunConfig, execution: Execution) -> None:
+    """Selects the device of this process and connects it with the other ranks."""
+    if execution.ranks.simulated:
+        from mindllm.compiled.simulated_process import quiet_known_messages
+
+        quiet_known_messages()
+    select_device(config, execution.ranks)
+    if execution.ranks.simulated:
+        from mindllm.compiled.simulated_process import prepare_simulation
+
+        prepare_simulation()
+    connect(execution.ranks)
+
+
+def make_engine(config: RunConfig, execution: Execution, training: bool = True) -> Engine:
+    """Builds what executes the run; graphs of sharded models are compiled now, others with the first step."""
+    if execution.executor is Executor.REPLICA:
+        from mindllm.train.engine.replica import ReplicaEngine
+
+        return ReplicaEngine(config, training, execution.ranks)
+    if execution.executor is Executor.CLUSTER_RANK:
+        from mindllm.train.engine.cluster_rank import ClusterRankEngine
+
+        return ClusterRankEngine(config, execution.ranks, training)
+    from mindllm.compiled.execute.engine import LockstepEngine
+
+    with error_console.status(f"compiling {mesh_of(config).devices} ranks") as status:
+        return LockstepEngine(config, training, status.update)

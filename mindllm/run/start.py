@@ -1,0 +1,34 @@
+"""The beginning of a run that trains or evaluates: what executes it, and what its process needs before MindSpore is loaded."""
+
+from __future__ import annotations
+
+from mindllm.config import RunConfig, override_config
+from mindllm.train.device import prepare_environment
+from mindllm.train.execution import Executor, execution_of
+from mindllm.train.ranks import end_rank
+
+
+def start(config: RunConfig) -> int:
+    """Runs ``run_mode`` on whatever executes it; returns the exit code.
+
+    Raises:
+        UserError: the run cannot be executed by what was started, or is too large for this machine.
+    """
+    execution = execution_of(config)
+    if execution.ranks.simulated:
+        from mindllm.compiled.simulated_process import enter_simulation
+        from mindllm.run.simulated import with_own_files
+
+        enter_simulation()
+        config = with_own_files(config, execution.ranks.rank)
+    elif execution.executor is Executor.LOCKSTEP:
+        from mindllm.compiled.execute.estimate import refuse_too_large
+
+        refuse_too_large(config)
+        config = override_config(config, {"context.enable_graph_kernel": False, "context.compile_cache": False})
+    prepare_environment(config)
+    from mindllm.run.training import evaluate, train
+
+    code = (evaluate if config.run_mode == "eval" else train)(config, execution)
+    end_rank(code)
+    return code

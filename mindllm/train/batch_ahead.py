@@ -1,0 +1,48 @@
+"""The batches of a run, one ahead of the step: where one cannot be made, all ranks stop after the same step and save."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+
+from mindllm.errors import RunFailed
+
+DATA_FAILED = "data"
+Batch = Mapping[str, np.ndarray]
+
+
+class BatchAhead:
+    """Takes batches from ``source``; an error while one is made waits until the run has saved what it has."""
+
+    def __init__(self, source: Iterator[Batch]) -> None:
+        self._source = source
+        self._next: Batch | None = None
+        self._error: Exception | None = None
+        self.fetch()
+        if self._error is not None:  # before any step there is nothing to save
+            raise self._error
+
+    @property
+    def problem(self) -> str:
+        """``DATA_FAILED`` when the next batch could not be made, else empty."""
+        return DATA_FAILED if self._error is not None else ""
+
+    def take(self) -> Batch | None:
+        """The batch of the next step; None after the last one."""
+        batch, self._next = self._next, None
+        return batch
+
+    def fetch(self) -> None:
+        """Makes the next batch ready."""
+        try:
+            self._next = next(self._source, None)
+        except Exception as error:
+            self._error = error
+
+    def refuse_failed(self, stop_reason: str) -> None:
+        """Raises what kept the run from its next batch, here or on another rank."""
+        if self._error is not None:
+            raise self._error
+        if stop_reason == DATA_FAILED:
+            raise RunFailed("another rank could not make its next batch; its log says why")

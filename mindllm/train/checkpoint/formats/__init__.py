@@ -1,0 +1,9 @@
+"""Files of weights as they come, read lazily: every reader gives ``name -> TensorSource`` and opens nothing but headers.
+
+``tensors_of_file`` knows one file by its name; ``tensors_of_directory`` those of a directory of Hugging Face.
+"""
+
+from mindllm.train.checkpoint.formats.directory import tensors_of_directory, weight_files
+from mindllm.train.checkpoint.formats.file import tensors_of_file
+
+__all__ = ["tensors_of_directory", "tensors_of_file", "weight_files"]

@@ -1,0 +1,81 @@
+"""The weights of a Hugging Face directory: one file or shards with their index, safetensors before pickled ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from mindllm.config.hugging_face import read_json
+from mindllm.errors import UserError
+from mindllm.train.checkpoint.formats.file import tensors_of_file
+
+WEIGHTS_FILE = "model.safetensors"
+PICKLED_FILE = "pytorch_model.bin"
+COMPUTED = ("rotary_emb.inv_freq", "rotary_pos_emb.inv_freq")  # tables that old files hold and every model computes
+
+
+def index_of(file: str) -> str:
+    """The name of the index that lists the shards of ``file``."""
+    return f"{file}.index.json"
+
+
+INDEX_FILE = index_of(WEIGHTS_FILE)
+
+
+def weight_files(directory: Path) -> list[Path]:
+    """The files of weights in ``directory``, in order.
+
+    Raises:
+        UserError: there are none, shards of the index are missing, or it names files elsewhere.
+    """
+    for file in (WEIGHTS_FILE, PICKLED_FILE):
+        if (directory / index_of(file)).is_file():
+            return shards_of(directory / index_of(file))
+        if (directory / file).is_file():
+            return [directory / file]
+    found = sorted(path.name for path in directory.glob("*") if path.suffix in (".safetensors", ".bin", ".pt", ".pth"))
+    others = f"; it has {', '.join(found[:3])} without an index" if found else ""
+    raise UserError(f"{directory}: has no {WEIGHTS_FILE} and no {INDEX_FILE} with shards, nor {PICKLED_FILE}{others}")
+
+
+def shards_of(index: Path) -> list[Path]:
+    """The files beside ``index`` that its ``weight_map`` lists; errors as :func:`weight_files`."""
+    return files_of_map(index, read_json(index).get("weight_map"))
+
+
+def files_of_map(index: Path, places: object) -> list[Path]:
+    """The files that ``places``, a map of tensors in ``index``, names; errors as :func:`weight_files`."""
+    directory = index.parent
+    if not isinstance(places, dict) or not places or not all(_is_plain_name(name) for name in places.values()):
+        raise UserError(f"{index}: weight_map must give the file in this directory of every tensor")
+    names = sorted(set(places.values()))
+    missing = [name for name in names if not (directory / name).is_file()]
+    if missing:
+        raise UserError(f"{directory}: missing {', '.join(missing)}, which {index.name} lists; get the files again")
+    return [directory / name for name in names]
+
+
+def tensors_of_directory(directory: Path) -> dict[str, Any]:
+    """Every tensor of the files of weights by the name it has there, but tables that every model computes.
+
+    Raises:
+        UserError: a file is damaged, or holds a tensor that another one holds too.
+    """
+    tensors = tensors_of_files(weight_files(directory))
+    return {name: tensor for name, tensor in tensors.items() if not name.endswith(COMPUTED)}
+
+
+def tensors_of_files(paths: Iterable[Path]) -> dict[str, Any]:
+    """The tensors of several files together; errors as :func:`tensors_of_directory`."""
+    tensors: dict[str, Any] = {}
+    for path in paths:
+        for name, tensor in tensors_of_file(path).items():
+            if name in tensors:
+                raise UserError(f"{path}: tensor {name} is in {tensors[name].path.name}, too")
+            tensors[name] = tensor
+    return tensors
+
+
+def _is_plain_name(name: object) -> bool:
+    return isinstance(name, str) and Path(name).name == name

@@ -1,0 +1,166 @@
+"""One rank of a cluster whose devices share the model, on its own device or in MindSpore's dry run.
+
+Which parts of the weights a rank keeps is decided by MindSpore's compiler, so graphs are compiled first; then the rank draws
+or reads the parts that are its own (the order MindSpore documents for distributed checkpoints: compile, then load).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import mindspore as ms
+import numpy as np
+from mindspore import Parameter, Tensor, nn
+from mindspore.common.initializer import Zero
+from mindspore.communication import get_process_group_ranks
+
+from mindllm.config import RunConfig
+from mindllm.errors import RunFailed
+from mindllm.models.weights import HostCopy, initial_value
+from mindllm.parallel import build_parallel_model, mesh_of, set_parallel_context
+from mindllm.parallel.parameter_layout import ParameterLayout
+from mindllm.parallel.refusals import refusals_explained
+from mindllm.train.checkpoint import Part, RankTensors, read_slices
+from mindllm.train.distributed_step import distributed_loss, distributed_step, example_inputs, input_slices
+from mindllm.train.engine.columns import inputs
+from mindllm.train.engine.engine import Batch, Engine, StepResult, evaluation_config, weight_signatures
+from mindllm.train.optimizer import MOMENTS, POWERS
+from mindllm.train.ranks import Ranks
+from mindllm.train.share import Share
+
+logger = logging.getLogger(__name__)
+NAN = float("nan")
+
+
+class ClusterRankEngine(Engine):
+    """The part of the model that ``ranks.rank`` keeps. Every method is called by all ranks, in the same order."""
+
+    holds_all = False
+
+    def __init__(self, config: RunConfig, ranks: Ranks, training: bool = True) -> None:
+        super().__init__(config, ranks)
+        self.mesh = mesh_of(config)
+        self.simulated = ranks.simulated
+        set_parallel_context(config, ranks.rank)
+        parallel = build_parallel_model(config)
+        self.parts = parallel.parts
+        self._training = training
+        self._step = distributed_step(config, parallel, ranks.rank) if training else None
+        self._evaluation = distributed_loss(config, parallel)
+        main: nn.Cell = self._step if self._step is not None else self._evaluation
+        _initialise_with_zeros(main.get_parameters())
+        self._compile(main)
+        self._parameters, self._layouts = _own_parameters(main, config)
+        if not self.simulated:
+            self._draw_weights()
+
+    def _compile(self, cell: nn.Cell) -> None:
+        begun = time.monotonic()
+        shapes = self.config if self._training else evaluation_config(self.config)
+        with refusals_explained(cell):
+            cell.compile(*example_inputs(shapes, self._training))
+        logger.info("rank %d: compiled in %.1f s", self.ranks.rank, time.monotonic() - begun)
+
+    def _draw_weights(self) -> None:
+        """One whole tensor at a time, of which the own part is kept: the weights of a single device, whatever the layout."""
+        for name, parameter in self._parameters.items():
+            if hasattr(parameter, "initial_std"):
+                shape = self._layouts[name].full_shape
+                self._put(name, initial_value(name, shape, parameter.initial_std, self.config.seed))
+
+    def step(self, batch: Batch, rate: float, scale: float) -> StepResult:
+        assert self._step is not None
+        outputs = self._step(*inputs(batch), Tensor(rate, ms.float32), Tensor(scale, ms.float32))
+        loss, norm, finite, tokens = (output.asnumpy() for output in outputs)
+        if self.simulated:
+            return StepResult(NAN, NAN, False, 0)
+        return StepResult(self._of_last_stage(float(loss)), float(norm), not bool(finite), int(tokens))
+
+    def evaluate(self, batch: Batch) -> tuple[float, int]:
+        loss, tokens = (output.asnumpy() for output in self._evaluation(*inputs(batch)))
+        return self._of_last_stage(float(loss)), int(tokens)
+
+    def _of_last_stage(self, loss: float) -> float:
+        """The loss that the last stage has computed, on every rank."""
+        if self.mesh.pipeline_stage == 1:
+            return loss
+        first_of_last = self.mesh.devices - self.mesh.stage_devices
+        return self.ranks.sum([loss if self.ranks.rank == first_of_last else 0.0])[0]
+
+    def not_finite(self, batch: Batch) -> list[str]:
+        """Weights only: gradients of sharded weights are not left where the host could look at them."""
+        names = list(weight_signatures(self.config))
+        bad = self.ranks.sum([float(name in self._parameters and not self._is_finite(name)) for name in names])
+        return [f"weight {name}" for name, count in zip(names, bad, strict=True) if count]
+
+    def _is_finite(self, name: str) -> bool:
+        return bool(np.isfinite(self._parameters[name].asnumpy()).all())
+
+    def held(self) -> Mapping[int, RankTensors]:
+        state = {name for name in self._parameters if name in POWERS or name.startswith(MOMENTS)}
+        owned = [name for name in self._parameters if f"{MOMENTS[0]}.{name}" in state]
+        weights, optimizer = ({name: self._part(name) for name in names} for names in (owned, sorted(state)))
+        return {self.ranks.rank: RankTensors(weights, optimizer)}
+
+    def _part(self, name: str) -> Part:
+        layout, rank = self._layouts[name], self.ranks.rank
+        earlier = rank if name in POWERS else layout.copies_before(rank)  # every rank of every stage has the powers
+        return Part(layout.full_shape, layout.slices(rank), HostCopy(self._parameters[name]), earlier)
+
+    def put(self, arrays: Mapping[str, Any]) -> None:
+        for name in self._parameters:
+            if name in arrays:
+                self._put(name, arrays[name])
+
+    def _put(self, name: str, array: Any) -> None:
+        part = np.ascontiguousarray(read_slices(array, self._layouts[name].slices(self.ranks.rank)))
+        self._parameters[name].set_data(Tensor(part.reshape(self._parameters[name].shape)), slice_shape=True)
+
+
+def share_of(config: RunConfig, rank: int) -> Share:
+    """The rows of a global batch that a rank of a cluster is given: all, or with ``full_batch: false`` its slice."""
+    slices, stage_devices = input_slices(config), mesh_of(config).stage_devices
+    return Share(rank % stage_devices * slices // stage_devices, slices)
+
+
+def _initialise_with_zeros(parameters: Iterable[Parameter]) -> None:
+    """Weights become zeros until their values are known: memory that nobody touches, so it is never really taken.
+
+    MindSpore itself would draw each part for itself, other values under every layout.
+    """
+    for parameter in parameters:
+        if parameter.has_init and hasattr(parameter, "initial_std"):
+            parameter.init_mode.init = Zero()
+
+
+def _own_parameters(cell: nn.Cell, config: RunConfig) -> tuple[dict[str, Parameter], dict[str, ParameterLayout]]:
+    """Weights and optimizer state that the compiler has left on this rank, and how each is cut."""
+    weights = weight_signatures(config)
+    rank = ms.get_auto_parallel_context("global_rank")
+    parameters: dict[str, Parameter] = {}
+    layouts: dict[str, ParameterLayout] = {}
+    for parameter in cell.get_parameters():
+        name = parameter.name
+        known = name in weights or name in POWERS or name.startswith(tuple(f"{moment}." for moment in MOMENTS))
+        if not known or (name not in cell.parameter_layout_dict and name not in POWERS):
+            continue
+        parameters[name] = parameter
+        layouts[name] = _layout(name, parameter, cell.parameter_layout_dict.get(name), rank)
+    return parameters, layouts
+
+
+def _layout(name: str, parameter: Parameter, found: Any, rank: int) -> ParameterLayout:
+    shape = tuple(parameter.shape)
+    if found is None:
+        return ParameterLayout((1,), (-1,) * len(shape), shape, shape)
+    layout = ParameterLayout.from_front_end(found)
+    if layout.optimizer_group:
+        layout = replace(layout, optimizer_ranks=tuple(get_process_group_ranks(layout.optimizer_group)))
+    part = tuple(cut.stop - cut.start for cut in layout.slices(rank))
+    if part != shape:
+        raise RunFailed(f"rank {rank}: MindSpore keeps {list(shape)} of {name}, its layout says {list(part)}")
+    return layout

@@ -1,0 +1,111 @@
+"""What trains, evaluates, saves and loads, whatever executes it: the one interface that trainer, callbacks and checkpoints know.
+
+Behind it stand a device with the whole model, or several such replicas (``replica``); one rank of a cluster whose devices
+share the model (``cluster_rank``); and all ranks of a cluster in lock-step in one process (``mindllm.compiled.execute``).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from mindllm.config import RunConfig, override_config
+from mindllm.models.weight_shapes import weight_shapes
+from mindllm.train.checkpoint import Checkpoint, RankTensors
+from mindllm.train.optimizer import state_shapes
+from mindllm.train.ranks import Ranks
+
+Batch = Mapping[str, np.ndarray]
+Signatures = dict[str, tuple[tuple[int, ...], np.dtype]]
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What one optimizer step computed: mean loss per token in nats, norm of the gradients before clipping, tokens.
+
+    All are those of the whole global batch. In a simulation, which computes nothing, loss and norm are NaN. ``waited``: seconds
+    of the step in which this rank waited for others, where that is known.
+    """
+
+    loss: float
+    global_norm: float
+    overflow: bool
+    tokens: int
+    waited: float = 0.0
+
+
+class Engine(ABC):
+    """The model of a run with what trains and evaluates it.
+
+    Attributes:
+        ranks: the processes of the run, and which of them this is.
+        parts: equal parts of its rows that go through the model one after another in a step.
+        holds_all: the ranks of this process have all of every weight between them.
+        simulated: nothing is computed, so there are no losses, norms or tokens.
+    """
+
+    holds_all = True
+    simulated = False
+    parts = 1
+
+    def __init__(self, config: RunConfig, ranks: Ranks) -> None:
+        self.config = config
+        self.ranks = ranks
+
+    @abstractmethod
+    def step(self, batch: Batch, rate: float, scale: float) -> StepResult:
+        """One optimizer step on this process's rows of a global batch: the columns of ``BatchStream.batch``.
+
+        The first one compiles. A norm that is not finite leaves weights and optimizer state as they are.
+        """
+
+    @abstractmethod
+    def evaluate(self, batch: Batch) -> tuple[float, int]:
+        """Summed loss in nats and number of tokens of a batch of which this process has its rows; nothing changes."""
+
+    @abstractmethod
+    def not_finite(self, batch: Batch) -> list[str]:
+        """Names what holds a NaN or an infinity on any rank: weights, or what computing on ``batch`` yields first."""
+
+    @abstractmethod
+    def held(self) -> Mapping[int, RankTensors]:
+        """By rank what the ranks of this process keep: the content of a checkpoint, copied to the host one tensor at a time."""
+
+    @abstractmethod
+    def put(self, arrays: Mapping[str, Any]) -> None:
+        """Replaces the parts this process keeps of these whole tensors, weights or optimizer state, by name.
+
+        A value is an array, or whatever ``read_slices`` takes, of which no more is read than is kept.
+        """
+
+    def load(self, checkpoint: Checkpoint) -> None:
+        """Puts a checkpoint's weights and optimizer state into this model.
+
+        Raises:
+            UserError: tensors are missing, unknown or misshapen; nothing has been changed then.
+        """
+        if not self.simulated:  # one rank's checkpoint is all that a simulated rank has
+            weights = weight_signatures(self.config)
+            checkpoint.require(weights, state_signatures(weights))
+        self.put({**checkpoint.weights, **checkpoint.optimizer})
+
+
+def weight_signatures(config: RunConfig) -> Signatures:
+    """Shape and dtype of every weight of the whole model, by name."""
+    return {name: (shape, np.dtype(np.float32)) for name, shape in weight_shapes(config.model.config).items()}
+
+
+def state_signatures(weights: Signatures) -> Signatures:
+    """Shape and dtype of all that the optimizer keeps for these weights."""
+    shapes = {name: shape for name, (shape, _) in weights.items()}
+    return {name: (shape, np.dtype(np.float32)) for name, shape in state_shapes(shapes).items()}
+
+
+def evaluation_config(config: RunConfig) -> RunConfig:
+    """The same run with the batches that are evaluated: ``eval_dataset.batch_size`` samples instead of the runner's."""
+    samples = config.eval_dataset.batch_size
+    return override_config(config, {"runner_config.batch_size": samples}) if samples else config

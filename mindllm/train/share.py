@@ -1,0 +1,16 @@
+"""Which rows of a batch a process reads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Share:
+    """The rows of every global batch that a process is given: part ``index`` of ``count`` equal ones."""
+
+    index: int = 0
+    count: int = 1
+
+
+WHOLE = Share()

@@ -1,0 +1,60 @@
+"""A rank that is slow several times in a row is named; one late step is not."""
+
+import pytest
+
+from mindllm.train.step_times import StepTimes
+
+
+class Four:
+    """The first of four ranks; the others' times are given."""
+
+    rank, count, is_first = 0, 4, True
+
+    def __init__(self):
+        self.others = [1.0, 1.0, 1.0]
+
+    def sum(self, values):
+        assert values[1:] == [0.0, 0.0, 0.0]
+        return [values[0], *self.others]
+
+
+@pytest.fixture
+def ranks():
+    return Four()
+
+
+def warnings(caplog):
+    return [record.getMessage() for record in caplog.records if "is slow" in record.getMessage()]
+
+
+def test_the_slowest_is_found_each_step(ranks):
+    ranks.others = [1.0, 1.4, 1.0]
+    found = StepTimes(ranks, 1.5).compare(1, 1.0)
+    assert (found.rank, found.seconds, found.median) == (2, 1.4, 1.0)
+
+
+def test_a_rank_is_named_at_its_third_slow_step_in_a_row(ranks, caplog):
+    times = StepTimes(ranks, 1.5)
+    for step in range(1, 6):
+        ranks.others = [1.0, 1.0, 1.6]
+        times.compare(step, 1.0)
+        assert len(warnings(caplog)) == (step >= 3)
+    assert "rank 3 is slow: step 3 took it 1.600 s, the median of all ranks is 1.000 s" in warnings(caplog)[0]
+
+
+def test_late_steps_between_others_are_not_named(ranks, caplog):
+    times = StepTimes(ranks, 1.5)
+    for step in range(12):
+        ranks.others = [1.0, 1.0, 1.0 if step % 3 == 2 else 9.0]
+        times.compare(step, 1.0)
+    assert not warnings(caplog)
+
+
+def test_of_two_ranks_the_slow_one_is_found(caplog):
+    ranks = Four()
+    ranks.count, ranks.others = 2, [2.0]
+    ranks.sum = lambda values: [values[0], 2.0]
+    times = StepTimes(ranks, 1.5)
+    for step in range(3):
+        times.compare(step, 1.0)
+    assert "rank 1 is slow" in warnings(caplog)[0]
