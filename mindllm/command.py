@@ -18,6 +18,7 @@ from typing import NoReturn
 
 from mindllm.console import error_console, styled, visible
 from mindllm.errors import CheckFailed, RunFailed, UserError
+from mindllm.extras import advice
 from mindllm.files import obstacle
 from mindllm.interrupts import INTERRUPTED, raise_on_interrupt
 
@@ -68,6 +69,11 @@ def run_command(main: Callable[[Sequence[str] | None], int | None], arguments: S
             raise
         error_console.print(styled(("error:", "bold red"), f" {_of_system(error)}"))
         code = UserError.exit_code if error.errno in IMPOSSIBLE else RunFailed.exit_code
+    except ModuleNotFoundError as error:
+        if not (said := advice(error)):
+            raise
+        error_console.print(styled(("error:", "bold red"), f" {said}"))
+        code = UserError.exit_code
     except MemoryError as error:
         reason = f" ({error})" if str(error) else ""
         error_console.print(styled(("error:", "bold red"), f" not enough memory{reason}; ask for less at a time"))

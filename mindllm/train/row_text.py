@@ -69,7 +69,7 @@ class RowText:
     def unigram_loss(self, split: str) -> None:
         """Unknown."""
 
-    def bytes_per_token(self, split: str) -> None:
+    def bytes_per_token(self, split: str, samples: int) -> None:
         """Unknown."""
 
 

@@ -56,7 +56,6 @@ def test_while_a_tool_is_imported():
     assert "Traceback" not in printed
 
 
-@pytest.mark.compiles
 def test_while_the_first_step_compiles(config_file, tmp_path):
     process = start(ROOT / "run_llm.py", "--config", config_file, f"--output_dir={tmp_path}")
     for line in process.stdout:

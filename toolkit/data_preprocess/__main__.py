@@ -66,8 +66,9 @@ def make_parser() -> CommandParser:
         prog="python -m toolkit.data_preprocess",
         description="Turns text and records into an indexed corpus (Megatron's .bin and .idx). A document is a record of a "
         "jsonl, json, csv, tsv or parquet file, or any other file as a whole; .gz, .bz2, .xz and .zst are decompressed. Memory "
-        "does not grow with the files. Text is read as UTF-8; invalid bytes are replaced by U+FFFD and the files counted. The "
-        "corpus appears when it is complete; after an interruption the same command goes on where it was.",
+        "does not grow with the files. Text is UTF-8: invalid bytes of a text file are replaced by U+FFFD and the files "
+        "counted, a record with some is refused. The corpus appears when it is complete; after an interruption the same command "
+        "goes on where it was.",
         epilog=EXAMPLE,
     )
     add_input_options(parser.add_argument_group("input"))
