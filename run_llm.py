@@ -1,88 +1,11 @@
-"""Trains, fine-tunes, evaluates, predicts and chats: one YAML says everything, ``--a.b.c=value`` overrides any key of it."""
+"""Trains, fine-tunes, evaluates, predicts and chats from a checkout; the command line itself is :mod:`mindllm.main`."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
-
-from mindllm.command import CommandParser, run_command
-from mindllm.config import RunConfig, load_config, render_config
-
-EXAMPLES = """examples:
-  python run_llm.py --config configs/llama2/pretrain_llama2_tiny.yaml
-  python run_llm.py --config configs/llama2/pretrain_llama2_tiny.yaml --resume_training auto
-  python run_llm.py --config configs/llama2/pretrain_llama2_tiny.yaml --run_mode eval \\
-      --load_checkpoint output/llama2_tiny/checkpoint/llm-600
-  python run_llm.py --config configs/llama2/pretrain_llama2_tiny.yaml --run_mode predict \\
-      --load_checkpoint output/llama2_tiny/checkpoint/llm-600 --input_data "def main():"
-  python run_llm.py --config configs/llama2/pretrain_llama2_tiny.yaml --run_mode predict \\
-      --load_checkpoint output/llama2_tiny/checkpoint/llm-600 --input_data prompts.jsonl --save_file results.jsonl
-  python run_llm.py --config configs/llama2/pretrain_llama2_tiny.yaml --run_mode chat \\
-      --load_checkpoint output/llama2_tiny/checkpoint/llm-600
-  python run_llm.py --config configs/llama2/pretrain_llama2_tiny.yaml --batch_size 4 --print_config
-
-Any key of the configuration can be given as --section.key=value, a key of the top level as --key value;
-docs/config_reference.md lists them all. Exit codes: 0 good, 1 failure, 2 wrong input, 130 interrupted.
-"""
-SHORTHANDS = {  # options of MindFormers' command line that are not keys of the top level
-    "--epochs": "--runner_config.epochs",
-    "--batch_size": "--runner_config.batch_size",
-    "--gradient_accumulation_steps": "--runner_config.gradient_accumulation_steps",
-    "--train_dataset_dir": "--train_dataset.data_loader.config.data_path",
-    "--device_target": "--context.device_target",
-    "--device_id": "--context.device_id",
-    "--predict_data": "--input_data",
-    "--do_sample": "--generation.do_sample",
-}
-
-
-def parser() -> CommandParser:
-    """Returns the parser of what is not an override."""
-    shorthands = "\n".join(f"  {short} = {full}" for short, full in SHORTHANDS.items())
-    command = CommandParser(
-        prog="run_llm.py",
-        usage="run_llm.py --config FILE [--print_config] [--section.key=value ...]",
-        description=__doc__,
-        epilog=f"shorthands:\n{shorthands}\n\n{EXAMPLES}",
-    )
-    command.add_argument("--config", required=True, metavar="FILE", help="YAML of the run")
-    command.add_argument("--print_config", action="store_true", help="print the resolved YAML and exit")
-    return command
-
-
-def expand(option: str) -> str:
-    """Writes a shorthand as the key it stands for."""
-    name, equals, value = option.partition("=")
-    return SHORTHANDS.get(name, name) + equals + value
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs what ``run_mode`` says; returns the exit code."""
-    options, overrides = parser().parse_known_args(arguments)
-    config = load_config(options.config, [expand(option) for option in overrides])
-    if options.print_config:
-        sys.stdout.write(render_config(config))
-        return 0
-    return run(config)
-
-
-def run(config: RunConfig) -> int:
-    """Imports what the mode needs, and MindSpore, only now: an error in the YAML is told within a second."""
-    if config.run_mode in ("train", "finetune", "eval"):
-        from mindllm.run.start import start
-
-        return start(config)
-    from mindllm.train.device import prepare_environment
-
-    prepare_environment(config)
-    if config.run_mode == "predict":
-        from mindllm.generate.predict import predict
-
-        return predict(config)
-    from mindllm.generate.chat import chat
-
-    return chat(config)
-
+from mindllm.interrupts import leave_on_interrupt
 
 if __name__ == "__main__":
-    run_command(main)
+    leave_on_interrupt()  # before what takes seconds to import
+    from mindllm.main import command
+
+    command()

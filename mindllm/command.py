@@ -6,20 +6,35 @@ Exit codes: 0 good, 1 failure, 2 wrong input, 3 a check says no, 130 interrupted
 from __future__ import annotations
 
 import argparse
+import errno
+import io
 import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
+from typing import NoReturn
 
-from rich.console import Console
-
+from mindllm.console import error_console, styled, visible
 from mindllm.errors import CheckFailed, RunFailed, UserError
+from mindllm.extras import advice
+from mindllm.files import obstacle
+from mindllm.interrupts import INTERRUPTED, raise_on_interrupt
 
-INTERRUPTED = 130
 READER_GONE = 141
-
-error_console = Console(stderr=True, highlight=False, soft_wrap=True)
+IMPOSSIBLE = {  # errors of the system that are about the path a user gave, not about the state of the machine
+    errno.ENOENT,
+    errno.EACCES,
+    errno.EPERM,
+    errno.EROFS,
+    errno.ENOTDIR,
+    errno.EISDIR,
+    errno.EEXIST,
+    errno.ENAMETOOLONG,
+    errno.ELOOP,
+    errno.EINVAL,
+}
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -28,19 +43,41 @@ class CommandParser(argparse.ArgumentParser):
     def __init__(self, **options) -> None:
         super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **options)
 
+    def error(self, message: str) -> NoReturn:
+        """Ends with 2, as argparse does; what it quotes is not obeyed by the terminal."""
+        super().error(visible(message))
+
 
 def run_command(main: Callable[[Sequence[str] | None], int | None], arguments: Sequence[str] | None = None) -> None:
     """Runs ``main`` and leaves the process with its exit code; mistakes of the user are printed without a traceback."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # what the terminal has no character for is escaped, not a traceback
+            stream.reconfigure(errors="backslashreplace")
+    raise_on_interrupt()
     try:
         code = main(arguments) or 0
     except (UserError, RunFailed, CheckFailed) as error:
-        error_console.print(f"[bold red]error:[/] {_escape(str(error))}")
+        error_console.print(styled(("error:", "bold red"), f" {error}"))
         code = error.exit_code
     except KeyboardInterrupt:
         error_console.print("interrupted")
         code = INTERRUPTED
     except BrokenPipeError:
         code = READER_GONE
+    except OSError as error:
+        if error.errno is None:
+            raise
+        error_console.print(styled(("error:", "bold red"), f" {_of_system(error)}"))
+        code = UserError.exit_code if error.errno in IMPOSSIBLE else RunFailed.exit_code
+    except ModuleNotFoundError as error:
+        if not (said := advice(error)):
+            raise
+        error_console.print(styled(("error:", "bold red"), f" {said}"))
+        code = UserError.exit_code
+    except MemoryError as error:
+        reason = f" ({error})" if str(error) else ""
+        error_console.print(styled(("error:", "bold red"), f" not enough memory{reason}; ask for less at a time"))
+        code = RunFailed.exit_code
     try:
         sys.stdout.flush()
     except BrokenPipeError:
@@ -48,6 +85,27 @@ def run_command(main: Callable[[Sequence[str] | None], int | None], arguments: S
     if code == READER_GONE:  # nothing more can be written there, not even by the interpreter when it ends
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(code)
+
+
+def _of_system(error: OSError) -> str:
+    names = [str(name) for name in (error.filename, error.filename2) if name is not None]
+    return ": ".join([" -> ".join(names), error.strerror or str(error)]) if names else error.strerror or str(error)
+
+
+def output_file(text: str) -> Path:
+    """A file to be written, as the type of an option: refused at once where it cannot be, not after the work is done."""
+    return _writable(text, directory=False)
+
+
+def output_directory(text: str) -> Path:
+    """A directory to be written into, made where it is missing; as :func:`output_file`."""
+    return _writable(text, directory=True)
+
+
+def _writable(text: str, directory: bool) -> Path:
+    if why := obstacle(text, directory):
+        raise argparse.ArgumentTypeError(f"{text}: {why}")
+    return Path(text)
 
 
 @contextmanager
@@ -58,7 +116,3 @@ def interruptible() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, previous or signal.SIG_DFL)
-
-
-def _escape(text: str) -> str:
-    return text.replace("[", "\\[")

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import IO
 
 SIZE_PATTERN = r"^[1-9]\d*(\.\d+)?(KB|MB|GB)$"
+LONGEST_NAME = 200  # of the 255 bytes Linux allows; names of unfinished files are longer than the final ones
 UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9}
 
 
@@ -28,6 +29,33 @@ def sync_directory(directory: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def obstacle(path: Path | str, directory: bool = False) -> str:
+    """Why no file (or directory) can be written at ``path``, before any work is done for it; empty where one can.
+
+    Nothing is made. What only writing shows, such as a full disk, is not seen.
+    """
+    path = Path(path)
+    if "\0" in str(path):
+        return "is no path: it holds a null character"
+    try:
+        if directory and path.exists() and not path.is_dir():
+            return "is a file, not a directory"
+        if not directory and path.is_dir():
+            return "is a directory; give the name of a file"
+        existing = path if path.is_dir() else path.absolute().parent
+        while not existing.exists():
+            existing = existing.parent
+        if not existing.is_dir():
+            return f"{existing} is a file, not a directory"
+        if not os.access(existing, os.W_OK | os.X_OK):
+            return f"{existing} cannot be written to"
+        if longest := next((part for part in path.parts if len(os.fsencode(part)) > LONGEST_NAME), ""):
+            return f"{longest[:20]}… is longer than the {LONGEST_NAME} bytes a name may have"
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
 
 
 @contextmanager

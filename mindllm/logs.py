@@ -7,8 +7,17 @@ import os
 import sys
 from pathlib import Path
 
+from mindllm.console import visible
+
 FORMAT = "%(asctime)s - [%(filepath)s:%(lineno)d] - %(levelname)s - %(message)s"
 ROOT = Path(__file__).resolve().parent.parent
+
+
+class VisibleFormatter(logging.Formatter):
+    """Writes control characters of a message as escapes: a log is read on terminals, too."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return visible(super().format(record))
 
 
 class RelativePath(logging.Filter):
@@ -40,6 +49,6 @@ def set_up_logging(output_dir: Path | str) -> Path:
     package.propagate = False
     for handler in (logging.StreamHandler(sys.stdout), LogFile(path, encoding="utf-8")):
         handler.addFilter(RelativePath())
-        handler.setFormatter(logging.Formatter(FORMAT))
+        handler.setFormatter(VisibleFormatter(FORMAT))
         package.addHandler(handler)
     return path

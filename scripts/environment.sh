@@ -1,4 +1,4 @@
-# Sourced by the other scripts: a virtual environment in .venv with mindllm installed, made once and renewed when setup.py changes.
+# Sourced by the other scripts: a virtual environment in .venv with mindllm installed, made once and renewed when pyproject.toml changes.
 
 # The first of python3, python3.12, python3.11, python3.10 that is a supported version.
 find_python() {
@@ -13,7 +13,7 @@ find_python() {
   return 2
 }
 
-# use_environment [EXTRA]: activates .venv with the package and its extra (test) installed.
+# use_environment EXTRA: activates .venv with the package and one of its extras (all, test) installed.
 use_environment() {
   local extra="${1:-}" python stamp wanted
   stamp=".venv/.installed${extra:+-$extra}"

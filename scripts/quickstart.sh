@@ -4,7 +4,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source scripts/environment.sh
-use_environment
+use_environment all
 
 config=configs/llama2/pretrain_llama2_tiny.yaml
 output=output/llama2_tiny

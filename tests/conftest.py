@@ -3,10 +3,48 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 os.environ.setdefault("GLOG_v", "3")
+TESTS = Path(__file__).parent
+WITHOUT_MINDSPORE = (
+    "config",
+    "compiled/test_cost.py",
+    "compiled/test_ir_text.py",
+    "data/test_chat_template_limits.py",
+    "data/test_corpus.py",
+    "data/test_documents.py",
+    "data/test_gpt_sampling.py",
+    "data/test_indexed.py",
+    "data/test_instruction.py",
+    "data/test_record_preprocess.py",
+    "data/test_special_tokens.py",
+    "generate/test_generate_prompts.py",
+    "generate/test_generate_stop_strings.py",
+    "generate/test_generate_text_stream.py",
+    "launch/test_launch_meeting.py",
+    "models/test_weight_names.py",
+    "test_console.py",
+    "test_extras.py",
+    "test_tables.py",
+    "toolkit/test_loss_curve.py",
+    "toolkit/test_pipeline_closed_forms.py",
+    "toolkit/test_pipeline_zero_bubble.py",
+    "train/test_metrics_file.py",
+    "train/test_schedule.py",
+    "train/test_step_times.py",
+)
+"""Rooms and files whose tests are done in a minute together: MindSpore compiles and computes nothing in them."""
+
+
+def pytest_collection_modifyitems(items):
+    """Marks all other tests ``compiles``: a new file is one of them until it is named above."""
+    quick = [TESTS / name for name in WITHOUT_MINDSPORE]
+    for item in items:
+        if not any(item.path.is_relative_to(path) for path in quick):
+            item.add_marker(pytest.mark.compiles)
 
 
 @pytest.fixture(autouse=True)
@@ -15,7 +53,7 @@ def _scratch_working_directory(tmp_path_factory, monkeypatch):
     monkeypatch.chdir(tmp_path_factory.mktemp("work"))
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="session")
 def _one_device():
     """Chosen before any kernel runs: afterwards MindSpore refuses a run of the same process that chooses it."""
     import mindspore
@@ -24,8 +62,11 @@ def _one_device():
 
 
 @pytest.fixture(autouse=True)
-def _graph_mode(_one_device):
+def _graph_mode(request):
     """Cells are compiled as they are in a run: MindSpore's own default executes operator by operator."""
+    if request.node.get_closest_marker("compiles") is None:
+        return
+    request.getfixturevalue("_one_device")
     import mindspore
 
     mindspore.set_context(mode=mindspore.GRAPH_MODE)

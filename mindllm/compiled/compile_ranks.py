@@ -20,6 +20,7 @@ from pathlib import Path
 from types import TracebackType
 
 import mindllm
+from mindllm.cache import user_cache
 from mindllm.compiled.compile_rank import CONFIG, ERRORS_ONLY
 from mindllm.compiled.graph import CompiledGraph
 from mindllm.compiled.graph_file import load
@@ -41,7 +42,7 @@ Progress = Callable[[int], None]
 
 def cache_directory() -> Path:
     """Where compiled graphs are kept: ``$XDG_CACHE_HOME/mindllm/graphs``."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mindllm" / "graphs"
+    return user_cache("graphs")
 
 
 def most_workers() -> int:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import mindllm
 from mindllm.errors import UserError
+from mindllm.launch.process import die_with_parent
 from mindllm.parallel.refusals import CompileFailed, reason
 
 SHOWN_LINES = 12
@@ -55,6 +56,7 @@ def run_worker(
             errors="replace",
             timeout=timeout,
             check=False,
+            preexec_fn=die_with_parent,
         )
     except subprocess.TimeoutExpired:
         raise CompileFailed(f"{doing} took longer than {timeout:.0f} s") from None

@@ -37,6 +37,37 @@ def check_mesh(config: RunConfig) -> Iterator[Finding]:
         yield (*settings, "optimizer_weight_shard_size"), message
 
 
+def check_devices(config: RunConfig) -> Iterator[Finding]:
+    """Numbers of devices that MindSpore's compiler takes. Replicas on CPUs are not compiled for each other: any number goes."""
+    mesh = config.parallel_config
+    replicas = config.context.device_target == "CPU" and mesh.device_num == mesh.data_parallel
+    if not replicas and (message := wrong_number_of_devices(config)):
+        yield (*MESH, "data_parallel"), message
+
+
+def wrong_number_of_devices(config: RunConfig) -> str:
+    """Why MindSpore refuses the number of devices ("parallel init failed"), and what goes; empty where it does not.
+
+    Its rule (``ParallelInit``), for all devices and for those of a stage: divisible by 8, or 1, 2 or 4.
+    """
+    mesh = config.parallel_config
+    stages = mesh.pipeline_stage
+    others = mesh.device_num // stages // mesh.data_parallel
+    if _compiles_for(mesh.data_parallel * others, stages):
+        return ""
+    possible = [size for size in range(1, 2 * mesh.data_parallel + 8) if _compiles_for(size * others, stages)]
+    near = sorted(sorted(possible, key=lambda size: abs(size - mesh.data_parallel))[:3])
+    in_stages = f", {mesh.data_parallel * others} in each of {stages} stages" if stages > 1 else ""
+    return (
+        f"makes {mesh.device_num} devices{in_stages}, and MindSpore compiles for 1, 2, 4 or a multiple of 8, of all and of "
+        f"a stage (value {mesh.data_parallel}); write {' or '.join(map(str, near))}"
+    )
+
+
+def _compiles_for(of_stage: int, stages: int) -> bool:
+    return all(devices in (1, 2, 4) or devices % 8 == 0 for devices in (of_stage, of_stage * stages))
+
+
 def check_sharding(config: RunConfig) -> Iterator[Finding]:
     """What tensor parallelism divides."""
     ranks = config.parallel_config.model_parallel

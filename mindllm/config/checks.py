@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from mindllm.config.check_generation import check_generation
-from mindllm.config.check_parallel import check_mesh, check_offset, check_pipeline, check_recompute, check_sharding
+from mindllm.config.check_limits import check_limits
+from mindllm.config.check_parallel import (
+    check_devices,
+    check_mesh,
+    check_offset,
+    check_pipeline,
+    check_recompute,
+    check_sharding,
+)
 from mindllm.config.document import KeyPath
 from mindllm.config.model import llama_intermediate_size
 from mindllm.config.optimizer import DecayingSchedule, DynamicLossScale, StableDecaySchedule
@@ -22,7 +30,10 @@ MODEL: KeyPath = ("model", "model_config")
 
 
 def check_run(config: RunConfig) -> Iterator[Finding]:
-    """Yields every finding of every subject."""
+    """Yields every finding of every subject; where a size is beyond any machine, nothing else."""
+    if beyond := list(check_limits(config)):
+        yield from beyond
+        return
     for check in (
         check_run_mode,
         check_pretrained,
@@ -39,6 +50,7 @@ def check_run(config: RunConfig) -> Iterator[Finding]:
         check_sequence,
         check_tokens,
         check_mesh,
+        check_devices,
         check_sharding,
         check_pipeline,
         check_offset,

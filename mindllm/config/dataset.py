@@ -9,6 +9,7 @@ from pydantic_core import PydanticCustomError
 
 from mindllm.config.section import List, PositiveInt, Section
 
+SPLIT_PATTERN = r"^\s*\d+(\.\d+)?(\s*,\s*\d+(\.\d+)?){0,2}\s*$"
 Weight = Annotated[float, Field(gt=0)]
 
 
@@ -18,7 +19,7 @@ class DataConfig(Section):
     data_path: str | List[str] = Field(default="", description="A file or directory, or a list of them.")
     split: str = Field(
         default="949,50,1",
-        pattern=r"^\s*\d+(\.\d+)?(\s*,\s*\d+(\.\d+)?){0,2}\s*$",
+        pattern=SPLIT_PATTERN,
         description="Weights of the train, valid and test parts of the documents.",
     )
 
@@ -104,7 +105,7 @@ class InstructionDataConfig(DataConfig):
     )
     split: str = Field(
         default="1,0,0",
-        pattern=r"^\s*\d+(\.\d+)?(\s*,\s*\d+(\.\d+)?){0,2}\s*$",
+        pattern=SPLIT_PATTERN,
         description="Weights of the train, valid and test parts of the rows.",
     )
     handler: Literal[
@@ -131,6 +132,11 @@ class InstructionDataConfig(DataConfig):
         "they do, as one text.",
     )
     max_rows: PositiveInt | None = Field(default=None, description="Only the first rows are read; null: all.")
+    skip_bad_rows: bool = Field(
+        default=False,
+        description="Leaves out rows that cannot be used (not JSON, of another form, refused by the template) and counts them; "
+        "false: they are named before the run begins, and end it.",
+    )
 
 
 class IndexedDataLoader(Section):

@@ -11,7 +11,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from mindllm.config.checks import check_run
-from mindllm.config.document import Document, Problem, closest_origin, merge
+from mindllm.config.dataset import IndexedDataLoader
+from mindllm.config.document import Document, Problem, child, closest_origin, merge
 from mindllm.config.mindformers.convert import Conversion, convert
 from mindllm.config.mindformers.recognise import is_mindformers
 from mindllm.config.overrides import Overrides, override_document
@@ -69,7 +70,7 @@ def render_config(config: RunConfig) -> str:
 def _build(document: Document, overrides: Overrides, source: Path | None) -> RunConfig:
     changes = override_document(overrides, document, RunConfig)
     rename(changes)
-    document = merge(document, changes)
+    document = merge(_with_type(document), changes)
     fill_from_pretrained(document)
     try:
         config = RunConfig.model_validate(document.data)
@@ -106,7 +107,15 @@ def _with_base(document: Document, path: Path, readers: tuple[Path, ...]) -> Doc
         raise UserError(f"{origin}: {BASE}: {base} is based on this file in turn")
     if not base_path.is_file():
         raise UserError(f"{origin}: {BASE}: no such file: {base_path}{_similar(base_path)}")
-    return merge(_with_base(read_file(base_path), base_path, (*readers, path)), document)
+    return merge(_with_type(_with_base(read_file(base_path), base_path, (*readers, path))), document)
+
+
+def _with_type(base: Document) -> Document:
+    """``base`` with the type its data loader has by default, so that another type over it starts the section afresh."""
+    loader = child(base.data.get("train_dataset"), "data_loader")
+    if isinstance(loader, dict):
+        loader.setdefault("type", IndexedDataLoader.model_fields["type"].default)
+    return base
 
 
 def _text(path: Path) -> str:

@@ -8,10 +8,11 @@ from types import NoneType
 from typing import Any
 
 from mindllm.config.document import Document, KeyPath, Origin, Problem, child
-from mindllm.config.schema import fields_at, scalar_types
+from mindllm.config.schema import default_list, fields_at, scalar_types
 from mindllm.config.section import Section
 from mindllm.config.yaml_tree import read_value
 from mindllm.errors import UserError
+from mindllm.json_text import half_surrogate
 
 Overrides = Sequence[str] | Mapping[str, Any]
 
@@ -21,6 +22,9 @@ def override_document(overrides: Overrides, base: Document, root: type[Section])
     document = Document()
     for key, value, option in _pairs(overrides):
         origin = Origin(option=option)
+        name, inside, _ = key.partition(".")
+        if inside and name not in base.data and (entries := default_list(root, name)):
+            base.data[name] = entries  # what the option changes is an entry of the default
         path, problem = _resolve(key, base.data, origin)
         if problem:
             document.problems.append(problem)
@@ -50,6 +54,8 @@ def _pairs(overrides: Overrides) -> list[tuple[str, Any, str]]:
     waiting = list(overrides)
     while waiting:
         option = waiting.pop(0)
+        if any(map(half_surrogate, [option, *waiting[:1]])):
+            raise UserError(f"{option}: holds bytes that are not UTF-8")
         name, equals, value = option.removeprefix("--").partition("=")
         if not option.startswith("--") or not name:
             raise UserError(f"{option}: not an option; write --section.key=value")

@@ -8,11 +8,15 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from mindllm.config.dataset import SPLIT_PATTERN
 from mindllm.config.document import Document, KeyPath, Problem, child, closest_origin
 from mindllm.config.mindformers.tables import instead_of
-from mindllm.config.schema import fields_of, kind_of, places_of, sections_at
+from mindllm.config.runtime import DEVICE_MEMORY_PATTERN
+from mindllm.config.schema import fields_of, kind_of, kinds_with, places_of, sections_at
 from mindllm.config.section import Section
+from mindllm.config.yaml_tree import LONGEST_VALUE
 from mindllm.errors import nearest
+from mindllm.files import SIZE_PATTERN
 
 EXPECTED = {
     "int_type": "an integer",
@@ -34,10 +38,22 @@ EXPECTED = {
     "too_long": "a list of at most {max_length}",
     "too_short": "a list of at least {min_length}",
     "literal_error": "{expected}",
-    "string_pattern_mismatch": "text of the form {pattern}",
+    "string_pattern_mismatch": "{form}",
+    "string_too_short": "text of at least {min_length} characters",
+    "string_too_long": "text of at most {max_length} characters",
+    "float_parsing": "a number",
+    "bool_parsing": "true or false",
+    "int_parsing_size": "an integer that a machine computes with",
+    "list_type": "a list",
+    "mapping_type": "a mapping",
+    "is_instance_of": "of type {class}",
+}
+FORMS = {
+    SIZE_PATTERN: "a size such as 5GB or 500MB",
+    DEVICE_MEMORY_PATTERN: "a size such as 58GB",
+    SPLIT_PATTERN: "one to three weights such as 949,50,1",
 }
 FOLLOWS_FROM_ANOTHER = "default_factory_not_called"
-LONGEST_VALUE = 60
 
 
 def schema_problems(
@@ -89,10 +105,29 @@ def _message(path: KeyPath, details: list[Any], data: Any, root: type[Section]) 
     if kinds & {"union_tag_invalid", "union_tag_not_found"}:
         return _wrong_type(path, details[0], root)
     if all(kind in EXPECTED for kind in kinds):
-        wanted = dict.fromkeys(EXPECTED[detail["type"]].format(**detail.get("ctx", {})) for detail in details)
+        wanted = dict.fromkeys(_expected(detail) for detail in details)
         return f"must be {' or '.join(wanted)} (value {shown(value)}){_nearest_literal(details, value)}"
-    message = details[0]["msg"].removeprefix("Value error, ")
+    return plain_message(details[0])
+
+
+def plain_message(detail: Any) -> str:
+    """One of pydantic's errors as a sentence about the value, without the name of the key."""
+    value = detail["input"]
+    if detail["type"] == "missing":
+        return "this key is required"
+    if detail["type"] == "extra_forbidden":
+        return f"unknown key (value {shown(value)})"
+    if detail["type"] in EXPECTED:
+        return f"must be {_expected(detail)} (value {shown(value)})"
+    message = detail["msg"].removeprefix("Value error, ")
     return message if isinstance(value, dict) else f"{message} (value {shown(value)})"
+
+
+def _expected(detail: Any) -> str:
+    context = dict(detail.get("ctx", {}))
+    if pattern := context.get("pattern"):
+        context["form"] = FORMS.get(pattern, f"text of the form {pattern}")
+    return EXPECTED[detail["type"]].format(**context)
 
 
 def _nearest_literal(details: Iterable[Any], value: Any) -> str:
@@ -118,7 +153,7 @@ def _wrong_type(path: KeyPath, detail: Any, root: type[Section]) -> str:
 def unknown_key(path: KeyPath, value: Any, data: Any, root: type[Section]) -> str:
     """Says where a misplaced key lives, or which key was meant."""
     key = str(path[-1])
-    alternatives = [kind_of(section) for section in sections_at(root, path[:-1]) if key in fields_of(section)]
+    alternatives = kinds_with(root, path[:-1], key)
     if alternatives:
         return f"not used by this type (value {shown(value)}); it is a key of {', '.join(alternatives)}"
     elsewhere = instead_of(path)

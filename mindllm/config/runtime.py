@@ -9,6 +9,8 @@ from pydantic import Field
 from mindllm.config.section import DType, PositiveInt, Section
 from mindllm.files import SIZE_PATTERN
 
+DEVICE_MEMORY_PATTERN = r"^\d+(\.\d+)?GB$"
+
 
 class TrainerConfig(Section):
     """Section ``trainer``."""
@@ -77,7 +79,9 @@ class ContextConfig(Section):
     device_target: Literal["CPU", "Ascend"] = Field(default="CPU", description="Device that executes the graph.")
     device_id: int = Field(default=0, ge=0, description="Device of this process.")
     max_device_memory: str = Field(
-        default="58GB", pattern=r"^\d+(\.\d+)?GB$", description="Largest device memory MindSpore may take, as `58GB`."
+        default="58GB",
+        pattern=DEVICE_MEMORY_PATTERN,
+        description="Largest device memory MindSpore may take, as `58GB`.",
     )
     lockstep_step_seconds: PositiveInt = Field(
         default=300,

@@ -60,6 +60,31 @@ def sections_at(root: type[Section], path: KeyPath, data: Any = None) -> list[ty
     return sections
 
 
+def kinds_with(root: type[Section], path: KeyPath, key: str) -> list[str]:
+    """The values of ``type``, of the sections at ``path`` or of those around them, under which ``key`` is a key there."""
+    found: dict[str, None] = {}
+    for section in sections_at(root, path):
+        if key not in fields_of(section):
+            continue
+        around = [] if "type" in fields_of(section) else sections_at(root, path[:-1])
+        holders = [
+            holder
+            for holder in around
+            if "type" in fields_of(holder) and section in sections_in(fields_of(holder)[str(path[-1])].annotation)
+        ]
+        found |= dict.fromkeys(map(kind_of, holders or [section]))
+    return list(found)
+
+
+def default_list(root: type[Section], key: str) -> list[dict[str, Any]] | None:
+    """The entries, as YAML has them, of a list of sections that has a default; None for other keys."""
+    info = fields_of(root).get(key)
+    entries = info.default if info is not None else None
+    if not isinstance(entries, tuple) or not all(isinstance(entry, Section) for entry in entries):
+        return None
+    return [entry.model_dump(by_alias=True, exclude_unset=True) for entry in entries]
+
+
 def fields_at(root: type[Section], path: KeyPath, data: Any = None) -> list[FieldInfo]:
     """The fields that may stand at ``path``: several only where the section has alternatives."""
     found = [fields_of(section) for section in sections_at(root, path[:-1], data)]

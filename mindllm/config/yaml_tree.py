@@ -9,8 +9,15 @@ import yaml
 
 from mindllm.config.document import Document, KeyPath, Origin, Problem
 from mindllm.errors import UserError
+from mindllm.json_text import half_surrogate
 
+TAGS = {
+    f"tag:yaml.org,2002:{tag}": name
+    for tag, name in {"int": "integer a machine computes with", "float": "number", "bool": "true or false"}.items()
+}
+LONGEST_VALUE = 60
 MAPPING, SEQUENCE = "tag:yaml.org,2002:map", "tag:yaml.org,2002:seq"
+DEEPEST = 50  # levels
 LARGEST_TREE = 100_000  # values; aliases of aliases can describe more than a memory holds
 
 
@@ -21,6 +28,13 @@ class PlainLoader(yaml.SafeLoader):
         first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith(":timestamp")]
         for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
+
+    def save_possible_simple_key(self) -> None:
+        """Called for every entry: refuses a nesting that would take PyYAML minutes before it gives up."""
+        if self.flow_level + len(self.indents) > DEEPEST:
+            mark = self.get_mark()
+            raise yaml.scanner.ScannerError(None, None, f"nested more than {DEEPEST} levels deep", mark)
+        super().save_possible_simple_key()
 
 
 class PlainDumper(yaml.SafeDumper):
@@ -77,6 +91,10 @@ def _syntax_message(error: yaml.YAMLError, origin) -> str:
     return f"{where}: not valid YAML: {reason}{f', {context}' if context else ''}{column}"
 
 
+def _cut(text: str) -> str:
+    return text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}..."
+
+
 class _Reader:
     """Turns composed nodes into plain values and notes where each one stands."""
 
@@ -105,11 +123,15 @@ class _Reader:
             self.open.discard(id(node))
 
     def _scalar(self, node: yaml.ScalarNode) -> Any:
+        if "\0" in node.value or half_surrogate(node.value):
+            raise yaml.constructor.ConstructorError(
+                None, None, "a text with a null character or half of a surrogate pair", node.start_mark
+            )
         try:
             return self.loader.construct_object(node)
         except (ValueError, KeyError):  # an explicit tag that the text does not fit, as in `!!int x`
             raise yaml.constructor.ConstructorError(
-                None, None, f"'{node.value}' is no {node.tag}", node.start_mark
+                None, None, f"'{_cut(node.value)}' is no {TAGS.get(node.tag, node.tag)}", node.start_mark
             ) from None
 
     def _entry(self, node: yaml.Node, path: KeyPath) -> Any:

@@ -14,6 +14,7 @@ from mindllm.data.conversations import conversation_of
 from mindllm.data.records import RecordTable, record_files
 from mindllm.data.rows import Row
 from mindllm.data.tokenizer import Tokenizer, is_cuttable
+from mindllm.errors import UserError
 
 logger = logging.getLogger(__name__)
 
@@ -72,6 +73,14 @@ class InstructionRows:
         """Returns the text of row ``number``; raises UserError naming it where it is no conversation."""
         place = self.table.name(number)
         return self.template.render(conversation_of(self.table[number], self.handler, place), place)
+
+    def fault(self, number: int) -> str:
+        """Why row ``number`` cannot be used, with its place; empty where it can. It is read and written out, not tokenized."""
+        try:
+            self.chat(number)
+        except UserError as error:
+            return str(error)
+        return ""
 
     def whole_row(self, number: int) -> Row:
         """Returns row ``number`` in its full length."""

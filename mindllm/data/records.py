@@ -10,7 +10,6 @@ import bz2
 import csv
 import gzip
 import io
-import json
 import lzma
 import sys
 import zlib
@@ -22,6 +21,7 @@ from typing import Any, BinaryIO, Protocol, cast
 import numpy as np
 
 from mindllm.errors import UserError
+from mindllm.json_text import parse_json
 
 Record = dict[str, Any]
 
@@ -94,11 +94,16 @@ def read_records(path: Path | str, columns: Sequence[str] = ()) -> Iterator[Reco
 def parse_record(line: bytes, place: str) -> Record:
     """Returns the JSON object of one line; ``place`` names it in errors."""
     try:
-        record = json.loads(line.decode("utf-8-sig"))
-    except ValueError as error:  # JSONDecodeError and UnicodeDecodeError
+        record = parse_json(line)
+    except ValueError as error:
         raise UserError(f"{place}: not a line of JSON ({error})") from None
+    return _object(record, place)
+
+
+def _object(record: Any, place: str) -> Record:
     if not isinstance(record, dict):
-        raise UserError(f"{place}: a record is a JSON object, not {str(record)[:40]!r}")
+        kind = {list: "a list", str: "a text", type(None): "null"}.get(type(record), str(record)[:40])
+        raise UserError(f"{place}: a record is a JSON object, not {kind}")
     return record
 
 
@@ -148,13 +153,11 @@ def _is_array(path: Path | str) -> bool:
 def _json_array(path: Path | str) -> Iterator[Record]:
     with open_bytes(path) as file:
         try:
-            records = json.load(file)
+            records = parse_json(file.read())
         except ValueError as error:
             raise UserError(f"{path}: not JSON ({error})") from None
-    for number, record in enumerate(records):
-        if not isinstance(record, dict):
-            raise UserError(f"{path}: entry {number} is not a JSON object but {str(record)[:40]!r}")
-        yield record
+    for number, record in enumerate(records, start=1):
+        yield _object(record, f"{path}: record {number}")
 
 
 class RecordFile(Protocol):
@@ -164,20 +167,24 @@ class RecordFile(Protocol):
 
     def __getitem__(self, number: int) -> Record: ...
 
+    def name(self, number: int) -> str:
+        """Names a record for people."""
+
 
 class JsonLines:
-    """A plain jsonl file of which only the places of its lines are held: 8 bytes per record."""
+    """A plain jsonl file of which only the places of its lines are held: 16 bytes per record."""
 
     def __init__(self, path: Path | str) -> None:
         self.path = path
-        starts = []
+        starts, lines = [], []
         with reading(path), open(path, "rb") as file:
             position = 0
-            for line in file:
+            for number, line in enumerate(file, start=1):
                 if line.strip():
                     starts.append(position)
+                    lines.append(number)
                 position += len(line)
-        self._starts = np.array(starts, dtype=np.int64)
+        self._starts, self._lines = np.array(starts, dtype=np.int64), np.array(lines, dtype=np.int64)
 
     def __len__(self) -> int:
         return len(self._starts)
@@ -185,7 +192,29 @@ class JsonLines:
     def __getitem__(self, number: int) -> Record:
         with reading(self.path), open(self.path, "rb") as file:
             file.seek(int(self._starts[number]))
-            return parse_record(file.readline(), f"{self.path}: record {number}")
+            return parse_record(file.readline(), self.name(number))
+
+    def name(self, number: int) -> str:
+        """The line of a record, as editors count them."""
+        return f"{self.path}:{self._lines[number]}"
+
+
+class Records:
+    """The records of a file of another kind, held in memory."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._records = list(read_records(path))
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def __getitem__(self, number: int) -> Record:
+        return self._records[number]
+
+    def name(self, number: int) -> str:
+        """The file and which of its records it is, from 1."""
+        return f"{self.path}: record {number + 1}"
 
 
 class RecordTable:
@@ -208,15 +237,15 @@ class RecordTable:
         return self._files[file][place]
 
     def name(self, number: int) -> str:
-        """Names a record for people: its file and its number there, from 0."""
+        """Names a record for people: its file, and its line or number there, from 1."""
         file, place = self._place(number)
-        return f"{self.paths[file]}: record {place}"
+        return self._files[file].name(place)
 
 
 def _by_number(path: Path) -> RecordFile:
     if kind_of(path) == "jsonl" and compression_of(path) is None:
         return JsonLines(path)
-    return list(read_records(path))
+    return Records(path)
 
 
 def record_files(paths: Sequence[str]) -> list[Path]:

@@ -110,7 +110,7 @@ class RowDataset:
 class HeldOutRows:
     """Rows for evaluation, each in a sample of its own, in order; rows past the end are padding without loss."""
 
-    def __init__(self, source: RowSource, numbers: range, seq_length: int) -> None:
+    def __init__(self, source: RowSource, numbers: Sequence[int], seq_length: int) -> None:
         self.source = source
         self.numbers = numbers
         self.seq_length = seq_length

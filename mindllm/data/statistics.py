@@ -13,31 +13,42 @@ from mindllm.errors import UserError
 CHUNK = 1 << 22  # tokens counted at a time
 
 
-def byte_count(split: CorpusSplit) -> int | None:
-    """Returns the bytes (UTF-8) of the text of ``split``.
+def byte_count(split: CorpusSplit, tokens: int | None = None) -> float | None:
+    """Returns the bytes (UTF-8) of the text of ``split``, or of its first ``tokens`` tokens; of the document that these end in,
+    its bytes in proportion.
 
     They are those noted when the corpus was made; for a corpus without notes, those of its decoded tokens without the ends of
     documents (exact when the tokenizer gives every text back, as byte-level ones do); None when it has no tokenizer either.
     """
     corpus = split.corpus
+    shares = np.ones(len(split.documents))
+    if tokens is not None and tokens < split.token_count:
+        lengths = np.maximum(1, np.diff(split.document_starts))
+        shares = np.clip((tokens - split.document_starts[:-1]) / lengths, 0, 1)
     if corpus.byte_counts is not None:
-        return int(corpus.byte_counts[split.documents.start : split.documents.stop].sum())
+        return float(corpus.byte_counts[split.documents.start : split.documents.stop] @ shares)
     if corpus.tokenizer is None:
         return None
-    total = 0
-    for document in split.documents:
-        tokens = corpus.dataset[document]
-        if len(tokens) and tokens[-1] == corpus.eod_id:
-            tokens = tokens[:-1]
-        total += len(corpus.tokenizer.decode(tokens.tolist()).encode("utf-8", errors="replace"))
+    total = 0.0
+    for document, share in zip(split.documents, shares, strict=True):
+        if not share:
+            break
+        ids = corpus.dataset[document]
+        if len(ids) and ids[-1] == corpus.eod_id:
+            ids = ids[:-1]
+        total += share * len(corpus.tokenizer.decode(ids.tolist()).encode("utf-8", errors="replace"))
     return total
 
 
-def bytes_per_token(splits: Sequence[CorpusSplit]) -> float | None:
-    """Returns bytes of text per token of all ``splits``, ends of documents being tokens of no bytes; None where unknown."""
-    totals = [byte_count(split) for split in splits]
+def bytes_per_token(splits: Sequence[CorpusSplit], tokens: Sequence[int] | None = None) -> float | None:
+    """Returns bytes of text per token of all ``splits``, or of the first ``tokens`` of each; None where they are unknown.
+
+    Ends of documents are tokens of no bytes.
+    """
+    counts = [split.token_count for split in splits] if tokens is None else tokens
+    totals = [byte_count(split, count) for split, count in zip(splits, counts, strict=True)]
     known = [total for total in totals if total is not None]
-    return sum(known) / sum(split.token_count for split in splits) if len(known) == len(totals) else None
+    return sum(known) / sum(counts) if len(known) == len(totals) else None
 
 
 def bits_per_byte(nats_per_token: float, bytes_per_token: float) -> float:

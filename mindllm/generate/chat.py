@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Iterator
 
@@ -13,6 +14,7 @@ from mindllm.generate.conversation import Encoder, Message, conversation_encoder
 from mindllm.generate.generator import Generator
 from mindllm.generate.load import load_generator, need_weights
 from mindllm.generate.terminal import describe, terminal, write
+from mindllm.json_text import half_surrogate
 
 NEW, QUIT = ("clear", "new"), ("q", "quit", "exit")
 HELP = "Write a message. clear or new: a new conversation; q, quit or exit: leave; Ctrl-C: stop an answer."
@@ -91,11 +93,17 @@ def _reserve(generator: Generator, config: RunConfig) -> None:
 def _lines() -> Iterator[str]:
     if sys.stdin.isatty():
         import readline  # noqa: F401  (line editing and history for input)
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="surrogateescape")  # a line that is no UTF-8 is told, and the next one is read
     while True:
         try:
-            yield input("> " if sys.stdin.isatty() else "")
+            line = input("> " if sys.stdin.isatty() else "")
         except EOFError:
             return
+        if half_surrogate(line):
+            terminal.print("this line is not UTF-8; write it again")
+        else:
+            yield line
 
 
 def _write_answer(conversation: Chat, text: str) -> None:
@@ -104,7 +112,7 @@ def _write_answer(conversation: Chat, text: str) -> None:
         for piece in answer:
             write(piece)
     except UserError as error:
-        terminal.print(str(error), markup=False)
+        terminal.print(str(error))
         return
     except KeyboardInterrupt:
         answer.close()  # type: ignore[attr-defined]

@@ -9,12 +9,12 @@ import ctypes
 import functools
 import hashlib
 import logging
-import os
 import platform
 import shutil
 import subprocess
 from pathlib import Path
 
+from mindllm.cache import user_cache
 from mindllm.files import atomic_path
 
 SOURCE = Path(__file__).with_name("decode.cc")
@@ -44,9 +44,9 @@ def library() -> Path | None:
 
 
 def _path() -> Path:
-    """Where this version of the kernels is kept. Raises RuntimeError without a home directory, or where it cannot be named."""
+    """Where this version of the kernels is kept. Raises RuntimeError where it cannot be named."""
     key = hashlib.sha256(SOURCE.read_bytes() + " ".join(FLAGS).encode() + _processor().encode()).hexdigest()[:16]
-    directory = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mindllm"
+    directory = user_cache()
     if ":" in str(directory):
         raise RuntimeError(f"MindSpore finds no library below a path with a colon ({directory})")
     return directory / f"decode-{key}.so"

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rich.progress import Progress
-
 from mindllm.command import interruptible
 from mindllm.config import RunConfig
+from mindllm.console import progress
 from mindllm.data import run_tokenizer
 from mindllm.data.tokenizer import Tokenizer
 from mindllm.generate.conversation import conversation_encoder
@@ -75,9 +74,9 @@ def _in_batches(
     generator: Generator, config: RunConfig, requests: Sequence[Request], prompts: Sequence[Sequence[int]]
 ) -> None:
     options, remaining = config.generation, iter(requests)
-    with open_results(config) as put, Progress(console=terminal, transient=True) as progress:
-        task = progress.add_task("continuing", total=len(requests))
+    with open_results(config) as put, progress() as bar:
+        task = bar.add_task("continuing", total=len(requests))
         for batch in generator.generate_in_batches(prompts, options, config.predict_batch_size, config.seed):
             for start in range(0, len(batch), options.num_return_sequences):
                 put(next(remaining), batch[start : start + options.num_return_sequences])
-                progress.advance(task)
+                bar.advance(task)

@@ -11,6 +11,7 @@ from typing import Any
 from mindllm.config import RunConfig
 from mindllm.errors import UserError, nearest
 from mindllm.generate.conversation import ROLES, Message
+from mindllm.json_text import half_surrogate, parse_json
 
 FORMS = '{"prompt": "..."} or {"messages": [{"role": "user", "content": "..."}]}'
 
@@ -39,6 +40,8 @@ def read_requests(config: RunConfig) -> list[Request]:
         requests = list(_read_lines(Path(value), _plain))
     else:
         requests = [_plain(text) for text in ([value] if isinstance(value, str) else value)]
+        if any(half_surrogate(request.prompt) for request in requests):
+            raise config.error("input_data", "holds bytes that are not UTF-8; write the prompt in UTF-8")
     if not requests:
         raise config.error("input_data", "holds no prompt: give at least one")
     return requests
@@ -57,8 +60,11 @@ def is_json_lines(config: RunConfig) -> bool:
 def _read_lines(path: Path, parse: Callable[[str], Request]) -> Iterator[Request]:
     try:
         text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: cannot be read as UTF-8 text ({error})") from error
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from error
+    except UnicodeDecodeError as error:
+        place = error.object[: error.start].count(b"\n") + 1
+        raise UserError(f"{path}:{place}: not UTF-8 text (byte {error.object[error.start]:#04x})") from error
     for number, line in enumerate(text.split("\n"), start=1):
         if line.strip():
             try:
@@ -74,8 +80,8 @@ def _plain(text: str) -> Request:
 def _parse(line: str) -> Request:
     """A line of a JSON Lines file. Raises ValueError that says what is wrong with it."""
     try:
-        fields = json.loads(line)
-    except json.JSONDecodeError as error:
+        fields = parse_json(line)
+    except ValueError as error:
         raise ValueError(f"not JSON ({error}); write {FORMS}") from error
     if not isinstance(fields, dict) or ("prompt" in fields) == ("messages" in fields):
         raise ValueError(f"neither a prompt nor a conversation; write {FORMS}")

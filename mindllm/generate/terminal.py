@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import sys
 
-from rich.console import Console
-
+from mindllm.console import error_console as terminal
+from mindllm.console import visible
 from mindllm.generate.generator import Speed
 
-terminal = Console(stderr=True, highlight=False, soft_wrap=True)
+__all__ = ["describe", "terminal", "write"]
 
 
 def write(text: str) -> None:
-    """Writes to standard output, at once."""
-    sys.stdout.write(text)
+    """Writes to standard output, at once; a terminal is shown control characters instead of obeying them."""
+    sys.stdout.write(visible(text) if sys.stdout.isatty() else text)
     sys.stdout.flush()
 
 

@@ -10,7 +10,8 @@ import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from mindllm.command import CommandParser, error_console, run_command
+from mindllm.command import CommandParser, output_directory, run_command
+from mindllm.console import error_console
 from mindllm.errors import UserError
 from mindllm.launch.agent import Agent
 from mindllm.launch.job import HOST, JOB, CrashedAtStart, Job, JobFailed, JobStopped
@@ -45,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="port of node 0 on which they find each other; with several nodes the one after it is used, too, and the default is "
         f"{SEVERAL_NODES_PORT} (one node: a free one)",
     )
-    parser.add_argument("--log_dir", type=Path, default=Path("output/msrun_log"), help="default: %(default)s")
+    parser.add_argument("--log_dir", type=output_directory, default="output/msrun_log", help="default: %(default)s")
     parser.add_argument(
         "--timeout", type=int, default=7200, help="seconds after which they give up finding each other (default: 7200)"
     )
@@ -97,7 +98,7 @@ def supervise(command: Sequence[str], options: argparse.Namespace, desk: Desk | 
             if isinstance(failure, JobStopped) or failure.exit_code == UserError.exit_code:
                 raise
             told = f"{failure}\nrestart {restart} of {options.restart}: going on from the last good checkpoint"
-            error_console.print(told, markup=False, emoji=False)
+            error_console.print(told)
     return start_job(command, options, variables, desk)
 
 
@@ -109,7 +110,7 @@ def start_job(
         try:
             return run_job(command, options, variables, desk)
         except CrashedAtStart as crash:
-            error_console.print(f"{crash}\nstarting the ranks again", markup=False, emoji=False)
+            error_console.print(f"{crash}\nstarting the ranks again")
     return run_job(command, options, variables, desk)
 
 

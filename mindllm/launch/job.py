@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import os
 import selectors
 import signal
@@ -15,6 +16,7 @@ from types import FrameType
 from typing import IO
 
 from mindllm.command import INTERRUPTED
+from mindllm.console import visible
 from mindllm.errors import RunFailed
 from mindllm.launch.heartbeat import (
     DIRECTORY,
@@ -97,6 +99,7 @@ class Job:
         self.scheduler: JobProcess | None = None
         self.stopped_by: int | None = None
         self.first_end: float | None = None
+        self.decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
         self.next_look = 0.0
         self.shown: IO[bytes] | None = None
         self.selector = selectors.DefaultSelector()
@@ -183,9 +186,12 @@ class Job:
                 self._hand_on()
 
     def _show(self) -> None:
-        """Prints what rank 0 has written since."""
+        """Prints what rank 0 has written since; a terminal is shown control characters instead of obeying them."""
         assert self.shown is not None
-        sys.stdout.buffer.write(self.shown.read())
+        written = self.shown.read()
+        if sys.stdout.isatty():
+            written = visible(self.decoder.decode(written)).encode()
+        sys.stdout.buffer.write(written)
         sys.stdout.buffer.flush()
 
     def _check(self) -> None:

@@ -96,8 +96,9 @@ def build_parallel_model(config: RunConfig) -> ParallelModel:
 
 def _announced_plan(config: RunConfig) -> LayerPlan:
     plan = make_plan(config)
+    is_plain = not any(layer.recompute or layer.patterns for layer in plan.layers) and plan.stages == 1
     for line in plan_lines(plan):
-        logger.info(line)
+        logger.log(logging.DEBUG if is_plain else logging.INFO, line)
     return plan
 
 

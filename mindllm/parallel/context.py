@@ -8,6 +8,7 @@ from typing import Any
 import mindspore as ms
 
 from mindllm.config import RunConfig
+from mindllm.config.check_parallel import wrong_number_of_devices
 from mindllm.parallel.layout import mesh_of
 
 INPUT_COLUMNS = 3  # input_ids, labels, loss_mask
@@ -26,7 +27,9 @@ def set_parallel_context(config: RunConfig, rank: int) -> None:
 
 
 def check_context(config: RunConfig) -> None:
-    """Refuses what the steps of this library do not compute."""
+    """Refuses what the steps of this library do not compute, and numbers of devices that the compiler does not take."""
+    if message := wrong_number_of_devices(config):
+        raise config.error("parallel_config.data_parallel", message)
     if config.parallel.parallel_mode == 0:
         advice = "write semi_auto_parallel: with model_parallel and pipeline_stage 1 it is data parallelism"
         raise config.error(

@@ -6,7 +6,6 @@ another form is read by ``read_problem``.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
@@ -14,8 +13,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from mindllm.config.problems import plain_message
 from mindllm.config.yaml_tree import read_yaml
 from mindllm.errors import UserError
+from mindllm.json_text import parse_json
 
 Schedule = Literal["1f1b", "less_memory", "gpipe", "zb1p", "zb2p", "zb"]
 """``1f1b`` is interleaved 1F1B when there are several chunks; ``less_memory`` is the interleaved schedule with the warm-up of one
@@ -26,7 +27,7 @@ SHOWN = 40  # digits of an integer in a message
 MOST_LAYERS = 4096
 MOST_PASSES = {False: 2**20, True: 2**17}
 """Forward passes of a step that are simulated; where the order of operations is searched, fewer."""
-Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Amount = Annotated[float, Field(ge=0, le=1e15, allow_inf_nan=False)]  # sums of them stay exact enough to compare
 PerStage = Amount | tuple[Amount, ...]
 
 
@@ -152,6 +153,10 @@ class Problem(Model):
                 f"stages x chunks x micro_batches is {passes:,}: at most {most:,} passes of schedule {self.schedule} "
                 "are simulated; give fewer micro-batches"
             )
+        if not any(layer.forward or any(kind.backward for kind in layer.kinds.values()) for layer in self.layers):
+            raise ValueError(
+                "layers: all times are 0; a plan balances time, so some layer needs a forward or backward time"
+            )
         names = [layer.name for layer in self.layers]
         if len(set(names)) != len(names):
             raise ValueError(f"layers: names must differ, not {names}")
@@ -218,9 +223,7 @@ def make_problem(fields: Mapping[str, Any], source: str) -> Problem:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"] if not str(part).startswith(("constrained", "tuple[")))
-        message = first["msg"].removeprefix("Value error, ")
-        given = "" if isinstance(first["input"], dict | list) else f" (is {shortened(first['input'])})"
-        raise UserError(f"{source}: {where + ': ' if where else ''}{message}{given}") from None
+        raise UserError(f"{source}: {where + ': ' if where else ''}{plain_message(first)}") from None
 
 
 def shortened(value: Any) -> str:
@@ -234,13 +237,11 @@ def shortened(value: Any) -> str:
 def read_json(path: Path) -> Any:
     """The content of a JSON file; a UserError names the line that is none."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return parse_json(path.read_bytes())
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:
         raise UserError(f"{path}: is not JSON: {error}") from None
-    except ValueError:  # Python does not convert integers of more than 4,300 digits
-        raise UserError(f"{path}: holds an integer of thousands of digits; write a number that fits 64 bits") from None
 
 
 def read_mapping(path: Path) -> Mapping:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mindllm.errors import UserError
+from mindllm.errors import CheckFailed, UserError
 from mindllm.planning.deadline import OutOfTime
 from mindllm.planning.one_chunk.planner import solve_one_chunk
 from mindllm.planning.plan import Evaluation, Plan, evaluate, even_counts, orders_of
@@ -43,7 +43,7 @@ class Solution:
         return self.best.step_time / self.lower_bound - 1 if self.lower_bound else None
 
 
-class Infeasible(UserError):
+class Infeasible(CheckFailed):
     """No plan fits the memory."""
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from rich.console import Console
-
 from mindllm.config import RunConfig
+from mindllm.console import error_console
 from mindllm.parallel.layout import mesh_of
 from mindllm.train.device import connect, select_device
 from mindllm.train.engine import Engine
@@ -57,5 +56,5 @@ def make_engine(config: RunConfig, execution: Execution, training: bool = True) 
         return ClusterRankEngine(config, execution.ranks, training)
     from mindllm.compiled.execute.engine import LockstepEngine
 
-    with Console(stderr=True).status(f"compiling {mesh_of(config).devices} ranks") as status:
+    with error_console.status(f"compiling {mesh_of(config).devices} ranks") as status:
         return LockstepEngine(config, training, status.update)

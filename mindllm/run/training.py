@@ -6,12 +6,10 @@ import logging
 import signal
 from pathlib import Path
 
-from rich.console import Console
-from rich.table import Table
-
 from mindllm.command import INTERRUPTED
 from mindllm.config import RunConfig, render_config
 from mindllm.config.callbacks import CheckpointMonitorConfig
+from mindllm.console import output
 from mindllm.errors import RunFailed
 from mindllm.files import atomic_open
 from mindllm.launch.heartbeat import heart
@@ -19,6 +17,7 @@ from mindllm.logs import set_up_logging
 from mindllm.run.engines import evaluation_rows, make_engine, set_up_execution, share_of
 from mindllm.run.export import export
 from mindllm.run.simulated import one_step_unless_said
+from mindllm.tables import pairs
 from mindllm.train.begun import begin, checkpoint_to_resume
 from mindllm.train.callbacks import make_callbacks
 from mindllm.train.checkpoint import CheckpointStore, Peers
@@ -149,7 +148,4 @@ def _announce(state: RunState, execution: Execution) -> None:
 
 
 def _report(results: dict[str, str]) -> None:
-    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-    for name, value in results.items():
-        table.add_row(f"[bold]{name}[/]", value)
-    Console(soft_wrap=True, highlight=False).print(table)
+    output.print(pairs(results.items()))

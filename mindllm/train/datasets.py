@@ -28,8 +28,8 @@ class Text(Protocol):
     def unigram_loss(self, split: str) -> float | None:
         """Loss of predicting the part's tokens from their frequencies, nats per token; None where that says nothing."""
 
-    def bytes_per_token(self, split: str) -> float | None:
-        """Bytes of text per token of the part; None where unknown."""
+    def bytes_per_token(self, split: str, samples: int) -> float | None:
+        """Bytes of text per token of the first ``samples`` held-out samples of the part; None where unknown."""
 
 
 class RunData:
@@ -94,5 +94,6 @@ class RunData:
             rank_count=self.share.count,
             vocab_size=self.model.vocab_size,
         )
-        baseline, width = self.text.unigram_loss(section.split), self.text.bytes_per_token(section.split)
+        baseline = self.text.unigram_loss(section.split)
+        width = self.text.bytes_per_token(section.split, len(stream) * rows)
         return Evaluator(stream, baseline, width, progress)

@@ -6,8 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rich.progress import track
-
+from mindllm.console import track
 from mindllm.data import EvaluationStream, bits_per_byte
 from mindllm.launch.heartbeat import heart
 
@@ -58,7 +57,7 @@ class Evaluator:
     def run(self, engine: Engine) -> EvaluationResult:
         total, tokens = 0.0, 0.0
         steps = range(len(self.stream))
-        for index in track(steps, "evaluating", transient=True) if self.progress else steps:
+        for index in track(steps, "evaluating", shown=self.progress):
             heart.beat("evaluation")
             loss, count = engine.evaluate(self.stream.batch(index))
             total, tokens = total + loss, tokens + count

@@ -51,9 +51,14 @@ class IndexedText:
         """Of the part of all corpora, by the frequencies in the train parts."""
         return unigram_loss(self._splits("train"), self._splits(split), self.model.vocab_size)
 
-    def bytes_per_token(self, split: str) -> float | None:
-        """Of the part of all corpora."""
-        return bytes_per_token(self._splits(split))
+    def bytes_per_token(self, split: str, samples: int) -> float | None:
+        """Of what the first ``samples`` held-out samples of the part of all corpora predict."""
+        splits, counts = self._splits(split), []
+        for part in splits:
+            length = HeldOutDataset(part, self.model.seq_length, self._options(part.corpus)).sample_count
+            counts.append(min(part.token_count, min(samples, length) * self.model.seq_length))
+            samples -= min(samples, length)
+        return bytes_per_token(splits, counts)
 
     def _splits(self, name: str) -> list[CorpusSplit]:
         return [corpus.split(name, self.section.split) for corpus in self.corpora]

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 
 import numpy as np
-from rich.progress import track
 
-from mindllm.command import error_console
 from mindllm.config import RunConfig
 from mindllm.config.dataset import DataConfig, InstructionDataConfig, RowsDataConfig
+from mindllm.console import error_console, track
 from mindllm.data import (
     HeldOutRows,
     InstructionRows,
@@ -23,9 +23,12 @@ from mindllm.data import (
     split_ranges,
 )
 from mindllm.data.instruction import RowCounts
+from mindllm.errors import UserError
 
 logger = logging.getLogger(__name__)
 ROWS_WORTH_A_BAR = 2000
+NAMED = 3  # bad rows, of all that are counted
+LOADER = "train_dataset.data_loader.config"
 
 
 class RowText:
@@ -53,22 +56,26 @@ class RowText:
             )
         return rows
 
+    def usable(self, split: str) -> np.ndarray:
+        """Returns the numbers, int64 [n], of the rows of a part that samples are made of; errors as ``numbers``."""
+        rows = self.numbers(split)
+        return np.arange(rows.start, rows.stop)
+
     def train_dataset(self) -> RowDataset:
         """Rows of the train part, each in a sample of its own."""
-        rows = self.numbers("train")
-        return self._dataset(Packs.single(np.arange(rows.start, rows.stop)), packed=False)
+        return self._dataset(Packs.single(self.usable("train")), packed=False)
 
     def _dataset(self, packs: Packs, packed: bool) -> RowDataset:
         return RowDataset(self.source, packs, self.seq_length, self.config.seed, packed=packed)
 
     def held_out(self, split: str) -> HeldOutRows:
         """Rows of another part, in order."""
-        return HeldOutRows(self.source, self.numbers(split), self.seq_length)
+        return HeldOutRows(self.source, self.usable(split).tolist(), self.seq_length)
 
     def unigram_loss(self, split: str) -> None:
         """Unknown."""
 
-    def bytes_per_token(self, split: str) -> None:
+    def bytes_per_token(self, split: str, samples: int) -> None:
         """Unknown."""
 
 
@@ -93,23 +100,45 @@ class InstructionText(RowText):
             chat_template=section.chat_template,
         )
         super().__init__(config, section, rows)
-        self.packing = section.packing
+        self.packing, self.skip_bad_rows = section.packing, section.skip_bad_rows
+        self._usable: dict[str, np.ndarray] = {}
+
+    def usable(self, split: str) -> np.ndarray:
+        """The rows of a part that are conversations. All are read once before the run begins, or a bad one would end it later.
+
+        Raises:
+            UserError: some are none and ``skip_bad_rows`` is false, or all are none.
+        """
+        if split not in self._usable:
+            rows = self.numbers(split)
+            faults = {
+                number: fault for number in _watched(rows, "checking rows") if (fault := self.source.fault(number))
+            }
+            self._refuse_or_tell(split, len(rows), list(faults.values()))
+            self._usable[split] = np.array([number for number in rows if number not in faults], dtype=np.int64)
+        return self._usable[split]
+
+    def _refuse_or_tell(self, split: str, count: int, faults: Sequence[str]) -> None:
+        if not faults:
+            return
+        some = "\n".join([*faults[:NAMED], *(["…"] if len(faults) > NAMED else [])])
+        if self.skip_bad_rows and len(faults) < count:
+            logger.warning("%d of %d rows of %s cannot be used and are left out:\n%s", len(faults), count, split, some)
+            return
+        advice = "" if len(faults) == count else f"; mend them, or write {LOADER}.skip_bad_rows: true"
+        raise UserError(f"{len(faults)} of {count} rows of {split} cannot be used{advice}\n{some}")
 
     @cached_property
     def counts(self) -> RowCounts:
         """What the rows of the train part come to."""
-        rows = self.numbers("train")
-        shown = error_console.is_terminal and len(rows) > ROWS_WORTH_A_BAR
-        return self.source.count(
-            track(rows, "measuring rows", console=error_console, disable=not shown, transient=True)
-        )
+        return self.source.count(_watched(self.usable("train").tolist(), "measuring rows"))
 
     def train_dataset(self) -> RowDataset:
         """Rows of the train part, packed if the section says so; rows from which nothing is learnt are left out of packs."""
         if not self.packing:
             return super().train_dataset()
         logger.info(self.counts.describe(self.seq_length))
-        rows = self.numbers("train")
+        rows = self.usable("train")
         useful = np.flatnonzero(self.counts.places)
         if not len(useful):
             raise self.config.error(
@@ -120,4 +149,9 @@ class InstructionText(RowText):
         logger.info(
             "%d rows packed into %d samples of %d, %.1f%% full", len(useful), len(groups), self.seq_length, 100 * full
         )
-        return self._dataset(Packs.of([rows.start + useful[group] for group in groups]), packed=self.packing is True)
+        return self._dataset(Packs.of([rows[useful[group]] for group in groups]), packed=self.packing is True)
+
+
+def _watched(rows: Sequence[int], doing: str) -> Iterable[int]:
+    """``rows`` with a bar where there are many and somebody looks."""
+    return track(rows, doing, shown=error_console.is_terminal and len(rows) > ROWS_WORTH_A_BAR)

@@ -68,6 +68,18 @@ def test_bytes_of_a_split_noted_and_decoded_agree(tmp_path):
     assert bytes_per_token([Corpus(tmp_path / "a").split("train")]) is None
 
 
+def test_bytes_of_the_beginning_of_a_split_are_those_of_its_documents(tmp_path):
+    """What ``max_batches`` evaluates: whole documents, and of the one that is cut its bytes in proportion."""
+    tokenizer = byte_tokenizer()
+    split = write_texts(tmp_path / "a", ["ascii text", "größer üben", "x" * 20], tokenizer).split("train", "1")
+    first = int(split.document_starts[1])
+    assert byte_count(split, first) == len("ascii text")
+    assert byte_count(split, split.token_count) == byte_count(split)
+    half = byte_count(split, first + (int(split.document_starts[2]) - first) // 2)
+    assert len("ascii text") < half < len("ascii text") + len("größer üben".encode())
+    assert bytes_per_token([split], [first]) == len("ascii text") / first
+
+
 def test_bits_per_byte_of_a_uniform_model_over_bytes_is_eight():
     assert bits_per_byte(math.log(256), 1.0) == pytest.approx(8.0)
 

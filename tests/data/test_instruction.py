@@ -160,7 +160,7 @@ def test_sentencepiece_conversations(tmp_path):
 
 def test_a_template_that_writes_turns_differently_is_refused_and_one_turn_is_not(directory):
     rows = rows_of(directory, [{"messages": CHAT}, {"messages": CHAT[:2]}], FORGETFUL)
-    with pytest.raises(UserError, match=r"record 0: .*writes turn 1 differently.*{% generation %}"):
+    with pytest.raises(UserError, match=r":1: .*writes turn 1 differently.*{% generation %}"):
         rows.whole_row(0)
     assert trained_text(rows, 1)[0] == "It is 4."
 
@@ -254,7 +254,7 @@ def test_long_rows_are_cut_told_and_counted(directory, caplog):
     assert np.array_equal(long.trained, whole.trained[:61])
     assert not lost.trained.any()
     assert len(caplog.records) == 1
-    assert "rows.jsonl: record 1 has" in caplog.text
+    assert "rows.jsonl:2 has" in caplog.text
     counts = rows.count(range(3))
     assert (counts.truncated, counts.without_loss) == (2, 1)
     assert counts.places.tolist() == [short.places, 60, 0]

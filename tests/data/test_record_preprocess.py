@@ -169,11 +169,11 @@ def test_resuming_at_every_piece_gives_the_same_bytes(tokenizer, tmp_path, monke
 @pytest.mark.parametrize(
     ("name", "content", "says"),
     [
-        ("a.jsonl", b'{"txt": "x"}\n', r"record 0: has no key 'text'; did you mean 'txt'"),
-        ("a.jsonl", b'{"text": 5}\n', "record 0: holds '5' where a text should be"),
+        ("a.jsonl", b'{"txt": "x"}\n', r"record 1: has no key 'text'; did you mean 'txt'"),
+        ("a.jsonl", b'{"text": 5}\n', "record 1: holds 5 where a text should be"),
         ("a.jsonl", b"[1]\n", r"a\.jsonl:1: a record is a JSON object"),
         ("a.jsonl", b'{"text": "caf\xe9"}\n', r"a\.jsonl:1: not a line of JSON"),
-        ("a.json", b"[1, 2]", "entry 0 is not a JSON object"),
+        ("a.json", b"[1, 2]", "record 1: a record is a JSON object, not 1"),
         ("a.json", b"[{}, ", "not JSON"),
         ("a.csv", b"text,b\nx\n", r"a\.csv:2: the header names 2 columns"),
         ("a.jsonl.gz", gzip.compress(jsonl())[:-20], r"a\.jsonl\.gz: damaged"),

@@ -96,8 +96,8 @@ def test_the_viewer_shows_what_is_trained(conversations, capsys):
 @pytest.mark.parametrize(
     ("row", "says"),
     [
-        ('{"instruction": "q"}', "rows.jsonl: record 40: of no known form (keys: instruction)"),
-        ('{"instruction": "q", "output": ', "rows.jsonl: record 40: not a line of JSON"),
+        ('{"instruction": "q"}', "rows.jsonl:41: of no known form (keys: instruction)"),
+        ('{"instruction": "q", "output": ', "rows.jsonl:41: not a line of JSON"),
     ],
 )
 @pytest.mark.parametrize("packing", [True, False])

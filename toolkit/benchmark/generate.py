@@ -13,16 +13,13 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.progress import track
-from rich.table import Table
-
-from mindllm.command import CommandParser, run_command
+from mindllm.command import CommandParser, output_file, run_command
+from mindllm.console import output, track
 from mindllm.errors import UserError
 from mindllm.files import atomic_open
+from mindllm.tables import Table, texts
 from toolkit.benchmark.generate_worker import HEAD_DIM, SIDES
 from toolkit.benchmark.report import write_markdown
 from toolkit.benchmark.side import Side, spread
@@ -36,12 +33,12 @@ WORKER = "toolkit.benchmark.generate_worker"
 COLUMNS = ("batch", "mindllm tokens/s", "transformers tokens/s", "ratio", "first call s")
 
 
-def measure(sizes: Mapping[str, Any], rounds: int, console: Console) -> dict[str, Any]:
+def measure(sizes: Mapping[str, Any], rounds: int) -> dict[str, Any]:
     """Runs ``rounds`` rounds of each side in turns after a first one; returns speeds and their ratio per round."""
     answers: dict[str, list[dict[str, Any]]] = {name: [] for name in SIDES}
     with tempfile.TemporaryDirectory() as directory, ExitStack() as stack:
         sides = [stack.enter_context(Side(WORKER, name, sizes, directory)) for name in SIDES]
-        for _ in track(range(rounds + 1), f"batch {sizes['batch']}", console=console, transient=True):
+        for _ in track(range(rounds + 1), f"batch {sizes['batch']}"):
             for side in sides:
                 answers[side.name].append(side.ask())
     speeds = {name: [answer["tokens"] / answer["seconds"] for answer in found[1:]] for name, found in answers.items()}
@@ -82,19 +79,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 8], help="batch sizes (default: 1 8)")
     parser.add_argument("--rounds", type=int, default=5, help="rounds of each side (default: %(default)s)")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="threads (default: all, %(default)s)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all rounds to FILE")
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the table, with this command, to FILE")
+    parser.add_argument("--json", type=output_file, metavar="FILE", help="write all rounds to FILE")
+    parser.add_argument(
+        "--markdown", type=output_file, metavar="FILE", help="write the table, with this command, to FILE"
+    )
     sizes = vars(parser.parse_args(arguments))
     batches, rounds, file, page = (sizes.pop(name) for name in ("batch", "rounds", "json", "markdown"))
     sizes["kv_heads"] = sizes["kv_heads"] or sizes["hidden"] // HEAD_DIM
     if min(rounds, *batches, *sizes.values()) < 1 or sizes["hidden"] % HEAD_DIM:
         raise UserError(f"sizes, --rounds and --threads must be at least 1, and --hidden a multiple of {HEAD_DIM}")
-    console = Console(soft_wrap=True)
-    results = [measure({**sizes, "batch": batch}, rounds, console) for batch in batches]
-    table = Table(*COLUMNS, title=title(sizes), title_justify="left")
-    for result in results:
-        table.add_row(*row(result))
-    console.print(table)
+    results = [measure({**sizes, "batch": batch}, rounds) for batch in batches]
+    output.print(Table(title(sizes), texts(*COLUMNS), map(row, results)))
     if file is not None:
         with atomic_open(file) as handle:
             json.dump(results, handle, indent=2)

@@ -15,11 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.progress import track
-from rich.table import Column, Table
-
-from mindllm.command import CommandParser, run_command
+from mindllm.command import CommandParser, output_directory, output_file, run_command
 from mindllm.compiled.compile_rank import compile_rank
 from mindllm.compiled.graph import CompiledGraph
 from mindllm.compiled.graph_file import load, save
@@ -28,7 +24,9 @@ from mindllm.compiled.simulate_rank import simulate_rank
 from mindllm.compiled.simulation import Simulation, load_simulation
 from mindllm.compiled.worker_process import run_worker
 from mindllm.config import RunConfig, load_config, render_config
+from mindllm.console import output, track
 from mindllm.files import atomic_open
+from mindllm.tables import Table, figures, texts
 from toolkit.benchmark.report import write_markdown
 
 EXAMPLES = """example:
@@ -134,14 +132,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         epilog=EXAMPLES,
     )
     parser.add_argument(
-        "--keep", type=Path, metavar="DIR", help="keeps graphs and simulations there, and uses them again"
+        "--keep", type=output_directory, metavar="DIR", help="keeps graphs and simulations there, and uses them again"
     )
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="writes the tables as a page")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="writes the figures in bytes")
+    parser.add_argument("--markdown", type=output_file, metavar="FILE", help="writes the tables as a page")
+    parser.add_argument("--json", type=output_file, metavar="FILE", help="writes the figures in bytes")
     options = parser.parse_args(arguments)
-    progress = Console(stderr=True)
-    simulated = [_against_simulation(case, options.keep) for case in track(CASES, "Simulating", console=progress)]
-    on_cpu = [_against_pool(case, options.keep) for case in track(CPU_CASES, "On the CPU", console=progress)]
+    simulated = [_against_simulation(case, options.keep) for case in track(CASES, "Simulating")]
+    on_cpu = [_against_pool(case, options.keep) for case in track(CPU_CASES, "On the CPU")]
     tables = (("MindSpore's dry run", simulated), ("MindSpore's memory pool on a CPU", on_cpu))
     for title, rows in tables:
         _show(title, rows)
@@ -216,10 +213,7 @@ def _cells(row: Compared) -> list[str]:
 
 
 def _show(title: str, rows: Sequence[Compared]) -> None:
-    table = Table(*(Column(name, justify="left" if name == COLUMNS[0] else "right") for name in COLUMNS), title=title)
-    for row in rows:
-        table.add_row(*_cells(row))
-    Console().print(table)
+    output.print(Table(title, [*texts(COLUMNS[0]), *figures(*COLUMNS[1:])], map(_cells, rows)))
 
 
 def _description() -> str:

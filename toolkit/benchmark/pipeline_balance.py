@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
 
-from mindllm.command import CommandParser, run_command
+from mindllm.command import CommandParser, output_file, run_command
+from mindllm.console import error_console
 from mindllm.errors import UserError
 from mindllm.planning.problem import Problem, make_problem
 from mindllm.planning.schedules.orders import stage_orders, timetable
@@ -155,11 +155,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--tables", nargs="+", choices=TABLES, default=TABLES, help="which (default: all)")
     parser.add_argument("--seeds", type=int, default=2, help="random problems of each size (default: %(default)s)")
     parser.add_argument("--seconds", type=float, default=60.0, help="for a problem (default: %(default)s)")
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="page to write")
+    parser.add_argument("--markdown", type=output_file, metavar="FILE", help="page to write")
     options = parser.parse_args(arguments)
     if not (options.data / "zero_bubble.csv").is_file():
         raise UserError(f"--data {options.data}: holds no zero_bubble.csv")
-    console = Console(stderr=True, soft_wrap=True)
     rates = ("model", "1F1B, ours / paper", "ZB-1p, ours / paper", "ZB-2p, ours / paper", "processor s")
     makers = {
         "published": ("Published problems", COLUMNS, lambda: published(options.data, options.seconds)),
@@ -168,19 +167,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "chunked": ("Several chunks per stage", COLUMNS, lambda: chunked(options.seeds, options.seconds)),
         "bubbles": ("Bubble rates", rates, lambda: bubbles(options.data)),
     }
-    tables = [
-        (title, columns, _collect(console, rows())) for title, columns, rows in map(makers.__getitem__, options.tables)
-    ]
+    tables = [(title, columns, _collect(rows())) for title, columns, rows in map(makers.__getitem__, options.tables)]
     command = "python -m toolkit.benchmark.pipeline_balance " + " ".join(arguments or sys.argv[1:])
     if options.markdown:
         write_markdown(options.markdown, "Plans and their proofs", __doc__ or "", command, tables)
     return 0
 
 
-def _collect(console: Console, rows: Iterator[tuple[str, ...]]) -> list[tuple[str, ...]]:
+def _collect(rows: Iterator[tuple[str, ...]]) -> list[tuple[str, ...]]:
     found = []
     for one in rows:
-        console.print(" | ".join(one), highlight=False)
+        error_console.print(" | ".join(one))
         found.append(one)
     return found
 

@@ -18,16 +18,13 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.progress import track
-from rich.table import Column, Table
-
-from mindllm.command import CommandParser, run_command
+from mindllm.command import CommandParser, output_file, run_command
+from mindllm.console import error_console, output, track
 from mindllm.errors import UserError
 from mindllm.files import atomic_open
+from mindllm.tables import Table, texts
 from toolkit.benchmark.report import write_markdown
 from toolkit.benchmark.side import Side, spread
 from toolkit.benchmark.train_step_worker import SIDES
@@ -59,14 +56,14 @@ class Measured:
     peak_mb: float = 0.0
 
 
-def measure(sizes: Mapping[str, Any], names: Sequence[str], rounds: int, console: Console) -> list[Measured]:
+def measure(sizes: Mapping[str, Any], names: Sequence[str], rounds: int) -> list[Measured]:
     """Starts every side, lets them take turns, and starts each a second time with the caches the first one left."""
     with tempfile.TemporaryDirectory() as directory:
         sizes = {**sizes, "directory": directory}
         results = {name: Measured(name) for name in names}
         with ExitStack() as stack:
-            sides = [_start(stack, name, sizes, results[name], console) for name in names]
-            for _ in track(range(rounds), f"{sizes['model']}: rounds", console=console, transient=True):
+            sides = [_start(stack, name, sizes, results[name]) for name in names]
+            for _ in track(range(rounds), f"{sizes['model']}: rounds"):
                 for side in sides:
                     answer = side.ask()
                     measured = results[side.name]
@@ -76,14 +73,14 @@ def measure(sizes: Mapping[str, Any], names: Sequence[str], rounds: int, console
         for name in names:
             with ExitStack() as stack:
                 again = Measured(name)
-                _start(stack, name, sizes, again, console)
+                _start(stack, name, sizes, again)
                 results[name].second_start_s = again.start_s
     return list(results.values())
 
 
-def _start(stack: ExitStack, name: str, sizes: Mapping[str, Any], measured: Measured, console: Console) -> Side:
+def _start(stack: ExitStack, name: str, sizes: Mapping[str, Any], measured: Measured) -> Side:
     """Starts a side and runs its first steps: the time to the first one's end includes Python, imports, compiling."""
-    with console.status(f"{sizes['model']}: {name} starts and compiles"):
+    with error_console.status(f"{sizes['model']}: {name} starts and compiles"):
         side = stack.enter_context(Side(WORKER, name, sizes, sizes["directory"]))
         answer = side.ask()
         elapsed = time.perf_counter() - side.started
@@ -142,16 +139,9 @@ def title(sizes: Mapping[str, Any]) -> str:
     )
 
 
-def show(sizes: Mapping[str, Any], results: Sequence[Measured], console: Console) -> None:
+def show(sizes: Mapping[str, Any], results: Sequence[Measured]) -> None:
     """Prints the table of one model."""
-    table = Table(
-        *[Column(name, overflow="fold", no_wrap=name == COLUMNS[0]) for name in COLUMNS],
-        title=title(sizes),
-        title_justify="left",
-    )
-    for row in rows(sizes, results):
-        table.add_row(*row)
-    console.print(table)
+    output.print(Table(title(sizes), texts(*COLUMNS), rows(sizes, results)))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -180,22 +170,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, default=5, help="steps of a round (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=7, help="rounds of each side (default: %(default)s)")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="threads (default: all, %(default)s)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all rounds to FILE")
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the tables, with this command, to FILE")
+    parser.add_argument("--json", type=output_file, metavar="FILE", help="write all rounds to FILE")
+    parser.add_argument(
+        "--markdown", type=output_file, metavar="FILE", help="write the tables, with this command, to FILE"
+    )
     options = parser.parse_args(arguments)
     if min(options.steps, options.rounds, options.threads) < 1:
         raise UserError("--steps, --rounds and --threads must be at least 1")
     if not any(name.startswith("mindllm") for name in options.sides):
         raise UserError("--sides: name mindllm or mindllm_unfused as well, the others start from its weights")
     options.sides.sort(key=list(SIDES).index)
-    console = Console(soft_wrap=True)
     reports, tables = [], []
     for model in options.model:
         given = {key: getattr(options, key) for key in ("seq", "batch", "kv_heads", "vocab") if getattr(options, key)}
         fixed = {"model": model, "steps": options.steps, "threads": options.threads}
         sizes = {**MODELS[model], **SHAPES[model], **given, **fixed}
-        results = measure(sizes, options.sides, options.rounds, console)
-        show(sizes, results, console)
+        results = measure(sizes, options.sides, options.rounds)
+        show(sizes, results)
         tables.append((title(sizes), COLUMNS, rows(sizes, results)))
         sides = [{**vars(measured), "ratio": ratios(results, measured.name)} for measured in results]
         reports.append({**sizes, "sides": sides})

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from rich.console import Console
 from rich.status import Status
 
-from mindllm.command import CommandParser, error_console, interruptible, run_command
+from mindllm.command import CommandParser, interruptible, output_directory, output_file, run_command
 from mindllm.config import RunConfig, load_config
+from mindllm.console import error_console, output, print_json
 from mindllm.errors import CheckFailed, RunFailed, UserError
 
 DESCRIPTION = """Proves that a parallel configuration computes what a single device does, on a machine without an accelerator.
@@ -58,12 +57,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             outcome = refused(config, error)
         outcomes.append((name, outcome))
         if not options.json:
-            print_outcome(outcome, name, Console(soft_wrap=True, highlight=False))
+            print_outcome(outcome, name, output)
         if options.table:
             write_table(outcomes, options.table)
     if options.json:
         found = [{"config": name, **as_json(outcome)} for name, outcome in outcomes]
-        print(json.dumps(found[0] if len(found) == 1 else found))
+        print_json(found[0] if len(found) == 1 else found)
     return 0 if all(outcome.ok for _, outcome in outcomes) else CheckFailed.exit_code
 
 
@@ -115,10 +114,12 @@ def make_parser() -> CommandParser:
     )
     parser.add_argument("--workers", type=int, help="ranks compiled at a time (default: by cores and memory)")
     parser.add_argument(
-        "--cache", type=Path, metavar="DIR", help="keeps compiled graphs (default: ~/.cache/mindllm/graphs)"
+        "--cache", type=output_directory, metavar="DIR", help="keeps compiled graphs (default: ~/.cache/mindllm/graphs)"
     )
     parser.add_argument("--no_cache", action="store_true", help="compiles every rank again")
-    parser.add_argument("--table", type=Path, metavar="FILE", help="writes the answers into a table in Markdown, too")
+    parser.add_argument(
+        "--table", type=output_file, metavar="FILE", help="writes the answers into a table in Markdown, too"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object (a list for several configurations)")
     return parser
 

@@ -7,12 +7,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
-
 from mindllm.config import RunConfig
+from mindllm.console import PlainConsole, styled
 from mindllm.files import atomic_open
+from mindllm.tables import Table, figures, texts
 from toolkit.cluster_check.check import Outcome
 from toolkit.cluster_check.compare import Comparison, TensorError
 
@@ -50,9 +48,10 @@ def as_json(outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def print_outcome(outcome: Outcome, name: str, console: Console) -> None:
+def print_outcome(outcome: Outcome, name: str, console: PlainConsole) -> None:
     """A table of steps and the largest errors, a table of what was asked for, and both verdicts."""
-    table = Table("step", "single device", "cluster", "gradient norm", "tokens", title=f"{name}: {describe(outcome)}")
+    names = ("step", "single device", "cluster", "gradient norm", "tokens")
+    table = Table(f"{name}: {describe(outcome)}", figures(*names))
     for number, item in enumerate(outcome.comparisons, start=1):
         if item.single.overflow:
             skipped = "skipped" if all(item.cluster.overflows) else "not skipped"
@@ -75,33 +74,35 @@ def print_outcome(outcome: Outcome, name: str, console: Console) -> None:
         _print_asked_for(outcome, console)
 
 
-def _print_asked_for(outcome: Outcome, console: Console) -> None:
-    table = Table("", "asked for", "in the compiled graphs", "")
+def _print_asked_for(outcome: Outcome, console: PlainConsole) -> None:
+    table = Table("", texts("", "asked for", "in the compiled graphs", "verdict"))
     for finding in outcome.asked_for:
-        table.add_row(*map(escape, (finding.what, finding.asked, finding.found)), "" if finding.holds else "not obeyed")
+        table.add_row(finding.what, finding.asked, finding.found, "" if finding.holds else "not obeyed")
     console.print(table)
     for finding in outcome.asked_for:
         for problem in finding.problems[:MOST_PROBLEMS]:
-            console.print(f"  {finding.what}: {problem}", markup=False)
+            console.print(f"  {finding.what}: {problem}")
         if len(finding.problems) > MOST_PROBLEMS:
             console.print(f"  and {len(finding.problems) - MOST_PROBLEMS} more")
-    verdict = "[bold green]the graphs are what the YAML asks for[/]" if outcome.obeys else f"[bold red]{NOT_OBEYED}[/]"
-    console.print(verdict)
+    if outcome.obeys:
+        console.print("the graphs are what the YAML asks for", style="bold green")
+    else:
+        console.print(NOT_OBEYED, style="bold red")
 
 
-def _print_verdict(outcome: Outcome, console: Console) -> None:
+def _print_verdict(outcome: Outcome, console: PlainConsole) -> None:
     if seconds := outcome.seconds:
         console.print(f"compiled in {seconds['compile']:.1f} s, executed in {seconds['execute']:.1f} s")
     if not outcome.problems:
-        console.print("[bold green]the ranks together compute what a single device does[/]")
+        console.print("the ranks together compute what a single device does", style="bold green")
         return
     for problem in outcome.problems[:MOST_PROBLEMS]:
-        console.print(f"  {problem}", markup=False)
+        console.print(f"  {problem}")
     if len(outcome.problems) > MOST_PROBLEMS:
         console.print(f"  and {len(outcome.problems) - MOST_PROBLEMS} more")
     if outcome.first_difference:
-        console.print(f"[bold]where it begins:[/] {outcome.first_difference}")
-    console.print(f"[bold red]{_refusal(outcome)}[/]")
+        console.print(styled(("where it begins:", "bold"), f" {outcome.first_difference}"))
+    console.print(_refusal(outcome), style="bold red")
 
 
 def _refusal(outcome: Outcome) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from mindllm.command import CommandParser, run_command
+from mindllm.command import CommandParser, output_file, run_command
+from mindllm.console import output
 from mindllm.errors import CheckFailed
 from mindllm.files import atomic_open
 from toolkit.config_reference.page import render_page
@@ -20,14 +21,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         description="Writes the reference of every configuration key from the schema.",
         epilog="example:\n  python -m toolkit.config_reference --check",
     )
-    parser.add_argument("--output", type=Path, default=PAGE, help=f"the page (default: {PAGE})")
+    parser.add_argument("--output", type=output_file, default=PAGE, help=f"the page (default: {PAGE})")
     parser.add_argument("--check", action="store_true", help="write nothing; exit with 3 if the page is out of date")
     options = parser.parse_args(arguments)
     page = render_page()
     if not options.check:
         with atomic_open(options.output) as file:
             file.write(page)
-        print(f"wrote {options.output}")
+        output.print(f"wrote {options.output}")
     elif not options.output.is_file() or options.output.read_text(encoding="utf-8") != page:
         raise CheckFailed(f"{options.output} is not what the schema says; run python -m toolkit.config_reference")
 

@@ -8,7 +8,7 @@ import signal
 from collections.abc import Sequence
 from pathlib import Path
 
-from mindllm.command import CommandParser, run_command
+from mindllm.command import CommandParser, output_file, run_command
 from mindllm.data.corpus import Corpus
 from mindllm.errors import RunFailed, UserError
 from toolkit.data_preprocess.build import Summary, build, prepare_tokenizer
@@ -66,8 +66,9 @@ def make_parser() -> CommandParser:
         prog="python -m toolkit.data_preprocess",
         description="Turns text and records into an indexed corpus (Megatron's .bin and .idx). A document is a record of a "
         "jsonl, json, csv, tsv or parquet file, or any other file as a whole; .gz, .bz2, .xz and .zst are decompressed. Memory "
-        "does not grow with the files. Text is read as UTF-8; invalid bytes are replaced by U+FFFD and the files counted. The "
-        "corpus appears when it is complete; after an interruption the same command goes on where it was.",
+        "does not grow with the files. Text is UTF-8: invalid bytes of a text file are replaced by U+FFFD and the files "
+        "counted, a record with some is refused. The corpus appears when it is complete; after an interruption the same command "
+        "goes on where it was.",
         epilog=EXAMPLE,
     )
     add_input_options(parser.add_argument_group("input"))
@@ -132,7 +133,7 @@ def add_output_options(group: argparse._ArgumentGroup) -> None:
         metavar="VOCAB_SIZE",
         help="first train FILE, if it is missing: a byte-level BPE (.json) or a sentencepiece BPE (.model)",
     )
-    group.add_argument("--output-prefix", type=Path, metavar="PREFIX", help="of the files that are made")
+    group.add_argument("--output-prefix", type=output_file, metavar="PREFIX", help="of the files that are made")
     group.add_argument(
         "--append-eod",
         action=argparse.BooleanOptionalAction,

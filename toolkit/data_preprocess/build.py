@@ -9,9 +9,9 @@ from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
 
-from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from mindllm.command import error_console
+from mindllm.console import error_console, progress
 from mindllm.data.corpus import Corpus, CorpusMeta, corpus_files, read_meta
 from mindllm.data.indexed import index_path
 from mindllm.data.records import compression_of
@@ -157,12 +157,6 @@ def _texts(pieces: Iterator[Piece], progress: Progress, task: TaskID) -> Iterato
 
 @contextmanager
 def _progress(description: str, sources: Sequence[Source]) -> Iterator[tuple[Progress, TaskID]]:
-    columns = (
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[detail]}"),
-    )
-    with Progress(*columns, console=error_console, transient=True, disable=not error_console.is_terminal) as progress:
-        yield progress, progress.add_task(description, total=sum(source.size for source in sources), detail="")
+    columns = (BarColumn(), TimeRemainingColumn(), TextColumn("{task.fields[detail]}", markup=False))
+    with progress(*columns, disable=not error_console.is_terminal) as bar:
+        yield bar, bar.add_task(description, total=sum(source.size for source in sources), detail="")

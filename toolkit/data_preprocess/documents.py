@@ -31,10 +31,12 @@ class DocumentReader:
                 f"{place}: has no key {error}{nearest(str(error).strip(chr(39)), record)}; name the keys with --json-keys, or "
                 "read files as they are with --format text"
             ) from None
+        except (TypeError, AttributeError, ValueError) as error:
+            raise UserError(f"{place}: not a record for {self.handler} ({error})") from None
         wrong = next((part for part in parts if not isinstance(part, str)), None)
         if wrong is not None:
             raise UserError(
-                f"{place}: holds {str(wrong)[:40]!r} where a text should be; name other keys with --json-keys"
+                f"{place}: holds {repr(wrong)[:40]} where a text should be; name other keys with --json-keys"
             )
         return "\n".join(parts)
 

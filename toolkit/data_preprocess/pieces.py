@@ -90,7 +90,7 @@ def _cut_stream(source: Source, cuttable: bool) -> Iterator[Piece]:
 
 
 def _records(source: Source, documents: DocumentReader) -> Iterator[Piece]:
-    for number, record in enumerate(read_records(source.path, documents.columns)):
+    for number, record in enumerate(read_records(source.path, documents.columns), start=1):
         text = documents.text(record, f"{source.path}: record {number}")
         yield Piece(source.path, 0, 0, last=True, content=text.encode("utf-8", errors="surrogatepass"))
 

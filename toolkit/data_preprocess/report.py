@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
+from mindllm.console import output, print_json
 from mindllm.data.corpus import DEFAULT_SPLIT, SPLITS, Corpus, split_ranges
+from mindllm.tables import pairs
 from toolkit.data_preprocess.build import Summary
 
 NAMED_FILES = 3
@@ -62,26 +60,25 @@ def description_of(corpus: Corpus) -> dict[str, Any]:
 def print_summary(summary: Summary, as_json: bool) -> None:
     """Prints what was made, and which files were not read as they are."""
     if as_json:
-        print(json.dumps(summary_of(summary)))
+        print_json(summary_of(summary))
         return
     figures = summary_of(summary)
     speed = "" if summary.up_to_date else f" in {summary.seconds:.1f} s, {figures['tokens_per_s']:,} tokens/s"
-    console = Console(soft_wrap=True, highlight=False)
     if summary.up_to_date:
-        console.print(f"{summary.files[-1]} is up to date: nothing to do")
-    console.print(
+        output.print(f"{summary.files[-1]} is up to date: nothing to do")
+    output.print(
         f"{figures['documents']:,} documents, {figures['tokens']:,} tokens, {figures['bytes']:,} bytes "
         f"({_ratio(figures['bytes_per_token'])} bytes per token){speed}"
     )
     if summary.resumed_tokens:
-        console.print(f"{summary.resumed_tokens:,} tokens were there from a run that was interrupted")
+        output.print(f"{summary.resumed_tokens:,} tokens were there from a run that was interrupted")
     if summary.empty:
-        console.print(f"{summary.empty} empty files or records left out")
+        output.print(f"{summary.empty} empty files or records left out")
     if summary.invalid_utf8:
         names = ", ".join(summary.invalid_utf8[:NAMED_FILES]) + (
             ", ..." if len(summary.invalid_utf8) > NAMED_FILES else ""
         )
-        console.print(
+        output.print(
             f"{len(summary.invalid_utf8)} files are not UTF-8; their invalid bytes were replaced by U+FFFD: {names}"
         )
 
@@ -90,17 +87,12 @@ def print_description(corpus: Corpus, as_json: bool) -> None:
     """Prints what is known of an existing corpus."""
     description = description_of(corpus)
     if as_json:
-        print(json.dumps(description))
+        print_json(description)
         return
-    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-    for name, value in description.items():
-        if name != "splits":
-            table.add_row(f"[bold]{name}[/]", _cell(value))
+    rows = [(name, _cell(value)) for name, value in description.items() if name != "splits"]
     for name, split in description["splits"].items():
-        table.add_row(
-            f"[bold]{name}[/] ({DEFAULT_SPLIT})", f"{split['documents']:,} documents, {split['tokens']:,} tokens"
-        )
-    Console(soft_wrap=True, highlight=False).print(table)
+        rows.append((f"{name} ({DEFAULT_SPLIT})", f"{split['documents']:,} documents, {split['tokens']:,} tokens"))
+    output.print(pairs(rows))
 
 
 def _cell(value: object) -> str:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
-
-from rich.console import Console
 
 from mindllm.command import CommandParser, run_command
 from mindllm.config import load_config
+from mindllm.console import output, print_json, styled
 from mindllm.data import Tokenizer
 from mindllm.errors import UserError
 from mindllm.train.datasets import RunData
@@ -62,19 +60,18 @@ def _number(text: str) -> int:
 def _show(index: int, data: RunData, tokenizer: Tokenizer, options: argparse.Namespace) -> None:
     sample = data.dataset.sample(index)
     if options.json:
-        print(json.dumps(description(index, sample, tokenizer)))
+        print_json(description(index, sample, tokenizer))
         return
-    console = Console(soft_wrap=True, highlight=False)
     trained = int(sample["loss_mask"].sum())
     step, row = divmod(index, data.config.global_batch_size)
-    console.rule(f"sample {index} (step {step + 1}, row {row}): {len(sample['labels'])} places, {trained} trained")
-    console.print(f"[{TRAINED}]trained[/] [{READ}]only read[/]")
+    output.rule(f"sample {index} (step {step + 1}, row {row}): {len(sample['labels'])} places, {trained} trained")
+    output.print(styled(("trained", TRAINED), " ", ("only read", READ)))
     for segment in segments(sample):
         if segment.is_padding:
-            console.print(f"{len(segment.labels)} places of padding", style=PADDING)
+            output.print(f"{len(segment.labels)} places of padding", style=PADDING)
             continue
-        console.rule(f"places {segment.start} to {segment.start + len(segment.labels) - 1}", style="dim", align="left")
-        console.print(coloured(segment, tokenizer, ids=options.ids))
+        output.rule(f"places {segment.start} to {segment.start + len(segment.labels) - 1}", style="dim", align="left")
+        output.print(coloured(segment, tokenizer, ids=options.ids))
 
 
 def _count(data: RunData, as_json: bool) -> int:
@@ -83,9 +80,9 @@ def _count(data: RunData, as_json: bool) -> int:
     counts, length = data.text.counts, data.model.seq_length
     if as_json:
         figures = ("truncated", "without_loss", "tokens", "trained_tokens")
-        print(json.dumps({"rows": len(counts.places), **{name: getattr(counts, name) for name in figures}}))
+        print_json({"rows": len(counts.places), **{name: getattr(counts, name) for name in figures}})
     else:
-        print(counts.describe(length))
+        output.print(counts.describe(length))
     return 0
 
 

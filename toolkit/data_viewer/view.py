@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from rich.text import Text
 
+from mindllm.console import visible
 from mindllm.data import Tokenizer
 
 TRAINED, READ, PADDING = "bold green", "dim", "dim red"
@@ -46,10 +47,10 @@ def coloured(segment: Segment, tokenizer: Tokenizer, *, ids: bool = False) -> Te
     if ids:
         for token, style in tokens:
             piece = tokenizer.decode([token]).replace("\n", BREAK)
-            text.append(f"{piece}", style=style).append(f"·{token} ", style="blue")
+            text.append(visible(piece), style=style).append(f"·{token} ", style="blue")
         return text
     for run, style in runs(tokens):
-        text.append(tokenizer.decode(run), style=style)
+        text.append(visible(tokenizer.decode(run)), style=style)
     return text
 
 

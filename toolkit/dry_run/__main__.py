@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.console import Console
-
-from mindllm.command import CommandParser, error_console, run_command
+from mindllm.command import CommandParser, output_directory, run_command
 from mindllm.compiled.simulate_rank import DEVICE_MEMORY, limit_of
 from mindllm.config import RunConfig, load_config
+from mindllm.console import error_console, output, print_json
 from mindllm.errors import CheckFailed, UserError
 from mindllm.files import atomic_open
 from toolkit.dry_run.advice import shortage
@@ -44,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     limit = limit_of(config)
     _write(memories, config, limit, options.output, simulations.source_lines(config))
     if options.json:
-        print(json.dumps(json_report(memories, limit)))
+        print_json(json_report(memories, limit))
     else:
         _show(memories, config, limit, options.output)
     if any(memory.actual_peak > limit for memory in memories):
@@ -67,7 +65,11 @@ def make_parser() -> CommandParser:
     parser.add_argument("--json", action="store_true", help="one JSON object instead of the table")
     parser.add_argument("--max_device_memory", metavar="SIZE", help="the limit, as 58GB (default: the configuration's)")
     parser.add_argument(
-        "--output", type=Path, default=Path("output_dryrun"), metavar="DIR", help="for logs and page (output_dryrun)"
+        "--output",
+        type=output_directory,
+        default="output_dryrun",
+        metavar="DIR",
+        help="for logs and page (output_dryrun)",
     )
     parser.add_argument("--workers", type=_positive, metavar="N", help="simulations at once (default: one per core)")
     parser.add_argument("--rank_size", type=int, metavar="N", help="devices the configuration must have")
@@ -121,21 +123,18 @@ def _write(memories: Sequence[StageMemory], config: RunConfig, limit: int, direc
 
 
 def _show(memories: Sequence[StageMemory], config: RunConfig, limit: int, directory: Path) -> None:
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = 250
     estimated = any(memory.estimated for memory in memories)
     source = "an estimate from the compiled graph" if estimated else "what MindSpore's dry run reports"
-    console.print(table(memories, config, limit))
-    console.print(
+    output.print(table(memories, config, limit))
+    output.print(
         f"used peak: {source}, the sum of the columns before it; "
         "with workspace ≈: an estimate of what kernels need beside it"
     )
     if any(not memory.exact for memory in memories):
-        console.print(
+        output.print(
             "extrapolated: from smaller runs of the same widths, checked against one more; --full simulates whole stages"
         )
-    console.print(f"{directory / PAGE}: what fills the memory; {directory}/rank_*.log", soft_wrap=True)
+    output.print(f"{directory / PAGE}: what fills the memory; {directory}/rank_*.log")
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from typing import TypeVar
 
 import mindllm
 import toolkit
+from mindllm.cache import user_cache
 from mindllm.config import RunConfig, override_config, render_config
 from mindllm.errors import UserError
 
@@ -29,7 +30,7 @@ def kept_file(config: RunConfig, rank: int, suffix: str) -> Path:
 
 def directory() -> Path:
     """The directory of kept profiles."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mindllm" / "dry_run"
+    return user_cache("dry_run")
 
 
 def read_kept(path: Path, read: Callable[[Path], Kept]) -> Kept | None:

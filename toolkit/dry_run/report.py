@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from rich.table import Table
+from rich.text import Text
 
 from mindllm.compiled.simulation import ACTIVATIONS, CATEGORIES, GRADIENTS, OPTIMIZER, WEIGHTS
 from mindllm.config import RunConfig
+from mindllm.console import styled
+from mindllm.tables import Table, figures, texts
 from toolkit.dry_run.forecast import StageMemory
 from toolkit.dry_run.workspace import peak_with_workspace
 
@@ -39,15 +41,11 @@ def json_report(memories: Sequence[StageMemory], limit: int) -> dict[str, Any]:
 def table(memories: Sequence[StageMemory], config: RunConfig, limit: int) -> Table:
     """One row per stage; all figures in MB (2**20 bytes) at the moment of the peak."""
     what = "ESTIMATED memory" if any(memory.estimated for memory in memories) else "Memory"
-    rows = Table(title=f"{what} of the first rank of each stage at its peak, MB (limit {limit // MIB})", box=None)
-    rows.add_column("stage", justify="right")
-    rows.add_column("rank", justify="right")
-    rows.add_column("layers", justify="right")
-    rows.add_column("recompute")
-    for name in (*CATEGORIES, "used peak", "with fragments", "with workspace ≈"):
-        rows.add_column(name, justify="right")
-    rows.add_column("verdict")
-    rows.add_column("how")
+    memory_columns = (*CATEGORIES, "used peak", "with fragments", "with workspace ≈")
+    rows = Table(
+        f"{what} of the first rank of each stage at its peak, MB (limit {limit // MIB})",
+        [*figures("stage", "rank", "layers"), *texts("recompute"), *figures(*memory_columns), *texts("verdict", "how")],
+    )
     for memory in memories:
         used, actual = memory.used_peak, memory.actual_peak
         extra = peak_with_workspace(memory.moments, config) - used
@@ -58,7 +56,7 @@ def table(memories: Sequence[StageMemory], config: RunConfig, limit: int) -> Tab
             str(memory.stage.layers),
             memory.stage.recompute,
             *(str(round(memory.by_category[category] / MIB)) for category in CATEGORIES),
-            f"[bold]{used // MIB}[/]",
+            styled((str(used // MIB), "bold")),
             f"{about}{actual // MIB}",
             str((actual + extra) // MIB),
             verdict(actual, extra, limit),
@@ -67,11 +65,11 @@ def table(memories: Sequence[StageMemory], config: RunConfig, limit: int) -> Tab
     return rows
 
 
-def verdict(actual: int, workspace: int, limit: int) -> str:
+def verdict(actual: int, workspace: int, limit: int) -> Text:
     """``fits``, ``tight`` (not with the estimated workspace), or how much is short."""
     if actual > limit:
-        return f"[bold red]{-(-(actual - limit) // MIB)} MB short[/]"
-    return "[green]fits[/]" if actual + workspace <= limit else "[yellow]tight[/]"
+        return styled((f"{-(-(actual - limit) // MIB)} MB short", "bold red"))
+    return styled(("fits", "green") if actual + workspace <= limit else ("tight", "yellow"))
 
 
 def log_lines(memory: StageMemory, config: RunConfig, device_memory: int, limit: int) -> list[str]:

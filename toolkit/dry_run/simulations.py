@@ -14,12 +14,11 @@ from pathlib import Path
 from types import FrameType
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 import mindllm
-from mindllm.command import error_console
 from mindllm.compiled.device.stand_in import StandInUnavailable, device_software
 from mindllm.config import RunConfig, render_config
+from mindllm.console import error_console, progress, styled
 from mindllm.errors import RunFailed, UserError
 from mindllm.launch.process import JobProcess
 from toolkit.dry_run.cache import Kept, forget_old_ones, kept_file, read_kept
@@ -95,13 +94,12 @@ class Simulations:
     def _run(self, missing: dict[Path, Request]) -> None:
         waiting = sorted(missing.items(), key=lambda item: -worker_bytes(item[1].config))  # the longest first
         left = _affordable(waiting[0][1])
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         with (
             tempfile.TemporaryDirectory(prefix="mindllm_dry_run_") as name,
             _terminated_as_interrupted(),
-            Progress(*columns, console=self.console) as progress,
+            progress(console=self.console, transient=False) as bar,
         ):
-            task = progress.add_task("simulating", total=len(missing))
+            task = bar.add_task("simulating", total=len(missing))
             running: list[_Worker] = []
             try:
                 while waiting or running:
@@ -110,8 +108,8 @@ class Simulations:
                         running.append(_Worker(request, file, Path(name) / str(len(waiting))))
                     for worker in [worker for worker in running if worker.ended()]:
                         running.remove(worker)
-                        progress.advance(task)
-                    progress.update(task, description=f"simulating {', '.join(w.request.name for w in running)}")
+                        bar.advance(task)
+                    bar.update(task, description=f"simulating {', '.join(w.request.name for w in running)}")
                     time.sleep(POLL_SECONDS)
             finally:
                 for worker in running:
@@ -173,9 +171,8 @@ def can_simulate() -> bool:
     try:
         device_software()
     except StandInUnavailable as error:
-        error_console.print(
-            f"[bold yellow]all figures are estimates[/] from compiled graphs, not MindSpore's dry run: {error}"
-        )
+        warning = ("all figures are estimates", "bold yellow")
+        error_console.print(styled(warning, f" from compiled graphs, not MindSpore's dry run: {error}"))
         return False
     return True
 

@@ -6,7 +6,8 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from mindllm.command import CommandParser, run_command
+from mindllm.command import CommandParser, output_file, run_command
+from mindllm.console import output, print_json
 from mindllm.errors import UserError
 from toolkit.ir_inspect.source import Inspected, compile_config, read_graph
 
@@ -60,7 +61,7 @@ def make_parser() -> CommandParser:
     _command(commands, "recompute", _recompute, text, "--config run.yaml --rank 8")
     _command(commands, "diff", _diff, "what differs between two graphs", "before.graph after.graph", ["first"])
     page = _command(commands, "graph", _page, "a page to look at, as one HTML file", "rank8.graph --output rank8.html")
-    page.add_argument("--output", type=Path, default=Path("graph.html"), metavar="FILE", help="default graph.html")
+    page.add_argument("--output", type=output_file, default="graph.html", metavar="FILE", help="default graph.html")
     keep = _command(
         commands,
         "save",
@@ -68,7 +69,7 @@ def make_parser() -> CommandParser:
         "the compiled graph, kept in a file for the other commands",
         "--config run.yaml --output rank8.graph",
     )
-    keep.add_argument("--output", type=Path, default=Path("rank.graph"), metavar="FILE", help="default rank.graph")
+    keep.add_argument("--output", type=output_file, default="rank.graph", metavar="FILE", help="default rank.graph")
     return parser
 
 
@@ -97,7 +98,6 @@ def _graph(options: argparse.Namespace, overrides: Sequence[str]) -> Inspected:
 
 def _summary(options: argparse.Namespace, overrides: Sequence[str]) -> None:
     from toolkit.ir_inspect.summary import print_summary, summarise
-    from toolkit.ir_inspect.tables import print_json
 
     summary = summarise(_graph(options, overrides).graph, options.depth)
     (print_json if options.json else print_summary)(summary)
@@ -105,18 +105,16 @@ def _summary(options: argparse.Namespace, overrides: Sequence[str]) -> None:
 
 def _show(options: argparse.Namespace, overrides: Sequence[str]) -> None:
     from toolkit.ir_inspect.show import show
-    from toolkit.ir_inspect.tables import print_json
 
     lines = list(show(_graph(options, overrides).graph, options.scope, everything=options.all))
     if options.json:
         print_json({"lines": lines})
     else:
-        print("\n".join(lines))
+        output.print("\n".join(lines))
 
 
 def _comm(options: argparse.Namespace, overrides: Sequence[str]) -> None:
     from toolkit.ir_inspect.comm import as_json, exchanges, print_exchanges
-    from toolkit.ir_inspect.tables import print_json
 
     found = exchanges(_graph(options, overrides).graph)
     if options.json:
@@ -127,7 +125,6 @@ def _comm(options: argparse.Namespace, overrides: Sequence[str]) -> None:
 
 def _redundant(options: argparse.Namespace, overrides: Sequence[str]) -> None:
     from toolkit.ir_inspect.redundant import as_json, layout_changes, print_changes
-    from toolkit.ir_inspect.tables import print_json
 
     changes = layout_changes(_graph(options, overrides).graph)
     if options.json:
@@ -138,7 +135,6 @@ def _redundant(options: argparse.Namespace, overrides: Sequence[str]) -> None:
 
 def _recompute(options: argparse.Namespace, overrides: Sequence[str]) -> None:
     from toolkit.ir_inspect.recompute import as_json, print_recomputation, recomputation
-    from toolkit.ir_inspect.tables import print_json
 
     found = recomputation(_graph(options, overrides))
     if options.json:
@@ -149,7 +145,6 @@ def _recompute(options: argparse.Namespace, overrides: Sequence[str]) -> None:
 
 def _diff(options: argparse.Namespace, overrides: Sequence[str]) -> None:
     from toolkit.ir_inspect.diff import compare, print_comparison
-    from toolkit.ir_inspect.tables import print_json
 
     first, second = read_graph(Path(options.first)), _graph(options, overrides)
     found = compare(first.graph, second.graph)
@@ -161,22 +156,20 @@ def _diff(options: argparse.Namespace, overrides: Sequence[str]) -> None:
 
 def _page(options: argparse.Namespace, overrides: Sequence[str]) -> None:
     from toolkit.ir_inspect.page import write_page
-    from toolkit.ir_inspect.tables import print_json
 
     inspected = _graph(options, overrides)
     write_page(inspected.graph, inspected.name, options.output)
-    print_json({"written": str(options.output)}) if options.json else print(f"wrote {options.output}")
+    print_json({"written": str(options.output)}) if options.json else output.print(f"wrote {options.output}")
 
 
 def _save(options: argparse.Namespace, overrides: Sequence[str]) -> None:
     from mindllm.compiled.graph_file import save
-    from toolkit.ir_inspect.tables import print_json
 
     inspected = _graph(options, overrides)
     if not inspected.graph.mind_ir:
         raise UserError(f"{inspected.name}: a text graph cannot be kept; it is readable as it is")
     save(inspected.graph, options.output)
-    print_json({"written": str(options.output)}) if options.json else print(f"wrote {options.output}")
+    print_json({"written": str(options.output)}) if options.json else output.print(f"wrote {options.output}")
 
 
 if __name__ == "__main__":

@@ -12,9 +12,10 @@ from mindllm.compiled.cost import bytes_of
 from mindllm.compiled.graph import COLLECTIVES, Node
 from mindllm.compiled.operators import FORWARD, ORDERING, Operators, is_flagged, layer_of, without_numbers
 from mindllm.config.recompute import LEVEL_SEPARATOR
+from mindllm.console import output
 from toolkit.ir_inspect.kept import VIEWS, KeptTensors, Storage
 from toolkit.ir_inspect.source import Inspected
-from toolkit.ir_inspect.tables import console, print_table, size_text
+from toolkit.ir_inspect.tables import print_table, size_text
 
 WHOLE_LAYER = "recompute"
 COMMUNICATION = "recompute_comm_op"
@@ -93,7 +94,7 @@ def print_recomputation(found: Recomputation) -> None:
     print_table(title, ["key", "pattern", "layers", *numbers], rows, numbers)
     for effect in found.effects:
         if effect.why:
-            console().print(f"{effect.pattern}: {effect.why}\n", markup=False)
+            output.print(f"{effect.pattern}: {effect.why}\n")
 
 
 def as_json(found: Recomputation) -> dict[str, Any]:

@@ -12,14 +12,13 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from rich.markup import escape
-
 from mindllm.compiled.cost import PRODUCTS, bytes_of
 from mindllm.compiled.graph import COLLECTIVES, PARTIAL, CompiledGraph, Node
 from mindllm.compiled.operators import BACKWARD, FORWARD, Operators, without_numbers
+from mindllm.console import output, styled
 from toolkit.ir_inspect.comm import REDISTRIBUTION, gathers_for_products
 from toolkit.ir_inspect.kept import VIEWS
-from toolkit.ir_inspect.tables import console, size_text
+from toolkit.ir_inspect.tables import size_text
 
 Strategy = tuple[int, ...]
 
@@ -73,21 +72,21 @@ def layout_changes(graph: CompiledGraph) -> list[LayoutChange]:
 
 def print_changes(changes: Sequence[LayoutChange]) -> None:
     """One paragraph each."""
-    out = console()
     exchanged = sum(change.bytes * change.times * change.layers for change in changes)
     if not changes:
-        out.print("no layout change that nobody asked for")
+        output.print("no layout change that nobody asked for")
         return
-    out.print(f"[bold]{len(changes)} kinds of layout change[/], {size_text(exchanged)} exchanged forward per step\n")
+    kinds = (f"{len(changes)} kinds of layout change", "bold")
+    output.print(styled(kinds, f", {size_text(exchanged)} exchanged forward per step\n"))
     for number, change in enumerate(changes, start=1):
-        where = f" [dim]x {change.layers} layers[/]" if change.layers > 1 else ""
-        out.print(f"[bold]{number}. {escape(change.producer)} -> {escape(change.consumer)}[/]{where}")
-        out.print(f"   {_cut(change.before)} -> {_cut(change.after)} by {' -> '.join(change.chain)}", markup=False)
+        where = f" x {change.layers} layers" if change.layers > 1 else ""
+        output.print(styled((f"{number}. {change.producer} -> {change.consumer}", "bold"), (where, "dim")))
+        output.print(f"   {_cut(change.before)} -> {_cut(change.after)} by {' -> '.join(change.chain)}")
         traffic = f"{size_text(change.bytes)} exchanged, {size_text(change.copied)} yielded"
-        out.print(f"   {traffic}, {change.times} times a step, and back again for the gradient")
+        output.print(f"   {traffic}, {change.times} times a step, and back again for the gradient")
         if change.source:
-            out.print(f"   {change.source}: {change.code}", markup=False)
-        out.print(f"   [green]fix:[/] {escape(change.fix)}\n")
+            output.print(f"   {change.source}: {change.code}")
+        output.print(styled("   ", ("fix:", "green"), f" {change.fix}\n"))
 
 
 def as_json(changes: Sequence[LayoutChange]) -> dict[str, Any]:

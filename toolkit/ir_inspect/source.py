@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import TimeElapsedColumn
 
-from mindllm.command import error_console
 from mindllm.compiled.graph import CompiledGraph
 from mindllm.compiled.graph_file import load
 from mindllm.compiled.ir_text import read_ir_text
 from mindllm.compiled.mind_ir import parse_mind_ir
 from mindllm.config import RunConfig, load_config
+from mindllm.console import progress
 from mindllm.errors import UserError
 
 ZIP, TEXT = b"PK\x03\x04", b"# IR entry"
@@ -41,9 +41,8 @@ def compile_config(path: str, rank: int, overrides: Sequence[str]) -> Inspected:
     from mindllm.compiled.compile_rank import compile_rank
 
     config = load_config(path, overrides)
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=error_console, transient=True) as progress:
-        progress.add_task(f"compiling rank {rank} of {path}")
+    with progress(TimeElapsedColumn()) as bar:
+        bar.add_task(f"compiling rank {rank} of {path}")
         return Inspected(compile_rank(config, rank), f"{Path(path).name} rank {rank}", config)
 
 

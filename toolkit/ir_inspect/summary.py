@@ -8,6 +8,7 @@ from typing import Any
 from mindllm.compiled.cost import Cost, bytes_of, cost, uncounted
 from mindllm.compiled.graph import CompiledGraph, TensorType
 from mindllm.compiled.operators import ORDERING, PHASES, Operators, without_numbers
+from mindllm.console import output
 from toolkit.ir_inspect.tables import count_text, print_table, size_text
 
 DEFAULT_DEPTH = 4
@@ -74,7 +75,7 @@ def print_summary(summary: dict[str, Any]) -> None:
     )
     print_table(title, ["module", *numbers], rows, numbers)
     if summary["not_counted"]:
-        print(f"operations of these are not known, and not in FLOPs: {', '.join(summary['not_counted'])}")
+        output.print(f"operations of these are not known, and not in FLOPs: {', '.join(summary['not_counted'])}")
     kinds = [
         (row["operator"], row["runs"], count_text(row["flops"]), size_text(row["bytes"]))
         for row in summary["by_operator"][:LARGEST]

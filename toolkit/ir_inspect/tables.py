@@ -1,42 +1,23 @@
-"""Tables for people, one JSON object for programs."""
+"""Tables of figures with their units."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from rich import box
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
+from mindllm.console import output
+from mindllm.tables import Column, Table
 
 UNITS = ("B", "KB", "MB", "GB", "TB")
 COUNTS = ("", "K", "M", "G", "T", "P", "E")
 STEP = 1000
 
 
-def console() -> Console:
-    """Standard output; lines longer than a terminal are not cut where nobody looks at a terminal."""
-    plain = Console(highlight=False)
-    return plain if plain.is_terminal else Console(highlight=False, width=160)
-
-
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], numbers: Sequence[str] = ()) -> None:
     """Prints rows; columns in ``numbers`` are aligned at the right."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in columns:
-        table.add_column(column, justify="right" if column in numbers else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*(escape(str(cell)) for cell in row))
-    out = console()
-    out.print(f"[bold]{escape(title)}[/]", soft_wrap=True)
-    out.print(table)
-
-
-def print_json(tree: Any) -> None:
-    """One JSON object on one line."""
-    print(json.dumps(tree, ensure_ascii=False))
+    headings = [Column(name, is_text=name not in numbers) for name in columns]
+    output.print(Table(title, headings, ([str(cell) for cell in row] for row in rows)))
+    output.print()
 
 
 def size_text(number: float) -> str:

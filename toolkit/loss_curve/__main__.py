@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from mindllm.command import CommandParser, run_command
+from mindllm.command import CommandParser, output_file, run_command
+from mindllm.console import output
 from toolkit.loss_curve.draw import draw, read_run
 
 EXAMPLES = """example:
@@ -19,11 +20,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = CommandParser(prog="python -m toolkit.loss_curve", description=__doc__, epilog=EXAMPLES)
     parser.add_argument("runs", nargs="+", type=Path, metavar="DIR", help="output directory of a run")
     parser.add_argument(
-        "--output", type=Path, default=Path("loss_curve.png"), help="PNG to write (default: %(default)s)"
+        "--output", type=output_file, default="loss_curve.png", help="PNG to write (default: %(default)s)"
     )
     options = parser.parse_args(arguments)
     draw([read_run(directory) for directory in options.runs], options.output)
-    print(options.output)
+    output.print(str(options.output))
     return 0
 
 

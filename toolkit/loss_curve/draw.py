@@ -45,7 +45,8 @@ def draw(runs: list[Run], path: Path) -> None:
         _draw_run(axes, run, f"C{index}")
     axes.set(xlabel="step", ylabel="loss, nats per token")
     axes.grid(alpha=0.3)
-    axes.legend()
+    for label in axes.legend().get_texts():
+        label.set_parse_math(False)  # a name with $ in it is not a formula
     with atomic_path(path) as temporary:
         figure.savefig(temporary, dpi=120, format="png")
     pyplot.close(figure)

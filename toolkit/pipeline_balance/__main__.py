@@ -3,33 +3,31 @@
 from __future__ import annotations
 
 import argparse
-import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import get_args
+from typing import TYPE_CHECKING, get_args
 
-from rich.console import Console
-
-from mindllm.command import CommandParser, error_console, run_command
+from mindllm.command import CommandParser, output_file, run_command
 from mindllm.config import load_config
 from mindllm.config.yaml_tree import write_yaml
+from mindllm.console import error_console, output, print_json
 from mindllm.errors import CheckFailed, UserError
 from mindllm.files import UNITS, atomic_open, size_in_bytes
 from mindllm.planning.costs.device import DEFAULT, read_device
 from mindllm.planning.problem import Problem, Schedule
-from mindllm.planning.solve import Infeasible, Solution, solve
-from toolkit.dry_run.simulations import Simulations, can_simulate
-from toolkit.pipeline_balance.chunk_numbers import fastest, print_interleaves, try_interleaves, try_problems
-from toolkit.pipeline_balance.configured import Configured, configured_problem, with_memory
-from toolkit.pipeline_balance.explain import explain, lines
-from toolkit.pipeline_balance.manual import evaluate_manual
-from toolkit.pipeline_balance.measured import Fit, read_measured
 from toolkit.pipeline_balance.picture import FORMATS, draw_schedule
 from toolkit.pipeline_balance.read_problem import Setting, read_problem
-from toolkit.pipeline_balance.report import answer, manual_answer, print_fit, print_manual, print_solution
-from toolkit.pipeline_balance.report_costs import print_costs, print_validated, validated_answer
-from toolkit.pipeline_balance.validate import Validated, planned_config, validate, write_run
 from toolkit.pipeline_balance.yaml_plan import KEYS, write_plan
+
+if TYPE_CHECKING:  # the solvers, and what simulates: imported where a plan is made, not to print --help
+    from rich.console import Console
+
+    from mindllm.planning.solve import Solution
+    from toolkit.dry_run.simulations import Simulations
+    from toolkit.pipeline_balance.configured import Configured
+    from toolkit.pipeline_balance.measured import Fit
+    from toolkit.pipeline_balance.validate import Validated
 
 EXAMPLES = """example:
   python -m toolkit.pipeline_balance --config run.yaml --max_memory 58GB --validate --apply --output planned.yaml
@@ -40,7 +38,7 @@ EXAMPLES = """example:
   python -m toolkit.pipeline_balance --measured init.yaml --micro_batches 64 --max_memory 58GB --json
   python -m toolkit.pipeline_balance --problem problem.json --apply run.yaml --output planned.yaml
 """
-WIDTH = 200  # of tables in a file
+EXIT_CODES = "Exit code 0: planned, 3: no plan fits the memory, 2: wrong input."
 OF_CONFIG = Path()  # --apply without a file: the run of --config
 
 
@@ -48,17 +46,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Reads a problem, plans it, and writes what was asked for."""
     options, overrides = _parser().parse_known_args(arguments)
     _check(options, overrides)
-    console = Console(stderr=options.json)
-    if not console.is_terminal:
-        console.width = WIDTH
-    simulations = Simulations(None, error_console, estimates=bool(options.config) and not can_simulate())
-    configured = _configured(options, overrides, simulations) if options.config else None
-    problems, fit = ([configured.problem], None) if configured else _problems(options)
+    console = error_console if options.json else output
+    simulations = configured = fit = None
+    if options.config is not None:
+        simulations, configured = _configured(options, overrides)
+        problems = [configured.problem]
+    else:
+        problems, fit = _problems(options)
+    from mindllm.planning.solve import Infeasible
+
     if not options.json:
         _print_origin(console, configured, fit)
     if options.manual:
         return _manual(options, problems[0], console)
-    if configured:
+    if configured and simulations:
         try:
             solution, validated = _plan_run(options, configured, simulations, console)
         except Infeasible as error:
@@ -68,13 +69,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _print(options, console, solution, validated)
     _write(options, solution, configured, console)
     if options.explain:
+        from toolkit.pipeline_balance.explain import explain, lines
+
         for line in lines(solution, explain(solution, options.seconds)):
-            console.print(line, highlight=False)
+            console.print(line)
     return 0
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = CommandParser(prog="python -m toolkit.pipeline_balance", description=__doc__, epilog=EXAMPLES)
+    parser = CommandParser(
+        prog="python -m toolkit.pipeline_balance", description=f"{__doc__} {EXIT_CODES}", epilog=EXAMPLES
+    )
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument(
         "--config",
@@ -109,7 +114,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--manual", type=Path, metavar="FILE", help="judge the plans of this YAML instead of planning")
     parser.add_argument("--explain", action="store_true", help="which constraint binds, and what one more GB would buy")
     parser.add_argument("--json", action="store_true", help="the answer as JSON")
-    parser.add_argument("--yaml", type=Path, metavar="FILE", help="write offset and recompute lists")
+    parser.add_argument("--yaml", type=output_file, metavar="FILE", help="write offset and recompute lists")
     parser.add_argument(
         "--apply",
         type=Path,
@@ -118,13 +123,13 @@ def _parser() -> argparse.ArgumentParser:
         metavar="RUN.yaml",
         help="the run to write with the plan in it",
     )
-    parser.add_argument("--output", type=Path, metavar="FILE", help="where --apply writes")
-    parser.add_argument("--picture", type=Path, metavar="FILE", help=f"draw the schedule: {', '.join(FORMATS)}")
+    parser.add_argument("--output", type=output_file, metavar="FILE", help="where --apply writes")
+    parser.add_argument("--picture", type=output_file, metavar="FILE", help=f"draw the schedule: {', '.join(FORMATS)}")
     return parser
 
 
 def _check(options: argparse.Namespace, overrides: Sequence[str]) -> None:
-    if options.config:
+    if options.config is not None:
         for name in ("stages", "micro_batches", "schedule"):
             if getattr(options, name) is not None:
                 raise UserError(
@@ -138,8 +143,8 @@ def _check(options: argparse.Namespace, overrides: Sequence[str]) -> None:
             raise UserError(f"{overrides[0]}: no such option; keys of a run go with --config")
         if options.apply == OF_CONFIG:
             raise UserError("--apply: needs a RUN.yaml, or --config")
-    if options.seconds <= 0:
-        raise UserError(f"--seconds {options.seconds}: must be above 0")
+    if not 0 < options.seconds < math.inf:
+        raise UserError(f"--seconds {options.seconds}: must be a number above 0")
     if bool(options.apply) != bool(options.output):
         raise UserError("--apply RUN.yaml and --output FILE go together")
     if options.instance and not options.problem:
@@ -158,9 +163,11 @@ def _problems(options: argparse.Namespace) -> tuple[list[Problem], Fit | None]:
     problems, fit = list[Problem](), None
     for chunks in dict.fromkeys(options.interleave or [None]):
         setting = Setting(options.stages, chunks, options.micro_batches, options.schedule, limit)
-        if options.problem:
+        if options.problem is not None:
             problems.append(read_problem(options.problem, setting, options.instance))
         else:
+            from toolkit.pipeline_balance.measured import read_measured
+
             problem, fit = read_measured(options.measured, setting)
             problems.append(problem)
     return problems, fit
@@ -168,6 +175,9 @@ def _problems(options: argparse.Namespace) -> tuple[list[Problem], Fit | None]:
 
 def _plan_problems(options: argparse.Namespace, problems: list[Problem], console: Console) -> Solution:
     """The plan of the problem, of the fastest number of chunks."""
+    from mindllm.planning.solve import solve
+    from toolkit.pipeline_balance.chunk_numbers import fastest, print_interleaves, try_problems
+
     if len(problems) == 1:
         return solve(problems[0], options.seconds)
     tried = try_problems(problems, options.seconds)
@@ -177,16 +187,23 @@ def _plan_problems(options: argparse.Namespace, problems: list[Problem], console
     return solution
 
 
-def _configured(options: argparse.Namespace, overrides: Sequence[str], simulations: Simulations) -> Configured:
-    device = read_device(options.device or DEFAULT)
-    config = with_memory(load_config(options.config, overrides), options.max_memory)
-    return configured_problem(config, device, simulations)
+def _configured(options: argparse.Namespace, overrides: Sequence[str]) -> tuple[Simulations, Configured]:
+    config, device = load_config(options.config, overrides), read_device(options.device or DEFAULT)
+    from toolkit.dry_run.simulations import Simulations, can_simulate
+    from toolkit.pipeline_balance.configured import configured_problem, with_memory
+
+    simulations = Simulations(None, error_console, estimates=not can_simulate())
+    return simulations, configured_problem(with_memory(config, options.max_memory), device, simulations)
 
 
 def _plan_run(
     options: argparse.Namespace, configured: Configured, simulations: Simulations, console: Console
 ) -> tuple[Solution, Validated | None]:
     """The plan of a run, of the fastest number of chunks, and how it was confirmed."""
+    from toolkit.pipeline_balance.interleave import fastest, print_interleaves, try_interleaves
+    from toolkit.pipeline_balance.solve import solve
+    from toolkit.pipeline_balance.validate import validate
+
     solution = None
     if options.interleave:
         tried = try_interleaves(configured, options.interleave, options.seconds)
@@ -200,6 +217,9 @@ def _plan_run(
 
 
 def _print_origin(console: Console, configured: Configured | None, fit: Fit | None) -> None:
+    from toolkit.pipeline_balance.report import print_fit
+    from toolkit.pipeline_balance.report_costs import print_costs
+
     if configured is not None:
         print_costs(console, configured)
     if fit is not None:
@@ -207,8 +227,11 @@ def _print_origin(console: Console, configured: Configured | None, fit: Fit | No
 
 
 def _print(options: argparse.Namespace, console: Console, solution: Solution, validated: Validated | None) -> None:
+    from toolkit.pipeline_balance.report import answer, print_solution
+    from toolkit.pipeline_balance.report_costs import print_validated, validated_answer
+
     if options.json:
-        print(json.dumps({**answer(solution), **(validated_answer(validated) if validated else {})}))
+        print_json({**answer(solution), **(validated_answer(validated) if validated else {})})
         return
     if validated:
         print_validated(console, validated)
@@ -216,9 +239,12 @@ def _print(options: argparse.Namespace, console: Console, solution: Solution, va
 
 
 def _manual(options: argparse.Namespace, problem: Problem, console: Console) -> int:
+    from toolkit.pipeline_balance.manual import evaluate_manual
+    from toolkit.pipeline_balance.report import manual_answer, print_manual
+
     plans = evaluate_manual(problem, options.manual)
     if options.json:
-        print(json.dumps({name: manual_answer(evaluation) for name, evaluation in plans.items()}))
+        print_json({name: manual_answer(evaluation) for name, evaluation in plans.items()})
     else:
         print_manual(console, plans)
     if options.picture:
@@ -245,6 +271,8 @@ def _write(options: argparse.Namespace, solution: Solution, configured: Configur
             file.write(write_yaml({key: getattr(written, key) for key in ("offset", *KEYS)}))
         console.print(f"wrote {options.yaml}")
     if options.apply:
+        from toolkit.pipeline_balance.validate import planned_config, write_run
+
         if options.apply == OF_CONFIG and configured:
             planned = planned_config(configured.config, best.problem, best.plan)
         else:

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from rich.console import Console
-from rich.table import Table
 
 from mindllm.planning.problem import Problem
 from mindllm.planning.solve import Infeasible, Solution, solve
+from mindllm.tables import Table, figures
 from toolkit.pipeline_balance.configured import Configured
 from toolkit.pipeline_balance.report import gap_text
 
@@ -71,9 +71,8 @@ def fastest(tried: Sequence[Interleave]) -> Interleave:
 
 def print_interleaves(console: Console, tried: Sequence[Interleave]) -> None:
     """Step, bound and fullest stage by number of chunks."""
-    table = Table(title="chunks per stage")
-    for column in ("pp_interleave_num", "step", "lower bound", "gap", "fullest stage MB"):
-        table.add_column(column, justify="right")
+    names = ("pp_interleave_num", "step", "lower bound", "gap", "fullest stage MB")
+    table = Table("chunks per stage", figures(*names))
     for choice in tried:
         found, cells = choice.solution, ("does not fit", "", "", "")
         if found:

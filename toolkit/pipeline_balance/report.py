@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console
-from rich.table import Table
 
 from mindllm.planning.plan import Evaluation
 from mindllm.planning.solve import Solution
+from mindllm.tables import Column, Table, figures, texts
 from toolkit.pipeline_balance.measured import Fit
 from toolkit.pipeline_balance.yaml_plan import KEYS, write_plan
 
@@ -62,7 +62,7 @@ def print_solution(console: Console, solution: Solution) -> None:
         console.print(f"kinds {', '.join(best.problem.kind_names)} have no YAML form: see the layers of --json")
         return
     for key in ("offset", *KEYS):
-        console.print(f"{key}: {getattr(written, key)}", highlight=False)
+        console.print(f"{key}: {getattr(written, key)}")
 
 
 def bound_text(solution: Solution) -> str:
@@ -80,9 +80,9 @@ def gap_text(solution: Solution) -> str:
 def stage_table(title: str, evaluation: Evaluation) -> Table:
     """Layers, recomputation, time of a micro-batch, peak memory and bubble of every stage."""
     problem, costs = evaluation.problem, evaluation.costs
-    table = Table(title=f"{title}, step {evaluation.step_time:,.6g}")
-    for column in ("stage", "layers", "recompute", "forward", "backward", "memory MB", "limit MB", "bubble"):
-        table.add_column(column, justify="left" if column == "recompute" else "right")
+    headings = ("stage", "layers", "recompute", "forward", "backward", "memory MB", "limit MB", "bubble")
+    columns = [Column(heading, is_text=heading == "recompute") for heading in headings]
+    table = Table(f"{title}, step {evaluation.step_time:,.6g}", columns)
     limits = problem.per_stage("limit_mb")
     for stage in range(problem.stages):
         mine = range(stage, problem.places, problem.stages)
@@ -103,9 +103,8 @@ def stage_table(title: str, evaluation: Evaluation) -> Table:
 
 def print_manual(console: Console, plans: Mapping[str, Evaluation]) -> None:
     """Plans that a person wrote, in a line each."""
-    table = Table(title="manual plans")
-    for column in ("plan", "step", "largest memory MB", "fits", "bubble"):
-        table.add_column(column, justify="left" if column == "plan" else "right")
+    columns = [*texts("plan"), *figures("step", "largest memory MB"), *texts("fits"), *figures("bubble")]
+    table = Table("manual plans", columns)
     for name, evaluation in plans.items():
         table.add_row(name, *manual_row(evaluation))
     console.print(table)

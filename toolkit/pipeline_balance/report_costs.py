@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from mindllm.planning.plan import evaluate
+from mindllm.tables import Column, Table, figures, texts
 from toolkit.pipeline_balance.configured import Configured
 from toolkit.pipeline_balance.validate import MIB, Round, Validated
 
@@ -15,9 +15,8 @@ from toolkit.pipeline_balance.validate import MIB, Round, Validated
 def print_costs(console: Console, configured: Configured) -> None:
     """Costs of every recompute kind, what is fixed, and how well the small runs are explained."""
     memory, times, problem = configured.memory, configured.times, configured.problem
-    table = Table(title=f"a layer and a micro-batch on {configured.device.name}")
-    for column in ("recompute", "forward ms", "backward ms", "kept MB", "working MB"):
-        table.add_column(column, justify="left" if column == "recompute" else "right")
+    columns = [*texts("recompute"), *figures("forward ms", "backward ms", "kept MB", "working MB")]
+    table = Table(f"a layer and a micro-batch on {configured.device.name}", columns)
     for name, kind in problem.layers[0].kinds.items():
         table.add_row(
             name, f"{times.forward:.3f}", f"{kind.backward:.3f}", f"{kind.activation_mb:,.1f}", f"{kind.transient_mb:,.1f}"
@@ -47,9 +46,8 @@ def print_costs(console: Console, configured: Configured) -> None:
 def _residuals(configured: Configured) -> Table:
     runs = configured.memory.runs
     source = "estimated" if runs.estimated else "simulated"
-    table = Table(title=f"{runs.count} small runs, {source}: memory, and what the fit leaves unexplained")
-    for column in ("stage", "recompute", "layers", "alive", "MB", "unexplained MB"):
-        table.add_column(column, justify="left" if column in ("stage", "recompute") else "right")
+    columns = [*texts("stage", "recompute"), *figures("layers", "alive", "MB", "unexplained MB")]
+    table = Table(f"{runs.count} small runs, {source}: memory, and what the fit leaves unexplained", columns)
     for row, left in configured.memory.residuals:
         cells = (row.place, row.kind, str(row.layers), str(row.alive), f"{row.memory_mb:,.1f}", f"{left:+.1f}")
         table.add_row(*cells)
@@ -66,19 +64,8 @@ def print_validated(console: Console, validated: Validated) -> None:
 
 
 def _round(title: str, found: Round) -> Table:
-    table = Table(title=title)
-    for column in (
-        "stage",
-        "layers",
-        "recompute",
-        "predicted MB",
-        "dry run MB",
-        "off",
-        "with gaps MB",
-        "limit MB",
-        "how",
-    ):
-        table.add_column(column, justify="left" if column in ("recompute", "how") else "right")
+    names = ("stage", "layers", "recompute", "predicted MB", "dry run MB", "off", "with gaps MB", "limit MB", "how")
+    table = Table(title, [Column(name, is_text=name in ("recompute", "how")) for name in names])
     for memory, predicted, used in zip(found.memories, found.solution.best.peak_mb, found.used_mb, strict=True):
         table.add_row(
             str(memory.stage.number), str(memory.stage.layers), memory.stage.recompute, f"{predicted:,.0f}", f"{used:,.0f}",

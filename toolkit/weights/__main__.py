@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import argparse
-import json
 import signal
 from collections.abc import Sequence
 from pathlib import Path
 
-from mindllm.command import CommandParser, run_command
+from mindllm.command import CommandParser, output_directory, run_command
+from mindllm.console import output, print_json
 from mindllm.files import size_in_bytes
 
 EXAMPLE = """examples:
   python -m toolkit.weights info models/llama3-8b
   python -m toolkit.weights import models/llama3-8b output/llama3-8b/checkpoint
   python -m toolkit.weights import llama_rank_0-3_2.ckpt output/llama/checkpoint --model run.yaml
-  python -m toolkit.weights export output/llama3-8b/checkpoint/llm-600 exported/llama3-8b --dtype bfloat16
+  python -m toolkit.weights export output/llama3-8b/checkpoint/llm-400 exported/llama3-8b --dtype bfloat16
 
 run_llm.py reads a Hugging Face directory itself (--load_checkpoint DIRECTORY); import makes a checkpoint of one.
 """
@@ -31,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print_description(describe(options.path), options.json)
         return 0
     path = _convert(options)
-    print(json.dumps({"written": str(path)}) if options.json else f"wrote {path}")
+    print_json({"written": str(path)}) if options.json else output.print(f"wrote {path}")
     return 0
 
 
@@ -50,7 +50,7 @@ def make_parser() -> CommandParser:
     importing.add_argument(
         "source", type=Path, metavar="WEIGHTS", help="Hugging Face directory; or of MindFormers: file, directory, ranks"
     )
-    importing.add_argument("target", type=Path, metavar="DIRECTORY", help="directory of checkpoints")
+    importing.add_argument("target", type=output_directory, metavar="DIRECTORY", help="directory of checkpoints")
     importing.add_argument(
         "--model",
         type=Path,
@@ -59,7 +59,7 @@ def make_parser() -> CommandParser:
     )
     exporting = commands.add_parser("export", help="a checkpoint as Hugging Face directory")
     exporting.add_argument("source", type=Path, metavar="CHECKPOINT")
-    exporting.add_argument("target", type=Path, metavar="HF_DIRECTORY", help="must not exist, or be empty")
+    exporting.add_argument("target", type=output_directory, metavar="HF_DIRECTORY", help="must not exist, or be empty")
     add_export_options(exporting)
     describing = commands.add_parser("info", help="architecture, files and types of any of them, checked")
     describing.add_argument("path", type=Path, metavar="PATH")

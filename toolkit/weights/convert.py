@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 from pydantic import ValidationError
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+from rich.progress import BarColumn, DownloadColumn, TimeRemainingColumn, TransferSpeedColumn
 
-from mindllm.command import error_console
 from mindllm.config import ModelConfig, is_hugging_face, load_config, read_model_config
 from mindllm.config.dataset import TOKENIZER_FILES
+from mindllm.console import error_console, progress
 from mindllm.data import load_tokenizer
 from mindllm.errors import RunFailed, UserError
 from mindllm.train.checkpoint import Checkpoint, CheckpointNotSavedError, CheckpointStore, RankTensors, load_checkpoint
@@ -124,7 +124,7 @@ def model_of(checkpoint: Checkpoint) -> ModelConfig:
 @contextmanager
 def watched(description: str, tensors: Mapping[str, TensorSource]) -> Iterator[dict[str, Watched]]:
     """``tensors`` with a bar on the terminal that grows as they are read."""
-    columns = (TextColumn(description), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=error_console, transient=True, disable=not error_console.is_terminal) as progress:
-        task = progress.add_task(description, total=payload_bytes(tensors))
-        yield {name: Watched(tensor, lambda size: progress.advance(task, size)) for name, tensor in tensors.items()}
+    columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    with progress(*columns, disable=not error_console.is_terminal) as bar:
+        task = bar.add_task(description, total=payload_bytes(tensors))
+        yield {name: Watched(tensor, lambda size: bar.advance(task, size)) for name, tensor in tensors.items()}

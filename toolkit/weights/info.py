@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
 from mindllm.config import ModelConfig, is_hugging_face, read_model_config
 from mindllm.config.dataset import TOKENIZER_FILES
+from mindllm.console import output, print_json
 from mindllm.data import load_tokenizer
+from mindllm.tables import pairs
 from mindllm.train.checkpoint import load_checkpoint
 from mindllm.train.checkpoint.formats import code_of, weight_files
 from mindllm.train.checkpoint.hugging_face import read_weights
@@ -65,12 +63,9 @@ def _description_without_architecture(path: Path) -> dict[str, Any]:
 def print_description(description: dict[str, Any], as_json: bool) -> None:
     """As a table, or as one JSON object."""
     if as_json:
-        print(json.dumps(description))
+        print_json(description)
         return
-    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-    for name, value in description.items():
-        table.add_row(f"[bold]{name}[/]", _cell(value))
-    Console(soft_wrap=True, highlight=False).print(table)
+    output.print(pairs((name, _cell(value)) for name, value in description.items()))
 
 
 def _architecture(model: ModelConfig) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 
+from mindllm.cache import user_cache
 from mindllm.compiled.device import stand_in_names
 from mindllm.errors import UserError
 
@@ -113,7 +114,7 @@ def _key(wheel: Path) -> str:
 
 
 def _cache() -> Path:
-    directory = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mindllm"
+    directory = user_cache()
     if ":" in str(directory):
         raise StandInUnavailable(f"libraries are not found below a path with a colon ({directory}); set XDG_CACHE_HOME")
     return directory

@@ -13,6 +13,7 @@ from mindllm.config.callbacks import (
 from mindllm.train.callbacks.callback import Callback
 from mindllm.train.callbacks.checkpoint import CheckpointMonitor
 from mindllm.train.callbacks.evaluation import EvaluationMonitor
+from mindllm.train.callbacks.first_step import FirstStep
 from mindllm.train.callbacks.loss_monitor import LossMonitor
 from mindllm.train.callbacks.metrics import MetricsMonitor
 from mindllm.train.callbacks.nan_monitor import NaNMonitor
@@ -39,6 +40,8 @@ def make_callbacks(
         made.append(EvaluationMonitor(evaluator, config.eval_step_interval, writes=ranks.is_first))
     if config.profile and (config.profile_rank_ids is None or ranks.rank in config.profile_rank_ids):
         made.append(ProfileMonitor(config, ranks.rank))
+    if not ranks.simulated:
+        made.insert(0, FirstStep())
     made = [callback for callback in made if ranks.is_first or not callback.of_first_rank]
     return sorted(made, key=lambda callback: isinstance(callback, CheckpointMonitor))
 

@@ -1,0 +1,41 @@
+"""Where things are kept between runs: one directory of the user, or a temporary one where that cannot be written."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+from mindllm.console import error_console
+
+VARIABLE = "XDG_CACHE_HOME"
+
+
+def user_cache(*names: str) -> Path:
+    """``$XDG_CACHE_HOME/mindllm/names…`` (``~/.cache`` where it is not set), which exists and can be written.
+
+    A home that is read-only, full or missing is said once; then this process and its children keep things in a temporary
+    directory that goes with them.
+    """
+    try:
+        wanted = Path(os.environ.get(VARIABLE) or Path.home() / ".cache") / "mindllm"
+        directory = wanted.joinpath(*names)
+        _try(directory)
+    except (OSError, RuntimeError, ValueError) as error:  # RuntimeError: there is no home
+        reason = getattr(error, "strerror", None) or str(error)
+        temporary = tempfile.mkdtemp(prefix="mindllm-cache-")
+        atexit.register(shutil.rmtree, temporary, ignore_errors=True)
+        place = os.environ.get(VARIABLE) or "~/.cache"
+        error_console.print(f"nothing is kept for later: {place} cannot be written ({reason}); set {VARIABLE}")
+        os.environ[VARIABLE] = temporary
+        directory = Path(temporary, "mindllm", *names)
+        directory.mkdir(parents=True)
+    return directory
+
+
+def _try(directory: Path) -> None:
+    directory.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=directory):
+        pass

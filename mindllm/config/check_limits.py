@@ -1,0 +1,44 @@
+"""Sizes beyond any machine: refused first, before anything is counted, listed or allocated by them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from mindllm.config.document import KeyPath, child
+from mindllm.config.run import RunConfig
+
+LIMITS = {
+    "model.model_config.num_layers": 10_000,
+    "model.model_config.hidden_size": 2**20,
+    "model.model_config.intermediate_size": 2**22,
+    "model.model_config.num_heads": 2**16,
+    "model.model_config.head_dim": 2**16,
+    "model.model_config.vocab_size": 2**26,
+    "model.model_config.seq_length": 2**26,
+    "model.model_config.max_position_embedding": 2**26,
+    "model.model_config.pp_interleave_num": 1024,
+    "runner_config.batch_size": 2**20,
+    "runner_config.gradient_accumulation_steps": 2**20,
+    "parallel_config.data_parallel": 2**20,
+    "parallel_config.model_parallel": 2**16,
+    "parallel_config.pipeline_stage": 10_000,
+    "parallel_config.micro_batch_num": 2**16,
+    "eval_dataset.batch_size": 2**20,
+    "generation.max_new_tokens": 2**26,
+    "generation.num_beams": 1024,
+    "generation.num_return_sequences": 2**16,
+    "predict_batch_size": 2**16,
+}
+"""The largest value of keys whose size decides memory and time, some times above any model or cluster there is."""
+
+
+def check_limits(config: RunConfig) -> Iterator[tuple[KeyPath, str]]:
+    """Yields every key that is above its limit."""
+    tree = config.model_dump(by_alias=True)
+    for key, limit in LIMITS.items():
+        path = tuple(key.split("."))
+        value = tree
+        for part in path:
+            value = child(value, part)
+        if isinstance(value, int) and value > limit:
+            yield path, f"no machine has room for it (value {value}); write at most {limit}"

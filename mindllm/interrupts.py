@@ -1,0 +1,54 @@
+"""Ctrl-C before there is anything to save, and while MindSpore has a handler of its own.
+
+Only the standard library is imported here: this is what a command line does first. Python's own answer to Ctrl-C, an exception
+wherever the program is, becomes a page of tracebacks in the middle of an import and a fatal error in a callback of native code.
+"""
+
+from __future__ import annotations
+
+import _thread
+import os
+import signal
+import sys
+import threading
+from types import FrameType
+
+INTERRUPTED = 130
+
+
+def leave_on_interrupt() -> None:
+    """From now on Ctrl-C ends the process at once, with one word and exit code 130; for the time in which nothing is lost."""
+    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+        signal.signal(signal.SIGINT, _leave)
+
+
+def raise_on_interrupt() -> None:
+    """From now on Ctrl-C raises KeyboardInterrupt, as Python does by itself, if :func:`leave_on_interrupt` was called before."""
+    if signal.getsignal(signal.SIGINT) is _leave:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    os.write(2, b"interrupted\n")
+    leaving = sys.modules.get("mindllm.train.leaving")
+    if leaving is not None:
+        leaving.tidy_up()
+    os._exit(INTERRUPTED)
+
+
+def receive_interrupts() -> None:
+    """Has Ctrl-C call Python's handler whatever native code installs: MindSpore's own sends SIGTERM instead.
+
+    To be called by the main thread before others are started: all of them block the signal, and one waits for it.
+    """
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN or signal.SIGINT in signal.pthread_sigmask(
+        signal.SIG_BLOCK, ()
+    ):
+        return
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    threading.Thread(target=_pass_on, name="interrupts", daemon=True).start()
+
+
+def _pass_on() -> None:
+    while True:
+        _thread.interrupt_main(signal.Signals(signal.sigwait({signal.SIGINT})))

@@ -1,0 +1,145 @@
+"""Tables for people. A figure is never cut: what does not fit a narrow terminal is stacked below, or folded if it is a text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from mindllm.console import PlainConsole, styled
+
+GAP = 2
+NARROW = 24  # to which texts are folded before columns are stacked
+Cell = str | Text
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column by its heading; figures stand at the right and are never folded, texts at the left."""
+
+    name: str
+    is_text: bool = False
+
+
+class Table:
+    """Rows of cells under headings, as wide as the terminal allows.
+
+    Headings are folded first, then columns of texts; if that is not enough the table is printed as several, one below the
+    other, which all begin with the first ``keys`` columns.
+    """
+
+    def __init__(
+        self, title: Cell, columns: Sequence[Column], rows: Iterable[Sequence[Cell]] = (), keys: int = 1
+    ) -> None:
+        self.title = title if isinstance(title, Text) else styled((title, "bold"))
+        self.columns = list(columns)
+        self.headings = [styled((column.name, "bold")) for column in columns]
+        self.rows: list[list[Text]] = []
+        self.keys = keys
+        for row in rows:
+            self.add_row(*row)
+
+    def add_row(self, *cells: Cell) -> None:
+        """Adds a row with a cell for every column."""
+        if len(cells) != len(self.columns):
+            raise ValueError(f"{len(cells)} cells for {len(self.columns)} columns")
+        self.rows.append([cell if isinstance(cell, Text) else styled(cell) for cell in cells])
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        limit = console.table_width if isinstance(console, PlainConsole) else options.max_width
+        if self.title.plain:
+            yield self.title
+        for number, places in enumerate(self._parts(limit)):
+            if number:
+                yield Text()
+            widths = self._widths(places, limit)
+            yield from self._lines(console, [self.headings[place] for place in places], places, widths, folded=True)
+            for row in self.rows:
+                yield from self._lines(console, [row[place] for place in places], places, widths)
+
+    def _parts(self, limit: int | None) -> list[list[int]]:
+        """Numbers of the columns of every part that is printed; the keys stand in all of them."""
+        least = [self._least(place) for place in range(len(self.columns))]
+        keys, parts, part = list(range(self.keys)), [], []  # type: list[int], list[list[int]], list[int]
+        for place in range(self.keys, len(self.columns)):
+            if limit and part and _total(least[known] for known in (*keys, *part, place)) > limit:
+                parts, part = [*parts, part], []
+            part.append(place)
+        return [keys + part for part in [*parts, part]]
+
+    def _widths(self, places: Sequence[int], limit: int | None) -> list[int]:
+        """The least widths, and what is left of ``limit``: to texts first, then to headings."""
+        widths = {place: self._least(place) for place in places}
+        wide = {place: max(self._cells(place), self.headings[place].cell_len) for place in places}
+        left = max(0, limit - _total(widths.values())) if limit else sum(wide.values())
+        for place in sorted(places, key=lambda place: not self.columns[place].is_text):
+            more = min(left, wide[place] - widths[place])
+            widths[place], left = widths[place] + more, left - more
+        return [widths[place] for place in places]
+
+    def _lines(
+        self,
+        console: Console,
+        cells: Sequence[Text],
+        places: Sequence[int],
+        widths: Sequence[int],
+        folded: bool = False,
+    ) -> Iterator[Text]:
+        """The lines of a row; the lines of its cells stand side by side."""
+        columns: list[list[Text]] = []
+        for cell, place, width in zip(cells, places, widths, strict=True):
+            is_text = self.columns[place].is_text
+            parts = (
+                cell.wrap(console, width, overflow="fold") if folded or is_text else cell.split("\n", allow_blank=True)
+            )
+            columns.append([_padded(part, width, at_left=is_text) for part in parts])
+        for line in zip_longest(*columns):
+            row = Text()
+            for part, width in zip(line, widths, strict=True):
+                row.append_text(Text(" " * width) if part is None else part).append(" " * GAP)
+            row.rstrip()
+            yield row
+
+    def _cells(self, place: int) -> int:
+        """Width of the widest cell."""
+        return max((line.cell_len for row in self.rows for line in row[place].split("\n", allow_blank=True)), default=0)
+
+    def _least(self, place: int) -> int:
+        """The least width a column is shown in."""
+        heading = max(map(cell_len, self.headings[place].plain.split()), default=0)
+        cells = self._cells(place)
+        return max(heading, min(cells, NARROW) if self.columns[place].is_text else cells)
+
+
+def pairs(rows: Iterable[tuple[str, Cell]]) -> RichTable:
+    """Names and values, a pair to a line."""
+    table = RichTable(show_header=False, box=None, padding=(0, 2, 0, 0))
+    for name, value in rows:
+        table.add_row(styled((name, "bold")), value if isinstance(value, Text) else styled(value))
+    return table
+
+
+def figures(*names: str) -> list[Column]:
+    """Columns of figures."""
+    return [Column(name) for name in names]
+
+
+def texts(*names: str) -> list[Column]:
+    """Columns of texts."""
+    return [Column(name, is_text=True) for name in names]
+
+
+def _total(widths: Iterable[int]) -> int:
+    found = list(widths)
+    return sum(found) + GAP * (len(found) - 1)
+
+
+def _padded(part: Text, width: int, at_left: bool) -> Text:
+    part.rstrip()
+    space = Text(" " * max(0, width - part.cell_len))
+    return part + space if at_left else space + part

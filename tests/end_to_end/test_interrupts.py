@@ -1,0 +1,108 @@
+"""Ctrl-C at any moment ends with exit code 130 and a word, never with a traceback; SIGKILL leaves no process behind."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from command_line import ROOT
+
+from mindllm.interrupts import leave_on_interrupt, raise_on_interrupt
+
+MOMENTS = ["pydantic_core", "_multiarray_umath", "libmindspore_core", "libmindspore_backend"]
+
+
+def start(*command):
+    def default_handler():
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # where the tests run in the background it is ignored
+
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "GLOG_v": "3", "PYTHONUNBUFFERED": "1"}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    return subprocess.Popen([sys.executable, *map(str, command)], env=environment, preexec_fn=default_handler, **pipes)
+
+
+def wait_for_library(process, name):
+    """Until the process has loaded a library, or has ended."""
+    while process.poll() is None:
+        try:
+            if name in Path(f"/proc/{process.pid}/maps").read_text():
+                return
+        except OSError:
+            pass
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("library", MOMENTS)
+def test_while_a_run_starts(library, config_file, tmp_path):
+    process = start(ROOT / "run_llm.py", "--config", config_file, f"--output_dir={tmp_path}")
+    wait_for_library(process, library)
+    process.send_signal(signal.SIGINT)
+    printed, _ = process.communicate(timeout=300)
+    assert process.returncode == 130, printed
+    assert printed.strip().splitlines()[-1] == "interrupted"
+    assert "Traceback" not in printed
+    assert "Fatal" not in printed
+
+
+def test_while_a_tool_is_imported():
+    process = start("-m", "toolkit.dry_run", "--config", "nowhere.yaml")
+    wait_for_library(process, "pydantic_core")
+    process.send_signal(signal.SIGINT)
+    printed, _ = process.communicate(timeout=300)
+    assert process.returncode in (130, 2), printed  # 2: it was faster
+    assert "Traceback" not in printed
+
+
+def test_while_the_first_step_compiles(config_file, tmp_path):
+    process = start(ROOT / "run_llm.py", "--config", config_file, f"--output_dir={tmp_path}")
+    for line in process.stdout:
+        if "compiling" in line:
+            break
+    process.send_signal(signal.SIGINT)
+    printed, _ = process.communicate(timeout=300)
+    assert process.returncode == 130, printed
+    assert "stopping after step 1: SIGINT" in printed
+    assert "Traceback" not in printed
+
+
+def test_outside_a_command_line_the_handler_of_the_program_stays():
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        raise_on_interrupt()
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        leave_on_interrupt()
+        raise_on_interrupt()
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        leave_on_interrupt()
+        assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+WORKER = """
+import sys
+from pathlib import Path
+from mindllm.compiled.worker_process import run_worker
+run_worker("http.server", ["0", "--bind", "127.0.0.1"], Path(sys.argv[1]), {"MARK": sys.argv[1]}, "x", "waiting", 60)
+"""
+
+
+def test_a_worker_of_a_killed_process_ends_with_it(tmp_path):
+    process = start("-c", WORKER, tmp_path)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    while not (found := children.read_text().split()):
+        time.sleep(0.02)
+    process.kill()
+    process.wait()
+    process.stdout.close()
+    worker = Path(f"/proc/{found[0]}/stat")
+    for _ in range(500):
+        if not worker.exists() or worker.read_text().rpartition(")")[2].split()[0] == "Z":
+            return
+        time.sleep(0.02)
+    pytest.fail("the worker lives on")

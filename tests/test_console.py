@@ -1,0 +1,137 @@
+"""Text of users is text: never markup, never a command to the terminal, however it is printed."""
+
+import ast
+import io
+import json
+import logging
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mindllm.command import CommandParser, run_command
+from mindllm.console import PlainConsole, print_json, progress, styled, track, visible
+from mindllm.errors import UserError
+from mindllm.logs import VisibleFormatter
+from mindllm.tables import Table, pairs, texts
+
+ROOT = Path(__file__).parents[1]
+HOSTILE = "runs[lr=3e-4][/x] run.yaml:100: \x1b[31mred\x9b\x07 \ud800 \u202eabc"
+SHOWN = "runs[lr=3e-4][/x] run.yaml:100: \\x1b[31mred\\x9b\\x07 \\ud800 \\u202eabc"
+SOURCES = sorted(path for room in ("mindllm", "toolkit") for path in (ROOT / room).rglob("*.py"))
+MADE_IN = {
+    "Console": "console.py",
+    "Progress": "console.py",
+    "Table": "tables.py",
+}  # the class of rich, and the file that makes it
+OTHER_WAYS = {"from_markup", "print_markup", "render_markup", "escape"}
+PROTOCOLS = {"bound_process.py", "side.py"}  # lines between processes, read by ours
+
+
+def printed(thing, width=None) -> str:
+    file = io.StringIO()
+    PlainConsole(file=file, width=width).print(thing)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    "thing",
+    [
+        HOSTILE,
+        styled("a ", (HOSTILE, "bold red")),
+        Table(HOSTILE, texts("name")),
+        Table("", texts("name", HOSTILE), [("a", "b")]),
+        Table("", texts("name", "value"), [("a", HOSTILE)]),
+        pairs([(HOSTILE, "1")]),
+        pairs([("name", HOSTILE)]),
+    ],
+)
+def test_markup_and_control_characters_are_shown(thing):
+    found = printed(thing)
+    assert SHOWN in found
+    assert "\x1b" not in found
+
+
+def test_a_bar_and_a_status_show_them_too():
+    file = io.StringIO()
+    console = PlainConsole(file=file, force_terminal=True, width=200)
+    with progress(console=console, transient=False) as bar:
+        bar.add_task(HOSTILE, total=1)
+    with console.status(HOSTILE) as status:
+        status.update(HOSTILE)
+    assert SHOWN in file.getvalue()
+    assert list(track([1, 2], HOSTILE, shown=False)) == [1, 2]
+
+
+def test_letters_of_other_scripts_stay_as_they_are():
+    assert visible("Größe 模型 عربي 👍🏽\tx\n") == "Größe 模型 عربي 👍🏽\tx\n"
+
+
+def test_an_error_shows_what_the_user_wrote(capsys):
+    def main(arguments):
+        raise UserError(HOSTILE)
+
+    with pytest.raises(SystemExit) as left:
+        run_command(main, [])
+    assert left.value.code == UserError.exit_code
+    assert capsys.readouterr().err == f"error: {SHOWN}\n"
+
+
+def test_an_unknown_option_is_shown(capsys):
+    with pytest.raises(SystemExit):
+        CommandParser(prog="tool").parse_args([HOSTILE])
+    assert SHOWN in capsys.readouterr().err
+
+
+def test_the_log_shows_them():
+    record = logging.LogRecord("mindllm", logging.INFO, "a.py", 1, "%s", (HOSTILE,), None)
+    assert VisibleFormatter("%(message)s").format(record) == SHOWN
+
+
+def test_json_is_ascii_and_finite(capsys):
+    print_json({"name": HOSTILE})
+    text = capsys.readouterr().out
+    assert text.isascii()
+    assert json.loads(text)["name"] == HOSTILE
+    with pytest.raises(ValueError, match="JSON"):
+        print_json({"gap": float("inf")})
+
+
+def test_a_terminal_without_unicode_gets_escapes_not_a_traceback(tmp_path):
+    script = "from mindllm.command import run_command\nrun_command(lambda _: print('\\u2248 \\ud800'))"
+    environment = {"PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "\\u2248 \\ud800\n", "")
+
+
+def test_nothing_is_printed_another_way():
+    for path in SOURCES:
+        refuse_other_ways(path)
+
+
+def refuse_other_ways(path):
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    of_rich = {
+        name.asname or name.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("rich")
+        for name in node.names
+    }
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call):
+            continue
+        name = node.func.id if isinstance(node.func, ast.Name) else getattr(node.func, "attr", "")
+        if isinstance(node.func, ast.Name) and name in of_rich:
+            assert name != "track", f"{path}:{node.lineno}: take track of mindllm.console"
+            assert MADE_IN.get(name, path.name) == path.name, (
+                f"{path}:{node.lineno}: take mindllm.console or mindllm.tables"
+            )
+            markup = any(item.arg == "markup" and not getattr(item.value, "value", True) for item in node.keywords)
+            assert name != "TextColumn" or markup, (
+                f"{path}:{node.lineno}: a TextColumn reads markup; write markup=False"
+            )
+        if name in OTHER_WAYS & of_rich or name == "from_markup":
+            pytest.fail(f"{path}:{node.lineno}: markup; write styled()")
+        if isinstance(node.func, ast.Name) and name == "print":
+            assert path.name in PROTOCOLS, f"{path}:{node.lineno}: print; write output.print()"
