@@ -15,6 +15,7 @@ from mindllm.config.families import FAMILIES
 TINY = {name: content for family in FAMILIES for name, content in family.tiny.items()}
 NAMES = [*TINY, *REFERENCES]
 SPREAD = 0.3  # of random weights: large enough that logits differ clearly
+SMALLER = 0.2  # are embeddings that are the head, too
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,8 @@ def opponent(name: str, directory: Path) -> Opponent:
         for key, parameter in model.named_parameters():
             ones = parameter.ndim == 1 and key.endswith("weight") and not key_adds_one(content, key)
             torch.nn.init.normal_(parameter, mean=float(ones), std=SPREAD if parameter.ndim == 1 else SPREAD / 2)
+        if config.tie_word_embeddings:  # or every model says its last token again
+            model.get_input_embeddings().weight.mul_(SMALLER)
     model.save_pretrained(directory)
     return Opponent(name, directory, model)
 
