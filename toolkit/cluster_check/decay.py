@@ -47,4 +47,10 @@ class Updates:
                     continue
                 found = self.decay(name, old, new)
                 if not abs(found - wanted) <= TOLERANCE:
-                    yield f"weight decay of {name} on rank {machine.rank}: {found:.4g}, {wanted:.4g} on a single device"
+                    rank = f"{name} on rank {machine.rank}"
+                    yield f"weight decay of {rank}: {_text(found)}, {_text(wanted)} on a single device"
+
+
+def _text(decay: float) -> str:
+    """Three digits; no minus before a zero."""
+    return f"{round(decay, 3) + 0.0:g}"

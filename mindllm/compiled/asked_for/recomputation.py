@@ -26,7 +26,7 @@ def recomputation(plan: LayerPlan, ranks: Sequence[Operators]) -> Finding:
     for rank in ranks:
         layers = _by_layer(rank)
         repeated = _repeated(rank)
-        for number, operators in layers.items():
+        for number, operators in sorted(layers.items()):
             reader = _Layer(plan.layers[number], operators, repeated[number])
             mistakes += [Mistake(rank.graph.rank, f"layer {number} {text}") for text in reader.mistakes()]
             (whole if reader.is_whole else some if reader.flagged else set()).add(number)
