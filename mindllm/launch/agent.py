@@ -11,16 +11,16 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from mindllm.command import INTERRUPTED
 from mindllm.errors import RunFailed, UserError
 from mindllm.launch.heartbeat import DIRECTORY, forget_beats, read_beats
-from mindllm.launch.job import LOOK_SECONDS, POLL_SECONDS, SIGNALS
+from mindllm.launch.job import LOOK_SECONDS, POLL_SECONDS
 from mindllm.launch.lines import Line
 from mindllm.launch.meeting import DESCRIPTOR
 from mindllm.launch.process import JobProcess
+from mindllm.launch.signals import StopRequests
 
 
 class Agent:
@@ -38,16 +38,15 @@ class Agent:
 
     def __enter__(self) -> Agent:
         self.log_dir.mkdir(parents=True, exist_ok=True)
-        handled = [number for number in SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
-        self.previous = {number: signal.signal(number, self._stop) for number in handled}
+        self.requests = StopRequests(self._stop)
+        self.requests.install()
         self.line = self._join()
         return self
 
     def __exit__(self, *exception: object) -> None:
         for process in self.processes.values():
             process.kill()
-        for number, handler in self.previous.items():
-            signal.signal(number, handler)
+        self.requests.restore()
 
     def serve(self) -> int:
         """Does what the first node says until it says that the job has finished; returns the exit code.
@@ -136,12 +135,10 @@ class Agent:
             raise RunFailed("the job has failed; the output of node 0 says why")
         return INTERRUPTED if INTERRUPTED in codes or self.stopped_by == signal.SIGINT else 0
 
-    def _stop(self, number: int, frame: FrameType | None) -> None:
-        if self.stopped_by is not None:
-            raise KeyboardInterrupt
-        self.stopped_by = SIGNALS[signal.Signals(number)]
+    def _stop(self, number: int) -> None:
+        self.stopped_by = number
         os.write(
             2, b"stopping the whole job after the step in progress; a second signal ends this node's ranks at once\n"
         )
         if hasattr(self, "line"):
-            self.line.send(stop=int(self.stopped_by))
+            self.line.send(stop=int(number))

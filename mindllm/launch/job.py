@@ -12,7 +12,6 @@ import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import IO
 
 from mindllm.command import INTERRUPTED
@@ -31,6 +30,7 @@ from mindllm.launch.heartbeat import (
 from mindllm.launch.meeting import DESCRIPTOR, Table
 from mindllm.launch.nodes import Desk, Node, RemoteProcess
 from mindllm.launch.process import JobProcess
+from mindllm.launch.signals import StopRequests
 
 HOST = "127.0.0.1"
 JOB = "MINDLLM_JOB"  # environment variable: a name of the job, the same each time it is started again
@@ -40,7 +40,6 @@ LOOK_SECONDS = 1.0  # between two looks for ranks that hang
 DUMP_SECONDS = 0.5  # for a rank that hangs to write where
 LINGER_SECONDS = 30.0  # ranks meet when they have finished, so the last one to end is not far
 STOPPED = (0, INTERRUPTED, -signal.SIGINT, -signal.SIGTERM)  # endings of a rank that was asked to stop
-SIGNALS = {signal.SIGINT: signal.SIGINT, signal.SIGTERM: signal.SIGTERM, signal.SIGHUP: signal.SIGTERM}
 
 
 class JobFailed(RunFailed):
@@ -105,8 +104,8 @@ class Job:
         self.selector = selectors.DefaultSelector()
 
     def __enter__(self) -> Job:
-        handled = [number for number in SIGNALS if signal.getsignal(number) != signal.SIG_IGN]  # SIGHUP, under nohup
-        self.previous = {number: signal.signal(number, self._stop) for number in handled}
+        self.requests = StopRequests(self._stop)
+        self.requests.install()
         self.log_dir.mkdir(parents=True, exist_ok=True)
         forget_beats(self.log_dir, range(self.local))
         if self.count > 1:
@@ -130,8 +129,7 @@ class Job:
         if self.shown is not None:
             self._show()
             self.shown.close()
-        for number, handler in self.previous.items():
-            signal.signal(number, handler)
+        self.requests.restore()
 
     def wait(self) -> int:
         """Waits for the end of all ranks; returns the exit code of the job.
@@ -258,10 +256,8 @@ class Job:
         failure = CrashedAtStart if crashed else JobFailed
         raise failure(told if shown else f"{told}\n{culprit.last_lines()}", max(culprit.poll() or 1, 1))
 
-    def _stop(self, number: int, frame: FrameType | None) -> None:
-        if self.stopped_by is not None:
-            raise KeyboardInterrupt
-        self.stopped_by = SIGNALS[signal.Signals(number)]
+    def _stop(self, number: int) -> None:
+        self.stopped_by = number
         os.write(2, b"stopping after the step in progress; a second signal ends the job at once\n")
         self._hand_on()
 

@@ -13,7 +13,6 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import FrameType
 
 from mindllm.command import INTERRUPTED
 from mindllm.errors import UserError
@@ -26,7 +25,8 @@ from mindllm.launch.heartbeat import (
     last_steps,
     read_beats,
 )
-from mindllm.launch.job import DUMP_SECONDS, LOOK_SECONDS, POLL_SECONDS, SIGNALS, JobFailed, JobStopped
+from mindllm.launch.job import DUMP_SECONDS, LOOK_SECONDS, POLL_SECONDS, JobFailed, JobStopped
+from mindllm.launch.signals import StopRequests
 
 
 def msrun_command(
@@ -60,8 +60,8 @@ class MsrunJob:
     def __enter__(self) -> MsrunJob:
         self.log_dir.mkdir(parents=True, exist_ok=True)
         forget_beats(self.log_dir, self.ranks)
-        handled = [number for number in SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
-        self.previous = {number: signal.signal(number, self._stop) for number in handled}
+        self.requests = StopRequests(self._stop)
+        self.requests.install()
         try:
             self.process = subprocess.Popen(self.command, env=self.variables, start_new_session=True)
         except FileNotFoundError:
@@ -73,8 +73,7 @@ class MsrunJob:
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
-        for number, handler in self.previous.items():
-            signal.signal(number, handler)
+        self.requests.restore()
 
     def wait(self) -> int:
         """Waits for the end of msrun; returns the exit code of the job.
@@ -115,12 +114,10 @@ class MsrunJob:
             with suppress(ProcessLookupError):
                 os.kill(beat.pid, number)
 
-    def _stop(self, number: int, frame: FrameType | None) -> None:
-        if self.stopped_by is not None:
-            raise KeyboardInterrupt
-        self.stopped_by = SIGNALS[signal.Signals(number)]
+    def _stop(self, number: int) -> None:
+        self.stopped_by = number
         os.write(2, b"stopping after the step in progress; a second signal ends the job at once\n")
         if read_beats(self.log_dir, self.ranks):
-            self._signal(self.stopped_by)
+            self._signal(number)
         else:
             os.killpg(self.process.pid, signal.SIGKILL)
