@@ -107,6 +107,12 @@ def test_eight_ranks_with_everything(config_file, single, tmp_path):
     assert_same_losses(trajectory(output), trajectory(single))
 
 
+def test_a_profile_is_refused(config_file, tmp_path):
+    assert "profile: ranks executed together" in run(
+        config_file, tmp_path / "out", *LAYOUTS["tp2"], "--profile", expect=2
+    )
+
+
 def test_a_model_that_is_too_large_is_refused_before_anything_is_compiled(config_file, tmp_path):
     sizes = ("--model.model_config.hidden_size=8192", "--model.model_config.num_layers=80")
     printed = run(config_file, tmp_path / "out", *LAYOUTS["tp2"], *sizes, expect=2)

@@ -70,8 +70,8 @@ def _write_windows(model: ModelConfig) -> Content:
 
 def _scalar(model: ModelConfig) -> Content:
     """A whole number, which their files want to be written as one."""
-    scalar = model.query_pre_attn_scalar
-    return {"query_pre_attn_scalar": int(scalar) if scalar is not None and scalar.is_integer() else scalar}
+    scalar = float(model.query_pre_attn_scalar or model.head_dim)
+    return {"query_pre_attn_scalar": int(scalar) if scalar.is_integer() else scalar}
 
 
 def _read_third(path: Path, content: Content) -> dict[str, Any]:

@@ -1,20 +1,21 @@
 """The network of a MindFormers YAML in our flat keys.
 
-What a class of MindFormers computes beside what its YAML says stands here as facts: keys of ours with their values. A network is
-had if ``ModelConfig`` has these keys; that is asked of the schema, so a key that comes there makes its networks come here.
+Which of our families a class of MindFormers is stands here; what every model of a family has is asked of ``config.families``, and
+so is whether there is such a family. A class of its own for a variant adds facts: keys of ours with their values.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, get_args
+from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from mindllm.config.families import BY_TYPE
 from mindllm.config.mindformers.keys_model import MODEL_KEYS, NO_EXPERTS, NO_LATENT, NO_PREDICTION
 from mindllm.config.mindformers.keys_parallel import MOE_KEYS
 from mindllm.config.mindformers.reading import Reading, path_of, shown
-from mindllm.config.model import ArchConfig, ModelConfig
+from mindllm.config.model import ModelConfig
 from mindllm.errors import nearest
 
 MODEL = "model.model_config"
@@ -27,56 +28,41 @@ ACTIVATIONS = {  # theirs: ours
     "gelu_new": "gelu_tanh",
     "gelu_tanh": "gelu_tanh",
 }
-PLAIN = {  # the network that ModelConfig describes where it has no key for it
-    "position_embedding_type": "rope",
-    "normalization": "RMSNorm",
-    "hidden_act": "silu",
-    "gated_linear_unit": True,
-    "qk_layernorm": False,
-    "mlp_has_bias": False,
-}
 
 
 @dataclass(frozen=True)
 class Network:
-    """What one class of MindFormers computes: ``facts`` in our flat keys, and the name of the class at Hugging Face.
+    """What one class of MindFormers computes: the ``family`` of ours by its ``model_type``, and ``facts`` in our flat keys
+    that the class has beside what every model of the family has.
 
     ``absent`` says what no key of ours describes.
     """
 
+    family: str = ""
     facts: dict[str, Any] = field(default_factory=dict)
-    name: str = "LlamaForCausalLM"
     absent: str = ""
 
 
-QKV_BIAS = {"qkv_has_bias": True}
 ALIBI = {"position_embedding_type": "alibi"}
-BIASES = {"qkv_has_bias": True, "attn_proj_has_bias": True, "mlp_has_bias": True}
-PLAIN_GELU = {
-    "normalization": "LayerNorm",
-    "gated_linear_unit": False,
-    "hidden_act": "gelu_tanh",
-    "tie_word_embeddings": True,
-}
+NORM_HEAD = {"norm_head": True}
+TIED = {"tie_word_embeddings": True}
 EXPERTS, LATENT = "a mixture of experts", "latent attention and a mixture of experts"
 NETWORKS = {
-    "LlamaForCausalLM": Network(),
-    "Qwen2ForCausalLM": Network(QKV_BIAS, "Qwen2ForCausalLM"),
-    "QwenForCausalLM": Network(QKV_BIAS, "QWenLMHeadModel"),
-    "Qwen3ForCausalLM": Network({"qk_layernorm": True}, "Qwen3ForCausalLM"),
-    "InternLMForCausalLM": Network(name="InternLMForCausalLM"),
-    "InternLM2ForCausalLM": Network(name="InternLM2ForCausalLM"),
-    "MistralForCausalLM": Network({"sliding_window": 4096}, "MistralForCausalLM"),
-    "BaichuanForCausalLM": Network(name="BaichuanForCausalLM"),
-    "Baichuan13BForCausalLM": Network(ALIBI, "BaichuanForCausalLM"),
-    "Baichuan7BV2ForCausalLM": Network({"norm_head": True}, "BaichuanForCausalLM"),
-    "Baichuan13BV2ForCausalLM": Network({"norm_head": True, **ALIBI}, "BaichuanForCausalLM"),
-    "ChatGLM2ForConditionalGeneration": Network({"partial_rotary_factor": 0.5}, "ChatGLMModel"),
-    "Glm4ForCausalLM": Network({"partial_rotary_factor": 0.5, "sandwich_norm": True}, "Glm4ForCausalLM"),
-    "GPT2LMHeadModel": Network(
-        {**PLAIN_GELU, **BIASES, "position_embedding_type": "learned_absolute"}, "GPT2LMHeadModel"
-    ),
-    "BloomLMHeadModel": Network({**PLAIN_GELU, **BIASES, **ALIBI, "embedding_norm": True}, "BloomForCausalLM"),
+    "LlamaForCausalLM": Network(),  # of many families: the first that has such a model
+    "Qwen2ForCausalLM": Network("qwen2"),
+    "QwenForCausalLM": Network("qwen"),
+    "Qwen3ForCausalLM": Network("qwen3"),
+    "InternLMForCausalLM": Network("internlm"),
+    "InternLM2ForCausalLM": Network("internlm2"),
+    "MistralForCausalLM": Network("mistral"),
+    "BaichuanForCausalLM": Network("baichuan"),
+    "Baichuan13BForCausalLM": Network("baichuan", ALIBI),
+    "Baichuan7BV2ForCausalLM": Network("baichuan", NORM_HEAD),
+    "Baichuan13BV2ForCausalLM": Network("baichuan", {**ALIBI, **NORM_HEAD}),
+    "ChatGLM2ForConditionalGeneration": Network("chatglm"),
+    "Glm4ForCausalLM": Network("glm4"),
+    "GPT2LMHeadModel": Network("gpt2", TIED),
+    "BloomLMHeadModel": Network("bloom", TIED),
     "ChatGLM2WithPtuning2": Network(absent="a trained prefix"),
     "GPT2ForSequenceClassification": Network(absent="a head for classes of text"),
     "TelechatForCausalLM": Network(absent="TeleChat, which is no family of mindllm"),
@@ -131,17 +117,19 @@ def translate_architecture(reading: Reading) -> None:
 
 
 def missing_parts(network: Network) -> str:
-    """What ``network`` has that no key of ours describes; nothing where it can be had."""
+    """What of ``network`` mindllm does not have; nothing where it can be had."""
     if network.absent:
         return network.absent
+    if network.family and network.family not in BY_TYPE:
+        return f"the family {network.family}"
     return ", ".join(f"{key} {shown(value)}" for key, value in network.facts.items() if not can_say(key, value))
 
 
 def can_say(key: str, value: Any) -> bool:
-    """Whether ``model.model_config`` can have ``value`` under ``key``, or is so without a key."""
+    """Whether ``model.model_config`` can have ``value`` under ``key``."""
     info = ModelConfig.model_fields.get(key)
     if info is None or info.annotation is None:
-        return key in PLAIN and PLAIN[key] == value
+        return False
     try:
         TypeAdapter(info.annotation).validate_python(value)
     except ValidationError:
@@ -161,12 +149,12 @@ def _class_of(reading: Reading) -> tuple[str, str | None]:
 
 
 def _names_of_the_network(reading: Reading, source: str, network: Network) -> None:
-    known = get_args(ArchConfig.model_fields["type"].annotation)
-    ours = network.name if network.name in known else known[0]
-    reading.translate(source, "model.arch.type", ours)
-    for key, value in network.facts.items():
-        if key in ModelConfig.model_fields:
-            reading.put(f"{MODEL}.{key}", value, path_of(source))
+    if not network.family:
+        reading.idle(source, "the keys beside it say which family it is")
+        return
+    reading.translate(source, f"{MODEL}.model_type", network.family)
+    for key, value in {**BY_TYPE[network.family].fixed, **network.facts}.items():
+        reading.put(f"{MODEL}.{key}", value, path_of(source))
 
 
 def _finish(reading: Reading, network: Network) -> None:
@@ -193,13 +181,11 @@ def _ours(reading: Reading) -> dict[str, Any]:
 
 
 def _described(reading: Reading, key: str, ours: str, value: Any) -> None:
-    """A property of the network that ModelConfig may have a key for."""
-    if not can_say(ours, value):
-        reading.refuse(key, f"{ours} {shown(value)} is not here yet")
-    elif ours in ModelConfig.model_fields:
+    """A property of the network: what the family has anyway, or a key that says otherwise."""
+    if can_say(ours, value):
         reading.translate(key, f"{MODEL}.{ours}", value)
     else:
-        reading.idle(key, "what every network has here")
+        reading.refuse(key, f"{ours} {shown(value)} is not here yet")
 
 
 def _attention(reading: Reading) -> None:
@@ -219,6 +205,11 @@ def _attention(reading: Reading) -> None:
             reading.put(f"{MODEL}.attn_proj_has_bias", True, path_of(key))
         elif reading.has(key):
             reading.idle(key, "no biases beside those that other keys name")
+    kernel = f"{MODEL}.use_flash_attention"
+    if reading.get(kernel) is True and _ours(reading).get("position_embedding_type") == "alibi":
+        reading.translate(kernel, kernel, "auto", "the kernel that takes ALiBi is chosen by the device")
+    elif reading.has(kernel):
+        reading.use(kernel)
     norm = f"{MODEL}.qk_layernorm"
     if reading.has(norm):
         _described(reading, norm, "qk_layernorm", bool(reading.get(norm)))

@@ -124,7 +124,7 @@ MODEL_KEYS: Table = {
     "no_recompute_layers": refused("recompute_config says the layers of every stage"),
     "compute_in_2d": idle(KERNEL),
     "rmsnorm_compute_2d": idle(KERNEL),
-    "use_flash_attention": used(),
+    "use_flash_attention": decided("use_flash_attention"),
     "use_attn_mask_compression": idle("a causal mask is always compressed"),
     "use_eod_attn_mask_compression": idle("masks follow from where documents begin"),
     "use_ring_attention": idle("context_parallel is 1, and this is a part of it"),
