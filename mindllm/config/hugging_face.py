@@ -10,7 +10,7 @@ from mindllm.config.families import FAMILIES, family_named, family_of
 from mindllm.config.families.family import Family
 from mindllm.config.model import ModelConfig
 from mindllm.config.plausible import refuse_implausible
-from mindllm.errors import UserError
+from mindllm.errors import UserError, shortened
 
 CONFIG = "config.json"
 GENERATION_CONFIG = "generation_config.json"
@@ -35,7 +35,7 @@ def read_model_config(directory: Path | str) -> ModelConfig:
     if ends is None:
         return model
     if not isinstance(ends, int) and not (isinstance(ends, list) and ends and all(type(end) is int for end in ends)):
-        raise UserError(f"{path}: eos_token_id: must be a token, or a list of tokens (value {ends})")
+        raise UserError(f"{path}: eos_token_id: must be a token, or a list of tokens (value {shortened(ends)})")
     return model.model_copy(update={"eos_token_id": tuple(ends) if isinstance(ends, list) else ends})
 
 
@@ -81,7 +81,9 @@ def _family(path: Path, content: dict[str, Any]) -> Family:
         return family_named(kind) if isinstance(kind, str) else family_named(str(kind))
     except UserError:
         names = ", ".join(family.name for family in FAMILIES)
-        raise UserError(f"{path}: model_type: this model is not supported (value {kind}); supported: {names}") from None
+        raise UserError(
+            f"{path}: model_type: this model is not supported (value {shortened(kind)}); supported: {names}"
+        ) from None
 
 
 def _end_of_text(generation: Path, content: dict[str, Any]) -> Any:

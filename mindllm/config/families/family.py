@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from mindllm.config.architecture_keys import layer_types
 from mindllm.config.families.weight_table import WeightTable
 from mindllm.config.model import ModelConfig
-from mindllm.errors import UserError
+from mindllm.errors import UserError, shortened
 
 Content = dict[str, Any]
 LONGEST_SAMPLE = 4096  # of a run that gives no seq_length: contexts of 131072 tokens are for those who ask for them
@@ -67,7 +67,9 @@ class Family:
             value = content.get(key)
             if value is not None and value not in allowed:
                 wanted = " or ".join(map(str, allowed)) or "nothing"
-                raise UserError(f"{path}: {key}: this model is not supported (value {value}); supported: {wanted}")
+                raise UserError(
+                    f"{path}: {key}: this model is not supported (value {shortened(value)}); supported: {wanted}"
+                )
         missing = [
             theirs
             for theirs, default in self.keys.values()
@@ -114,7 +116,7 @@ class Family:
         except ValidationError as error:
             found = error.errors(include_url=False)[0]
             key = ".".join([self.their_name(str(found["loc"][0])), *map(str, found["loc"][1:])])
-            raise UserError(f"{path}: {key}: {found['msg']} (value {found['input']})") from None
+            raise UserError(f"{path}: {key}: {found['msg']} (value {shortened(found['input'])})") from None
         filled = {key: getattr(model, key) for key in ("n_kv_heads", "head_dim")}  # set, whether left out or not
         return model.model_copy(update=filled)
 

@@ -21,7 +21,7 @@ from mindllm.config.families.weight_table import (
     with_biases,
 )
 from mindllm.config.model import ModelConfig
-from mindllm.errors import UserError
+from mindllm.errors import UserError, shortened
 
 LAYER = (
     *renamed(
@@ -42,7 +42,7 @@ OUTSIDE = {EMBEDDING: "transformer.wte.weight", "model.norm_out.weight": "transf
 def _read(path: Path, content: Content) -> dict[str, Any]:
     both = content.get("intermediate_size")
     if not isinstance(both, int) or both % 2:
-        raise UserError(f"{path}: intermediate_size: must be an even number, twice the width (value {both})")
+        raise UserError(f"{path}: intermediate_size: must be an even number, twice the width (value {shortened(both)})")
     return {"intermediate_size": both // 2}
 
 

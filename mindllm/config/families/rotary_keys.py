@@ -7,7 +7,7 @@ from typing import Any
 
 from mindllm.config.families.family import Content, given_or
 from mindllm.config.model import ModelConfig
-from mindllm.errors import UserError
+from mindllm.errors import UserError, shortened
 
 FIELDS = {
     "default": (),
@@ -28,17 +28,19 @@ def read_rotary(path: Path, content: Content, theta: float = 10000.0, partial: f
     layout = "rope_parameters" if content.get("rope_parameters") else "rope_scaling"
     values = content.get(layout) or {}
     if not isinstance(values, dict):
-        raise UserError(f"{path}: {layout}: must be an object (value {values})")
+        raise UserError(f"{path}: {layout}: must be an object (value {shortened(values)})")
     kind = values.get("rope_type", values.get("type", "default"))
     if kind not in FIELDS:
-        raise UserError(f"{path}: {layout}.rope_type: not supported (value {kind}); supported: {', '.join(FIELDS)}")
+        raise UserError(
+            f"{path}: {layout}.rope_type: not supported (value {shortened(kind)}); supported: {', '.join(FIELDS)}"
+        )
     for key, allowed in REFUSED.items():
         if values.get(key) is not None and values[key] not in allowed:
-            raise UserError(f"{path}: {layout}.{key}: not supported (value {values[key]})")
+            raise UserError(f"{path}: {layout}.{key}: not supported (value {shortened(values[key])})")
     turned = values.get("partial_rotary_factor", given_or(content, "partial_rotary_factor", partial))
     if partial == 1 and turned != 1:
         where = f"{layout}." if "partial_rotary_factor" in values else ""
-        raise UserError(f"{path}: {where}partial_rotary_factor: must be 1 (value {turned})")
+        raise UserError(f"{path}: {where}partial_rotary_factor: must be 1 (value {shortened(turned)})")
     fields = {name: values[name] for name in FIELDS[kind] if values.get(name) is not None}
     scaling = None if kind == "default" else {"type": kind, **fields}
     base = values.get("rope_theta", given_or(content, "rope_theta", theta))
