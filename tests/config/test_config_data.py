@@ -89,6 +89,7 @@ BOTH = ("segment_starts", "position_ids")
         ([f"--{LOADER}.config.reset_attention_mask", f"--{LOADER}.config.reset_position_ids"], BOTH),
         (CHATS, ()),
         ([*CHATS, f"--{LOADER}.config.packing"], BOTH),
+        ([*CHATS, f"--{LOADER}.config.packing=joined"], ()),
     ],
 )
 def test_documents_are_kept_apart_only_where_it_is_asked_for(load, options, columns):

@@ -213,6 +213,7 @@ FORMS = {
         {"code_with_problem": "q\n```python\ncode```", "code_only": "code", "explanation_only": "why"},
         [("user", "q"), ("assistant", "code\nwhy")],
     ),
+    "ADGenInstructionHandler": ({"content": "q", "summary": "a"}, PAIR),
 }
 
 

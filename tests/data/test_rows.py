@@ -144,11 +144,12 @@ def test_mind_record_rows_by_number(mind_record):
     assert all(row.trained.all() for row in rows.rows([1]))
 
 
-def test_mind_record_labels_say_where_the_loss_is(mind_record):
+@pytest.mark.parametrize("column", ["labels", "target_ids"])
+def test_mind_record_labels_say_where_the_loss_is(mind_record, column):
     labels = np.array([-100, -100, 2, 3, -100], dtype=np.int64)
     ids = np.arange(5, dtype=np.int64)
     rows = MindRecordRows(
-        [mind_record("c.mindrecord", [{"input_ids": ids, "labels": labels}], input_ids="int64", labels="int64")], 4
+        [mind_record(f"c_{column}", [{"input_ids": ids, column: labels}], **{"input_ids": "int64", column: "int64"})], 4
     )
     sample = RowDataset(rows, Packs.single(np.arange(1)), 4, 0).sample(0)
     assert sample["labels"].tolist() == [1, 2, 3, 4]

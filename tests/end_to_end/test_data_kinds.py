@@ -41,6 +41,13 @@ def test_packed_conversations_are_learnt_and_a_stopped_run_repeats_them(conversa
     assert trajectory(tmp_path / "out") == trajectory(tmp_path / "whole")
 
 
+def test_joined_conversations_and_only_the_first_rows(conversations, tmp_path):
+    options = [f"{LOADER}.config.packing=joined", f"{LOADER}.config.max_rows=20", "--runner_config.stop_step=2"]
+    printed = run(conversations, tmp_path / "out", *options)
+    assert "18 rows, " in printed
+    assert "18 rows packed into" in printed
+
+
 def test_blended_corpora_with_documents_apart(config_file, corpus, tmp_path):
     options = [f"{LOADER}.config.data_path=[0.25, {corpus}/corpus, 0.75, {corpus}/corpus]"]
     options += [f"{LOADER}.config.{key}" for key in ("reset_attention_mask", "reset_position_ids", "eod_mask_loss")]
