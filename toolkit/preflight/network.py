@@ -6,13 +6,13 @@ directory; the others ask it for the time and the number.
 
 from __future__ import annotations
 
-import json
 import secrets
 import socket
 import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from mindllm.launch.lines import Line
 from toolkit.preflight.finding import Finding, bad, good
@@ -114,6 +114,6 @@ def _read(path: Path) -> str:
     return ""
 
 
-def as_json(findings: list[Finding]) -> str:
+def as_json(findings: list[Finding]) -> list[dict[str, Any]]:
     """The findings for programs."""
-    return json.dumps([finding.__dict__ for finding in findings], indent=2)
+    return [dict(finding.__dict__) for finding in findings]
