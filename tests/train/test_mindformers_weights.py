@@ -295,6 +295,12 @@ def test_concatenated_matrices_of_legacy_models_are_refused_with_the_reason(tmp_
         read_mindformers(tmp_path / "a.safetensors", MODEL)
 
 
+def test_mcore_names_of_other_families_are_not_guessed(tmp_path):
+    save_file(mcore(random_weights()), tmp_path / "a.safetensors")
+    with pytest.raises(UserError, match=r"read for models like Llama only: .*norm.* has no name in them here"):
+        read_mindformers(tmp_path / "a.safetensors", MODEL.model_copy(update={"qk_layernorm": True}))
+
+
 def test_checkpoints_of_ours_and_of_hugging_face_are_not_taken_for_it(tmp_path):
     for name in ("manifest.json", "config.json"):
         directory = tmp_path / name

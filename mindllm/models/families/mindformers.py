@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from mindllm.config import ModelConfig
+from mindllm.errors import UserError
 
 LAYER = "{layer}"
 Piece = Literal["query", "key", "value", "gate", "up"]
@@ -64,7 +65,11 @@ MCORE_MARK = "embedding.word_embeddings.weight"
 
 
 def origins(model: ModelConfig, ours: Mapping[str, object], theirs: Mapping[str, object]) -> dict[str, Origin]:
-    """Where each of ``ours`` is in a checkpoint that has the names ``theirs``: mcore's or legacy ones."""
+    """Where each of ``ours`` is in a checkpoint that has the names ``theirs``: mcore's or legacy ones.
+
+    Raises:
+        UserError: the model has a weight that a Llama has not.
+    """
     if MCORE_MARK not in theirs:
         return {name: Origin(name) for name in ours}
     table = {
@@ -72,6 +77,11 @@ def origins(model: ModelConfig, ours: Mapping[str, object], theirs: Mapping[str,
         for template, origin in MCORE.items()
         for layer in (range(model.num_layers) if LAYER in template else (0,))
     }
+    unknown = [name for name in ours if name not in table]
+    if unknown:
+        raise UserError(
+            f"mcore checkpoints of MindFormers are read for models like Llama only: {unknown[0]} has no name in them here"
+        )
     return {name: table[name] for name in ours}
 
 
