@@ -11,9 +11,9 @@ from collections.abc import Callable
 import mindspore as ms
 import numpy as np
 import pytest
-from mindllm.models.families.llama import HUGGING_FACE
 from mindspore import Tensor
 
+from mindllm.config.families.llama import WEIGHTS as HUGGING_FACE
 from mindllm.config.optimizer import OptimizerConfig
 from mindllm.models.weights import assign, trained_weights
 from mindllm.train.optimizer import AdamW
