@@ -9,6 +9,7 @@ from typing import Any
 from mindllm.config.families import FAMILIES, family_named, family_of
 from mindllm.config.families.family import Family
 from mindllm.config.model import ModelConfig
+from mindllm.config.plausible import refuse_implausible
 from mindllm.errors import UserError
 
 CONFIG = "config.json"
@@ -28,6 +29,7 @@ def read_model_config(directory: Path | str) -> ModelConfig:
     """
     path = Path(directory) / CONFIG
     content = read_json(path)
+    refuse_implausible(path, content)
     model = _family(path, content).model(path, content)
     ends = _end_of_text(path.with_name(GENERATION_CONFIG), content)
     if ends is None:

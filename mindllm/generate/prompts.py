@@ -17,13 +17,6 @@ def eos_ids(config: ModelConfig, tokenizer: Tokenizer | None) -> tuple[int, ...]
     return (*ends, *(id for id in tokenizer.end_ids if id not in ends))
 
 
-def bos_id(config: ModelConfig, tokenizer: Tokenizer | None) -> int | None:
-    """The token that begins a text: the configuration's, else the tokenizer's if it adds it; None: there is none."""
-    if config.bos_token_id is not None or tokenizer is None or not tokenizer.adds_bos:
-        return config.bos_token_id
-    return tokenizer.bos_id
-
-
 def encode_prompt(text: str, config: ModelConfig, tokenizer: Tokenizer) -> list[int]:
     """The tokens of ``text``, after what begins a text if there is such a thing."""
     begin = tokenizer.prefix_ids if config.bos_token_id is None else (config.bos_token_id,)

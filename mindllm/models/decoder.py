@@ -118,22 +118,21 @@ class DecoderLayer(nn.Cell):
 class ContextTables(nn.Cell):
     """What layers of one context read: position tables for ``seq_length`` positions, and the mask.
 
-    They are parameters without gradient: constants would be copied into the compiled graph once per use. ``suffix`` tells
-    apart those of several contexts.
+    They are parameters without gradient: constants would be copied into the compiled graph once per use.
     """
 
-    def __init__(self, context: AttentionContext, seq_length: int, kernels: Kernels, suffix: str) -> None:
+    def __init__(self, context: AttentionContext, seq_length: int, kernels: Kernels) -> None:
         super().__init__()
         self.rotates = isinstance(context.position, RotarySpec)
         self.biased = isinstance(context.position, AlibiSpec)
         if isinstance(context.position, RotarySpec):
             cos, sin = rotary_tables(context.position, context.head_dim, seq_length)
-            self.rotary_cos = constant(f"rotary_cos{suffix}", cos)
-            self.rotary_sin = constant(f"rotary_sin{suffix}", sin)
+            self.rotary_cos = constant("rotary_cos", cos)
+            self.rotary_sin = constant("rotary_sin", sin)
         if self.biased:
-            self.alibi_bias = constant(f"alibi_bias{suffix}", alibi_bias(context.num_heads, seq_length))
+            self.alibi_bias = constant("alibi_bias", alibi_bias(context.num_heads, seq_length))
         mask = causal_mask(seq_length, kernels, context.window)
-        self.attention_mask = constant(f"attention_mask{suffix}", mask)
+        self.attention_mask = constant("attention_mask", mask)
 
     def construct(self) -> tuple[Tables, Tensor]:
         if self.rotates:
@@ -147,11 +146,9 @@ class AttentionTables(nn.Cell):
     """The tables and masks of all layers, one :class:`ContextTables` for each of the architecture's contexts."""
 
     def __init__(self, model: ModelConfig, kernels: Kernels) -> None:
-        super().__init__(auto_prefix=False)
-        contexts = enumerate(model.architecture.contexts())
+        super().__init__()
         self.contexts = nn.CellList(
-            [ContextTables(context, model.seq_length, kernels, f"_{n}" if n else "") for n, context in contexts],
-            auto_prefix=False,
+            [ContextTables(context, model.seq_length, kernels) for context in model.architecture.contexts()]
         )
 
     def construct(self, context: int) -> tuple[Tables, Tensor]:

@@ -137,7 +137,7 @@ class Evaluation:
     @property
     def bubble(self) -> np.ndarray:
         """Share of the step in which each stage waits, ``[stages]``."""
-        return 1 - self.line.busy() / self.step_time
+        return 1 - self.line.busy() / self.step_time if self.step_time else np.zeros(self.problem.stages)
 
 
 def peak_memory(problem: Problem, costs: Costs, orders: Orders) -> np.ndarray:

@@ -22,6 +22,7 @@ Schedule = Literal["1f1b", "less_memory", "gpipe", "zb1p", "zb2p", "zb"]
 chunk; ``zb`` is the zero-bubble schedule that keeps within the memory limit."""
 
 ZERO_BUBBLE = ("zb1p", "zb2p", "zb")
+SHOWN = 40  # digits of an integer in a message
 MOST_LAYERS = 4096
 MOST_PASSES = {False: 2**20, True: 2**17}
 """Forward passes of a step that are simulated; where the order of operations is searched, fewer."""
@@ -218,8 +219,16 @@ def make_problem(fields: Mapping[str, Any], source: str) -> Problem:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"] if not str(part).startswith(("constrained", "tuple[")))
         message = first["msg"].removeprefix("Value error, ")
-        given = "" if isinstance(first["input"], dict | list) else f" (is {first['input']!r})"
+        given = "" if isinstance(first["input"], dict | list) else f" (is {shortened(first['input'])})"
         raise UserError(f"{source}: {where + ': ' if where else ''}{message}{given}") from None
+
+
+def shortened(value: Any) -> str:
+    """A value as a message shows it; an integer of thousands of digits cannot even be written out."""
+    if isinstance(value, int) and abs(value) >= 10**SHOWN:
+        return f"an integer of more than {SHOWN} digits"
+    text = repr(value)
+    return text if len(text) <= 2 * SHOWN else text[: 2 * SHOWN] + "…"
 
 
 def read_json(path: Path) -> Any:
@@ -230,6 +239,8 @@ def read_json(path: Path) -> Any:
         raise UserError(f"{path}: {error.strerror}") from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: is not JSON: {error}") from None
+    except ValueError:  # Python does not convert integers of more than 4,300 digits
+        raise UserError(f"{path}: holds an integer of thousands of digits; write a number that fits 64 bits") from None
 
 
 def read_mapping(path: Path) -> Mapping:

@@ -25,6 +25,8 @@ def start(config: RunConfig) -> int:
     elif execution.executor is Executor.LOCKSTEP:
         from mindllm.compiled.execute.estimate import refuse_too_large
 
+        if config.profile:
+            raise config.error("profile", "ranks executed together are not profiled (value true); write false")
         refuse_too_large(config)
         config = override_config(config, {"context.enable_graph_kernel": False, "context.compile_cache": False})
     prepare_environment(config)

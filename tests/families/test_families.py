@@ -81,7 +81,7 @@ def test_greedy_text_with_a_cache_is_theirs(pair):
         [prompt], GenerationConfig(max_new_tokens=12, do_sample=False)
     )
     assert result.tokens == pair.other.greedy(prompt, 12)
-    assert len(set(result.tokens)) > 2, "the model says more than one thing, or nothing is tested"
+    assert len(set(result.tokens)) > 1, "the model says more than one thing, or nothing is tested"
 
 
 def test_files_come_back_bit_equal_and_transformers_loads_them(pair, tmp_path):

@@ -121,7 +121,7 @@ def model_sizes(config: RunConfig) -> dict[str, Any]:
         "head_dim": head_dim,
         "hidden_size": hidden,
         "ffn_dim_multiplier": None,
-        "intermediate_size": _alike(model.intermediate_size, hidden + hidden // 2, devices),
+        "intermediate_size": _inner_width(model, hidden, devices),
         "vocab_size": _alike(model.vocab_size, SMALLEST_VOCABULARY, devices),
         "seq_length": sequence,
         "max_position_embedding": sequence,
@@ -151,6 +151,13 @@ def _widths(heads: int, hidden_size: int, devices: int) -> tuple[int, int]:
         SMALLEST_HEAD,
     )
     return head_dim, heads * head_dim
+
+
+def _inner_width(model: ModelConfig, hidden: int, devices: int) -> int:
+    """Width of the feed-forward: four times the hidden states' where it is that (families that say no width have no other)."""
+    if model.intermediate_size == 4 * model.hidden_size:
+        return 4 * hidden
+    return _alike(model.intermediate_size, hidden + hidden // 2, devices)
 
 
 def _alike(size: int, smallest: int, devices: int) -> int:

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import html
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from mindllm.compiled.cost import Cost, cost
 from mindllm.compiled.graph import COLLECTIVES, CONSTANT, CompiledGraph, Node
-from mindllm.compiled.operators import LAYER, ORDERING, UNIQUE, Operators
+from mindllm.compiled.operators import LAYER, ORDERING, Operators
 from mindllm.files import atomic_open
 from toolkit.ir_inspect.comm import cause_of
+from toolkit.ir_inspect.kept import KeptTensors
 from toolkit.ir_inspect.tables import count_text, size_text
 
 EXCHANGED = COLLECTIVES - {"Send", "Receive"}
@@ -43,6 +44,7 @@ def page_data(graph: CompiledGraph) -> dict[str, Any]:
     operators = Operators(graph)
     drawn = [node for function in graph.functions for node in function.nodes if _is_drawn(node)]
     number = {node.name: index for index, node in enumerate(drawn)}
+    repeated = KeptTensors(operators).repetitions
     places: dict[str, int] = {}
     lines: dict[str, int] = {}
     functions = []
@@ -62,7 +64,7 @@ def page_data(graph: CompiledGraph) -> dict[str, Any]:
                     "q": part_of(place),
                     "m": -1 if node.micro_batch is None else node.micro_batch,
                     "e": sorted({number[source.name] for source in operators.producers(node) if source.name in number}),
-                    "r2": _repeated(operators, node, number),
+                    "r2": number[repeated[node.name].name] if node.name in repeated else -1,
                     "a": [name for name in map(operators.parameter, node.inputs) if name],
                     "f": operators.phase(node),
                     "c": cause_of(operators, node) if node.op in COLLECTIVES else "",
@@ -87,12 +89,6 @@ def part_of(place: str) -> str:
     """What is drawn together: a layer by its path, other cells by the first two levels of theirs."""
     layer = LAYER.match(place)
     return place[: layer.end()].rstrip(".") if layer else ".".join(place.split(".")[:2]) or "step"
-
-
-def _repeated(operators: Operators, node: Node, number: Mapping[str, int]) -> int:
-    """The row of the forward operator that this one runs again; -1 where it repeats none."""
-    first = operators.forwards.get(str(node.primal.get(UNIQUE, ""))) if operators.repeats(node) else None
-    return number.get(first.name, -1) if first else -1
 
 
 def _spent(spent: Cost) -> Iterator[str]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rich.console import Console
 from rich.table import Table
 
+from mindllm.planning.problem import Problem
 from mindllm.planning.solve import Infeasible, Solution, solve
 from toolkit.pipeline_balance.configured import Configured
 from toolkit.pipeline_balance.report import gap_text
@@ -15,32 +16,48 @@ from toolkit.pipeline_balance.report import gap_text
 
 @dataclass(frozen=True)
 class Interleave:
-    """A run with some number of chunks per stage; ``solution`` is None where no plan fits."""
+    """A problem with some number of chunks per stage.
 
-    configured: Configured
+    Attributes:
+        solution: None where no plan fits.
+        configured: the run that it is the problem of, if any.
+    """
+
+    problem: Problem
     solution: Solution | None
+    configured: Configured | None = None
 
     @property
     def chunks(self) -> int:
         """``pp_interleave_num``."""
-        return self.configured.problem.chunks
+        return self.problem.chunks
 
 
 def try_interleaves(configured: Configured, numbers: Sequence[int], seconds: float) -> list[Interleave]:
-    """Plans every number of chunks, each within about ``seconds``.
+    """Plans every number of chunks of a run, each within about ``seconds``; raises as :func:`try_problems`.
+
+    Raises:
+        UserError: there are fewer layers than chunks.
+    """
+    runs = [configured.interleaved(chunks) for chunks in dict.fromkeys(numbers)]
+    tried = try_problems([run.problem for run in runs], seconds)
+    return [replace(choice, configured=run) for choice, run in zip(tried, runs, strict=True)]
+
+
+def try_problems(problems: Sequence[Problem], seconds: float) -> list[Interleave]:
+    """Plans every problem, each within about ``seconds``.
 
     Raises:
         Infeasible: none of them fits the memory; what the first one would need.
-        UserError: there are fewer layers than chunks.
     """
     tried: list[Interleave] = []
     refused: Infeasible | None = None
-    for run in [configured.interleaved(chunks) for chunks in dict.fromkeys(numbers)]:
+    for problem in problems:
         try:
-            tried.append(Interleave(run, solve(run.problem, seconds)))
+            tried.append(Interleave(problem, solve(problem, seconds)))
         except Infeasible as error:
             refused = refused or error
-            tried.append(Interleave(run, None))
+            tried.append(Interleave(problem, None))
     if refused and not any(choice.solution for choice in tried):
         raise refused
     return tried

@@ -63,7 +63,7 @@ def draw_schedule(evaluation: Evaluation, path: Path) -> None:
 def windows_of(evaluation: Evaluation) -> list[Window]:
     """The stretches of time that a still picture shows: all, or the start, one period in the middle, and the end."""
     line, problem = evaluation.line, evaluation.problem
-    whole = float(line.end.max())
+    whole = float(line.end.max()) or 1.0
     slowest = int(line.busy().argmax())
     mine = line.table.place % problem.stages == slowest
     usual = float(np.mean((line.end - line.start)[mine]))

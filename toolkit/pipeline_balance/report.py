@@ -52,7 +52,7 @@ def print_solution(console: Console, solution: Solution) -> None:
     console.print(stage_table("before: even split", even) if even else "The even split does not fit the memory.")
     console.print(stage_table("after: the plan", best))
     if even:
-        less = 1 - best.step_time / even.step_time
+        less = 1 - best.step_time / even.step_time if even.step_time else 0.0
         console.print(f"step {even.step_time:,.6g} -> {best.step_time:,.6g}: {100 * less:.2f}% less time")
     else:
         console.print(f"step {best.step_time:,.6g}")

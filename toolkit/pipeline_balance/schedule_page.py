@@ -52,7 +52,7 @@ def page_data(evaluation: Evaluation, kinds: Sequence[tuple[str, str]]) -> dict[
         "times": [part.reshape(problem.chunks, problem.stages).tolist() for part in times],
         "freed": 2 if split else 1,
         "kinds": [list(kind) for kind in kinds],
-        "end": float(line.end.max()),
+        "end": float(line.end.max()) or 1.0,
         "limits": limits,
         "title": _title(evaluation),
         "repeated": line.repeated,

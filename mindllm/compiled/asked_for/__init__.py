@@ -24,7 +24,7 @@ __all__ = ["Finding", "findings"]
 
 
 def findings(config: RunConfig, graphs: Sequence[CompiledGraph]) -> tuple[Finding, ...]:
-    """What ``config`` asks for and what ``graphs``, those of all its ranks in order, have."""
+    """What ``config`` asks for and what ``graphs``, those of its ranks or of some of them, have."""
     plan, mesh = make_plan(config), mesh_of(config)
     ranks = [Operators(graph) for graph in graphs]
     found = (

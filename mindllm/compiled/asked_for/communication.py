@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
-from mindllm.compiled.asked_for.finding import Finding, Mistake, together
+from mindllm.compiled.asked_for.finding import Finding, Mistake, numbers_text, together
 from mindllm.compiled.graph import Node
 from mindllm.compiled.operators import BACKWARD, Operators, layer_of
 from mindllm.config import RunConfig
@@ -35,17 +34,17 @@ def gradient_fusion(config: RunConfig, plan: LayerPlan, mesh: Mesh, ranks: Seque
                 mistakes.append(Mistake(rank, f"the gradient of {weight} is in message {number}, not {wanted}"))
             others = {found[member].get(weight, (None,))[0] for member in members if member in found}
             if others != {number}:
-                mistakes.append(
-                    Mistake(rank, f"the gradient of {weight} is in message {number} here and another elsewhere")
-                )
-    numbers: dict[int, set[str]] = defaultdict(set)
-    for messages in found.values():
-        for weight, (number, _) in messages.items():
-            numbers[number].add(weight)
+                text = f"the gradient of {weight} is in different messages on ranks {numbers_text(members)}"
+                mistakes.append(Mistake(rank, text))
+    numbers = {number for messages in found.values() for number, _ in messages.values()}
     wanted_numbers = {fusion_of_layer(layer, plan, groups) for layer in range(len(plan.layers))}
     wanted_numbers.add(fusion_of_others(plan, groups))
-    asked = f"{len(wanted_numbers)} messages, the same on all ranks"
-    return Finding("gradient fusion", asked, f"{len(numbers)} messages", together(mistakes))
+    asked = f"{_count(wanted_numbers)}, the same on all ranks"
+    return Finding("gradient fusion", asked, _count(numbers), together(mistakes))
+
+
+def _count(numbers: Collection[int]) -> str:
+    return f"{len(numbers)} message{'s' * (len(numbers) != 1)}"
 
 
 def _may_be_unfused(config: RunConfig) -> bool:

@@ -28,17 +28,17 @@ def stages(plan: LayerPlan, mesh: Mesh, ranks: Sequence[Operators]) -> Finding |
     if plan.stages == 1:
         return None
     wanted = [_layers_of_stage(plan, stage) for stage in range(plan.stages)]
-    found = [_layers_held(rank) for rank in ranks]
+    found: dict[int, set[int]] = {}
     mistakes = []
-    for rank, held in zip(ranks, found, strict=True):
-        stage = mesh.stage_of(rank.graph.rank)
+    for rank in ranks:
+        stage, held = mesh.stage_of(rank.graph.rank), _layers_held(rank)
+        found.setdefault(stage, held)
         run = {layer for _, layer, _ in forward_operators(rank)}
         for what, layers in (("holds", held), ("runs", run)):
             if layers != wanted[stage]:
                 text = f"stage {stage} {what} layers {_text(layers)}, the plan has {_text(wanted[stage])} there"
                 mistakes.append(Mistake(rank.graph.rank, text))
-    first = [found[stage * mesh.stage_devices] for stage in range(plan.stages)]
-    return Finding("layers by stage", _join(wanted), _join(first), together(mistakes))
+    return Finding("layers by stage", _join(wanted), _join(list(found.values())), together(mistakes))
 
 
 def chunks(plan: LayerPlan, mesh: Mesh, ranks: Sequence[Operators]) -> Finding | None:

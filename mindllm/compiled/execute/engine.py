@@ -64,6 +64,7 @@ class LockstepEngine(Engine):
         what = "training" if training else "evaluation"
         with RankCompilation(config, self._cache, training=training) as compilation:
             total = compilation.devices
+            logger.info("compiling the %s graphs of %d ranks, %d at a time", what, total, compilation.workers)
             graphs = compilation.graphs(lambda done: self._say(f"compiling the {what} graphs: {done} of {total} ranks"))
         self._say("")
         logger.info("compiled the %s graphs of %d ranks in %.1f s", what, total, time.monotonic() - begun)

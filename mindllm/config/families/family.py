@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from mindllm.config.architecture_keys import layer_types
 from mindllm.config.families.weight_table import WeightTable
 from mindllm.config.model import ModelConfig
 from mindllm.errors import UserError
@@ -96,8 +97,9 @@ class Family:
             return ["model_type"]
         if again.architecture == model.architecture:
             return []
+        ignored = RUN_KEYS | (PATTERNS if layer_types(again) == layer_types(model) else set())
         keys = [key for key in type(model).model_fields if getattr(again, key) != getattr(model, key)]
-        return [key for key in keys if key not in RUN_KEYS] or ["num_layers"]
+        return [key for key in keys if key not in ignored] or ["num_layers"]
 
     def their_name(self, key: str) -> str:
         """The name in ``config.json`` of a key of ``model.model_config``."""
@@ -132,6 +134,9 @@ RUN_KEYS = frozenset(
     }
 )
 """Keys of ``model_config`` that a run chooses: they are no part of the architecture."""
+
+
+PATTERNS = {"layer_types", "sliding_window_pattern"}  # two ways of saying which layers have a window
 
 
 def given_or(content: Content, key: str, default: Any) -> Any:

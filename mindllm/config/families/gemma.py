@@ -65,7 +65,13 @@ def _read_second(path: Path, content: Content) -> dict[str, Any]:
 
 
 def _write_windows(model: ModelConfig) -> Content:
-    return {"layer_types": written_types(model), **write_rotary(model)}
+    return {**_scalar(model), "layer_types": written_types(model), **write_rotary(model)}
+
+
+def _scalar(model: ModelConfig) -> Content:
+    """A whole number, which their files want to be written as one."""
+    scalar = float(model.query_pre_attn_scalar or model.head_dim)
+    return {"query_pre_attn_scalar": int(scalar) if scalar.is_integer() else scalar}
 
 
 def _read_third(path: Path, content: Content) -> dict[str, Any]:
@@ -81,6 +87,7 @@ def _read_third(path: Path, content: Content) -> dict[str, Any]:
 
 def _write_third(model: ModelConfig) -> Content:
     return {
+        **_scalar(model),
         "layer_types": written_types(model),
         "rope_theta": model.theta,
         "rope_local_base_freq": model.rope_local_base_freq,
