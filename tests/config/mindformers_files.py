@@ -295,7 +295,7 @@ def changed(tree: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
         else:
             section[last] = value
     for name in ("train_dataset", "eval_dataset"):  # as their anchors do
-        if f"{name}_task" in result and "dataset_config" in result[f"{name}_task"]:
+        if name in result and "dataset_config" in result.get(f"{name}_task", {}):
             result[f"{name}_task"]["dataset_config"] = copy.deepcopy(result[name])
     return result
 
