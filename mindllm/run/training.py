@@ -48,6 +48,7 @@ def train(config: RunConfig, execution: Execution) -> int:
     log = set_up_logging(config.output_dir)
     data = RunData(config, share_of(config, execution))
     total_steps = data.total_steps
+    assert config.lr_schedule is not None  # or loading had refused it
     rates = learning_rates(config.lr_schedule, total_steps)
     evaluator = data.evaluator(evaluation_rows(config, execution)) if config.do_eval else None
     store = make_store(config, peers, ranks.simulated)
