@@ -38,6 +38,7 @@ def nearest(word: str, candidates: Iterable[str]) -> str:
 
 
 def shortened(value: object, most: int = 60) -> str:
-    """A value of a user's file as text of bounded length, on one line."""
-    text = " ".join(ascii(value)[: 4 * most].split()) if isinstance(value, str) else repr(value)[: 4 * most]
+    """A value of a user's file as printable text of bounded length, on one line."""
+    text = value[: most + 1] if isinstance(value, str) else repr(value)[: most + 1]
+    text = text if text.isprintable() else ascii(text)
     return text if len(text) <= most else f"{text[:most]}…"

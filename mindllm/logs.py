@@ -29,6 +29,17 @@ class RelativePath(logging.Filter):
         return True
 
 
+class LogFile(logging.FileHandler):
+    """A log that a full disk does not take is told of once, and does not disturb what is logged."""
+
+    told = False
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (the name is logging's)
+        if not self.told:
+            self.told = True
+            sys.stderr.write(f"{self.baseFilename}: the log cannot be written: {sys.exc_info()[1]}\n")
+
+
 def set_up_logging(output_dir: Path | str) -> Path:
     """Sends the log of the package to standard output and to a file, which has debug messages, too; returns the file's path."""
     path = Path(output_dir) / "log" / f"rank_{os.environ.get('RANK_ID', '0')}" / "info.log"
@@ -36,7 +47,7 @@ def set_up_logging(output_dir: Path | str) -> Path:
     package = logging.getLogger("mindllm")
     package.setLevel(logging.DEBUG)
     package.propagate = False
-    shown, kept = logging.StreamHandler(sys.stdout), logging.FileHandler(path, encoding="utf-8")
+    shown, kept = logging.StreamHandler(sys.stdout), LogFile(path, encoding="utf-8")
     shown.setLevel(logging.INFO)
     for handler in (shown, kept):
         handler.addFilter(RelativePath())

@@ -11,7 +11,7 @@ from mindllm.interrupts import leave_on_interrupt, own_interrupts, receive_inter
 
 EXAMPLES = """examples:
   python run_llm.py --config configs/llama2/pretrain_llama2_tiny.yaml
-  python run_llm.py --config configs/llama2/pretrain_llama2_tiny.yaml --resume_training
+  python run_llm.py --config configs/llama2/pretrain_llama2_tiny.yaml --resume_training auto
   python run_llm.py --config configs/llama2/pretrain_llama2_tiny.yaml --run_mode eval \\
       --load_checkpoint output/llama2_tiny/checkpoint/llm-400
   python run_llm.py --config configs/llama2/pretrain_llama2_tiny.yaml --run_mode predict \\

@@ -15,11 +15,10 @@ python -m toolkit.data_preprocess --python-stdlib --output-prefix data/stdlib/co
 
 if compgen -G "$output/checkpoint/llm-*" > /dev/null; then
   echo "== training: going on from the newest checkpoint in $output (remove the directory to start again)"
-  python run_llm.py --config "$config" --resume_training
 else
   echo "== training"
-  python run_llm.py --config "$config"
 fi
+python run_llm.py --config "$config" --resume_training auto
 last=$(ls -d "$output"/checkpoint/llm-* | grep -E 'llm-[0-9]+$' | sort -V | tail -n 1)
 python -m toolkit.loss_curve "$output" --output "$output/loss_curve.png"
 

@@ -30,6 +30,8 @@ CASES: dict[str, dict[str, Any]] = {
     "slices": {"dp": 2, "parallel": OPTIMIZER, "model": BIASED},
     "tied": {"pp": 2, "micro": 2, "model": {"tie_word_embeddings": True}},
 }
+REAL = "in its own dtype"
+"""A cluster computes in fp32, or, with this behind the name of its case, in the fp16 of its YAML."""
 Change = Callable[[Node], Sequence[Node]]
 
 
@@ -50,7 +52,8 @@ _references: dict[str, Reference] = {}
 @cache
 def compiled_cluster(name: str, directory: Path, steps: int = 2) -> Compiled:
     """The cluster of a case; compiled graphs are kept in ``directory``."""
-    config = scaled(cluster_run(**CASES[name]))
+    case = name.removesuffix(REAL).strip()
+    config = scaled(cluster_run(**CASES[case]), real_dtype=name.endswith(REAL))
     graphs = compile_ranks(config, directory)
     alone = render_config(single_device(config))
     if alone not in _references:

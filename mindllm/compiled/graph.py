@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+import numpy as np
+
 from mindllm.compiled.sources import SourceLine, Sources
 from mindllm.parallel.parameter_layout import ParameterLayout
 
@@ -200,6 +202,8 @@ class Parameter:
         node: the name that nodes of the top function use.
         shape: of the part this rank keeps.
         layout: how the whole is cut; None where MindSpore has none (scalars, a single device).
+        initial: what the whole tensor begins with, a scalar where all of it is equal; None for weights, which are drawn, and
+            where it is unknown.
     """
 
     name: str
@@ -207,6 +211,7 @@ class Parameter:
     shape: tuple[int, ...]
     dtype: str
     layout: ParameterLayout | None = None
+    initial: np.ndarray | None = field(default=None, repr=False, compare=False)
 
 
 @dataclass(frozen=True)

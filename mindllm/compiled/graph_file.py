@@ -1,4 +1,4 @@
-"""Keeps compiled graphs in files: a zip of MindIR as the compiler made it and a JSON of what MindIR leaves out.
+"""Keeps compiled graphs in files: a zip of MindIR as the compiler made it, and a JSON and arrays of what MindIR leaves out.
 
 A zip carries a checksum of each member, so damage is noticed; nothing in it is executed when it is read.
 """
@@ -6,12 +6,15 @@ A zip carries a checksum of each member, so damage is noticed; nothing in it is 
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 import zipfile
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from mindllm.compiled.graph import CompiledGraph
 from mindllm.compiled.mind_ir import parse_mind_ir
@@ -20,14 +23,19 @@ from mindllm.errors import UserError
 from mindllm.files import atomic_path
 from mindllm.parallel.parameter_layout import ParameterLayout
 
-FORMAT, VERSION = "mindllm compiled graph", 1
-MIND_IR, FACTS = "rank.mindir", "rank.json"
+FORMAT, VERSION = "mindllm compiled graph", 2
+MIND_IR, FACTS, INITIAL = "rank.mindir", "rank.json", "initial.npz"
 
 
 def write_graph(
-    path: Path, rank: int, mind_ir: bytes, layouts: Mapping[str, ParameterLayout], sources: Sources
+    path: Path,
+    rank: int,
+    mind_ir: bytes,
+    layouts: Mapping[str, ParameterLayout],
+    sources: Sources,
+    initial: Mapping[str, np.ndarray],
 ) -> None:
-    """Writes a graph, the layouts of its parameters and the source lines of its operators; the file is whole or absent."""
+    """Writes a graph, layouts and initial values of its parameters and source lines of its operators; whole or absent."""
     facts = {
         "format": FORMAT,
         "version": VERSION,
@@ -38,12 +46,15 @@ def write_graph(
     with atomic_path(path) as unfinished, zipfile.ZipFile(unfinished, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr(FACTS, json.dumps(facts))
         archive.writestr(MIND_IR, mind_ir)
+        archive.writestr(INITIAL, _packed(initial))
 
 
 def save(graph: CompiledGraph, path: Path) -> None:
     """Writes a graph to ``path``."""
-    layouts = {name: parameter.layout for name, parameter in graph.parameters.items() if parameter.layout}
-    write_graph(path, graph.rank, graph.mind_ir, layouts, graph.sources)
+    parameters = graph.parameters.values()
+    layouts = {parameter.name: parameter.layout for parameter in parameters if parameter.layout}
+    initial = {parameter.name: parameter.initial for parameter in parameters if parameter.initial is not None}
+    write_graph(path, graph.rank, graph.mind_ir, layouts, graph.sources, initial)
 
 
 def load(path: Path) -> CompiledGraph:
@@ -55,19 +66,31 @@ def load(path: Path) -> CompiledGraph:
     try:
         with zipfile.ZipFile(path) as archive:
             facts = json.loads(archive.read(FACTS))
+            _require_format(path, facts)
             mind_ir = archive.read(MIND_IR)
+            initial = _unpacked(archive.read(INITIAL))
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
     except (zipfile.BadZipFile, zlib.error, KeyError, ValueError, EOFError, NotImplementedError) as error:
         raise UserError(f"{path}: damaged, or not a compiled graph ({error})") from None
-    _require_format(path, facts)
     try:
         layouts = {name: ParameterLayout.from_json(layout) for name, layout in facts["layouts"].items()}
-        return parse_mind_ir(mind_ir, int(facts["rank"]), layouts, sources_from_json(facts["sources"]))
+        return parse_mind_ir(mind_ir, int(facts["rank"]), layouts, sources_from_json(facts["sources"]), initial)
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise UserError(f"{path}: not a compiled graph of this version ({error})") from None
+
+
+def _packed(arrays: Mapping[str, np.ndarray]) -> bytes:
+    file = io.BytesIO()
+    np.savez(file, allow_pickle=False, **arrays)
+    return file.getvalue()
+
+
+def _unpacked(data: bytes) -> dict[str, np.ndarray]:
+    with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
+        return {name: arrays[name] for name in arrays.files}
 
 
 def _require_format(path: Path, facts: Any) -> None:

@@ -49,9 +49,13 @@ DTYPES = {
 
 
 def parse_mind_ir(
-    data: bytes, rank: int, layouts: Mapping[str, ParameterLayout] | None = None, sources: Sources | None = None
+    data: bytes,
+    rank: int,
+    layouts: Mapping[str, ParameterLayout] | None = None,
+    sources: Sources | None = None,
+    initial: Mapping[str, np.ndarray] | None = None,
 ) -> CompiledGraph:
-    """Reads the graph of ``rank``. Layouts of parameters and source lines are not part of MindIR.
+    """Reads the graph of ``rank``. Layouts and initial values of parameters and source lines are not part of MindIR.
 
     Raises:
         UserError: it is not MindIR, or only a part of it.
@@ -68,8 +72,14 @@ def parse_mind_ir(
         layout = (layouts or {}).get(name)
         if layout is not None:
             layout = replace(layout, optimizer_ranks=groups.get(layout.optimizer_group, ()))
-        parameters[name] = Parameter(name, tensor.name, tuple(tensor.dims), _dtype(tensor), layout)
+        begins = (initial or {}).get(name)
+        parameters[name] = Parameter(name, tensor.name, tuple(tensor.dims), _dtype(tensor), layout, begins)
     return CompiledGraph(rank, functions, parameters, groups, sources or {}, data)
+
+
+def parameter_names(data: bytes) -> list[str]:
+    """The parameters of a graph, without reading its nodes."""
+    return [local_name(tensor.name) for tensor in _parse(data).graph.parameter]
 
 
 def _parse(data: bytes) -> Any:

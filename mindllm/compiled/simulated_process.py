@@ -6,11 +6,14 @@ must find the stand-ins for it when it starts (see ``device/stand_in``), so it i
 
 from __future__ import annotations
 
+import contextlib
+import io
 import logging
 import os
 import re
 import sys
 from pathlib import Path
+from typing import TextIO
 
 from mindllm.compiled.device.callback_thread import calm_callback_thread
 from mindllm.compiled.device.stand_in import device_software
@@ -36,12 +39,27 @@ def enter_simulation() -> None:
     os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**quiet, **os.environ, **software, ENTERED: "1"})
 
 
-def quiet_known_messages() -> None:
-    """Drops what MindSpore says of Ascend's version and Python packages, which the stand-ins do not have."""
-    from mindspore import log
+def import_quietly() -> None:
+    """Imports MindSpore without what it then says of Ascend's version and Python packages, which the stand-ins do not have.
 
-    known = re.compile("|".join(KNOWN))
-    log._get_logger().addFilter(lambda record: not known.search(f"{record.pathname} {record.getMessage()}"))
+    Its log handler keeps the standard error it finds while it is imported.
+    """
+    with contextlib.redirect_stderr(_WithoutKnown(sys.stderr)):
+        import mindspore  # noqa: F401
+
+
+class _WithoutKnown(io.TextIOBase):
+    """A stream that drops messages known to be harmless."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._known = re.compile("|".join(KNOWN))
+
+    def write(self, text: str) -> int:
+        return len(text) if self._known.search(text) else self._stream.write(text)
+
+    def flush(self) -> None:
+        self._stream.flush()
 
 
 def prepare_simulation() -> None:

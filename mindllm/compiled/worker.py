@@ -11,6 +11,8 @@ from pathlib import Path
 
 from mindllm.command import CommandParser, run_command
 from mindllm.compiled.graph_file import write_graph
+from mindllm.compiled.initial import initial_values
+from mindllm.compiled.mind_ir import parameter_names
 from mindllm.compiled.sources import SourceLine, read_sources
 from mindllm.config import RunConfig, load_config
 from mindllm.parallel.layout import mesh_of
@@ -52,7 +54,9 @@ def compile_to(config: RunConfig, rank: int, output: Path, training: bool = True
     with refusals_explained(cell):
         graph = front_end.compile_cell(cell, *example_inputs(config, training))
     layouts = {name: ParameterLayout.from_front_end(layout) for name, layout in graph.parameter_layouts.items()}
-    write_graph(output / GRAPH, rank, graph.mind_ir, layouts, sources_in(Path(os.environ[TEXT_DIRECTORY])))
+    sources = sources_in(Path(os.environ[TEXT_DIRECTORY]))
+    begins = initial_values(cell, parameter_names(graph.mind_ir))
+    write_graph(output / GRAPH, rank, graph.mind_ir, layouts, sources, begins)
 
 
 def text_of_last_graph(output: Path) -> dict[str, str]:

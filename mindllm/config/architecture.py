@@ -1,4 +1,4 @@
-"""The architecture of a decoder: embedding, a list of layers, final norm, head. It can be cut, shrunk and counted.
+"""The architecture of a decoder: embedding, a list of layers, final norm, head. Its weights and FLOPs are counted.
 
 FLOPs follow PaLM (Chowdhery et al. 2022, appendix B: 6N + 12 L H Q T) and Megatron-LM (Narayanan et al. 2021, appendix,
 without its recomputation pass): a multiply-add is 2 FLOPs, the backward pass is twice the forward, attention is counted
@@ -7,8 +7,7 @@ over the whole sequence or window (NOT halved for the causal mask); embedding lo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from mindllm.config.layers import FORWARD_AND_BACKWARD, AttentionContext, LayerSpec, NormSpec, Shapes, scalars
 
@@ -51,10 +50,6 @@ class Architecture:
     def contexts(self) -> tuple[AttentionContext, ...]:
         """The different tables and masks that layers read, in the order in which they first appear."""
         return tuple(dict.fromkeys(layer.attention.context for layer in self.layers))
-
-    def with_layers(self, layers: Sequence[LayerSpec]) -> Architecture:
-        """The same model of these layers instead."""
-        return replace(self, layers=tuple(layers))
 
     def weight_shapes(self) -> Shapes:
         """Shape of every weight by its name, in the order of the layers: what ``trained_weights`` of the built model has."""

@@ -17,7 +17,7 @@ from mindllm.config.check_parallel import (
 from mindllm.config.document import KeyPath
 from mindllm.config.model import llama_intermediate_size
 from mindllm.config.optimizer import DecayingSchedule, DynamicLossScale, StableDecaySchedule
-from mindllm.config.pretrained import check_pretrained
+from mindllm.config.pretrained import check_family, check_pretrained
 from mindllm.config.run import RunConfig
 
 Finding = tuple[KeyPath, str]
@@ -37,6 +37,7 @@ def check_run(config: RunConfig) -> Iterator[Finding]:
     for check in (
         check_run_mode,
         check_pretrained,
+        check_family,
         check_data,
         check_generation,
         check_documents,
@@ -45,6 +46,7 @@ def check_run(config: RunConfig) -> Iterator[Finding]:
         check_profile,
         check_callbacks,
         check_heads,
+        check_layers,
         check_sequence,
         check_tokens,
         check_mesh,
@@ -173,6 +175,28 @@ def check_heads(config: RunConfig) -> Iterator[Finding]:
         if width != model.intermediate_size:
             message = f"ffn_dim_multiplier {model.ffn_dim_multiplier} gives {width} (value {model.intermediate_size})"
             yield (*MODEL, "intermediate_size"), f"{message}; remove one of the two"
+
+
+def check_layers(config: RunConfig) -> Iterator[Finding]:
+    """What tells layers apart, and attention that has no fused kernel."""
+    model = config.model.config
+    types = model.layer_types
+    if types is not None and len(types) != model.num_layers:
+        message = f"must hold {model.num_layers} entries, one for each layer (num_layers), not {len(types)}"
+        yield (*MODEL, "layer_types"), message
+    if model.sliding_window is None:
+        for key in ("sliding_window_pattern", "rope_local_base_freq"):
+            if getattr(model, key) is not None:
+                yield (
+                    (*MODEL, key),
+                    f"is about layers with a window (value {getattr(model, key)}); write sliding_window",
+                )
+        if types is not None and "sliding_attention" in types:
+            yield (*MODEL, "layer_types"), "has layers with a window; write sliding_window, too"
+    fused = all(kind.attention.can_be_fused for kind in model.architecture.kinds())
+    if model.use_flash_attention is True and not fused:
+        message = "the kernel has no soft cap and takes ALiBi in a form that is not used (value true); write auto"
+        yield (*MODEL, "use_flash_attention"), message
 
 
 def check_sequence(config: RunConfig) -> Iterator[Finding]:

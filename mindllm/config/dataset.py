@@ -92,7 +92,7 @@ class RowsDataConfig(DataConfig):
     data_path: str | List[str] = Field(
         default="",
         description="MindRecord file, or a list of them, with a column `input_ids` of `seq_length` + 1 tokens, and perhaps "
-        "`labels` of as many, -100 where there is no loss.",
+        "`labels` (or `target_ids`) of as many, -100 where there is no loss.",
     )
 
 
@@ -118,6 +118,7 @@ class InstructionDataConfig(DataConfig):
         "MOSSMultiTurnHandler",
         "MOSSInstructionHandler",
         "LeetcodePythonInstructionHandler",
+        "ADGenInstructionHandler",
     ] = Field(
         default="auto", description="Form of the rows; auto: alpaca, sharegpt or messages, by the keys they have."
     )
@@ -125,15 +126,17 @@ class InstructionDataConfig(DataConfig):
         default="",
         description="Jinja file of the chat template; empty: the tokenizer's own, else a plain one (`### Instruction:`).",
     )
-    packing: bool = Field(
+    packing: bool | Literal["joined"] = Field(
         default=False,
-        description="Several conversations in one sample, which do not see each other. Not with a sharded model.",
+        description="Several conversations in one sample. true: they do not see each other (not with a sharded model); joined: "
+        "they do, as one text.",
     )
     skip_bad_rows: bool = Field(
         default=False,
         description="Leaves out rows that cannot be used (not JSON, of another form, refused by the template) and counts them; "
         "false: they are named before the run begins, and end it.",
     )
+    max_rows: PositiveInt | None = Field(default=None, description="Only the first rows are read; null: all.")
 
 
 class IndexedDataLoader(Section):
@@ -189,7 +192,7 @@ class TrainDatasetConfig(Section):
                 "position_ids": loader.config.reset_position_ids,
             }
             return tuple(column for column, is_asked in asked.items() if is_asked)
-        packed = isinstance(loader, InstructionDataLoader) and loader.config.packing
+        packed = isinstance(loader, InstructionDataLoader) and loader.config.packing is True
         return ("segment_starts", "position_ids") if packed else ()
 
 
@@ -203,13 +206,21 @@ class EvalDatasetConfig(Section):
     max_batches: int = Field(default=0, ge=0, description="Evaluation steps; 0: the whole part.")
 
 
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model")  # of a directory, the first that is there
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "qwen.tiktoken",
+    "vocab.json",
+)  # of a directory, the first that is there
 
 
 class TokenizerConfig(Section):
     """Section ``processor.tokenizer``."""
 
-    vocab_file: str = Field(default="", description="`tokenizer.json` or a SentencePiece `tokenizer.model`.")
+    vocab_file: str = Field(
+        default="",
+        description="`tokenizer.json`, a SentencePiece `tokenizer.model`, `qwen.tiktoken`, or `vocab.json` with `merges.txt`.",
+    )
 
 
 class ProcessorConfig(Section):

@@ -7,7 +7,7 @@ specifications are of one kind: they need the same memory and time, and are comp
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from mindllm.config.rope_scaling import RopeScaling
@@ -109,22 +109,6 @@ class AttentionSpec:
         seen = min(seq_length, self.window or seq_length)
         return FORWARD_AND_BACKWARD * scalars(self.matrices()) + 12.0 * self.num_heads * self.head_dim * seen
 
-    def shrunk(self, hidden_size: int, num_heads: int, kv_heads: int, head_dim: int, window: int) -> AttentionSpec:
-        """The same attention in small; what it has of windows, partial rotation and norms stays."""
-        position = self.position
-        if isinstance(position, RotarySpec):
-            part = position.rotary_dim / self.head_dim
-            position = replace(position, rotary_dim=max(2, 2 * round(part * head_dim / 2)))
-        return replace(
-            self,
-            hidden_size=hidden_size,
-            num_heads=num_heads,
-            kv_heads=kv_heads,
-            head_dim=head_dim,
-            position=position,
-            window=None if self.window is None else window,
-        )
-
 
 @dataclass(frozen=True)
 class AttentionContext:
@@ -161,10 +145,6 @@ class FeedForwardSpec:
     def flops_per_token(self) -> float:
         """Forward and backward."""
         return FORWARD_AND_BACKWARD * scalars(self.matrices())
-
-    def shrunk(self, hidden_size: int, width: int) -> FeedForwardSpec:
-        """The same in small."""
-        return replace(self, hidden_size=hidden_size, width=width)
 
 
 @dataclass(frozen=True)

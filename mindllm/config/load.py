@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -12,6 +13,8 @@ from pydantic import ValidationError
 from mindllm.config.checks import check_run
 from mindllm.config.dataset import IndexedDataLoader
 from mindllm.config.document import Document, Problem, child, closest_origin, merge
+from mindllm.config.mindformers.convert import Conversion, convert
+from mindllm.config.mindformers.recognise import is_mindformers
 from mindllm.config.overrides import Overrides, override_document
 from mindllm.config.pretrained import fill_from_pretrained
 from mindllm.config.problems import schema_problems
@@ -21,6 +24,7 @@ from mindllm.config.yaml_tree import read_yaml, write_yaml
 from mindllm.errors import UserError, nearest
 
 BASE = "base"
+logger = logging.getLogger(__name__)
 
 
 def load_config(path: str | os.PathLike[str], overrides: Overrides = ()) -> RunConfig:
@@ -30,18 +34,37 @@ def load_config(path: str | os.PathLike[str], overrides: Overrides = ()) -> RunC
     dotted keys to values.
     """
     source = Path(path)
-    return _build(_read_with_base(source, ()), overrides, source)
+    document = read_file(source)
+    if not is_mindformers(document):
+        return _build(_with_base(document, source, ()), overrides, source)
+    conversion = convert(document, overrides)
+    config = build_config(conversion, source)
+    numbers = ", ".join(f"{count} {outcome.value}" for outcome, count in conversion.counts().items() if count)
+    message = "%s is a YAML of MindFormers: of its keys %s; every one: python -m toolkit.convert_config %s"
+    logger.warning(message, source, numbers, source)
+    return config
+
+
+def build_config(conversion: Conversion, source: Path) -> RunConfig:
+    """Returns what a YAML of MindFormers was converted to; a ``UserError`` names all that is refused."""
+    _refuse(conversion.document.problems)
+    return _build(conversion.document, conversion.overrides, source)
+
+
+def read_file(path: Path) -> Document:
+    """Reads one YAML as it is, without its base; raises UserError for a file that is none."""
+    return read_yaml(_text(path), str(path))
 
 
 def override_config(config: RunConfig, overrides: Overrides) -> RunConfig:
     """Returns ``config`` with some keys changed; what follows from them (default widths, ...) is worked out again."""
-    document = Document(_plain(config.given()), dict(config._provenance.origins))
+    document = Document(plain(config.given()), dict(config._provenance.origins))
     return _build(document, overrides, config.source)
 
 
 def render_config(config: RunConfig) -> str:
     """Returns the resolved YAML, every key with its value; loading it gives an equal configuration."""
-    return write_yaml(_plain(config.model_dump(by_alias=True)))
+    return write_yaml(plain(config.model_dump(by_alias=True)))
 
 
 def _build(document: Document, overrides: Overrides, source: Path | None) -> RunConfig:
@@ -64,8 +87,14 @@ def _refuse(problems: Iterable[Problem]) -> None:
         raise UserError("\n".join(lines))
 
 
-def _read_with_base(path: Path, readers: tuple[Path, ...]) -> Document:
-    document = read_yaml(_text(path), str(path))
+def read_document(path: Path) -> Document:
+    """Reads one YAML over its base, as a tree that nothing has checked yet."""
+    return _with_base(read_file(path), path, ())
+
+
+def _with_base(document: Document, path: Path, readers: tuple[Path, ...]) -> Document:
+    if is_mindformers(document):
+        return convert(document).document
     rename(document)
     if BASE not in document.data:
         return document
@@ -78,7 +107,7 @@ def _read_with_base(path: Path, readers: tuple[Path, ...]) -> Document:
         raise UserError(f"{origin}: {BASE}: {base} is based on this file in turn")
     if not base_path.is_file():
         raise UserError(f"{origin}: {BASE}: no such file: {base_path}{_similar(base_path)}")
-    return merge(_with_type(_read_with_base(base_path, (*readers, path))), document)
+    return merge(_with_type(_with_base(read_file(base_path), base_path, (*readers, path))), document)
 
 
 def _with_type(base: Document) -> Document:
@@ -105,10 +134,10 @@ def _similar(path: Path) -> str:
     return hint if "did you mean" in hint else ""
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """Tuples as lists, for YAML."""
     if isinstance(value, dict):
-        return {key: _plain(entry) for key, entry in value.items()}
+        return {key: plain(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(entry) for entry in value]
+        return [plain(entry) for entry in value]
     return value

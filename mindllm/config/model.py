@@ -72,6 +72,10 @@ class ModelConfig(Section):
     """Section ``model.model_config``: a decoder."""
 
     type: Literal["LlamaConfig"] = Field(default="LlamaConfig", description="Kind of configuration.")
+    model_type: str | None = Field(
+        default=None,
+        description="Family of the model, as in Hugging Face's `config.json`; null: the first that has such an architecture.",
+    )
     vocab_size: PositiveInt = Field(description="Rows of the embedding table.")
     hidden_size: PositiveInt = Field(description="Width of the residual stream.")
     num_layers: PositiveInt = Field(description="Decoder layers.")

@@ -15,8 +15,10 @@ Beta = Annotated[float, Field(ge=0.0, lt=1.0)]
 class OptimizerConfig(Section):
     """Section ``optimizer``. The learning rate has one place: ``lr_schedule.learning_rate``."""
 
-    type: Literal["AdamW"] = Field(
-        default="AdamW", description="AdamW with bias correction and decoupled weight decay."
+    type: Literal["AdamW"] = Field(default="AdamW", description="AdamW with decoupled weight decay.")
+    bias_correction: bool = Field(
+        default=True,
+        description="Divides the moments by what they miss in the first steps; false: MindSpore's `AdamWeightDecay`.",
     )
     betas: Annotated[tuple[Beta, Beta], Strict(False)] = Field(
         default=(0.9, 0.95), description="Decay of the first and second moments."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import NoneType
 from typing import Any
 
@@ -33,6 +33,17 @@ def override_document(overrides: Overrides, base: Document, root: type[Section])
             value = _parse(value, path, base, root, option)
         _place(document, path, value, origin, base)
     return document
+
+
+def split_overrides(overrides: Overrides, belongs: Callable[[str], bool]) -> tuple[Overrides, Overrides]:
+    """The overrides whose dotted key ``belongs``, and the others."""
+    if isinstance(overrides, Mapping):
+        chosen = {key: value for key, value in overrides.items() if belongs(key)}
+        return chosen, {key: value for key, value in overrides.items() if key not in chosen}
+    parts: dict[bool, list[str]] = {True: [], False: []}
+    for key, value, _ in _pairs(overrides):
+        parts[belongs(key)].append(f"--{key}" if value is True else f"--{key}={value}")
+    return parts[True], parts[False]
 
 
 def _pairs(overrides: Overrides) -> list[tuple[str, Any, str]]:

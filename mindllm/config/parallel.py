@@ -23,7 +23,7 @@ def _parallel_mode(value: Any) -> Any:
 
 
 def _scheduler(value: Any) -> Any:
-    if value in OTHER_SCHEDULERS:
+    if isinstance(value, str) and value in OTHER_SCHEDULERS:
         raise ValueError(
             f"MindSpore's {value} needs {OTHER_SCHEDULERS[value]}, which mindllm does not have; write 1f1b"
         )

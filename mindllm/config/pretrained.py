@@ -8,8 +8,10 @@ from typing import Any
 
 from mindllm.config.dataset import TOKENIZER_FILES
 from mindllm.config.document import Document, KeyPath, Origin, Problem
-from mindllm.config.hugging_face import CONFIG, is_hugging_face, read_model_config, their_name
+from mindllm.config.families import family_of
+from mindllm.config.hugging_face import CONFIG, family_in, is_hugging_face, read_model_config
 from mindllm.config.run import RunConfig
+from mindllm.errors import UserError
 
 DIRECTORY_KEYS = ("pretrained_model_dir", "load_checkpoint")
 MODEL: KeyPath = ("model", "model_config")
@@ -55,12 +57,22 @@ def check_pretrained(config: RunConfig) -> Iterator[tuple[KeyPath, str]]:
     for directory in (config.pretrained_model_dir, config.load_checkpoint):
         if not directory or not is_hugging_face(directory):
             continue
-        theirs, ours = read_model_config(directory), config.model.config
+        theirs, ours, family = read_model_config(directory), config.model.config, family_in(directory)
         for key in sorted(theirs.model_fields_set - PREFERENCES):
             wanted, value = getattr(theirs, key), getattr(ours, key)
             if wanted != value:
-                said = f"{their_name(key)} of {Path(directory) / CONFIG}, which is {_shown(wanted)}"
+                said = f"{family.their_name(key)} of {Path(directory) / CONFIG}, which is {_shown(wanted)}"
                 yield (*MODEL, key), f"contradicts {said} (value {_shown(value)}); remove the key"
+
+
+def check_family(config: RunConfig) -> Iterator[tuple[KeyPath, str]]:
+    """An architecture that no family has: what its parts together would compute is nobody's model."""
+    if any(check_pretrained(config)):
+        return  # reported as what it is
+    try:
+        family_of(config.model.config)
+    except UserError as error:
+        yield (*MODEL, "model_type"), str(error)
 
 
 def _section(document: Document, path: KeyPath) -> dict[str, Any]:

@@ -9,8 +9,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from mindllm.config.dataset import SPLIT_PATTERN
-from mindllm.config.document import Document, KeyPath, Problem, child, closest_origin, dotted
-from mindllm.config.renamed import MOVED
+from mindllm.config.document import Document, KeyPath, Problem, child, closest_origin
+from mindllm.config.mindformers.tables import instead_of
 from mindllm.config.runtime import DEVICE_MEMORY_PATTERN
 from mindllm.config.schema import fields_of, kind_of, kinds_with, places_of, sections_at
 from mindllm.config.section import Section
@@ -153,12 +153,12 @@ def _wrong_type(path: KeyPath, detail: Any, root: type[Section]) -> str:
 def unknown_key(path: KeyPath, value: Any, data: Any, root: type[Section]) -> str:
     """Says where a misplaced key lives, or which key was meant."""
     key = str(path[-1])
-    elsewhere = MOVED.get(dotted(path))
-    if elsewhere:
-        return f"not a key here (value {shown(value)}); {elsewhere}"
     alternatives = kinds_with(root, path[:-1], key)
     if alternatives:
         return f"not used by this type (value {shown(value)}); it is a key of {', '.join(alternatives)}"
+    elsewhere = instead_of(path)
+    if elsewhere:
+        return f"not a key here (value {shown(value)}); {elsewhere}"
     places = [place for place in places_of(root, key) if key != "type"]
     if places:
         return f"unknown key (value {shown(value)}); did you mean '{' or '.join(places)}'?"

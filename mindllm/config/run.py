@@ -44,8 +44,8 @@ class RunConfig(Section):
     )
     load_checkpoint: str = Field(
         default="",
-        description="Checkpoint whose weights are loaded, or a Hugging Face directory: then keys left out of "
-        "`model.model_config` and the tokenizer are its own, too.",
+        description="Checkpoint whose weights are loaded; weights of MindFormers (a file, or the directory above `rank_0`); or a "
+        "Hugging Face directory: then keys left out of `model.model_config` and the tokenizer are its own, too.",
     )
     pretrained_model_dir: str = Field(
         default="",

@@ -16,8 +16,10 @@ from typing import Any
 
 from mindllm.config.hugging_face import read_json
 from mindllm.data.conversations import Conversation, Message
+from mindllm.data.known_tokenizers import OWN_TEMPLATES
 from mindllm.data.template_process import TemplateFailed, render_apart, render_here
 from mindllm.data.template_program import BEGIN, END
+from mindllm.data.tokenizer import Tokenizer
 from mindllm.errors import UserError, shortened
 
 PLAIN = """\
@@ -33,7 +35,7 @@ PLAIN = """\
 {%- if add_generation_prompt %}{{ '\\n\\n### Response:\\n' }}{% endif -%}
 """
 SEAM = "\ufdd0"  # one more of the noncharacters that mark places, beside BEGIN and END
-OWN = {PLAIN}  # the templates that need no other process
+OWN = {PLAIN, *OWN_TEMPLATES}  # the templates that need no other process
 LONGEST_SOURCE = 1 << 20  # characters; the longest public templates have some ten thousand
 MARKS = re.compile(f"([{SEAM}{BEGIN}{END}])")
 Span = tuple[int, int]
@@ -65,7 +67,7 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens)
         self._special_names = [name for name in special_names if len(name) > 1]
         self._render = render_here if source in OWN else render_apart
-        self._source = source
+        self.source = source
         self.has_marks = "{% generation" in source.replace("{%-", "{%")
         if len(source) > LONGEST_SOURCE:
             raise UserError(f"{origin}: not a chat template, it has {len(source):,} characters")
@@ -124,7 +126,7 @@ class ChatTemplate:
 
     def _fill(self, variables: list[dict[str, Any]], place: str) -> list[str]:
         try:
-            return self._render(self._source, variables)
+            return self._render(self.source, variables)
         except TemplateFailed as error:
             raise UserError(f"{place}: {self.origin} refuses this conversation ({error})") from None
 
@@ -144,9 +146,9 @@ class ChatTemplate:
 
 
 def find_chat_template(
-    directory: Path, special_tokens: Mapping[str, str], special_names: Sequence[str], given: str = ""
+    directory: Path, special_tokens: Mapping[str, str], special_names: Sequence[str], given: str = "", own: str = ""
 ) -> ChatTemplate:
-    """Returns the template in file ``given``, else that of the tokenizer's ``directory``, else a plain one.
+    """Returns the template in file ``given``, else that of the tokenizer's ``directory``, its ``own``, else a plain one.
 
     A directory has a ``chat_template.jinja``, or one in its ``tokenizer_config.json`` (of several: "default").
     """
@@ -156,9 +158,16 @@ def find_chat_template(
     if file.is_file():
         return ChatTemplate(_text(file), str(file), special_tokens, special_names)
     config = directory / "tokenizer_config.json"
-    source = _template_in(config) if config.is_file() else None
-    origin = f"chat_template of {config}" if source else "the plain chat template"
-    return ChatTemplate(source or PLAIN, origin, special_tokens, special_names)
+    if source := _template_in(config) if config.is_file() else None:
+        return ChatTemplate(source, f"chat_template of {config}", special_tokens, special_names)
+    origin = "the chat template of its class" if own else "the plain chat template"
+    return ChatTemplate(own or PLAIN, origin, special_tokens, special_names)
+
+
+def chat_template_of(tokenizer: Tokenizer, given: str = "") -> ChatTemplate:
+    """The template in file ``given``, else that of the tokenizer; errors as :class:`ChatTemplate`."""
+    names = tokenizer.special_tokens, tokenizer.special_names
+    return find_chat_template(Path(tokenizer.path).parent, *names, given, tokenizer.chat_template)
 
 
 def _text(file: Path) -> str:

@@ -130,6 +130,11 @@ def leetcode_python(record: Record) -> Iterable[Message]:
     return _turn(problem, f"{record['code_only']}\n{record['explanation_only']}")
 
 
+def advertise_gen(record: Record) -> Iterable[Message]:
+    """AdvertiseGen: ``content`` lists what a product is, ``summary`` praises it."""
+    return _turn(record["content"], record["summary"])
+
+
 HANDLERS: Mapping[str, Callable[[Record], Iterable[Message]]] = {
     "alpaca": alpaca,
     "sharegpt": sharegpt,
@@ -139,6 +144,7 @@ HANDLERS: Mapping[str, Callable[[Record], Iterable[Message]]] = {
     "MOSSMultiTurnHandler": moss,
     "MOSSInstructionHandler": moss,
     "LeetcodePythonInstructionHandler": leetcode_python,
+    "ADGenInstructionHandler": advertise_gen,
 }
 
 

@@ -6,11 +6,10 @@ import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 
-from mindllm.data.chat_template import ChatTemplate, RenderedChat, Span, find_chat_template
+from mindllm.data.chat_template import ChatTemplate, RenderedChat, Span, chat_template_of
 from mindllm.data.conversations import conversation_of
 from mindllm.data.records import RecordTable, record_files
 from mindllm.data.rows import Row
@@ -64,9 +63,7 @@ class InstructionRows:
         self.tokenizer = tokenizer
         self.seq_length = seq_length
         self.handler = handler
-        self.template: ChatTemplate = find_chat_template(
-            Path(tokenizer.path).parent, tokenizer.special_tokens, tokenizer.special_names, chat_template
-        )
+        self.template: ChatTemplate = chat_template_of(tokenizer, chat_template)
         self._truncation_is_told = False
 
     def __len__(self) -> int:

@@ -14,11 +14,12 @@ import numpy as np
 from mindllm.data.rows import Row
 from mindllm.errors import UserError
 
+LABELS = ("labels", "target_ids")
 IGNORED = -100  # the label of a token without loss
 
 
 class MindRecordRows:
-    """Rows with a column ``input_ids`` of ``seq_length`` + 1 tokens, and perhaps ``labels`` of as many (-100: no loss).
+    """Rows with a column ``input_ids`` of ``seq_length`` + 1 tokens, and perhaps one of LABELS of as many (-100: no loss).
 
     ``labels[i]`` is about token i itself, as MindFormers writes it: it shifts inputs against labels in the model. Raises
     UserError for files that are no MindRecord, and for rows of another length.
@@ -34,7 +35,7 @@ class MindRecordRows:
         self._count, columns = self._open()
         if "input_ids" not in columns:
             raise UserError(f"{self.paths[0]}: no column input_ids; found: {', '.join(sorted(columns))}")
-        self._columns = [name for name in ("input_ids", "labels") if name in columns]
+        self._columns = ["input_ids", *[name for name in LABELS if name in columns][:1]]
 
     def _open(self) -> tuple[int, dict[str, Any]]:
         from mindspore.mindrecord import FileReader

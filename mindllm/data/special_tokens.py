@@ -1,14 +1,14 @@
-"""Which tokens begin, end and pad a text, as the files beside a tokenizer of Hugging Face tell it."""
+"""Which tokens begin, end and pad a text, and which are added to a vocabulary, as the files beside a tokenizer tell it."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mindllm.errors import UserError
+from mindllm.config.hugging_face import read_json
+from mindllm.errors import UserError, shortened
 
 END_OF_TEXT = "<|endoftext|>"
 USUAL_NAMES = {  # looked for where no file names the token
@@ -16,15 +16,31 @@ USUAL_NAMES = {  # looked for where no file names the token
     "eos": (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>"),
     "pad": ("<|pad|>", "<pad>", "[PAD]"),
 }
+LARGEST_ID = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class AddedToken:
+    """A token beside the vocabulary of the tokenizer's own file; one that is not ``special`` is found in every text."""
+
+    name: str
+    id: int
+    special: bool = True
 
 
 @dataclass(frozen=True)
 class SpecialTokens:
-    """What is told: names of tokens and, where only generation_config.json knows, ids. ``adds_bos`` is None if untold."""
+    """What is told: names of tokens and, where only generation_config.json knows, ids. ``adds_bos`` is None if untold.
+
+    ``more_names``: further special tokens, which the vocabulary may have. ``tokenizer_class``: as tokenizer_config.json says it.
+    """
 
     names: dict[str, str] = field(default_factory=dict)
     ids: dict[str, int] = field(default_factory=dict)
     adds_bos: bool | None = None
+    added: tuple[AddedToken, ...] = ()
+    more_names: tuple[str, ...] = ()
+    tokenizer_class: str = ""
 
     def id_of(
         self, role: str, vocabulary: Callable[[str], int | None], vocab_size: int, own: int | None = None
@@ -43,35 +59,93 @@ class SpecialTokens:
 
 
 def read_special_tokens(directory: Path) -> SpecialTokens:
-    """Reads tokenizer_config.json, special_tokens_map.json and generation_config.json of ``directory``, as far as they are there.
+    """Reads the files beside a tokenizer in ``directory``, as far as they are there.
+
+    tokenizer_config.json, special_tokens_map.json, added_tokens.json and generation_config.json.
 
     Raises:
-        UserError: one of them is not an object in JSON.
+        UserError: one of them is not an object in JSON, or a value in it is of another type than it must be.
     """
-    config = _read(directory / "tokenizer_config.json")
-    sources = (config, _read(directory / "special_tokens_map.json"))
-    generation = _read(directory / "generation_config.json")
+    config_file, map_file = directory / "tokenizer_config.json", directory / "special_tokens_map.json"
+    config, generation_file = _read(config_file), directory / "generation_config.json"
+    sources = ((config_file, config), (map_file, _read(map_file)))
+    generation = _read(generation_file)
     names: dict[str, str] = {}
     ids: dict[str, int] = {}
     for role in USUAL_NAMES:
-        named = next((token for source in sources if (token := source.get(f"{role}_token"))), None)
+        key = f"{role}_token"
+        named = [_name(path, key, source[key]) for path, source in sources if source.get(key) not in (None, "")]
         if named:
-            names[role] = named["content"] if isinstance(named, dict) else str(named)
-        told = generation.get(f"{role}_token_id")
-        first = next(iter(told), None) if isinstance(told, list) else told
-        if isinstance(first, int) and first >= 0:
-            ids[role] = first
-    adds = config.get("add_bos_token")
-    return SpecialTokens(names, ids, adds if isinstance(adds, bool) else None)
+            names[role] = named[0]
+        told = _first_id(generation_file, f"{key}_id", generation.get(f"{key}_id"))
+        if told is not None:
+            ids[role] = told
+    more = [name for path, source in sources for name in _names(path, source)]
+    return SpecialTokens(
+        names=names,
+        ids=ids,
+        adds_bos=_typed(config_file, "add_bos_token", config.get("add_bos_token"), bool, "true or false"),
+        added=tuple(_added(directory, config)),
+        more_names=tuple(dict.fromkeys(more)),
+        tokenizer_class=_typed(config_file, "tokenizer_class", config.get("tokenizer_class"), str, "a text") or "",
+    )
 
 
 def _read(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{path}: not JSON ({error})") from error
-    if not isinstance(content, dict):
-        raise UserError(f"{path}: holds no object of keys and values")
-    return content
+    return read_json(path) if path.is_file() else {}
+
+
+def _names(path: Path, source: dict[str, Any]) -> list[str]:
+    """The ``additional_special_tokens`` of a file."""
+    found = source.get("additional_special_tokens")
+    if found is not None and not isinstance(found, list):
+        raise _wrong(path, "additional_special_tokens", found, "a list of names of tokens")
+    return [_name(path, "additional_special_tokens", value) for value in found or []]
+
+
+def _name(path: Path, key: str, value: Any) -> str:
+    name = value.get("content") if isinstance(value, dict) else value
+    if not isinstance(name, str) or not name:
+        raise _wrong(path, key, value, 'the name of a token, or an object with its "content"')
+    return name
+
+
+def _first_id(path: Path, key: str, value: Any) -> int | None:
+    """The first of the ids told; a negative one, which some files have, tells none."""
+    values = value if isinstance(value, list) else [value]
+    for entry in values:
+        if entry is not None and (type(entry) is not int or entry > LARGEST_ID):
+            raise _wrong(path, key, value, "the id of a token, or a list of them")
+    first = next(iter(values), None)
+    return first if first is not None and first >= 0 else None
+
+
+def _added(directory: Path, config: dict[str, Any]) -> Iterator[AddedToken]:
+    """The tokens of added_tokens.json and those of ``added_tokens_decoder``, which says more of the same ones."""
+    path = directory / "tokenizer_config.json"
+    decoder = config.get("added_tokens_decoder") or {}
+    if not isinstance(decoder, dict):
+        raise _wrong(path, "added_tokens_decoder", decoder, "an object of ids and tokens")
+    known = set()
+    for text, value in decoder.items():
+        name = _name(path, f"added_tokens_decoder.{shortened(text)}", value)
+        if not text.isascii() or not text.isdigit() or len(text) > 10 or int(text) > LARGEST_ID:
+            raise _wrong(path, "added_tokens_decoder", text, "an object whose keys are ids of tokens")
+        known.add(name)
+        yield AddedToken(name, int(text), not isinstance(value, dict) or value.get("special") is not False)
+    path = directory / "added_tokens.json"
+    for name, id in _read(path).items():
+        if type(id) is not int or not 0 <= id <= LARGEST_ID:
+            raise _wrong(path, shortened(name), id, "the id of the token")
+        if name and name not in known:
+            yield AddedToken(name, id)
+
+
+def _typed(path: Path, key: str, value: Any, kind: type, wanted: str) -> Any:
+    if value is not None and not isinstance(value, kind):
+        raise _wrong(path, key, value, wanted)
+    return value
+
+
+def _wrong(path: Path, key: str, value: Any, wanted: str) -> UserError:
+    return UserError(f"{path}: {key}: must be {wanted} (value {shortened(value)})")

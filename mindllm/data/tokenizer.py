@@ -1,4 +1,4 @@
-"""Tokenizers from their files (``tokenizer.json``, sentencepiece ``tokenizer.model``) and training of a byte-level BPE.
+"""Tokenizers from the files that models ship: ``tokenizer.json``, sentencepiece, tiktoken's ranks, GPT-2's vocabulary and merges.
 
 Text is always encoded as plain text: the name of a special token inside a document is spelled out, never turned into the token,
 so no document can end another. The libraries are imported when a tokenizer is loaded.
@@ -8,26 +8,30 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from mindllm.config.dataset import TOKENIZER_FILES
+from mindllm.data.byte_level_files import content_of_tiktoken, content_of_vocabulary, is_tiktoken, spelled
+from mindllm.data.known_tokenizers import known_tokenizer
 from mindllm.data.special_tokens import SpecialTokens, read_special_tokens
-from mindllm.errors import UserError
+from mindllm.errors import UserError, shortened
 
 if TYPE_CHECKING:
-    from sentencepiece import SentencePieceProcessor
     from tokenizers import Tokenizer as FastTokenizer
+
+VOCABULARY = "vocab.json"
+KINDS = "tokenizer.json, a sentencepiece .model, a .tiktoken file, or vocab.json with merges.txt"
 
 
 class Tokenizer(Protocol):
     """What the rest of the project knows of a tokenizer.
 
-    vocab_size is the largest id plus one. adds_bos: a text to be continued begins with bos_id. fingerprint is equal for two
-    files that give the same ids to every text.
+    vocab_size is the largest id plus one. adds_bos: a text to be continued begins with bos_id; prefix_ids: all that it begins
+    with. end_ids end an answer beside eos_id. chat_template is what the code of its class writes, or nothing. fingerprint is
+    equal for two files that give the same ids to every text.
     special_tokens are those with a purpose by its name ("bos_token": "<s>"), special_names the names of all.
     """
 
@@ -37,6 +41,9 @@ class Tokenizer(Protocol):
     bos_id: int | None
     pad_id: int | None
     adds_bos: bool
+    prefix_ids: tuple[int, ...]
+    end_ids: tuple[int, ...]
+    chat_template: str
     fingerprint: str
     special_tokens: Mapping[str, str]
     special_names: Sequence[str]
@@ -55,12 +62,24 @@ class Tokenizer(Protocol):
 
 
 def load_tokenizer(path: Path | str) -> Tokenizer:
-    """Loads ``tokenizer.json``, a sentencepiece ``.model``, or the one of them in a directory.
+    """Loads the file of a tokenizer, or the first of ``TOKENIZER_FILES`` in a directory.
 
     Raises UserError when the file is missing or is not a tokenizer.
     """
     file = _tokenizer_file(Path(path))
-    return SentencePieceTokenizer(file) if file.suffix == ".model" else JsonTokenizer(file)
+    special = read_special_tokens(file.parent)
+    try:
+        if file.suffix == ".tiktoken" or (file.suffix == ".model" and is_tiktoken(file)):
+            return JsonTokenizer(file, special, content_of_tiktoken(file, special))
+        if file.suffix == ".model":
+            from mindllm.data.sentencepiece_tokenizer import SentencePieceTokenizer
+
+            return SentencePieceTokenizer(file, special)
+        if file.name == VOCABULARY:
+            return JsonTokenizer(file, special, content_of_vocabulary(file, special))
+        return JsonTokenizer(file, special)
+    except OSError as error:
+        raise UserError(f"{file}: cannot be read ({error.strerror})") from None
 
 
 def _tokenizer_file(path: Path) -> Path:
@@ -70,43 +89,59 @@ def _tokenizer_file(path: Path) -> Path:
             raise UserError(f"{path}: the directory has no {' or '.join(TOKENIZER_FILES)}")
         return found
     if not path.is_file():
-        raise UserError(f"{path}: no such tokenizer file (tokenizer.json or a sentencepiece .model)")
-    if path.suffix not in (".json", ".model"):
-        raise UserError(f"{path}: a tokenizer is a tokenizer.json or a sentencepiece .model")
+        raise UserError(f"{path}: no such tokenizer file ({KINDS})")
+    if path.suffix not in (".json", ".model", ".tiktoken"):
+        raise UserError(f"{path}: a tokenizer is a {KINDS}")
     return path
 
 
 class JsonTokenizer:
-    """A ``tokenizer.json`` of Hugging Face's ``tokenizers``; special tokens are named by the files beside it."""
+    """A ``tokenizer.json`` of Hugging Face's ``tokenizers``, or ``content`` of one that was made of other files at ``path``."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, special: SpecialTokens, content: dict[str, Any] | None = None) -> None:
         from tokenizers import Tokenizer as FastTokenizer
 
         self.path = path
+        self.is_made = content is not None
         try:
-            content = path.read_text(encoding="utf-8")
-            self._tokenizer: FastTokenizer = FastTokenizer.from_str(content)
+            self.content = path.read_text(encoding="utf-8") if content is None else spelled(content)
+            self._tokenizer: FastTokenizer = FastTokenizer.from_str(self.content)
         except Exception as error:  # the library raises plain Exception
             raise UserError(f"{path}: not a tokenizer.json ({error})") from error
         self._tokenizer.encode_special_tokens = True
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self.vocab_size = 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
-        special = read_special_tokens(path.parent)
         self.eos_id = special.id_of("eos", self._tokenizer.token_to_id, self.vocab_size)
         self.bos_id = special.id_of("bos", self._tokenizer.token_to_id, self.vocab_size)
         self.pad_id = special.id_of("pad", self._tokenizer.token_to_id, self.vocab_size)
         self.adds_bos = self._template_adds_bos() if special.adds_bos is None else special.adds_bos
-        parsed = json.loads(content)
+        parsed = json.loads(self.content)
+        added = parsed.get("added_tokens") or []
+        if self.is_made:
+            self._refuse_other_ids(added)
+        known = known_tokenizer(special.tokenizer_class, self._tokenizer.token_to_id)
+        begin = (self.bos_id,) if self.adds_bos else tuple(map(self._tokenizer.token_to_id, known.prefix))
+        self.prefix_ids = tuple(id for id in begin if id is not None)
+        ends = map(self._tokenizer.token_to_id, known.ends)
+        self.end_ids = tuple(id for id in ends if id is not None)
+        self.chat_template = known.template
         self.fingerprint = _fingerprint_of_json(parsed)
-        self.special_names: Sequence[str] = [
-            token["content"] for token in parsed.get("added_tokens") or [] if token["special"]
-        ]
+        self.special_names: Sequence[str] = [token["content"] for token in added if token["special"]]
         ids = {"bos_token": self.bos_id, "eos_token": self.eos_id, "pad_token": self.pad_id}
         self.special_tokens: Mapping[str, str] = {
             key: str(self._tokenizer.id_to_token(id)) for key, id in ids.items() if id is not None
         }
-        self._content = content
+
+    def _refuse_other_ids(self, added: Sequence[dict[str, Any]]) -> None:
+        """The library numbers added tokens on from the vocabulary: one that is told another id would get a wrong one."""
+        for token in added:
+            found = self._tokenizer.token_to_id(token["content"])
+            if found != token["id"]:
+                name = shortened(token["content"])
+                raise UserError(
+                    f"{self.path}: the files beside it give {name} the id {token['id']}, which has to be {found}"
+                )
 
     def _template_adds_bos(self) -> bool:
         """Whether the file's own template puts the token that begins a text before one."""
@@ -126,7 +161,7 @@ class JsonTokenizer:
         """The same tokenizer, which takes names for the tokens; without a post-processor, as those shift places."""
         from tokenizers import Tokenizer as FastTokenizer
 
-        plain = {**json.loads(self._content), "post_processor": None, "truncation": None, "padding": None}
+        plain = {**json.loads(self.content), "post_processor": None, "truncation": None, "padding": None}
         return FastTokenizer.from_str(json.dumps(plain))
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -136,76 +171,6 @@ class JsonTokenizer:
     def token(self, id: int) -> str:
         """Returns the name of a token."""
         return self._tokenizer.id_to_token(id) or ""
-
-
-class SentencePieceTokenizer:
-    """A sentencepiece model, such as the ``tokenizer.model`` of Llama 1 and 2."""
-
-    def __init__(self, path: Path) -> None:
-        from sentencepiece import SentencePieceProcessor
-
-        self.path = path
-        content = path.read_bytes()
-        self._processor: SentencePieceProcessor = SentencePieceProcessor()
-        try:
-            self._processor.LoadFromSerializedProto(content)
-            self.vocab_size = self._processor.vocab_size()
-        except Exception as error:  # the library raises RuntimeError and others, by version
-            raise UserError(f"{path}: not a sentencepiece model ({error})") from error
-        if not self.vocab_size:
-            raise UserError(f"{path}: not a sentencepiece model (it has no tokens)")
-        special = read_special_tokens(path.parent)
-        self.eos_id = self._id(self._processor.eos_id(), "eos", special)
-        self.bos_id = self._id(self._processor.bos_id(), "bos", special)
-        self.pad_id = self._id(self._processor.pad_id(), "pad", special)
-        self.adds_bos = self.bos_id is not None and special.adds_bos is not False
-        self.fingerprint = hashlib.sha256(content).hexdigest()
-        pieces = [id for id in range(self.vocab_size) if self._processor.IsControl(id)]
-        self.special_names: Sequence[str] = [self._processor.IdToPiece(id) for id in pieces]
-        ids = {"bos_token": self.bos_id, "eos_token": self.eos_id, "pad_token": self.pad_id}
-        self.special_tokens: Mapping[str, str] = {
-            key: self._processor.IdToPiece(id) for key, id in ids.items() if id is not None
-        }
-        self._special = re.compile("(" + "|".join(map(re.escape, self.special_names)) + ")")
-
-    def _id(self, own: int, role: str, special: SpecialTokens) -> int | None:
-        """The token of ``role``; ``own`` is -1 where the model has none."""
-        return special.id_of(role, self._piece_id, self.vocab_size, own if own >= 0 else None)
-
-    def _piece_id(self, name: str) -> int | None:
-        id = self._processor.piece_to_id(name)
-        return id if self._processor.id_to_piece(id) == name else None
-
-    def encode(self, text: str) -> list[int]:
-        """Returns the ids of ``text`` alone."""
-        return self._processor.encode(text, out_type=int, add_bos=False, add_eos=False)
-
-    def encode_marked(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        """Returns the ids of ``text`` with its special tokens, and their places; what is between them is encoded by itself."""
-        ids: list[int] = []
-        places: list[tuple[int, int]] = []
-        start = 0
-        for part in self._special.split(text) if self.special_names else [text]:
-            if part in self.special_names:
-                ids.append(self._processor.PieceToId(part))
-                places.append((start, start + len(part)))
-            elif part:
-                found = self._processor.encode(part, out_type="offset_mapping", add_bos=False, add_eos=False)
-                ids += found["ids"]
-                places += [(start + first, start + last) for first, last in found["offsets"]]
-            start += len(part)
-        return ids, places
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """Returns the text of ``ids``; sentencepiece drops the space before the first word.
-
-        Ids beyond the vocabulary, which rows that pad a model's embedding have, have no text.
-        """
-        return self._processor.decode([int(id) for id in ids if id < self.vocab_size])
-
-    def token(self, id: int) -> str:
-        """Returns the name of a token."""
-        return self._processor.id_to_piece(id)
 
 
 def is_cuttable(tokenizer: Tokenizer) -> bool:

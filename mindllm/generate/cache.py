@@ -85,14 +85,17 @@ class CachedLayer(nn.Cell):
 
 
 class CachedContext(nn.Cell):
-    """The tables and the mask of one context of layers, for tokens at any positions of the cache."""
+    """The tables and the mask of one context of layers, for tokens at any positions of the cache.
 
-    def __init__(self, context: AttentionContext, capacity: int, suffix: str) -> None:
+    ``longest``: the sequence length the model was built for; the cache may have room for more.
+    """
+
+    def __init__(self, context: AttentionContext, capacity: int, longest: int, suffix: str) -> None:
         super().__init__()
         self.rotates = isinstance(context.position, RotarySpec)
         self.biased = isinstance(context.position, AlibiSpec)
         if isinstance(context.position, RotarySpec):
-            cos, sin = rotary_tables(context.position, context.head_dim, capacity)
+            cos, sin = rotary_tables(context.position, context.head_dim, capacity, longest)
             self.cos = Parameter(Tensor(cos), name=f"cache.cos{suffix}", requires_grad=False)
             self.sin = Parameter(Tensor(sin), name=f"cache.sin{suffix}", requires_grad=False)
         if self.biased:
@@ -144,7 +147,8 @@ class CachedDecoder(nn.Cell):
         )
         contexts = enumerate(architecture.contexts())
         self.contexts = nn.CellList(
-            [CachedContext(context, capacity, f"_{n}" if n else "") for n, context in contexts], auto_prefix=False
+            [CachedContext(context, capacity, model.seq_length, f"_{n}" if n else "") for n, context in contexts],
+            auto_prefix=False,
         )
         kv_heads = architecture.layers[0].attention.kv_heads
         heads = np.arange(batch * kv_heads, dtype=np.int32).reshape(batch, kv_heads, 1)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 from mindllm.config import RunConfig
 from mindllm.config.dataset import InstructionDataConfig
-from mindllm.data.chat_template import find_chat_template
+from mindllm.data.chat_template import chat_template_of
 from mindllm.data.conversations import ROLES, Conversation, Message
 from mindllm.data.instruction import encode_chat
 from mindllm.data.tokenizer import Tokenizer
@@ -24,8 +23,7 @@ def conversation_encoder(config: RunConfig, tokenizer: Tokenizer) -> Encoder:
     """
     data = config.train_dataset.data_loader.config
     given = data.chat_template if isinstance(data, InstructionDataConfig) else ""
-    directory = Path(tokenizer.path).parent
-    template = find_chat_template(directory, tokenizer.special_tokens, tokenizer.special_names, given)
+    template = chat_template_of(tokenizer, given)
 
     def encode(messages: Sequence[Message]) -> list[int]:
         chat = template.render_prompt(Conversation(tuple(messages)), "the conversation")

@@ -10,23 +10,17 @@ from mindllm.errors import UserError
 
 
 def eos_ids(config: ModelConfig, tokenizer: Tokenizer | None) -> tuple[int, ...]:
-    """The tokens that end a text: the configuration's, else the tokenizer's; empty: there is none."""
-    if config.eos_token_ids or tokenizer is None or tokenizer.eos_id is None:
+    """The tokens that end a text: the configuration's, else the tokenizer's, and those that end an answer; perhaps none."""
+    if tokenizer is None:
         return config.eos_token_ids
-    return (tokenizer.eos_id,)
-
-
-def bos_id(config: ModelConfig, tokenizer: Tokenizer | None) -> int | None:
-    """The token that begins a text: the configuration's, else the tokenizer's if it adds it; None: there is none."""
-    if config.bos_token_id is not None or tokenizer is None or not tokenizer.adds_bos:
-        return config.bos_token_id
-    return tokenizer.bos_id
+    ends = config.eos_token_ids or (() if tokenizer.eos_id is None else (tokenizer.eos_id,))
+    return (*ends, *(id for id in tokenizer.end_ids if id not in ends))
 
 
 def encode_prompt(text: str, config: ModelConfig, tokenizer: Tokenizer) -> list[int]:
-    """The tokens of ``text``, after the token that begins a text if there is one."""
-    begin = bos_id(config, tokenizer)
-    return ([] if begin is None else [begin]) + tokenizer.encode(text)
+    """The tokens of ``text``, after what begins a text if there is such a thing."""
+    begin = tokenizer.prefix_ids if config.bos_token_id is None else (config.bos_token_id,)
+    return [*begin, *tokenizer.encode(text)]
 
 
 def check_prompts(prompts: Sequence[Sequence[int]], config: ModelConfig, max_length: int, max_new_tokens: int) -> None:

@@ -25,13 +25,17 @@ DUMP_SIGNAL = signal.SIGUSR1  # makes a rank write the stacks of its threads int
 
 @dataclass(frozen=True)
 class Beat:
-    """A sign of life: the last step that was done, what is being done since ``at``, seconds that may take (0: any)."""
+    """A sign of life: the last step that was done, what is being done since ``at``, seconds that may take (0: any).
+
+    ``trained``: whether the process has done a step itself.
+    """
 
     pid: int
     step: int
     doing: str
     at: float
     limit: float
+    trained: bool = False
 
     def is_overdue(self, now: float) -> bool:
         return bool(self.limit) and now - self.at > self.limit
@@ -65,7 +69,7 @@ class Heart:
             self._steps_seen |= self._step is not None and step > self._step
             self._step = step
         limit = self._limit * (1 if self._steps_seen else FIRST_STEP_FACTOR)
-        beat = Beat(os.getpid(), self._step or 0, doing[:100], time.monotonic(), limit)
+        beat = Beat(os.getpid(), self._step or 0, doing[:100], time.monotonic(), limit, self._steps_seen)
         with suppress(OSError):  # a full disk is told of by what is lost to it
             os.pwrite(self._file, json.dumps(asdict(beat)).encode().ljust(WIDTH), 0)
 

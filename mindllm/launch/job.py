@@ -222,6 +222,11 @@ class Job:
         told = f"{describe_hang(beats, found, now)}; the job was ended; {self._last_steps()}. Its log: {first.log}"
         raise JobFailed(f"{told}\n{first.last_lines()}", 1)
 
+    def _has_trained(self) -> bool:
+        """Whether a step has been done: what ranks say of it, or, of ranks that say nothing, that they have added numbers."""
+        beats = self._beats()
+        return any(beat.trained for beat in beats.values()) if beats else self.table.used
+
     def _beats(self) -> dict[int, Beat]:
         beats = read_beats(self.log_dir, range(self.local))
         for node in self._nodes():
@@ -249,7 +254,7 @@ class Job:
         steps = self._last_steps()
         told = f"{culprit.name} {culprit.ending()}; the job was ended{'; ' if steps else ''}{steps}. Its log: {culprit.log}"
         shown = culprit is self.ranks[0]
-        crashed = culprit.poll() == -signal.SIGSEGV and not self.table.used
+        crashed = culprit.poll() == -signal.SIGSEGV and not self._has_trained()
         failure = CrashedAtStart if crashed else JobFailed
         raise failure(told if shown else f"{told}\n{culprit.last_lines()}", max(culprit.poll() or 1, 1))
 

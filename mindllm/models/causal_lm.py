@@ -74,7 +74,6 @@ class CausalLM(nn.Cell):
         if not self.tied:  # the last, or the cell above would rename it
             shape = (config.vocab_size, config.hidden_size)
             self.lm_head.weight = normal_parameter("lm_head.weight", shape, config.initializer_range)
-        self.layers_add = any(layer.adds_to_loss for layer in config.architecture.kinds())
         self.reshape = P.Reshape()
         self.mul = P.Mul()
         self.sum = P.ReduceSum()
@@ -100,10 +99,11 @@ class CausalLM(nn.Cell):
 
         What the last two are is said at :class:`Decoder`; they need ``kernels.document_masks``.
         """
-        hidden, added = self.model(input_ids, segment_starts, position_ids)
+        decoded = self.model(input_ids, segment_starts, position_ids)
+        hidden = decoded[0] if self.model.adds_to_loss else decoded
         losses = self.losses(hidden, self.head_weight(), self.reshape(labels, (-1,)))
         loss = self.sum(self.mul(losses, self.reshape(loss_mask, (-1,))))
-        return loss + added if self.layers_add else loss
+        return loss + decoded[1] if self.model.adds_to_loss else loss
 
 
 def build_model(config: ModelConfig, device_target: str = "CPU") -> CausalLM:

@@ -79,7 +79,7 @@ class DecoderLayer(nn.Cell):
     """``x += attention(norm(x)); x += feed_forward(norm(x))`` on ``[batch · seq, hidden]``, with norms behind both where
     the specification has them.
 
-    Returns hidden states and what must be added to the loss: a scalar, or 0.0 for layers that add nothing.
+    Returns hidden states; where ``adds_to_loss``, as the specification says, they come with the scalar that is to be added.
     """
 
     def __init__(self, spec: LayerSpec, kernels: Kernels, spread: Spread, seq_length: int) -> None:
@@ -91,14 +91,15 @@ class DecoderLayer(nn.Cell):
         self.feed_forward = FeedForward(spec.feed_forward, kernels, spread)
         self.attention_add = P.Add()
         self.ffn_add = P.Add()
+        self.adds_to_loss = spec.adds_to_loss
         self.norm_output = spec.norm_output
         if spec.norm_output:
             self.attention_post_norm = make_norm(hidden, spec.norm, kernels)
             self.ffn_post_norm = make_norm(hidden, spec.norm, kernels)
 
-    def construct(self, x: Tensor, batch: int, tables: Tables, mask: Tensor) -> tuple[Tensor, Tensor | float]:
+    def construct(self, x: Tensor, batch: int, tables: Tables, mask: Tensor) -> Tensor | tuple[Tensor, Tensor]:
         x = self.after_attention(x, self.attention(self.attention_norm(x), batch, tables, mask))
-        return self.after_feed_forward(x), 0.0
+        return self.after_feed_forward(x)
 
     def after_attention(self, x: Tensor, attended: Tensor) -> Tensor:
         """The residual connection around the attention."""
@@ -117,22 +118,21 @@ class DecoderLayer(nn.Cell):
 class ContextTables(nn.Cell):
     """What layers of one context read: position tables for ``seq_length`` positions, and the mask.
 
-    They are parameters without gradient: constants would be copied into the compiled graph once per use. ``suffix`` tells
-    apart those of several contexts.
+    They are parameters without gradient: constants would be copied into the compiled graph once per use.
     """
 
-    def __init__(self, context: AttentionContext, seq_length: int, kernels: Kernels, suffix: str) -> None:
+    def __init__(self, context: AttentionContext, seq_length: int, kernels: Kernels) -> None:
         super().__init__()
         self.rotates = isinstance(context.position, RotarySpec)
         self.biased = isinstance(context.position, AlibiSpec)
         if isinstance(context.position, RotarySpec):
             cos, sin = rotary_tables(context.position, context.head_dim, seq_length)
-            self.rotary_cos = constant(f"rotary_cos{suffix}", cos)
-            self.rotary_sin = constant(f"rotary_sin{suffix}", sin)
+            self.rotary_cos = constant("rotary_cos", cos)
+            self.rotary_sin = constant("rotary_sin", sin)
         if self.biased:
-            self.alibi_bias = constant(f"alibi_bias{suffix}", alibi_bias(context.num_heads, seq_length))
+            self.alibi_bias = constant("alibi_bias", alibi_bias(context.num_heads, seq_length))
         mask = causal_mask(seq_length, kernels, context.window)
-        self.attention_mask = constant(f"attention_mask{suffix}", mask)
+        self.attention_mask = constant("attention_mask", mask)
 
     def construct(self) -> tuple[Tables, Tensor]:
         if self.rotates:
@@ -146,11 +146,9 @@ class AttentionTables(nn.Cell):
     """The tables and masks of all layers, one :class:`ContextTables` for each of the architecture's contexts."""
 
     def __init__(self, model: ModelConfig, kernels: Kernels) -> None:
-        super().__init__(auto_prefix=False)
-        contexts = enumerate(model.architecture.contexts())
+        super().__init__()
         self.contexts = nn.CellList(
-            [ContextTables(context, model.seq_length, kernels, f"_{n}" if n else "") for n, context in contexts],
-            auto_prefix=False,
+            [ContextTables(context, model.seq_length, kernels) for context in model.architecture.contexts()]
         )
 
     def construct(self, context: int) -> tuple[Tables, Tensor]:
@@ -183,7 +181,9 @@ class DocumentMask(nn.Cell):
 
 
 class Decoder(nn.Cell):
-    """Token ids ``[batch, seq]`` -> hidden states ``[batch · seq, hidden]`` after the final norm, and what is added to the loss.
+    """Token ids ``[batch, seq]`` -> hidden states ``[batch · seq, hidden]`` after the final norm.
+
+    Where layers add to the loss (``adds_to_loss``), hidden states come with the sum of what they add, a scalar.
 
     ``segment_starts`` and ``position_ids``, both int32 ``[batch, seq]`` or absent, keep the documents of a row apart:
     attention within a document only (:class:`DocumentMask`), and positions other than 0 to seq - 1.
@@ -212,6 +212,7 @@ class Decoder(nn.Cell):
         contexts = architecture.contexts()
         self.context_of_layer = tuple(contexts.index(spec.attention.context) for spec in architecture.layers)
         self.context_count = len(contexts)
+        self.adds_to_loss = any(spec.adds_to_loss for spec in architecture.layers)
         self.document_masks = kernels.document_masks
         if self.document_masks:
             self.document_mask = DocumentMask(model.seq_length)
@@ -220,7 +221,7 @@ class Decoder(nn.Cell):
 
     def construct(
         self, input_ids: Tensor, segment_starts: Tensor | None = None, position_ids: Tensor | None = None
-    ) -> tuple[Tensor, Tensor | float]:
+    ) -> Tensor | tuple[Tensor, Tensor]:
         if not self.document_masks and not (segment_starts is None and position_ids is None):
             raise ValueError("the model was built without document_masks and cannot keep documents apart")
         batch = input_ids.shape[0]
@@ -230,9 +231,13 @@ class Decoder(nn.Cell):
         for index, layer in enumerate(self.layers):
             context = self.context_of_layer[index]
             tables, mask = of_rows[context] if of_rows else self.tables[self.table_of_layer[index]](context)
-            x, of_layer = layer(x, batch, tables, mask)
-            added = added + of_layer
-        return self.norm_out(x), added
+            if layer.adds_to_loss:
+                x, of_layer = layer(x, batch, tables, mask)
+                added = added + of_layer
+            else:
+                x = layer(x, batch, tables, mask)
+        hidden = self.norm_out(x)
+        return (hidden, added) if self.adds_to_loss else hidden
 
     def embedded(self, input_ids: Tensor, batch: int, position_ids: Tensor | None) -> Tensor:
         """What the first layer gets: ``[batch · seq, hidden]``."""

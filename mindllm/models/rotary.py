@@ -73,9 +73,14 @@ def _magnitude(rotary: RotarySpec) -> float:
     return rotary.scaling.attention_factor or default
 
 
-def rotary_tables(rotary: RotarySpec, head_dim: int, length: int) -> tuple[np.ndarray, np.ndarray]:
-    """Cosines and sines of positions ``0 … length - 1``: two float32 arrays ``[length, head_dim]``."""
-    angles = np.outer(np.arange(length, dtype=np.float64), inverse_frequencies(rotary, head_dim, length))
+def rotary_tables(
+    rotary: RotarySpec, head_dim: int, length: int, longest: int | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Cosines and sines of positions ``0 … length - 1``: two float32 arrays ``[length, head_dim]``.
+
+    ``longest``: of the sequences that use them, which dynamic scaling follows; ``length`` if not given.
+    """
+    angles = np.outer(np.arange(length, dtype=np.float64), inverse_frequencies(rotary, head_dim, longest or length))
     angles = np.concatenate([angles, angles], axis=-1)
     turned = np.where(angles[-1:] == 0, 1.0, _magnitude(rotary)) if length > 1 else _magnitude(rotary)
     return (turned * np.cos(angles)).astype(np.float32), (turned * np.sin(angles)).astype(np.float32)

@@ -18,6 +18,8 @@ from mindllm.models import CausalLM, Kernels
 from mindllm.models.decoder import AttentionTables
 from mindllm.parallel.layer_plan import LayerPlan
 
+MESSAGE_OF_A_PIPELINE = 2  # without groups of layers: the gradients of a stage are exchanged at its end
+
 
 def place_on_stages(lm: CausalLM, plan: LayerPlan, model: ModelConfig, kernels: Kernels) -> None:
     """Puts embedding, layers, final norm, head and loss on their stages, and a copy of the tables on each stage.
@@ -36,13 +38,21 @@ def place_on_stages(lm: CausalLM, plan: LayerPlan, model: ModelConfig, kernels: 
 
 def fuse_gradient_communication(lm: CausalLM, plan: LayerPlan, groups: int) -> None:
     """Gives parameters whose gradients are exchanged in one message the same number (MindFormers' rule)."""
-    others = (lm.model.tok_embeddings, lm.model.norm_out, lm.lm_head)
-    pipeline = 2
-    for cell in others:
-        cell.set_comm_fusion(pipeline if plan.stages > 1 else groups)
-    per_group = max((len(plan.layers) + 1) // groups, 1)
+    for cell in (lm.model.tok_embeddings, lm.model.norm_out, lm.lm_head):
+        cell.set_comm_fusion(fusion_of_others(plan, groups))
     for number, layer in enumerate(lm.model.layers):
-        layer.set_comm_fusion(pipeline if plan.stages > 1 else number // per_group + 1)
+        layer.set_comm_fusion(fusion_of_layer(number, plan, groups))
+
+
+def fusion_of_layer(number: int, plan: LayerPlan, groups: int) -> int:
+    """The number of the message with a layer's gradients."""
+    per_group = max((len(plan.layers) + 1) // groups, 1)
+    return MESSAGE_OF_A_PIPELINE if plan.stages > 1 else number // per_group + 1
+
+
+def fusion_of_others(plan: LayerPlan, groups: int) -> int:
+    """The same of embedding, final norm and head."""
+    return MESSAGE_OF_A_PIPELINE if plan.stages > 1 else groups
 
 
 class ShardedInputs(nn.Cell):

@@ -33,10 +33,6 @@ def evaluation_rows(config: RunConfig, execution: Execution) -> int:
 
 def set_up_execution(config: RunConfig, execution: Execution) -> None:
     """Selects the device of this process and connects it with the other ranks."""
-    if execution.ranks.simulated:
-        from mindllm.compiled.simulated_process import quiet_known_messages
-
-        quiet_known_messages()
     select_device(config, execution.ranks)
     if execution.ranks.simulated:
         from mindllm.compiled.simulated_process import prepare_simulation
@@ -48,8 +44,11 @@ def set_up_execution(config: RunConfig, execution: Execution) -> None:
 def make_engine(config: RunConfig, execution: Execution, training: bool = True) -> Engine:
     """Builds what executes the run; graphs of sharded models are compiled now, others with the first step."""
     if execution.executor is Executor.REPLICA:
+        from mindllm.parallel.context import refuse_mean_gradients
         from mindllm.train.engine.replica import ReplicaEngine
 
+        if execution.ranks.count > 1:
+            refuse_mean_gradients(config)
         return ReplicaEngine(config, training, execution.ranks)
     if execution.executor is Executor.CLUSTER_RANK:
         from mindllm.train.engine.cluster_rank import ClusterRankEngine

@@ -16,14 +16,17 @@ def start(config: RunConfig) -> int:
     """
     execution = execution_of(config)
     if execution.ranks.simulated:
-        from mindllm.compiled.simulated_process import enter_simulation
+        from mindllm.compiled.simulated_process import enter_simulation, import_quietly
         from mindllm.run.simulated import with_own_files
 
         enter_simulation()
+        import_quietly()
         config = with_own_files(config, execution.ranks.rank)
     elif execution.executor is Executor.LOCKSTEP:
         from mindllm.compiled.execute.estimate import refuse_too_large
 
+        if config.profile:
+            raise config.error("profile", "ranks executed together are not profiled (value true); write false")
         refuse_too_large(config)
         config = override_config(config, {"context.enable_graph_kernel": False, "context.compile_cache": False})
     prepare_environment(config)

@@ -23,6 +23,7 @@ from mindllm.train.callbacks import make_callbacks
 from mindllm.train.checkpoint import CheckpointStore, Peers
 from mindllm.train.checkpoint.hugging_face_export import refuse_existing
 from mindllm.train.checkpoint.pretrained import pretrained_weights
+from mindllm.train.data_agreement import refuse_different_data
 from mindllm.train.datasets import RunData
 from mindllm.train.execution import Execution, Executor, describe
 from mindllm.train.loss_scale import LossScaler
@@ -47,6 +48,8 @@ def train(config: RunConfig, execution: Execution) -> int:
     peers = claim_output_directory(config, ALONE if ranks.simulated else ranks)
     log = set_up_logging(config.output_dir)
     data = RunData(config, share_of(config, execution))
+    if not ranks.simulated:
+        refuse_different_data(data.dataset, ranks)
     total_steps = data.total_steps
     assert config.lr_schedule is not None  # or loading had refused it
     rates = learning_rates(config.lr_schedule, total_steps)
@@ -97,6 +100,7 @@ def evaluate(config: RunConfig, execution: Execution) -> int:
     """Evaluates the weights of ``load_checkpoint`` on held-out text; returns the exit code."""
     if not config.load_checkpoint:
         raise config.error("load_checkpoint", "run_mode eval needs weights; give a checkpoint directory")
+    heart.start(config.runner_config.step_timeout)
     set_up_logging(config.output_dir)
     if execution.connects_first:
         set_up_execution(config, execution)

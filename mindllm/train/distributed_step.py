@@ -123,18 +123,18 @@ class DistributedStep(nn.Cell):
 
 
 class DistributedLoss(nn.Cell):
-    """Forward only: ``(input_ids, labels, loss_mask) -> (summed loss, tokens)`` of the whole global batch.
+    """Forward only: ``(input_ids, labels, loss_mask) -> summed loss`` of the whole global batch.
 
-    In a pipeline the loss is real on the last stage only.
+    In a pipeline it is real on the last stage only. Tokens are counted on the host: in a graph without gradients the compiler
+    takes a column that is used outside of the network for a slice, and would count the whole batch once per device.
     """
 
-    def __init__(self, parallel: ParallelModel, slices: int) -> None:
+    def __init__(self, parallel: ParallelModel) -> None:
         super().__init__(auto_prefix=False)
         self.network = parallel.network
-        self.tokens = TokenCount(slices, parallel.mesh.devices)
 
-    def construct(self, input_ids: Tensor, labels: Tensor, loss_mask: Tensor) -> tuple[Tensor, Tensor]:
-        return self.network(input_ids, labels, loss_mask), self.tokens(loss_mask)
+    def construct(self, input_ids: Tensor, labels: Tensor, loss_mask: Tensor) -> Tensor:
+        return self.network(input_ids, labels, loss_mask)
 
 
 def build_distributed_step(config: RunConfig, rank: int) -> DistributedStep:
@@ -146,12 +146,12 @@ def build_distributed_step(config: RunConfig, rank: int) -> DistributedStep:
 def build_distributed_loss(config: RunConfig, rank: int) -> DistributedLoss:
     """Builds what evaluates on ``rank``; sets MindSpore's parallel context for it."""
     set_parallel_context(config, rank)
-    return distributed_loss(config, build_parallel_model(config))
+    return distributed_loss(build_parallel_model(config))
 
 
-def distributed_loss(config: RunConfig, parallel: ParallelModel) -> DistributedLoss:
+def distributed_loss(parallel: ParallelModel) -> DistributedLoss:
     """What evaluates a model on its devices."""
-    return DistributedLoss(parallel, input_slices(config)).set_train(False)
+    return DistributedLoss(parallel).set_train(False)
 
 
 def distributed_step(config: RunConfig, parallel: ParallelModel, rank: int) -> DistributedStep:

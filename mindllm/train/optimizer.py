@@ -1,4 +1,4 @@
-"""AdamW (Loshchilov & Hutter, 2019) with bias correction and fp32 state, equal to PyTorch's ``torch.optim.AdamW``.
+"""AdamW (Loshchilov & Hutter, 2019) with fp32 state; with bias correction, equal to PyTorch's ``torch.optim.AdamW``.
 
 Weight decay is decoupled and falls on matrices only: norms and biases (one axis) are a group without decay, as in
 Megatron-LM.
@@ -72,12 +72,15 @@ class FusedAdam(nn.Cell):
     def __init__(self, config: OptimizerConfig) -> None:
         super().__init__()
         self.adam = P.AdamWeightDecay()
+        self.corrects = config.bias_correction
         self.beta1, self.beta2 = (Tensor(beta, ms.float32) for beta in config.betas)
         self.eps = config.eps
         self.sqrt = P.Sqrt()
 
     def construct(self, weight, moment1, moment2, rate, correction1, correction2, decay, gradient):
         """``correction1`` and ``correction2`` are ``1 - betaᵗ``; all but weight, moments and gradient are scalars."""
+        if not self.corrects:
+            return self.adam(weight, moment1, moment2, rate, self.beta1, self.beta2, self.eps, decay, gradient)
         root = self.sqrt(correction2)
         ratio = root / correction1
         return self.adam(

@@ -40,13 +40,19 @@ class RowText:
         self.source = source
         self.seq_length = config.model.config.seq_length
 
+    @property
+    def row_count(self) -> int:
+        """Rows that are split among training and evaluation."""
+        most = self.section.max_rows if isinstance(self.section, InstructionDataConfig) else None
+        return min(len(self.source), most or len(self.source))
+
     def numbers(self, split: str) -> range:
         """Returns the rows of part ``split``; raises UserError when there are none."""
-        rows = split_ranges(self.section.split, len(self.source))[split]
+        rows = split_ranges(self.section.split, self.row_count)[split]
         if not rows:
             raise self.config.error(
                 "train_dataset.data_loader.config.split",
-                f"{self.section.split} of {len(self.source)} rows leaves none for {split}; give it a larger weight",
+                f"{self.section.split} of {self.row_count} rows leaves none for {split}; give it a larger weight",
             )
         return rows
 
@@ -143,7 +149,7 @@ class InstructionText(RowText):
         logger.info(
             "%d rows packed into %d samples of %d, %.1f%% full", len(useful), len(groups), self.seq_length, 100 * full
         )
-        return self._dataset(Packs.of([rows[useful[group]] for group in groups]), packed=True)
+        return self._dataset(Packs.of([rows[useful[group]] for group in groups]), packed=self.packing is True)
 
 
 def _watched(rows: Sequence[int], doing: str) -> Iterable[int]:

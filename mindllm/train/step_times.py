@@ -31,7 +31,12 @@ class StepTimes:
         self._slow_steps: tuple[int, int] = (-1, 0)
 
     def compare(self, step: int, seconds: float) -> Slowest:
-        """Called by all ranks: ``seconds`` without those in which this rank waited for others."""
+        """Called by all ranks: ``seconds`` without those in which this rank waited for others.
+
+        In a simulation there are no others to compare with.
+        """
+        if self.ranks.simulated:
+            return Slowest(self.ranks.rank, seconds, seconds)
         own = [seconds if rank == self.ranks.rank else 0.0 for rank in range(self.ranks.count)]
         times = self.ranks.sum(own)
         slowest = max(range(len(times)), key=times.__getitem__)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from mindllm.compiled.graph import ClosureType, OtherType, TupleType
-from mindllm.compiled.graph_file import FACTS, MIND_IR, load, save
+from mindllm.compiled.graph_file import FACTS, INITIAL, MIND_IR, VERSION, load, save
 from mindllm.compiled.mind_ir import parse_mind_ir
 from mindllm.compiled.schedule import micro_batch_schedule
 from mindllm.errors import UserError
@@ -193,11 +193,12 @@ def test_damaged_and_foreign_files_are_refused(compiled, tmp_path):
     for facts, reason in (
         ({"format": "other"}, "not a compiled graph"),
         ({"format": "mindllm compiled graph", "version": 99}, "has version 99"),
-        ({"format": "mindllm compiled graph", "version": 1}, "not a compiled graph of this version"),
+        ({"format": "mindllm compiled graph", "version": VERSION}, "not a compiled graph of this version"),
     ):
         with zipfile.ZipFile(path, "w") as archive:
             archive.writestr(FACTS, json.dumps(facts))
             archive.writestr(MIND_IR, b"")
+            archive.writestr(INITIAL, b"PK\x05\x06" + bytes(18))
         with pytest.raises(UserError, match=reason):
             load(path)
 

@@ -1,8 +1,10 @@
 """Operations and bytes by operator, against the analytic count of a whole step."""
 
+from dataclasses import replace
+
 import pytest
 
-from mindllm.compiled.cost import Cost, cost, step_cost
+from mindllm.compiled.cost import Cost, cost, step_cost, uncounted
 
 TOKENS, HIDDEN, WIDTH, VOCABULARY, LAYERS = 64, 64, 96, 128, 2
 ATTENTION_WEIGHTS = HIDDEN * (HIDDEN + 2 * HIDDEN // 2 + HIDDEN)  # two of four heads for keys and values
@@ -36,3 +38,14 @@ def test_bytes_are_those_of_inputs_and_outputs(compiled):
     product = graph.find("MatMul", lambda node: node.path.endswith("layers.0.feed_forward.w1") and not node.backward)[0]
     assert cost(graph, product).bytes == half * (TOKENS * HIDDEN + WIDTH // 2 * HIDDEN + TOKENS * WIDTH // 2)
     assert all(cost(graph, node) == Cost() for node in graph.find("Reshape") + graph.find("Depend"))
+
+
+@pytest.mark.compiles("tp2", "all")
+def test_operators_whose_cost_is_not_known_are_named(compiled):
+    graph = compiled("tp2")
+    assert uncounted(graph) == ()
+    assert uncounted(compiled("all")) == ()
+    function = graph.functions[0]
+    strange = replace(function.nodes[0], name="strange", op="Erfinv")
+    changed = replace(graph, functions=(replace(function, nodes=(*function.nodes, strange)), *graph.functions[1:]))
+    assert uncounted(changed) == ("Erfinv",)

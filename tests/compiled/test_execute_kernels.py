@@ -22,6 +22,14 @@ OPERANDS: dict[str, list[tuple]] = {
     **{op: [(A, 1.5), (ONE, 1.5)] for op in ("Muls", "Divs")},
     **{op: [(A,)] for op in ("Neg", "Square", "Sqrt", "Rsqrt", "Reciprocal", "Exp", "Log", "SiLU")},
     "IsFinite": [(np.float32([1, np.inf, np.nan]),)],
+    "Tanh": [(X,)],
+    "TanhGrad": [(np.tanh(X), A)],
+    "ReLU": [(X,)],
+    "ReluGrad": [(A, X)],
+    "GeLU": [(3 * X,)],
+    "GeLUGrad": [(A, 3 * X, X)],
+    "FastGeLU": [(3 * X,)],
+    "FastGeLUGrad": [(A, 3 * X)],
     "FloorDiv": [(INTEGERS, np.array(2, np.int32))],
     "Equal": [(INTEGERS, np.array(7, np.int32))],
     "SiLUGrad": [(A, X)],
@@ -34,8 +42,14 @@ OPERANDS: dict[str, list[tuple]] = {
     "Concat": [((A, B), -1), ((A, B), 0)],
     "Split": [(A, -1, 2)],
     "SplitWithSize": [(A, (1, 3), 0)],
-    "StridedSlice": [(A, (1, 0), (3, 6), (1, 2), 0, 0, 0, 0, 0)],
-    "Gather": [(A, INDICES, 0, 0)],
+    "StridedSlice": [
+        (A, (1, 0), (3, 6), (1, 2), 0, 0, 0, 0, 0),
+        (A, (1, 2), (3, 4), (1, 1), 1, 2, 0, 0, 0),
+        (A, (0, 1), (1, 3), (1, 1), 0, 0, 0, 1, 0),
+        (FOUR, (1, 0, 2), (2, 3, 3), (1, 2, 1), 0, 0, 0, 0, 5),
+        (A, (0, 5), (4, 1), (2, -2), 0, 0, 0, 0, 0),
+    ],
+    "Gather": [(A, INDICES, 0, 0), (FOUR, INDICES, -2, 0), (FOUR, INDICES[:, None][:2], 2, 1)],
     "OneHot": [(INDICES, 5, ONE, ZERO, -1)],
     "UnsortedSegmentSum": [(A, INDICES, 5)],
     "ReduceSum": [(FOUR, (1, 3), False, False), (FOUR, (), False, False)],
@@ -72,6 +86,12 @@ def test_rows_of_a_table_that_another_rank_has_are_zeros():
     assert np.array_equal(ELEMENTARY["OneHot"](np.array([-3, 1]), 2, ONE, ZERO), [[0, 0], [0, 1]])
 
 
+def test_slices_that_leave_axes_out_or_add_some_and_drop_others_are_refused():
+    for masks in ((0, 0, 2, 0, 0), (0, 0, 0, 1, 2)):
+        with pytest.raises(NotImplementedError, match="StridedSlice with masks"):
+            ELEMENTARY["StridedSlice"](FOUR, (1, 0, 2), (2, 1, 5), (1, 1, 2), *masks)
+
+
 def test_results_are_rounded_to_the_declared_dtype():
     assert rounded(np.float32([1 / 3]), ("bfloat16",)) == np.float32(np.float32(1 / 3).astype(ml_dtypes.bfloat16))
     assert rounded(np.float32([1e6]), ("float16",)) == np.inf
@@ -86,4 +106,4 @@ def test_mindspore_kernels_are_chosen_on_request():
 
 def test_an_operator_without_a_kernel_is_named():
     with pytest.raises(NotImplementedError, match="no kernel of the CPU does"):
-        choose(node("TopkExt"))(A, 2, -1, True, True)
+        choose(node("GroupedMatmul"))(A, B)

@@ -47,59 +47,115 @@ def test_silu_and_swiglu():
     assert np.isfinite(subject.silu(np.float32([-1e4, 1e4]))).all()
 
 
-@pytest.mark.parametrize("mode", [subject.HALVES, subject.NEIGHBOURS])
-def test_rotary(mode):
-    x, gradient, angles = normal(2, 3, 7, 8), normal(2, 3, 7, 8), normal(7, 4)
-    doubled = np.concatenate([angles, angles], -1) if mode == subject.HALVES else np.repeat(angles, 2, -1)
-    cos, sin = np.cos(doubled)[None, None], np.sin(doubled)[None, None]
-    tensor, tables = leaf(x), (leaf(cos), leaf(sin))
-    if mode == subject.HALVES:
-        wanted = apply_rotary_pos_emb(tensor, tensor, tables[0][0], tables[1][0])[0]
-    else:  # a pair is a complex number that is multiplied by one
-        turned = torch.view_as_complex(tensor.reshape(2, 3, 7, 4, 2)) * torch.view_as_complex(
-            torch.stack([tables[0][..., ::2], tables[1][..., ::2]], -1)
-        )
-        wanted = torch.view_as_real(turned).reshape(2, 3, 7, 8)
-    wanted.backward(torch.tensor(gradient))
-    np.testing.assert_allclose(subject.rotary(x, cos, sin, mode), wanted.detach(), **CLOSE)
-    of_x, of_cos, of_sin = subject.rotary_gradient(gradient, cos, sin, x, mode)
-    np.testing.assert_allclose(of_x, tensor.grad, **CLOSE)
-    if mode == subject.HALVES:
-        np.testing.assert_allclose(of_cos, tables[0].grad, rtol=1e-5, atol=1e-5)
-        np.testing.assert_allclose(of_sin, tables[1].grad, rtol=1e-5, atol=1e-5)
+def numeric_gradient(function, x: np.ndarray, gradient: np.ndarray, step: float = 1e-3) -> np.ndarray:
+    """Central differences of ``sum(gradient * function(x))``, in double precision."""
+    x = x.astype(np.float64)
+    found = np.empty(x.size)
+    for place in range(x.size):
+        moved = [x.reshape(-1).copy() for _ in range(2)]
+        moved[0][place] += step
+        moved[1][place] -= step
+        above, below = (np.sum(gradient * function(values.reshape(x.shape))) for values in moved)
+        found[place] = (above - below) / (2 * step)
+    return found.reshape(x.shape)
 
 
-@pytest.mark.parametrize("kv_heads", [1, 2, 4])
-@pytest.mark.parametrize("sparse_mode", [subject.WHOLE_MASK, subject.CAUSAL, subject.CAUSAL_TO_THE_END])
-def test_attention(kv_heads, sparse_mode):
-    query, key, value = normal(2, 4, 5, 8), normal(2, kv_heads, 7, 8), normal(2, kv_heads, 7, 8)
-    gradient = normal(2, 4, 5, 8)
-    hidden = RANDOM.random((2, 1, 5, 7)) < 0.3
-    hidden[..., 0] = False
-    if sparse_mode != subject.WHOLE_MASK:
-        hidden = np.triu(np.ones((5, 7), bool), 1 + (2 if sparse_mode == subject.CAUSAL_TO_THE_END else 0))
-    settings = (4, 1.0, 0.25, 2147483647, 2147483647, 0, subject.BNSD, sparse_mode)
-    tensors = leaf(query), leaf(key), leaf(value)
-    wanted = torch.nn.functional.scaled_dot_product_attention(
-        *tensors, attn_mask=torch.tensor(~hidden), scale=0.25, enable_gqa=True
+def test_rotary_by_halves_is_that_of_transformers():
+    x, angles = normal(2, 3, 7, 8), normal(7, 4)
+    doubled = torch.tensor(np.concatenate([angles, angles], -1))[None]
+    cos, sin = doubled.cos(), doubled.sin()
+    wanted = apply_rotary_pos_emb(torch.tensor(x), torch.tensor(x), cos, sin)[0]
+    np.testing.assert_allclose(subject.rotary(x, cos.numpy()[None], sin.numpy()[None]), wanted, **CLOSE)
+
+
+def test_rotary_of_neighbours_multiplies_complex_numbers():
+    x, angles = normal(2, 3, 7, 8), np.repeat(normal(7, 4), 2, -1)[None, None]
+    cos, sin = np.cos(angles), np.sin(angles)
+    wanted = (x[..., ::2] + 1j * x[..., 1::2]) * (cos + 1j * sin)[..., ::2]
+    found = subject.rotary(x, cos, sin, subject.NEIGHBOURS)
+    np.testing.assert_allclose(found[..., ::2] + 1j * found[..., 1::2], wanted, **CLOSE)
+    angles = np.concatenate([angles[..., ::2]] * 2, -1)
+    moved = subject.rotary(x, np.cos(angles), np.sin(angles), subject.NEIGHBOURS_TO_HALVES)
+    np.testing.assert_allclose(moved, np.concatenate([wanted.real, wanted.imag], -1), **CLOSE)
+
+
+def test_rotary_by_quarters_turns_both_halves_for_themselves():
+    x, cos, sin = normal(1, 1, 7, 8), normal(1, 1, 7, 8), normal(1, 1, 7, 8)
+    found = subject.rotary(x, cos, sin, subject.QUARTERS)
+    halves = [
+        subject.rotary(*parts) for parts in zip(*(np.split(array, 2, -1) for array in (x, cos, sin)), strict=True)
+    ]
+    np.testing.assert_allclose(found, np.concatenate(halves, -1), **CLOSE)
+
+
+@pytest.mark.parametrize("mode", range(4))
+def test_gradients_of_every_rotary_mode(mode):
+    x, cos, sin, gradient = normal(2, 2, 3, 8), normal(1, 1, 3, 8), normal(1, 1, 3, 8), normal(2, 2, 3, 8)
+    found = subject.rotary_gradient(gradient, cos, sin, x, mode)
+    functions = (
+        lambda value: subject.rotary(value, cos, sin, mode),
+        lambda value: subject.rotary(x, value, sin, mode),
+        lambda value: subject.rotary(x, cos, value, mode),
     )
+    for array, function, value in zip(found, functions, (x, cos, sin), strict=True):
+        np.testing.assert_allclose(array, numeric_gradient(function, value, gradient), rtol=1e-4, atol=1e-4)
+
+
+def test_layer_norm():
+    x, weight, bias, gradient = normal(6, 16), normal(16), normal(16), normal(6, 16)
+    tensors = leaf(x), leaf(weight), leaf(bias)
+    wanted = torch.nn.functional.layer_norm(tensors[0], (16,), *tensors[1:], 1e-3)
     wanted.backward(torch.tensor(gradient))
-    mask = hidden.astype(np.uint8)
-    largest, total, _, context = subject.attention(
-        query, key, value, None, None, None, mask, None, None, None, *settings
-    )
-    assert largest.shape == total.shape == (2, 4, 5, subject.STATISTICS)
-    np.testing.assert_allclose(context, wanted.detach(), **CLOSE)
-    found = subject.attention_gradient(
-        query, key, value, gradient, None, None, None, mask, largest, total, None, context, None, None, None, *settings
-    )
-    for array, tensor in zip(found[:3], tensors, strict=True):
-        np.testing.assert_allclose(array, tensor.grad, rtol=1e-4, atol=5e-6)
+    found, mean, reciprocal = subject.layer_norm(x, (16,), weight, bias, 1e-3)
+    np.testing.assert_allclose(found, wanted.detach(), **CLOSE)
+    gradients = subject.layer_norm_gradient(gradient, x, (16,), mean, reciprocal, weight, bias, (1, 1, 1))
+    for array, tensor in zip(gradients, tensors, strict=True):
+        np.testing.assert_allclose(array, tensor.grad, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("approximate", [subject.EXACT, subject.BY_TANH])
+def test_gelu(approximate):
+    x, gradient = normal(5, 12) * 3, normal(5, 12)
+    tensor = leaf(x)
+    wanted = torch.nn.functional.gelu(tensor, approximate="tanh" if approximate == subject.BY_TANH else "none")
+    wanted.backward(torch.tensor(gradient))
+    np.testing.assert_allclose(subject.gelu(x, approximate), wanted.detach(), **CLOSE)
+    np.testing.assert_allclose(subject.gelu_gradient(gradient, x, approximate), tensor.grad, **CLOSE)
+
+
+def test_fast_gelu():
+    x, gradient = normal(5, 12) * 3, normal(5, 12)
+    tensor = leaf(x)
+    wanted = tensor * torch.sigmoid(1.702 * tensor)
+    wanted.backward(torch.tensor(gradient))
+    np.testing.assert_allclose(subject.fast_gelu(x), wanted.detach(), **CLOSE)
+    np.testing.assert_allclose(subject.fast_gelu_gradient(gradient, x), tensor.grad, **CLOSE)
+
+
+@pytest.mark.parametrize("largest", [True, False])
+def test_sorted_and_largest_values(largest):
+    x = normal(4, 9)
+    for found, wanted in (
+        (subject.largest_values(x, 3, 0, largest), torch.topk(torch.tensor(x), 3, 0, largest)),
+        (subject.sorted_values(x, -1, largest), torch.sort(torch.tensor(x), -1, largest)),
+    ):
+        for array, tensor in zip(found, wanted, strict=True):
+            np.testing.assert_array_equal(array, tensor)
+
+
+def test_pieces_of_arrays():
+    x = normal(4, 9)
+    references = subject.REFERENCES
+    np.testing.assert_array_equal(references["SliceExt"](x, -1, 1, 8, 3), x[:, 1:8:3])
+    np.testing.assert_array_equal(references["CumsumExt"](x, 1, None), np.cumsum(x, 1))
+    found = references["SplitTensor"](x, 4, 1)
+    for array, tensor in zip(found, torch.split(torch.tensor(x), 4, 1), strict=True):
+        np.testing.assert_array_equal(array, tensor)
+    assert not references["InplaceZero"](x).any()
+    assert references["Copy"](x) is not x
 
 
 def test_what_a_reference_does_not_know_is_refused():
     x = normal(1, 1, 2, 4)
-    with pytest.raises(NotImplementedError, match="input_layout 0"):
-        subject.attention(x, x, x, *[None] * 7, 1, 1.0, 1.0, 0, 0, 0, 0, 0)
     with pytest.raises(NotImplementedError, match="mode 7"):
         subject.rotary(x, x, x, 7)

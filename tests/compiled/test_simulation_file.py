@@ -81,11 +81,11 @@ def test_what_was_saved_is_loaded(tmp_path_factory, simulation):
     [
         b"",
         b"text",
-        gzip.compress(b"text"),
-        gzip.compress(b"[]"),
-        gzip.compress(json.dumps({"format": "another"}).encode()),
-        gzip.compress(json.dumps({"format": "mindllm simulation 1", "blocks": 3}).encode()),
-        gzip.compress(json.dumps({"format": "mindllm simulation 1"}).encode() * 99)[:40],
+        gzip.compress(b"text", mtime=0),
+        gzip.compress(b"[]", mtime=0),
+        gzip.compress(json.dumps({"format": "another"}).encode(), mtime=0),
+        gzip.compress(json.dumps({"format": "mindllm simulation 1", "blocks": 3}).encode(), mtime=0),
+        gzip.compress(json.dumps({"format": "mindllm simulation 1"}).encode() * 99, mtime=0)[:40],
     ],
 )
 def test_a_foreign_or_damaged_file(tmp_path, content):

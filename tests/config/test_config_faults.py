@@ -45,7 +45,10 @@ FILE_FAULTS = [
     ("callbacks: [{type: LossMonitor}]", ["callbacks.0.type", "value LossMonitor", "did you mean 'MFLossMonitor'?"]),
     ("callbacks: [{per_print_times: 1}]", ["callbacks.0.type", "required", "MFLossMonitor"]),
     ("callbacks: [{type: NaNMonitor, per_print_times: 1}]", ["callbacks.0.per_print_times", "a key of MFLossMonitor"]),
-    ("callbacks: [{type: CheckpointMonitor, prefix: a}]", ["callbacks.0.prefix", "value a", "save_checkpoint_steps"]),
+    (
+        "callbacks: [{type: CheckpointMonitor, prefix: a}]",
+        ["callbacks.0.prefix", "value a", "remove it: checkpoints are named"],
+    ),
     ("runner_wrapper: {scale_sense: big}", ["runner_wrapper.scale_sense", "a number", "value big"]),
     (
         "runner_wrapper: {scale_sense: {type: Dynamic}}",

@@ -150,7 +150,7 @@ def test_generation_config_knows_the_ends_of_a_text_better(directory):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"model_type": "gpt2"}, "model_type: this model is not supported (value gpt2); supported: llama"),
+        ({"model_type": "bert"}, "model_type: this model is not supported (value bert); supported: llama, qwen2, "),
         ({"hidden_act": "gelu"}, "hidden_act: this model is not supported (value gelu)"),
         ({"mlp_bias": True}, "mlp_bias: this model is not supported (value True)"),
         ({"quantization_config": {"bits": 4}}, "quantization_config: this model is not supported"),
@@ -159,8 +159,15 @@ def test_generation_config_knows_the_ends_of_a_text_better(directory):
         ({"num_hidden_layers": 0}, "num_hidden_layers: "),
         ({"rms_norm_eps": float("nan")}, "rms_norm_eps: "),
         ({"max_position_embeddings": "long"}, "max_position_embeddings: "),
-        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope_scaling.rope_type: not supported (value dynamic)"),
-        ({"rope_parameters": {"rope_type": "yarn"}}, "rope_parameters.rope_type: not supported (value yarn)"),
+        (
+            {"rope_scaling": {"type": "longrope", "factor": 2.0}},
+            "rope_scaling.rope_type: not supported (value longrope)",
+        ),
+        ({"rope_parameters": {"rope_type": "yarn"}}, "rope_scaling.yarn.factor: Field required"),
+        (
+            {"rope_scaling": {"type": "yarn", "factor": 2.0, "mscale": 0.7}},
+            "rope_scaling.mscale: not supported (value 0.7)",
+        ),
         ({"rope_scaling": {"type": "linear"}}, "rope_scaling"),
         ({"rope_scaling": [1]}, "rope_scaling: must be an object"),
         ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor: must be 1 (value 0.5)"),

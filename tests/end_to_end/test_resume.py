@@ -1,5 +1,6 @@
 """Stopped in any way, a run goes on as if it had not been: the losses of all later steps are bit-identical."""
 
+import os
 import shutil
 import signal
 import time
@@ -9,6 +10,7 @@ import pytest
 from command_line import STEPS, run, start, trajectory
 
 from mindllm.train.checkpoint import load_checkpoint
+from mindllm.train.run_lock import RunLock
 
 
 def announced(printed):
@@ -97,6 +99,15 @@ def test_a_run_is_not_begun_anew_where_another_one_has_left_its_results(finished
     printed = run(config_file, finished[0], expect=2)
     assert f"holds a run already ({STEPS} steps in metrics.jsonl and checkpoint llm-{STEPS})" in printed
     assert (finished[0] / "metrics.jsonl").read_bytes() == before
+
+
+def test_a_second_trainer_in_the_same_directory_is_refused(config_file, tmp_path):
+    lock = RunLock(tmp_path / "out")
+    lock.acquire()
+    printed = run(config_file, tmp_path / "out", "--resume_training=auto", expect=2)
+    lock.release()
+    assert f"is in use: process {os.getpid()} on " in printed
+    assert not (tmp_path / "out" / "metrics.jsonl").exists()
 
 
 def test_a_run_whose_last_checkpoint_cannot_be_saved_ends_with_1(config_file, tmp_path):

@@ -1,6 +1,7 @@
 """Several processes on CPU compute what one does; they stop, fail, resume and evaluate as one."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -22,8 +23,8 @@ UNTIL_12 = "--runner_config.stop_step=12"
 KEEP_ALL = "--callbacks.3.keep_checkpoint_max=100000"
 
 
-def launch(config_file, output, *options):
-    """Starts two processes through the script."""
+def launch(config_file, output, *options, restart=0):
+    """Starts two processes through the script, again ``restart`` times at most."""
     words = [ROOT / "run_llm.py", "--config", config_file, f"--output_dir={output}", *TWO, *options]
     command = " ".join(f"'{word}'" for word in words)
     environment = {
@@ -32,8 +33,9 @@ def launch(config_file, output, *options):
         "VIRTUAL_ENV": sys.prefix,
         "COLUMNS": "250",
     }
+    log_dir = output.parent / f"{output.name}_log"
     return subprocess.Popen(
-        ["bash", ROOT / "scripts" / "msrun_launcher.sh", command, "2", "0", output.parent / f"{output.name}_log"],
+        ["bash", ROOT / "scripts" / "msrun_launcher.sh", f"--restart={restart}", command, "2", "0", log_dir],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -134,8 +136,21 @@ def test_two_processes_go_on_where_one_has_stopped_until_one_of_them_is_killed(c
     os.kill(victims[1], signal.SIGKILL)
     printed = end(process, expect=1)
     assert "rank 1 was killed by SIGKILL" in printed
+    assert re.search(r"last step of each rank: 1\d \(rank", printed)
     assert not any(Path(f"/proc/{victim}").exists() for victim in victims.values())
     assert_same(trajectory(output)[:6], trajectory(single)[6:])
+
+
+def test_a_job_whose_rank_is_killed_goes_on_by_itself_from_its_last_checkpoint(config_file, single, tmp_path):
+    output = tmp_path / "out"
+    process = launch(config_file, output, *HARD, UNTIL_12, restart=1)
+    read_until(process, "step:[    4/")
+    os.kill(ranks_of(output)[1], signal.SIGKILL)
+    printed = end(process)
+    assert "restart 1 of 1: going on from the last good checkpoint" in printed
+    assert "resumed from" in printed
+    assert_same(trajectory(output), trajectory(single))
+    assert all(record["slowest_rank"] in (0, 1) for record in read_lines(output / "metrics.jsonl"))
 
 
 def ranks_of(output):

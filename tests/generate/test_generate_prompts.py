@@ -10,19 +10,23 @@ from mindllm.generate.prompts import encode_prompt, eos_ids
 
 
 def tokenizer(**changes):
-    return SimpleNamespace(**{"bos_id": 1, "eos_id": 2, "adds_bos": True, "encode": lambda text: [7, 8]} | changes)
+    told = {"eos_id": 2, "end_ids": (), "prefix_ids": (1,), "encode": lambda text: [7, 8]}
+    return SimpleNamespace(**told | changes)
 
 
 @pytest.mark.parametrize(
-    ("given", "adds_bos", "expected"), [(None, True, [1, 7, 8]), (None, False, [7, 8]), (5, False, [5, 7, 8])]
+    ("given", "prefix", "expected"),
+    [(None, (1,), [1, 7, 8]), (None, (), [7, 8]), (None, (3, 4), [3, 4, 7, 8]), (5, (1,), [5, 7, 8])],
 )
-def test_a_prompt_begins_as_the_tokenizer_would_begin_it(given, adds_bos, expected):
-    assert encode_prompt("text", tiny_config(bos_token_id=given), tokenizer(adds_bos=adds_bos)) == expected
+def test_a_prompt_begins_as_the_tokenizer_would_begin_it(given, prefix, expected):
+    assert encode_prompt("text", tiny_config(bos_token_id=given), tokenizer(prefix_ids=prefix)) == expected
 
 
 @pytest.mark.parametrize(("given", "expected"), [(None, (2,)), (4, (4,)), ([4, 5], (4, 5))])
 def test_ends_of_a_text(given, expected):
     assert eos_ids(tiny_config(eos_token_id=given), tokenizer()) == expected
+    with_ends = eos_ids(tiny_config(eos_token_id=given), tokenizer(end_ids=(5, 9)))
+    assert (set(with_ends), len(with_ends)) == ({*expected, 5, 9}, len({*expected, 5, 9}))
     assert eos_ids(tiny_config(), None) == ()
 
 

@@ -44,7 +44,7 @@ class FullForward(nn.Cell):
         self.model = model
 
     def construct(self, input_ids):
-        logits = self.model.logits(self.model.model(input_ids)[0])
+        logits = self.model.logits(self.model.model(input_ids))
         return P.reshape(logits, (*input_ids.shape, -1))
 
 

@@ -48,6 +48,7 @@ def test_the_first_step_of_a_process_may_take_longer(tmp_path, monkeypatch):
         heart.beat("step", step)
         found = read_beats(tmp_path, range(4))[2]
         limits.append(found.limit)
+        assert found.trained == (found.limit == 10.0)
     assert limits == [100.0, 100.0, 100.0, 10.0, 10.0]
     assert (found.pid, found.step) == (os.getpid(), 7)
     forget_beats(tmp_path, range(4))

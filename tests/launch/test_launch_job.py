@@ -215,6 +215,27 @@ def launcher(arguments):
     )
 
 
+CRASH_AT_CONNECT = """
+from mindllm.launch.heartbeat import heart
+heart.start(60)
+heart.beat("starting", 0)
+seat.sum([1.0])  # as ranks do that compare their data before they connect
+starts = len([name for name in os.listdir(".") if name.startswith("start_")])
+if rank == 1:
+    open(f"start_{starts}", "w").close()
+    TRAINED and heart.beat("step 2", 1)
+    if not starts:
+        os.kill(os.getpid(), signal.SIGSEGV)
+seat.sum([1.0])
+"""
+
+
+@pytest.mark.parametrize(("trained", "starts", "code"), [(False, 2, 0), (True, 1, 1)])
+def test_ranks_that_have_added_numbers_but_done_no_step_are_started_again(trained, starts, code):
+    printed = finish(begin(CRASH_AT_CONNECT.replace("TRAINED", str(trained))), code)
+    assert len(list(Path().glob("start_*"))) == starts, printed
+
+
 CRASH = """
 starts = len([name for name in os.listdir(".") if name.startswith("start_")]) if rank == 1 else 0
 seat.sum([])

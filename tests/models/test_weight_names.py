@@ -5,9 +5,9 @@ import math
 import pytest
 
 from mindllm.config import ModelConfig
+from mindllm.config.families.llama import WEIGHTS as HUGGING_FACE
 from mindllm.errors import UserError
 from mindllm.models import build_model
-from mindllm.models.families.llama import HUGGING_FACE
 from mindllm.models.weight_shapes import weight_shapes
 from mindllm.models.weights import trained_weights
 

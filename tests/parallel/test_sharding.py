@@ -29,7 +29,9 @@ def form(fused=True, flash=True, **changes):
 
 
 @pytest.mark.parametrize(("fused", "flash"), list(itertools.product((True, False), repeat=2)))
-@pytest.mark.parametrize("options", [{"qkv_has_bias": True}, {"attn_proj_has_bias": True}, {"loss_chunks": 4}])
+@pytest.mark.parametrize(
+    "options", [{"qkv_has_bias": True}, {"qkv_has_bias": True, "attn_proj_has_bias": True}, {"loss_chunks": 4}]
+)
 def test_every_operator_has_one_entry(fused, flash, options):
     model, table, _ = form(fused, flash, **options)
     assert set(table) == {path for path, op in operators(model).items() if op.name not in WITHOUT_ENTRY}

@@ -7,10 +7,10 @@ from mindspore import Tensor, nn
 from mindspore import ops as P
 
 from mindllm.config import read_model_config
+from mindllm.config.families.llama import WEIGHTS as HUGGING_FACE
 from mindllm.config.generation import GenerationConfig
 from mindllm.generate.generator import Generator
 from mindllm.models import build_model
-from mindllm.models.families.llama import HUGGING_FACE
 from mindllm.models.weights import HostCopy, assign, trained_weights
 from mindllm.train.checkpoint.hugging_face import read_weights
 from mindllm.train.checkpoint.hugging_face_export import export_hugging_face
@@ -31,7 +31,7 @@ class Logits(nn.Cell):
         self.model = model
 
     def construct(self, input_ids):
-        return P.reshape(self.model.logits(self.model.model(input_ids)[0]), (*input_ids.shape, -1))
+        return P.reshape(self.model.logits(self.model.model(input_ids)), (*input_ids.shape, -1))
 
 
 def loaded(directory):

@@ -7,9 +7,9 @@ from mindspore import Tensor, nn
 from mindspore import ops as P
 
 from mindllm.config import ModelConfig
+from mindllm.config.families.llama import WEIGHTS as HUGGING_FACE
 from mindllm.config.optimizer import OptimizerConfig
 from mindllm.models import build_model
-from mindllm.models.families.llama import HUGGING_FACE
 from mindllm.models.weights import assign, trained_weights
 from mindllm.train.optimizer import AdamW
 from mindllm.train.step import ForwardBackward, TrainStep
@@ -36,7 +36,7 @@ class Logits(nn.Cell):
         self.model = model
 
     def construct(self, input_ids):
-        return P.reshape(self.model.logits(self.model.model(input_ids)[0]), (*input_ids.shape, -1))
+        return P.reshape(self.model.logits(self.model.model(input_ids)), (*input_ids.shape, -1))
 
 
 def random_model(name, std=0.1):

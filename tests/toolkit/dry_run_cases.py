@@ -23,6 +23,7 @@ STEP = "Default/update-ApplyGradients/Mul"
 BACKWARD = "Gradients/Default/layers-CellList/*-DecoderLayer/FlashAttentionScoreGrad"
 OF_A_LAYER = {"full": 10, "select": 30, "none": 50}  # MB kept by one micro-batch
 WORKING = {"full": 45, "select": 22, "none": 5}  # MB that the backward pass of a layer needs beside that
+COMMUNICATED = 15  # MB more of a recomputed layer whose tensor-parallel communication is not repeated
 LOSS = 60  # MB that the loss needs before
 
 
@@ -33,6 +34,8 @@ def profile(config: RunConfig, rank: int) -> Profile:
     """
     stage = next(stage for stage in stages_of(config) if stage.rank == rank)
     kept = stage.alive * sum(OF_A_LAYER[run.kind.name] * run.count for run in stage.runs)
+    if config.parallel_config.model_parallel > 1 and not config.recompute_config.mp_comm_recompute:
+        kept += COMMUNICATED * stage.alive * sum(run.count for run in stage.runs if run.kind.recompute)
     kept += LOSS if stage.place == LAST else WORKING[stage.runs[-1].kind.name]
     always = {WEIGHT: 30 * stage.layers, MOMENT: 60 * stage.layers, GRADIENT: 10 * stage.layers}
     moments = {

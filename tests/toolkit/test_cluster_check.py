@@ -14,6 +14,7 @@ import pytest
 from planted import plant
 from small_cluster import cluster_run
 
+from mindllm.compiled.asked_for import Finding
 from mindllm.compiled.compile_ranks import compile_ranks
 from mindllm.config import load_config, render_config
 from mindllm.errors import RunFailed, UserError
@@ -51,7 +52,9 @@ def test_a_good_configuration_from_the_command_line(tmp_path, graph_cache):
     assert found["losses"] == pytest.approx(found["single_device_losses"], rel=5e-4)
     assert 0 < found["max_parameter_error"] < 5e-3
     assert found["overflow_skipped"] is True
-    assert "| 2 | tp2 |" in table.read_text()
+    assert "| 2 | tp2 | yes |" in table.read_text()
+    assert found["obeys"] is True
+    assert {"recomputation", "shardings", "parts of a batch"} <= {finding["what"] for finding in found["asked_for"]}
 
 
 def test_a_vocabulary_that_does_not_divide_is_refused_before_anything_is_compiled(tmp_path):
@@ -80,12 +83,16 @@ def test_a_difference_ends_with_3(tmp_path, monkeypatch, capsys):
         good, problems=("step 1: loss: 4.6 on a single device, 5.1 on the cluster",), first_difference="MatMul"
     )
     path = str(write(tmp_path / "run.yaml", tp=2))
-    for outcome, code in ((good, 0), (bad, 3)):
+    otherwise = (Finding("parts of a batch", "4", "2", ("rank 0: layer 0 runs 2 times in a step, not 4",)),)
+    disobeyed = replace(good, asked_for=otherwise)
+    for outcome, code in ((good, 0), (bad, 3), (disobeyed, 3)):
         monkeypatch.setattr(subject, "check", lambda *_, outcome=outcome: outcome)
         assert command.main(["--config", path, "--no_cache"]) == code
     printed = capsys.readouterr().out
     assert "step 1: loss: 4.6 on a single device, 5.1 on the cluster" in printed
     assert "where it begins: MatMul" in printed
+    assert "parts of a batch: rank 0: layer 0 runs 2 times in a step, not 4" in printed
+    assert "the graphs are not what the YAML asks for" in printed
 
 
 def adds_heads(node):
@@ -111,11 +118,11 @@ def planted(tmp_path, graph_cache):
     small = scaled(load_config(path), real_dtype=True)
     compile_ranks(small, graph_cache)
 
-    def run(change, ranks=(0, 1)):
+    def run(change, ranks=(0, 1), where=adds_heads):
         cache = tmp_path / "cache"
         shutil.copytree(graph_cache, cache)
         for rank in ranks:
-            plant(cache / step_key(small) / f"rank_{rank}.graph", adds_heads, change)
+            plant(cache / step_key(small) / f"rank_{rank}.graph", where, change)
         return command.main([*options, "--cache", str(cache)])
 
     return run
@@ -139,6 +146,30 @@ def test_ranks_that_do_not_meet_are_named_from_the_command_line(planted, capsys)
     assert [" ".join(line.split()[:8]) for line in lines] == [
         "rank 0 waits in AllReduce over ranks 0,",
         "rank 1 waits in Broadcast over ranks 0,",
+    ]
+
+
+def recomputed(primitive):
+    mark = primitive.attribute.add()
+    mark.name, mark.type, mark.i = "recompute", mark.BOOL, 1
+
+
+def test_a_yaml_that_is_not_obeyed_is_told_from_the_command_line(planted, capsys):
+    """An operator is marked for recomputation on one rank: everything computed is right, the verdict is not."""
+    assert planted(recomputed, [1], lambda node: node.op == "SiLU" and "/0-DecoderLayer/" in node.scope) == 3
+    found = json.loads(capsys.readouterr().out)
+    assert found["problems"] == []
+    assert found["obeys"] is False
+    wrong = [finding for finding in found["asked_for"] if not finding["holds"]]
+    text = "rank 1: layer 0 recomputes feed_forward.w1.activation.silu, which nobody asked for"
+    assert wrong == [
+        {
+            "what": "recomputation",
+            "asked": "nothing",
+            "found": "operators of layers 0",
+            "problems": [text],
+            "holds": False,
+        }
     ]
 
 

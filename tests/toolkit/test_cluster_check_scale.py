@@ -72,3 +72,15 @@ def test_the_threshold_of_the_parallel_optimizer_keeps_norms_whole():
     threshold = small.parallel.parallel_optimizer_config.parallel_optimizer_threshold * 1024
     model = small.model.config
     assert model.hidden_size * 4 < threshold < model.hidden_size * model.n_kv_heads * model.head_dim * 4
+
+
+WINDOWS = {"num_layers": 8, "model_type": "qwen2", "qkv_has_bias": True, "sliding_window": 16, "seq_length": 64}
+TYPES = ["full_attention"] * 3 + ["sliding_attention"] * 5
+
+
+def test_every_kind_of_layer_stays_in_its_place():
+    recompute = {"recompute": [2, 0]}
+    small = scaled(cluster_run(pp=2, micro=2, model={**WINDOWS, "layer_types": TYPES}, recompute_config=recompute))
+    layers = zip(small.model.config.architecture.layers, make_plan(small).layers, strict=True)
+    kinds = [(layer.stage, layer.recompute, spec.attention.window) for spec, layer in layers]
+    assert kinds == [(0, True, None), (0, False, None), (0, False, 8), (1, False, 8)]

@@ -227,6 +227,24 @@ def test_advice_admits_that_nothing_helps():
     assert "no single change closes it: select recompute of all layers of stage 0 leaves it" in text
 
 
+def test_advice_says_what_communication_that_is_not_repeated_costs():
+    """8 recomputed layers of the first stage, 4 micro-batches, 15 MB each."""
+    recompute = {"recompute": [8, 0, 0, 0], "mp_comm_recompute": False}
+    config = pipeline(4, 32, 16, tp=2, recompute_config=recompute)
+    simulations = FormulaSimulations()
+    memories = simulate_stages(config, stages_of(config), simulations)
+    limit = memories[0].actual_peak - 100 * MIB
+    short = [memory for memory in memories if memory.actual_peak > limit]
+    first = shortage(short[:1], config, limit, simulations)
+    assert "results of tensor-parallel communication not kept in recomputed layers (at most " in first
+    assert "saves 480 MB of stage 0): recompute_config.mp_comm_recompute: true" in first
+    tight = shortage(short[:1], config, 100 * MIB, simulations)
+    assert "recompute_config.mp_comm_recompute: true saves 480 MB of stage 0 and leaves stage 0 " in tight
+    repeated = pipeline(4, 32, 16, tp=2, recompute_config={"recompute": [8, 0, 0, 0]})
+    memories = simulate_stages(repeated, stages_of(repeated), simulations)
+    assert "mp_comm_recompute" not in shortage(memories[:1], repeated, 100 * MIB, simulations)
+
+
 @pytest.mark.parametrize("stages", [1, 2, 4])
 def test_every_stage_has_a_place(stages):
     places = [stage.place for stage in stages_of(pipeline(stages, 8, stages))]

@@ -12,12 +12,12 @@ from mindllm.command import run_command
 from mindllm.config import load_config
 from mindllm.errors import UserError
 from mindllm.parallel.layer_plan import make_plan
+from mindllm.planning.plan import evaluate
+from mindllm.planning.recomputation.feasible import lightest_split
+from mindllm.planning.solve import Infeasible, solve
 from toolkit.pipeline_balance.__main__ import main
-from toolkit.pipeline_balance.feasible import lightest_split
 from toolkit.pipeline_balance.measured import fit_memory, read_measured
-from toolkit.pipeline_balance.plan import evaluate
 from toolkit.pipeline_balance.read_problem import Setting
-from toolkit.pipeline_balance.solve import Infeasible, solve
 
 DATA = Path(__file__).parent / "ground_truth"
 LAYERS = str(DATA / "sapp_test_96_layers.json")
@@ -54,7 +54,7 @@ def test_json_is_the_answer_alone(problem_file, capsys):
 def test_the_tables_the_lists_and_the_reasons_are_printed(problem_file, capsys):
     main(["--problem", str(problem_file), "--explain", "--seconds", "4"])
     text = capsys.readouterr().out
-    for words in ("before: even split", "after: the plan", "no plan takes less than", "offset: [", "one more GB"):
+    for words in ("before: even split", "after: the plan", "lower bound of all plans", "offset: [", "one more GB"):
         assert words in text
 
 
@@ -174,7 +174,7 @@ def init_yaml(path, problem, plan, lists):
 
 
 def measured_problem(stages, layers):
-    from toolkit.pipeline_balance.problem import make_problem
+    from mindllm.planning.problem import make_problem
 
     memory = {"none": 800, "select": 600, "comm": 500, "both": 330, "full": 40}
     kinds = {name: {"backward": 20, "activation_mb": value} for name, value in memory.items()}
@@ -266,3 +266,62 @@ def test_runs_that_tell_nothing_apart_are_refused(tmp_path):
     flat = Run("flat.yaml", np.full(4, 9000.0), np.array([[4, 0, 0, 0, 0]] * 4), np.array([4, 3, 2, 1]), {})
     with pytest.raises(UserError, match="do not tell"):
         fit_memory([flat])
+
+
+def test_a_layer_file_that_counts_layers_twice_differently_is_refused(tmp_path, capsys):
+    content = json.loads(Path(LAYERS).read_text(encoding="utf-8"))
+    content["layers_description"][1]["nb_layer"] = 192
+    path = tmp_path / "layers.json"
+    path.write_text(json.dumps(content), encoding="utf-8")
+    said = refused(capsys, "--problem", path, "--stages", 8, "--micro_batches", 32)
+    assert "auto_partition_layer says 96 layers, nb_layer 192" in " ".join(said.split())
+
+
+@pytest.mark.parametrize("file", ["own", "sapp"])
+def test_integers_of_thousands_of_digits_are_refused(problem_file, tmp_path, capsys, file):
+    path, huge = tmp_path / "huge.json", "1" + "0" * 5000
+    text = problem_file.read_text(encoding="utf-8") if file == "own" else Path(LAYERS).read_text(encoding="utf-8")
+    key = "forward" if file == "own" else "time"
+    head, tail = text.split(f'"{key}":', 1)
+    rest = tail.lstrip().lstrip("0123456789.")
+    path.write_text(f'{head}"{key}": {huge}{rest}', encoding="utf-8")
+    said = refused(capsys, "--problem", path, "--stages", 4, "--micro_batches", 8)
+    assert "integer of thousands of digits" in " ".join(said.split())
+    path.write_text(f'{head}"{key}": {huge[:4000]}{rest}', encoding="utf-8")
+    said = refused(capsys, "--problem", path, "--stages", 4, "--micro_batches", 8)
+    assert "huge.json" in said
+    assert "0" * 200 not in said
+
+
+def test_a_problem_without_times_is_planned_and_drawn(problem_file, tmp_path, capsys):
+    fields = json.loads(problem_file.read_text(encoding="utf-8"))
+    for layer in fields["layers"]:
+        layer["forward"] = 0
+        for kind in layer["kinds"].values():
+            kind["backward"] = 0
+    for end in ("head", "tail"):
+        fields[end].update(forward=0, backward=0)
+    path = tmp_path / "free.json"
+    path.write_text(json.dumps(fields), encoding="utf-8")
+    main(["--problem", str(path), "--explain", "--seconds", "2", "--picture", str(tmp_path / "free.html")])
+    said = capsys.readouterr().out
+    assert "nan" not in said
+    main(["--problem", str(path), "--json", "--seconds", "2", "--picture", str(tmp_path / "free.png")])
+    found = json.loads(capsys.readouterr().out)
+    assert (found["step_time"], found["lower_bound"], found["gap"]) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("option", ["--interleave", "--chunks"])
+def test_one_option_says_the_number_of_chunks(problem_file, capsys, option):
+    main(["--problem", str(problem_file), option, "2", "--json", "--seconds", "2"])
+    assert {layer["chunk"] for layer in json.loads(capsys.readouterr().out)["layers"]} == {0, 1}
+
+
+def test_of_several_numbers_of_chunks_the_fastest_is_taken(problem_file, capsys):
+    steps = {}
+    for numbers in (["1"], ["2"], ["1", "2"]):
+        main(["--problem", str(problem_file), "--interleave", *numbers, "--json", "--seconds", "2"])
+        steps[len(numbers), numbers[0]] = json.loads(capsys.readouterr().out)["step_time"]
+    assert steps[2, "1"] == pytest.approx(min(steps[1, "1"], steps[1, "2"]), rel=0.02)
+    said = refused(capsys, "--problem", problem_file, "--interleave", 1, 2, "--manual", problem_file)
+    assert "--manual" in said

@@ -13,18 +13,18 @@ from mindllm.compiled.graph import CompiledGraph, Function, Node, Parameter, Ten
 from mindllm.config import load_config, override_config
 from mindllm.errors import CheckFailed, UserError
 from mindllm.parallel.layer_plan import make_plan
+from mindllm.planning.costs.device import DEFAULT, DEVICES, read_device
+from mindllm.planning.costs.operator_time import operator_time
+from mindllm.planning.plan import Plan, evaluate
+from mindllm.planning.recomputation.feasible import lightest_split
+from mindllm.planning.solve import Infeasible
 from toolkit.dry_run.forecast import forecast_stages
 from toolkit.dry_run.stages import stages_of
 from toolkit.pipeline_balance import configured as costs
 from toolkit.pipeline_balance import validate as validation
-from toolkit.pipeline_balance.device import DEFAULT, DEVICES, read_device
-from toolkit.pipeline_balance.feasible import lightest_split
-from toolkit.pipeline_balance.interleave import fastest, print_interleaves, try_interleaves
+from toolkit.pipeline_balance.chunk_numbers import fastest, print_interleaves, try_interleaves
 from toolkit.pipeline_balance.offered_kinds import chains, layer_kind, offered_kinds
-from toolkit.pipeline_balance.operator_time import operator_time
-from toolkit.pipeline_balance.plan import Plan, evaluate
 from toolkit.pipeline_balance.report_costs import print_costs, print_validated
-from toolkit.pipeline_balance.solve import Infeasible
 from toolkit.pipeline_balance.time_costs import TimeCosts
 
 MIB = 1 << 20

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 from planning_problems import judged
 
-from toolkit.pipeline_balance.operation_order import StageCosts
-from toolkit.pipeline_balance.plan import Plan, orders_of
-from toolkit.pipeline_balance.problem import make_problem
+from mindllm.planning.plan import Plan, orders_of
+from mindllm.planning.problem import make_problem
+from mindllm.planning.schedules.orders import stage_orders, timetable
+from mindllm.planning.schedules.simulate import simulate, step_times
+from mindllm.planning.solve import solve
+from mindllm.planning.zero_bubble.operation_order import StageCosts
+from mindllm.planning.zero_bubble.schedule_search import best_orders
 from toolkit.pipeline_balance.read_problem import Setting, read_problem
-from toolkit.pipeline_balance.schedule import stage_orders, timetable
-from toolkit.pipeline_balance.simulate import simulate, step_times
-from toolkit.pipeline_balance.solve import solve
-from toolkit.pipeline_balance.zero_bubble import best_orders
 
 DATA = Path(__file__).parent / "ground_truth"
 RATES = list(csv.DictReader((DATA / "zero_bubble.csv").read_text().splitlines()))

@@ -105,14 +105,14 @@ def test_the_same_step_again_replaces_the_first(tmp_path):
 
 
 def test_a_rank_that_cannot_write_is_named_and_the_next_save_is_good(tmp_path, monkeypatch):
-    ranks, write = stores(tmp_path), store_module._write_file
+    ranks, write = stores(tmp_path), store_module.write_file
 
     def full(path, role, writer):
         if "model-00001" in path.name:
             raise OSError(28, "No space left on device")
         return write(path, role, writer)
 
-    monkeypatch.setattr(store_module, "_write_file", full)
+    monkeypatch.setattr(store_module, "write_file", full)
     first, second, third = save_all(ranks, 7)
     assert "rank 1 could not write its part: [Errno 28] No space left on device" in str(first)
     assert "llm-7 was not saved: No space left on device" in str(second)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -9,8 +11,9 @@ from hypothesis import strategies as st
 
 from mindllm.errors import UserError
 from mindllm.train.checkpoint import CheckpointStore, Part, RankTensors, load_checkpoint
+from mindllm.train.checkpoint.converted import Converted
 from mindllm.train.checkpoint.parts import read_parts, write_parts
-from mindllm.train.checkpoint.tensors import HashingWriter
+from mindllm.train.checkpoint.tensors import HashingWriter, read_slices, stored_tensors
 
 
 def rows(array: np.ndarray, count: int, axis: int) -> list[dict[str, Part]]:
@@ -70,3 +73,34 @@ def test_a_checkpoint_that_lacks_a_rank_is_refused_by_name(tmp_path):
     path = CheckpointStore(tmp_path).save(1, {0: RankTensors(first, {}), 1: RankTensors({}, {})}, {})
     with pytest.raises(UserError, match=r"llm-1.*the parts of tensor weight hold 8 of its 16 values"):
         load_checkpoint(path)
+
+
+def test_a_block_of_a_file_larger_than_memory_is_read_alone(tmp_path):
+    """4 TB of a sparse file: what is not asked for is not touched."""
+    shape, path = (1 << 27, 8192), tmp_path / "model.safetensors"
+    size = 4 * shape[0] * shape[1]
+    header = json.dumps({"w": {"dtype": "F32", "shape": list(shape), "data_offsets": [0, size]}}).encode()
+    with open(path, "wb") as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+        try:
+            file.truncate(8 + len(header) + size)
+        except OSError:
+            pytest.skip("this file system has no sparse files of that size")
+        file.seek(8 + len(header) + 4 * (shape[1] * 77_000_000 + 5))
+        file.write(np.float32(3.5).tobytes())
+    stored = stored_tensors(path)["w"]
+    for source in (stored, Converted("w", stored, np.dtype(np.float16))):
+        block = read_slices(source, (slice(77_000_000, 77_000_002), slice(4, 7)))
+        assert block.dtype == source.dtype
+        assert block.tolist() == [[0.0, 3.5, 0.0], [0.0, 0.0, 0.0]]
+
+
+def test_blocks_that_are_not_there_are_refused(tmp_path):
+    path = CheckpointStore(tmp_path).save(1, {0: RankTensors({"weight": np.ones((4, 4))}, {})}, {})
+    checkpoint = load_checkpoint(path)
+    assert checkpoint.slice("weight", [3, 0], [1, 4]).tolist() == [[1.0] * 4]
+    for offsets, shape in (([3, 0], [2, 4]), ([0], [4]), ([-1, 0], [1, 4])):
+        with pytest.raises(UserError, match=r"tensor weight of shape \[4, 4\] has no block"):
+            checkpoint.slice("weight", offsets, shape)
+    with pytest.raises(UserError, match="has no tensor weigth; did you mean 'weight'"):
+        checkpoint.slice("weigth", [0, 0], [1, 1])

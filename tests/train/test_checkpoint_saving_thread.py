@@ -21,13 +21,13 @@ from mindllm.train.checkpoint import store as store_module
 @pytest.fixture
 def gate(monkeypatch):
     """Holds every file back until it is opened."""
-    opened, write = threading.Event(), store_module._write_file
+    opened, write = threading.Event(), store_module.write_file
 
     def waiting(path, role, writer):
         assert opened.wait(30)
         return write(path, role, writer)
 
-    monkeypatch.setattr(store_module, "_write_file", waiting)
+    monkeypatch.setattr(store_module, "write_file", waiting)
     return opened
 
 
@@ -67,7 +67,7 @@ def test_a_failure_surfaces_at_the_next_call_and_the_one_after_is_good(tmp_path,
     def full(path, role, writer):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(store_module, "_write_file", full)
+    monkeypatch.setattr(store_module, "write_file", full)
     thread.save(1, held(values), {})
     with pytest.raises(CheckpointNotSavedError, match="llm-1 was not saved"):
         thread.finish()

@@ -2,10 +2,12 @@
 
 import numpy as np
 import pytest
+from mindspore import Tensor
 
 from mindllm.config import load_config
 from mindllm.data.rows import Row, assemble
 from mindllm.train.engine import ReplicaEngine
+from mindllm.train.step import LocalNorm
 
 YAML = """
 lr_schedule: {type: ConstantWarmUpLR, learning_rate: 1e-2}
@@ -146,3 +148,12 @@ def test_a_model_that_cannot_keep_documents_apart_says_so():
     sample = assemble([Row(np.arange(4, dtype=np.int32), np.ones(4, bool))], 8, packed=True)
     with pytest.raises(ValueError, match="without document_masks"):
         engine().evaluate({name: array[None] for name, array in sample.items()})
+
+
+def test_the_norm_of_a_million_gradients_is_exact():
+    rng = np.random.default_rng(0)
+    gradients = [(rng.standard_normal(shape) * 1e-3).astype(np.float32) for shape in ((4096, 256), (256,))]
+    gradients[0][:50] *= 30
+    exact = np.sqrt(sum(np.square(gradient.astype(np.float64)).sum() for gradient in gradients))
+    found = LocalNorm()(tuple(map(Tensor, gradients))).asnumpy()
+    assert float(found) == pytest.approx(exact, rel=1e-6)

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,13 +11,14 @@ import torch
 from safetensors.numpy import load_file, save_file
 
 from mindllm.config import ModelConfig, read_model_config
+from mindllm.config.families.llama import WEIGHTS as HUGGING_FACE
 from mindllm.errors import RunFailed, UserError
-from mindllm.models.families.llama import HUGGING_FACE
 from mindllm.models.weight_shapes import weight_shapes
 from mindllm.train.checkpoint.converted import numpy_dtype
 from mindllm.train.checkpoint.formats import tensors_of_directory
 from mindllm.train.checkpoint.hugging_face import read_weights
 from mindllm.train.checkpoint.hugging_face_export import export_hugging_face
+from mindllm.train.checkpoint.pretrained import pretrained_weights
 
 MODEL = ModelConfig(
     vocab_size=31, hidden_size=8, num_layers=2, num_heads=2, n_kv_heads=1, intermediate_size=12, seq_length=16
@@ -105,6 +107,14 @@ def test_pickled_weights_are_those_of_the_safetensors(exported):
     torch.save(tensors, exported / "pytorch_model.bin")
     for name, array in random_weights().items():
         np.testing.assert_array_equal(read_weights(exported, MODEL)[name], array)
+
+
+def test_python_code_is_named_and_not_run(exported, caplog):
+    (exported / "modeling_llama.py").write_text("raise SystemExit")
+    run = SimpleNamespace(load_checkpoint=str(exported), model=SimpleNamespace(config=MODEL))
+    with caplog.at_level("INFO"):
+        pretrained_weights(run)
+    assert f"{exported} holds Python code, which is not run: modeling_llama.py" in caplog.text
 
 
 def test_no_weights_at_all(exported):

@@ -47,6 +47,27 @@ def test_equals_pytorch(options):
     assert_state_equals(step.optimizer, reference, expected)
 
 
+def test_without_bias_correction_it_is_mindspores_adam_weight_decay():
+    random = np.random.default_rng(1)
+    initial = [random.standard_normal(shape).astype(np.float32) for shape in SHAPES]
+    config = OptimizerConfig(bias_correction=False, eps=1e-6, betas=(0.9, 0.999), weight_decay=0.1)
+    ours = [Parameter(Tensor(value), name=f"weight{index}") for index, value in enumerate(initial)]
+    theirs = [Parameter(Tensor(value), name=f"their{index}") for index, value in enumerate(initial)]
+    groups = [
+        {"params": [item for item in theirs if item.ndim > 1], "weight_decay": 0.1},
+        {"params": [item for item in theirs if item.ndim == 1], "weight_decay": 0.0},
+        {"order_params": theirs},
+    ]
+    reference = nn.AdamWeightDecay(groups, learning_rate=1e-2, beta1=0.9, beta2=0.999, eps=1e-6)
+    step = Step(AdamW(ours, config))
+    for _ in range(STEPS):
+        gradients = [random.standard_normal(shape).astype(np.float32) for shape in SHAPES]
+        step(Tensor(1e-2, ms.float32), *map(Tensor, gradients))
+        reference(tuple(Tensor(value * COEFFICIENT) for value in gradients))
+    for mine, other in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(mine.asnumpy(), other.asnumpy(), atol=2e-6)
+
+
 def torch_adamw(parameters, config):
     groups = [
         {"params": [item for item in parameters if item.ndim > 1], "weight_decay": config.weight_decay},

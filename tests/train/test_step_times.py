@@ -2,13 +2,14 @@
 
 import pytest
 
+from mindllm.train.ranks import Ranks
 from mindllm.train.step_times import StepTimes
 
 
 class Four:
     """The first of four ranks; the others' times are given."""
 
-    rank, count, is_first = 0, 4, True
+    rank, count, is_first, simulated = 0, 4, True, False
 
     def __init__(self):
         self.others = [1.0, 1.0, 1.0]
@@ -47,6 +48,13 @@ def test_late_steps_between_others_are_not_named(ranks, caplog):
     for step in range(12):
         ranks.others = [1.0, 1.0, 1.0 if step % 3 == 2 else 9.0]
         times.compare(step, 1.0)
+    assert not warnings(caplog)
+
+
+def test_a_simulated_rank_is_not_compared_with_ranks_that_do_not_exist(caplog):
+    times = StepTimes(Ranks(2, 4, simulated=True), 1.5)
+    found = [times.compare(step, 1.0) for step in range(5)]
+    assert {(one.rank, one.seconds, one.median) for one in found} == {(2, 1.0, 1.0)}
     assert not warnings(caplog)
 
 

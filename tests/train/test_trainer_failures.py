@@ -25,6 +25,8 @@ TINY = Path(__file__).parents[2] / "configs" / "llama2" / "pretrain_llama2_tiny.
 class Counting:
     """An engine whose one weight counts its steps; it fails in step ``failing``."""
 
+    simulated = False
+
     def __init__(self, failing=0, overflow=False):
         self.weight, self.failing, self.overflow = np.zeros(2, np.float32), failing, overflow
 

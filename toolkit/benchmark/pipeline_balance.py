@@ -19,14 +19,15 @@ import numpy as np
 from mindllm.command import CommandParser, output_file, run_command
 from mindllm.console import error_console
 from mindllm.errors import UserError
+from mindllm.planning.problem import Problem, make_problem
+from mindllm.planning.schedules.orders import stage_orders, timetable
+from mindllm.planning.schedules.simulate import simulate
+from mindllm.planning.solve import solve
+from mindllm.planning.zero_bubble.operation_order import StageCosts
+from mindllm.planning.zero_bubble.schedule_search import best_orders
 from toolkit.benchmark.report import write_markdown
-from toolkit.pipeline_balance.operation_order import StageCosts
-from toolkit.pipeline_balance.problem import Problem, make_problem
 from toolkit.pipeline_balance.read_problem import Setting, read_problem
-from toolkit.pipeline_balance.schedule import stage_orders, timetable
-from toolkit.pipeline_balance.simulate import simulate
-from toolkit.pipeline_balance.solve import solve
-from toolkit.pipeline_balance.zero_bubble import best_orders
+from toolkit.pipeline_balance.report import gap_text
 
 EXAMPLES = """example:
   python -m toolkit.benchmark.pipeline_balance --data tests/toolkit/ground_truth --markdown docs/benchmarks/pipeline_balance.md
@@ -76,9 +77,10 @@ def row(title: str, problem: Problem, seconds: float, reference: str = "") -> tu
     begun = time.process_time()
     solution = solve(problem, seconds)
     processor = time.process_time() - begun
+    bound = "none" if solution.lower_bound is None else f"{solution.lower_bound:,.7g}"
     even = f"{solution.even.step_time:,.6g}" if solution.even else "does not fit"
     return (
-        title, even, f"{solution.best.step_time:,.7g}", f"{solution.lower_bound:,.7g}", f"{100 * solution.gap:.2g}%",
+        title, even, f"{solution.best.step_time:,.7g}", bound, gap_text(solution),
         f"{solution.solve_seconds:.1f}", f"{processor:.1f}", reference,
     )  # fmt: skip
 

@@ -18,8 +18,10 @@ DESCRIPTION = """Proves that a parallel configuration computes what a single dev
 
 All ranks are compiled by MindSpore's parallel compiler with a small model in place of the real one (the mesh, micro batches,
 interleave, recomputation and every switch are those of the YAML) and executed together on the CPU: losses, gradient norms,
-every weight and all optimizer state are compared with a single device, after every step. Ends with 0 where they agree, 3
-where they do not or ranks wait for each other, 2 for a configuration that is wrong."""
+every weight and all optimizer state are compared with a single device, after every step. A second table says whether what
+the YAML asks for and no number would tell is in the compiled graphs: layers and chunks by stage, parts of a batch,
+recomputation, sharded optimizer state, gradient fusion, shardings. Ends with 0 where both agree, 3 where they do not or ranks
+wait for each other, 2 for a configuration that is wrong."""
 EXAMPLES = """examples:
   python -m toolkit.cluster_check --config configs/llama2/pretrain_llama2_7b.yaml
   python -m toolkit.cluster_check --config run.yaml --parallel_config.data_parallel=2 --json

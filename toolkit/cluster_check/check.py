@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from mindllm.compiled.asked_for import Finding, findings
 from mindllm.compiled.compile_ranks import RankCompilation
 from mindllm.compiled.graph import CompiledGraph
 from mindllm.config import RunConfig
@@ -15,6 +16,7 @@ from toolkit.cluster_check.compare import Comparison
 from toolkit.cluster_check.locate import locate
 from toolkit.cluster_check.scale import scaled
 from toolkit.cluster_check.side import Reference, train_cluster, train_single
+from toolkit.cluster_check.tables import table_problems
 
 Say = Callable[[str], None]
 
@@ -32,9 +34,11 @@ class Options:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The answer. ``problems`` is empty where all ranks together compute what a single device does.
+    """The answer: two verdicts.
 
-    Where it was not ``executed``, it does not compile, or holds what cannot be executed here.
+    ``problems`` is empty where all ranks together compute what a single device does; every one of ``asked_for`` holds where
+    their graphs are what the YAML asks for. Where it was not ``executed``, it does not compile, or holds what cannot be
+    executed here.
     """
 
     config: RunConfig
@@ -42,12 +46,18 @@ class Outcome:
     problems: tuple[str, ...]
     ranks: int
     first_difference: str = ""
+    asked_for: tuple[Finding, ...] = ()
     executed: bool = True
     seconds: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def ok(self) -> bool:
-        return not self.problems
+        return not self.problems and self.obeys
+
+    @property
+    def obeys(self) -> bool:
+        """Whether the graphs have all the YAML asks for."""
+        return all(finding.holds for finding in self.asked_for)
 
 
 def check(config: RunConfig, options: Options, say: Say = lambda text: None) -> Outcome:
@@ -72,7 +82,7 @@ def check(config: RunConfig, options: Options, say: Say = lambda text: None) -> 
         outcome = judge(small, graphs, reference, comparisons, options.cache, say)
     ended = time.monotonic()
     seconds = {"compile": compiled - begun, "execute": ended - compiled, "total": ended - begun}
-    return replace(outcome, seconds=seconds)
+    return replace(outcome, asked_for=findings(small, graphs), seconds=seconds)
 
 
 def reduction(config: RunConfig, small: RunConfig) -> str:
@@ -102,10 +112,11 @@ def judge(
     say: Say = lambda text: None,
 ) -> Outcome:
     """The answer to comparisons of all steps; where one differs, also the operator at which it begins."""
+    of_tables = tuple(table_problems(graphs, reference.tables))
     for step, comparison in enumerate(comparisons):
         if problems := comparison.problems():
             say("looking for the first operator that differs")
             where = locate(config, graphs, reference, step, cache)
             named = tuple(f"step {step + 1}: {problem}" for problem in problems)
-            return Outcome(config, comparisons, named, len(graphs), where)
-    return Outcome(config, comparisons, (), len(graphs))
+            return Outcome(config, comparisons, (*of_tables, *named), len(graphs), where)
+    return Outcome(config, comparisons, of_tables, len(graphs))

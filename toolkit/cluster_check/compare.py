@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -29,6 +29,10 @@ TOLERANCES = {
     "float16": Tolerance(loss=5e-4, norm=5e-3, weights=4e-2, moments=4e-2),
 }
 """By compute dtype."""
+ROUNDING = (
+    1e-8  # of the largest moment of all: what zero gradients leave, as those of key biases without rotary positions
+)
+SQUARES = ("adam_v", "moment2")
 
 
 @dataclass(frozen=True)
@@ -47,16 +51,19 @@ class TensorError:
 
 @dataclass(frozen=True)
 class Comparison:
-    """One step on both sides. ``errors`` holds the worst rank of every tensor, the largest relative error first."""
+    """One step on both sides. ``errors`` holds the worst rank of every tensor, the largest relative error first; ``decays``
+    describes weights that were decayed otherwise than on the single device.
+    """
 
     single: StepResult
     cluster: ClusterStep
     errors: tuple[TensorError, ...]
     tolerance: Tolerance
+    decays: tuple[str, ...] = ()
 
     def problems(self) -> list[str]:
         """What differs by more than rounding; empty where nothing does."""
-        return [*self._scalars(), *self._tensors()]
+        return [*self._scalars(), *self._tensors(), *self.decays]
 
     def worst(self, moments: bool) -> TensorError | None:
         """The largest absolute error of all weights, or of all optimizer state."""
@@ -64,7 +71,9 @@ class Comparison:
 
     def _scalars(self) -> Iterable[str]:
         if set(self.cluster.overflows) != {self.single.overflow}:
-            yield f"overflow: {self.single.overflow} on a single device, {list(self.cluster.overflows)} on the ranks"
+            alone = f" ({self.cluster.spoiled} alone was made infinite)" if self.cluster.spoiled else ""
+            overflows = list(self.cluster.overflows)
+            yield f"overflow: {self.single.overflow} on a single device, {overflows} on the ranks{alone}"
         if set(self.cluster.tokens) != {self.single.tokens}:
             yield f"tokens: {self.single.tokens} on a single device, {sorted(set(self.cluster.tokens))} on the ranks"
         if self.single.overflow:
@@ -89,10 +98,13 @@ def compare(
 ) -> Comparison:
     """Holds a step's results together, and the state both sides have after it."""
     worst: dict[str, TensorError] = {}
+    negligible = _negligible(state)
     for machine in cluster.machines:
         for name, part in state_parts(machine).items():
             whole = np.asarray(state[name])
             error = _error(name, machine.rank, np.asarray(part.value), whole[part.slices], whole)
+            if error.absolute <= negligible.get(_kind(name), 0.0):
+                error = replace(error, relative=0.0)
             known = worst.get(name)
             if known is None or not error.relative <= known.relative:
                 worst[name] = error
@@ -100,6 +112,19 @@ def compare(
     unseen = [TensorError(name, -1, math.inf, math.inf) for name in missing]
     ranked = sorted([*worst.values(), *unseen], key=lambda error: -_ordered(error.relative))
     return Comparison(single, step, tuple(ranked), tolerance)
+
+
+def _negligible(state: Mapping[str, np.ndarray]) -> dict[str, float]:
+    """By kind of moment the absolute error that is rounding of gradients which are zero."""
+    largest: dict[str, float] = {}
+    for name, array in state.items():
+        if is_optimizer_state(name):
+            largest[_kind(name)] = max(largest.get(_kind(name), 0.0), float(np.max(np.abs(array), initial=0.0)))
+    return {kind: size * (ROUNDING**2 if kind in SQUARES else ROUNDING) for kind, size in largest.items()}
+
+
+def _kind(name: str) -> str:
+    return name.partition(".")[0]
 
 
 def _error(name: str, rank: int, found: np.ndarray, wanted: np.ndarray, whole: np.ndarray) -> TensorError:

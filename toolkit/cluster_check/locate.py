@@ -22,6 +22,11 @@ NOWHERE = (
     "the next beside weights and optimizer state, or that a weight is not updated"
 )
 
+ONE_RANK = (
+    "a gradient overflowed on one rank alone, and not all ranks were told of it: whether gradients are finite must be reduced "
+    "over all ranks, as their norm is"
+)
+
 
 def one_device_graph(config: RunConfig, cache: Path | None = None) -> tuple[RunConfig, CompiledGraph]:
     """The same model compiled for one device of the accelerator: the operators of the cluster without its exchanges."""
@@ -35,7 +40,9 @@ def locate(
     """Describes the first operator that differs in step number ``step`` (from 0)."""
     alone, graph = one_device_graph(config, cache)
     task = reference.tasks[step]
-    state = reference.states[step - 1] if step else reference.initial
+    if task.spoiled is not None:
+        return ONE_RANK
+    state = reference.given(step)
     recorders = Recorder(), Recorder()
     for recorder, run, ranks in ((recorders[0], config, graphs), (recorders[1], alone, [graph])):
         cluster = build_cluster(run, ranks, state, observer=recorder)

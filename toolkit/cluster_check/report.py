@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from mindllm.config import RunConfig
 from mindllm.console import PlainConsole, styled
 from mindllm.files import atomic_open
-from mindllm.tables import Table, figures
+from mindllm.tables import Table, figures, texts
 from toolkit.cluster_check.check import Outcome
 from toolkit.cluster_check.compare import Comparison, TensorError
 
 MOST_PROBLEMS = 8
-HEAD = "| configuration | devices | layout | largest error: loss | weights | optimizer state | seconds: compile | execute |"
+HEAD = (
+    "| configuration | devices | layout | as the YAML asks | largest error: loss | weights | optimizer state "
+    "| seconds: compile | execute |"
+)
+NOT_OBEYED = "the graphs are not what the YAML asks for"
 
 
 def as_json(outcome: Outcome) -> dict[str, Any]:
@@ -35,6 +40,8 @@ def as_json(outcome: Outcome) -> dict[str, Any]:
         "overflow_skipped": all(all(item.cluster.overflows) for item in outcome.comparisons if item.single.overflow),
         "problems": list(outcome.problems),
         "first_difference": outcome.first_difference,
+        "obeys": outcome.obeys,
+        "asked_for": [{**asdict(finding), "holds": finding.holds} for finding in outcome.asked_for],
         "seconds": round(outcome.seconds.get("total", 0.0), 1),
         "compile_seconds": round(outcome.seconds.get("compile", 0.0), 1),
         "execute_seconds": round(outcome.seconds.get("execute", 0.0), 1),
@@ -42,7 +49,7 @@ def as_json(outcome: Outcome) -> dict[str, Any]:
 
 
 def print_outcome(outcome: Outcome, name: str, console: PlainConsole) -> None:
-    """One table of steps, the largest errors, and the verdict."""
+    """A table of steps and the largest errors, a table of what was asked for, and both verdicts."""
     names = ("step", "single device", "cluster", "gradient norm", "tokens")
     table = Table(f"{name}: {describe(outcome)}", figures(*names))
     for number, item in enumerate(outcome.comparisons, start=1):
@@ -63,12 +70,28 @@ def print_outcome(outcome: Outcome, name: str, console: PlainConsole) -> None:
         if error := _worst(outcome.comparisons, moments):
             console.print(f"largest error of {title}: {error.absolute:.1e} ({error.name}, rank {error.rank})")
     _print_verdict(outcome, console)
+    if outcome.asked_for:
+        _print_asked_for(outcome, console)
+
+
+def _print_asked_for(outcome: Outcome, console: PlainConsole) -> None:
+    table = Table("", texts("", "asked for", "in the compiled graphs", " "))
+    for finding in outcome.asked_for:
+        table.add_row(finding.what, finding.asked, finding.found, "" if finding.holds else "not obeyed")
+    console.print(table)
+    for finding in outcome.asked_for:
+        for problem in finding.problems[:MOST_PROBLEMS]:
+            console.print(f"  {finding.what}: {problem}")
+        if len(finding.problems) > MOST_PROBLEMS:
+            console.print(f"  and {len(finding.problems) - MOST_PROBLEMS} more")
+    verdict = ("the graphs are what the YAML asks for", "bold green") if outcome.obeys else (NOT_OBEYED, "bold red")
+    console.print(styled(verdict))
 
 
 def _print_verdict(outcome: Outcome, console: PlainConsole) -> None:
     if seconds := outcome.seconds:
         console.print(f"compiled in {seconds['compile']:.1f} s, executed in {seconds['execute']:.1f} s")
-    if outcome.ok:
+    if not outcome.problems:
         console.print("the ranks together compute what a single device does", style="bold green")
         return
     for problem in outcome.problems[:MOST_PROBLEMS]:
@@ -124,8 +147,15 @@ def _row(name: str, outcome: Outcome) -> str:
     loss = max((abs(a - b) for a, b in pairs), default=0.0)
     errors = f"{loss:.1e} | {found['max_parameter_error']:.1e} | {found['max_state_error']:.1e}"
     seconds = " | ".join(f"{outcome.seconds.get(phase, 0.0):.0f}" for phase in ("compile", "execute"))
-    verdict = errors if outcome.ok else f"{_refusal(outcome)}: {outcome.problems[0].splitlines()[0]} | |"
-    return f"| `{name}` | {outcome.ranks} | {layout(outcome.config)} | {verdict} | {seconds} |"
+    verdict = f"{_refusal(outcome)}: {outcome.problems[0].splitlines()[0]} | |" if outcome.problems else errors
+    return f"| `{name}` | {outcome.ranks} | {layout(outcome.config)} | {_obeyed(outcome)} | {verdict} | {seconds} |"
+
+
+def _obeyed(outcome: Outcome) -> str:
+    """Whether the graphs are as asked for, or what is not."""
+    if not outcome.asked_for:
+        return "unknown"
+    return ", ".join(f"not: {finding.what}" for finding in outcome.asked_for if not finding.holds) or "yes"
 
 
 def _recomputed(config: RunConfig) -> list[bool]:

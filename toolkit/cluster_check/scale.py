@@ -37,6 +37,7 @@ MOST_PARTS = 2  # of a batch, and micro batches for every stage
 BYTES = 4
 KILOBYTE = 1024
 STABLE_EPSILON = 1e-4
+SMALLEST_DECAY = 0.1
 LARGEST_NORM = 0.1  # less than any norm of the small model's gradients, so that clipping is seen
 
 
@@ -120,7 +121,7 @@ def model_sizes(config: RunConfig) -> dict[str, Any]:
         "head_dim": head_dim,
         "hidden_size": hidden,
         "ffn_dim_multiplier": None,
-        "intermediate_size": _alike(model.intermediate_size, hidden + hidden // 2, devices),
+        "intermediate_size": _inner_width(model, hidden, devices),
         "vocab_size": _alike(model.vocab_size, SMALLEST_VOCABULARY, devices),
         "seq_length": sequence,
         "max_position_embedding": sequence,
@@ -152,6 +153,13 @@ def _widths(heads: int, hidden_size: int, devices: int) -> tuple[int, int]:
     return head_dim, heads * head_dim
 
 
+def _inner_width(model: ModelConfig, hidden: int, devices: int) -> int:
+    """Width of the feed-forward: four times the hidden states' where it is that (families that say no width have no other)."""
+    if model.intermediate_size == 4 * model.hidden_size:
+        return 4 * hidden
+    return _alike(model.intermediate_size, hidden + hidden // 2, devices)
+
+
 def _alike(size: int, smallest: int, devices: int) -> int:
     """The smallest number from ``smallest`` on that has the same divisors in common with ``devices`` as ``size``."""
     wanted = math.gcd(size, devices)
@@ -180,6 +188,7 @@ def _optimizer(config: RunConfig, sizes: Mapping[str, Any]) -> Mapping[str, Any]
     smallest_norm = sizes["hidden_size"] * BYTES // KILOBYTE + 1
     return {
         "optimizer.eps": STABLE_EPSILON,
+        "optimizer.weight_decay": config.optimizer.weight_decay and max(config.optimizer.weight_decay, SMALLEST_DECAY),
         "runner_wrapper.max_grad_norm": min(config.runner_wrapper.max_grad_norm, LARGEST_NORM),
         **({key: smallest_norm if norms_are_whole else 0} if config.parallel.enable_parallel_optimizer else {}),
     }

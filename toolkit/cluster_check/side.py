@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
-
-import numpy as np
 
 from mindllm.compiled.execute.cluster import Cluster
 from mindllm.compiled.execute.machine import Observer
+from mindllm.compiled.execute.state import is_optimizer_state
 from mindllm.compiled.graph import CompiledGraph
 from mindllm.config import RunConfig
 from mindllm.parallel.layout import mesh_of
 from mindllm.train.engine import StepResult
 from toolkit.cluster_check.compare import TOLERANCES, Comparison, compare
+from toolkit.cluster_check.decay import Updates
 from toolkit.cluster_check.scale import single_device
 from toolkit.cluster_check.single import Arrays, SingleDevice, Task, tasks
 
@@ -23,12 +23,23 @@ SEED = 1
 
 @dataclass(frozen=True)
 class Reference:
-    """A single device's training: state before it, and result and state after every step."""
+    """A single device's training: its tables, state before it, and result and state after every step."""
 
+    tables: Arrays
     initial: Arrays
     tasks: list[Task]
     results: list[StepResult]
     states: list[Arrays]
+
+    def before(self, step: int) -> Arrays:
+        """State before step number ``step`` (from 0)."""
+        return self.states[step - 1] if step else self.initial
+
+    def given(self, step: int) -> Arrays:
+        """What a cluster that begins with this step is given: the state, but its own optimizer's at the start of the run."""
+        if step:
+            return self.before(step)
+        return {name: array for name, array in self.initial.items() if not is_optimizer_state(name)}
 
 
 def train_single(config: RunConfig, steps: int) -> Reference:
@@ -43,19 +54,25 @@ def train_single(config: RunConfig, steps: int) -> Reference:
     for task in work:
         results.append(device.step(task))
         states.append(device.state())
-    return Reference(initial, work, results, states)
+    return Reference(device.tables(), initial, work, results, states)
 
 
 def train_cluster(
     config: RunConfig, graphs: list[CompiledGraph], reference: Reference, mindspore_kernels: bool = False
 ) -> tuple[Comparison, ...]:
-    """Trains the cluster from the same state on the same batches, and compares after every step."""
-    cluster = build_cluster(config, graphs, reference.initial, mindspore_kernels)
+    """Trains the cluster from the same weights on the same batches, and compares after every step."""
+    cluster = build_cluster(config, graphs, reference.given(0), mindspore_kernels)
     tolerance = TOLERANCES[config.model.config.compute_dtype]
-    return tuple(
-        compare(result, state, cluster.step(task.batch, task.rate, task.scale), cluster, tolerance)
-        for task, result, state in zip(reference.tasks, reference.results, reference.states, strict=True)
-    )
+    comparisons = []
+    for number, task in enumerate(reference.tasks):
+        weights = [machine.values() for machine in cluster.machines]
+        found = cluster.step(task.batch, task.rate, task.scale, task.spoiled)
+        comparison = compare(reference.results[number], reference.states[number], found, cluster, tolerance)
+        if not task.overflows:
+            updates = Updates(config.optimizer, task.rate, reference.before(number), reference.states[number])
+            comparison = replace(comparison, decays=tuple(updates.decay_errors(cluster, weights)))
+        comparisons.append(comparison)
+    return tuple(comparisons)
 
 
 def build_cluster(
@@ -65,19 +82,10 @@ def build_cluster(
     mindspore_kernels: bool = False,
     observer: Observer | None = None,
 ) -> Cluster:
-    """A cluster with these weights and this optimizer state: arrays, or tensors of a checkpoint."""
+    """A cluster with these weights and this optimizer state: arrays, or tensors of a checkpoint.
+
+    What ``state`` leaves out begins as it does in the graphs.
+    """
     from mindllm.train.distributed_step import input_slices
 
-    whole = {**state, **tables(config, graphs)}
-    return Cluster(graphs, mesh_of(config).pipeline_stage, input_slices(config), whole, mindspore_kernels, observer)
-
-
-def tables(config: RunConfig, graphs: list[CompiledGraph]) -> Arrays:
-    """Tables of rotary angles and masks, of which each stage has a copy of its own."""
-    from mindllm.models.decoder import AttentionTables
-    from mindllm.parallel.build import kernels_of
-
-    made = AttentionTables(config.model.config, kernels_of(config)).parameters_dict()
-    arrays = {name: np.asarray(parameter.asnumpy()) for name, parameter in made.items()}
-    names = {name for graph in graphs for name in graph.parameters}
-    return {name: arrays[last] for name in names if (last := name.rsplit(".", 1)[-1]) in arrays}
+    return Cluster(graphs, mesh_of(config).pipeline_stage, input_slices(config), state, mindspore_kernels, observer)

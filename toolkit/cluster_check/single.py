@@ -21,23 +21,30 @@ OVERFLOWING_SCALE = float(np.finfo(np.float32).max)
 
 @dataclass(frozen=True)
 class Task:
-    """One optimizer step to be done on both sides: a global batch, a rate, a loss scale."""
+    """One optimizer step to be done on both sides: a global batch, a rate, a loss scale.
+
+    ``spoiled`` is the rank of the cluster (-1: the last one) on which alone a gradient overflows, whatever the scale.
+    """
 
     batch: Mapping[str, np.ndarray]
     rate: float
     scale: float
+    spoiled: int | None = None
 
     @property
     def overflows(self) -> bool:
         """Whether its gradients are meant not to be finite."""
-        return self.scale == OVERFLOWING_SCALE
+        return self.scale == OVERFLOWING_SCALE or self.spoiled is not None
+
+
+OVERFLOWS = ((OVERFLOWING_SCALE, None), (LOSS_SCALE, 0), (LOSS_SCALE, -1))
+"""Loss scale and spoiled rank of the steps that overflow: everywhere, on the first rank alone, on the last rank alone."""
 
 
 def tasks(config: RunConfig, steps: int, seed: int) -> list[Task]:
-    """``steps`` steps, and behind the first one another that overflows: weights must stay, accumulators must be cleared."""
-    batches = [batch(config, seed + number) for number in range(steps + 1)]
-    scales = [LOSS_SCALE, OVERFLOWING_SCALE, *[LOSS_SCALE] * (steps - 1)]
-    return [Task(columns, LEARNING_RATE, scale) for columns, scale in zip(batches, scales, strict=True)]
+    """``steps`` steps, and behind the first one others that overflow: weights must stay, accumulators must be cleared."""
+    kinds: list[tuple[float, int | None]] = [(LOSS_SCALE, None), *OVERFLOWS, *[(LOSS_SCALE, None)] * (steps - 1)]
+    return [Task(batch(config, seed + number), LEARNING_RATE, *kind) for number, kind in enumerate(kinds)]
 
 
 def batch(config: RunConfig, seed: int) -> Arrays:
@@ -65,9 +72,15 @@ class SingleDevice:
         """Weights and optimizer state by name."""
         return self._arrays({**self.engine.weights, **self.engine.optimizer_state})
 
+    def tables(self) -> Arrays:
+        """What belongs to the graph and is not trained, by the last part of its name."""
+        parameters = self.engine.model.get_parameters()
+        return self._arrays({item.name.rsplit(".", 1)[-1]: item for item in parameters if not item.requires_grad})
+
     def step(self, task: Task) -> StepResult:
         """One optimizer step."""
-        return self.engine.step(task.batch, task.rate, task.scale)
+        scale = OVERFLOWING_SCALE if task.overflows else task.scale
+        return self.engine.step(task.batch, task.rate, scale)
 
     @staticmethod
     def _arrays(parameters: Mapping) -> Arrays:

@@ -10,9 +10,11 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from mindllm.config import RunConfig
+from mindllm.config.mindformers.rules import Rule
+from mindllm.config.mindformers.tables import KEYS
 from mindllm.config.problems import shown
 from mindllm.config.recompute import COUNTS_FORM, SELECTION_FORM, LayerCounts, LayerSelection
-from mindllm.config.renamed import MOVED, SYNONYMS
+from mindllm.config.renamed import SYNONYMS
 from mindllm.config.schema import fields_of, kind_of, sections_in
 from mindllm.config.section import Section
 
@@ -29,12 +31,13 @@ Every key of a run's YAML. Written by `python -m toolkit.config_reference` from 
 """
 WORDS = {bool: "true or false", int: "integer", float: "number", str: "text", NoneType: "null"}
 FORMS = {LayerCounts: COUNTS_FORM, LayerSelection: SELECTION_FORM}  # shorter than their types spelled out
+COPIES = ("train_dataset_task.dataset_config.", "eval_dataset.", "eval_dataset_task.dataset_config.")
 TABLE_HEAD = "| key | type | default | description |\n|---|---|---|---|"
 
 
 def render_page() -> str:
     """Returns the whole page."""
-    parts = [INTRODUCTION, *_section((), RunConfig, "Top level"), _synonyms(), _moved()]
+    parts = [INTRODUCTION, *_section((), RunConfig, "Top level"), _synonyms(), _theirs()]
     return "\n".join(parts).rstrip() + "\n"
 
 
@@ -111,6 +114,20 @@ def _synonyms() -> str:
     )
 
 
-def _moved() -> str:
-    rows = [f"| `{key}` | {instead} |" for key, instead in MOVED.items()]
-    return "\n".join(["## Keys of MindFormers that are refused", "", "| key | instead |", "|---|---|", *rows, ""])
+def _theirs() -> str:
+    """The key tables of MindFormers; sections that are copies of another, or another form of it, are left out."""
+    rows = [
+        f"| `{key}` | {rule.outcome.value} | {_becomes(key, rule)} |"
+        for key, rule in KEYS.items()
+        if not key.startswith(COPIES) and not (key.startswith("model.") and key.count(".") == 1)
+    ]
+    heading = (
+        "## Keys of MindFormers\n\nWhat becomes of a YAML of MindFormers: [mindformers_yaml.md](mindformers_yaml.md)."
+    )
+    return "\n".join([heading, "", "| key | | here |", "|---|---|---|", *rows, ""])
+
+
+def _becomes(key: str, rule: Rule) -> str:
+    target = f"`{rule.target}`" if rule.target and rule.target != key else ""
+    values = f"{' or '.join(map(shown, rule.only))}; else refused: {rule.otherwise}" if rule.only else rule.reason
+    return ": ".join(part for part in (target, values.replace("|", "\\|")) if part)

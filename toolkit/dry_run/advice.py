@@ -1,4 +1,4 @@
-"""What would make stages fit that do not: more recomputation, other places for layers, a sharded optimizer state.
+"""What would make stages fit that do not: more recomputation, other places for layers, sharded state, repeated communication.
 
 Every piece of advice is itself a forecast: the changed stages are extrapolated from small simulations as the others are.
 """
@@ -63,6 +63,7 @@ class _Advisor:
             lambda: self._recompute("full", _full),
             self._move_layers,
             self._shard_optimizer,
+            self._repeat_communication,
         ]
         yield from filter(None, (change() for change in changes))
 
@@ -122,14 +123,32 @@ class _Advisor:
         if self.config.parallel.enable_parallel_optimizer or self.config.parallel_config.data_parallel == 1:
             return None
         key = "parallel.enable_parallel_optimizer"
-        sharded = override_config(self.config, {key: True})
-        found = forecast_stages(sharded, [memory.stage for memory in self.short], self.simulations)
+        return self._switch("optimizer state sharded over data-parallel ranks", key)
+
+    def _repeat_communication(self) -> str | None:
+        """What recomputed layers keep only because their tensor-parallel communication is not repeated."""
+        recomputed = any(run.kind.recompute for memory in self.short for run in memory.stage.runs)
+        if self.config.recompute_config.mp_comm_recompute or self.config.parallel_config.model_parallel == 1:
+            return None
+        if not recomputed:
+            return None
+        key = "recompute_config.mp_comm_recompute"
+        return self._switch("results of tensor-parallel communication not kept in recomputed layers", key)
+
+    def _switch(self, what: str, key: str) -> str | None:
+        """The short stages with ``key`` switched on, and what that saves."""
+        changed = override_config(self.config, {key: True})
+        found = forecast_stages(changed, [memory.stage for memory in self.short], self.simulations)
         worst = max(found, key=lambda memory: memory.actual_peak)
+        pairs = zip(self.short, found, strict=True)
+        saved = " and ".join(
+            f"{(before.actual_peak - after.actual_peak) // MIB} MB of stage {before.stage.number}"
+            for before, after in pairs
+        )
         if worst.actual_peak <= self.limit:
-            return (
-                f"optimizer state sharded over data-parallel ranks (at most {worst.actual_peak // MIB} MB): {key}: true"
-            )
-        self.least.append(f"{key} leaves stage {worst.stage.number} {_short(worst, self.limit)} MB short")
+            return f"{what} (at most {worst.actual_peak // MIB} MB, saves {saved}): {key}: true"
+        short = _short(worst, self.limit)
+        self.least.append(f"{key}: true saves {saved} and leaves stage {worst.stage.number} {short} MB short")
         return None
 
     def _forecast(self, stages: Iterator[Stage] | Sequence[Stage]) -> dict[Stage, StageMemory]:

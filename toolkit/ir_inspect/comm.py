@@ -16,7 +16,7 @@ from typing import Any
 
 from mindllm.compiled.cost import PRODUCTS, bytes_of
 from mindllm.compiled.graph import PARTIAL, CompiledGraph, Node
-from toolkit.ir_inspect.operators import BACKWARD, Operators, without_numbers
+from mindllm.compiled.operators import BACKWARD, Operators, without_numbers
 from toolkit.ir_inspect.tables import print_table, size_text
 
 DEVICES_OF_A_NODE = 8

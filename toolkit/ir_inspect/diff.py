@@ -8,9 +8,9 @@ from typing import Any
 
 from mindllm.compiled.cost import bytes_of, step_cost
 from mindllm.compiled.graph import COLLECTIVES, CompiledGraph, TensorType
+from mindllm.compiled.operators import ORDERING, Operators, without_numbers
 from toolkit.ir_inspect.comm import exchanges
 from toolkit.ir_inspect.kept import KeptTensors
-from toolkit.ir_inspect.operators import ORDERING, Operators, without_numbers
 from toolkit.ir_inspect.tables import count_text, print_table, size_text
 
 Key = tuple[str, str, str, str]

@@ -13,7 +13,7 @@ from typing import Any
 
 from mindllm.compiled.cost import bytes_of
 from mindllm.compiled.graph import CALL, PARTIAL, Node, TensorType, tensors_of
-from toolkit.ir_inspect.operators import BACKWARD, FORWARD, ORDERING, RECOMPUTED, UNIQUE, Operators
+from mindllm.compiled.operators import BACKWARD, FORWARD, ORDERING, RECOMPUTED, UNIQUE, Operators
 
 PASSING = frozenset({"Depend", "Load"})
 VIEWS = frozenset({"Reshape", "ExpandDims", "Squeeze"})

@@ -10,16 +10,15 @@ from typing import Any
 
 from mindllm.compiled.cost import bytes_of
 from mindllm.compiled.graph import COLLECTIVES, Node
+from mindllm.compiled.operators import FORWARD, ORDERING, Operators, is_flagged, layer_of, without_numbers
 from mindllm.config.recompute import LEVEL_SEPARATOR
 from mindllm.console import output
 from toolkit.ir_inspect.kept import VIEWS, KeptTensors, Storage
-from toolkit.ir_inspect.operators import FORWARD, ORDERING, Operators, is_flagged, without_numbers
 from toolkit.ir_inspect.source import Inspected
 from toolkit.ir_inspect.tables import print_table, size_text
 
 WHOLE_LAYER = "recompute"
 COMMUNICATION = "recompute_comm_op"
-LAYER = re.compile(r"(.*?\.)?\w*layers?\.(\d+)(?:\.|$)")
 PASSED_ON = ORDERING | VIEWS | {"Cast"}
 SMALL = 0.05
 """A pattern has no effect when it saves less than this part of what its operators yield."""
@@ -101,12 +100,6 @@ def print_recomputation(found: Recomputation) -> None:
 def as_json(found: Recomputation) -> dict[str, Any]:
     """All fields."""
     return asdict(found)
-
-
-def layer_of(place: str) -> tuple[int, str] | None:
-    """Number of the decoder layer a place is in, and the rest of the path: ``layers.3.attention.wq`` is 3, ``attention.wq``."""
-    found = LAYER.match(place)
-    return (int(found.group(2)), place[found.end() :]) if found else None
 
 
 class _Reader:

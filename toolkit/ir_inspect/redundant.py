@@ -14,10 +14,10 @@ from typing import Any
 
 from mindllm.compiled.cost import PRODUCTS, bytes_of
 from mindllm.compiled.graph import COLLECTIVES, PARTIAL, CompiledGraph, Node
+from mindllm.compiled.operators import BACKWARD, FORWARD, Operators, without_numbers
 from mindllm.console import output, styled
 from toolkit.ir_inspect.comm import REDISTRIBUTION, gathers_for_products
 from toolkit.ir_inspect.kept import VIEWS
-from toolkit.ir_inspect.operators import BACKWARD, FORWARD, Operators, without_numbers
 from toolkit.ir_inspect.tables import size_text
 
 Strategy = tuple[int, ...]

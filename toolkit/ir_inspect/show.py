@@ -17,8 +17,8 @@ from mindllm.compiled.graph import (
     ValueType,
     local_name,
 )
+from mindllm.compiled.operators import ORDERING, Operators
 from mindllm.errors import UserError, nearest
-from toolkit.ir_inspect.operators import ORDERING, Operators
 
 LITERALS = {bool: "Bool", int: "I64", float: "F32"}
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from mindllm.compiled.cost import Cost, bytes_of, cost, uncounted
 from mindllm.compiled.graph import CompiledGraph, TensorType
+from mindllm.compiled.operators import ORDERING, PHASES, Operators, without_numbers
 from mindllm.console import output
-from toolkit.ir_inspect.operators import ORDERING, PHASES, Operators, without_numbers
 from toolkit.ir_inspect.tables import count_text, print_table, size_text
 
 DEFAULT_DEPTH = 4

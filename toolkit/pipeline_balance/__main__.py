@@ -14,19 +14,19 @@ from mindllm.config.yaml_tree import write_yaml
 from mindllm.console import error_console, output, print_json
 from mindllm.errors import CheckFailed, UserError
 from mindllm.files import UNITS, atomic_open, size_in_bytes
-from toolkit.pipeline_balance.device import DEFAULT, read_device
+from mindllm.planning.costs.device import DEFAULT, read_device
+from mindllm.planning.problem import Problem, Schedule
 from toolkit.pipeline_balance.picture import FORMATS, draw_schedule
-from toolkit.pipeline_balance.problem import Problem, Schedule
 from toolkit.pipeline_balance.read_problem import Setting, read_problem
 from toolkit.pipeline_balance.yaml_plan import KEYS, write_plan
 
 if TYPE_CHECKING:  # the solvers, and what simulates: imported where a plan is made, not to print --help
     from rich.console import Console
 
+    from mindllm.planning.solve import Solution
     from toolkit.dry_run.simulations import Simulations
     from toolkit.pipeline_balance.configured import Configured
     from toolkit.pipeline_balance.measured import Fit
-    from toolkit.pipeline_balance.solve import Solution
     from toolkit.pipeline_balance.validate import Validated
 
 EXAMPLES = """example:
@@ -50,22 +50,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     simulations = configured = fit = None
     if options.config is not None:
         simulations, configured = _configured(options, overrides)
-        problem = configured.problem
+        problems = [configured.problem]
     else:
-        problem, fit = _problem(options)
-    from toolkit.pipeline_balance.solve import Infeasible, solve
+        problems, fit = _problems(options)
+    from mindllm.planning.solve import Infeasible
 
     if not options.json:
         _print_origin(console, configured, fit)
     if options.manual:
-        return _manual(options, problem, console)
+        return _manual(options, problems[0], console)
     if configured and simulations:
         try:
             solution, validated = _plan_run(options, configured, simulations, console)
         except Infeasible as error:
             raise configured.infeasible(error) from None
     else:
-        solution, validated = solve(problem, options.seconds), None
+        solution, validated = _plan_problems(options, problems, console), None
     _print(options, console, solution, validated)
     _write(options, solution, configured, console)
     if options.explain:
@@ -93,7 +93,14 @@ def _parser() -> argparse.ArgumentParser:
     given = parser.add_argument_group("what the file does not say, or says otherwise")
     given.add_argument("--instance", metavar="NAME", help="one of the instances that the file of --problem holds")
     given.add_argument("--stages", type=_positive, metavar="N")
-    given.add_argument("--chunks", type=_positive, metavar="N", help="chunks per stage (pp_interleave_num)")
+    given.add_argument(
+        "--interleave",
+        "--chunks",
+        type=_positive,
+        nargs="+",
+        metavar="N",
+        help="chunks per stage (pp_interleave_num); of several numbers the fastest is taken",
+    )
     given.add_argument("--micro_batches", type=_positive, metavar="N")
     given.add_argument("--schedule", choices=get_args(Schedule), help="1f1b is interleaved where there are chunks")
     given.add_argument("--max_memory", type=_size, metavar="SIZE", help="of every stage: 58GB, 58000MB")
@@ -102,13 +109,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--validate", action="store_true", help="dry-run the plan of --config, and correct it until confirmed"
-    )
-    parser.add_argument(
-        "--interleave",
-        type=_positive,
-        nargs="+",
-        metavar="N",
-        help="with --config: plan each of these pp_interleave_num, take the fastest",
     )
     parser.add_argument("--seconds", type=float, default=60.0, help="to plan in, at most about (default: %(default)s)")
     parser.add_argument("--manual", type=Path, metavar="FILE", help="judge the plans of this YAML instead of planning")
@@ -130,13 +130,13 @@ def _parser() -> argparse.ArgumentParser:
 
 def _check(options: argparse.Namespace, overrides: Sequence[str]) -> None:
     if options.config is not None:
-        for name in ("stages", "chunks", "micro_batches", "schedule"):
+        for name in ("stages", "micro_batches", "schedule"):
             if getattr(options, name) is not None:
                 raise UserError(
                     f"--{name}: a run says this itself; change the key of the YAML, as --parallel_config.micro_batch_num=64"
                 )
     else:
-        for name in ("device", "validate", "interleave"):
+        for name in ("device", "validate"):
             if getattr(options, name):
                 raise UserError(f"--{name}: belongs to --config RUN.yaml, which is not given")
         if overrides:
@@ -151,18 +151,40 @@ def _check(options: argparse.Namespace, overrides: Sequence[str]) -> None:
         raise UserError(f"--instance {options.instance}: picks from the file of --problem, which is not given")
     if options.picture and options.picture.suffix not in FORMATS:
         raise UserError(f"--picture {options.picture}: must end in {', '.join(FORMATS)}")
+    if options.manual and len(options.interleave or ()) > 1:
+        raise UserError("--manual judges plans of one number of chunks: give --interleave one number")
     if options.manual and (options.yaml or options.apply or options.explain):
         raise UserError("--manual judges plans and makes none: leave out --yaml, --apply and --explain")
 
 
-def _problem(options: argparse.Namespace) -> tuple[Problem, Fit | None]:
+def _problems(options: argparse.Namespace) -> tuple[list[Problem], Fit | None]:
+    """The problem, for every number of chunks that is asked for, and how well measurements are explained."""
     limit = options.max_memory and size_in_bytes(options.max_memory) / UNITS["MB"]
-    setting = Setting(options.stages, options.chunks, options.micro_batches, options.schedule, limit)
-    if options.problem is not None:
-        return read_problem(options.problem, setting, options.instance), None
     from toolkit.pipeline_balance.measured import read_measured
 
-    return read_measured(options.measured, setting)
+    problems, fit = list[Problem](), None
+    for chunks in dict.fromkeys(options.interleave or [None]):
+        setting = Setting(options.stages, chunks, options.micro_batches, options.schedule, limit)
+        if options.problem is not None:
+            problems.append(read_problem(options.problem, setting, options.instance))
+        else:
+            problem, fit = read_measured(options.measured, setting)
+            problems.append(problem)
+    return problems, fit
+
+
+def _plan_problems(options: argparse.Namespace, problems: list[Problem], console: Console) -> Solution:
+    """The plan of the problem, of the fastest number of chunks."""
+    from mindllm.planning.solve import solve
+    from toolkit.pipeline_balance.chunk_numbers import fastest, print_interleaves, try_problems
+
+    if len(problems) == 1:
+        return solve(problems[0], options.seconds)
+    tried = try_problems(problems, options.seconds)
+    print_interleaves(console, tried)
+    solution = fastest(tried).solution
+    assert solution is not None
+    return solution
 
 
 def _configured(options: argparse.Namespace, overrides: Sequence[str]) -> tuple[Simulations, Configured]:
@@ -178,15 +200,16 @@ def _plan_run(
     options: argparse.Namespace, configured: Configured, simulations: Simulations, console: Console
 ) -> tuple[Solution, Validated | None]:
     """The plan of a run, of the fastest number of chunks, and how it was confirmed."""
-    from toolkit.pipeline_balance.interleave import fastest, print_interleaves, try_interleaves
-    from toolkit.pipeline_balance.solve import solve
+    from mindllm.planning.solve import solve
+    from toolkit.pipeline_balance.chunk_numbers import fastest, print_interleaves, try_interleaves
     from toolkit.pipeline_balance.validate import validate
 
     solution = None
     if options.interleave:
         tried = try_interleaves(configured, options.interleave, options.seconds)
         print_interleaves(console, tried)
-        configured, solution = fastest(tried).configured, fastest(tried).solution
+        chosen = fastest(tried)
+        configured, solution = chosen.configured or configured, chosen.solution
     if not options.validate:
         return solution or solve(configured.problem, options.seconds), None
     validated = validate(configured, options.seconds, simulations)

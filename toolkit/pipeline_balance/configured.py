@@ -8,16 +8,16 @@ from typing import Any
 
 from mindllm.config import RunConfig, override_config
 from mindllm.parallel.layer_plan import make_plan
+from mindllm.planning.costs.device import Device
+from mindllm.planning.plan import Plan
+from mindllm.planning.problem import Problem, make_problem
+from mindllm.planning.recomputation.feasible import lightest_split
+from mindllm.planning.solve import Infeasible
 from toolkit.dry_run.simulations import Simulations
 from toolkit.dry_run.stages import kind_of
-from toolkit.pipeline_balance.device import Device
-from toolkit.pipeline_balance.feasible import lightest_split
 from toolkit.pipeline_balance.memory_costs import MemoryFit, fit_memory
 from toolkit.pipeline_balance.offered_kinds import layer_kind, offered_kinds
-from toolkit.pipeline_balance.plan import Plan
-from toolkit.pipeline_balance.problem import Problem, make_problem
 from toolkit.pipeline_balance.small_runs import run_small
-from toolkit.pipeline_balance.solve import Infeasible
 from toolkit.pipeline_balance.time_costs import TimeCosts, time_costs
 
 GB = 1024  # MB of 2**20 bytes: what MindSpore takes max_device_memory for

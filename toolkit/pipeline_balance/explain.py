@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from toolkit.pipeline_balance.problem import Problem
-from toolkit.pipeline_balance.simulate import critical_path
-from toolkit.pipeline_balance.solve import Solution, solve
+from mindllm.planning.problem import Problem
+from mindllm.planning.schedules.simulate import critical_path
+from mindllm.planning.solve import Solution, solve
 
 GB = 1000.0
 
@@ -40,7 +40,7 @@ def explain(solution: Solution, seconds: float) -> Explanation:
     binding = [int(stage) for stage in np.argsort(-spent) if free[stage] < _lightest_step(solution, int(stage))][:3]
     share = seconds / (1 + len(binding))
     return Explanation(
-        spent / spent.sum(),
+        spent / (spent.sum() or 1.0),
         free,
         _step(problem, range(problem.stages), share, solution),
         {stage: _step(problem, [stage], share, solution) for stage in binding},

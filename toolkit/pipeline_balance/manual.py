@@ -8,10 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from mindllm.config.yaml_tree import read_yaml
 from mindllm.errors import UserError, nearest
-from toolkit.pipeline_balance.plan import Evaluation, evaluate
-from toolkit.pipeline_balance.problem import Problem
+from mindllm.planning.plan import Evaluation, evaluate
+from mindllm.planning.problem import Problem, read_mapping
 from toolkit.pipeline_balance.yaml_plan import KEYS, read_yaml_plan
 
 IGNORED = ("show", "file_name")  # of the public planner's files: how it draws
@@ -43,15 +42,3 @@ def evaluate_manual(problem: Problem, path: Path) -> dict[str, Evaluation]:
             raise UserError(f"{source}: interleave_num: {own.layer_count} layers cannot fill {own.places} places")
         found[str(name)] = evaluate(own, read_yaml_plan(own, fields, source))
     return found
-
-
-def read_mapping(path: Path) -> Mapping:
-    """The mapping that a YAML file holds."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: {getattr(error, 'strerror', error)}") from None
-    content = read_yaml(text, str(path)).data
-    if not isinstance(content, Mapping):
-        raise UserError(f"{path}: must hold a mapping, not {type(content).__name__}")
-    return content

@@ -20,10 +20,9 @@ import numpy as np
 from scipy.optimize import nnls
 
 from mindllm.errors import UserError
-from toolkit.pipeline_balance.manual import read_mapping
-from toolkit.pipeline_balance.problem import STANDARD_KINDS, Problem, make_problem, read_json
+from mindllm.planning.problem import STANDARD_KINDS, Problem, make_problem, read_json, read_mapping
+from mindllm.planning.schedules.orders import alive, stage_orders
 from toolkit.pipeline_balance.read_problem import KINDS, Setting, layer_file_fields
-from toolkit.pipeline_balance.schedule import alive, stage_orders
 from toolkit.pipeline_balance.yaml_plan import read_yaml_plan
 
 

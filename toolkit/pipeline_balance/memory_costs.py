@@ -20,8 +20,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from mindllm.config import ParallelConfig
+from mindllm.planning.schedules.orders import alive, stage_orders
 from toolkit.dry_run.stages import FIRST, LAST, MIDDLE
-from toolkit.pipeline_balance.schedule import alive, stage_orders
 from toolkit.pipeline_balance.small_runs import AT_START, FULL, LAST_LAYERS, Measured, SmallRuns
 
 Unknown = tuple[str, str, str]  # what, of which place, of which kind

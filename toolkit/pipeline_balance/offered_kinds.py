@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from mindllm.config import RunConfig
 from mindllm.parallel.layer_plan import DEFAULT_PATTERNS, EXCLUDES, make_plan
+from mindllm.planning.problem import STANDARD_KINDS, RecomputeKind
 from toolkit.dry_run.stages import LayerKind
-from toolkit.pipeline_balance.problem import STANDARD_KINDS, RecomputeKind
 
 SELECT, COMMUNICATION = EXCLUDES
 

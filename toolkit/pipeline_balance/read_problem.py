@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from mindllm.errors import UserError, nearest
-from toolkit.pipeline_balance.problem import Problem, make_problem, read_json
+from mindllm.planning.problem import Problem, make_problem, read_json, shortened
 
 KINDS = {
     "none": ("memory_activation", "backward_coef", 0.0),
@@ -66,7 +66,7 @@ def read_problem(path: Path, setting: Setting | None = None, instance: str | Non
             fields = dict(content)
     except KeyError as error:
         raise UserError(f"{path}: needs the key {error}") from None
-    except (TypeError, AttributeError) as error:
+    except (TypeError, AttributeError, OverflowError) as error:
         raise UserError(f"{path}: a value has a form that cannot be read: {error}") from None
     return make_problem({**fields, **setting.fields()}, str(path))
 
@@ -129,14 +129,20 @@ def layer_file_fields(given: Mapping[str, Any], setting: Setting, source: str) -
     counts = given.get("auto_partition_layer", {})
     return {
         "name": given.get("name", "layers"),
-        "layers": [_body(layer, counts) for layer in found["BODY"]],
+        "layers": [_body(layer, counts, source) for layer in found["BODY"]],
         "head": _end(found["HEAD"]),
         "tail": _end(found["TAIL"]),
         "static_mb": given.get("stage_const_mem") or 0,
     }
 
 
-def _body(layer: Mapping[str, Any], counts: Mapping[str, int]) -> dict[str, Any]:
+def _body(layer: Mapping[str, Any], counts: Mapping[str, int], source: str) -> dict[str, Any]:
+    name, listed, own = layer["name"], counts.get(layer["name"]), layer.get("nb_layer")
+    if listed is not None and own is not None and listed != own:
+        raise UserError(
+            f"{source}: layer {name}: auto_partition_layer says {shortened(listed)} layers, nb_layer {shortened(own)}; "
+            "SAPP takes nb_layer: write the same number in both, or leave one out"
+        )
     forward = layer.get("forward_time", layer["time"])
     kinds = {}
     for name, (memory, coefficient, default) in KINDS.items():
@@ -145,7 +151,7 @@ def _body(layer: Mapping[str, Any], counts: Mapping[str, int]) -> dict[str, Any]
             kinds[name] = {"backward": _backward(layer, name, surcharge), "activation_mb": layer[memory]}
     return {
         "name": layer["name"],
-        "count": counts.get(layer["name"], layer.get("nb_layer", 1)),
+        "count": next((number for number in (listed, own) if number is not None), 1),
         "forward": forward,
         "parameter_mb": layer.get("memory_parameter") or 0,
         "kinds": kinds,

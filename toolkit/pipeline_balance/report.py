@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
+from mindllm.planning.plan import Evaluation
+from mindllm.planning.solve import Solution
 from mindllm.tables import Column, Table, figures, texts
 from toolkit.pipeline_balance.measured import Fit
-from toolkit.pipeline_balance.plan import Evaluation
-from toolkit.pipeline_balance.solve import Solution
 from toolkit.pipeline_balance.yaml_plan import KEYS, write_plan
 
 
@@ -52,20 +52,29 @@ def print_solution(console: Console, solution: Solution) -> None:
     console.print(stage_table("before: even split", even) if even else "The even split does not fit the memory.")
     console.print(stage_table("after: the plan", best))
     if even:
-        less = 1 - best.step_time / even.step_time
+        less = 1 - best.step_time / even.step_time if even.step_time else 0.0
         console.print(f"step {even.step_time:,.6g} -> {best.step_time:,.6g}: {100 * less:.2f}% less time")
     else:
         console.print(f"step {best.step_time:,.6g}")
-    console.print(
-        f"no plan takes less than {solution.lower_bound:,.6g}: gap {100 * solution.gap:.4g}%, "
-        f"solved in {solution.solve_seconds:.2f} s"
-    )
+    console.print(f"{bound_text(solution)}, solved in {solution.solve_seconds:.2f} s")
     written = write_plan(best.problem, best.plan)
     if written is None:
         console.print(f"kinds {', '.join(best.problem.kind_names)} have no YAML form: see the layers of --json")
         return
     for key in ("offset", *KEYS):
         console.print(f"{key}: {getattr(written, key)}")
+
+
+def bound_text(solution: Solution) -> str:
+    """The lower bound and the gap in words."""
+    if solution.lower_bound is None or solution.gap is None:
+        return "no lower bound was proved: gap unknown"
+    return f"lower bound of all plans {solution.lower_bound:,.6g}: gap {gap_text(solution)}"
+
+
+def gap_text(solution: Solution) -> str:
+    """The gap in per cent."""
+    return "unknown" if solution.gap is None else f"{100 * solution.gap:.3g}%"
 
 
 def stage_table(title: str, evaluation: Evaluation) -> Table:

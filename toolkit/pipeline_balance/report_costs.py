@@ -6,9 +6,9 @@ from typing import Any
 
 from rich.console import Console
 
+from mindllm.planning.plan import evaluate
 from mindllm.tables import Column, Table, figures, texts
 from toolkit.pipeline_balance.configured import Configured
-from toolkit.pipeline_balance.plan import evaluate
 from toolkit.pipeline_balance.validate import MIB, Round, Validated
 
 

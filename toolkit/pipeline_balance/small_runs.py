@@ -13,13 +13,13 @@ from dataclasses import dataclass
 
 from mindllm.compiled.simulation import ACTIVATIONS
 from mindllm.config import RunConfig, override_config
+from mindllm.planning.problem import RecomputeKind
 from toolkit.dry_run.extrapolate import FEWEST_ALIVE, FEWEST_LAYERS, Design
 from toolkit.dry_run.moments import Fill, Moments, bytes_of
 from toolkit.dry_run.reduced import Point, deepening, middle_deepening, reduced_run
 from toolkit.dry_run.simulations import Request, Simulations
 from toolkit.dry_run.stages import FIRST, LAST, MIDDLE, Run, Stage
 from toolkit.pipeline_balance.offered_kinds import layer_kind
-from toolkit.pipeline_balance.problem import RecomputeKind
 
 MIB = 1 << 20
 LAST_LAYERS = "last, in its layers"  # at the moment that is the fullest one of a stage without output layer and loss

@@ -19,13 +19,13 @@ from mindllm.compiled.graph import COLLECTIVES, CompiledGraph, Function, Node
 from mindllm.compiled.graph_file import load, save
 from mindllm.config import RunConfig
 from mindllm.parallel.context import mesh_of
+from mindllm.planning.costs.device import Device
+from mindllm.planning.costs.operator_time import operator_time, transfer_time
+from mindllm.planning.problem import RecomputeKind
 from toolkit.dry_run.cache import kept_file, read_kept
 from toolkit.dry_run.reduced import Point, reduced_run
 from toolkit.dry_run.stages import FIRST, LAST, Run, Stage
-from toolkit.pipeline_balance.device import Device
 from toolkit.pipeline_balance.offered_kinds import chains, layer_kind
-from toolkit.pipeline_balance.operator_time import operator_time, transfer_time
-from toolkit.pipeline_balance.problem import RecomputeKind
 from toolkit.pipeline_balance.small_runs import WHOLE, one_chunk
 
 LAYER = re.compile(r"layers-CellList/(\d+)-")

@@ -10,13 +10,13 @@ from mindllm.config import RunConfig, load_config, override_config, render_confi
 from mindllm.errors import CheckFailed, UserError
 from mindllm.files import atomic_path
 from mindllm.parallel.layer_plan import make_plan
+from mindllm.planning.plan import Plan, evaluate
+from mindllm.planning.problem import Problem
+from mindllm.planning.solve import Infeasible, Solution, solve
 from toolkit.dry_run.forecast import StageMemory, forecast_stages
 from toolkit.dry_run.simulations import Simulations
 from toolkit.dry_run.stages import stages_of
 from toolkit.pipeline_balance.configured import Configured
-from toolkit.pipeline_balance.plan import Plan, evaluate
-from toolkit.pipeline_balance.problem import Problem
-from toolkit.pipeline_balance.solve import Infeasible, Solution, solve
 from toolkit.pipeline_balance.yaml_plan import write_plan
 
 MIB = 1 << 20

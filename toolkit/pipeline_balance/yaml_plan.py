@@ -12,8 +12,8 @@ from mindllm.config import RecomputeConfig, layer_counts
 from mindllm.errors import UserError
 from mindllm.parallel.layer_plan import DEFAULT_PATTERNS, LayerAssignment, LayerPlan, read_plan
 from mindllm.parallel.plan_text import render_plan
-from toolkit.pipeline_balance.plan import Plan
-from toolkit.pipeline_balance.problem import Problem, RecomputeKind
+from mindllm.planning.plan import Plan
+from mindllm.planning.problem import Problem, RecomputeKind
 
 SELECTIONS = ("select_recompute", "select_comm_recompute")
 KEYS = ("recompute", *SELECTIONS)

@@ -13,7 +13,7 @@ from mindllm.console import output, print_json
 from mindllm.data import load_tokenizer
 from mindllm.tables import pairs
 from mindllm.train.checkpoint import load_checkpoint
-from mindllm.train.checkpoint.formats import weight_files
+from mindllm.train.checkpoint.formats import code_of, weight_files
 from mindllm.train.checkpoint.hugging_face import read_weights
 from mindllm.train.checkpoint.manifest import WEIGHTS, read_manifest
 from mindllm.train.checkpoint.mindformers import is_mindformers, mindformers_files, mindformers_tensors
@@ -41,6 +41,7 @@ def describe(path: Path) -> dict[str, Any]:
         recorded = Path(checkpoint.state.get("tokenizer") or "")
         vocabulary = recorded if recorded.is_file() else None
     return {"path": str(path), "kind": kind, **_architecture(model), **_sizes(weights), "files": files} | {
+        "code_not_run": code_of(path),
         "tokenizer": str(vocabulary) if vocabulary else None,
         "tokenizer_vocab_size": load_tokenizer(vocabulary).vocab_size if vocabulary else None,
     }

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from mindllm.compiled.execute.faults import overflowing
 from mindllm.compiled.execute.lockstep import Lockstep
 from mindllm.compiled.execute.machine import Machine, Observer
 from mindllm.compiled.execute.state import initial_parts, is_optimizer_state, put_parts, state_parts
@@ -21,7 +22,8 @@ COLUMNS = ("input_ids", "labels", "loss_mask")
 class ClusterStep:
     """What a step computed: the mean loss per token of the last stage, and what every rank says of the whole.
 
-    ``norms``, ``overflows`` and ``tokens`` have one entry per rank; they must be equal.
+    ``norms``, ``overflows`` and ``tokens`` have one entry per rank; they must be equal. ``spoiled`` says which gradient was
+    made infinite, and on which rank.
     """
 
     loss: float
@@ -29,6 +31,7 @@ class ClusterStep:
     norms: tuple[float, ...]
     overflows: tuple[bool, ...]
     tokens: tuple[int, ...]
+    spoiled: str = ""
 
 
 class Cluster:
@@ -55,18 +58,23 @@ class Cluster:
         self.slices = slices
         self.machines = [Machine(graph, initial_parts(graph, whole), mindspore_kernels, observer) for graph in graphs]
 
-    def step(self, batch: Mapping[str, np.ndarray], rate: float, scale: float) -> ClusterStep:
+    def step(
+        self, batch: Mapping[str, np.ndarray], rate: float, scale: float, spoiled: int | None = None
+    ) -> ClusterStep:
         """One optimizer step on a global batch ``[batch, seq]``.
+
+        With ``spoiled``, one element of one weight's gradient overflows on that rank (-1: the last one), and nowhere else.
 
         Raises:
             Deadlock: ranks that wait for each other.
+            RunFailed: the rank to spoil computes no gradient of a weight.
         """
         scalars = (np.float32(rate), np.float32(scale))
         inputs = {
             machine.rank: (*rows_of(batch, machine.rank, self.stage_devices, self.slices), *scalars)
             for machine in self.machines
         }
-        with np.errstate(all="ignore"):  # an overflow is what the loss scale is for
+        with np.errstate(all="ignore"), overflowing(self.machines, spoiled) as where:
             outputs = Lockstep(self.machines, inputs).run()
         columns = list(zip(*(outputs[machine.rank] for machine in self.machines), strict=True))
         losses, norms = (tuple(map(float, column)) for column in columns[:2])
@@ -76,6 +84,7 @@ class Cluster:
             norms=norms,
             overflows=tuple(not bool(finite) for finite in columns[2]),
             tokens=tuple(map(int, columns[3])),
+            spoiled=where.scope,
         )
 
     def held(self) -> dict[int, RankTensors]:

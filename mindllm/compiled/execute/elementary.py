@@ -11,7 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from mindllm.compiled.execute.references import silu, silu_gradient
+from mindllm.compiled.execute.references import (
+    fast_gelu,
+    fast_gelu_gradient,
+    gelu_by_tanh,
+    gelu_by_tanh_gradient,
+    silu,
+    silu_gradient,
+)
 
 Array = np.ndarray
 Kernel = Callable[..., Any]
@@ -32,16 +39,36 @@ def reduced(function: Callable[..., Array]) -> Kernel:
 
 
 def strided_slice(x: Array, begin: tuple, end: tuple, strides: tuple, *masks: int) -> Array:
-    """``x[begin:end:strides]`` along the first axes; no masks."""
-    if any(masks):
+    """``x[begin:end:strides]`` along the first axes.
+
+    Masks have a bit for each entry of the ranges: of begins and of ends that are left open, of an entry that stands for all
+    axes the others leave out (which is not computed here), of entries that add an axis, and of entries that are one place and
+    drop their axis.
+    """
+    open_begin, open_end, rest, added, dropped = (*masks, 0, 0, 0, 0, 0)[:5]
+    if rest or (added and dropped):
         raise NotImplementedError(f"StridedSlice with masks {masks}")
-    return x[tuple(map(slice, begin, end, strides))]
+    index: list[Any] = []
+    for place, (first, last, step) in enumerate(zip(begin, end, strides, strict=True)):
+        bit = 1 << place
+        if added & bit:
+            index.append(np.newaxis)
+        elif dropped & bit:
+            index.append(first)
+        else:
+            index.append(slice(None if open_begin & bit else first, None if open_end & bit else last, step))
+    return x[tuple(index)]
 
 
 def gather(table: Array, indices: Array, axis: int, batch_dims: int = 0) -> Array:
-    """Slices of ``table`` along ``axis``; zeros for an index outside of it, which a part of a sharded table has."""
+    """Slices of ``table`` along ``axis``; zeros for an index outside of it, which a part of a sharded table has.
+
+    The first ``batch_dims`` dimensions of both go together.
+    """
     if batch_dims:
-        raise NotImplementedError(f"Gather with batch_dims {batch_dims}")
+        rows = [gather(part, of, axis - 1, batch_dims - 1) for part, of in zip(table, indices, strict=True)]
+        return np.stack(rows)
+    axis %= table.ndim
     inside = (indices >= 0) & (indices < table.shape[axis])
     found = np.take(table, np.where(inside, indices, 0), axis)
     shape = [1] * axis + list(indices.shape) + [1] * (table.ndim - axis - 1)
@@ -99,6 +126,14 @@ ELEMENTARY: dict[str, Kernel] = {
     "IsFinite": np.isfinite,
     "SiLU": silu,
     "SiLUGrad": silu_gradient,
+    "Tanh": np.tanh,
+    "TanhGrad": lambda y, gradient: gradient * (1 - np.square(y)),
+    "ReLU": lambda x: np.maximum(x, 0),
+    "ReluGrad": lambda gradient, x: np.where(x > 0, gradient, np.zeros((), gradient.dtype)),
+    "GeLU": gelu_by_tanh,
+    "GeLUGrad": gelu_by_tanh_gradient,
+    "FastGeLU": fast_gelu,
+    "FastGeLUGrad": fast_gelu_gradient,
     "MatMul": matmul,
     "BatchMatMul": matmul,
     "Reshape": lambda x, shape: x.reshape(shape),

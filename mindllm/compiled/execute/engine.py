@@ -17,7 +17,6 @@ from mindllm.compiled.compile_ranks import RankCompilation, cache_directory
 from mindllm.compiled.execute.cluster import Cluster
 from mindllm.compiled.execute.first_not_finite import first_not_finite, weights_not_finite
 from mindllm.compiled.execute.loss_cluster import LossCluster
-from mindllm.compiled.execute.tables import tables
 from mindllm.compiled.graph import CompiledGraph
 from mindllm.config import RunConfig
 from mindllm.models.initial_weights import initial_weights
@@ -25,7 +24,7 @@ from mindllm.parallel.layout import mesh_of
 from mindllm.train.checkpoint import RankTensors
 from mindllm.train.distributed_step import input_slices
 from mindllm.train.engine import Batch, Engine, StepResult
-from mindllm.train.engine.engine import evaluation_config, state_signatures, weight_signatures
+from mindllm.train.engine.engine import evaluation_config, weight_signatures
 from mindllm.train.ranks import ALONE
 
 logger = logging.getLogger(__name__)
@@ -56,8 +55,7 @@ class LockstepEngine(Engine):
         self._evaluation: LossCluster | None = None
         if training:
             graphs = self._compile(config, training=True)
-            whole = {**initial_weights(config), **_state_at_start(config), **tables(config, graphs)}
-            self._cluster = Cluster(graphs, self._stages, input_slices(config), whole)
+            self._cluster = Cluster(graphs, self._stages, input_slices(config), initial_weights(config))
         else:
             self._evaluation = self._loss_cluster()
 
@@ -66,6 +64,7 @@ class LockstepEngine(Engine):
         what = "training" if training else "evaluation"
         with RankCompilation(config, self._cache, training=training) as compilation:
             total = compilation.devices
+            logger.info("compiling the %s graphs of %d ranks, %d at a time", what, total, compilation.workers)
             graphs = compilation.graphs(lambda done: self._say(f"compiling the {what} graphs: {done} of {total} ranks"))
         self._say("")
         logger.info("compiled the %s graphs of %d ranks in %.1f s", what, total, time.monotonic() - begun)
@@ -78,7 +77,7 @@ class LockstepEngine(Engine):
         unknown = {
             name: np.broadcast_to(np.float32(0), shape) for name, (shape, _) in weight_signatures(config).items()
         }
-        return LossCluster(graphs, self._stages, input_slices(config), {**unknown, **tables(config, graphs)})
+        return LossCluster(graphs, self._stages, input_slices(config), unknown)
 
     def step(self, batch: Batch, rate: float, scale: float) -> StepResult:
         assert self._cluster is not None
@@ -105,12 +104,3 @@ class LockstepEngine(Engine):
         for cluster in (self._cluster, self._evaluation):
             if cluster is not None:
                 cluster.put(arrays)
-
-
-def _state_at_start(config: RunConfig) -> dict[str, np.ndarray]:
-    """Optimizer state before the first step: moments of zeros, which take no memory until they are replaced, and powers of 1."""
-    state = state_signatures(weight_signatures(config))
-    return {
-        name: np.broadcast_to(np.float32(0), shape) if shape else np.ones((), np.float32)
-        for name, (shape, _) in state.items()
-    }

@@ -56,5 +56,4 @@ class LossCluster:
             machine.rank: rows_of(batch, machine.rank, self.stage_devices, self.slices) for machine in self.machines
         }
         outputs = Lockstep(self.machines, inputs).run()
-        loss, tokens = outputs[self.machines[-1].rank]
-        return float(loss), int(tokens)
+        return float(outputs[self.machines[-1].rank]), int(batch["loss_mask"].sum())

@@ -17,6 +17,8 @@ Value = Any
 Run = Generator[Exchange, np.ndarray | None, Value]
 Observer = Callable[[int, Node, tuple[Value, ...], Value], None]
 """Told of every computed node: rank, node, operands, result."""
+Fault = Callable[[Node, Value], Value]
+"""Given every computed node and its result, and returns what goes on in its place."""
 
 PASSES_ON = frozenset({"Depend", "TensorMove", "StopGradient"})
 
@@ -49,6 +51,8 @@ class Machine:
         parameters: the rank's part of each parameter of the graph, by name; assignments of the graph replace them.
         mindspore_kernels: MindSpore's CPU kernels instead of numpy wherever there is one.
         observer: told of every node, for those who look for a difference.
+
+    ``fault``, where it is set, may change results: what goes wrong on one rank alone.
     """
 
     def __init__(
@@ -62,6 +66,7 @@ class Machine:
         self.rank = graph.rank
         self.parameters = {name: Parameter(name, parameters[name]) for name in graph.parameters}
         self.observer = observer
+        self.fault: Fault | None = None
         self._mindspore_kernels = mindspore_kernels
         self._kernels: dict[str, Callable[..., Value]] = {}
         self._steps = {function.name: _steps_of(function) for function in graph.functions}
@@ -70,6 +75,10 @@ class Machine:
             **{function.name: Closure(function.name) for function in graph.functions},
             **{parameter.node: self.parameters[name] for name, parameter in graph.parameters.items()},
         }
+
+    def values(self) -> dict[str, np.ndarray]:
+        """The arrays its parameters hold now, by name. They are never changed."""
+        return {name: parameter.value for name, parameter in self.parameters.items()}
 
     def run(self, *inputs: np.ndarray) -> Run:
         """Executes one step; the generator's value is what the step returns."""
@@ -112,6 +121,8 @@ class Machine:
                 raise NoKernel(
                     f"rank {self.rank}: {node.op} at {node.scope} cannot be computed here: {error}"
                 ) from None
+            if self.fault is not None:
+                result = self.fault(node, result)
         self._check_shapes(node, result)
         if self.observer is not None:
             self.observer(self.rank, node, operands, result)

@@ -5,18 +5,25 @@ Operands are those of MindSpore's operators, in their order; arithmetic is fp32.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from scipy import special
+
+from mindllm.compiled.execute.attention import attention, attention_gradient
 
 Array = np.ndarray
 Kernel = Callable[..., Any]
 
-BNSD = 1  # value of FlashAttentionScore's input_layout: [batch, heads, seq, head_dim]
-HALVES, NEIGHBOURS = 0, 1  # modes of RotaryPositionEmbedding: which channels form a pair
-STATISTICS = 8  # FlashAttentionScore repeats each row's statistics that many times
-WHOLE_MASK, ALL_MASK, CAUSAL, CAUSAL_TO_THE_END = 0, 1, 2, 3  # values of sparse_mode
+HALVES, NEIGHBOURS, QUARTERS, NEIGHBOURS_TO_HALVES = 0, 1, 2, 3
+"""Modes of RotaryPositionEmbedding: which channels form a pair. The last one also moves the first of all pairs to the front."""
+
+EXACT, BY_TANH = 0, 1
+"""Values of ``approximate`` of GeluExt."""
+_GELU_SCALE, _GELU_CUBE = np.float32(math.sqrt(2 / math.pi)), np.float32(0.044715)
+_FAST_GELU_SCALE = np.float32(1.702)
 
 
 def rms_norm(x: Array, weight: Array, eps: float) -> tuple[Array, Array]:
@@ -60,91 +67,139 @@ def swiglu_gradient(gradient: Array, x: Array, axis: int = -1) -> Array:
 
 def rotary(x: Array, cos: Array, sin: Array, mode: int = HALVES) -> Array:
     """Pairs of channels turned by the angles of the tables (Su et al., 2021): ``x · cos + half_turned(x) · sin``."""
-    return x * cos + _half_turned(x, mode) * sin
+    return _ordered(x, mode) * cos + _half_turned(x, mode) * sin
 
 
 def rotary_gradient(
     gradient: Array, cos: Array, sin: Array, x: Array | None = None, mode: int = HALVES
 ) -> tuple[Array, Array, Array]:
     """Gradient of ``x``, and of the tables where ``x`` is given (zeros where it is not)."""
-    of_x = gradient * cos - _half_turned(gradient * sin, mode)
+    of_x = _ordered_back(gradient * cos, mode) + _turned_back(gradient * sin, mode)
     if x is None:
         return of_x, np.zeros_like(cos), np.zeros_like(sin)
-    return of_x, _summed_to(gradient * x, cos.shape), _summed_to(gradient * _half_turned(x, mode), sin.shape)
+    return (
+        of_x,
+        _summed_to(gradient * _ordered(x, mode), cos.shape),
+        _summed_to(gradient * _half_turned(x, mode), sin.shape),
+    )
 
 
-def attention(query: Array, key: Array, value: Array, *options: Any) -> tuple[Array, Array, Array, Array]:
-    """``FlashAttentionScore``: largest score and sum of exponentials of each row (repeated), nothing, and the context.
-
-    Query ``[batch, heads, q, d]``, key and value ``[batch, kv_heads, k, d]``. The remaining operands are those of the
-    operator: five unused ones around the mask (uint8, 1 = masked), and its settings.
+def layer_norm(x: Array, shape: tuple[int, ...], weight: Array, bias: Array, eps: float = 1e-5) -> tuple[Array, ...]:
+    """``LayerNormExt``: ``(x - mean) / sqrt(variance + eps) · weight + bias`` over the axes of ``shape`` (Ba et al., 2016),
+    the mean, and ``1 / sqrt(…)``.
     """
-    _, _, _, mask, _, _, _, *settings = options
-    scores, _ = _scores(query, key, mask, settings)
-    largest = scores.max(-1, keepdims=True)
-    exponentials = np.exp(scores - largest)
-    total = exponentials.sum(-1, keepdims=True)
-    context = np.matmul(exponentials / total, _shared(value, query))
-    return np.repeat(largest, STATISTICS, -1), np.repeat(total, STATISTICS, -1), np.zeros(1, np.float32), context
+    axes = tuple(range(x.ndim - len(shape), x.ndim))
+    mean = np.mean(x, axis=axes, keepdims=True)
+    reciprocal = 1 / np.sqrt(np.mean(np.square(x - mean), axis=axes, keepdims=True) + np.float32(eps))
+    return (x - mean) * reciprocal * weight + bias, mean, reciprocal
 
 
-def attention_gradient(
-    query: Array, key: Array, value: Array, gradient: Array, *options: Any
-) -> tuple[Array, Array, Array, None]:
-    """``FlashAttentionScoreGrad``: gradients of query, key and value, from the statistics of the forward pass."""
-    _, _, _, mask, largest, total, _, context, _, _, _, *settings = options
-    scores, scale = _scores(query, key, mask, settings)
-    weights = np.exp(scores - largest[..., :1]) / total[..., :1]
-    of_weights = np.matmul(gradient, np.swapaxes(_shared(value, query), -1, -2))
-    of_scores = weights * (of_weights - np.sum(gradient * context, -1, keepdims=True)) * scale
-    of_query = np.matmul(of_scores, _shared(key, query))
-    of_key = np.matmul(np.swapaxes(of_scores, -1, -2), query)
-    of_value = np.matmul(np.swapaxes(weights, -1, -2), gradient)
-    return of_query, _unshared(of_key, key), _unshared(of_value, value), None
+def layer_norm_gradient(
+    gradient: Array, x: Array, shape: tuple[int, ...], mean: Array, reciprocal: Array, weight: Array, *_: Any
+) -> tuple[Array, Array, Array]:
+    """Gradients of ``x``, weight and bias."""
+    axes, others = tuple(range(x.ndim - len(shape), x.ndim)), tuple(range(x.ndim - len(shape)))
+    normalised, weighted = (x - mean) * reciprocal, gradient * weight
+    of_x = weighted - np.mean(weighted, axis=axes, keepdims=True)
+    of_x = of_x - normalised * np.mean(weighted * normalised, axis=axes, keepdims=True)
+    return reciprocal * of_x, np.sum(gradient * normalised, axis=others), np.sum(gradient, axis=others)
 
 
-def _scores(query: Array, key: Array, mask: Array | None, settings: list[Any]) -> tuple[Array, np.float32]:
-    """Scaled and masked scores ``[batch, heads, q, k]``, and the scale."""
-    _, keep_probability, scale, _, _, _, layout, sparse_mode = settings
-    if layout != BNSD or keep_probability != 1.0:
-        raise NotImplementedError(f"attention with input_layout {layout} and keep_prob {keep_probability}")
-    scale = np.float32(scale)
-    scores = np.matmul(query, np.swapaxes(_shared(key, query), -1, -2)) * scale
-    hidden = _hidden(mask, sparse_mode, *scores.shape[-2:])
-    return np.where(hidden, np.finfo(np.float32).min, scores), scale
+def gelu_by_tanh(x: Array) -> Array:
+    """Hendrycks and Gimpel's (2016) approximation of ``x · Φ(x)`` by a hyperbolic tangent."""
+    return 0.5 * x * (1 + np.tanh(_GELU_SCALE * (x + _GELU_CUBE * x**3)))
 
 
-def _hidden(mask: Array | None, sparse_mode: int, rows: int, columns: int) -> Array:
-    """Which scores are masked, broadcast to ``[batch, heads, rows, columns]``. A compressed mask means a causal one."""
-    if sparse_mode in (WHOLE_MASK, ALL_MASK):
-        return np.zeros((rows, columns), bool) if mask is None else mask.astype(bool)
-    if sparse_mode in (CAUSAL, CAUSAL_TO_THE_END):
-        return np.triu(np.ones((rows, columns), bool), 1 + (columns - rows if sparse_mode == CAUSAL_TO_THE_END else 0))
-    raise NotImplementedError(f"attention with sparse_mode {sparse_mode}")
+def gelu_by_tanh_gradient(gradient: Array, x: Array, *_: Any) -> Array:
+    """Gradient of ``x``."""
+    tanh = np.tanh(_GELU_SCALE * (x + _GELU_CUBE * x**3))
+    slope = _GELU_SCALE * (1 + 3 * _GELU_CUBE * np.square(x))
+    return gradient * 0.5 * (1 + tanh + x * (1 - np.square(tanh)) * slope)
 
 
-def _shared(x: Array, query: Array) -> Array:
-    """Key or value heads repeated for the query heads that share them."""
-    return np.repeat(x, query.shape[1] // x.shape[1], axis=1)
+def gelu(x: Array, approximate: int = EXACT) -> Array:
+    """``GeluExt``: ``x · Φ(x)`` with the normal distribution, or its approximation."""
+    return gelu_by_tanh(x) if approximate == BY_TANH else x * _normal_distribution(x)
 
 
-def _unshared(gradient: Array, x: Array) -> Array:
-    """Sum over query heads that share a head of ``x``."""
-    batch, heads, *rest = x.shape
-    return gradient.reshape(batch, heads, -1, *rest).sum(2)
+def gelu_gradient(gradient: Array, x: Array, approximate: int = EXACT) -> Array:
+    """Gradient of ``x``."""
+    if approximate == BY_TANH:
+        return gelu_by_tanh_gradient(gradient, x)
+    density = np.exp(-0.5 * np.square(x)) * np.float32(1 / math.sqrt(2 * math.pi))
+    return gradient * (_normal_distribution(x) + x * density)
+
+
+def fast_gelu(x: Array) -> Array:
+    """``x · sigmoid(1.702 x)`` (Hendrycks & Gimpel, 2016)."""
+    return x * _sigmoid(_FAST_GELU_SCALE * x)
+
+
+def fast_gelu_gradient(gradient: Array, x: Array) -> Array:
+    """Gradient of ``x``."""
+    sigmoid = _sigmoid(_FAST_GELU_SCALE * x)
+    return gradient * sigmoid * (1 + _FAST_GELU_SCALE * x * (1 - sigmoid))
+
+
+def sorted_values(x: Array, axis: int = -1, descending: bool = False, stable: bool = False) -> tuple[Array, Array]:
+    """``SortExt``: values in order along ``axis``, and where they were. Equal ones stay in their order."""
+    order = np.argsort(-x if descending else x, axis=axis, kind="stable")
+    return np.take_along_axis(x, order, axis), order
+
+
+def largest_values(
+    x: Array, count: int, axis: int = -1, largest: bool = True, in_order: bool = True
+) -> tuple[Array, Array]:
+    """``TopkExt``: the first ``count`` values in order along ``axis``, the largest or the smallest, and where they were."""
+    values, order = sorted_values(x, axis, descending=largest)
+    first = np.arange(int(count))
+    return np.take(values, first, axis), np.take(order, first, axis)
+
+
+def slice_along(x: Array, axis: int, start: int, end: int, step: int) -> Array:
+    """``SliceExt``: ``x[start:end:step]`` along ``axis``."""
+    return x[(slice(None),) * (axis % x.ndim) + (slice(start, end, step),)]
 
 
 def _sigmoid(x: Array) -> Array:
     return 0.5 * (1 + np.tanh(0.5 * x))
 
 
+def _normal_distribution(x: Array) -> Array:
+    return 0.5 * (1 + special.erf(x / np.float32(math.sqrt(2))))
+
+
+def _ordered(x: Array, mode: int) -> Array:
+    """The channels in the order of the result."""
+    return np.concatenate([x[..., ::2], x[..., 1::2]], -1) if mode == NEIGHBOURS_TO_HALVES else x
+
+
+def _ordered_back(gradient: Array, mode: int) -> Array:
+    if mode != NEIGHBOURS_TO_HALVES:
+        return gradient
+    first, second = np.split(gradient, 2, -1)
+    return np.stack([first, second], -1).reshape(gradient.shape)
+
+
 def _half_turned(x: Array, mode: int) -> Array:
+    """Every pair ``(a, b)`` as ``(-b, a)``, in the order of the result."""
+    if mode == NEIGHBOURS_TO_HALVES:
+        return _half_turned(_ordered(x, mode), HALVES)
     if mode == HALVES:
         first, second = np.split(x, 2, -1)
         return np.concatenate([-second, first], -1)
+    if mode == QUARTERS:
+        return np.concatenate([_half_turned(half, HALVES) for half in np.split(x, 2, -1)], -1)
     if mode == NEIGHBOURS:
         return np.stack([-x[..., 1::2], x[..., ::2]], -1).reshape(x.shape)
     raise NotImplementedError(f"rotary position embedding with mode {mode}")
+
+
+def _turned_back(gradient: Array, mode: int) -> Array:
+    """The transpose of :func:`_half_turned`: a half turn in the other direction."""
+    if mode == NEIGHBOURS_TO_HALVES:
+        return _ordered_back(-_half_turned(gradient, HALVES), mode)
+    return -_half_turned(gradient, mode)
 
 
 def _summed_to(x: Array, shape: tuple[int, ...]) -> Array:
@@ -164,6 +219,17 @@ REFERENCES: dict[str, Kernel] = {
     "SwigluGrad": swiglu_gradient,
     "RotaryPositionEmbedding": rotary,
     "RotaryPositionEmbeddingGrad": rotary_gradient,
+    "LayerNormExt": layer_norm,
+    "LayerNormGradExt": layer_norm_gradient,
+    "GeluExt": gelu,
+    "GeluGradExt": gelu_gradient,
+    "SortExt": sorted_values,
+    "TopkExt": largest_values,
+    "SliceExt": slice_along,
+    "CumsumExt": lambda x, axis, *_: np.cumsum(x, axis),
+    "SplitTensor": lambda x, size, axis=0: tuple(np.split(x, range(size, x.shape[axis], size), axis)),
+    "Copy": np.array,
+    "InplaceZero": np.zeros_like,
     "FlashAttentionScore": attention,
     "FlashAttentionScoreGrad": attention_gradient,
 }

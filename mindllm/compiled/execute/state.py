@@ -31,21 +31,25 @@ def whole_shape(parameter: Parameter) -> tuple[int, ...]:
 
 
 def initial_parts(graph: CompiledGraph, whole: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """The parameters of a rank at the beginning: its parts of ``whole``, arrays or tensors of a checkpoint; gradients are
-    accumulated from zero.
+    """The parameters of a rank at the beginning: its parts of ``whole``, arrays or tensors of a checkpoint.
+
+    What ``whole`` does not have (tables, accumulators, optimizer state at the start of a run) begins as it does in the graph.
 
     Raises:
-        RunFailed: a parameter of the graph that ``whole`` lacks, or a part whose shape is not that of the graph.
+        RunFailed: a parameter that neither has, or a part whose shape is not that of the graph.
     """
     return {name: _part(graph.rank, parameter, whole) for name, parameter in graph.parameters.items()}
 
 
 def _part(rank: int, parameter: Parameter, whole: Mapping[str, Any]) -> np.ndarray:
-    if parameter.name.startswith(ACCUMULATORS):
-        return np.zeros(parameter.shape, np.float32)
-    if parameter.name not in whole:
+    if parameter.name in whole:
+        value = read_slices(whole[parameter.name], slices_of(parameter, rank))
+    elif parameter.initial is not None and not parameter.initial.ndim:
+        value = np.full(parameter.shape, parameter.initial)
+    elif parameter.initial is not None:
+        value = parameter.initial[slices_of(parameter, rank)]
+    else:
         raise RunFailed(f"rank {rank} has a parameter {parameter.name} that a single device does not have")
-    value = read_slices(whole[parameter.name], slices_of(parameter, rank))
     if value.shape != parameter.shape:
         raise RunFailed(
             f"rank {rank}: its layout gives {parameter.name} the shape {list(value.shape)}, its graph {list(parameter.shape)}"

@@ -18,7 +18,7 @@ from mindllm.train.callbacks.loss_monitor import LossMonitor
 from mindllm.train.callbacks.metrics import MetricsMonitor
 from mindllm.train.callbacks.nan_monitor import NaNMonitor
 from mindllm.train.callbacks.profiler import ProfileMonitor
-from mindllm.train.callbacks.simulation import SimulationMonitor
+from mindllm.train.callbacks.simulation import SimulatedCheckpoints, SimulationMonitor
 from mindllm.train.callbacks.summary import SummaryMonitor
 from mindllm.train.checkpoint import CheckpointStore
 from mindllm.train.evaluation import Evaluator
@@ -33,7 +33,7 @@ def make_callbacks(
     In a simulation those that show or write what was computed are left out.
     """
     sections = [item for item in config.callbacks if not ranks.simulated or isinstance(item, CheckpointMonitorConfig)]
-    made = [_make(item, store) for item in sections]
+    made = [_make(item, store, ranks.simulated) for item in sections]
     if ranks.simulated:
         made.append(SimulationMonitor())
     if evaluator is not None:
@@ -46,7 +46,7 @@ def make_callbacks(
     return sorted(made, key=lambda callback: isinstance(callback, CheckpointMonitor))
 
 
-def _make(item, store: CheckpointStore) -> Callback:
+def _make(item, store: CheckpointStore, simulated: bool) -> Callback:
     match item:
         case LossMonitorConfig():
             return LossMonitor(item.per_print_times)
@@ -55,7 +55,8 @@ def _make(item, store: CheckpointStore) -> Callback:
         case SummaryMonitorConfig():
             return SummaryMonitor(item.summary_dir, item.collect_freq)
         case CheckpointMonitorConfig():
-            return CheckpointMonitor(store, item.save_checkpoint_steps, item.async_save)
+            monitor = SimulatedCheckpoints if simulated else CheckpointMonitor
+            return monitor(store, item.save_checkpoint_steps, item.async_save)
         case NaNMonitorConfig():
             return NaNMonitor()
     raise AssertionError(f"no callback for {item!r}")

@@ -8,14 +8,13 @@ import numpy as np
 
 from mindllm.config import ModelConfig
 from mindllm.errors import UserError
-from mindllm.models.families.llama import HUGGING_FACE
-from mindllm.models.weight_shapes import weight_shapes
 from mindllm.train.checkpoint.converted import Converted
+from mindllm.train.checkpoint.family_weights import FamilyWeights
 from mindllm.train.checkpoint.formats import tensors_of_directory
 from mindllm.train.checkpoint.loading import differences, floating_dtype
 from mindllm.train.checkpoint.tensors import TensorSource
 
-HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
+HEAD, EMBEDDING = "lm_head.weight", "model.tok_embeddings.embedding_weight"  # our names
 
 
 def read_weights(directory: Path | str, model: ModelConfig) -> dict[str, Converted]:
@@ -25,12 +24,13 @@ def read_weights(directory: Path | str, model: ModelConfig) -> dict[str, Convert
         UserError: a file is damaged; or tensors are missing, surplus or misshapen, each named as the files name it.
     """
     directory = Path(directory)
-    found = tensors_of_directory(directory)
+    family = FamilyWeights(model)
+    found = _known(tensors_of_directory(directory), family)
     if model.tie_word_embeddings:
-        _drop_equal_head(found)
-    expected = {HUGGING_FACE.theirs(name): (name, shape) for name, shape in weight_shapes(model).items()}
+        _drop_equal_head(found, family)
+    expected = family.shapes()
     lines = differences(
-        "weights", found, {name: (shape, floating_dtype(found, name)) for name, (_, shape) in expected.items()}
+        "weights", found, {name: (shape, floating_dtype(found, name)) for name, shape in expected.items()}
     )
     if lines:
         raise UserError(
@@ -38,10 +38,20 @@ def read_weights(directory: Path | str, model: ModelConfig) -> dict[str, Convert
             + "\n  ".join(lines)
             + "\nget the files again, or give the architecture they were made for"
         )
-    return {ours: Converted(theirs, found[theirs], np.dtype(np.float32)) for theirs, (ours, _) in expected.items()}
+    read = family.read(found)
+    return {ours: Converted(theirs, source, np.dtype(np.float32)) for ours, (theirs, source) in read.items()}
 
 
-def _drop_equal_head(found: dict[str, TensorSource]) -> None:
+def _known(found: dict[str, TensorSource], family: FamilyWeights) -> dict[str, TensorSource]:
+    """Without tables that models compute, and under names with the prefix that files may leave out."""
+    prefix, computed = family.table.prefix, family.table.computed
+    kept = {name: tensor for name, tensor in found.items() if not (computed and name.endswith(computed))}
+    outside = {weight.theirs for weight in family.table.weights if not weight.theirs.startswith(prefix)}
+    return {name if name.startswith(prefix) or name in outside else prefix + name: kept[name] for name in kept}
+
+
+def _drop_equal_head(found: dict[str, TensorSource], family: FamilyWeights) -> None:
     """Some files of a model with a tied head hold it again; one that says something else is surplus."""
-    if HEAD in found and EMBEDDING in found and np.array_equal(found[HEAD], found[EMBEDDING]):
-        del found[HEAD]
+    head, embedding = family.table.theirs(HEAD), family.table.theirs(EMBEDDING)
+    if head in found and embedding in found and np.array_equal(found[head], found[embedding]):
+        del found[head]

@@ -18,9 +18,8 @@ from mindllm.data.tokenizer import Tokenizer
 from mindllm.data.tokenizer_files import copy_tokenizer
 from mindllm.errors import RunFailed, UserError
 from mindllm.files import sync_directory
-from mindllm.models.families.llama import HUGGING_FACE
-from mindllm.models.weight_shapes import weight_shapes
 from mindllm.train.checkpoint.converted import Converted, numpy_dtype
+from mindllm.train.checkpoint.family_weights import FamilyWeights
 from mindllm.train.checkpoint.formats.directory import INDEX_FILE, WEIGHTS_FILE
 from mindllm.train.checkpoint.names import hidden_path
 from mindllm.train.checkpoint.tensors import HashingWriter, TensorSource, payload_bytes, write_tensors
@@ -98,9 +97,8 @@ def _special_tokens(model: ModelConfig, tokenizer: Tokenizer | None) -> dict[str
 def _shards(model: ModelConfig, weights: Mapping[str, TensorSource], dtype: np.dtype, limit: int) -> Shards:
     """Tensors in the order of the layers, cut into files of at most ``limit`` bytes."""
     groups: list[dict[str, Converted]] = [{}]
-    for name in weight_shapes(model):
-        theirs = HUGGING_FACE.theirs(name)
-        tensor = {theirs: Converted(name, weights[name], dtype)}
+    for name, source in FamilyWeights(model).write(weights).items():
+        tensor = {name: Converted(name, source, dtype)}
         if groups[-1] and payload_bytes(groups[-1]) + payload_bytes(tensor) > limit:
             groups.append({})
         groups[-1] |= tensor

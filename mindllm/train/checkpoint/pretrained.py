@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from mindllm.config import RunConfig, is_hugging_face
 from mindllm.models.weight_shapes import weight_shapes
+from mindllm.train.checkpoint.formats import code_of
 from mindllm.train.checkpoint.hugging_face import read_weights
 from mindllm.train.checkpoint.loading import load_checkpoint
 from mindllm.train.checkpoint.mindformers import is_mindformers, read_mindformers
+
+logger = logging.getLogger(__name__)
 
 
 def pretrained_weights(config: RunConfig) -> Mapping[str, ArrayLike]:
@@ -22,6 +27,8 @@ def pretrained_weights(config: RunConfig) -> Mapping[str, ArrayLike]:
     """
     model = config.model.config
     if is_hugging_face(config.load_checkpoint):
+        if code := code_of(Path(config.load_checkpoint)):
+            logger.info("%s holds Python code, which is not run: %s", config.load_checkpoint, ", ".join(code))
         return read_weights(config.load_checkpoint, model)
     if is_mindformers(config.load_checkpoint):
         return read_mindformers(config.load_checkpoint, model)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import errno
 import json
 import logging
-import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -33,7 +32,8 @@ from mindllm.train.checkpoint.manifest import (
 )
 from mindllm.train.checkpoint.names import Entry, entries, entry_of, hidden_path, leftovers
 from mindllm.train.checkpoint.parts import RankTensors, as_parts, whole_tensors, without_copies, write_parts
-from mindllm.train.checkpoint.tensors import HashingWriter, TensorSource, payload_bytes, write_tensors
+from mindllm.train.checkpoint.publish import delete, make_directory, publish, write_file
+from mindllm.train.checkpoint.tensors import HashingWriter, payload_bytes, write_tensors
 
 logger = logging.getLogger(__name__)
 
@@ -135,7 +135,7 @@ class CheckpointStore:
         final = self.directory / f"{self.prefix}-{step}"
         self._attempts += 1
         try:
-            _make_directory(self.directory)
+            make_directory(self.directory)
             self._write_and_publish(final, step, contents)
         except OSError as error:
             raise CheckpointNotSavedError(self._not_saved(final, error)) from error
@@ -153,7 +153,7 @@ class CheckpointStore:
             if total == 1:
                 whole = whole_tensors(by_rank.get(0, {}))
                 if whole is not None:
-                    yield Content(FILE_NAMES[role], role, partial(_write_whole, whole), payload_bytes(whole))
+                    yield Content(FILE_NAMES[role], role, partial(write_tensors, tensors=whole), payload_bytes(whole))
                     continue
             parts = {rank: as_parts(tensors, rank) for rank, tensors in by_rank.items()}
             for rank, chosen in (without_copies(parts) if self.remove_redundancy else parts).items():
@@ -253,12 +253,12 @@ class CheckpointStore:
 
     def _write(self, temporary: Path, contents: Sequence[Content]) -> tuple[FileEntry, ...]:
         self._refuse_if_full(sum(content.size for content in contents))
-        return tuple(_write_file(temporary / item.name, item.role, item.write) for item in contents)
+        return tuple(write_file(temporary / item.name, item.role, item.write) for item in contents)
 
     def _publish(self, temporary: Path, final: Path, step: int, files: tuple[FileEntry, ...]) -> None:
-        _write_file(temporary / MANIFEST, "manifest", lambda writer: writer.write(Manifest(step, files).render()))
+        write_file(temporary / MANIFEST, "manifest", lambda writer: writer.write(Manifest(step, files).render()))
         sync_directory(temporary)
-        _publish(temporary, final)
+        publish(temporary, final)
 
     def _refuse_if_full(self, needed: int) -> None:
         free = shutil.disk_usage(self.directory).free
@@ -276,13 +276,9 @@ class CheckpointStore:
         others = [entry.path for entry in self._entries() if entry.path != just_saved]
         for path in others[: max(0, len(others) + 1 - self.keep_checkpoint_max)]:
             try:
-                _delete(path)
+                delete(path)
             except OSError as error:
                 logger.warning("the old checkpoint %s could not be deleted: %s", path, error)
-
-
-def _write_whole(tensors: Mapping[str, TensorSource], writer: HashingWriter) -> None:
-    write_tensors(writer, tensors)
 
 
 def _state_writer(state: dict[str, Any]) -> Callable[[HashingWriter], None]:
@@ -290,43 +286,3 @@ def _state_writer(state: dict[str, Any]) -> Callable[[HashingWriter], None]:
     if json.loads(text) != state:
         raise TypeError("state must be what JSON gives back: lists instead of tuples, strings as keys")
     return lambda writer: writer.write(text.encode() + b"\n")
-
-
-def _write_file(path: Path, role: str, write: Callable[[HashingWriter], None]) -> FileEntry:
-    with open(path, "xb") as file:
-        writer = HashingWriter(file)
-        write(writer)
-        file.flush()
-        os.fsync(file.fileno())
-    return FileEntry(path.name, role, writer.size, writer.sha256)
-
-
-def _publish(temporary: Path, final: Path) -> None:
-    """Renames ``temporary`` to ``final`` durably. A predecessor steps aside under a name that ``recover`` puts back."""
-    replaced = hidden_path(final, "replaced")
-    try:
-        if final.exists():
-            final.rename(replaced)
-        temporary.rename(final)
-    except BaseException:
-        if replaced.exists() and not final.exists():
-            replaced.rename(final)
-        raise
-    sync_directory(final.parent)
-    shutil.rmtree(replaced, ignore_errors=True)
-
-
-def _delete(path: Path) -> None:
-    """Deletes a checkpoint so that it is either whole or no longer visible, whenever the process or the machine stops."""
-    doomed = path.rename(hidden_path(path, "deleting"))
-    sync_directory(path.parent)  # before the first file goes: a lost rename would leave a checkpoint with holes
-    shutil.rmtree(doomed)
-
-
-def _make_directory(directory: Path) -> None:
-    """Creates ``directory`` with its parents; each new name is on the disk before anything is announced inside."""
-    if directory.is_dir():
-        return
-    _make_directory(directory.parent)
-    directory.mkdir(exist_ok=True)
-    sync_directory(directory.parent)

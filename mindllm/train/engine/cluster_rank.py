@@ -50,7 +50,7 @@ class ClusterRankEngine(Engine):
         self.parts = parallel.parts
         self._training = training
         self._step = distributed_step(config, parallel, ranks.rank) if training else None
-        self._evaluation = distributed_loss(config, parallel)
+        self._evaluation = distributed_loss(parallel)
         main: nn.Cell = self._step if self._step is not None else self._evaluation
         _initialise_with_zeros(main.get_parameters())
         self._compile(main)
@@ -81,8 +81,17 @@ class ClusterRankEngine(Engine):
         return StepResult(self._of_last_stage(float(loss)), float(norm), not bool(finite), int(tokens))
 
     def evaluate(self, batch: Batch) -> tuple[float, int]:
-        loss, tokens = (output.asnumpy() for output in self._evaluation(*inputs(batch)))
-        return self._of_last_stage(float(loss)), int(tokens)
+        loss = float(self._evaluation(*inputs(batch)).asnumpy())
+        return self._of_last_stage(loss), self._tokens(batch)
+
+    def _tokens(self, batch: Batch) -> int:
+        """Tokens of the whole batch: of every slice of it, those that the first rank with it counts."""
+        own = float(batch["loss_mask"].sum())
+        share = share_of(self.config, self.ranks.rank)
+        if share.count == 1:
+            return int(own)
+        first = self.ranks.rank == share.index * self.mesh.stage_devices // share.count
+        return int(self.ranks.sum([own if first else 0.0])[0])
 
     def _of_last_stage(self, loss: float) -> float:
         """The loss that the last stage has computed, on every rank."""

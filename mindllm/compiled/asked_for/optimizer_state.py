@@ -1,0 +1,85 @@
+"""Whether weights and optimizer state are cut over the ranks that would otherwise hold copies of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from mindllm.compiled.asked_for.finding import Finding, Mistake, together
+from mindllm.compiled.execute.state import ACCUMULATORS, MOMENTS
+from mindllm.compiled.graph import Parameter
+from mindllm.compiled.operators import Operators
+from mindllm.config import RunConfig
+from mindllm.parallel.context import optimizer_level
+from mindllm.parallel.layout import Mesh
+from mindllm.parallel.parameter_layout import NOT_CUT, ParameterLayout
+
+BYTES, KILOBYTE = 4, 1024
+LEVELS = {"level1": "optimizer state", "level2": "optimizer state and accumulators", "level3": "weights, too"}
+
+
+def optimizer_state(config: RunConfig, mesh: Mesh, ranks: Sequence[Operators]) -> Finding | None:
+    """Every weight is in as many parts as the YAML asks for, its moments and, if asked for, its accumulator with it."""
+    if mesh.stage_devices == 1:
+        return None
+    mistakes, cut, asked = [], set(), set()
+    for rank in ranks:
+        parameters = rank.graph.parameters
+        for name in (moment.removeprefix(MOMENTS[0]) for moment in parameters if moment.startswith(MOMENTS[0])):
+            weight = parameters.get(name)
+            if weight is None or weight.layout is None:
+                continue
+            wanted, found = parts_asked_for(config, mesh, weight.layout), _parts(weight)
+            asked |= {name} if wanted > 1 else set()
+            cut |= {name} if found > 1 else set()
+            if found != wanted:
+                mistakes.append(Mistake(rank.graph.rank, f"{name} is in {found} parts over replicas, not {wanted}"))
+            mistakes += [
+                Mistake(rank.graph.rank, f"{other.name} has shape {list(other.shape)}, not {list(shape)}")
+                for other, shape in _followers(config, weight, parameters)
+                if other.shape != shape
+            ]
+    level = LEVELS[optimizer_level(config)] if config.parallel.enable_parallel_optimizer else ""
+    return Finding(
+        "optimizer parallel",
+        f"{level}: {len(asked)} weights" if level else "no",
+        f"{len(cut)} weights" if cut else "no",
+        together(mistakes),
+    )
+
+
+def parts_asked_for(config: RunConfig, mesh: Mesh, layout: ParameterLayout) -> int:
+    """Into how many parts the optimizer cuts dimension 0 of what tensor parallelism leaves of a weight.
+
+    MindSpore leaves a weight whole that is smaller than the threshold, or whose dimension 0 the parts would not divide.
+    """
+    parallel = config.parallel
+    if not parallel.enable_parallel_optimizer or not layout.slice_shape:
+        return 1
+    cuts = math.prod(layout.device_matrix[-1 - axis] for axis in layout.tensor_map if axis != NOT_CUT)
+    replicas, size = mesh.stage_devices // cuts, parallel.parallel_optimizer_config.optimizer_weight_shard_size
+    parts = replicas if size == -1 or replicas % size else size
+    small = (
+        math.prod(layout.slice_shape) * BYTES
+        < parallel.parallel_optimizer_config.parallel_optimizer_threshold * KILOBYTE
+    )
+    return 1 if small or layout.slice_shape[0] % parts else parts
+
+
+def _parts(weight: Parameter) -> int:
+    assert weight.layout is not None
+    return weight.layout.slice_shape[0] // weight.shape[0] if weight.shape else 1
+
+
+def _followers(
+    config: RunConfig, weight: Parameter, parameters: Mapping[str, Parameter]
+) -> list[tuple[Parameter, tuple[int, ...]]]:
+    """Moments, and the accumulator, with the shapes they should have."""
+    assert weight.layout is not None
+    level = optimizer_level(config) if config.parallel.enable_parallel_optimizer else "level1"
+    accumulated = weight.shape if level != "level1" else weight.layout.slice_shape
+    wanted = {
+        **{f"{prefix}{weight.name}": weight.shape for prefix in MOMENTS},
+        f"{ACCUMULATORS}{weight.name}": accumulated,
+    }
+    return [(parameters[name], shape) for name, shape in wanted.items() if name in parameters]

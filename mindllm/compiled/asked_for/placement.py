@@ -1,0 +1,112 @@
+"""Which layers a rank holds and runs, in which chunk, and how often in a step."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+
+from mindllm.compiled.asked_for.finding import Finding, Mistake, numbers_text, together
+from mindllm.compiled.execute.state import MOMENTS
+from mindllm.compiled.graph import Node
+from mindllm.compiled.operators import FORWARD, Operators, layer_of
+from mindllm.compiled.schedule import FORWARD as FORWARD_PASS
+from mindllm.compiled.schedule import micro_batch_schedule
+from mindllm.config import RunConfig
+from mindllm.parallel.layer_plan import LayerPlan
+from mindllm.parallel.layout import Mesh
+
+
+def forward_operators(rank: Operators) -> Iterator[tuple[Node, int, str]]:
+    """The operators of the forward pass inside layers, with the number of the layer and the rest of their place."""
+    for node in rank.nodes:
+        if rank.phase(node) == FORWARD and (where := layer_of(rank.place(node))):
+            yield node, *where
+
+
+def stages(plan: LayerPlan, mesh: Mesh, ranks: Sequence[Operators]) -> Finding | None:
+    """The layers whose weights a stage updates, and which it runs, are those of the plan."""
+    if plan.stages == 1:
+        return None
+    wanted = [_layers_of_stage(plan, stage) for stage in range(plan.stages)]
+    found: dict[int, set[int]] = {}
+    mistakes = []
+    for rank in ranks:
+        stage, held = mesh.stage_of(rank.graph.rank), _layers_held(rank)
+        found.setdefault(stage, held)
+        run = {layer for _, layer, _ in forward_operators(rank)}
+        for what, layers in (("holds", held), ("runs", run)):
+            if layers != wanted[stage]:
+                text = f"stage {stage} {what} layers {_text(layers)}, the plan has {_text(wanted[stage])} there"
+                mistakes.append(Mistake(rank.graph.rank, text))
+    return Finding("layers by stage", _join(wanted), _join(list(found.values())), together(mistakes))
+
+
+def chunks(plan: LayerPlan, mesh: Mesh, ranks: Sequence[Operators]) -> Finding | None:
+    """Each of a stage's chunks runs its layers, and chunks come in their order."""
+    if plan.chunks == 1:
+        return None
+    mistakes, texts = [], [[""] * plan.stages, [""] * plan.stages]
+    for rank in ranks:
+        stage = mesh.stage_of(rank.graph.rank)
+        wanted = [_layers_at(plan, chunk, stage) for chunk in range(plan.chunks)]
+        found = _layers_by_chunk(rank)
+        texts[0][stage], texts[1][stage] = (" then ".join(map(_text, layers)) for layers in (wanted, found))
+        if found != wanted:
+            text = f"stage {stage} runs layers {texts[1][stage]}, the plan has {texts[0][stage]}"
+            mistakes.append(Mistake(rank.graph.rank, text))
+    asked, has = (" | ".join(words) for words in texts)
+    return Finding("chunks by stage", asked, has, together(mistakes))
+
+
+def micro_batches(config: RunConfig, ranks: Sequence[Operators]) -> Finding | None:
+    """Every layer runs once for each part of the batch: micro-batches, times accumulation steps."""
+    parts = config.parallel_config.micro_batch_num * config.runner_config.gradient_accumulation_steps
+    found = {rank.graph.rank: _runs_of_layers(rank) for rank in ranks}
+    mistakes = [
+        Mistake(rank, f"layer {layer} runs {times} times in a step, not {parts}")
+        for rank, runs in found.items()
+        for layer, times in sorted(runs.items())
+        if times != parts
+    ]
+    counts = sorted({times for runs in found.values() for times in runs.values()})
+    return Finding("parts of a batch", str(parts), " or ".join(map(str, counts)), together(mistakes))
+
+
+def _runs_of_layers(rank: Operators) -> dict[int, int]:
+    """How often a step runs each layer: as often as the rarest of its operators, some of which serve twice."""
+    times: dict[int, Counter[tuple[str, str, str]]] = defaultdict(Counter)
+    for node, layer, place in forward_operators(rank):
+        if node.input_strategy is not None:
+            times[layer][place, node.op, node.instance] += rank.times(node)
+    return {layer: min(found.values()) for layer, found in times.items()}
+
+
+def _layers_of_stage(plan: LayerPlan, stage: int) -> set[int]:
+    return {number for number, layer in enumerate(plan.layers) if layer.stage == stage}
+
+
+def _layers_at(plan: LayerPlan, chunk: int, stage: int) -> set[int]:
+    return {number for number, layer in enumerate(plan.layers) if (layer.chunk, layer.stage) == (chunk, stage)}
+
+
+def _layers_held(rank: Operators) -> set[int]:
+    """Layers with a weight that this rank updates."""
+    moments = (name.removeprefix(MOMENTS[0]) for name in rank.graph.parameters if name.startswith(MOMENTS[0]))
+    return {where[0] for name in moments if (where := layer_of(name))}
+
+
+def _layers_by_chunk(rank: Operators) -> list[set[int]]:
+    """Layers of each reused function, in the order in which a step first calls them."""
+    of_function: dict[str, set[int]] = defaultdict(set)
+    for node, layer, _ in forward_operators(rank):
+        of_function[rank.function_of[node.name]].add(layer)
+    called = [event.node.callee for event in micro_batch_schedule(rank.graph) if event.kind == FORWARD_PASS]
+    return [of_function[name] for name in dict.fromkeys(called)]
+
+
+def _text(layers: set[int]) -> str:
+    return numbers_text(sorted(layers))
+
+
+def _join(stages: Sequence[set[int]]) -> str:
+    return " | ".join(map(_text, stages))

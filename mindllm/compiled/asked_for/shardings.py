@@ -1,0 +1,56 @@
+"""Whether every operator is sharded as declared: data, tensor and sequence parallelism as the compiler was given them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mindllm.compiled.asked_for.finding import Finding, Mistake, together
+from mindllm.compiled.operators import FORWARD, Operators
+from mindllm.config import RunConfig
+from mindllm.parallel.layout import Mesh
+
+Strategies = tuple[tuple[int, ...], ...]
+
+
+def shardings(config: RunConfig, mesh: Mesh, ranks: Sequence[Operators]) -> Finding | None:
+    """The strategies of the graphs against those of the table, by the operator's path."""
+    if mesh.stage_devices == 1:
+        return None
+    declared = _Declared(config, mesh)
+    mistakes, count = [], 0
+    for rank in ranks:
+        for node in rank.nodes:
+            if node.input_strategy is None or rank.phase(node) != FORWARD:
+                continue
+            path = ".".join(filter(None, (rank.place(node), node.instance)))
+            wanted = declared.of(path)
+            if not wanted:
+                continue
+            count += 1
+            if node.input_strategy not in wanted:
+                text = f"{path} is sharded {node.input_strategy}, not {' or '.join(map(str, sorted(wanted)))}"
+                mistakes.append(Mistake(rank.graph.rank, text))
+    words = [f"{axis}{size}" for axis, size in mesh.axes.items() if size > 1]
+    words += ["sequence parallel"] * config.parallel_config.use_seq_parallel
+    wrong = len(mistakes)
+    found = f"{count - wrong} of {count} operators" if wrong else f"all {count} operators"
+    return Finding("shardings", " ".join(words), found, together(mistakes))
+
+
+class _Declared:
+    """Strategies of the sharding table."""
+
+    def __init__(self, config: RunConfig, mesh: Mesh) -> None:
+        from mindllm.models import CausalLM
+        from mindllm.parallel.build import kernels_of
+        from mindllm.parallel.sharding import sharding_table
+
+        self.mesh = mesh
+        self.table = sharding_table(CausalLM(config.model.config, kernels_of(config)), config.parallel_config)
+
+    def of(self, path: str) -> frozenset[Strategies]:
+        """The strategies an operator may have; empty for one that the table does not name."""
+        sharding = self.table.get(path)
+        if sharding is None:
+            return frozenset()
+        return frozenset({tuple(self.mesh.strategy(layout) for layout in sharding.inputs)})

@@ -1,0 +1,55 @@
+"""What the parameters of a step begin with: tables, masks, moments, accumulators. Weights are drawn later and are left out."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mindllm.compiled.execute.state import ACCUMULATORS, is_optimizer_state
+
+if TYPE_CHECKING:
+    from mindspore import Parameter, nn
+
+CONSTANT_INITIALIZERS = ("Zero", "One", "Constant")
+
+
+def initial_values(step: nn.Cell, names: Collection[str]) -> dict[str, np.ndarray]:
+    """Initial values of the parameters called ``names`` of a training step, those of its weights aside.
+
+    One that is equal everywhere is given as a scalar. On several devices MindSpore fills a parameter only when it is first
+    used; of such a one only the kind is known, and one that would be drawn at random has no entry.
+    """
+    wanted = set(names)
+    found = {
+        parameter.name: _initial(parameter)
+        for parameter in step.get_parameters()
+        if parameter.name in wanted and not _is_weight(parameter)
+    }
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _is_weight(parameter: Parameter) -> bool:
+    """Whether it is trained; copies of weights, such as moments, ask for gradients as well."""
+    is_copy = is_optimizer_state(parameter.name) or parameter.name.startswith(ACCUMULATORS)
+    return parameter.requires_grad and not is_copy
+
+
+def _initial(parameter: Parameter) -> np.ndarray | None:
+    if not parameter.has_init:
+        return _without_repetition(parameter.asnumpy())
+    initializer = parameter.init_mode.init
+    if type(initializer).__name__ not in CONSTANT_INITIALIZERS:
+        return None
+    from mindspore.common.dtype import dtype_to_nptype
+
+    value = np.zeros(1, dtype_to_nptype(parameter.dtype))
+    initializer(value)
+    return value.reshape(())
+
+
+def _without_repetition(array: np.ndarray) -> np.ndarray:
+    """The array, or the one value of all its elements."""
+    first = array.reshape(-1)[:1]
+    return first.reshape(()).copy() if array.size and np.all(array == first) else array

@@ -1,0 +1,126 @@
+"""Where each of our weights is in the files of a family: one declarative table, read in both directions.
+
+An entry names a tensor of theirs and the weights of ours in it: one (a rename), or several whose rows follow each other, whole
+(``[q; k; v]``, ``[gate; up]``) or head by head. ``{layer}`` stands for the index of a decoder layer in both names.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from mindllm.config.layers import Shapes
+from mindllm.errors import UserError, nearest
+
+LAYER = "{layer}"
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A tensor of theirs and what it holds of ours.
+
+    Attributes:
+        by_head: rows go by key head: its queries, the key, the value; then those of the next one.
+        transposed: a matrix of theirs is ``[in, out]``.
+    """
+
+    theirs: str
+    ours: tuple[str, ...]
+    by_head: bool = False
+    transposed: bool = False
+
+
+@dataclass(frozen=True)
+class WeightTable:
+    """The tensors of a family.
+
+    Attributes:
+        weights: in the order of the layers.
+        neighbours: rotary positions turn channels ``2i`` and ``2i + 1`` of a head instead of ``i`` and ``i + rotary_dim / 2``.
+        prefix: what names in files may begin with or not.
+        computed: endings of tensors that files hold and every model computes.
+    """
+
+    weights: tuple[Weight, ...]
+    neighbours: bool = False
+    prefix: str = ""
+    computed: tuple[str, ...] = ()
+
+    @property
+    def table(self) -> Mapping[str, str]:
+        """Our templates of names to theirs."""
+        return {ours: weight.theirs for weight in self.weights for ours in weight.ours}
+
+    def theirs(self, ours: str) -> str:
+        """The tensor that holds one of our weights.
+
+        Raises:
+            UserError: no template fits the name.
+        """
+        return _translate(ours, self.table.items(), "mindllm")
+
+    def ours(self, theirs: str) -> str:
+        """The weight of ours that a tensor holds, the first of several; errors as :meth:`theirs`."""
+        pairs = ((weight.theirs, weight.ours[0]) for weight in self.weights)
+        return _translate(theirs, pairs, "Hugging Face")
+
+    def of(self, shapes: Shapes) -> tuple[Weight, ...]:
+        """The entries of a model that has these weights, with the layers' numbers in their names, in the order of ``shapes``."""
+        by_name = {ours: weight for weight in self.weights for ours in weight.ours}
+        found: dict[str, Weight] = {}
+        for name in shapes:
+            layer = (re.findall(r"(?<=\.)\d+(?=\.)", name) or [""])[0]
+            template = name.replace(f".{layer}.", f".{LAYER}.", 1) if layer else name
+            if template not in by_name:
+                raise UserError(f"unknown weight {name} (names of mindllm){nearest(template, by_name)}")
+            weight = by_name[template]
+            ours = tuple(ours.replace(LAYER, layer) for ours in weight.ours)
+            theirs = weight.theirs.replace(LAYER, layer)
+            found.setdefault(theirs, Weight(theirs, ours, weight.by_head, weight.transposed))
+        return tuple(found.values())
+
+
+def renamed(names: Mapping[str, str]) -> tuple[Weight, ...]:
+    """Entries of one weight each, ours to theirs."""
+    return tuple(Weight(theirs, (ours,)) for ours, theirs in names.items())
+
+
+def in_layers(below_ours: str, below_theirs: str, weights: Iterable[Weight]) -> tuple[Weight, ...]:
+    """Entries of a decoder layer, below the paths of ``{layer}`` on both sides."""
+    return tuple(
+        Weight(
+            f"{below_theirs}.{weight.theirs}",
+            tuple(f"{below_ours}.{ours}" for ours in weight.ours),
+            weight.by_head,
+            weight.transposed,
+        )
+        for weight in weights
+    )
+
+
+OUR_LAYER = f"model.layers.{LAYER}"
+EMBEDDING, POSITIONS, HEAD = (
+    "model.tok_embeddings.embedding_weight",
+    "model.position_embeddings.embedding_weight",
+    "lm_head.weight",
+)
+QUERY_KEY_VALUE = tuple(f"attention.{name}" for name in ("wq", "wk", "wv"))
+
+
+def with_biases(theirs: str, ours: tuple[str, ...], by_head: bool = False, transposed: bool = False) -> list[Weight]:
+    """A projection's weight and bias."""
+    return [
+        Weight(f"{theirs}.{kind}", tuple(f"{name}.{kind}" for name in ours), by_head, transposed and kind == "weight")
+        for kind in ("weight", "bias")
+    ]
+
+
+def _translate(name: str, templates: Iterable[tuple[str, str]], convention: str) -> str:
+    known = []
+    layer = (re.findall(r"\d+", name) or ["0"])[0]
+    for source, target in templates:
+        known.append(source.replace(LAYER, layer))
+        if known[-1] == name:
+            return target.replace(LAYER, layer)
+    raise UserError(f"unknown weight {name} (names of {convention}){nearest(name, known)}")

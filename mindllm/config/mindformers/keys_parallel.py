@@ -1,0 +1,113 @@
+"""Keys of MindFormers about distribution: parallel, parallel_config, recompute_config, moe_config."""
+
+from __future__ import annotations
+
+from mindllm.config.mindformers.rules import Table, decided, idle, only, used
+
+NO_LAYOUT_FILES = "no layout files are needed: checkpoints hold whole parameters"
+DECLARED = "strategies are declared beside the mathematics, not searched"
+NO_CONTEXT_PARALLEL = "a sequence is not split over devices here yet"
+SUMS = "gradients are sums over tokens, divided once by the tokens of the global batch"
+
+PARALLEL: Table = {
+    "parallel.parallel_mode": decided("parallel.parallel_mode", DECLARED),
+    "parallel.full_batch": decided("parallel.full_batch"),
+    "parallel.dataset_strategy": decided("parallel.full_batch"),
+    "parallel.gradients_mean": idle(SUMS),
+    "parallel.loss_repeated_mean": idle(SUMS),
+    "parallel.enable_alltoall": idle("only layouts of experts and of sequences need it"),
+    "parallel.search_mode": idle(DECLARED),
+    "parallel.auto_pipeline": only(
+        False, None, reason="off", otherwise="stages are planned by toolkit.pipeline_balance"
+    ),
+    "parallel.enable_parallel_optimizer": used(),
+    "parallel.parallel_optimizer_config.gradient_accumulation_shard": used(),
+    "parallel.parallel_optimizer_config.parallel_optimizer_threshold": used(),
+    "parallel.parallel_optimizer_config.optimizer_weight_shard_size": used(),
+    "parallel.pipeline_config.pipeline_interleave": decided("parallel.pipeline_config.pipeline_interleave"),
+    "parallel.pipeline_config.pipeline_scheduler": decided("parallel.pipeline_config.pipeline_scheduler"),
+    "parallel.strategy_ckpt_save_file": idle(NO_LAYOUT_FILES),
+    "parallel.strategy_ckpt_config.*": idle(NO_LAYOUT_FILES),
+    "parallel.device_num": idle("parallel_config multiplies to it"),
+    "parallel_config.data_parallel": decided("parallel_config.data_parallel"),
+    "parallel_config.model_parallel": decided("parallel_config.model_parallel"),
+    "parallel_config.pipeline_stage": decided("parallel_config.pipeline_stage"),
+    "parallel_config.micro_batch_num": decided("parallel_config.micro_batch_num"),
+    "parallel_config.use_seq_parallel": decided("parallel_config.use_seq_parallel"),
+    "parallel_config.vocab_emb_dp": used(),
+    "parallel_config.gradient_aggregation_group": used(),
+    "parallel_config.optimizer_shard": idle(
+        "another name of parallel.enable_parallel_optimizer, which decides", "parallel.enable_parallel_optimizer"
+    ),
+    "parallel_config.context_parallel": only(1, None, reason="sequences stay whole", otherwise=NO_CONTEXT_PARALLEL),
+    "parallel_config.context_parallel_algo": idle("context_parallel is 1, and this is a part of it"),
+    "parallel_config.ulysses_degree_in_cp": idle("context_parallel is 1, and this is a part of it"),
+    "parallel_config.seq_split_num": only(
+        1, None, reason="sequences stay whole", otherwise="sequences are not cut into pieces of a pipeline here"
+    ),
+    "parallel_config.expert_parallel": only(
+        1, None, reason="there are no experts", otherwise="mixtures of experts are not here yet"
+    ),
+    "parallel_config.mem_coeff": idle(DECLARED),
+    "recompute_config.recompute": decided("recompute_config.recompute"),
+    "recompute_config.select_recompute": decided("recompute_config.select_recompute"),
+    "recompute_config.select_recompute.*": decided("recompute_config.select_recompute"),
+    "recompute_config.select_comm_recompute": decided("recompute_config.select_comm_recompute"),
+    "recompute_config.select_comm_recompute.*": decided("recompute_config.select_comm_recompute"),
+    "recompute_config.select_recompute_exclude": decided("recompute_config.select_recompute_exclude"),
+    "recompute_config.select_recompute_exclude.*": decided("recompute_config.select_recompute_exclude"),
+    "recompute_config.select_comm_recompute_exclude": decided("recompute_config.select_comm_recompute_exclude"),
+    "recompute_config.select_comm_recompute_exclude.*": decided("recompute_config.select_comm_recompute_exclude"),
+    "recompute_config.parallel_optimizer_comm_recompute": decided("recompute_config.parallel_optimizer_comm_recompute"),
+    "recompute_config.mp_comm_recompute": decided("recompute_config.mp_comm_recompute"),
+    "recompute_config.recompute_slice_activation": decided("recompute_config.recompute_slice_activation"),
+}
+MOE_KEYS = [
+    "aux_loss_factor",
+    "aux_loss_factors",
+    "aux_loss_types",
+    "balance_via_topk_bias",
+    "callback_moe_droprate",
+    "capacity_factor",
+    "cold_token_percent",
+    "comp_comm_parallel",
+    "comp_comm_parallel_degree",
+    "cur_layer",
+    "dispatch_global_max_bs",
+    "enable_cold_hot_expert",
+    "enable_deredundency",
+    "enable_gmm_safe_tokens",
+    "enable_sdrop",
+    "ep_extend_tp",
+    "expert_group_size",
+    "expert_model_parallel",
+    "expert_num",
+    "first_k_dense_replace",
+    "group_wise_a2a",
+    "hot_expert_num",
+    "max_router_load",
+    "moe_intermediate_size",
+    "moe_module_name",
+    "moe_shared_expert_overlap",
+    "n_group",
+    "norm_topk_prob",
+    "npu_nums_per_device",
+    "num_experts_chosen",
+    "routed_scaling_factor",
+    "router_dense_type",
+    "routing_policy",
+    "save_token_distribution",
+    "shared_expert_num",
+    "topk_bias_update_rate",
+    "topk_group",
+    "topk_method",
+    "update_step",
+    "use_allgather_dispatcher",
+    "use_fused_ops_permute",
+    "use_fused_ops_topkrouter",
+    "use_gating_sigmoid",
+    "use_gmm",
+    "use_shared_expert_gating",
+    "z_loss_factor",
+]
+PARALLEL |= {f"moe_config.{key}": decided() for key in MOE_KEYS}

@@ -1,0 +1,171 @@
+"""The device mesh, the batch and the pipeline of MindFormers: sizes that count only together.
+
+What its trainer does with them is followed (``BaseTrainer``): without ``use_parallel`` no size counts; accumulation and micro
+batches exclude each other; the copies of ``micro_batch_interleave_num`` each take a batch.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mindllm.config.layer_counts import StageLayers, layer_counts
+from mindllm.config.mindformers.reading import Reading
+
+SIZES = ("data_parallel", "model_parallel", "pipeline_stage")
+MODES = {
+    "0": 0,
+    "1": 1,
+    "2": 1,
+    "3": 1,
+    "data_parallel": 0,
+    "semi_auto_parallel": 1,
+    "auto_parallel": 1,
+    "hybrid_parallel": 1,
+    "stand_alone": 1,
+    "manual_parallel": 1,
+}
+SINGLE = "use_parallel is false: one device"
+
+
+def translate_mesh(reading: Reading) -> None:
+    """Sizes of the mesh, kind of parallelism, and how the batch is read and cut."""
+    distributed = bool(reading.get("use_parallel", False))
+    for name in SIZES:
+        _size(reading, f"parallel_config.{name}", distributed)
+    _sequence_parallel(reading, distributed)
+    _mode(reading)
+    _slices(reading)
+    stages = reading.count("parallel_config.pipeline_stage") if distributed else 1
+    _batch(reading, stages)
+    _schedule(reading, stages)
+
+
+def _size(reading: Reading, key: str, distributed: bool) -> None:
+    if not reading.has(key):
+        return
+    if distributed or reading.get(key) == 1:
+        reading.use(key)
+    else:
+        reading.idle(key, SINGLE)
+
+
+def _sequence_parallel(reading: Reading, distributed: bool) -> None:
+    key = "parallel_config.use_seq_parallel"
+    if not reading.has(key):
+        return
+    if distributed and reading.count("parallel_config.model_parallel") > 1:
+        reading.use(key)
+    else:
+        reading.idle(key, "model_parallel is 1: there is nothing to split a sequence over")
+
+
+def _mode(reading: Reading) -> None:
+    key = "parallel.parallel_mode"
+    if not reading.has(key):
+        return
+    name = reading.word(key).lower()
+    if name not in MODES:
+        reading.refuse(key, f"no kind of parallelism; valid: {', '.join(MODES)}")
+    elif name in ("1", "semi_auto_parallel"):
+        reading.use(key)
+    elif MODES[name] == 0:
+        reading.translate(key, key, 1, "with model_parallel and pipeline_stage 1 this is data parallelism")
+    else:
+        reading.translate(key, key, 1, "strategies are declared beside the mathematics, not searched")
+
+
+def _slices(reading: Reading) -> None:
+    """``full_batch`` and ``dataset_strategy``, whose columns are not ours."""
+    full, strategy = "parallel.full_batch", "parallel.dataset_strategy"
+    if reading.has(full):
+        reading.use(full)
+    if not reading.has(strategy):
+        return
+    rows, replicas = reading.get(strategy), reading.get("parallel_config.data_parallel", 1)
+    if reading.get(full, True):
+        reading.idle(strategy, "full_batch is true: every rank reads the whole batch")
+    elif isinstance(rows, list) and all(isinstance(row, list) and row and row[0] == replicas for row in rows):
+        reading.idle(strategy, "a batch is split over data_parallel, whatever its columns")
+    else:
+        reading.refuse(strategy, f"a batch is split over data_parallel {replicas} here")
+
+
+def _batch(reading: Reading, stages: int) -> None:
+    """Samples per replica and micro batch; what multiplies them."""
+    batch, copies = "runner_config.batch_size", "micro_batch_interleave_num"
+    own, factor = reading.get(batch, 1), reading.get(copies, 1)
+    whole = _is_count(own) and _is_count(factor)
+    if reading.has(batch):
+        reason = f"batch_size x {copies} {factor}" if factor != 1 else ""
+        reading.translate(batch, batch, own * factor if whole else own, reason)
+    if reading.has(copies):
+        if factor == 1:
+            reading.idle(copies, "one copy")
+        elif whole:
+            reason = "its copies only overlap communication with computing; their samples join the batch"
+            reading.translate(copies, batch, own * factor, reason)
+        else:
+            reading.refuse(copies, "must be a number of copies")
+    elsewhere = "train_dataset.batch_size"
+    if reading.has(elsewhere):
+        reading.idle(elsewhere, "runner_config.batch_size decides")
+    _accumulation(reading, stages)
+
+
+def _accumulation(reading: Reading, stages: int) -> None:
+    steps, micro = "runner_config.gradient_accumulation_steps", "parallel_config.micro_batch_num"
+    if reading.has(steps):
+        if stages > 1 and reading.get(steps) != 1:
+            reading.idle(steps, "a pipeline accumulates over micro_batch_num; MindFormers sets this to 1 there")
+        else:
+            reading.use(steps)
+    if reading.has(micro):
+        if stages > 1 or reading.get(micro) == 1:
+            reading.use(micro)
+        else:
+            reading.idle(micro, "there is no pipeline, and MindFormers splits no batch without one")
+
+
+def _schedule(reading: Reading, stages: int) -> None:
+    """Order of the micro batches, chunks, and where layers stand."""
+    interleave = "parallel.pipeline_config.pipeline_interleave"
+    scheduler = "parallel.pipeline_config.pipeline_scheduler"
+    chunks, offset = "model.model_config.pp_interleave_num", "model.model_config.offset"
+    several = stages > 1 and bool(reading.get(interleave, False))
+    if reading.has(interleave):
+        if stages > 1:
+            reading.use(interleave)
+        else:
+            reading.idle(interleave, "there is no pipeline")
+    if reading.has(scheduler):
+        if stages > 1:
+            reading.use(scheduler)
+        else:
+            reading.idle(scheduler, "there is no pipeline")
+    if reading.has(chunks):
+        if several or reading.get(chunks) == 1:
+            reading.use(chunks)
+        else:
+            reading.idle(chunks, "pipeline_interleave is off: MindFormers sets this to 1 without a word")
+    if reading.has(offset):
+        if stages > 1:
+            reading.use(offset)
+        else:
+            reading.idle(offset, "there is no pipeline")
+
+
+def planned_layers(reading: Reading) -> StageLayers | None:
+    """Layers of every ``[chunk][stage]`` of what is translated so far; None where they do not come out."""
+    model = reading.ours.data.get("model", {}).get("model_config", {})
+    stages = reading.ours.data.get("parallel_config", {}).get("pipeline_stage", 1)
+    chunks, layers = model.get("pp_interleave_num", 1), model.get("num_layers")
+    if not all(map(_is_count, (stages, chunks, layers))):
+        return None
+    try:
+        return layer_counts(layers, stages, chunks, model.get("offset", 0))
+    except (ValueError, TypeError):
+        return None
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0

@@ -1,0 +1,84 @@
+"""What a run does and how it looks back: run mode, evaluation, profile, generation."""
+
+from __future__ import annotations
+
+from mindllm.config.mindformers.reading import Reading
+
+MODEL = "model.model_config"
+PROFILE_KEYS = ("profile_start_step", "profile_stop_step", "profile_memory", "profile_rank_ids", "with_stack")
+
+
+def translate_session(reading: Reading) -> None:
+    """Top-level keys that depend on each other, and the keys of generation in ``model.model_config``."""
+    _mode(reading)
+    _evaluation(reading)
+    _profile(reading)
+    _generation(reading)
+    if reading.has("context.deterministic"):
+        reading.translate(
+            "context.deterministic", "train_precision_sync", reading.get("context.deterministic") in ("ON", True)
+        )
+
+
+def _mode(reading: Reading) -> None:
+    key = "run_mode"
+    if not reading.has(key):
+        return
+    mode = reading.get(key)
+    if mode == "finetune" and not reading.get("load_checkpoint") and not reading.get("resume_training"):
+        reason = "no weights are named: --load_checkpoint gives them"
+        reading.translate(key, key, "train", reason)
+    elif mode == "predict_with_train_model":
+        reading.translate(key, key, "predict")
+    elif mode == "eval":
+        reading.refuse(key, "a part of train_dataset's files is evaluated here; write --run_mode=train and do_eval")
+    else:
+        reading.use(key)
+
+
+def _evaluation(reading: Reading) -> None:
+    key, interval = "do_eval", "eval_step_interval"
+    evaluates = bool(reading.get(key))
+    if reading.has(key):
+        if evaluates:
+            reading.refuse(key, "a part of train_dataset's files is held out here; write --do_eval=false, or ours")
+        else:
+            reading.use(key)
+    if reading.has(interval):
+        reading.idle(interval, "do_eval is off")
+
+
+def _profile(reading: Reading) -> None:
+    for key in filter(reading.has, PROFILE_KEYS):
+        if reading.get("profile"):
+            reading.use(key)
+        else:
+            reading.idle(key, "profile is off")
+
+
+def _generation(reading: Reading) -> None:
+    """Sampling counts with ``do_sample`` only; lengths and penalties always."""
+    sampled = bool(reading.get(f"{MODEL}.do_sample", True))
+    for name in ("do_sample", "temperature", "top_k", "top_p"):
+        key = f"{MODEL}.{name}"
+        if not reading.has(key):
+            continue
+        if sampled:
+            reading.translate(key, f"generation.{name}")
+        else:
+            reading.idle(key, "the most likely token is taken")
+    for name in ("num_beams", "repetition_penalty"):
+        key = f"{MODEL}.{name}"
+        if reading.has(key):
+            if reading.get(key) == 1:
+                reading.idle(key, "1 is none")
+            else:
+                reading.translate(key, f"generation.{name}")
+    longest, new = f"{MODEL}.max_decode_length", f"{MODEL}.max_new_tokens"
+    if reading.has(new):
+        reading.translate(new, "generation.max_new_tokens")
+    if reading.has(longest):
+        if reading.has(new):
+            reading.idle(longest, "max_new_tokens is given")
+        else:
+            reading.translate(longest, "generation.max_new_tokens", reason="counted without the prompt here")

@@ -1,0 +1,107 @@
+"""Writes a configuration as a short YAML: what differs from a base, without what is the schema's default anyway."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from mindllm.config.document import KeyPath
+from mindllm.config.load import BASE, load_config, plain, read_document
+from mindllm.config.run import RunConfig
+from mindllm.config.schema import fields_at
+from mindllm.config.yaml_tree import write_yaml
+from mindllm.errors import UserError
+from mindllm.files import atomic_open
+
+SAME_NETWORK = ("hidden_size", "num_layers", "num_heads", "vocab_size", "intermediate_size")
+
+
+def short_yaml(config: RunConfig, bases: Iterable[Path], directory: Path, comment: str = "") -> str:
+    """The shortest YAML of ``config`` over one of ``bases``, or over none, for a file in ``directory``.
+
+    Bases with another network are passed over. Loading the text gives an equal configuration.
+    """
+    choices = [(write_yaml(over_base(config, None)), "")]
+    for base in bases:
+        difference = over_base(config, base)
+        if difference is not None:
+            name = os.path.relpath(base.resolve(), directory.resolve())
+            choices.append((write_yaml(difference) if difference else "", f"{BASE}: {name}\n"))
+    text, first_line = min(choices, key=lambda choice: choice[0].count("\n") + choice[1].count("\n"))
+    lines = "".join(f"# {line}\n" for line in comment.splitlines())
+    return lines + first_line + text
+
+
+def write_short(config: RunConfig, path: Path, bases: Iterable[Path], comment: str = "") -> str:
+    """Writes :func:`short_yaml` to ``path``, whole or not at all, and returns it.
+
+    Raises:
+        UserError: the file cannot be written.
+    """
+    text = short_yaml(config, bases, path.parent, comment)
+    try:
+        with atomic_open(path) as file:
+            file.write(text)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written: {error.strerror}") from None
+    if load_config(path) != config:
+        path.unlink()
+        raise RuntimeError(f"{path}: would not have been the configuration it was written from")
+    return text
+
+
+def over_base(config: RunConfig, base: Path | None) -> Any:
+    """What a YAML over ``base`` says to be ``config``, as a tree; None for a base with another network."""
+    given = _without_defaults(plain(config.given()), ())
+    if base is None:
+        return given
+    document = read_document(base)
+    network = document.data.get("model", {}).get("model_config", {})
+    if any(key in network and network[key] != getattr(config.model.config, key, None) for key in SAME_NETWORK):
+        return None
+    return _difference(given, document.data, plain(config.model_dump(by_alias=True)))
+
+
+def _without_defaults(given: dict[str, Any], path: KeyPath) -> dict[str, Any]:
+    """``given`` without keys that have the schema's default; the type of a section stays, it chooses the section."""
+    kept: dict[str, Any] = {}
+    for key, value in given.items():
+        here = (*path, key)
+        if isinstance(value, dict):
+            inner = _without_defaults(value, here)
+            if inner:
+                kept[key] = inner
+        elif key == "type" or not any(plain(info.default) == value for info in fields_at(RunConfig, here)):
+            kept[key] = value
+    return kept
+
+
+def _difference(given: dict[str, Any], base: dict[str, Any], target: dict[str, Any]) -> dict[str, Any]:
+    """What ``given`` says otherwise than ``base``, and what ``base`` says that the ``target`` does not have."""
+    changed: dict[str, Any] = {}
+    for key, value in given.items():
+        former = base.get(key)
+        if isinstance(value, dict) and isinstance(former, dict) and _same_kind(value, former, target[key]):
+            inner = _difference(value, former, target[key])
+            if inner:
+                changed[key] = inner
+        elif former != value:
+            changed[key] = value
+    for key, former in base.items():
+        if key in given or key not in target:
+            continue
+        wanted = target[key]
+        if isinstance(former, dict) and isinstance(wanted, dict):
+            inner = _difference({}, former, wanted)
+            if inner:
+                changed[key] = inner
+        elif former != wanted:
+            changed[key] = wanted
+    return changed
+
+
+def _same_kind(value: dict[str, Any], former: dict[str, Any], target: dict[str, Any]) -> bool:
+    kind = target.get("type")
+    return value.get("type", kind) == former.get("type", kind)

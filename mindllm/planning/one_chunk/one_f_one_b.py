@@ -1,0 +1,96 @@
+"""The step of 1F1B in closed form, and the least of it over all splits of layers.
+
+With f and b the times of a stage's forward and backward pass, t = f + b, m micro-batches and, for each stage k,
+
+    w_k = min(stages behind k, m - 1)                       forward passes of its warm-up
+    P_k = t_0 + ... + t_k
+    F_k, B_k = the longest forward, the longest backward pass of the stages 0 to k
+    R_k = max(R_(k-1) + t_k, (m - 1 - w_k) t_k)             0 where m - 1 = w_k
+
+the step is the largest, over all stages k <= j, of
+
+    P_j + w_j F_j + R_k + w_k B_k        P_j + w_j B_j + R_k + w_k F_k.
+
+Each is a chain of operations. It goes down to stage j and back, and gains micro-batches on the way until it has passed all m: by
+forward passes of a warm-up on one stage, by rounds of a forward and a backward pass on a range of stages that ends with k, every
+one of them at least once, and by backward passes of a cool-down. No chain is longer.
+
+Where tensors take time between stages, a round over several stages takes it too, and more than one such round can be longest. The
+closed form is then a lower bound, and so are rounds over all stages from one on, as many as there are micro-batches for.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import numpy as np
+
+from mindllm.planning.one_chunk.split_program import Ahead, SplitProgram
+
+
+def warm_up(stages: int, micro_batches: int) -> np.ndarray:
+    """Forward passes before the first backward pass of each stage, beside the one it belongs to, ``[stages]``."""
+    return np.minimum(stages - 1 - np.arange(stages), micro_batches - 1)
+
+
+def closed_form(forward: np.ndarray, backward: np.ndarray, micro_batches: int, delay: float = 0.0) -> np.ndarray:
+    """Step of 1F1B, ``[plans]``, from the times of the stages, ``[stages, plans]``; with a ``delay`` a lower bound."""
+    warm = warm_up(len(forward), micro_batches)
+    down = rounds = with_forward = with_backward = step = np.zeros(forward.shape[1])
+    longest = np.zeros((2, len(down)))
+    for stage, (first, second) in enumerate(zip(forward, backward, strict=True)):
+        down = down + first + second + (2 * delay if stage else 0.0)
+        rounds = rounds_until(stage, warm, micro_batches, first + second, rounds, delay)
+        longest = np.maximum(longest, (first, second))
+        most = warm[stage] * longest
+        with_forward, with_backward = np.maximum((with_forward, with_backward), rounds + most)
+        step = np.maximum(step, down + np.maximum(most[0] + with_backward, most[1] + with_forward))
+    return step
+
+
+def rounds_until(
+    stage: int, warm: np.ndarray, micro_batches: int, total: np.ndarray, before: np.ndarray, delay: float
+) -> np.ndarray:
+    """R of a stage, from its t in ``total`` and R of the stage ``before``, ``[plans]`` each."""
+    rounds = (micro_batches - 1 - int(warm[stage])) * total
+    if stage and warm[stage - 1] < micro_batches - 1:
+        rounds = np.maximum(rounds, before + total + 2 * delay)
+    return rounds
+
+
+class OneFOneB(SplitProgram):
+    """Numbers of a partial plan: P, R and the longest pass.
+
+    Of the two longest passes the longer is taken for both. The last stage, whose w is 0, asks for no less than the closed form.
+    """
+
+    numbers = 4
+
+    @cached_property
+    def warm(self) -> np.ndarray:
+        """As :func:`warm_up`."""
+        return warm_up(self.stages, self.problem.micro_batches)
+
+    def alone(self) -> np.ndarray:
+        """Rounds on the stage and its longer pass in the warm-up or the cool-down."""
+        warm = self.warm[:, None, None]
+        return (self.more - warm) * self.total + warm * np.maximum(self.forward, self.backward)
+
+    def extend(
+        self, stage: int, values: np.ndarray, forward: np.ndarray, backward: np.ndarray, rest: np.ndarray
+    ) -> Ahead:
+        """Adds a stage to P, R and the longest pass."""
+        warm, total = self.warm[stage], forward + backward
+        down = values[0] + total
+        rounds = rounds_until(stage, self.warm, self.more + 1, total, values[1], self.delay)
+        longest = np.maximum(values[2:], (backward, forward))
+        beyond = rounds + warm * longest.max(axis=0)
+        least = down + 2 * stage * self.delay + warm * longest.min(axis=0) + beyond
+        if warm < self.more:  # the rounds may go on to the last stage
+            beyond = np.maximum(beyond, rounds + rest)
+        behind = self.stages - 1 - stage
+        most = self.more // (behind + 1)
+        if self.delay and most:
+            round_trip = total + rest + 2 * behind * self.delay
+            beyond = np.maximum(beyond, most * round_trip + (self.more - most * (behind + 1)) * total)
+        return Ahead(np.stack([down, rounds, *longest]), beyond, least)

@@ -1,0 +1,211 @@
+"""A plan of a problem: what each place holds and recomputes, and what that costs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from mindllm.planning.problem import ZERO_BUBBLE, End, KindCost, Problem
+from mindllm.planning.schedules import steady
+from mindllm.planning.schedules.orders import Orders, alive_in_backward, stage_orders, timetable
+from mindllm.planning.schedules.simulate import Timeline, simulate
+from mindllm.planning.schedules.steady import simulate_long
+from mindllm.planning.zero_bubble.operation_order import StageCosts, whole_step
+from mindllm.planning.zero_bubble.schedule_search import best_orders
+
+ZERO_BUBBLE_EFFORT = 10_000  # operations scheduled beyond the grid, for each plan that is judged
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Recompute kinds of the layers of every place, chunk by chunk and inside a chunk stage by stage."""
+
+    places: tuple[tuple[str, ...], ...]
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """Layers of every place."""
+        return tuple(map(len, self.places))
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What a plan costs on every place, ``[places]`` each: times per micro-batch, MB.
+
+    ``transient`` is what the backward pass of a micro-batch needs at its fullest moment beyond all that the place keeps of it,
+    ``start`` what is needed beyond parameters when a step starts.
+    """
+
+    forward: np.ndarray
+    backward: np.ndarray
+    weight: np.ndarray
+    activation: np.ndarray
+    parameter: np.ndarray
+    transient: np.ndarray
+    start: np.ndarray
+
+
+def end_of(problem: Problem, place: int) -> list[End]:
+    """Head and tail where ``place`` is the first or the last."""
+    return [problem.head] * (place == 0) + [problem.tail] * (place == problem.places - 1)
+
+
+def tail_working(problem: Problem, place: int) -> float:
+    """Working memory of the tail where ``place`` is the last."""
+    return problem.tail.transient_mb if place == problem.places - 1 else 0.0
+
+
+def fixed_memory(problem: Problem, stage: int, layers: Sequence[tuple[int, int]]) -> tuple[float, float]:
+    """What a stage that holds layers, ``(kind of layer, how many)``, needs beside activations and working memory, in MB.
+
+    The second figure is all that it needs when a step starts.
+    """
+    fixed = sum(problem.layers[kind].parameter_mb * count for kind, count in layers)
+    places = range(stage, problem.places, problem.stages)
+    fixed += sum(end.memory_mb for place in places for end in end_of(problem, place))
+    start = problem.per_stage("start_mb")[stage] + sum(problem.layers[kind].start_mb * count for kind, count in layers)
+    return fixed + sum(problem.per_stage(key)[stage] for key in ("static_mb", "transient_mb")), fixed + start
+
+
+def room_for(problem: Problem, stage: int, layers: Sequence[tuple[int, int]]) -> float:
+    """What activations and working memory may take beside :func:`fixed_memory`; less than any where a step cannot start."""
+    limit = problem.per_stage("limit_mb")[stage]
+    fixed, start = fixed_memory(problem, stage, layers)
+    return limit - fixed if start <= limit + 1e-9 else -np.inf
+
+
+def working_memory(costs: Sequence[KindCost], frees: bool = True) -> float:
+    """What the backward pass through a place needs at its fullest moment beyond all that its layers keep, in MB.
+
+    It goes from the last layer to the first; when it gets to one, those behind it have freed what they kept, if it ``frees``.
+    """
+    most = freed = 0.0
+    for cost in reversed(costs):
+        most = max(most, cost.transient_mb - freed)
+        freed += frees * cost.activation_mb
+    return most
+
+
+def plan_costs(problem: Problem, plan: Plan) -> Costs:
+    """Adds up layers, head and tail."""
+    rows = []
+    layers = iter(problem.layer_order)
+    for place, kinds in enumerate(plan.places):
+        held = [(problem.layers[next(layers)], kind) for kind in kinds]
+        costs = [layer.kinds[kind] for layer, kind in held]
+        ends = end_of(problem, place)
+        rows.append((
+            sum(layer.forward for layer, _ in held) + sum(end.forward for end in ends),
+            sum(cost.backward for cost in costs) + sum(end.backward for end in ends),
+            sum(layer.weight_gradient for layer, _ in held) + sum(end.weight_gradient for end in ends),
+            sum(cost.activation_mb for cost in costs) + sum(end.activation_mb for end in ends),
+            sum(layer.parameter_mb for layer, _ in held) + sum(end.memory_mb for end in ends),
+            max(working_memory(costs, problem.backward_frees), tail_working(problem, place)),
+            sum(layer.start_mb for layer, _ in held),
+        ))  # fmt: skip
+    return Costs(*np.array(rows, float).T)
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """A plan as the simulator judges it."""
+
+    problem: Problem
+    plan: Plan
+    costs: Costs
+    line: Timeline
+
+    @property
+    def step_time(self) -> float:
+        """Makespan of the schedule and what nothing hides."""
+        return self.line.makespan + self.problem.exposed_communication
+
+    @cached_property
+    def peak_mb(self) -> np.ndarray:
+        """Peak memory of every stage, ``[stages]``."""
+        return peak_memory(self.problem, self.costs, self.line.table.orders)
+
+    @property
+    def fits(self) -> bool:
+        """Whether no stage is over its limit."""
+        return bool((self.peak_mb <= np.array(self.problem.per_stage("limit_mb")) + 1e-6).all())
+
+    @property
+    def bubble(self) -> np.ndarray:
+        """Share of the step in which each stage waits, ``[stages]``."""
+        return 1 - self.line.busy() / self.step_time if self.step_time else np.zeros(self.problem.stages)
+
+
+def peak_memory(problem: Problem, costs: Costs, orders: Orders) -> np.ndarray:
+    """Parameters and either static memory and the fullest backward pass, or the start of a step, ``[stages]``, MB."""
+    shape = (problem.chunks, problem.stages)
+    activation, working = costs.activation.reshape(shape), costs.transient.reshape(shape)
+    held = [
+        max(
+            float((vectors @ activation[:, stage]).max()) + working[chunk, stage]
+            for chunk, vectors in enumerate(moments)
+        )
+        for stage, moments in enumerate(alive_in_backward(orders, problem.chunks))
+    ]
+    fixed = costs.parameter.reshape(shape).sum(axis=0)
+    start = costs.start.reshape(shape).sum(axis=0) + np.array(problem.per_stage("start_mb"))
+    backward = np.array(problem.per_stage("static_mb")) + np.array(problem.per_stage("transient_mb")) + held
+    return fixed + np.maximum(backward, start)
+
+
+def orders_of(problem: Problem) -> Orders:
+    """The operations of every stage of a schedule that does not depend on times; of 1F1B for a zero-bubble schedule.
+
+    Of a long problem they are those of the micro-batches that are simulated.
+    """
+    if is_long(problem):
+        return steady.first_orders(problem.stages, problem.micro_batches)
+    schedule = "1f1b" if problem.schedule in ZERO_BUBBLE else problem.schedule
+    return stage_orders(schedule, problem.stages, problem.chunks, problem.micro_batches)
+
+
+def zero_bubble_orders(problem: Problem, costs: Costs, deadline: float) -> Orders:
+    """The zero-bubble schedule of these costs within the memory; activations wait for the weight gradient.
+
+    Raises:
+        ValueError: a stage cannot hold one micro-batch.
+    """
+    fixed = costs.parameter + costs.transient
+    fixed = fixed + np.array(problem.per_stage("static_mb")) + np.array(problem.per_stage("transient_mb"))
+    room = np.array(problem.per_stage("limit_mb")) - fixed
+    if problem.schedule != "zb":
+        room = np.minimum(room, {"zb1p": 1, "zb2p": 2}[problem.schedule] * problem.stages * costs.activation)
+    stages = StageCosts(
+        costs.forward, costs.backward - costs.weight, costs.weight, costs.activation, costs.activation, room,
+        problem.point_to_point,
+    )  # fmt: skip
+    return best_orders(stages, problem.micro_batches, ZERO_BUBBLE_EFFORT, whole_step, deadline)
+
+
+def is_long(problem: Problem) -> bool:
+    """Whether only some of the micro-batches are simulated, because the others repeat the steady state."""
+    return problem.settles and steady.is_long(problem.stages, problem.micro_batches)
+
+
+def evaluate(problem: Problem, plan: Plan, deadline: float = math.inf) -> Evaluation:
+    """Simulates a plan. A zero-bubble schedule is searched until ``deadline``; its first one is found in any case."""
+    costs = plan_costs(problem, plan)
+    split = problem.schedule in ZERO_BUBBLE
+    if is_long(problem):
+        line = simulate_long(problem.micro_batches, costs.forward, costs.backward, problem.point_to_point)
+        return Evaluation(problem, plan, costs, line)
+    orders = zero_bubble_orders(problem, costs, deadline) if split else orders_of(problem)
+    weight = costs.weight if split else None
+    line = simulate(timetable(orders, problem.chunks), costs.forward, costs.backward, weight, problem.point_to_point)
+    return Evaluation(problem, plan, costs, line)
+
+
+def even_counts(problem: Problem) -> list[tuple[int, ...]]:
+    """Even splits: the layers that are left over on the first, or on the last places."""
+    average, left = divmod(problem.layer_count, problem.places)
+    first: Sequence[int] = [average + (place < left) for place in range(problem.places)]
+    return list(dict.fromkeys((tuple(first), tuple(first[::-1]))))

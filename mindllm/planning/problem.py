@@ -1,0 +1,256 @@
+"""What a pipeline planner has to decide on: layers and what they cost, stages and what they hold, the schedule they run.
+
+Times are in any one unit, memory is in MB. A problem is a JSON file of this form (``Problem.model_json_schema()``); a file of
+another form is read by ``read_problem``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from mindllm.config.problems import plain_message
+from mindllm.config.yaml_tree import read_yaml
+from mindllm.errors import UserError
+from mindllm.json_text import parse_json
+
+Schedule = Literal["1f1b", "less_memory", "gpipe", "zb1p", "zb2p", "zb"]
+"""``1f1b`` is interleaved 1F1B when there are several chunks; ``less_memory`` is the interleaved schedule with the warm-up of one
+chunk; ``zb`` is the zero-bubble schedule that keeps within the memory limit."""
+
+ZERO_BUBBLE = ("zb1p", "zb2p", "zb")
+SHOWN = 40  # digits of an integer in a message
+MOST_LAYERS = 4096
+MOST_PASSES = {False: 2**20, True: 2**17}
+"""Forward passes of a step that are simulated; where the order of operations is searched, fewer."""
+Amount = Annotated[float, Field(ge=0, le=1e15, allow_inf_nan=False)]  # sums of them stay exact enough to compare
+PerStage = Amount | tuple[Amount, ...]
+
+
+class Model(BaseModel):
+    """Strict and frozen: an unknown key is an error."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class RecomputeKind(Model):
+    """How a recompute kind is written in a run YAML: whole layers, or patterns of operators (``true``: the default ones)."""
+
+    recompute: bool = False
+    select_recompute: bool | tuple[str, ...] = False
+    select_comm_recompute: bool | tuple[str, ...] = False
+
+    @cached_property
+    def marks(self) -> frozenset[str]:
+        """What it switches on, so that kinds can be compared; a fully recomputed layer has everything."""
+        found = {
+            f"{key}:{pattern}"
+            for key in ("select_recompute", "select_comm_recompute")
+            for pattern in ((getattr(self, key),) if getattr(self, key) is True else getattr(self, key) or ())
+        }
+        return frozenset({"recompute"} if self.recompute else found)
+
+    def holds(self, other: RecomputeKind) -> bool:
+        """Whether whatever ``other`` recomputes is recomputed by this kind."""
+        return self.recompute or other.marks <= self.marks
+
+
+STANDARD_KINDS = {
+    "none": RecomputeKind(),
+    "select": RecomputeKind(select_recompute=True),
+    "comm": RecomputeKind(select_comm_recompute=True),
+    "both": RecomputeKind(select_recompute=True, select_comm_recompute=True),
+    "full": RecomputeKind(recompute=True),
+}
+
+
+class KindCost(Model):
+    """One layer under one recompute kind: backward time with what is repeated, what it keeps, what it needs for a moment.
+
+    That moment is in its own backward pass: layers behind it in the chunk have freed what they kept of the micro-batch.
+    """
+
+    backward: Amount
+    activation_mb: Amount
+    transient_mb: Amount = 0
+
+
+class Layer(Model):
+    """A run of ``count`` equal layers."""
+
+    name: str
+    count: int = Field(ge=1, le=100_000)
+    forward: Amount
+    weight_gradient: Amount = Field(default=0, description="Part of backward that a zero-bubble schedule may put off.")
+    parameter_mb: Amount = Field(default=0, description="Parameters, their gradients and optimizer state.")
+    start_mb: Amount = Field(
+        default=0, description="Needed beyond that when a step starts, before activations are kept."
+    )
+    kinds: Mapping[str, KindCost] = Field(min_length=1)
+
+
+class End(Model):
+    """What the first (embedding) or last (norm, head, loss) place does beside its layers."""
+
+    forward: Amount = 0
+    backward: Amount = 0
+    weight_gradient: Amount = 0
+    memory_mb: Amount = 0
+    activation_mb: Amount = 0
+
+
+class Tail(End):
+    """The last place's own part; its working memory is needed while all layers still hold their activations."""
+
+    transient_mb: Amount = 0
+
+
+class Problem(Model):
+    """A planning problem. Layers stand in model order; a list per stage may be one number for all stages."""
+
+    name: str = "problem"
+    stages: int = Field(ge=1, le=1024)
+    chunks: int = Field(default=1, ge=1, le=16, description="pp_interleave_num")
+    micro_batches: int = Field(ge=1, le=65_536)
+    schedule: Schedule = "1f1b"
+    layers: tuple[Layer, ...] = Field(min_length=1)
+    head: End = End()
+    tail: Tail = Tail()
+    limit_mb: PerStage | None = None
+    static_mb: PerStage = Field(default=0, description="Memory that does not depend on the plan.")
+    transient_mb: PerStage = Field(default=0, description="Working memory at the peak.")
+    start_mb: PerStage = Field(default=0, description="What a stage needs beside its layers when a step starts.")
+    recompute_kinds: Mapping[str, RecomputeKind] | None = Field(
+        default=None,
+        description="How kinds are written in YAML; without it the standard names are known, others are not.",
+    )
+    point_to_point: Amount = Field(default=0, description="Delay of a tensor between stages, beside computation.")
+    exposed_communication: Amount = Field(default=0, description="Time per step that nothing hides.")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Problem:
+        if self.layer_count < self.places:
+            raise ValueError(
+                f"{self.layer_count} layers cannot fill {self.stages} stages x {self.chunks} chunks: each needs one"
+            )
+        for key in ("limit_mb", "static_mb", "transient_mb", "start_mb"):
+            value = getattr(self, key)
+            if isinstance(value, tuple) and len(value) != self.stages:
+                raise ValueError(f"{key} has {len(value)} entries for {self.stages} stages")
+        if self.schedule in ZERO_BUBBLE and self.chunks > 1:
+            raise ValueError(f"schedule {self.schedule} has one chunk per stage, not {self.chunks}")
+        if self.schedule in ZERO_BUBBLE and not any(layer.weight_gradient for layer in self.layers):
+            raise ValueError(f"schedule {self.schedule} puts off weight gradients, but no layer has a weight_gradient")
+        if not any(layer.forward or any(kind.backward for kind in layer.kinds.values()) for layer in self.layers):
+            raise ValueError(
+                "layers: all times are 0; a plan balances time, so some layer needs a forward or backward time"
+            )
+        if self.layer_count > MOST_LAYERS:
+            raise ValueError(f"layers: there are {self.layer_count:,}; at most {MOST_LAYERS:,} are planned")
+        passes, most = self.places * self.micro_batches, MOST_PASSES[self.schedule in ZERO_BUBBLE]
+        if passes > most and not self.settles:
+            raise ValueError(
+                f"stages x chunks x micro_batches is {passes:,}: at most {most:,} passes of schedule {self.schedule} "
+                "are simulated; give fewer micro-batches"
+            )
+        names = [layer.name for layer in self.layers]
+        if len(set(names)) != len(names):
+            raise ValueError(f"layers: names must differ, not {names}")
+        for layer in self.layers:
+            if layer.weight_gradient > min(kind.backward for kind in layer.kinds.values()):
+                raise ValueError(f"layers: weight_gradient of {layer.name} is more than its backward")
+            for name in layer.kinds:
+                if self.recompute_kinds is not None and name not in self.recompute_kinds:
+                    raise ValueError(f"layers: kind {name} of {layer.name} is not in recompute_kinds")
+        return self
+
+    @property
+    def backward_frees(self) -> bool:
+        """Whether a backward pass frees activations layer by layer; they wait where weight gradients are put off."""
+        return self.schedule not in ZERO_BUBBLE
+
+    @property
+    def settles(self) -> bool:
+        """Whether more micro-batches only repeat a steady state, so that not all of them need be simulated."""
+        return self.chunks == 1 and self.schedule == "1f1b"
+
+    @property
+    def places(self) -> int:
+        """Stages x chunks."""
+        return self.stages * self.chunks
+
+    @cached_property
+    def layer_count(self) -> int:
+        """Layers of all kinds."""
+        return sum(layer.count for layer in self.layers)
+
+    @cached_property
+    def layer_order(self) -> tuple[int, ...]:
+        """Index into ``layers`` of every layer of the model."""
+        return tuple(index for index, layer in enumerate(self.layers) for _ in range(layer.count))
+
+    @cached_property
+    def kind_names(self) -> tuple[str, ...]:
+        """All recompute kinds, in the order they are first named."""
+        return tuple(dict.fromkeys(name for layer in self.layers for name in layer.kinds))
+
+    @cached_property
+    def yaml_kinds(self) -> Mapping[str, RecomputeKind] | None:
+        """How each kind is written in YAML, or None when that is not known of all of them."""
+        known = STANDARD_KINDS if self.recompute_kinds is None else self.recompute_kinds
+        return {name: known[name] for name in self.kind_names} if set(self.kind_names) <= set(known) else None
+
+    def per_stage(self, key: str) -> tuple[float, ...]:
+        """``limit_mb``, ``static_mb``, ``transient_mb`` or ``start_mb`` of every stage; no limit is infinite."""
+        value = getattr(self, key)
+        if value is None:
+            return (float("inf"),) * self.stages
+        return value if isinstance(value, tuple) else (float(value),) * self.stages
+
+    def with_limit(self, limit_mb: float) -> Problem:
+        """This problem with one limit for all stages."""
+        return self.model_copy(update={"limit_mb": limit_mb})
+
+
+def make_problem(fields: Mapping[str, Any], source: str) -> Problem:
+    """A checked problem; a UserError names ``source``, the key and what is wrong with it."""
+    try:
+        return Problem.model_validate(fields)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"] if not str(part).startswith(("constrained", "tuple[")))
+        raise UserError(f"{source}: {where + ': ' if where else ''}{plain_message(first)}") from None
+
+
+def shortened(value: Any) -> str:
+    """A value as a message shows it; an integer of thousands of digits cannot even be written out."""
+    if isinstance(value, int) and abs(value) >= 10**SHOWN:
+        return f"an integer of more than {SHOWN} digits"
+    text = repr(value)
+    return text if len(text) <= 2 * SHOWN else text[: 2 * SHOWN] + "…"
+
+
+def read_json(path: Path) -> Any:
+    """The content of a JSON file; a UserError names the line that is none."""
+    try:
+        return parse_json(path.read_bytes())
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}") from None
+    except ValueError as error:
+        raise UserError(f"{path}: is not JSON: {error}") from None
+
+
+def read_mapping(path: Path) -> Mapping:
+    """The mapping that a YAML file holds."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: {getattr(error, 'strerror', error)}") from None
+    content = read_yaml(text, str(path)).data
+    if not isinstance(content, Mapping):
+        raise UserError(f"{path}: must hold a mapping, not {type(content).__name__}")
+    return content

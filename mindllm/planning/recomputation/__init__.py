@@ -1,0 +1,1 @@
+"""What layers of a stage recompute: the mixes worth considering, and the one that fits a stage's memory."""

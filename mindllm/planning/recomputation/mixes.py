@@ -1,0 +1,170 @@
+"""The recompute mixes worth considering for a run of layers: the Pareto front of memory and time.
+
+Of the memory of a mix two sums matter: what it keeps of every micro-batch, and that plus its working memory, which is what the
+micro-batch in its backward pass needs. A mix that has less of neither, nor of time, is left out.
+
+Counts of a YAML take the first layers of a place, so the layers of a place must be written from the most recomputed to the least,
+each kind holding the next; a mix that no list can say (one layer ``select``, one ``comm``) is not a candidate.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from functools import cache
+
+import numpy as np
+
+from mindllm.planning.problem import Problem
+from mindllm.planning.recomputation.pareto_front import Front, pruned, thinned
+
+Runs = tuple[tuple[int, int], ...]  # (index of a layer kind, how many), in model order
+Names = tuple[str, ...]
+ROUGH = 96  # mixes of each of two runs that are combined where not all are asked for
+
+
+class Mixes:
+    """Fronts of all runs of layers of one problem, made when asked for."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self._chains = tuple(tuple(chain) for chain in chains(problem))
+        self._ends = list(itertools.accumulate(layer.count for layer in problem.layers))
+        self._made: dict[tuple[Names, Runs], list[Front]] = {}
+
+    @cache  # noqa: B019 - lives as long as the problem it is of
+    def front(self, runs: Runs, most: int | None = None) -> Front:
+        """The mixes of ``runs``; with ``most``, no more than about that many, spread over all of them."""
+        if most is None or len(runs) != 2:
+            found = pruned([part for chain in self._chains for part in self._by_rank(chain, runs)])
+        else:
+            pairs = [[thinned(front, ROUGH) for front in pair] for pair in self._pairs(runs)]
+            found = pruned([self._sums(*pair) for pair in pairs])
+        return found if most is None else thinned(found, most)
+
+    def fastest(self, runs: Runs, held: int, room_mb: float, tail_mb: float = 0.0) -> tuple[float, np.ndarray] | None:
+        """Least backward time of a mix that fits while ``held`` micro-batches are alive, and its counts; None when none does.
+
+        ``tail_mb`` is working memory that is needed anyway.
+        """
+        found = [
+            fastest
+            for parts in (self._pairs(runs) if len(runs) == 2 else [(self._nothing(), self.front(runs))])
+            if (fastest := self._fastest_pair(*parts, held, room_mb, tail_mb)) is not None
+        ]
+        return min(found, key=lambda fastest: fastest[0], default=None)
+
+    def _fastest_pair(
+        self, first: Front, second: Front, held: int, room_mb: float, tail_mb: float
+    ) -> tuple[float, np.ndarray] | None:
+        """The fastest of all mixes of two runs of layers, the first of which goes backward last."""
+        room = room_mb + 1e-9 * held
+        freed = self.problem.backward_frees
+        best, counts = np.inf, None
+        for working, level in second.levels():
+            most = (room - max(working, tail_mb)) / held - first.activation
+            rest = room - first.working - held * first.activation  # for the first run's own moment
+            alive = held - freed
+            most = np.where(rest < 0, -np.inf, np.minimum(most, rest / alive if alive else np.inf))
+            partner = np.searchsorted(level.activation, most, side="right") - 1
+            times = np.where(partner >= 0, first.backward + level.backward[partner], np.inf)
+            index = int(times.argmin()) if len(times) else -1
+            if index >= 0 and times[index] < best:
+                best, counts = float(times[index]), first.counts[index] + level.counts[partner[index]]
+        return None if counts is None else (best, counts)
+
+    def _pairs(self, runs: Runs) -> list[tuple[Front, Front]]:
+        """Fronts of the first and the second of two runs that may stand together: the second recomputed no more."""
+        first, second = (runs[:1], runs[1:])
+        if self.problem.yaml_kinds is None:
+            return [(self._single(self._chains[0], first), self._single(self._chains[0], second))]
+        return [
+            (self._single(chain[: rank + 1], first), self._single(chain[rank:], second))
+            for chain in self._chains
+            for rank in range(len(chain))
+        ]
+
+    @cache  # noqa: B019
+    def _single(self, names: Names, runs: Runs) -> Front:
+        return pruned(self._by_rank(names, runs))
+
+    def runs(self, start: int, count: int) -> Runs:
+        """The layer kinds of ``count`` layers from ``start`` on."""
+        within = [
+            (kind, min(start + count, end) - max(start, end - self.problem.layers[kind].count))
+            for kind, end in enumerate(self._ends)
+        ]
+        return tuple((kind, number) for kind, number in within if number > 0)
+
+    def written(self, runs: Runs, counts: np.ndarray) -> list[str]:
+        """Recompute kind of every layer of a mix, from the most recomputed to the least."""
+        names = self.problem.kind_names
+        for chain in self._chains:
+            order = [names.index(name) for name in chain]
+            if counts.sum() == counts[:, order].sum():
+                return [names[kind] for layer, _ in runs for kind in order for _ in range(counts[layer, kind])]
+        raise ValueError("no order of these kinds can be written")
+
+    def _by_rank(self, names: Names, runs: Runs) -> list[Front]:
+        """Fronts by the rank of their last layer in the chain; a later layer may not be recomputed more."""
+        key = (names, runs)
+        if key not in self._made:
+            kind, count = runs[-1]
+            rest = (*runs[:-1], (kind, count - 1)) if count > 1 else runs[:-1]
+            before = self._by_rank(names, rest) if rest else [self._nothing()]
+            free = self.problem.yaml_kinds is None and count == 1
+            self._made[key] = [
+                self._with_layer(pruned(before if free else before[: rank + 1]), kind, name)
+                for rank, name in enumerate(names)
+            ]
+        return self._made[key]
+
+    def _nothing(self) -> Front:
+        counts = np.zeros((1, len(self.problem.layers), len(self.problem.kind_names)), int)
+        return Front(np.zeros(1), np.zeros(1), np.zeros(1), counts)
+
+    def _with_layer(self, front: Front, layer: int, name: str) -> Front:
+        """Every mix with one more layer behind it, whose backward pass comes first."""
+        cost = self.problem.layers[layer].kinds.get(name)
+        if cost is None:
+            return front.take(np.arange(0))
+        counts = front.counts.copy()
+        counts[:, layer, self.problem.kind_names.index(name)] += 1
+        working = np.maximum(front.working - self.problem.backward_frees * cost.activation_mb, cost.transient_mb)
+        return Front(front.activation + cost.activation_mb, working, front.backward + cost.backward, counts)
+
+    def _sums(self, first: Front, second: Front) -> Front:
+        """All mixes of one front with all of another, whose layers stand behind."""
+        one, other = np.indices((len(first.backward), len(second.backward))).reshape(2, -1)
+        freed = self.problem.backward_frees * second.activation[other]
+        return Front(
+            first.activation[one] + second.activation[other],
+            np.maximum(first.working[one] - freed, second.working[other]),
+            first.backward[one] + second.backward[other],
+            first.counts[one] + second.counts[other],
+        )
+
+
+def chains(problem: Problem) -> Sequence[Sequence[str]]:
+    """Sets of kinds that may stand together in a place, each from the most recomputed to the least."""
+    kinds = problem.yaml_kinds
+    if kinds is None:
+        return [problem.kind_names]
+    names = sorted(kinds, key=lambda name: (not kinds[name].recompute, -len(kinds[name].marks)))
+    found: list[list[str]] = []
+
+    def extend(chain: list[str], left: list[str]) -> None:
+        following = [name for name in left if not chain or kinds[chain[-1]].holds(kinds[name])]
+        direct = [
+            n for n in following if not any(o != n and kinds[o].holds(kinds[n]) and _before(o, n) for o in following)
+        ]
+        for name in direct:
+            extend([*chain, name], [other for other in following if other != name])
+        if not direct:
+            found.append(chain)
+
+    def _before(one: str, other: str) -> bool:
+        return names.index(one) < names.index(other)
+
+    extend([], names)
+    return found

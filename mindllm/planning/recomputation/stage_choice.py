@@ -1,0 +1,163 @@
+"""Which mix each chunk of a stage takes, for given layers: the least weighted backward time that fits the stage's memory."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+
+from mindllm.planning.plan import Plan, end_of, fixed_memory, room_for, tail_working
+from mindllm.planning.problem import Problem
+from mindllm.planning.recomputation.mixes import Mixes, Runs
+from mindllm.planning.recomputation.pareto_front import Front
+from mindllm.planning.schedules.orders import Orders, alive_in_backward
+
+COMBINATIONS = 4096  # tried for a stage; fronts are thinned until no more are needed
+
+
+class StageChoice:
+    """Times of every place for many splits at once. Runs of layers are numbered as they are met.
+
+    ``weights`` say how much a backward pass of a place matters, ``[places]``; with equal weights a stage's time is least.
+    """
+
+    def __init__(self, problem: Problem, mixes: Mixes, orders: Orders) -> None:
+        self.problem, self.mixes = problem, mixes
+        self.alive = alive_in_backward(orders, problem.chunks)
+        self.weights = np.ones(problem.places)
+        self._numbers: dict[Runs, int] = {}
+        self._runs: list[Runs] = []
+        self._number_of: dict[tuple[int, int], int] = {}
+        self._chosen: dict[tuple[int, tuple[int, ...]], tuple[np.ndarray, np.ndarray, tuple] | None] = {}
+
+    def weigh(self, weights: np.ndarray) -> None:
+        """Sets ``weights`` and forgets what was chosen with others."""
+        self.weights = weights
+        self._chosen.clear()
+
+    def times(self, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Forward and backward time of every place, ``[places, splits]`` each, for layers per place ``[splits, places]``.
+
+        Infinite in splits that do not fit the memory.
+        """
+        numbers = self._number(counts)
+        forward, backward = np.empty(counts.shape), np.empty(counts.shape)
+        stages = self.problem.stages
+        for stage in range(stages):
+            places = np.arange(stage, self.problem.places, stages)
+            unique, which = np.unique(numbers[:, places], axis=0, return_inverse=True)
+            found = [self._choose(stage, tuple(row)) for row in unique.tolist()]
+            nothing = np.full(len(places), np.inf)
+            rows = [choice[:2] if choice else (nothing, nothing) for choice in found]
+            table = np.array(rows)
+            forward[:, places], backward[:, places] = table[which.ravel(), 0], table[which.ravel(), 1]
+        return forward.T, backward.T
+
+    def plan(self, counts: np.ndarray) -> Plan:
+        """The plan chosen for one split, ``[places]``, that fits the memory."""
+        numbers = self._number(counts[None])[0]
+        stages = self.problem.stages
+        places: list[tuple[str, ...]] = [()] * self.problem.places
+        for stage in range(stages):
+            mine = range(stage, self.problem.places, stages)
+            choice = self._choose(stage, tuple(int(numbers[place]) for place in mine))
+            if choice is None:
+                raise ValueError(f"stage {stage} cannot hold these layers")
+            for place, mix in zip(mine, choice[2], strict=True):
+                places[place] = tuple(self.mixes.written(self._runs[numbers[place]], mix))
+        return Plan(tuple(places))
+
+    def _number(self, counts: np.ndarray) -> np.ndarray:
+        """The number of the run of layers in every place."""
+        starts = counts.cumsum(axis=1) - counts
+        codes = starts * (self.problem.layer_count + 1) + counts
+        unique, which = np.unique(codes, return_inverse=True)
+        return np.array([self._run_number(*divmod(code, self.problem.layer_count + 1)) for code in unique.tolist()])[
+            which.reshape(codes.shape)
+        ]
+
+    def _run_number(self, start: int, count: int) -> int:
+        if (start, count) not in self._number_of:
+            runs = self.mixes.runs(start, count)
+            if runs not in self._numbers:
+                self._numbers[runs] = len(self._runs)
+                self._runs.append(runs)
+            self._number_of[start, count] = self._numbers[runs]
+        return self._number_of[start, count]
+
+    def _choose(self, stage: int, numbers: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray, tuple] | None:
+        """Times of each chunk of a stage, and the counts of its mixes."""
+        key = (stage, numbers)
+        if key not in self._chosen:
+            self._chosen[key] = self._best(stage, [self._runs[number] for number in numbers], numbers)
+        return self._chosen[key]
+
+    def missing(self, counts: np.ndarray) -> tuple[float, int]:
+        """MB that limits lack for the lightest mixes of a split, ``[places]``, and the stage that lacks most."""
+        numbers = self._number(counts[None])[0]
+        found = []
+        for stage in range(self.problem.stages):
+            mine = tuple(int(number) for number in numbers[stage :: self.problem.stages])
+            fronts, picks = self._combined(mine)
+            fixed, start = fixed_memory(self.problem, stage, [part for number in mine for part in self._runs[number]])
+            needed = max(fixed + float(self._memory(stage, fronts, picks).min()), start)
+            found.append((needed - self.problem.per_stage("limit_mb")[stage], stage))
+        return max(found)
+
+    def _best(
+        self, stage: int, runs: list[Runs], numbers: tuple[int, ...]
+    ) -> tuple[np.ndarray, np.ndarray, tuple] | None:
+        problem, places = self.problem, self._places(stage)
+        fronts, picks = self._combined(numbers)
+        room = room_for(problem, stage, [part for run in runs for part in run])
+        fits = self._memory(stage, fronts, picks) <= room + 1e-9
+        if not fits.any():
+            return None
+        backward = np.array([front.backward[pick] for front, pick in zip(fronts, picks, strict=True)])
+        index = int(np.where(fits, self.weights[list(places)] @ backward, np.inf).argmin())
+        ends = [end_of(problem, place) for place in places]
+        forward = [sum(problem.layers[kind].forward * count for kind, count in run) for run in runs]
+        return (
+            np.array(forward) + [sum(end.forward for end in found) for found in ends],
+            backward[:, index] + [sum(end.backward for end in found) for found in ends],
+            tuple(front.counts[pick[index]] for front, pick in zip(fronts, picks, strict=True)),
+        )
+
+    def _places(self, stage: int) -> range:
+        return range(stage, self.problem.places, self.problem.stages)
+
+    def _combined(self, numbers: tuple[int, ...]) -> tuple[list[Front], np.ndarray]:
+        """The fronts of the chunks of a stage, and every choice of one mix from each, ``[chunks, choices]``."""
+        fronts = [self._thin(number) for number in numbers]
+        return fronts, _product(tuple(len(front.backward) for front in fronts))
+
+    def _memory(self, stage: int, fronts: list[Front], picks: np.ndarray) -> np.ndarray:
+        """Activations and working memory at the fullest backward pass, ``[choices]``, MB."""
+        places = self._places(stage)
+        ends = [sum(end.activation_mb for end in end_of(self.problem, place)) for place in places]
+        held = np.array([front.activation[pick] + end for front, pick, end in zip(fronts, picks, ends, strict=True)])
+        moments = [
+            (vectors @ held).max(axis=0) + np.maximum(front.working, tail_working(self.problem, place))[pick]
+            for vectors, place, front, pick in zip(self.alive[stage], places, fronts, picks, strict=True)
+        ]
+        return np.max(moments, axis=0)
+
+    def _thin(self, number: int) -> Front:
+        """The front of a run with no more mixes than the chunks of a stage can be combined of."""
+        most = max(4 if self.problem.chunks <= 8 else 2, int(COMBINATIONS ** (1 / self.problem.chunks) + 1e-9))
+        return self.mixes.front(self._runs[number], most)
+
+
+def _product(sizes: tuple[int, ...]) -> np.ndarray:
+    return np.indices(sizes).reshape(len(sizes), -1)
+
+
+def shifts(counts: np.ndarray) -> np.ndarray:
+    """All splits that differ by one layer moved from a place that has more than one to another, ``[splits, places]``."""
+    pairs = [(a, b) for a, b in itertools.permutations(range(len(counts)), 2) if counts[a] > 1]
+    moved = np.repeat(counts[None], len(pairs), axis=0)
+    rows = np.arange(len(pairs))
+    if len(pairs):
+        moved[rows, [a for a, _ in pairs]] -= 1
+        moved[rows, [b for _, b in pairs]] += 1
+    return moved

@@ -1,0 +1,69 @@
+"""What each run of layers costs each stage with one chunk per stage: for given layers only the least backward time matters."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import numpy as np
+
+from mindllm.planning.plan import Plan, end_of, room_for, tail_working
+from mindllm.planning.problem import Problem
+from mindllm.planning.recomputation.mixes import Mixes, Runs
+from mindllm.planning.schedules.orders import Orders, alive
+
+
+class StageTable:
+    """Forward and least backward time of each stage for each run of layers; infinite where memory does not suffice."""
+
+    def __init__(self, problem: Problem, mixes: Mixes, held: np.ndarray, longest: int) -> None:
+        """``held``: micro-batches whose activations each stage keeps, ``[stages]``; ``longest``: layers of a stage at most."""
+        self.problem, self.mixes, self.held = problem, mixes, held
+        self.longest = min(longest, problem.layer_count - problem.stages + 1)
+        self._runs: dict[Runs, int] = {}
+        layers = problem.layer_count
+        self.run_of = np.full((layers, self.longest), -1)
+        for start in range(layers):
+            for count in range(1, min(self.longest, layers - start) + 1):
+                self.run_of[start, count - 1] = self._runs.setdefault(mixes.runs(start, count), len(self._runs))
+
+    @cached_property
+    def times(self) -> tuple[np.ndarray, np.ndarray]:
+        """Forward and backward times, ``[stages, layers, longest]``: of ``count`` layers from one on at ``[.., count - 1]``."""
+        by_run = np.array([
+            [self._times(stage, runs) for runs in self._runs] + [(np.inf, np.inf)] for stage in range(self.problem.stages)
+        ])  # fmt: skip
+        both = by_run[:, self.run_of]
+        return both[..., 0], both[..., 1]
+
+    def _times(self, stage: int, runs: Runs) -> tuple[float, float]:
+        found = self._best(stage, runs)
+        forward = sum(self.problem.layers[kind].forward * count for kind, count in runs)
+        ends = end_of(self.problem, stage)
+        if found is None:
+            return np.inf, np.inf
+        return forward + sum(end.forward for end in ends), found[0] + sum(end.backward for end in ends)
+
+    def _best(self, stage: int, runs: Runs) -> tuple[float, np.ndarray] | None:
+        """Least backward time of the layers, and the counts of the mix."""
+        problem, held = self.problem, int(self.held[stage])
+        ends = end_of(problem, stage)
+        room = room_for(problem, stage, runs) - held * sum(end.activation_mb for end in ends)
+        return self.mixes.fastest(runs, held, room, tail_working(problem, stage))
+
+    def place(self, stage: int, start: int, count: int) -> tuple[str, ...]:
+        """Recompute kinds of ``count`` layers from ``start`` on with the least backward time; ValueError if they do not fit."""
+        runs = self.mixes.runs(start, count)
+        found = self._best(stage, runs)
+        if found is None:
+            raise ValueError(f"stage {stage} cannot hold {count} layers")
+        return tuple(self.mixes.written(runs, found[1]))
+
+    def plan(self, counts: list[int]) -> Plan:
+        """The plan with these layers per stage and the least backward times."""
+        starts = np.cumsum([0, *counts]).tolist()
+        return Plan(tuple(self.place(stage, starts[stage], count) for stage, count in enumerate(counts)))
+
+
+def held_micro_batches(orders: Orders) -> np.ndarray:
+    """Micro-batches alive at once on each stage, ``[stages]``."""
+    return np.array([vectors.max() for vectors in alive(orders, 1)])

@@ -1,0 +1,1 @@
+"""The order of operations on every stage, and the simulator that times it."""

@@ -1,0 +1,201 @@
+"""The order of operations on every stage of a pipeline, and the levels in which they can be timed together.
+
+1F1B: Narayanan et al. 2021 (2104.04473), section 2.2, with the interleaved form of Megatron-LM: forward passes go through the
+chunks in groups of as many micro-batches as stages. Backward passes go through them in the opposite order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from itertools import chain
+
+import numpy as np
+
+FORWARD, BACKWARD, WEIGHT = 0, 1, 2
+Operation = tuple[int, int, int]  # what, chunk, micro-batch
+
+
+class Orders(tuple[tuple[Operation, ...], ...]):
+    """The operations of every stage in their order; its hash is made once, because there may be millions of them."""
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return super().__hash__()
+
+    @cached_property
+    def arrays(self) -> tuple[np.ndarray, ...]:
+        """The same as numbers: what, chunk and micro-batch of the operations of each stage, ``[3, operations]``."""
+        flat = (np.fromiter(chain.from_iterable(order), np.int64, 3 * len(order)) for order in self)
+        return tuple(numbers.reshape(-1, 3).T for numbers in flat)
+
+
+@lru_cache(maxsize=64)
+def stage_orders(schedule: str, stages: int, chunks: int, micro_batches: int) -> Orders:
+    """The operations of every stage in their order, of a schedule that does not depend on times."""
+    groups = _groups(stages, micro_batches)
+    forwards = [(FORWARD, chunk, micro) for group in groups for chunk in range(chunks) for micro in group]
+    backwards = [(BACKWARD, chunk, micro) for group in groups for chunk in reversed(range(chunks)) for micro in group]
+    orders = []
+    for stage in range(stages):
+        warm_up = _warm_up(schedule, stage, stages, chunks, len(groups[-1]), len(forwards))
+        pairs = chain.from_iterable(zip(forwards[warm_up:], backwards, strict=False))
+        orders.append((*forwards[:warm_up], *pairs, *backwards[len(forwards) - warm_up :]))
+    return Orders(orders)
+
+
+def _groups(stages: int, micro_batches: int) -> list[range]:
+    """Groups of ``stages`` micro-batches; what is left joins the last, for a smaller group makes stages wait in a circle."""
+    ends = [*range(stages, micro_batches - stages + 1, stages), micro_batches]
+    return [range(start, end) for start, end in zip([0, *ends], ends, strict=False)]
+
+
+def _warm_up(schedule: str, stage: int, stages: int, chunks: int, group: int, total: int) -> int:
+    """Forward passes of a stage before its first pair of one forward and one backward."""
+    behind = stages - 1 - stage
+    if schedule == "gpipe":
+        return total
+    if chunks > 1 and schedule == "1f1b":
+        behind *= 2
+    return min(total, (chunks - 1) * group + behind)
+
+
+@dataclass(frozen=True)
+class Timetable:
+    """Operations sorted so that those of a level depend on earlier levels alone.
+
+    Attributes:
+        starts: where each level begins, and the end of the last, ``[levels + 1]``.
+        same_stage: the operation before each on its stage, ``[operations]``; the number of operations where there is none.
+        incoming: the operation whose result each waits for, likewise.
+        remote: whether that result comes from another stage.
+        what, place: the kind of operation and the place (chunk x stages + stage) of each.
+        micro: micro-batch of each.
+    """
+
+    stages: int
+    chunks: int
+    orders: Orders
+    starts: tuple[int, ...]
+    same_stage: np.ndarray
+    incoming: np.ndarray
+    remote: np.ndarray
+    what: np.ndarray
+    place: np.ndarray
+    micro: np.ndarray
+
+    @property
+    def size(self) -> int:
+        """Number of operations."""
+        return len(self.what)
+
+
+@lru_cache(maxsize=32)
+def timetable(orders: Orders, chunks: int) -> Timetable:
+    """As :func:`build_timetable`, remembered."""
+    return build_timetable(orders, chunks)
+
+
+def build_timetable(orders: Orders, chunks: int) -> Timetable:
+    """Sorts the operations of ``orders`` into levels; ValueError when they wait for each other in a circle."""
+    stages, sizes = len(orders), np.array([len(order) for order in orders])
+    first = sizes.cumsum() - sizes  # operations are numbered stage by stage here
+    where = np.repeat(np.arange(stages), sizes)
+    what, chunk, micro = np.concatenate(orders.arrays, axis=1)
+    needed = _needed(where, what, chunk, micro, stages, chunks)
+    level, starts = _levels(first, sizes, needed)
+    by_level = np.argsort(level, kind="stable")
+    number = np.append(np.empty_like(by_level), len(by_level))
+    number[by_level] = np.arange(len(by_level))
+    before = np.arange(len(by_level)) - 1
+    before[first[sizes > 0]] = len(by_level)
+    remote = (np.append(where, -1)[needed] != where) & (needed < len(where))
+    return Timetable(
+        stages, chunks, orders, starts, number[before][by_level], number[needed][by_level], remote[by_level],
+        what[by_level], (chunk * stages + where)[by_level], micro[by_level],
+    )  # fmt: skip
+
+
+def _needed(
+    where: np.ndarray, what: np.ndarray, chunk: np.ndarray, micro: np.ndarray, stages: int, chunks: int
+) -> np.ndarray:
+    """The operation whose result each needs, ``[operations]``; the number of operations where it needs none.
+
+    Raises:
+        ValueError: an operation needs one that the schedule does not have.
+    """
+    count, micros = len(where), int(micro.max(initial=-1)) + 1
+    place, last = chunk * stages + where, stages * chunks - 1
+    number = np.full(3 * (last + 1) * micros + 1, -1)
+    number[(what * (last + 1) + place) * micros + micro] = np.arange(count)
+    kind = np.where((what == WEIGHT) | ((what == BACKWARD) & (place < last)), BACKWARD, FORWARD)
+    source = np.where(what == WEIGHT, place, np.where(what == FORWARD, place - 1, np.minimum(place + 1, last)))
+    found = number[(kind * (last + 1) + source) * micros + micro]
+    found[(what == FORWARD) & (place == 0)] = count
+    if (found < 0).any():
+        raise ValueError("an operation of this schedule needs one that it does not have")
+    return found
+
+
+def _levels(first: np.ndarray, sizes: np.ndarray, needed: np.ndarray) -> tuple[np.ndarray, tuple[int, ...]]:
+    """The level of every operation, and where each level begins when operations are sorted by it."""
+    total = len(needed)
+    level, starts = np.empty(total, np.int64), [0]
+    done = np.zeros(total + 1, bool)
+    done[total] = True
+    now, end = first[sizes > 0], (first + sizes)[sizes > 0]
+    while len(now):
+        moving = done[needed[now]]
+        ready = now[moving]
+        if not len(ready):
+            raise ValueError("the operations of this schedule wait for each other")
+        level[ready] = len(starts)
+        done[ready] = True
+        starts.append(starts[-1] + len(ready))
+        now = now + moving
+        if (now == end).any():
+            now, end = now[now < end], end[now < end]
+    return level, tuple(starts)
+
+
+@lru_cache(maxsize=64)
+def alive(orders: Orders, chunks: int) -> tuple[np.ndarray, ...]:
+    """Micro-batches whose activations a stage holds at once: for each stage the largest vectors, ``[vectors, chunks]``.
+
+    Every moment holds at most what one of the vectors does, so a memory limit need only be checked for these.
+    """
+    return tuple(_largest(held_over_time(operations, chunks)) for operations in orders.arrays)
+
+
+@lru_cache(maxsize=64)
+def alive_in_backward(orders: Orders, chunks: int) -> tuple[tuple[np.ndarray, ...], ...]:
+    """The same while a chunk is in its backward pass, for each stage and chunk: that is when it needs working memory."""
+    return tuple(
+        tuple(_largest(held[(what != FORWARD) & (own == chunk)]) for chunk in range(chunks))
+        for (what, own, _), held in ((numbers, held_over_time(numbers, chunks)) for numbers in orders.arrays)
+    )
+
+
+def held_over_time(operations: np.ndarray, chunks: int) -> np.ndarray:
+    """Micro-batches held by each chunk while every operation of a stage, ``[3, operations]``, runs: ``[operations, chunks]``."""
+    what, chunk, micro = operations
+    change = np.zeros((len(what) + 1, chunks), int)
+    change[np.flatnonzero(what == FORWARD), chunk[what == FORWARD]] = 1
+    behind = np.flatnonzero(what != FORWARD)[::-1]
+    last = behind[np.unique((chunk * (micro.max() + 1) + micro)[behind], return_index=True)[1]]
+    np.subtract.at(change, (last + 1, chunk[last]), 1)
+    return change.cumsum(axis=0)[:-1]
+
+
+def _largest(vectors: np.ndarray) -> np.ndarray:
+    if vectors.shape[1] == 1 and len(vectors):
+        return vectors.max(axis=0, keepdims=True)
+    unique = np.unique(vectors, axis=0)[::-1]
+    kept: list[np.ndarray] = []
+    for vector in unique[np.argsort(-unique.sum(axis=1), kind="stable")]:
+        if not any((vector <= other).all() for other in kept):
+            kept.append(vector)
+    return np.array(kept)

@@ -1,0 +1,1 @@
+"""Planning with several chunks per stage: a linear program over paths, local search, branch and bound."""

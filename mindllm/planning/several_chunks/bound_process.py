@@ -1,0 +1,84 @@
+"""The lower bound of interleaved plans in a process of its own, beside the search for plans."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+from mindllm.planning.deadline import OutOfTime
+from mindllm.planning.plan import orders_of
+from mindllm.planning.problem import Problem
+from mindllm.planning.schedules.orders import timetable
+from mindllm.planning.several_chunks.layer_tree import LayerTree
+from mindllm.planning.several_chunks.path_program import PathProgram
+
+MODULE = "mindllm.planning.several_chunks.bound_process"
+
+
+class BoundProcess:
+    """A process that raises ``bound`` as long as it lives; a context, at whose end it is stopped."""
+
+    def __init__(self, problem: Problem, best: float, proven: float, seconds: float) -> None:
+        self.bound = 0.0
+        packages = str(Path(__file__).resolve().parents[3])
+        search = os.pathsep.join(filter(None, [packages, os.environ.get("PYTHONPATH", "")]))
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", MODULE],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": search},
+        )
+        assert self._process.stdin is not None
+        question = {"problem": problem.model_dump(mode="json"), "best": best, "proven": proven, "seconds": seconds}
+        with self._process.stdin as stream:
+            stream.write(json.dumps(question))
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self.bound = max(self.bound, float(line))
+
+    @property
+    def running(self) -> bool:
+        """Whether it may still raise the bound."""
+        return self._reader.is_alive()
+
+    def __enter__(self) -> BoundProcess:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.wait()
+        self._reader.join()
+
+
+def tree_of(problem: Problem, best: float, proven: float, deadline: float) -> LayerTree:
+    """A tree that beats ``best``, with what whole layers take of each stage known."""
+    program = PathProgram(problem, timetable(orders_of(problem), problem.chunks))
+    program.deadline = deadline
+    program.whole_stages(best, deadline)
+    return LayerTree(program, best, proven)
+
+
+def main() -> None:
+    """Reads a question from the standard input and prints every rise of the bound."""
+    started = time.monotonic()
+    question = json.load(sys.stdin)
+    deadline = started + question["seconds"]
+    problem = Problem.model_validate(question["problem"])
+    tree = tree_of(problem, question["best"], question["proven"], deadline)
+    with contextlib.suppress(OutOfTime):
+        tree.bound(deadline, lambda bound: print(bound, flush=True))
+
+
+if __name__ == "__main__":
+    main()

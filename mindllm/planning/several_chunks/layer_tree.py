@@ -1,0 +1,259 @@
+"""A lower bound of plans with whole numbers of layers: branch and bound over the linear program of paths.
+
+In an answer of the program nearly every place holds a fraction of a layer, and deciding one place changes little: its neighbours
+take what it loses. What matters is the largest (or smallest) number of layers in a chunk, because a path may wait for whichever
+stage has it. So a node is divided by chunk: either no place of the chunk has more than k layers, or one of them has; the latter
+are as many nodes as stages, each with the places before it bounded.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import highspy
+import numpy as np
+
+from mindllm.planning.deadline import run_until
+from mindllm.planning.several_chunks.layer_box import Box, above, below, one_place
+from mindllm.planning.several_chunks.path_program import PathProgram
+from mindllm.planning.several_chunks.stage_floor import EMPTY
+
+PATHS = 200  # known paths kept when there are too many
+TOO_MANY = 320
+ROUNDS = 6  # paths looked for in a node at a time
+TOLERANCE = 1e-6
+STEADY = 1e-5  # a rise of a bound that counts
+REFUTING = 0.5  # share of the time for steps that are refuted as a whole
+FINE = 2e-4  # to which such steps are searched
+FAILURES = 2  # steps that are not refuted, after which no more are tried
+ROUNDING = 1e-6
+
+
+class LayerTree:
+    """Best-first: the bound of all plans is the least bound of the nodes that are left."""
+
+    def __init__(self, program: PathProgram, best: float, proven: float) -> None:
+        self.program, self.stages = program, program.problem.stages
+        self.kinds = len(program.problem.layers)
+        self.enough = best * (1 - proven)  # a node with this bound needs no dividing
+        self.stage_columns = np.array(program.stage_counts, np.int32)
+
+    def bound(self, deadline: float, tell: Callable[[float], None]) -> None:
+        """Divides nodes until ``deadline`` or until nothing is left to prove; reports every rise.
+
+        No more than what ends the proof is reported: nodes beyond it are left out.
+        """
+
+        def report(value: float) -> None:
+            tell(min(value, self.enough))
+
+        program, ticket = self.program, itertools.count()
+        stage_high = np.array(program.solver.getLp().col_upper_)[self.stage_columns]
+        places = np.ones(program.problem.places, int)
+        kinds = np.tile([layer.count for layer in program.problem.layers], (len(places), 1))
+        root = Box(places, places * program.most, kinds, np.zeros(len(self.stage_columns)), stage_high)
+        first, _ = self._separated(root, 400, deadline)
+        report(first)
+        first, root = self._refute(root, first, time.monotonic() + REFUTING * (deadline - time.monotonic()), report)
+        heap = [(first, next(ticket), root)]
+        reported = first
+        while heap and time.monotonic() < deadline:
+            bound, _, box = heapq.heappop(heap)
+            if bound > reported * (1 + STEADY):
+                report(bound)
+                reported = bound
+            if bound >= self.enough:
+                return
+            following = heap[0][0] if heap else math.inf
+            risen, values = self._separated(box, ROUNDS, deadline)
+            risen = max(risen, bound)
+            decided = (box.low == box.high).all()
+            if decided and risen < self.enough:
+                risen = max(risen, self._whole(box, deadline))
+            if risen > max(following, bound * (1 + STEADY)) or risen >= self.enough:
+                heapq.heappush(heap, (risen, next(ticket), box))
+                continue
+            if decided:
+                report(risen)
+                return
+            for child, value in self._divide(box, values):
+                heapq.heappush(heap, (max(value, risen), next(ticket), child))
+            if len(program.known) > TOO_MANY:
+                program.forget_slack_paths(PATHS)
+        if not heap:  # what was left out may still be better by less than is asked for
+            report(self.enough)
+
+    def _whole(self, box: Box, deadline: float) -> float:
+        """The bound of a box that leaves nothing but recomputation open, with whole layers of each kind."""
+        program, solver = self.program, self.program.solver
+        bound, _ = self._solve(box)
+        columns = np.arange(len(program.columns), dtype=np.int32)
+        solver.changeColsIntegrality(len(columns), columns, np.array([highspy.HighsVarType.kInteger] * len(columns)))
+        try:
+            while bound < self.enough and time.monotonic() < deadline:
+                run_until(solver, deadline)
+                if solver.getModelStatus() == highspy.HighsModelStatus.kInfeasible:
+                    return math.inf
+                bound = max(bound, solver.getInfo().mip_dual_bound)
+                if not solver.getSolution().value_valid:
+                    break
+                simulated, new = program.separate(np.array(solver.getSolution().col_value))
+                if simulated <= bound * (1 + TOLERANCE) or not new:
+                    break
+            return bound
+        finally:
+            whole = np.array([highspy.HighsVarType.kContinuous] * len(columns))
+            solver.changeColsIntegrality(len(columns), columns, whole)
+
+    def _refute(self, box: Box, bound: float, deadline: float, report: Callable[[float], None]) -> tuple[float, Box]:
+        """Raises the bound by bisection: a step is refuted when no whole numbers of layers are left that might reach it.
+
+        Returns the bound, and the box of plans that are better than the best.
+        """
+        inner = self._tightened(box, self.enough, deadline)
+        if inner is None:
+            report(self.enough)
+            return self.enough, box
+        low, high, failures = bound, self.enough, 0
+        while high > low * (1 + FINE) and failures < FAILURES and time.monotonic() < deadline:
+            middle = (low + high) / 2
+            if self._tightened(inner, middle, deadline) is None:
+                low = middle
+                report(low)
+            else:
+                high, failures = middle, failures + 1
+        return low, inner
+
+    def _tightened(self, box: Box, target: float, deadline: float) -> Box | None:
+        """The least and most layers of every stage and place of plans below ``target``; None when there are no such plans."""
+        program = self.program
+        groups = [np.array([column]) for column in self.stage_columns] + list(program.counts_of)
+        columns = len(self.stage_columns)
+        changed = True
+        while changed:
+            bound, _ = self._separated(box, ROUNDS, deadline)
+            if bound > target:
+                return None
+            changed = False
+            program.solver.changeColBounds(program.step, 0, target)
+            program.solver.changeColCost(program.step, 0.0)
+            try:
+                for index, group in enumerate(groups):
+                    if time.monotonic() > deadline:
+                        return box
+                    limits = self._whole_limits(group)
+                    if limits is None:
+                        return None
+                    tighter = box.limited(index, limits, columns)
+                    changed |= tighter.size() < box.size() - 0.5
+                    box = tighter
+                    self._apply(box)
+            finally:
+                program.solver.changeColBounds(program.step, 0, highspy.kHighsInf)
+                program.solver.changeColCost(program.step, 1.0)
+        return box
+
+    def _whole_limits(self, columns: np.ndarray) -> tuple[int, int] | None:
+        """The least and the greatest whole number that a sum of columns can be; None when there is none."""
+        solver, found = self.program.solver, []
+        for sign in (1.0, -1.0):
+            for column in columns:
+                solver.changeColCost(int(column), sign)
+            run_until(solver, self.program.deadline)
+            status, value = solver.getModelStatus(), solver.getInfo().objective_function_value
+            for column in columns:
+                solver.changeColCost(int(column), 0.0)
+            if status in EMPTY:
+                return None
+            known = status == highspy.HighsModelStatus.kOptimal
+            found.append(sign * value if known else -sign * math.inf)
+        if not all(map(math.isfinite, found)):  # it could not be told: nothing is limited
+            return 0, self.program.problem.layer_count
+        low, high = math.ceil(found[0] - ROUNDING), math.floor(found[1] + ROUNDING)
+        return (low, high) if low <= high else None
+
+    def _solve(self, box: Box) -> tuple[float, np.ndarray]:
+        """The program's bound in a box, infinite where no plan is, and its answer."""
+        count = self.program.problem.layer_count
+        if (box.low > box.high).any() or box.low.sum() > count or box.high.sum() < count:
+            return math.inf, np.zeros(0)
+        self._apply(box)
+        return self.program.solve()
+
+    def _apply(self, box: Box) -> None:
+        self.program.limit_totals(box.low, box.high)
+        if self.kinds > 1:
+            whole = self.program.by_kind(box.low)
+            decided = (box.low == box.high).all()
+            self.program.limit_counts(whole if decided else 0 * whole, whole if decided else box.kind_high)
+        if len(self.stage_columns):
+            self.program.solver.changeColsBounds(
+                len(self.stage_columns), self.stage_columns, box.stage_low.astype(float), box.stage_high.astype(float)
+            )
+
+    def _separated(self, box: Box, rounds: int, deadline: float) -> tuple[float, np.ndarray]:
+        bound, values = self._solve(box)
+        for _ in range(rounds):
+            if not bound < self.enough or time.monotonic() > deadline:
+                break
+            found, new = self.program.separate(values)
+            if found <= bound * (1 + 5e-4) or not new:
+                break
+            bound, values = self._solve(box)
+        return bound, values
+
+    def _divide(self, box: Box, values: np.ndarray) -> list[tuple[Box, float]]:
+        """The parts of a box that may hold better plans, with their bounds: of all ways to divide it, the most telling."""
+        totals = self.program.totals(values)
+        best, chosen = (-math.inf, -math.inf), self._by_order(box, values)
+        for parts in [] if chosen else [*self._by_chunk(box, totals), *self._by_stage(box, values)]:
+            ends = [min(self._solve(part)[0], self.enough) for part in (parts[0], parts[-1])]
+            if (min(ends), max(ends)) > best:
+                best, chosen = (min(ends), max(ends)), parts
+        if chosen is None:
+            doubt = np.where(box.low < box.high, np.abs(totals - np.rint(totals)), -1.0)
+            place = int(doubt.argmax())
+            most = min(math.floor(totals[place] + TOLERANCE), int(box.high[place]) - 1)
+            chosen = list(one_place(box, place, most))
+        bounds = [(part, self._solve(part)[0]) for part in chosen]
+        return [(part, bound) for part, bound in bounds if bound < self.enough]
+
+    def _by_order(self, box: Box, values: np.ndarray) -> list[Box] | None:
+        """Where an answer has a later kind of layer before an earlier: that ends in the first half between them, or behind."""
+        counts = values[self.program.counts_of]
+        for kind in range(1, self.kinds):
+            earlier = np.flatnonzero(counts[:, :kind].sum(axis=1) > TOLERANCE)[-1]
+            later = np.flatnonzero(counts[:, kind:].sum(axis=1) > TOLERANCE)[0]
+            if later < earlier:
+                middle = (later + earlier) // 2
+                before, behind = box.kind_high.copy(), box.kind_high.copy()
+                before[middle + 1 :, :kind] = 0
+                behind[: middle + 1, kind:] = 0
+                return [replace(box, kind_high=before), replace(box, kind_high=behind)]
+        return None
+
+    def _by_chunk(self, box: Box, totals: np.ndarray) -> Iterator[list[Box]]:
+        for first in range(0, len(totals), self.stages):
+            places = np.arange(first, first + self.stages)
+            most = math.floor(totals[places].max() - TOLERANCE)
+            if (box.high[places] > most).any() and most >= box.low[places].max():
+                yield list(above(box, places[np.argsort(totals[places])], most))
+            least = math.ceil(totals[places].min() + TOLERANCE)
+            if (box.low[places] < least).any() and least <= box.high[places].min():
+                yield list(below(box, places[np.argsort(-totals[places])], least))
+
+    def _by_stage(self, box: Box, values: np.ndarray) -> Iterator[list[Box]]:
+        """The stage whose number of layers is farthest from a whole one."""
+        counts = values[self.stage_columns]
+        if not len(counts):
+            return
+        index = int(np.abs(counts - np.rint(counts)).argmax())
+        if abs(counts[index] - np.rint(counts[index])) > 0.01:
+            high, low = box.stage_high.copy(), box.stage_low.copy()
+            high[index], low[index] = math.floor(counts[index]), math.ceil(counts[index])
+            yield [replace(box, stage_high=high), replace(box, stage_low=low)]

@@ -1,0 +1,242 @@
+"""The linear program over paths: a lower bound of every plan's step under any order of operations, solved by HiGHS.
+
+Unknown are how many layers of each place recompute what; the step is at least the sum along each known path. Paths are those
+that the simulator finds critical for the program's own answers (cuts), so the bound rises to that of the whole event graph.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+
+import highspy
+import numpy as np
+
+from mindllm.planning.deadline import check, run_until
+from mindllm.planning.plan import end_of
+from mindllm.planning.problem import Problem
+from mindllm.planning.schedules.orders import Timetable, alive
+from mindllm.planning.schedules.simulate import critical_path, simulate
+from mindllm.planning.several_chunks.stage_floor import EMPTY, Floor, StageFloor, hull
+
+CLOSE = 1e-3  # a simulated step this near to the bound ends the search for paths
+SLACK = 1e-6
+
+Path = tuple[np.ndarray, np.ndarray, float]  # forward and backward visits of each place, delay of its tensors
+
+
+class PathProgram:
+    """Columns: layers by place, layer kind and recompute kind, the same summed, times of each place, then the step.
+
+    Attributes:
+        columns: place, index of the layer kind and recompute kind of each of the first columns.
+        deadline: after which no answer is looked for.
+        counts_of: the column of the number of layers of each kind in each place, ``[places, layer kinds]``.
+    """
+
+    def __init__(self, problem: Problem, table: Timetable) -> None:
+        self.problem, self.table = problem, table
+        kinds = len(problem.layers)
+        self.columns = [
+            (place, layer, kind)
+            for place in range(problem.places)
+            for layer in range(kinds)
+            for kind in problem.layers[layer].kinds
+        ]
+        size = len(self.columns)
+        self.counts_of = size + np.arange(problem.places * kinds).reshape(problem.places, kinds)
+        self.forward_of = size + self.counts_of.size + np.arange(problem.places)
+        self.backward_of = self.forward_of + problem.places
+        self.step = int(self.backward_of[-1]) + 1
+        self.place = np.array([place for place, _, _ in self.columns])
+        self.layer = np.array([layer for _, layer, _ in self.columns])
+        costs = [problem.layers[layer].kinds[kind] for _, layer, kind in self.columns]
+        self.activation = np.array([cost.activation_mb for cost in costs])
+        self.forward = np.array([problem.layers[layer].forward for layer in self.layer])
+        self.backward = np.array([cost.backward for cost in costs])
+        self.ends = [end_of(problem, place) for place in range(problem.places)]
+        self.fixed_forward = np.array([sum(end.forward for end in ends) for ends in self.ends])
+        self.fixed_backward = np.array([sum(end.backward for end in ends) for ends in self.ends])
+        self.solver = highspy.Highs()
+        self.solver.setOptionValue("output_flag", False)
+        self.solver.setOptionValue("threads", 1)
+        self.known: dict[bytes, Path] = {}
+        self.deadline = math.inf
+        self._build()
+
+    def _build(self) -> None:
+        problem, infinity = self.problem, highspy.kHighsInf
+        for _ in self.columns:
+            self.solver.addVar(0, infinity)
+        for layer in problem.layers * problem.places:
+            self.solver.addVar(0, min(layer.count, self.most))
+        for _ in range(2 * problem.places + 1):
+            self.solver.addVar(0, infinity)
+        self.solver.changeColCost(self.step, 1.0)
+        for index, layer in enumerate(problem.layers):
+            self._row(layer.count, layer.count, self.counts_of[:, index], 1.0)
+            for place in range(problem.places):
+                mine = np.flatnonzero((self.place == place) & (self.layer == index))
+                self._sum(mine, np.ones(len(mine)), self.counts_of[place, index], 0)
+        self.total_rows = self.solver.getNumRow() + np.arange(problem.places)
+        for place in range(problem.places):
+            self._row(1, self.most, self.counts_of[place], 1.0)
+        for place in range(problem.places):
+            mine = np.flatnonzero(self.place == place)
+            self._sum(mine, self.forward[mine], self.forward_of[place], self.fixed_forward[place])
+            self._sum(mine, self.backward[mine], self.backward_of[place], self.fixed_backward[place])
+        for stage, vectors in enumerate(alive(self.table.orders, problem.chunks)):
+            self._memory_rows(stage, vectors)
+        self.stage_counts: list[int] = []
+
+    @property
+    def most(self) -> int:
+        """Layers that a place can hold at most, as every other needs one."""
+        return self.problem.layer_count - self.problem.places + 1
+
+    def _sum(self, columns: np.ndarray, factors: np.ndarray, total: int, fixed: float) -> None:
+        """A column that is the sum of others and a constant."""
+        self._row(-fixed, -fixed, np.append(columns, total), np.append(factors, -1.0))
+
+    def _memory_rows(self, stage: int, vectors: np.ndarray) -> None:
+        problem = self.problem
+        limit = problem.per_stage("limit_mb")[stage]
+        if math.isinf(limit):
+            return
+        least = min(kind.transient_mb for layer in problem.layers for kind in layer.kinds.values())
+        room = limit - sum(problem.per_stage(key)[stage] for key in ("static_mb", "transient_mb")) - least
+        mine = np.flatnonzero(self.place % problem.stages == stage)
+        places = range(stage, problem.places, problem.stages)
+        room -= sum(end.memory_mb for place in places for end in self.ends[place])
+        parameter = np.array([layer.parameter_mb for layer in problem.layers])[self.layer[mine]]
+        for vector in vectors:
+            kept = sum(vector[c] * end.activation_mb for c, place in enumerate(places) for end in self.ends[place])
+            held = vector[self.place[mine] // problem.stages] * self.activation[mine]
+            self._row(-highspy.kHighsInf, room - kept, mine, held + parameter)
+
+    def _row(self, low: float, high: float, columns: np.ndarray, values: np.ndarray | float) -> None:
+        values = np.broadcast_to(np.asarray(values, float), columns.shape)
+        used = values != 0
+        self.solver.addRow(low, high, int(used.sum()), columns[used].astype(np.int32), values[used].copy())
+
+    def add_path(self, forward: np.ndarray, backward: np.ndarray, delay: float) -> bool:
+        """The step is at least the sum along this path; visits of each place, ``[places]``. False when that is known."""
+        key = np.concatenate([forward, backward]).astype(int).tobytes()
+        if key in self.known:
+            return False
+        self.known[key] = forward, backward, delay
+        columns = np.concatenate([self.forward_of, self.backward_of, [self.step]])
+        self._row(-highspy.kHighsInf, -delay, columns, np.concatenate([forward, backward, [-1.0]]))
+        return True
+
+    def limit_totals(self, low: np.ndarray | int, high: np.ndarray | int) -> None:
+        """Bounds the layers of each place, ``[places]``."""
+        low, high = (np.broadcast_to(np.asarray(each, float), self.total_rows.shape) for each in (low, high))
+        for row, least, most in zip(self.total_rows, low, high, strict=True):
+            self.solver.changeRowBounds(row, least, most)
+
+    def limit_counts(self, low: np.ndarray, high: np.ndarray) -> None:
+        """Bounds the layers of each kind in each place, ``[places, layer kinds]``."""
+        columns = self.counts_of.ravel().astype(np.int32)
+        self.solver.changeColsBounds(len(columns), columns, low.ravel().astype(float), high.ravel().astype(float))
+
+    def by_kind(self, totals: np.ndarray) -> np.ndarray:
+        """Layers of each kind in each place, ``[places, layer kinds]``: layers stand in model order, ``totals`` in each place."""
+        sizes = np.array([layer.count for layer in self.problem.layers])
+        ends = sizes.cumsum()
+        after = np.clip(np.asarray(totals).cumsum()[:, None] - (ends - sizes), 0, sizes)
+        return np.diff(after, axis=0, prepend=0)
+
+    def solve(self) -> tuple[float, np.ndarray]:
+        """The least step, infinite when there is no answer and 0 when none was found, and the value of every column.
+
+        Raises:
+            OutOfTime: there was none at ``deadline``.
+        """
+        run_until(self.solver, self.deadline)
+        if self.solver.getModelStatus() not in (highspy.HighsModelStatus.kOptimal, *EMPTY):
+            check(self.deadline)
+            self.solver.clearSolver()  # numerical trouble on the way from the last answer
+            run_until(self.solver, self.deadline)
+            check(self.deadline)
+        status = self.solver.getModelStatus()
+        if status != highspy.HighsModelStatus.kOptimal:
+            return math.inf if status in EMPTY else 0.0, np.zeros(self.step + 1)
+        return self.solver.getInfo().objective_function_value, np.array(self.solver.getSolution().col_value)
+
+    def totals(self, values: np.ndarray) -> np.ndarray:
+        """Layers of each place of an answer, ``[places]``."""
+        return values[self.counts_of].sum(axis=1)
+
+    def separate(self, values: np.ndarray) -> tuple[float, bool]:
+        """Simulates an answer and adds its critical path: the simulated step, and whether the path was new."""
+        delay = self.problem.point_to_point
+        line = simulate(self.table, values[self.forward_of], values[self.backward_of], delay=delay)
+        forward, backward, crossings = critical_path(line, delay)
+        return line.makespan, self.add_path(forward, backward, crossings * delay)
+
+    def find_paths(self, deadline: float, close: float = CLOSE) -> tuple[float, np.ndarray]:
+        """Adds critical paths of its own answers until the bound is met; returns it and the last answer."""
+        bound, values = self.solve()
+        centre, centre_time = values, math.inf
+        while math.isfinite(bound) and time.monotonic() < deadline:
+            new = False
+            for share in (1.0, 0.5, 0.2):  # the answer itself, and on the way to it from the best so far
+                point = centre + share * (values - centre)
+                found, added = self.separate(point)
+                new |= added
+                if found < centre_time:
+                    centre, centre_time = point, found
+            if centre_time <= bound * (1 + close) or not new:
+                break
+            bound, values = self.solve()
+        return bound, values
+
+    def slack(self) -> np.ndarray:
+        """By how much each known path is shorter than the step of the last answer, ``[paths]``."""
+        first = self.solver.getNumRow() - len(self.known)
+        return (np.array(self.solver.getLp().row_upper_) - np.array(self.solver.getSolution().row_value))[first:]
+
+    def near_paths(self, most: int) -> list[Path]:
+        """The ``most`` paths that are nearest to the step of the last answer."""
+        paths = list(self.known.values())
+        return [paths[index] for index in np.argsort(self.slack())[:most]]
+
+    def forget_paths(self, gone: np.ndarray) -> None:
+        """Forgets the known paths at these places."""
+        first = self.solver.getNumRow() - len(self.known)
+        gone = np.sort(gone)
+        self.solver.deleteRows(len(gone), (gone + first).astype(np.int32))
+        keys = list(self.known)
+        for index in gone:
+            del self.known[keys[index]]
+
+    def forget_slack_paths(self, most: int) -> None:
+        """Keeps the ``most`` paths that are nearest to the step of the last answer."""
+        self.forget_paths(np.argsort(self.slack())[most:])
+
+    def whole_stages(self, target: float, deadline: float) -> None:
+        """Adds, for plans whose step is below ``target`` alone, what whole layers take of each stage; before any path."""
+        problem = self.problem
+        quickest = min(layer.forward + min(c.backward for c in layer.kinds.values()) for layer in problem.layers)
+        for stage in range(problem.stages):
+            fixed = self.fixed_forward + self.fixed_backward
+            before = stage * (quickest + 2 * problem.point_to_point) + float(fixed[:stage].sum())
+            latest = (target - before) / problem.micro_batches - float(fixed[stage :: problem.stages].sum())
+            for index, layer in enumerate(problem.layers):
+                average = layer.count / problem.stages
+                floor = StageFloor(problem, self.table.orders, stage, index)
+                found = floor.times_below(latest, math.ceil(0.8 * average), deadline)
+                if found is not None:
+                    self._floor_rows(stage, index, *found)
+
+    def _floor_rows(self, stage: int, layer: int, floor: Floor, most: int) -> None:
+        """Bounds the time of a stage's layers by their number, which is a column of its own."""
+        mine = np.flatnonzero((self.place % self.problem.stages == stage) & (self.layer == layer))
+        number = self.solver.getNumCol()
+        self.solver.addVar(0, most)
+        self.stage_counts.append(number)
+        self._row(0, 0, np.append(mine, number), np.append(np.ones(len(mine)), -1.0))
+        times = self.forward[mine] + self.backward[mine]
+        for slope, intercept in hull(floor):
+            self._row(intercept - SLACK, highspy.kHighsInf, np.append(mine, number), np.append(times, -slope))

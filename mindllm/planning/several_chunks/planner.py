@@ -1,0 +1,209 @@
+"""Planning with several chunks per stage: splits are searched with the program over paths, beside a tree for the bound."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import numpy as np
+
+from mindllm.planning.deadline import OutOfTime
+from mindllm.planning.local_search import Search
+from mindllm.planning.plan import Plan, orders_of
+from mindllm.planning.problem import Problem
+from mindllm.planning.recomputation.feasible import lightest_split
+from mindllm.planning.recomputation.mixes import Mixes
+from mindllm.planning.recomputation.stage_choice import StageChoice
+from mindllm.planning.schedules.orders import Timetable, timetable
+from mindllm.planning.several_chunks.bound_process import BoundProcess, tree_of
+from mindllm.planning.several_chunks.layer_descent import LayerDescent
+from mindllm.planning.several_chunks.path_program import PathProgram
+from mindllm.planning.several_chunks.reoptimise import SECONDS, Reoptimiser, dive
+
+PROVEN = 1e-4  # a gap that ends the work
+MANY = 6  # chunks beyond which not all profiles are tried
+FEW = 20_000  # splits that are all simulated
+SMALL = 1500  # operations of a problem that is first tried without a process for the bound
+ALONE = 1.5  # seconds for that
+DESCENT = 2.0  # seconds, at most, of the search with simulated steps
+DIVES = 3
+NEAR_PATHS = 400  # known when recomputation is chosen
+NEAR = 0.003  # share by which a split may be judged worse than the best and still get its recomputation chosen
+WANDER = 1.5  # seconds of a search by simulated steps
+
+
+def solve_interleaved(problem: Problem, deadline: float) -> tuple[Plan | None, float]:
+    """A plan, or None when none was found, and a lower bound of the makespan: 0 without one, infinite when no plan exists.
+
+    Raises:
+        OutOfTime: there was no plan at ``deadline``.
+    """
+    orders, mixes = orders_of(problem), Mixes(problem)
+    table = timetable(orders, problem.chunks)
+    search = Search(problem, StageChoice(problem, mixes, orders), table)
+    if len(problem.kind_names) == 1 and math.comb(problem.layer_count - 1, problem.places - 1) <= FEW:
+        search.times(all_splits(problem))
+        return (search.choice.plan(search.best), search.best_time) if search.best is not None else (None, math.inf)
+    started = time.monotonic()
+    search.times(profiles(problem), deadline=deadline)
+    if search.best is None:
+        lightest = lightest_split(problem, deadline)
+        search.times(lightest.counts[None])
+        if search.best is None:
+            return None, math.inf if lightest.missing_mb > 0 else 0.0
+    search.descend(search.best, started + min(DESCENT, 0.1 * (deadline - started)))
+    planner = _Planner(problem, table, mixes, search, deadline)
+    bounds = [0.0]
+    with contextlib.suppress(OutOfTime):
+        if table.size <= SMALL:
+            tree = tree_of(problem, planner.best_time, PROVEN, deadline)
+            tree.bound(min(deadline, time.monotonic() + ALONE), bounds.append)
+            planner.first_plans(min(deadline, time.monotonic() + ALONE), lambda: max(bounds))
+    for work in (planner.first_plans, planner.improve):
+        if not planner.proved(max(bounds)) and time.monotonic() < deadline:  # begun anew, the proof is quicker
+            beside = BoundProcess(problem, planner.best_time, PROVEN, deadline - time.monotonic())
+            with beside as process, contextlib.suppress(OutOfTime):
+                work(deadline, partial(_highest, bounds, process))
+            bounds += [process.bound, planner.bound]
+    assert planner.plans.best is not None
+    return planner.plans.best.plan, min(max(bounds), planner.best_time)
+
+
+def _highest(bounds: list[float], process: BoundProcess) -> float:
+    return max(*bounds, process.bound)
+
+
+class _Planner:
+    """The search for plans: splits judged by the program, whose recomputation is then chosen."""
+
+    def __init__(
+        self, problem: Problem, table: Timetable, mixes: Mixes, search: Search, deadline: float = math.inf
+    ) -> None:
+        self.problem, self.search = problem, search
+        self.random = np.random.default_rng(0)
+        self.program = PathProgram(problem, table)
+        self.program.deadline = deadline
+        for visits in zip(search.paths.forward, search.paths.backward, search.paths.delays, strict=True):
+            self.program.add_path(*visits)
+        self.descent = LayerDescent(self.program, self.random)
+        self.plans = Reoptimiser(PathProgram(problem, table), mixes)
+        assert search.best is not None
+        self.plans.offer(search.choice.plan(search.best))
+        self.split, self.value = search.best, math.inf
+        self.bound = 0.0  # of all plans, without branching
+        self.together = 2  # stages that are planned anew at once
+        self.chosen: dict[bytes, bool] = {}  # splits whose recomputation was looked for, and whether it was found
+
+    @property
+    def best_time(self) -> float:
+        """The step of the best plan."""
+        return self.plans.best_time
+
+    def proved(self, bound: float) -> bool:
+        """Whether the best plan needs no improvement."""
+        return self.best_time * (1 - PROVEN) <= bound * (1 + 1e-12)
+
+    def first_plans(self, deadline: float, bound: Callable[[], float]) -> None:
+        """Splits from the best so far and from answers of the program, and the recomputation of the best."""
+        self.bound, values = self.program.find_paths(deadline)
+        starts = [*(dive(self.program, values, self.random, deadline) for _ in range(DIVES)), self.split]
+        for start in starts:
+            if start is not None and time.monotonic() < deadline and not self.proved(bound()):
+                self._descend(start, deadline)
+
+    def improve(self, deadline: float, bound: Callable[[], float]) -> None:
+        """Goes on in four ways, each with its share of the time, until ``deadline`` or until nothing is left to gain."""
+        ways = {
+            lambda: self._descend(self.descent.shaken(self.split), deadline): 0.5,
+            lambda: self._wander(deadline): 0.15,
+            lambda: self._choose(self.split, deadline): 0.15,
+            lambda: self._plan_anew(deadline): 0.2,
+        }
+        spent = dict.fromkeys(ways, 0.0)
+        while time.monotonic() < deadline and not self.proved(bound()):
+            way = min(ways, key=lambda each: spent[each] / ways[each])
+            begun = time.monotonic()
+            way()
+            spent[way] += max(time.monotonic() - begun, 0.01)
+
+    def _wander(self, deadline: float) -> None:
+        """Looks for splits by simulated steps for a while; a better plan's split is then judged by the program."""
+        before = self.search.best_time
+        self.search.wander(min(deadline, time.monotonic() + WANDER), 0.0)
+        if self.search.best_time < before and self.search.best is not None:
+            self.search.choice.weigh(self.search.best_weights)
+            self.plans.offer(self.search.choice.plan(self.search.best))
+            self._descend(self.search.best, deadline)
+
+    def _plan_anew(self, deadline: float) -> None:
+        """Plans some stages of the best plan anew: more when that was quick."""
+        assert self.plans.best is not None
+        self._tell_paths(np.array(self.plans.best.plan.counts), deadline)
+        begun = time.monotonic()
+        self.plans.plan_anew(self._some_places(self.together), deadline)
+        more = 1 if time.monotonic() - begun < SECONDS / 4 else -1
+        self.together = int(np.clip(self.together + more, 2, self.problem.stages))
+
+    def _descend(self, start: np.ndarray, deadline: float) -> None:
+        split, value = self.descent.descend(start, deadline)
+        if value < self.value * (1 - PROVEN):
+            self.split, self.value = split, value
+        if value < min(self.value * (1 + NEAR), self.best_time) and split.tobytes() not in self.chosen:
+            self._choose(split, deadline)
+
+    def _choose(self, split: np.ndarray, deadline: float) -> None:
+        """Chooses the recomputation of a split, unless that is answered."""
+        if self.chosen.get(split.tobytes()):
+            return
+        self._tell_paths(split, deadline)
+        self.chosen[split.tobytes()] = self.plans.choose_recomputation(split, deadline)
+
+    def _tell_paths(self, split: np.ndarray, deadline: float) -> None:
+        """Has the planner of recomputation know the paths that matter for a split."""
+        self.descent.judge(split, deadline)
+        self.plans.know(self.program.near_paths(NEAR_PATHS))
+
+    def _some_places(self, stages: int) -> np.ndarray:
+        """All places of some stages, neighbours or any."""
+        count = self.problem.stages
+        first = self.random.integers(count)
+        row = (
+            (first + np.arange(stages)) % count
+            if self.random.random() < 0.5
+            else self.random.permutation(count)[:stages]
+        )
+        return (np.arange(self.problem.chunks)[:, None] * count + row).ravel()
+
+
+def all_splits(problem: Problem) -> np.ndarray:
+    """Every split, ``[splits, places]``: with one recompute kind nothing else is to choose, so the best is the optimum."""
+    cuts = np.array(list(itertools.combinations(range(1, problem.layer_count), problem.places - 1)), int)
+    cuts = cuts.reshape(-1, problem.places - 1)
+    edges = np.pad(cuts, ((0, 0), (1, 1)), constant_values=((0, 0), (0, problem.layer_count)))
+    return np.diff(edges, axis=1)
+
+
+def _one_for_another(chunks: int) -> Iterator[tuple[int, ...]]:
+    """No change, and a layer more in one chunk for a layer less in another."""
+    yield (0,) * chunks
+    for more, less in itertools.permutations(range(chunks), 2):
+        yield tuple((chunk == more) - (chunk == less) for chunk in range(chunks))
+
+
+def profiles(problem: Problem) -> np.ndarray:
+    """Splits to start from: the same layers on all stages, more or fewer by chunk, the rest spread, ``[splits, places]``."""
+    average, left = divmod(problem.layer_count, problem.places)
+    found = []
+    steps_of_chunks = itertools.product((-1, 0, 1), repeat=problem.chunks)
+    for steps in steps_of_chunks if problem.chunks <= MANY else _one_for_another(problem.chunks):
+        if sum(steps) == 0 and average + min(steps) >= 1:
+            counts = np.repeat(average + np.array(steps), problem.stages)
+            for order in (np.arange(problem.places), np.arange(problem.places)[::-1]):
+                more = counts.copy()
+                more[order[:left]] += 1
+                found.append(more)
+    return np.unique(found, axis=0)

@@ -1,0 +1,156 @@
+"""Better plans by exact answers to smaller questions: fractions of layers are rounded one after another, recomputation is
+chosen for given layers, and a few stages are planned anew while the others stay (large-neighbourhood search, Shaw 1998).
+
+Each question is a mixed-integer program over known paths (HiGHS). Its answer is simulated; where that takes longer than the
+program thought, the critical path is a new row and the question is asked again.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable
+
+import highspy
+import numpy as np
+
+from mindllm.planning.deadline import run_until
+from mindllm.planning.plan import Evaluation, Plan, evaluate
+from mindllm.planning.recomputation.mixes import Mixes
+from mindllm.planning.several_chunks.path_program import Path, PathProgram
+
+BETTER = 1e-6  # share of the step by which a plan must be shorter to count
+ENOUGH = 5e-4  # gap at which a question is answered
+SECONDS = 4.0  # for a question
+
+
+class Reoptimiser:
+    """Keeps the best plan it has seen, ``best``, and plans parts of it anew."""
+
+    def __init__(self, program: PathProgram, mixes: Mixes) -> None:
+        self.program, self.mixes, self.problem = program, mixes, program.problem
+        self.best: Evaluation | None = None
+        solver = program.solver
+        solver.setOptionValue("mip_rel_gap", ENOUGH)
+        self.mixed = np.arange(len(program.columns), dtype=np.int32)
+        whole = [highspy.HighsVarType.kInteger] * len(self.mixed)
+        solver.changeColsIntegrality(len(self.mixed), self.mixed, np.array(whole))
+        for column in program.counts_of.ravel():
+            solver.changeColIntegrality(int(column), highspy.HighsVarType.kInteger)
+
+    @property
+    def best_time(self) -> float:
+        """The step of the best plan; infinite without one."""
+        return self.best.line.makespan if self.best else math.inf
+
+    def offer(self, plan: Plan) -> bool:
+        """Takes a plan that fits and is better than the best."""
+        tried = evaluate(self.problem, plan)
+        if not tried.fits or not tried.line.makespan < self.best_time * (1 - BETTER):
+            return False
+        self.best = tried
+        return True
+
+    def know(self, paths: Iterable[Path]) -> None:
+        """Has the program know these paths alone."""
+        self.program.forget_paths(np.arange(len(self.program.known)))
+        for visits in paths:
+            self.program.add_path(*visits)
+
+    def choose_recomputation(self, totals: np.ndarray, deadline: float) -> bool:
+        """The best recomputation for given layers of each place, ``[places]``; whether it is found for certain."""
+        counts = self.program.by_kind(totals)
+        self.program.limit_counts(counts, counts)
+        self._limit_mixed(np.zeros(len(self.mixed)), np.full(len(self.mixed), highspy.kHighsInf))
+        return self._ask(deadline)
+
+    def plan_anew(self, places: np.ndarray, deadline: float) -> bool:
+        """Plans some places of the best plan anew; whether they cannot be planned better."""
+        assert self.best is not None
+        free = np.isin(np.arange(self.problem.places), places)
+        counts = self.program.by_kind(np.array(self.best.plan.counts))
+        kinds = np.array([layer.count for layer in self.problem.layers])
+        self.program.limit_counts(
+            np.where(free[:, None], 0, counts), np.where(free[:, None], np.minimum(kinds, self.program.most), counts)
+        )
+        now = self._mixed(self.best.plan)
+        moving = free[self.program.place]
+        self._limit_mixed(np.where(moving, 0, now), np.where(moving, highspy.kHighsInf, now))
+        return self._ask(deadline)
+
+    def _limit_mixed(self, low: np.ndarray, high: np.ndarray) -> None:
+        self.program.solver.changeColsBounds(len(self.mixed), self.mixed, low.astype(float), high.astype(float))
+
+    def _ask(self, deadline: float) -> bool:
+        """Solves what is left free until its answer takes as long as it thinks, which is True, or time is up."""
+        program, solver = self.program, self.program.solver
+        deadline = min(deadline, time.monotonic() + SECONDS)
+        while time.monotonic() < deadline:
+            if math.isfinite(self.best_time):
+                solver.changeColBounds(program.step, 0, self.best_time * (1 - BETTER))
+            run_until(solver, deadline)
+            if solver.getModelStatus() == highspy.HighsModelStatus.kInfeasible:
+                return True
+            if solver.getInfo().primal_solution_status != highspy.SolutionStatus.kSolutionStatusFeasible:
+                return False
+            thought = solver.getInfo().objective_function_value
+            values = np.array(solver.getSolution().col_value)
+            mixed = np.rint(values[: len(self.mixed)])
+            plan = self._plan(mixed)
+            if plan is not None:
+                self.offer(plan)
+            simulated, new = program.separate(values)
+            if not new or simulated <= thought * (1 + ENOUGH):
+                return solver.getModelStatus() == highspy.HighsModelStatus.kOptimal
+        return False
+
+    def _mixed(self, plan: Plan) -> np.ndarray:
+        """Layers of each column of the program that a plan has."""
+        kinds = iter(self.problem.layer_order)
+        number = {column: index for index, column in enumerate(self.program.columns)}
+        found = np.zeros(len(self.mixed))
+        for place, names in enumerate(plan.places):
+            for name in names:
+                found[number[place, next(kinds), name]] += 1
+        return found
+
+    def _plan(self, mixed: np.ndarray) -> Plan | None:
+        """The plan of an answer, or the fastest that can be written instead; None when its layers are out of order."""
+        problem, names = self.problem, self.problem.kind_names
+        counts = np.zeros((problem.places, len(problem.layers), len(names)), int)
+        for (place, layer, kind), number in zip(self.program.columns, mixed, strict=True):
+            counts[place, layer, names.index(kind)] += int(number)
+        by_kind = counts.sum(axis=2)
+        if (by_kind != self.program.by_kind(by_kind.sum(axis=1))).any():
+            return None
+        places = []
+        for mine in counts:
+            runs = tuple((layer, int(number)) for layer, number in enumerate(mine.sum(axis=1)) if number)
+            try:
+                places.append(tuple(self.mixes.written(runs, mine)))
+            except ValueError:
+                return None
+        return Plan(tuple(places))
+
+
+def dive(program: PathProgram, values: np.ndarray, random: np.random.Generator, deadline: float) -> np.ndarray | None:
+    """Whole layers of each place from an answer of the program, a few places at a time; None when that leads nowhere."""
+    totals = program.totals(values)
+    low, high = np.ones(len(totals), int), np.full(len(totals), program.most)
+    try:
+        while (low < high).any():
+            if time.monotonic() > deadline:
+                return None
+            left = np.flatnonzero(low < high)
+            doubt = np.abs(totals[left] - np.rint(totals[left])) + 0.1 * random.random(len(left))
+            sure = left[doubt.argsort()[: max(1, len(totals) // 10)]]
+            low[sure] = high[sure] = np.rint(totals[sure])
+            program.limit_totals(low, high)
+            bound, values = program.solve()
+            if not math.isfinite(bound):
+                return None
+            program.separate(values)
+            totals = program.totals(values)
+        return low
+    finally:
+        program.limit_totals(1, program.most)

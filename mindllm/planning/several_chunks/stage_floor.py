@@ -1,0 +1,95 @@
+"""How long whole layers occupy a stage at least: small integer programs, one for each number of layers on a stage.
+
+The linear program over paths may split layers and recompute parts of them. For a step to beat, a stage can hold no more layers
+than fit its memory and finish in time; between the numbers that remain, the least time of whole layers is a bound of the stage.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+
+import highspy
+import numpy as np
+
+from mindllm.planning.deadline import run_until
+from mindllm.planning.plan import end_of
+from mindllm.planning.problem import Problem
+from mindllm.planning.schedules.orders import Orders, alive
+
+EMPTY = (highspy.HighsModelStatus.kInfeasible, highspy.HighsModelStatus.kUnboundedOrInfeasible)
+"""What says that a program has no answer: none of those here is unbounded."""
+Floor = list[tuple[int, float]]  # numbers of layers, rising, and the least time of a micro-batch's passes through them
+
+
+class StageFloor:
+    """Least times of the layers of one kind on one stage, for any split over its chunks and any recomputation that fits."""
+
+    def __init__(self, problem: Problem, orders: Orders, stage: int, layer: int) -> None:
+        self.problem, self.stage = problem, stage
+        self.layer = problem.layers[layer]
+        costs = list(self.layer.kinds.values())
+        self.columns = [(chunk, cost) for chunk in range(problem.chunks) for cost in costs]
+        self.solver = highspy.Highs()
+        self.solver.setOptionValue("output_flag", False)
+        self.solver.setOptionValue("threads", 1)
+        for number, (_, cost) in enumerate(self.columns):
+            self.solver.addVar(0, highspy.kHighsInf)
+            self.solver.changeColIntegrality(number, highspy.HighsVarType.kInteger)
+            self.solver.changeColCost(number, self.layer.forward + cost.backward)
+        every = np.arange(len(self.columns), dtype=np.int32)
+        self.solver.addRow(0, 0, len(every), every, np.ones(len(every)))
+        if len(problem.layers) == 1:
+            for chunk in range(problem.chunks):
+                mine = np.array([n for n, (own, _) in enumerate(self.columns) if own == chunk], np.int32)
+                self.solver.addRow(1, highspy.kHighsInf, len(mine), mine, np.ones(len(mine)))
+        self._memory_rows(alive(orders, problem.chunks)[stage], every)
+
+    def _memory_rows(self, vectors: np.ndarray, every: np.ndarray) -> None:
+        problem, stage = self.problem, self.stage
+        limit = problem.per_stage("limit_mb")[stage]
+        if math.isinf(limit):
+            return
+        transient = min(cost.transient_mb for layer in problem.layers for cost in layer.kinds.values())
+        room = limit - transient - sum(problem.per_stage(key)[stage] for key in ("static_mb", "transient_mb"))
+        ends = [(c, end) for c in range(problem.chunks) for end in end_of(problem, c * problem.stages + stage)]
+        room -= sum(end.memory_mb for _, end in ends)
+        for vector in vectors:
+            kept = sum(vector[chunk] * end.activation_mb for chunk, end in ends)
+            use = np.array(
+                [vector[c] * cost.activation_mb + self.layer.parameter_mb for c, cost in self.columns], float
+            )
+            self.solver.addRow(-highspy.kHighsInf, room - kept, len(every), every, use)
+
+    def least(self, count: int, deadline: float = math.inf) -> float:
+        """The least time of ``count`` layers, or a lower bound of it at ``deadline``; infinite when they do not fit."""
+        self.solver.changeRowBounds(0, count, count)
+        run_until(self.solver, deadline)
+        if self.solver.getModelStatus() in EMPTY:
+            return math.inf
+        return max(0.0, self.solver.getInfo().mip_dual_bound)
+
+    def times_below(self, latest: float, first: int, deadline: float) -> tuple[Floor, int] | None:
+        """Times from ``first`` layers on up to ``latest``, and how many layers are possible at most; None when out of time."""
+        found: Floor = [(0, 0.0)]
+        for count in range(max(first, 1), self.layer.count + 1):
+            if time.monotonic() > deadline:
+                return None
+            least = self.least(count, deadline)
+            if least > latest:
+                return found, count - 1
+            found.append((count, least))
+        return found, self.layer.count
+
+
+def hull(points: Floor) -> list[tuple[float, float]]:
+    """Slope and intercept of the lines below the points that touch two of them."""
+    kept: list[tuple[float, float]] = []
+    for x, y in points:
+        while len(kept) > 1 and (kept[-1][1] - kept[-2][1]) * (x - kept[-2][0]) >= (y - kept[-2][1]) * (
+            kept[-1][0] - kept[-2][0]
+        ):
+            kept.pop()
+        kept.append((x, y))
+    return [((y1 - y0) / (x1 - x0), y0 - (y1 - y0) / (x1 - x0) * x0) for (x0, y0), (x1, y1) in itertools.pairwise(kept)]

@@ -1,0 +1,127 @@
+"""The best plan of a problem, with a lower bound of every plan's step: one door to the solvers of the schedules."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+
+import numpy as np
+
+from mindllm.errors import CheckFailed, UserError
+from mindllm.planning.deadline import OutOfTime
+from mindllm.planning.one_chunk.planner import solve_one_chunk
+from mindllm.planning.plan import Evaluation, Plan, evaluate, even_counts, orders_of
+from mindllm.planning.problem import ZERO_BUBBLE, Problem
+from mindllm.planning.recomputation.feasible import lightest_split
+from mindllm.planning.recomputation.mixes import Mixes
+from mindllm.planning.recomputation.stage_choice import StageChoice
+from mindllm.planning.several_chunks.planner import solve_interleaved
+from mindllm.planning.zero_bubble.planner import solve_zero_bubble, try_plan
+
+ADVICE = 2.0  # seconds to find out what would fit where nothing does, beyond what is left of the time
+
+
+@dataclass(frozen=True)
+class Solution:
+    """A plan, what no plan can beat, and what the even split takes (None where it does not fit the memory).
+
+    Attributes:
+        lower_bound: a step that no plan is shorter than; None where none was proved.
+    """
+
+    best: Evaluation
+    lower_bound: float | None
+    solve_seconds: float
+    even: Evaluation | None
+
+    @property
+    def gap(self) -> float | None:
+        """How far the plan may be from the optimum, as a share of the lower bound; None where that is not known."""
+        if self.lower_bound is not None and self.best.step_time <= self.lower_bound:
+            return 0.0
+        return self.best.step_time / self.lower_bound - 1 if self.lower_bound else None
+
+
+class Infeasible(CheckFailed):
+    """No plan fits the memory."""
+
+
+def solve(problem: Problem, seconds: float = 60.0) -> Solution:
+    """Plans ``problem`` within about ``seconds``.
+
+    Raises:
+        Infeasible: no split and no recomputation fits the memory.
+        UserError: no plan was found in that time.
+    """
+    started = time.monotonic()
+    deadline = started + seconds
+    even = even_split(problem, deadline)
+    try:
+        plan, proved = _solver(problem, even, deadline)
+    except OutOfTime:
+        plan, proved = (even.plan if even else None), 0.0
+    if plan is None and math.isinf(proved):
+        raise Infeasible(_what_would_fit(problem, max(deadline, time.monotonic() + ADVICE)))
+    if plan is None:
+        raise UserError(
+            f"{problem.name}: no plan was found in {seconds:g} s, nor that there is none; give more --seconds"
+        )
+    best = even if even is not None and plan == even.plan else evaluate(problem, plan, deadline)
+    if even is not None and even.step_time < best.step_time:
+        best = even
+    bound = min(max(proved, work_bound(problem)) + problem.exposed_communication, best.step_time)
+    return Solution(best, bound if bound or not best.step_time else None, time.monotonic() - started, even)
+
+
+def _solver(problem: Problem, even: Evaluation | None, deadline: float) -> tuple[Plan | None, float]:
+    """The best plan found, None without one, and a proved lower bound of the makespan, infinite where no plan exists."""
+    if problem.schedule in ZERO_BUBBLE:
+        return solve_zero_bubble(problem, even, deadline)
+    if problem.chunks == 1:
+        return solve_one_chunk(problem, deadline, even)
+    return solve_interleaved(problem, deadline)
+
+
+def work_bound(problem: Problem) -> float:
+    """A lower bound of the makespan that needs no search, with the quickest recomputation of every layer.
+
+    Some stage has at least the average of all work, and the first micro-batch passes every place and comes back.
+    """
+    quickest = [layer.forward + min(kind.backward for kind in layer.kinds.values()) for layer in problem.layers]
+    ends = (problem.head, problem.tail)
+    work = sum(time * layer.count for time, layer in zip(quickest, problem.layers, strict=True))
+    work += sum(end.forward + end.backward for end in ends)
+    late = 0.0  # weight gradients, which the way back need not wait for
+    if problem.schedule in ZERO_BUBBLE:
+        late = sum(layer.weight_gradient * layer.count for layer in problem.layers) + sum(
+            e.weight_gradient for e in ends
+        )
+    crossings = 2 * problem.point_to_point * (problem.places - 1 if problem.stages > 1 else 0)
+    return max(work * problem.micro_batches / problem.stages, work - late + crossings)
+
+
+def _what_would_fit(problem: Problem, deadline: float) -> str:
+    """Says that no plan fits, and the smallest change after which one does."""
+    try:
+        lightest = lightest_split(problem, deadline)
+    except OutOfTime:
+        return f"{problem.name}: no split and no recomputation fits the memory"
+    more, stage = lightest.missing_mb, lightest.stage
+    limit = problem.per_stage("limit_mb")[stage]
+    return (
+        f"{problem.name}: no split and no recomputation fits the memory: every plan lacks {more:,.1f} MB on some stage, first on "
+        f"stage {stage}; with limits {more:,.1f} MB higher ({limit + more:,.1f} MB there) one fits"
+    )
+
+
+def even_split(problem: Problem, deadline: float = math.inf) -> Evaluation | None:
+    """The better even split with the recomputation that suits it best, or None when it does not fit."""
+    choice = StageChoice(problem, Mixes(problem), orders_of(problem))
+    found = []
+    for counts in even_counts(problem):
+        try:
+            found.append(try_plan(problem, choice.plan(np.array(counts)), deadline))
+        except ValueError:
+            continue
+    return min((tried for tried in found if tried), key=lambda evaluation: evaluation.step_time, default=None)

@@ -1,0 +1,1 @@
+"""Planning for zero-bubble schedules, whose order of operations is searched, too."""

@@ -1,0 +1,163 @@
+"""Zero-bubble schedules: the backward pass in two parts, of which the weights' gradient may wait (Qi et al. 2024, 2401.10241).
+
+A stage always does what is ready, in an order of preference: forward passes until enough are under way, then backward passes,
+then weight gradients in what would be a wait. How many are enough, and how much of a wait suffices for a gradient, is tried
+out, first on a grid, then by chance; then single operations are moved (``operation_order.py``). Memory decides with them:
+``zb1p`` keeps within the activations of 1F1B's first stage on all stages, ``zb2p`` within twice that, ``zb`` within the limit.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+import time
+from dataclasses import dataclass
+
+import numpy as np
+
+from mindllm.planning.schedules.orders import BACKWARD, FORWARD, WEIGHT, Orders
+from mindllm.planning.zero_bubble.operation_order import (
+    Judge,
+    Kinds,
+    StageCosts,
+    improved,
+    longest_stage,
+    walk,
+    with_micro_batches,
+)
+
+DEPTHS = (0.0, 0.5, 0.8, 1.0, 1.03, 1.06, 1.25, 1.5)
+"""Forward passes under way beyond 1F1B's, as a share of the stages behind."""
+PATIENCE = (0.0, 0.15, 0.3, 0.7, 1.0)
+"""The part of a weight gradient that may make the next operation late."""
+EFFORT = 100_000
+MOVING = 15  # times as many operations are timed for moves: that is so much quicker than to schedule them
+
+
+def best_orders(
+    costs: StageCosts,
+    micro_batches: int,
+    effort: int = EFFORT,
+    judge: Judge = longest_stage,
+    deadline: float = math.inf,
+) -> Orders:
+    """The schedule found whose slowest stage is quickest in the eyes of ``judge``.
+
+    The grid first, then small random changes of its best rule as long as about ``effort`` operations have been scheduled, then
+    moves of single operations. After ``deadline`` the best so far is taken.
+
+    Raises:
+        ValueError: a stage cannot hold one micro-batch.
+    """
+    stages = len(costs.forward)
+    behind = stages - 1 - np.arange(stages)
+    found: list[tuple[float, _Rule, list[Kinds]]] = []
+    for depth, patience in itertools.product(DEPTHS, PATIENCE):
+        if found and time.monotonic() > deadline:
+            break
+        rule = _Rule(behind + 1 + np.rint(depth * behind).astype(int), np.full(stages, patience))
+        found += _tried(costs, micro_batches, rule, judge)
+    if not found:
+        raise ValueError("a stage cannot hold one micro-batch")
+    best = min(found, key=lambda entry: entry[0])
+    random = np.random.default_rng(0)
+    for _ in range(effort // (3 * stages * micro_batches)):
+        if time.monotonic() > deadline:
+            break
+        for entry in _tried(costs, micro_batches, _changed(best[1], random), judge):
+            best = entry if entry[0] <= best[0] else best
+    return with_micro_batches(improved(costs, best[2], judge, MOVING * effort, deadline))
+
+
+@dataclass(frozen=True)
+class _Rule:
+    """Forward passes under way that are enough, and the share of a weight gradient that may make others late, per stage."""
+
+    wanted: np.ndarray
+    patience: np.ndarray
+
+
+def _changed(rule: _Rule, random: np.random.Generator) -> _Rule:
+    """The rule with a stretch of stages changed."""
+    first = int(random.integers(len(rule.wanted)))
+    stretch = slice(first, first + int(random.integers(1, len(rule.wanted) + 1)))
+    wanted, patience = rule.wanted.copy(), rule.patience.copy()
+    if random.random() < 0.5:
+        wanted[stretch] = np.maximum(1, wanted[stretch] + random.choice((-1, 1)))
+    else:
+        patience[stretch] = random.choice(PATIENCE)
+    return _Rule(wanted, patience)
+
+
+def _tried(costs: StageCosts, micro_batches: int, rule: _Rule, judge: Judge) -> list[tuple[float, _Rule, list[Kinds]]]:
+    """The time and the schedule of a rule; nothing where memory stops it."""
+    kinds = _Greedy(costs, micro_batches, rule).run()
+    line = walk(costs, kinds) if kinds is not None else None
+    return [(max(line.times(judge)), rule, kinds)] if kinds is not None and line is not None else []
+
+
+class _Greedy:
+    """One pass through time. Stages are asked in the order of the moments at which they are free or something arrives."""
+
+    def __init__(self, costs: StageCosts, micro_batches: int, rule: _Rule) -> None:
+        self.costs, self.micro, self.wanted, self.patience = costs, micro_batches, rule.wanted, rule.patience
+        stages = len(costs.forward)
+        self.kinds: list[Kinds] = [[] for _ in range(stages)]
+        self.done = np.zeros((stages, 3), int)
+        self.memory = np.zeros(stages)
+        self.free = np.zeros(stages)
+        self.arrival = np.full((stages, 2, micro_batches), np.inf)
+        self.arrival[0, FORWARD] = 0.0
+        self.events = [(0.0, stage) for stage in range(stages)]
+
+    def run(self) -> list[Kinds] | None:
+        """The kinds of operations of every stage, or None when memory does not let them all be done."""
+        while self.events:
+            now, stage = heapq.heappop(self.events)
+            if now >= self.free[stage] - 1e-12:
+                self._ask(stage, now)
+        return self.kinds if (self.done == self.micro).all() else None
+
+    def _ask(self, stage: int, now: float) -> None:
+        forward, backward, weight = self.done[stage].tolist()
+        costs = self.costs
+        room = self.memory[stage] + costs.held[stage] <= costs.limit[stage] * (1 + 1e-12)
+        next_forward = self.arrival[stage, FORWARD, forward] if forward < self.micro and room else np.inf
+        next_backward = self.arrival[stage, BACKWARD, backward] if backward < forward else np.inf
+        wanted = forward - backward < self.wanted[stage]
+        if next_forward <= now and wanted:
+            self._do(stage, FORWARD, forward, now)
+        elif next_backward <= now:
+            self._do(stage, BACKWARD, backward, now)
+        elif weight < backward:
+            nearest = min(next_backward, next_forward if wanted else np.inf)
+            if now + (1 - self.patience[stage]) * costs.weight[stage] <= nearest:
+                self._do(stage, WEIGHT, weight, now)
+            else:
+                heapq.heappush(self.events, (nearest, stage))
+        else:
+            nearest = min(next_backward, next_forward if wanted else np.inf)
+            if np.isfinite(nearest):
+                heapq.heappush(self.events, (nearest, stage))
+
+    def _do(self, stage: int, what: int, micro: int, now: float) -> None:
+        costs = self.costs
+        end = now + (costs.forward, costs.backward, costs.weight)[what][stage]
+        self.kinds[stage].append(what)
+        self.done[stage, what] += 1
+        self.free[stage] = end
+        released = costs.held[stage] - costs.kept[stage]
+        self.memory[stage] += (costs.held[stage], -released, -costs.kept[stage])[what]
+        heapq.heappush(self.events, (end, stage))
+        last = len(costs.forward) - 1
+        if what == FORWARD and stage == last:
+            self.arrival[stage, BACKWARD, micro] = end
+        elif what == FORWARD:
+            self._send(stage + 1, FORWARD, micro, end + costs.delay)
+        elif what == BACKWARD and stage > 0:
+            self._send(stage - 1, BACKWARD, micro, end + costs.delay)
+
+    def _send(self, stage: int, what: int, micro: int, when: float) -> None:
+        self.arrival[stage, what, micro] = when
+        heapq.heappush(self.events, (max(when, self.free[stage]), stage))

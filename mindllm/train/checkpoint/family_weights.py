@@ -1,0 +1,127 @@
+"""Our weights out of tensors of a family's files, and back, as its weight table says: lazily, a tensor of theirs at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from mindllm.config import ModelConfig
+from mindllm.config.families import family_of
+from mindllm.config.families.weight_table import Weight, WeightTable
+from mindllm.config.layers import AttentionSpec, RotarySpec
+from mindllm.models.weight_shapes import weight_shapes
+from mindllm.train.checkpoint.tensors import TensorSource
+
+Shape = tuple[int, ...]
+ROTATED: tuple[str, ...] = ("attention.wq.weight", "attention.wk.weight", "attention.wq.bias", "attention.wk.bias")
+ROTATED += ("attention.query_norm.weight", "attention.key_norm.weight")
+
+
+@dataclass(frozen=True)
+class Lazy:
+    """An array that is made when it is asked for; ``make`` reads what it is made of then."""
+
+    shape: Shape
+    dtype: np.dtype
+    make: Callable[[], np.ndarray]
+
+    def __array__(self, dtype: np.dtype | None = None, copy: bool | None = None) -> np.ndarray:
+        return np.asarray(self.make(), dtype)
+
+
+class FamilyWeights:
+    """The tensors of the files of ``model``'s family: names and shapes, and the values of each side from the other."""
+
+    def __init__(self, model: ModelConfig) -> None:
+        self.table: WeightTable = family_of(model).weights
+        self.ours = weight_shapes(model)
+        self.attention = model.architecture.layers[0].attention
+        self.weights = {weight.theirs: weight for weight in self.table.of(self.ours)}
+        self.order = _row_order(self.attention, self.table.neighbours)
+
+    def shapes(self) -> dict[str, Shape]:
+        """Shape of every tensor of theirs, in the order of our weights."""
+        return {name: self._shape(weight) for name, weight in self.weights.items()}
+
+    def read(self, found: Mapping[str, TensorSource]) -> dict[str, tuple[str, TensorSource]]:
+        """Our weights by name, each with the tensor of theirs it comes from; ``found`` has all of :meth:`shapes`."""
+        taken = {}
+        for name, weight in self.weights.items():
+            for index, ours in enumerate(weight.ours):
+                taken[ours] = (name, self._one_of(weight, index, found[name]))
+        return {ours: taken[ours] for ours in self.ours}
+
+    def write(self, weights: Mapping[str, TensorSource]) -> dict[str, TensorSource]:
+        """Their tensors by name, from our weights."""
+        return {name: self._together(weight, weights) for name, weight in self.weights.items()}
+
+    def _shape(self, weight: Weight) -> Shape:
+        parts = [self.ours[ours] for ours in weight.ours]
+        shape = (sum(part[0] for part in parts), *parts[0][1:])
+        return shape[::-1] if weight.transposed else shape
+
+    def _one_of(self, weight: Weight, index: int, source: TensorSource) -> TensorSource:
+        ours = weight.ours[index]
+        if len(weight.ours) == 1 and not weight.transposed and not self._reordered(ours):
+            return source
+
+        def make() -> np.ndarray:
+            values = np.asarray(source)
+            part = self._split(weight, values.T if weight.transposed else values)[index]
+            return np.ascontiguousarray(self._rows(part, self.order) if self._reordered(ours) else part)
+
+        return Lazy(self.ours[ours], source.dtype, make)
+
+    def _together(self, weight: Weight, weights: Mapping[str, TensorSource]) -> TensorSource:
+        if len(weight.ours) == 1 and not weight.transposed and not self._reordered(weight.ours[0]):
+            return weights[weight.ours[0]]
+        back = np.argsort(self.order)
+
+        def make() -> np.ndarray:
+            parts = [np.asarray(weights[ours]) for ours in weight.ours]
+            turned = [
+                self._rows(part, back) if self._reordered(ours) else part
+                for ours, part in zip(weight.ours, parts, strict=True)
+            ]
+            joined = self._join(weight, turned)
+            return np.ascontiguousarray(joined.T if weight.transposed else joined)
+
+        return Lazy(self._shape(weight), weights[weight.ours[0]].dtype, make)
+
+    def _reordered(self, ours: str) -> bool:
+        """Whether the rows of a weight of ours stand in another order in their files."""
+        return ours.endswith(ROTATED) and not np.array_equal(self.order, np.arange(len(self.order)))
+
+    def _rows(self, values: np.ndarray, order: np.ndarray) -> np.ndarray:
+        """The rows of every head in another order."""
+        heads = values.reshape(-1, self.attention.head_dim, *values.shape[1:])
+        return heads[:, order].reshape(values.shape)
+
+    def _split(self, weight: Weight, values: np.ndarray) -> Sequence[np.ndarray]:
+        counts = [self.ours[ours][0] for ours in weight.ours]
+        if not weight.by_head:
+            return np.split(values, np.cumsum(counts)[:-1])
+        groups = self.attention.kv_heads
+        grouped = values.reshape(groups, -1, *values.shape[1:])
+        parts = np.split(grouped, np.cumsum([count // groups for count in counts])[:-1], axis=1)
+        return [part.reshape(-1, *values.shape[1:]) for part in parts]
+
+    def _join(self, weight: Weight, parts: Sequence[np.ndarray]) -> np.ndarray:
+        if not weight.by_head:
+            return np.concatenate(parts)
+        groups, rest = self.attention.kv_heads, parts[0].shape[1:]
+        grouped = np.concatenate([part.reshape(groups, -1, *rest) for part in parts], axis=1)
+        return grouped.reshape(-1, *rest)
+
+
+def _row_order(attention: AttentionSpec, neighbours: bool) -> np.ndarray:
+    """Which row of a head of theirs each of ours is: ours pair ``i`` with ``i + head_dim / 2``, the turned pairs first."""
+    width = attention.head_dim
+    turned = attention.position.rotary_dim if isinstance(attention.position, RotarySpec) else width
+    first = np.arange(0, turned, 2) if neighbours else np.arange(turned // 2)
+    second = first + 1 if neighbours else first + turned // 2
+    left = np.arange(turned, width)
+    middle = len(left) // 2
+    return np.concatenate([first, left[:middle], second, left[middle:]])

@@ -1,0 +1,134 @@
+"""Interleaved pipelines: small ones are proved against every plan; the parts of the proof are bounds, and stop when told."""
+
+import math
+import time
+
+import numpy as np
+import pytest
+from planning_problems import every_plan, random_problem
+
+from mindllm.planning.plan import evaluate, orders_of
+from mindllm.planning.recomputation.mixes import Mixes
+from mindllm.planning.schedules.orders import timetable
+from mindllm.planning.several_chunks.bound_process import BoundProcess, tree_of
+from mindllm.planning.several_chunks.layer_descent import LayerDescent
+from mindllm.planning.several_chunks.path_program import PathProgram
+from mindllm.planning.several_chunks.reoptimise import Reoptimiser
+from mindllm.planning.solve import solve
+
+CASES = [
+    (seed, layer_kinds, schedule) for seed in range(3) for layer_kinds, schedule in ((1, "1f1b"), (2, "less_memory"))
+]
+
+
+def small_problem(seed, layer_kinds, schedule, layers=6):
+    """Two stages of two chunks; without limits of layers a plan would be trivial, so memory is short."""
+    problem = random_problem(seed, 2, layers, 2, 4, 2, schedule, layer_kinds)
+    return problem.with_limit(problem.per_stage("limit_mb")[0] * 1.5)
+
+
+def fitting(problem):
+    return [done for plan in every_plan(problem) if (done := evaluate(problem, plan)).fits]
+
+
+def program_of(problem):
+    return PathProgram(problem, timetable(orders_of(problem), problem.chunks))
+
+
+def soon():
+    return time.monotonic() + 20
+
+
+@pytest.mark.parametrize(("seed", "layer_kinds", "schedule"), CASES)
+def test_small_problems_are_solved_and_proved(seed, layer_kinds, schedule):
+    problem = small_problem(seed, layer_kinds, schedule)
+    optimum = min(done.step_time for done in fitting(problem))
+    solution = solve(problem, 20)
+    assert solution.best.step_time == pytest.approx(optimum, rel=1.1e-4)
+    assert solution.lower_bound <= optimum * (1 + 1e-9)
+    assert solution.gap <= 1.1e-4
+
+
+@pytest.mark.parametrize(("seed", "layer_kinds", "schedule"), CASES)
+def test_the_tree_is_a_bound_from_the_first_report_to_the_last(seed, layer_kinds, schedule):
+    problem = small_problem(seed, layer_kinds, schedule)
+    optimum = min(done.line.makespan for done in fitting(problem))
+    reports = []
+    tree_of(problem, optimum, 1e-4, soon()).bound(soon(), reports.append)
+    assert reports
+    assert max(reports) <= optimum * (1 + 1e-9)
+    assert reports[-1] >= optimum * (1 - 1.1e-4)
+
+
+@pytest.mark.parametrize(("seed", "layer_kinds", "schedule"), CASES)
+def test_a_better_plan_than_the_best_is_not_ruled_out(seed, layer_kinds, schedule):
+    """The tree is told of a plan that is a little worse than the optimum, as a search may have found it."""
+    problem = small_problem(seed, layer_kinds, schedule)
+    optimum = min(done.line.makespan for done in fitting(problem))
+    for worse in (1 + 5e-5, 1.001, 1.05):
+        reports = []
+        tree_of(problem, worse * optimum, 1e-4, soon()).bound(soon(), reports.append)
+        assert max(reports) <= optimum * (1 + 1e-9)
+
+
+def test_a_split_is_judged_below_all_of_its_plans():
+    problem = small_problem(1, 2, "1f1b")
+    descent = LayerDescent(program_of(problem), np.random.default_rng(0))
+    least = {}
+    for done in fitting(problem):
+        least[done.plan.counts] = min(least.get(done.plan.counts, math.inf), done.line.makespan)
+    assert len(least) > 3
+    for counts, makespan in least.items():
+        assert descent.judge(np.array(counts), soon()) <= makespan * (1 + 1e-9)
+
+
+def test_recomputation_of_a_split_is_the_best_there_is():
+    problem = small_problem(0, 1, "1f1b")
+    found = fitting(problem)
+    for counts in {done.plan.counts for done in found}:
+        least = min(done.line.makespan for done in found if done.plan.counts == counts)
+        plans = Reoptimiser(program_of(problem), Mixes(problem))
+        assert plans.choose_recomputation(np.array(counts), soon())
+        assert plans.best_time == pytest.approx(least, rel=1e-3)
+
+
+def test_planning_all_stages_anew_gives_the_best_plan():
+    problem = small_problem(2, 1, "1f1b")
+    found = fitting(problem)
+    plans = Reoptimiser(program_of(problem), Mixes(problem))
+    plans.offer(max(found, key=lambda done: done.line.makespan).plan)
+    assert plans.plan_anew(np.arange(problem.places), soon())
+    assert plans.best_time == pytest.approx(min(done.line.makespan for done in found), rel=1e-3)
+
+
+def test_a_plan_over_the_memory_is_not_taken():
+    problem = small_problem(0, 1, "1f1b")
+    problem = problem.with_limit(0.8 * problem.per_stage("limit_mb")[0])
+    over = next(plan for plan in every_plan(problem) if not evaluate(problem, plan).fits)
+    plans = Reoptimiser(program_of(problem), Mixes(problem))
+    assert not plans.offer(over)
+    assert plans.best is None
+
+
+def test_paths_that_are_forgotten_were_not_needed_and_come_back():
+    problem = random_problem(3, 4, 16, 3, 8, 2)
+    program = program_of(problem)
+    bound, _ = program.find_paths(soon())
+    known = len(program.known)
+    program.forget_slack_paths(known // 2)
+    assert len(program.known) == known // 2
+    weaker, _ = program.solve()
+    assert weaker <= bound * (1 + 1e-9)
+    again, _ = program.find_paths(soon())
+    assert again == pytest.approx(bound, rel=2e-3)
+
+
+def test_the_process_raises_the_bound_and_ends_with_its_context():
+    problem = random_problem(5, 4, 20, 3, 8, 2)
+    best = solve(problem, 2).best.line.makespan
+    with BoundProcess(problem, best, 1e-4, 60) as process:
+        limit = time.monotonic() + 60
+        while not process.bound and time.monotonic() < limit:
+            time.sleep(0.05)
+    assert 0.5 * best < process.bound
+    assert not process.running

@@ -1,0 +1,137 @@
+"""Random planning problems, and a judge that shares nothing with the planner: recursion over operations, a walk over memory."""
+
+import itertools
+from functools import cache
+
+import numpy as np
+
+from mindllm.planning.plan import Plan
+from mindllm.planning.problem import make_problem
+from mindllm.planning.recomputation.mixes import chains
+
+NAMES = ("none", "full", "select", "both", "comm", "k5", "k6", "k7")
+
+
+def random_problem(
+    seed, stages, layers, kinds=3, micro_batches=8, chunks=1, schedule="1f1b", layer_kinds=1, delay=0.0, working=False
+):
+    """Costs of a decoder that vary with the seed, and limits between tight and loose; ``working``: with working memory."""
+    random = np.random.default_rng(seed)
+    more = np.random.default_rng(seed)
+    split = [layers] if layer_kinds == 1 else [first := int(random.integers(1, layers)), layers - first]
+    parts = []
+    for index, count in enumerate(split):
+        scale = 1 - 0.4 * index
+        forward, activation = 100 * scale * random.uniform(0.8, 1.2), 1000 * scale * random.uniform(0.8, 1.2)
+        backward = forward * random.uniform(1.7, 2.2)
+        costs = {"none": {"backward": backward, "activation_mb": activation}}
+        if kinds > 1:
+            costs["full"] = {"backward": backward + forward, "activation_mb": 0.05 * activation}
+        for name in NAMES[2:kinds]:
+            share = random.uniform(0.05, 0.95)
+            again = forward * share**1.5 * random.uniform(0.9, 1.1)
+            costs[name] = {"backward": backward + again, "activation_mb": activation * (1 - 0.95 * share)}
+        if working:
+            for cost in costs.values():
+                cost["transient_mb"] = activation * more.uniform(0, 2)
+        body = {"name": f"body{index}", "count": count, "forward": forward, "kinds": costs}
+        parts.append({**body, "parameter_mb": random.uniform(300, 1500), "start_mb": more.uniform(0, 1500) * working})
+    low, high = layers / stages * (1500 + 50 * stages), layers / stages * (1000 + 1000 * min(micro_batches, stages))
+    fields = {
+        "name": f"random {seed}",
+        "stages": stages,
+        "chunks": chunks,
+        "micro_batches": micro_batches,
+        "schedule": schedule,
+        "layers": parts,
+        "head": {
+            "forward": random.uniform(0, 30),
+            "backward": random.uniform(0, 60),
+            "memory_mb": random.uniform(0, 3000),
+        },
+        "tail": {
+            "forward": random.uniform(0, 150),
+            "backward": random.uniform(0, 300),
+            "memory_mb": 3000.0,
+            "transient_mb": more.uniform(0, 2000) * working,
+        },
+        "start_mb": more.uniform(0, 4000) * working,
+        "limit_mb": 4000 + low + random.uniform(0.05, 0.9) * (high - low),
+        "point_to_point": delay,
+    }
+    return make_problem(fields, "random")
+
+
+def judged(problem, plan, orders):
+    """Step time and peak memory of every stage, from the orders of operations alone."""
+    layers = iter(problem.layer_order)
+    forward, backward, held, needed = [], [], [], []
+    fixed, start = [0.0] * problem.stages, list(problem.per_stage("start_mb"))
+    for place, kinds in enumerate(plan.places):
+        mine = [problem.layers[next(layers)] for _ in kinds]
+        ends = [problem.head] * (place == 0) + [problem.tail] * (place == problem.places - 1)
+        forward.append(sum(x.forward for x in mine + ends))
+        backward.append(
+            sum(x.kinds[k].backward for x, k in zip(mine, kinds, strict=True)) + sum(e.backward for e in ends)
+        )
+        held.append([x.kinds[k].activation_mb for x, k in zip(mine, kinds, strict=True)])
+        needed.append([x.kinds[k].transient_mb for x, k in zip(mine, kinds, strict=True)])
+        start[place % problem.stages] += sum(x.start_mb for x in mine)
+        fixed[place % problem.stages] += sum(x.parameter_mb for x in mine) + sum(e.memory_mb for e in ends)
+
+    @cache
+    def end(stage, index):
+        what, chunk, micro = orders[stage][index]
+        place = chunk * problem.stages + stage
+        begin = end(stage, index - 1) if index else 0.0
+        source = None
+        if what == 0 and place:
+            source = (place - 1, 0)
+        elif what == 1:
+            source = (place, 0) if place == problem.places - 1 else (place + 1, 1)
+        if source:
+            there = source[0] % problem.stages
+            number = orders[there].index((source[1], source[0] // problem.stages, micro))
+            begin = max(begin, end(there, number) + problem.point_to_point * (there != stage))
+        return begin + (forward if what == 0 else backward)[place]
+
+    peaks = []
+    for stage, order in enumerate(orders):
+        now = peak = 0.0
+        for what, chunk, _ in order:
+            place = chunk * problem.stages + stage
+            if what == 0:
+                now += sum(held[place])
+                continue
+            if place == problem.places - 1:
+                peak = max(peak, now + problem.tail.transient_mb)
+            for size, work in zip(reversed(held[place]), reversed(needed[place]), strict=True):
+                peak = max(peak, now + work)
+                now -= size
+        peaks.append(fixed[stage] + max(start[stage], peak + problem.per_stage("static_mb")[stage]))
+    for index in range(max(map(len, orders))):  # from early to late, so that recursion stays shallow
+        for stage, order in enumerate(orders):
+            if index < len(order):
+                end(stage, index)
+    return max(end(stage, len(order) - 1) for stage, order in enumerate(orders)), peaks
+
+
+def every_plan(problem):
+    """All plans whose mixes a YAML can say."""
+    for cuts in itertools.combinations(range(1, problem.layer_count), problem.places - 1):
+        counts = np.diff([0, *cuts, problem.layer_count])
+        options = [list(mixes(problem, int(count))) for count in counts]
+        for places in itertools.product(*options):
+            yield Plan(tuple(places))
+
+
+@cache
+def _mixes(orders, count):
+    found = set()
+    for chain in orders:
+        found |= set(itertools.combinations_with_replacement(chain, count))
+    return tuple(found)
+
+
+def mixes(problem, count):
+    return _mixes(tuple(map(tuple, chains(problem))), count)

@@ -1,0 +1,120 @@
+"""The command line of toolkit.convert_config, and run_llm.py and the tools on a YAML of MindFormers as it is."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import yaml
+
+import run_llm
+from mindllm.config import load_config
+from mindllm.config.load import read_file
+from mindllm.config.mindformers.recognise import is_mindformers
+from mindllm.errors import UserError
+from tests.config.mindformers_files import LEGACY, MCORE, writer
+from toolkit.benchmark.mindformers_yamls import convert_all
+from toolkit.benchmark.mindformers_yamls import main as count
+from toolkit.convert_config.__main__ import main
+
+PIPELINE = {
+    "parallel_config.data_parallel": 2,
+    "parallel_config.pipeline_stage": 4,
+    "parallel_config.micro_batch_num": 8,
+}
+
+
+@pytest.fixture
+def theirs(tmp_path):
+    """Writes a file of MindFormers."""
+    return writer(tmp_path)
+
+
+def test_the_account_names_every_key_and_ours_is_short(theirs, tmp_path, capsys):
+    source, ours = theirs(LEGACY, PIPELINE), tmp_path / "new" / "ours.yaml"
+    assert main([str(source), "-o", str(ours)]) == 0
+    shown = capsys.readouterr().out
+    for words in ("optimizer.type", "without bias correction", "checkpoints hold whole parameters", "wrote"):
+        assert words in shown
+    text = ours.read_text()
+    assert text.startswith("# Converted from theirs.yaml")
+    assert "pretrain_llama2_7b.yaml" in text
+    assert len(text.splitlines()) < 60
+    assert load_config(ours) == load_config(source)
+
+
+def test_without_output_ours_is_printed(theirs, capsys):
+    assert main([str(theirs(MCORE)), "--train_dataset_dir", "data/wiki"]) == 0
+    shown = capsys.readouterr().out
+    assert "base: " in shown
+    assert "data_path: data/wiki" in shown
+
+
+def test_json_has_everything(theirs, capsys):
+    assert main([str(theirs(LEGACY)), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert sum(told["counts"].values()) == sum(entry["line"] is not None for entry in told["keys"])
+    assert yaml.safe_load(told["yaml"])["optimizer"]["bias_correction"] is False
+    assert not told["problems"]
+
+
+def test_what_is_refused_is_told_and_nothing_is_written(theirs, tmp_path, capsys):
+    source = theirs(LEGACY, {"moe_config.expert_num": 8})
+    with pytest.raises(UserError, match="mixtures of experts") as caught:
+        main([str(source), "-o", str(tmp_path / "ours.yaml")])
+    assert caught.value.exit_code == 2
+    assert "refused" in capsys.readouterr().out
+    assert not (tmp_path / "ours.yaml").exists()
+    with pytest.raises(UserError):
+        main([str(source), "--json"])
+    assert json.loads(capsys.readouterr().out)["yaml"] is None
+
+
+def test_a_yaml_of_ours_is_no_input(tmp_path):
+    path = tmp_path / "ours.yaml"
+    path.write_text("seed: 1\n")
+    with pytest.raises(UserError, match="no YAML of MindFormers"):
+        main([str(path)])
+
+
+def test_run_llm_takes_theirs_and_its_options(theirs, capsys):
+    options = ["--print_config", "--train_dataset_dir", "data/a.mindrecord", "--auto_trans_ckpt", "False"]
+    assert run_llm.main(["--config", str(theirs(LEGACY)), *options]) == 0
+    told = yaml.safe_load(capsys.readouterr().out)
+    assert told["train_dataset"]["data_loader"]["config"]["data_path"] == "data/a.mindrecord"
+    assert told["model"]["model_config"]["num_layers"] == 32
+
+
+def test_the_count_is_by_network_and_reason(theirs, tmp_path, capsys):
+    theirs(LEGACY, name="a.yaml")
+    theirs(MCORE, name="b.yaml")
+    theirs(LEGACY, {"moe_config.expert_num": 8}, name="c.yaml")
+    theirs(LEGACY, {"run_mode": "predict"}, name="d.yaml")
+    (tmp_path / "other.yaml").write_text("seed: 1\n")
+    results = list(convert_all([tmp_path]))
+    assert [bool(result.reason) for result in results] == [False, False, True]
+    assert count([str(tmp_path)]) == 0
+    shown = capsys.readouterr().out
+    assert "LlamaForCausalLM" in shown
+    assert "mixtures of experts are not here yet" in shown
+    with pytest.raises(UserError, match="no YAML of MindFormers below"):
+        count([str(tmp_path / "nothing")])
+
+
+WHEEL = "mindformers==1.8.0"
+
+
+@pytest.mark.slow
+def test_the_yamls_of_a_wheel_convert_or_are_refused_for_a_reason(tmp_path):
+    """Every YAML of the wheel is recognised, none has a key that is unknown, and the dense one of Llama's kind converts."""
+    command = [sys.executable, "-m", "pip", "download", WHEEL, "--no-deps", "--quiet", "--dest", str(tmp_path)]
+    if subprocess.run(command, capture_output=True).returncode:
+        pytest.skip("pip cannot download here")
+    wheel = next(tmp_path.glob("*.whl"))
+    subprocess.run([sys.executable, "-m", "zipfile", "-e", str(wheel), str(tmp_path / "wheel")], check=True)
+    files = [path for path in (tmp_path / "wheel" / "configs").rglob("*.yaml") if "train_dataset:" in path.read_text()]
+    assert len(files) >= 6
+    assert all(map(is_mindformers, map(read_file, files)))
+    reasons = [result.reason for result in convert_all([tmp_path / "wheel"], predict=True)]
+    assert reasons
+    assert not [reason for reason in reasons if "unknown key" in reason]

@@ -1,0 +1,26 @@
+"""Tables that ranks keep beside their weights (angles of the rotary embedding, masks) against those of a single device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from mindllm.compiled.graph import CompiledGraph
+
+ROUNDING = 1e-6
+
+
+def table_problems(graphs: Sequence[CompiledGraph], tables: Mapping[str, np.ndarray]) -> Iterator[str]:
+    """Tables of each rank that are not those of the single device, by the last part of their names.
+
+    One that has another shape or dtype there, such as the mask of a fused attention, is seen only where it is used.
+    """
+    for graph in graphs:
+        for parameter in graph.parameters.values():
+            found, wanted = parameter.initial, tables.get(parameter.name.rsplit(".", 1)[-1])
+            if found is None or wanted is None or (found.shape, found.dtype) != (wanted.shape, wanted.dtype):
+                continue
+            error = float(np.max(np.abs(np.subtract(found, wanted, dtype=np.float64)), initial=0.0))
+            if not error <= ROUNDING:
+                yield f"{parameter.name} on rank {graph.rank}: off by {error:.2e} from the table of a single device"
