@@ -6,21 +6,19 @@ Its wheels carry theirs: ``pip download mindformers==2.0.0 --no-deps``, unzip, a
 from __future__ import annotations
 
 import hashlib
-import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-
-from rich.console import Console
-from rich.table import Table
 
 from mindllm.command import CommandParser, run_command
 from mindllm.config.document import Document, child
 from mindllm.config.load import build_config, read_file
 from mindllm.config.mindformers.convert import convert
 from mindllm.config.mindformers.recognise import is_mindformers
+from mindllm.console import output, print_json
 from mindllm.errors import UserError
+from mindllm.tables import Table, figures, texts
 
 TRAINING = ("train", "finetune", "eval")
 NAMES = (("model", "arch", "type"), ("model", "model_config", "architectures"), ("model", "architectures"))
@@ -47,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not results:
         raise UserError(f"no YAML of MindFormers below {', '.join(map(str, options.directories))}")
     if options.json:
-        print(json.dumps({"files": [asdict(result) for result in results]}, indent=1))
+        print_json({"files": [asdict(result) for result in results]})
     else:
         print_counts(results)
     return 0
@@ -95,23 +93,21 @@ def _without_place(message: str) -> str:
 
 def print_counts(results: Sequence[Result]) -> None:
     """Prints the two tables."""
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = 170
-    table = Table("network", "files", "distinct", "convert", box=None, pad_edge=False)
+    table = Table("", [*texts("network"), *figures("files", "distinct", "convert")])
     networks = Counter(result.network for result in results)
     for network, count in networks.most_common():
         own = [result for result in results if result.network == network]
         table.add_row(network, str(count), str(_distinct(own)), str(sum(not result.reason for result in own)))
     converted = [result for result in results if not result.reason]
-    table.add_row("all", str(len(results)), str(_distinct(results)), str(len(converted)), style="bold")
-    console.print(table)
+    table.add_row("all", str(len(results)), str(_distinct(results)), str(len(converted)))
+    output.print(table)
     reasons = Counter(result.reason for result in results if result.reason)
     if reasons:
-        told = Table("\nfiles", "\nthe first reason why not", box=None, pad_edge=False)
+        told = Table("", [*figures("files"), *texts("the first reason why not")])
         for reason, count in reasons.most_common():
             told.add_row(str(count), reason)
-        console.print(told)
+        output.print()
+        output.print(told)
 
 
 def _distinct(results: Iterable[Result]) -> int:

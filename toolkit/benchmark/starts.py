@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import os
 import subprocess
@@ -14,11 +13,9 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from rich.console import Console
-from rich.progress import track
-from rich.table import Table
-
 from mindllm.command import CommandParser, run_command
+from mindllm.console import output, print_json, track
+from mindllm.tables import Table, texts
 from toolkit.benchmark.report import write_markdown
 from toolkit.benchmark.side import ROOT
 
@@ -58,19 +55,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="writes the table there, too")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
     options = parser.parse_args(arguments)
-    console = Console(stderr=options.json)
     found: list[Start] = []
     with busy(options.busy):
-        for _ in track(range(options.starts), "starts", console=console):
+        for _ in track(range(options.starts), "starts"):
             found.append(start(options.ranks))
             if options.markdown:  # each time: it takes long, and may be ended before it is done
                 write(options.markdown, summary(found, options.ranks, options.busy))
     if options.json:
-        print(json.dumps({"starts": [asdict(item) for item in found]}))
+        print_json({"starts": [asdict(item) for item in found]})
     else:
-        table = Table(*COLUMNS)
-        table.add_row(*summary(found, options.ranks, options.busy))
-        console.print(table)
+        output.print(Table("", texts(*COLUMNS), [summary(found, options.ranks, options.busy)]))
     return 0
 
 

@@ -7,35 +7,30 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from mindllm.config.document import KeyPath
 from mindllm.config.mindformers.convert import Conversion
 from mindllm.config.mindformers.reading import Entry, shown
 from mindllm.config.mindformers.rules import Outcome
+from mindllm.console import output, visible
+from mindllm.tables import Column, Table
 
 ORDER = (Outcome.REFUSED, Outcome.TRANSLATED, Outcome.WITHOUT_EFFECT, Outcome.USED)
 COLOURS = {Outcome.REFUSED: "red", Outcome.TRANSLATED: "cyan", Outcome.WITHOUT_EFFECT: "dim", Outcome.USED: "green"}
 LONGEST = 48
-WIDE = 170  # where the output is no terminal
 
 
 def print_account(source: Path, conversion: Conversion) -> None:
     """Prints every key with what became of it: refused ones first, used ones last."""
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = WIDE
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), title=Text(str(source)), title_justify="left")
-    for heading in ("line", "key", "value", "", "here", "why"):
-        table.add_column(heading, justify="right" if heading == "line" else "left", overflow="fold")
+    headings = ("line", "key", "value", "", "here", "why")
+    table = Table(str(source), [Column(heading, is_text=heading != "line") for heading in headings], keys=2)
     for outcome in ORDER:
         for entry in _without_copies(conversion.entries):
             if entry.outcome is outcome:
                 table.add_row(*_cells(entry))
-    console.print(table)
-    console.print(_summary(conversion), markup=False)
+    output.print(table)
+    output.print(_summary(conversion))
 
 
 def _without_copies(entries: Iterable[Entry]) -> Iterator[Entry]:
@@ -54,7 +49,9 @@ def _cells(entry: Entry) -> tuple[Text, ...]:
     line = str(entry.origin.line or "") if entry.origin else ""
     value = "(left out)" if entry.origin is None else _cut(shown(entry.value))
     texts = (line, entry.key, value, entry.outcome.value, entry.becomes, entry.reason)
-    return tuple(Text(text, style=COLOURS[entry.outcome] if place == 3 else "") for place, text in enumerate(texts))
+    return tuple(
+        Text(visible(text), style=COLOURS[entry.outcome] if place == 3 else "") for place, text in enumerate(texts)
+    )
 
 
 def _cut(text: str) -> str:

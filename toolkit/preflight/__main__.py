@@ -9,6 +9,7 @@ from pathlib import Path
 from mindllm.command import CommandParser, run_command
 from mindllm.config import RunConfig, load_config
 from mindllm.config.callbacks import CheckpointMonitorConfig
+from mindllm.console import output
 from mindllm.errors import CheckFailed, UserError
 from mindllm.launch.job import HOST
 from toolkit.preflight.finding import Finding, bad, good
@@ -39,9 +40,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for finding in check(config, options, local):
         findings.append(finding)
         if not options.json:
-            print(finding.line(), flush=True)
+            output.print(finding.line())
     if options.json:
-        print(as_json(findings))
+        output.print(as_json(findings))
     refused = [finding.subject for finding in findings if finding.state == "no"]
     if refused:
         raise CheckFailed(f"not ready: {', '.join(dict.fromkeys(refused))}")
