@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from mindllm.config.mindformers.convert import Conversion, convert
 from mindllm.config.mindformers.recognise import is_mindformers
 from mindllm.config.run import RunConfig
 from mindllm.config.shorten import short_yaml, write_short
+from mindllm.console import output, print_json
 from mindllm.errors import UserError
 from toolkit.convert_config.report import as_json, print_account
 
@@ -43,11 +43,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     config, problem = _checked(conversion, options.source)
     text = _written(config, options.source, options.output) if config else None
     if options.json:
-        print(json.dumps(as_json(options.source, conversion, problem, text), indent=1, ensure_ascii=False))
+        print_json(as_json(options.source, conversion, problem, text))
     else:
         print_account(options.source, conversion)
         if text is not None:
-            print(f"wrote {options.output}" if options.output else f"\n{text}", end="\n" if options.output else "")
+            output.print(
+                f"wrote {options.output}" if options.output else f"\n{text}", end="\n" if options.output else ""
+            )
     if problem:
         raise UserError(problem)
     return 0
