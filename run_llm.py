@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from mindllm.interrupts import leave_on_interrupt
+from mindllm.interrupts import own_interrupts
 
 if __name__ == "__main__":
-    leave_on_interrupt()  # before what takes seconds to import
+    own_interrupts()  # before what takes seconds to import
     from mindllm.main import command
 
     command()

@@ -16,9 +16,21 @@ from types import FrameType
 INTERRUPTED = 130
 
 
+_owned = False  # whether this process is one of our command lines, and not a program that imports us
+
+
+def own_interrupts() -> None:
+    """Called where a command line begins: from here on Ctrl-C ends it at once, until there is something to save."""
+    global _owned
+    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+        _owned = True
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        leave_on_interrupt()
+
+
 def leave_on_interrupt() -> None:
     """From now on Ctrl-C ends the process at once, with one word and exit code 130; for the time in which nothing is lost."""
-    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+    if _owned:
         signal.signal(signal.SIGINT, _leave)
 
 
@@ -41,9 +53,7 @@ def receive_interrupts() -> None:
 
     To be called by the main thread before others are started: all of them block the signal, and one waits for it.
     """
-    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN or signal.SIGINT in signal.pthread_sigmask(
-        signal.SIG_BLOCK, ()
-    ):
+    if not _owned or signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ()):
         return
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     threading.Thread(target=_pass_on, name="interrupts", daemon=True).start()

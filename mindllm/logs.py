@@ -41,13 +41,15 @@ class LogFile(logging.FileHandler):
 
 
 def set_up_logging(output_dir: Path | str) -> Path:
-    """Sends the log of the package to standard output and to a file; returns the path of the file."""
+    """Sends the log of the package to standard output and to a file, which has debug messages, too; returns the file's path."""
     path = Path(output_dir) / "log" / f"rank_{os.environ.get('RANK_ID', '0')}" / "info.log"
     path.parent.mkdir(parents=True, exist_ok=True)
     package = logging.getLogger("mindllm")
-    package.setLevel(logging.INFO)
+    package.setLevel(logging.DEBUG)
     package.propagate = False
-    for handler in (logging.StreamHandler(sys.stdout), LogFile(path, encoding="utf-8")):
+    shown, kept = logging.StreamHandler(sys.stdout), LogFile(path, encoding="utf-8")
+    shown.setLevel(logging.INFO)
+    for handler in (shown, kept):
         handler.addFilter(RelativePath())
         handler.setFormatter(VisibleFormatter(FORMAT))
         package.addHandler(handler)

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 from mindllm.command import CommandParser, run_command
 from mindllm.config import RunConfig, load_config, render_config
-from mindllm.interrupts import leave_on_interrupt, receive_interrupts
+from mindllm.interrupts import leave_on_interrupt, own_interrupts, receive_interrupts
 
 EXAMPLES = """examples:
   python run_llm.py --config configs/llama2/pretrain_llama2_tiny.yaml
-  python run_llm.py --config configs/llama2/pretrain_llama2_tiny.yaml --resume_training
+  python run_llm.py --config configs/llama2/pretrain_llama2_tiny.yaml --resume_training auto
   python run_llm.py --config configs/llama2/pretrain_llama2_tiny.yaml --run_mode eval \\
       --load_checkpoint output/llama2_tiny/checkpoint/llm-400
   python run_llm.py --config configs/llama2/pretrain_llama2_tiny.yaml --run_mode predict \\
@@ -92,5 +92,5 @@ def run(config: RunConfig) -> int:
 
 def command() -> None:
     """The installed command ``mindllm``."""
-    leave_on_interrupt()
+    own_interrupts()
     run_command(main)

@@ -2,9 +2,9 @@
 
 import sys
 
-from mindllm.interrupts import leave_on_interrupt
+from mindllm.interrupts import own_interrupts
 
 if sys.argv[:1] == [
     "-m"
 ]:  # being started with python -m, and not yet further than this; not where a program imports tools
-    leave_on_interrupt()
+    own_interrupts()

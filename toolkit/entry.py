@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib import import_module
 
-from mindllm.interrupts import leave_on_interrupt
+from mindllm.interrupts import own_interrupts
 
 
 def plan() -> None:
@@ -28,7 +28,7 @@ def inspect() -> None:
 
 
 def _run(tool: str) -> None:
-    leave_on_interrupt()
+    own_interrupts()
     from mindllm.command import run_command
 
     run_command(import_module(f"{tool}.__main__").main)

@@ -104,7 +104,21 @@ class RankCompilation:
                 time.sleep(POLL_SECONDS)
         if len(files) < self.devices:
             raise self._failure([rank for rank in range(self.devices) if rank not in files])
-        return [load(files[rank]) for rank in range(self.devices)]
+        graphs = {rank: self._load(files[rank]) for rank in range(self.devices)}
+        if damaged := [rank for rank, graph in graphs.items() if graph is None]:
+            self._server = self._start(damaged)
+            return self.graphs(progress)
+        return [graph for graph in graphs.values() if graph is not None]
+
+    def _load(self, file: Path) -> CompiledGraph | None:
+        """A graph; None, and the file is removed, where a kept one is damaged: it is compiled again."""
+        try:
+            return load(file)
+        except UserError:
+            if self._kept is None or file.parent != self._kept:
+                raise
+            file.unlink(missing_ok=True)
+            return None
 
     def _is_kept(self, rank: int) -> bool:
         return self._kept is not None and self._kept_file(rank).is_file()

@@ -107,6 +107,10 @@ def check_documents(config: RunConfig) -> Iterator[Finding]:
 def check_schedule(config: RunConfig) -> Iterator[Finding]:
     """Rates and lengths of the learning rate schedule."""
     schedule, runner = config.lr_schedule, config.runner_config
+    if schedule is None:
+        if config.run_mode in ("train", "finetune"):
+            yield ("lr_schedule",), f"this key is required: run_mode {config.run_mode} needs a learning rate"
+        return
     peak = schedule.learning_rate
     if schedule.warmup_lr_init > peak:
         yield ("lr_schedule", "warmup_lr_init"), f"above learning_rate {peak} (value {schedule.warmup_lr_init})"

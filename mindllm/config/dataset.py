@@ -131,12 +131,12 @@ class InstructionDataConfig(DataConfig):
         description="Several conversations in one sample. true: they do not see each other (not with a sharded model); joined: "
         "they do, as one text.",
     )
-    max_rows: PositiveInt | None = Field(default=None, description="Only the first rows are read; null: all.")
     skip_bad_rows: bool = Field(
         default=False,
         description="Leaves out rows that cannot be used (not JSON, of another form, refused by the template) and counts them; "
         "false: they are named before the run begins, and end it.",
     )
+    max_rows: PositiveInt | None = Field(default=None, description="Only the first rows are read; null: all.")
 
 
 class IndexedDataLoader(Section):

@@ -82,7 +82,9 @@ class RunConfig(Section):
     )
     model: ModelSection = Field(description="The network.")
     optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig, description="The update.")
-    lr_schedule: LrSchedule = Field(description="Learning rate over the steps; its keys depend on `type`.")
+    lr_schedule: LrSchedule | None = Field(
+        default=None, description="Learning rate over the steps; its keys depend on `type`. Required to train."
+    )
     runner_wrapper: RunnerWrapperConfig = Field(
         default_factory=RunnerWrapperConfig, description="Loss scale and gradient clipping."
     )

@@ -34,7 +34,7 @@ class MindRecordRows:
                     raise UserError(f"{file}: no such file; a MindRecord file is NAME with its index NAME.db")
         self._count, columns = self._open()
         if "input_ids" not in columns:
-            raise UserError(f"{self.paths[0]}: has no column input_ids but {', '.join(sorted(columns))}")
+            raise UserError(f"{self.paths[0]}: no column input_ids; found: {', '.join(sorted(columns))}")
         self._columns = ["input_ids", *[name for name in LABELS if name in columns][:1]]
 
     def _open(self) -> tuple[int, dict[str, Any]]:

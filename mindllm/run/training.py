@@ -51,6 +51,7 @@ def train(config: RunConfig, execution: Execution) -> int:
     if not ranks.simulated:
         refuse_different_data(data.dataset, ranks)
     total_steps = data.total_steps
+    assert config.lr_schedule is not None  # or loading had refused it
     rates = learning_rates(config.lr_schedule, total_steps)
     evaluator = data.evaluator(evaluation_rows(config, execution)) if config.do_eval else None
     store = make_store(config, peers, ranks.simulated)

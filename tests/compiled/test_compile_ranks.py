@@ -68,3 +68,29 @@ def test_the_oldest_graphs_are_forgotten(tmp_path, monkeypatch):
     monkeypatch.setattr(subject, "KEPT_BYTES", 1)
     subject._forget_oldest(tmp_path / "newest")
     assert [path.name for path in tmp_path.iterdir()] == ["newest"]
+
+
+def test_a_kept_graph_that_is_damaged_is_compiled_again(tmp_path, monkeypatch):
+    def load(path):
+        if path.read_bytes() != b"good":
+            raise UserError(f"{path}: damaged")
+        return path.name
+
+    def start(self, ranks):
+        started.append(list(ranks))
+        for rank in ranks:
+            self._compiled(rank).parent.mkdir()
+            self._compiled(rank).write_bytes(b"good")
+        return subprocess.Popen([sys.executable, "-c", ""])
+
+    started = []
+    monkeypatch.setattr(subject, "load", load)
+    monkeypatch.setattr(subject.RankCompilation, "_start", start)
+    with subject.RankCompilation(cluster_run(dp=2), tmp_path) as compilation:
+        assert compilation.graphs() == ["rank_0.graph", "rank_1.graph"]
+    damaged = next(tmp_path.rglob("rank_1.graph"))
+    damaged.write_bytes(b"bad")
+    with subject.RankCompilation(cluster_run(dp=2), tmp_path) as compilation:
+        assert compilation.graphs() == ["rank_0.graph", "rank_1.graph"]
+    assert started == [[0, 1], [1]]
+    assert damaged.read_bytes() == b"good"

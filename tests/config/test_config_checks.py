@@ -1,5 +1,7 @@
 """Combinations that cannot work are refused by name; those beside them work."""
 
+import re
+
 import pytest
 
 PIPELINE = "--parallel_config={pipeline_stage: 4, micro_batch_num: 4}"
@@ -182,3 +184,54 @@ def test_all_findings_are_reported_at_once(refused):
         "--parallel_config.data_parallel=2", "--model.model_config.loss_chunks=5", "--lr_schedule.lr_end=1"
     )
     assert len(message.splitlines()) == 3
+
+
+@pytest.mark.parametrize(
+    ("dp", "pp", "goes"),
+    [
+        (3, 2, False),
+        (6, 2, False),
+        (12, 2, False),
+        (24, 2, True),
+        (4, 3, False),
+        (8, 3, True),
+        (24, 1, True),
+        (2, 2, True),
+    ],
+)
+def test_numbers_of_devices_are_those_that_mind_spore_compiles_for(load, refused, dp, pp, goes):
+    options = ["--use_parallel=true", "--context.device_target=Ascend", f"--parallel_config.data_parallel={dp}"]
+    options += [f"--parallel_config.pipeline_stage={pp}", f"--parallel_config.micro_batch_num={pp}"]
+    options += ["--model.model_config.num_layers=12"]
+    if goes:
+        assert load(*options).parallel_config.device_num == dp * pp
+    else:
+        said = refused(*options)
+        assert f"parallel_config.data_parallel: makes {dp * pp} devices" in said
+        number = int(re.search(r"write (\d+)", said).group(1))
+        changed = [*options[:2], f"--parallel_config.data_parallel={number}", *options[3:]]
+        assert load(*changed).parallel_config.data_parallel == number
+
+
+def test_replicas_on_cpus_may_be_any_number(load):
+    options = ("--use_parallel=true", "--context.device_target=CPU", "--parallel_config.data_parallel=3")
+    assert load(*options).parallel_config.device_num == 3
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        "--context.max_device_memory=much",
+        "--export_hf.max_shard_size=5",
+        "--train_dataset.data_loader.config.split=a,b",
+    ],
+)
+def test_no_regular_expression_reaches_the_user(refused, option):
+    said = refused(option)
+    assert "must be" in said
+    assert not set("^\\$*") & set(said.replace(option, ""))
+
+
+def test_a_key_of_another_data_loader_is_told_by_the_type_it_belongs_to(refused):
+    said = refused("--train_dataset.data_loader.config.packing=true")
+    assert "it is a key of CommonDataLoader" in said

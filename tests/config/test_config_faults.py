@@ -34,7 +34,7 @@ FILE_FAULTS = [
         ["context.enable_graph_kernel", "true or false or 'auto'", "value maybe"],
     ),
     ("context: {max_device_memory: 58}", ["context.max_device_memory", "text", "value 58"]),
-    ("context: {max_device_memory: 58MB}", ["context.max_device_memory", "value 58MB", "form"]),
+    ("context: {max_device_memory: 58MB}", ["context.max_device_memory", "value 58MB", "a size such as 58GB"]),
     ("parallel: {parallel_mode: 2}", ["parallel.parallel_mode", "0 or 1", "value 2"]),
     ("recompute_config: {recompute: 3}", ["recompute_config.recompute", "list of layer counts", "value 3"]),
     ("recompute_config: {recompute: [-1]}", ["recompute_config.recompute", "list of layer counts", "value [-1]"]),

@@ -146,3 +146,32 @@ def test_an_error_found_later_names_the_place(load):
 def test_the_configuration_cannot_be_changed_in_place(load):
     with pytest.raises(ValueError, match="frozen"):
         load().seed = 3
+
+
+def test_a_data_loader_of_another_type_starts_afresh_over_a_base_that_leaves_the_type_out(write, minimal):
+    minimal["train_dataset"]["data_loader"]["config"]["eod_mask_loss"] = True
+    minimal["processor"] = {"tokenizer": {"vocab_file": "tokenizer.json"}}
+    write(minimal, "base.yaml")
+    loader = "{type: CommonDataLoader, config: {data_path: rows.jsonl}}"
+    config = load_config(write(f"base: base.yaml\ntrain_dataset: {{data_loader: {loader}}}\n"))
+    assert config.train_dataset.data_loader.config.data_path == "rows.jsonl"
+    kept = load_config(write("base: base.yaml\ntrain_dataset: {data_loader: {config: {split: '1'}}}\n"))
+    assert kept.train_dataset.data_loader.config.eod_mask_loss
+
+
+def test_options_change_an_entry_of_the_default_callbacks(load):
+    config = load(
+        "--callbacks.CheckpointMonitor.save_checkpoint_steps=7", "--callbacks.MFLossMonitor.per_print_times=3"
+    )
+    found = {callback.type: callback for callback in config.callbacks}
+    assert found["CheckpointMonitor"].save_checkpoint_steps == 7
+    assert found["MFLossMonitor"].per_print_times == 3
+    assert [callback.type for callback in config.callbacks] == [callback.type for callback in load().callbacks]
+
+
+def test_only_training_needs_a_learning_rate(write, minimal):
+    del minimal["lr_schedule"]
+    minimal["processor"] = {"tokenizer": {"vocab_file": "tokenizer.json"}}
+    assert load_config(write(minimal), ["--run_mode=predict"]).lr_schedule is None
+    with pytest.raises(UserError, match="lr_schedule: this key is required"):
+        load_config(write(minimal))

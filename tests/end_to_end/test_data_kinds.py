@@ -1,12 +1,16 @@
 """Runs on every kind of data through the command line: conversations, blends with documents apart, MindRecord."""
 
 import json
+import logging
 
 import numpy as np
 import pytest
 import yaml
 from command_line import read_lines, run, trajectory
 
+from mindllm.config import load_config
+from mindllm.errors import UserError
+from mindllm.train.datasets import RunData
 from toolkit.data_viewer.__main__ import main as view
 
 ANSWERS = [{"instruction": f"Import number {i}.", "input": "", "output": f"import module_{i}\n"} for i in range(40)]
@@ -121,3 +125,22 @@ def test_a_bad_row_ends_the_run_with_its_place(conversations, tmp_path, row, say
         expect=2,
     )
     assert says in printed
+
+
+def test_bad_rows_are_left_out_and_counted_where_the_run_says_so(conversations, tmp_path, caplog):
+    good = [json.dumps(entry) for entry in ANSWERS]
+    (tmp_path / "rows.jsonl").write_text("\n".join([*good[:5], "{", *good[5:], '{"instruction": "q"}']) + "\n")
+    options = [f"{LOADER}.config.data_path={tmp_path}/rows.jsonl", f"{LOADER}.config.split=1", "--do_eval=false"]
+    for packing in ("true", "false"):
+        chosen = [*options, f"{LOADER}.config.packing={packing}"]
+        with pytest.raises(
+            UserError, match=r"2 of 42 rows of train cannot be used(.|\n)*rows.jsonl:6: (.|\n)*rows.jsonl:42: "
+        ):
+            RunData(load_config(conversations, chosen)).dataset  # noqa: B018
+        logger = logging.getLogger("mindllm")
+        logger.propagate = True
+        with caplog.at_level(logging.WARNING):
+            data = RunData(load_config(conversations, [*chosen, f"{LOADER}.config.skip_bad_rows=true"]))
+            assert len(data.text.usable("train")) == len(ANSWERS)
+            assert data.dataset.sample(0)["loss_mask"].any()
+        assert "2 of 42 rows of train cannot be used and are left out" in caplog.text

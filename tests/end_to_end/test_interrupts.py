@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from command_line import ROOT
 
-from mindllm.interrupts import leave_on_interrupt, raise_on_interrupt
+from mindllm.interrupts import leave_on_interrupt, raise_on_interrupt, receive_interrupts
 
 MOMENTS = ["pydantic_core", "_multiarray_umath", "libmindspore_core", "libmindspore_backend"]
 
@@ -68,20 +68,12 @@ def test_while_the_first_step_compiles(config_file, tmp_path):
     assert "Traceback" not in printed
 
 
-def test_outside_a_command_line_the_handler_of_the_program_stays():
-    before = signal.getsignal(signal.SIGINT)
-    try:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        raise_on_interrupt()
-        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-        leave_on_interrupt()
-        raise_on_interrupt()
-        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        leave_on_interrupt()
-        assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
-    finally:
-        signal.signal(signal.SIGINT, before)
+def test_in_a_program_that_imports_us_the_handler_and_the_mask_stay():
+    before, mask = signal.getsignal(signal.SIGINT), signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    for function in (leave_on_interrupt, raise_on_interrupt, receive_interrupts):
+        function()
+    assert signal.getsignal(signal.SIGINT) is before
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == mask
 
 
 WORKER = """

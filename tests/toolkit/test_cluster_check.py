@@ -221,3 +221,19 @@ def test_a_table_keeps_the_rows_of_other_runs(tmp_path):
     assert after[3] == before[3]
     assert "| `a.yaml` | 2 | tp2 |" in after[2]
     assert [line.split("`")[1] for line in after[2:]] == ["a.yaml", "b.yaml", "c.yaml"]
+
+
+def test_a_broken_file_of_a_directory_is_told_and_the_others_are_checked(tmp_path, monkeypatch, capsys):
+    write(tmp_path / "good.yaml", tp=2)
+    (tmp_path / "broken.yaml").write_text("model: [\n")
+
+    def answer(config, *_):
+        return subject.Outcome(config, (), (), 2, seconds={"compile": 1.0, "execute": 1.0, "total": 2.0})
+
+    monkeypatch.setattr(subject, "check", answer)
+    assert command.main(["--config", str(tmp_path), "--no_cache", "--json"]) == 2
+    printed = capsys.readouterr()
+    good, broken = json.loads(printed.out)
+    assert (good["ok"], broken["ok"]) == (True, False)
+    assert "broken.yaml" in broken["config"]
+    assert "not valid YAML" in printed.err

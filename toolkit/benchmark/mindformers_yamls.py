@@ -106,6 +106,7 @@ def print_counts(results: Sequence[Result]) -> None:
         told = Table("", [*figures("files"), *texts("the first reason why not")])
         for reason, count in reasons.most_common():
             told.add_row(str(count), reason)
+        output.print()
         output.print(told)
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from mindllm.command import CommandParser, run_command
 from mindllm.console import output, print_json, track
-from mindllm.tables import Table, figures
+from mindllm.tables import Table, texts
 from toolkit.benchmark.report import write_markdown
 from toolkit.benchmark.side import ROOT
 
@@ -64,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.json:
         print_json({"starts": [asdict(item) for item in found]})
     else:
-        output.print(Table("", figures(*COLUMNS), [summary(found, options.ranks, options.busy)]))
+        output.print(Table("", texts(*COLUMNS), [summary(found, options.ranks, options.busy)]))
     return 0
 
 

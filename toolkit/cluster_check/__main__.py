@@ -11,7 +11,7 @@ from rich.status import Status
 
 from mindllm.command import CommandParser, interruptible, output_directory, output_file, run_command
 from mindllm.config import RunConfig, load_config
-from mindllm.console import error_console, output, print_json
+from mindllm.console import error_console, output, print_json, styled
 from mindllm.errors import CheckFailed, RunFailed, UserError
 
 DESCRIPTION = """Proves that a parallel configuration computes what a single device does, on a machine without an accelerator.
@@ -38,7 +38,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options, overrides = parser.parse_known_args(arguments)
     if options.steps < 1:
         raise UserError(f"--steps must be at least 1 (value {options.steps})")
-    configs = configurations(options.config, overrides)
+    broken: dict[str, UserError] = {}
+    configs = configurations(options.config, overrides, broken)
+    for error in broken.values():
+        error_console.print(styled(("error:", "bold red"), f" {error}"))
     os.environ.setdefault("GLOG_v", "3")
     from mindllm.compiled.compile_ranks import cache_directory
     from toolkit.cluster_check.check import Options, Outcome, check, refused
@@ -62,14 +65,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
             write_table(outcomes, options.table)
     if options.json:
         found = [{"config": name, **as_json(outcome)} for name, outcome in outcomes]
+        found += [{"config": name, "ok": False, "problems": [str(error)]} for name, error in broken.items()]
         print_json(found[0] if len(found) == 1 else found)
-    return 0 if all(outcome.ok for _, outcome in outcomes) else CheckFailed.exit_code
+    if not all(outcome.ok for _, outcome in outcomes):
+        return CheckFailed.exit_code
+    return UserError.exit_code if broken else 0
 
 
-def configurations(paths: Sequence[Path], overrides: Sequence[str]) -> list[tuple[str, RunConfig]]:
+def configurations(
+    paths: Sequence[Path], overrides: Sequence[str], broken: dict[str, UserError] | None = None
+) -> list[tuple[str, RunConfig]]:
     """The runs to check by name: the files, and in place of a directory those below it that describe several devices.
 
-    What files share stands in directories called ``base`` and is no run.
+    What files share stands in directories called ``base`` and is no run. A file of a directory that cannot be read goes into
+    ``broken``, so that the others are checked all the same.
 
     Raises:
         UserError: a file that describes a single device, or a directory without a run on several.
@@ -80,7 +89,14 @@ def configurations(paths: Sequence[Path], overrides: Sequence[str]) -> list[tupl
             found.append((str(path), several(load_config(path, overrides))))
             continue
         files = [file for file in sorted(path.rglob("*.yaml")) if BASE not in file.relative_to(path).parts]
-        runs = [(str(file), load_config(file, overrides)) for file in files]
+        runs = []
+        for file in files:
+            try:
+                runs.append((str(file), load_config(file, overrides)))
+            except UserError as error:
+                if broken is None:
+                    raise
+                broken[str(file)] = error
         runs = [(name, run) for name, run in runs if run.parallel_config.device_num > 1]
         if not runs:
             raise UserError(f"{path}: holds no YAML of a run on several devices")

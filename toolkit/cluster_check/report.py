@@ -75,7 +75,7 @@ def print_outcome(outcome: Outcome, name: str, console: PlainConsole) -> None:
 
 
 def _print_asked_for(outcome: Outcome, console: PlainConsole) -> None:
-    table = Table("", texts("", "asked for", "in the compiled graphs", "verdict"))
+    table = Table("", texts("", "asked for", "in the compiled graphs", " "))
     for finding in outcome.asked_for:
         table.add_row(finding.what, finding.asked, finding.found, "" if finding.holds else "not obeyed")
     console.print(table)
@@ -84,10 +84,8 @@ def _print_asked_for(outcome: Outcome, console: PlainConsole) -> None:
             console.print(f"  {finding.what}: {problem}")
         if len(finding.problems) > MOST_PROBLEMS:
             console.print(f"  and {len(finding.problems) - MOST_PROBLEMS} more")
-    if outcome.obeys:
-        console.print("the graphs are what the YAML asks for", style="bold green")
-    else:
-        console.print(NOT_OBEYED, style="bold red")
+    verdict = ("the graphs are what the YAML asks for", "bold green") if outcome.obeys else (NOT_OBEYED, "bold red")
+    console.print(styled(verdict))
 
 
 def _print_verdict(outcome: Outcome, console: PlainConsole) -> None:

@@ -13,8 +13,8 @@ from mindllm.config.document import KeyPath
 from mindllm.config.mindformers.convert import Conversion
 from mindllm.config.mindformers.reading import Entry, shown
 from mindllm.config.mindformers.rules import Outcome
-from mindllm.console import output, styled
-from mindllm.tables import Table, figures, texts
+from mindllm.console import output, visible
+from mindllm.tables import Column, Table
 
 ORDER = (Outcome.REFUSED, Outcome.TRANSLATED, Outcome.WITHOUT_EFFECT, Outcome.USED)
 COLOURS = {Outcome.REFUSED: "red", Outcome.TRANSLATED: "cyan", Outcome.WITHOUT_EFFECT: "dim", Outcome.USED: "green"}
@@ -23,7 +23,8 @@ LONGEST = 48
 
 def print_account(source: Path, conversion: Conversion) -> None:
     """Prints every key with what became of it: refused ones first, used ones last."""
-    table = Table(str(source), [*figures("line"), *texts("key", "value", "", "here", "why")], keys=2)
+    headings = ("line", "key", "value", "", "here", "why")
+    table = Table(str(source), [Column(heading, is_text=heading != "line") for heading in headings], keys=2)
     for outcome in ORDER:
         for entry in _without_copies(conversion.entries):
             if entry.outcome is outcome:
@@ -47,8 +48,10 @@ def _without_copies(entries: Iterable[Entry]) -> Iterator[Entry]:
 def _cells(entry: Entry) -> tuple[Text, ...]:
     line = str(entry.origin.line or "") if entry.origin else ""
     value = "(left out)" if entry.origin is None else _cut(shown(entry.value))
-    cells = (line, entry.key, value, entry.outcome.value, entry.becomes, entry.reason)
-    return tuple(styled((text, COLOURS[entry.outcome] if place == 3 else "")) for place, text in enumerate(cells))
+    texts = (line, entry.key, value, entry.outcome.value, entry.becomes, entry.reason)
+    return tuple(
+        Text(visible(text), style=COLOURS[entry.outcome] if place == 3 else "") for place, text in enumerate(texts)
+    )
 
 
 def _cut(text: str) -> str:

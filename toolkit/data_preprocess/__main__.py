@@ -8,7 +8,7 @@ import signal
 from collections.abc import Sequence
 from pathlib import Path
 
-from mindllm.command import CommandParser, output_file, run_command
+from mindllm.command import IMPOSSIBLE, CommandParser, output_file, run_command
 from mindllm.data.corpus import Corpus
 from mindllm.errors import RunFailed, UserError
 from toolkit.data_preprocess.build import Summary, build, prepare_tokenizer
@@ -37,10 +37,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _check(options)
     try:
         summary = _make(options)
-    except (PermissionError, FileExistsError, NotADirectoryError, IsADirectoryError) as error:
-        raise UserError(f"{error.filename}: {error.strerror}") from error
     except OSError as error:
-        raise RunFailed(f"{error.filename or options.output_prefix}: {error.strerror or error}") from error
+        kind = UserError if error.errno in IMPOSSIBLE else RunFailed
+        raise kind(f"{error.filename or options.output_prefix}: {error.strerror or error}") from error
     print_summary(summary, options.json)
     return 0
 

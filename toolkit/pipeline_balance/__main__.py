@@ -160,6 +160,8 @@ def _check(options: argparse.Namespace, overrides: Sequence[str]) -> None:
 def _problems(options: argparse.Namespace) -> tuple[list[Problem], Fit | None]:
     """The problem, for every number of chunks that is asked for, and how well measurements are explained."""
     limit = options.max_memory and size_in_bytes(options.max_memory) / UNITS["MB"]
+    from toolkit.pipeline_balance.measured import read_measured
+
     problems, fit = list[Problem](), None
     for chunks in dict.fromkeys(options.interleave or [None]):
         setting = Setting(options.stages, chunks, options.micro_batches, options.schedule, limit)
@@ -200,8 +202,8 @@ def _plan_run(
     options: argparse.Namespace, configured: Configured, simulations: Simulations, console: Console
 ) -> tuple[Solution, Validated | None]:
     """The plan of a run, of the fastest number of chunks, and how it was confirmed."""
-    from toolkit.pipeline_balance.interleave import fastest, print_interleaves, try_interleaves
-    from toolkit.pipeline_balance.solve import solve
+    from mindllm.planning.solve import solve
+    from toolkit.pipeline_balance.chunk_numbers import fastest, print_interleaves, try_interleaves
     from toolkit.pipeline_balance.validate import validate
 
     solution = None
