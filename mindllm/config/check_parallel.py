@@ -53,9 +53,9 @@ def wrong_number_of_devices(config: RunConfig) -> str:
     mesh = config.parallel_config
     stages = mesh.pipeline_stage
     others = mesh.device_num // stages // mesh.data_parallel
-    if _compiles_for(mesh.data_parallel * others, stages):
+    if compiles_for(mesh.data_parallel * others, stages):
         return ""
-    possible = [size for size in range(1, 2 * mesh.data_parallel + 8) if _compiles_for(size * others, stages)]
+    possible = [size for size in range(1, 2 * mesh.data_parallel + 8) if compiles_for(size * others, stages)]
     near = sorted(sorted(possible, key=lambda size: abs(size - mesh.data_parallel))[:3])
     in_stages = f", {mesh.data_parallel * others} in each of {stages} stages" if stages > 1 else ""
     return (
@@ -64,7 +64,8 @@ def wrong_number_of_devices(config: RunConfig) -> str:
     )
 
 
-def _compiles_for(of_stage: int, stages: int) -> bool:
+def compiles_for(of_stage: int, stages: int) -> bool:
+    """Whether MindSpore compiles for so many stages of so many devices each."""
     return all(devices in (1, 2, 4) or devices % 8 == 0 for devices in (of_stage, of_stage * stages))
 
 

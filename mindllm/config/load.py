@@ -70,7 +70,7 @@ def render_config(config: RunConfig) -> str:
 def _build(document: Document, overrides: Overrides, source: Path | None) -> RunConfig:
     changes = override_document(overrides, document, RunConfig)
     rename(changes)
-    document = merge(_with_type(document), changes)
+    document = merge(document, changes)
     fill_from_pretrained(document)
     try:
         config = RunConfig.model_validate(document.data)

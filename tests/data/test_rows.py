@@ -162,7 +162,7 @@ def test_mind_record_mistakes_are_named(mind_record, tmp_path):
     with pytest.raises(UserError, match=r"row 0 has 9 tokens, not seq_length \+ 1 = 17; set .*seq_length to 8"):
         MindRecordRows([path], 16).rows([0])
     other = mind_record("e.mindrecord", [{"pixels": np.arange(9, dtype=np.int32)}], pixels="int32")
-    with pytest.raises(UserError, match="no column input_ids but pixels"):
+    with pytest.raises(UserError, match="no column input_ids; found: pixels"):
         MindRecordRows([other], 8)
     with pytest.raises(UserError, match=r"no\.mindrecord: no such file"):
         MindRecordRows([str(tmp_path / "no.mindrecord")], 8)

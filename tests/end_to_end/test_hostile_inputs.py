@@ -2,7 +2,6 @@
 
 import gzip
 import io
-import json
 import os
 import sys
 
@@ -119,12 +118,6 @@ def test_figures_of_a_planning_problem(field, value, ended, tmp_path):
     said = ended(plan, "--problem", "problem.json")
     assert "problem.json" in said
     assert "Input should" not in said
-
-
-def test_a_problem_in_which_nothing_takes_time_is_refused(ended, tmp_path):
-    layer = {"name": "a", "forward": 0, "count": 4, "kinds": {"none": {"backward": 0, "activation_mb": 1}}}
-    (tmp_path / "problem.json").write_text(json.dumps({"stages": 2, "micro_batches": 4, "layers": [layer]}))
-    assert "all times are 0" in ended(plan, "--problem", "problem.json")
 
 
 @contents

@@ -97,6 +97,7 @@ class Letters:
     """A tokenizer whose tokens are letters and pairs of them."""
 
     eos_id = bos_id = None
+    prefix_ids, end_ids, chat_template = (), (), None
 
     def decode(self, ids):
         return "".join(chr(97 + index % 26) * (1 + index % 2) for index in ids)

@@ -165,10 +165,7 @@ def test_a_damaged_library_is_built_again(content):
 def test_without_a_compiler_or_a_place_the_cells_decode(monkeypatch, tmp_path, caplog):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     (tmp_path / "file").write_text("a file where a directory should be")
-    with caplog.at_level(logging.INFO):
-        assert native.library() is None
-    assert "decoding without C++ kernels, which is slower" in caplog.text
-    assert greedy()[1] is None
+    assert "/mindllm-cache-" in str(native.library())  # a directory of this process alone
     native.library.cache_clear()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "a:b"))
     assert native.library() is None

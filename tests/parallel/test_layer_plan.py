@@ -21,7 +21,9 @@ INTERLEAVED = {"pipeline_config": {"pipeline_interleave": True}}
 def planned(layers, stages=1, chunks=1, offset=0, micro=None, **recompute):
     model = {"num_layers": layers, "offset": offset, "pp_interleave_num": chunks}
     context = INTERLEAVED if chunks > 1 else {}
-    return cluster_run(pp=stages, micro=micro or stages, model=model, parallel=context, recompute_config=recompute)
+    return cluster_run(
+        dp=8, pp=stages, micro=micro or stages, model=model, parallel=context, recompute_config=recompute
+    )
 
 
 def full(plan):

@@ -267,8 +267,8 @@ def test_rotary_tables_of_a_later_stage_with_another_base(tied):
     for name, table in tables.items():
         last = beginning(last, lambda other, name=name: other.endswith(name), lambda _, table=table: table)
     outcome = judged(tied, [tied.graphs[0], last])
-    assert outcome.problems[0].startswith("tables.1.rotary_cos on rank 1: off by ")
-    assert outcome.problems[1].startswith("tables.1.rotary_sin on rank 1: off by ")
+    assert outcome.problems[0].startswith("tables.1.contexts.0.rotary_cos on rank 1: off by ")
+    assert outcome.problems[1].startswith("tables.1.contexts.0.rotary_sin on rank 1: off by ")
     assert outcome.problems[2].startswith("step 1: loss: ")
 
 

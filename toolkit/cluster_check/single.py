@@ -11,6 +11,7 @@ import numpy as np
 from mindllm.config import RunConfig
 from mindllm.models.weights import assign
 from mindllm.train.engine import ReplicaEngine, StepResult
+from toolkit.cluster_check.tables import below_tables
 
 Arrays = dict[str, np.ndarray]
 SPREAD = 0.02
@@ -73,9 +74,9 @@ class SingleDevice:
         return self._arrays({**self.engine.weights, **self.engine.optimizer_state})
 
     def tables(self) -> Arrays:
-        """What belongs to the graph and is not trained, by the last part of its name."""
+        """What belongs to the graph and is not trained, by its name below the model's tables."""
         parameters = self.engine.model.get_parameters()
-        return self._arrays({item.name.rsplit(".", 1)[-1]: item for item in parameters if not item.requires_grad})
+        return self._arrays({below_tables(item.name): item for item in parameters if not item.requires_grad})
 
     def step(self, task: Task) -> StepResult:
         """One optimizer step."""

@@ -9,16 +9,24 @@ import numpy as np
 from mindllm.compiled.graph import CompiledGraph
 
 ROUNDING = 1e-6
+TABLES = "tables."
+
+
+def below_tables(name: str) -> str:
+    """``contexts.0.rotary_cos`` of ``model.tables.1.contexts.0.rotary_cos``, and of the same without a stage's number."""
+    inside = name.rpartition(TABLES)[2]
+    stage, dot, rest = inside.partition(".")
+    return rest if dot and stage.isdecimal() else inside
 
 
 def table_problems(graphs: Sequence[CompiledGraph], tables: Mapping[str, np.ndarray]) -> Iterator[str]:
-    """Tables of each rank that are not those of the single device, by the last part of their names.
+    """Tables of each rank that are not those of the single device, by their names below those of a stage's tables.
 
     One that has another shape or dtype there, such as the mask of a fused attention, is seen only where it is used.
     """
     for graph in graphs:
         for parameter in graph.parameters.values():
-            found, wanted = parameter.initial, tables.get(parameter.name.rsplit(".", 1)[-1])
+            found, wanted = parameter.initial, tables.get(below_tables(parameter.name))
             if found is None or wanted is None or (found.shape, found.dtype) != (wanted.shape, wanted.dtype):
                 continue
             error = float(np.max(np.abs(np.subtract(found, wanted, dtype=np.float64)), initial=0.0))

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mindllm.config import RunConfig, keys_of_layers, override_config
+from mindllm.config.check_parallel import compiles_for
 from mindllm.parallel.layer_plan import LayerPlan
 from mindllm.parallel.plan_text import render_plan
 from toolkit.dry_run.stages import FIRST, MIDDLE, ONLY, LayerKind, Run, Stage
@@ -99,8 +100,8 @@ def middle_deepening(config: RunConfig, number: int) -> int:
 
 def is_possible(config: RunConfig, stages: int) -> bool:
     """Whether MindSpore accepts a pipeline of so many stages like those of ``config``."""
-    devices = stages * config.parallel_config.data_parallel * config.parallel_config.model_parallel
-    return devices in (1, 2, 4) or devices % NODE == 0
+    sizes = config.parallel_config
+    return compiles_for(sizes.data_parallel * sizes.model_parallel, stages)
 
 
 def deepening(config: RunConfig, fewest: int, most: int) -> int | None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from mindllm.command import CommandParser, run_command
 from mindllm.config import RunConfig, load_config
 from mindllm.config.callbacks import CheckpointMonitorConfig
-from mindllm.console import output
+from mindllm.console import output, print_json
 from mindllm.errors import CheckFailed, UserError
 from mindllm.launch.job import HOST
 from toolkit.preflight.finding import Finding, bad, good
@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not options.json:
             output.print(finding.line())
     if options.json:
-        output.print(as_json(findings))
+        print_json(as_json(findings))
     refused = [finding.subject for finding in findings if finding.state == "no"]
     if refused:
         raise CheckFailed(f"not ready: {', '.join(dict.fromkeys(refused))}")

@@ -9,7 +9,7 @@ from mindllm.config.mindformers.reading import leaves, path_of
 from mindllm.config.mindformers.rules import rule_for
 from mindllm.config.mindformers.tables import KEYS
 from mindllm.config.run import RunConfig
-from mindllm.config.schema import fields_at
+from mindllm.config.schema import fields_at, sections_at
 
 ENOUGH = 3  # keys that only MindFormers has: one or two are a mistake in a YAML of ours
 OPTIONS = "mindformers."
@@ -29,11 +29,14 @@ def is_mindformers(document: Document) -> bool:
 
 
 def is_ours(path: KeyPath) -> bool:
-    """Whether our schema has a key at ``path``."""
+    """Whether our schema has a key at ``path``, or one around it that holds whatever is written below it (patterns)."""
     fields: list[Any] = [0]
     for length in range(1, len(path) + 1):
-        if not isinstance(path[length - 1], int):
-            fields = fields_at(RunConfig, path[:length])
+        if isinstance(path[length - 1], int):
+            continue
+        fields = fields_at(RunConfig, path[:length])
+        if fields and not sections_at(RunConfig, path[:length]):
+            return True
     return bool(fields)
 
 
