@@ -45,7 +45,7 @@ def draw_schedule(evaluation: Evaluation, path: Path) -> None:
     height = min(40.0, 2.2 + 0.32 * stages)
     figure, axes = pyplot.subplots(
         2, len(windows), figsize=(14, height + 4), sharex="col", sharey="row", squeeze=False, constrained_layout=True,
-        gridspec_kw={"height_ratios": [height, 4], "width_ratios": [end - start for start, end, _ in windows]},
+        gridspec_kw={"height_ratios": [height, 4], "width_ratios": [(end - start) or 1.0 for start, end, _ in windows]},
     )  # fmt: skip
     for column, window in enumerate(windows):
         _draw_operations(axes[0, column], evaluation, window)
