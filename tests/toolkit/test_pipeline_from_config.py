@@ -11,7 +11,7 @@ from small_cluster import cluster_run
 
 from mindllm.command import run_command
 from mindllm.config import load_config, render_config
-from mindllm.errors import UserError
+from mindllm.errors import CheckFailed
 from mindllm.parallel.layer_plan import make_plan
 from toolkit.pipeline_balance import __main__ as tool
 
@@ -82,7 +82,7 @@ def test_a_second_plan_simulates_nothing_new_and_shows_what_it_rests_on(here, ca
 
 
 def test_a_limit_no_plan_keeps_says_what_would_fit(here):
-    with pytest.raises(UserError, match=r"no recomputation fits.*one fits"):
+    with pytest.raises(CheckFailed, match=r"no recomputation fits.*one fits"):
         tool.main(["--config", "run.yaml", "--max_memory", "20MB"])
 
 
