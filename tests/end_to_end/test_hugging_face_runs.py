@@ -132,7 +132,7 @@ def test_a_checkpoint_of_the_run_is_exported_by_the_tool(tuned, tmp_path):
         (["--processor.tokenizer.vocab_file=TOKENIZER"], ["600 tokens", "512"]),
         (["--export_hf.directory=DIRECTORY"], ["exists already"]),
         (["--load_checkpoint=DIRECTORY/config.json", "--pretrained_model_dir=DIRECTORY"], ["is a file", "DIRECTORY"]),
-        (["--export_hf.max_shard_size=5"], ["export_hf.max_shard_size", "of the form"]),
+        (["--export_hf.max_shard_size=5"], ["export_hf.max_shard_size", "a size such as 5GB"]),
     ],
 )
 def test_mistakes(directory, bare_config, tmp_path, options, wanted):
