@@ -7,7 +7,7 @@ import sys
 import pytest
 import yaml
 
-import run_llm
+from mindllm import main as run_llm
 from mindllm.config import load_config
 from mindllm.config.load import read_file
 from mindllm.config.mindformers.recognise import is_mindformers
@@ -30,7 +30,8 @@ def theirs(tmp_path):
     return writer(tmp_path)
 
 
-def test_the_account_names_every_key_and_ours_is_short(theirs, tmp_path, capsys):
+def test_the_account_names_every_key_and_ours_is_short(theirs, tmp_path, capsys, monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)
     source, ours = theirs(LEGACY, PIPELINE), tmp_path / "new" / "ours.yaml"
     assert main([str(source), "-o", str(ours)]) == 0
     shown = capsys.readouterr().out
