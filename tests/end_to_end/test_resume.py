@@ -28,6 +28,13 @@ def read_until(process, text):
     raise AssertionError("".join(lines))
 
 
+def rest(process):
+    """What it prints until it ends; ``communicate`` would leave out lines that were read ahead with those before."""
+    printed = process.stdout.read()
+    process.wait(timeout=60)
+    return printed
+
+
 def test_a_run_stopped_at_a_step_resumes_bit_identically(finished, config_file, tmp_path):
     output = tmp_path / "out"
     run(config_file, output, "--runner_config.stop_step=5", "--resume_training=auto")
@@ -44,10 +51,11 @@ def test_sigterm_and_sighup_save_and_end_with_0(finished, config_file, tmp_path,
     process = start(config_file, output, "--callbacks.CheckpointMonitor.async_save=true")
     printed = read_until(process, "step:[    3/")
     process.send_signal(number)
-    printed += process.communicate(timeout=60)[0]
+    printed += rest(process)
     assert process.returncode == 0, printed
     step = trajectory(output)[-1]["step"]
     assert announced(printed)[-1].endswith(f"llm-{step}")
+    assert "written beside it in" in printed
     run(config_file, output, "--resume_training")
     assert trajectory(output) == trajectory(finished[0])
 
@@ -56,7 +64,7 @@ def test_an_interrupt_ends_cleanly_with_130_and_a_checkpoint(config_file, tmp_pa
     process = start(config_file, tmp_path / "out", "--runner_config.train_steps=100000")
     printed = read_until(process, "step:[    3/")
     process.send_signal(signal.SIGINT)
-    printed += process.communicate(timeout=60)[0]
+    printed += rest(process)
     assert process.returncode == 130, printed
     assert "Traceback" not in printed
     assert announced(printed)[-1].endswith(f"llm-{trajectory(tmp_path / 'out')[-1]['step']}")
