@@ -67,7 +67,7 @@ class StepTime:
     @cached_property
     def seconds(self) -> float:
         """The whole step."""
-        return self.line.makespan + _once(self.ends, self.device)
+        return self.line.makespan * self.workload.strategy.accumulation + _once(self.ends, self.device)
 
     @property
     def tokens_per_device(self) -> float:
@@ -105,7 +105,7 @@ def step_seconds(workload: Workload, devices: Sequence[Device]) -> np.ndarray:
     timed = [_Timed(step_work(workload), device) for device in devices]
     forward, backward = np.array([one.durations for one in timed]).transpose(1, 2, 0)
     schedule = step_times(table, forward, backward, np.array([one.delay for one in timed]))
-    return schedule + np.array([_once(one.ends, one.device) for one in timed])
+    return schedule * workload.strategy.accumulation + np.array([_once(one.ends, one.device) for one in timed])
 
 
 def _once(ends: Sequence[StageEnd], device: Device) -> float:
@@ -127,6 +127,16 @@ def groups(strategy: Strategy) -> dict[str, Group]:
         "dp": Group(strategy.data_parallel, strategy.model_parallel),
         "pp": Group(2, strategy.model_parallel * strategy.data_parallel),
     }
+
+
+def blocked(places: int, send: float) -> np.ndarray:
+    """What passes take longer where a stage waits for what it receives and what it sends, ``[2, places]``.
+
+    Every pass does both, but at the ends of the model: Megatron-LM's schedules call both and go on when they are done.
+    """
+    waits = np.full((2, places), 2.0 * send)
+    waits[:, [0, -1]] = send
+    return waits
 
 
 class _Timed:
@@ -152,10 +162,7 @@ class _Timed:
     def durations(self) -> np.ndarray:
         """Of forward and backward passes, ``[2, places]``."""
         times = np.array([[one.seconds for one in passes] for passes in (self.forward, self.backward)])
-        if self.device.software == "megatron" and self.send:
-            times[0, :-1] += self.send
-            times[1, 1:] += self.send
-        return times
+        return times + blocked(times.shape[1], self.send) if self.device.software == "megatron" else times
 
     @property
     def delay(self) -> float:

@@ -13,7 +13,8 @@ class Strategy:
     """How a step is spread over devices.
 
     Attributes:
-        micro_batches: in a pipeline, or accumulated one after the other without one.
+        micro_batches: that go through the pipeline together.
+        accumulation: how often that is done before an update.
         micro_batch_size: sequences of a replica in one of them.
         sequence_parallel: norms and residuals split over tensor-parallel ranks.
         optimizer_shard: optimizer state split over replicas.
@@ -25,6 +26,7 @@ class Strategy:
     model_parallel: int = 1
     pipeline_stage: int = 1
     micro_batches: int = 1
+    accumulation: int = 1
     micro_batch_size: int = 1
     sequence_parallel: bool = False
     optimizer_shard: bool = False
@@ -38,7 +40,7 @@ class Strategy:
     @property
     def global_batch(self) -> int:
         """Sequences of a step."""
-        return self.data_parallel * self.micro_batches * self.micro_batch_size
+        return self.data_parallel * self.micro_batches * self.accumulation * self.micro_batch_size
 
 
 @dataclass(frozen=True)
@@ -47,14 +49,12 @@ class Numerics:
 
     Attributes:
         compute: type of matrix products.
-        parameter_bytes: of a parameter as the optimizer holds it.
         gradient_bytes: of a gradient as replicas exchange it.
         fused_attention: whether scores stay on chip.
         dropout: whether attention and residuals have it.
     """
 
     compute: str = "bfloat16"
-    parameter_bytes: int = 4
     gradient_bytes: int = 4
     fused_attention: bool = True
     dropout: bool = False
