@@ -30,7 +30,7 @@ def stage_bytes(workload: Workload) -> tuple[float, ...]:
         own = [sum(kept[n] for n, layer in enumerate(plan.layers) if (layer.stage, layer.chunk) == (stage, chunk))
                for chunk in range(plan.chunks)]  # fmt: skip
         held = max(sum(count * size for count, size in zip(vector.tolist(), own, strict=True)) for vector in vectors)
-        found.append(_state(work.updates[stage].parameters, workload) + held + _working(workload, stage))
+        found.append(state_bytes(work.updates[stage].parameters, workload) + held + _working(workload, stage))
     return tuple(found)
 
 
@@ -41,11 +41,12 @@ def kept_bytes(workload: Workload) -> tuple[float, ...]:
     for number, own in enumerate(workload.plan.layers):
         key = layer_key(workload, number)
         if key not in sizes:
-            sizes[key] = _layer(workload, workload.architecture.layers[number], own, tokens)
+            sizes[key] = layer_bytes(workload, workload.architecture.layers[number], own, tokens)
     return tuple(sizes[layer_key(workload, number)] for number in range(len(workload.plan.layers)))
 
 
-def _layer(workload: Workload, spec: LayerSpec, own: LayerAssignment, tokens: int) -> float:
+def layer_bytes(workload: Workload, spec: LayerSpec, own: LayerAssignment, tokens: int) -> float:
+    """What a micro-batch of ``tokens`` tokens keeps of one layer."""
     strategy, hidden = workload.strategy, spec.attention.hidden_size
     outside = strategy.model_parallel if strategy.sequence_parallel else 1
     if own.recompute:
@@ -75,8 +76,8 @@ def _again(workload: Workload, own: LayerAssignment, tokens: int, spec: LayerSpe
     return HALF * tokens * sum(width for name, width in widths.items() if name in names)
 
 
-def _state(parameters: float, workload: Workload) -> float:
-    """Weights, moments, gradients, and the weights in half precision that products read."""
+def state_bytes(parameters: float, workload: Workload) -> float:
+    """Of ``parameters`` on a rank: weights, moments, gradients, and the weights in half precision that products read."""
     strategy = workload.strategy
     own = parameters / (strategy.data_parallel if strategy.optimizer_shard else 1)
     accumulates = strategy.micro_batches * strategy.accumulation > 1
@@ -91,7 +92,7 @@ def _working(workload: Workload, stage: int) -> float:
     again = 0.0
     if layers:
         spec = workload.architecture.layers[workload.plan.layers.index(layers[0])]
-        again = _layer(workload, spec, LayerAssignment(stage), tokens)
+        again = layer_bytes(workload, spec, LayerAssignment(stage), tokens)
     if stage == workload.plan.stages - 1:
         again = max(again, LOGITS * tokens * workload.architecture.vocab_size / strategy.model_parallel)
     return again

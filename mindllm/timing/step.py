@@ -87,7 +87,7 @@ def step_time(workload: Workload, device: Device) -> StepTime:
     Raises:
         UserError: the device lacks a figure or a link that the run needs.
     """
-    timed = _Timed(step_work(workload), device)
+    timed = TimedWork(step_work(workload), device)
     micro, table = workload.strategy.micro_batches, _table(workload)
     forward, backward = timed.durations
     if table is None:
@@ -102,7 +102,7 @@ def step_seconds(workload: Workload, devices: Sequence[Device]) -> np.ndarray:
     table = _table(workload)
     if table is None:
         return np.array([step_time(workload, device).seconds for device in devices])
-    timed = [_Timed(step_work(workload), device) for device in devices]
+    timed = [TimedWork(step_work(workload), device) for device in devices]
     forward, backward = np.array([one.durations for one in timed]).transpose(1, 2, 0)
     schedule = step_times(table, forward, backward, np.array([one.delay for one in timed]))
     return schedule * workload.strategy.accumulation + np.array([_once(one.ends, one.device) for one in timed])
@@ -139,7 +139,7 @@ def blocked(places: int, send: float) -> np.ndarray:
     return waits
 
 
-class _Timed:
+class TimedWork:
     """The work of a step with the times that it takes on a device."""
 
     def __init__(self, work: StepWork, device: Device) -> None:
@@ -148,8 +148,8 @@ class _Timed:
         self.groups = groups(self.strategy)
         parts: dict[Hashable, tuple[Pass, Pass]] = {}
         for name, part in work.parts.items():
-            again = self._spent(part.repeated, REPEATED)
-            parts[name] = (self._spent(part.forward), _added([(self._spent(part.backward), 1), (again, 1)]))
+            again = self.spent(part.repeated, REPEATED)
+            parts[name] = (self.spent(part.forward), _added([(self.spent(part.backward), 1), (again, 1)]))
         stages = work.workload.plan.stages
         self.forward, self.backward = (
             tuple(_added([(parts[name][which], count) for name, count in place.items()]) for place in work.places)
@@ -169,7 +169,7 @@ class _Timed:
         """Of what goes to another stage, beside computation."""
         return 0.0 if self.device.software == "megatron" else self.send
 
-    def _spent(self, work: Work, label: str | None = None) -> Pass:
+    def spent(self, work: Work, label: str | None = None) -> Pass:
         """Operators one after the other; the host launches them, and may take longer than the device."""
         compute: dict[str, float] = {}
         exchanged: dict[str, float] = {}
