@@ -18,6 +18,10 @@ def workload_of(config: RunConfig) -> Workload:
     if config.parallel.pipeline_config.pipeline_scheduler != "1f1b":
         key, value = "parallel.pipeline_config.pipeline_scheduler", config.parallel.pipeline_config.pipeline_scheduler
         raise config.error(key, f"only the time of 1f1b is modelled (value {value}); write 1f1b")
+    optimizer = config.parallel.parallel_optimizer_config
+    for name, plain in (("gradient_accumulation_shard", False), ("optimizer_weight_shard_size", -1)):
+        if config.parallel.enable_parallel_optimizer and getattr(optimizer, name) != plain:
+            raise config.error(f"parallel.parallel_optimizer_config.{name}", f"its time is not modelled; write {plain}")
     strategy = Strategy(
         data_parallel=sizes.data_parallel,
         model_parallel=sizes.model_parallel,

@@ -1,6 +1,7 @@
 """The commands of step times: tables, timelines, calibration from one's own steps, strategies and their search."""
 
 import json
+import runpy
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
@@ -17,6 +18,7 @@ from toolkit.benchmark.published_steps import atlas, korthikanti, read_rows, vtr
 from toolkit.benchmark.step_time import errors, korthikanti_table
 from toolkit.benchmark.zero_bubble_steps import place_shares
 from toolkit.step_time.__main__ import main
+from toolkit.step_time.calibrate import read_measured
 from toolkit.step_time.explain import changes
 from toolkit.step_time.stage_times import stage_times
 from toolkit.step_time.timeline import events
@@ -87,6 +89,7 @@ def test_the_command_prints_a_line_for_each_stage(capsys):
         (("--device", "b200"), "neither a file nor one of the described devices"),
         (("--parallel.pipeline_config.pipeline_scheduler=gpipe",), "only the time of 1f1b is modelled"),
         (("--model.model_config.compute_dtype=float64",), "compute_dtype"),
+        (("--parallel.parallel_optimizer_config.gradient_accumulation_shard=true",), "its time is not modelled"),
     ],
 )
 def test_what_cannot_be_predicted_is_refused(arguments, said):
@@ -110,10 +113,24 @@ def test_a_device_is_calibrated_from_steps_of_ones_own_runs(capsys, tmp_path, ru
     assert again / step_time(workload_of(run), DEVICE).seconds == pytest.approx(1.2, abs=0.02)
 
 
+def test_a_step_is_read_from_a_profile(tmp_path):
+    (tmp_path / "run.yaml").write_text(f"base: {RUN}\n", encoding="utf-8")
+    (tmp_path / "step_trace_time.csv").write_text(
+        "Device_id,Step,Computing,Communication(Not Overlapped),Overlapped,Communication,Free\n"
+        "0,1,9000000,9,0,9,9\n0,2,1000000,200000,5,200005,300000\n0,3,1000000,200000,5,200005,500000\n",
+        encoding="utf-8",
+    )
+    (tmp_path / "steps.csv").write_text("config,profile\nrun.yaml,.\nrun.yaml,step_trace_time.csv\n", encoding="utf-8")
+    assert [row.seconds for row in read_measured(tmp_path / "steps.csv")] == [pytest.approx(1.6)] * 2  # not the first
+    (tmp_path / "step_trace_time.csv").write_text("Step,Compute\n1,2\n", encoding="utf-8")
+    with pytest.raises(UserError, match="another version"):
+        read_measured(tmp_path / "steps.csv")
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("config\nrun.yaml\n", "needs the columns config, seconds"),
+        ("config\nrun.yaml\n", "needs the columns config and seconds"),
         ("config,seconds\nrun.yaml,1\n", "has one row"),
         ("config,seconds\nrun.yaml,1\nrun.yaml,-1\n", ":3: seconds must be a positive number|run.yaml"),
     ],
@@ -184,7 +201,8 @@ def test_the_best_strategy_is_written_as_a_run_and_beats_the_yaml(capsys, tmp_pa
     written = tmp_path / "tuned.yaml"
     given = tmp_path / "run.yaml"
     given.write_text(
-        f"base: {RUN}\nmodel:\n  model_config:\n    num_layers: 8\n    offset: 0\nrecompute_config:\n  recompute: true\n  select_recompute: false\n",
+        f"base: {RUN}\nmodel:\n  model_config:\n    num_layers: 8\n    offset: 0\n"
+        "recompute_config:\n  recompute: true\n  select_recompute: false\n",
         encoding="utf-8",
     )
     options = ["--config", str(given), "--devices", "16", "--best", "2", "--seconds", "2", "--output", str(tmp_path)]
@@ -215,3 +233,12 @@ def test_the_planner_judges_a_problem_of_the_architecture_as_the_model_of_time_d
     plan = Plan((("none", "none"),) * 4)
     predicted = step_time(workload, DEVICE)
     assert evaluate(problem, plan).line.makespan == pytest.approx(1e3 * predicted.line.makespan)
+
+
+def test_the_tuning_ladder_of_llama2_13b_is_replayed_in_order():
+    """Published: each rung faster than the one before, 37% in all."""
+    rungs = runpy.run_path(str(ROOT / "research/llama2_13b_tuning/replay.py"))["rungs"]()
+    predicted = [step.tokens_per_device for _, _, step in rungs]
+    assert predicted == sorted(predicted)
+    published = [speed for _, speed, _ in rungs]
+    assert predicted[-1] / predicted[0] == pytest.approx(published[-1] / published[0], abs=0.05)

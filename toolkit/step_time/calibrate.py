@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -19,8 +19,9 @@ from mindllm.timing.calibrate import Calibration, Measured, calibrate
 from mindllm.timing.configured import workload_of
 from mindllm.timing.device import DEFAULT, Device, read_device
 from mindllm.timing.step import step_seconds
+from toolkit.step_time.profile import profiled_step
 
-COLUMNS = ("config", "seconds")
+CONFIG, SECONDS, PROFILE = "config", "seconds", "profile"
 FEWEST = 2
 EXAMPLES = """example:
   python -m toolkit.step_time calibrate --measured steps.csv --device atlas_800t_a2 --output my_device.yaml
@@ -36,7 +37,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         epilog=EXAMPLES,
     )
     parser.add_argument(
-        "--measured", type=Path, required=True, metavar="CSV", help="columns config (a YAML) and seconds (of a step)"
+        "--measured",
+        type=Path,
+        required=True,
+        metavar="CSV",
+        help="columns config (a YAML) and seconds (of a step) or profile",
     )
     parser.add_argument("--device", default=DEFAULT, metavar="FILE", help="where to start (default: %(default)s)")
     parser.add_argument("--output", type=output_file, required=True, metavar="YAML", help="the calibrated device")
@@ -61,17 +66,25 @@ def read_measured(path: Path) -> list[Measured]:
         rows = list(csv.DictReader(path.read_text(encoding="utf-8").splitlines()))
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"--measured {path}: {getattr(error, 'strerror', error)}") from None
-    if not rows or any(column not in rows[0] for column in COLUMNS):
-        raise UserError(f"--measured {path}: needs the columns {', '.join(COLUMNS)} and a row for each run")
+    if not rows or CONFIG not in rows[0] or not {SECONDS, PROFILE} & set(rows[0]):
+        raise UserError(
+            f"--measured {path}: needs the columns {CONFIG} and {SECONDS} (of a step) or {PROFILE} (a directory or file of "
+            "MindSpore's profiler), and a row for each run"
+        )
     if len(rows) < FEWEST:
         raise UserError(f"--measured {path}: has one row; {FEWEST} are needed so that one can be left out")
-    return [_row(path, number, row["config"], row["seconds"]) for number, row in enumerate(rows, 2)]
+    return [_row(path, number, row) for number, row in enumerate(rows, 2)]
 
 
-def _row(path: Path, line: int, config: str, text: str) -> Measured:
+def _row(path: Path, line: int, row: Mapping[str, str]) -> Measured:
+    config, text = row[CONFIG], row.get(SECONDS)
+    if row.get(PROFILE):
+        return Measured(
+            config, workload_of(load_config(path.parent / config)), profiled_step(path.parent / row[PROFILE])
+        )
     try:
-        seconds = float(text)
-    except (TypeError, ValueError):
+        seconds = float(text or "")
+    except ValueError:
         seconds = 0.0
     if not 0 < seconds < float("inf"):
         raise UserError(f"--measured {path}:{line}: seconds must be a positive number (value {text})")
