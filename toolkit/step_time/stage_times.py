@@ -61,6 +61,17 @@ def stage_times(step: StepTime) -> list[StageTime]:
     return found
 
 
+def mean_stage(step: StepTime) -> dict[str, float]:
+    """Seconds of a step by what they are spent on, the mean of all stages."""
+    found: dict[str, float] = {}
+    stages = stage_times(step)
+    for one in stages:
+        once = {"sends": one.sends, "replicas": one.replicas, "update": one.update, "bubble and rest": one.bubble}
+        for name, seconds in (*one.compute.items(), *one.exchanged.items(), *once.items()):
+            found[name] = found.get(name, 0.0) + seconds / len(stages)
+    return found
+
+
 def table(stages: Sequence[StageTime]) -> Table:
     """A line for each stage, in milliseconds of a step."""
     classes = list(dict.fromkeys(name for stage in stages for name in stage.compute))

@@ -14,6 +14,8 @@ from mindllm.errors import CheckFailed
 from mindllm.files import atomic_open
 from mindllm.tables import Table, figures, texts
 from mindllm.timing.device import DEFAULT, read_device, shipped_devices
+from mindllm.timing.step import StepTime
+from toolkit.step_time.stage_times import mean_stage
 from toolkit.tune.judge import GB
 from toolkit.tune.page import render_page
 from toolkit.tune.search import Found, Planned, own, plan_best, search
@@ -118,20 +120,38 @@ def _show(title: str, found: Found, best: Sequence[Planned], hand: Planned | Non
     columns = [*texts("rank", "strategy"), *figures("s", "tokens/s/device", "GB of each stage")]
     output.print(Table(title, columns, rows, keys=2))
     if hand:
-        gain = best[0].speed / hand.speed - 1
+        gain = best[0].step.tokens_per_device / hand.step.tokens_per_device - 1
         verdict = (
             f"{100 * gain:.1f}% above the YAML's" if gain > 0 else "no better than the YAML's: that is the best here"
         )
         output.print(f"best: {verdict}")
+        places = [number for number, one in enumerate(found.judged, 1) if one.candidate == hand.candidate]
+        where = f"number {places[0]} of {len(found.judged)}" if places else "not among those that fit"
+        output.print(f"the YAML's strategy, before its layers are planned: {where}")
+        output.print(differences(best[0].step, hand.step))
     output.print(
         f"{found.tried} strategies, {found.kept} known from before, {len(found.judged)} fit; {_reasons(found)}"
     )
     output.print(f"{directory / PAGE}: memory and speed of all")
 
 
+def differences(best: StepTime, hand: StepTime) -> Table:
+    """What the best saves: seconds of a step by what they are spent on, the mean of the stages."""
+    spent = [mean_stage(step) for step in (best, hand)]
+    rows = [
+        (
+            name,
+            *(f"{part.get(name, 0.0):.2f}" for part in spent),
+            f"{spent[1].get(name, 0.0) - spent[0].get(name, 0.0):+.2f}",
+        )
+        for name in dict.fromkeys((*spent[1], *spent[0]))
+    ]
+    return Table("where the best gains, s", [*texts("spent on"), *figures("best", "YAML", "gained")], rows)
+
+
 def _row(rank: str, one: Planned) -> tuple[str, ...]:
     memory = " ".join(f"{size / GB:.0f}" for size in one.memory)
-    return rank, one.candidate.name, f"{one.seconds:.2f}", f"{one.speed:,.0f}", memory
+    return rank, one.candidate.name, f"{one.step.seconds:.2f}", f"{one.step.tokens_per_device:,.0f}", memory
 
 
 def _reasons(found: Found) -> str:
@@ -141,8 +161,8 @@ def _reasons(found: Found) -> str:
 def _tree(one: Planned) -> dict[str, Any]:
     return {
         "strategy": one.candidate.tree(),
-        "seconds": one.seconds,
-        "tokens_per_second_per_device": one.speed,
+        "seconds": one.step.seconds,
+        "tokens_per_second_per_device": one.step.tokens_per_device,
         "memory": list(one.memory),
     }
 

@@ -7,7 +7,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from mindllm.config import RunConfig, override_config, render_config
@@ -18,10 +18,10 @@ from mindllm.timing.configured import workload_of
 from mindllm.timing.device import Device
 from mindllm.timing.memory import stage_bytes
 from mindllm.timing.plan_problem import plan_problem
-from mindllm.timing.step import step_time
+from mindllm.timing.step import StepTime, step_time
 from toolkit.pipeline_balance.yaml_plan import write_plan
 from toolkit.tune.candidates import Candidate, candidates
-from toolkit.tune.judge import ROOM, Judged, even_counts, judge
+from toolkit.tune.judge import ROOM, Judged, even_counts, judge, read_judged
 
 FILE = "candidates.jsonl"
 
@@ -42,8 +42,7 @@ class Planned:
 
     candidate: Candidate
     config: RunConfig
-    speed: float
-    seconds: float
+    step: StepTime
     memory: tuple[float, ...]
 
 
@@ -74,8 +73,6 @@ def _key(config: RunConfig, device: Device, limit: float) -> str:
 
 def _known(path: Path, key: str) -> dict[str, Judged | None]:
     """What a file has of this run; a last line that was cut short is left out."""
-    from toolkit.tune.judge import read_judged
-
     found: dict[str, Judged | None] = {}
     for text in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
         try:
@@ -98,7 +95,7 @@ def plan_best(
         except (Infeasible, UserError):
             continue
         found[one.candidate.name] = planned
-    return sorted(found.values(), key=lambda planned: -planned.speed)
+    return sorted(found.values(), key=lambda planned: planned.step.seconds)
 
 
 def _planned(config: RunConfig, candidate: Candidate, device: Device, limit: float, seconds: float) -> Planned:
@@ -119,8 +116,8 @@ def _planned(config: RunConfig, candidate: Candidate, device: Device, limit: flo
         raise UserError(f"{candidate.name}: the plan has no YAML form")
     lists = {key: value for key, value in written.overrides(problem).items() if not key.endswith("micro_batch_num")}
     run = override_config(config, {**plain, **lists})
-    step = step_time(workload_of(run), device)
-    return Planned(candidate, run, step.tokens_per_device, step.seconds, stage_bytes(workload_of(run)))
+    workload = workload_of(run)
+    return Planned(candidate, run, step_time(workload, device), stage_bytes(workload))
 
 
 def pareto(judged: Sequence[Judged]) -> list[Judged]:
@@ -136,10 +133,9 @@ def pareto(judged: Sequence[Judged]) -> list[Judged]:
 def own(config: RunConfig, device: Device) -> Planned:
     """The run as its YAML is, predicted alike."""
     workload = workload_of(config)
-    step, sizes = step_time(workload, device), config.parallel_config
-    strategy = replace(workload.strategy)
+    strategy, sizes = workload.strategy, config.parallel_config
     candidate = Candidate(
         sizes.data_parallel, sizes.model_parallel, sizes.pipeline_stage, workload.plan.chunks, strategy.micro_batch_size,
         strategy.micro_batches * strategy.accumulation, strategy.sequence_parallel, strategy.optimizer_shard,
     )  # fmt: skip
-    return Planned(candidate, config, step.tokens_per_device, step.seconds, stage_bytes(workload))
+    return Planned(candidate, config, step_time(workload, device), stage_bytes(workload))
