@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.progress import BarColumn, MofNCompleteColumn, TimeElapsedColumn, TimeRemainingColumn
 
@@ -18,11 +19,14 @@ from mindllm.evaluate.model import Watch, unwatched
 from mindllm.files import atomic_open
 from mindllm.train.ranks import ALONE, Ranks
 
+if TYPE_CHECKING:
+    from mindllm.evaluate.run import Outcome
+
 NAMES = {"loglikelihood": "scoring", "generate_until": "writing"}
 
 
-def evaluate_on_tasks(config: RunConfig, tasks: Sequence[str], directory: Path, ranks: Ranks = ALONE):
-    """Evaluates the weights of ``load_checkpoint`` on ``tasks`` and writes the results into ``directory``; the device is selected.
+def evaluate_on_tasks(config: RunConfig, tasks: Sequence[str], directory: Path, ranks: Ranks = ALONE) -> Outcome:
+    """Evaluates the weights of ``load_checkpoint`` on ``tasks``, with results in ``directory``; the device is selected.
 
     Of several processes each answers its share of the requests, and the first one writes.
 

@@ -134,6 +134,11 @@ class Generator:
             self._session = self._kind(self.model, self.model_config, self._kernels, batch, length, self._native)
         return self._session
 
+    def forget(self) -> None:
+        """Nothing of earlier prompts is used any more: the weights of the model have changed."""
+        if isinstance(self._session, PrefixSession):
+            self._session.forget()
+
     def _check(self, prompts: Sequence[Sequence[int]], options: GenerationConfig) -> None:
         check_prompts(prompts, self.model_config, self.max_length, options.max_new_tokens)
         if options.stops and self.tokenizer is None:

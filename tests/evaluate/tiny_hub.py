@@ -44,7 +44,9 @@ def write_tokenizer(directory, template=None):
     tokenizer.save(str(directory / "tokenizer.json"))
     said = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": END, "pad_token": END}
     said |= {"clean_up_tokenization_spaces": False, "model_max_length": LENGTH}
-    (directory / "tokenizer_config.json").write_text(json.dumps(said | ({"chat_template": template} if template else {})))
+    (directory / "tokenizer_config.json").write_text(
+        json.dumps(said | ({"chat_template": template} if template else {}))
+    )
 
 
 def write_data(directory):
@@ -75,7 +77,11 @@ def write_data(directory):
     ]
     _dataset(directory / "openai/gsm8k", "main", {"train": gsm8k, "test": gsm8k})
     pages = [{"page": "The quick brown fox jumps. " * 14}, {"page": " = Sun = \n It is hot .\n"}]
-    _dataset(directory / "EleutherAI/wikitext_document_level", "wikitext-2-raw-v1", {"train": pages, "validation": pages, "test": pages})
+    _dataset(
+        directory / "EleutherAI/wikitext_document_level",
+        "wikitext-2-raw-v1",
+        {"train": pages, "validation": pages, "test": pages},
+    )
     problem = {
         "task_id": "HumanEval/0",
         "prompt": 'def add(a, b):\n    """Adds."""\n',
