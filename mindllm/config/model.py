@@ -181,7 +181,8 @@ class ModelConfig(Section):
     n_group: PositiveInt = Field(default=1, description="Groups of experts.")
     topk_group: PositiveInt = Field(default=1, description="Groups whose experts can be chosen for a token.")
     balance_via_topk_bias: bool = Field(
-        default=False, description="A bias per expert, which the choice alone sees, keeps experts balanced (DeepSeek-V3)."
+        default=False,
+        description="A bias per expert, which the choice alone sees, keeps experts balanced (DeepSeek-V3).",
     )
     topk_bias_update_rate: float = Field(default=0.0, ge=0, description="What that bias changes by after a step.")
     aux_loss_types: List[BalanceLoss] = Field(

@@ -79,7 +79,7 @@ class CausalLM(nn.Cell):
         self.sum = P.ReduceSum()
         if self.model.adds_to_loss:
             self.cast = P.Cast()
-            self.tokens_of_rows = P.ReduceSum()
+            self.tokens_of_rows = P.ReduceSum(keep_dims=True)
             self.balance_mul = P.Mul()
             self.balance_sum = P.ReduceSum()
             self.add_balance = P.Add()
@@ -112,7 +112,7 @@ class CausalLM(nn.Cell):
         loss = self.sum(self.mul(losses, self.reshape(loss_mask, (-1,))))
         if not self.model.adds_to_loss:
             return loss
-        tokens = self.tokens_of_rows(self.cast(loss_mask, ms.float32), 1)
+        tokens = self.reshape(self.tokens_of_rows(self.cast(loss_mask, ms.float32), 1), (-1,))
         return self.add_balance(loss, self.balance_sum(self.balance_mul(decoded[1], tokens)))
 
 

@@ -35,7 +35,8 @@ class ExpertLinear(nn.Cell):
         self.matmul = P.BatchMatMul(transpose_b=True)
         self.operand = Operand(kernels)
         self.behind_each_other = kernels.cpu
-        self.transpose = P.Transpose() if kernels.cpu else None
+        if self.behind_each_other:
+            self.transpose = P.Transpose()
         self.reshape = P.Reshape()
 
     def construct(self, x: Tensor) -> Tensor:
@@ -108,8 +109,7 @@ def descending(length: int) -> Tensor:
 
 
 class Experts(nn.Cell):
-    """``[batch · seq, hidden] -> [batch · seq, hidden]``, and what each sequence adds to the loss, fp32 ``[batch]``.
-    """
+    """``[batch · seq, hidden] -> [batch · seq, hidden]``, and what each sequence adds to the loss, fp32 ``[batch]``."""
 
     def __init__(self, spec: ExpertsSpec, kernels: Kernels, spread: Spread, length: int) -> None:
         super().__init__()
@@ -156,7 +156,9 @@ class Experts(nn.Cell):
         y = self.arrive(self.experts(self.depart(rows, 1.0)), 1.0)
         y = self.collect(self.reshape(y, (batch, experts * capacity, hidden)), places, 1)
         weights = self.cast(self.keep(weights, kept), self.output_dtype)
-        y = self.weigh(self.reshape(y, (batch, length, count, hidden)), self.reshape(weights, (batch, length, count, 1)))
+        y = self.weigh(
+            self.reshape(y, (batch, length, count, hidden)), self.reshape(weights, (batch, length, count, 1))
+        )
         return self.reshape(self.sum(y, 2), (batch * length, hidden))
 
     def seen_by_all(self, x: Tensor) -> Tensor:

@@ -160,14 +160,18 @@ class Balance(nn.Cell):
             self.largest = P.ReduceMax(keep_dims=True)
             self.sub = P.Sub()
             self.exp = P.Exp()
-            self.sum = P.ReduceSum(keep_dims=True)
+            self.exp_sum = P.ReduceSum(keep_dims=True)
             self.log = P.Log()
             self.add_largest = P.Add()
             self.square = P.Square()
             self.z_mean = P.ReduceMean()
             self.z_scale = P.Mul()
-        self.add_switch = P.Add() if self.of_sequence and self.of_all else None
-        self.add_z = P.Add() if spec.z_loss and (self.of_sequence or self.of_all) else None
+        self.adds_switch = bool(self.of_sequence and self.of_all)
+        self.adds_z = bool(spec.z_loss and (self.of_sequence or self.of_all))
+        if self.adds_switch:
+            self.add_switch = P.Add()
+        if self.adds_z:
+            self.add_z = P.Add()
         self.reshape = P.Reshape()
 
     def construct(self, logits: Tensor, scores: Tensor, mask: Tensor) -> Tensor:
@@ -193,4 +197,4 @@ class Balance(nn.Cell):
     def log_normaliser(self, logits: Tensor) -> Tensor:
         """``log Σ exp`` over the experts: ``[batch, seq, 1]``."""
         largest = P.stop_gradient(self.largest(logits, 2))
-        return self.add_largest(self.log(self.sum(self.exp(self.sub(logits, largest)), 2)), largest)
+        return self.add_largest(self.log(self.exp_sum(self.exp(self.sub(logits, largest)), 2)), largest)

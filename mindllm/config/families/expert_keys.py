@@ -47,5 +47,3 @@ def fused_experts(below: str, names: Mapping[str, str]) -> tuple[FusedExperts, .
         FusedExperts(f"{FUSED_LAYER}.experts.gate_up_proj", (of_expert("w1"), of_expert("w3"))),
         FusedExperts(f"{FUSED_LAYER}.experts.down_proj", (of_expert("w2"),)),
     )
-
-

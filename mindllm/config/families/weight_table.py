@@ -1,8 +1,8 @@
 """Where each of our weights is in the files of a family: one declarative table, read in both directions.
 
 An entry names a tensor of theirs and the weights of ours in it: one (a rename), or several whose rows follow each other, whole
-(``[q; k; v]``, ``[gate; up]``) or head by head. ``{layer}`` stands for the index of a decoder layer in both names. ``{expert}`` in
-their name stands for the index of an expert: of ours, whose first dimension is the experts, each of theirs is a slice.
+(``[q; k; v]``, ``[gate; up]``) or head by head. In both names ``{layer}`` stands for the index of a decoder layer; in theirs
+``{expert}`` stands for that of an expert: each of theirs is a slice of ours, whose first dimension is the experts.
 """
 
 from __future__ import annotations

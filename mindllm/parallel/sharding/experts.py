@@ -93,13 +93,13 @@ def _balance(at: str, cell: Balance) -> Table:
         table[f"{at}.batch_mul"] = on(whole, whole)
         table[f"{at}.batch_sum"] = on(whole)
         table[f"{at}.batch_scale"] = on(whole, SCALAR)
-    if cell.add_switch is not None:
+    if cell.adds_switch:
         table[f"{at}.add_switch"] = on((TOKENS,), (None,))
     if cell.z_loss:
-        table |= {f"{at}.{name}": on(ROUTED) for name in ("largest", "exp", "sum", "log", "square", "z_mean")}
+        table |= {f"{at}.{name}": on(ROUTED) for name in ("largest", "exp", "exp_sum", "log", "square", "z_mean")}
         table |= {f"{at}.{name}": on(ROUTED, ROUTED) for name in ("sub", "add_largest")}
         table[f"{at}.z_scale"] = on((TOKENS,), SCALAR)
-    if cell.add_z is not None:
+    if cell.adds_z:
         table[f"{at}.add_z"] = on((TOKENS,), (TOKENS,))
     return table
 

@@ -1,4 +1,4 @@
-"""Weights of experts: one tensor with all of them here, one for each expert or other stacks in files. No more is read than asked for."""
+"""Weights of experts: all in one tensor here, one for each expert or other stacks in files. No more is read than asked for."""
 
 from __future__ import annotations
 
@@ -83,7 +83,9 @@ def _fused(name: str, table: WeightTable) -> tuple[FusedExperts | None, str]:
 
 def _renamed(name: str, table: WeightTable) -> str:
     layer = _layer_of(name)
-    return next((ours.replace(LAYER, layer) for theirs, ours in table.aliases if theirs.replace(LAYER, layer) == name), name)
+    return next(
+        (ours.replace(LAYER, layer) for theirs, ours in table.aliases if theirs.replace(LAYER, layer) == name), name
+    )
 
 
 def _layer_of(name: str) -> str:
