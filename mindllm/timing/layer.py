@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 
 from mindllm.config.layers import AttentionSpec, FeedForwardSpec, LayerSpec, RotarySpec
+from mindllm.errors import UserError
 from mindllm.parallel.layer_plan import LayerAssignment
 from mindllm.timing.work import ATTENTION, HALF, Exchange, Operator, Work, elementwise, product
 from mindllm.timing.workload import Numerics, Strategy
@@ -20,6 +21,17 @@ CAUSAL = 0.5  # of the scores, which a fused kernel leaves out
 FLASH_BACKWARD = 2.5  # five products instead of two (Dao, 2023, section 3.1)
 NORM_PASSES = (2.0, 4.0)  # tensors that a norm reads and writes, forward and backward
 MASK = 0.5  # of a half-precision tensor: a dropout mask of a byte for each number
+
+
+def dense(spec: LayerSpec) -> FeedForwardSpec:
+    """The feed-forward of a layer.
+
+    Raises:
+        UserError: it is a mixture of experts, whose time and memory are not modelled.
+    """
+    if not isinstance(spec.feed_forward, FeedForwardSpec):
+        raise UserError("a layer has experts, whose time is not modelled; only dense layers are predicted")
+    return spec.feed_forward
 
 
 def forward_work(spec: LayerSpec, tokens: float, seq_length: int, strategy: Strategy, numerics: Numerics) -> Work:
@@ -34,7 +46,7 @@ def _forward(
     outside = hidden / (strategy.model_parallel if strategy.sequence_parallel else 1)
     parts = (
         ("attention", spec.norms[0], attention_work(spec.attention, tokens, seq_length, strategy, numerics)),
-        ("feed_forward", spec.norms[1], feed_forward_work(spec.feed_forward, tokens, strategy, numerics)),
+        ("feed_forward", spec.norms[1], feed_forward_work(dense(spec), tokens, strategy, numerics)),
     )
     for part, norm, inside in parts:
         yield elementwise(f"{norm}.norm", outside, NORM_PASSES[0])
