@@ -15,12 +15,23 @@ def workload_of(config: RunConfig) -> Workload:
         UserError: the run has something that is not modelled.
     """
     sizes, model, runner = config.parallel_config, config.model.config, config.runner_config
-    if model.expert_num > 1:
-        key, value = "model.model_config.expert_num", model.expert_num
-        raise config.error(key, f"the time of experts is not modelled (value {value}); plans and dry runs take them")
     if config.parallel.pipeline_config.pipeline_scheduler != "1f1b":
         key, value = "parallel.pipeline_config.pipeline_scheduler", config.parallel.pipeline_config.pipeline_scheduler
         raise config.error(key, f"only the time of 1f1b is modelled (value {value}); write 1f1b")
+    for key, changed, told in (
+        (
+            "model.model_config.expert_num",
+            model.expert_num > 1,
+            "the time of experts is not modelled; only dense layers are",
+        ),
+        (
+            "model.model_config.fp32_residual_connection",
+            model.fp32_residual_connection,
+            "its time is not modelled; write false",
+        ),
+    ):
+        if changed:
+            raise config.error(key, told)
     optimizer = config.parallel.parallel_optimizer_config
     for name, plain in (("gradient_accumulation_shard", False), ("optimizer_weight_shard_size", -1)):
         if config.parallel.enable_parallel_optimizer and getattr(optimizer, name) != plain:

@@ -23,6 +23,17 @@ NORM_PASSES = (2.0, 4.0)  # tensors that a norm reads and writes, forward and ba
 MASK = 0.5  # of a half-precision tensor: a dropout mask of a byte for each number
 
 
+def dense(spec: LayerSpec) -> FeedForwardSpec:
+    """The feed-forward of a layer.
+
+    Raises:
+        UserError: it is a mixture of experts, whose time and memory are not modelled.
+    """
+    if not isinstance(spec.feed_forward, FeedForwardSpec):
+        raise UserError("a layer has experts, whose time is not modelled; only dense layers are predicted")
+    return spec.feed_forward
+
+
 def forward_work(spec: LayerSpec, tokens: float, seq_length: int, strategy: Strategy, numerics: Numerics) -> Work:
     """One micro-batch of ``tokens`` tokens through a layer."""
     return tuple(_forward(spec, tokens, seq_length, strategy, numerics))
@@ -35,7 +46,7 @@ def _forward(
     outside = hidden / (strategy.model_parallel if strategy.sequence_parallel else 1)
     parts = (
         ("attention", spec.norms[0], attention_work(spec.attention, tokens, seq_length, strategy, numerics)),
-        ("feed_forward", spec.norms[1], feed_forward_work(dense_feed_forward(spec), tokens, strategy, numerics)),
+        ("feed_forward", spec.norms[1], feed_forward_work(dense(spec), tokens, strategy, numerics)),
     )
     for part, norm, inside in parts:
         yield elementwise(f"{norm}.norm", outside, NORM_PASSES[0])
@@ -46,17 +57,6 @@ def _forward(
         if spec.norm_output:
             yield elementwise(f"{part}_post_norm.norm", outside, NORM_PASSES[0])
         yield elementwise(f"{part}.residual", outside, 3 + MASK * numerics.dropout)
-
-
-def dense_feed_forward(spec: LayerSpec) -> FeedForwardSpec:
-    """The feed-forward block of a layer.
-
-    Raises:
-        UserError: it has experts, whose products, exchanges and memory are not modelled.
-    """
-    if not isinstance(spec.feed_forward, FeedForwardSpec):
-        raise UserError("the time and the memory of layers with experts are not modelled")
-    return spec.feed_forward
 
 
 def attention_work(

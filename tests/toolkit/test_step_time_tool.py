@@ -14,7 +14,7 @@ from mindllm.timing.configured import workload_of
 from mindllm.timing.device import DEFAULT, read_device
 from mindllm.timing.plan_problem import plan_problem
 from mindllm.timing.step import step_time
-from toolkit.benchmark.published_steps import atlas, korthikanti, read_rows, vtrain
+from toolkit.benchmark.published_steps import atlas, korthikanti, read_atlas, read_rows, vtrain
 from toolkit.benchmark.step_time import errors, korthikanti_table
 from toolkit.benchmark.zero_bubble_steps import place_shares
 from toolkit.step_time.__main__ import main
@@ -87,9 +87,10 @@ def test_the_command_prints_a_line_for_each_stage(capsys):
     ("arguments", "said"),
     [
         (("--device", "b200"), "neither a file nor one of the described devices"),
-        (("--model.model_config.expert_num=8",), "the time of experts is not modelled"),
         (("--parallel.pipeline_config.pipeline_scheduler=gpipe",), "only the time of 1f1b is modelled"),
         (("--model.model_config.compute_dtype=float64",), "compute_dtype"),
+        (("--model.model_config.fp32_residual_connection=true",), "its time is not modelled"),
+        (("--config", str(ROOT / "configs/mixtral/finetune_mixtral_8x7b.yaml")), "time of experts is not modelled"),
         (("--parallel.parallel_optimizer_config.gradient_accumulation_shard=true",), "its time is not modelled"),
     ],
 )
@@ -165,6 +166,26 @@ def test_every_published_row_is_read():
     shares = place_shares(read_rows(DATA / "zero_bubble.csv")[0], read_device("a100_80g"), 3, 8)
     assert shares.sum() == pytest.approx(8)
     assert shares[0] < shares[1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"ep": "8"}, "mixture of experts"),
+        ({"offset": "3"}, "sums to"),
+        ({"recompute": "full=7 sel=False"}, "Recompute"),
+    ],
+)
+def test_a_published_row_that_is_not_predicted_says_why(changes, said):
+    assert said in str(read_atlas({**read_rows(DATA / "throughput.csv")[1], **changes}))
+
+
+def test_recomputation_of_a_published_row_is_read_with_nested_lists():
+    row = next(row for row in read_rows(DATA / "throughput.csv") if row["model"] == "yi_34b")
+    chunked = {"pp_interleave_num": "2", "offset": "[[0, 1, 1, 0], [1, 1, 0, 0]]"}
+    found = atlas({**row, **chunked, "recompute": "full=[[1, 0, 0, 0], [0, 0, 0, 2]] sel=True comm=False"})
+    again = [(layer.chunk, layer.stage) for layer in found.workload.plan.layers if layer.recompute]
+    assert again == [(0, 0), (1, 3), (1, 3)]
 
 
 def test_strategies_divide_devices_batch_and_heads(run):

@@ -61,10 +61,12 @@ def even_plan(layers: int, stages: int, chunks: int, full: bool, selected: tuple
 
 
 def korthikanti(row: Row) -> Iterator[Measured]:
-    """Fully recomputed, and selectively with sequence parallelism."""
+    """Fully recomputed, and selectively with sequence parallelism; what was not measured is left out."""
     hidden, heads, layers, tp, pp = (int(row[key]) for key in ("hidden", "heads", "layers", "tp", "pp"))
     micro, replicas = int(row["mbs"]), int(row["gpus"]) // tp // pp
     for name, key, full in (("full", "full_recompute_s", True), ("selective", "sp_selective_s", False)):
+        if not row[key]:
+            continue
         strategy = Strategy(
             replicas, tp, pp, int(row["gbs"]) // replicas // micro, 1, micro, sequence_parallel=not full
         )
@@ -87,8 +89,11 @@ def vtrain(row: Row) -> Measured:
 
 
 def atlas(row: Row) -> Measured | None:
-    """A row of MindFormers' tables; None for a mixture of experts, which is not modelled."""
-    if row["ep"]:
+    """A row of MindFormers' tables; None for a mixture of experts, which is not modelled.
+
+    ``micro_batch_interleave`` copies of a micro-batch are one that is as many times larger: what they hide is not modelled.
+    """
+    if row["ep"] not in ("", "1"):
         return None
     pp, sequence = int(row["pp"]), int(row["seq_length"])
     given = {"intermediate_size": row["ffn"], "n_kv_heads": row["n_kv_heads"]}
@@ -105,7 +110,7 @@ def atlas(row: Row) -> Measured | None:
         pp,
         micro_batches=int(row["micro_batch_num"]) if pp > 1 else 1,
         accumulation=int(row["gradient_accumulation"] or 1),
-        micro_batch_size=int(row["batch_size"]),
+        micro_batch_size=int(row["batch_size"]) * int(row["micro_batch_interleave"] or 1),
         sequence_parallel=row["use_seq_parallel"] == "True" and int(row["mp"]) > 1,
         optimizer_shard=row["optimizer_parallel"] == "True",
         vocabulary_parallel=False,
@@ -114,6 +119,14 @@ def atlas(row: Row) -> Measured | None:
     numerics = Numerics(row["compute_dtype"], gradients, row["flash_attention"] == "True")
     workload = Workload(ModelConfig.model_validate(fields).architecture, sequence, strategy, plan, numerics)
     return Measured(row["model"], workload, workload.tokens / strategy.devices / float(row["tokens_per_s_per_device"]))
+
+
+def read_atlas(row: Row) -> Measured | str:
+    """A row of MindFormers' tables, or why it is not predicted."""
+    try:
+        return atlas(row) or "mixture of experts"
+    except (UserError, ValueError) as error:
+        return str(error).splitlines()[0]
 
 
 def _offset(text: str) -> Any:
@@ -125,7 +138,7 @@ def _offset(text: str) -> Any:
 
 def _recomputation(text: str) -> RecomputeConfig:
     """From ``full=… sel=… comm=…``; what is not said is not recomputed."""
-    said = dict(re.findall(r"(\w+)=(\[.*?\]|\w+)", text))
+    said = dict(re.findall(r"(\w+)=(.+?)(?=\s+\w+=|\s*$)", text))
     names = {"full": "recompute", "sel": "select_recompute", "comm": "select_comm_recompute"}
     values = {names[key]: ast.literal_eval(value) or False for key, value in said.items() if key in names}
     return RecomputeConfig.model_validate(values)

@@ -24,7 +24,7 @@ from mindllm.tables import Table, figures, texts
 from mindllm.timing.calibrate import Measured, calibrate, uncalibrated
 from mindllm.timing.device import Device, read_device
 from mindllm.timing.step import step_seconds
-from toolkit.benchmark.published_steps import atlas, korthikanti, read_rows, vtrain
+from toolkit.benchmark.published_steps import korthikanti, read_atlas, read_rows, vtrain
 from toolkit.benchmark.report import Tables, write_markdown
 from toolkit.benchmark.zero_bubble_steps import zero_bubble_rows
 
@@ -52,10 +52,9 @@ def summary(found: Iterable[float]) -> str:
 def atlas_table(data: Path) -> tuple[str, Sequence[str], Lines]:
     """Every Atlas row, zero-shot and left out."""
     device = uncalibrated(read_device("atlas_800t_a2"))
-    given = [
-        (row["model"], atlas(row)) for row in read_rows(data / "throughput.csv") if row["hardware"].startswith("Atlas")
-    ]
-    rows = [row for _, row in given if row]
+    table = [row for row in read_rows(data / "throughput.csv") if row["hardware"].startswith("Atlas")]
+    given = [(row["model"], read_atlas(row)) for row in table]
+    rows = [row for _, row in given if isinstance(row, Measured)]
     zero = errors(rows, device)
     left = np.array([
         errors([row], calibrate(device, [*rows[:number], *rows[number + 1 :]], "the other rows").device)[0]
@@ -71,7 +70,7 @@ def atlas_table(data: Path) -> tuple[str, Sequence[str], Lines]:
         )
         for row, one, other in zip(rows, zero, left, strict=True)
     ]
-    lines += [(name, "", "not modelled: mixture of experts", "", "") for name, row in given if row is None]
+    lines += [(name, "", f"not modelled: {row}", "", "") for name, row in given if isinstance(row, str)]
     judged = [-values / (1 + values) for values in (zero, left)]
     lines.append(("mean / median / worst", "", "", *(summary(values) for values in judged)))
     columns = ("row", "published tokens/s/device", "zero-shot", "error, zero-shot", "error, left out")

@@ -37,6 +37,9 @@ def zero_bubble_rows(
     for row in track(rows, "searching schedules"):
         cells = []
         for name, predicted in throughputs(row, device):
+            if not row[f"thr_{name}"]:
+                cells.append(f"not measured / {predicted:.3g}")
+                continue
             error = predicted / float(row[f"thr_{name}"]) - 1
             found.append(error)
             cells.append(f"{float(row[f'thr_{name}']):g} / {predicted:.3g} ({100 * error:+.1f}%)")

@@ -24,7 +24,7 @@ Kept = TypeVar("Kept")
 
 def kept_file(config: RunConfig, rank: int, suffix: str) -> Path:
     """Where the file with what is known of a rank is, or will be."""
-    text = "\0".join([render_config(override_config(config, NEUTRAL)), str(rank), _versions()])
+    text = "\0".join([render_config(override_config(config, NEUTRAL)), str(rank), versions()])
     return directory() / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}{suffix}"
 
 
@@ -54,7 +54,7 @@ def forget_old_ones() -> None:
 
 
 @cache
-def _versions() -> str:
+def versions() -> str:
     """MindSpore's version and a hash of the sources a simulation runs through."""
     sources = [*Path(mindllm.__file__).parent.rglob("*.py"), *Path(mindllm.__file__).parent.rglob("*.c")]
     sources += (

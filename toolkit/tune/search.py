@@ -19,6 +19,7 @@ from mindllm.timing.device import Device
 from mindllm.timing.memory import stage_bytes
 from mindllm.timing.plan_problem import plan_problem
 from mindllm.timing.step import StepTime, step_time
+from toolkit.dry_run.cache import versions
 from toolkit.pipeline_balance.yaml_plan import write_plan
 from toolkit.tune.candidates import Candidate, candidates
 from toolkit.tune.judge import ROOM, Judged, even_counts, judge, read_judged
@@ -67,7 +68,7 @@ def search(config: RunConfig, devices: int, batch: int, device: Device, limit: f
 
 
 def _key(config: RunConfig, device: Device, limit: float) -> str:
-    text = render_config(config) + device.model_dump_json() + str(limit)
+    text = render_config(config) + device.model_dump_json() + str(limit) + versions()
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
