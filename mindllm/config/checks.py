@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from mindllm.config.check_experts import check_experts
 from mindllm.config.check_generation import check_generation
 from mindllm.config.check_limits import check_limits
 from mindllm.config.check_parallel import (
@@ -47,6 +48,7 @@ def check_run(config: RunConfig) -> Iterator[Finding]:
         check_callbacks,
         check_heads,
         check_layers,
+        check_experts,
         check_sequence,
         check_tokens,
         check_mesh,

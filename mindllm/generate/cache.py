@@ -100,7 +100,10 @@ class CachedLayer(nn.Cell):
         query, key, value = layer.attention.project(layer.attention_norm(x), self.batch, tables)
         keys, values = self.cache(slots, key, value)
         context = self.attention(query, keys, values, mask, tables[0] if layer.attention.biased else None)
-        return layer.after_feed_forward(layer.after_attention(x, layer.attention.output(context)))
+        x = layer.after_feed_forward(
+            layer.after_attention(x, layer.attention.output(context)), self.batch, may_drop=False
+        )
+        return x[0] if layer.adds_to_loss else x
 
 
 class CachedContext(nn.Cell):
