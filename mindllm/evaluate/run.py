@@ -165,16 +165,25 @@ def _quiet() -> Iterator[None]:
 
 @contextmanager
 def _without_bars() -> Iterator[None]:
-    """The harness's own bars count texts before they are answered; the one that counts answers is ours."""
+    """Without the harness's own bars, which count texts before they are answered, and its look at the machine and at git."""
     import lm_eval.api.model
     import lm_eval.api.task
+    import lm_eval.evaluator
 
-    modules = (lm_eval.api.model, lm_eval.api.task)
-    before = [module.tqdm for module in modules]
-    for module in modules:
-        module.tqdm = lambda items=None, *_, **__: items
+    def as_it_is(items: Any = None, *_: Any, **__: Any) -> Any:
+        return items
+
+    replaced: list[tuple[Any, str, Any]] = [
+        (lm_eval.api.model, "tqdm", as_it_is),
+        (lm_eval.api.task, "tqdm", as_it_is),
+        (lm_eval.evaluator, "get_git_commit_hash", lambda: None),
+        (lm_eval.evaluator, "add_env_info", lambda results: None),
+    ]
+    before = [getattr(module, name) for module, name, _ in replaced]
+    for module, name, ours in replaced:
+        setattr(module, name, ours)
     try:
         yield
     finally:
-        for module, bar in zip(modules, before, strict=True):
-            module.tqdm = bar
+        for (module, name, _), original in zip(replaced, before, strict=True):
+            setattr(module, name, original)
