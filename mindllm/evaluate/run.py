@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import lm_eval.tasks
 from lm_eval.evaluator import simple_evaluate
 from lm_eval.tasks import TaskManager
 
@@ -19,6 +21,7 @@ from mindllm.evaluate.local_data import local_data
 from mindllm.evaluate.model import EvaluatedModel
 
 OWN_TASKS = Path(__file__).with_name("tasks")
+PUBLIC_TASKS = Path(lm_eval.tasks.__file__).parent
 MERGED = ("results", "groups", "group_subtasks", "configs", "versions", "n-shot", "higher_is_better", "n-samples")
 Results = dict[str, dict[str, Any]]
 
@@ -47,18 +50,40 @@ def is_score(name: str, value: Any) -> bool:
 
 
 def find_tasks(names: Sequence[str], options: EvaluationConfig) -> TaskManager:
-    """Returns the harness's list of tasks; raises UserError for a name that is none of them."""
-    paths = [OWN_TASKS]
-    if options.include_path:
-        if not Path(options.include_path).is_dir():
-            raise UserError(f"include_path {options.include_path}: no such directory of tasks")
-        paths.append(Path(options.include_path))
-    with _quiet():
-        manager = TaskManager(include_path=[str(path) for path in paths])
+    """Returns the harness's list of tasks, as much of it as ``names`` need; raises UserError for one that is no task."""
+    if options.include_path and not Path(options.include_path).is_dir():
+        raise UserError(f"include_path {options.include_path}: no such directory of tasks")
+    manager = _list_of(options, _folders(names))
+    if all(name in manager.task_index for name in names):
+        return manager
+    manager = all_tasks(options)
     for name in names:
         if name not in manager.task_index:
             raise UserError(f"{shortened(name)}: no such task{_closest(name, manager.all_tasks)}")
     return manager
+
+
+def all_tasks(options: EvaluationConfig) -> TaskManager:
+    """All tasks there are: some fourteen thousand files, which takes some twenty seconds."""
+    return _list_of(options, [PUBLIC_TASKS])
+
+
+def _list_of(options: EvaluationConfig, folders: Sequence[Path]) -> TaskManager:
+    paths = [*folders, OWN_TASKS, *([Path(options.include_path)] if options.include_path else [])]
+    with _quiet():
+        return TaskManager(include_path=[str(path) for path in paths], include_defaults=False)
+
+
+def _folders(names: Sequence[str]) -> list[Path]:
+    """The folders of the harness where one of ``names`` is defined, as a task, a group, or what several are tagged with."""
+    word = "|".join(re.escape(name) for name in names)
+    defined = re.compile(rf"^\s*(?:(?:task|group|tag):|-)\s*[\"']?(?:{word})[\"']?\s*$", re.MULTILINE)
+    found = {}
+    for path in sorted(PUBLIC_TASKS.rglob("*.yaml")):
+        folder = path.relative_to(PUBLIC_TASKS).parts[0]
+        if folder not in found and defined.search(path.read_text(encoding="utf-8", errors="replace")):
+            found[folder] = PUBLIC_TASKS / folder
+    return list(found.values())
 
 
 def evaluate_tasks(
@@ -88,7 +113,11 @@ def evaluate_tasks(
 
 
 def _evaluate(model: EvaluatedModel, name: str, options: EvaluationConfig, manager: TaskManager) -> dict[str, Any]:
-    loaded = manager.load([name])["tasks"]
+    try:
+        loaded = manager.load([name])["tasks"]
+    except KeyError:  # a group of tasks that other folders define
+        manager = all_tasks(options)
+        loaded = manager.load([name])["tasks"]
     unsafe = [task for task, item in loaded.items() if getattr(item, "UNSAFE_CODE", False)]
     if unsafe and not options.confirm_run_unsafe_code:
         raise UserError(
@@ -136,16 +165,25 @@ def _quiet() -> Iterator[None]:
 
 @contextmanager
 def _without_bars() -> Iterator[None]:
-    """The harness's own bars count texts before they are answered; the one that counts answers is ours."""
+    """Without the harness's own bars, which count texts before they are answered, and its look at the machine and at git."""
     import lm_eval.api.model
     import lm_eval.api.task
+    import lm_eval.evaluator
 
-    modules = (lm_eval.api.model, lm_eval.api.task)
-    before = [module.tqdm for module in modules]
-    for module in modules:
-        module.tqdm = lambda items=None, *_, **__: items
+    def as_it_is(items: Any = None, *_: Any, **__: Any) -> Any:
+        return items
+
+    replaced: list[tuple[Any, str, Any]] = [
+        (lm_eval.api.model, "tqdm", as_it_is),
+        (lm_eval.api.task, "tqdm", as_it_is),
+        (lm_eval.evaluator, "get_git_commit_hash", lambda: None),
+        (lm_eval.evaluator, "add_env_info", lambda results: None),
+    ]
+    before = [getattr(module, name) for module, name, _ in replaced]
+    for module, name, ours in replaced:
+        setattr(module, name, ours)
     try:
         yield
     finally:
-        for module, bar in zip(modules, before, strict=True):
-            module.tqdm = bar
+        for (module, name, _), original in zip(replaced, before, strict=True):
+            setattr(module, name, original)

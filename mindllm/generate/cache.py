@@ -187,6 +187,8 @@ class CachedDecoder(nn.Cell):
         kv_heads = architecture.layers[0].attention.kv_heads
         heads = np.arange(batch * kv_heads, dtype=np.int32).reshape(batch, kv_heads, 1)
         self.first_slots = Tensor(heads * capacity)
+        self.minimum = P.Minimum()
+        self.last_position = Tensor(model.seq_length - 1, ms.int32)  # padding may stand where no position was learnt
         self.batch = batch
         self.gather = P.Gather()
         self.reshape = P.Reshape()
@@ -211,7 +213,7 @@ class CachedDecoder(nn.Cell):
         made: tuple[tuple[Tables, Tensor], ...] = ()
         for context in self.contexts:
             made = (*made, context(positions))
-        x = decoder.embedded(tokens, self.batch, positions)
+        x = decoder.embedded(tokens, self.batch, self.minimum(positions, self.last_position))
         for index, layer in enumerate(self.layers):
             tables, mask = made[decoder.context_of_layer[index]]
             x = layer(x, slots, tables, mask)

@@ -60,24 +60,24 @@ def write_data(directory):
         }
         for number, (asked, right, wrong) in enumerate(FACTS)
     ]
-    _dataset(directory / "allenai/ai2_arc", "ARC-Easy", {"train": arc, "validation": arc, "test": arc})
+    write_dataset(directory / "allenai/ai2_arc", "ARC-Easy", {"train": arc, "validation": arc, "test": arc})
     mmlu = [
         {"question": f"{asked}?", "subject": "abstract_algebra", "choices": [wrong, right, "x", "y"], "answer": 1}
         for asked, right, wrong in FACTS
     ]
-    _dataset(directory / "cais/mmlu", "abstract_algebra", {"dev": mmlu, "test": mmlu, "validation": mmlu})
+    write_dataset(directory / "cais/mmlu", "abstract_algebra", {"dev": mmlu, "test": mmlu, "validation": mmlu})
     boolq = [
         {"question": f"is {asked} {right}", "passage": f"The {asked} is {right}.", "idx": number, "label": number % 2}
         for number, (asked, right, _) in enumerate(FACTS)
     ]
-    _dataset(directory / "aps/super_glue", "boolq", {"train": boolq, "validation": boolq, "test": boolq})
+    write_dataset(directory / "aps/super_glue", "boolq", {"train": boolq, "validation": boolq, "test": boolq})
     gsm8k = [
         {"question": f"Ann has {n} and gets {n + 1}. How many?", "answer": f"{n}+{n + 1}={2 * n + 1}\n#### {2 * n + 1}"}
         for n in range(5)
     ]
-    _dataset(directory / "openai/gsm8k", "main", {"train": gsm8k, "test": gsm8k})
+    write_dataset(directory / "openai/gsm8k", "main", {"train": gsm8k, "test": gsm8k})
     pages = [{"page": "The quick brown fox jumps. " * 14}, {"page": " = Sun = \n It is hot .\n"}]
-    _dataset(
+    write_dataset(
         directory / "EleutherAI/wikitext_document_level",
         "wikitext-2-raw-v1",
         {"train": pages, "validation": pages, "test": pages},
@@ -89,11 +89,11 @@ def write_data(directory):
         "test": "def check(candidate):\n    assert candidate(2, 3) == 5\n",
         "entry_point": "add",
     }
-    _dataset(directory / "openai/openai_humaneval", "openai_humaneval", {"test": [problem]})
+    write_dataset(directory / "openai/openai_humaneval", "openai_humaneval", {"test": [problem]})
     return directory
 
 
-def _dataset(place, name, splits):
+def write_dataset(place, name, splits):
     """A repository of the hub: parquet files, and a README whose head says which are whose."""
     (place / name).mkdir(parents=True)
     for split, rows in splits.items():
