@@ -208,6 +208,10 @@ class ModelConfig(Section):
     attn_proj_has_bias: bool = Field(default=False, description="Bias on the output projection of the attention.")
     initializer_range: float = Field(default=0.02, gt=0, description="Standard deviation of the initial weights.")
     compute_dtype: DType = Field(default="float32", description="Type of matrix multiplications.")
+    fp32_residual_connection: bool = Field(
+        default=False,
+        description="Hidden states between layers, and their sums, are float32; false: they have `compute_dtype`.",
+    )
     layernorm_compute_type: DType = Field(default="float32", description="Type inside the norms.")
     softmax_compute_type: DType = Field(default="float32", description="Type of the attention's softmax.")
     rotary_dtype: DType = Field(default="float32", description="Type in which the rotation is applied.")

@@ -5,6 +5,8 @@ Layer ``i`` is built from ``architecture.layers[i]``; what families differ in ar
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import mindspore as ms
 import numpy as np
 from mindspore import Parameter, Tensor, nn
@@ -27,7 +29,7 @@ MASKED = -1e9  # far below any score, and finite, so that a fully masked row sta
 
 
 class TokenEmbedding(nn.Cell):
-    """``[batch, seq]`` token ids -> ``[batch · seq, hidden]`` in the activation dtype, scaled where the architecture says so."""
+    """``[batch, seq]`` token ids -> ``[batch · seq, hidden]`` in hidden states' dtype, scaled where the architecture says."""
 
     def __init__(self, model: ModelConfig, kernels: Kernels) -> None:
         super().__init__()
@@ -36,12 +38,12 @@ class TokenEmbedding(nn.Cell):
         self.gather = P.Gather()
         self.reshape = P.Reshape()
         self.cast = P.Cast()
-        self.output_dtype = kernels.activation
+        self.output_dtype = kernels.hidden
         scale = model.architecture.embedding.scale
         self.scales = scale is not None
         if scale is not None:
             self.mul = P.Mul()
-            self.scale = Tensor(scale, kernels.operand).astype(kernels.activation)  # rounded as published models do
+            self.scale = Tensor(scale, kernels.operand).astype(kernels.hidden)  # rounded as published models do
 
     def construct(self, input_ids: Tensor) -> Tensor:
         x = self.gather(self.embedding_weight, self.reshape(input_ids, (-1,)), 0)
@@ -61,7 +63,7 @@ class PositionEmbedding(nn.Cell):
         self.reshape = P.Reshape()
         self.add = P.Add()
         self.cast = P.Cast()
-        self.output_dtype = kernels.activation
+        self.output_dtype = kernels.hidden
 
     def construct(self, x: Tensor, batch: int, position_ids: Tensor | None = None) -> Tensor:
         """``position_ids``, int32 ``[batch, seq]``: where in its document each token stands; absent: 0 to seq - 1."""
@@ -98,6 +100,10 @@ class DecoderLayer(nn.Cell):
             self.feed_forward = FeedForward(spec.feed_forward, kernels, spread)
         self.attention_add = P.Add()
         self.ffn_add = P.Add()
+        self.is_wider = kernels.hidden != kernels.activation
+        if self.is_wider:
+            self.cast = P.Cast()
+            self.hidden_dtype = kernels.hidden
         self.adds_to_loss = spec.adds_to_loss
         if spec.adds_to_loss:
             self.add_to_loss = P.Add()
@@ -114,7 +120,7 @@ class DecoderLayer(nn.Cell):
         """The residual connection around the attention."""
         if self.norm_output:
             attended = self.attention_post_norm(attended)
-        return self.attention_add(x, attended)
+        return self.attention_add(x, self.widened(attended))
 
     def after_feed_forward(self, x: Tensor, batch: int, may_drop: bool = True) -> Tensor | tuple[Tensor, Tensor]:
         """The second half of the layer. ``may_drop``: experts that are full let tokens go."""
@@ -129,7 +135,11 @@ class DecoderLayer(nn.Cell):
         """The residual connection around the feed-forward."""
         if self.norm_output:
             y = self.ffn_post_norm(y)
-        return self.ffn_add(x, y)
+        return self.ffn_add(x, self.widened(y))
+
+    def widened(self, y: Tensor) -> Tensor:
+        """What is added to hidden states, in their dtype."""
+        return self.cast(y, self.hidden_dtype) if self.is_wider else y
 
 
 class ContextTables(nn.Cell):
@@ -219,7 +229,9 @@ class Decoder(nn.Cell):
             self.position_embeddings = PositionEmbedding(embedding.learned_positions, model, kernels)
         self.norms_embeddings = embedding.norm is not None
         if embedding.norm is not None:
-            self.embedding_norm = make_norm(model.hidden_size, embedding.norm, kernels)
+            self.embedding_norm = make_norm(
+                model.hidden_size, embedding.norm, replace(kernels, activation=kernels.hidden)
+            )
         self.layers = nn.CellList(
             [DecoderLayer(spec, kernels, spread, model.seq_length) for spec in architecture.layers]
         )

@@ -130,6 +130,7 @@ RUN_KEYS = frozenset(
             "model_type",
             "seq_length",
             "compute_dtype",
+            "fp32_residual_connection",
             "layernorm_compute_type",
             "softmax_compute_type",
             "rotary_dtype",

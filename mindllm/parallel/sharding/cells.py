@@ -40,7 +40,7 @@ def sharding_table(lm: CausalLM, parallel: ParallelConfig) -> Table:
     return {
         **_decoder("model", lm.model, rows, parallel.vocab_emb_dp),
         **_chunks("losses", lm.losses),
-        **_head_and_loss(lm, whole_vocabulary),
+        **_head_and_loss(lm, whole_vocabulary, parallel.model_parallel > 1),
     }
 
 
@@ -230,16 +230,18 @@ def _chunks(at: str, cell: nn.Cell) -> Table:
     }
 
 
-def _head_and_loss(lm: CausalLM, whole_vocabulary: bool) -> Table:
+def _head_and_loss(lm: CausalLM, whole_vocabulary: bool, is_split: bool) -> Table:
     """Logits ``[tokens, vocab]`` stay split by vocabulary: only sums of ``[tokens]`` are exchanged.
 
-    A tied head has the layout of the embedding. Where that is whole, tokens are split over all devices instead.
+    A tied head has the layout of the embedding. Where that is whole, tokens are split over all devices instead. Rows of a
+    normalised head that ``is_split`` are divided by their lengths on all devices, each some of them: integers cannot say that
+    data-parallel devices hold copies of a tensor-parallel part.
     """
     rows, columns = (SPREAD, None) if whole_vocabulary else (TOKENS, "tp")
     logits, one, token = (rows, columns), (rows, None), (rows,)
     loss = "cross_entropy"
     return {
-        **(_unit_rows("unit_rows", lm.unit_rows, (columns, None)) if lm.normalised else {}),
+        **(_unit_rows("unit_rows", lm.unit_rows, (SPREAD if is_split else columns, None)) if lm.normalised else {}),
         **_head("lm_head", lm.lm_head, rows, columns),
         f"{loss}.max": on(logits),
         f"{loss}.sub": on(logits, one),
