@@ -34,7 +34,7 @@ def _forward(
     outside = hidden / (strategy.model_parallel if strategy.sequence_parallel else 1)
     parts = (
         ("attention", spec.norms[0], attention_work(spec.attention, tokens, seq_length, strategy, numerics)),
-        ("feed_forward", spec.norms[1], feed_forward_work(spec.feed_forward, tokens, strategy, numerics)),
+        ("feed_forward", spec.norms[1], feed_forward_work(spec.dense, tokens, strategy, numerics)),
     )
     for part, norm, inside in parts:
         yield elementwise(f"{norm}.norm", outside, NORM_PASSES[0])
