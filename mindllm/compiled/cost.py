@@ -90,8 +90,19 @@ COMPARES = (
 MOVES = (
     *("Assign", "BroadcastTo", "Cast", "Concat", "Copy", "Fill", "FillV2", "Full", "Gather", "GatherD", "GetNext"),
     *("MakeList", "OneHot", "OnesLike", "Ones", "Pack", "Range", "ScalarToTensor", "Shape", "Slice", "SliceExt"),
-    *("TopK", "TopkExt", "Split", "SplitV", "SplitWithSize", "Stack", "StridedSlice", "StridedSliceGrad", "TensorMove", "TensorShape"),
-    *("Tile", "Transpose", "TransposeExtView", "Unstack", "Zeros", "ZerosLike", "ZerosLikeExt", "_VirtualDataset"),
+    *("Split", "SplitV", "SplitWithSize", "Stack", "StridedSlice", "StridedSliceGrad", "TensorMove", "TensorShape"),
+    *(
+        "Tile",
+        "TopK",
+        "TopkExt",
+        "Transpose",
+        "TransposeExtView",
+        "Unstack",
+        "Zeros",
+        "ZerosLike",
+        "ZerosLikeExt",
+        "_VirtualDataset",
+    ),
 )
 WITHOUT_ARITHMETIC = WITHOUT_TRAFFIC | COLLECTIVES | frozenset(COMPARES + MOVES)
 READS_WHAT_IT_YIELDS = frozenset({"Gather", "StridedSlice", "Slice", "SliceExt"})
