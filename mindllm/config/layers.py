@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from mindllm.config.rope_scaling import RopeScaling
-from mindllm.errors import UserError
 
 if TYPE_CHECKING:
     from mindllm.config.experts import ExpertsSpec
@@ -188,17 +187,6 @@ class LayerSpec:
         """A word for tables in which the layers of a model are told apart."""
         attention = "global" if self.attention.window is None else "window"
         return attention if isinstance(self.feed_forward, FeedForwardSpec) else f"{attention} experts"
-
-    @property
-    def dense(self) -> FeedForwardSpec:
-        """The feed-forward, for what knows no experts.
-
-        Raises:
-            UserError: the layer has experts.
-        """
-        if not isinstance(self.feed_forward, FeedForwardSpec):
-            raise UserError("model.model_config.expert_num: time and memory by formula are known for dense layers only")
-        return self.feed_forward
 
     def weights(self) -> Shapes:
         """Names below the layer, in the order of the checkpoint."""

@@ -105,7 +105,7 @@ def test_a_gradient_of_experts_that_is_not_added_over_their_replicas(graph_cache
     assert any(EXPERTS in problem for problem in outcome.problems)
 
 
-@pytest.mark.parametrize("name", ["biased", "tied", f"tied {REAL}"])
+@pytest.mark.parametrize("name", [pytest.param("biased", marks=pytest.mark.slow), "tied", f"tied {REAL}"])
 def test_healthy_clusters_pass_and_nothing_is_suspected(name, graph_cache):
     from toolkit.cluster_check.locate import NOWHERE, locate
 
