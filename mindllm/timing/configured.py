@@ -16,8 +16,8 @@ def workload_of(config: RunConfig) -> Workload:
     """
     sizes, model, runner = config.parallel_config, config.model.config, config.runner_config
     if model.expert_num > 1:
-        key, value = "model.model_config.expert_num", model.expert_num
-        raise config.error(key, f"the time of experts is not modelled (value {value}); plans and dry runs take them")
+        message = f"the time of experts is not modelled (value {model.expert_num}); plans and dry runs take them"
+        raise config.error("model.model_config.expert_num", message)
     if config.parallel.pipeline_config.pipeline_scheduler != "1f1b":
         key, value = "parallel.pipeline_config.pipeline_scheduler", config.parallel.pipeline_config.pipeline_scheduler
         raise config.error(key, f"only the time of 1f1b is modelled (value {value}); write 1f1b")
