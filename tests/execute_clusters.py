@@ -28,6 +28,11 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "stages": {"pp": 2, "micro": 2, "model": BIASED},
     "slices": {"dp": 2, "parallel": OPTIMIZER, "model": BIASED},
+    "experts": {
+        "dp": 4,
+        "expert_parallel": 2,
+        "model": {"model_type": "mixtral", "expert_num": 4, "num_experts_chosen": 2},
+    },
     "tied": {"pp": 2, "micro": 2, "model": {"tie_word_embeddings": True}},
 }
 REAL = "in its own dtype"

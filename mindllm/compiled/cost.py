@@ -64,7 +64,8 @@ PER_ELEMENT = {
     "RotaryPositionEmbeddingGrad": 3,
     "AdamWeightDecay": 13,
     "Adam": 12,
-    **dict.fromkeys(("UnsortedSegmentSum", "FloorDiv"), 1),
+    **dict.fromkeys(("UnsortedSegmentSum", "FloorDiv", "CumSum", "GatherDGradV2"), 1),
+    "SigmoidGrad": 3,
     **dict.fromkeys(("TanhGrad", "RsqrtGrad", "SqrtGrad"), 2),
 }
 VIEWS = ("ExpandDims", "Load", "Reshape", "Squeeze", "TupleGetItem")
@@ -90,7 +91,18 @@ MOVES = (
     *("Assign", "BroadcastTo", "Cast", "Concat", "Copy", "Fill", "FillV2", "Full", "Gather", "GatherD", "GetNext"),
     *("MakeList", "OneHot", "OnesLike", "Ones", "Pack", "Range", "ScalarToTensor", "Shape", "Slice", "SliceExt"),
     *("Split", "SplitV", "SplitWithSize", "Stack", "StridedSlice", "StridedSliceGrad", "TensorMove", "TensorShape"),
-    *("Tile", "Transpose", "TransposeExtView", "Unstack", "Zeros", "ZerosLike", "ZerosLikeExt", "_VirtualDataset"),
+    *(
+        "Tile",
+        "TopK",
+        "TopkExt",
+        "Transpose",
+        "TransposeExtView",
+        "Unstack",
+        "Zeros",
+        "ZerosLike",
+        "ZerosLikeExt",
+        "_VirtualDataset",
+    ),
 )
 WITHOUT_ARITHMETIC = WITHOUT_TRAFFIC | COLLECTIVES | frozenset(COMPARES + MOVES)
 READS_WHAT_IT_YIELDS = frozenset({"Gather", "StridedSlice", "Slice", "SliceExt"})

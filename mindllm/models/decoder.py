@@ -112,9 +112,15 @@ class DecoderLayer(nn.Cell):
             self.attention_post_norm = make_norm(hidden, spec.norm, kernels)
             self.ffn_post_norm = make_norm(hidden, spec.norm, kernels)
 
-    def construct(self, x: Tensor, batch: int, tables: Tables, mask: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+    def construct(
+        self, x: Tensor, batch: int, tables: Tables, mask: Tensor, added: Tensor | None = None
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """``added``: what layers before have added; it goes from layer to layer so that it is computed on their stages."""
         x = self.after_attention(x, self.attention(self.attention_norm(x), batch, tables, mask))
-        return self.after_feed_forward(x, batch)
+        if not self.adds_to_loss:
+            return self.after_feed_forward(x, batch)
+        x, own = self.after_feed_forward(x, batch)
+        return x, own if added is None else self.add_to_loss(added, own)
 
     def after_attention(self, x: Tensor, attended: Tensor) -> Tensor:
         """The residual connection around the attention."""
@@ -261,8 +267,7 @@ class Decoder(nn.Cell):
             context = self.context_of_layer[index]
             tables, mask = of_rows[context] if of_rows else self.tables[self.table_of_layer[index]](context)
             if layer.adds_to_loss:
-                x, of_layer = layer(x, batch, tables, mask)
-                added = of_layer if added is None else layer.add_to_loss(added, of_layer)
+                x, added = layer(x, batch, tables, mask, added)
             else:
                 x = layer(x, batch, tables, mask)
         hidden = self.norm_out(x)

@@ -25,6 +25,18 @@ def test_strategy_counts_slices(layout, expected):
     assert Mesh(data_parallel=2, model_parallel=4).strategy(layout) == expected
 
 
+def test_experts_see_the_same_devices_in_the_same_order():
+    mesh = Mesh(4, 2, expert_parallel=2)
+    assert mesh.expert_axes == {"replica": 2, "ep": 2, "etp": 2}
+    assert mesh.strategy(("replica", "ep", None, "etp")) == (2, 2, 1, 2)
+    assert Mesh(4, 2, expert_parallel=8, expert_tensor_parallel=1).expert_axes == {"replica": 1, "ep": 8, "etp": 1}
+    mesh.check([("replica", "ep", None, None), ("ep", "etp", None)])
+    with pytest.raises(ValueError, match="copies along 'replica', outside of 'ep', cannot be written as integers"):
+        mesh.check([("ep", None)])
+    with pytest.raises(ValueError, match="unknown axis 'dp'"):
+        mesh.check([("dp", "ep")])
+
+
 @given(SIZES, SIZES, SIZES)
 def test_ranks_of_an_axis_differ_in_that_coordinate_alone(dp, tp, pp):
     mesh = Mesh(dp, tp, pp)

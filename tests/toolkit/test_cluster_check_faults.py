@@ -12,6 +12,7 @@ from mindllm.compiled.execute.exchange import Deadlock
 from mindllm.compiled.graph import CONSTANT, CompiledGraph, Node, OtherType
 
 WEIGHT = "model.layers.1.feed_forward.w2.weight"
+EXPERTS = "model.layers.1.feed_forward.experts.w1.weight"
 OUTPUT = "layers-CellList/0-DecoderLayer/attention-Attention/wo-Linear"
 
 
@@ -54,6 +55,13 @@ def adds_heads(node: Node) -> bool:
     return node.op == "ReduceScatter" and not node.backward and OUTPUT in node.scope
 
 
+def reduces_expert_gradient(node: Node) -> bool:
+    """The sum of the gradient of some experts over the replicas that have the same ones."""
+    return (
+        node.op == "AllReduce" and node.primal.get("mirror_user_id", node.attributes.get("mirror_user_id")) == EXPERTS
+    )
+
+
 def dropped(node: Node) -> list[Node]:
     return [replace(node, op="TensorMove")]
 
@@ -81,6 +89,20 @@ def biased_before_the_sum(graph: CompiledGraph) -> CompiledGraph:
     after = replace(exchange, name=bias.name, inputs=(exchange.name,))
     without = tampered(graph, lambda node: node.name == exchange.name, lambda node: [])
     return tampered(without, lambda node: node.name == bias.name, lambda node: [before, after])
+
+
+@pytest.mark.slow
+def test_a_gradient_of_experts_that_is_not_added_over_their_replicas(graph_cache):
+    cluster = compiled_cluster("experts", graph_cache)
+    assert judged(cluster).ok
+    assert all(
+        node.ranks in ((0, 2), (1, 3))
+        for graph in cluster.graphs
+        for node in graph.nodes()
+        if reduces_expert_gradient(node)
+    )
+    outcome = judged(cluster, everywhere(cluster, reduces_expert_gradient, dropped))
+    assert any(EXPERTS in problem for problem in outcome.problems)
 
 
 @pytest.mark.parametrize("name", [pytest.param("biased", marks=pytest.mark.slow), "tied", f"tied {REAL}"])

@@ -38,3 +38,4 @@ def test_every_way_to_divide_the_work_is_among_the_forms():
     assert {run.parallel_optimizer_config.optimizer_weight_shard_size for run in parallel} == {-1, 2}
     assert {size.vocab_emb_dp for size in sizes} == {True, False}
     assert max(size.pipeline_stage for size in sizes) == 4
+    assert {size.expert_parallel for size in sizes} == {1, 2}
