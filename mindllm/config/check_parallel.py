@@ -75,11 +75,10 @@ def check_sharding(config: RunConfig) -> Iterator[Finding]:
     if ranks == 1:
         return
     model = config.model.config
-    if model.norm_head and config.parallel_config.data_parallel > 1:
-        message = (
-            "rows of a normalised head are split over data parallel or tensor parallel ranks, not both (value true)"
-        )
-        yield (*MODEL, "norm_head"), f"{message}; write parallel_config.data_parallel: 1"
+    everyone = ranks * config.parallel_config.data_parallel
+    if model.norm_head and model.vocab_size % everyone and not model.vocab_size % ranks:
+        message = f"rows of a normalised head are shared by all {everyone} devices of a stage, which do not divide it"
+        yield (*MODEL, "vocab_size"), f"{message} (value {model.vocab_size}); write parallel_config.data_parallel: 1"
     keys = ["num_heads", "n_kv_heads", "intermediate_size", "hidden_size", "vocab_size"]
     if config.parallel_config.use_seq_parallel:
         keys.append("seq_length")

@@ -47,8 +47,10 @@ def _computes(layer: LayerSpec, capacity: int) -> bool:
     )
     sees_all = attention.window is None or attention.window >= capacity
     fits = isinstance(attention.position, RotarySpec) and attention.head_dim <= WIDEST_HEAD and sees_all
-    plain = feed_forward == FeedForwardSpec(feed_forward.hidden_size, feed_forward.width) and not layer.norm_output
-    return fits and plain_attention and plain and layer.norm.kind == "rms"
+    plain = isinstance(feed_forward, FeedForwardSpec) and feed_forward == FeedForwardSpec(
+        feed_forward.hidden_size, feed_forward.width
+    )
+    return fits and plain_attention and plain and not layer.norm_output and layer.norm.kind == "rms"
 
 
 class NativeDecoder(nn.Cell):

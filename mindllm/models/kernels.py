@@ -19,8 +19,9 @@ DTYPES = {"float32": ms.float32, "float16": ms.float16, "bfloat16": ms.bfloat16}
 class Kernels:
     """The operators and dtypes a model is built from.
 
-    ``activation`` is the dtype in which hidden states flow, ``operand`` the one operands of matrix products are rounded
-    to. They differ only for bf16 on CPU: hidden states stay fp32 and only operands are rounded. ``cpu`` chooses forms that
+    ``activation`` is the dtype of what layers compute, ``operand`` the one operands of matrix products are rounded
+    to. They differ only for bf16 on CPU: what layers compute stays fp32 and only operands are rounded. ``residual`` is the
+    dtype of hidden states between layers, where it is another than ``activation``. ``cpu`` chooses forms that
     are fast on one CPU; they are never sharded. ``document_masks``: rows hold several documents that do not see each
     other, so masks are made for every row in the graph instead of being the causal one for all. ``norm``, ``softmax`` and
     ``rotary`` are the dtypes inside the norms, the attention's softmax and the rotation.
@@ -35,6 +36,12 @@ class Kernels:
     norm: ms.dtype = ms.float32
     softmax: ms.dtype = ms.float32
     rotary: ms.dtype = ms.float32
+    residual: ms.dtype | None = None
+
+    @property
+    def hidden(self) -> ms.dtype:
+        """The dtype in which hidden states flow between layers and are added up."""
+        return self.activation if self.residual is None else self.residual
 
     @property
     def rounds_operands(self) -> bool:
@@ -58,4 +65,5 @@ class Kernels:
             norm=DTYPES[model.layernorm_compute_type],
             softmax=DTYPES[model.softmax_compute_type],
             rotary=DTYPES[model.rotary_dtype],
+            residual=ms.float32 if model.fp32_residual_connection else None,
         )

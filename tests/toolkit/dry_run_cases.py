@@ -11,7 +11,7 @@ from mindllm.config import RunConfig
 from toolkit.dry_run.moments import Use
 from toolkit.dry_run.profile import Alive, Profile
 from toolkit.dry_run.simulations import Request
-from toolkit.dry_run.stages import LAST, stages_of
+from toolkit.dry_run.stages import LAST, Run, stages_of
 
 MIB = 1 << 20
 WEIGHT = Use(WEIGHTS, "model.layers.*.feed_forward.w1.weight", "", False)
@@ -24,6 +24,8 @@ BACKWARD = "Gradients/Default/layers-CellList/*-DecoderLayer/FlashAttentionScore
 OF_A_LAYER = {"full": 10, "select": 30, "none": 50}  # MB kept by one micro-batch
 WORKING = {"full": 45, "select": 22, "none": 5}  # MB that the backward pass of a layer needs beside that
 COMMUNICATED = 15  # MB more of a recomputed layer whose tensor-parallel communication is not repeated
+WINDOWED = 0.8  # is what a layer keeps that has a window, and others have none
+TABLES = 12  # MB that layers of another type read
 LOSS = 60  # MB that the loss needs before
 
 
@@ -33,22 +35,29 @@ def profile(config: RunConfig, rank: int) -> Profile:
     A backward pass starts at the last layer: layers recomputed less, which have freed what they kept when others are reached.
     """
     stage = next(stage for stage in stages_of(config) if stage.rank == rank)
-    kept = stage.alive * sum(OF_A_LAYER[run.kind.name] * run.count for run in stage.runs)
+    kept = stage.alive * sum(_of_a_layer(config, run) * run.count for run in stage.runs)
     if config.parallel_config.model_parallel > 1 and not config.recompute_config.mp_comm_recompute:
         kept += COMMUNICATED * stage.alive * sum(run.count for run in stage.runs if run.kind.recompute)
-    kept += LOSS if stage.place == LAST else WORKING[stage.runs[-1].kind.name]
+    kept += LOSS if stage.place == LAST else WORKING[stage.runs[-1].kind.recomputation]
+    kept += TABLES * (len({run.kind.spec for run in stage.runs}) - 1)
     always = {WEIGHT: 30 * stage.layers, MOMENT: 60 * stage.layers, GRADIENT: 10 * stage.layers}
     moments = {
         STEP: {**always, GRADIENT: 20 * stage.layers},
         BACKWARD: {**always, KEPT: kept + 7, RECEIVED: 3},
     }
-    in_bytes = {kind: {use: size * MIB for use, size in fill.items()} for kind, fill in moments.items()}
+    in_bytes = {kind: {use: round(size * MIB) for use, size in fill.items()} for kind, fill in moments.items()}
     in_bytes[BACKWARD][RECEIVED] += 1024 * config.parallel_config.micro_batch_num
     peak = max(sum(fill.values()) for fill in in_bytes.values())
     blocks = tuple(
         Alive(f"Default/layers-CellList/{n}-DecoderLayer/MatMul-op{n}", KEPT, MIB, n, None) for n in range(3)
     )
     return Profile(rank, peak, peak + MIB, in_bytes, ((0, 0), (5, peak), (9, 100)), 5, blocks, ("a line of MindSpore",))
+
+
+def _of_a_layer(config: RunConfig, run: Run) -> float:
+    """MB that a layer of a run keeps of a micro-batch."""
+    spec = run.kind.spec or config.model.config.architecture.layers[0]
+    return OF_A_LAYER[run.kind.recomputation] * (1 if spec.attention.window is None else WINDOWED)
 
 
 class FormulaSimulations:

@@ -91,7 +91,7 @@ def test_a_limit_no_plan_keeps_says_what_would_fit(here):
     [
         (("--config", "alone.yaml"), "there is no pipeline to plan"),
         (("--config", "missing.yaml"), "missing.yaml"),
-        (("--config", "run.yaml", "--device", "ascend"), "ascend_910b"),
+        (("--config", "run.yaml", "--device", "atlas_800t"), "atlas_800t_a2"),
         (("--config", "run.yaml", "--device", "run.yaml"), "run.yaml: name"),
         (("--config", "run.yaml", "--stages", "4"), "change the key of the YAML"),
         (("--config", "run.yaml", "--parallel_config.micro_batches=4"), "micro_batch"),
@@ -130,3 +130,21 @@ def test_the_number_of_chunks_is_planned_and_confirmed(place, tmp_path):
     assert written.model.config.pp_interleave_num == 2
     assert len(found["offset"]) == 2
     assert {layer["chunk"] for layer in found["layers"]} == {0, 1}
+
+
+@pytest.mark.slow
+def test_layers_of_two_types_are_planned_in_order_and_confirmed(tmp_path):
+    windows = {"sliding_window": 128, "sliding_window_pattern": 3, "model_type": "gemma2"}
+    windows |= {"sandwich_norm": True, "layernorm_zero_centered_gamma": True, "scale_embeddings": True}
+    model = {**MODEL, **windows, "hidden_act": "gelu_tanh", "num_layers": 6}
+    config = cluster_run(pp=2, micro=4, model=model, runner_config={"batch_size": 4})
+    (tmp_path / "run.yaml").write_text(render_config(config), encoding="utf-8")
+    options = ("--max_memory", "105MB", "--validate", "--apply", "--output", "planned.yaml", "--seconds", "2")
+    found = json.loads(run(tmp_path, "--config", "run.yaml", "--json", *options))
+    assert [layer["layer"] for layer in found["layers"]] == [
+        "window 1", "window 1", "global 1", "window 2", "window 2", "global 2"
+    ]  # fmt: skip
+    assert max(found["dry_run_with_gaps_mb"]) <= 105
+    assert found["peak_memory_mb"] == pytest.approx(found["dry_run_mb"], rel=0.01)
+    written = load_config(tmp_path / "planned.yaml")
+    assert written.model.config.architecture.layers == config.model.config.architecture.layers

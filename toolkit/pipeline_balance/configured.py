@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from mindllm.config import RunConfig, override_config
 from mindllm.parallel.layer_plan import make_plan
-from mindllm.planning.costs.device import Device
 from mindllm.planning.plan import Plan
 from mindllm.planning.problem import Problem, make_problem
 from mindllm.planning.recomputation.feasible import lightest_split
 from mindllm.planning.solve import Infeasible
+from mindllm.timing.device import Device
 from toolkit.dry_run.simulations import Simulations
 from toolkit.dry_run.stages import kind_of
-from toolkit.pipeline_balance.memory_costs import MemoryFit, fit_memory
+from toolkit.pipeline_balance.layer_types import LayerType, layer_runs, layer_types
+from toolkit.pipeline_balance.memory_costs import LayerMemory, MemoryFit, fit_memory
 from toolkit.pipeline_balance.offered_kinds import layer_kind, offered_kinds
 from toolkit.pipeline_balance.small_runs import run_small
-from toolkit.pipeline_balance.time_costs import TimeCosts, time_costs
+from toolkit.pipeline_balance.time_costs import LayerTimes, TimeCosts, time_costs
 
 GB = 1024  # MB of 2**20 bytes: what MindSpore takes max_device_memory for
-LAYER = "layer"
 
 
 @dataclass(frozen=True)
@@ -72,32 +74,20 @@ def configured_problem(config: RunConfig, device: Device, simulations: Simulatio
         CompileFailed: the compiler's own error.
     """
     _check(config)
-    kinds = offered_kinds(config)
-    memory = fit_memory(run_small(config, kinds, simulations))
-    times = time_costs(config, kinds, device)
+    kinds, types, runs = offered_kinds(config), layer_types(config), layer_runs(config)
+    memory = fit_memory(run_small(config, types, kinds, simulations))
+    times = time_costs(config, types, kinds, device)
     limit = float(config.context.max_device_memory.removesuffix("GB")) * GB
     sizes, model = config.parallel_config, config.model.config
+    updates = sum(times.layers[layer.name].step * count for layer, count in runs)
     fields: dict[str, Any] = {
         "name": config.trainer.model_name or "run",
         "stages": sizes.pipeline_stage,
         "chunks": model.pp_interleave_num,
         "micro_batches": sizes.micro_batch_num,
         "layers": [
-            {
-                "name": LAYER,
-                "count": model.num_layers,
-                "forward": times.forward,
-                "parameter_mb": memory.parameter,
-                "start_mb": memory.start,
-                "kinds": {
-                    name: {
-                        "backward": times.backward + times.again[name],
-                        "activation_mb": memory.activation[name],
-                        "transient_mb": memory.transient[name],
-                    }
-                    for name in kinds
-                },
-            }
+            {"name": name, "count": count, **_layer_costs(memory.layers[layer.name], times.layers[layer.name])}
+            for name, (layer, count) in zip(_names(runs), runs, strict=True)
         ],
         "head": dict(zip(("forward", "backward"), times.head, strict=True)),
         "tail": {**dict(zip(("forward", "backward"), times.tail, strict=True)), "transient_mb": memory.tail},
@@ -106,10 +96,37 @@ def configured_problem(config: RunConfig, device: Device, simulations: Simulatio
         "limit_mb": (max(0.0, limit - memory.runs.gaps_mb),) * sizes.pipeline_stage,
         "recompute_kinds": {name: kind.model_dump() for name, kind in kinds.items()},
         "point_to_point": times.point_to_point,
-        "exposed_communication": model.num_layers / sizes.pipeline_stage * times.step_of_layer + times.step_of_end,
+        "exposed_communication": updates / sizes.pipeline_stage + times.step_of_end,
     }
     problem = make_problem(fields, "the run")
     return Configured(config, device, problem, memory, times, limit)
+
+
+def _names(runs: Sequence[tuple[LayerType, int]]) -> list[str]:
+    """Different names for runs of layers: the type's, with a number where it comes again."""
+    types, met = [layer.name for layer, _ in runs], Counter[str]()
+    names = []
+    for name in types:
+        met[name] += 1
+        names.append(name if types.count(name) == 1 else f"{name} {met[name]}")
+    return names
+
+
+def _layer_costs(memory: LayerMemory, times: LayerTimes) -> dict[str, Any]:
+    """What a layer costs, as a problem has it."""
+    return {
+        "forward": times.forward,
+        "parameter_mb": memory.parameter,
+        "start_mb": memory.start,
+        "kinds": {
+            name: {
+                "backward": times.backward + again,
+                "activation_mb": memory.activation[name],
+                "transient_mb": memory.transient[name],
+            }
+            for name, again in times.again.items()
+        },
+    }
 
 
 def with_memory(config: RunConfig, size: str | None) -> RunConfig:
@@ -131,8 +148,6 @@ def _check(config: RunConfig) -> None:
     target = config.context.device_target
     if target != "Ascend":
         raise config.error("context.device_target", f"only Ascend devices are simulated (value {target}); write Ascend")
-    if len(config.model.config.architecture.kinds()) > 1:
-        raise config.error("model.model_config.layer_types", "layers of several kinds are not planned from a run yet")
     pipeline = config.parallel.pipeline_config
     if pipeline.pipeline_scheduler != "1f1b":
         key, value = "parallel.pipeline_config.pipeline_scheduler", pipeline.pipeline_scheduler

@@ -15,12 +15,19 @@ from toolkit.pipeline_balance.validate import MIB, Round, Validated
 def print_costs(console: Console, configured: Configured) -> None:
     """Costs of every recompute kind, what is fixed, and how well the small runs are explained."""
     memory, times, problem = configured.memory, configured.times, configured.problem
-    columns = [*texts("recompute"), *figures("forward ms", "backward ms", "kept MB", "working MB")]
+    several = len(memory.layers) > 1
+    columns = [
+        *texts(*["layer"] * several, "recompute"),
+        *figures("forward ms", "backward ms", "kept MB", "working MB"),
+    ]
     table = Table(f"a layer and a micro-batch on {configured.device.name}", columns)
-    for name, kind in problem.layers[0].kinds.items():
-        table.add_row(
-            name, f"{times.forward:.3f}", f"{kind.backward:.3f}", f"{kind.activation_mb:,.1f}", f"{kind.transient_mb:,.1f}"
-        )  # fmt: skip
+    for name, layer in memory.layers.items():
+        spent = times.layers[name]
+        for kind, again in spent.again.items():
+            table.add_row(
+                *[name] * several, kind, f"{spent.forward:.3f}", f"{spent.backward + again:.3f}",
+                f"{layer.activation[kind]:,.1f}", f"{layer.transient[kind]:,.1f}",
+            )  # fmt: skip
     console.print(table)
     ends = f"embedding {sum(times.head):.3f} ms, output layer and loss {sum(times.tail):.3f} ms"
     console.print(
@@ -31,7 +38,8 @@ def print_costs(console: Console, configured: Configured) -> None:
             f"operations of these are not known, only their bytes are in the times: {', '.join(times.uncounted)}"
         )
     static = " ".join(f"{value:,.0f}" for value in problem.per_stage("static_mb"))
-    console.print(f"parameters of a layer {memory.parameter:,.1f} MB; stages beside layers, MB: {static}")
+    parameters = [f"{layer.parameter:,.1f} MB" + f" ({name})" * several for name, layer in memory.layers.items()]
+    console.print(f"parameters of a layer {', '.join(parameters)}; stages beside layers, MB: {static}")
     gaps = f"{memory.runs.gaps_mb:,.0f} MB are left for gaps between blocks"
     console.print(f"limit {configured.limit_mb:,.0f} MB (2**20 bytes), of which {gaps}")
     console.print(_residuals(configured))
@@ -46,11 +54,12 @@ def print_costs(console: Console, configured: Configured) -> None:
 def _residuals(configured: Configured) -> Table:
     runs = configured.memory.runs
     source = "estimated" if runs.estimated else "simulated"
-    columns = [*texts("stage", "recompute"), *figures("layers", "alive", "MB", "unexplained MB")]
+    several = len(configured.memory.layers) > 1
+    columns = [*texts("stage", *["layer"] * several, "recompute"), *figures("layers", "alive", "MB", "unexplained MB")]
     table = Table(f"{runs.count} small runs, {source}: memory, and what the fit leaves unexplained", columns)
     for row, left in configured.memory.residuals:
-        cells = (row.place, row.kind, str(row.layers), str(row.alive), f"{row.memory_mb:,.1f}", f"{left:+.1f}")
-        table.add_row(*cells)
+        cells = (row.kind, str(row.layers), str(row.alive), f"{row.memory_mb:,.1f}", f"{left:+.1f}")
+        table.add_row(row.place, *[row.layer] * several, *cells)
     return table
 
 

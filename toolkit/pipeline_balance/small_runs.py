@@ -1,14 +1,16 @@
 """Small runs whose memory tells what a layer, a recompute kind and the ends of a pipeline need.
 
-They have 2 and 3 layers, all of one kind, on a stage like one of the run that is planned: a middle one for every kind (the first
-one where there are two stages), the first and the last one for layers kept whole and for layers recomputed fully, which need
-the most working memory. Where the pipeline is longer than two stages they keep 2 and 3 (or 4) micro-batches alive. Most are also
-runs that the dry run of a plan extrapolates from, and what was simulated once is kept.
+They have 2 and 3 layers, all of one type and recomputed alike, on a stage like one of the run that is planned: a middle one for
+every recompute kind (the first one where there are two stages), the first and the last one for layers kept whole and for layers
+recomputed fully, which need the most working memory. Where the pipeline is longer than two stages they keep 2 and 3 (or 4)
+micro-batches alive. Where layers of the model differ, all this is done with each type (the first stage: with the model's first),
+and one more run has a layer of each: what they read, tables of positions and masks, is there for all of them. Most are also runs
+that the dry run of a plan extrapolates from, and what was simulated once is kept.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from mindllm.compiled.simulation import ACTIVATIONS
@@ -19,13 +21,14 @@ from toolkit.dry_run.moments import Fill, Moments, bytes_of
 from toolkit.dry_run.reduced import Point, deepening, middle_deepening, reduced_run
 from toolkit.dry_run.simulations import Request, Simulations
 from toolkit.dry_run.stages import FIRST, LAST, MIDDLE, Run, Stage
-from toolkit.pipeline_balance.offered_kinds import layer_kind
+from toolkit.pipeline_balance.layer_types import LayerType
 
 MIB = 1 << 20
 LAST_LAYERS = "last, in its layers"  # at the moment that is the fullest one of a stage without output layer and loss
 WHOLE, FULL = "none", "full"  # the kinds that keep everything and next to nothing
 EVEN = 2  # number of the middle stage that stands for all: an even one, which needs no less than an odd one
 AT_START = {place: f"{place}, at the start" for place in (MIDDLE, LAST)}  # the first stage keeps more later
+TOGETHER = "one of each"  # type of the layers of the run that has all of them
 EMPTY, SHARE = 0.1, 0.5  # of the most activations that any moment holds
 
 
@@ -35,11 +38,14 @@ class Measured:
 
     Attributes:
         place: ``first``, ``middle`` or ``last`` stage, :data:`LAST_LAYERS`, or one of :data:`AT_START`.
+        layer: type of all its layers, or :data:`TOGETHER`.
         kind: recompute kind of all its layers.
+        layers: how many of a type there are.
         alive: micro-batches kept.
     """
 
     place: str
+    layer: str
     kind: str
     layers: int
     alive: int
@@ -63,51 +69,91 @@ class SmallRuns:
 
 def one_chunk(config: RunConfig) -> RunConfig:
     """The run without interleaving, offsets and recomputation: what small runs are cut from."""
+    stages = config.parallel_config.pipeline_stage
     plain = {
         "model.model_config.pp_interleave_num": 1,
-        "model.model_config.offset": [0] * config.parallel_config.pipeline_stage,
-        "model.model_config.num_layers": config.parallel_config.pipeline_stage,
+        "model.model_config.offset": [config.model.config.num_layers % stages] + [0] * (stages - 1),
         "parallel.pipeline_config.pipeline_interleave": False,
         **{f"recompute_config.{key}": False for key in ("recompute", "select_recompute", "select_comm_recompute")},
     }
     return override_config(config, plain)
 
 
-def run_small(config: RunConfig, kinds: Mapping[str, RecomputeKind], simulations: Simulations) -> SmallRuns:
-    """Simulates the small runs of ``config``, whose layers may be recomputed as ``kinds`` say."""
+def run_small(
+    config: RunConfig, types: Sequence[LayerType], kinds: Mapping[str, RecomputeKind], simulations: Simulations
+) -> SmallRuns:
+    """Simulates the small runs of ``config``, whose layers are of ``types`` and may be recomputed as ``kinds`` say."""
     stages = config.parallel_config.pipeline_stage
     plain = one_chunk(config)
     inner = MIDDLE if stages > 2 else FIRST
-    wanted = [(inner, name) for name in kinds]
-    wanted += [(place, name) for place in (FIRST, LAST) if place != inner for name in (WHOLE, FULL)]
     longer = deepening(plain, FEWEST_ALIVE, stages) if stages > 2 else None
     design = {FIRST: _design(longer), MIDDLE: _design(middle_deepening(plain, EVEN)), LAST: _design(None, alive=1)}
-    asked = [(place, name, point) for place, name in wanted for point in design[place].points]
-    requests = [_request(plain, place, name, kinds[name], point) for place, name, point in asked]
-    found = dict(zip(asked, simulations.profiles(requests), strict=True))
-    rows, moments = list[Measured](), dict[str, str]()
-    for (place, name, point), profile in found.items():
-        moment = _fullest(profile.moments)
-        rows.append(_measured(place, name, point, profile.moments[moment]))
-        if name == FULL and place in AT_START:
-            rows.append(_measured(AT_START[place], name, point, profile.moments[_start(profile.moments)]))
-        if place == inner:
-            moments[name] = moment
-        elif place == LAST and moments[name] in profile.moments:
-            rows.append(_measured(LAST_LAYERS, name, point, profile.moments[moments[name]]))
-    gaps = max(profile.gaps for profile in found.values()) / MIB
-    estimated = any(profile.estimated for profile in found.values())
-    return SmallRuns(tuple(rows), gaps, len(requests), estimated)
+    wanted = [
+        _Wanted(place, layer.name, name, point, tuple(Run(0, layer.kind(kinds[name]), count) for count in point.layers))
+        for place, layer, name in _combinations(inner, types, kinds)
+        for point in design[place].points
+    ]
+    if len(types) > 1:
+        base = design[inner].base
+        each = Point((1,) * len(types), base.alive, base.micro_batches)
+        runs = tuple(Run(0, layer.kind(kinds[WHOLE]), 1) for layer in types)
+        wanted.append(_Wanted(inner, TOGETHER, WHOLE, each, runs))
+    profiles = simulations.profiles([one.request(plain) for one in wanted])
+    rows, moments = list[Measured](), dict[tuple[str, str], str]()
+    for one, profile in zip(wanted, profiles, strict=True):
+        moment, both = _fullest(profile.moments), (one.layer, one.kind)
+        rows.append(one.measured(one.place, profile.moments[moment]))
+        if one.kind == FULL and one.place in AT_START:
+            rows.append(one.measured(AT_START[one.place], profile.moments[_start(profile.moments)]))
+        if one.place == inner:
+            moments[both] = moment
+        elif one.place == LAST and moments[both] in profile.moments:
+            rows.append(one.measured(LAST_LAYERS, profile.moments[moments[both]]))
+    gaps = max(profile.gaps for profile in profiles) / MIB
+    estimated = any(profile.estimated for profile in profiles)
+    return SmallRuns(tuple(rows), gaps, len(wanted), estimated)
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """A small run to simulate: the stage it is about, its layers by type and recompute kind, and how large it is."""
+
+    place: str
+    layer: str
+    kind: str
+    point: Point
+    runs: tuple[Run, ...]
+
+    def request(self, plain: RunConfig) -> Request:
+        stages = plain.parallel_config.pipeline_stage
+        number = {FIRST: 0, MIDDLE: EVEN, LAST: stages - 1}[self.place]
+        reduced, rank = reduced_run(plain, Stage(number, 0, self.place, self.runs, self.point.alive), self.point)
+        what = f"{sum(self.point.layers)} layers {', '.join(dict.fromkeys(run.kind.name for run in self.runs))}"
+        return Request(reduced, rank, f"{self.place} stage, {what}, {self.point.alive} micro-batches alive")
+
+    def measured(self, place: str, fill: Fill) -> Measured:
+        return Measured(place, self.layer, self.kind, self.point.layers[0], self.point.alive, bytes_of(fill) / MIB)
+
+
+def _combinations(
+    inner: str, types: Sequence[LayerType], kinds: Mapping[str, RecomputeKind]
+) -> list[tuple[str, LayerType, str]]:
+    """Stage, type of layers and recompute kind of all small runs; those of the inner stage come first."""
+    wanted = [(inner, layer, name) for layer in types for name in kinds]
+    ends = {FIRST: types[:1], LAST: types}
+    return wanted + [
+        (place, layer, name)
+        for place, held in ends.items()
+        if place != inner
+        for layer in held
+        for name in (WHOLE, FULL)
+    ]
 
 
 def _design(deepening: int | None, alive: int = FEWEST_ALIVE) -> Design:
     more = deepening or 1
     base = Point((FEWEST_LAYERS,), alive, alive + more + 1)  # so that the deeper pipeline, too, is full for a while
     return Design(base, (0,), 1, deepening is not None, None, None, deepening=more)
-
-
-def _measured(place: str, kind: str, point: Point, fill: Fill) -> Measured:
-    return Measured(place, kind, point.layers[0], point.alive, bytes_of(fill) / MIB)
 
 
 def _fullest(moments: Moments) -> str:
@@ -133,11 +179,3 @@ def _held(moments: Moments) -> dict[str, int]:
         name: sum(size for use, size in fill.items() if use.category == ACTIVATIONS and use.path)
         for name, fill in moments.items()
     }
-
-
-def _request(plain: RunConfig, place: str, name: str, kind: RecomputeKind, point: Point) -> Request:
-    stages = plain.parallel_config.pipeline_stage
-    number = {FIRST: 0, MIDDLE: EVEN, LAST: stages - 1}[place]
-    stage = Stage(number, 0, place, (Run(0, layer_kind(kind), point.layers[0]),), point.alive)
-    reduced, rank = reduced_run(plain, stage, point)
-    return Request(reduced, rank, f"{place} stage, {point.layers[0]} layers {name}, {point.alive} micro-batches alive")

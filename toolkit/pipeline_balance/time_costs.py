@@ -1,6 +1,7 @@
 """Times of layers, ends and exchanges from the compiled graphs of two small stages, on a described device.
 
-The first stage holds one layer of every recompute kind that may stand together, the last one those that are left. Operators
+The first stage holds one layer of every recompute kind that may stand together, the last one those that are left; where layers
+of a model differ there are two such stages for each type of them. Operators
 of a layer are found by their cells; of gradients the compiler keeps those of alike layers under the name of one of them, so
 what is not computed again is shared out evenly. Operators that the compiler put between cells (most of the tensor-parallel
 collectives) belong to the layer whose operators read them.
@@ -19,13 +20,14 @@ from mindllm.compiled.graph import COLLECTIVES, CompiledGraph, Function, Node
 from mindllm.compiled.graph_file import load, save
 from mindllm.config import RunConfig
 from mindllm.parallel.context import mesh_of
-from mindllm.planning.costs.device import Device
-from mindllm.planning.costs.operator_time import operator_time, transfer_time
 from mindllm.planning.problem import RecomputeKind
+from mindllm.timing.device import Device
+from mindllm.timing.graph_operators import operator_time, transfer_time
 from toolkit.dry_run.cache import kept_file, read_kept
 from toolkit.dry_run.reduced import Point, reduced_run
 from toolkit.dry_run.stages import FIRST, LAST, Run, Stage
-from toolkit.pipeline_balance.offered_kinds import chains, layer_kind
+from toolkit.pipeline_balance.layer_types import LayerType, layer_runs
+from toolkit.pipeline_balance.offered_kinds import chains
 from toolkit.pipeline_balance.small_runs import WHOLE, one_chunk
 
 LAYER = re.compile(r"layers-CellList/(\d+)-")
@@ -34,70 +36,88 @@ BETWEEN_STAGES = ("Send", "Receive")
 
 
 @dataclass(frozen=True)
-class TimeCosts:
-    """Milliseconds, of one micro-batch but for the last two.
+class LayerTimes:
+    """Milliseconds of a type of layers.
 
     Attributes:
-        forward: of a layer.
+        forward: of a micro-batch.
         backward: of a layer that recomputes nothing.
-        again: what a layer computes again, by recompute kind.
-        head: forward and backward of the embedding; ``tail``: of norm, output layer and loss.
-        point_to_point: of a tensor between stages.
-        step_of_layer: of a layer, once per step: weights gathered, gradients reduced, the update.
-        step_of_end: the same of an embedding or output layer.
-        uncounted: operators whose operations are not known; only their bytes take time.
+        again: what it computes again, by recompute kind.
+        step: once per step: weights gathered, gradients reduced, the update.
     """
 
     forward: float
     backward: float
     again: Mapping[str, float]
+    step: float
+
+
+@dataclass(frozen=True)
+class TimeCosts:
+    """Milliseconds, of one micro-batch but for ``step_of_end``.
+
+    Attributes:
+        layers: by type.
+        head: forward and backward of the embedding; ``tail``: of norm, output layer and loss.
+        point_to_point: of a tensor between stages.
+        step_of_end: of an embedding or output layer, once per step.
+        uncounted: operators whose operations are not known; only their bytes take time.
+    """
+
+    layers: Mapping[str, LayerTimes]
     head: tuple[float, float]
     tail: tuple[float, float]
     point_to_point: float
-    step_of_layer: float
     step_of_end: float
     uncounted: tuple[str, ...] = ()
 
 
-def time_costs(config: RunConfig, kinds: Mapping[str, RecomputeKind], device: Device) -> TimeCosts:
-    """Compiles the two stages and adds up their operators.
+def time_costs(
+    config: RunConfig, types: Sequence[LayerType], kinds: Mapping[str, RecomputeKind], device: Device
+) -> TimeCosts:
+    """Compiles the two stages with layers of each type and adds up their operators.
 
     Raises:
         CompileFailed: the compiler's own error.
     """
+    found = [_of_type(config, layer, kinds, device) for layer in types]
+    last = next(layer for layer, _ in reversed(layer_runs(config)))
+    return TimeCosts(
+        layers={layer.name: costs.layers[layer.name] for layer, costs in zip(types, found, strict=True)},
+        head=found[0].head,
+        tail=found[types.index(last)].tail,
+        point_to_point=max(costs.point_to_point for costs in found),
+        step_of_end=found[0].step_of_end,
+        uncounted=tuple(sorted({name for costs in found for name in costs.uncounted})),
+    )
+
+
+def _of_type(config: RunConfig, layer: LayerType, kinds: Mapping[str, RecomputeKind], device: Device) -> TimeCosts:
+    """The times of two stages whose layers are all of one type."""
     together, *others = chains(dict(kinds))
     apart = [name for row in others for name in row] or [WHOLE]
     if len(together) == len(apart):
         together = [*together, WHOLE]
-    first = _StageTimes(_small_stage(config, kinds, FIRST, together), together, device)
-    last = _StageTimes(_small_stage(config, kinds, LAST, apart), apart, device)
+    first = _StageTimes(_small_stage(config, layer, kinds, FIRST, together), together, device)
+    last = _StageTimes(_small_stage(config, layer, kinds, LAST, apart), apart, device)
     forward, backward = first.forward_of_layer, first.backward_of_layer
-    per_layer = max(0.0, (first.step - last.step) / (len(together) - len(apart)))
+    step = max(0.0, (first.step - last.step) / (len(together) - len(apart)))
+    again = {name: (first if name in together else last).again(name) for name in kinds}
     return TimeCosts(
-        forward=forward,
-        backward=backward,
-        again={name: (first if name in together else last).again(name) for name in kinds},
+        layers={layer.name: LayerTimes(forward, backward, again, step)},
         head=(max(0.0, first.forward - len(together) * forward), max(0.0, first.backward - len(together) * backward)),
         tail=(max(0.0, last.forward - len(apart) * forward), max(0.0, last.backward - len(apart) * backward)),
-        point_to_point=transfer_time(first.sent, not _leaves_node(config, device), device),
-        step_of_layer=per_layer,
-        step_of_end=max(0.0, first.step - len(together) * per_layer),
+        point_to_point=transfer_time(first.sent, mesh_of(config).stage_devices, device),
+        step_of_end=max(0.0, first.step - len(together) * step),
         uncounted=tuple(sorted({*first.uncounted, *last.uncounted})),
     )
 
 
-def _leaves_node(config: RunConfig, device: Device) -> bool:
-    """Whether some stage sends to a device of another node."""
-    mesh, node = mesh_of(config), device.devices_per_node
-    ranks = range(mesh.devices - mesh.stage_devices)
-    return any(rank // node != (rank + mesh.stage_devices) // node for rank in ranks)
-
-
 def _small_stage(
-    config: RunConfig, kinds: Mapping[str, RecomputeKind], place: str, names: Sequence[str]
+    config: RunConfig, layer: LayerType, kinds: Mapping[str, RecomputeKind], place: str, names: Sequence[str]
 ) -> CompiledGraph:
     """The graph of a stage that holds a layer of each of ``names``, in a pipeline of two; kept like the simulations."""
-    runs = tuple(Run(0, layer_kind(kinds[name]), 1) for name in names)
+    runs = tuple(Run(0, layer.kind(kinds[name]), 1) for name in names)
     like = Stage(0 if place == FIRST else 1, 0, place, runs, 2)
     small, rank = reduced_run(one_chunk(config), like, Point((1,) * len(runs), 2, 2))
     file = kept_file(small, rank, ".graph")

@@ -338,9 +338,11 @@ def _types(reading: Reading) -> None:
         wanted = {"true": "float32", "false": compute, "": compute}.get(reading.word(key), reading.word(key))
         if wanted == compute:
             reading.idle(key, "hidden states flow in compute_dtype")
+        elif wanted == "float32":
+            reading.translate(key, f"{MODEL}.fp32_residual_connection", True)
         else:
             instead = f"--{key}={'false' if name.startswith('fp32') else compute}"
-            reading.refuse(key, f"hidden states flow in compute_dtype {compute} here; {instead} says so")
+            reading.refuse(key, f"hidden states flow in compute_dtype {compute} or float32 here; {instead} says so")
 
 
 def _tied(reading: Reading) -> None:

@@ -1,0 +1,47 @@
+"""The different layers of a model that is planned, as its problem and its small runs have them."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, replace
+
+from mindllm.config import LayerSpec, RunConfig
+from mindllm.planning.problem import RecomputeKind
+from toolkit.dry_run.stages import LayerKind
+from toolkit.pipeline_balance.offered_kinds import layer_kind
+
+LAYER = "layer"
+
+
+@dataclass(frozen=True)
+class LayerType:
+    """One of the different layers of a model; ``spec`` is None where all are alike, as in a :class:`LayerKind`."""
+
+    name: str
+    spec: LayerSpec | None = None
+
+    def kind(self, recompute: RecomputeKind) -> LayerKind:
+        """Such a layer, recomputed in this way."""
+        return replace(layer_kind(recompute), spec=self.spec)
+
+
+def layer_types(config: RunConfig) -> tuple[LayerType, ...]:
+    """The types of the model's layers, in the order in which they first appear, under different names."""
+    specs = config.model.config.architecture.kinds()
+    if len(specs) == 1:
+        return (LayerType(LAYER),)
+    names = [spec.name for spec in specs]
+    return tuple(
+        LayerType(spec.name if names.count(spec.name) == 1 else f"{spec.name} {number}", spec)
+        for number, spec in enumerate(specs, start=1)
+    )
+
+
+def layer_runs(config: RunConfig) -> list[tuple[LayerType, int]]:
+    """The layers of the model in order: consecutive ones of a type, and how many."""
+    types = layer_types(config)
+    if len(types) == 1:
+        return [(types[0], config.model.config.num_layers)]
+    of_spec = {layer.spec: layer for layer in types}
+    runs = itertools.groupby(config.model.config.architecture.layers)
+    return [(of_spec[spec], len(list(layers))) for spec, layers in runs]
