@@ -8,6 +8,7 @@ EXTRAS = {
     "matplotlib": "plots",
     "pyarrow": "data",
     "zstandard": "data",
+    "lm_eval": "eval",
 }
 
 

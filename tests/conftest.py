@@ -6,7 +6,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
+settings.register_profile("same", derandomize=True, deadline=None)
+settings.register_profile("search", deadline=None, max_examples=1000)
+settings.load_profile(
+    os.environ.get("HYPOTHESIS_PROFILE", "same")
+)  # other inputs at every run: HYPOTHESIS_PROFILE=search
 os.environ.setdefault("GLOG_v", "3")
 TESTS = Path(__file__).parent
 WITHOUT_MINDSPORE = (

@@ -71,6 +71,11 @@ class Architecture:
         """Number of trainable scalars, exact."""
         return scalars(self.weight_shapes())
 
+    def active_parameter_count(self) -> int:
+        """Scalars a token meets: all but those of the experts that are not chosen for it."""
+        idle = (scalars(layer.feed_forward.weights()) - layer.feed_forward.active_parameters() for layer in self.layers)
+        return self.parameter_count() - sum(idle)
+
     def flops_per_token(self, seq_length: int) -> float:
         """Model FLOPs of forward and backward for a token in a sequence of ``seq_length``."""
         head = FORWARD_AND_BACKWARD * self.vocab_size * self.hidden_size

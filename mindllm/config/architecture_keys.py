@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from mindllm.config.architecture import Architecture, EmbeddingSpec, HeadSpec
+from mindllm.config.experts import ExpertsSpec, RouterSpec
 from mindllm.config.layers import (
     AlibiSpec,
     AttentionSpec,
@@ -26,7 +27,12 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 def architecture_of(model: ModelConfig) -> Architecture:
     """What ``model`` describes."""
     norm = _norm(model)
-    kinds = {kind: _layer(model, norm, kind == SLIDING) for kind in (FULL, SLIDING)}
+    with_experts = expert_layers(model)
+    kinds = {
+        (kind, experts): _layer(model, norm, kind == SLIDING, experts)
+        for kind in (FULL, SLIDING)
+        for experts in {*with_experts}
+    }
     learned = model.position_embedding_type == "learned_absolute"
     return Architecture(
         vocab_size=model.vocab_size,
@@ -36,7 +42,7 @@ def architecture_of(model: ModelConfig) -> Architecture:
             learned_positions=model.max_position_embedding if learned else None,
             norm=norm if model.embedding_norm else None,
         ),
-        layers=tuple(kinds[kind] for kind in layer_types(model)),
+        layers=tuple(kinds[kind] for kind in zip(layer_types(model), with_experts, strict=False)),
         final_norm=norm,
         head=HeadSpec(model.tie_word_embeddings, model.norm_head, model.final_logit_softcapping),
     )
@@ -54,11 +60,23 @@ def layer_types(model: ModelConfig) -> tuple[str, ...]:
     )
 
 
+def expert_layers(model: ModelConfig) -> tuple[bool, ...]:
+    """Whether each layer's feed-forward is a mixture of experts."""
+    if model.expert_num == 1:
+        return (False,) * model.num_layers
+    every = model.moe_layer_freq
+    chosen = [number % every == 0 for number in range(model.num_layers)] if isinstance(every, int) else map(bool, every)
+    return tuple(number >= model.first_k_dense_replace and has for number, has in enumerate(chosen))
+
+
 def keys_of_layers(model: ModelConfig, layers: Sequence[LayerSpec]) -> dict[str, Any]:
     """The keys of ``model_config`` that give ``model`` these of its layers instead of its own, in this order."""
     keys: dict[str, Any] = {"num_layers": len(layers)}
     if len(model.architecture.kinds()) > 1 or model.layer_types is not None:
         keys["layer_types"] = [FULL if layer.attention.window is None else SLIDING for layer in layers]
+    if model.expert_num > 1:
+        keys["moe_layer_freq"] = [int(isinstance(layer.feed_forward, ExpertsSpec)) for layer in layers]
+        keys["first_k_dense_replace"] = 0
     return keys
 
 
@@ -68,7 +86,7 @@ def _norm(model: ModelConfig) -> NormSpec:
     return NormSpec("rms_one" if model.layernorm_zero_centered_gamma else "rms", model.rms_norm_eps)
 
 
-def _layer(model: ModelConfig, norm: NormSpec, sliding: bool) -> LayerSpec:
+def _layer(model: ModelConfig, norm: NormSpec, sliding: bool, experts: bool) -> LayerSpec:
     attention = AttentionSpec(
         hidden_size=model.hidden_size,
         num_heads=model.num_heads,
@@ -82,10 +100,35 @@ def _layer(model: ModelConfig, norm: NormSpec, sliding: bool) -> LayerSpec:
         soft_cap=model.attn_logit_softcapping,
         query_key_norm=norm if model.qk_layernorm else None,
     )
-    feed_forward = FeedForwardSpec(
-        model.hidden_size, model.intermediate_size, model.hidden_act, model.gated_linear_unit, model.mlp_has_bias
-    )
+    feed_forward = _experts(model) if experts else _feed_forward(model, model.intermediate_size)
     return LayerSpec(attention, feed_forward, norm, model.sandwich_norm)
+
+
+def _feed_forward(model: ModelConfig, width: int) -> FeedForwardSpec:
+    return FeedForwardSpec(model.hidden_size, width, model.hidden_act, model.gated_linear_unit, model.mlp_has_bias)
+
+
+def _experts(model: ModelConfig) -> ExpertsSpec:
+    router = RouterSpec(
+        experts=model.expert_num,
+        chosen=model.num_experts_chosen,
+        sigmoid=model.use_gating_sigmoid,
+        renormalise=model.norm_topk_prob,
+        scale=model.routed_scaling_factor,
+        groups=model.n_group,
+        chosen_groups=model.topk_group,
+        bias=model.balance_via_topk_bias,
+        balance_losses=tuple(zip(model.aux_loss_types, model.aux_loss_factors, strict=False)),
+        z_loss=model.z_loss_factor,
+    )
+    shared = model.moe_shared_expert_intermediate_size
+    return ExpertsSpec(
+        router,
+        _feed_forward(model, model.moe_intermediate_size),
+        _feed_forward(model, shared) if shared else None,
+        model.use_shared_expert_gating,
+        model.capacity_factor,
+    )
 
 
 def _position(model: ModelConfig, sliding: bool) -> Position:

@@ -6,7 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from mindllm.config.section import PositiveInt, Section
+from mindllm.config.evaluation import EvaluationConfig
+from mindllm.config.section import List, PositiveInt, Section
 
 
 class LossMonitorConfig(Section):
@@ -45,6 +46,14 @@ class CheckpointMonitorConfig(Section):
     )
 
 
+class EvalTasksConfig(EvaluationConfig):
+    """Scores on public tasks while training; beside its own keys it has those of section `evaluation`."""
+
+    type: Literal["EvalTasks"] = Field(description="Evaluates on public tasks every so many steps.")
+    tasks: List[str] = Field(min_length=1, description="Tasks, by their names in lm-evaluation-harness.")
+    eval_steps: PositiveInt = Field(default=1000, description="Steps between two evaluations.")
+
+
 class NaNMonitorConfig(Section):
     """Stop on numbers that are not finite."""
 
@@ -52,7 +61,12 @@ class NaNMonitorConfig(Section):
 
 
 Callback = Annotated[
-    LossMonitorConfig | MetricsMonitorConfig | SummaryMonitorConfig | CheckpointMonitorConfig | NaNMonitorConfig,
+    LossMonitorConfig
+    | MetricsMonitorConfig
+    | SummaryMonitorConfig
+    | CheckpointMonitorConfig
+    | EvalTasksConfig
+    | NaNMonitorConfig,
     Field(discriminator="type"),
 ]
 

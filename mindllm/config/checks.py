@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from mindllm.config.check_experts import check_experts
 from mindllm.config.check_generation import check_generation
 from mindllm.config.check_limits import check_limits
 from mindllm.config.check_parallel import (
@@ -47,6 +48,7 @@ def check_run(config: RunConfig) -> Iterator[Finding]:
         check_callbacks,
         check_heads,
         check_layers,
+        check_experts,
         check_sequence,
         check_tokens,
         check_mesh,
@@ -73,9 +75,10 @@ def check_data(config: RunConfig) -> Iterator[Finding]:
     """The text that the mode reads."""
     data, kind = config.train_dataset.data_loader.config, config.train_dataset.data_loader.type
     loader: KeyPath = ("train_dataset", "data_loader", "config")
-    if config.run_mode in ("predict", "chat"):
+    if config.run_mode in ("predict", "chat") or (config.run_mode == "eval" and config.eval_tasks):
         if not config.processor.tokenizer.vocab_file:
-            yield ("processor", "tokenizer", "vocab_file"), f"run_mode {config.run_mode} needs the path of a tokenizer"
+            needing = "eval_tasks" if config.eval_tasks else f"run_mode {config.run_mode}"
+            yield ("processor", "tokenizer", "vocab_file"), f"{needing} needs the path of a tokenizer"
         return
     if not all(data.data_paths) or not data.data_paths:
         yield (*loader, "data_path"), f"run_mode {config.run_mode} needs {FILES_OF[kind]}"

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from mindllm.config.rope_scaling import RopeScaling
+
+if TYPE_CHECKING:
+    from mindllm.config.experts import ExpertsSpec
 
 Shapes = dict[str, tuple[int, ...]]
 Activation = Literal["silu", "gelu_tanh"]
@@ -142,9 +145,18 @@ class FeedForwardSpec:
         biases = {name.replace("weight", "bias"): shape[:1] for name, shape in matrices.items()}
         return {**matrices, **(biases if self.bias else {})}
 
+    @property
+    def adds_to_loss(self) -> bool:
+        """A dense feed-forward adds nothing to the loss."""
+        return False
+
     def flops_per_token(self) -> float:
         """Forward and backward."""
         return FORWARD_AND_BACKWARD * scalars(self.matrices())
+
+    def active_parameters(self) -> int:
+        """Weights a token meets: all."""
+        return scalars(self.weights())
 
 
 @dataclass(frozen=True)
@@ -155,14 +167,14 @@ class LayerSpec:
     """
 
     attention: AttentionSpec
-    feed_forward: FeedForwardSpec
+    feed_forward: FeedForwardSpec | ExpertsSpec
     norm: NormSpec
     norm_output: bool = False
 
     @property
     def adds_to_loss(self) -> bool:
-        """Whether the layer yields something that is added to the loss besides hidden states: none of its parts does yet."""
-        return False
+        """Whether the layer yields something that is added to the loss besides hidden states: what keeps its experts balanced."""
+        return self.feed_forward.adds_to_loss
 
     @property
     def norms(self) -> tuple[str, ...]:
@@ -173,7 +185,8 @@ class LayerSpec:
     @property
     def name(self) -> str:
         """A word for tables in which the layers of a model are told apart."""
-        return "global" if self.attention.window is None else "window"
+        attention = "global" if self.attention.window is None else "window"
+        return attention if isinstance(self.feed_forward, FeedForwardSpec) else f"{attention} experts"
 
     def weights(self) -> Shapes:
         """Names below the layer, in the order of the checkpoint."""

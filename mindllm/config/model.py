@@ -13,6 +13,7 @@ from pydantic_core import PydanticCustomError
 
 from mindllm.config.architecture import Architecture
 from mindllm.config.architecture_keys import architecture_of
+from mindllm.config.experts import BalanceLoss
 from mindllm.config.layer_counts import Offset
 from mindllm.config.layers import Activation
 from mindllm.config.rope_scaling import RopeScaling
@@ -62,6 +63,10 @@ def llama_intermediate_size(hidden_size: int, multiple_of: int, ffn_dim_multipli
     if ffn_dim_multiplier is not None:
         width = int(ffn_dim_multiplier * width)
     return multiple_of * ((width + multiple_of - 1) // multiple_of)
+
+
+def _default_expert_width(data: dict[str, Any]) -> int:
+    return data.get("intermediate_size", 1)
 
 
 def _default_max_position(data: dict[str, Any]) -> int:
@@ -151,6 +156,46 @@ class ModelConfig(Section):
         default=True, description="The activation is multiplied by a second projection (SwiGLU, GeGLU)."
     )
     mlp_has_bias: bool = Field(default=False, description="Bias on the projections of the feed-forward.")
+    expert_num: PositiveInt = Field(
+        default=1, description="Experts of a layer's feed-forward; 1: it is dense. Keys below are about experts."
+    )
+    num_experts_chosen: PositiveInt = Field(default=1, description="Experts that see a token.")
+    moe_intermediate_size: PositiveInt = Field(
+        default_factory=_default_expert_width, description="Width of one expert; default: `intermediate_size`."
+    )
+    moe_shared_expert_intermediate_size: PositiveInt | None = Field(
+        default=None, description="Width of an expert that sees all tokens; null: none."
+    )
+    use_shared_expert_gating: bool = Field(
+        default=False, description="The shared expert's result is multiplied by a sigmoid of its input."
+    )
+    first_k_dense_replace: int = Field(default=0, ge=0, description="The first layers, so many, are dense.")
+    moe_layer_freq: PositiveInt | List[Literal[0, 1]] = Field(
+        default=1, description="Every so manieth layer from the first on has experts, or 1 or 0 for each layer."
+    )
+    use_gating_sigmoid: bool = Field(
+        default=False, description="Scores of experts are sigmoids of the router's logits; false: their softmax."
+    )
+    norm_topk_prob: bool = Field(default=True, description="Weights of the chosen experts are divided by their sum.")
+    routed_scaling_factor: float = Field(default=1.0, gt=0, description="Factor on the weights of the experts.")
+    n_group: PositiveInt = Field(default=1, description="Groups of experts.")
+    topk_group: PositiveInt = Field(default=1, description="Groups whose experts can be chosen for a token.")
+    balance_via_topk_bias: bool = Field(
+        default=False,
+        description="A bias per expert, which the choice alone sees, keeps experts balanced (DeepSeek-V3).",
+    )
+    topk_bias_update_rate: float = Field(default=0.0, ge=0, description="What that bias changes by after a step.")
+    aux_loss_types: List[BalanceLoss] = Field(
+        default=(),
+        description="Losses that keep experts balanced: `expert` for every sequence, `switch` for all of a micro batch.",
+    )
+    aux_loss_factors: List[float] = Field(default=(), description="Their factors.")
+    z_loss_factor: float = Field(default=0.0, ge=0, description="Factor of the router's z-loss.")
+    capacity_factor: float | None = Field(
+        default=None,
+        gt=0,
+        description="Tokens of a sequence that an expert takes at most, relative to an even share; null: all that come.",
+    )
     scale_embeddings: bool = Field(
         default=False, description="Embeddings are multiplied by the square root of `hidden_size`."
     )
@@ -193,7 +238,7 @@ class ModelConfig(Section):
     def _null_means_default(cls, data: Any) -> Any:
         if not isinstance(data, dict):
             return data
-        derived = ("n_kv_heads", "head_dim", "intermediate_size", "max_position_embedding")
+        derived = ("n_kv_heads", "head_dim", "intermediate_size", "max_position_embedding", "moe_intermediate_size")
         return {key: value for key, value in data.items() if not (key in derived and value is None)}
 
     @property

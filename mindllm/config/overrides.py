@@ -10,7 +10,7 @@ from typing import Any
 from mindllm.config.document import Document, KeyPath, Origin, Problem, child
 from mindllm.config.schema import default_list, fields_at, scalar_types
 from mindllm.config.section import Section
-from mindllm.config.yaml_tree import read_value
+from mindllm.config.yaml_tree import read_value, unusable_text
 from mindllm.errors import UserError
 from mindllm.json_text import half_surrogate
 
@@ -31,6 +31,9 @@ def override_document(overrides: Overrides, base: Document, root: type[Section])
             continue
         if isinstance(value, str) and option.startswith("--"):
             value = _parse(value, path, base, root, option)
+        if unusable := unusable_text(value):
+            document.problems.append(Problem(origin, path, unusable))
+            continue
         _place(document, path, value, origin, base)
     return document
 

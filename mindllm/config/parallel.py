@@ -91,6 +91,12 @@ class ParallelConfig(Section):
         default=1, description="Ranks that share each layer's weights (tensor parallel)."
     )
     pipeline_stage: PositiveInt = Field(default=1, description="Pipeline stages.")
+    expert_parallel: PositiveInt = Field(
+        default=1, description="Groups of devices of a stage that share the experts; each has some of them."
+    )
+    expert_model_parallel: PositiveInt | None = Field(
+        default=None, description="Ranks that share the weights of one expert; null: `model_parallel`."
+    )
     micro_batch_num: PositiveInt = Field(default=1, description="Micro batches per step in a pipeline.")
     use_seq_parallel: bool = Field(
         default=False, description="Shards norms and residuals along the sequence over the tensor-parallel ranks."
@@ -102,6 +108,11 @@ class ParallelConfig(Section):
     gradient_aggregation_group: PositiveInt = Field(
         default=4, description="Groups of layers whose gradient communication is fused (without pipeline)."
     )
+
+    @property
+    def expert_tensor_parallel(self) -> int:
+        """Ranks that share the weights of one expert."""
+        return self.expert_model_parallel or self.model_parallel
 
     @property
     def device_num(self) -> int:

@@ -38,7 +38,8 @@ def refuse_implausible(path: Path, content: dict[str, Any]) -> None:
     """
     _refuse_deep(path, content)
     for key in (*LAYERS, *WIDTHS, *VOCABULARIES, *HEADS, *LENGTHS):
-        _check_whole(path, key, content.get(key), MOST_LAYERS if key in LAYERS else MOST)
+        unused = key == "sliding_window" and content.get("use_sliding_window") is False
+        _check_whole(path, key, None if unused else content.get(key), MOST_LAYERS if key in LAYERS else MOST)
     for key in POSITIVE:
         _check_positive(path, key, content.get(key))
     parameters = _parameters(content)

@@ -12,6 +12,7 @@ from pydantic import Field, PrivateAttr
 from mindllm.config.callbacks import DEFAULT_CALLBACKS, Callback
 from mindllm.config.dataset import EvalDatasetConfig, ProcessorConfig, TrainDatasetConfig
 from mindllm.config.document import KeyPath, Origin, Problem, closest_origin
+from mindllm.config.evaluation import EvaluationConfig
 from mindllm.config.generation import GenerationConfig
 from mindllm.config.model import ModelSection
 from mindllm.config.optimizer import LrSchedule, OptimizerConfig, RunnerWrapperConfig
@@ -90,6 +91,13 @@ class RunConfig(Section):
     )
     train_dataset: TrainDatasetConfig = Field(default_factory=TrainDatasetConfig, description="Text to learn from.")
     eval_dataset: EvalDatasetConfig = Field(default_factory=EvalDatasetConfig, description="Held-out text.")
+    eval_tasks: List[str] = Field(
+        default=(),
+        description="`run_mode: eval`: public tasks, by their names in lm-evaluation-harness; none: held-out text.",
+    )
+    evaluation: EvaluationConfig = Field(
+        default_factory=EvaluationConfig, description="How a model is evaluated on tasks."
+    )
     processor: ProcessorConfig = Field(default_factory=ProcessorConfig, description="Text to tokens.")
     generation: GenerationConfig = Field(default_factory=GenerationConfig, description="Continuing a prompt.")
     input_data: str | List[str] | None = Field(

@@ -82,6 +82,16 @@ def _read(text: str, origin) -> Document:
     return Document(data, reader.origins, reader.problems)
 
 
+def unusable_text(value: Any) -> str:
+    """Why no configuration may hold ``value``, a text or a tree with texts that no file, path or prompt takes; else empty."""
+    if isinstance(value, dict):
+        return next(filter(None, map(unusable_text, (*value, *value.values()))), "")
+    if isinstance(value, list | tuple):
+        return next(filter(None, map(unusable_text, value)), "")
+    usable = not isinstance(value, str) or not ("\0" in value or half_surrogate(value))
+    return "" if usable else "a text with a null character or half of a surrogate pair"
+
+
 def _syntax_message(error: yaml.YAMLError, origin) -> str:
     mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
     reason = getattr(error, "problem", None) or getattr(error, "reason", None) or str(error)
@@ -123,10 +133,8 @@ class _Reader:
             self.open.discard(id(node))
 
     def _scalar(self, node: yaml.ScalarNode) -> Any:
-        if "\0" in node.value or half_surrogate(node.value):
-            raise yaml.constructor.ConstructorError(
-                None, None, "a text with a null character or half of a surrogate pair", node.start_mark
-            )
+        if problem := unusable_text(node.value):
+            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
         try:
             return self.loader.construct_object(node)
         except (ValueError, KeyError):  # an explicit tag that the text does not fit, as in `!!int x`

@@ -36,6 +36,7 @@ KINDS = {
 DAMAGE = (OSError, EOFError, UnicodeDecodeError, csv.Error, lzma.LZMAError, zlib.error)
 DAMAGE_OF_LIBRARIES = ("ZstdError", "ArrowInvalid")  # by name, as the libraries are imported where a file needs them
 PARQUET_BATCH = 1024  # records decoded at a time
+LINE_BYTES = 512 << 20  # of one record; it is held several times while it is parsed
 csv.field_size_limit(min(sys.maxsize, 2**31 - 1))  # a document is one field
 
 
@@ -86,7 +87,12 @@ def read_records(path: Path | str, columns: Sequence[str] = ()) -> Iterator[Reco
             yield from _json_array(path)
         else:
             with open_bytes(path) as file:
-                for number, line in enumerate(file, start=1):
+                for number, line in enumerate(iter(lambda: file.readline(LINE_BYTES + 1), b""), start=1):
+                    if len(line) > LINE_BYTES:
+                        raise UserError(
+                            f"{path}:{number}: this line has more than {LINE_BYTES >> 20} MB; divide its record, or read the "
+                            "file as text"
+                        )
                     if line.strip():
                         yield parse_record(line, f"{path}:{number}")
 

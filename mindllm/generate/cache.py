@@ -46,6 +46,25 @@ class LayerCache(nn.Cell):
         return self.reshape(keys, self.shape), self.reshape(values, self.shape)
 
 
+class FirstOfCache(nn.Cell):
+    """The first sequence of ``cache`` alone: what many share goes through the model once, and is then copied to the others."""
+
+    def __init__(self, cache: LayerCache) -> None:
+        super().__init__(auto_prefix=False)
+        self.cache = cache
+        self.shape = (1, *cache.shape[1:])
+        self.size = (cache.shape[1] * cache.shape[2], cache.shape[3])
+        self.slice = P.Slice()
+
+    def construct(self, slots: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """As :class:`LayerCache` of a batch of one."""
+        cache = self.cache
+        keys = cache.update(cache.keys, slots, cache.reshape(key, cache.rows))
+        values = cache.update(cache.values, slots, cache.reshape(value, cache.rows))
+        keys, values = self.slice(keys, (0, 0), self.size), self.slice(values, (0, 0), self.size)
+        return cache.reshape(keys, self.shape), cache.reshape(values, self.shape)
+
+
 class ReorderedCache(nn.Cell):
     """Gives every sequence of the caches the past of another one: what a beam search does when beams die and split."""
 
@@ -69,7 +88,7 @@ class CachedLayer(nn.Cell):
     """A decoder layer whose tokens attend to the cache: ``[batch · tokens, hidden] -> [batch · tokens, hidden]``."""
 
     @lazy_inline(policy="front")
-    def __init__(self, layer: DecoderLayer, cache: LayerCache, attention: ComposedAttention) -> None:
+    def __init__(self, layer: DecoderLayer, cache: LayerCache | FirstOfCache, attention: ComposedAttention) -> None:
         super().__init__(auto_prefix=False)
         self.layer = layer
         self.cache = cache
@@ -81,7 +100,10 @@ class CachedLayer(nn.Cell):
         query, key, value = layer.attention.project(layer.attention_norm(x), self.batch, tables)
         keys, values = self.cache(slots, key, value)
         context = self.attention(query, keys, values, mask, tables[0] if layer.attention.biased else None)
-        return layer.after_feed_forward(layer.after_attention(x, layer.attention.output(context)))
+        x = layer.after_feed_forward(
+            layer.after_attention(x, layer.attention.output(context)), self.batch, may_drop=False
+        )
+        return x[0] if layer.adds_to_loss else x
 
 
 class CachedContext(nn.Cell):
@@ -127,21 +149,33 @@ class CachedDecoder(nn.Cell):
     """Extends the cache of ``batch`` sequences by some tokens each and returns the logits after the last of them.
 
     It uses the parameters of ``lm`` itself, not copies: train on, and it generates with the new weights.
+    ``caches``: those of the layers, where they exist already.
     """
 
-    def __init__(self, lm: CausalLM, model: ModelConfig, kernels: Kernels, batch: int, capacity: int) -> None:
+    def __init__(
+        self,
+        lm: CausalLM,
+        model: ModelConfig,
+        kernels: Kernels,
+        batch: int,
+        capacity: int,
+        caches: Sequence[LayerCache | FirstOfCache] | None = None,
+    ) -> None:
         super().__init__(auto_prefix=False)
         self.lm = lm
         architecture = model.architecture
+        if caches is None:
+            specs = [spec.attention for spec in architecture.layers]
+            names = [f"cache.{index}" for index in range(len(specs))]
+            caches = [
+                LayerCache(name, batch, capacity, spec, kernels.activation)
+                for name, spec in zip(names, specs, strict=True)
+            ]
         attention = {kind.attention: ComposedAttention(kind.attention, kernels) for kind in architecture.kinds()}
         self.layers = nn.CellList(
             [
-                CachedLayer(
-                    layer,
-                    LayerCache(f"cache.{index}", batch, capacity, spec.attention, kernels.activation),
-                    attention[spec.attention],
-                )
-                for index, (layer, spec) in enumerate(zip(lm.model.layers, architecture.layers, strict=True))
+                CachedLayer(layer, cache, attention[spec.attention])
+                for layer, cache, spec in zip(lm.model.layers, caches, architecture.layers, strict=True)
             ],
             auto_prefix=False,
         )
@@ -165,6 +199,13 @@ class CachedDecoder(nn.Cell):
             positions: int32 ``[batch, tokens]``, where in its sequence each token stands.
             last: int32 ``[batch]``, index of the last token of each row in the flattened ``tokens``.
         """
+        x = self.hidden(tokens, positions)
+        if tokens.shape[1] > 1:
+            x = self.gather(x, last, 0)
+        return P.cast(self.lm.logits(self.lm.model.norm_out(x)), ms.float32)
+
+    def hidden(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        """What the last layer makes of all tokens, ``[batch · tokens, hidden]``; arguments as above."""
         decoder, width = self.lm.model, tokens.shape[1]
         slots = self.reshape(self.first_slots + self.reshape(positions, (self.batch, 1, width)), (-1,))
         made: tuple[tuple[Tables, Tensor], ...] = ()
@@ -174,6 +215,29 @@ class CachedDecoder(nn.Cell):
         for index, layer in enumerate(self.layers):
             tables, mask = made[decoder.context_of_layer[index]]
             x = layer(x, slots, tables, mask)
-        if width > 1:
-            x = self.gather(x, last, 0)
-        return P.cast(self.lm.logits(decoder.norm_out(x)), ms.float32)
+        return x
+
+
+class ScoringDecoder(nn.Cell):
+    """Extends the cache of ``decoder`` and says of every token how likely the model finds the one that follows it."""
+
+    def __init__(self, decoder: CachedDecoder) -> None:
+        super().__init__(auto_prefix=False)
+        self.decoder = decoder
+        self.largest = P.ReduceMax(keep_dims=True)
+        self.sum = P.ReduceSum(keep_dims=True)
+        self.gather = P.GatherD()
+        self.argmax = P.Argmax(axis=-1, output_type=ms.int32)
+        self.reshape = P.Reshape()
+
+    def construct(self, tokens: Tensor, positions: Tensor, following: Tensor) -> tuple[Tensor, Tensor]:
+        """All int32 ``[batch, tokens]``, as :class:`CachedDecoder`; ``following``: the token that comes after each.
+
+        Returns its log-probability in nats, float32 ``[batch, tokens]``, and the most likely token, int32 of the same shape.
+        """
+        shape, lm = tokens.shape, self.decoder.lm
+        logits = P.cast(lm.logits(lm.model.norm_out(self.decoder.hidden(tokens, positions))), ms.float32)
+        logits = logits - self.largest(logits, -1)
+        chosen = self.gather(logits, 1, self.reshape(following, (-1, 1)))
+        logprobs = chosen - P.log(self.sum(P.exp(logits), -1))
+        return self.reshape(logprobs, shape), self.reshape(self.argmax(logits), shape)

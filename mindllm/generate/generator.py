@@ -15,6 +15,7 @@ from mindllm.errors import UserError
 from mindllm.generate.beam_search import BeamSearch, Finished
 from mindllm.generate.growing import Continuation, GrowingSequence, require_finite
 from mindllm.generate.penalties import penalise
+from mindllm.generate.prefix_session import PrefixSession
 from mindllm.generate.prompts import check_prompts, eos_ids
 from mindllm.generate.sampling import log_softmax, random_streams
 from mindllm.generate.session import Session, pieces
@@ -44,6 +45,7 @@ class Generator:
         max_length: most tokens of prompt and continuation together; ``model_config.seq_length`` if not given.
         device_target: the device the model was built for.
         native: decode with C++ kernels where they fit and can be built.
+        shares_prefixes: what prompts have in common, with each other or with those before them, goes through the model once.
     """
 
     def __init__(
@@ -54,6 +56,7 @@ class Generator:
         max_length: int | None = None,
         device_target: str = "CPU",
         native: bool = True,
+        shares_prefixes: bool = False,
     ) -> None:
         self.model = model
         self.model_config = model_config
@@ -63,6 +66,7 @@ class Generator:
         self.speed = Speed()
         self._kernels = Kernels.choose(model_config, device_target)
         self._native = native
+        self._kind = PrefixSession if shares_prefixes else Session
         self._session: Session | None = None
 
     def generate(
@@ -117,14 +121,23 @@ class Generator:
     def prepare(self, prompts: int, longest: int, options: GenerationConfig) -> Session:
         """Compiles what continuing ``prompts`` prompts of up to ``longest`` tokens at once needs, unless it is there."""
         count, width = pieces(longest)
-        batch, length = prompts * options.num_beams, max(longest + options.max_new_tokens, count * width)
         start = time.perf_counter()
+        session = self.session(prompts * options.num_beams, max(longest + options.max_new_tokens, count * width))
+        session.compile(longest)
+        self.speed.compile_s += time.perf_counter() - start
+        return session
+
+    def session(self, batch: int, length: int) -> Session:
+        """The cache of ``batch`` sequences of up to ``length`` tokens: the one there is, if it can hold them."""
         if self._session is None or not self._session.fits(batch, length):
             self._session = None  # one cache at a time
-            self._session = Session(self.model, self.model_config, self._kernels, batch, length, self._native)
-        self._session.compile(longest)
-        self.speed.compile_s += time.perf_counter() - start
+            self._session = self._kind(self.model, self.model_config, self._kernels, batch, length, self._native)
         return self._session
+
+    def forget(self) -> None:
+        """Nothing of earlier prompts is used any more: the weights of the model have changed."""
+        if isinstance(self._session, PrefixSession):
+            self._session.forget()
 
     def _check(self, prompts: Sequence[Sequence[int]], options: GenerationConfig) -> None:
         check_prompts(prompts, self.model_config, self.max_length, options.max_new_tokens)
@@ -142,7 +155,7 @@ class Generator:
         session.compile(max(map(len, prompts)))
         self.speed.compile_s += time.perf_counter() - start
         start = time.perf_counter()
-        logits = session.prefill([*prompts, *[[0]] * (session.batch - len(prompts))])[: len(prompts)]
+        logits = session.prefill([*prompts, *[prompts[-1]] * (session.batch - len(prompts))])[: len(prompts)]
         require_finite(logits)
         self.speed.prefill_s += time.perf_counter() - start
         self.speed.prefill_tokens += sum(map(len, prompts))

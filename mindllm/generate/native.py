@@ -54,14 +54,16 @@ def _computes(layer: LayerSpec, capacity: int) -> bool:
     )
     sees_all = attention.window is None or attention.window >= capacity
     fits = isinstance(attention.position, RotarySpec) and attention.head_dim <= WIDEST_HEAD and sees_all
+    if not isinstance(feed_forward, FeedForwardSpec) or feed_forward.activation not in ("silu", "gelu_tanh"):
+        return False
     plain = feed_forward == FeedForwardSpec(feed_forward.hidden_size, feed_forward.width, feed_forward.activation)
-    plain &= feed_forward.activation in ("silu", "gelu_tanh")
     return fits and plain_attention and plain and not layer.norm_output and norm.kind in ("rms", "rms_one")
 
 
 def _numbers(config: ModelConfig, layer: LayerSpec) -> tuple[float, ...]:
     """``Numbers`` of the source: eps, scale of the scores, what is added to the weights of norms, whether the gate is GELU."""
-    gelu = layer.feed_forward.activation == "gelu_tanh"
+    feed_forward = layer.feed_forward
+    gelu = isinstance(feed_forward, FeedForwardSpec) and feed_forward.activation == "gelu_tanh"
     return config.rms_norm_eps, layer.attention.scale, float(layer.norm.kind == "rms_one"), float(gelu)
 
 

@@ -78,20 +78,21 @@ class Session:
         """Puts one token per sequence at its position; logits ``[batch, vocab]`` after it."""
         inputs = np.array(tokens)[:, None], np.array(positions)[:, None]
         if self._native is not None:
-            return self._native(*map(_tensor, inputs)).asnumpy()
+            return self._native(*map(tensor, inputs)).asnumpy()
         return self._forward(*inputs, np.arange(self.batch))
 
     def reorder(self, sources: np.ndarray) -> None:
         """Gives each sequence what the cache holds of sequence ``sources[row]``, int ``[batch]``."""
         if (sources != np.arange(self.batch)).any():
-            self._reordered(_tensor(sources))
+            self._reordered(tensor(sources))
 
     def _forward(self, *arrays: np.ndarray) -> np.ndarray:
         # Under the phase "increment" a cell runs what it compiled for that phase without walking through its sub-cells to
         # look whether the shapes are new, which takes as long as the graph of a small model.
         self._decoder.phase = "increment" if arrays[0].shape[1] == 1 else "predict"
-        return self._decoder(*map(_tensor, arrays)).asnumpy()
+        return self._decoder(*map(tensor, arrays)).asnumpy()
 
 
-def _tensor(array: np.ndarray) -> Tensor:
+def tensor(array: np.ndarray) -> Tensor:
+    """``array`` as int32, as the graphs take tokens and positions."""
     return Tensor(np.ascontiguousarray(array, np.int32))

@@ -77,6 +77,12 @@ class CausalLM(nn.Cell):
         self.reshape = P.Reshape()
         self.mul = P.Mul()
         self.sum = P.ReduceSum()
+        if self.model.adds_to_loss:
+            self.cast = P.Cast()
+            self.tokens_of_rows = P.ReduceSum(keep_dims=True)
+            self.balance_mul = P.Mul()
+            self.balance_sum = P.ReduceSum()
+            self.add_balance = P.Add()
 
     def head_weight(self) -> Tensor:
         """What hidden states are multiplied with, ``[vocab, hidden]``."""
@@ -95,7 +101,8 @@ class CausalLM(nn.Cell):
         segment_starts: Tensor | None = None,
         position_ids: Tensor | None = None,
     ) -> Tensor:
-        """All inputs ``[batch, seq]``; returns the loss, a scalar in nats: that of tokens whose mask is 1, and what layers add.
+        """All inputs ``[batch, seq]``; returns the loss, a scalar in nats: that of tokens whose mask is 1, and what layers add
+        to the mean loss of a sequence times the number of its tokens.
 
         What the last two are is said at :class:`Decoder`; they need ``kernels.document_masks``.
         """
@@ -103,7 +110,10 @@ class CausalLM(nn.Cell):
         hidden = decoded[0] if self.model.adds_to_loss else decoded
         losses = self.losses(hidden, self.head_weight(), self.reshape(labels, (-1,)))
         loss = self.sum(self.mul(losses, self.reshape(loss_mask, (-1,))))
-        return loss + decoded[1] if self.model.adds_to_loss else loss
+        if not self.model.adds_to_loss:
+            return loss
+        tokens = self.reshape(self.tokens_of_rows(self.cast(loss_mask, ms.float32), 1), (-1,))
+        return self.add_balance(loss, self.balance_sum(self.balance_mul(decoded[1], tokens)))
 
 
 def build_model(config: ModelConfig, device_target: str = "CPU") -> CausalLM:

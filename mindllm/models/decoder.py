@@ -13,9 +13,11 @@ from mindspore import Parameter, Tensor, nn
 from mindspore import ops as P
 
 from mindllm.config import ModelConfig
+from mindllm.config.experts import ExpertsSpec
 from mindllm.config.layers import AlibiSpec, AttentionContext, LayerSpec, RotarySpec
 from mindllm.models.alibi import alibi_bias
 from mindllm.models.attention import Attention, Tables
+from mindllm.models.experts import Experts
 from mindllm.models.feed_forward import FeedForward
 from mindllm.models.kernels import Kernels
 from mindllm.models.norm import make_norm
@@ -81,7 +83,8 @@ class DecoderLayer(nn.Cell):
     """``x += attention(norm(x)); x += feed_forward(norm(x))`` on ``[batch · seq, hidden]``, with norms behind both where
     the specification has them.
 
-    Returns hidden states; where ``adds_to_loss``, as the specification says, they come with the scalar that is to be added.
+    Returns hidden states; where ``adds_to_loss``, as the specification says, they come with what each sequence adds to the mean
+    loss of its tokens, fp32 ``[batch]``.
     """
 
     def __init__(self, spec: LayerSpec, kernels: Kernels, spread: Spread, seq_length: int) -> None:
@@ -90,7 +93,11 @@ class DecoderLayer(nn.Cell):
         self.attention_norm = make_norm(hidden, spec.norm, kernels)
         self.attention = Attention(spec.attention, kernels, spread, seq_length)
         self.ffn_norm = make_norm(hidden, spec.norm, kernels)
-        self.feed_forward = FeedForward(spec.feed_forward, kernels, spread)
+        self.has_experts = isinstance(spec.feed_forward, ExpertsSpec)
+        if isinstance(spec.feed_forward, ExpertsSpec):
+            self.feed_forward = Experts(spec.feed_forward, kernels, spread, seq_length)
+        else:
+            self.feed_forward = FeedForward(spec.feed_forward, kernels, spread)
         self.attention_add = P.Add()
         self.ffn_add = P.Add()
         self.is_wider = kernels.hidden != kernels.activation
@@ -98,6 +105,8 @@ class DecoderLayer(nn.Cell):
             self.cast = P.Cast()
             self.hidden_dtype = kernels.hidden
         self.adds_to_loss = spec.adds_to_loss
+        if spec.adds_to_loss:
+            self.add_to_loss = P.Add()
         self.norm_output = spec.norm_output
         if spec.norm_output:
             self.attention_post_norm = make_norm(hidden, spec.norm, kernels)
@@ -105,7 +114,7 @@ class DecoderLayer(nn.Cell):
 
     def construct(self, x: Tensor, batch: int, tables: Tables, mask: Tensor) -> Tensor | tuple[Tensor, Tensor]:
         x = self.after_attention(x, self.attention(self.attention_norm(x), batch, tables, mask))
-        return self.after_feed_forward(x)
+        return self.after_feed_forward(x, batch)
 
     def after_attention(self, x: Tensor, attended: Tensor) -> Tensor:
         """The residual connection around the attention."""
@@ -113,9 +122,17 @@ class DecoderLayer(nn.Cell):
             attended = self.attention_post_norm(attended)
         return self.attention_add(x, self.widened(attended))
 
-    def after_feed_forward(self, x: Tensor) -> Tensor:
-        """The second half of the layer."""
-        y = self.feed_forward(self.ffn_norm(x))
+    def after_feed_forward(self, x: Tensor, batch: int, may_drop: bool = True) -> Tensor | tuple[Tensor, Tensor]:
+        """The second half of the layer. ``may_drop``: experts that are full let tokens go."""
+        if self.adds_to_loss:
+            y, added = self.feed_forward(self.ffn_norm(x), batch, may_drop)
+            return self.around_feed_forward(x, y), added
+        if self.has_experts:
+            return self.around_feed_forward(x, self.feed_forward(self.ffn_norm(x), batch, may_drop))
+        return self.around_feed_forward(x, self.feed_forward(self.ffn_norm(x)))
+
+    def around_feed_forward(self, x: Tensor, y: Tensor) -> Tensor:
+        """The residual connection around the feed-forward."""
         if self.norm_output:
             y = self.ffn_post_norm(y)
         return self.ffn_add(x, self.widened(y))
@@ -193,7 +210,7 @@ class DocumentMask(nn.Cell):
 class Decoder(nn.Cell):
     """Token ids ``[batch, seq]`` -> hidden states ``[batch · seq, hidden]`` after the final norm.
 
-    Where layers add to the loss (``adds_to_loss``), hidden states come with the sum of what they add, a scalar.
+    Where layers add to the loss (``adds_to_loss``), hidden states come with the sum of what they add, ``[batch]``.
 
     ``segment_starts`` and ``position_ids``, both int32 ``[batch, seq]`` or absent, keep the documents of a row apart:
     attention within a document only (:class:`DocumentMask`), and positions other than 0 to seq - 1.
@@ -239,13 +256,13 @@ class Decoder(nn.Cell):
         batch = input_ids.shape[0]
         x = self.embedded(input_ids, batch, position_ids)
         of_rows = self.tables_of_rows(segment_starts, position_ids) if self.document_masks else ()
-        added = 0.0
+        added = None
         for index, layer in enumerate(self.layers):
             context = self.context_of_layer[index]
             tables, mask = of_rows[context] if of_rows else self.tables[self.table_of_layer[index]](context)
             if layer.adds_to_loss:
                 x, of_layer = layer(x, batch, tables, mask)
-                added = added + of_layer
+                added = of_layer if added is None else layer.add_to_loss(added, of_layer)
             else:
                 x = layer(x, batch, tables, mask)
         hidden = self.norm_out(x)

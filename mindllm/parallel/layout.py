@@ -19,20 +19,35 @@ Layout = tuple[Dimension, ...]
 Strategy = tuple[int, ...]
 
 DATA, TENSOR = "dp", "tp"
+REPLICA, EXPERT, EXPERT_TENSOR = "replica", "ep", "etp"
+"""Axes of the same devices, in the same order, as experts are laid out on them: replicas of groups of experts."""
 
 
 @dataclass(frozen=True)
 class Mesh:
-    """The devices: pipeline stages, and in each of them data-parallel groups of tensor-parallel neighbours."""
+    """The devices: pipeline stages, and in each of them data-parallel groups of tensor-parallel neighbours.
+
+    Experts see those of a stage otherwise: ``expert_parallel`` groups of ``expert_tensor_parallel`` neighbours share the experts,
+    and what is left are replicas of them.
+    """
 
     data_parallel: int = 1
     model_parallel: int = 1
     pipeline_stage: int = 1
+    expert_parallel: int = 1
+    expert_tensor_parallel: int | None = None
 
     @property
     def axes(self) -> dict[str, int]:
         """Sizes of the axes inside a stage, the outermost first."""
         return {DATA: self.data_parallel, TENSOR: self.model_parallel}
+
+    @property
+    def expert_axes(self) -> dict[str, int]:
+        """Sizes of the axes of experts inside a stage, the outermost first."""
+        tensor = self.expert_tensor_parallel or self.model_parallel
+        replicas = self.stage_devices // (self.expert_parallel * tensor)
+        return {REPLICA: replicas, EXPERT: self.expert_parallel, EXPERT_TENSOR: tensor}
 
     @property
     def stage_devices(self) -> int:
@@ -55,11 +70,15 @@ class Mesh:
 
     def strategy(self, layout: Layout) -> Strategy:
         """Number of slices of each dimension."""
-        return tuple(math.prod(self.axes[axis] for axis in axes_of(dimension)) for dimension in layout)
+        sizes = {**self.axes, **self.expert_axes}
+        return tuple(math.prod(sizes[axis] for axis in axes_of(dimension)) for dimension in layout)
 
     def check(self, layouts: Iterable[Layout]) -> None:
         """Raises ``ValueError`` for layouts of one operator that integers cannot express on this mesh."""
-        order = list(self.axes)
+        layouts = tuple(layouts)
+        named = {axis for layout in layouts for dimension in layout for axis in axes_of(dimension)}
+        sizes = self.expert_axes if named & {*self.expert_axes} else self.axes
+        order = list(sizes)
         used: set[str] = set()
         for layout in layouts:
             axes = [axis for dimension in layout for axis in axes_of(dimension)]
@@ -69,8 +88,8 @@ class Mesh:
             if axes != sorted(set(axes), key=order.index):
                 raise ValueError(f"axes of {layout} must be different and in the order {', '.join(order)}")
             used.update(axes)
-        split = [axis for axis in order if axis in used and self.axes[axis] > 1]
-        copies = [axis for axis in order if axis not in used and self.axes[axis] > 1]
+        split = [axis for axis in order if axis in used and sizes[axis] > 1]
+        copies = [axis for axis in order if axis not in used and sizes[axis] > 1]
         if any(order.index(copy) < order.index(axis) for copy in copies for axis in split):
             raise ValueError(f"copies along '{copies[0]}', outside of '{split[-1]}', cannot be written as integers")
 
@@ -85,4 +104,10 @@ def axes_of(dimension: Dimension) -> tuple[str, ...]:
 def mesh_of(config: RunConfig) -> Mesh:
     """The devices of a configuration."""
     sizes = config.parallel_config
-    return Mesh(sizes.data_parallel, sizes.model_parallel, sizes.pipeline_stage)
+    return Mesh(
+        sizes.data_parallel,
+        sizes.model_parallel,
+        sizes.pipeline_stage,
+        sizes.expert_parallel,
+        sizes.expert_tensor_parallel,
+    )

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from mindllm.command import INTERRUPTED
 from mindllm.config import RunConfig, render_config
-from mindllm.config.callbacks import CheckpointMonitorConfig
+from mindllm.config.callbacks import CheckpointMonitorConfig, EvalTasksConfig
 from mindllm.console import output
 from mindllm.errors import RunFailed
 from mindllm.files import atomic_open
@@ -20,6 +20,7 @@ from mindllm.run.simulated import one_step_unless_said
 from mindllm.tables import pairs
 from mindllm.train.begun import begin, checkpoint_to_resume
 from mindllm.train.callbacks import make_callbacks
+from mindllm.train.callbacks.callback import Callback
 from mindllm.train.checkpoint import CheckpointStore, Peers
 from mindllm.train.checkpoint.hugging_face_export import refuse_existing
 from mindllm.train.checkpoint.pretrained import pretrained_weights
@@ -28,7 +29,7 @@ from mindllm.train.datasets import RunData
 from mindllm.train.execution import Execution, Executor, describe
 from mindllm.train.loss_scale import LossScaler
 from mindllm.train.output_directory import CHECKPOINTS, claim_output_directory
-from mindllm.train.ranks import ALONE
+from mindllm.train.ranks import ALONE, Ranks
 from mindllm.train.resume import restore
 from mindllm.train.schedule import learning_rates
 from mindllm.train.state import RunState, last_step
@@ -84,7 +85,7 @@ def train(config: RunConfig, execution: Execution) -> int:
     for path in begin(config, store, state.step):
         logger.info("a checkpoint after step %d, where training starts, was set aside: %s", state.step, path)
     _announce(state, execution)
-    callbacks = make_callbacks(config, store, evaluator, ranks)
+    callbacks = make_callbacks(config, store, evaluator, ranks, _evaluations(config, ranks))
     Trainer(state, data.train_stream(), rates, callbacks, peak_flops(config.context.device_target), ranks).run()
     if ranks.is_first and not ranks.simulated:
         export(state, store, data.tokenizer)
@@ -96,12 +97,26 @@ def train(config: RunConfig, execution: Execution) -> int:
     return INTERRUPTED if state.stop_reason == signal.Signals.SIGINT.name else 0
 
 
+def _evaluations(config: RunConfig, ranks: Ranks) -> list[Callback]:
+    """The callbacks that evaluate on tasks; in a simulation nothing is computed that could be."""
+    sections = [item for item in config.callbacks if isinstance(item, EvalTasksConfig)]
+    if not sections or ranks.simulated:
+        return []
+    from mindllm.evaluate.callback import EvalTasks
+
+    return [EvalTasks(section) for section in sections]
+
+
 def evaluate(config: RunConfig, execution: Execution) -> int:
-    """Evaluates the weights of ``load_checkpoint`` on held-out text; returns the exit code."""
+    """Evaluates the weights of ``load_checkpoint``, on held-out text or on ``eval_tasks``; returns the exit code."""
     if not config.load_checkpoint:
         raise config.error("load_checkpoint", "run_mode eval needs weights; give a checkpoint directory")
     heart.start(config.runner_config.step_timeout)
     set_up_logging(config.output_dir)
+    if config.eval_tasks:
+        from mindllm.run.tasks import evaluate_on_tasks
+
+        return evaluate_on_tasks(config, execution)
     if execution.connects_first:
         set_up_execution(config, execution)
     evaluator = RunData(config, share_of(config, execution)).evaluator(

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from mindllm.errors import RunFailed
+from mindllm.train.checkpoint.joint import named
 
 DATA_FAILED = "data"
 Batch = Mapping[str, np.ndarray]
@@ -40,9 +41,8 @@ class BatchAhead:
         except Exception as error:
             self._error = error
 
-    def refuse_failed(self, stop_reason: str) -> None:
-        """Raises what kept the run from its next batch, here or on another rank."""
+    def raise_failed(self, ranks: list[int]) -> None:
+        """Raises what kept the run from its next batch: the error, or which of the other ``ranks`` had one."""
         if self._error is not None:
             raise self._error
-        if stop_reason == DATA_FAILED:
-            raise RunFailed("another rank could not make its next batch; its log says why")
+        raise RunFailed(f"{named(ranks)} could not make the next batch; the log of that rank says why")

@@ -50,6 +50,11 @@ class Ranks:
         chosen = self.sum([float(choice == name) for name in choices])
         return next((name for name, count in zip(choices, chosen, strict=True) if count), "")
 
+    def which(self, answer: bool) -> list[int]:
+        """The ranks whose ``answer`` is yes."""
+        answers = self.sum([float(answer and rank == self.rank) for rank in range(self.count)])
+        return [rank for rank, yes in enumerate(answers) if yes]
+
 
 ALONE = Ranks()
 

@@ -49,6 +49,7 @@ class StepRecord:
 class RunState:
     """A run between two steps. ``step`` counts finished optimizer steps; ``batch`` is the one last trained on.
 
+    ``scores``: figures that a callback found after the newest step, by name; those that write metrics write them, too.
     ``failures``: what is lost at the end though training went on; the process then ends with exit code 1.
     """
 
@@ -61,6 +62,7 @@ class RunState:
     batch: Batch | None = None
     stop_reason: str = ""
     results: dict[str, str] = field(default_factory=dict)
+    scores: dict[str, float] = field(default_factory=dict)
     failures: list[str] = field(default_factory=list)
 
     @property

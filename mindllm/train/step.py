@@ -88,16 +88,22 @@ class ScaledLoss(nn.Cell):
 class ForwardBackward(nn.Cell):
     """Inputs ``[batch, seq]`` and the loss scale -> summed loss, number of tokens, scaled gradients of every weight.
 
-    Gradients are scaled by ``scale / (batch · seq)``: the magnitude of a mean loss, which loss scales are tuned for.
+    Gradients are scaled by ``scale / positions``: the magnitude of a mean loss, which loss scales are tuned for. ``positions``
+    are those of the global batch, of which the inputs may be a part (None: they are all of it). Whether a step overflows so
+    does not depend on how its batch is cut.
     """
 
-    def __init__(self, model: nn.Cell, weights: ParameterTuple) -> None:
+    def __init__(self, model: nn.Cell, weights: ParameterTuple, positions: int | None = None) -> None:
         super().__init__(auto_prefix=False)
         self.network = ScaledLoss(model)  # an attribute, so that operators keep the path of their cell as scope
         self.gradient = ops.value_and_grad(self.network, None, weights, has_aux=True)
+        self.positions = positions
 
     def construct(self, input_ids, labels, loss_mask, scale, segment_starts=None, position_ids=None):
-        seed = scale / float(input_ids.shape[0] * input_ids.shape[1])
+        positions = self.positions
+        if positions is None:
+            positions = input_ids.shape[0] * input_ids.shape[1]
+        seed = scale / float(positions)
         (_, loss), gradients = self.gradient(input_ids, labels, loss_mask, seed, segment_starts, position_ids)
         return loss, loss_mask.sum(), gradients
 
@@ -144,11 +150,15 @@ class TrainStep(nn.Cell):
 
 
 class AccumulateStep(nn.Cell):
-    """Adds gradients, loss and tokens of one part of a global batch to accumulators; ``ApplyAccumulated`` uses them."""
+    """Adds gradients, loss and tokens of one part of a global batch to accumulators; ``ApplyAccumulated`` uses them.
 
-    def __init__(self, model: nn.Cell, weights: ParameterTuple) -> None:
+    ``positions``: of the global batch, ``[rows · seq]``, masked or not.
+    """
+
+    def __init__(self, model: nn.Cell, weights: ParameterTuple, positions: int) -> None:
         super().__init__(auto_prefix=False)
-        self.forward_backward = ForwardBackward(model, weights)
+        self.positions = positions
+        self.forward_backward = ForwardBackward(model, weights, positions)
         self.gradients = weights.clone(prefix="accumulated", init="zeros")
         self.loss = Parameter(Tensor(0.0, ms.float32), name="accumulated_loss", requires_grad=False)
         self.tokens = Parameter(Tensor(0.0, ms.float32), name="accumulated_tokens", requires_grad=False)
@@ -166,8 +176,7 @@ class AccumulateStep(nn.Cell):
 class ApplyAccumulated(nn.Cell):
     """Ends a global batch: one update from what ``accumulate`` gathered, then cleared. Outputs as ``TrainStep``.
 
-    ``nominal`` is the number of positions of one part: what ``ForwardBackward`` divided the scale by. With ``several``
-    processes what they gathered is added first.
+    With ``several`` processes what they gathered is added first.
     """
 
     def __init__(
@@ -175,14 +184,13 @@ class ApplyAccumulated(nn.Cell):
         accumulate: AccumulateStep,
         optimizer: nn.Cell,
         max_grad_norm: float | None,
-        nominal: int,
         several: bool = False,
     ) -> None:
         super().__init__(auto_prefix=False)
         self.gradients = accumulate.gradients
         self.loss = accumulate.loss
         self.tokens = accumulate.tokens
-        self.nominal = float(nominal)
+        self.positions = float(accumulate.positions)
         self.sum_over_ranks = SumOverRanks(optimizer.parameters) if several else None
         self.update = ApplyGradients(optimizer, max_grad_norm, LocalNorm())
         self.map = ops.HyperMap()
@@ -192,7 +200,7 @@ class ApplyAccumulated(nn.Cell):
         if self.sum_over_ranks is not None:
             loss, tokens, gradients = self.sum_over_ranks(loss, tokens, gradients)
         loss = loss / tokens
-        norm, finite = self.update(gradients, self.nominal / (scale * tokens), rate)
+        norm, finite = self.update(gradients, self.positions / (scale * tokens), rate)
         loss = ops.depend(loss, norm)
         cleared = self.map(ops.partial(clear, loss), (*self.gradients, self.loss, self.tokens))
         return ops.depend(loss, cleared), norm, finite, tokens

@@ -56,7 +56,8 @@ class Trainer:
                         logger.info("stopping after step %d: %s", self.state.step, self.state.stop_reason)
                         break
                 self._tell("end")
-                batches.refuse_failed(self.state.stop_reason)
+                if self.state.stop_reason == DATA_FAILED:
+                    batches.raise_failed(self.ranks.which(bool(batches.problem)))
             except Exception:
                 self._rescue()
                 raise

@@ -123,6 +123,16 @@ def test_overrides_as_a_mapping_are_values(write, minimal):
     assert (config.parallel.parallel_mode, config.recompute_config.recompute) == (0, (3,))
 
 
+@pytest.mark.parametrize("text", ["a\0b", "\ud800"])
+def test_a_text_that_no_yaml_holds_is_no_override_either(write, minimal, text):
+    with pytest.raises(
+        UserError, match=r"trainer\.model_name: a text with a null character or half of a surrogate pair"
+    ):
+        load_config(write(minimal), {"trainer.model_name": text})
+    with pytest.raises(UserError, match="input_data: a text with a null character"):
+        load_config(write(minimal), {"input_data": ["fine", text]})
+
+
 def test_changing_a_loaded_run_works_derived_values_out_again(load):
     config = override_config(load(), {"model.model_config.num_heads": 4})
     assert (config.model.config.n_kv_heads, config.model.config.head_dim) == (4, 16)

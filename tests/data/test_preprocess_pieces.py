@@ -1,15 +1,19 @@
 """Cutting files into pieces loses no byte and changes no token; several workers give what one gives."""
 
+import gzip
+import json
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mindllm.data import load_tokenizer
+from mindllm.data import load_tokenizer, records
 from mindllm.data.tokenizer import is_cuttable
 from mindllm.data.tokenizer_training import save_tokenizer, train_byte_level_bpe
+from mindllm.errors import UserError
 from toolkit.data_preprocess import pieces as pieces_module
+from toolkit.data_preprocess.documents import DocumentReader
 from toolkit.data_preprocess.encode import encode_pieces
 from toolkit.data_preprocess.pieces import batched, cut, read
 from toolkit.data_preprocess.sources import find_sources
@@ -69,6 +73,45 @@ def test_pieces_change_no_token(tmp_path, tokenizer):
     assert len(pieces) > 50
     encoded = [token for part in encode_pieces(pieces, tokenizer, workers=1) for token in part.tokens.tolist()]
     assert encoded == tokenizer.encode(CODE)
+
+
+def test_a_long_record_is_cut_where_its_text_would_be_as_a_file(tmp_path, tokenizer):
+    """What a tokenizer is given at once is bounded: of a text of 108 MB it would take 13 GB."""
+    sources = sources_of(tmp_path, CODE.encode())
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(json.dumps({"text": text}) + "\n" for text in ("short", CODE, "last")), encoding="utf-8")
+    (source,) = find_sources([rows])
+    pieces = list(cut([source], documents=DocumentReader()))
+    assert max(piece.work for piece in pieces) <= 200
+    assert [piece.content for piece in pieces[1:-1]] == [
+        CODE.encode()[piece.start : piece.stop] for piece in cut(sources)
+    ]
+    assert sum(piece.last for piece in pieces) == 3
+    assert sum(piece.size for piece in pieces) == source.size
+    encoded = [token for part in encode_pieces(pieces[1:-1], tokenizer, workers=1) for token in part.tokens.tolist()]
+    assert encoded == tokenizer.encode(CODE)
+
+
+def test_what_cannot_be_cut_and_is_too_long_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(pieces_module, "WHOLE_BYTES", 2 << 20)
+    long = "x " * (1 << 20) + "x"
+    (tmp_path / "a.txt").write_text(long, encoding="utf-8")
+    (tmp_path / "b.txt.gz").write_bytes(gzip.compress(long.encode()))
+    (tmp_path / "c.jsonl").write_text(
+        json.dumps({"text": "short"}) + "\n" + json.dumps({"text": long}), encoding="utf-8"
+    )
+    for source, place in zip(find_sources([tmp_path]), ("a.txt", "b.txt.gz", "c.jsonl: record 2"), strict=True):
+        with pytest.raises(UserError, match=f"{place}: is a document of more than 2 MB"):
+            list(cut([source], cuttable=False, documents=DocumentReader()))
+        assert len(list(cut([source], documents=DocumentReader()))) > 1000
+
+
+def test_a_line_without_end_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(records, "LINE_BYTES", 2 << 20)
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": "short"}\n{"text": "' + "x" * (2 << 20) + '"}\n', encoding="utf-8")
+    with pytest.raises(UserError, match=r"a\.jsonl:2: this line has more than 2 MB"):
+        list(records.read_records(path))
 
 
 def test_workers_give_what_one_process_gives(tmp_path, tokenizer):

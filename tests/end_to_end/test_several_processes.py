@@ -23,9 +23,9 @@ UNTIL_12 = "--runner_config.stop_step=12"
 KEEP_ALL = "--callbacks.3.keep_checkpoint_max=100000"
 
 
-def launch(config_file, output, *options, restart=0):
+def launch(config_file, output, *options, restart=0, program=ROOT / "run_llm.py"):
     """Starts two processes through the script, again ``restart`` times at most."""
-    words = [ROOT / "run_llm.py", "--config", config_file, f"--output_dir={output}", *TWO, *options]
+    words = [program, "--config", config_file, f"--output_dir={output}", *TWO, *options]
     command = " ".join(f"'{word}'" for word in words)
     environment = {
         **os.environ,
@@ -214,6 +214,71 @@ def test_a_rank_that_is_late_is_waited_for(config_file, tmp_path, monkeypatch):
     result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert result.returncode == 0, result.stdout + result.stderr
     assert len(result.stdout.splitlines()) >= 2
+
+
+FAULTY = """
+import os
+import sys
+from functools import wraps
+
+sys.path.insert(0, "{root}")
+import mindllm.run.training as training
+import mindllm.train.engine.replica as replica
+import mindllm.data.loader as loader
+import mindllm.train.checkpoint.store as store
+from mindllm.main import command
+
+owner, name, rank, calls = {fault}
+
+
+def planted(function):
+    @wraps(function)
+    def call(*arguments, **options):
+        global calls
+        calls -= 1
+        if calls < 0 and os.environ["RANK_ID"] == rank:
+            raise OSError(5, "planted")
+        return function(*arguments, **options)
+
+    return call
+
+
+setattr(owner, name, planted(getattr(owner, name)))
+command()
+"""
+FAULTS = {  # where a call on one rank fails: owner, function, rank, calls that go well before
+    "data": '(loader.BatchStream, "batch", "1", 5)',
+    "compile": '(training, "make_engine", "1", 0)',
+    "step": '(replica.ReplicaEngine, "step", "1", 4)',
+    "save": '(store, "publish", "0", 1)',
+}
+
+
+@pytest.mark.parametrize("phase", [pytest.param(name, marks=[pytest.mark.slow] * (name != "step")) for name in FAULTS])
+def test_a_fault_of_one_rank_ends_all_and_loses_no_checkpoint(phase, config_file, single, tmp_path):
+    program = tmp_path / "faulty.py"
+    program.write_text(FAULTY.format(root=ROOT, fault=FAULTS[phase]))
+    output = tmp_path / "out"
+    process = launch(config_file, output, *HARD, UNTIL_12, program=program)
+    printed, _ = process.communicate(timeout=300)
+    assert process.returncode == 1, printed
+    saved = {path.name for path in (output / "checkpoint").glob("[!.]*")}
+    if phase == "data":
+        assert "rank 1 could not make the next batch; the log of that rank says why" in printed
+        assert "planted" in (tmp_path / "out_log" / "worker_1.log").read_text()
+    else:
+        assert "planted" in printed
+    if phase == "compile":
+        assert "rank 1" in printed
+        assert not saved
+        return
+    if phase == "step":
+        assert re.search(r"last step of each rank: 4 \(rank", printed), printed
+    if phase == "save":
+        assert "was not saved" in printed
+    assert saved == {"data": {"llm-2", "llm-4", "llm-5"}, "step": {"llm-2", "llm-4"}, "save": {"llm-2"}}[phase]
+    run(config_file, output, *HARD, *ONE, UNTIL_12, "--resume_training=auto")
+    assert_same(trajectory(output), trajectory(single))
 
 
 def test_a_wrong_number_of_processes_is_refused(config_file, tmp_path):

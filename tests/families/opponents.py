@@ -39,7 +39,25 @@ class Opponent:
         return text[0, len(prompt) :].tolist()
 
     def gradients(self) -> dict[str, torch.Tensor]:
-        return {name: item.grad for name, item in self.model.named_parameters() if item.grad is not None}
+        found = {name: item.grad for name, item in self.model.named_parameters() if item.grad is not None}
+        return {name: item for key, grad in found.items() for name, item in self.by_expert(key, grad).items()}
+
+    def by_expert(self, name: str, value: torch.Tensor) -> dict[str, torch.Tensor]:
+        """The names of files for what ``transformers`` holds for all experts together."""
+        mixtral = self.name.startswith("mixtral")
+        below = name.replace(".mlp.", ".block_sparse_moe.") if mixtral else name
+        gate, up, down = ("w1", "w3", "w2") if mixtral else ("gate_proj", "up_proj", "down_proj")
+        if name.endswith("experts.gate_up_proj"):
+            stem, parts = below.removesuffix("gate_up_proj"), {gate: value.chunk(2, 1)[0], up: value.chunk(2, 1)[1]}
+        elif name.endswith("experts.down_proj"):
+            stem, parts = below.removesuffix("down_proj"), {down: value}
+        else:
+            return {below: value}
+        return {
+            f"{stem}{expert}.{part}.weight": tensor[expert]
+            for part, tensor in parts.items()
+            for expert in range(len(tensor))
+        }
 
 
 def opponent(name: str, directory: Path) -> Opponent:

@@ -19,6 +19,8 @@ class Characters:
     """A tokenizer of single characters."""
 
     eos_id = bos_id = None
+    end_ids = ()
+    chat_template = None
     path = "tokenizer.json"
     special_tokens: ClassVar = {}
     special_names = ()

@@ -91,7 +91,7 @@ def test_a_limit_no_plan_keeps_says_what_would_fit(here):
     [
         (("--config", "alone.yaml"), "there is no pipeline to plan"),
         (("--config", "missing.yaml"), "missing.yaml"),
-        (("--config", "run.yaml", "--device", "ascend"), "ascend_910b"),
+        (("--config", "run.yaml", "--device", "atlas_800t"), "atlas_800t_a2"),
         (("--config", "run.yaml", "--device", "run.yaml"), "run.yaml: name"),
         (("--config", "run.yaml", "--stages", "4"), "change the key of the YAML"),
         (("--config", "run.yaml", "--parallel_config.micro_batches=4"), "micro_batch"),

@@ -48,6 +48,19 @@ def test_accumulating_unequal_parts_equals_one_large_batch():
         np.testing.assert_allclose(weights(parts)[name], weight, atol=2e-5, err_msg=name)
 
 
+def test_whether_a_step_overflows_does_not_depend_on_how_its_batch_is_cut():
+    """The least power of two at which the whole batch overflows is that of every cut."""
+    whole = engine()
+    low, high = 0, 127
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if whole.step(batch(), 0.0, 2.0**middle).overflow else (middle, high)
+    assert 0 < low < 126
+    for rows in (2, 1):
+        parts = engine(f"--runner_config.batch_size={rows}", f"--runner_config.gradient_accumulation_steps={4 // rows}")
+        assert [parts.step(batch(), 0.0, 2.0**power).overflow for power in (low, high)] == [False, True]
+
+
 def test_the_loss_scale_changes_neither_loss_nor_update():
     plain, scaled = engine(), engine()
     results = plain.step(batch(), 1e-2, 1.0), scaled.step(batch(), 1e-2, 1024.0)

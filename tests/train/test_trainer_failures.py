@@ -127,7 +127,11 @@ def test_data_that_fails_on_another_rank_stops_this_one_with_a_checkpoint(tmp_pa
         def agree(self, choice, choices):
             return next(agreements)
 
-    with pytest.raises(RunFailed, match="another rank could not make its next batch"):
+        def which(self, answer):
+            assert not answer
+            return [5]
+
+    with pytest.raises(RunFailed, match="rank 5 could not make the next batch; the log of that rank says why"):
         train(tmp_path, ranks=Other())
     assert saved_step() == 2
 

@@ -31,6 +31,7 @@ SMALLEST_HEAD = 16
 SMALLEST_LAYERS = 2
 SMALLEST_VOCABULARY = 96
 SMALLEST_SEQUENCE = 32
+FEW_EXPERTS, FEW_CHOSEN, FEW_GROUPS = 4, 2, 2
 SHARE_OF_WINDOW = 4  # of the sequence is a window long
 LARGEST_BATCH = 2
 MOST_PARTS = 2  # of a batch, and micro batches for every stage
@@ -126,6 +127,7 @@ def model_sizes(config: RunConfig) -> dict[str, Any]:
         "seq_length": sequence,
         "max_position_embedding": sequence,
         **_of_positions(model, sequence, head_dim),
+        **(_of_experts(model, hidden, devices) if model.expert_num > 1 else {}),
         **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id")),
     }
 
@@ -136,6 +138,27 @@ def _of_positions(model: ModelConfig, sequence: int, head_dim: int) -> dict[str,
     return {
         **({} if model.sliding_window is None else {"sliding_window": sequence // SHARE_OF_WINDOW}),
         **({} if model.partial_rotary_factor == 1 else {"partial_rotary_factor": rotated / head_dim}),
+    }
+
+
+def _of_experts(model: ModelConfig, hidden: int, devices: int) -> dict[str, Any]:
+    """A few experts, shared by devices as the real ones are, two groups of them where there are groups, and narrow ones."""
+    narrow, shared = model.moe_intermediate_size, model.moe_shared_expert_intermediate_size
+    groups = min(model.n_group, FEW_GROUPS)
+    number = next(
+        count
+        for count in itertools.count(FEW_EXPERTS)
+        if count % groups == 0 and math.gcd(count, devices) == math.gcd(model.expert_num, devices)
+    )
+    as_dense = narrow == model.intermediate_size
+    width = _inner_width(model, hidden, devices) if as_dense else _alike(narrow, hidden // 2, devices)
+    return {
+        "expert_num": number,
+        "num_experts_chosen": min(model.num_experts_chosen, FEW_CHOSEN),
+        "n_group": groups,
+        "topk_group": groups if model.topk_group == model.n_group else 1,
+        "moe_intermediate_size": width,
+        **({} if shared is None else {"moe_shared_expert_intermediate_size": _alike(shared, hidden // 2, devices)}),
     }
 
 

@@ -16,6 +16,7 @@ from toolkit.data_preprocess.documents import DocumentReader
 from toolkit.data_preprocess.sources import Source
 
 PIECE_BYTES = 1 << 18
+WHOLE_BYTES = 32 << 20  # of a document that must be encoded in one piece
 # Between two lines of plain characters: there, the tokenizers we know cut the text themselves, so a piece changes no token.
 SEAM = re.compile(rb"[!-~]\n(?=[!-~])")
 
@@ -60,7 +61,7 @@ def cut(sources: Iterable[Source], cuttable: bool = True, documents: DocumentRea
     """
     for source in sources:
         if documents is not None and kind_of(source.path):
-            yield from _marked_with_size(_records(source, documents), source)
+            yield from _marked_with_size(_records(source, documents, cuttable), source)
         elif compression_of(source.path):
             yield from _marked_with_size(_cut_stream(source, cuttable), source)
         else:
@@ -69,6 +70,8 @@ def cut(sources: Iterable[Source], cuttable: bool = True, documents: DocumentRea
 
 def _cut_file(source: Source, cuttable: bool) -> Iterator[Piece]:
     start = 0
+    if not cuttable:
+        _check_whole(source.size, source.path)
     while cuttable and source.size - start > 2 * PIECE_BYTES:
         stop = start + PIECE_BYTES + _find_cut(_bytes(source.path, start + PIECE_BYTES, PIECE_BYTES))
         yield Piece(source.path, start, stop, last=False)
@@ -80,8 +83,10 @@ def _cut_stream(source: Source, cuttable: bool) -> Iterator[Piece]:
     """Cuts a compressed file exactly where it would be cut if it were not compressed."""
     with reading(source.path), open_bytes(source.path) as file:
         content = b""
-        while block := file.read(PIECE_BYTES if cuttable else -1):
+        while block := file.read(PIECE_BYTES if cuttable else WHOLE_BYTES + 1):
             content += block
+            if not cuttable:
+                _check_whole(len(content), source.path)
             while cuttable and len(content) > 2 * PIECE_BYTES:
                 stop = PIECE_BYTES + _find_cut(content[PIECE_BYTES : 2 * PIECE_BYTES])
                 yield Piece(source.path, 0, 0, last=False, content=content[:stop])
@@ -89,10 +94,32 @@ def _cut_stream(source: Source, cuttable: bool) -> Iterator[Piece]:
         yield Piece(source.path, 0, 0, last=True, content=content)
 
 
-def _records(source: Source, documents: DocumentReader) -> Iterator[Piece]:
+def _records(source: Source, documents: DocumentReader, cuttable: bool) -> Iterator[Piece]:
     for number, record in enumerate(read_records(source.path, documents.columns), start=1):
-        text = documents.text(record, f"{source.path}: record {number}")
-        yield Piece(source.path, 0, 0, last=True, content=text.encode("utf-8", errors="surrogatepass"))
+        place = f"{source.path}: record {number}"
+        content = documents.text(record, place).encode("utf-8", errors="surrogatepass")
+        if not cuttable:
+            _check_whole(len(content), place)
+        yield from _cut_document(source.path, content, cuttable)
+
+
+def _cut_document(path: str, content: bytes, cuttable: bool) -> Iterator[Piece]:
+    """Cuts the text of a record where a file with this text would be cut."""
+    start = 0
+    while cuttable and len(content) - start > 2 * PIECE_BYTES:
+        stop = start + PIECE_BYTES + _find_cut(content[start + PIECE_BYTES : start + 2 * PIECE_BYTES])
+        yield Piece(path, 0, 0, last=False, content=content[start:stop])
+        start = stop
+    yield Piece(path, 0, 0, last=True, content=content[start:])
+
+
+def _check_whole(size: int, place: str) -> None:
+    """Refuses a document that no memory may be enough for: a tokenizer takes over a hundred bytes per byte of one text."""
+    if size > WHOLE_BYTES:
+        raise UserError(
+            f"{place}: is a document of more than {WHOLE_BYTES >> 20} MB, which this tokenizer can only encode as a whole; "
+            "divide it into several documents"
+        )
 
 
 def _marked_with_size(pieces: Iterator[Piece], source: Source) -> Iterator[Piece]:

@@ -45,6 +45,7 @@ def draw(runs: list[Run], path: Path) -> None:
         _draw_run(axes, run, f"C{index}")
     axes.set(xlabel="step", ylabel="loss, nats per token")
     axes.grid(alpha=0.3)
+    _draw_scores(axes, runs)
     for label in axes.legend().get_texts():
         label.set_parse_math(False)  # a name with $ in it is not a formula
     with atomic_path(path) as temporary:
@@ -63,6 +64,27 @@ def _draw_run(axes: Any, run: Run, colour: str) -> None:
         baseline = run.evaluations[-1]["unigram_loss"]
         if baseline is not None:
             axes.axhline(baseline, color=colour, linestyle=":", label=f"{run.name}: unigram baseline")
+
+
+def _draw_scores(axes: Any, runs: list[Run]) -> None:
+    """Scores on tasks as lines over an axis of their own at the right, where a run has some."""
+    found = [(run, name, _scores_of(run, name)) for run in runs for name in _names_of_scores(run)]
+    if not found:
+        return
+    right = axes.twinx()
+    right.set(ylabel="score", ylim=(0, None))
+    for index, (run, name, points) in enumerate(found):
+        right.plot(*zip(*points, strict=True), "--s", color=f"C{len(runs) + index}", markersize=4)
+        axes.plot([], [], "--s", color=f"C{len(runs) + index}", markersize=4, label=f"{run.name}: {name}")
+
+
+def _names_of_scores(run: Run) -> list[str]:
+    return list(dict.fromkeys(name for record in run.steps for name in record.get("scores") or ()))
+
+
+def _scores_of(run: Run, name: str) -> list[tuple[int, float]]:
+    scored = [(record["step"], record["scores"].get(name)) for record in run.steps if record.get("scores")]
+    return [(step, value) for step, value in scored if value is not None]
 
 
 def _smooth(values: list[float]) -> list[float]:

@@ -14,8 +14,8 @@ from mindllm.config.yaml_tree import write_yaml
 from mindllm.console import error_console, output, print_json
 from mindllm.errors import CheckFailed, UserError
 from mindllm.files import UNITS, atomic_open, size_in_bytes
-from mindllm.planning.costs.device import DEFAULT, read_device
 from mindllm.planning.problem import Problem, Schedule
+from mindllm.timing.device import DEFAULT, read_device
 from toolkit.pipeline_balance.picture import FORMATS, draw_schedule
 from toolkit.pipeline_balance.read_problem import Setting, read_problem
 from toolkit.pipeline_balance.yaml_plan import KEYS, write_plan

@@ -10,11 +10,11 @@ from typing import Any
 
 from mindllm.config import RunConfig, override_config
 from mindllm.parallel.layer_plan import make_plan
-from mindllm.planning.costs.device import Device
 from mindllm.planning.plan import Plan
 from mindllm.planning.problem import Problem, make_problem
 from mindllm.planning.recomputation.feasible import lightest_split
 from mindllm.planning.solve import Infeasible
+from mindllm.timing.device import Device
 from toolkit.dry_run.simulations import Simulations
 from toolkit.dry_run.stages import kind_of
 from toolkit.pipeline_balance.layer_types import LayerType, layer_runs, layer_types

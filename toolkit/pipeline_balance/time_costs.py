@@ -20,9 +20,9 @@ from mindllm.compiled.graph import COLLECTIVES, CompiledGraph, Function, Node
 from mindllm.compiled.graph_file import load, save
 from mindllm.config import RunConfig
 from mindllm.parallel.context import mesh_of
-from mindllm.planning.costs.device import Device
-from mindllm.planning.costs.operator_time import operator_time, transfer_time
 from mindllm.planning.problem import RecomputeKind
+from mindllm.timing.device import Device
+from mindllm.timing.graph_operators import operator_time, transfer_time
 from toolkit.dry_run.cache import kept_file, read_kept
 from toolkit.dry_run.reduced import Point, reduced_run
 from toolkit.dry_run.stages import FIRST, LAST, Run, Stage
@@ -107,17 +107,10 @@ def _of_type(config: RunConfig, layer: LayerType, kinds: Mapping[str, RecomputeK
         layers={layer.name: LayerTimes(forward, backward, again, step)},
         head=(max(0.0, first.forward - len(together) * forward), max(0.0, first.backward - len(together) * backward)),
         tail=(max(0.0, last.forward - len(apart) * forward), max(0.0, last.backward - len(apart) * backward)),
-        point_to_point=transfer_time(first.sent, not _leaves_node(config, device), device),
+        point_to_point=transfer_time(first.sent, mesh_of(config).stage_devices, device),
         step_of_end=max(0.0, first.step - len(together) * step),
         uncounted=tuple(sorted({*first.uncounted, *last.uncounted})),
     )
-
-
-def _leaves_node(config: RunConfig, device: Device) -> bool:
-    """Whether some stage sends to a device of another node."""
-    mesh, node = mesh_of(config), device.devices_per_node
-    ranks = range(mesh.devices - mesh.stage_devices)
-    return any(rank // node != (rank + mesh.stage_devices) // node for rank in ranks)
 
 
 def _small_stage(

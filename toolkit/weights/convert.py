@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pydantic import ValidationError
 from rich.progress import BarColumn, DownloadColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from mindllm.config import ModelConfig, is_hugging_face, load_config, read_model_config
@@ -17,7 +16,8 @@ from mindllm.config.dataset import TOKENIZER_FILES
 from mindllm.console import error_console, progress
 from mindllm.data import load_tokenizer
 from mindllm.errors import RunFailed, UserError
-from mindllm.train.checkpoint import Checkpoint, CheckpointNotSavedError, CheckpointStore, RankTensors, load_checkpoint
+from mindllm.train.checkpoint import CheckpointNotSavedError, CheckpointStore, RankTensors, load_checkpoint
+from mindllm.train.checkpoint.architecture import model_of
 from mindllm.train.checkpoint.hugging_face import read_weights
 from mindllm.train.checkpoint.hugging_face_export import export_hugging_face, refuse_existing
 from mindllm.train.checkpoint.mindformers import is_mindformers, read_mindformers
@@ -109,16 +109,6 @@ def export_weights(
     with watched("exporting", checkpoint.weights) as sources:
         options: dict[str, Any] = {"dtype": dtype, "max_shard_bytes": max_shard_bytes, "tokenizer": tokenizer}
         return export_hugging_face(directory, model, sources, **options)
-
-
-def model_of(checkpoint: Checkpoint) -> ModelConfig:
-    """The architecture that a checkpoint says it holds; raises UserError when it says none."""
-    try:
-        return ModelConfig.model_validate(checkpoint.state["identity"]["model"]["config"])
-    except (KeyError, TypeError, ValidationError):
-        raise UserError(
-            f"{checkpoint.path}: state.json does not say the architecture (identity.model.config)"
-        ) from None
 
 
 @contextmanager

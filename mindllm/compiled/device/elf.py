@@ -50,7 +50,7 @@ def read_shared_library(path: Path) -> SharedLibrary:
     try:
         offered, wanted = _names(content)
         return SharedLibrary(struct.unpack_from("<H", content, 0x12)[0], offered, wanted, content)
-    except (struct.error, ValueError) as error:
+    except (struct.error, ValueError, OverflowError) as error:
         raise NotElf(f"{path} is damaged: {error}") from None
 
 

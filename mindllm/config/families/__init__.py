@@ -14,9 +14,11 @@ from mindllm.config.families import (
     internlm,
     llama,
     mistral,
+    mixtral,
     qwen,
     qwen2,
     qwen3,
+    qwen_moe,
 )
 from mindllm.config.families.family import Family
 from mindllm.config.model import ModelConfig
@@ -27,6 +29,8 @@ FAMILIES: tuple[Family, ...] = (
     qwen2.FAMILY,
     qwen3.FAMILY,
     mistral.FAMILY,
+    mixtral.FAMILY,
+    *qwen_moe.FAMILIES,
     *gemma.FAMILIES,
     *glm.FAMILIES,
     *internlm.FAMILIES,

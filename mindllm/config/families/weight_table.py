@@ -1,7 +1,8 @@
 """Where each of our weights is in the files of a family: one declarative table, read in both directions.
 
 An entry names a tensor of theirs and the weights of ours in it: one (a rename), or several whose rows follow each other, whole
-(``[q; k; v]``, ``[gate; up]``) or head by head. ``{layer}`` stands for the index of a decoder layer in both names.
+(``[q; k; v]``, ``[gate; up]``) or head by head. In both names ``{layer}`` stands for the index of a decoder layer; in theirs
+``{expert}`` stands for that of an expert: each of theirs is a slice of ours, whose first dimension is the experts.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from mindllm.config.layers import Shapes
 from mindllm.errors import UserError, nearest
 
-LAYER = "{layer}"
+LAYER, EXPERT = "{layer}", "{expert}"
 
 
 @dataclass(frozen=True)
@@ -23,12 +24,24 @@ class Weight:
     Attributes:
         by_head: rows go by key head: its queries, the key, the value; then those of the next one.
         transposed: a matrix of theirs is ``[in, out]``.
+        expert: which slice of ours it is; None where it is no expert's.
     """
 
     theirs: str
     ours: tuple[str, ...]
     by_head: bool = False
     transposed: bool = False
+    expert: int | None = None
+
+
+@dataclass(frozen=True)
+class FusedExperts:
+    """A tensor ``[experts, rows, in]`` in which newer files hold what others hold expert by expert: ``parts`` name the tensors of
+    an expert whose rows follow each other in it.
+    """
+
+    theirs: str
+    parts: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -40,12 +53,16 @@ class WeightTable:
         neighbours: rotary positions turn channels ``2i`` and ``2i + 1`` of a head instead of ``i`` and ``i + rotary_dim / 2``.
         prefix: what names in files may begin with or not.
         computed: endings of tensors that files hold and every model computes.
+        fused: tensors with all experts in which files may hold them instead.
+        aliases: other names of theirs, to the one in ``weights``.
     """
 
     weights: tuple[Weight, ...]
     neighbours: bool = False
     prefix: str = ""
     computed: tuple[str, ...] = ()
+    fused: tuple[FusedExperts, ...] = ()
+    aliases: tuple[tuple[str, str], ...] = ()
 
     @property
     def table(self) -> Mapping[str, str]:
@@ -77,6 +94,11 @@ class WeightTable:
             weight = by_name[template]
             ours = tuple(ours.replace(LAYER, layer) for ours in weight.ours)
             theirs = weight.theirs.replace(LAYER, layer)
+            if EXPERT in theirs:
+                for expert in range(shapes[name][0]):
+                    of_expert = theirs.replace(EXPERT, str(expert))
+                    found[of_expert] = Weight(of_expert, ours, expert=expert)
+                continue
             found.setdefault(theirs, Weight(theirs, ours, weight.by_head, weight.transposed))
         return tuple(found.values())
 

@@ -17,11 +17,13 @@ from mindllm.models.attention import Attention, ComposedAttention, FlashAttentio
 from mindllm.models.causal_lm import Head, UnitRows
 from mindllm.models.chunked_loss import SequenceChunks
 from mindllm.models.decoder import Decoder, DecoderLayer, PositionEmbedding, TokenEmbedding
+from mindllm.models.experts import Experts
 from mindllm.models.feed_forward import FeedForward
 from mindllm.models.linear import Linear, SoftCap
 from mindllm.models.norm import LayerNorm, RMSNorm
 from mindllm.models.rotary import RotaryEmbedding
 from mindllm.parallel.layout import Dimension, Layout
+from mindllm.parallel.sharding.experts import routed_experts
 from mindllm.parallel.sharding.table import Table, on
 
 TOKENS: Dimension = "dp"
@@ -76,9 +78,11 @@ def _layer(at: str, cell: DecoderLayer, rows: Dimension) -> Table:
         **_attention(f"{at}.attention", cell.attention, rows),
         f"{at}.attention_add": on(hidden, hidden),
         **_norm(f"{at}.ffn_norm", cell.ffn_norm, hidden),
-        **_feed_forward(f"{at}.feed_forward", cell.feed_forward, rows),
+        **FEED_FORWARDS[type(cell.feed_forward)](f"{at}.feed_forward", cell.feed_forward, rows),
         f"{at}.ffn_add": on(hidden, hidden),
     }
+    if cell.adds_to_loss:
+        table[f"{at}.add_to_loss"] = on((TOKENS,), (TOKENS,))
     if cell.norm_output:
         table |= _norm(f"{at}.attention_post_norm", cell.attention_post_norm, hidden)
         table |= _norm(f"{at}.ffn_post_norm", cell.ffn_post_norm, hidden)
@@ -197,6 +201,23 @@ def _feed_forward(at: str, cell: FeedForward, rows: Dimension) -> Table:
     return table | _split_input(f"{at}.w2", cell.w2, rows)
 
 
+def _mixture(at: str, cell: Experts, rows: Dimension) -> Table:
+    """Experts, and the shared one as any feed-forward; its gate is one number per token."""
+    table = routed_experts(at, cell, rows)
+    hidden: Layout = (rows, None)
+    if cell.has_shared:
+        table |= _feed_forward(f"{at}.shared", cell.shared, rows)
+        table[f"{at}.shared_add"] = on(hidden, hidden)
+    if cell.gated:
+        table[f"{at}.shared_gate.matmul"] = on(hidden, (None, None))
+        table[f"{at}.sigmoid"] = on(hidden)
+        table[f"{at}.gate_mul"] = on(hidden, hidden)
+    return table
+
+
+FEED_FORWARDS: dict[type[nn.Cell], Callable[..., Table]] = {FeedForward: _feed_forward, Experts: _mixture}
+
+
 def _chunks(at: str, cell: nn.Cell) -> Table:
     """Hidden states ``[batch, seq, hidden]``, labels and losses ``[batch, seq]`` in slices of the sequence."""
     if not isinstance(cell, SequenceChunks):
@@ -233,6 +254,17 @@ def _head_and_loss(lm: CausalLM, whole_vocabulary: bool, is_split: bool) -> Tabl
         f"{loss}.loss": on(token, token),
         "mul": on(token, token),
         "sum": on(token),
+        **(_balance_of_rows() if lm.model.adds_to_loss else {}),
+    }
+
+
+def _balance_of_rows() -> Table:
+    """What layers add for each sequence, times the number of its tokens."""
+    return {
+        "tokens_of_rows": on((TOKENS, None)),
+        "balance_mul": on((TOKENS,), (TOKENS,)),
+        "balance_sum": on((TOKENS,)),
+        "add_balance": on(SCALAR, SCALAR),
     }
 
 

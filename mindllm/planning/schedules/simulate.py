@@ -9,14 +9,16 @@ import numpy as np
 from mindllm.planning.schedules.orders import BACKWARD, FORWARD, WEIGHT, Timetable
 
 
-def end_times(table: Timetable, forward: np.ndarray, backward: np.ndarray, delay: float = 0.0) -> np.ndarray:
+def end_times(
+    table: Timetable, forward: np.ndarray, backward: np.ndarray, delay: float | np.ndarray = 0.0
+) -> np.ndarray:
     """End of every operation, of many plans at once.
 
     Args:
         table: the operations in levels.
         forward: time of a forward pass on each place, ``[places, plans]``.
         backward: likewise of a backward pass.
-        delay: of a tensor that goes to another stage.
+        delay: of a tensor that goes to another stage; one for all plans, or ``[plans]``.
 
     Returns:
         ``[operations, plans]``, in the order of ``table``.
@@ -24,11 +26,11 @@ def end_times(table: Timetable, forward: np.ndarray, backward: np.ndarray, delay
     return _ends(table, np.concatenate([forward, backward]), delay)
 
 
-def _ends(table: Timetable, durations: np.ndarray, delay: float) -> np.ndarray:
+def _ends(table: Timetable, durations: np.ndarray, delay: float | np.ndarray) -> np.ndarray:
     places = table.stages * table.chunks
     ends = np.zeros((table.size + 1, durations.shape[1]))
     which = table.what * places + table.place
-    lags = (table.remote * delay)[:, None] if delay else None
+    lags = table.remote[:, None] * delay if np.any(delay) else None
     for start, stop in zip(table.starts, table.starts[1:], strict=False):
         incoming = ends[table.incoming[start:stop]]
         if lags is not None:
@@ -38,7 +40,9 @@ def _ends(table: Timetable, durations: np.ndarray, delay: float) -> np.ndarray:
     return ends[:-1]
 
 
-def step_times(table: Timetable, forward: np.ndarray, backward: np.ndarray, delay: float = 0.0) -> np.ndarray:
+def step_times(
+    table: Timetable, forward: np.ndarray, backward: np.ndarray, delay: float | np.ndarray = 0.0
+) -> np.ndarray:
     """Time from the first start to the last end, ``[plans]``; arguments as :func:`end_times`."""
     return end_times(table, forward, backward, delay).max(axis=0)
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from mindllm.config import RunConfig
 from mindllm.config.callbacks import (
     CheckpointMonitorConfig,
+    EvalTasksConfig,
     LossMonitorConfig,
     MetricsMonitorConfig,
     NaNMonitorConfig,
@@ -26,14 +29,21 @@ from mindllm.train.ranks import ALONE, Ranks
 
 
 def make_callbacks(
-    config: RunConfig, store: CheckpointStore, evaluator: Evaluator | None, ranks: Ranks = ALONE
+    config: RunConfig,
+    store: CheckpointStore,
+    evaluator: Evaluator | None,
+    ranks: Ranks = ALONE,
+    first: Sequence[Callback] = (),
 ) -> list[Callback]:
     """Those of the section ``callbacks`` in its order, the checkpoint last so that what it announces is whole.
 
+    ``first``: made by who knows them, EvalTasks; they are told of a step before those that write what is known of it.
+
     In a simulation those that show or write what was computed are left out.
     """
-    sections = [item for item in config.callbacks if not ranks.simulated or isinstance(item, CheckpointMonitorConfig)]
-    made = [_make(item, store, ranks.simulated) for item in sections]
+    ours = [item for item in config.callbacks if not isinstance(item, EvalTasksConfig)]
+    sections = [item for item in ours if not ranks.simulated or isinstance(item, CheckpointMonitorConfig)]
+    made = [*first, *(_make(item, store, ranks.simulated) for item in sections)]
     if ranks.simulated:
         made.append(SimulationMonitor())
     if evaluator is not None:

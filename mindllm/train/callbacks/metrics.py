@@ -29,7 +29,8 @@ class MetricsMonitor(Callback):
         self.file.rewind(state.step)
 
     def step_end(self, state: RunState, record: StepRecord) -> None:
-        self.waiting.append(asdict(record))
+        scores = {"scores": dict(state.scores)} if state.scores else {}
+        self.waiting.append(asdict(record) | scores)
         self._write()
 
     def _write(self) -> None:

@@ -10,6 +10,7 @@ import math
 import os
 import socket
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from mindspore.train import summary_pb2
@@ -39,9 +40,9 @@ class SummaryMonitor(Callback):
         self.writer = SummaryWriter(str(directory / name))
 
     def step_end(self, state: RunState, record: StepRecord) -> None:
-        if record.step % self.collect_freq or self.writer is None:
+        if self.writer is None or (record.step % self.collect_freq and not state.scores):
             return
-        self.writer.write(PLUGIN, scalar_event(record).SerializeToString())
+        self.writer.write(PLUGIN, scalar_event(record, state.scores).SerializeToString())
         self.writer.flush()
 
     def close(self) -> None:
@@ -49,11 +50,10 @@ class SummaryMonitor(Callback):
             self.writer.close()
 
 
-def scalar_event(record: StepRecord) -> summary_pb2.Event:
-    """One event with the finite scalars of a step; the dashboard has no place for a NaN."""
+def scalar_event(record: StepRecord, scores: Mapping[str, float]) -> summary_pb2.Event:
+    """One event with the finite scalars of a step and the ``scores`` after it; the dashboard has no place for a NaN."""
     event = summary_pb2.Event(wall_time=time.time(), step=record.step)
-    for name in SCALARS:
-        value = float(getattr(record, name))
+    for name, value in {**{name: float(getattr(record, name)) for name in SCALARS}, **scores}.items():
         if math.isfinite(value):
             event.summary.value.add(tag=name, scalar_value=value)
     return event

@@ -12,6 +12,7 @@ from mindllm.config.families import family_of
 from mindllm.config.families.weight_table import Weight, WeightTable
 from mindllm.config.layers import AttentionSpec, RotarySpec
 from mindllm.models.weight_shapes import weight_shapes
+from mindllm.train.checkpoint.expert_weights import OneExpert, StackedExperts
 from mindllm.train.checkpoint.tensors import TensorSource
 
 Shape = tuple[int, ...]
@@ -47,8 +48,13 @@ class FamilyWeights:
 
     def read(self, found: Mapping[str, TensorSource]) -> dict[str, tuple[str, TensorSource]]:
         """Our weights by name, each with the tensor of theirs it comes from; ``found`` has all of :meth:`shapes`."""
-        taken = {}
+        taken: dict[str, tuple[str, TensorSource]] = {}
+        stacks: dict[str, list[TensorSource]] = {}
         for name, weight in self.weights.items():
+            if weight.expert is not None:
+                stacks.setdefault(weight.ours[0], []).append(found[name])
+                taken[weight.ours[0]] = (name, StackedExperts(stacks[weight.ours[0]]))
+                continue
             for index, ours in enumerate(weight.ours):
                 taken[ours] = (name, self._one_of(weight, index, found[name]))
         return {ours: taken[ours] for ours in self.ours}
@@ -59,6 +65,8 @@ class FamilyWeights:
 
     def _shape(self, weight: Weight) -> Shape:
         parts = [self.ours[ours] for ours in weight.ours]
+        if weight.expert is not None:
+            return parts[0][1:]
         shape = (sum(part[0] for part in parts), *parts[0][1:])
         return shape[::-1] if weight.transposed else shape
 
@@ -75,6 +83,8 @@ class FamilyWeights:
         return Lazy(self.ours[ours], source.dtype, make)
 
     def _together(self, weight: Weight, weights: Mapping[str, TensorSource]) -> TensorSource:
+        if weight.expert is not None:
+            return OneExpert(weights[weight.ours[0]], weight.expert)
         if len(weight.ours) == 1 and not weight.transposed and not self._reordered(weight.ours[0]):
             return weights[weight.ours[0]]
         back = np.argsort(self.order)

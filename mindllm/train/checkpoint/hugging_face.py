@@ -9,6 +9,7 @@ import numpy as np
 from mindllm.config import ModelConfig
 from mindllm.errors import UserError
 from mindllm.train.checkpoint.converted import Converted
+from mindllm.train.checkpoint.expert_weights import by_expert
 from mindllm.train.checkpoint.family_weights import FamilyWeights
 from mindllm.train.checkpoint.formats import tensors_of_directory
 from mindllm.train.checkpoint.loading import differences, floating_dtype
@@ -25,7 +26,7 @@ def read_weights(directory: Path | str, model: ModelConfig) -> dict[str, Convert
     """
     directory = Path(directory)
     family = FamilyWeights(model)
-    found = _known(tensors_of_directory(directory), family)
+    found = by_expert(_known(tensors_of_directory(directory), family), family.table)
     if model.tie_word_embeddings:
         _drop_equal_head(found, family)
     expected = family.shapes()

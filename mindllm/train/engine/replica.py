@@ -66,10 +66,10 @@ class ReplicaEngine(Engine):
         if not self._accumulates:
             self._step = TrainStep(self.model, self.optimizer, clip)
         else:
-            positions = self.config.runner_config.batch_size * self.config.model.config.seq_length
-            self._accumulate = AccumulateStep(self.model, self.optimizer.parameters)
+            positions = self.config.global_batch_size * self.config.model.config.seq_length
+            self._accumulate = AccumulateStep(self.model, self.optimizer.parameters, positions)
             self._accumulate.set_train()
-            self._step = ApplyAccumulated(self._accumulate, self.optimizer, clip, positions, several)
+            self._step = ApplyAccumulated(self._accumulate, self.optimizer, clip, several)
         self._step.set_train()
         self._compiled = False
         self._waited = 0.0

@@ -1,0 +1,111 @@
+"""Cross checks of mixtures of experts: what routes, what is shared between devices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from mindllm.config.architecture_keys import expert_layers
+from mindllm.config.document import KeyPath
+from mindllm.config.run import RunConfig
+
+Finding = tuple[KeyPath, str]
+MODEL: KeyPath = ("model", "model_config")
+MESH: KeyPath = ("parallel_config",)
+
+
+def check_experts(config: RunConfig) -> Iterator[Finding]:
+    """Everything about experts; for a dense model, that nothing asks for them."""
+    model, sizes = config.model.config, config.parallel_config
+    if model.expert_num == 1:
+        if sizes.expert_parallel > 1:
+            yield (*MESH, "expert_parallel"), f"the model has no experts (value {sizes.expert_parallel}); write 1"
+        return
+    yield from _layers(config)
+    yield from _routing(config)
+    yield from _balance(config)
+    yield from _devices(config)
+
+
+def _layers(config: RunConfig) -> Iterator[Finding]:
+    model = config.model.config
+    listed = model.moe_layer_freq
+    if not isinstance(listed, int) and len(listed) != model.num_layers:
+        message = f"must hold {model.num_layers} entries, one for each layer (num_layers), not {len(listed)}"
+        yield (*MODEL, "moe_layer_freq"), message
+    elif not any(expert_layers(model)):
+        first = model.first_k_dense_replace
+        yield (*MODEL, "first_k_dense_replace"), f"no layer has experts (value {first}); write expert_num: 1"
+    if not model.gated_linear_unit or model.mlp_has_bias:
+        key = "mlp_has_bias" if model.mlp_has_bias else "gated_linear_unit"
+        yield (*MODEL, key), f"experts are gated and have no bias (value {getattr(model, key)})"
+    if model.use_shared_expert_gating and model.moe_shared_expert_intermediate_size is None:
+        message = "there is no shared expert (value True); write moe_shared_expert_intermediate_size, too"
+        yield (*MODEL, "use_shared_expert_gating"), message
+
+
+def _routing(config: RunConfig) -> Iterator[Finding]:
+    model = config.model.config
+    experts, chosen, groups = model.expert_num, model.num_experts_chosen, model.n_group
+    if chosen > experts:
+        yield (*MODEL, "num_experts_chosen"), f"there are only {experts} experts, expert_num (value {chosen})"
+        return
+    if experts % groups:
+        yield (*MODEL, "n_group"), f"must divide expert_num {experts} (value {groups})"
+        return
+    if model.topk_group > groups:
+        yield (*MODEL, "topk_group"), f"there are only {groups} groups, n_group (value {model.topk_group})"
+        return
+    within = model.topk_group * (experts // groups)
+    if chosen > within:
+        message = f"topk_group {model.topk_group} of {groups} groups hold only {within} experts (value {chosen})"
+        yield (*MODEL, "num_experts_chosen"), message
+    if groups > 1 and model.balance_via_topk_bias and experts // groups < 2:
+        yield (*MODEL, "n_group"), f"a group is as good as its two best experts and has only one (value {groups})"
+
+
+def _balance(config: RunConfig) -> Iterator[Finding]:
+    model = config.model.config
+    types, factors = model.aux_loss_types, model.aux_loss_factors
+    if len(types) != len(factors):
+        message = f"must hold a factor for each of aux_loss_types, {len(types)}, not {len(factors)}"
+        yield (*MODEL, "aux_loss_factors"), message
+    if len({*types}) != len(types):
+        yield (*MODEL, "aux_loss_types"), f"names a loss twice (value {', '.join(types)})"
+    for factor in factors:
+        if factor < 0:
+            yield (*MODEL, "aux_loss_factors"), f"must not be negative (value {factor})"
+    if model.topk_bias_update_rate and not model.balance_via_topk_bias:
+        message = f"there is no bias to change (value {model.topk_bias_update_rate}); write balance_via_topk_bias: true"
+        yield (*MODEL, "topk_bias_update_rate"), message
+
+
+def _devices(config: RunConfig) -> Iterator[Finding]:
+    model, sizes = config.model.config, config.parallel_config
+    groups, tensor = sizes.expert_parallel, sizes.expert_tensor_parallel
+    if model.expert_num % groups:
+        message = f"must divide expert_num {model.expert_num} (value {groups})"
+        yield (*MESH, "expert_parallel"), message
+    if sizes.model_parallel % tensor:
+        message = f"must divide model_parallel {sizes.model_parallel} (value {tensor})"
+        yield (*MESH, "expert_model_parallel"), message
+        return
+    devices = sizes.data_parallel * sizes.model_parallel
+    if devices % (groups * tensor) or groups * tensor % sizes.model_parallel:
+        shape = f"data_parallel {sizes.data_parallel} x model_parallel {sizes.model_parallel}"
+        possible = [
+            number
+            for number in range(1, devices // tensor + 1)
+            if devices % (number * tensor) == 0
+            and number * tensor % sizes.model_parallel == 0
+            and model.expert_num % number == 0
+        ]
+        advice = f"; write {' or '.join(map(str, possible))}" if possible else ""
+        message = f"{groups} groups of {tensor} ranks do not fill {shape} evenly (value {groups}){advice}"
+        yield (*MESH, "expert_parallel"), message
+    if model.moe_intermediate_size % tensor:
+        message = f"is not divisible by the {tensor} ranks of an expert (value {model.moe_intermediate_size})"
+        yield (*MODEL, "moe_intermediate_size"), message
+    shared = model.moe_shared_expert_intermediate_size
+    if shared is not None and shared % sizes.model_parallel:
+        message = f"is not divisible by parallel_config.model_parallel {sizes.model_parallel} (value {shared})"
+        yield (*MODEL, "moe_shared_expert_intermediate_size"), message

@@ -1,0 +1,79 @@
+"""Scores on public tasks while training: every so many steps and at the end."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from contextlib import ExitStack
+
+from mindllm.config.callbacks import EvalTasksConfig
+from mindllm.config.evaluation import EvaluationConfig
+from mindllm.evaluate.during_training import TasksWhileTraining
+from mindllm.train.callbacks.callback import Callback
+from mindllm.train.checkpoint.parts import joined
+from mindllm.train.metrics_file import MetricsFile
+from mindllm.train.state import RunState, StepRecord
+
+SCORES_NAME = "task_scores.jsonl"
+logger = logging.getLogger(__name__)
+
+
+class EvalTasks(Callback):
+    """Logs scores, leaves them in ``state.scores`` for who writes metrics, and appends them to ``task_scores.jsonl``.
+
+    The model is built a second time, whole and on one device, and takes the newest weights before each evaluation: whatever
+    executes the training, and as much memory as the weights need. Processes share the requests.
+    """
+
+    def __init__(self, section: EvalTasksConfig) -> None:
+        self.section = section
+        self.file: MetricsFile | None = None
+        self.tasks: TasksWhileTraining | None = None
+        self.evaluated_step = -1
+
+    def begin(self, state: RunState) -> None:
+        if not state.engine.holds_all:
+            raise state.config.error("callbacks", "EvalTasks needs processes that hold the whole model; leave it out")
+        options = EvaluationConfig(**{name: getattr(self.section, name) for name in EvaluationConfig.model_fields})
+        self.tasks = TasksWhileTraining(state.config, self.section.tasks, options, state.engine.ranks)
+        if state.engine.ranks.is_first:
+            self.file = MetricsFile(state.output_dir / SCORES_NAME)
+            self.file.rewind(state.step)
+
+    def step_begin(self, state: RunState) -> None:
+        state.scores.clear()
+
+    def step_end(self, state: RunState, record: StepRecord) -> None:
+        if record.step % self.section.eval_steps == 0:
+            self.evaluate(state)
+
+    def end(self, state: RunState) -> None:
+        if state.step > self.evaluated_step and not state.stop_reason:
+            self.evaluate(state)
+
+    def evaluate(self, state: RunState) -> None:
+        assert self.tasks is not None
+        with ExitStack() as stack:
+            directory = state.output_dir / f".task_answers_{state.step}"
+            stack.callback(shutil.rmtree, directory, ignore_errors=True)
+            outcome = self.tasks.evaluate(
+                joined(tensors.weights for tensors in state.engine.held().values()), directory
+            )
+            state.engine.ranks.meet()  # before the directory goes
+        self.evaluated_step = state.step
+        scores = {f"{task}/{name}": value for task, found in outcome.scores().items() for name, value in found.items()}
+        state.scores.update(scores)
+        if self.file is not None:
+            self.file.append({"step": state.step, "scores": scores, "failures": outcome.failures})
+        for name, why in outcome.failures.items():
+            message = f"step {state.step}: task {name} failed: {why}"
+            state.failures.append(message)
+            logger.error("%s", message)
+        if scores:
+            said = ", ".join(f"{name} {value:.4f}" for name, value in scores.items())
+            state.results["tasks"] = said
+            logger.info("step %d: %s", state.step, said)
+
+    def close(self) -> None:
+        if self.file is not None:
+            self.file.close()

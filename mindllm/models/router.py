@@ -1,0 +1,200 @@
+"""The router of a mixture of experts: which experts see a token, with which weight, and what keeps them balanced. All in fp32."""
+
+from __future__ import annotations
+
+import mindspore as ms
+from mindspore import Parameter, Tensor, nn
+from mindspore import ops as P
+from mindspore.common.initializer import initializer
+
+from mindllm.config.experts import RouterSpec
+from mindllm.models.weights import normal_parameter
+
+NEVER = -1e9  # below any score
+TINY = 1e-20  # keeps a sum of sigmoids from being zero
+
+
+class Router(nn.Cell):
+    """``[batch · seq, hidden]`` -> the chosen experts int32 and their weights fp32, both ``[batch, seq, chosen]``, the same as
+    a mask fp32 ``[batch, seq, experts]``, and what each sequence adds to the mean loss of its tokens, fp32 ``[batch]``.
+
+    ``bias`` is a weight without gradient: it is in checkpoints, and changed between steps by whoever counts the tokens of
+    experts (Wang et al., 2024).
+    """
+
+    def __init__(self, spec: RouterSpec, hidden_size: int, std: float) -> None:
+        super().__init__()
+        self.experts = spec.experts
+        self.chosen = spec.chosen
+        self.weight = normal_parameter("weight", (spec.experts, hidden_size), std)
+        self.has_bias = spec.bias
+        if spec.bias:
+            self.bias = Parameter(initializer("zeros", (spec.experts,), ms.float32), name="bias")
+            self.bias_add = P.Add()
+        self.matmul = P.MatMul(transpose_b=True)
+        self.scores = Scores(spec)
+        self.limited = spec.groups > 1
+        if self.limited:
+            self.groups = BestGroups(spec)
+        self.topk = P.TopK(sorted=True)
+        self.pick = P.GatherD()
+        self.renormalises = spec.renormalise and spec.chosen > 1
+        if self.renormalises:
+            self.total = P.ReduceSum(keep_dims=True)
+            self.add_tiny = P.Add()
+            self.divide = P.RealDiv()
+        self.scale = spec.scale
+        if spec.scale != 1.0:
+            self.multiply = P.Mul()
+        self.onehot = P.OneHot()
+        self.mark = P.ReduceSum()
+        self.on = Tensor(1.0, ms.float32)
+        self.off = Tensor(0.0, ms.float32)
+        self.adds_to_loss = spec.adds_to_loss
+        if spec.adds_to_loss:
+            self.balance = Balance(spec)
+        self.cast = P.Cast()
+        self.reshape = P.Reshape()
+
+    def construct(self, x: Tensor, batch: int) -> tuple[Tensor, Tensor, Tensor, Tensor | float]:
+        logits = self.matmul(self.cast(x, ms.float32), self.weight)
+        logits = self.reshape(logits, (batch, -1, self.experts))
+        scores = self.scores(logits)
+        chosen = self.choice(P.stop_gradient(scores))
+        weights = self.pick(scores, 2, chosen)
+        if self.renormalises:
+            weights = self.divide(weights, self.add_tiny(self.total(weights, 2), TINY))
+        if self.scale != 1.0:
+            weights = self.multiply(weights, self.scale)
+        mask = self.mark(self.onehot(chosen, self.experts, self.on, self.off), 2)
+        added = self.balance(logits, scores, mask) if self.adds_to_loss else 0.0
+        return chosen, weights, mask, added
+
+    def choice(self, scores: Tensor) -> Tensor:
+        """The experts of each token, the best first: int32 ``[batch, seq, chosen]``."""
+        if self.has_bias:
+            scores = self.bias_add(scores, P.stop_gradient(self.bias))
+        if self.limited:
+            scores = self.groups(scores)
+        return self.topk(scores, self.chosen)[1]
+
+
+class Scores(nn.Cell):
+    """Softmax over the experts, or sigmoids: logits ``[batch, seq, experts]`` -> as they are."""
+
+    def __init__(self, spec: RouterSpec) -> None:
+        super().__init__()
+        self.by_sigmoid = spec.sigmoid
+        if spec.sigmoid:
+            self.sigmoid = P.Sigmoid()
+        else:
+            self.softmax = P.Softmax(axis=-1)
+
+    def construct(self, logits: Tensor) -> Tensor:
+        return self.sigmoid(logits) if self.by_sigmoid else self.softmax(logits)
+
+
+class BestGroups(nn.Cell):
+    """Scores ``[batch, seq, experts]`` with those outside of a token's best groups so low that none is chosen."""
+
+    def __init__(self, spec: RouterSpec) -> None:
+        super().__init__()
+        self.experts = spec.experts
+        self.groups = spec.groups
+        self.chosen_groups = spec.chosen_groups
+        self.deciding = 2 if spec.bias else 1  # a group is as good as so many of its experts
+        self.best_experts = P.TopK(sorted=True)
+        self.group_sum = P.ReduceSum()
+        self.best_groups = P.TopK(sorted=True)
+        self.onehot = P.OneHot()
+        self.mark = P.ReduceSum()
+        self.shift = P.Sub()
+        self.penalty = P.Mul()
+        self.add = P.Add()
+        self.reshape = P.Reshape()
+        self.on = Tensor(1.0, ms.float32)
+        self.off = Tensor(0.0, ms.float32)
+
+    def construct(self, scores: Tensor) -> Tensor:
+        batch, length, _ = scores.shape
+        grouped = self.reshape(scores, (batch, length, self.groups, -1))
+        of_groups = self.group_sum(self.best_experts(grouped, self.deciding)[0], 3)
+        chosen = self.best_groups(of_groups, self.chosen_groups)[1]
+        inside = self.mark(self.onehot(chosen, self.groups, self.on, self.off), 2)
+        outside = self.penalty(self.shift(inside, 1.0), -NEVER)
+        grouped = self.add(grouped, self.reshape(outside, (batch, length, self.groups, 1)))
+        return self.reshape(grouped, (batch, length, self.experts))
+
+
+class Balance(nn.Cell):
+    """What keeps experts balanced, for each sequence fp32 ``[batch]``, relative to the mean loss of a token.
+
+    With ``f`` the part of the choices that fell on an expert times their number, and ``p`` its mean score (scores divided by
+    their sum): ``Σ f p`` over the experts, 1 where all are alike. ``expert`` takes both of a sequence, ``switch`` both of all
+    sequences. The z-loss is the mean squared log-normaliser of the logits.
+    """
+
+    def __init__(self, spec: RouterSpec) -> None:
+        super().__init__()
+        factors = dict(spec.balance_losses)
+        self.of_sequence, self.of_all = factors.get("expert", 0.0), factors.get("switch", 0.0)
+        self.share = spec.experts / spec.chosen
+        self.sigmoid = spec.sigmoid
+        self.mean_mask = P.ReduceMean()
+        self.mean_score = P.ReduceMean()
+        if spec.sigmoid:
+            self.score_total = P.ReduceSum(keep_dims=True)
+            self.score_divide = P.RealDiv()
+        if self.of_sequence:
+            self.sequence_mul = P.Mul()
+            self.sequence_sum = P.ReduceSum()
+            self.sequence_scale = P.Mul()
+        if self.of_all:
+            self.batch_mask = P.ReduceMean(keep_dims=True)
+            self.batch_score = P.ReduceMean(keep_dims=True)
+            self.batch_mul = P.Mul()
+            self.batch_sum = P.ReduceSum(keep_dims=True)
+            self.batch_scale = P.Mul()
+        self.z_loss = spec.z_loss
+        if spec.z_loss:
+            self.largest = P.ReduceMax(keep_dims=True)
+            self.sub = P.Sub()
+            self.exp = P.Exp()
+            self.exp_sum = P.ReduceSum(keep_dims=True)
+            self.log = P.Log()
+            self.add_largest = P.Add()
+            self.square = P.Square()
+            self.z_mean = P.ReduceMean()
+            self.z_scale = P.Mul()
+        self.adds_switch = bool(self.of_sequence and self.of_all)
+        self.adds_z = bool(spec.z_loss and (self.of_sequence or self.of_all))
+        if self.adds_switch:
+            self.add_switch = P.Add()
+        if self.adds_z:
+            self.add_z = P.Add()
+        self.reshape = P.Reshape()
+
+    def construct(self, logits: Tensor, scores: Tensor, mask: Tensor) -> Tensor:
+        """All ``[batch, seq, experts]``."""
+        if self.sigmoid:
+            scores = self.score_divide(scores, self.score_total(scores, 2))
+        added = None
+        if self.of_sequence or self.of_all:
+            frequency, score = self.mean_mask(P.stop_gradient(mask), 1), self.mean_score(scores, 1)
+            if self.of_sequence:
+                product = self.sequence_sum(self.sequence_mul(frequency, score), 1)
+                added = self.sequence_scale(product, self.of_sequence * self.share)
+            if self.of_all:
+                product = self.batch_mul(self.batch_mask(frequency, 0), self.batch_score(score, 0))
+                whole = self.batch_scale(self.batch_sum(product, (0, 1)), self.of_all * self.share)
+                whole = self.reshape(whole, (1,))
+                added = whole if added is None else self.add_switch(added, whole)
+        if self.z_loss:
+            squared = self.z_scale(self.z_mean(self.square(self.log_normaliser(logits)), (1, 2)), self.z_loss)
+            added = squared if added is None else self.add_z(added, squared)
+        return added
+
+    def log_normaliser(self, logits: Tensor) -> Tensor:
+        """``log Σ exp`` over the experts: ``[batch, seq, 1]``."""
+        largest = P.stop_gradient(self.largest(logits, 2))
+        return self.add_largest(self.log(self.exp_sum(self.exp(self.sub(logits, largest)), 2)), largest)

@@ -1,0 +1,133 @@
+"""Layouts of a mixture of experts: tokens are routed where they are, and travel to the devices of their experts and back.
+
+Sequences are split over data parallel while they are routed and over the replicas of experts while experts work on them, experts
+over ``ep``: the compiler exchanges between the two by AlltoAll.
+"""
+
+from __future__ import annotations
+
+from mindllm.models.experts import Dispatch, ExpertFeedForward, ExpertLinear, Experts
+from mindllm.models.router import Balance, BestGroups, Router, Scores
+from mindllm.parallel.layout import Dimension, Layout
+from mindllm.parallel.sharding.table import Table, on
+
+TOKENS: Dimension = "dp"
+SCALAR: Layout = ()
+ROUTED: Layout = (TOKENS, None, None)  # [batch, seq, experts] and the like
+OF_GROUPS: Layout = (TOKENS, None, None, None)
+PLACES: Layout = ("replica", "ep", None, None)  # [batch, experts, capacity, hidden]
+INNER: Layout = ("replica", "ep", None, "etp")  # [batch, experts, capacity, width]
+
+
+def routed_experts(at: str, cell: Experts, rows: Dimension) -> Table:
+    """All but the shared expert; ``rows`` is how tokens are split between the parts of a layer."""
+    hidden: Layout = (TOKENS, None, None)
+    return {
+        **_router(f"{at}.router", cell.router, rows),
+        **_dispatch(f"{at}.dispatch", cell.dispatch),
+        f"{at}.gather_tokens": on(hidden, hidden),
+        f"{at}.depart": on(PLACES, SCALAR),
+        **_experts(f"{at}.experts", cell.experts),
+        f"{at}.arrive": on(OF_GROUPS, SCALAR),
+        f"{at}.collect": on(hidden, (TOKENS, None)),
+        f"{at}.keep": on(ROUTED, ROUTED),
+        f"{at}.weigh": on(OF_GROUPS, OF_GROUPS),
+        f"{at}.sum": on(OF_GROUPS),
+    }
+
+
+def _router(at: str, cell: Router, rows: Dimension) -> Table:
+    table: Table = {
+        f"{at}.matmul": on((rows, None), (None, None)),
+        **_scores(f"{at}.scores", cell.scores),
+        f"{at}.topk": on(ROUTED),
+        f"{at}.pick": on(ROUTED, ROUTED),
+        f"{at}.onehot": on(OF_GROUPS, SCALAR, SCALAR),
+        f"{at}.mark": on(OF_GROUPS),
+    }
+    if cell.has_bias:
+        table[f"{at}.bias_add"] = on(ROUTED, (None,))
+    if cell.limited:
+        table |= _best_groups(f"{at}.groups", cell.groups)
+    if cell.renormalises:
+        table[f"{at}.total"] = on(ROUTED)
+        table[f"{at}.add_tiny"] = on(ROUTED, SCALAR)
+        table[f"{at}.divide"] = on(ROUTED, ROUTED)
+    if cell.scale != 1.0:
+        table[f"{at}.multiply"] = on(ROUTED, SCALAR)
+    return table | (_balance(f"{at}.balance", cell.balance) if cell.adds_to_loss else {})
+
+
+def _scores(at: str, cell: Scores) -> Table:
+    return {f"{at}.sigmoid" if cell.by_sigmoid else f"{at}.softmax": on(ROUTED)}
+
+
+def _best_groups(at: str, cell: BestGroups) -> Table:
+    return {
+        f"{at}.best_experts": on(OF_GROUPS),
+        f"{at}.group_sum": on(OF_GROUPS),
+        f"{at}.best_groups": on(ROUTED),
+        f"{at}.onehot": on(OF_GROUPS, SCALAR, SCALAR),
+        f"{at}.mark": on(OF_GROUPS),
+        f"{at}.shift": on(ROUTED, SCALAR),
+        f"{at}.penalty": on(ROUTED, SCALAR),
+        f"{at}.add": on(OF_GROUPS, OF_GROUPS),
+    }
+
+
+def _balance(at: str, cell: Balance) -> Table:
+    """Sequences ``[batch]`` are split like their tokens; ``switch`` needs the sum over all of them, one number per expert."""
+    rows: Layout = (TOKENS, None)
+    table: Table = {f"{at}.mean_mask": on(ROUTED), f"{at}.mean_score": on(ROUTED)}
+    if cell.sigmoid:
+        table[f"{at}.score_total"] = on(ROUTED)
+        table[f"{at}.score_divide"] = on(ROUTED, ROUTED)
+    if cell.of_sequence:
+        table[f"{at}.sequence_mul"] = on(rows, rows)
+        table[f"{at}.sequence_sum"] = on(rows)
+        table[f"{at}.sequence_scale"] = on((TOKENS,), SCALAR)
+    if cell.of_all:
+        whole: Layout = (None, None)
+        table[f"{at}.batch_mask"] = on(rows)
+        table[f"{at}.batch_score"] = on(rows)
+        table[f"{at}.batch_mul"] = on(whole, whole)
+        table[f"{at}.batch_sum"] = on(whole)
+        table[f"{at}.batch_scale"] = on(whole, SCALAR)
+    if cell.adds_switch:
+        table[f"{at}.add_switch"] = on((TOKENS,), (None,))
+    if cell.z_loss:
+        table |= {f"{at}.{name}": on(ROUTED) for name in ("largest", "exp", "exp_sum", "log", "square", "z_mean")}
+        table |= {f"{at}.{name}": on(ROUTED, ROUTED) for name in ("sub", "add_largest")}
+        table[f"{at}.z_scale"] = on((TOKENS,), SCALAR)
+    if cell.adds_z:
+        table[f"{at}.add_z"] = on((TOKENS,), (TOKENS,))
+    return table
+
+
+def _dispatch(at: str, cell: Dispatch) -> Table:
+    return {
+        f"{at}.transpose": on(ROUTED),
+        f"{at}.earlier_first": on(ROUTED, (None, None, None)),
+        f"{at}.earliest": on(ROUTED),
+        f"{at}.count": on(ROUTED),
+        f"{at}.place": on(ROUTED, ROUTED),
+        **{f"{at}.{name}": on(ROUTED, SCALAR) for name in ("first_is_zero", "fits", "clip", "of_expert")},
+        f"{at}.add": on(ROUTED, ROUTED),
+    }
+
+
+def _experts(at: str, cell: ExpertFeedForward) -> Table:
+    """The width of an expert is split over its ranks, its down projection sums over them."""
+    table: Table = {}
+    for name, x, weight in (
+        ("w1", PLACES, ("ep", "etp", None)),
+        ("w3", PLACES, ("ep", "etp", None)),
+        ("w2", INNER, ("ep", None, "etp")),
+    ):
+        linear = getattr(cell, name)
+        if not isinstance(linear, ExpertLinear):
+            raise TypeError(f"no sharding is known for '{at}.{name}' of class {type(linear).__name__}")
+        table[f"{at}.{name}.matmul"] = on(x, weight)
+    names = [name for name in ("silu", "gelu") if hasattr(cell.activation, name)]
+    table |= {f"{at}.activation.{name}": on(INNER) for name in names}
+    return {**table, f"{at}.mul": on(INNER, INNER)}

@@ -1,0 +1,147 @@
+"""The few free constants of a device from measured steps: the most likely ones, given how well each was known before.
+
+Constants are fitted as logarithms. Each is held to the described value by a width that says how sure that is (a Gaussian prior),
+so that few rows change only what they speak about; a row counts by the logarithm of predicted over measured time, large ones less
+(Huber, 1964). Levenberg-Marquardt on both together.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from mindllm.timing.device import Device
+from mindllm.timing.step import step_seconds
+from mindllm.timing.workload import Workload
+
+ROW = 0.04  # spread of measured steps around a good model, as a logarithm
+STEP = 1e-3  # of a logarithm, for differences
+ROUNDS = 30
+SETTLED = 1e-5  # of the sum of squares
+
+
+@dataclass(frozen=True)
+class Constant:
+    """A free constant: its path in the description, how unsure it is (as a logarithm), and the most that it may be."""
+
+    path: tuple[str | int, ...]
+    width: float
+    most: float = math.inf
+
+    def of(self, device: Device) -> float:
+        found: Any = device
+        for part in self.path:
+            found = found[part] if isinstance(part, int) else getattr(found, part)
+        return found.value
+
+
+def constants(device: Device) -> dict[str, Constant]:
+    """What is fitted of a device, by name; what is described as nothing stays nothing."""
+    found = {
+        "matrix": Constant(("efficiency", "matrix"), 0.15, 1.0),
+        "half_size": Constant(("efficiency", "half_size"), 0.6),
+        "attention": Constant(("efficiency", "attention"), 0.3, 1.0),
+        "memory": Constant(("efficiency", "memory"), 0.2, 1.0),
+        "launch": Constant(("efficiency", "launch"), 0.7),
+        "host": Constant(("efficiency", "host"), 0.5),
+        "overlap": Constant(("overlap",), 0.7, 1.0),
+        "step_overhead": Constant(("step_overhead",), 1.0),
+    }
+    for number, link in enumerate(device.links):
+        found[link.name] = Constant(("links", number, "efficiency"), 0.3, 1.0)
+        found[f"{link.name} latency"] = Constant(("links", number, "latency"), 0.7)
+    return {name: constant for name, constant in found.items() if constant.of(device) > 0}
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A step that was measured: ``seconds`` of ``workload``."""
+
+    name: str
+    workload: Workload
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """A calibrated device, and its constants before and after."""
+
+    device: Device
+    before: Mapping[str, float]
+    after: Mapping[str, float]
+
+
+def calibrate(device: Device, rows: Sequence[Measured], source: str) -> Calibration:
+    """Fits the constants of ``device`` to ``rows``; ``source`` says in the new description where the figures are from."""
+    free = constants(device)
+    before = np.array([constant.of(device) for constant in free.values()])
+    widths = np.array([constant.width for constant in free.values()])
+    most = np.log(np.array([constant.most for constant in free.values()]) / before)
+
+    def described(moves: np.ndarray) -> Device:
+        return with_constants(device, dict(zip(free, before * np.exp(moves), strict=True)), source)
+
+    def residuals(points: Sequence[np.ndarray]) -> np.ndarray:
+        """[points, rows + constants]."""
+        devices = [described(point) for point in points]
+        errors = np.array([np.log(step_seconds(row.workload, devices) / row.seconds) for row in rows]).T / ROW
+        robust = np.sign(errors) * np.sqrt(2 * (np.sqrt(1 + errors**2) - 1))
+        return np.concatenate([robust, np.array(points) / widths], axis=1)
+
+    moves = _fitted(residuals, len(free), most)
+    after = described(moves)
+    return Calibration(
+        after,
+        dict(zip(free, before.tolist(), strict=True)),
+        {name: constant.of(after) for name, constant in free.items()},
+    )
+
+
+def _fitted(residuals: Callable[[Sequence[np.ndarray]], np.ndarray], count: int, most: np.ndarray) -> np.ndarray:
+    """Levenberg-Marquardt from nothing moved, within ``most``."""
+    moves, damping = np.zeros(count), 1e-2
+    for _ in range(ROUNDS):
+        shifts = [moves, *(moves - STEP * row for row in np.eye(count))]  # downwards: never beyond ``most``
+        found = residuals(shifts)
+        here, slopes = found[0], (found[0] - found[1:]).T / STEP
+        normal, gradient, cost = slopes.T @ slopes, slopes.T @ here, float(here @ here)
+        tries = [damping * factor for factor in (0.1, 1.0, 10.0, 100.0)]
+        ahead = [
+            np.minimum(moves - np.linalg.solve(normal + one * np.diag(np.diag(normal)), gradient), most)
+            for one in tries
+        ]
+        costs = (residuals(ahead) ** 2).sum(axis=1)
+        best = int(costs.argmin())
+        if costs[best] >= cost * (1 - SETTLED):
+            return ahead[best] if costs[best] < cost else moves
+        moves, damping = ahead[best], tries[best]
+    return moves
+
+
+def uncalibrated(device: Device) -> Device:
+    """The device as it was described before it was calibrated: what zero-shot predictions and calibrations start from."""
+    tree = device.model_dump()
+    for constant in constants(device).values():
+        place: Any = tree
+        for part in constant.path:
+            place = place[part]
+        if place["assumed"] is not None:
+            place.update(value=place["assumed"], assumed=None, source="assumed")
+    return Device.model_validate(tree)
+
+
+def with_constants(device: Device, values: Mapping[str, float], source: str) -> Device:
+    """``device`` with other constants, by their names in :func:`constants`."""
+    tree = device.model_dump()
+    for name, constant in constants(device).items():
+        if name in values:
+            place: Any = tree
+            for part in constant.path:
+                place = place[part]
+            assumed = place["value"] if place["assumed"] is None else place["assumed"]
+            place.update(value=float(min(values[name], constant.most)), source=source, assumed=assumed)
+    return Device.model_validate(tree)

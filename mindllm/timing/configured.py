@@ -1,0 +1,39 @@
+"""The workload of a run YAML."""
+
+from __future__ import annotations
+
+from mindllm.config import RunConfig
+from mindllm.parallel.layer_plan import make_plan
+from mindllm.timing.work import WHOLE
+from mindllm.timing.workload import Numerics, Strategy, Workload
+
+
+def workload_of(config: RunConfig) -> Workload:
+    """What the model of time is told of a run.
+
+    Raises:
+        UserError: the run has something that is not modelled.
+    """
+    sizes, model, runner = config.parallel_config, config.model.config, config.runner_config
+    if config.parallel.pipeline_config.pipeline_scheduler != "1f1b":
+        key, value = "parallel.pipeline_config.pipeline_scheduler", config.parallel.pipeline_config.pipeline_scheduler
+        raise config.error(key, f"only the time of 1f1b is modelled (value {value}); write 1f1b")
+    optimizer = config.parallel.parallel_optimizer_config
+    for name, plain in (("gradient_accumulation_shard", False), ("optimizer_weight_shard_size", -1)):
+        if config.parallel.enable_parallel_optimizer and getattr(optimizer, name) != plain:
+            raise config.error(f"parallel.parallel_optimizer_config.{name}", f"its time is not modelled; write {plain}")
+    strategy = Strategy(
+        data_parallel=sizes.data_parallel,
+        model_parallel=sizes.model_parallel,
+        pipeline_stage=sizes.pipeline_stage,
+        micro_batches=sizes.micro_batch_num,
+        micro_batch_size=runner.batch_size,
+        accumulation=runner.gradient_accumulation_steps,
+        sequence_parallel=sizes.use_seq_parallel and sizes.model_parallel > 1,
+        optimizer_shard=config.parallel.enable_parallel_optimizer,
+        vocabulary_parallel=not sizes.vocab_emb_dp,
+        repeat_exchanges=config.recompute_config.mp_comm_recompute,
+    )
+    fused = model.use_flash_attention is not False  # auto: where the device has it, and every described one does
+    numerics = Numerics(model.compute_dtype, WHOLE, fused)
+    return Workload(model.architecture, model.seq_length, strategy, make_plan(config), numerics)

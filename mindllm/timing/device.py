@@ -1,0 +1,162 @@
+"""What a device and its links can do, and how much of it kernels reach: a YAML in ``devices/``, or a user's own.
+
+Every figure stands with its source, so that whoever reads a predicted step time can tell what is measured from what is assumed.
+Rates are a device's own, in operations or bytes a second, and of links in one direction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, ValidationError, model_validator
+
+from mindllm.config.problems import plain_message
+from mindllm.errors import UserError, nearest
+from mindllm.planning.problem import Model, read_mapping
+
+DEVICES = Path(__file__).parent / "devices"
+DEFAULT = "atlas_800t_a2"
+SUFFIX = ".yaml"
+Source = Annotated[str, Field(min_length=3)]
+
+
+class Figure(Model):
+    """A figure of a data sheet in operations, bytes, or a second of either, and where it is from."""
+
+    value: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    source: Source
+
+
+class Share(Model):
+    """How much of something is reached, where the figure is from, and what it was assumed to be before it was calibrated."""
+
+    value: Annotated[float, Field(gt=0, le=1)]
+    source: Source
+    assumed: Annotated[float, Field(gt=0, le=1)] | None = None
+
+
+class Span(Model):
+    """Seconds or elements that something costs, none allowed, and likewise."""
+
+    value: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+    source: Source
+    assumed: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+
+
+class Link(Model):
+    """What joins devices whose numbers share ``rank // devices``.
+
+    A ``mesh`` gives every two devices a link of ``bandwidth``; behind a ``switch`` each device has one port of ``bandwidth``, of
+    which ``oversubscription`` devices share what their traffic crosses.
+    """
+
+    name: str
+    devices: int | None = Field(ge=2, description="How many neighbours it joins; null: all there are.")
+    topology: Literal["mesh", "switch"]
+    bandwidth: Figure
+    efficiency: Share
+    latency: Span = Field(description="Seconds of an exchange of next to nothing.")
+    oversubscription: float = Field(default=1.0, ge=1, allow_inf_nan=False)
+
+    def rate(self, members: int) -> float:
+        """Bytes a second that each of so many devices sends to the others at once."""
+        ports = members - 1 if self.topology == "mesh" else 1
+        return self.bandwidth.value * self.efficiency.value * ports / self.oversubscription
+
+
+class Efficiency(Model):
+    """What kernels reach of the peaks, and what they cost beside.
+
+    ``half_size``: a matrix product of [m, k] x [k, n] takes 1 + half_size (1/m + 1/k + 1/n) times as long as a large one:
+    tiles that are not full, pipelines that fill and drain. ``launch``: seconds of an operator beside its work. ``host``: seconds
+    in which the host gives an operator to the device; a pass never takes less than that for all its operators.
+    """
+
+    matrix: Share
+    half_size: Span
+    attention: Share
+    vector: Share
+    memory: Share
+    launch: Span
+    host: Span
+
+
+class Device(Model):
+    """A device, its links from the innermost to the outermost, and what of them is reached."""
+
+    name: str
+    software: Literal["mindspore", "megatron"] = Field(
+        description="What the efficiencies are of: which operators are fused, and whether sends block a stage."
+    )
+    memory_size: Figure
+    matrix_flops: Mapping[str, Figure] = Field(min_length=1, description="By dtype of the operands.")
+    vector_flops: Figure
+    memory_bandwidth: Figure
+    links: tuple[Link, ...] = Field(min_length=1)
+    efficiency: Efficiency
+    overlap: Share = Field(description="Part of the exchanges between replicas that runs behind computation.")
+    step_overhead: Span = Field(description="Seconds of a step beside all that is modelled: data, host, logging.")
+
+    @model_validator(mode="after")
+    def _links_widen(self) -> Device:
+        reaches = [link.devices or float("inf") for link in self.links]
+        if any(outer <= inner for inner, outer in pairwise(reaches)):
+            raise ValueError("links: each must join more devices than the one before it")
+        return self
+
+    def matrix_rate(self, dtype: str) -> float:
+        """Peak of matrix products of a dtype.
+
+        Raises:
+            UserError: the device has no such figure.
+        """
+        if dtype not in self.matrix_flops:
+            raise UserError(
+                f"device {self.name}: matrix_flops has no {dtype}, which the run computes in; "
+                f"it has {', '.join(self.matrix_flops)}"
+            )
+        return self.matrix_flops[dtype].value
+
+    def link_for(self, span: int) -> int:
+        """Number of the innermost link that joins the devices of a block of ``span`` ranks.
+
+        Raises:
+            UserError: no link joins so many.
+        """
+        for number, link in enumerate(self.links):
+            if link.devices is None or span <= link.devices:
+                return number
+        raise UserError(
+            f"device {self.name}: no link joins {span} devices; the widest, {self.links[-1].name}, joins "
+            f"{self.links[-1].devices}. Describe one with devices: null"
+        )
+
+
+def shipped_devices() -> list[str]:
+    """Names of the devices that come with mindllm."""
+    return sorted(path.stem for path in DEVICES.glob(f"*{SUFFIX}"))
+
+
+def read_device(name: str) -> Device:
+    """Reads a described device by the name of a shipped one or by the path of a YAML.
+
+    Raises:
+        UserError: no such device or file, or a key that is missing, unknown or makes no sense.
+    """
+    shipped = shipped_devices()
+    path = Path(name)
+    if name in shipped:
+        path = DEVICES / f"{name}{SUFFIX}"
+    elif not path.is_file():
+        raise UserError(
+            f"--device {name}: neither a file nor one of the described devices {', '.join(shipped)}{nearest(name, shipped)}"
+        )
+    try:
+        return Device.model_validate(read_mapping(path))
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise UserError(f"{path}: {where + ': ' if where else ''}{plain_message(first)}") from None

@@ -1,0 +1,75 @@
+"""What a step does beside its layers: embedding, final norm, head and loss, exchanges between replicas, the update."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from mindllm.config.architecture import Architecture
+from mindllm.config.layers import scalars
+from mindllm.timing.layer import NORM_PASSES
+from mindllm.timing.work import HALF, WHOLE, Exchange, Operator, Work, elementwise, product
+from mindllm.timing.workload import Numerics, Strategy, Workload
+
+LOSS_PASSES = (
+    4.0  # of logits in single precision: cast, maximum, sum of exponentials, and the gradient's read in between
+)
+LOOKUP_PASSES = 2.0
+UPDATE_BYTES = 7 * WHOLE  # AdamW reads gradient, weight and two moments and writes the last three
+CLIP_BYTES = 3 * WHOLE  # the norm reads a gradient, scaling reads and writes it
+
+
+def embedding_work(architecture: Architecture, tokens: float, strategy: Strategy) -> Work:
+    """Forward of the first place; its gradient takes as long."""
+    size = HALF * tokens * architecture.hidden_size
+    found: list[Operator | Exchange] = [elementwise("embedding.lookup", size, LOOKUP_PASSES)]
+    if strategy.vocabulary_parallel:
+        found.append(Exchange("embedding.reduce", "AllReduce", size))
+    return tuple(found)
+
+
+def head_work(architecture: Architecture, tokens: float, strategy: Strategy, numerics: Numerics) -> Work:
+    """Forward of the last place: norm, logits, loss."""
+    return tuple(_head(architecture, tokens, strategy, numerics))
+
+
+def _head(
+    architecture: Architecture, tokens: float, strategy: Strategy, numerics: Numerics
+) -> Iterator[Operator | Exchange]:
+    hidden, columns = architecture.hidden_size, architecture.vocab_size / strategy.model_parallel
+    size = HALF * tokens * hidden
+    yield elementwise(
+        "norm_out.norm", size / (strategy.model_parallel if strategy.sequence_parallel else 1), NORM_PASSES[0]
+    )
+    if strategy.sequence_parallel:
+        yield Exchange("lm_head.gather", "AllGather", size)
+    yield product("lm_head.matmul", tokens, hidden, columns, numerics.compute)
+    yield elementwise("loss.cross_entropy", WHOLE * tokens * columns, LOSS_PASSES)
+    yield Exchange("loss.reduce", "AllReduce", 3 * WHOLE * tokens)
+
+
+def place_parameters(workload: Workload, place: int, layers: range) -> float:
+    """Parameters that a rank holds of a place with these layers, before any split over replicas."""
+    architecture, strategy = workload.architecture, workload.strategy
+    ranks = strategy.model_parallel
+    count = sum(scalars(architecture.layers[number].weights()) / ranks for number in layers)
+    table = architecture.vocab_size * architecture.hidden_size
+    if place == 0:
+        count += table / (ranks if strategy.vocabulary_parallel else 1)
+    if place == workload.plan.stages * workload.plan.chunks - 1 and (place or not architecture.head.tied):
+        count += table / ranks
+    return count
+
+
+def update_operator(parameters: float, workload: Workload) -> Operator:
+    """Clipping and AdamW of what a rank updates."""
+    own = parameters / (workload.strategy.data_parallel if workload.strategy.optimizer_shard else 1)
+    return elementwise("update", own, UPDATE_BYTES + CLIP_BYTES + HALF)
+
+
+def replica_exchanges(parameters: float, workload: Workload) -> Work:
+    """Gradients to the replicas; and weights back where each updates a part of them."""
+    gradients = parameters * workload.numerics.gradient_bytes
+    if not workload.strategy.optimizer_shard:
+        return (Exchange("gradients", "AllReduce", gradients, "dp"),)
+    gathered = Exchange("weights", "AllGather", parameters * HALF, "dp")
+    return (Exchange("gradients", "ReduceScatter", gradients, "dp"), gathered)

@@ -1,0 +1,74 @@
+"""How long a collective takes: latency and bytes over the links that its group crosses.
+
+A group of ``n`` ranks, ``k`` of them behind one inner link, exchanges in levels as collective libraries do (Thakur et al., 2005;
+NCCL's and HCCL's hierarchical algorithms): a ReduceScatter among the ``k``, an exchange of a ``k``-th part with others over
+the outer link, an AllGather among the ``k``. An AllReduce sends (n - 1)/n of the tensor twice, AllGather, ReduceScatter once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mindllm.timing.device import Device
+
+TWICE = frozenset({"AllReduce"})
+ONE_LINK = frozenset({"Send", "Receive", "Broadcast"})
+COLLECTIVES = TWICE | ONE_LINK | {"AllGather", "ReduceScatter", "AlltoAll", "AllToAll", "AlltoAllV"}
+
+
+@dataclass(frozen=True)
+class Group:
+    """``size`` ranks that are ``stride`` apart."""
+
+    size: int
+    stride: int = 1
+
+    @property
+    def span(self) -> int:
+        """Ranks from the first to the last."""
+        return (self.size - 1) * self.stride + 1
+
+
+@dataclass(frozen=True)
+class Leg:
+    """What one link carries of an exchange: ``members`` send ``bytes`` each, ``rounds`` latencies pass."""
+
+    link: int
+    members: int
+    bytes: float
+    rounds: int
+
+
+def legs(op: str, size: float, group: Group, device: Device) -> list[Leg]:
+    """The parts of an exchange, by link from the innermost.
+
+    Raises:
+        UserError: no link of the device joins the group.
+    """
+    if group.size <= 1:
+        return []
+    if op in ONE_LINK:
+        return [Leg(device.link_for(group.span), 2, size, 1)]
+    found, inside, times = [], 1, 2 if op in TWICE else 1
+    for number, link in enumerate(device.links):
+        reach = group.size if link.devices is None else max(1, min(group.size, link.devices // group.stride))
+        members = reach // inside
+        if members > 1:
+            part = size / inside
+            found.append(Leg(number, members, times * part * (members - 1) / members, times))
+            inside *= members
+        if inside >= group.size:
+            return found
+    device.link_for(group.span)
+    return found
+
+
+def leg_seconds(leg: Leg, device: Device) -> float:
+    """Seconds of one leg."""
+    link = device.links[leg.link]
+    return leg.rounds * link.latency.value + leg.bytes / link.rate(leg.members)
+
+
+def exchange_seconds(op: str, size: float, group: Group, device: Device) -> float:
+    """Seconds that an exchange of ``size`` bytes takes."""
+    return sum(leg_seconds(leg, device) for leg in legs(op, size, group, device))

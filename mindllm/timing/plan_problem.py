@@ -1,0 +1,101 @@
+"""The planner's problem of a run from the architecture alone: layers, ends and memory by the models of time and of memory."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from mindllm.config.layers import LayerSpec, scalars
+from mindllm.parallel.layer_plan import DEFAULT_PATTERNS, LayerAssignment
+from mindllm.planning.problem import STANDARD_KINDS, Problem, make_problem
+from mindllm.timing.device import Device
+from mindllm.timing.layer import backward_work, forward_work, repeated_work
+from mindllm.timing.memory import LOGITS, layer_bytes, state_bytes
+from mindllm.timing.step import TimedWork
+from mindllm.timing.step_work import StepWork, step_work
+from mindllm.timing.workload import Workload
+
+MILLISECONDS, MIB = 1e3, 1 << 20
+KINDS = {
+    "none": LayerAssignment(0),
+    "select": LayerAssignment(0, patterns={"select_recompute": DEFAULT_PATTERNS["select_recompute"]}),
+    "full": LayerAssignment(0, recompute=True),
+}
+
+
+def plan_problem(workload: Workload, device: Device, limit: float, name: str) -> Problem:
+    """Where to put layers and what to recompute; times are milliseconds, ``limit`` is bytes of a device.
+
+    Raises:
+        UserError: there are fewer layers than places, or more micro-batches than are simulated.
+    """
+    work = step_work(workload)
+    timed = TimedWork(work, device)
+    plan, architecture, sizes = workload.plan, workload.architecture, workload.strategy
+    ends = {
+        end: [MILLISECONDS * timed.spent(part).seconds for part in _passes(work, end)] for end in ("embedding", "head")
+    }
+    table = architecture.vocab_size * architecture.hidden_size / sizes.model_parallel
+    memory = state_bytes(table, workload) / MIB
+    logits = LOGITS * sizes.micro_batch_size * workload.seq_length * architecture.vocab_size / sizes.model_parallel
+    fields: dict[str, Any] = {
+        "name": name,
+        "stages": plan.stages,
+        "chunks": plan.chunks,
+        "micro_batches": sizes.micro_batches,
+        "layers": [
+            _layer(number, spec, count, workload, timed) for number, (spec, count) in enumerate(_runs(workload))
+        ],
+        "head": {"forward": ends["embedding"][0], "backward": ends["embedding"][1], "memory_mb": memory},
+        "tail": {
+            "forward": ends["head"][0],
+            "backward": ends["head"][1],
+            "memory_mb": memory,
+            "transient_mb": logits / MIB,
+        },
+        "limit_mb": limit / MIB,
+        "recompute_kinds": {kind: STANDARD_KINDS[kind].model_dump() for kind in KINDS},
+        "point_to_point": MILLISECONDS * timed.delay,
+        "exposed_communication": MILLISECONDS * max(end.seconds for end in timed.ends),
+    }
+    return make_problem(fields, name)
+
+
+def _passes(work: StepWork, end: str) -> tuple[Any, Any]:
+    return work.parts[end].forward, work.parts[end].backward
+
+
+def _runs(workload: Workload) -> list[tuple[LayerSpec, int]]:
+    """Equal layers that follow each other."""
+    found: list[tuple[LayerSpec, int]] = []
+    for spec in workload.architecture.layers:
+        if found and found[-1][0] == spec:
+            found[-1] = (spec, found[-1][1] + 1)
+        else:
+            found.append((spec, 1))
+    return found
+
+
+def _layer(number: int, spec: LayerSpec, count: int, workload: Workload, timed: TimedWork) -> dict[str, Any]:
+    sizes = workload.strategy
+    tokens = sizes.micro_batch_size * workload.seq_length
+    forward = forward_work(spec, float(tokens), workload.seq_length, sizes, workload.numerics)
+    backward = timed.spent(backward_work(forward)).seconds
+    whole = layer_bytes(workload, spec, KINDS["none"], tokens)
+    kinds = {}
+    for name, own in KINDS.items():
+        again = timed.spent(repeated_work(forward, replace(own), sizes.repeat_exchanges)).seconds
+        kept = layer_bytes(workload, spec, own, tokens)
+        kinds[name] = {
+            "backward": MILLISECONDS * (backward + again),
+            "activation_mb": kept / MIB,
+            "transient_mb": (whole - kept) / MIB,
+        }
+    parameters = scalars(spec.weights()) / sizes.model_parallel
+    return {
+        "name": f"layers {number}",
+        "count": count,
+        "forward": MILLISECONDS * timed.spent(forward).seconds,
+        "parameter_mb": state_bytes(parameters, workload) / MIB,
+        "kinds": kinds,
+    }

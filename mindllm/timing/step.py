@@ -1,0 +1,208 @@
+"""How long a training step takes on a device: every stage from its operators, their schedule from the pipeline's simulator.
+
+    step = schedule of all passes + exchanges between replicas that nothing hides + update + what a step costs beside
+
+Exchanges between replicas run behind the last backward pass as far as the device's ``overlap`` goes. Where sends block a stage
+(Megatron-LM's schedules wait for them) they lengthen its passes; otherwise they only delay the next stage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+
+from mindllm.planning.schedules.orders import Timetable, stage_orders, timetable
+from mindllm.planning.schedules.simulate import Timeline, simulate, step_times
+from mindllm.planning.schedules.steady import is_long, simulate_long
+from mindllm.timing.device import Device
+from mindllm.timing.exchanges import Group, exchange_seconds
+from mindllm.timing.operators import operator_seconds
+from mindllm.timing.step_work import StageUpdate, StepWork, step_work
+from mindllm.timing.work import Exchange, Operator, Work
+from mindllm.timing.workload import Strategy, Workload
+
+REPEATED, HOST = "recomputation", "host"
+
+
+@dataclass(frozen=True)
+class Pass:
+    """A forward or backward pass of a micro-batch: seconds by class of operator, and by kind of exchange."""
+
+    compute: Mapping[str, float] = field(default_factory=dict)
+    exchanged: Mapping[str, float] = field(default_factory=dict)
+
+    @cached_property
+    def seconds(self) -> float:
+        return sum(self.compute.values()) + sum(self.exchanged.values())
+
+
+@dataclass(frozen=True)
+class StageEnd:
+    """What a stage does once per step: exchanges between replicas that nothing hides, those that are hidden, the update."""
+
+    exposed: float
+    hidden: float
+    update: float
+
+    @property
+    def seconds(self) -> float:
+        return self.exposed + self.update
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """A predicted step; times are seconds, passes are by place (chunk x stages + stage)."""
+
+    workload: Workload
+    device: Device
+    forward: tuple[Pass, ...]
+    backward: tuple[Pass, ...]
+    send: float
+    ends: tuple[StageEnd, ...]
+    line: Timeline
+
+    @cached_property
+    def seconds(self) -> float:
+        """The whole step."""
+        return self.line.makespan * self.workload.strategy.accumulation + _once(self.ends, self.device)
+
+    @property
+    def tokens_per_device(self) -> float:
+        """Tokens a second and device."""
+        return self.workload.tokens / self.seconds / self.workload.strategy.devices
+
+    @property
+    def utilisation(self) -> float:
+        """Model FLOPs utilisation (Chowdhery et al., 2022): without what is computed again, attention not halved."""
+        peak = self.device.matrix_rate(self.workload.numerics.compute) * self.workload.strategy.devices
+        return self.workload.model_flops / self.seconds / peak
+
+
+def step_time(workload: Workload, device: Device) -> StepTime:
+    """Predicts a step.
+
+    Raises:
+        UserError: the device lacks a figure or a link that the run needs.
+    """
+    timed = TimedWork(step_work(workload), device)
+    micro, table = workload.strategy.micro_batches, _table(workload)
+    forward, backward = timed.durations
+    if table is None:
+        line = simulate_long(micro, forward, backward, timed.delay)
+    else:
+        line = simulate(table, forward, backward, delay=timed.delay)
+    return StepTime(workload, device, timed.forward, timed.backward, timed.send, timed.ends, line)
+
+
+def step_seconds(workload: Workload, devices: Sequence[Device]) -> np.ndarray:
+    """Seconds of a step on each of several devices, ``[devices]``, as :func:`step_time`, but simulated together."""
+    table = _table(workload)
+    if table is None:
+        return np.array([step_time(workload, device).seconds for device in devices])
+    timed = [TimedWork(step_work(workload), device) for device in devices]
+    forward, backward = np.array([one.durations for one in timed]).transpose(1, 2, 0)
+    schedule = step_times(table, forward, backward, np.array([one.delay for one in timed]))
+    return schedule * workload.strategy.accumulation + np.array([_once(one.ends, one.device) for one in timed])
+
+
+def _once(ends: Sequence[StageEnd], device: Device) -> float:
+    return max(end.seconds for end in ends) + device.step_overhead.value
+
+
+def _table(workload: Workload) -> Timetable | None:
+    """The operations of a step; None where a steady state stands for most of them."""
+    stages, chunks, micro = workload.plan.stages, workload.plan.chunks, workload.strategy.micro_batches
+    if chunks == 1 and is_long(stages, micro):
+        return None
+    return timetable(stage_orders("1f1b", stages, chunks, micro), chunks)
+
+
+def groups(strategy: Strategy) -> dict[str, Group]:
+    """The group of a rank along each axis of the mesh: tensor-parallel ranks are neighbours, stages are furthest apart."""
+    return {
+        "tp": Group(strategy.model_parallel),
+        "dp": Group(strategy.data_parallel, strategy.model_parallel),
+        "pp": Group(2, strategy.model_parallel * strategy.data_parallel),
+    }
+
+
+def blocked(places: int, send: float) -> np.ndarray:
+    """What passes take longer where a stage waits for what it receives and what it sends, ``[2, places]``.
+
+    Every pass does both, but at the ends of the model: Megatron-LM's schedules call both and go on when they are done.
+    """
+    waits = np.full((2, places), 2.0 * send)
+    waits[:, [0, -1]] = send
+    return waits
+
+
+class TimedWork:
+    """The work of a step with the times that it takes on a device."""
+
+    def __init__(self, work: StepWork, device: Device) -> None:
+        self.work, self.device = work, device
+        self.strategy = work.workload.strategy
+        self.groups = groups(self.strategy)
+        parts: dict[Hashable, tuple[Pass, Pass]] = {}
+        for name, part in work.parts.items():
+            again = self.spent(part.repeated, REPEATED)
+            parts[name] = (self.spent(part.forward), _added([(self.spent(part.backward), 1), (again, 1)]))
+        stages = work.workload.plan.stages
+        self.forward, self.backward = (
+            tuple(_added([(parts[name][which], count) for name, count in place.items()]) for place in work.places)
+            for which in (0, 1)
+        )
+        self.send = self._send() if stages > 1 else 0.0
+        self.ends = tuple(self._end(stage, update) for stage, update in enumerate(work.updates))
+
+    @property
+    def durations(self) -> np.ndarray:
+        """Of forward and backward passes, ``[2, places]``."""
+        times = np.array([[one.seconds for one in passes] for passes in (self.forward, self.backward)])
+        return times + blocked(times.shape[1], self.send) if self.device.software == "megatron" else times
+
+    @property
+    def delay(self) -> float:
+        """Of what goes to another stage, beside computation."""
+        return 0.0 if self.device.software == "megatron" else self.send
+
+    def spent(self, work: Work, label: str | None = None) -> Pass:
+        """Operators one after the other; the host launches them, and may take longer than the device."""
+        compute: dict[str, float] = {}
+        exchanged: dict[str, float] = {}
+        for one in work:
+            if isinstance(one, Operator):
+                name = label or one.kind
+                compute[name] = compute.get(name, 0.0) + operator_seconds(one, self.device)
+            elif seconds := self._exchange(one):
+                exchanged[one.op] = exchanged.get(one.op, 0.0) + seconds
+        waits = len(work) * self.device.efficiency.host.value - sum(compute.values()) - sum(exchanged.values())
+        return Pass({**compute, HOST: waits} if waits > 0 else compute, exchanged)
+
+    def _exchange(self, one: Exchange) -> float:
+        return exchange_seconds(one.op, one.bytes, self.groups[one.axis], self.device)
+
+    def _send(self) -> float:
+        """Seconds of hidden states on their way to the next stage; tensor-parallel ranks may share them."""
+        shared = self.strategy.sequence_parallel or self.device.software == "megatron"
+        size = self.work.sent.bytes / (self.strategy.model_parallel if shared else 1)
+        return exchange_seconds("Send", size, self.groups["pp"], self.device)
+
+    def _end(self, stage: int, update: StageUpdate) -> StageEnd:
+        exchanged = sum(self._exchange(one) for one in update.exchanges if isinstance(one, Exchange))
+        room = sum(one.seconds for one in self.backward[stage :: self.work.workload.plan.stages])
+        hidden = min(exchanged * self.device.overlap.value, room)
+        return StageEnd(exchanged - hidden, hidden, operator_seconds(update.update, self.device))
+
+
+def _added(passes: Sequence[tuple[Pass, int]]) -> Pass:
+    """The sum of passes, each as often as it is said."""
+    sums: tuple[dict[str, float], dict[str, float]] = ({}, {})
+    for one, times in passes:
+        for total, part in zip(sums, (one.compute, one.exchanged), strict=True):
+            for name, seconds in part.items():
+                total[name] = total.get(name, 0.0) + seconds * times
+    return Pass(*sums)

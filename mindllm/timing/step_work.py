@@ -1,0 +1,102 @@
+"""What a step consists of: the operators and exchanges of every place, and what its stages do once; no device is known yet."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
+
+from mindllm.timing.ends import embedding_work, head_work, place_parameters, replica_exchanges, update_operator
+from mindllm.timing.layer import backward_work, forward_work, repeated_work
+from mindllm.timing.work import HALF, Exchange, Operator, Work
+from mindllm.timing.workload import Workload
+
+
+@dataclass(frozen=True)
+class Part:
+    """A layer, or an end of the model: its passes for one micro-batch."""
+
+    forward: Work
+    backward: Work
+    repeated: Work = ()
+
+
+@dataclass(frozen=True)
+class StageUpdate:
+    """Once per step: exchanges between replicas, and the update of what a rank holds."""
+
+    parameters: float
+    exchanges: Work
+    update: Operator
+
+
+@dataclass(frozen=True)
+class StepWork:
+    """All that is timed of a step.
+
+    Attributes:
+        parts: layers that differ, and the ends, by any key.
+        places: how often each place (chunk x stages + stage) has each part.
+        sent: bytes of hidden states between stages that every tensor-parallel rank has whole.
+    """
+
+    workload: Workload
+    parts: dict[Hashable, Part]
+    places: tuple[Counter[Hashable], ...]
+    updates: tuple[StageUpdate, ...]
+    sent: Exchange
+
+
+@lru_cache(maxsize=256)
+def step_work(workload: Workload) -> StepWork:
+    """Takes a step apart."""
+    plan = workload.plan
+    counts = [count for row in plan.counts for count in row]
+    starts = [sum(counts[:place]) for place in range(len(counts) + 1)]
+    numbers = [range(start, end) for start, end in pairwise(starts)]
+    keys = [layer_key(workload, number) for number in range(len(plan.layers))]
+    parts: dict[Hashable, Part] = {}
+    for number, key in enumerate(keys):
+        if key not in parts:
+            parts[key] = layer_part(workload, number)
+    places = [Counter(keys[number] for number in held) for held in numbers]
+    for place, name, work in ((0, "embedding", _embedding(workload)), (-1, "head", _head(workload))):
+        parts[name] = Part(work, backward_work(work))
+        places[place][name] += 1
+    updates = []
+    for stage in range(plan.stages):
+        own = range(stage, len(counts), plan.stages)
+        parameters = sum(place_parameters(workload, place, numbers[place]) for place in own)
+        updates.append(
+            StageUpdate(parameters, replica_exchanges(parameters, workload), update_operator(parameters, workload))
+        )
+    sent = Exchange("between stages", "Send", HALF * _tokens(workload) * workload.architecture.hidden_size, "pp")
+    return StepWork(workload, parts, tuple(places), tuple(updates), sent)
+
+
+def layer_key(workload: Workload, number: int) -> Hashable:
+    """Equal for layers that take equally long."""
+    own = workload.plan.layers[number]
+    return workload.architecture.layers[number], own.recompute, tuple(sorted(own.patterns.items()))
+
+
+def layer_part(workload: Workload, number: int) -> Part:
+    """The passes of one layer."""
+    spec, own, strategy = workload.architecture.layers[number], workload.plan.layers[number], workload.strategy
+    forward = forward_work(spec, _tokens(workload), workload.seq_length, strategy, workload.numerics)
+    return Part(forward, backward_work(forward), repeated_work(forward, own, strategy.repeat_exchanges))
+
+
+def _tokens(workload: Workload) -> float:
+    """Of a micro-batch of one replica."""
+    return float(workload.strategy.micro_batch_size * workload.seq_length)
+
+
+def _embedding(workload: Workload) -> Work:
+    return embedding_work(workload.architecture, _tokens(workload), workload.strategy)
+
+
+def _head(workload: Workload) -> Work:
+    return head_work(workload.architecture, _tokens(workload), workload.strategy, workload.numerics)

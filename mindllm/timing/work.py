@@ -1,0 +1,61 @@
+"""What is timed, as values: operators that compute, and exchanges between devices. How long they take is another matter.
+
+An operator knows its arithmetic and traffic, an exchange its bytes and the axis of the mesh its group lies along.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Kind = Literal["matrix", "attention", "vector"]
+MATRIX: Kind = "matrix"
+ATTENTION: Kind = "attention"
+VECTOR: Kind = "vector"
+Axis = Literal["tp", "dp", "pp"]
+HALF = 2  # bytes of a number in half precision
+WHOLE = 4  # and in single precision
+
+
+@dataclass(frozen=True)
+class Operator:
+    """One operator on one device.
+
+    Attributes:
+        name: path inside its layer, as patterns of ``recompute_config`` see it.
+        flops: of matrix products, or of attention.
+        bytes: read and written.
+        sizes: rows, inner and columns of one product; empty for others.
+        dtype: of the operands.
+    """
+
+    name: str
+    kind: Kind
+    flops: float = 0.0
+    bytes: float = 0.0
+    sizes: tuple[float, float, float] | tuple[()] = ()
+    dtype: str = "bfloat16"
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """One collective: ``bytes`` of the whole tensor (what an AllGather yields, a ReduceScatter is given)."""
+
+    name: str
+    op: str
+    bytes: float
+    axis: Axis = "tp"
+
+
+Work = tuple[Operator | Exchange, ...]
+
+
+def product(name: str, rows: float, inner: float, columns: float, dtype: str, batch: float = 1.0) -> Operator:
+    """``batch`` products ``[rows, inner] x [inner, columns]`` with operands in half precision."""
+    traffic = HALF * batch * (rows * inner + inner * columns + rows * columns)
+    return Operator(name, MATRIX, 2.0 * batch * rows * inner * columns, traffic, (rows, inner, columns), dtype)
+
+
+def elementwise(name: str, size: float, passes: float) -> Operator:
+    """Reads and writes ``passes`` tensors of ``size`` bytes in all."""
+    return Operator(name, VECTOR, bytes=size * passes)

@@ -1,0 +1,81 @@
+"""A training step as the model of time sees it: architecture, strategy, the plan of layers, and what the software fuses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mindllm.config.architecture import Architecture
+from mindllm.parallel.layer_plan import LayerPlan
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """How a step is spread over devices.
+
+    Attributes:
+        micro_batches: that go through the pipeline together.
+        accumulation: how often that is done before an update.
+        micro_batch_size: sequences of a replica in one of them.
+        sequence_parallel: norms and residuals split over tensor-parallel ranks.
+        optimizer_shard: optimizer state split over replicas.
+        vocabulary_parallel: embedding table split over tensor-parallel ranks.
+        repeat_exchanges: whether what is computed again exchanges again between tensor-parallel ranks.
+    """
+
+    data_parallel: int = 1
+    model_parallel: int = 1
+    pipeline_stage: int = 1
+    micro_batches: int = 1
+    accumulation: int = 1
+    micro_batch_size: int = 1
+    sequence_parallel: bool = False
+    optimizer_shard: bool = False
+    vocabulary_parallel: bool = True
+    repeat_exchanges: bool = True
+
+    @property
+    def devices(self) -> int:
+        return self.data_parallel * self.model_parallel * self.pipeline_stage
+
+    @property
+    def global_batch(self) -> int:
+        """Sequences of a step."""
+        return self.data_parallel * self.micro_batches * self.accumulation * self.micro_batch_size
+
+
+@dataclass(frozen=True)
+class Numerics:
+    """What is computed in which type, and with which kernels.
+
+    Attributes:
+        compute: type of matrix products.
+        gradient_bytes: of a gradient as replicas exchange it.
+        fused_attention: whether scores stay on chip.
+        dropout: whether attention and residuals have it.
+    """
+
+    compute: str = "bfloat16"
+    gradient_bytes: int = 4
+    fused_attention: bool = True
+    dropout: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Workload:
+    """All that decides how long a step takes, but the device; equal to itself alone, so that its work is taken apart once."""
+
+    architecture: Architecture
+    seq_length: int
+    strategy: Strategy
+    plan: LayerPlan
+    numerics: Numerics = Numerics()
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of a step."""
+        return self.strategy.global_batch * self.seq_length
+
+    @property
+    def model_flops(self) -> float:
+        """Of a step, without what is computed again."""
+        return self.architecture.flops_per_token(self.seq_length) * self.tokens

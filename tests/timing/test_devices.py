@@ -1,0 +1,101 @@
+"""Described devices: shipped ones are whole, wrong ones are refused by key, exchanges take the links they cross."""
+
+import pytest
+
+from mindllm.errors import UserError
+from mindllm.timing.calibrate import constants, uncalibrated
+from mindllm.timing.device import DEFAULT, DEVICES, read_device, shipped_devices
+from mindllm.timing.exchanges import Group, exchange_seconds
+from mindllm.timing.operators import operator_seconds
+from mindllm.timing.work import MATRIX, Operator, elementwise, product
+
+DEVICE = read_device(DEFAULT)
+MEGABYTES = 64e6
+
+
+@pytest.mark.parametrize("name", shipped_devices())
+def test_a_shipped_device_trains_in_half_precision_on_any_number_of_nodes(name):
+    device = read_device(name)
+    assert device.matrix_rate("bfloat16") == device.matrix_rate("float16")
+    assert exchange_seconds("AllReduce", MEGABYTES, Group(4096), device) > exchange_seconds(
+        "AllReduce", MEGABYTES, Group(8), device
+    )
+
+
+def test_the_five_devices_of_the_docs_are_shipped():
+    assert shipped_devices() == ["a100_80g", "atlas_800t_a2", "atlas_900_a2_pod", "atlas_900_a3", "h100"]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (("devices: 8", "devices: 1"), "links.0.devices"),
+        (("devices: null", "devices: 4"), "each must join more"),
+        (("name: Atlas 800T A2", "named: x"), "name"),
+        (("353.9e12", "-1"), "matrix_flops.float16.value"),
+        (("matrix: {value: 0.6", "matrix: {value: 7.6"), "efficiency.matrix.value"),
+        (("vector_flops:", "vector_flop:"), "vector_flops"),
+        (("topology: mesh", "topology: torus"), "links.0.topology"),
+    ],
+)
+def test_a_bad_device_is_refused_by_key(tmp_path, change, said):
+    path = tmp_path / "device.yaml"
+    path.write_text((DEVICES / f"{DEFAULT}.yaml").read_text(encoding="utf-8").replace(*change), encoding="utf-8")
+    with pytest.raises(UserError, match=said):
+        read_device(str(path))
+
+
+def test_an_unknown_device_is_named_with_the_nearest():
+    with pytest.raises(UserError, match="atlas_800t_a2"):
+        read_device("atlas_800t")
+
+
+def test_a_figure_or_link_that_is_missing_is_an_error():
+    with pytest.raises(UserError, match="matrix_flops has no float8"):
+        DEVICE.matrix_rate("float8")
+    alone = DEVICE.model_copy(update={"links": DEVICE.links[:1]})
+    with pytest.raises(UserError, match="no link joins 16 devices"):
+        exchange_seconds("AllGather", MEGABYTES, Group(16), alone)
+
+
+@pytest.mark.parametrize(
+    ("op", "group", "ports", "share"),
+    [
+        ("AllGather", Group(4), 3, 3 / 4),  # to each of three over its own link
+        ("AllReduce", Group(4), 3, 2 * 3 / 4),
+        ("AllGather", Group(8), 7, 7 / 8),
+    ],
+)
+def test_a_mesh_has_a_link_for_every_neighbour(op, group, ports, share):
+    link = DEVICE.links[0]
+    rounds = 2 if op == "AllReduce" else 1
+    expected = rounds * link.latency.value + share * MEGABYTES / (ports * link.bandwidth.value * link.efficiency.value)
+    assert exchange_seconds(op, MEGABYTES, group, DEVICE) == pytest.approx(expected)
+
+
+def test_a_group_over_nodes_sends_a_part_of_the_tensor_over_the_outer_link():
+    """Two nodes of eight: a ReduceScatter and AllGather inside, an eighth of an AllReduce between."""
+    inner, outer = DEVICE.links
+    inside = 2 * 7 / 8 * MEGABYTES / (7 * inner.bandwidth.value * inner.efficiency.value) + 2 * inner.latency.value
+    between = 2 * 1 / 2 * MEGABYTES / 8 / (outer.bandwidth.value * outer.efficiency.value) + 2 * outer.latency.value
+    assert exchange_seconds("AllReduce", MEGABYTES, Group(16), DEVICE) == pytest.approx(inside + between)
+    apart = exchange_seconds("AllReduce", MEGABYTES, Group(2, 8), DEVICE)
+    assert apart == pytest.approx(between + 7 / 8 * MEGABYTES / (outer.bandwidth.value * outer.efficiency.value))
+
+
+def test_a_product_is_bound_by_its_operations_or_by_memory():
+    reached = DEVICE.efficiency
+    large = product("", 8192, 8192, 8192, "bfloat16")
+    small = 1 + 3 * reached.half_size.value / 8192
+    expected = large.flops / (DEVICE.matrix_rate("bfloat16") * reached.matrix.value) * small
+    assert operator_seconds(large, DEVICE) == pytest.approx(expected + reached.launch.value)
+    moving = Operator("", MATRIX, 1.0, 1e9, (1e6, 1e6, 1e6))
+    streamed = elementwise("", 1e9, 1.0)
+    assert operator_seconds(moving, DEVICE) == pytest.approx(operator_seconds(streamed, DEVICE))
+
+
+def test_a_calibrated_device_remembers_what_was_assumed():
+    assumed = uncalibrated(DEVICE)
+    assert assumed.efficiency.matrix.value == DEVICE.efficiency.matrix.assumed != DEVICE.efficiency.matrix.value
+    assert list(constants(assumed)) == list(constants(DEVICE))
+    assert "host" not in constants(DEVICE)  # described as nothing, it stays nothing

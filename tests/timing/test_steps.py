@@ -1,0 +1,130 @@
+"""Predicted steps: what they are made of, how they follow a strategy, and how calibration finds constants again."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from mindllm.config import RecomputeConfig, layer_counts
+from mindllm.config.model import ModelConfig
+from mindllm.errors import UserError
+from mindllm.parallel.layer_plan import read_plan
+from mindllm.timing.calibrate import Measured, calibrate, constants, uncalibrated, with_constants
+from mindllm.timing.device import DEFAULT, read_device
+from mindllm.timing.layer import backward_work, forward_work, repeated_work
+from mindllm.timing.memory import stage_bytes
+from mindllm.timing.step import blocked, step_seconds, step_time
+from mindllm.timing.work import Exchange, Operator
+from mindllm.timing.workload import Numerics, Strategy, Workload
+
+DEVICE = read_device(DEFAULT)
+SIZES = {"vocab_size": 32000, "hidden_size": 4096, "num_heads": 32, "intermediate_size": 11008, "seq_length": 2048}
+
+
+def workload(layers=8, recompute=None, chunks=1, **strategy):
+    """A decoder of Llama's widths."""
+    sizes = Strategy(**strategy)
+    architecture = ModelConfig.model_validate({**SIZES, "num_layers": layers}).architecture
+    counts = layer_counts(layers, sizes.pipeline_stage, chunks, 0)
+    plan = read_plan(counts, RecomputeConfig.model_validate(recompute or {}), lambda key, said: UserError(key + said))
+    return Workload(architecture, SIZES["seq_length"], sizes, plan)
+
+
+def test_products_of_a_layer_have_the_flops_that_the_architecture_counts():
+    """Attention in one kernel leaves out half of the scores, and its backward pass has five products for two."""
+    run = workload(layers=1)
+    forward = forward_work(run.architecture.layers[0], 2048.0, 2048, run.strategy, run.numerics)
+    both = [one for one in (*forward, *backward_work(forward)) if isinstance(one, Operator)]
+    products = sum(one.flops for one in both if one.sizes)
+    spec = run.architecture.layers[0]
+    scores = 12.0 * spec.attention.num_heads * spec.attention.head_dim * 2048
+    assert products == pytest.approx(2048 * (spec.flops_per_token(2048) - scores))
+    assert sum(one.flops for one in both if one.kind == "attention") == pytest.approx(
+        2048 * scores / 12 * 4 * 0.5 * 3.5
+    )
+
+
+def test_tensor_parallel_ranks_share_products_and_exchange_twice_a_pass():
+    strategy = Strategy(model_parallel=4)
+    run = workload(layers=1)
+    alone, shared = (
+        forward_work(run.architecture.layers[0], 64.0, 64, one, run.numerics) for one in (run.strategy, strategy)
+    )
+    flops = [sum(one.flops for one in work if isinstance(one, Operator)) for work in (alone, shared)]
+    assert flops[0] == pytest.approx(4 * flops[1])
+    assert [one.op for one in shared if isinstance(one, Exchange)] == ["AllReduce", "AllReduce"]
+    gathered = forward_work(
+        run.architecture.layers[0], 64.0, 64, replace(strategy, sequence_parallel=True), run.numerics
+    )
+    assert [one.op for one in gathered if isinstance(one, Exchange)] == ["AllGather", "ReduceScatter"] * 2
+
+
+@pytest.mark.parametrize(
+    ("recompute", "expected"),
+    [
+        ({}, set()),
+        ({"select_recompute": True}, {"feed_forward.mul", "feed_forward.w1.activation.silu"}),
+        ({"select_comm_recompute": True}, set()),
+        ({"recompute": True, "select_recompute_exclude": [r"feed_forward\.mul"]}, {"feed_forward.w1.activation.silu"}),
+    ],
+)
+def test_what_is_computed_again_is_what_the_patterns_say(recompute, expected):
+    run = workload(layers=1, recompute=recompute)
+    forward = forward_work(run.architecture.layers[0], 64.0, 64, run.strategy, run.numerics)
+    again = {one.name for one in repeated_work(forward, run.plan.layers[0]) if one.name.startswith("feed_forward")}
+    assert {name for name in again if name.endswith((".mul", "silu"))} == {
+        name for name in expected if name.endswith((".mul", "silu"))
+    }
+
+
+def test_recomputation_costs_time_and_saves_memory():
+    kept, again = (workload(recompute=how, micro_batches=4) for how in (None, {"recompute": True}))
+    assert step_time(again, DEVICE).seconds > 1.2 * step_time(kept, DEVICE).seconds
+    assert stage_bytes(again)[0] < stage_bytes(kept)[0]
+
+
+def test_a_pipeline_waits_for_its_first_and_last_micro_batch():
+    """Equal stages but for the ends: (m + p - 1) passes of a stage, and at least the bubble of Narayanan et al. (2021)."""
+    sizes = {"pipeline_stage": 4, "micro_batches": 16}
+    step = step_time(workload(layers=16, **sizes), DEVICE)
+    middle = step.forward[1].seconds + step.backward[1].seconds
+    assert step.line.makespan >= 19 * middle
+    assert step.seconds == pytest.approx(
+        step.line.makespan + max(end.seconds for end in step.ends) + DEVICE.step_overhead.value
+    )
+
+
+def test_accumulation_repeats_passes_but_not_the_update():
+    once, twice = (step_time(workload(accumulation=count), DEVICE) for count in (1, 2))
+    assert twice.seconds - once.seconds == pytest.approx(once.line.makespan)
+    assert twice.workload.tokens == 2 * once.workload.tokens
+
+
+def test_steps_on_several_devices_at_once_are_those_of_each():
+    run = workload(layers=8, pipeline_stage=4, micro_batches=8)
+    devices = [DEVICE, uncalibrated(DEVICE), read_device("a100_80g")]
+    assert step_seconds(run, devices) == pytest.approx([step_time(run, device).seconds for device in devices])
+
+
+def test_a_dtype_that_the_device_lacks_is_an_error():
+    with pytest.raises(UserError, match="has no float8"):
+        step_time(replace(workload(), numerics=Numerics("float8")), DEVICE)
+
+
+def test_the_ends_of_a_pipeline_wait_for_one_neighbour():
+    assert blocked(3, 1.0).tolist() == [[1.0, 2.0, 1.0], [1.0, 2.0, 1.0]]
+
+
+def test_calibration_finds_the_device_that_made_the_steps():
+    truth = with_constants(uncalibrated(DEVICE), {"matrix": 0.62, "HCCS": 0.55}, "the truth")
+    runs = [workload(layers=4, micro_batch_size=size) for size in (1, 4)]
+    runs += [workload(layers=4, model_parallel=size, micro_batches=2) for size in (2, 4, 8)]
+    rows = [Measured(str(number), run, float(step_seconds(run, [truth])[0])) for number, run in enumerate(runs)]
+    before = np.array([step_seconds(row.workload, [uncalibrated(DEVICE)])[0] / row.seconds for row in rows])
+    found = calibrate(uncalibrated(DEVICE), rows, "measured here")
+    after = np.array([step_seconds(row.workload, [found.device])[0] / row.seconds for row in rows])
+    assert abs(before - 1).max() > 0.1
+    assert abs(after - 1).max() < 0.02
+    assert found.device.efficiency.matrix.assumed == found.before["matrix"]
+    assert found.device.efficiency.matrix.source == "measured here"
+    assert all(constant.of(found.device) <= constant.most for constant in constants(found.device).values())

@@ -1,0 +1,131 @@
+"""Published training steps as workloads: tables of MindFormers on Atlas, of Korthikanti et al. (2022), of vTrain (2024)."""
+
+from __future__ import annotations
+
+import ast
+import csv
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from mindllm.config import RecomputeConfig, layer_counts
+from mindllm.config.architecture import Architecture
+from mindllm.config.layers import FeedForwardSpec
+from mindllm.config.model import ModelConfig
+from mindllm.errors import UserError
+from mindllm.parallel.layer_plan import LayerPlan, read_plan
+from mindllm.timing.calibrate import Measured
+from mindllm.timing.workload import Numerics, Strategy, Workload
+
+MEGATRON = Numerics("float16", gradient_bytes=2, fused_attention=False, dropout=True)
+SELECTIVE = (
+    r"attention\.(scores|softmax|dropout|context)",
+)  # of Korthikanti et al.: what attention computes per pair of tokens
+VOCABULARY, SEQUENCE = 51200, 2048
+Row = Mapping[str, str]
+
+
+def read_rows(path: Path) -> list[Row]:
+    """The rows of a CSV.
+
+    Raises:
+        UserError: the file cannot be read or has no rows.
+    """
+    try:
+        rows: list[Row] = list(csv.DictReader(path.read_text(encoding="utf-8").splitlines()))
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}") from None
+    if not rows:
+        raise UserError(f"{path}: has no rows")
+    return rows
+
+
+def gpt(hidden: int, heads: int, layers: int, vocabulary: int, sequence: int) -> Architecture:
+    """A GPT-3: learned positions, LayerNorm, four times as wide between."""
+    learned = {"position_embedding_type": "learned_absolute", "max_position_embedding": sequence}
+    sizes = {"hidden_size": hidden, "num_heads": heads, "num_layers": layers, "vocab_size": vocabulary}
+    found = ModelConfig.model_validate({**sizes, **learned, "seq_length": sequence}).architecture
+    feed_forward = FeedForwardSpec(hidden, 4 * hidden, "gelu_tanh", gated=False, bias=True)
+    return replace(found, layers=tuple(replace(layer, feed_forward=feed_forward) for layer in found.layers))
+
+
+def even_plan(layers: int, stages: int, chunks: int, full: bool, selected: tuple[str, ...] = ()) -> LayerPlan:
+    """Equal stages; the layers that are left over are on the first ones."""
+    left = layers % (stages * chunks)
+    rows = [[int(chunk * stages + stage < left) for stage in range(stages)] for chunk in range(chunks)]
+    recompute = RecomputeConfig.model_validate({"recompute": full, "select_recompute": list(selected) or False})
+    offset = tuple(map(tuple, rows)) if chunks > 1 else tuple(rows[0])
+    return read_plan(layer_counts(layers, stages, chunks, offset), recompute, lambda key, said: UserError(key + said))
+
+
+def korthikanti(row: Row) -> Iterator[Measured]:
+    """Fully recomputed, and selectively with sequence parallelism."""
+    hidden, heads, layers, tp, pp = (int(row[key]) for key in ("hidden", "heads", "layers", "tp", "pp"))
+    micro, replicas = int(row["mbs"]), int(row["gpus"]) // tp // pp
+    for name, key, full in (("full", "full_recompute_s", True), ("selective", "sp_selective_s", False)):
+        strategy = Strategy(
+            replicas, tp, pp, int(row["gbs"]) // replicas // micro, 1, micro, sequence_parallel=not full
+        )
+        plan = even_plan(layers, pp, int(row["interleave"]), full, () if full else SELECTIVE)
+        workload = Workload(gpt(hidden, heads, layers, VOCABULARY, SEQUENCE), SEQUENCE, strategy, plan, MEGATRON)
+        yield Measured(f"{row['model']}, {name}", workload, float(row[key]))
+
+
+def vtrain(row: Row) -> Measured:
+    """Everything is recomputed: nothing else fits the memory of these rows."""
+    keys = ("hidden size", "attention heads", "# layers", "sequence length")
+    hidden, heads, layers, sequence = (int(row[key]) for key in keys)
+    tp, dp, pp = (int(row[f"{kind} parallelism"]) for kind in ("tensor", "data", "pipeline"))
+    micro, batch = int(row["micro batch"]), int(row["global batch"])
+    strategy = Strategy(dp, tp, pp, batch // dp // micro, 1, micro)
+    architecture = gpt(hidden, heads, layers, VOCABULARY, sequence)
+    workload = Workload(architecture, sequence, strategy, even_plan(layers, pp, 1, full=True), MEGATRON)
+    name = f"{row['Parameters (billion)']}B, dp{dp} tp{tp} pp{pp}, micro-batch {micro}"
+    return Measured(name, workload, float(row["iteration time (ms)"]) / 1e3)
+
+
+def atlas(row: Row) -> Measured | None:
+    """A row of MindFormers' tables; None for a mixture of experts, which is not modelled."""
+    if row["ep"]:
+        return None
+    pp, sequence = int(row["pp"]), int(row["seq_length"])
+    given = {"intermediate_size": row["ffn"], "n_kv_heads": row["n_kv_heads"]}
+    keys = ("vocab_size", "hidden_size", "num_layers", "num_heads", "seq_length")
+    fields: dict[str, Any] = {key: int(row[key]) for key in keys} | {key: int(at) for key, at in given.items() if at}
+    chunks = int(row["pp_interleave_num"] or 1)
+    counts = layer_counts(fields["num_layers"], pp, chunks, _offset(row["offset"]))
+    plan = read_plan(
+        counts, _recomputation(row["recompute"]), lambda key, said: UserError(f"{row['model']}: {key} {said}")
+    )
+    strategy = Strategy(
+        int(row["dp"]),
+        int(row["mp"]),
+        pp,
+        micro_batches=int(row["micro_batch_num"]) if pp > 1 else 1,
+        accumulation=int(row["gradient_accumulation"] or 1),
+        micro_batch_size=int(row["batch_size"]),
+        sequence_parallel=row["use_seq_parallel"] == "True" and int(row["mp"]) > 1,
+        optimizer_shard=row["optimizer_parallel"] == "True",
+        vocabulary_parallel=False,
+    )
+    gradients = 4 if row["param_init_type"] == "float32" else 2
+    numerics = Numerics(row["compute_dtype"], gradients, row["flash_attention"] == "True")
+    workload = Workload(ModelConfig.model_validate(fields).architecture, sequence, strategy, plan, numerics)
+    return Measured(row["model"], workload, workload.tokens / strategy.devices / float(row["tokens_per_s_per_device"]))
+
+
+def _offset(text: str) -> Any:
+    value = ast.literal_eval(text or "0")
+    if not isinstance(value, list):
+        return value
+    return tuple(tuple(part) if isinstance(part, list) else part for part in value)
+
+
+def _recomputation(text: str) -> RecomputeConfig:
+    """From ``full=… sel=… comm=…``; what is not said is not recomputed."""
+    said = dict(re.findall(r"(\w+)=(\[.*?\]|\w+)", text))
+    names = {"full": "recompute", "sel": "select_recompute", "comm": "select_comm_recompute"}
+    values = {names[key]: ast.literal_eval(value) or False for key, value in said.items() if key in names}
+    return RecomputeConfig.model_validate(values)

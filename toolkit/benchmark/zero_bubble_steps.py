@@ -1,0 +1,88 @@
+"""Throughput of four pipeline schedules from the measured passes of Qi et al. (2024, table 6), beside what they measured.
+
+The passes are means over stages. First and last stage hold a layer less and the embedding or the head instead; how long those
+take relative to a layer is the operator model's. Every pass also waits for its send and its receive, as Megatron-LM's do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from mindllm.console import track
+from mindllm.planning.schedules.orders import stage_orders, timetable
+from mindllm.planning.schedules.simulate import simulate
+from mindllm.planning.zero_bubble.operation_order import StageCosts
+from mindllm.planning.zero_bubble.schedule_search import best_orders
+from mindllm.timing.calibrate import uncalibrated
+from mindllm.timing.device import Device, read_device
+from mindllm.timing.operators import operator_seconds
+from mindllm.timing.step import blocked
+from mindllm.timing.step_work import Part, step_work
+from mindllm.timing.work import Operator
+from mindllm.timing.workload import Strategy, Workload
+from toolkit.benchmark.published_steps import MEGATRON, even_plan, gpt
+
+SEQUENCE = 1024
+VOCABULARY = 32_000  # the table does not say: that of a SentencePiece model of the usual size
+SCHEDULES = {"1F1B": "1F1B", "1F1BI": "interleaved", "ZB1p": "ZB-1p", "ZB2p": "ZB-2p"}
+
+
+def zero_bubble_rows(
+    rows: Sequence[Mapping[str, str]],
+) -> tuple[str, Sequence[str], list[tuple[str, ...]]]:
+    """A table with a line for each row: measured and predicted samples a second and device."""
+    device, lines, found = uncalibrated(read_device("a100_80g")), list[tuple[str, ...]](), list[float]()
+    for row in track(rows, "searching schedules"):
+        cells = []
+        for name, predicted in throughputs(row, device):
+            error = predicted / float(row[f"thr_{name}"]) - 1
+            found.append(error)
+            cells.append(f"{float(row[f'thr_{name}']):g} / {predicted:.3g} ({100 * error:+.1f}%)")
+        lines.append((f"{row['model']}, {row['p']} stages, {row['m']} micro-batches", *cells))
+    sizes = 100 * np.abs(found)
+    columns = ("samples/s/device, measured / predicted", *SCHEDULES.values())
+    total = f"{sizes.mean():.2f} / {np.median(sizes):.2f} / {sizes.max():.2f}%"
+    lines.append(("mean / median / worst of all", total, "", "", ""))
+    return "Zero bubble, throughput from its F, B, W times", columns, lines
+
+
+def throughputs(row: Mapping[str, str], device: Device) -> Iterator[tuple[str, float]]:
+    """Samples a second and device under each schedule."""
+    stages, micro, size, layers = (int(row[key]) for key in ("p", "m", "mbs", "layers"))
+    forward, backward, weight, send = (float(row[key]) for key in ("TF", "TB", "TW", "Tcomm"))
+    depth = (layers + 2) // stages
+    shares = place_shares(row, device, depth, stages)
+    samples = 1e3 * micro * size / stages  # times are milliseconds
+    for name, chunks in (("1F1B", 1), ("1F1BI", depth)):
+        own = shares.reshape(depth, stages).sum(axis=0) if chunks == 1 else shares
+        passes = np.array([forward * own, (backward + weight) * own]) + blocked(len(own), send)
+        table = timetable(stage_orders("1f1b", stages, chunks, micro), chunks)
+        yield name, samples / simulate(table, passes[0], passes[1]).makespan
+    own = shares.reshape(depth, stages).sum(axis=0)
+    waits = blocked(stages, send)
+    held = (34 * int(row["hidden"]) + 5 * int(row["heads"]) * SEQUENCE) * np.ones(stages)
+    kept = 32 * int(row["hidden"]) * np.ones(stages)
+    f, b, w = forward * own + waits[0], backward * own + waits[1], weight * own
+    for name, multiple in (("ZB1p", 1), ("ZB2p", 2)):
+        costs = StageCosts(f, b, w, held, kept, multiple * stages * held, 0.0)
+        line = simulate(timetable(best_orders(costs, micro), 1), f, b + w, w)
+        yield name, samples / line.longest_stage()
+
+
+def place_shares(row: Mapping[str, str], device: Device, depth: int, stages: int) -> np.ndarray:
+    """Time of every place (chunk x stages + stage) of a layer each, relative to the mean of all stages: ``[places]``."""
+    architecture = gpt(int(row["hidden"]), int(row["heads"]), 2, VOCABULARY, SEQUENCE)
+    strategy = Strategy(pipeline_stage=2, micro_batch_size=int(row["mbs"]))
+    parts = step_work(Workload(architecture, SEQUENCE, strategy, even_plan(2, 2, 1, full=False), MEGATRON)).parts
+    embedding, head = (_seconds(parts[name], device) for name in ("embedding", "head"))
+    layer = next(_seconds(part, device) for name, part in parts.items() if name not in ("embedding", "head"))
+    shares = np.ones(depth * stages)
+    shares[0], shares[-1] = embedding / layer, head / layer
+    return shares / (shares.sum() / stages)
+
+
+def _seconds(part: Part, device: Device) -> float:
+    work = (*part.forward, *part.backward)
+    return sum(operator_seconds(one, device) for one in work if isinstance(one, Operator))

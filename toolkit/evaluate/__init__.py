@@ -1,0 +1,1 @@
+"""Evaluates a model on the tasks that people report."""

@@ -1,0 +1,91 @@
+"""The command line ``python -m toolkit.step_time``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from mindllm.command import CommandParser, output_file, run_command
+from mindllm.config import load_config
+from mindllm.console import output, print_json
+from mindllm.tables import Table, figures, texts
+from mindllm.timing.calibrate import uncalibrated
+from mindllm.timing.configured import workload_of
+from mindllm.timing.device import DEFAULT, read_device, shipped_devices
+from mindllm.timing.step import StepTime, step_time
+from toolkit.step_time import calibrate
+from toolkit.step_time.explain import changes
+from toolkit.step_time.stage_times import report, stage_times, table
+from toolkit.step_time.timeline import write_timeline
+
+CALIBRATE = "calibrate"
+EXAMPLES = """example:
+  python -m toolkit.step_time --config configs/llama2/pretrain_llama2_70b_64p.yaml
+  python -m toolkit.step_time --config run.yaml --device a100_80g --explain --timeline step.json
+  python -m toolkit.step_time calibrate --measured steps.csv --output my_device.yaml
+"""
+
+
+def make_parser() -> CommandParser:
+    """Returns the parser of predictions."""
+    parser = CommandParser(
+        prog="python -m toolkit.step_time",
+        description="How long a training step takes on a described device, and where the time goes. Further options change "
+        "keys of the configuration, as with run_llm.py. Exit code 0: predicted, 2: wrong input.",
+        epilog=EXAMPLES,
+    )
+    parser.add_argument("--config", required=True, metavar="YAML", help="the run")
+    parser.add_argument(
+        "--device",
+        default=DEFAULT,
+        metavar="FILE",
+        help=f"a YAML, or one of {', '.join(shipped_devices())} (default: %(default)s)",
+    )
+    parser.add_argument("--zero_shot", action="store_true", help="the device as it was before it was calibrated")
+    parser.add_argument("--explain", action="store_true", help="what one change would bring")
+    parser.add_argument("--timeline", type=output_file, metavar="FILE", help="a trace for Perfetto (ui.perfetto.dev)")
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of the tables")
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Predicts a step, or calibrates a device."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if given[:1] == [CALIBRATE]:
+        return calibrate.main(given[1:])
+    options, overrides = make_parser().parse_known_args(given)
+    device = read_device(options.device)
+    if options.zero_shot:
+        device = uncalibrated(device)
+    step = step_time(workload_of(load_config(options.config, overrides)), device)
+    stages = stage_times(step)
+    found = changes(step) if options.explain else {}
+    if options.timeline:
+        write_timeline(step, options.timeline)
+    if options.json:
+        print_json(report(step, stages, found))
+        return 0
+    output.print(headline(step))
+    output.print(table(stages))
+    if found:
+        rows = [
+            (name, f"{seconds:.3f}", f"{100 * (step.seconds / seconds - 1):+.1f}%") for name, seconds in found.items()
+        ]
+        output.print(Table("one change alone", [*texts("change"), *figures("step s", "speed")], rows))
+    output.print(
+        "operators: from the architecture, not from a compiled graph; memory: by formula, python -m toolkit.dry_run measures it"
+    )
+    return 0
+
+
+def headline(step: StepTime) -> str:
+    """The step in a line."""
+    strategy = step.workload.strategy
+    return (
+        f"{step.device.name}, {strategy.devices} devices: {step.seconds:.3f} s a step, {step.tokens_per_device:,.0f} "
+        f"tokens/s/device, {100 * step.utilisation:.1f}% model FLOPs utilisation"
+    )
+
+
+if __name__ == "__main__":
+    run_command(main)

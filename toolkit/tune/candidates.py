@@ -1,0 +1,123 @@
+"""The strategies of a run on a number of devices, and why those are left out that cannot be."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+
+from mindllm.config import RunConfig
+from mindllm.timing.device import Device
+from mindllm.timing.workload import Strategy
+
+MICRO_BATCH_SIZES = (1, 2, 4, 8)
+CHUNKS = (1, 2, 3, 4)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One strategy; ``micro_batches`` are accumulated where there is no pipeline."""
+
+    data_parallel: int
+    model_parallel: int
+    pipeline_stage: int
+    chunks: int
+    micro_batch_size: int
+    micro_batches: int
+    sequence_parallel: bool
+    optimizer_shard: bool
+
+    @property
+    def name(self) -> str:
+        chunks = f" x {self.chunks} chunks" if self.chunks > 1 else ""
+        marks = ", seq" * self.sequence_parallel + ", shard" * self.optimizer_shard
+        return (
+            f"dp{self.data_parallel} tp{self.model_parallel} pp{self.pipeline_stage}{chunks}, "
+            f"{self.micro_batches} of {self.micro_batch_size}{marks}"
+        )
+
+    def strategy(self, config: RunConfig) -> Strategy:
+        """What the model of time is told."""
+        piped = self.pipeline_stage > 1
+        return Strategy(
+            self.data_parallel,
+            self.model_parallel,
+            self.pipeline_stage,
+            micro_batches=self.micro_batches if piped else 1,
+            accumulation=1 if piped else self.micro_batches,
+            micro_batch_size=self.micro_batch_size,
+            sequence_parallel=self.sequence_parallel,
+            optimizer_shard=self.optimizer_shard,
+            vocabulary_parallel=not config.parallel_config.vocab_emb_dp,
+            repeat_exchanges=config.recompute_config.mp_comm_recompute,
+        )
+
+    def overrides(self) -> dict[str, object]:
+        """The keys of the run YAML, but for the plan of layers."""
+        piped = self.pipeline_stage > 1
+        return {
+            "use_parallel": True,
+            "parallel_config.data_parallel": self.data_parallel,
+            "parallel_config.model_parallel": self.model_parallel,
+            "parallel_config.pipeline_stage": self.pipeline_stage,
+            "parallel_config.micro_batch_num": self.micro_batches if piped else 1,
+            "parallel_config.use_seq_parallel": self.sequence_parallel,
+            "runner_config.batch_size": self.micro_batch_size,
+            "runner_config.gradient_accumulation_steps": 1 if piped else self.micro_batches,
+            "parallel.enable_parallel_optimizer": self.optimizer_shard,
+            "model.model_config.pp_interleave_num": self.chunks,
+            "parallel.pipeline_config.pipeline_interleave": self.chunks > 1,
+        }
+
+    def tree(self) -> dict[str, object]:
+        return asdict(self)
+
+
+def candidates(
+    config: RunConfig, devices: int, batch: int, device: Device, left_out: Counter[str]
+) -> Iterator[Candidate]:
+    """All strategies that divide what they must; ``left_out`` counts the others by reason."""
+    widest = device.links[0].devices or devices
+    for tensor in _divisors(devices):
+        if reason := _tensor_reason(config, tensor, widest):
+            left_out[reason] += 1
+            continue
+        for stages in _divisors(devices // tensor):
+            if stages > config.model.config.num_layers:
+                left_out["more stages than layers"] += 1
+                continue
+            yield from _split(config, devices // tensor // stages, tensor, stages, batch, left_out)
+
+
+def _split(
+    config: RunConfig, replicas: int, tensor: int, stages: int, batch: int, left_out: Counter[str]
+) -> Iterator[Candidate]:
+    for size in MICRO_BATCH_SIZES:
+        if batch % (replicas * size):
+            left_out["the global batch is not divisible by replicas x micro-batch"] += 1
+            continue
+        micro = batch // replicas // size
+        if stages > 1 and micro < stages:
+            left_out["fewer micro-batches than stages"] += 1
+            continue
+        for chunks in CHUNKS if stages > 1 else CHUNKS[:1]:
+            if chunks > 1 and (stages * chunks > config.model.config.num_layers or micro % stages):
+                left_out["chunks need a layer each, and micro-batches in groups of the stages"] += 1
+                continue
+            for sequence in (False, True) if tensor > 1 else (False,):
+                for shard in (False, True) if replicas > 1 else (False,):
+                    yield Candidate(replicas, tensor, stages, chunks, size, micro, sequence, shard)
+
+
+def _tensor_reason(config: RunConfig, tensor: int, widest: int) -> str:
+    model = config.model.config
+    if tensor > widest:
+        return "tensor-parallel ranks of several nodes"
+    for key in ("num_heads", "n_kv_heads", "intermediate_size", "vocab_size", "seq_length"):
+        if getattr(model, key) % tensor:
+            return f"{key} is not divisible by the tensor-parallel ranks"
+    return ""
+
+
+def _divisors(number: int) -> list[int]:
+    return [divisor for divisor in range(1, number + 1) if number % divisor == 0]
