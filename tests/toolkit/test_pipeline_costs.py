@@ -132,8 +132,8 @@ def test_layers_of_two_types_are_planned_within_their_memory_and_order():
 
 
 def test_dense_layers_before_experts_are_types_of_their_own():
-    experts = {"expert_num": 4, "num_experts_chosen": 2, "first_k_dense_replace": 3}
-    config = pipeline(stages=2, layers=8, model=experts)
+    experts = {"model_type": "qwen3_moe", "qk_layernorm": True, "expert_num": 4, "num_experts_chosen": 2}
+    config = pipeline(stages=2, layers=8, model={**experts, "moe_layer_freq": [0, 0, 0, 1, 1, 1, 1, 1]})
     found = costs.configured_problem(config, DEVICE, FormulaSimulations())
     assert [(layer.name, layer.count) for layer in found.problem.layers] == [("global", 3), ("global experts", 5)]
     plan = Plan((("full", "none", "none", "none"), ("none",) * 4))
