@@ -15,6 +15,9 @@ def workload_of(config: RunConfig) -> Workload:
         UserError: the run has something that is not modelled.
     """
     sizes, model, runner = config.parallel_config, config.model.config, config.runner_config
+    if model.expert_num > 1:
+        key, value = "model.model_config.expert_num", model.expert_num
+        raise config.error(key, f"the time of experts is not modelled (value {value}); plans and dry runs take them")
     if config.parallel.pipeline_config.pipeline_scheduler != "1f1b":
         key, value = "parallel.pipeline_config.pipeline_scheduler", config.parallel.pipeline_config.pipeline_scheduler
         raise config.error(key, f"only the time of 1f1b is modelled (value {value}); write 1f1b")

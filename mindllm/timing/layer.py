@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 
 from mindllm.config.layers import AttentionSpec, FeedForwardSpec, LayerSpec, RotarySpec
+from mindllm.errors import UserError
 from mindllm.parallel.layer_plan import LayerAssignment
 from mindllm.timing.work import ATTENTION, HALF, Exchange, Operator, Work, elementwise, product
 from mindllm.timing.workload import Numerics, Strategy
@@ -34,7 +35,7 @@ def _forward(
     outside = hidden / (strategy.model_parallel if strategy.sequence_parallel else 1)
     parts = (
         ("attention", spec.norms[0], attention_work(spec.attention, tokens, seq_length, strategy, numerics)),
-        ("feed_forward", spec.norms[1], feed_forward_work(spec.feed_forward, tokens, strategy, numerics)),
+        ("feed_forward", spec.norms[1], feed_forward_work(dense_feed_forward(spec), tokens, strategy, numerics)),
     )
     for part, norm, inside in parts:
         yield elementwise(f"{norm}.norm", outside, NORM_PASSES[0])
@@ -45,6 +46,17 @@ def _forward(
         if spec.norm_output:
             yield elementwise(f"{part}_post_norm.norm", outside, NORM_PASSES[0])
         yield elementwise(f"{part}.residual", outside, 3 + MASK * numerics.dropout)
+
+
+def dense_feed_forward(spec: LayerSpec) -> FeedForwardSpec:
+    """The feed-forward block of a layer.
+
+    Raises:
+        UserError: it has experts, whose products, exchanges and memory are not modelled.
+    """
+    if not isinstance(spec.feed_forward, FeedForwardSpec):
+        raise UserError("the time and the memory of layers with experts are not modelled")
+    return spec.feed_forward
 
 
 def attention_work(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from mindllm.config.layers import LayerSpec
 from mindllm.parallel.layer_plan import LayerAssignment
 from mindllm.planning.schedules.orders import alive, stage_orders
-from mindllm.timing.layer import forward_work, repeated_work
+from mindllm.timing.layer import dense_feed_forward, forward_work, repeated_work
 from mindllm.timing.step_work import layer_key, step_work
 from mindllm.timing.work import HALF, WHOLE, Operator
 from mindllm.timing.workload import Strategy, Workload
@@ -51,7 +51,7 @@ def layer_bytes(workload: Workload, spec: LayerSpec, own: LayerAssignment, token
     outside = strategy.model_parallel if strategy.sequence_parallel else 1
     if own.recompute:
         return HALF * tokens * hidden / outside
-    attention, inner = spec.attention, spec.feed_forward
+    attention, inner = spec.attention, dense_feed_forward(spec)
     heads = (2 * attention.num_heads + 2 * attention.kv_heads) * attention.head_dim  # query, context, key, value
     widths = (4 if inner.gated else 2) * inner.width
     whole = HALF * tokens * (4 * hidden / outside + (heads + widths) / strategy.model_parallel)
@@ -66,7 +66,7 @@ def _again(workload: Workload, own: LayerAssignment, tokens: int, spec: LayerSpe
         return 0.0
     forward = forward_work(spec, float(tokens), workload.seq_length, workload.strategy, workload.numerics)
     names = {one.name for one in repeated_work(forward, own) if isinstance(one, Operator)}
-    strategy, inner, hidden = workload.strategy, spec.feed_forward, spec.attention.hidden_size
+    strategy, inner, hidden = workload.strategy, dense_feed_forward(spec), spec.attention.hidden_size
     ranks, outside = strategy.model_parallel, strategy.model_parallel if strategy.sequence_parallel else 1
     widths = {
         "feed_forward.mul": inner.width / ranks,

@@ -38,12 +38,16 @@ def changed(graph: CompiledGraph, where, **fields: Any) -> CompiledGraph:
     return replace(graph, functions=functions)
 
 
-@pytest.mark.compiles(
-    ALL, "all", "dp2 accumulating", "dp4 shared optimizer state", "dp2 optimizer level 3", "full", "select", "comm"
-)
+def compiled_case(name: str, *marks: pytest.MarkDecorator):
+    return pytest.param(name, marks=[pytest.mark.compiles(name), *marks])
+
+
 @pytest.mark.parametrize(
     "name",
-    [ALL, "all", "dp2 accumulating", "dp4 shared optimizer state", "dp2 optimizer level 3", "full", "select", "comm"],
+    [
+        *map(compiled_case, (ALL, "all", "dp2 accumulating", "dp2 optimizer level 3", "select")),
+        *(compiled_case(name, pytest.mark.slow) for name in ("dp4 shared optimizer state", "full", "comm")),
+    ],
 )
 def test_a_graph_is_what_its_own_yaml_asks_for(compiled, name):
     assert violated(asked(compiled(name), name)) == {}

@@ -83,7 +83,7 @@ def biased_before_the_sum(graph: CompiledGraph) -> CompiledGraph:
     return tampered(without, lambda node: node.name == bias.name, lambda node: [before, after])
 
 
-@pytest.mark.parametrize("name", ["biased", "tied", f"tied {REAL}"])
+@pytest.mark.parametrize("name", [pytest.param("biased", marks=pytest.mark.slow), "tied", f"tied {REAL}"])
 def test_healthy_clusters_pass_and_nothing_is_suspected(name, graph_cache):
     from toolkit.cluster_check.locate import NOWHERE, locate
 

@@ -80,6 +80,7 @@ def test_the_script_prints_a_table_and_leaves_logs_and_a_page(place, table):
         assert expected in page
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("table")
 def test_extrapolated_and_whole_simulations_agree(place):
     fast = json.loads(run(place, "--json", "--stages", "1"))

@@ -87,6 +87,7 @@ def test_the_command_prints_a_line_for_each_stage(capsys):
     ("arguments", "said"),
     [
         (("--device", "b200"), "neither a file nor one of the described devices"),
+        (("--model.model_config.expert_num=8",), "the time of experts is not modelled"),
         (("--parallel.pipeline_config.pipeline_scheduler=gpipe",), "only the time of 1f1b is modelled"),
         (("--model.model_config.compute_dtype=float64",), "compute_dtype"),
         (("--parallel.parallel_optimizer_config.gradient_accumulation_shard=true",), "its time is not modelled"),
