@@ -32,7 +32,9 @@ def _layers(config: RunConfig) -> Iterator[Finding]:
     if not isinstance(listed, int) and len(listed) != model.num_layers:
         message = f"must hold {model.num_layers} entries, one for each layer (num_layers), not {len(listed)}"
         yield (*MODEL, "moe_layer_freq"), message
-    elif not any(expert_layers(model)):
+    elif isinstance(listed, int) and not any(
+        expert_layers(model)
+    ):  # a list says it: small runs of dense layers have one
         first = model.first_k_dense_replace
         yield (*MODEL, "first_k_dense_replace"), f"no layer has experts (value {first}); write expert_num: 1"
     if not model.gated_linear_unit or model.mlp_has_bias:

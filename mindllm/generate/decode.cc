@@ -54,8 +54,8 @@ inline void Dot(const float *x, const float *w, int64_t size, float *result, int
   }
 }
 
-// y [batch, out] = x [batch, in] w^T with w [out, in]. Ends without a barrier.
-void Product(const float *x, const float *w, float *y, int64_t batch, int64_t in, int64_t out) {
+// y [batch, out] = x [batch, in] w^T (+ bias [out], where there is one) with w [out, in]. Ends without a barrier.
+void Product(const float *x, const float *w, const float *bias, float *y, int64_t batch, int64_t in, int64_t out) {
 #pragma omp for schedule(static) nowait
   for (int64_t n = 0; n < out; ++n) {
     const float *row = w + n * in;
@@ -63,19 +63,36 @@ void Product(const float *x, const float *w, float *y, int64_t batch, int64_t in
     for (; b + 8 <= batch; b += 8) Dot<8>(x + b * in, row, in, y + b * out + n, out);
     for (; b + 4 <= batch; b += 4) Dot<4>(x + b * in, row, in, y + b * out + n, out);
     for (; b < batch; ++b) Dot<1>(x + b * in, row, in, y + b * out + n, out);
+    if (bias != nullptr) {
+      for (b = 0; b < batch; ++b) y[b * out + n] += bias[n];
+    }
   }
 }
 
-// Root-mean-square norm of each row of x [batch, size].
-void Norm(const float *x, const float *weight, float *y, int64_t batch, int64_t size, float eps) {
+// What a layer has beside its weights: eps of the norms, scale of the scores, what is added to the weights of norms (0, or 1 for
+// those stored around zero), and whether the gate is the tanh form of GELU instead of SiLU.
+struct Numbers {
+  float eps, scale, plus, gelu;
+};
+
+// Root-mean-square norm of a row.
+void NormRow(const float *row, const float *weight, const Numbers &numbers, float *y, int64_t size) {
+  float squares;
+  Dot<1>(row, row, size, &squares, 1);
+  const float scale = 1.0f / std::sqrt(squares / static_cast<float>(size) + numbers.eps);
+  for (int64_t i = 0; i < size; ++i) y[i] = row[i] * scale * (weight[i] + numbers.plus);
+}
+
+// The same of each row of x [batch, size].
+void Norm(const float *x, const float *weight, const Numbers &numbers, float *y, int64_t batch, int64_t size) {
 #pragma omp for schedule(static)
-  for (int64_t b = 0; b < batch; ++b) {
-    const float *row = x + b * size;
-    float squares;
-    Dot<1>(row, row, size, &squares, 1);
-    const float scale = 1.0f / std::sqrt(squares / static_cast<float>(size) + eps);
-    for (int64_t i = 0; i < size; ++i) y[b * size + i] = row[i] * scale * weight[i];
-  }
+  for (int64_t b = 0; b < batch; ++b) NormRow(x + b * size, weight, numbers, y + b * size, size);
+}
+
+// x · sigmoid(a): SiLU with a = x; the tanh form of GELU with a = 2 sqrt(2 / pi) (x + 0.044715 x^3), as 1 + tanh(u) = 2 sigmoid(2u).
+inline float Gate(float x, bool gelu) {
+  const float a = gelu ? 1.59576912f * (x + 0.044715f * x * x * x) : x;
+  return x / (1.0f + Exp(-a));
 }
 
 void Add(const float *x, float *y, int64_t size) {
@@ -90,6 +107,15 @@ void Rotate(const float *x, const float *cos, const float *sin, float *y, int64_
     y[i] = x[i] * cos[i] - x[i + half] * sin[i];
     y[i + half] = x[i + half] * cos[i + half] + x[i] * sin[i + half];
   }
+}
+
+// The same of a head that goes through a norm before, where there is one.
+void NormedAndRotated(const float *x, const float *norm, const Numbers &numbers, const float *cos, const float *sin, float *y,
+                      int64_t width) {
+  if (norm == nullptr) return Rotate(x, cos, sin, y, width);
+  float normed[kWidestHead];
+  NormRow(x, norm, numbers, normed, width);
+  Rotate(normed, cos, sin, y, width);
 }
 
 // Attention of one scaled query to `count` keys and values; `weights` is scratch for as many numbers.
@@ -113,19 +139,27 @@ void Attend(const float *query, const float *keys, const float *values, int64_t 
 
 const float *Floats(void *pointer) { return static_cast<const float *>(pointer); }
 
+// An input that a layer may not have: then one number stands in its place.
+const float *Optional(void *pointer, const int64_t *shape) { return shape[0] > 1 ? Floats(pointer) : nullptr; }
+
 }  // namespace
 
-// Inputs: x [batch, hidden], cos and sin [batch, d], positions int32 [batch], eps [1], attention norm, wq, wk, wv, wo, ffn norm,
-// w1, w3, w2, keys and values [batch * kv_heads * capacity, d], which get the new token. Output: x after the layer.
+// Inputs: x [batch, hidden], cos and sin [batch, d], positions int32 [batch], numbers [4], attention norm, wq, wk, wv, wo, ffn
+// norm, w1, w3, w2, keys and values [batch * kv_heads * capacity, d], which get the new token; biases of wq, wk, wv, wo and norms
+// of query and key heads [d], or [1] for what there is not. Output: x after the layer.
 extern "C" int decode_layer(int, void **params, int *, int64_t **shapes, const char **, void *, void *) {
   const float *x = Floats(params[0]), *cos = Floats(params[1]), *sin = Floats(params[2]);
   const int32_t *positions = static_cast<const int32_t *>(params[3]);
-  const float eps = *Floats(params[4]);
+  const float *given = Floats(params[4]);
+  const Numbers numbers{given[0], given[1], given[2], given[3]};
   const float *attention_norm = Floats(params[5]), *wq = Floats(params[6]), *wk = Floats(params[7]), *wv = Floats(params[8]);
   const float *wo = Floats(params[9]), *ffn_norm = Floats(params[10]);
   const float *w1 = Floats(params[11]), *w3 = Floats(params[12]), *w2 = Floats(params[13]);
   float *keys = static_cast<float *>(params[14]), *values = static_cast<float *>(params[15]);
-  float *y = static_cast<float *>(params[16]);
+  const float *bq = Optional(params[16], shapes[16]), *bk = Optional(params[17], shapes[17]);
+  const float *bv = Optional(params[18], shapes[18]), *bo = Optional(params[19], shapes[19]);
+  const float *query_norm = Optional(params[20], shapes[20]), *key_norm = Optional(params[21], shapes[21]);
+  float *y = static_cast<float *>(params[22]);
 
   const int64_t batch = shapes[0][0], hidden = shapes[0][1], width = shapes[14][1];
   const int64_t query_size = shapes[6][0], key_size = shapes[7][0], inner = shapes[11][0];
@@ -135,7 +169,6 @@ extern "C" int decode_layer(int, void **params, int *, int64_t **shapes, const c
   for (int64_t b = 0; b < batch; ++b) {
     if (positions[b] < 0 || positions[b] >= capacity) return 2;
   }
-  const float scale = 1.0f / std::sqrt(static_cast<float>(width));
 
   static thread_local std::vector<float> scratch;
   scratch.resize(batch * (2 * hidden + 2 * query_size + 2 * key_size + 2 * inner + heads * capacity));
@@ -145,58 +178,62 @@ extern "C" int decode_layer(int, void **params, int *, int64_t **shapes, const c
 
 #pragma omp parallel
   {
-    Norm(x, attention_norm, normed, batch, hidden, eps);
-    Product(normed, wq, query, batch, hidden, query_size);
-    Product(normed, wk, key, batch, hidden, key_size);
-    Product(normed, wv, value, batch, hidden, key_size);
+    Norm(x, attention_norm, numbers, normed, batch, hidden);
+    Product(normed, wq, bq, query, batch, hidden, query_size);
+    Product(normed, wk, bk, key, batch, hidden, key_size);
+    Product(normed, wv, bv, value, batch, hidden, key_size);
 #pragma omp barrier
 #pragma omp for collapse(2) schedule(static)
     for (int64_t b = 0; b < batch; ++b) {
       for (int64_t n = 0; n < kv_heads; ++n) {
         float *its_keys = keys + (b * kv_heads + n) * capacity * width, *its_values = values + (its_keys - keys);
         const int64_t position = positions[b];
-        Rotate(key + b * key_size + n * width, cos + b * width, sin + b * width, its_keys + position * width, width);
+        NormedAndRotated(key + b * key_size + n * width, key_norm, numbers, cos + b * width, sin + b * width,
+                         its_keys + position * width, width);
         std::memcpy(its_values + position * width, value + b * key_size + n * width, width * sizeof(float));
         for (int64_t head = n * group; head < (n + 1) * group; ++head) {
           float rotated[kWidestHead];
-          Rotate(query + b * query_size + head * width, cos + b * width, sin + b * width, rotated, width);
-          for (int64_t i = 0; i < width; ++i) rotated[i] *= scale;
+          NormedAndRotated(query + b * query_size + head * width, query_norm, numbers, cos + b * width, sin + b * width,
+                           rotated, width);
+          for (int64_t i = 0; i < width; ++i) rotated[i] *= numbers.scale;
           Attend(rotated, its_keys, its_values, position + 1, width, weights + (b * heads + head) * capacity,
                  context + b * query_size + head * width);
         }
       }
     }
-    Product(context, wo, middle, batch, query_size, hidden);
+    Product(context, wo, bo, middle, batch, query_size, hidden);
 #pragma omp barrier
     Add(x, middle, batch * hidden);
-    Norm(middle, ffn_norm, normed, batch, hidden, eps);
-    Product(normed, w1, gate, batch, hidden, inner);
-    Product(normed, w3, up, batch, hidden, inner);
+    Norm(middle, ffn_norm, numbers, normed, batch, hidden);
+    Product(normed, w1, nullptr, gate, batch, hidden, inner);
+    Product(normed, w3, nullptr, up, batch, hidden, inner);
 #pragma omp barrier
 #pragma omp for collapse(2) schedule(static)
     for (int64_t b = 0; b < batch; ++b) {
       for (int64_t i = 0; i < inner; ++i) {
         float &g = gate[b * inner + i];
-        g = g / (1.0f + Exp(-g)) * up[b * inner + i];
+        g = Gate(g, numbers.gelu != 0.0f) * up[b * inner + i];
       }
     }
-    Product(gate, w2, y, batch, inner, hidden);
+    Product(gate, w2, nullptr, y, batch, inner, hidden);
 #pragma omp barrier
     Add(middle, y, batch * hidden);
   }
   return 0;
 }
 
-// Inputs: x [batch, hidden], eps [1], norm, head [vocab, hidden]. Output: logits [batch, vocab].
+// Inputs: x [batch, hidden], numbers [4], norm, head [vocab, hidden]. Output: logits [batch, vocab].
 extern "C" int decode_head(int, void **params, int *, int64_t **shapes, const char **, void *, void *) {
   const int64_t batch = shapes[0][0], hidden = shapes[0][1], vocab = shapes[3][0];
+  const float *given = Floats(params[1]);
+  const Numbers numbers{given[0], given[1], given[2], given[3]};
   static thread_local std::vector<float> scratch;
   scratch.resize(batch * hidden);
   float *normed = scratch.data();
 #pragma omp parallel
   {
-    Norm(Floats(params[0]), Floats(params[2]), normed, batch, hidden, *Floats(params[1]));
-    Product(normed, Floats(params[3]), static_cast<float *>(params[4]), batch, hidden, vocab);
+    Norm(Floats(params[0]), Floats(params[2]), numbers, normed, batch, hidden);
+    Product(normed, Floats(params[3]), nullptr, static_cast<float *>(params[4]), batch, hidden, vocab);
   }
   return 0;
 }

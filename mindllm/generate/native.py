@@ -6,7 +6,6 @@ layer. The kernels are the mathematics of :mod:`mindllm.models` in fp32; everyth
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 
 import mindspore as ms
@@ -18,6 +17,7 @@ from mindllm.config import ModelConfig
 from mindllm.config.layers import AttentionSpec, FeedForwardSpec, LayerSpec, RotarySpec
 from mindllm.generate.cache import CachedDecoder
 from mindllm.models import Kernels
+from mindllm.models.attention import Attention
 
 LARGEST_BATCH = 16  # above it the matrix products of the back end are faster
 WIDEST_HEAD = 512  # kWidestHead of the source
@@ -27,30 +27,44 @@ def supports(config: ModelConfig, kernels: Kernels, batch: int, capacity: int) -
     """Whether the kernels compute what the cells would: fp32 throughout on a CPU, and layers as :func:`_computes` says."""
     in_fp32 = kernels.operand == kernels.activation == kernels.norm == kernels.softmax == kernels.rotary == ms.float32
     architecture = config.architecture
-    layers = all(_computes(kind, capacity) for kind in architecture.kinds())
-    ends = architecture.final_norm.kind == "rms" and architecture.head.soft_cap is None
-    one_table = len({kind.attention.position for kind in architecture.kinds()}) == 1
+    kinds = architecture.kinds()
+    layers = all(_computes(kind, capacity) for kind in kinds) and len({_numbers(config, kind) for kind in kinds}) == 1
+    ends = architecture.final_norm == kinds[0].norm and architecture.head.soft_cap is None
+    one_table = len({kind.attention.position for kind in kinds}) == 1
     return in_fp32 and not kernels.fused and batch <= LARGEST_BATCH and layers and ends and one_table
 
 
 def _computes(layer: LayerSpec, capacity: int) -> bool:
-    """Whether the kernel of a layer is that layer: rotary attention, a gated SiLU, root-mean-square norms, no bias."""
-    attention, feed_forward = layer.attention, layer.feed_forward
+    """Whether the kernel of a layer is that layer: rotary attention, a gated feed-forward without biases, norms before both.
+
+    Projections of the attention may have biases, heads of queries and keys the norm of the layer; scores are not capped.
+    """
+    attention, feed_forward, norm = layer.attention, layer.feed_forward, layer.norm
     plain_attention = attention == AttentionSpec(
         attention.hidden_size,
         attention.num_heads,
         attention.kv_heads,
         attention.head_dim,
-        scale=1.0 / math.sqrt(attention.head_dim),
+        scale=attention.scale,
         position=attention.position,
+        qkv_bias=attention.qkv_bias,
+        out_bias=attention.out_bias,
         window=attention.window,
+        query_key_norm=None if attention.query_key_norm is None else norm,
     )
     sees_all = attention.window is None or attention.window >= capacity
     fits = isinstance(attention.position, RotarySpec) and attention.head_dim <= WIDEST_HEAD and sees_all
-    plain = isinstance(feed_forward, FeedForwardSpec) and feed_forward == FeedForwardSpec(
-        feed_forward.hidden_size, feed_forward.width
-    )
-    return fits and plain_attention and plain and not layer.norm_output and layer.norm.kind == "rms"
+    if not isinstance(feed_forward, FeedForwardSpec) or feed_forward.activation not in ("silu", "gelu_tanh"):
+        return False
+    plain = feed_forward == FeedForwardSpec(feed_forward.hidden_size, feed_forward.width, feed_forward.activation)
+    return fits and plain_attention and plain and not layer.norm_output and norm.kind in ("rms", "rms_one")
+
+
+def _numbers(config: ModelConfig, layer: LayerSpec) -> tuple[float, ...]:
+    """``Numbers`` of the source: eps, scale of the scores, what is added to the weights of norms, whether the gate is GELU."""
+    feed_forward = layer.feed_forward
+    gelu = isinstance(feed_forward, FeedForwardSpec) and feed_forward.activation == "gelu_tanh"
+    return config.rms_norm_eps, layer.attention.scale, float(layer.norm.kind == "rms_one"), float(gelu)
 
 
 class NativeDecoder(nn.Cell):
@@ -61,7 +75,9 @@ class NativeDecoder(nn.Cell):
         self.decoder = decoder
         self.layer = P.Custom(f"{path}:decode_layer", _first, _first, func_type="aot")
         self.head = P.Custom(f"{path}:decode_head", _logits_shape, _first, func_type="aot")
-        self.eps = Parameter(Tensor(np.full(1, config.rms_norm_eps, np.float32)), name="cache.eps", requires_grad=False)
+        numbers = np.array(_numbers(config, config.architecture.layers[0]), np.float32)
+        self.numbers = Parameter(Tensor(numbers), name="cache.numbers", requires_grad=False)
+        self.nothing = Parameter(Tensor(np.zeros(1, np.float32)), name="cache.nothing", requires_grad=False)
         self.gather = P.Gather()
         self.reshape = P.Reshape()
         # Under this phase a cell runs what it compiled without walking through its sub-cells to look whether shapes are new.
@@ -81,7 +97,7 @@ class NativeDecoder(nn.Cell):
                 cos,
                 sin,
                 positions,
-                self.eps,
+                self.numbers,
                 cached.layer.attention_norm.weight,
                 attention.wq.weight,
                 attention.wk.weight,
@@ -93,8 +109,18 @@ class NativeDecoder(nn.Cell):
                 feed_forward.w2.weight,
                 cached.cache.keys,
                 cached.cache.values,
+                *self.optional(attention),
             )
-        return self.head(x, self.eps, lm.model.norm_out.weight, lm.head_weight())
+        return self.head(x, self.numbers, lm.model.norm_out.weight, lm.head_weight())
+
+    def optional(self, attention: Attention) -> tuple[Tensor, ...]:
+        """Biases and norms of heads, in the order of the kernel."""
+        found: tuple[Tensor, ...] = ()
+        for linear in (attention.wq, attention.wk, attention.wv, attention.wo):
+            found = (*found, linear.bias if linear.has_bias else self.nothing)
+        if attention.norms_heads:
+            return (*found, attention.query_norm.weight, attention.key_norm.weight)
+        return (*found, self.nothing, self.nothing)
 
 
 def _first(x, *_):
@@ -102,5 +128,5 @@ def _first(x, *_):
     return x
 
 
-def _logits_shape(x: list[int], eps: list[int], norm: list[int], head: list[int]) -> list[int]:
+def _logits_shape(x: list[int], numbers: list[int], norm: list[int], head: list[int]) -> list[int]:
     return [x[0], head[0]]

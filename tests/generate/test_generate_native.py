@@ -7,10 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from mindspore import Tensor
 from tiny import SHAPES, options, tiny_config, tiny_model
 
 from mindllm.generate import native_library as native
 from mindllm.generate.generator import Generator
+from mindllm.generate.native import supports
 from mindllm.generate.session import Session
 from mindllm.models import Kernels
 
@@ -65,6 +67,41 @@ def test_logits_equal_those_of_the_cells(shape, scaling):
     )
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"qkv_has_bias": True, "attn_proj_has_bias": True, "partial_rotary_factor": 0.5},
+        {"qk_layernorm": True, "qkv_has_bias": True},
+        {"layernorm_zero_centered_gamma": True, "hidden_act": "gelu_tanh", "scale_embeddings": True, "qk_layernorm": True,
+         "query_pre_attn_scalar": 7.0},
+    ],
+    ids=["biases, half of the heads turned", "norms of heads", "as Gemma 1, norms of heads"],
+)  # fmt: skip
+def test_parts_that_families_have_are_computed(fields):
+    config = tiny_config(n_kv_heads=2, **fields)
+    model = tiny_model(config)
+    random = np.random.default_rng(1)
+    for weight in model.trainable_params():  # biases and norms that are 0 and 1 would show nothing
+        if weight.ndim == 1:
+            weight.set_data(Tensor(weight.asnumpy() + random.normal(0, 0.3, weight.shape).astype(np.float32)))
+    np.testing.assert_allclose(
+        decoded(model, config, 3, use_native=True), decoded(model, config, 3, use_native=False), rtol=1e-4, atol=2e-4
+    )
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"sandwich_norm": True}, {"attn_logit_softcapping": 5.0}, {"final_logit_softcapping": 5.0}, {"mlp_has_bias": True},
+        {"normalization": "LayerNorm"}, {"gated_linear_unit": False}, {"position_embedding_type": "alibi"}, {"sliding_window": 3},
+    ],
+    ids=lambda fields: next(iter(fields)),
+)  # fmt: skip
+def test_what_the_kernels_do_not_compute_is_left_to_the_cells(fields):
+    config = tiny_config(**fields)
+    assert not supports(config, Kernels.choose(config, "CPU"), 1, config.seq_length)
+
+
 def test_sizes_that_are_no_multiple_of_the_lanes():
     config = tiny_config(hidden_size=40, intermediate_size=51, head_dim=10, num_heads=3, n_kv_heads=1)
     model = tiny_model(config)
@@ -96,7 +133,7 @@ def head(x, weight, norm):
     """Logits of the kernel ``decode_head``."""
     library = ctypes.CDLL(str(native.library()))
     y = np.zeros((len(x), len(weight)), np.float32)
-    arrays = [np.ascontiguousarray(array, np.float32) for array in (x, np.full(1, 1e-6), norm, weight)] + [y]
+    arrays = [np.ascontiguousarray(array, np.float32) for array in (x, (1e-6, 1, 0, 0), norm, weight)] + [y]
     assert call(library.decode_head, arrays) == 0
     return y
 
@@ -115,9 +152,9 @@ def test_sums_do_not_depend_on_neighbours(size):
 def test_a_position_outside_of_the_cache_is_refused_before_anything_is_written():
     batch, hidden, width, capacity = 1, 4, 2, 3
     library = ctypes.CDLL(str(native.library()))
-    shapes = [(batch, hidden), (batch, width), (batch, width), (batch,), (1,), (hidden,)]
+    shapes = [(batch, hidden), (batch, width), (batch, width), (batch,), (4,), (hidden,)]
     shapes += [(width, hidden)] * 3 + [(hidden, width), (hidden,), (5, hidden), (5, hidden), (hidden, 5)]
-    shapes += [(capacity, width), (capacity, width), (batch, hidden)]
+    shapes += [(capacity, width), (capacity, width), *[(1,)] * 6, (batch, hidden)]
     for position, code in ((-1, 2), (0, 0), (capacity - 1, 0), (capacity, 2)):
         arrays = [np.zeros(shape, np.float32) for shape in shapes]
         arrays[3] = np.full(batch, position, np.int32)

@@ -131,6 +131,16 @@ def test_layers_of_two_types_are_planned_within_their_memory_and_order():
     assert written.model.config.architecture.layers == found.config.model.config.architecture.layers
 
 
+def test_dense_layers_before_experts_are_types_of_their_own():
+    experts = {"model_type": "qwen3_moe", "qk_layernorm": True, "expert_num": 4, "num_experts_chosen": 2}
+    config = pipeline(stages=2, layers=8, model={**experts, "moe_layer_freq": [0, 0, 0, 1, 1, 1, 1, 1]})
+    found = costs.configured_problem(config, DEVICE, FormulaSimulations())
+    assert [(layer.name, layer.count) for layer in found.problem.layers] == [("global", 3), ("global experts", 5)]
+    plan = Plan((("full", "none", "none", "none"), ("none",) * 4))
+    written = validation.planned_config(found.config, found.problem, plan)
+    assert written.model.config.architecture.layers == config.model.config.architecture.layers
+
+
 def test_the_run_as_it_is_is_judged_too():
     config = pipeline(stages=2, layers=8, recompute_config={"recompute": [2, 0], "select_recompute": [3, 0]})
     found = costs.configured_problem(config, DEVICE, FormulaSimulations())

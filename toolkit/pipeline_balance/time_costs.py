@@ -1,10 +1,9 @@
 """Times of layers, ends and exchanges from the compiled graphs of two small stages, on a described device.
 
 The first stage holds one layer of every recompute kind that may stand together, the last one those that are left; where layers
-of a model differ there are two such stages for each type of them. Operators
-of a layer are found by their cells; of gradients the compiler keeps those of alike layers under the name of one of them, so
-what is not computed again is shared out evenly. Operators that the compiler put between cells (most of the tensor-parallel
-collectives) belong to the layer whose operators read them.
+of a model differ there are two such stages for each type of them. Operators of a layer are found by their cells; of gradients the
+compiler keeps those of alike layers under the name of one of them, so what is not computed again is shared out evenly. Operators
+that the compiler put between cells (most of the tensor-parallel collectives) belong to the layer whose operators read them.
 """
 
 from __future__ import annotations
