@@ -16,7 +16,7 @@ import mindspore as ms
 import numpy as np
 from mindspore import Parameter, Tensor, nn
 from mindspore.common.initializer import Zero
-from mindspore.communication import get_process_group_ranks
+from mindspore.communication import GlobalComm, get_process_group_ranks
 
 from mindllm.config import RunConfig
 from mindllm.errors import RunFailed
@@ -158,17 +158,24 @@ def _own_parameters(cell: nn.Cell, config: RunConfig) -> tuple[dict[str, Paramet
         if not known or (name not in cell.parameter_layout_dict and name not in POWERS):
             continue
         parameters[name] = parameter
-        layouts[name] = _layout(name, parameter, cell.parameter_layout_dict.get(name), rank)
+        layouts[name] = _layout(name, parameter, cell.parameter_layout_dict.get(name), rank, mesh_of(config).devices)
     return parameters, layouts
 
 
-def _layout(name: str, parameter: Parameter, found: Any, rank: int) -> ParameterLayout:
+def _ranks_of(group: str, devices: int) -> tuple[int, ...]:
+    """The ranks of one of the compiler's groups; MindSpore's dry run does not answer for the group of all."""
+    if group == GlobalComm.WORLD_COMM_GROUP:
+        return tuple(range(devices))
+    return tuple(get_process_group_ranks(group))
+
+
+def _layout(name: str, parameter: Parameter, found: Any, rank: int, devices: int) -> ParameterLayout:
     shape = tuple(parameter.shape)
     if found is None:
         return ParameterLayout((1,), (-1,) * len(shape), shape, shape)
     layout = ParameterLayout.from_front_end(found)
     if layout.optimizer_group:
-        layout = replace(layout, optimizer_ranks=tuple(get_process_group_ranks(layout.optimizer_group)))
+        layout = replace(layout, optimizer_ranks=_ranks_of(layout.optimizer_group, devices))
     part = tuple(cut.stop - cut.start for cut in layout.slices(rank))
     if part != shape:
         raise RunFailed(f"rank {rank}: MindSpore keeps {list(shape)} of {name}, its layout says {list(part)}")
