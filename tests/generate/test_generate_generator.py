@@ -85,9 +85,7 @@ def test_the_last_batch_may_be_smaller_and_is_not_compiled_for(grouped, monkeypa
     *_, generator = grouped
     together = generator.generate(PROMPTS, options(24))
     sessions = []
-    monkeypatch.setattr(
-        "mindllm.generate.generator.Session", lambda *args: sessions.append(args) or session.Session(*args)
-    )
+    monkeypatch.setattr(generator, "_kind", lambda *args: sessions.append(args) or session.Session(*args))
     in_batches = generator.generate_in_batches(PROMPTS, options(24), batch_size=2)
     assert [result for batch in in_batches for result in batch] == together
     assert len(sessions) == 1

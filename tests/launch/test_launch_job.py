@@ -47,7 +47,11 @@ def begin(script, workers=2, arguments=()):
         "job.py a 'b c'",
     ]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
+    ignored = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # tests under nohup would hand it on
+    try:
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
+    finally:
+        signal.signal(signal.SIGHUP, ignored)
 
 
 def finish(process, expect):
