@@ -17,8 +17,17 @@ ALL = ("all first", "all last", "tp2", "tp2 full", "interleaved")
 ROUNDING = 1024  # the pool adds up to this many bytes to a block
 
 
-@pytest.mark.simulates(*ALL)
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(pytest.param(name, marks=pytest.mark.simulates(name)) for name in ("all first", "tp2")),
+        *(
+            pytest.param(name, marks=[pytest.mark.simulates(name), pytest.mark.slow])
+            for name in ALL
+            if name not in ("all first", "tp2")
+        ),
+    ],
+)
 def test_every_byte_of_the_peak_has_a_category(simulated, name):
     simulation = simulated(name)
     parts = simulation.peak_by_category()

@@ -76,7 +76,7 @@ def test_their_checkpoint_is_in_parts(half):
 
 @pytest.mark.parametrize(
     "layout",
-    ["one", "dp2", pytest.param("tp2", marks=pytest.mark.slow), pytest.param("dp4_pp2", marks=pytest.mark.slow)],
+    ["one", *(pytest.param(layout, marks=pytest.mark.slow) for layout in ("dp2", "tp2", "dp4_pp2"))],
 )
 def test_it_goes_on_under_another_layout_and_is_exported(layout, config_file, single, half, tmp_path):
     checkpoint = half[0] / "checkpoint" / f"llm-{HALF}"

@@ -31,6 +31,7 @@ def conversations(config_file, corpus, tmp_path_factory):
     return path
 
 
+@pytest.mark.slow
 def test_packed_conversations_are_learnt_and_a_stopped_run_repeats_them(conversations, tmp_path):
     printed = run(conversations, tmp_path / "whole")
     assert "36 rows, " in printed

@@ -93,6 +93,7 @@ def test_the_export_is_evaluated_alike_and_continues_a_prompt_as_transformers_do
     assert text in printed
 
 
+@pytest.mark.slow
 def test_stopped_and_resumed_it_ends_in_the_same_export(tuned, bare_config, tmp_path):
     output, export = tmp_path / "out", tmp_path / "hf"
     options = (f"--export_hf.directory={export}", "--export_hf.max_shard_size=60KB")

@@ -9,6 +9,7 @@ from toolkit.ir_inspect.source import read_graph
 SHORT = ("--runner_config.stop_step=2", "--do_eval=false", "--callbacks=[{type: MFLossMonitor}]")
 
 
+@pytest.mark.slow
 def test_graphs_are_written_when_asked_for_and_can_be_inspected(config_file, tmp_path):
     run(config_file, tmp_path / "output", *SHORT)
     assert (tmp_path / "output" / "compile_cache").exists()

@@ -254,7 +254,8 @@ FAULTS = {  # where a call on one rank fails: owner, function, rank, calls that 
 }
 
 
-@pytest.mark.parametrize("phase", [pytest.param(name, marks=[pytest.mark.slow] * (name != "step")) for name in FAULTS])
+@pytest.mark.slow
+@pytest.mark.parametrize("phase", FAULTS)
 def test_a_fault_of_one_rank_ends_all_and_loses_no_checkpoint(phase, config_file, single, tmp_path):
     program = tmp_path / "faulty.py"
     program.write_text(FAULTY.format(root=ROOT, fault=FAULTS[phase]))

@@ -70,7 +70,7 @@ def scores(found):
     return {name: value for name, value in found.items() if isinstance(value, float)}
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma2"])
+@pytest.mark.parametrize("name", ["llama", pytest.param("gemma2", marks=pytest.mark.slow)])
 def test_answers_and_scores_are_those_of_the_harness(name, tmp_path, hub, manager):
     compare(name, tmp_path, hub, manager)
 

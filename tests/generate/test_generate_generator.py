@@ -199,5 +199,6 @@ def test_weights_that_are_not_finite_are_an_error_and_not_a_text():
         Generator(model, config).generate([[1, 2]], options(2))
 
 
+@pytest.mark.slow
 def test_with_graph_kernels(rerun_with_graph_kernels):
     rerun_with_graph_kernels(__file__, "full_forward and grouped")

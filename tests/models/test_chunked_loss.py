@@ -33,7 +33,7 @@ def loss_and_gradients(chunks, on_one_cpu=True, **fields):
     return float(loss), {name: value.asnumpy() for name, value in zip(weights, gradients, strict=True)}
 
 
-@pytest.mark.parametrize("on_one_cpu", [True, False])
+@pytest.mark.parametrize("on_one_cpu", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("fields", "tolerance"),
     [({}, 1e-6), ({"tie_word_embeddings": True}, 1e-6), ({"compute_dtype": "float16"}, 5e-3)],
@@ -69,6 +69,7 @@ print(json.dumps(int(status.split("VmHWM:")[1].split()[0]) / 1024))
 """
 
 
+@pytest.mark.slow
 def test_memory_falls_by_more_than_the_logits():
     """2048 tokens x 40000 in fp32 are 312 MiB."""
 

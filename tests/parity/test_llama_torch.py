@@ -109,5 +109,6 @@ def test_training_equals(name):
         assert float(norm) == pytest.approx(expected_norm.item(), rel=1e-3)
 
 
+@pytest.mark.slow
 def test_equal_with_graph_kernels(rerun_with_graph_kernels):
     rerun_with_graph_kernels(__file__, "llama3")

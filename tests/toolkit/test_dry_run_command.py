@@ -214,6 +214,7 @@ def test_a_killed_worker_is_explained(place):
     assert not list((place / "killed" / "mindllm" / "dry_run").glob("*"))
 
 
+@pytest.mark.slow
 def test_without_a_compiler_figures_are_estimates_and_say_so(place, monkeypatch):
     monkeypatch.setenv("PATH", str(place))  # where there is none
     small = ("--model.model_config.num_layers=4", "--parallel_config.micro_batch_num=3", "--stages", "1")

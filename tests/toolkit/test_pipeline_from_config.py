@@ -50,6 +50,7 @@ def planned(place):
     return json.loads(run(place, "--config", "run.yaml", "--json", *options))
 
 
+@pytest.mark.slow
 def test_a_plan_is_confirmed_by_the_dry_run(planned):
     limit = float(LIMIT.removesuffix("MB"))
     assert max(planned["dry_run_with_gaps_mb"]) <= limit
@@ -57,6 +58,7 @@ def test_a_plan_is_confirmed_by_the_dry_run(planned):
     assert planned["step_time"] >= planned["lower_bound"] > 0
 
 
+@pytest.mark.slow
 def test_what_is_written_is_a_whole_run_with_the_plan(planned, place):
     written = load_config(place / "planned.yaml")
     layers = make_plan(written).layers
@@ -73,6 +75,7 @@ def here(planned, place, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
 
 
+@pytest.mark.slow
 def test_a_second_plan_simulates_nothing_new_and_shows_what_it_rests_on(here, capsys):
     tool.main(["--config", "run.yaml", "--max_memory", "1GB", "--seconds", "1"])
     printed = capsys.readouterr()
@@ -81,6 +84,7 @@ def test_a_second_plan_simulates_nothing_new_and_shows_what_it_rests_on(here, ca
     assert "simulating" not in printed.err
 
 
+@pytest.mark.slow
 def test_a_limit_no_plan_keeps_says_what_would_fit(here):
     with pytest.raises(CheckFailed, match=r"no recomputation fits.*one fits"):
         tool.main(["--config", "run.yaml", "--max_memory", "20MB"])
