@@ -10,11 +10,10 @@ from planning_problems import every_plan, random_problem
 from mindllm.planning.plan import evaluate, orders_of
 from mindllm.planning.recomputation.mixes import Mixes
 from mindllm.planning.schedules.orders import timetable
-from mindllm.planning.several_chunks.bound_process import BoundProcess, prove, tree_of
+from mindllm.planning.several_chunks.bound_process import BoundProcess, tree_of
 from mindllm.planning.several_chunks.layer_descent import LayerDescent
 from mindllm.planning.several_chunks.path_program import PathProgram
 from mindllm.planning.several_chunks.reoptimise import Reoptimiser
-from mindllm.planning.several_chunks.whole_layers import WholeLayers
 from mindllm.planning.solve import solve
 
 CASES = [
@@ -44,7 +43,7 @@ def soon():
 def test_small_problems_are_solved_and_proved(seed, layer_kinds, schedule):
     problem = small_problem(seed, layer_kinds, schedule)
     optimum = min(done.step_time for done in fitting(problem))
-    solution = solve(problem, 60)  # until proved, however busy the machine is
+    solution = solve(problem, 20)
     assert solution.best.step_time == pytest.approx(optimum, rel=1.1e-4)
     assert solution.lower_bound <= optimum * (1 + 1e-9)
     assert solution.gap <= 1.1e-4
@@ -59,33 +58,6 @@ def test_the_tree_is_a_bound_from_the_first_report_to_the_last(seed, layer_kinds
     assert reports
     assert max(reports) <= optimum * (1 + 1e-9)
     assert reports[-1] >= optimum * (1 - 1.1e-4)
-
-
-@pytest.mark.parametrize(("seed", "layer_kinds", "schedule"), CASES)
-def test_programs_and_tree_in_turn_are_a_bound_and_end(seed, layer_kinds, schedule):
-    problem = small_problem(seed, layer_kinds, schedule)
-    found = fitting(problem)
-    optimum = min(done.line.makespan for done in found)
-    for worse in (1, 1.03):
-        reports, splits = [], []
-        prove(tree_of(problem, worse * optimum, 1e-4, soon()), soon(), reports.append, splits.append)
-        assert optimum * (1 - 2e-4) <= max(reports) <= optimum * (1 + 1e-9)
-        assert all(split.sum() == problem.layer_count and split.min() >= 1 for split in splits)
-
-
-@pytest.mark.parametrize(("seed", "layer_kinds", "schedule"), CASES)
-def test_programs_of_whole_layers_rise_to_the_optimum_from_below(seed, layer_kinds, schedule):
-    problem = small_problem(seed, layer_kinds, schedule)
-    optimum = min(done.line.makespan for done in fitting(problem))
-    tree = tree_of(problem, 1.05 * optimum, 1e-4, soon())
-    tree.begin(soon(), lambda _: None)
-    whole, bounds = WholeLayers(tree.program.twin(), tree.box, tree.enough), [tree.reported]
-    while not whole.ended and len(bounds) < 100:
-        whole.ask(soon())
-        bounds.append(max(bounds[-1], whole.bound))
-    assert whole.ended
-    assert bounds[-1] <= optimum * (1 + 1e-9)
-    assert layer_kinds > 1 or bounds[-1] >= optimum * (1 - 1e-3)
 
 
 @pytest.mark.parametrize(("seed", "layer_kinds", "schedule"), CASES)

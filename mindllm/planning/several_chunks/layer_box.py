@@ -7,8 +7,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from mindllm.planning.several_chunks.path_program import PathProgram
-
 
 @dataclass(frozen=True)
 class Box:
@@ -31,16 +29,6 @@ class Box:
         where = index if index < stages else index - stages
         low[where], high[where] = limits
         return replace(self, **dict(zip(names, (low, high), strict=True)))
-
-    def apply_to(self, program: PathProgram) -> None:
-        """Has a program know no other plans."""
-        whole, decided = program.by_kind(self.low), (self.low == self.high).all()
-        program.limit_totals(self.low, self.high)
-        program.limit_counts(whole if decided else 0 * whole, whole if decided else self.kind_high)
-        if program.stage_counts:
-            columns = np.array(program.stage_counts, np.int32)
-            low, high = self.stage_low.astype(float), self.stage_high.astype(float)
-            program.solver.changeColsBounds(len(columns), columns, low, high)
 
     def size(self) -> float:
         """The sum of all widths."""

@@ -35,55 +35,40 @@ ROUNDING = 1e-6
 
 
 class LayerTree:
-    """Best-first: the bound of all plans is the least bound of the nodes that are left.
-
-    Attributes:
-        box: holds all plans that are better than the best.
-        ended: whether nothing is left to divide.
-    """
+    """Best-first: the bound of all plans is the least bound of the nodes that are left."""
 
     def __init__(self, program: PathProgram, best: float, proven: float) -> None:
         self.program, self.stages = program, program.problem.stages
         self.kinds = len(program.problem.layers)
         self.enough = best * (1 - proven)  # a node with this bound needs no dividing
         self.stage_columns = np.array(program.stage_counts, np.int32)
-        self.reported, self.ended = 0.0, False
-        self._tickets = itertools.count()
 
     def bound(self, deadline: float, tell: Callable[[float], None]) -> None:
         """Divides nodes until ``deadline`` or until nothing is left to prove; reports every rise.
 
         No more than what ends the proof is reported: nodes beyond it are left out.
         """
-        self.begin(deadline, tell)
-        self.refute(time.monotonic() + REFUTING * (deadline - time.monotonic()), tell)
-        self.divide(deadline, tell)
 
-    def begin(self, deadline: float, tell: Callable[[float], None]) -> None:
-        """Bounds all plans by the program alone."""
-        program = self.program
+        def report(value: float) -> None:
+            tell(min(value, self.enough))
+
+        program, ticket = self.program, itertools.count()
         stage_high = np.array(program.solver.getLp().col_upper_)[self.stage_columns]
         places = np.ones(program.problem.places, int)
         kinds = np.tile([layer.count for layer in program.problem.layers], (len(places), 1))
-        self.box = Box(places, places * program.most, kinds, np.zeros(len(self.stage_columns)), stage_high)
-        first, _ = self._separated(self.box, 400, deadline)
-        self._report(first, tell)
-
-    def refute(self, deadline: float, tell: Callable[[float], None]) -> None:
-        """Raises the bound by steps that are refuted as a whole; narrows ``box`` to plans that are better than the best."""
-        first, self.box = self._refute(self.box, self.reported, deadline, lambda bound: self._report(bound, tell))
-        self._nodes = [(first, next(self._tickets), self.box)]
-
-    def divide(self, deadline: float, tell: Callable[[float], None]) -> None:
-        """Divides nodes, the ones with the least bound first; may be called again."""
-        program, heap = self.program, self._nodes
+        root = Box(places, places * program.most, kinds, np.zeros(len(self.stage_columns)), stage_high)
+        first, _ = self._separated(root, 400, deadline)
+        report(first)
+        first, root = self._refute(root, first, time.monotonic() + REFUTING * (deadline - time.monotonic()), report)
+        heap = [(first, next(ticket), root)]
+        reported = first
         while heap and time.monotonic() < deadline:
             bound, _, box = heapq.heappop(heap)
-            if bound > self.reported * (1 + STEADY):
-                self._report(bound, tell)
+            if bound > reported * (1 + STEADY):
+                report(bound)
+                reported = bound
             if bound >= self.enough:
-                heap.clear()
-                break
+                return
             following = heap[0][0] if heap else math.inf
             risen, values = self._separated(box, ROUNDS, deadline)
             risen = max(risen, bound)
@@ -91,23 +76,17 @@ class LayerTree:
             if decided and risen < self.enough:
                 risen = max(risen, self._whole(box, deadline))
             if risen > max(following, bound * (1 + STEADY)) or risen >= self.enough:
-                heapq.heappush(heap, (risen, next(self._tickets), box))
+                heapq.heappush(heap, (risen, next(ticket), box))
                 continue
             if decided:
-                self._report(risen, tell)
-                self.ended = True
+                report(risen)
                 return
             for child, value in self._divide(box, values):
-                heapq.heappush(heap, (max(value, risen), next(self._tickets), child))
+                heapq.heappush(heap, (max(value, risen), next(ticket), child))
             if len(program.known) > TOO_MANY:
                 program.forget_slack_paths(PATHS)
         if not heap:  # what was left out may still be better by less than is asked for
-            self._report(self.enough, tell)
-            self.ended = True
-
-    def _report(self, bound: float, tell: Callable[[float], None]) -> None:
-        self.reported = max(self.reported, min(bound, self.enough))
-        tell(self.reported)
+            report(self.enough)
 
     def _whole(self, box: Box, deadline: float) -> float:
         """The bound of a box that leaves nothing but recomputation open, with whole layers of each kind."""
@@ -173,7 +152,7 @@ class LayerTree:
                     tighter = box.limited(index, limits, columns)
                     changed |= tighter.size() < box.size() - 0.5
                     box = tighter
-                    box.apply_to(self.program)
+                    self._apply(box)
             finally:
                 program.solver.changeColBounds(program.step, 0, highspy.kHighsInf)
                 program.solver.changeColCost(program.step, 1.0)
@@ -203,8 +182,19 @@ class LayerTree:
         count = self.program.problem.layer_count
         if (box.low > box.high).any() or box.low.sum() > count or box.high.sum() < count:
             return math.inf, np.zeros(0)
-        box.apply_to(self.program)
+        self._apply(box)
         return self.program.solve()
+
+    def _apply(self, box: Box) -> None:
+        self.program.limit_totals(box.low, box.high)
+        if self.kinds > 1:
+            whole = self.program.by_kind(box.low)
+            decided = (box.low == box.high).all()
+            self.program.limit_counts(whole if decided else 0 * whole, whole if decided else box.kind_high)
+        if len(self.stage_columns):
+            self.program.solver.changeColsBounds(
+                len(self.stage_columns), self.stage_columns, box.stage_low.astype(float), box.stage_high.astype(float)
+            )
 
     def _separated(self, box: Box, rounds: int, deadline: float) -> tuple[float, np.ndarray]:
         bound, values = self._solve(box)

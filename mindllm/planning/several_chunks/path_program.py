@@ -64,13 +64,6 @@ class PathProgram:
         self.deadline = math.inf
         self._build()
 
-    def twin(self) -> PathProgram:
-        """A program that knows the same, and goes its own way."""
-        other = PathProgram(self.problem, self.table)
-        other.solver.passModel(self.solver.getLp())
-        other.known, other.stage_counts, other.deadline = dict(self.known), list(self.stage_counts), self.deadline
-        return other
-
     def _build(self) -> None:
         problem, infinity = self.problem, highspy.kHighsInf
         for _ in self.columns:

@@ -6,7 +6,6 @@ import contextlib
 import itertools
 import math
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
 
@@ -20,7 +19,7 @@ from mindllm.planning.recomputation.feasible import lightest_split
 from mindllm.planning.recomputation.mixes import Mixes
 from mindllm.planning.recomputation.stage_choice import StageChoice
 from mindllm.planning.schedules.orders import Timetable, timetable
-from mindllm.planning.several_chunks.bound_process import BoundProcess, prove, tree_of
+from mindllm.planning.several_chunks.bound_process import BoundProcess, tree_of
 from mindllm.planning.several_chunks.layer_descent import LayerDescent
 from mindllm.planning.several_chunks.path_program import PathProgram
 from mindllm.planning.several_chunks.reoptimise import SECONDS, Reoptimiser, dive
@@ -62,13 +61,12 @@ def solve_interleaved(problem: Problem, deadline: float) -> tuple[Plan | None, f
     with contextlib.suppress(OutOfTime):
         if table.size <= SMALL:
             tree = tree_of(problem, planner.best_time, PROVEN, deadline)
-            prove(tree, min(deadline, time.monotonic() + ALONE), bounds.append, planner.suggested.append)
+            tree.bound(min(deadline, time.monotonic() + ALONE), bounds.append)
             planner.first_plans(min(deadline, time.monotonic() + ALONE), lambda: max(bounds))
     for work in (planner.first_plans, planner.improve):
         if not planner.proved(max(bounds)) and time.monotonic() < deadline:  # begun anew, the proof is quicker
             beside = BoundProcess(problem, planner.best_time, PROVEN, deadline - time.monotonic())
             with beside as process, contextlib.suppress(OutOfTime):
-                planner.suggested = process.splits
                 work(deadline, partial(_highest, bounds, process))
             bounds += [process.bound, planner.bound]
     assert planner.plans.best is not None
@@ -98,7 +96,6 @@ class _Planner:
         self.split, self.value = search.best, math.inf
         self.bound = 0.0  # of all plans, without branching
         self.together = 2  # stages that are planned anew at once
-        self.suggested: deque[np.ndarray] = deque()  # splits from the proof of the bound
         self.chosen: dict[bytes, bool] = {}  # splits whose recomputation was looked for, and whether it was found
 
     @property
@@ -115,16 +112,14 @@ class _Planner:
         self.bound, values = self.program.find_paths(deadline)
         starts = [*(dive(self.program, values, self.random, deadline) for _ in range(DIVES)), self.split]
         for start in starts:
-            self._take_up(deadline)
             if start is not None and time.monotonic() < deadline and not self.proved(bound()):
                 self._descend(start, deadline)
 
     def improve(self, deadline: float, bound: Callable[[], float]) -> None:
-        """Goes on in five ways, each with its share of the time, until ``deadline`` or until nothing is left to gain."""
+        """Goes on in four ways, each with its share of the time, until ``deadline`` or until nothing is left to gain."""
         ways = {
-            lambda: self._descend(self.descent.shaken(self.split), deadline): 0.35,
-            lambda: self._take_up(deadline): 0.2,
-            lambda: self._wander(deadline): 0.1,
+            lambda: self._descend(self.descent.shaken(self.split), deadline): 0.5,
+            lambda: self._wander(deadline): 0.15,
             lambda: self._choose(self.split, deadline): 0.15,
             lambda: self._plan_anew(deadline): 0.2,
         }
@@ -134,11 +129,6 @@ class _Planner:
             begun = time.monotonic()
             way()
             spent[way] += max(time.monotonic() - begun, 0.01)
-
-    def _take_up(self, deadline: float) -> None:
-        """Goes on from a split that the proof came upon, the latest."""
-        if self.suggested and time.monotonic() < deadline:
-            self._descend(self.suggested.pop(), deadline)
 
     def _wander(self, deadline: float) -> None:
         """Looks for splits by simulated steps for a while; a better plan's split is then judged by the program."""
