@@ -62,7 +62,7 @@ def row(result: Mapping[str, Any]) -> tuple[str, ...]:
     """The line of one task: medians with the lowest and highest of the rounds."""
     spreads = [spread(result[name], 2) for name in ("mindllm", "hf", "ratio")]
     first = f"{result['mindllm_first_s']:.1f} / {result['hf_first_s']:.1f}"
-    score = ", ".join(f"{name.removesuffix(',none')} {value:.3f}" for name, value in result["scores"].items())
+    score = ", ".join(f"{name} {value:.3f}" for name, value in result["scores"].items())
     return (f"{result['task']}: {TASKS[result['task']]}", *spreads, first, score)
 
 

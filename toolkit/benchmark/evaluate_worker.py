@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from mindllm.errors import RunFailed
 from toolkit.benchmark.side import serve
 
 Sizes = dict[str, Any]
@@ -51,41 +52,34 @@ def hf_side(sizes: Sizes) -> Ask:
 
 
 def asked(build: Callable[[Sizes], Ask]) -> Callable[[Sizes], Callable[[], dict[str, Any]]]:
-    """Makes of a side one whose rounds evaluate the task, and answer with seconds and the scores."""
+    """Makes of a side one whose rounds evaluate the task, and answer with seconds and the scores.
+
+    What the harness does once for each evaluation whatever the model, looking at the machine and at git, is left out.
+    """
 
     def side(sizes: Sizes) -> Callable[[], dict[str, Any]]:
-        os.environ["HF_DATASETS_CACHE"] = str(Path(sizes["data"]) / "cache")
         from mindllm.evaluate.local_data import OFFLINE
 
-        os.environ.update(dict.fromkeys(OFFLINE, "1"))
-        from lm_eval.evaluator import simple_evaluate
-
+        os.environ.update(dict.fromkeys(OFFLINE, "1"), HF_DATASETS_CACHE=str(Path(sizes["data"]) / "cache"))
         from mindllm.config.evaluation import EvaluationConfig
-        from mindllm.evaluate.local_data import local_data
-        from mindllm.evaluate.run import find_tasks, is_score
+        from mindllm.evaluate.run import evaluate_tasks, find_tasks
 
-        manager = find_tasks([sizes["task"]], EvaluationConfig())
+        options = EvaluationConfig(
+            data=sizes["data"],
+            limit=sizes["questions"],
+            num_fewshot=sizes["shots"],
+            gen_kwargs={"max_gen_toks": sizes["new"]},
+        )
+        manager = find_tasks([sizes["task"]], options)
         fresh = build(sizes)
 
         def round_() -> dict[str, Any]:
-            model = fresh()
             start = time.perf_counter()
-            with local_data(Path(sizes["data"])):
-                found = simple_evaluate(
-                    model=model,
-                    tasks=[sizes["task"]],
-                    num_fewshot=sizes["shots"],
-                    limit=sizes["questions"],
-                    gen_kwargs={"max_gen_toks": sizes["new"]},
-                    task_manager=manager,
-                    bootstrap_iters=0,
-                )
+            outcome = evaluate_tasks(fresh(), [sizes["task"]], options, manager)
             seconds = time.perf_counter() - start
-            scores = found["results"][sizes["task"]]
-            return {
-                "seconds": seconds,
-                "scores": {name: scores[name] for name in scores if is_score(name, scores[name])},
-            }
+            if outcome.failures:
+                raise RunFailed(outcome.failures[sizes["task"]])
+            return {"seconds": seconds, "scores": outcome.scores()[sizes["task"]]}
 
         return round_
 
