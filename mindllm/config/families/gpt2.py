@@ -55,6 +55,9 @@ FAMILY = Family(
         "rms_norm_eps": ("layer_norm_epsilon", 1e-5),
         "tie_word_embeddings": ("tie_word_embeddings", True),
         "initializer_range": ("initializer_range", 0.02),
+        "hidden_dropout": ("resid_pdrop", 0.1),
+        "embedding_dropout": ("embd_pdrop", 0.1),
+        "attention_dropout": ("attn_pdrop", 0.1),
     },
     weights=WeightTable(
         (*OUTSIDE, *in_layers(OUR_LAYER, "transformer.h.{layer}", LAYER)),
@@ -76,12 +79,7 @@ FAMILY = Family(
         "scale_attn_by_inverse_layer_idx": (False,),
         "add_cross_attention": (False,),
     },
-    written={
-        "activation_function": "gelu_new",
-        "resid_pdrop": 0.0,
-        "embd_pdrop": 0.0,
-        "attn_pdrop": 0.0,
-    },
+    written={"activation_function": "gelu_new"},
     read=_read,
     write=_write,
     tiny={
