@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from mindllm.config.experts import ExpertsSpec
 
 Shapes = dict[str, tuple[int, ...]]
-Activation = Literal["silu", "gelu_tanh"]
+Activation = Literal["silu", "gelu_tanh", "quick_gelu"]
 FORWARD_AND_BACKWARD = 6.0  # floating-point operations per weight of a matrix product and token: 2 forward, 4 backward
 
 

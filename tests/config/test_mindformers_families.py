@@ -104,7 +104,7 @@ GPT2 = {
     "num_heads": 12,
     "seq_length": 1024,
     "expand_ratio": 4,
-    "hidden_act": "gelu",
+    "hidden_act": "fast_gelu",
     "bos_token_id": 50256,
     "eos_token_id": 50256,
     "pad_token_id": 50256,

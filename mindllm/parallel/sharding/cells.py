@@ -159,7 +159,11 @@ def _split_output(at: str, cell: nn.Cell) -> Table:
     if linear.has_bias:
         table[f"{at}.bias_add"] = on(INNER, ("tp",))
     if linear.has_activation:
-        table |= {f"{at}.activation.{name}": on(INNER) for name in ("silu", "gelu") if hasattr(linear.activation, name)}
+        table |= {
+            f"{at}.activation.{name}": on(INNER)
+            for name in ("silu", "gelu", "quick_gelu")
+            if hasattr(linear.activation, name)
+        }
     return table
 
 
