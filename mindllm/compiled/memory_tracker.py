@@ -24,10 +24,15 @@ from mindllm.compiled.simulation import (
 
 BLOCKS, EXECUTED = "memory_block.csv", "execute_order.csv"
 FOR_EVER = 2**63 - 1
-OPTIMIZER_PREFIXES = ("adam_m.", "adam_v.", "beta1_power", "beta2_power")
+MOMENTS = (  # what optimizers of MindSpore and MindFormers put before the name of a weight
+    "adam_m.", "adam_v.", "moment1.", "moment2.", "vhat.", "moments.", "accum.", "exp_avg.", "exp_avg_sq.", "max_exp_avg_sq.",
+)  # fmt: skip
+OPTIMIZER_PREFIXES = (*MOMENTS, "beta1_power", "beta2_power")
 ACCUMULATOR_PREFIX = "accu_grads."
 TABLES = ("rotary_cos", "rotary_sin", "attention_mask")
-UPDATE = "/update-ApplyGradients/"  # scope of the clipping and the optimizer
+UPDATE = re.compile(
+    r"/(update-ApplyGradients|optimizer-\w+|clip_grad_norm-\w+)/"
+)  # scopes of the clipping and the optimizer
 EXCHANGES = frozenset(
     {"AllReduce", "AllGather", "ReduceScatter", "AlltoAll", "AlltoAllV", "AllToAll", "Broadcast", "Send", "Receive"}
 )
@@ -104,9 +109,9 @@ def category(kind: str, node: str, users: list[str]) -> str:
         return OTHER
     if operator_of(node) in EXCHANGES:
         return COMMUNICATION
-    if UPDATE in node:
+    if UPDATE.search(node):
         return OPTIMIZER
-    if node.startswith(BACKWARD) and users and all(UPDATE in user or _accumulates(user) for user in users):
+    if node.startswith(BACKWARD) and users and all(UPDATE.search(user) or _accumulates(user) for user in users):
         return GRADIENTS
     return ACTIVATIONS
 
