@@ -36,9 +36,7 @@ def test_pages_are_written_from_what_the_tool_says(tmp_path, monkeypatch):
     monkeypatch.setattr(mindformers, "_run", run)
     python, page = tmp_path / "python", tmp_path / "page.md"
     python.touch()
-    assert (
-        mindformers.main(["--python", str(python), "--cases", "all recomputed, O0", "--markdown", str(page)]) == 0
-    )
+    assert mindformers.main(["--python", str(python), "--cases", "all recomputed, O0", "--markdown", str(page)]) == 0
     text = page.read_text()
     assert "| all recomputed, O0 | 0 | 1,000 | 900 | -10.0% |" in text
     assert "| all recomputed, O0 | 1 | 2,000 | 2,100 | +5.0% |" in text

@@ -169,7 +169,7 @@ def tables(rows: Sequence[Mapping[str, Any]]) -> Tables:
 def _peaks(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
     peaks = {(row["case"], row["stage"], row["program"]): row["used_peak_mb"] for row in rows}
     places = dict.fromkeys((case, stage) for case, stage, _ in peaks)
-    pairs = [(*place, peaks[(*place, THEIRS)], peaks[(*place, OURS)]) for place in places]
+    pairs = [(case, stage, peaks[case, stage, THEIRS], peaks[case, stage, OURS]) for case, stage in places]
     return [
         (case, str(stage), f"{theirs:,}", f"{ours:,}", f"{ours / theirs - 1:+.1%}")
         for case, stage, theirs, ours in pairs
