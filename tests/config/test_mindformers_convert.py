@@ -172,7 +172,6 @@ def test_ignored_keys_can_be_taken_at_their_word(load):
         ("moe_config.expert_num", 8, "mixtures of experts are not here yet"),
         ("parallel_config.context_parallel", 2, "not split over devices"),
         (f"{MODEL}.pet_config", {"pet_type": "lora", "lora_rank": 8}, "adapters"),
-        (f"{MODEL}.attention_dropout_rate", 0.1, "no dropout"),
         (f"{MODEL}.kv_lora_rank", 512, "latent attention"),
         (f"{MODEL}.num_nextn_predict_layers", 1, "prediction layers"),
         (f"{MODEL}.res_dtype", "float16", "--model.model_config.res_dtype=bfloat16"),
