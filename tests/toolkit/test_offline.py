@@ -4,6 +4,7 @@ import json
 import platform
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from offline_programs import CUDA, FAILS, NEEDS_CANN, NEVER_TRAINS, PYNATIVE, TRAINS, program
@@ -24,6 +25,7 @@ from toolkit.offline.__main__ import main
 from toolkit.offline.subject import devices_of, python_of
 
 MIB = 1 << 20
+ROOT = Path(__file__).resolve().parents[2]
 WEIGHTS = 2 * (64 * 4096 // 2) * 4  # bytes of both matrices on a rank: half of each
 
 
@@ -198,3 +200,21 @@ def test_the_environment_for_a_shell(tmp_path):
     show = 'echo "$RANK_ID $RANK_SIZE $MS_SIMULATION_LEVEL"'
     shell = subprocess.run(["bash", "-c", f"{printed}\n{show}"], capture_output=True, text=True, check=True)
     assert shell.stdout.split() == ["9", "16", "1"]
+
+
+def test_data_of_the_packages_is_in_the_wheel():
+    tomllib = pytest.importorskip("tomllib")
+    patterns = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]
+    listed = {
+        path
+        for package, names in patterns.items()
+        for name in names
+        for path in (ROOT / package.replace(".", "/")).glob(name)
+    }
+    tracked = subprocess.run(
+        ["git", "ls-files", "mindllm", "toolkit"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    if tracked.returncode:
+        pytest.skip("the sources are not those of a repository")
+    data = {ROOT / name for name in tracked.stdout.splitlines() if not name.endswith(".py")}
+    assert data <= listed
