@@ -343,3 +343,12 @@ def test_any_value_under_any_key_is_a_run_or_a_user_error(key, value, mcore):
         return  # below a key that is no section
     with suppress(UserError):
         build_config(convert(Document(tree)), Path("theirs.yaml"))
+
+
+def test_networks_of_the_new_kind_split_their_table(load, account):
+    key = "parallel_config.vocab_emb_dp"
+    assert not load(MCORE).parallel_config.vocab_emb_dp
+    assert not load(MCORE, {key: True}).parallel_config.vocab_emb_dp
+    assert "whatever is written" in account(MCORE, {key: True})[key].reason
+    assert load(MCORE, {"parallel_config.model_parallel": 1}).parallel_config.vocab_emb_dp
+    assert load(LEGACY, {"use_parallel": True, "parallel_config.model_parallel": 2}).parallel_config.vocab_emb_dp
