@@ -41,6 +41,7 @@ def architecture_of(model: ModelConfig) -> Architecture:
             scale=math.sqrt(model.hidden_size) if model.scale_embeddings else None,
             learned_positions=model.max_position_embedding if learned else None,
             norm=norm if model.embedding_norm else None,
+            dropout=model.embedding_dropout,
         ),
         layers=tuple(kinds[kind] for kind in zip(layer_types(model), with_experts, strict=False)),
         final_norm=norm,
@@ -99,9 +100,10 @@ def _layer(model: ModelConfig, norm: NormSpec, sliding: bool, experts: bool) -> 
         window=model.sliding_window if sliding else None,
         soft_cap=model.attn_logit_softcapping,
         query_key_norm=norm if model.qk_layernorm else None,
+        dropout=model.attention_dropout,
     )
     feed_forward = _experts(model) if experts else _feed_forward(model, model.intermediate_size)
-    return LayerSpec(attention, feed_forward, norm, model.sandwich_norm)
+    return LayerSpec(attention, feed_forward, norm, model.sandwich_norm, model.hidden_dropout)
 
 
 def _feed_forward(model: ModelConfig, width: int) -> FeedForwardSpec:
