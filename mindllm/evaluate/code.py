@@ -91,7 +91,7 @@ def _is_full(directory: Path) -> bool:
             return True
         for name in files:
             with contextlib.suppress(OSError):  # gone by now
-                size += os.lstat(os.path.join(parent, name)).st_size
+                size += Path(parent, name).lstat().st_size
     return size > ALL_FILES_SIZE
 
 
