@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from small_models import SIZES
 
 from mindllm.config import ModelConfig, keys_of_layers, load_config
 from mindllm.config.experts import ExpertsSpec
@@ -10,21 +11,11 @@ from mindllm.errors import UserError
 
 MIXTRAL = Path(__file__).parents[2] / "configs/mixtral/pretrain_mixtral_8x7b.yaml"
 QWEN2 = Path(__file__).parents[2] / "configs/qwen2_moe/pretrain_qwen2_moe_57b.yaml"
-SIZES = {
-    "vocab_size": 96,
-    "hidden_size": 32,
-    "num_layers": 4,
-    "num_heads": 4,
-    "intermediate_size": 64,
-    "seq_length": 32,
-    "expert_num": 4,
-    "num_experts_chosen": 2,
-    "moe_intermediate_size": 16,
-}
+EXPERTS = {"expert_num": 4, "num_experts_chosen": 2, "moe_intermediate_size": 16}
 
 
 def model(**changes):
-    return ModelConfig(**{**SIZES, **changes})
+    return ModelConfig(**{**SIZES, **EXPERTS, **changes})
 
 
 def has_experts(config):
