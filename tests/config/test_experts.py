@@ -70,7 +70,7 @@ def test_the_capacity_of_an_expert(factor, capacity):
         ("model.model_config.first_k_dense_replace=32", "no layer has experts (value 32); write expert_num: 1"),
         ("model.model_config.mlp_has_bias=true", "experts are gated and have no bias (value True)"),
         ("model.model_config.use_shared_expert_gating=true", "there is no shared expert (value True)"),
-        ("model.model_config.topk_bias_update_rate=0.1", "nothing changes the bias between steps yet (value 0.1)"),
+        ("model.model_config.topk_bias_update_rate=0.1", "there is no bias (value 0.1)"),
         ("parallel_config.expert_parallel=3", "must divide expert_num 8 (value 3)"),
         ("parallel_config.expert_model_parallel=2", "must divide model_parallel 1 (value 2)"),
         ("model.model_config.expert_num=1", "the model has no experts (value 8); write 1"),
