@@ -20,7 +20,7 @@ def check_latent_attention(config: RunConfig) -> Iterator[tuple[KeyPath, str]]:
     model = config.model.config
     if model.kv_lora_rank is None:
         for key in OF_LATENT:
-            if key in model.model_fields_set and getattr(model, key) is not None:
+            if getattr(model, key) != type(model).model_fields[key].default:
                 message = f"is a key of latent attention (value {getattr(model, key)}); write kv_lora_rank, too"
                 yield (*MODEL, key), message
         return

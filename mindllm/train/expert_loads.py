@@ -39,7 +39,7 @@ class ExpertLoads(nn.Cell):
     """Keeps the counters' gradients of a step, and changes the biases beside them by ``bias_rate``."""
 
     def __init__(self, parameters: Sequence[Parameter], bias_rate: float) -> None:
-        super().__init__()
+        super().__init__(auto_prefix=False)
         found = {item.name: index for index, item in enumerate(parameters)}
         self.probes = tuple(index for name, index in found.items() if is_probe(name))
         self.counted = ParameterTuple([parameters[index] for index in self.probes]).clone(LOAD[:-1], init="zeros")

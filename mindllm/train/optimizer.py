@@ -49,7 +49,7 @@ class AdamW(nn.Cell):
     """
 
     def __init__(self, parameters: Sequence[Parameter], config: OptimizerConfig, bias_rate: float = 0.0) -> None:
-        super().__init__()
+        super().__init__(auto_prefix=False)
         self.parameters = ParameterTuple(parameters)
         weights = [parameter for parameter in parameters if not is_probe(parameter.name)]
         self.weights = ParameterTuple(weights)

@@ -44,6 +44,8 @@ def test_a_bias_grows_where_tokens_are_missing_and_stays_at_the_mean(rate):
     assert not weights[2].asnumpy().any(), "the counter itself stays zero"
     (kept,) = optimizer.expert_loads.counted
     np.testing.assert_allclose(kept.asnumpy(), counted * 0.5)
+    assert [item.name for item in weights] == ["weight", f"{LAYER}.router.bias", f"{LAYER}.load.probe"]
+    assert kept.name == f"load.{LAYER}.load.probe"
     assert optimizer.updated == (0, 1), "the norm of the gradients has no counters in it"
 
 
