@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mindllm.compiled.execute.state import ACCUMULATORS, is_optimizer_state
+from mindllm.models.expert_load import is_probe
 
 if TYPE_CHECKING:
     from mindspore import Parameter, nn
@@ -33,7 +34,7 @@ def initial_values(step: nn.Cell, names: Collection[str]) -> dict[str, np.ndarra
 def _is_weight(parameter: Parameter) -> bool:
     """Whether it is trained; copies of weights, such as moments, ask for gradients as well."""
     is_copy = is_optimizer_state(parameter.name) or parameter.name.startswith(ACCUMULATORS)
-    return parameter.requires_grad and not is_copy
+    return parameter.requires_grad and not is_copy and not is_probe(parameter.name)
 
 
 def _initial(parameter: Parameter) -> np.ndarray | None:

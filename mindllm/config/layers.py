@@ -14,6 +14,7 @@ from mindllm.config.rope_scaling import RopeScaling
 
 if TYPE_CHECKING:
     from mindllm.config.experts import ExpertsSpec
+    from mindllm.config.latent_attention import LatentAttentionSpec
 
 Shapes = dict[str, tuple[int, ...]]
 Activation = Literal["silu", "gelu_tanh", "quick_gelu"]
@@ -84,6 +85,11 @@ class AttentionSpec:
         return AttentionContext(self.position, self.window, self.head_dim, self.num_heads)
 
     @property
+    def value_dim(self) -> int:
+        """Channels of a head's value."""
+        return self.head_dim
+
+    @property
     def can_be_fused(self) -> bool:
         """Whether the fused kernel of devices computes it; soft caps, ALiBi and dropout are composed everywhere."""
         return self.soft_cap is None and not isinstance(self.position, AlibiSpec) and not self.dropout
@@ -117,7 +123,7 @@ class AttentionSpec:
 
 @dataclass(frozen=True)
 class AttentionContext:
-    """What layers share that read the same tables of positions and the same mask."""
+    """What layers share that read the same tables of positions, ``head_dim`` wide, and the same mask."""
 
     position: Position
     window: int | None
@@ -169,7 +175,7 @@ class LayerSpec:
     that of both results before they are added.
     """
 
-    attention: AttentionSpec
+    attention: AttentionSpec | LatentAttentionSpec
     feed_forward: FeedForwardSpec | ExpertsSpec
     norm: NormSpec
     norm_output: bool = False

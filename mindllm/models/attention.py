@@ -6,6 +6,7 @@ import mindspore as ms
 from mindspore import Tensor, nn
 from mindspore import ops as P
 
+from mindllm.config.latent_attention import LatentAttentionSpec
 from mindllm.config.layers import AlibiSpec, AttentionSpec, RotarySpec
 from mindllm.models.dropout import AttentionDropout
 from mindllm.models.kernels import Kernels
@@ -17,6 +18,7 @@ from mindllm.models.weights import Spread
 ATTENTION_SALT = 1  # of the numbers that dropout is drawn by
 Tables = tuple[Tensor, ...]
 """What attention reads about positions: rotary cosines and sines, ALiBi's bias, or nothing."""
+AnyAttention = AttentionSpec | LatentAttentionSpec
 
 
 class ComposedAttention(nn.Cell):
@@ -25,19 +27,21 @@ class ComposedAttention(nn.Cell):
     Query heads that share a key head are laid along the sequence axis: grouped attention needs no copies of keys and values.
     """
 
-    def __init__(self, spec: AttentionSpec, kernels: Kernels, seq_length: int) -> None:
+    def __init__(self, spec: AnyAttention, kernels: Kernels, seq_length: int) -> None:
         super().__init__()
         self.scale = spec.scale
         self.num_heads = spec.num_heads
         self.kv_heads = spec.kv_heads
         self.head_dim = spec.head_dim
+        self.value_dim = spec.value_dim
         self.softmax_dtype = kernels.softmax
         self.biased = isinstance(spec.position, AlibiSpec)
         if self.biased:
             self.add_bias = P.Add()
-        self.capped = spec.soft_cap is not None
-        if spec.soft_cap is not None:
-            self.soft_cap = SoftCap(spec.soft_cap)
+        soft_cap = spec.soft_cap if isinstance(spec, AttentionSpec) else None
+        self.capped = soft_cap is not None
+        if soft_cap is not None:
+            self.soft_cap = SoftCap(soft_cap)
         self.drops = spec.dropout > 0
         if self.drops:
             self.dropout = AttentionDropout(spec.dropout, spec.num_heads, seq_length, ATTENTION_SALT)
@@ -60,7 +64,7 @@ class ComposedAttention(nn.Cell):
         bias: Tensor | None = None,
         random: Tensor | None = None,
     ) -> Tensor:
-        """Query ``[batch, heads, q, d]``, key, value ``[batch, kv_heads, k, d]`` -> as query.
+        """Query ``[batch, heads, q, d]``, key, value ``[batch, kv_heads, k, d]`` -> as query, with the width of the values.
 
         The mask is additive: ``[q, k]``, or ``[batch, 1, q, k]`` with one for each row. The bias is ``[1, heads, 1, k]``.
         ``random``, int32 ``[batch, q]``, is what dropout is drawn by.
@@ -97,7 +101,7 @@ class ComposedAttention(nn.Cell):
         weights = self.operand(weights)
         weights = self.reshape(weights, (batch, self.kv_heads, -1, columns))
         context = self.context(weights, self.operand(value))
-        return self.reshape(context, (batch, self.num_heads, rows, self.head_dim))
+        return self.reshape(context, (batch, self.num_heads, rows, self.value_dim))
 
     def normalised(self, scores: Tensor) -> Tensor:
         return self.softmax(scores)
@@ -113,7 +117,7 @@ class CausalAttention(ComposedAttention):
     SMALLEST_BLOCK = 128
     MOST_BLOCKS = 4
 
-    def __init__(self, spec: AttentionSpec, kernels: Kernels, seq_length: int) -> None:
+    def __init__(self, spec: AnyAttention, kernels: Kernels, seq_length: int) -> None:
         super().__init__(spec, kernels, seq_length)
         self.slice = P.Slice()
         self.concat = P.Concat(axis=2)
@@ -169,7 +173,7 @@ class FlashAttention(nn.Cell):
     CAUSAL_BY_COMPRESSED_MASK = 2  # the mask is 2048 x 2048 whatever the length, the upper triangle is skipped
     BAND_BY_COMPRESSED_MASK = 4  # the same, and keys further back than pre_tokens are skipped too
 
-    def __init__(self, spec: AttentionSpec, document_masks: bool, seq_length: int) -> None:
+    def __init__(self, spec: AnyAttention, document_masks: bool, seq_length: int) -> None:
         super().__init__()
         mode, band = self.CAUSAL_BY_COMPRESSED_MASK, {}
         if document_masks:
@@ -251,7 +255,7 @@ class Attention(nn.Cell):
         return self.output(self.attention(query, key, value, mask, tables[0] if self.biased else None, random))
 
 
-def attention_core(spec: AttentionSpec, kernels: Kernels, seq_length: int) -> nn.Cell:
+def attention_core(spec: AnyAttention, kernels: Kernels, seq_length: int) -> nn.Cell:
     """Causal attention of heads, in the form the device is good at."""
     if kernels.flash_attention:
         return FlashAttention(spec, kernels.document_masks, seq_length)

@@ -14,6 +14,7 @@ from mindspore import ops as P
 
 from mindllm.config import ModelConfig
 from mindllm.config.experts import ExpertsSpec
+from mindllm.config.latent_attention import LatentAttentionSpec
 from mindllm.config.layers import AlibiSpec, AttentionContext, LayerSpec, RotarySpec
 from mindllm.models.alibi import alibi_bias
 from mindllm.models.attention import Attention, Tables
@@ -21,6 +22,7 @@ from mindllm.models.dropout import Dropout, Keys
 from mindllm.models.experts import Experts
 from mindllm.models.feed_forward import FeedForward
 from mindllm.models.kernels import Kernels
+from mindllm.models.latent_attention import LatentAttention
 from mindllm.models.norm import make_norm
 from mindllm.models.rotary import rotary_tables
 from mindllm.models.weights import Spread, normal_parameter
@@ -93,7 +95,10 @@ class DecoderLayer(nn.Cell):
         super().__init__()
         hidden = spec.attention.hidden_size
         self.attention_norm = make_norm(hidden, spec.norm, kernels)
-        self.attention = Attention(spec.attention, kernels, spread, seq_length)
+        if isinstance(spec.attention, LatentAttentionSpec):
+            self.attention = LatentAttention(spec.attention, kernels, spread, seq_length)
+        else:
+            self.attention = Attention(spec.attention, kernels, spread, seq_length)
         self.ffn_norm = make_norm(hidden, spec.norm, kernels)
         self.has_experts = isinstance(spec.feed_forward, ExpertsSpec)
         if isinstance(spec.feed_forward, ExpertsSpec):

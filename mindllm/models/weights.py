@@ -14,6 +14,7 @@ from mindspore.common.initializer import Normal, initializer
 from numpy.typing import ArrayLike
 
 from mindllm.config import ModelConfig
+from mindllm.models.expert_load import is_probe
 
 NUMPY_DTYPES: dict[ms.dtype, np.dtype] = {
     ms.float32: np.dtype(np.float32),
@@ -43,8 +44,8 @@ def normal_parameter(name: str, shape: tuple[int, ...], std: float) -> Parameter
 
 
 def trained_weights(model: nn.Cell) -> dict[str, Parameter]:
-    """The parameters that training changes, by name; tables and masks of the graph are not among them."""
-    return {parameter.name: parameter for parameter in model.trainable_params()}
+    """The parameters that training changes, by name; tables, masks and counters of the graph are not among them."""
+    return {parameter.name: parameter for parameter in model.trainable_params() if not is_probe(parameter.name)}
 
 
 def initialise(parameters: Mapping[str, Parameter], seed: int) -> None:

@@ -25,6 +25,11 @@ def workload_of(config: RunConfig) -> Workload:
             "the time of experts is not modelled; only dense layers are",
         ),
         (
+            "model.model_config.kv_lora_rank",
+            model.kv_lora_rank is not None,
+            "the time of latent attention is not modelled; only that of ordinary attention is",
+        ),
+        (
             "model.model_config.fp32_residual_connection",
             model.fp32_residual_connection,
             "its time is not modelled; write false",

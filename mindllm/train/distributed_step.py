@@ -65,6 +65,7 @@ class ReusedOptimizer(nn.Cell):
     def __init__(self, optimizer: nn.Cell) -> None:
         super().__init__(auto_prefix=False)
         self.optimizer = optimizer
+        self.counts, self.updated = optimizer.counts, optimizer.updated
 
     def construct(self, gradients: tuple[Tensor, ...], coefficient: Tensor, rate: Tensor) -> Tensor:
         return self.optimizer(gradients, coefficient, rate)
@@ -165,7 +166,7 @@ def distributed_step(config: RunConfig, parallel: ParallelModel, rank: int) -> D
     """The training step of ``rank`` for a model on its devices."""
     weights = ParameterTuple(parallel.model.trainable_params())
     owned = weights[1:] if _embedding_is_elsewhere(parallel, rank) else weights
-    optimizer = AdamW(owned, config.optimizer)
+    optimizer = AdamW(owned, config.optimizer, config.model.config.topk_bias_update_rate)
     wrapper = config.runner_wrapper
     step = DistributedStep(
         parallel,

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mindllm.config import RunConfig
+from mindllm.train.expert_loads import LayerLoad
 from mindllm.train.loss_scale import LossScaler
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ class RunState:
     """A run between two steps. ``step`` counts finished optimizer steps; ``batch`` is the one last trained on.
 
     ``scores``: figures that a callback found after the newest step, by name; those that write metrics write them, too.
+    ``expert_loads``: by layer what the newest step counted of experts, if the model has any.
     ``failures``: what is lost at the end though training went on; the process then ends with exit code 1.
     """
 
@@ -64,6 +66,7 @@ class RunState:
     results: dict[str, str] = field(default_factory=dict)
     scores: dict[str, float] = field(default_factory=dict)
     failures: list[str] = field(default_factory=list)
+    expert_loads: tuple[LayerLoad, ...] = ()
 
     @property
     def output_dir(self) -> Path:

@@ -16,6 +16,7 @@ from mindllm.compiled.graph import CompiledGraph
 from mindllm.data.random_keys import RANDOM_KEYS
 from mindllm.parallel.context import COLUMNS
 from mindllm.train.checkpoint.parts import RankTensors
+from mindllm.train.expert_loads import LOAD
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,15 @@ class Cluster:
     def held(self) -> dict[int, RankTensors]:
         """By rank the parts of the weights and of the optimizer state it keeps: what a checkpoint is saved from."""
         return {machine.rank: _held(machine) for machine in self.machines}
+
+    def expert_loads(self) -> dict[str, np.ndarray]:
+        """What the last step counted of experts, by the counter's name; all ranks of a stage know the same."""
+        return {
+            name: parameter.value
+            for machine in self.machines
+            for name, parameter in machine.parameters.items()
+            if name.startswith(LOAD)
+        }
 
     def put(self, arrays: Mapping[str, Any]) -> None:
         """Replaces every rank's parts of these whole tensors, weights or optimizer state."""

@@ -20,6 +20,7 @@ from mindllm.models.decoder import Decoder, DecoderLayer, PositionEmbedding, Tok
 from mindllm.models.dropout import AttentionDropout, Dropout
 from mindllm.models.experts import Experts
 from mindllm.models.feed_forward import FeedForward
+from mindllm.models.latent_attention import LatentAttention
 from mindllm.models.linear import Linear, SoftCap
 from mindllm.models.norm import LayerNorm, RMSNorm
 from mindllm.models.rotary import RotaryEmbedding
@@ -80,7 +81,7 @@ def _layer(at: str, cell: DecoderLayer, rows: Dimension) -> Table:
     hidden: Layout = (rows, None)
     table = {
         **_norm(f"{at}.attention_norm", cell.attention_norm, hidden),
-        **_attention(f"{at}.attention", cell.attention, rows),
+        **ATTENTIONS[type(cell.attention)](f"{at}.attention", cell.attention, rows),
         f"{at}.attention_add": on(hidden, hidden),
         **_norm(f"{at}.ffn_norm", cell.ffn_norm, hidden),
         **FEED_FORWARDS[type(cell.feed_forward)](f"{at}.feed_forward", cell.feed_forward, rows),
@@ -152,6 +153,34 @@ def _attention(at: str, cell: Attention, rows: Dimension) -> Table:
     return table | _split_input(f"{at}.wo", cell.wo, rows)
 
 
+def _latent_attention(at: str, cell: LatentAttention, rows: Dimension) -> Table:
+    """What is narrow is whole on every tensor-parallel rank; what heads are made of it is split by heads."""
+    whole: Layout = (TOKENS, None)
+    of_all_heads: Layout = (TOKENS, None, None, None)  # [batch, 1, seq, channels]
+    down = ("wq_down",) if cell.compresses_queries else ()
+    of_queries = ("wq_up_plain", "wq_up_rotary") if cell.compresses_queries else ("wq_plain", "wq_rotary")
+    table: Table = {f"{at}.{name}.matmul": on(whole, (None, None)) for name in (*down, "wkv_down", "wk_rotary")}
+    for name in (*of_queries, "wk_plain", "wv"):
+        table |= _split_output(f"{at}.{name}", getattr(cell, name))
+    if cell.compresses_queries:
+        table |= _norm(f"{at}.query_latent_norm", cell.query_latent_norm, whole)
+    table |= _norm(f"{at}.key_value_latent_norm", cell.key_value_latent_norm, whole)
+    table[f"{at}.transpose"] = on((TOKENS, None, "tp", None))
+    table |= _rotary(f"{at}.query_rotary", cell.query_rotary)
+    table |= _rotary(f"{at}.key_rotary", cell.key_rotary, of_all_heads)
+    table[f"{at}.to_all_heads"] = on(of_all_heads, (None, "tp", None, None))
+    table |= {f"{at}.{name}": on(HEADS, HEADS) for name in ("join_query", "join_key")}
+    if cell.pads_values:
+        table |= {f"{at}.padding.first": on(HEADS), f"{at}.padding.concat": on(HEADS, HEADS), f"{at}.cut": on(HEADS)}
+        table[f"{at}.padding.spread"] = on(HEADS, (None, None, None, None))
+    table |= ATTENTION_CORES[type(cell.attention)](f"{at}.attention", cell.attention)
+    table[f"{at}.merge_transpose"] = on(HEADS)
+    return table | _split_input(f"{at}.wo", cell.wo, rows)
+
+
+ATTENTIONS: dict[type[nn.Cell], Callable[..., Table]] = {Attention: _attention, LatentAttention: _latent_attention}
+
+
 def _split_output(at: str, cell: nn.Cell) -> Table:
     """A projection ``[tokens, in] -> [tokens, out]`` whose weight ``[out, in]`` is split by rows."""
     linear = _linear(at, cell)
@@ -181,16 +210,16 @@ def _linear(at: str, cell: nn.Cell) -> Linear:
     return cell
 
 
-def _rotary(at: str, cell: RotaryEmbedding) -> Table:
+def _rotary(at: str, cell: RotaryEmbedding, heads: Layout = HEADS) -> Table:
     """Heads and tables ``[seq, head_dim]``."""
     table: Layout = (None, None)
     return {
-        f"{at}.mul_cos": on(HEADS, table),
-        f"{at}.mul_sin": on(HEADS, table),
-        f"{at}.add": on(HEADS, HEADS),
-        f"{at}.neg": on(HEADS),
-        f"{at}.split": on(HEADS),
-        f"{at}.concat": on(HEADS, HEADS),
+        f"{at}.mul_cos": on(heads, table),
+        f"{at}.mul_sin": on(heads, table),
+        f"{at}.add": on(heads, heads),
+        f"{at}.neg": on(heads),
+        f"{at}.split": on(heads),
+        f"{at}.concat": on(heads, heads),
     }
 
 

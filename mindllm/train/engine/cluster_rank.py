@@ -29,6 +29,7 @@ from mindllm.train.checkpoint import Part, RankTensors, read_slices
 from mindllm.train.distributed_step import distributed_loss, distributed_step, example_inputs, input_slices
 from mindllm.train.engine.columns import inputs
 from mindllm.train.engine.engine import Batch, Engine, StepResult, evaluation_config, weight_signatures
+from mindllm.train.expert_loads import LOAD
 from mindllm.train.optimizer import MOMENTS, POWERS
 from mindllm.train.ranks import Ranks
 from mindllm.train.share import Share
@@ -110,6 +111,12 @@ class ClusterRankEngine(Engine):
 
     def _is_finite(self, name: str) -> bool:
         return bool(np.isfinite(self._parameters[name].asnumpy()).all())
+
+    def expert_loads(self) -> Mapping[str, np.ndarray]:
+        """Those of this rank's stage."""
+        if self._step is None or self.simulated:
+            return {}
+        return {item.name: item.asnumpy() for item in self._step.get_parameters() if item.name.startswith(LOAD)}
 
     def held(self) -> Mapping[int, RankTensors]:
         state = {name for name in self._parameters if name in POWERS or name.startswith(MOMENTS)}

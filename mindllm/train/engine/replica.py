@@ -18,7 +18,7 @@ from mindllm.train.checkpoint import RankTensors
 from mindllm.train.compile_cache import cached_compilation
 from mindllm.train.engine.columns import further_inputs, inputs, parts
 from mindllm.train.engine.engine import Batch, Engine, StepResult
-from mindllm.train.optimizer import AdamW
+from mindllm.train.optimizer import AdamW, is_state
 from mindllm.train.ranks import ALONE, Ranks
 from mindllm.train.step import AccumulateStep, ApplyAccumulated, ForwardBackward, TrainStep
 
@@ -59,7 +59,8 @@ class ReplicaEngine(Engine):
     def _build_training(self) -> None:
         wrapper = self.config.runner_wrapper
         clip = wrapper.max_grad_norm if wrapper.use_clip_grad else None
-        self.optimizer = AdamW(list(self.weights.values()), self.config.optimizer)
+        rate = self.config.model.config.topk_bias_update_rate
+        self.optimizer = AdamW(self.model.trainable_params(), self.config.optimizer, rate)
         self.parts = self.config.runner_config.gradient_accumulation_steps
         several = self.ranks.count > 1
         self._accumulates = several or self.parts > 1
@@ -112,17 +113,22 @@ class ReplicaEngine(Engine):
         gradients = ForwardBackward(self.model, self.optimizer.parameters)
         first = next(iter(parts(batch, self.parts)))
         values = gradients(*inputs(first), Tensor(1.0, ms.float32), *further_inputs(first))[2]
-        return self._bad_names("gradient of", values)
+        return self._bad_names("gradient of", [values[index] for index in self.optimizer.updated])
 
     def _bad_names(self, what: str, values: Iterable[Tensor]) -> list[str]:
         bad = self.ranks.sum([float(not _finite(value)) for value in values])
         return [f"{what} {name}" for name, count in zip(self.weights, bad, strict=True) if count]
 
+    def expert_loads(self) -> Mapping[str, np.ndarray]:
+        if self.optimizer is None or not self.optimizer.counts:
+            return {}
+        return {item.name: item.asnumpy() for item in self.optimizer.expert_loads.counted}
+
     @property
     def optimizer_state(self) -> dict[str, Parameter]:
         """The optimizer's own parameters by name: moments and powers of the betas."""
         parameters = self.optimizer.get_parameters() if self.optimizer is not None else ()
-        return {item.name: item for item in parameters if item.name not in self.weights}
+        return {item.name: item for item in parameters if is_state(item.name)}
 
     def held(self) -> Mapping[int, RankTensors]:
         return {self.ranks.rank: RankTensors(_copies(self.weights), _copies(self.optimizer_state))}
