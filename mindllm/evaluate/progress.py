@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,18 +25,23 @@ def unwatched(kind: str, count: int) -> Callable[[], None]:
 
 
 def logged(kind: str, count: int) -> Callable[[], None]:
-    """Says in the log how many of ``count`` requests are answered and how long the others take, at most once a minute."""
-    started = said = time.monotonic()
+    """Says in the log how many of ``count`` requests are answered and how long the others take, at most once a minute.
+
+    Time counts from the first answer on, before which graphs are compiled.
+    """
+    first = said = math.inf
     answered = 0
 
     def answer() -> None:
-        nonlocal said, answered
+        nonlocal first, said, answered
         answered += 1
         now = time.monotonic()
+        if answered == 1:
+            first = said = now
         if now - said < SECONDS_BETWEEN_LINES:
             return
         said = now
-        left = timedelta(seconds=round((now - started) / answered * (count - answered)))
+        left = timedelta(seconds=round((now - first) / (answered - 1) * (count - answered)))
         logger.info("%s: %d of %d answers, about %s left", NAMES.get(kind, kind), answered, count, left)
 
     return answer
