@@ -43,6 +43,7 @@ def architecture_of(model: ModelConfig) -> Architecture:
             scale=math.sqrt(model.hidden_size) if model.scale_embeddings else None,
             learned_positions=model.max_position_embedding if learned else None,
             norm=norm if model.embedding_norm else None,
+            dropout=model.embedding_dropout,
         ),
         layers=tuple(kinds[kind] for kind in zip(layer_types(model), with_experts, strict=False)),
         final_norm=norm,
@@ -92,7 +93,7 @@ def _norm(model: ModelConfig) -> NormSpec:
 def _layer(model: ModelConfig, norm: NormSpec, sliding: bool, experts: bool) -> LayerSpec:
     attention = _latent_attention(model) if model.kv_lora_rank is not None else _attention(model, norm, sliding)
     feed_forward = _experts(model) if experts else _feed_forward(model, model.intermediate_size)
-    return LayerSpec(attention, feed_forward, norm, model.sandwich_norm)
+    return LayerSpec(attention, feed_forward, norm, model.sandwich_norm, model.hidden_dropout)
 
 
 def _attention(model: ModelConfig, norm: NormSpec, sliding: bool) -> AttentionSpec:
@@ -108,6 +109,7 @@ def _attention(model: ModelConfig, norm: NormSpec, sliding: bool) -> AttentionSp
         window=model.sliding_window if sliding else None,
         soft_cap=model.attn_logit_softcapping,
         query_key_norm=norm if model.qk_layernorm else None,
+        dropout=model.attention_dropout,
     )
 
 
@@ -127,6 +129,7 @@ def _latent_attention(model: ModelConfig) -> LatentAttentionSpec:
         value_dim=model.v_head_dim,
         scale=scale,
         position=RotarySpec(model.theta, model.qk_rope_head_dim, scaling, model.max_position_embedding),
+        dropout=model.attention_dropout,
     )
 
 

@@ -19,7 +19,7 @@ class LatentAttentionSpec:
     query_rank: width of the vector that queries are made of; None: they are made of the hidden states.
     key_value_rank: of the one that keys and values are made of.
     plain_dim, rotary_dim, value_dim: channels of a head's query and key that are not turned, that are, and of its value.
-    scale: multiplies the scores.
+    scale: multiplies the scores; with the probability ``dropout`` a query does not see a key in training.
     """
 
     hidden_size: int
@@ -31,9 +31,15 @@ class LatentAttentionSpec:
     value_dim: int
     scale: float
     position: RotarySpec
+    dropout: float = 0.0
 
     window = None
-    can_be_fused = True
+    soft_cap = None
+
+    @property
+    def can_be_fused(self) -> bool:
+        """Whether the fused kernel of devices computes it; dropout is composed everywhere."""
+        return not self.dropout
 
     @property
     def kv_heads(self) -> int:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from mindllm.config.latent_attention import LatentAttentionSpec
 
 Shapes = dict[str, tuple[int, ...]]
-Activation = Literal["silu", "gelu_tanh"]
+Activation = Literal["silu", "gelu_tanh", "quick_gelu"]
 FORWARD_AND_BACKWARD = 6.0  # floating-point operations per weight of a matrix product and token: 2 forward, 4 backward
 
 
@@ -62,7 +62,8 @@ class AttentionSpec:
     """Attention with grouped queries (Ainslie et al., 2023).
 
     ``window``: keys that a query sees, itself included (None: all before it). ``scale`` multiplies the scores, ``soft_cap``
-    bounds them by ``cap · tanh(score / cap)``; ``query_key_norm`` is applied to every head of queries and keys.
+    bounds them by ``cap · tanh(score / cap)``; ``query_key_norm`` is applied to every head of queries and keys. With
+    the probability ``dropout`` a query does not see a key in training.
     """
 
     hidden_size: int
@@ -76,6 +77,7 @@ class AttentionSpec:
     window: int | None = None
     soft_cap: float | None = None
     query_key_norm: NormSpec | None = None
+    dropout: float = 0.0
 
     @property
     def context(self) -> AttentionContext:
@@ -89,8 +91,8 @@ class AttentionSpec:
 
     @property
     def can_be_fused(self) -> bool:
-        """Whether the fused kernel of devices computes it: not with a soft cap or ALiBi, which are composed everywhere."""
-        return self.soft_cap is None and not isinstance(self.position, AlibiSpec)
+        """Whether the fused kernel of devices computes it; soft caps, ALiBi and dropout are composed everywhere."""
+        return self.soft_cap is None and not isinstance(self.position, AlibiSpec) and not self.dropout
 
     def matrices(self) -> Shapes:
         """The weights of its matrix products."""
@@ -169,13 +171,20 @@ class FeedForwardSpec:
 class LayerSpec:
     """Norm, attention, norm, feed-forward, each with a residual connection.
 
-    ``norm_output``: there are norms behind attention and feed-forward too, before they are added (Gemma 2, GLM-4).
+    ``norm_output``: there are norms behind attention and feed-forward too, before they are added (Gemma 2, GLM-4). ``dropout`` is
+    that of both results before they are added.
     """
 
     attention: AttentionSpec | LatentAttentionSpec
     feed_forward: FeedForwardSpec | ExpertsSpec
     norm: NormSpec
     norm_output: bool = False
+    dropout: float = 0.0
+
+    @property
+    def drops(self) -> bool:
+        """Whether it has any dropout."""
+        return self.dropout > 0 or self.attention.dropout > 0
 
     @property
     def adds_to_loss(self) -> bool:

@@ -217,6 +217,13 @@ class ModelConfig(Section):
         default=False, description="Embeddings are multiplied by the square root of `hidden_size`."
     )
     embedding_norm: bool = Field(default=False, description="A norm on the embeddings (Bloom).")
+    embedding_dropout: float = Field(default=0.0, ge=0, lt=1, description="Dropout of the embeddings, in training.")
+    attention_dropout: float = Field(
+        default=0.0, ge=0, lt=1, description="Dropout of the attention's weights, in training; its kernel is not fused."
+    )
+    hidden_dropout: float = Field(
+        default=0.0, ge=0, lt=1, description="Dropout of what a layer adds to its hidden states, in training."
+    )
     tie_word_embeddings: bool = Field(default=False, description="The output head is the embedding table.")
     norm_head: bool = Field(
         default=False, description="Rows of the output head are divided by their lengths (Baichuan 2)."

@@ -178,7 +178,9 @@ class CachedDecoder(nn.Cell):
                 LayerCache(name, batch, capacity, spec, kernels.activation)
                 for name, spec in zip(names, specs, strict=True)
             ]
-        attention = {kind.attention: ComposedAttention(kind.attention, kernels) for kind in architecture.kinds()}
+        attention = {
+            kind.attention: ComposedAttention(kind.attention, kernels, capacity) for kind in architecture.kinds()
+        }
         self.layers = nn.CellList(
             [
                 CachedLayer(layer, cache, attention[spec.attention])

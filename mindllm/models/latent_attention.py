@@ -94,10 +94,10 @@ class LatentAttention(nn.Cell):
         merged = self.merge_transpose(context, (0, 2, 1, 3))
         return self.wo(self.reshape(merged, (-1, self.num_heads * self.value_dim)))
 
-    def construct(self, x: Tensor, batch: int, tables: Tables, mask: Tensor) -> Tensor:
+    def construct(self, x: Tensor, batch: int, tables: Tables, mask: Tensor, random: Tensor | None = None) -> Tensor:
         query, key, value = self.project(x, batch, tables)
         if not self.pads_values:
-            return self.output(self.attention(query, key, value, mask))
+            return self.output(self.attention(query, key, value, mask, None, random))
         context = self.attention(query, key, self.padding(value), mask)
         size = (context.shape[0], context.shape[1], context.shape[2], self.value_dim)
         return self.output(self.cut(context, (0, 0, 0, 0), size))

@@ -212,8 +212,8 @@ class Balance(nn.Cell):
 class GroupBalance(nn.Cell):
     """What keeps groups of experts balanced, one for each device that a token may be sent to: fp32 ``[batch]``.
 
-    ``device``: ``Σ f p`` over the groups, of the mean ``f`` and the sum of ``p`` of a group's experts. ``communication``: the same
-    with the part of the tokens that chose any expert of the group, relative to that where all groups are alike.
+    ``device``: ``Σ f p`` over the groups, of the mean ``f`` and the sum of ``p`` of a group's experts. ``communication``: the
+    same with the part of the tokens that chose any expert of the group, relative to that where all groups are alike.
     """
 
     def __init__(self, spec: RouterSpec) -> None:

@@ -17,6 +17,7 @@ from mindllm.models.attention import Attention, ComposedAttention, FlashAttentio
 from mindllm.models.causal_lm import Head, UnitRows
 from mindllm.models.chunked_loss import SequenceChunks
 from mindllm.models.decoder import Decoder, DecoderLayer, PositionEmbedding, TokenEmbedding
+from mindllm.models.dropout import AttentionDropout, Dropout
 from mindllm.models.experts import Experts
 from mindllm.models.feed_forward import FeedForward
 from mindllm.models.latent_attention import LatentAttention
@@ -51,6 +52,10 @@ def _decoder(at: str, cell: Decoder, rows: Dimension, whole_table: bool) -> Tabl
         table |= _position_embedding(f"{at}.position_embeddings", cell.position_embeddings, rows)
     if cell.norms_embeddings:
         table |= _norm(f"{at}.embedding_norm", cell.embedding_norm, (rows, None))
+    if cell.drops_embeddings:
+        table |= _dropout(f"{at}.embedding_dropout", cell.embedding_dropout, rows)
+    if any(cell.drops):
+        table |= {f"{at}.dropout_keys.{number}.mul": on((TOKENS, None), SCALAR) for number in range(len(cell.layers))}
     for number, layer in enumerate(cell.layers):
         table |= _layer(f"{at}.layers.{number}", layer, rows)
     return table | _norm(f"{at}.norm_out", cell.norm_out, (rows, None))
@@ -84,10 +89,32 @@ def _layer(at: str, cell: DecoderLayer, rows: Dimension) -> Table:
     }
     if cell.adds_to_loss:
         table[f"{at}.add_to_loss"] = on((TOKENS,), (TOKENS,))
+    if cell.drops:
+        table |= _dropout(f"{at}.attention_dropout", cell.attention_dropout, rows)
+        table |= _dropout(f"{at}.ffn_dropout", cell.ffn_dropout, rows)
     if cell.norm_output:
         table |= _norm(f"{at}.attention_post_norm", cell.attention_post_norm, hidden)
         table |= _norm(f"{at}.ffn_post_norm", cell.ffn_post_norm, hidden)
     return table
+
+
+def _dropout(at: str, cell: Dropout, rows: Dimension) -> Table:
+    """Hidden states ``[tokens, hidden]`` by a number for each of their tokens, and one for each of the channels."""
+    return {f"{at}.bits": on((rows, None), (None, None)), **_drop(f"{at}.drop", (rows, None))}
+
+
+def _attention_dropout(at: str, cell: AttentionDropout) -> Table:
+    """The same for weights ``[batch, heads, q, k]``."""
+    whole: Layout = (None, None, None, None)
+    return {
+        f"{at}.of_heads": on((TOKENS, None, None, None), (None, "tp", None, None)),
+        f"{at}.bits": on(HEADS, whole),
+        **_drop(f"{at}.drop", HEADS),
+    }
+
+
+def _drop(at: str, x: Layout) -> Table:
+    return {f"{at}.kept.compare": on(x, SCALAR), f"{at}.mul": on(x, x), f"{at}.rescale": on(x, SCALAR)}
 
 
 def _norm(at: str, cell: nn.Cell, x: Layout) -> Table:
@@ -161,7 +188,11 @@ def _split_output(at: str, cell: nn.Cell) -> Table:
     if linear.has_bias:
         table[f"{at}.bias_add"] = on(INNER, ("tp",))
     if linear.has_activation:
-        table |= {f"{at}.activation.{name}": on(INNER) for name in ("silu", "gelu") if hasattr(linear.activation, name)}
+        table |= {
+            f"{at}.activation.{name}": on(INNER)
+            for name in ("silu", "gelu", "quick_gelu")
+            if hasattr(linear.activation, name)
+        }
     return table
 
 
@@ -208,6 +239,8 @@ def _composed_attention(at: str, cell: ComposedAttention) -> Table:
     }
     if cell.biased:
         table[f"{at}.add_bias"] = on(HEADS, (None, "tp", None, None))
+    if cell.drops:
+        table |= _attention_dropout(f"{at}.dropout", cell.dropout)
     return table | (_soft_cap(f"{at}.soft_cap", cell.soft_cap, HEADS) if cell.capped else {})
 
 

@@ -164,6 +164,6 @@ def _experts(at: str, cell: ExpertFeedForward) -> Table:
         if not isinstance(linear, ExpertLinear):
             raise TypeError(f"no sharding is known for '{at}.{name}' of class {type(linear).__name__}")
         table[f"{at}.{name}.matmul"] = on(x, weight)
-    names = [name for name in ("silu", "gelu") if hasattr(cell.activation, name)]
+    names = [name for name in ("silu", "gelu", "quick_gelu") if hasattr(cell.activation, name)]
     table |= {f"{at}.activation.{name}": on(INNER) for name in names}
     return {**table, f"{at}.mul": on(INNER, INNER)}

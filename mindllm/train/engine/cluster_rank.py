@@ -22,6 +22,7 @@ from mindllm.config import RunConfig
 from mindllm.errors import RunFailed
 from mindllm.models.weights import HostCopy, initial_value
 from mindllm.parallel import build_parallel_model, mesh_of, set_parallel_context
+from mindllm.parallel.context import input_columns
 from mindllm.parallel.parameter_layout import ParameterLayout
 from mindllm.parallel.refusals import refusals_explained
 from mindllm.train.checkpoint import Part, RankTensors, read_slices
@@ -45,6 +46,7 @@ class ClusterRankEngine(Engine):
     def __init__(self, config: RunConfig, ranks: Ranks, training: bool = True) -> None:
         super().__init__(config, ranks)
         self.mesh = mesh_of(config)
+        self._columns = input_columns(config)
         self.simulated = ranks.simulated
         set_parallel_context(config, ranks.rank)
         parallel = build_parallel_model(config)
@@ -75,14 +77,14 @@ class ClusterRankEngine(Engine):
 
     def step(self, batch: Batch, rate: float, scale: float) -> StepResult:
         assert self._step is not None
-        outputs = self._step(*inputs(batch), Tensor(rate, ms.float32), Tensor(scale, ms.float32))
+        outputs = self._step(*inputs(batch, self._columns), Tensor(rate, ms.float32), Tensor(scale, ms.float32))
         loss, norm, finite, tokens = (output.asnumpy() for output in outputs)
         if self.simulated:
             return StepResult(NAN, NAN, False, 0)
         return StepResult(self._of_last_stage(float(loss)), float(norm), not bool(finite), int(tokens))
 
     def evaluate(self, batch: Batch) -> tuple[float, int]:
-        loss = float(self._evaluation(*inputs(batch)).asnumpy())
+        loss = float(self._evaluation(*inputs(batch, self._columns)).asnumpy())
         return self._of_last_stage(loss), self._tokens(batch)
 
     def _tokens(self, batch: Batch) -> int:

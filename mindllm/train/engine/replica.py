@@ -16,7 +16,7 @@ from mindllm.models.weights import HostCopy, assign, initialise, trained_weights
 from mindllm.parallel import build_replica
 from mindllm.train.checkpoint import RankTensors
 from mindllm.train.compile_cache import cached_compilation
-from mindllm.train.engine.columns import document_columns, inputs, parts
+from mindllm.train.engine.columns import further_inputs, inputs, parts
 from mindllm.train.engine.engine import Batch, Engine, StepResult
 from mindllm.train.optimizer import AdamW, is_state
 from mindllm.train.ranks import ALONE, Ranks
@@ -90,9 +90,9 @@ class ReplicaEngine(Engine):
         Ranks meet before they add: on CPU MindSpore waits 30 seconds for a rank that is late, and compiling may take longer.
         """
         if not self._accumulates:
-            return self._step(*inputs(batch), rate, scale, *document_columns(batch))
+            return self._step(*inputs(batch), rate, scale, *further_inputs(batch))
         for part in parts(batch, self.parts):
-            self._accumulate(*inputs(part), scale, *document_columns(part))
+            self._accumulate(*inputs(part), scale, *further_inputs(part))
         if self.ranks.count > 1:
             if not self._compiled:
                 self._step.compile(rate, scale)
@@ -102,7 +102,7 @@ class ReplicaEngine(Engine):
         return self._step(rate, scale)
 
     def evaluate(self, batch: Batch) -> tuple[float, int]:
-        loss, tokens = self._evaluation(*inputs(batch), *document_columns(batch))
+        loss, tokens = self._evaluation(*inputs(batch), *further_inputs(batch, training=False))
         loss, tokens = self.ranks.sum([float(loss.asnumpy()), float(tokens.asnumpy())])
         return loss, int(tokens)
 
@@ -112,7 +112,7 @@ class ReplicaEngine(Engine):
             return names
         gradients = ForwardBackward(self.model, self.optimizer.parameters)
         first = next(iter(parts(batch, self.parts)))
-        values = gradients(*inputs(first), Tensor(1.0, ms.float32), *document_columns(first))[2]
+        values = gradients(*inputs(first), Tensor(1.0, ms.float32), *further_inputs(first))[2]
         return self._bad_names("gradient of", [values[index] for index in self.optimizer.updated])
 
     def _bad_names(self, what: str, values: Iterable[Tensor]) -> list[str]:
