@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import mindspore as ms
 import numpy as np
-from mindspore import Parameter, Tensor, nn
+from mindspore import Tensor, nn
 from mindspore import ops as P
 
 from mindllm.config import ModelConfig
@@ -22,7 +22,7 @@ from mindllm.models.feed_forward import FeedForward
 from mindllm.models.kernels import Kernels
 from mindllm.models.norm import make_norm
 from mindllm.models.rotary import rotary_tables
-from mindllm.models.weights import Spread, normal_parameter
+from mindllm.models.weights import Spread, constant, normal_parameter
 
 COMPRESSED_MASK_SIZE = 2048  # what FlashAttentionScore wants with a compressed causal mask
 MASKED = -1e9  # far below any score, and finite, so that a fully masked row stays finite
@@ -300,11 +300,6 @@ class Decoder(nn.Cell):
             return table
         rows = self.gather(table, self.reshape(position_ids, (-1,)), 0)
         return self.reshape(rows, (position_ids.shape[0], 1, -1, table.shape[-1]))
-
-
-def constant(name: str, value: np.ndarray) -> Parameter:
-    """A tensor that belongs to the graph but is neither trained nor saved."""
-    return Parameter(Tensor(value), name=name, requires_grad=False)
 
 
 def causal_mask(seq_length: int, kernels: Kernels, window: int | None = None) -> np.ndarray:

@@ -14,7 +14,7 @@ from mindllm.config import RunConfig
 from mindllm.parallel import ParallelModel, build_parallel_model, set_parallel_context
 from mindllm.parallel.context import INPUT_COLUMNS
 from mindllm.parallel.pipeline import TokenCount
-from mindllm.train.optimizer import AdamW
+from mindllm.train.optimizer import AdamW, relative_rates
 from mindllm.train.step import ApplyGradients, GlobalNorm
 
 accumulated = ops.MultitypeFuncGraph("accumulated")
@@ -158,7 +158,7 @@ def distributed_step(config: RunConfig, parallel: ParallelModel, rank: int) -> D
     """The training step of ``rank`` for a model on its devices."""
     weights = ParameterTuple(parallel.model.trainable_params())
     owned = weights[1:] if _embedding_is_elsewhere(parallel, rank) else weights
-    optimizer = AdamW(owned, config.optimizer)
+    optimizer = AdamW(owned, config.optimizer, relative_rates(config, owned))
     wrapper = config.runner_wrapper
     step = DistributedStep(
         parallel,
@@ -173,8 +173,9 @@ def distributed_step(config: RunConfig, parallel: ParallelModel, rank: int) -> D
 
 
 def _embedding_is_elsewhere(parallel: ParallelModel, rank: int) -> bool:
-    """Whether this rank's stage uses the embedding of the first stage as its head."""
-    return parallel.model.tied and parallel.mesh.stage_of(rank) > 0
+    """Whether this rank's stage uses the embedding of the first stage as its head, and the first one trains it."""
+    embedding = parallel.model.model.tok_embeddings.embedding_weight
+    return parallel.model.tied and embedding.requires_grad and parallel.mesh.stage_of(rank) > 0
 
 
 def example_inputs(config: RunConfig, training: bool = True) -> list[Tensor]:

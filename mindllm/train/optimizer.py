@@ -6,17 +6,20 @@ Megatron-LM.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import mindspore as ms
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 from mindspore import ops as P
 
-from mindllm.config import OptimizerConfig
+from mindllm.config import OptimizerConfig, RunConfig
 
 MOMENTS = ("adam_m", "adam_v")
 POWERS = ("beta1_power", "beta2_power")
 update = ops.MultitypeFuncGraph("adamw_update")
+
+
+update_at_own_rate = ops.MultitypeFuncGraph("adamw_update_at_own_rate")
 
 
 @update.register("Function", "Tensor", "Tensor", "Tensor", "Tensor", "Tensor", "Tensor", "Tensor", "Tensor", "Tensor")
@@ -25,16 +28,37 @@ def _update_one(kernel, rate, correction1, correction2, coefficient, decay, weig
     return kernel(weight, moment1, moment2, rate, correction1, correction2, decay, gradient * coefficient)
 
 
+@update_at_own_rate.register(
+    "Function", "Tensor", "Tensor", "Tensor", "Tensor", "Tensor", "Tensor", "Tensor", "Tensor", "Tensor", "Tensor"
+)
+def _update_at_own_rate(
+    kernel, rate, correction1, correction2, coefficient, factor, decay, weight, moment1, moment2, gradient
+):
+    """The same at ``factor`` times the rate."""
+    return kernel(weight, moment1, moment2, rate * factor, correction1, correction2, decay, gradient * coefficient)
+
+
 def state_shapes(weights: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
     """Shapes of the optimizer's state by name, all fp32, from those of the weights it updates."""
     moments = {f"{moment}.{name}": shape for moment in MOMENTS for name, shape in weights.items()}
     return {**moments, **dict.fromkeys(POWERS, ())}
 
 
-class AdamW(nn.Cell):
-    """Updates ``parameters`` in place; state: ``adam_m.*``, ``adam_v.*`` (fp32, shapes of the weights), powers of the betas."""
+def relative_rates(config: RunConfig, parameters: Iterable[Parameter]) -> list[float] | None:
+    """The learning rates of parameters relative to that of a step; None where all learn alike."""
+    pet = config.model.config.pet_config
+    return None if pet is None else [pet.rate_factor(item.name, item.ndim) for item in parameters]
 
-    def __init__(self, parameters: Sequence[Parameter], config: OptimizerConfig) -> None:
+
+class AdamW(nn.Cell):
+    """Updates ``parameters`` in place; state: ``adam_m.*``, ``adam_v.*`` (fp32, shapes of the weights), powers of the betas.
+
+    ``rates``: learning rates of the parameters relative to that of a step; all 1 where they are absent.
+    """
+
+    def __init__(
+        self, parameters: Sequence[Parameter], config: OptimizerConfig, rates: Sequence[float] | None = None
+    ) -> None:
         super().__init__()
         self.parameters = ParameterTuple(parameters)
         self.moments1 = self.parameters.clone(prefix=MOMENTS[0], init="zeros")
@@ -43,6 +67,11 @@ class AdamW(nn.Cell):
         self.beta2_power = Parameter(Tensor(1.0, ms.float32), name=POWERS[1], requires_grad=False)
         some, none = Tensor(config.weight_decay, ms.float32), Tensor(0.0, ms.float32)
         self.decays = tuple(some if parameter.ndim > 1 else none for parameter in parameters)
+        own = set(rates or ()) - {1.0}
+        self.update = update_at_own_rate if own else update
+        self.columns: tuple[tuple[Tensor, ...], ...] = (self.decays,)
+        if own:
+            self.columns = (tuple(Tensor(rate, ms.float32) for rate in rates or ()), self.decays)
         self.beta1, self.beta2 = config.betas
         self.kernel = FusedAdam(config)
         self.map = ops.HyperMap()
@@ -51,8 +80,8 @@ class AdamW(nn.Cell):
         """One step with ``coefficient * gradients``; ``rate`` and ``coefficient`` are fp32 scalars."""
         power1 = self.beta1_power * self.beta1
         power2 = self.beta2_power * self.beta2
-        common = ops.partial(update, self.kernel, rate, 1.0 - power1, 1.0 - power2, coefficient)
-        done = self.map(common, self.decays, self.parameters, self.moments1, self.moments2, gradients)
+        common = ops.partial(self.update, self.kernel, rate, 1.0 - power1, 1.0 - power2, coefficient)
+        done = self.map(common, *self.columns, self.parameters, self.moments1, self.moments2, gradients)
         power1 = ops.depend(power1, done)
         ops.assign(self.beta1_power, power1)
         ops.assign(self.beta2_power, power2)

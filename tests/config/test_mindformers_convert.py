@@ -171,7 +171,7 @@ def test_ignored_keys_can_be_taken_at_their_word(load):
     [
         ("moe_config.expert_num", 8, "mixtures of experts are not here yet"),
         ("parallel_config.context_parallel", 2, "not split over devices"),
-        (f"{MODEL}.pet_config", {"pet_type": "lora", "lora_rank": 8}, "adapters"),
+        (f"{MODEL}.pet_config", {"pet_type": "lora", "pre_seq_len": 8}, "adapters other than LoRA"),
         (f"{MODEL}.attention_dropout_rate", 0.1, "no dropout"),
         (f"{MODEL}.kv_lora_rank", 512, "latent attention"),
         (f"{MODEL}.num_nextn_predict_layers", 1, "prediction layers"),

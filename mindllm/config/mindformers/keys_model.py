@@ -14,7 +14,7 @@ NO_DROPOUT = "there is no dropout here"
 NO_EXPERTS = "mixtures of experts are not here yet"
 NO_LATENT = "latent attention is not here yet"
 NO_PREDICTION = "prediction layers (multi-token prediction) are not here yet"
-NO_ADAPTER = "adapters (LoRA, prefix tuning) are not here yet"
+NO_ADAPTER = "adapters other than LoRA (prefix tuning, bottlenecks) are not here yet"
 NO_OWN_CODE = "a scaling of one model's own code"
 SPARSE = "the attention of DeepSeek-V4 is not here yet"
 
@@ -251,13 +251,12 @@ MODEL_KEYS: Table = {
         ]
     },
     **{
+        f"pet_config.{key}": used()
+        for key in ["pet_type", "lora_rank", "lora_alpha", "lora_dropout", "target_modules"]
+    },
+    **{
         f"pet_config.{key}": refused(NO_ADAPTER)
         for key in [
-            "pet_type",
-            "lora_rank",
-            "lora_alpha",
-            "lora_dropout",
-            "target_modules",
             "dropout_prob",
             "dropout_rate",
             "freeze_exclude",

@@ -89,7 +89,7 @@ class Engine(ABC):
             UserError: tensors are missing, unknown or misshapen; nothing has been changed then.
         """
         if not self.simulated:  # one rank's checkpoint is all that a simulated rank has
-            weights = weight_signatures(self.config)
+            weights = trained_signatures(self.config)
             checkpoint.require(weights, state_signatures(weights))
         self.put({**checkpoint.weights, **checkpoint.optimizer})
 
@@ -97,6 +97,12 @@ class Engine(ABC):
 def weight_signatures(config: RunConfig) -> Signatures:
     """Shape and dtype of every weight of the whole model, by name."""
     return {name: (shape, np.dtype(np.float32)) for name, shape in weight_shapes(config.model.config).items()}
+
+
+def trained_signatures(config: RunConfig) -> Signatures:
+    """The same of the weights that training changes: what a checkpoint holds."""
+    trained = config.model.config.architecture.trained_shapes()
+    return {name: signature for name, signature in weight_signatures(config).items() if name in trained}
 
 
 def state_signatures(weights: Signatures) -> Signatures:

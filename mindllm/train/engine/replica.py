@@ -12,13 +12,13 @@ import numpy as np
 from mindspore import Parameter, Tensor, nn
 
 from mindllm.config import RunConfig
-from mindllm.models.weights import HostCopy, assign, initialise, trained_weights
+from mindllm.models.weights import HostCopy, assign, initialise, model_weights, trained_weights
 from mindllm.parallel import build_replica
 from mindllm.train.checkpoint import RankTensors
 from mindllm.train.compile_cache import cached_compilation
 from mindllm.train.engine.columns import document_columns, inputs, parts
 from mindllm.train.engine.engine import Batch, Engine, StepResult
-from mindllm.train.optimizer import AdamW
+from mindllm.train.optimizer import AdamW, relative_rates
 from mindllm.train.ranks import ALONE, Ranks
 from mindllm.train.step import AccumulateStep, ApplyAccumulated, ForwardBackward, TrainStep
 
@@ -49,7 +49,8 @@ class ReplicaEngine(Engine):
         self.simulated = ranks.simulated
         self.model = build_replica(config)
         self.weights = trained_weights(self.model)
-        initialise(self.weights, config.seed)
+        self.frozen = {name: item for name, item in model_weights(self.model).items() if name not in self.weights}
+        initialise({**self.weights, **self.frozen}, config.seed)
         self._evaluation = SummedLoss(self.model)
         self._evaluation.set_train(False)
         self.optimizer: AdamW | None = None
@@ -59,7 +60,9 @@ class ReplicaEngine(Engine):
     def _build_training(self) -> None:
         wrapper = self.config.runner_wrapper
         clip = wrapper.max_grad_norm if wrapper.use_clip_grad else None
-        self.optimizer = AdamW(list(self.weights.values()), self.config.optimizer)
+        self.optimizer = AdamW(
+            list(self.weights.values()), self.config.optimizer, relative_rates(self.config, self.weights.values())
+        )
         self.parts = self.config.runner_config.gradient_accumulation_steps
         several = self.ranks.count > 1
         self._accumulates = several or self.parts > 1
@@ -128,7 +131,7 @@ class ReplicaEngine(Engine):
         return {self.ranks.rank: RankTensors(_copies(self.weights), _copies(self.optimizer_state))}
 
     def put(self, arrays: Mapping[str, Any]) -> None:
-        parameters = {**self.weights, **self.optimizer_state}
+        parameters = {**self.frozen, **self.weights, **self.optimizer_state}
         assign({name: item for name, item in parameters.items() if name in arrays}, arrays)
 
 
