@@ -15,9 +15,15 @@ SECTION: KeyPath = ("model", "model_config", "pet_config")
 def check_tuning(config: RunConfig) -> Iterator[tuple[KeyPath, str]]:
     """Everything about the section."""
     model = config.model.config
-    pet = model.pet_config
+    pet, sizes = model.pet_config, config.parallel_config
     if pet is None:
         return
     base = model.base.architecture
+    if pet.use_dora and sizes.data_parallel > 1 and sizes.model_parallel > 1:
+        message = (
+            f"lengths of rows are not split over replicas (data_parallel {sizes.data_parallel}) of tensor-parallel devices "
+            f"(model_parallel {sizes.model_parallel}) yet; write use_dora: false, or 1 for one of them"
+        )
+        yield (*SECTION, "use_dora"), message
     for key, message in mistakes(pet, base.layers, projections_in_files(model), base.weight_shapes()):
         yield (*SECTION, key), message

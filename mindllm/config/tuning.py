@@ -77,7 +77,9 @@ class PetConfig(Section):
             try:
                 re.compile(value)
             except re.error as error:
-                raise PydanticCustomError("expression", "is no regular expression: {why}", {"why": str(error)}) from None
+                raise PydanticCustomError(
+                    "expression", "is no regular expression: {why}", {"why": str(error)}
+                ) from None
         return value
 
     def rate_factor(self, name: str, dimensions: int) -> float:

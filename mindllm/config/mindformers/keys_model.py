@@ -251,8 +251,7 @@ MODEL_KEYS: Table = {
         ]
     },
     **{
-        f"pet_config.{key}": used()
-        for key in ["pet_type", "lora_rank", "lora_alpha", "lora_dropout", "target_modules"]
+        f"pet_config.{key}": used() for key in ["pet_type", "lora_rank", "lora_alpha", "lora_dropout", "target_modules"]
     },
     **{
         f"pet_config.{key}": refused(NO_ADAPTER)
