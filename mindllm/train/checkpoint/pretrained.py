@@ -179,9 +179,7 @@ def read_adapter(path: Path, model: ModelConfig) -> Adapter:
     """
     if is_peft(path):
         return read_peft(path, model)
-    checkpoint = load_checkpoint(path, option="--load_adapter", with_optimizer=False)
-    checkpoint.refuse_simulated()
-    adapter = adapter_of_checkpoint(checkpoint)
+    adapter = adapter_of_checkpoint(load_checkpoint(path, option="ADAPTER", with_optimizer=False))
     if adapter is None:
         raise UserError(f"{path}: holds all weights of a model and no adapter; give it as load_checkpoint")
     return adapter

@@ -91,6 +91,7 @@ class Shaped:
 
 def adapter_of_checkpoint(checkpoint: Checkpoint) -> Adapter | None:
     """What a checkpoint of a tuned model holds; None where it holds all weights."""
+    checkpoint.refuse_simulated()
     base = Base.of(checkpoint.state)
     pet = model_of(checkpoint).pet_config if base is not None else None
     return None if pet is None else Adapter(checkpoint.path, pet, checkpoint.weights, base)
