@@ -45,10 +45,19 @@ class TokenEmbedding(nn.Cell):
             self.mul = P.Mul()
             self.scale = Tensor(scale, kernels.operand).astype(kernels.hidden)  # rounded as published models do
 
+        self.has_noise = False
+
+    def attach(self, noise: nn.Cell) -> None:
+        """Has training add noise to the result."""
+        self.noise = noise
+        self.has_noise = True
+
     def construct(self, input_ids: Tensor) -> Tensor:
         x = self.gather(self.embedding_weight, self.reshape(input_ids, (-1,)), 0)
         x = self.cast(x, self.output_dtype)
-        return self.mul(x, self.scale) if self.scales else x
+        if self.scales:
+            x = self.mul(x, self.scale)
+        return self.noise(x) if self.has_noise else x
 
 
 class PositionEmbedding(nn.Cell):

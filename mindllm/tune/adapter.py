@@ -19,11 +19,20 @@ class LoraAdapter(nn.Cell):
     """Operand ``x`` ``[tokens, in]`` and product ``y = x Wᵀ`` ``[tokens, out]`` -> ``y + scale · (x Aᵀ) Bᵀ``.
 
     A ``[rank, in]`` begins with the variance of Kaiming's uniform distribution, B ``[out, rank]`` with zeros: an adapter begins
-    as nothing. ``first_matrix``: another adapter's A, which both multiply by.
+    as nothing. ``first_matrix``: another adapter's A, which both multiply by; ``dropout``: what ``x`` goes through first.
     """
 
-    def __init__(self, spec: AdapterSpec, kernels: Kernels, first_matrix: Parameter | None = None) -> None:
+    def __init__(
+        self,
+        spec: AdapterSpec,
+        kernels: Kernels,
+        first_matrix: Parameter | None = None,
+        dropout: nn.Cell | None = None,
+    ) -> None:
         super().__init__()
+        self.drops = dropout is not None
+        if dropout is not None:
+            self.dropout = dropout
         if first_matrix is None:
             first_matrix = normal_parameter(A, (spec.rank, spec.in_features), 1.0 / math.sqrt(3 * spec.in_features))
         self.lora_a = first_matrix
@@ -43,6 +52,8 @@ class LoraAdapter(nn.Cell):
             self.cast = P.Cast()
 
     def construct(self, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+        if self.drops:
+            x = self.dropout(x)
         low = self.scale(self.down(x, self.operand(self.lora_a)), self.factor)
         y = self.add(y, self.up(self.operand(low), self.operand(self.lora_b)))
         if not self.has_lengths:

@@ -10,6 +10,7 @@ from mindllm.models import CausalLM, Kernels, build_model
 from mindllm.models.linear import Linear
 from mindllm.models.weights import model_weights
 from mindllm.tune.adapter import LoraAdapter
+from mindllm.tune.draw import Draw, Dropout, EmbeddingNoise
 
 
 def tune(lm: CausalLM, model: ModelConfig, kernels: Kernels) -> None:
@@ -20,8 +21,14 @@ def tune(lm: CausalLM, model: ModelConfig, kernels: Kernels) -> None:
     pet = model.pet_config
     if pet is None:
         return
+    draw = Draw() if pet.draws else None
     for number, (layer, spec) in enumerate(zip(lm.model.layers, model.architecture.layers, strict=True)):
-        _attach(layer, spec, kernels, f"model.layers.{number}")
+        _attach(layer, spec, kernels, f"model.layers.{number}", draw)
+    if draw is not None:
+        lm.draw = draw
+        if pet.neftune_noise_alpha is not None:
+            noise = EmbeddingNoise(pet.neftune_noise_alpha, model.seq_length, model.hidden_size, draw)
+            lm.model.tok_embeddings.attach(noise)
     for name, parameter in model_weights(lm).items():
         parameter.requires_grad = is_trained(pet, name)
 
@@ -33,12 +40,16 @@ def build_tuned_model(model: ModelConfig, device_target: str = "CPU") -> CausalL
     return lm
 
 
-def _attach(layer: nn.Cell, spec: LayerSpec, kernels: Kernels, path: str) -> None:
+def _attach(layer: nn.Cell, spec: LayerSpec, kernels: Kernels, path: str, draw: Draw | None) -> None:
     """The adapters of one layer. Parameters get their names when all are there: those of a shared one change with each cell."""
     adapters: dict[str, LoraAdapter] = {}
     for adapter in spec.adapters:
         shared = adapters[adapter.first_matrix_of].lora_a if adapter.first_matrix_of else None
-        adapters[adapter.module] = LoraAdapter(adapter, kernels, shared)
+        dropout = None
+        if draw is not None and adapter.dropout:
+            together = adapter.first_matrix_of or adapter.module  # one adapter in the files, so they drop the same
+            dropout = Dropout(adapter.dropout, adapter.in_features, f"{path}.{together}", draw)
+        adapters[adapter.module] = LoraAdapter(adapter, kernels, shared, dropout)
         _projection(layer, adapter.module).attach(adapters[adapter.module])
     for adapter in spec.adapters:
         cell, name = adapters[adapter.module], f"{path}.{adapter.module}"

@@ -44,9 +44,13 @@ class _Declared:
         from mindllm.models import CausalLM
         from mindllm.parallel.build import kernels_of
         from mindllm.parallel.sharding import sharding_table
+        from mindllm.tune.transform import tune
 
         self.mesh = mesh
-        self.table = sharding_table(CausalLM(config.model.config, kernels_of(config)), config.parallel_config)
+        model, kernels = config.model.config, kernels_of(config)
+        lm = CausalLM(model, kernels)
+        tune(lm, model, kernels)
+        self.table = sharding_table(lm, config.parallel_config)
 
     def of(self, path: str) -> frozenset[Strategies]:
         """The strategies an operator may have; empty for one that the table does not name."""
