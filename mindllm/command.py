@@ -92,6 +92,14 @@ def _of_system(error: OSError) -> str:
     return ": ".join([" -> ".join(names), error.strerror or str(error)]) if names else error.strerror or str(error)
 
 
+def positive(text: str) -> int:
+    """A whole number from 1 on, as the type of an option."""
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a number from 1 on")
+    return value
+
+
 def output_file(text: str) -> Path:
     """A file to be written, as the type of an option: refused at once where it cannot be, not after the work is done."""
     return _writable(text, directory=False)

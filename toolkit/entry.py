@@ -27,6 +27,11 @@ def inspect() -> None:
     _run("toolkit.ir_inspect")
 
 
+def offline() -> None:
+    """``mindllm-offline``."""
+    _run("toolkit.offline")
+
+
 def _run(tool: str) -> None:
     own_interrupts()
     from mindllm.command import run_command

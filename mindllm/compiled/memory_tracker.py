@@ -24,10 +24,15 @@ from mindllm.compiled.simulation import (
 
 BLOCKS, EXECUTED = "memory_block.csv", "execute_order.csv"
 FOR_EVER = 2**63 - 1
-OPTIMIZER_PREFIXES = ("adam_m.", "adam_v.", "beta1_power", "beta2_power")
+MOMENTS = (  # what optimizers of MindSpore and MindFormers put before the name of a weight
+    "adam_m.", "adam_v.", "moment1.", "moment2.", "vhat.", "moments.", "accum.", "exp_avg.", "exp_avg_sq.", "max_exp_avg_sq.",
+)  # fmt: skip
+OPTIMIZER_PREFIXES = (*MOMENTS, "beta1_power", "beta2_power")
 ACCUMULATOR_PREFIX = "accu_grads."
 TABLES = ("rotary_cos", "rotary_sin", "attention_mask")
-UPDATE = "/update-ApplyGradients/"  # scope of the clipping and the optimizer
+UPDATE = re.compile(
+    r"/(update-ApplyGradients|optimizer-\w+|clip_grad_norm-\w+)/"
+)  # scopes of the clipping and the optimizer
 EXCHANGES = frozenset(
     {"AllReduce", "AllGather", "ReduceScatter", "AlltoAll", "AlltoAllV", "AllToAll", "Broadcast", "Send", "Receive"}
 )
@@ -44,13 +49,16 @@ class Tracked:
     actual_peak: int
 
 
-def read_tracked(directory: Path, rename: Callable[[str], str] = str) -> Tracked:
+def read_tracked(directory: Path, rename: Callable[[str], str] = str, order: Path | None = None) -> Tracked:
     """Reads ``memory_block.csv``, ``task.csv`` and ``execute_order/*.csv`` below ``rank_R/``.
 
-    ``rename`` is applied to the names of operators and parameters.
+    ``rename`` is applied to the names of operators and parameters; ``order`` is the directory of the latter files, which
+    MindSpore puts beside graphs where it saves these.
     """
-    order = [row | {"node_name": rename(row["node_name"])} for row in _rows(directory / "execute_order" / EXECUTED)]
-    streams = {row["node_name"]: int(row["stream_id"]) for row in order}
+    ordered_in = order or directory / "execute_order"
+    order_rows = _rows(ordered_in / EXECUTED)
+    executed = [row | {"node_name": rename(row["node_name"])} for row in order_rows]
+    streams = {row["node_name"]: int(row["stream_id"]) for row in executed}
     tasks = tuple(
         Task(int(row["time_stamp"]), name, streams.get(name, 0))
         for row in _rows(directory / "task.csv")
@@ -61,7 +69,7 @@ def read_tracked(directory: Path, rename: Callable[[str], str] = str) -> Tracked
     return Tracked(
         blocks=tuple(_block(row, nodes) for row in rows),
         tasks=tasks,
-        collectives=tuple(_collectives(directory, [row["node_name"] for row in order])),
+        collectives=tuple(_collectives(ordered_in, [row["node_name"] for row in executed])),
         used_peak=max(int(row["actual_used_memory"]) for row in rows),
         actual_peak=max(int(row["actual_peak_memory"]) for row in rows),
     )
@@ -101,9 +109,9 @@ def category(kind: str, node: str, users: list[str]) -> str:
         return OTHER
     if operator_of(node) in EXCHANGES:
         return COMMUNICATION
-    if UPDATE in node:
+    if UPDATE.search(node):
         return OPTIMIZER
-    if node.startswith(BACKWARD) and users and all(UPDATE in user or _accumulates(user) for user in users):
+    if node.startswith(BACKWARD) and users and all(UPDATE.search(user) or _accumulates(user) for user in users):
         return GRADIENTS
     return ACTIVATIONS
 
@@ -122,7 +130,7 @@ def _category_of_parameter(name: str) -> str:
 
 def _collectives(directory: Path, nodes: list[str]) -> Iterator[Collective]:
     """``nodes``: all operators in order of execution, which the index of a row counts from 1."""
-    path = directory / "execute_order" / "comm_execute_order.csv"
+    path = directory / "comm_execute_order.csv"
     for row in _rows(path) if path.is_file() else ():  # a single device exchanges nothing
         position = int(row["index"])
         peers = [row[name] for name in ("dest_rank", "src_rank") if row[name]]

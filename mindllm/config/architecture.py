@@ -25,11 +25,15 @@ EMBEDDING, HEAD = "model.tok_embeddings.embedding_weight", "lm_head.weight"
 
 @dataclass(frozen=True)
 class EmbeddingSpec:
-    """Token embeddings; times ``scale``; plus learned positions (so many rows); through a norm: each where it is not None."""
+    """Token embeddings; times ``scale``; plus learned positions (so many rows); through a norm: each where it is not None.
+
+    ``dropout`` is that of the result.
+    """
 
     scale: float | None = None
     learned_positions: int | None = None
     norm: NormSpec | None = None
+    dropout: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -58,6 +62,11 @@ class Architecture:
     def kinds(self) -> tuple[LayerSpec, ...]:
         """The different layers, in the order in which they first appear."""
         return tuple(dict.fromkeys(self.layers))
+
+    @property
+    def drops(self) -> bool:
+        """Whether training it needs random numbers."""
+        return self.embedding.dropout > 0 or any(kind.drops for kind in self.kinds())
 
     def contexts(self) -> tuple[AttentionContext, ...]:
         """The different tables and masks that layers read, in the order in which they first appear."""

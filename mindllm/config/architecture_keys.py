@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from mindllm.config.architecture import Architecture, EmbeddingSpec, HeadSpec
 from mindllm.config.experts import ExpertsSpec, RouterSpec
+from mindllm.config.latent_attention import LatentAttentionSpec
 from mindllm.config.layers import (
     AlibiSpec,
     AttentionSpec,
@@ -19,6 +20,7 @@ from mindllm.config.layers import (
     Position,
     RotarySpec,
 )
+from mindllm.config.rope_scaling import YarnRopeScaling
 from mindllm.config.tuning import WEIGHT, adapters_of, is_trained
 from mindllm.errors import UserError
 
@@ -79,6 +81,7 @@ def _plain_architecture(model: ModelConfig) -> Architecture:
             scale=math.sqrt(model.hidden_size) if model.scale_embeddings else None,
             learned_positions=model.max_position_embedding if learned else None,
             norm=norm if model.embedding_norm else None,
+            dropout=model.embedding_dropout,
         ),
         layers=tuple(kinds[kind] for kind in zip(layer_types(model), with_experts, strict=False)),
         final_norm=norm,
@@ -110,7 +113,8 @@ def expert_layers(model: ModelConfig) -> tuple[bool, ...]:
 def keys_of_layers(model: ModelConfig, layers: Sequence[LayerSpec]) -> dict[str, Any]:
     """The keys of ``model_config`` that give ``model`` these of its layers instead of its own, in this order."""
     keys: dict[str, Any] = {"num_layers": len(layers)}
-    if len(model.architecture.kinds()) > 1 or model.layer_types is not None:
+    windows = {layer.attention.window for layer in model.architecture.layers}
+    if len(windows) > 1 or model.layer_types is not None:
         keys["layer_types"] = [FULL if layer.attention.window is None else SLIDING for layer in layers]
     if model.pet_config is not None and model.pet_config.pet_type == "full":
         keys["pet_config"] = _frozen_by_name(model, layers)
@@ -137,7 +141,13 @@ def _norm(model: ModelConfig) -> NormSpec:
 
 
 def _layer(model: ModelConfig, norm: NormSpec, sliding: bool, experts: bool) -> LayerSpec:
-    attention = AttentionSpec(
+    attention = _latent_attention(model) if model.kv_lora_rank is not None else _attention(model, norm, sliding)
+    feed_forward = _experts(model) if experts else _feed_forward(model, model.intermediate_size)
+    return LayerSpec(attention, feed_forward, norm, model.sandwich_norm, model.hidden_dropout)
+
+
+def _attention(model: ModelConfig, norm: NormSpec, sliding: bool) -> AttentionSpec:
+    return AttentionSpec(
         hidden_size=model.hidden_size,
         num_heads=model.num_heads,
         kv_heads=model.n_kv_heads,
@@ -149,9 +159,28 @@ def _layer(model: ModelConfig, norm: NormSpec, sliding: bool, experts: bool) -> 
         window=model.sliding_window if sliding else None,
         soft_cap=model.attn_logit_softcapping,
         query_key_norm=norm if model.qk_layernorm else None,
+        dropout=model.attention_dropout,
     )
-    feed_forward = _experts(model) if experts else _feed_forward(model, model.intermediate_size)
-    return LayerSpec(attention, feed_forward, norm, model.sandwich_norm)
+
+
+def _latent_attention(model: ModelConfig) -> LatentAttentionSpec:
+    """YaRN's ``mscale_all_dim`` sharpens the scores, queries and keys both (DeepSeek-V2's code)."""
+    assert model.kv_lora_rank is not None
+    scaling, scale = model.rope_scaling, 1.0 / math.sqrt(model.head_dim)
+    if isinstance(scaling, YarnRopeScaling) and scaling.mscale_all_dim:
+        scale *= scaling.sharpened(scaling.mscale_all_dim) ** 2
+    return LatentAttentionSpec(
+        hidden_size=model.hidden_size,
+        num_heads=model.num_heads,
+        query_rank=model.q_lora_rank,
+        key_value_rank=model.kv_lora_rank,
+        plain_dim=model.qk_nope_head_dim,
+        rotary_dim=model.qk_rope_head_dim,
+        value_dim=model.v_head_dim,
+        scale=scale,
+        position=RotarySpec(model.theta, model.qk_rope_head_dim, scaling, model.max_position_embedding),
+        dropout=model.attention_dropout,
+    )
 
 
 def _feed_forward(model: ModelConfig, width: int) -> FeedForwardSpec:

@@ -21,6 +21,9 @@ class MetricsMonitorConfig(Section):
     """The file of metrics."""
 
     type: Literal["MetricsMonitor"] = Field(description="Writes `{output_dir}/metrics.jsonl`, one object per step.")
+    expert_load_steps: PositiveInt = Field(
+        default=1, description="Steps between two records of how many tokens each expert got, in models with experts."
+    )
 
 
 class SummaryMonitorConfig(Section):

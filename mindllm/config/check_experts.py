@@ -76,8 +76,8 @@ def _balance(config: RunConfig) -> Iterator[Finding]:
     for factor in factors:
         if factor < 0:
             yield (*MODEL, "aux_loss_factors"), f"must not be negative (value {factor})"
-    if model.topk_bias_update_rate:
-        message = f"nothing changes the bias between steps yet (value {model.topk_bias_update_rate}); write 0"
+    if model.topk_bias_update_rate and not model.balance_via_topk_bias:
+        message = f"there is no bias (value {model.topk_bias_update_rate}); write balance_via_topk_bias: true, too"
         yield (*MODEL, "topk_bias_update_rate"), message
 
 

@@ -79,7 +79,11 @@ def check_sharding(config: RunConfig) -> Iterator[Finding]:
     if model.norm_head and model.vocab_size % everyone and not model.vocab_size % ranks:
         message = f"rows of a normalised head are shared by all {everyone} devices of a stage, which do not divide it"
         yield (*MODEL, "vocab_size"), f"{message} (value {model.vocab_size}); write parallel_config.data_parallel: 1"
-    keys = ["num_heads", "n_kv_heads", "intermediate_size", "hidden_size", "vocab_size"]
+    keys = ["num_heads", "n_kv_heads", "intermediate_size", "hidden_size"]
+    if not (
+        model.tie_word_embeddings and config.parallel_config.vocab_emb_dp
+    ):  # then the one table is whole everywhere
+        keys.append("vocab_size")
     if config.parallel_config.use_seq_parallel:
         keys.append("seq_length")
     for key in keys:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from mindllm.config.check_experts import check_experts
 from mindllm.config.check_generation import check_generation
+from mindllm.config.check_latent_attention import check_latent_attention
 from mindllm.config.check_limits import check_limits
 from mindllm.config.check_parallel import (
     check_devices,
@@ -48,6 +49,7 @@ def check_run(config: RunConfig) -> Iterator[Finding]:
         check_profile,
         check_callbacks,
         check_heads,
+        check_latent_attention,
         check_layers,
         check_experts,
         check_tuning,
@@ -165,12 +167,12 @@ def check_callbacks(config: RunConfig) -> Iterator[Finding]:
 def check_heads(config: RunConfig) -> Iterator[Finding]:
     """Widths of heads and of the feed-forward."""
     model = config.model.config
-    if "head_dim" not in model.model_fields_set and model.hidden_size % model.num_heads:
+    if model.kv_lora_rank is None and "head_dim" not in model.model_fields_set and model.hidden_size % model.num_heads:
         message = (
             f"does not divide hidden_size {model.hidden_size} (value {model.num_heads}); write another, or head_dim"
         )
         yield (*MODEL, "num_heads"), message
-    elif model.head_dim % 2:
+    elif model.kv_lora_rank is None and model.head_dim % 2:
         yield (*MODEL, "head_dim"), f"must be even, rotary positions turn pairs (value {model.head_dim})"
     if model.num_heads % model.n_kv_heads:
         message = f"must divide num_heads {model.num_heads} (value {model.n_kv_heads})"

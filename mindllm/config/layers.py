@@ -14,10 +14,11 @@ from mindllm.config.rope_scaling import RopeScaling
 
 if TYPE_CHECKING:
     from mindllm.config.experts import ExpertsSpec
+    from mindllm.config.latent_attention import LatentAttentionSpec
     from mindllm.config.tuning import AdapterSpec
 
 Shapes = dict[str, tuple[int, ...]]
-Activation = Literal["silu", "gelu_tanh"]
+Activation = Literal["silu", "gelu_tanh", "quick_gelu"]
 GRADIENT = 2.0  # those of the product that yields the gradient of a weight
 FORWARD_AND_BACKWARD = 6.0  # floating-point operations per weight of a matrix product and token: 2 forward, 4 backward
 
@@ -63,7 +64,8 @@ class AttentionSpec:
     """Attention with grouped queries (Ainslie et al., 2023).
 
     ``window``: keys that a query sees, itself included (None: all before it). ``scale`` multiplies the scores, ``soft_cap``
-    bounds them by ``cap · tanh(score / cap)``; ``query_key_norm`` is applied to every head of queries and keys.
+    bounds them by ``cap · tanh(score / cap)``; ``query_key_norm`` is applied to every head of queries and keys. With
+    the probability ``dropout`` a query does not see a key in training.
     """
 
     hidden_size: int
@@ -77,6 +79,7 @@ class AttentionSpec:
     window: int | None = None
     soft_cap: float | None = None
     query_key_norm: NormSpec | None = None
+    dropout: float = 0.0
 
     @property
     def context(self) -> AttentionContext:
@@ -84,9 +87,14 @@ class AttentionSpec:
         return AttentionContext(self.position, self.window, self.head_dim, self.num_heads)
 
     @property
+    def value_dim(self) -> int:
+        """Channels of a head's value."""
+        return self.head_dim
+
+    @property
     def can_be_fused(self) -> bool:
-        """Whether the fused kernel of devices computes it: not with a soft cap or ALiBi, which are composed everywhere."""
-        return self.soft_cap is None and not isinstance(self.position, AlibiSpec)
+        """Whether the fused kernel of devices computes it; soft caps, ALiBi and dropout are composed everywhere."""
+        return self.soft_cap is None and not isinstance(self.position, AlibiSpec) and not self.dropout
 
     def matrices(self) -> Shapes:
         """The weights of its matrix products."""
@@ -117,7 +125,7 @@ class AttentionSpec:
 
 @dataclass(frozen=True)
 class AttentionContext:
-    """What layers share that read the same tables of positions and the same mask."""
+    """What layers share that read the same tables of positions, ``head_dim`` wide, and the same mask."""
 
     position: Position
     window: int | None
@@ -165,16 +173,23 @@ class FeedForwardSpec:
 class LayerSpec:
     """Norm, attention, norm, feed-forward, each with a residual connection.
 
-    ``norm_output``: there are norms behind attention and feed-forward too, before they are added (Gemma 2, GLM-4). ``adapters``
-    stand beside projections; ``frozen`` are the weights that training does not change.
+    ``norm_output``: there are norms behind attention and feed-forward too, before they are added (Gemma 2, GLM-4). ``dropout`` is
+    that of both results before they are added. ``adapters`` stand beside projections; ``frozen`` are the weights that training
+    does not change.
     """
 
-    attention: AttentionSpec
+    attention: AttentionSpec | LatentAttentionSpec
     feed_forward: FeedForwardSpec | ExpertsSpec
     norm: NormSpec
     norm_output: bool = False
+    dropout: float = 0.0
     adapters: tuple[AdapterSpec, ...] = ()
     frozen: tuple[str, ...] = ()
+
+    @property
+    def drops(self) -> bool:
+        """Whether it has any dropout."""
+        return self.dropout > 0 or self.attention.dropout > 0
 
     @property
     def adds_to_loss(self) -> bool:

@@ -20,6 +20,7 @@ from mindllm.config.pretrained import fill_from_pretrained
 from mindllm.config.problems import schema_problems
 from mindllm.config.renamed import rename
 from mindllm.config.run import Provenance, RunConfig
+from mindllm.config.shipped import shipped_or_own
 from mindllm.config.yaml_tree import read_yaml, write_yaml
 from mindllm.errors import UserError, nearest
 
@@ -31,9 +32,9 @@ def load_config(path: str | os.PathLike[str], overrides: Overrides = ()) -> RunC
     """Reads the YAML at ``path`` over its ``base``, changed by ``overrides``; a ``UserError`` names every mistake.
 
     ``overrides`` are options as on a command line (``--a.b.c=value``, ``--a.b.c value``, ``--flag``) or a mapping of
-    dotted keys to values.
+    dotted keys to values. A path below ``configs/`` that is not there is looked for among those that come with mindllm.
     """
-    source = Path(path)
+    source = shipped_or_own(Path(path))
     document = read_file(source)
     if not is_mindformers(document):
         return _build(_with_base(document, source, ()), overrides, source)

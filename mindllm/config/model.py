@@ -50,6 +50,8 @@ def _default_kv_heads(data: dict[str, Any]) -> int:
 
 
 def _default_head_dim(data: dict[str, Any]) -> int:
+    if data.get("kv_lora_rank") is not None:
+        return data.get("qk_nope_head_dim", 1) + data.get("qk_rope_head_dim", 1)
     return max(1, data.get("hidden_size", 1) // data.get("num_heads", 1))
 
 
@@ -89,9 +91,23 @@ class ModelConfig(Section):
     n_kv_heads: PositiveInt = Field(
         default_factory=_default_kv_heads, description="Key and value heads; default: `num_heads`."
     )
+    kv_lora_rank: PositiveInt | None = Field(
+        default=None,
+        description="Multi-head latent attention: width of what keys and values are made of; null: ordinary attention.",
+    )
+    q_lora_rank: PositiveInt | None = Field(
+        default=None, description="In it: width of what queries are made of; null: of the hidden states."
+    )
+    qk_nope_head_dim: PositiveInt = Field(
+        default=128, description="In it: channels of a head's query and key without position."
+    )
+    qk_rope_head_dim: PositiveInt = Field(
+        default=64, description="In it: channels of a head's query and key that rotary positions turn."
+    )
+    v_head_dim: PositiveInt = Field(default=128, description="In it: channels of a head's value.")
     head_dim: PositiveInt = Field(
         default_factory=_default_head_dim,
-        description="Width of one head; default: `hidden_size / num_heads`.",
+        description="Width of a head's query and key; default: `hidden_size / num_heads`, or the sum of the keys above.",
     )
     multiple_of: PositiveInt = Field(
         default=256, description="The default of `intermediate_size` is rounded up to a multiple."
@@ -201,6 +217,13 @@ class ModelConfig(Section):
         default=False, description="Embeddings are multiplied by the square root of `hidden_size`."
     )
     embedding_norm: bool = Field(default=False, description="A norm on the embeddings (Bloom).")
+    embedding_dropout: float = Field(default=0.0, ge=0, lt=1, description="Dropout of the embeddings, in training.")
+    attention_dropout: float = Field(
+        default=0.0, ge=0, lt=1, description="Dropout of the attention's weights, in training; its kernel is not fused."
+    )
+    hidden_dropout: float = Field(
+        default=0.0, ge=0, lt=1, description="Dropout of what a layer adds to its hidden states, in training."
+    )
     tie_word_embeddings: bool = Field(default=False, description="The output head is the embedding table.")
     norm_head: bool = Field(
         default=False, description="Rows of the output head are divided by their lengths (Baichuan 2)."

@@ -9,6 +9,7 @@ from typing import Any
 from mindllm.config.dataset import TOKENIZER_FILES
 from mindllm.config.document import Document, KeyPath, Origin, Problem
 from mindllm.config.families import family_of
+from mindllm.config.families.family import TRAINING_KEYS
 from mindllm.config.hugging_face import CONFIG, family_in, is_hugging_face, read_json, read_model_config
 from mindllm.config.run import RunConfig
 from mindllm.errors import UserError
@@ -17,7 +18,12 @@ STATE = "state.json"  # of a checkpoint
 DIRECTORY_KEYS = ("pretrained_model_dir", "load_checkpoint")
 MODEL: KeyPath = ("model", "model_config")
 VOCABULARY: KeyPath = ("processor", "tokenizer", "vocab_file")
-PREFERENCES = {"seq_length", "initializer_range", "eos_token_id"}  # what a run may choose; the rest is the weights' own
+PREFERENCES = {
+    "seq_length",
+    "initializer_range",
+    "eos_token_id",
+    *TRAINING_KEYS,
+}  # what a run may choose; the rest is the weights' own
 
 
 def fill_from_pretrained(document: Document) -> None:

@@ -17,6 +17,14 @@ LayerSelection = LayerCounts | tuple[str, ...] | dict[str, LayerCounts]
 COUNTS_FORM = "true, false, a list of layer counts per stage, or a list of such lists per chunk"
 SELECTION_FORM = f"{COUNTS_FORM}, or a list of operator patterns, or a mapping of pattern to any of these counts"
 LEVEL_SEPARATOR = r"\."
+IN_EXPERTS: dict[str, tuple[str, ...]] = {
+    r"feed_forward\.mul": (r"feed_forward\.experts\.mul", r"feed_forward\.shared\.mul"),
+    r"feed_forward\.w1\.activation\.silu": (
+        r"feed_forward\.experts\.activation\.silu",
+        r"feed_forward\.shared\.w1\.activation\.silu",
+    ),
+}
+"""What the patterns that plain counts stand for name in a layer with experts."""
 
 
 def parse_counts(value: Any) -> LayerCounts:
@@ -95,3 +103,8 @@ class RecomputeConfig(Section):
     recompute_slice_activation: bool = Field(
         default=False, description="Shards the kept output of recomputed layers over the tensor-parallel ranks."
     )
+
+
+def forms_of(pattern: str) -> tuple[str, ...]:
+    """A pattern, and the same in a layer with experts."""
+    return (pattern, *IN_EXPERTS.get(pattern, ()))

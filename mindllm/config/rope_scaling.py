@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -56,11 +57,34 @@ class YarnRopeScaling(Section):
     beta_fast: float = Field(default=32.0, gt=0, description="Frequencies with more turns than this are kept.")
     beta_slow: float = Field(default=1.0, gt=0, description="Frequencies with fewer turns than this are divided.")
     attention_factor: float | None = Field(
-        default=None, gt=0, description="Factor on the tables; null: 0.1 ln `factor` + 1."
+        default=None,
+        gt=0,
+        description="Factor on the tables; null: 0.1 ln `factor` + 1, or what the two keys below say.",
+    )
+    mscale: float | None = Field(
+        default=None,
+        gt=0,
+        description="With `mscale_all_dim`, the factor is the ratio of 0.1 m ln `factor` + 1 of both.",
+    )
+    mscale_all_dim: float | None = Field(
+        default=None, gt=0, description="Latent attention multiplies scores by the square of its 0.1 m ln `factor` + 1."
     )
     original_max_position_embeddings: PositiveInt | None = Field(
         default=None, description="Context length of the original training; null: `max_position_embedding`."
     )
+
+    def sharpened(self, share: float = 1.0) -> float:
+        """``0.1 · share · ln factor + 1``, by which scores grow with the context."""
+        return 0.1 * share * math.log(self.factor) + 1.0 if self.factor > 1 else 1.0
+
+    @property
+    def magnitude(self) -> float:
+        """Factor on both rotary tables."""
+        if self.attention_factor is not None:
+            return self.attention_factor
+        if self.mscale and self.mscale_all_dim:
+            return self.sharpened(self.mscale) / self.sharpened(self.mscale_all_dim)
+        return self.sharpened()
 
 
 RopeScaling = Annotated[

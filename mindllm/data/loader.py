@@ -9,6 +9,7 @@ from typing import Protocol
 
 import numpy as np
 
+from mindllm.data.random_keys import RANDOM_KEYS, random_keys
 from mindllm.errors import UserError
 
 Batch = dict[str, np.ndarray]
@@ -30,7 +31,7 @@ class BatchStream:
 
     Of ``rank_count`` data-parallel readers, reader ``rank`` gets its consecutive slice of the rows: all slices in the order of
     ranks are the batch of a single reader. Where ``vocab_size`` is given, a larger token is a UserError: on a device it would
-    read beyond the embedding table.
+    read beyond the embedding table. With a ``random_seed`` batches have the column ``random_keys``.
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class BatchStream:
         rank: int = 0,
         rank_count: int = 1,
         vocab_size: int | None = None,
+        random_seed: int | None = None,
     ) -> None:
         if global_batch_size % rank_count or not 0 <= rank < rank_count:
             raise UserError(
@@ -49,13 +51,18 @@ class BatchStream:
         self.source = source
         self.global_batch_size = global_batch_size
         self.vocab_size = vocab_size
+        self.random_seed = random_seed
         local = global_batch_size // rank_count
         self._rows = range(rank * local, (rank + 1) * local)
 
     def batch(self, step: int) -> Batch:
         """Returns this reader's rows of ``step``: input_ids int32 [B, S], labels int32 [B, S], loss_mask float32 [B, S]."""
-        samples = [self.source.sample(step * self.global_batch_size + row) for row in self._rows]
+        numbers = [step * self.global_batch_size + row for row in self._rows]
+        samples = [self.source.sample(number) for number in numbers]
         batch = {name: np.stack([sample[name] for sample in samples]) for name in samples[0]}
+        if self.random_seed is not None:
+            length = batch["input_ids"].shape[1]
+            batch[RANDOM_KEYS] = np.stack([random_keys(self.random_seed, number, length) for number in numbers])
         if self.vocab_size is not None:
             self._check_tokens(batch, step)
         return batch
@@ -99,8 +106,16 @@ class EvaluationStream(BatchStream):
         rank: int = 0,
         rank_count: int = 1,
         vocab_size: int | None = None,
+        random_seed: int | None = None,
     ) -> None:
-        super().__init__(source, global_batch_size, rank=rank, rank_count=rank_count, vocab_size=vocab_size)
+        super().__init__(
+            source,
+            global_batch_size,
+            rank=rank,
+            rank_count=rank_count,
+            vocab_size=vocab_size,
+            random_seed=random_seed,
+        )
         if source.sample_count is None:
             raise ValueError("an evaluation needs a source that ends")
         batches = -(-source.sample_count // global_batch_size)

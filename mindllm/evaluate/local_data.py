@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +24,7 @@ def local_data(directory: Path) -> Iterator[None]:
         if "data_files" in options or path in ("json", "csv", "parquet", "text"):
             return original(path, name, **options)  # the task names files itself
         place = place_of(directory, path)
+        options.setdefault("cache_dir", str(prepared_in(place)))
         try:
             return original(str(place), name, **options)
         except UserError:
@@ -50,6 +52,21 @@ def place_of(directory: Path, path: str) -> Path:
         f"the data set {path} is not in {directory / path}: put its repository of the hub there, on a machine with a network: "
         f"hf download --repo-type dataset {path} --local-dir {directory / path}"
     )
+
+
+def prepared_in(place: Path) -> Path:
+    """Where the library keeps what it prepares of the data set in ``place``: nobody else's, and not of files that have changed.
+
+    By itself it tells data sets from a directory apart by their names alone.
+    """
+    import datasets
+
+    files = sorted(
+        path for path in place.rglob("*") if path.is_file() and ".cache" not in path.parts[len(place.parts) :]
+    )
+    stats = [(str(path.relative_to(place)), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
+    name = hashlib.sha256(repr((str(place.resolve()), stats)).encode()).hexdigest()[:16]
+    return Path(datasets.config.HF_DATASETS_CACHE) / f"mindllm-{name}"
 
 
 def _read(original: Any, place: Path, path: str, **options: Any) -> Any:

@@ -23,6 +23,7 @@ from mindllm.evaluate.answers import Answers
 from mindllm.evaluate.continuing import generation_options, in_batches
 from mindllm.evaluate.scoring import Pair, Score, scores
 from mindllm.generate.generator import Generator
+from mindllm.launch.heartbeat import heart
 
 MAX_NEW_TOKENS = 256  # the harness's own, for tasks that say nothing
 KEPT_TEXTS = 1 << 12
@@ -145,6 +146,7 @@ class EvaluatedModel(TemplateLM):
         for key, answer in compute(missing):
             self.answers.put(kind, key, answer)
             known[key] = answer
+            heart.beat("evaluation on tasks")
             done()
         return self.answers.completed(kind, wanted, known)
 

@@ -14,36 +14,41 @@ from mindspore import Parameter, Tensor, lazy_inline, nn
 from mindspore import ops as P
 
 from mindllm.config import ModelConfig
-from mindllm.config.layers import AlibiSpec, AttentionContext, AttentionSpec, RotarySpec
+from mindllm.config.layers import AlibiSpec, AttentionContext, RotarySpec
 from mindllm.models import CausalLM, Kernels
 from mindllm.models.alibi import alibi_bias
-from mindllm.models.attention import ComposedAttention, Tables
+from mindllm.models.attention import AnyAttention, ComposedAttention, Tables
 from mindllm.models.decoder import MASKED, DecoderLayer
 from mindllm.models.rotary import rotary_tables
 
 
 class LayerCache(nn.Cell):
-    """Keys and values of one layer, as rows ``[batch · kv_heads · capacity, head_dim]``.
+    """Keys and values of one layer, as rows ``[batch · kv_heads · capacity, head_dim]``, values with their own width.
 
     One row per token and head lets one ``ScatterUpdate`` write any tokens of any rows in place (the CPU kernel copies nothing
     else), and the matrix products of attention read the whole as ``[batch, kv_heads, capacity, head_dim]`` without a transpose.
     """
 
-    def __init__(self, name: str, batch: int, capacity: int, spec: AttentionSpec, dtype: ms.dtype) -> None:
+    def __init__(self, name: str, batch: int, capacity: int, spec: AnyAttention, dtype: ms.dtype) -> None:
         super().__init__()
         self.shape = (batch, spec.kv_heads, capacity, spec.head_dim)
-        self.rows = (-1, spec.head_dim)
-        zeros = np.zeros((batch * spec.kv_heads * capacity, spec.head_dim), np.float32)
-        self.keys = Parameter(Tensor(zeros, dtype), name=f"{name}.keys", requires_grad=False)
-        self.values = Parameter(Tensor(zeros, dtype), name=f"{name}.values", requires_grad=False)
+        self.shape_of_values = (*self.shape[:3], spec.value_dim)
+        rows = batch * spec.kv_heads * capacity
+        keys, values = (np.zeros((rows, width), np.float32) for width in (spec.head_dim, spec.value_dim))
+        self.keys = Parameter(Tensor(keys, dtype), name=f"{name}.keys", requires_grad=False)
+        self.values = Parameter(Tensor(values, dtype), name=f"{name}.values", requires_grad=False)
         self.update = P.ScatterUpdate()
         self.reshape = P.Reshape()
 
     def construct(self, slots: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Writes ``[batch, kv_heads, tokens, d]`` to rows ``slots``; returns all, ``[batch, kv_heads, capacity, d]``."""
-        keys = self.update(self.keys, slots, self.reshape(key, self.rows))
-        values = self.update(self.values, slots, self.reshape(value, self.rows))
-        return self.reshape(keys, self.shape), self.reshape(values, self.shape)
+        keys = self.update(self.keys, slots, self.as_rows(key))
+        values = self.update(self.values, slots, self.as_rows(value))
+        return self.reshape(keys, self.shape), self.reshape(values, self.shape_of_values)
+
+    def as_rows(self, x: Tensor) -> Tensor:
+        """``[batch, kv_heads, tokens, d] -> [batch · kv_heads · tokens, d]``."""
+        return self.reshape(x, (-1, x.shape[-1]))
 
 
 class FirstOfCache(nn.Cell):
@@ -53,16 +58,18 @@ class FirstOfCache(nn.Cell):
         super().__init__(auto_prefix=False)
         self.cache = cache
         self.shape = (1, *cache.shape[1:])
-        self.size = (cache.shape[1] * cache.shape[2], cache.shape[3])
+        self.shape_of_values = (1, *cache.shape_of_values[1:])
+        self.rows = cache.shape[1] * cache.shape[2]
         self.slice = P.Slice()
 
     def construct(self, slots: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """As :class:`LayerCache` of a batch of one."""
         cache = self.cache
-        keys = cache.update(cache.keys, slots, cache.reshape(key, cache.rows))
-        values = cache.update(cache.values, slots, cache.reshape(value, cache.rows))
-        keys, values = self.slice(keys, (0, 0), self.size), self.slice(values, (0, 0), self.size)
-        return cache.reshape(keys, self.shape), cache.reshape(values, self.shape)
+        keys = cache.update(cache.keys, slots, cache.as_rows(key))
+        values = cache.update(cache.values, slots, cache.as_rows(value))
+        keys = self.slice(keys, (0, 0), (self.rows, keys.shape[1]))
+        values = self.slice(values, (0, 0), (self.rows, values.shape[1]))
+        return cache.reshape(keys, self.shape), cache.reshape(values, self.shape_of_values)
 
 
 class ReorderedCache(nn.Cell):
@@ -78,9 +85,9 @@ class ReorderedCache(nn.Cell):
     def construct(self, sources: Tensor) -> Tensor:
         """``sources`` int32 ``[batch]``: the row whose keys and values each row takes. Returns them."""
         for cache in self.caches:
-            for content in (cache.keys, cache.values):
-                moved = self.gather(self.reshape(content, cache.shape), sources, 0)
-                self.assign(content, self.reshape(moved, cache.rows))
+            for content, shape in ((cache.keys, cache.shape), (cache.values, cache.shape_of_values)):
+                moved = self.gather(self.reshape(content, shape), sources, 0)
+                self.assign(content, cache.as_rows(moved))
         return sources
 
 
@@ -171,7 +178,9 @@ class CachedDecoder(nn.Cell):
                 LayerCache(name, batch, capacity, spec, kernels.activation)
                 for name, spec in zip(names, specs, strict=True)
             ]
-        attention = {kind.attention: ComposedAttention(kind.attention, kernels) for kind in architecture.kinds()}
+        attention = {
+            kind.attention: ComposedAttention(kind.attention, kernels, capacity) for kind in architecture.kinds()
+        }
         self.layers = nn.CellList(
             [
                 CachedLayer(layer, cache, attention[spec.attention])

@@ -40,6 +40,8 @@ def _computes(layer: LayerSpec, capacity: int) -> bool:
     Projections of the attention may have biases, heads of queries and keys the norm of the layer; scores are not capped.
     """
     attention, feed_forward, norm = layer.attention, layer.feed_forward, layer.norm
+    if not isinstance(attention, AttentionSpec):
+        return False
     plain_attention = attention == AttentionSpec(
         attention.hidden_size,
         attention.num_heads,

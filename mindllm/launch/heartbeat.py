@@ -119,10 +119,11 @@ def named_ranks(ranks: Iterable[int]) -> str:
 
 
 def hanging(beats: Mapping[int, Beat], waiting: Iterable[int], now: float) -> list[int]:
-    """Ranks that hang: none while no sign of life is overdue; then those the others wait for, or all that are overdue."""
-    overdue = [rank for rank, beat in beats.items() if beat.is_overdue(now)]
-    waited_for = sorted(set(beats) - set(waiting)) if waiting else []
-    return (waited_for or sorted(overdue)) if overdue else []
+    """Ranks that hang: of those that do not wait for others, the ones whose sign of life is overdue.
+
+    Who waits may do so as long as those it waits for give signs of life: one rank may have more to do than the others.
+    """
+    return sorted(rank for rank in set(beats) - set(waiting) if beats[rank].is_overdue(now))
 
 
 def describe_hang(beats: Mapping[int, Beat], ranks: Iterable[int], now: float) -> str:

@@ -6,36 +6,45 @@ import mindspore as ms
 from mindspore import Tensor, nn
 from mindspore import ops as P
 
+from mindllm.config.latent_attention import LatentAttentionSpec
 from mindllm.config.layers import AlibiSpec, AttentionSpec, RotarySpec
+from mindllm.models.dropout import AttentionDropout
 from mindllm.models.kernels import Kernels
 from mindllm.models.linear import Linear, Operand, SoftCap
 from mindllm.models.norm import make_norm
 from mindllm.models.rotary import RotaryEmbedding
 from mindllm.models.weights import Spread
 
+ATTENTION_SALT = 1  # of the numbers that dropout is drawn by
 Tables = tuple[Tensor, ...]
 """What attention reads about positions: rotary cosines and sines, ALiBi's bias, or nothing."""
+AnyAttention = AttentionSpec | LatentAttentionSpec
 
 
 class ComposedAttention(nn.Cell):
-    """``softmax(scale · q kᵀ + mask) v`` from matrix products, with ALiBi's bias and a soft cap where the specification has them.
+    """``softmax(scale · q kᵀ + mask) v`` from matrix products, with ALiBi's bias, a soft cap and dropout as specified.
 
     Query heads that share a key head are laid along the sequence axis: grouped attention needs no copies of keys and values.
     """
 
-    def __init__(self, spec: AttentionSpec, kernels: Kernels) -> None:
+    def __init__(self, spec: AnyAttention, kernels: Kernels, seq_length: int) -> None:
         super().__init__()
         self.scale = spec.scale
         self.num_heads = spec.num_heads
         self.kv_heads = spec.kv_heads
         self.head_dim = spec.head_dim
+        self.value_dim = spec.value_dim
         self.softmax_dtype = kernels.softmax
         self.biased = isinstance(spec.position, AlibiSpec)
         if self.biased:
             self.add_bias = P.Add()
-        self.capped = spec.soft_cap is not None
-        if spec.soft_cap is not None:
-            self.soft_cap = SoftCap(spec.soft_cap)
+        soft_cap = spec.soft_cap if isinstance(spec, AttentionSpec) else None
+        self.capped = soft_cap is not None
+        if soft_cap is not None:
+            self.soft_cap = SoftCap(soft_cap)
+        self.drops = spec.dropout > 0
+        if self.drops:
+            self.dropout = AttentionDropout(spec.dropout, spec.num_heads, seq_length, ATTENTION_SALT)
         self.output_dtype = kernels.activation
         self.reshape = P.Reshape()
         self.scores = P.BatchMatMul(transpose_b=True)
@@ -46,14 +55,33 @@ class ComposedAttention(nn.Cell):
         self.cast = P.Cast()
         self.operand = Operand(kernels)
 
-    def construct(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, bias: Tensor | None = None) -> Tensor:
-        """Query ``[batch, heads, q, d]``, key, value ``[batch, kv_heads, k, d]`` -> as query.
+    def construct(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor,
+        bias: Tensor | None = None,
+        random: Tensor | None = None,
+    ) -> Tensor:
+        """Query ``[batch, heads, q, d]``, key, value ``[batch, kv_heads, k, d]`` -> as query, with the width of the values.
 
         The mask is additive: ``[q, k]``, or ``[batch, 1, q, k]`` with one for each row. The bias is ``[1, heads, 1, k]``.
+        ``random``, int32 ``[batch, q]``, is what dropout is drawn by.
         """
-        return self.attend(self.mul(query, self.scale), key, value, mask, bias)
+        columns = self.dropout.columns if self.drops else None
+        return self.attend(self.mul(query, self.scale), key, value, mask, bias, random, columns)
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, bias: Tensor | None) -> Tensor:
+    def attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor,
+        bias: Tensor | None,
+        random: Tensor | None,
+        columns_of_dropout: Tensor | None,
+    ) -> Tensor:
         """The same for a query that is scaled already."""
         batch, _, rows, _ = query.shape
         columns = key.shape[2]
@@ -66,10 +94,14 @@ class ComposedAttention(nn.Cell):
         if self.biased:
             scores = self.add_bias(scores, self.cast(bias, self.softmax_dtype))
         scores = self.add(scores, self.cast(mask, self.softmax_dtype))
-        weights = self.operand(self.cast(self.normalised(scores), self.output_dtype))
+        weights = self.cast(self.normalised(scores), self.output_dtype)
+        if self.drops:
+            weights = self.reshape(weights, (batch, self.num_heads, rows, columns))
+            weights = self.dropout(weights, random, columns_of_dropout)
+        weights = self.operand(weights)
         weights = self.reshape(weights, (batch, self.kv_heads, -1, columns))
         context = self.context(weights, self.operand(value))
-        return self.reshape(context, (batch, self.num_heads, rows, self.head_dim))
+        return self.reshape(context, (batch, self.num_heads, rows, self.value_dim))
 
     def normalised(self, scores: Tensor) -> Tensor:
         return self.softmax(scores)
@@ -85,12 +117,20 @@ class CausalAttention(ComposedAttention):
     SMALLEST_BLOCK = 128
     MOST_BLOCKS = 4
 
-    def __init__(self, spec: AttentionSpec, kernels: Kernels) -> None:
-        super().__init__(spec, kernels)
+    def __init__(self, spec: AnyAttention, kernels: Kernels, seq_length: int) -> None:
+        super().__init__(spec, kernels, seq_length)
         self.slice = P.Slice()
         self.concat = P.Concat(axis=2)
 
-    def construct(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, bias: Tensor | None = None) -> Tensor:
+    def construct(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor,
+        bias: Tensor | None = None,
+        random: Tensor | None = None,
+    ) -> Tensor:
         """As :class:`ComposedAttention`, with as many queries as keys."""
         query = self.mul(query, self.scale)
         length = query.shape[2]
@@ -102,7 +142,9 @@ class CausalAttention(ComposedAttention):
             part_of_mask = self.cut_mask(mask, start, end)
             keys, values = self.cut(key, 0, end), self.cut(value, 0, end)
             of_keys = self.slice(bias, (0, 0, 0, 0), (1, self.num_heads, 1, end)) if self.biased else None
-            parts = (*parts, self.attend(rows, keys, values, part_of_mask, of_keys))
+            of_rows = self.slice(random, (0, start), (random.shape[0], end - start)) if random is not None else None
+            columns = self.slice(self.dropout.columns, (0, 0, 0, 0), (1, 1, 1, end)) if self.drops else None
+            parts = (*parts, self.attend(rows, keys, values, part_of_mask, of_keys, of_rows, columns))
         return parts[0] if blocks == 1 else self.concat(parts)
 
     def cut_mask(self, mask: Tensor, start: int, end: int) -> Tensor:
@@ -131,7 +173,7 @@ class FlashAttention(nn.Cell):
     CAUSAL_BY_COMPRESSED_MASK = 2  # the mask is 2048 x 2048 whatever the length, the upper triangle is skipped
     BAND_BY_COMPRESSED_MASK = 4  # the same, and keys further back than pre_tokens are skipped too
 
-    def __init__(self, spec: AttentionSpec, document_masks: bool, seq_length: int) -> None:
+    def __init__(self, spec: AnyAttention, document_masks: bool, seq_length: int) -> None:
         super().__init__()
         mode, band = self.CAUSAL_BY_COMPRESSED_MASK, {}
         if document_masks:
@@ -147,7 +189,15 @@ class FlashAttention(nn.Cell):
             **band,
         )
 
-    def construct(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, bias: Tensor | None = None) -> Tensor:
+    def construct(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor,
+        bias: Tensor | None = None,
+        random: Tensor | None = None,
+    ) -> Tensor:
         return self.flash_attention(query, key, value, None, None, None, mask, None)[3]
 
 
@@ -200,13 +250,13 @@ class Attention(nn.Cell):
         merged = self.merge_transpose(context, (0, 2, 1, 3))
         return self.wo(self.reshape(merged, (-1, self.num_heads * self.head_dim)))
 
-    def construct(self, x: Tensor, batch: int, tables: Tables, mask: Tensor) -> Tensor:
+    def construct(self, x: Tensor, batch: int, tables: Tables, mask: Tensor, random: Tensor | None = None) -> Tensor:
         query, key, value = self.project(x, batch, tables)
-        return self.output(self.attention(query, key, value, mask, tables[0] if self.biased else None))
+        return self.output(self.attention(query, key, value, mask, tables[0] if self.biased else None, random))
 
 
-def attention_core(spec: AttentionSpec, kernels: Kernels, seq_length: int) -> nn.Cell:
+def attention_core(spec: AnyAttention, kernels: Kernels, seq_length: int) -> nn.Cell:
     """Causal attention of heads, in the form the device is good at."""
     if kernels.flash_attention:
         return FlashAttention(spec, kernels.document_masks, seq_length)
-    return CausalAttention(spec, kernels) if kernels.cpu else ComposedAttention(spec, kernels)
+    return (CausalAttention if kernels.cpu else ComposedAttention)(spec, kernels, seq_length)

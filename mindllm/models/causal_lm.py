@@ -100,13 +100,14 @@ class CausalLM(nn.Cell):
         loss_mask: Tensor,
         segment_starts: Tensor | None = None,
         position_ids: Tensor | None = None,
+        random: Tensor | None = None,
     ) -> Tensor:
         """All inputs ``[batch, seq]``; returns the loss, a scalar in nats: that of tokens whose mask is 1, and what layers add
         to the mean loss of a sequence times the number of its tokens.
 
-        What the last two are is said at :class:`Decoder`; they need ``kernels.document_masks``.
+        What the last three are is said at :class:`Decoder`; the first two of them need ``kernels.document_masks``.
         """
-        decoded = self.model(input_ids, segment_starts, position_ids)
+        decoded = self.model(input_ids, segment_starts, position_ids, random)
         hidden = decoded[0] if self.model.adds_to_loss else decoded
         losses = self.losses(hidden, self.head_weight(), self.reshape(labels, (-1,)))
         loss = self.sum(self.mul(losses, self.reshape(loss_mask, (-1,))))

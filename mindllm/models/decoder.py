@@ -14,17 +14,21 @@ from mindspore import ops as P
 
 from mindllm.config import ModelConfig
 from mindllm.config.experts import ExpertsSpec
+from mindllm.config.latent_attention import LatentAttentionSpec
 from mindllm.config.layers import AlibiSpec, AttentionContext, LayerSpec, RotarySpec
 from mindllm.models.alibi import alibi_bias
 from mindllm.models.attention import Attention, Tables
+from mindllm.models.dropout import Dropout, Keys
 from mindllm.models.experts import Experts
 from mindllm.models.feed_forward import FeedForward
 from mindllm.models.kernels import Kernels
+from mindllm.models.latent_attention import LatentAttention
 from mindllm.models.norm import make_norm
 from mindllm.models.rotary import rotary_tables
 from mindllm.models.weights import Spread, constant, normal_parameter
 
 COMPRESSED_MASK_SIZE = 2048  # what FlashAttentionScore wants with a compressed causal mask
+EMBEDDINGS, ATTENTION_OUTPUT, FEED_FORWARD_OUTPUT = 2, 3, 4  # salts of the numbers that dropout is drawn by
 MASKED = -1e9  # far below any score, and finite, so that a fully masked row stays finite
 
 
@@ -100,7 +104,10 @@ class DecoderLayer(nn.Cell):
         super().__init__()
         hidden = spec.attention.hidden_size
         self.attention_norm = make_norm(hidden, spec.norm, kernels)
-        self.attention = Attention(spec.attention, kernels, spread, seq_length)
+        if isinstance(spec.attention, LatentAttentionSpec):
+            self.attention = LatentAttention(spec.attention, kernels, spread, seq_length)
+        else:
+            self.attention = Attention(spec.attention, kernels, spread, seq_length)
         self.ffn_norm = make_norm(hidden, spec.norm, kernels)
         self.has_experts = isinstance(spec.feed_forward, ExpertsSpec)
         if isinstance(spec.feed_forward, ExpertsSpec):
@@ -116,40 +123,58 @@ class DecoderLayer(nn.Cell):
         self.adds_to_loss = spec.adds_to_loss
         if spec.adds_to_loss:
             self.add_to_loss = P.Add()
+        self.drops = spec.dropout > 0
+        if self.drops:
+            self.attention_dropout = Dropout(spec.dropout, hidden, ATTENTION_OUTPUT)
+            self.ffn_dropout = Dropout(spec.dropout, hidden, FEED_FORWARD_OUTPUT)
         self.norm_output = spec.norm_output
         if spec.norm_output:
             self.attention_post_norm = make_norm(hidden, spec.norm, kernels)
             self.ffn_post_norm = make_norm(hidden, spec.norm, kernels)
 
     def construct(
-        self, x: Tensor, batch: int, tables: Tables, mask: Tensor, added: Tensor | None = None
+        self,
+        x: Tensor,
+        batch: int,
+        tables: Tables,
+        mask: Tensor,
+        added: Tensor | None = None,
+        random: Tensor | None = None,
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """``added``: what layers before have added; it goes from layer to layer so that it is computed on their stages."""
-        x = self.after_attention(x, self.attention(self.attention_norm(x), batch, tables, mask))
+        """``added``: what layers before have added; it goes from layer to layer so that it is computed on their stages.
+        ``random``, int32 ``[batch, seq]``: what dropout is drawn by; None: nothing is dropped.
+        """
+        x = self.after_attention(x, self.attention(self.attention_norm(x), batch, tables, mask, random), random)
         if not self.adds_to_loss:
-            return self.after_feed_forward(x, batch)
-        x, own = self.after_feed_forward(x, batch)
+            return self.after_feed_forward(x, batch, True, random)
+        x, own = self.after_feed_forward(x, batch, True, random)
         return x, own if added is None else self.add_to_loss(added, own)
 
-    def after_attention(self, x: Tensor, attended: Tensor) -> Tensor:
+    def after_attention(self, x: Tensor, attended: Tensor, random: Tensor | None = None) -> Tensor:
         """The residual connection around the attention."""
         if self.norm_output:
             attended = self.attention_post_norm(attended)
+        if self.drops:
+            attended = self.attention_dropout(attended, random)
         return self.attention_add(x, self.widened(attended))
 
-    def after_feed_forward(self, x: Tensor, batch: int, may_drop: bool = True) -> Tensor | tuple[Tensor, Tensor]:
+    def after_feed_forward(
+        self, x: Tensor, batch: int, may_drop: bool = True, random: Tensor | None = None
+    ) -> Tensor | tuple[Tensor, Tensor]:
         """The second half of the layer. ``may_drop``: experts that are full let tokens go."""
         if self.adds_to_loss:
             y, added = self.feed_forward(self.ffn_norm(x), batch, may_drop)
-            return self.around_feed_forward(x, y), added
+            return self.around_feed_forward(x, y, random), added
         if self.has_experts:
-            return self.around_feed_forward(x, self.feed_forward(self.ffn_norm(x), batch, may_drop))
-        return self.around_feed_forward(x, self.feed_forward(self.ffn_norm(x)))
+            return self.around_feed_forward(x, self.feed_forward(self.ffn_norm(x), batch, may_drop), random)
+        return self.around_feed_forward(x, self.feed_forward(self.ffn_norm(x)), random)
 
-    def around_feed_forward(self, x: Tensor, y: Tensor) -> Tensor:
+    def around_feed_forward(self, x: Tensor, y: Tensor, random: Tensor | None) -> Tensor:
         """The residual connection around the feed-forward."""
         if self.norm_output:
             y = self.ffn_post_norm(y)
+        if self.drops:
+            y = self.ffn_dropout(y, random)
         return self.ffn_add(x, self.widened(y))
 
     def widened(self, y: Tensor) -> Tensor:
@@ -230,6 +255,8 @@ class Decoder(nn.Cell):
     ``segment_starts`` and ``position_ids``, both int32 ``[batch, seq]`` or absent, keep the documents of a row apart:
     attention within a document only (:class:`DocumentMask`), and positions other than 0 to seq - 1.
 
+    ``random``, int32 ``[batch, seq]``, is what dropout is drawn by; without it nothing is dropped.
+
     ``table_of_layer`` names the copy of the tables each layer reads. All share one here; where layers live on different
     devices there is a copy for each group of layers.
     """
@@ -251,6 +278,12 @@ class Decoder(nn.Cell):
             [DecoderLayer(spec, kernels, spread, model.seq_length) for spec in architecture.layers]
         )
         self.norm_out = make_norm(model.hidden_size, architecture.final_norm, kernels)
+        self.drops_embeddings = embedding.dropout > 0
+        if self.drops_embeddings:
+            self.embedding_dropout = Dropout(embedding.dropout, model.hidden_size, EMBEDDINGS)
+        self.drops = tuple(spec.drops for spec in architecture.layers)
+        if any(self.drops):  # outside of layers, which are alike and compiled once
+            self.dropout_keys = nn.CellList([Keys(number) for number in range(len(architecture.layers))])
         self.tables = nn.CellList([AttentionTables(model, kernels)])
         self.table_of_layer = (0,) * len(architecture.layers)
         contexts = architecture.contexts()
@@ -264,19 +297,28 @@ class Decoder(nn.Cell):
             self.reshape = P.Reshape()
 
     def construct(
-        self, input_ids: Tensor, segment_starts: Tensor | None = None, position_ids: Tensor | None = None
+        self,
+        input_ids: Tensor,
+        segment_starts: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        random: Tensor | None = None,
     ) -> Tensor | tuple[Tensor, Tensor]:
         if not self.document_masks and not (segment_starts is None and position_ids is None):
             raise ValueError("the model was built without document_masks and cannot keep documents apart")
         batch = input_ids.shape[0]
         x = self.embedded(input_ids, batch, position_ids)
+        if self.drops_embeddings:
+            x = self.embedding_dropout(x, random)
         of_rows = self.tables_of_rows(segment_starts, position_ids) if self.document_masks else ()
         added = None
         for index, layer in enumerate(self.layers):
             context = self.context_of_layer[index]
             tables, mask = of_rows[context] if of_rows else self.tables[self.table_of_layer[index]](context)
+            own = self.dropout_keys[index](random) if self.drops[index] and random is not None else None
             if layer.adds_to_loss:
-                x, added = layer(x, batch, tables, mask, added)
+                x, added = layer(x, batch, tables, mask, added, own)
+            elif own is not None:
+                x = layer(x, batch, tables, mask, None, own)
             else:
                 x = layer(x, batch, tables, mask)
         hidden = self.norm_out(x)

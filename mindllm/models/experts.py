@@ -14,6 +14,7 @@ from mindspore import ops as P
 
 from mindllm.config.experts import ExpertsSpec
 from mindllm.config.layers import FeedForwardSpec
+from mindllm.models.expert_load import ExpertLoad
 from mindllm.models.feed_forward import FeedForward
 from mindllm.models.kernels import Kernels
 from mindllm.models.linear import ACTIVATIONS, Linear, Operand
@@ -115,8 +116,11 @@ class Experts(nn.Cell):
         super().__init__()
         self.spec = spec
         count = spec.router.experts
-        self.adds_to_loss = spec.adds_to_loss
+        self.balances = spec.router.adds_to_loss
         self.router = Router(spec.router, spec.hidden_size, spread.inner)
+        self.load = ExpertLoad(spec.router)
+        if self.balances:
+            self.add_load = P.Add()
         self.dispatch = Dispatch(spec, length)
         self.gather_tokens = P.Gather(1)
         self.depart = P.Mul()  # by one: all products with tokens take them from one exchange
@@ -139,15 +143,16 @@ class Experts(nn.Cell):
         self.cast = P.Cast()
         self.reshape = P.Reshape()
 
-    def construct(self, x: Tensor, batch: int, may_drop: bool = True) -> Tensor | tuple[Tensor, Tensor]:
+    def construct(self, x: Tensor, batch: int, may_drop: bool = True) -> tuple[Tensor, Tensor]:
         chosen, weights, mask, added = self.router(x, batch)
-        y = self.routed(x, chosen, weights, mask, may_drop)
+        y, kept = self.routed(x, chosen, weights, mask, may_drop)
         if self.has_shared:
             y = self.shared_add(y, self.seen_by_all(x))
-        return (y, added) if self.adds_to_loss else y
+        counted = self.load(mask, kept)
+        return y, self.add_load(added, counted) if self.balances else counted
 
-    def routed(self, x: Tensor, chosen: Tensor, weights: Tensor, mask: Tensor, may_drop: bool) -> Tensor:
-        """The weighted sum of the chosen experts' results, ``[batch · seq, hidden]``."""
+    def routed(self, x: Tensor, chosen: Tensor, weights: Tensor, mask: Tensor, may_drop: bool) -> tuple[Tensor, Tensor]:
+        """The weighted sum of the chosen experts' results, ``[batch · seq, hidden]``, and whether each choice found a place."""
         batch, length, count = chosen.shape
         hidden, experts = x.shape[-1], self.spec.router.experts
         capacity = self.spec.capacity(length) if may_drop else length
@@ -159,7 +164,7 @@ class Experts(nn.Cell):
         y = self.weigh(
             self.reshape(y, (batch, length, count, hidden)), self.reshape(weights, (batch, length, count, 1))
         )
-        return self.reshape(self.sum(y, 2), (batch * length, hidden))
+        return self.reshape(self.sum(y, 2), (batch * length, hidden)), kept
 
     def seen_by_all(self, x: Tensor) -> Tensor:
         """The shared expert's result."""

@@ -51,7 +51,18 @@ class TanhGELU(nn.Cell):
         return self.gelu(x)
 
 
-ACTIVATIONS: dict[Activation, type[nn.Cell]] = {"silu": SiLU, "gelu_tanh": TanhGELU}
+class QuickGELU(nn.Cell):
+    """``x · sigmoid(1.702 x)`` (Hendrycks & Gimpel, 2016): the coarser approximation, MindSpore's FastGeLU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.quick_gelu = P.FastGeLU()
+
+    def construct(self, x: Tensor) -> Tensor:
+        return self.quick_gelu(x)
+
+
+ACTIVATIONS: dict[Activation, type[nn.Cell]] = {"silu": SiLU, "gelu_tanh": TanhGELU, "quick_gelu": QuickGELU}
 
 
 class SoftCap(nn.Cell):

@@ -67,10 +67,7 @@ def _yarn_scaled(frequencies: np.ndarray, rotary: RotarySpec, scaling: YarnRopeS
 
 def _magnitude(rotary: RotarySpec) -> float:
     """Factor on both tables: YaRN's, which sharpens the scores."""
-    if not isinstance(rotary.scaling, YarnRopeScaling):
-        return 1.0
-    default = 0.1 * math.log(rotary.scaling.factor) + 1.0 if rotary.scaling.factor > 1 else 1.0
-    return rotary.scaling.attention_factor or default
+    return rotary.scaling.magnitude if isinstance(rotary.scaling, YarnRopeScaling) else 1.0
 
 
 def rotary_tables(

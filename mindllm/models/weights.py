@@ -14,6 +14,7 @@ from mindspore.common.initializer import Normal, initializer
 from numpy.typing import ArrayLike
 
 from mindllm.config import ModelConfig
+from mindllm.models.expert_load import is_probe
 from mindllm.models.row_lengths import row_lengths
 
 NUMPY_DTYPES: dict[ms.dtype, np.dtype] = {
@@ -51,13 +52,17 @@ def constant(name: str, value: np.ndarray) -> Parameter:
 
 
 def trained_weights(model: nn.Cell) -> dict[str, Parameter]:
-    """The parameters that training changes, by name; tables and masks of the graph are not among them."""
-    return {parameter.name: parameter for parameter in model.trainable_params()}
+    """The parameters that training changes, by name; tables, masks and counters of the graph are not among them."""
+    return {parameter.name: parameter for parameter in model.trainable_params() if not is_probe(parameter.name)}
 
 
 def model_weights(model: nn.Cell) -> dict[str, Parameter]:
-    """All weights by name, frozen ones too; tables and masks of the graph are not among them."""
-    return {item.name: item for item in model.get_parameters() if not getattr(item, "is_constant", False)}
+    """All weights by name, frozen ones too; tables, masks and counters of the graph are not among them."""
+    return {item.name: item for item in model.get_parameters() if _is_weight(item)}
+
+
+def _is_weight(parameter: Parameter) -> bool:
+    return not getattr(parameter, "is_constant", False) and not is_probe(parameter.name)
 
 
 def initialise(parameters: Mapping[str, Parameter], seed: int) -> None:

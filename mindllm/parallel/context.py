@@ -9,9 +9,16 @@ import mindspore as ms
 
 from mindllm.config import RunConfig
 from mindllm.config.check_parallel import wrong_number_of_devices
+from mindllm.data.random_keys import RANDOM_KEYS
 from mindllm.parallel.layout import mesh_of
 
-INPUT_COLUMNS = 3  # input_ids, labels, loss_mask
+COLUMNS = ("input_ids", "labels", "loss_mask")
+"""What every batch has."""
+
+
+def input_columns(config: RunConfig) -> tuple[str, ...]:
+    """The columns that the graphs of a run on several devices are given, those that evaluate included."""
+    return (*COLUMNS, RANDOM_KEYS) if config.model.config.architecture.drops else COLUMNS
 
 
 def set_parallel_context(config: RunConfig, rank: int) -> None:
@@ -99,7 +106,7 @@ def _inputs(config: RunConfig) -> dict[str, Any]:
     """Either the whole global batch, or slices of it, by default along the batch over data parallel."""
     if config.parallel.full_batch:
         return {"full_batch": True}
-    along_batch = ((config.parallel_config.data_parallel, 1),) * INPUT_COLUMNS
+    along_batch = ((config.parallel_config.data_parallel, 1),) * len(input_columns(config))
     return {"dataset_strategy": config.parallel.dataset_strategy or along_batch}
 
 

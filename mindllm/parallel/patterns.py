@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from mindspore import nn
 from mindspore.ops import Primitive
 
-from mindllm.config.recompute import LEVEL_SEPARATOR
+from mindllm.config.recompute import LEVEL_SEPARATOR, forms_of
 from mindllm.errors import nearest
 from mindllm.parallel.operators import operators, operators_of
 
@@ -33,7 +33,7 @@ class Match:
 
 def match(layer: nn.Cell, pattern: str) -> list[Match]:
     """Everything in ``layer`` that ``pattern`` names."""
-    return list(_match(layer, pattern.split(LEVEL_SEPARATOR), ""))
+    return [found for form in forms_of(pattern) for found in _match(layer, form.split(LEVEL_SEPARATOR), "")]
 
 
 def match_some(layer: nn.Cell, pattern: str, operators_only: bool) -> list[Match]:

@@ -28,8 +28,12 @@ def place_on_stages(lm: CausalLM, plan: LayerPlan, model: ModelConfig, kernels: 
     """
     last = plan.stages - 1
     lm.model.tok_embeddings.pipeline_stage = 0
-    for layer, assignment in zip(lm.model.layers, plan.layers, strict=True):
+    for number, (layer, assignment) in enumerate(zip(lm.model.layers, plan.layers, strict=True)):
         layer.pipeline_stage = assignment.stage
+        if any(lm.model.drops):
+            lm.model.dropout_keys[number].pipeline_stage = assignment.stage
+    if lm.model.drops_embeddings:
+        lm.model.embedding_dropout.pipeline_stage = 0
     for cell in (lm.model.norm_out, lm.lm_head, lm.cross_entropy, lm.losses):
         cell.pipeline_stage = last
     lm.model.tables = nn.CellList([AttentionTables(model, kernels) for _ in range(plan.stages)])
@@ -56,16 +60,26 @@ def fusion_of_others(plan: LayerPlan, groups: int) -> int:
 
 
 class ShardedInputs(nn.Cell):
-    """Marks the batch's columns as what the dataset gives: they are split as ``dataset_strategy`` says."""
+    """Marks the batch's columns as what the dataset gives: they are split as ``dataset_strategy`` says.
+
+    ``random``: what dropout is drawn by. A model that drops is always given it, and does so where ``drop`` says.
+    """
 
     def __init__(self, network: nn.Cell) -> None:
         super().__init__(auto_prefix=False)
         self.network = network
         self.dataset = _VirtualDataset()
 
-    def construct(self, input_ids: Tensor, labels: Tensor, loss_mask: Tensor) -> Tensor:
-        input_ids, labels, loss_mask = self.dataset(input_ids, labels, loss_mask)
-        return self.network(input_ids, labels, loss_mask)
+    def construct(
+        self, input_ids: Tensor, labels: Tensor, loss_mask: Tensor, random: Tensor | None = None, drop: bool = True
+    ) -> Tensor:
+        if random is None:
+            input_ids, labels, loss_mask = self.dataset(input_ids, labels, loss_mask)
+            return self.network(input_ids, labels, loss_mask)
+        input_ids, labels, loss_mask, random = self.dataset(input_ids, labels, loss_mask, random)
+        if not drop:
+            return self.network(input_ids, labels, loss_mask)
+        return self.network(input_ids, labels, loss_mask, None, None, random)
 
 
 class ReusedNetwork(nn.Cell):
@@ -76,8 +90,18 @@ class ReusedNetwork(nn.Cell):
         super().__init__(auto_prefix=False)
         self.network = network
 
-    def construct(self, input_ids: Tensor, labels: Tensor, loss_mask: Tensor) -> Tensor:
-        return self.network(input_ids, labels, loss_mask)
+    def construct(
+        self,
+        input_ids: Tensor,
+        labels: Tensor,
+        loss_mask: Tensor,
+        segment_starts: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        random: Tensor | None = None,
+    ) -> Tensor:
+        if random is None:
+            return self.network(input_ids, labels, loss_mask)
+        return self.network(input_ids, labels, loss_mask, segment_starts, position_ids, random)
 
 
 class MicroBatches(nn.Cell):
@@ -101,10 +125,22 @@ class MicroBatches(nn.Cell):
         rows, columns = x.shape[0] // self.count, x.shape[1]
         return self.slice(x, (rows * index, 0), (rows * (index + 1), columns), (1, 1))
 
-    def construct(self, input_ids: Tensor, labels: Tensor, loss_mask: Tensor) -> Tensor:
+    def construct(
+        self,
+        input_ids: Tensor,
+        labels: Tensor,
+        loss_mask: Tensor,
+        segment_starts: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        random: Tensor | None = None,
+    ) -> Tensor:
         total = None
         for index in range(self.count):
-            loss = self.network(self.part(input_ids, index), self.part(labels, index), self.part(loss_mask, index))
+            part = (self.part(input_ids, index), self.part(labels, index), self.part(loss_mask, index))
+            if random is None:
+                loss = self.network(*part)
+            else:
+                loss = self.network(*part, segment_starts, position_ids, self.part(random, index))
             total = loss if total is None else self.add[index](total, loss)
         return total
 

@@ -15,13 +15,14 @@ from mindspore.ops import Primitive
 from mindllm.config import RunConfig
 from mindllm.config.recompute import RecomputeConfig
 from mindllm.parallel.layer_plan import LayerAssignment, LayerPlan
-from mindllm.parallel.patterns import match_some
+from mindllm.parallel.patterns import match, match_some
 
 logger = logging.getLogger(__name__)
 
 # Attributes the compiler reads. (Primitive.recompute() can be called only once: the attribute then hides the method.)
 OPERATOR = "recompute"
 COMMUNICATION = "recompute_comm_op"  # also repeat what the compiler inserted beside the operator
+Cells = Sequence[tuple[nn.Cell, LayerAssignment]]
 IN_ORDER = ("select_recompute", "select_comm_recompute", "select_recompute_exclude", "select_comm_recompute_exclude")
 
 
@@ -31,11 +32,12 @@ def apply_recompute(layers: Sequence[nn.Cell], plan: LayerPlan, config: RunConfi
     Raises:
         UserError: a pattern that matches nothing, or cells where communication needs operators; names key and pattern.
     """
-    for number, (layer, assignment) in enumerate(zip(layers, plan.layers, strict=True)):
+    cells = tuple(zip(layers, plan.layers, strict=True))
+    for number, (layer, assignment) in enumerate(cells):
         if assignment.recompute:
             _recompute_layer(layer, config.recompute_config)
             logger.info("Set full recompute at layer %d", number)
-        _select(layer, number, assignment, config)
+        _select(layer, number, assignment, cells, config)
 
 
 def _recompute_layer(layer: nn.Cell, options: RecomputeConfig) -> None:
@@ -45,12 +47,15 @@ def _recompute_layer(layer: nn.Cell, options: RecomputeConfig) -> None:
     layer.recompute(mp_comm_recompute=options.mp_comm_recompute, **keywords)
 
 
-def _select(layer: nn.Cell, number: int, assignment: LayerAssignment, config: RunConfig) -> None:
-    """Switches patterns on, then the excluded ones off."""
+def _select(layer: nn.Cell, number: int, assignment: LayerAssignment, cells: Cells, config: RunConfig) -> None:
+    """Switches patterns on, then the excluded ones off. A pattern may name something in other layers it is for only."""
     for key in IN_ORDER:
         touched = []
         for pattern in assignment.applied(key):
-            touched += _apply_pattern(layer, key, pattern, config)
+            if match(layer, pattern) or not any(
+                match(cell, pattern) for cell, of in cells if pattern in of.applied(key)
+            ):
+                touched += _apply_pattern(layer, key, pattern, config)
         if touched:
             kind = "comm recompute" if "comm" in key else "recompute"
             action = "exclude" if key.endswith("exclude") else "on"

@@ -25,6 +25,11 @@ def workload_of(config: RunConfig) -> Workload:
             "the time of experts is not modelled; only dense layers are",
         ),
         (
+            "model.model_config.kv_lora_rank",
+            model.kv_lora_rank is not None,
+            "the time of latent attention is not modelled; only that of ordinary attention is",
+        ),
+        (
             "model.model_config.fp32_residual_connection",
             model.fp32_residual_connection,
             "its time is not modelled; write false",
@@ -48,6 +53,7 @@ def workload_of(config: RunConfig) -> Workload:
         vocabulary_parallel=not sizes.vocab_emb_dp,
         repeat_exchanges=config.recompute_config.mp_comm_recompute,
     )
-    fused = model.use_flash_attention is not False  # auto: where the device has it, and every described one does
-    numerics = Numerics(model.compute_dtype, WHOLE, fused)
+    computes_it = all(kind.attention.can_be_fused for kind in model.architecture.kinds())
+    fused = model.use_flash_attention is not False and computes_it  # auto: every described device has the kernel
+    numerics = Numerics(model.compute_dtype, WHOLE, fused, model.architecture.drops)
     return Workload(model.architecture, model.seq_length, strategy, make_plan(config), numerics)

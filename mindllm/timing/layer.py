@@ -34,6 +34,19 @@ def dense(spec: LayerSpec) -> FeedForwardSpec:
     return spec.feed_forward
 
 
+def ordinary(spec: LayerSpec) -> AttentionSpec:
+    """The attention of a layer.
+
+    Raises:
+        UserError: it is latent attention, whose time is not modelled.
+    """
+    if not isinstance(spec.attention, AttentionSpec):
+        raise UserError(
+            "a layer has latent attention, whose time is not modelled; only ordinary attention is predicted"
+        )
+    return spec.attention
+
+
 def forward_work(spec: LayerSpec, tokens: float, seq_length: int, strategy: Strategy, numerics: Numerics) -> Work:
     """One micro-batch of ``tokens`` tokens through a layer."""
     return tuple(_forward(spec, tokens, seq_length, strategy, numerics))
@@ -45,7 +58,7 @@ def _forward(
     hidden = HALF * tokens * spec.attention.hidden_size
     outside = hidden / (strategy.model_parallel if strategy.sequence_parallel else 1)
     parts = (
-        ("attention", spec.norms[0], attention_work(spec.attention, tokens, seq_length, strategy, numerics)),
+        ("attention", spec.norms[0], attention_work(ordinary(spec), tokens, seq_length, strategy, numerics)),
         ("feed_forward", spec.norms[1], feed_forward_work(dense(spec), tokens, strategy, numerics)),
     )
     for part, norm, inside in parts:

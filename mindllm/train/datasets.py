@@ -73,6 +73,11 @@ class RunData:
         runner = self.config.runner_config
         return runner.train_steps or runner.epochs * self.steps_per_epoch
 
+    @property
+    def random_seed(self) -> int | None:
+        """What random keys are drawn from, where the model needs any."""
+        return self.config.seed if self.model.architecture.drops else None
+
     def train_stream(self) -> BatchStream:
         """This process's rows of the global batches of the run, by step."""
         return BatchStream(
@@ -81,6 +86,7 @@ class RunData:
             rank=self.share.index,
             rank_count=self.share.count,
             vocab_size=self.model.vocab_size,
+            random_seed=self.random_seed,
         )
 
     def evaluator(self, rows: int, progress: bool = False) -> Evaluator:
@@ -93,6 +99,7 @@ class RunData:
             rank=self.share.index,
             rank_count=self.share.count,
             vocab_size=self.model.vocab_size,
+            random_seed=self.random_seed,
         )
         baseline = self.text.unigram_loss(section.split)
         width = self.text.bytes_per_token(section.split, len(stream) * rows)

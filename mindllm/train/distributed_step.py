@@ -12,9 +12,9 @@ from mindspore import ParameterTuple, Tensor, lazy_inline, nn, ops
 
 from mindllm.config import RunConfig
 from mindllm.parallel import ParallelModel, build_parallel_model, set_parallel_context
-from mindllm.parallel.context import INPUT_COLUMNS
+from mindllm.parallel.context import input_columns
 from mindllm.parallel.pipeline import TokenCount
-from mindllm.train.optimizer import AdamW, relative_rates
+from mindllm.train.optimizer import AdamW
 from mindllm.train.step import ApplyGradients, GlobalNorm
 
 accumulated = ops.MultitypeFuncGraph("accumulated")
@@ -45,8 +45,12 @@ class SeededLoss(nn.Cell):
         super().__init__(auto_prefix=False)
         self.network = network
 
-    def construct(self, input_ids: Tensor, labels: Tensor, loss_mask: Tensor, seed: Tensor) -> Tensor:
-        return self.network(input_ids, labels, loss_mask) * seed
+    def construct(
+        self, input_ids: Tensor, labels: Tensor, loss_mask: Tensor, seed: Tensor, random: Tensor | None = None
+    ) -> Tensor:
+        if random is None:
+            return self.network(input_ids, labels, loss_mask) * seed
+        return self.network(input_ids, labels, loss_mask, random) * seed
 
 
 class ReusedOptimizer(nn.Cell):
@@ -61,13 +65,16 @@ class ReusedOptimizer(nn.Cell):
     def __init__(self, optimizer: nn.Cell) -> None:
         super().__init__(auto_prefix=False)
         self.optimizer = optimizer
+        self.counts, self.updated = optimizer.counts, optimizer.updated
 
     def construct(self, gradients: tuple[Tensor, ...], coefficient: Tensor, rate: Tensor) -> Tensor:
         return self.optimizer(gradients, coefficient, rate)
 
 
 class DistributedStep(nn.Cell):
-    """``(input_ids, labels, loss_mask, rate, scale) -> (mean loss, norm, finite, tokens)``, as ``step.TrainStep``.
+    """``(input_ids, labels, loss_mask, [random_keys,] rate, scale) -> (mean loss, norm, finite, tokens)``, as ``step.TrainStep``.
+
+    A model that drops is given random keys (:mod:`mindllm.models.dropout`).
 
     In a pipeline the loss is real on the last stage only; the norm and its finiteness are the same everywhere.
 
@@ -107,9 +114,10 @@ class DistributedStep(nn.Cell):
             self.accu_grads = weights.clone(prefix="accu_grads", init="zeros")  # the compiler knows them by this name
         self.map = ops.HyperMap()
 
-    def construct(self, input_ids, labels, loss_mask, rate, scale):
+    def construct(self, input_ids, labels, loss_mask, *rest):
+        *random, rate, scale = rest
         seed = scale / self.positions
-        loss, gradients = self.gradient(input_ids, labels, loss_mask, seed)
+        loss, gradients = self.gradient(input_ids, labels, loss_mask, seed, *random)
         tokens = self.tokens(loss_mask)
         if self.reads_accumulators:
             gradients = self.map(accumulated, self.accu_grads, gradients)
@@ -123,7 +131,7 @@ class DistributedStep(nn.Cell):
 
 
 class DistributedLoss(nn.Cell):
-    """Forward only: ``(input_ids, labels, loss_mask) -> summed loss`` of the whole global batch.
+    """Forward only: ``(input_ids, labels, loss_mask[, random_keys]) -> summed loss`` of the whole global batch, nothing dropped.
 
     In a pipeline it is real on the last stage only. Tokens are counted on the host: in a graph without gradients the compiler
     takes a column that is used outside of the network for a slice, and would count the whole batch once per device.
@@ -133,8 +141,8 @@ class DistributedLoss(nn.Cell):
         super().__init__(auto_prefix=False)
         self.network = parallel.network
 
-    def construct(self, input_ids: Tensor, labels: Tensor, loss_mask: Tensor) -> Tensor:
-        return self.network(input_ids, labels, loss_mask)
+    def construct(self, input_ids: Tensor, labels: Tensor, loss_mask: Tensor, random: Tensor | None = None) -> Tensor:
+        return self.network(input_ids, labels, loss_mask, random, False)
 
 
 def build_distributed_step(config: RunConfig, rank: int) -> DistributedStep:
@@ -158,7 +166,8 @@ def distributed_step(config: RunConfig, parallel: ParallelModel, rank: int) -> D
     """The training step of ``rank`` for a model on its devices."""
     weights = ParameterTuple(parallel.model.trainable_params())
     owned = weights[1:] if _embedding_is_elsewhere(parallel, rank) else weights
-    optimizer = AdamW(owned, config.optimizer, relative_rates(config, owned))
+    model = config.model.config
+    optimizer = AdamW(owned, config.optimizer, model.topk_bias_update_rate, model.pet_config)
     wrapper = config.runner_wrapper
     step = DistributedStep(
         parallel,
@@ -183,7 +192,8 @@ def example_inputs(config: RunConfig, training: bool = True) -> list[Tensor]:
     shape = (config.global_batch_size // input_slices(config), config.model.config.seq_length)
     ids = Tensor(np.zeros(shape, np.int32))
     scalars = [Tensor(value, ms.float32) for value in (1e-4, 1.0)] if training else []
-    return [ids, ids, Tensor(np.ones(shape, np.float32)), *scalars]
+    columns = dict.fromkeys(input_columns(config), ids) | {"loss_mask": Tensor(np.ones(shape, np.float32))}
+    return [*columns.values(), *scalars]
 
 
 def input_slices(config: RunConfig) -> int:
@@ -193,10 +203,9 @@ def input_slices(config: RunConfig) -> int:
     strategy = config.parallel.dataset_strategy
     if strategy is None:
         return config.parallel_config.data_parallel
-    if len(strategy) != INPUT_COLUMNS or len(set(strategy)) != 1 or len(strategy[0]) != 2 or strategy[0][1] != 1:
-        wanted = [[config.parallel_config.data_parallel, 1]] * INPUT_COLUMNS
-        message = (
-            f"must split the batch of {INPUT_COLUMNS} columns alike (value {list(map(list, strategy))}); write {wanted}"
-        )
+    columns = len(input_columns(config))
+    if len(strategy) != columns or len(set(strategy)) != 1 or len(strategy[0]) != 2 or strategy[0][1] != 1:
+        wanted = [[config.parallel_config.data_parallel, 1]] * columns
+        message = f"must split the batch of {columns} columns alike (value {list(map(list, strategy))}); write {wanted}"
         raise config.error("parallel.dataset_strategy", message)
     return strategy[0][0]

@@ -6,13 +6,16 @@ Megatron-LM.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import mindspore as ms
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 from mindspore import ops as P
 
-from mindllm.config import OptimizerConfig, RunConfig
+from mindllm.config import OptimizerConfig
+from mindllm.config.tuning import PetConfig
+from mindllm.models.expert_load import is_probe
+from mindllm.train.expert_loads import ExpertLoads
 
 MOMENTS = ("adam_m", "adam_v")
 POWERS = ("beta1_power", "beta2_power")
@@ -44,34 +47,49 @@ def state_shapes(weights: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int,
     return {**moments, **dict.fromkeys(POWERS, ())}
 
 
-def relative_rates(config: RunConfig, parameters: Iterable[Parameter]) -> list[float] | None:
-    """The learning rates of parameters relative to that of a step; None where all learn alike."""
-    pet = config.model.config.pet_config
-    return None if pet is None else [pet.rate_factor(item.name, item.ndim) for item in parameters]
+def is_state(name: str) -> bool:
+    """Whether a parameter is the optimizer's own and belongs into checkpoints."""
+    return name in POWERS or name.startswith(tuple(f"{moment}." for moment in MOMENTS))
 
 
 class AdamW(nn.Cell):
     """Updates ``parameters`` in place; state: ``adam_m.*``, ``adam_v.*`` (fp32, shapes of the weights), powers of the betas.
 
-    ``rates``: learning rates of the parameters relative to that of a step; all 1 where they are absent.
+    Among the parameters may be counters of the tokens of experts, which have gradients and are no weights: those of a step are
+    kept as ``load.*``, and biases that keep experts balanced change by ``bias_rate`` towards experts with fewer tokens. ``pet``
+    may give weights learning rates of their own.
+
+    Attributes:
+        updated: which of the parameters are weights.
     """
 
     def __init__(
-        self, parameters: Sequence[Parameter], config: OptimizerConfig, rates: Sequence[float] | None = None
+        self,
+        parameters: Sequence[Parameter],
+        config: OptimizerConfig,
+        bias_rate: float = 0.0,
+        pet: PetConfig | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__(auto_prefix=False)
         self.parameters = ParameterTuple(parameters)
-        self.moments1 = self.parameters.clone(prefix=MOMENTS[0], init="zeros")
-        self.moments2 = self.parameters.clone(prefix=MOMENTS[1], init="zeros")
+        weights = [parameter for parameter in parameters if not is_probe(parameter.name)]
+        self.weights = ParameterTuple(weights)
+        self.updated = tuple(index for index, item in enumerate(parameters) if not is_probe(item.name))
+        self.counts = len(weights) < len(parameters)
+        if self.counts:
+            self.expert_loads = ExpertLoads(parameters, bias_rate)
+        self.moments1 = self.weights.clone(prefix=MOMENTS[0], init="zeros")
+        self.moments2 = self.weights.clone(prefix=MOMENTS[1], init="zeros")
         self.beta1_power = Parameter(Tensor(1.0, ms.float32), name=POWERS[0], requires_grad=False)
         self.beta2_power = Parameter(Tensor(1.0, ms.float32), name=POWERS[1], requires_grad=False)
         some, none = Tensor(config.weight_decay, ms.float32), Tensor(0.0, ms.float32)
-        self.decays = tuple(some if parameter.ndim > 1 else none for parameter in parameters)
-        own = set(rates or ()) - {1.0}
+        self.decays = tuple(some if weight.ndim > 1 else none for weight in weights)
+        rates = [pet.rate_factor(weight.name, weight.ndim) for weight in weights] if pet is not None else []
+        own = set(rates) - {1.0}
         self.update = update_at_own_rate if own else update
         self.columns: tuple[tuple[Tensor, ...], ...] = (self.decays,)
         if own:
-            self.columns = (tuple(Tensor(rate, ms.float32) for rate in rates or ()), self.decays)
+            self.columns = (tuple(Tensor(rate, ms.float32) for rate in rates), self.decays)
         self.beta1, self.beta2 = config.betas
         self.kernel = FusedAdam(config)
         self.map = ops.HyperMap()
@@ -81,8 +99,11 @@ class AdamW(nn.Cell):
         power1 = self.beta1_power * self.beta1
         power2 = self.beta2_power * self.beta2
         common = ops.partial(self.update, self.kernel, rate, 1.0 - power1, 1.0 - power2, coefficient)
-        done = self.map(common, *self.columns, self.parameters, self.moments1, self.moments2, gradients)
+        of_weights = tuple([gradients[index] for index in self.updated]) if self.counts else gradients
+        done = self.map(common, *self.columns, self.weights, self.moments1, self.moments2, of_weights)
         power1 = ops.depend(power1, done)
+        if self.counts:
+            power1 = ops.depend(power1, self.expert_loads(gradients, coefficient, power1))
         ops.assign(self.beta1_power, power1)
         ops.assign(self.beta2_power, power2)
         return power1

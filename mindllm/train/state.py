@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from mindllm.config import RunConfig
 from mindllm.train.checkpoint.adapters.adapter import Base
+from mindllm.train.expert_loads import LayerLoad
 from mindllm.train.loss_scale import LossScaler
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ class RunState:
     """A run between two steps. ``step`` counts finished optimizer steps; ``batch`` is the one last trained on.
 
     ``scores``: figures that a callback found after the newest step, by name; those that write metrics write them, too.
+    ``expert_loads``: by layer what the newest step counted of experts, if the model has any.
     ``pretrained``: the weights the run was given. ``base``: what checkpoints say of the frozen ones, which they leave out; None
     where they hold all.
     ``failures``: what is lost at the end though training went on; the process then ends with exit code 1.
@@ -70,6 +72,7 @@ class RunState:
     results: dict[str, str] = field(default_factory=dict)
     scores: dict[str, float] = field(default_factory=dict)
     failures: list[str] = field(default_factory=list)
+    expert_loads: tuple[LayerLoad, ...] = ()
 
     @property
     def output_dir(self) -> Path:

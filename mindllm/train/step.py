@@ -80,8 +80,9 @@ class ScaledLoss(nn.Cell):
         seed: Tensor,
         segment_starts: Tensor | None = None,
         position_ids: Tensor | None = None,
+        random: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        loss = self.model(input_ids, labels, loss_mask, segment_starts, position_ids)
+        loss = self.model(input_ids, labels, loss_mask, segment_starts, position_ids, random)
         return loss * seed, loss
 
 
@@ -99,12 +100,12 @@ class ForwardBackward(nn.Cell):
         self.gradient = ops.value_and_grad(self.network, None, weights, has_aux=True)
         self.positions = positions
 
-    def construct(self, input_ids, labels, loss_mask, scale, segment_starts=None, position_ids=None):
+    def construct(self, input_ids, labels, loss_mask, scale, segment_starts=None, position_ids=None, random=None):
         positions = self.positions
         if positions is None:
             positions = input_ids.shape[0] * input_ids.shape[1]
         seed = scale / float(positions)
-        (_, loss), gradients = self.gradient(input_ids, labels, loss_mask, seed, segment_starts, position_ids)
+        (_, loss), gradients = self.gradient(input_ids, labels, loss_mask, seed, segment_starts, position_ids, random)
         return loss, loss_mask.sum(), gradients
 
 
@@ -114,12 +115,14 @@ class ApplyGradients(nn.Cell):
     def __init__(self, optimizer: nn.Cell, max_grad_norm: float | None, norm: nn.Cell) -> None:
         super().__init__(auto_prefix=False)
         self.optimizer = optimizer
+        self.counts, self.updated = optimizer.counts, optimizer.updated
         self.global_norm = norm
         self.max_grad_norm = max_grad_norm
 
     def construct(self, gradients, unscale, rate):
         """``unscale`` turns a gradient into that of the mean loss per token. Returns (norm, whether it is finite)."""
-        norm = self.global_norm(gradients) * unscale
+        of_weights = tuple([gradients[index] for index in self.updated]) if self.counts else gradients
+        norm = self.global_norm(of_weights) * unscale
         coefficient = unscale
         if self.max_grad_norm is not None:
             coefficient = unscale * ops.minimum(self.max_grad_norm / (norm + CLIP_EPSILON), Tensor(1.0, ms.float32))
@@ -132,7 +135,8 @@ class ApplyGradients(nn.Cell):
 class TrainStep(nn.Cell):
     """A whole step in one graph: ``(input_ids, labels, loss_mask, rate, scale) -> (mean loss, norm, finite, tokens)``.
 
-    Like the cells it is made of, it passes what keeps documents apart on to the model, where the batch has it.
+    Like the cells it is made of, it passes on to the model what keeps documents apart and what dropout is drawn by, where the
+    batch has it.
     """
 
     def __init__(self, model: nn.Cell, optimizer: nn.Cell, max_grad_norm: float | None) -> None:
@@ -140,9 +144,9 @@ class TrainStep(nn.Cell):
         self.forward_backward = ForwardBackward(model, optimizer.parameters)
         self.update = ApplyGradients(optimizer, max_grad_norm, LocalNorm())
 
-    def construct(self, input_ids, labels, loss_mask, rate, scale, segment_starts=None, position_ids=None):
+    def construct(self, input_ids, labels, loss_mask, rate, scale, segment_starts=None, position_ids=None, random=None):
         loss, tokens, gradients = self.forward_backward(
-            input_ids, labels, loss_mask, scale, segment_starts, position_ids
+            input_ids, labels, loss_mask, scale, segment_starts, position_ids, random
         )
         nominal = float(input_ids.shape[0] * input_ids.shape[1])
         norm, finite = self.update(gradients, nominal / (scale * tokens), rate)
@@ -164,9 +168,9 @@ class AccumulateStep(nn.Cell):
         self.tokens = Parameter(Tensor(0.0, ms.float32), name="accumulated_tokens", requires_grad=False)
         self.map = ops.HyperMap()
 
-    def construct(self, input_ids, labels, loss_mask, scale, segment_starts=None, position_ids=None):
+    def construct(self, input_ids, labels, loss_mask, scale, segment_starts=None, position_ids=None, random=None):
         loss, tokens, gradients = self.forward_backward(
-            input_ids, labels, loss_mask, scale, segment_starts, position_ids
+            input_ids, labels, loss_mask, scale, segment_starts, position_ids, random
         )
         done = self.map(ops.assign_add, self.gradients, gradients)
         loss = ops.depend(loss, done)

@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from simulations import needs_compiler
 
-from mindllm.compiled.device import stand_in
+from mindllm.compiled.device import stand_in, wheel
 from mindllm.compiled.device.elf import NotElf, read_shared_library
 from mindllm.compiled.device.stand_in_names import names_to_offer
 
@@ -65,7 +65,7 @@ def test_a_compiler_that_fails(own_cache, monkeypatch, tmp_path):
 
 
 def test_another_version_of_mindspore(own_cache, monkeypatch):
-    monkeypatch.setattr(stand_in.metadata, "version", lambda name: "2.3.0")
+    monkeypatch.setattr(wheel.metadata, "version", lambda name: "2.3.0")
     with pytest.raises(stand_in.StandInUnavailable, match=r"verified with MindSpore .*, not 2\.3\.0; pip install"):
         stand_in.stand_ins()
 
@@ -77,7 +77,7 @@ def test_a_wheel_without_its_back_end(own_cache, monkeypatch, tmp_path):
     class Specification:
         origin = str(package / "__init__.py")
 
-    monkeypatch.setattr(stand_in.importlib.util, "find_spec", lambda name: Specification)
+    monkeypatch.setattr(wheel.importlib.util, "find_spec", lambda name: Specification)
     with pytest.raises(stand_in.StandInUnavailable, match="stripped of its Ascend back end"):
         stand_in.stand_ins()
 
@@ -100,9 +100,11 @@ def test_a_home_that_libraries_are_not_found_in(monkeypatch):
 def test_names_come_from_the_wheel():
     import mindspore
 
-    names = names_to_offer(Path(mindspore.__file__).parent)
+    names, files = names_to_offer(Path(mindspore.__file__).parent)
     assert names["aclrtGetSocName"] == "stand_in_soc_name"
     assert names["aclnnMatmul"] == names["aclnnMatmulGetWorkspaceSize"] == "stand_in_zero"
+    assert "libge_runner.so" in files
+    assert "libmindspore_core.so" not in files
     assert not any(name.startswith(("Py", "pthread", "_ZNSs")) for name in names)
 
 

@@ -152,6 +152,7 @@ ACCEPTED = [
     [f"--{MODEL}.num_heads=7", f"--{MODEL}.head_dim=8"],
     [f"--{MODEL}.ffn_dim_multiplier=2", f"--{MODEL}.intermediate_size=512"],
     ["--use_parallel", TENSOR, "--parallel_config.use_seq_parallel"],
+    ["--use_parallel", TENSOR, f"--{MODEL}.vocab_size=97", f"--{MODEL}.tie_word_embeddings"],
     ["--use_parallel", "--parallel_config.data_parallel=2", "--parallel.parallel_mode=DATA_PARALLEL"],
     ["--use_parallel", PIPELINE, f"--{MODEL}.num_layers=9", f"--{MODEL}.offset=[1, 0, 0, 0]"],
     ["--use_parallel", PIPELINE, "--recompute_config.recompute=[2, 1, true, false]"],

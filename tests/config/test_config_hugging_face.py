@@ -165,8 +165,8 @@ def test_generation_config_knows_the_ends_of_a_text_better(directory):
         ),
         ({"rope_parameters": {"rope_type": "yarn"}}, "rope_scaling.yarn.factor: Field required"),
         (
-            {"rope_scaling": {"type": "yarn", "factor": 2.0, "mscale": 0.7}},
-            "rope_scaling.mscale: not supported (value 0.7)",
+            {"rope_scaling": {"type": "yarn", "factor": 2.0, "truncate": False}},
+            "rope_scaling.truncate: not supported (value False)",
         ),
         ({"rope_scaling": {"type": "linear"}}, "rope_scaling"),
         ({"rope_scaling": [1]}, "rope_scaling: must be an object"),

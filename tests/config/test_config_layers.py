@@ -1,19 +1,12 @@
 """Layers as values: what keys describe, what tells layers apart, which combinations are nobody's model."""
 
 import pytest
+from small_models import SIZES
 
 from mindllm.config import ModelConfig, keys_of_layers
 from mindllm.config.families import family_of
 from mindllm.errors import UserError
 
-SIZES = {
-    "vocab_size": 96,
-    "hidden_size": 32,
-    "num_layers": 4,
-    "num_heads": 4,
-    "intermediate_size": 64,
-    "seq_length": 32,
-}
 WINDOWS = {"model_type": "qwen2", "qkv_has_bias": True, "sliding_window": 8}
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from mindllm.config import load_config, render_config
+from mindllm.errors import UserError
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 BASES = CONFIGS / "base"
@@ -57,3 +58,15 @@ def test_a_shipped_file_is_short_and_reads_back(path, tmp_path):
 
 def test_all_expected_files_are_there():
     assert {path.stem for path in SHIPPED} == set(EXPECTED)
+
+
+def test_a_shipped_configuration_is_found_from_anywhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = "configs/llama2/pretrain_llama2_tiny.yaml"
+    assert load_config(path).model.config.hidden_size == load_config(CONFIGS.parent / path).model.config.hidden_size
+    (tmp_path / "configs" / "llama2").mkdir(parents=True)
+    (tmp_path / path).write_text("model: 3\n")
+    with pytest.raises(UserError, match="model"):
+        load_config(path)
+    with pytest.raises(UserError, match=r"configs/llama2/none\.yaml: no such file"):
+        load_config("configs/llama2/none.yaml")

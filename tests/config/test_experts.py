@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from small_models import SIZES
 
 from mindllm.config import ModelConfig, keys_of_layers, load_config
 from mindllm.config.experts import ExpertsSpec
@@ -10,21 +11,11 @@ from mindllm.errors import UserError
 
 MIXTRAL = Path(__file__).parents[2] / "configs/mixtral/pretrain_mixtral_8x7b.yaml"
 QWEN2 = Path(__file__).parents[2] / "configs/qwen2_moe/pretrain_qwen2_moe_57b.yaml"
-SIZES = {
-    "vocab_size": 96,
-    "hidden_size": 32,
-    "num_layers": 4,
-    "num_heads": 4,
-    "intermediate_size": 64,
-    "seq_length": 32,
-    "expert_num": 4,
-    "num_experts_chosen": 2,
-    "moe_intermediate_size": 16,
-}
+EXPERTS = {"expert_num": 4, "num_experts_chosen": 2, "moe_intermediate_size": 16}
 
 
 def model(**changes):
-    return ModelConfig(**{**SIZES, **changes})
+    return ModelConfig(**{**SIZES, **EXPERTS, **changes})
 
 
 def has_experts(config):
@@ -79,7 +70,7 @@ def test_the_capacity_of_an_expert(factor, capacity):
         ("model.model_config.first_k_dense_replace=32", "no layer has experts (value 32); write expert_num: 1"),
         ("model.model_config.mlp_has_bias=true", "experts are gated and have no bias (value True)"),
         ("model.model_config.use_shared_expert_gating=true", "there is no shared expert (value True)"),
-        ("model.model_config.topk_bias_update_rate=0.1", "nothing changes the bias between steps yet (value 0.1)"),
+        ("model.model_config.topk_bias_update_rate=0.1", "there is no bias (value 0.1)"),
         ("parallel_config.expert_parallel=3", "must divide expert_num 8 (value 3)"),
         ("parallel_config.expert_model_parallel=2", "must divide model_parallel 1 (value 2)"),
         ("model.model_config.expert_num=1", "the model has no experts (value 8); write 1"),

@@ -172,7 +172,6 @@ def test_ignored_keys_can_be_taken_at_their_word(load):
         ("moe_config.expert_num", 8, "mixtures of experts are not here yet"),
         ("parallel_config.context_parallel", 2, "not split over devices"),
         (f"{MODEL}.pet_config", {"pet_type": "lora", "pre_seq_len": 8}, "adapters other than LoRA"),
-        (f"{MODEL}.attention_dropout_rate", 0.1, "no dropout"),
         (f"{MODEL}.kv_lora_rank", 512, "latent attention"),
         (f"{MODEL}.num_nextn_predict_layers", 1, "prediction layers"),
         (f"{MODEL}.res_dtype", "float16", "--model.model_config.res_dtype=bfloat16"),
@@ -344,3 +343,12 @@ def test_any_value_under_any_key_is_a_run_or_a_user_error(key, value, mcore):
         return  # below a key that is no section
     with suppress(UserError):
         build_config(convert(Document(tree)), Path("theirs.yaml"))
+
+
+def test_networks_of_the_new_kind_split_their_table(load, account):
+    key = "parallel_config.vocab_emb_dp"
+    assert not load(MCORE).parallel_config.vocab_emb_dp
+    assert not load(MCORE, {key: True}).parallel_config.vocab_emb_dp
+    assert "whatever is written" in account(MCORE, {key: True})[key].reason
+    assert load(MCORE, {"parallel_config.model_parallel": 1}).parallel_config.vocab_emb_dp
+    assert load(LEGACY, {"use_parallel": True, "parallel_config.model_parallel": 2}).parallel_config.vocab_emb_dp

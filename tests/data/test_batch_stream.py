@@ -51,6 +51,18 @@ def test_slices_of_the_readers_are_the_global_batch(corpus, step, readers):
     assert equal(joined, training_stream(corpus).batch(step))
 
 
+@given(step=st.integers(0, 50), readers=st.sampled_from([1, 2, 4, 8]))
+def test_random_keys_belong_to_samples(corpus, step, readers):
+    options = {"random_seed": 5, "rank_count": readers}
+    slices = [training_stream(corpus, rank=rank, **options).batch(step)["random_keys"] for rank in range(readers)]
+    keys = np.concatenate(slices)
+    assert (keys.dtype, keys.shape) == (np.int32, (8, 10))
+    assert np.array_equal(keys, training_stream(corpus, random_seed=5).batch(step)["random_keys"])
+    other = [training_stream(corpus, random_seed=seed).batch(number) for seed, number in ((6, step), (5, step + 1))]
+    assert np.all(keys & 1)
+    assert len(np.unique(np.stack([keys, *(batch["random_keys"] for batch in other)]))) == 3 * keys.size
+
+
 @pytest.mark.parametrize("options", [{"rank_count": 3}, {"rank": 2, "rank_count": 2}, {"rank": -1, "rank_count": 2}])
 def test_impossible_division(corpus, options):
     with pytest.raises(UserError, match="cannot be divided"):

@@ -10,7 +10,7 @@ pytest.importorskip("transformers")
 from lm_eval.evaluator import simple_evaluate  # noqa: E402
 from lm_eval.models.huggingface import HFLM  # noqa: E402
 from lm_eval.tasks import TaskManager  # noqa: E402
-from tiny_hub import LENGTH, write_model  # noqa: E402
+from tiny_model import LENGTH, write_model  # noqa: E402
 
 from mindllm.config.evaluation import EvaluationConfig  # noqa: E402
 from mindllm.evaluate.load import evaluated_model, run_of  # noqa: E402

@@ -6,31 +6,13 @@ import pytest
 
 pytest.importorskip("lm_eval")
 
-from lm_eval.api.model import LM
+from knowing_model import Knows
 
 from mindllm.config.evaluation import EvaluationConfig
 from mindllm.errors import UserError
 from mindllm.evaluate.page import is_wrong, render_page
 from mindllm.evaluate.report import as_json, table, write_results
 from mindllm.evaluate.run import evaluate_tasks, find_tasks
-
-
-class Knows(LM):
-    """Finds most likely what ``likes`` says, and writes what ``writes`` says."""
-
-    def __init__(self, likes=lambda context, choice: 0.0, writes=lambda context, options: ""):
-        super().__init__()
-        self.likes = likes
-        self.writes = writes
-
-    def loglikelihood(self, requests):
-        return [(self.likes(*request.args), False) for request in requests]
-
-    def loglikelihood_rolling(self, requests):
-        return [-float(len(request.args[0])) for request in requests]
-
-    def generate_until(self, requests):
-        return [self.writes(*request.args) for request in requests]
 
 
 @pytest.fixture
@@ -125,7 +107,7 @@ def test_all_subjects_of_mmlu_are_one_task_with_examples_of_the_subject(tmp_path
         for subject in ("law", "logic")
         for n in range(6)
     ]
-    write_dataset(tmp_path / "cais/mmlu", "all", {"dev": rows, "test": rows, "validation": rows})
+    write_dataset(tmp_path / "cais/mmlu", ("all", {"dev": rows, "test": rows, "validation": rows}))
     asked = []
 
     def writes(context, wishes):

@@ -75,6 +75,9 @@ def opponent(name: str, directory: Path) -> Opponent:
         for key, parameter in model.named_parameters():
             ones = parameter.ndim == 1 and key.endswith("weight") and not key_adds_one(content, key)
             torch.nn.init.normal_(parameter, mean=float(ones), std=SPREAD if parameter.ndim == 1 else SPREAD / 2)
+        for key, buffer in model.named_buffers():
+            if key.endswith("e_score_correction_bias"):
+                buffer.normal_(std=SPREAD)
         if config.tie_word_embeddings:  # or every model says its last token again
             model.get_input_embeddings().weight.mul_(SMALLER)
     model.save_pretrained(directory)

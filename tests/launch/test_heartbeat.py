@@ -31,7 +31,11 @@ def test_nobody_hangs_while_every_sign_of_life_is_recent_or_there_is_no_limit():
 
 
 def test_the_one_the_others_wait_for_hangs_though_theirs_is_overdue_too():
-    assert hanging({0: beat(at=-1), 1: beat(at=1), 2: beat(at=-1)}, [0, 2], now=9.5) == [1]
+    assert hanging({0: beat(at=-1), 1: beat(at=1), 2: beat(at=-1)}, [0, 2], now=11.5) == [1]
+
+
+def test_nobody_hangs_while_the_one_the_others_wait_for_gives_signs_of_life():
+    assert hanging({0: beat(), 1: beat(at=95.0), 2: beat()}, [0, 2], now=100.0) == []
 
 
 def test_where_nobody_is_known_to_wait_all_that_are_overdue_are_named():

@@ -82,11 +82,20 @@ def test_full_experts_let_the_last_tokens_of_a_sequence_go():
     w1, w3, w2 = (GENERATOR.standard_normal(getattr(cell.experts, name).weight.shape) for name in ("w1", "w3", "w2"))
     for name, value in (("w1", w1), ("w3", w3), ("w2", w2)):
         getattr(cell.experts, name).weight.set_data(Tensor(value.astype(np.float32)))
+
+    def added(may_drop):
+        return cell(Tensor(X), BATCH, may_drop)[1].sum()
+
+    count = ms.value_and_grad(added, None, [cell.load.probe])
     for may_drop in (True, False):
-        found = cell(Tensor(X), BATCH, may_drop).asnumpy().reshape(BATCH, LENGTH, HIDDEN)
+        found = cell(Tensor(X), BATCH, may_drop)[0].asnumpy().reshape(BATCH, LENGTH, HIDDEN)
         wanted, dropped = by_hand(w1, w3, w2, capacity if may_drop else LENGTH)
         assert (dropped > 0) == may_drop
         np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
+        nothing, (counted,) = count(may_drop)
+        assert float(nothing) == 0
+        of_experts = np.bincount(chosen_by(scores_of(sigmoid=False)[1], 2).reshape(-1), minlength=EXPERTS)
+        np.testing.assert_allclose(counted.asnumpy() * LENGTH, [*of_experts, dropped], rtol=1e-5, atol=1e-4)
 
 
 def by_hand(w1, w3, w2, capacity):

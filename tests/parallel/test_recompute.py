@@ -15,17 +15,17 @@ from mindllm.train.optimizer import AdamW
 from mindllm.train.step import TrainStep
 
 
-def run(**recompute):
+def run(model=None, **recompute):
     return cluster_run(
         use_parallel=False,
         context={"device_target": "CPU"},
-        model={"compute_dtype": "float32"},
+        model={"compute_dtype": "float32", **(model or {})},
         recompute_config=recompute,
     )
 
 
-def built(**recompute):
-    return build_parallel_model(run(**recompute)).model
+def built(model=None, **recompute):
+    return build_parallel_model(run(model, **recompute)).model
 
 
 def marked(model, attribute="recompute"):
@@ -66,6 +66,36 @@ def test_defaults_mark_the_activation_of_the_first_layers():
         "model.layers.0.attention_norm.norm": True,
         "model.layers.0.ffn_norm.norm": True,
     }
+
+
+EXPERTS = {
+    "model_type": "qwen2_moe",
+    "qkv_has_bias": True,
+    "expert_num": 4,
+    "num_experts_chosen": 2,
+    "moe_shared_expert_intermediate_size": 32,
+    "use_shared_expert_gating": True,
+    "moe_layer_freq": [0, 1],
+}
+
+
+def test_defaults_mark_the_activations_of_experts_too():
+    model = built(EXPERTS, select_recompute=True)
+    assert marked(model) == {
+        "model.layers.0.feed_forward.mul": True,
+        "model.layers.0.feed_forward.w1.activation.silu": True,
+        "model.layers.1.feed_forward.experts.activation.silu": True,
+        "model.layers.1.feed_forward.experts.mul": True,
+        "model.layers.1.feed_forward.shared.mul": True,
+        "model.layers.1.feed_forward.shared.w1.activation.silu": True,
+    }
+
+
+def test_a_pattern_may_name_something_in_layers_of_one_kind_only():
+    chosen = r"feed_forward\.experts\.w1\.matmul"
+    assert marked(built(EXPERTS, select_recompute=[chosen])) == {"model.layers.1.feed_forward.experts.w1.matmul": True}
+    with pytest.raises(UserError, match="matches no operator of a layer"):
+        built(EXPERTS, select_recompute={chosen: [1]})  # the first layer alone, which is dense
 
 
 def test_excludes_come_last():

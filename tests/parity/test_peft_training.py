@@ -62,8 +62,7 @@ def test_five_steps_are_those_of_peft(kind, tmp_path):
     trained = {name: start[name] for name in trained_weights(model)}
     theirs = beside(config, base, trained, tmp_path / "adapter")
     parameters = list(trained_weights(model).values())
-    rates = [config.pet_config.rate_factor(item.name, item.ndim) for item in parameters]
-    optimizer = AdamW(parameters, OPTIMIZER, rates)
+    optimizer = AdamW(parameters, OPTIMIZER, pet=config.pet_config)
     step, opponent = TrainStep(model, optimizer, None).set_train(), optimizer_of(theirs, config)
     for count in range(STEPS):
         inputs, labels, mask = random_batch(count)

@@ -16,7 +16,7 @@ from toolkit.dry_run.page import render_page
 from toolkit.dry_run.report import json_report, log_lines, table
 from toolkit.dry_run.source_lines import line_of, lines_by_place
 from toolkit.dry_run.stages import stages_of
-from toolkit.dry_run.workspace import peak_with_workspace, workspace
+from toolkit.dry_run.workspace import attention_elements_of, peak_with_workspace, workspace
 
 MIB = 1 << 20
 LIMIT = 2000 * MIB
@@ -98,14 +98,15 @@ def test_the_page_says_what_is_extrapolated(config):
 def test_workspace_is_an_estimate_of_its_own(memories, config):
     heads, rows, width = 4 + 2 * 2, 32, 16
     gradient = 40 * MIB + 4 * 2 * rows * heads * width
-    assert workspace("FlashAttentionScoreGrad", config) == gradient
-    assert workspace("MatMul", config) == 16 * MIB
-    assert workspace("Mul", config) == 0
+    elements = attention_elements_of(config)
+    assert workspace("FlashAttentionScoreGrad", elements) == gradient
+    assert workspace("MatMul", elements) == 16 * MIB
+    assert workspace("Mul", elements) == 0
     for memory in memories:
         assert (
-            peak_with_workspace(memory.moments, config) == memory.used_peak + gradient
+            peak_with_workspace(memory.moments, elements) == memory.used_peak + gradient
         )  # the peak is at that operator
-    assert peak_with_workspace({STEP: {WEIGHT: 10}}, config) == 10
+    assert peak_with_workspace({STEP: {WEIGHT: 10}}, elements) == 10
 
 
 def test_lines_are_found_by_layer_and_operator():

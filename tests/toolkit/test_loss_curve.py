@@ -8,11 +8,12 @@ from PIL import Image
 from mindllm.errors import UserError
 from toolkit.loss_curve.__main__ import main
 from toolkit.loss_curve.draw import read_run
+from toolkit.loss_curve.experts import expert_shares
 
 
-def write_run(directory, losses):
+def write_run(directory, losses, **columns):
     directory.mkdir()
-    lines = [json.dumps({"step": step, "loss": loss}) for step, loss in enumerate(losses, start=1)]
+    lines = [json.dumps({"step": step, "loss": loss, **columns}) for step, loss in enumerate(losses, start=1)]
     (directory / "metrics.jsonl").write_text("".join(line + "\n" for line in lines))
     return directory
 
@@ -24,6 +25,25 @@ def test_a_picture_of_two_runs(tmp_path):
     with Image.open(tmp_path / "curve.png") as picture:
         assert picture.format == "PNG"
         assert len(picture.convert("RGB").getcolors(maxcolors=1 << 20)) > 10
+
+
+def test_a_picture_of_the_tokens_of_experts(tmp_path):
+    experts = [{"layer": layer, "tokens": [30, 10, 0, 40], "dropped": 8} for layer in (1, 3)]
+    directory = write_run(tmp_path / "run", [4.0, 3.5], experts=experts)
+    assert expert_shares(read_run(directory))[3] == [(step, [1.5, 0.5, 0.0, 2.0], 0.1) for step in (1, 2)]
+    assert main([str(directory), "--experts", "--output", str(tmp_path / "experts.png")]) == 0
+    with Image.open(tmp_path / "experts.png") as picture:
+        assert len(picture.convert("RGB").getcolors(maxcolors=1 << 20)) > 10
+
+
+def test_a_picture_of_experts_needs_one_run_that_has_some(tmp_path, capsys):
+    runs = [str(write_run(tmp_path / name, [4.0])) for name in ("a", "b")]
+    with pytest.raises(UserError, match="a: its metrics say nothing of experts"):
+        main([runs[0], "--experts", "--output", str(tmp_path / "experts.png")])
+    with pytest.raises(SystemExit) as stopped:
+        main([*runs, "--experts"])
+    assert stopped.value.code == 2
+    assert "--experts draws one run; 2 were given" in capsys.readouterr().err
 
 
 def test_steps_without_a_finite_loss_are_left_out(tmp_path):

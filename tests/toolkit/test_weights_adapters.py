@@ -16,7 +16,9 @@ from mindllm.train.checkpoint.hugging_face import read_weights
 from mindllm.train.checkpoint.hugging_face_export import export_hugging_face
 from toolkit.weights.__main__ import main
 
-MODEL = ModelConfig(vocab_size=97, hidden_size=32, num_layers=2, num_heads=4, n_kv_heads=2, intermediate_size=48, seq_length=16)
+MODEL = ModelConfig(
+    vocab_size=97, hidden_size=32, num_layers=2, num_heads=4, n_kv_heads=2, intermediate_size=48, seq_length=16
+)
 
 
 def random_weights(shapes, seed):

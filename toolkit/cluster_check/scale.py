@@ -136,6 +136,7 @@ def model_sizes(config: RunConfig) -> dict[str, Any]:
         "seq_length": sequence,
         "max_position_embedding": sequence,
         **_of_positions(model, sequence, head_dim),
+        **(_of_latent_attention(model, heads, hidden) if model.kv_lora_rank is not None else {}),
         **(_of_experts(model, hidden, devices) if model.expert_num > 1 else {}),
         **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id")),
     }
@@ -147,6 +148,20 @@ def _of_positions(model: ModelConfig, sequence: int, head_dim: int) -> dict[str,
     return {
         **({} if model.sliding_window is None else {"sliding_window": sequence // SHARE_OF_WINDOW}),
         **({} if model.partial_rotary_factor == 1 else {"partial_rotary_factor": rotated / head_dim}),
+    }
+
+
+def _of_latent_attention(model: ModelConfig, heads: int, hidden: int) -> dict[str, Any]:
+    """Narrow vectors and heads whose parts have other widths, as the real ones have."""
+    plain, turned = SMALLEST_HEAD - SMALLEST_HEAD // 4, SMALLEST_HEAD // 2
+    return {
+        "n_kv_heads": heads,
+        "head_dim": plain + turned,
+        "q_lora_rank": None if model.q_lora_rank is None else hidden // 2,
+        "kv_lora_rank": hidden // 4,
+        "qk_nope_head_dim": plain,
+        "qk_rope_head_dim": turned,
+        "v_head_dim": plain if model.v_head_dim == model.qk_nope_head_dim else plain - 2,
     }
 
 

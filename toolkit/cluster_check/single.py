@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mindllm.config import RunConfig
+from mindllm.data.random_keys import RANDOM_KEYS, random_keys
 from mindllm.models.weights import assign
 from mindllm.train.engine import ReplicaEngine, StepResult
 from toolkit.cluster_check.tables import below_tables
@@ -54,11 +55,14 @@ def batch(config: RunConfig, seed: int) -> Arrays:
     shape = (config.global_batch_size, config.model.config.seq_length)
     tokens = random.integers(0, config.model.config.vocab_size, (2, *shape)).astype(np.int32)
     kept = random.uniform(0.3, 1.0, (shape[0], 1))
-    return {
+    columns = {
         "input_ids": tokens[0],
         "labels": tokens[1],
         "loss_mask": (random.random(shape) < kept).astype(np.float32),
     }
+    if config.model.config.architecture.drops:
+        columns[RANDOM_KEYS] = np.stack([random_keys(seed, row, shape[1]) for row in range(shape[0])])
+    return columns
 
 
 class SingleDevice:

@@ -10,12 +10,13 @@ from mindllm.config.load import build_config, read_file
 from mindllm.config.mindformers.convert import Conversion, convert
 from mindllm.config.mindformers.recognise import is_mindformers
 from mindllm.config.run import RunConfig
+from mindllm.config.shipped import shipped_configs
 from mindllm.config.shorten import short_yaml, write_short
 from mindllm.console import output, print_json
 from mindllm.errors import UserError
 from toolkit.convert_config.report import as_json, print_account
 
-CONFIGS = Path(__file__).parents[2] / "configs"
+CONFIGS = shipped_configs()
 EXAMPLE = """examples:
   python -m toolkit.convert_config pretrain_llama2_7b.yaml
   python -m toolkit.convert_config pretrain_llama2_7b.yaml -o configs/ours.yaml --train_dataset_dir data/wiki.mindrecord

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from mindllm.command import CommandParser, output_directory, run_command
+from mindllm.command import CommandParser, output_directory, positive, run_command
 from mindllm.compiled.simulate_rank import DEVICE_MEMORY, limit_of
 from mindllm.config import RunConfig, load_config
 from mindllm.console import error_console, output, print_json
@@ -14,13 +14,12 @@ from mindllm.errors import CheckFailed, UserError
 from mindllm.files import atomic_open
 from toolkit.dry_run.advice import shortage
 from toolkit.dry_run.forecast import StageMemory, forecast_stages, simulate_stages
-from toolkit.dry_run.page import render_page
+from toolkit.dry_run.page import PAGE, render_page
 from toolkit.dry_run.report import json_report, log_lines, table
 from toolkit.dry_run.simulations import Simulations, can_simulate
 from toolkit.dry_run.source_lines import Lines
 from toolkit.dry_run.stages import Stage, stages_of
 
-PAGE = "memory.html"
 EXAMPLE = """example:
   python -m toolkit.dry_run --config configs/llama2/pretrain_llama2_13b.yaml
   python -m toolkit.dry_run --config run.yaml --stages 0 7 --max_device_memory 54GB --recompute_config.recompute=[8,8]
@@ -71,17 +70,10 @@ def make_parser() -> CommandParser:
         metavar="DIR",
         help="for logs and page (output_dryrun)",
     )
-    parser.add_argument("--workers", type=_positive, metavar="N", help="simulations at once (default: one per core)")
+    parser.add_argument("--workers", type=positive, metavar="N", help="simulations at once (default: one per core)")
     parser.add_argument("--rank_size", type=int, metavar="N", help="devices the configuration must have")
     parser.add_argument("--stage_num", type=int, metavar="N", help="pipeline stages the configuration must have")
     return parser
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not a number from 1 on")
-    return value
 
 
 def _check_cluster(config: RunConfig, options: argparse.Namespace) -> None:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from mindllm.compiled.simulation import CATEGORIES
 from mindllm.config import RunConfig
 from toolkit.dry_run.extrapolate import FEWEST_ALIVE, Design, design_for, exact_stage, whole_stage
-from toolkit.dry_run.moments import Fill, Moments, bytes_of, fullest
+from toolkit.dry_run.moments import Fill, Moments, by_category, bytes_of, fullest
 from toolkit.dry_run.profile import Profile
 from toolkit.dry_run.reduced import Point, deepening, middle_deepening, pipeline_length, point_of, reduced_run
 from toolkit.dry_run.simulations import Request, Simulations
@@ -56,10 +54,7 @@ class StageMemory:
     @property
     def by_category(self) -> Mapping[str, int]:
         """Bytes at the peak by category; they add up to ``used_peak``."""
-        sums = Counter(dict.fromkeys(CATEGORIES, 0))
-        for use, size in self.peak.items():
-            sums[use.category] += size
-        return sums
+        return by_category(self.peak)
 
 
 def simulate_stages(config: RunConfig, stages: Sequence[Stage], simulations: Simulations) -> list[StageMemory]:

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from mindllm.compiled.simulation import Block, Simulation, operator_of, path_of
+from mindllm.compiled.simulation import CATEGORIES, Block, Simulation, operator_of, path_of
 
 LAYER = re.compile(r"(layers-CellList/|layers\.)\d+")
 NUMBER = re.compile(r"(-op\d+|-\d+)$")
@@ -41,6 +41,14 @@ Moments = Mapping[str, Fill]
 def bytes_of(fill: Fill) -> int:
     """All that is in use."""
     return sum(fill.values())
+
+
+def by_category(fill: Fill) -> Mapping[str, int]:
+    """Bytes of every category; they add up to :func:`bytes_of`."""
+    sums = Counter(dict.fromkeys(CATEGORIES, 0))
+    for use, size in fill.items():
+        sums[use.category] += size
+    return sums
 
 
 def fullest(moments: Moments) -> Fill:

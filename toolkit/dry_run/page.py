@@ -4,45 +4,86 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
 from mindllm.compiled.simulation import CATEGORIES
 from mindllm.config import RunConfig
 from toolkit.dry_run.forecast import StageMemory
-from toolkit.dry_run.moments import Use
+from toolkit.dry_run.moments import Fill, Use, by_category, bytes_of
 from toolkit.dry_run.profile import Profile
 from toolkit.dry_run.source_lines import Lines, line_of
-from toolkit.dry_run.workspace import peak_with_workspace
+from toolkit.dry_run.workspace import attention_elements_of, peak_with_workspace
 
 MIB = 1 << 20
+PAGE = "memory.html"
 TEMPLATE = Path(__file__).with_name("page.html")
 COLOURS = dict(zip(CATEGORIES, ("#3b6fb6", "#7aa6d8", "#8e6bbf", "#e08a3c", "#4aa37c", "#a7a7a7"), strict=True))
 ROWS = 40
 WIDTH, HEIGHT, LEFT = 1100, 220, 60  # of a picture, in pixels
 
 
+@dataclass(frozen=True)
+class Section:
+    """What the page says of a stage, or of a rank; sizes are bytes.
+
+    ``exact``: whether ``shown`` is the simulation of it, and not of something smaller.
+    """
+
+    name: str
+    about: str
+    peak: Fill
+    actual_peak: int
+    workspace: int
+    shown: Profile
+    exact: bool
+
+    @property
+    def used_peak(self) -> int:
+        return bytes_of(self.peak)
+
+
 def render_page(memories: Sequence[StageMemory], config: RunConfig, limit: int, lines: Lines) -> str:
-    """Returns the page as HTML."""
+    """Returns the page of the stages of a run as HTML."""
     what = "estimated memory" if any(memory.estimated for memory in memories) else "memory"
-    title = escape(f"{config.trainer.model_name or 'Run'}: {what} of each pipeline stage")
-    body = [_overview(memories, config, limit), *(_stage(memory, limit, lines) for memory in memories)]
+    title = f"{config.trainer.model_name or 'Run'}: {what} of each pipeline stage"
+    return render_sections(title, [_section(memory, config) for memory in memories], limit, lines)
+
+
+def render_sections(title: str, sections: Sequence[Section], limit: int, lines: Lines) -> str:
+    """Returns the page as HTML."""
+    body = [_overview(sections, limit), *(_details(section, limit, lines) for section in sections)]
     text = TEMPLATE.read_text(encoding="utf-8")
-    return text.replace("TITLE", title).replace("LEGEND", _legend()).replace("BODY", "\n".join(body))
+    return text.replace("TITLE", escape(title)).replace("LEGEND", _legend()).replace("BODY", "\n".join(body))
+
+
+def _section(memory: StageMemory, config: RunConfig) -> Section:
+    stage = memory.stage
+    return Section(
+        name=f"stage {stage.number}",
+        about=f"rank {stage.rank}, {stage.layers} layers ({stage.recompute}), {stage.alive} micro-batches alive; "
+        f"{memory.method}",
+        peak=memory.peak,
+        actual_peak=memory.actual_peak,
+        workspace=peak_with_workspace(memory.moments, attention_elements_of(config)) - memory.used_peak,
+        shown=memory.shown,
+        exact=memory.exact,
+    )
 
 
 def _legend() -> str:
     return "".join(f'<span><i style="background:{colour}"></i>{name}</span>' for name, colour in COLOURS.items())
 
 
-def _overview(memories: Sequence[StageMemory], config: RunConfig, limit: int) -> str:
-    """A bar for each stage, the limit a line across all of them."""
-    most = max(limit, *(memory.actual_peak for memory in memories)) * 1.02
+def _overview(sections: Sequence[Section], limit: int) -> str:
+    """A bar for each, the limit a line across all of them."""
+    most = max(limit, *(section.actual_peak for section in sections)) * 1.02
     step, bars = 30, []
-    for row, memory in enumerate(memories):
+    for row, section in enumerate(sections):
         y, x = row * step, float(LEFT)
-        bars.append(f'<text x="0" y="{y + 18}">stage {memory.stage.number}</text>')
-        for category, size in memory.by_category.items():
+        bars.append(f'<text x="0" y="{y + 18}">{escape(section.name)}</text>')
+        for category, size in by_category(section.peak).items():
             width = size / most * (WIDTH - LEFT)
             hint = f"{category}: {size / MIB:.0f} MB"
             bars.append(
@@ -50,13 +91,13 @@ def _overview(memories: Sequence[StageMemory], config: RunConfig, limit: int) ->
                 f"<title>{hint}</title></rect>"
             )
             x += width
-        extra = peak_with_workspace(memory.moments, config) - memory.used_peak
         figures = (
-            f"{memory.used_peak // MIB} MB, with fragments {memory.actual_peak // MIB}, workspace ≈ {extra // MIB}"
+            f"{section.used_peak // MIB} MB, with fragments {section.actual_peak // MIB}, "
+            f"workspace ≈ {section.workspace // MIB}"
         )
         bars.append(f'<text class="on" x="{LEFT + 8}" y="{y + 18}">{figures}</text>')
     at = LEFT + limit / most * (WIDTH - LEFT)
-    height = len(memories) * step
+    height = len(sections) * step
     bars.append(f'<line class="limit" x1="{at:.1f}" x2="{at:.1f}" y1="0" y2="{height}"/>')
     bars.append(
         f'<text class="limit" text-anchor="end" x="{at - 4:.1f}" y="{height + 14}">limit {limit // MIB} MB</text>'
@@ -64,15 +105,13 @@ def _overview(memories: Sequence[StageMemory], config: RunConfig, limit: int) ->
     return f'<svg viewBox="0 0 {WIDTH} {height + 20}">{"".join(bars)}</svg>'
 
 
-def _stage(memory: StageMemory, limit: int, lines: Lines) -> str:
-    stage = memory.stage
-    head = (
-        f"<h2>Stage {stage.number} <small>rank {stage.rank}, {stage.layers} layers ({escape(stage.recompute)}), "
-        f"{stage.alive} micro-batches alive; {escape(memory.method)}</small></h2>"
-    )
-    parts = [head, _over_time(memory.shown, limit if memory.exact else None, memory.exact), _uses(memory, lines)]
-    if memory.exact:
-        parts.append(_blocks(memory.shown, lines))
+def _details(section: Section, limit: int, lines: Lines) -> str:
+    name = section.name[:1].upper() + section.name[1:]
+    head = f"<h2>{escape(name)} <small>{escape(section.about)}</small></h2>"
+    over_time = _over_time(section.shown, limit if section.exact else None, section.exact)
+    parts = [head, over_time, _uses(section.peak, lines)]
+    if section.exact:
+        parts.append(_blocks(section.shown, lines))
     return f"<section>{''.join(parts)}</section>"
 
 
@@ -108,19 +147,19 @@ def _over_time(profile: Profile, limit: int | None, exact: bool) -> str:
     )
 
 
-def _uses(memory: StageMemory, lines: Lines) -> str:
+def _uses(peak: Fill, lines: Lines) -> str:
     """Every megabyte of the peak: the largest uses, and the sum of the others by category."""
-    largest = sorted(memory.peak.items(), key=lambda item: -item[1])
-    rows = [_use_row(use, size, memory.used_peak, lines) for use, size in largest[:ROWS]]
+    largest, used = sorted(peak.items(), key=lambda item: -item[1]), bytes_of(peak)
+    rows = [_use_row(use, size, used, lines) for use, size in largest[:ROWS]]
     for category in CATEGORIES:
         others = [size for use, size in largest[ROWS:] if use.category == category]
         if others:
             rest = Use(category, f"{len(others)} smaller ones", "", False)
-            rows.append(_use_row(rest, sum(others), memory.used_peak, lines))
+            rows.append(_use_row(rest, sum(others), used, lines))
     head = (
         "<tr><th>MB</th><th>share</th><th>category</th><th>layer or parameter</th><th>operator</th><th>source</th></tr>"
     )
-    total = f"<tr class=total><td>{memory.used_peak / MIB:.1f}</td><td>100 %</td><td colspan=4>used peak</td></tr>"
+    total = f"<tr class=total><td>{used / MIB:.1f}</td><td>100 %</td><td colspan=4>used peak</td></tr>"
     return f"<h3>What is alive at the peak</h3><table>{head}{''.join(rows)}{total}</table>"
 
 

@@ -12,7 +12,7 @@ from mindllm.config import RunConfig
 from mindllm.console import styled
 from mindllm.tables import Table, figures, texts
 from toolkit.dry_run.forecast import StageMemory
-from toolkit.dry_run.workspace import peak_with_workspace
+from toolkit.dry_run.workspace import attention_elements_of, peak_with_workspace
 
 MIB = 1 << 20
 IN_JSON = {"weights_mb": WEIGHTS, "optimizer_mb": OPTIMIZER, "gradients_mb": GRADIENTS, "activations_mb": ACTIVATIONS}
@@ -48,7 +48,7 @@ def table(memories: Sequence[StageMemory], config: RunConfig, limit: int) -> Tab
     )
     for memory in memories:
         used, actual = memory.used_peak, memory.actual_peak
-        extra = peak_with_workspace(memory.moments, config) - used
+        extra = peak_with_workspace(memory.moments, attention_elements_of(config)) - used
         about = "" if memory.exact else "≈ "
         rows.add_row(
             str(memory.stage.number),
@@ -80,7 +80,7 @@ def log_lines(memory: StageMemory, config: RunConfig, device_memory: int, limit:
         f"{stage.alive} micro-batches alive; {memory.method}",
         *memory.shown.messages,
         *(f"{category}: {size / MIB:.1f}M" for category, size in memory.by_category.items()),
-        f"estimated peak with workspace of kernels: {peak_with_workspace(memory.moments, config) // MIB}M",
+        f"estimated peak with workspace of kernels: {peak_with_workspace(memory.moments, attention_elements_of(config)) // MIB}M",
     ]
     return [
         *lines,

@@ -16,7 +16,8 @@ from types import FrameType
 from rich.console import Console
 
 import mindllm
-from mindllm.compiled.device.stand_in import StandInUnavailable, device_software
+from mindllm.compiled.device.stand_in import device_software
+from mindllm.compiled.device.wheel import StandInUnavailable
 from mindllm.config import RunConfig, render_config
 from mindllm.console import error_console, progress, styled
 from mindllm.errors import RunFailed, UserError
@@ -96,7 +97,7 @@ class Simulations:
         left = _affordable(waiting[0][1])
         with (
             tempfile.TemporaryDirectory(prefix="mindllm_dry_run_") as name,
-            _terminated_as_interrupted(),
+            terminated_as_interrupted(),
             progress(console=self.console, transient=False) as bar,
         ):
             task = bar.add_task("simulating", total=len(missing))
@@ -178,7 +179,7 @@ def can_simulate() -> bool:
 
 
 @contextmanager
-def _terminated_as_interrupted() -> Iterator[None]:
+def terminated_as_interrupted() -> Iterator[None]:
     """SIGTERM, too, ends the workers before this process."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:

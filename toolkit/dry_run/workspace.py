@@ -14,31 +14,50 @@ workspace counts.
 
 from __future__ import annotations
 
+from collections import defaultdict
+
+from mindllm.compiled.simulation import Simulation
 from mindllm.config import RunConfig
 from toolkit.dry_run.moments import Moments, bytes_of
 
+HALF, GRADIENTS = 2, 3  # bytes of an element; of query, key and value
 MIB = 1 << 20
 SYSTEM, TILES, FP32 = 16 * MIB, 24 * MIB, 4
 ATTENTION, ATTENTION_GRADIENT = "FlashAttentionScore", "FlashAttentionScoreGrad"
 MATRIX = frozenset({"MatMul", "BatchMatMul", "MatMulV2", "GroupedMatmul"})
 
 
-def peak_with_workspace(moments: Moments, config: RunConfig) -> int:
-    """The largest sum, in bytes, of memory in use and of the workspace of the kernel that has just been given its outputs."""
-    return max(bytes_of(fill) + workspace(kind.rpartition("/")[2], config) for kind, fill in moments.items())
+def peak_with_workspace(moments: Moments, attention_elements: int) -> int:
+    """The largest sum, in bytes, of memory in use and of the workspace of the kernel that has just been given its outputs.
+
+    Args:
+        attention_elements: of query, key and value together, of a micro-batch on one rank.
+    """
+    return max(
+        bytes_of(fill) + workspace(kind.rpartition("/")[2], attention_elements) for kind, fill in moments.items()
+    )
 
 
-def workspace(operator: str, config: RunConfig) -> int:
+def workspace(operator: str, attention_elements: int) -> int:
     """Bytes of workspace of one kernel of a kind."""
     if operator == ATTENTION:
         return SYSTEM + TILES
     if operator == ATTENTION_GRADIENT:
-        return SYSTEM + TILES + FP32 * _attention_elements(config)
+        return SYSTEM + TILES + FP32 * attention_elements
     return SYSTEM if operator in MATRIX else 0
 
 
-def _attention_elements(config: RunConfig) -> int:
-    """Elements of query, key and value of a micro-batch on one rank."""
+def attention_elements_of(config: RunConfig) -> int:
+    """Elements of query, key and value of a micro-batch on one rank of a run."""
     model, ranks = config.model.config, config.parallel_config.model_parallel
     heads = (model.num_heads + 2 * model.n_kv_heads) // ranks
     return config.runner_config.batch_size * model.seq_length * heads * model.head_dim
+
+
+def attention_elements_in(simulation: Simulation) -> int:
+    """The same from the largest gradients that a kernel wrote, which are of 16 bits."""
+    written: dict[str, list[int]] = defaultdict(list)
+    for block in simulation.blocks:
+        if block.operator == ATTENTION_GRADIENT:
+            written[block.node].append(block.size)
+    return max((sum(sorted(sizes)[-GRADIENTS:]) for sizes in written.values()), default=0) // HALF

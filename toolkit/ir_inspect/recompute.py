@@ -11,7 +11,7 @@ from typing import Any
 from mindllm.compiled.cost import bytes_of
 from mindllm.compiled.graph import COLLECTIVES, Node
 from mindllm.compiled.operators import FORWARD, ORDERING, Operators, is_flagged, layer_of, without_numbers
-from mindllm.config.recompute import LEVEL_SEPARATOR
+from mindllm.config.recompute import LEVEL_SEPARATOR, forms_of
 from mindllm.console import output
 from toolkit.ir_inspect.kept import VIEWS, KeptTensors, Storage
 from toolkit.ir_inspect.source import Inspected
@@ -148,10 +148,10 @@ class _Reader:
             return False
         if pattern.text == WHOLE_LAYER:
             return True
-        levels = pattern.text.split(LEVEL_SEPARATOR)
+        forms = [form.split(LEVEL_SEPARATOR) for form in forms_of(pattern.text)]
         name = node.op if node.op in COLLECTIVES else node.instance or node.op
         path = [*rest.split("."), name] if rest else [name]
-        return len(path) >= len(levels) and all(map(re.fullmatch, levels, path))
+        return any(len(path) >= len(levels) and all(map(re.fullmatch, levels, path)) for levels in forms)
 
     def _exchanges_beside(self, node: Node) -> Iterator[Node]:
         """The collectives the compiler put behind or before an operator, past conversions."""

@@ -7,13 +7,14 @@ from typing import Any
 
 from mindllm.compiled.cost import Cost, bytes_of, cost, uncounted
 from mindllm.compiled.graph import CompiledGraph, TensorType
+from mindllm.compiled.memory_tracker import ACCUMULATOR_PREFIX, MOMENTS
 from mindllm.compiled.operators import ORDERING, PHASES, Operators, without_numbers
 from mindllm.console import output
 from toolkit.ir_inspect.tables import count_text, print_table, size_text
 
 DEFAULT_DEPTH = 4
 LARGEST = 12
-KINDS = {"adam_m.": "state", "adam_v.": "state", "moment1.": "state", "moment2.": "state", "accu_grads.": "gradients"}
+KINDS = {**dict.fromkeys(MOMENTS, "state"), ACCUMULATOR_PREFIX: "gradients"}
 WEIGHTS, OTHER = "weights", "other"
 
 

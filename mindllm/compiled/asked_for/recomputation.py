@@ -10,7 +10,7 @@ from mindllm.compiled.asked_for.finding import Finding, Mistake, numbers_text, t
 from mindllm.compiled.asked_for.placement import forward_operators
 from mindllm.compiled.graph import Node
 from mindllm.compiled.operators import RECOMPUTED, Operators, is_flagged, layer_of
-from mindllm.config.recompute import LEVEL_SEPARATOR
+from mindllm.config.recompute import LEVEL_SEPARATOR, forms_of
 from mindllm.parallel.layer_plan import EXCLUDES, LayerAssignment, LayerPlan
 
 SELECT, EXCLUDE = next(iter(EXCLUDES.items()))
@@ -108,8 +108,9 @@ def _repeated(rank: Operators) -> dict[int, int]:
 
 def _matches(pattern: str, path: str) -> bool:
     """Whether a pattern of ``recompute_config`` names the operator at ``path``, or a cell around it."""
-    levels, names = pattern.split(LEVEL_SEPARATOR), path.split(".")
-    return len(names) >= len(levels) and all(map(re.fullmatch, levels, names))
+    names = path.split(".")
+    forms = [form.split(LEVEL_SEPARATOR) for form in forms_of(pattern)]
+    return any(len(names) >= len(levels) and all(map(re.fullmatch, levels, names)) for levels in forms)
 
 
 def _text(whole: set[int], some: set[int]) -> str:

@@ -10,6 +10,8 @@ from mindllm.config import RunConfig
 from mindllm.parallel.layout import Mesh
 
 Strategies = tuple[tuple[int, ...], ...]
+SHARE_NAMES = frozenset({"ReduceSum"})
+"""Operators whose names the compiler mixes up with those of others of their kind in the same cell (MindSpore 2.10)."""
 
 
 def shardings(config: RunConfig, mesh: Mesh, ranks: Sequence[Operators]) -> Finding | None:
@@ -23,7 +25,7 @@ def shardings(config: RunConfig, mesh: Mesh, ranks: Sequence[Operators]) -> Find
             if node.input_strategy is None or rank.phase(node) != FORWARD:
                 continue
             path = ".".join(filter(None, (rank.place(node), node.instance)))
-            wanted = declared.of(path)
+            wanted = declared.of(path, node.op)
             if not wanted:
                 continue
             count += 1
@@ -43,6 +45,7 @@ class _Declared:
     def __init__(self, config: RunConfig, mesh: Mesh) -> None:
         from mindllm.models import CausalLM
         from mindllm.parallel.build import kernels_of
+        from mindllm.parallel.operators import operators
         from mindllm.parallel.sharding import sharding_table
         from mindllm.tune.transform import tune
 
@@ -50,11 +53,19 @@ class _Declared:
         model, kernels = config.model.config, kernels_of(config)
         lm = CausalLM(model, kernels)
         tune(lm, model, kernels)
+        self.kinds = {path: operator.name for path, operator in operators(lm).items()}
         self.table = sharding_table(lm, config.parallel_config)
 
-    def of(self, path: str) -> frozenset[Strategies]:
-        """The strategies an operator may have; empty for one that the table does not name."""
-        sharding = self.table.get(path)
-        if sharding is None:
+    def of(self, path: str, kind: str) -> frozenset[Strategies]:
+        """The strategies an operator of this kind may have; empty for one that the table does not name."""
+        if path not in self.table:
             return frozenset()
-        return frozenset({tuple(self.mesh.strategy(layout) for layout in sharding.inputs)})
+        paths = self._siblings(path) if kind in SHARE_NAMES else [path]
+        return frozenset(
+            tuple(self.mesh.strategy(layout) for layout in self.table[sibling].inputs) for sibling in paths
+        )
+
+    def _siblings(self, path: str) -> list[str]:
+        """The operators of the same kind in the same cell, itself among them."""
+        cell, kind = path.rpartition(".")[0], self.kinds[path]
+        return [other for other in self.table if other.rpartition(".")[0] == cell and self.kinds.get(other) == kind]

@@ -1,4 +1,4 @@
-"""What a shared library of Linux says about its names: the dynamic symbol table of an ELF file (64 bit, little endian).
+"""What a shared library of Linux says about its names and its needs: the dynamic section of an ELF file (64 bit, little endian).
 
 Format: System V Application Binary Interface, chapters 4 and 5; versions: Linux Standard Base, "Symbol Versioning".
 """
@@ -10,8 +10,10 @@ import struct
 from dataclasses import dataclass
 from pathlib import Path
 
-SECTION, SYMBOL = struct.Struct("<IIQQQQIIQQ"), struct.Struct("<IBBHQQ")
-DYNAMIC_SYMBOLS = 11
+SECTION, SYMBOL, ENTRY = struct.Struct("<IIQQQQIIQQ"), struct.Struct("<IBBHQQ"), struct.Struct("<QQ")
+DYNAMIC, DYNAMIC_SYMBOLS = 6, 11  # kinds of sections
+NEEDED = 1  # kind of entry in the former
+MACHINE = slice(0x12, 0x14)
 WEAK = 2
 UNDEFINED = 0
 
@@ -24,12 +26,13 @@ class NotElf(ValueError):
 class SharedLibrary:
     """Names a library offers and names it wants from others; ``machine`` is the processor's number in ELF.
 
-    ``wanted`` leaves out weak names, without which a library loads.
+    ``wanted`` leaves out weak names, without which a library loads; ``needed`` are the files it is linked with.
     """
 
     machine: int
     offered: frozenset[str]
     wanted: frozenset[str]
+    needed: frozenset[str]
     content: bytes
 
     def texts(self, pattern: str) -> set[str]:
@@ -48,27 +51,35 @@ def read_shared_library(path: Path) -> SharedLibrary:
     if content[:6] != b"\x7fELF\x02\x01":
         raise NotElf(f"{path} is not a 64-bit library")
     try:
-        offered, wanted = _names(content)
-        return SharedLibrary(struct.unpack_from("<H", content, 0x12)[0], offered, wanted, content)
+        offered, wanted, needed = _names(content)
+        return SharedLibrary(machine_of(content), offered, wanted, needed, content)
     except (struct.error, ValueError, OverflowError) as error:
         raise NotElf(f"{path} is damaged: {error}") from None
 
 
-def _names(content: bytes) -> tuple[frozenset[str], frozenset[str]]:
+def machine_of(beginning: bytes) -> int:
+    """The number of the processor, from the first bytes of a library."""
+    return int.from_bytes(beginning[MACHINE], "little")
+
+
+def _names(content: bytes) -> tuple[frozenset[str], frozenset[str], frozenset[str]]:
     (table,), (count,) = struct.unpack_from("<Q", content, 0x28), struct.unpack_from("<H", content, 0x3C)
     sections = [SECTION.unpack_from(content, table + SECTION.size * index) for index in range(count)]
-    offered, wanted = set(), set()
+    offered, wanted, needed = set(), set(), set()
     for _, kind, _, _, offset, size, link, *_ in sections:
-        if kind != DYNAMIC_SYMBOLS:
+        if kind not in (DYNAMIC, DYNAMIC_SYMBOLS):
             continue
         start, length = sections[link][4:6]
-        texts = content[start : start + length]
-        for name, info, _, section, _, _ in SYMBOL.iter_unpack(content[offset : offset + size]):
+        texts, own = content[start : start + length], content[offset : offset + size]
+        if kind == DYNAMIC:
+            needed |= {_text(texts, value) for tag, value in ENTRY.iter_unpack(own) if tag == NEEDED}
+            continue
+        for name, info, _, section, _, _ in SYMBOL.iter_unpack(own):
             if section != UNDEFINED:
                 offered.add(_text(texts, name))
             elif info >> 4 != WEAK:
                 wanted.add(_text(texts, name))
-    return frozenset(offered), frozenset(wanted)
+    return frozenset(offered), frozenset(wanted), frozenset(needed)
 
 
 def _text(texts: bytes, start: int) -> str:

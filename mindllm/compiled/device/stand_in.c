@@ -37,8 +37,10 @@ int stand_in_make(void **made) {
 
 const char *stand_in_soc_name(void) { return "Ascend910B2"; }
 
+/* One, unless the program of somebody else is to see the devices of a node. */
 int stand_in_device_count(uint32_t *count) {
-  *count = 1;
+  const char *devices = getenv("MINDLLM_NODE_DEVICES");
+  *count = devices == NULL ? 1 : (uint32_t)atoi(devices);
   return 0;
 }
 
@@ -68,8 +70,16 @@ int stand_in_host_free(void *address) {
   return 0;
 }
 
-/* A thread asks for tensors to print: success would make it read one. */
-int stand_in_not_available(void) { return ERROR_NOT_AVAILABLE; }
+static void sleep_for_a_moment(void) {
+  struct timespec moment = {0, 20000000L};
+  nanosleep(&moment, NULL);
+}
+
+/* A thread asks for tensors to print, for ever: success would make it read one. */
+int stand_in_not_available(void) {
+  sleep_for_a_moment();
+  return ERROR_NOT_AVAILABLE;
+}
 
 /* ge::Operator, returned by value: an object that owns nothing. */
 struct operator_object {
@@ -95,8 +105,7 @@ void *stand_in_status_factory(void) {
 
 /* What a thread that waits for callbacks calls for ever: nothing ever arrives, so it had better sleep. */
 int stand_in_wait(int milliseconds) {
-  struct timespec moment = {0, 20000000L};
   (void)milliseconds;
-  nanosleep(&moment, NULL);
+  sleep_for_a_moment();
   return 0;
 }

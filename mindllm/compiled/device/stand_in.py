@@ -3,37 +3,32 @@
 The wheel carries the complete back end, but it is linked against Ascend's own libraries (CANN). Its dry run
 (``MS_SIMULATION_LEVEL=1``) launches nothing, so libraries that offer the wanted names and do nothing are enough. They are
 compiled once per wheel into the user's cache, and end any process that is not a simulation.
+
+The wheel may be that of another Python (``wheel.py``): what is made depends on its files alone.
 """
 
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import os
 import platform
 import shutil
 import subprocess
-import sys
 import tempfile
-from collections.abc import Mapping
-from importlib import metadata
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from mindllm.cache import user_cache
 from mindllm.compiled.device import stand_in_names
-from mindllm.errors import UserError
+from mindllm.compiled.device.wheel import StandInUnavailable, Wheel, own_wheel
 
-VERIFIED_VERSIONS = ("2.9.0", "2.10.0")
-SOURCE = Path(__file__).with_name("stand_in.c")
+SOURCE, CORES_SOURCE = Path(__file__).with_name("stand_in.c"), Path(__file__).with_name("many_cores.c")
 COMPILERS = ("cc", "gcc", "clang")
 FLAGS = ("-O1", "-shared", "-fPIC", "-w")
 BUILD_SECONDS = 120
-EVERYTHING = "libascendcl.so"
-# Libraries the wheel is linked with, or opens while running: further names of the one that has everything.
-OTHERS = [
-    "ge_runner",
-    "graph",
-    "msprofiler",
+EVERYTHING, CORES = "libascendcl.so", "libmany_cores.so"
+# Libraries that wheels open while running: as those they are linked with, further names of the one that has everything.
+OPENED = [
     "hccl",
     "runtime",
     "platform",
@@ -52,17 +47,19 @@ WHEEL_LIBRARIES = ("shmem/shmem/lib", "shmem/memfabric_hybrid/lib")  # the wheel
 HOMES = ("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME")
 
 
-class StandInUnavailable(UserError):
-    """This machine, or its MindSpore, cannot simulate an Ascend device."""
-
-
-def device_software() -> Mapping[str, str]:
+def device_software(wheel: Wheel | None = None) -> Mapping[str, str]:
     """The environment a simulating process needs before it starts: Ascend's software if installed, else the stand-ins.
+
+    Args:
+        wheel: what it will import (default: the MindSpore of this Python).
 
     Raises:
         StandInUnavailable: no C compiler, or a MindSpore this does not work with.
     """
-    return {} if installed_software() else _environment(stand_ins())
+    if installed_software():
+        return {}
+    wheel = wheel or own_wheel()
+    return _environment(wheel, stand_ins(wheel))
 
 
 def installed_software() -> Path | None:
@@ -71,45 +68,25 @@ def installed_software() -> Path | None:
     return next((home for home in homes if (home / "lib64" / EVERYTHING).exists()), None)
 
 
-def stand_ins() -> Path:
-    """The directory ``latest`` of the stand-ins for the installed wheel; makes them unless they are in the cache."""
-    wheel = _wheel()
+def stand_ins(wheel: Wheel | None = None) -> Path:
+    """The directory ``latest`` of the stand-ins for a wheel; makes them unless they are in the cache."""
+    wheel = wheel or own_wheel()
     compiler = next(filter(None, map(shutil.which, COMPILERS)), None)
     directory = _cache() / f"stand_in-{_key(wheel)}"
     if not (directory / "latest").is_dir():
         if compiler is None:
             raise StandInUnavailable(
                 "simulating a device needs a C compiler, and there is none of " + ", ".join(COMPILERS) + "; "
-                "install one (apt install gcc), or do without the simulation: compile_rank needs none"
+                "install one (apt install gcc)"
             )
-        _make(directory, compiler, stand_in_names.names_to_offer(wheel))
+        _make(directory, compiler, *stand_in_names.names_to_offer(wheel.package))
     return directory / "latest"
 
 
-def _wheel() -> Path:
-    """Directory of the package ``mindspore``, which is not imported: the environment must be set before."""
-    specification = importlib.util.find_spec("mindspore")
-    if specification is None or specification.origin is None:
-        raise StandInUnavailable("MindSpore is not installed")
-    if sys.platform != "linux" or platform.machine() not in stand_in_names.MACHINES:
-        raise StandInUnavailable(f"MindSpore has no Ascend back end for {platform.system()} on {platform.machine()}")
-    version = metadata.version("mindspore")
-    if version not in VERIFIED_VERSIONS:
-        verified = ", ".join(VERIFIED_VERSIONS)
-        raise StandInUnavailable(
-            f"simulating a device was verified with MindSpore {verified}, not {version}; "
-            f"pip install mindspore=={VERIFIED_VERSIONS[-1]}"
-        )
-    wheel = Path(specification.origin).parent
-    if not list((wheel / "lib" / "plugin").glob("libmindspore_ascend.so*")):
-        raise StandInUnavailable(f"this MindSpore was stripped of its Ascend back end ({wheel / 'lib' / 'plugin'})")
-    return wheel
-
-
-def _key(wheel: Path) -> str:
+def _key(wheel: Wheel) -> str:
     """What the libraries depend on: the wheel, and everything they are made with."""
-    own = (Path(__file__), SOURCE, Path(stand_in_names.__file__))
-    parts = [platform.machine(), metadata.version("mindspore"), str(wheel), *(path.read_text() for path in own)]
+    own = (Path(__file__), SOURCE, CORES_SOURCE, Path(stand_in_names.__file__))
+    parts = [platform.machine(), wheel.version, str(wheel.package), *(path.read_text() for path in own)]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
@@ -120,7 +97,7 @@ def _cache() -> Path:
     return directory
 
 
-def _make(directory: Path, compiler: str, names: Mapping[str, str]) -> None:
+def _make(directory: Path, compiler: str, names: Mapping[str, str], needed: Sequence[str]) -> None:
     """Builds beside ``directory`` and renames: it is whole or absent, also where several processes make it at once."""
     directory.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{directory.name}.", dir=directory.parent) as name:
@@ -131,8 +108,9 @@ def _make(directory: Path, compiler: str, names: Mapping[str, str]) -> None:
         generated = Path(name) / "names.c"
         generated.write_text(render_names(names), encoding="utf-8")
         _compile([compiler, *FLAGS, str(generated), "-o", str(libraries / EVERYTHING)])
-        for other in OTHERS:
-            (libraries / f"lib{other}.so").symlink_to(EVERYTHING)
+        _compile([compiler, *FLAGS, str(CORES_SOURCE), "-o", str(libraries / CORES)])
+        for other in {*needed, *(f"lib{name}.so" for name in OPENED)} - {EVERYTHING}:
+            (libraries / other).symlink_to(EVERYTHING)
         try:
             temporary.rename(directory)
         except OSError:
@@ -155,8 +133,8 @@ def _compile(command: list[str]) -> None:
         raise StandInUnavailable(f"the C compiler {command[0]} cannot be used: {error}") from None
 
 
-def _environment(latest: Path) -> dict[str, str]:
-    shared_memory = _wheel() / "lib" / "plugin" / "ascend" / "ms_kernels_symmetric_memory"
+def _environment(wheel: Wheel, latest: Path) -> dict[str, str]:
+    shared_memory = wheel.package / "lib" / "plugin" / "ascend" / "ms_kernels_symmetric_memory"
     directories = [latest / "lib64", *(shared_memory / name for name in WHEEL_LIBRARIES)]
     search = [*map(str, directories), os.environ.get("LD_LIBRARY_PATH", "")]
     return {
@@ -164,3 +142,8 @@ def _environment(latest: Path) -> dict[str, str]:
         "ASCEND_HOME_PATH": str(latest),
         "ASCEND_OPP_PATH": str(latest / "opp"),
     }
+
+
+def many_cores(wheel: Wheel) -> Path:
+    """The library that, loaded before all others, has a program find as many cores as launching kernels in branches takes."""
+    return stand_ins(wheel) / "lib64" / CORES

@@ -1,4 +1,4 @@
-"""Which names the stand-in device software must offer: read from the symbol tables of the installed wheel."""
+"""Which libraries and names the stand-in device software must offer: read from the symbol tables of a wheel of MindSpore."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ COMPANIONS = (
     "libhccl_plugin.so",
 )
 KERNELS = ("ms_kernels_internal/*/lib/*.so", "ms_kernels_symmetric_memory/**/lib/*.so")
+OPENED = ("libmindspore_atb_kernels.so", "libmindspore_pyboost_atb_kernels.so", "libdvpp_utils.so")  # if a program asks
 LOOKED_UP = r"(?:acl(?:nn|rt|mdl|op|tdt|prof|sys|[A-Z])|Hccl|Hcom)[A-Za-z0-9]{2,80}"
 OPERATOR, WORKSPACE = "aclnn", "GetWorkspaceSize"  # the second is put behind the name of an operator while running
 SYSTEM = ("libstdc++.so.6", "libgcc_s.so.1", "libm.so.6", "libgomp.so.1", "libpthread.so.0", "libdl.so.2", "librt.so.1")
@@ -43,20 +44,30 @@ ANSWERS = (
 )
 
 
-def names_to_offer(wheel: Path) -> Mapping[str, str]:
-    """Names the wheel's Ascend back end wants and nobody has, each with the body of ``stand_in.c`` that answers it.
+def names_to_offer(wheel: Path) -> tuple[Mapping[str, str], list[str]]:
+    """What the wheel's Ascend back end wants and nobody has: names, and files that it is linked with.
+
+    Each name comes with the body of ``stand_in.c`` that answers it.
 
     Args:
         wheel: directory of the package ``mindspore``.
     """
     ascend = _libraries(_ascend_paths(wheel / "lib"))
-    others = _libraries([*(wheel / "lib").glob("*.so*"), *wheel.glob("_c_expression*.so")])
+    # All that a process may have loaded beside the back end: a name of theirs that is stood in would be called instead.
+    others = _libraries([*(wheel / "lib").glob("*.so*"), *wheel.glob("_c_*.so")])
     offered = {name for library in (*ascend, *others) for name in library.offered}
     wanted = {name for library in ascend for name in library.wanted | library.texts(LOOKED_UP)}
     system = [ctypes.CDLL(None), *_loaded(SYSTEM)]
     wanted |= {name + WORKSPACE for name in wanted if name.startswith(OPERATOR) and not name.endswith(WORKSPACE)}
     names = sorted(name for name in wanted - offered if name and not any(hasattr(library, name) for library in system))
-    return {name: _answer(name) for name in names}
+    return {name: _answer(name) for name in names}, _files_to_offer(wheel, ascend)
+
+
+def _files_to_offer(wheel: Path, ascend: Iterable[SharedLibrary]) -> list[str]:
+    opened = _libraries([wheel / "lib" / "plugin" / "ascend" / name for name in OPENED])
+    needed = {name for library in (*ascend, *opened) for name in library.needed}
+    own = {path.name for path in (wheel / "lib").rglob("*.so*")} | {path.name for path in wheel.glob("*.so")}
+    return sorted(name for name in needed - own if not _loaded([name]))
 
 
 def _ascend_paths(lib: Path) -> list[Path]:
@@ -67,9 +78,9 @@ def _ascend_paths(lib: Path) -> list[Path]:
 
 
 def _libraries(paths: Iterable[Path]) -> list[SharedLibrary]:
-    """Those for this processor: wheels also carry a few for others."""
+    """Those that are there, for this processor: wheels also carry a few for others."""
     read = []
-    for path in paths:
+    for path in filter(Path.is_file, paths):
         try:
             library = read_shared_library(path)
         except NotElf:

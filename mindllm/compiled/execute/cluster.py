@@ -13,9 +13,10 @@ from mindllm.compiled.execute.lockstep import Lockstep
 from mindllm.compiled.execute.machine import Machine, Observer
 from mindllm.compiled.execute.state import initial_parts, is_optimizer_state, put_parts, state_parts
 from mindllm.compiled.graph import CompiledGraph
+from mindllm.data.random_keys import RANDOM_KEYS
+from mindllm.parallel.context import COLUMNS
 from mindllm.train.checkpoint.parts import RankTensors
-
-COLUMNS = ("input_ids", "labels", "loss_mask")
+from mindllm.train.expert_loads import LOAD
 
 
 @dataclass(frozen=True)
@@ -91,6 +92,15 @@ class Cluster:
         """By rank the parts of the weights and of the optimizer state it keeps: what a checkpoint is saved from."""
         return {machine.rank: _held(machine) for machine in self.machines}
 
+    def expert_loads(self) -> dict[str, np.ndarray]:
+        """What the last step counted of experts, by the counter's name; all ranks of a stage know the same."""
+        return {
+            name: parameter.value
+            for machine in self.machines
+            for name, parameter in machine.parameters.items()
+            if name.startswith(LOAD)
+        }
+
     def put(self, arrays: Mapping[str, Any]) -> None:
         """Replaces every rank's parts of these whole tensors, weights or optimizer state."""
         for machine in self.machines:
@@ -100,7 +110,8 @@ class Cluster:
 def rows_of(batch: Mapping[str, np.ndarray], rank: int, stage_devices: int, slices: int) -> list[np.ndarray]:
     """The rows of a global batch that the dataset of a rank gives it."""
     index = rank % stage_devices * slices // stage_devices
-    return [np.split(batch[name], slices)[index] for name in COLUMNS]
+    columns = [*COLUMNS, *([RANDOM_KEYS] if RANDOM_KEYS in batch else [])]
+    return [np.split(batch[name], slices)[index] for name in columns]
 
 
 def _held(machine: Machine) -> RankTensors:

@@ -63,6 +63,8 @@ FAMILY = Family(
         "rms_norm_eps": ("layer_norm_epsilon", 1e-5),
         "tie_word_embeddings": ("tie_word_embeddings", True),
         "initializer_range": ("initializer_range", 0.02),
+        "hidden_dropout": ("hidden_dropout", 0.0),
+        "attention_dropout": ("attention_dropout", 0.0),
     },
     weights=WeightTable(
         (*OUTSIDE, *in_layers(OUR_LAYER, "transformer.h.{layer}", LAYER)),
@@ -78,8 +80,8 @@ FAMILY = Family(
         "qkv_has_bias": True,
         "attn_proj_has_bias": True,
     },
-    only={"apply_residual_connection_post_layernorm": (False,), "hidden_dropout": (0,), "attention_dropout": (0,)},
-    written={"apply_residual_connection_post_layernorm": False, "hidden_dropout": 0.0, "attention_dropout": 0.0},
+    only={"apply_residual_connection_post_layernorm": (False,)},
+    written={"apply_residual_connection_post_layernorm": False},
     read=_read,
     write=_write,
     tiny={

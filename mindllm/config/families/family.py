@@ -97,7 +97,7 @@ class Family:
             again = self.model(Path("config.json"), self.content(model))
         except UserError:
             return ["model_type"]
-        again = again.model_copy(update={key: getattr(model, key) for key in BALANCE})
+        again = again.model_copy(update={key: getattr(model, key) for key in TRAINING_KEYS})
         if again.architecture == model.architecture:
             return []
         ignored = RUN_KEYS | (PATTERNS if layer_types(again) == layer_types(model) else set())
@@ -122,8 +122,11 @@ class Family:
         return model.model_copy(update=filled)
 
 
-BALANCE = ("aux_loss_types", "aux_loss_factors", "z_loss_factor", "capacity_factor", "topk_bias_update_rate")
-"""How a run keeps experts balanced."""
+TRAINING_KEYS = (
+    *("aux_loss_types", "aux_loss_factors", "z_loss_factor", "capacity_factor", "topk_bias_update_rate"),
+    *("embedding_dropout", "attention_dropout", "hidden_dropout"),
+)
+"""What a run decides about its training: how experts are kept balanced, and what is dropped."""
 RUN_KEYS = frozenset(
     {
         *(
@@ -136,7 +139,7 @@ RUN_KEYS = frozenset(
             "rotary_dtype",
         ),
         *("use_flash_attention", "loss_chunks", "bos_token_id", "eos_token_id", "pad_token_id", "offset"),
-        *BALANCE,
+        *TRAINING_KEYS,
         *("pp_interleave_num", "initializer_range", "multiple_of", "ffn_dim_multiplier", "param_init_type"),
     }
 )

@@ -17,7 +17,7 @@ from mindllm.config.families.windows import FULL, SLIDING, read_pattern, written
 from mindllm.config.model import ModelConfig
 
 TANH = ("gelu", "gelu_pytorch_tanh")  # their code computes the tanh form, whichever the file says
-ONLY = {"hidden_act": TANH, "hidden_activation": TANH, "attention_bias": (False,), "attention_dropout": (0,)}
+ONLY = {"hidden_act": TANH, "hidden_activation": TANH, "attention_bias": (False,)}
 FIXED = {
     "layernorm_zero_centered_gamma": True,
     "hidden_act": "gelu_tanh",

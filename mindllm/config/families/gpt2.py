@@ -17,6 +17,7 @@ from mindllm.config.families.weight_table import (
     renamed,
     with_biases,
 )
+from mindllm.config.layers import Activation
 from mindllm.config.model import ModelConfig
 
 LAYER = (
@@ -32,15 +33,24 @@ OUTSIDE = (
     *with_biases("transformer.ln_f", ("model.norm_out",)),
 )
 
+ACTIVATIONS: dict[str, Activation] = {
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "quick_gelu": "quick_gelu",
+}
+"""By their names; GELU itself is none of ours."""
+
 
 def _read(path: Path, content: Content) -> dict[str, Any]:
     hidden = content["n_embd"]
     wide = 4 * hidden if isinstance(hidden, int) else hidden
-    return {"intermediate_size": given_or(content, "n_inner", wide)}
+    activation = ACTIVATIONS[content.get("activation_function") or "gelu_new"]
+    return {"intermediate_size": given_or(content, "n_inner", wide), "hidden_act": activation}
 
 
 def _write(model: ModelConfig) -> Content:
-    return {"n_inner": model.intermediate_size}
+    activation = next((theirs for theirs, ours in ACTIVATIONS.items() if ours == model.hidden_act), "gelu_new")
+    return {"n_inner": model.intermediate_size, "activation_function": activation}
 
 
 FAMILY = Family(
@@ -55,6 +65,9 @@ FAMILY = Family(
         "rms_norm_eps": ("layer_norm_epsilon", 1e-5),
         "tie_word_embeddings": ("tie_word_embeddings", True),
         "initializer_range": ("initializer_range", 0.02),
+        "hidden_dropout": ("resid_pdrop", 0.1),
+        "embedding_dropout": ("embd_pdrop", 0.1),
+        "attention_dropout": ("attn_pdrop", 0.1),
     },
     weights=WeightTable(
         (*OUTSIDE, *in_layers(OUR_LAYER, "transformer.h.{layer}", LAYER)),
@@ -64,23 +77,16 @@ FAMILY = Family(
     fixed={
         "position_embedding_type": "learned_absolute",
         "normalization": "LayerNorm",
-        "hidden_act": "gelu_tanh",
         "gated_linear_unit": False,
         "mlp_has_bias": True,
         "qkv_has_bias": True,
         "attn_proj_has_bias": True,
     },
     only={
-        "activation_function": ("gelu_new", "gelu_pytorch_tanh"),
+        "activation_function": tuple(ACTIVATIONS),
         "scale_attn_weights": (True,),
         "scale_attn_by_inverse_layer_idx": (False,),
         "add_cross_attention": (False,),
-    },
-    written={
-        "activation_function": "gelu_new",
-        "resid_pdrop": 0.0,
-        "embd_pdrop": 0.0,
-        "attn_pdrop": 0.0,
     },
     read=_read,
     write=_write,

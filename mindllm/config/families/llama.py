@@ -20,11 +20,11 @@ KEYS: dict[str, tuple[str, Any]] = {
     "rms_norm_eps": ("rms_norm_eps", 1e-6),
     "tie_word_embeddings": ("tie_word_embeddings", False),
     "initializer_range": ("initializer_range", 0.02),
+    "attention_dropout": ("attention_dropout", 0.0),
 }
 ONLY = {
     "hidden_act": ("silu", "swish"),
     "mlp_bias": (False,),
-    "attention_dropout": (0,),
 }
 NORMS = {"attention_norm.weight": "input_layernorm.weight", "ffn_norm.weight": "post_attention_layernorm.weight"}
 ATTENTION = {

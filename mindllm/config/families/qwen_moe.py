@@ -57,6 +57,12 @@ def writes(dense: Family) -> Callable[[ModelConfig], Content]:
     return lambda model: {"num_experts": model.expert_num, **write_sparse_step(model), **dense.write(model)}
 
 
+def tiny(name: str, experts: int, chosen: int) -> Content:
+    """A tiny file with narrow experts."""
+    sizes = {"num_experts": experts, "num_experts_per_tok": chosen, "moe_intermediate_size": 24}
+    return {**llama.TINY, "model_type": name, **sizes}
+
+
 QWEN2_MOE = Family(
     name="qwen2_moe",
     network="Qwen2MoeForCausalLM",
@@ -74,15 +80,7 @@ QWEN2_MOE = Family(
     read=reads(qwen2.FAMILY, 60),
     write=writes(qwen2.FAMILY),
     tiny={
-        "qwen2_moe": {
-            **llama.TINY,
-            "model_type": "qwen2_moe",
-            "num_experts": 4,
-            "num_experts_per_tok": 2,
-            "moe_intermediate_size": 24,
-            "shared_expert_intermediate_size": 40,
-            "mlp_only_layers": [0],
-        }
+        "qwen2_moe": {**tiny("qwen2_moe", 4, 2), "shared_expert_intermediate_size": 40, "mlp_only_layers": [0]},
     },
 )
 QWEN3_MOE = Family(
@@ -95,16 +93,6 @@ QWEN3_MOE = Family(
     written=qwen3.FAMILY.written,
     read=reads(qwen3.FAMILY, 128),
     write=writes(qwen3.FAMILY),
-    tiny={
-        "qwen3_moe": {
-            **llama.TINY,
-            "model_type": "qwen3_moe",
-            "head_dim": 16,
-            "num_experts": 8,
-            "num_experts_per_tok": 3,
-            "moe_intermediate_size": 24,
-            "norm_topk_prob": True,
-        }
-    },
+    tiny={"qwen3_moe": {**tiny("qwen3_moe", 8, 3), "head_dim": 16, "norm_topk_prob": True}},
 )
 FAMILIES = (QWEN2_MOE, QWEN3_MOE)

@@ -14,9 +14,12 @@ FIELDS = {
     "linear": ("factor",),
     "dynamic": ("factor", "original_max_position_embeddings"),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
-    "yarn": ("factor", "beta_fast", "beta_slow", "attention_factor", "original_max_position_embeddings"),
+    "yarn": (
+        *("factor", "beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim"),
+        "original_max_position_embeddings",
+    ),
 }
-REFUSED = {"mscale": (), "mscale_all_dim": (), "truncate": (True,)}  # what they may say of YaRN
+REFUSED = {"truncate": (True,)}  # what they may say of YaRN
 
 
 def read_rotary(path: Path, content: Content, theta: float = 10000.0, partial: float = 1.0) -> dict[str, Any]:

@@ -55,6 +55,7 @@ class WeightTable:
         computed: endings of tensors that files hold and every model computes.
         fused: tensors with all experts in which files may hold them instead.
         aliases: other names of theirs, to the one in ``weights``.
+        further_layers: files may hold layers behind the last one, which are not read.
     """
 
     weights: tuple[Weight, ...]
@@ -63,6 +64,7 @@ class WeightTable:
     computed: tuple[str, ...] = ()
     fused: tuple[FusedExperts, ...] = ()
     aliases: tuple[tuple[str, str], ...] = ()
+    further_layers: bool = False
 
     @property
     def table(self) -> Mapping[str, str]:

@@ -27,6 +27,7 @@ ACTIVATIONS = {  # theirs: ours
     "gelu": "gelu_tanh",
     "gelu_new": "gelu_tanh",
     "gelu_tanh": "gelu_tanh",
+    "fast_gelu": "quick_gelu",
 }
 
 

@@ -10,7 +10,6 @@ from mindllm.config.mindformers.rules import Table, decided, idle, moved, only, 
 LAYOUT_OF_WEIGHTS = "it only joins weight matrices; the product is the same"
 KERNEL = "the kernel is chosen for the device; what it computes is the same"
 INFERENCE = "run_mode predict and chat have their own static key/value cache"
-NO_DROPOUT = "there is no dropout here"
 NO_EXPERTS = "mixtures of experts are not here yet"
 NO_LATENT = "latent attention is not here yet"
 NO_PREDICTION = "prediction layers (multi-token prediction) are not here yet"
@@ -145,6 +144,15 @@ MODEL_KEYS: Table = {
     "calculate_per_token_loss": idle("a token weighs the same wherever it falls"),
     "return_extra_loss": idle("a dense model has one loss"),
     "use_pad_tokens": idle("padding stands behind the text, where nothing looks at it"),
+    # dropout
+    "hidden_dropout": used(),
+    "attention_dropout": used(),
+    "hidden_dropout_prob": moved("hidden_dropout"),
+    "hidden_dropout_rate": moved("hidden_dropout"),
+    "attention_dropout_prob": moved("attention_dropout"),
+    "attention_dropout_rate": moved("attention_dropout"),
+    "emb_dropout_prob": moved("embedding_dropout"),
+    "embed_dropout_prob": moved("embedding_dropout"),
     # tokens
     "bos_token_id": used(),
     "eos_token_id": used(),
@@ -177,19 +185,6 @@ MODEL_KEYS: Table = {
     "max_length": idle("generation.max_new_tokens says it", "generation.max_new_tokens"),
     "auto_map.*": idle("code beside the YAML is never run"),
     # what is not here
-    **{
-        key: only(0, None, reason=NO_DROPOUT, otherwise=NO_DROPOUT)
-        for key in [
-            "hidden_dropout",
-            "attention_dropout",
-            "hidden_dropout_prob",
-            "attention_dropout_prob",
-            "hidden_dropout_rate",
-            "attention_dropout_rate",
-            "emb_dropout_prob",
-            "embed_dropout_prob",
-        ]
-    },
     **{
         key: decided(reason=NO_EXPERTS)
         for key in [

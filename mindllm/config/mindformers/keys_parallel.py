@@ -34,7 +34,7 @@ PARALLEL: Table = {
     "parallel_config.pipeline_stage": decided("parallel_config.pipeline_stage"),
     "parallel_config.micro_batch_num": decided("parallel_config.micro_batch_num"),
     "parallel_config.use_seq_parallel": decided("parallel_config.use_seq_parallel"),
-    "parallel_config.vocab_emb_dp": used(),
+    "parallel_config.vocab_emb_dp": decided("parallel_config.vocab_emb_dp"),
     "parallel_config.gradient_aggregation_group": used(),
     "parallel_config.optimizer_shard": idle(
         "another name of parallel.enable_parallel_optimizer, which decides", "parallel.enable_parallel_optimizer"

@@ -25,6 +25,7 @@ MODES = {
     "manual_parallel": 1,
 }
 SINGLE = "use_parallel is false: one device"
+ALWAYS_SPLIT = "use_legacy is false: such networks split the table of tokens over model_parallel, whatever is written"
 
 
 def translate_mesh(reading: Reading) -> None:
@@ -33,6 +34,7 @@ def translate_mesh(reading: Reading) -> None:
     for name in SIZES:
         _size(reading, f"parallel_config.{name}", distributed)
     _sequence_parallel(reading, distributed)
+    _vocabulary(reading, distributed)
     _mode(reading)
     _slices(reading)
     stages = reading.count("parallel_config.pipeline_stage") if distributed else 1
@@ -57,6 +59,19 @@ def _sequence_parallel(reading: Reading, distributed: bool) -> None:
         reading.use(key)
     else:
         reading.idle(key, "model_parallel is 1: there is nothing to split a sequence over")
+
+
+def _vocabulary(reading: Reading, distributed: bool) -> None:
+    """Whether ranks split the table of tokens: networks of the new kind always do (``TransformerConfig.__post_init__``)."""
+    key, ranks = "parallel_config.vocab_emb_dp", reading.count("parallel_config.model_parallel")
+    split = distributed and ranks > 1 and reading.get("use_legacy", True) is False
+    splittable = reading.count("model.model_config.vocab_size") % ranks == 0
+    if split and splittable and reading.has(key):
+        reading.translate(key, key, False, ALWAYS_SPLIT)
+    elif split and splittable:
+        reading.left_out(key, key, False, ALWAYS_SPLIT)
+    elif reading.has(key):
+        reading.use(key)
 
 
 def _mode(reading: Reading) -> None:

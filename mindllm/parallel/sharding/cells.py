@@ -17,8 +17,10 @@ from mindllm.models.attention import Attention, ComposedAttention, FlashAttentio
 from mindllm.models.causal_lm import Head, UnitRows
 from mindllm.models.chunked_loss import SequenceChunks
 from mindllm.models.decoder import Decoder, DecoderLayer, PositionEmbedding, TokenEmbedding
+from mindllm.models.dropout import AttentionDropout, Dropout
 from mindllm.models.experts import Experts
 from mindllm.models.feed_forward import FeedForward
+from mindllm.models.latent_attention import LatentAttention
 from mindllm.models.linear import Linear, SoftCap
 from mindllm.models.norm import LayerNorm, RMSNorm
 from mindllm.models.rotary import RotaryEmbedding
@@ -51,6 +53,10 @@ def _decoder(at: str, cell: Decoder, rows: Dimension, whole_table: bool) -> Tabl
         table |= _position_embedding(f"{at}.position_embeddings", cell.position_embeddings, rows)
     if cell.norms_embeddings:
         table |= _norm(f"{at}.embedding_norm", cell.embedding_norm, (rows, None))
+    if cell.drops_embeddings:
+        table |= _dropout(f"{at}.embedding_dropout", cell.embedding_dropout, rows)
+    if any(cell.drops):
+        table |= {f"{at}.dropout_keys.{number}.mul": on((TOKENS, None), SCALAR) for number in range(len(cell.layers))}
     for number, layer in enumerate(cell.layers):
         table |= _layer(f"{at}.layers.{number}", layer, rows)
     return table | _norm(f"{at}.norm_out", cell.norm_out, (rows, None))
@@ -76,7 +82,7 @@ def _layer(at: str, cell: DecoderLayer, rows: Dimension) -> Table:
     hidden: Layout = (rows, None)
     table = {
         **_norm(f"{at}.attention_norm", cell.attention_norm, hidden),
-        **_attention(f"{at}.attention", cell.attention, rows),
+        **ATTENTIONS[type(cell.attention)](f"{at}.attention", cell.attention, rows),
         f"{at}.attention_add": on(hidden, hidden),
         **_norm(f"{at}.ffn_norm", cell.ffn_norm, hidden),
         **FEED_FORWARDS[type(cell.feed_forward)](f"{at}.feed_forward", cell.feed_forward, rows),
@@ -84,10 +90,32 @@ def _layer(at: str, cell: DecoderLayer, rows: Dimension) -> Table:
     }
     if cell.adds_to_loss:
         table[f"{at}.add_to_loss"] = on((TOKENS,), (TOKENS,))
+    if cell.drops:
+        table |= _dropout(f"{at}.attention_dropout", cell.attention_dropout, rows)
+        table |= _dropout(f"{at}.ffn_dropout", cell.ffn_dropout, rows)
     if cell.norm_output:
         table |= _norm(f"{at}.attention_post_norm", cell.attention_post_norm, hidden)
         table |= _norm(f"{at}.ffn_post_norm", cell.ffn_post_norm, hidden)
     return table
+
+
+def _dropout(at: str, cell: Dropout, rows: Dimension) -> Table:
+    """Hidden states ``[tokens, hidden]`` by a number for each of their tokens, and one for each of the channels."""
+    return {f"{at}.bits": on((rows, None), (None, None)), **_drop(f"{at}.drop", (rows, None))}
+
+
+def _attention_dropout(at: str, cell: AttentionDropout) -> Table:
+    """The same for weights ``[batch, heads, q, k]``."""
+    whole: Layout = (None, None, None, None)
+    return {
+        f"{at}.of_heads": on((TOKENS, None, None, None), (None, "tp", None, None)),
+        f"{at}.bits": on(HEADS, whole),
+        **_drop(f"{at}.drop", HEADS),
+    }
+
+
+def _drop(at: str, x: Layout) -> Table:
+    return {f"{at}.kept.compare": on(x, SCALAR), f"{at}.mul": on(x, x), f"{at}.rescale": on(x, SCALAR)}
 
 
 def _norm(at: str, cell: nn.Cell, x: Layout) -> Table:
@@ -126,6 +154,34 @@ def _attention(at: str, cell: Attention, rows: Dimension) -> Table:
     return table | _split_input(f"{at}.wo", cell.wo, rows)
 
 
+def _latent_attention(at: str, cell: LatentAttention, rows: Dimension) -> Table:
+    """What is narrow is whole on every tensor-parallel rank; what heads are made of it is split by heads."""
+    whole: Layout = (TOKENS, None)
+    of_all_heads: Layout = (TOKENS, None, None, None)  # [batch, 1, seq, channels]
+    down = ("wq_down",) if cell.compresses_queries else ()
+    of_queries = ("wq_up_plain", "wq_up_rotary") if cell.compresses_queries else ("wq_plain", "wq_rotary")
+    table: Table = {f"{at}.{name}.matmul": on(whole, (None, None)) for name in (*down, "wkv_down", "wk_rotary")}
+    for name in (*of_queries, "wk_plain", "wv"):
+        table |= _split_output(f"{at}.{name}", getattr(cell, name))
+    if cell.compresses_queries:
+        table |= _norm(f"{at}.query_latent_norm", cell.query_latent_norm, whole)
+    table |= _norm(f"{at}.key_value_latent_norm", cell.key_value_latent_norm, whole)
+    table[f"{at}.transpose"] = on((TOKENS, None, "tp", None))
+    table |= _rotary(f"{at}.query_rotary", cell.query_rotary)
+    table |= _rotary(f"{at}.key_rotary", cell.key_rotary, of_all_heads)
+    table[f"{at}.to_all_heads"] = on(of_all_heads, (None, "tp", None, None))
+    table |= {f"{at}.{name}": on(HEADS, HEADS) for name in ("join_query", "join_key")}
+    if cell.pads_values:
+        table |= {f"{at}.padding.first": on(HEADS), f"{at}.padding.concat": on(HEADS, HEADS), f"{at}.cut": on(HEADS)}
+        table[f"{at}.padding.spread"] = on(HEADS, (None, None, None, None))
+    table |= ATTENTION_CORES[type(cell.attention)](f"{at}.attention", cell.attention)
+    table[f"{at}.merge_transpose"] = on(HEADS)
+    return table | _split_input(f"{at}.wo", cell.wo, rows)
+
+
+ATTENTIONS: dict[type[nn.Cell], Callable[..., Table]] = {Attention: _attention, LatentAttention: _latent_attention}
+
+
 def _split_output(at: str, cell: nn.Cell) -> Table:
     """A projection ``[tokens, in] -> [tokens, out]`` whose weight ``[out, in]`` is split by rows."""
     linear = _linear(at, cell)
@@ -133,7 +189,11 @@ def _split_output(at: str, cell: nn.Cell) -> Table:
     if linear.has_bias:
         table[f"{at}.bias_add"] = on(INNER, ("tp",))
     if linear.has_activation:
-        table |= {f"{at}.activation.{name}": on(INNER) for name in ("silu", "gelu") if hasattr(linear.activation, name)}
+        table |= {
+            f"{at}.activation.{name}": on(INNER)
+            for name in ("silu", "gelu", "quick_gelu")
+            if hasattr(linear.activation, name)
+        }
     return table | (beside_split_output(f"{at}.adapter", linear.adapter) if linear.has_adapter else {})
 
 
@@ -152,16 +212,16 @@ def _linear(at: str, cell: nn.Cell) -> Linear:
     return cell
 
 
-def _rotary(at: str, cell: RotaryEmbedding) -> Table:
+def _rotary(at: str, cell: RotaryEmbedding, heads: Layout = HEADS) -> Table:
     """Heads and tables ``[seq, head_dim]``."""
     table: Layout = (None, None)
     return {
-        f"{at}.mul_cos": on(HEADS, table),
-        f"{at}.mul_sin": on(HEADS, table),
-        f"{at}.add": on(HEADS, HEADS),
-        f"{at}.neg": on(HEADS),
-        f"{at}.split": on(HEADS),
-        f"{at}.concat": on(HEADS, HEADS),
+        f"{at}.mul_cos": on(heads, table),
+        f"{at}.mul_sin": on(heads, table),
+        f"{at}.add": on(heads, heads),
+        f"{at}.neg": on(heads),
+        f"{at}.split": on(heads),
+        f"{at}.concat": on(heads, heads),
     }
 
 
@@ -181,6 +241,8 @@ def _composed_attention(at: str, cell: ComposedAttention) -> Table:
     }
     if cell.biased:
         table[f"{at}.add_bias"] = on(HEADS, (None, "tp", None, None))
+    if cell.drops:
+        table |= _attention_dropout(f"{at}.dropout", cell.dropout)
     return table | (_soft_cap(f"{at}.soft_cap", cell.soft_cap, HEADS) if cell.capped else {})
 
 

@@ -33,6 +33,22 @@ def routed_experts(at: str, cell: Experts, rows: Dimension) -> Table:
         f"{at}.keep": on(ROUTED, ROUTED),
         f"{at}.weigh": on(OF_GROUPS, OF_GROUPS),
         f"{at}.sum": on(OF_GROUPS),
+        **_load(f"{at}.load"),
+        **({f"{at}.add_load": on((TOKENS,), (TOKENS,))} if cell.balances else {}),
+    }
+
+
+def _load(at: str) -> Table:
+    """Every sequence is counted where it is."""
+    rows: Layout = (TOKENS, None)
+    return {
+        f"{at}.of_experts": on(ROUTED),
+        f"{at}.of_kept": on(ROUTED),
+        f"{at}.negative": on(rows, SCALAR),
+        f"{at}.dropped": on(rows, SCALAR),
+        f"{at}.join": on(rows, rows),
+        f"{at}.weigh": on(rows, (None,)),
+        f"{at}.sum": on(rows),
     }
 
 
@@ -128,6 +144,6 @@ def _experts(at: str, cell: ExpertFeedForward) -> Table:
         if not isinstance(linear, ExpertLinear):
             raise TypeError(f"no sharding is known for '{at}.{name}' of class {type(linear).__name__}")
         table[f"{at}.{name}.matmul"] = on(x, weight)
-    names = [name for name in ("silu", "gelu") if hasattr(cell.activation, name)]
+    names = [name for name in ("silu", "gelu", "quick_gelu") if hasattr(cell.activation, name)]
     table |= {f"{at}.activation.{name}": on(INNER) for name in names}
     return {**table, f"{at}.mul": on(INNER, INNER)}

@@ -16,6 +16,7 @@ from mindllm.config.callbacks import (
 from mindllm.train.callbacks.callback import Callback
 from mindllm.train.callbacks.checkpoint import CheckpointMonitor
 from mindllm.train.callbacks.evaluation import EvaluationMonitor
+from mindllm.train.callbacks.expert_load import ExpertLoadMonitor
 from mindllm.train.callbacks.first_step import FirstStep
 from mindllm.train.callbacks.loss_monitor import LossMonitor
 from mindllm.train.callbacks.metrics import MetricsMonitor
@@ -52,8 +53,14 @@ def make_callbacks(
         made.append(ProfileMonitor(config, ranks.rank))
     if not ranks.simulated:
         made.insert(0, FirstStep())
+        if config.model.config.expert_num > 1:
+            made.insert(0, ExpertLoadMonitor(_steps_between_lines(config)))
     made = [callback for callback in made if ranks.is_first or not callback.of_first_rank]
     return sorted(made, key=lambda callback: isinstance(callback, CheckpointMonitor))
+
+
+def _steps_between_lines(config: RunConfig) -> int:
+    return next((item.per_print_times for item in config.callbacks if isinstance(item, LossMonitorConfig)), 1)
 
 
 def _make(item, store: CheckpointStore, simulated: bool) -> Callback:
@@ -61,7 +68,7 @@ def _make(item, store: CheckpointStore, simulated: bool) -> Callback:
         case LossMonitorConfig():
             return LossMonitor(item.per_print_times)
         case MetricsMonitorConfig():
-            return MetricsMonitor()
+            return MetricsMonitor(item.expert_load_steps)
         case SummaryMonitorConfig():
             return SummaryMonitor(item.summary_dir, item.collect_freq)
         case CheckpointMonitorConfig():

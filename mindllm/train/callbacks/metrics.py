@@ -19,7 +19,8 @@ class MetricsMonitor(Callback):
 
     of_first_rank = True
 
-    def __init__(self) -> None:
+    def __init__(self, expert_load_steps: int = 1) -> None:
+        self.expert_load_steps = expert_load_steps
         self.file: MetricsFile | None = None
         self.waiting: list[dict[str, Any]] = []
         self.problem = ""
@@ -30,8 +31,19 @@ class MetricsMonitor(Callback):
 
     def step_end(self, state: RunState, record: StepRecord) -> None:
         scores = {"scores": dict(state.scores)} if state.scores else {}
-        self.waiting.append(asdict(record) | scores)
+        experts = {"experts": loads} if (loads := self._expert_loads(state, record)) else {}
+        self.waiting.append(asdict(record) | scores | experts)
         self._write()
+
+    def _expert_loads(self, state: RunState, record: StepRecord) -> list[dict[str, Any]]:
+        """Of every layer with experts the tokens that chose each, and how many of all choices found no place."""
+        if record.step % self.expert_load_steps:
+            return []
+        choices = record.tokens * state.config.model.config.num_experts_chosen
+        return [
+            {"layer": load.layer, "tokens": load.tokens(record.tokens), "dropped": round(load.dropped * choices)}
+            for load in state.expert_loads
+        ]
 
     def _write(self) -> None:
         assert self.file is not None

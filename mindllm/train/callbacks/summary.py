@@ -10,13 +10,14 @@ import math
 import os
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from mindspore.train import summary_pb2
 from mindspore.train.summary.writer import SummaryWriter
 
 from mindllm.train.callbacks.callback import Callback
+from mindllm.train.expert_loads import LayerLoad
 from mindllm.train.state import RunState, StepRecord
 
 SCALARS = ("loss", "learning_rate", "global_norm", "loss_scale", "tokens_per_s", "step_time_s", "mfu")
@@ -42,12 +43,19 @@ class SummaryMonitor(Callback):
     def step_end(self, state: RunState, record: StepRecord) -> None:
         if self.writer is None or (record.step % self.collect_freq and not state.scores):
             return
-        self.writer.write(PLUGIN, scalar_event(record, state.scores).SerializeToString())
+        scalars = {**state.scores, **load_scalars(state.expert_loads)}
+        self.writer.write(PLUGIN, scalar_event(record, scalars).SerializeToString())
         self.writer.flush()
 
     def close(self) -> None:
         if self.writer is not None:
             self.writer.close()
+
+
+def load_scalars(loads: Sequence[LayerLoad]) -> dict[str, float]:
+    """Of every layer with experts: the busiest relative to the mean, and the part of choices that was dropped."""
+    largest = {f"expert_load/layer_{load.layer}": load.largest for load in loads}
+    return largest | {f"expert_dropped/layer_{load.layer}": load.dropped for load in loads}
 
 
 def scalar_event(record: StepRecord, scores: Mapping[str, float]) -> summary_pb2.Event:

@@ -10,6 +10,7 @@ import numpy as np
 from mindllm.config import ModelConfig
 from mindllm.config.families import family_of
 from mindllm.config.families.weight_table import Weight, WeightTable
+from mindllm.config.latent_attention import LatentAttentionSpec
 from mindllm.config.layers import AttentionSpec, RotarySpec
 from mindllm.models.weight_shapes import weight_shapes
 from mindllm.train.checkpoint.expert_weights import OneExpert, StackedExperts
@@ -18,6 +19,7 @@ from mindllm.train.checkpoint.tensors import TensorSource
 Shape = tuple[int, ...]
 ROTATED: tuple[str, ...] = ("attention.wq.weight", "attention.wk.weight", "attention.wq.bias", "attention.wk.bias")
 ROTATED += ("attention.query_norm.weight", "attention.key_norm.weight")
+ROTATED += tuple(f"attention.{name}_rotary.weight" for name in ("wq", "wq_up", "wk"))
 
 
 @dataclass(frozen=True)
@@ -124,7 +126,7 @@ class FamilyWeights:
 
     def _rows(self, values: np.ndarray, order: np.ndarray) -> np.ndarray:
         """The rows of every head in another order."""
-        heads = values.reshape(-1, self.attention.head_dim, *values.shape[1:])
+        heads = values.reshape(-1, len(order), *values.shape[1:])
         return heads[:, order].reshape(values.shape)
 
     def _split(self, weight: Weight, values: np.ndarray) -> Sequence[np.ndarray]:
@@ -144,9 +146,12 @@ class FamilyWeights:
         return grouped.reshape(-1, *rest)
 
 
-def _row_order(attention: AttentionSpec, neighbours: bool) -> np.ndarray:
-    """Which row of a head of theirs each of ours is: ours pair ``i`` with ``i + head_dim / 2``, the turned pairs first."""
-    width = attention.head_dim
+def _row_order(attention: AttentionSpec | LatentAttentionSpec, neighbours: bool) -> np.ndarray:
+    """Which row of a head of theirs each of ours is: ours pair ``i`` with ``i + width / 2``, the turned pairs first.
+
+    The width is that of what positions are applied to: a head, or in latent attention the part of it that is turned.
+    """
+    width = attention.context.head_dim
     turned = attention.position.rotary_dim if isinstance(attention.position, RotarySpec) else width
     first = np.arange(0, turned, 2) if neighbours else np.arange(turned // 2)
     second = first + 1 if neighbours else first + turned // 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +27,8 @@ def read_weights(directory: Path | str, model: ModelConfig) -> dict[str, Convert
     """
     directory = Path(directory)
     family = FamilyWeights(model)
-    found = by_expert(_known(tensors_of_directory(directory), family), family.table)
+    tensors = _without_further_layers(tensors_of_directory(directory), model, family)
+    found = by_expert(_known(tensors, family), family.table)
     if model.tie_word_embeddings:
         _drop_equal_head(found, family)
     expected = family.shapes()
@@ -41,6 +43,15 @@ def read_weights(directory: Path | str, model: ModelConfig) -> dict[str, Convert
         )
     read = family.read(found)
     return {ours: Converted(theirs, source, np.dtype(np.float32)) for ours, (theirs, source) in read.items()}
+
+
+def _without_further_layers(
+    found: dict[str, TensorSource], model: ModelConfig, family: FamilyWeights
+) -> dict[str, TensorSource]:
+    if not family.table.further_layers:
+        return found
+    layers = {name: re.match(r"model\.layers\.(\d+)\.", name) for name in found}
+    return {name: found[name] for name, layer in layers.items() if not (layer and int(layer[1]) >= model.num_layers)}
 
 
 def _known(found: dict[str, TensorSource], family: FamilyWeights) -> dict[str, TensorSource]:

@@ -22,12 +22,14 @@ from mindllm.config import RunConfig
 from mindllm.errors import RunFailed
 from mindllm.models.weights import HostCopy, drawn_value
 from mindllm.parallel import build_parallel_model, mesh_of, set_parallel_context
+from mindllm.parallel.context import input_columns
 from mindllm.parallel.parameter_layout import ParameterLayout
 from mindllm.parallel.refusals import refusals_explained
 from mindllm.train.checkpoint import Part, RankTensors, read_slices
 from mindllm.train.distributed_step import distributed_loss, distributed_step, example_inputs, input_slices
 from mindllm.train.engine.columns import inputs
 from mindllm.train.engine.engine import Batch, Engine, StepResult, evaluation_config, weight_signatures
+from mindllm.train.expert_loads import LOAD
 from mindllm.train.optimizer import MOMENTS, POWERS
 from mindllm.train.ranks import Ranks
 from mindllm.train.share import Share
@@ -44,6 +46,7 @@ class ClusterRankEngine(Engine):
     def __init__(self, config: RunConfig, ranks: Ranks, training: bool = True) -> None:
         super().__init__(config, ranks)
         self.mesh = mesh_of(config)
+        self._columns = input_columns(config)
         self.simulated = ranks.simulated
         set_parallel_context(config, ranks.rank)
         parallel = build_parallel_model(config)
@@ -74,14 +77,14 @@ class ClusterRankEngine(Engine):
 
     def step(self, batch: Batch, rate: float, scale: float) -> StepResult:
         assert self._step is not None
-        outputs = self._step(*inputs(batch), Tensor(rate, ms.float32), Tensor(scale, ms.float32))
+        outputs = self._step(*inputs(batch, self._columns), Tensor(rate, ms.float32), Tensor(scale, ms.float32))
         loss, norm, finite, tokens = (output.asnumpy() for output in outputs)
         if self.simulated:
             return StepResult(NAN, NAN, False, 0)
         return StepResult(self._of_last_stage(float(loss)), float(norm), not bool(finite), int(tokens))
 
     def evaluate(self, batch: Batch) -> tuple[float, int]:
-        loss = float(self._evaluation(*inputs(batch)).asnumpy())
+        loss = float(self._evaluation(*inputs(batch, self._columns)).asnumpy())
         return self._of_last_stage(loss), self._tokens(batch)
 
     def _tokens(self, batch: Batch) -> int:
@@ -108,6 +111,12 @@ class ClusterRankEngine(Engine):
 
     def _is_finite(self, name: str) -> bool:
         return bool(np.isfinite(self._parameters[name].asnumpy()).all())
+
+    def expert_loads(self) -> Mapping[str, np.ndarray]:
+        """Those of this rank's stage."""
+        if self._step is None or self.simulated:
+            return {}
+        return {item.name: item.asnumpy() for item in self._step.get_parameters() if item.name.startswith(LOAD)}
 
     def held(self) -> Mapping[int, RankTensors]:
         state = {name for name in self._parameters if name in POWERS or name.startswith(MOMENTS)}

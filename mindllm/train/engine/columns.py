@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from mindspore import Tensor
 
+from mindllm.data.random_keys import RANDOM_KEYS
+from mindllm.parallel.context import COLUMNS
 from mindllm.train.engine.engine import Batch
 
-
-def inputs(batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-    """``input_ids``, ``labels``, ``loss_mask``."""
-    return Tensor(batch["input_ids"]), Tensor(batch["labels"]), Tensor(batch["loss_mask"])
+DOCUMENT_COLUMNS = ("segment_starts", "position_ids")
 
 
-def document_columns(batch: Batch) -> tuple[Tensor | None, ...]:
-    """``segment_starts`` and ``position_ids``; nothing where the batch has neither, as that is a graph without them."""
-    columns = [batch.get(name) for name in ("segment_starts", "position_ids")]
-    if not any(column is not None for column in columns):
-        return ()
-    return tuple(None if column is None else Tensor(column) for column in columns)
+def inputs(batch: Batch, columns: Sequence[str] = COLUMNS) -> tuple[Tensor, ...]:
+    """These columns."""
+    return tuple(Tensor(batch[name]) for name in columns)
+
+
+def further_inputs(batch: Batch, training: bool = True) -> tuple[Tensor | None, ...]:
+    """``segment_starts`` and ``position_ids``, and in training ``random_keys``; without those at the end that the batch has
+    not, as that is a graph without them.
+    """
+    names = [*DOCUMENT_COLUMNS, *([RANDOM_KEYS] if training else [])]
+    while names and names[-1] not in batch:
+        names.pop()
+    return tuple(Tensor(batch[name]) if name in batch else None for name in names)
 
 
 def parts(batch: Batch, count: int) -> list[Batch]:

@@ -88,6 +88,13 @@ class Engine(ABC):
         A value is an array, or whatever ``read_slices`` takes, of which no more is read than is kept.
         """
 
+    def expert_loads(self) -> Mapping[str, np.ndarray]:
+        """What the last step counted of experts, by the counter's name, as far as this process knows; not scaled.
+
+        Each is fp32 ``[experts + 1]``: the tokens of every expert, then the choices that were dropped.
+        """
+        return {}
+
     def load(self, checkpoint: Checkpoint) -> None:
         """Puts a checkpoint's weights and optimizer state into this model.
 

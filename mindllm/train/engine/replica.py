@@ -16,9 +16,9 @@ from mindllm.models.weights import HostCopy, assign, initialise, model_weights, 
 from mindllm.parallel import build_replica
 from mindllm.train.checkpoint import RankTensors
 from mindllm.train.compile_cache import cached_compilation
-from mindllm.train.engine.columns import document_columns, inputs, parts
+from mindllm.train.engine.columns import further_inputs, inputs, parts
 from mindllm.train.engine.engine import Batch, Engine, StepResult
-from mindllm.train.optimizer import AdamW, relative_rates
+from mindllm.train.optimizer import AdamW, is_state
 from mindllm.train.ranks import ALONE, Ranks
 from mindllm.train.step import AccumulateStep, ApplyAccumulated, ForwardBackward, TrainStep
 from mindllm.tune.draw import Draw
@@ -62,8 +62,9 @@ class ReplicaEngine(Engine):
     def _build_training(self) -> None:
         wrapper = self.config.runner_wrapper
         clip = wrapper.max_grad_norm if wrapper.use_clip_grad else None
+        model = self.config.model.config
         self.optimizer = AdamW(
-            list(self.weights.values()), self.config.optimizer, relative_rates(self.config, self.weights.values())
+            self.model.trainable_params(), self.config.optimizer, model.topk_bias_update_rate, model.pet_config
         )
         self.parts = self.config.runner_config.gradient_accumulation_steps
         several = self.ranks.count > 1
@@ -101,10 +102,10 @@ class ReplicaEngine(Engine):
         """
         self._draw(0)
         if not self._accumulates:
-            return self._step(*inputs(batch), rate, scale, *document_columns(batch))
+            return self._step(*inputs(batch), rate, scale, *further_inputs(batch))
         for number, part in enumerate(parts(batch, self.parts)):
             self._draw(number)
-            self._accumulate(*inputs(part), scale, *document_columns(part))
+            self._accumulate(*inputs(part), scale, *further_inputs(part))
         if self.ranks.count > 1:
             if not self._compiled:
                 self._step.compile(rate, scale)
@@ -116,7 +117,7 @@ class ReplicaEngine(Engine):
     def evaluate(self, batch: Batch) -> tuple[float, int]:
         if self.draw is not None:
             self.draw.end()
-        loss, tokens = self._evaluation(*inputs(batch), *document_columns(batch))
+        loss, tokens = self._evaluation(*inputs(batch), *further_inputs(batch, training=False))
         loss, tokens = self.ranks.sum([float(loss.asnumpy()), float(tokens.asnumpy())])
         return loss, int(tokens)
 
@@ -126,18 +127,23 @@ class ReplicaEngine(Engine):
             return names
         gradients = ForwardBackward(self.model, self.optimizer.parameters)
         first = next(iter(parts(batch, self.parts)))
-        values = gradients(*inputs(first), Tensor(1.0, ms.float32), *document_columns(first))[2]
-        return self._bad_names("gradient of", values)
+        values = gradients(*inputs(first), Tensor(1.0, ms.float32), *further_inputs(first))[2]
+        return self._bad_names("gradient of", [values[index] for index in self.optimizer.updated])
 
     def _bad_names(self, what: str, values: Iterable[Tensor]) -> list[str]:
         bad = self.ranks.sum([float(not _finite(value)) for value in values])
         return [f"{what} {name}" for name, count in zip(self.weights, bad, strict=True) if count]
 
+    def expert_loads(self) -> Mapping[str, np.ndarray]:
+        if self.optimizer is None or not self.optimizer.counts:
+            return {}
+        return {item.name: item.asnumpy() for item in self.optimizer.expert_loads.counted}
+
     @property
     def optimizer_state(self) -> dict[str, Parameter]:
         """The optimizer's own parameters by name: moments and powers of the betas."""
         parameters = self.optimizer.get_parameters() if self.optimizer is not None else ()
-        return {item.name: item for item in parameters if item.name not in self.weights}
+        return {item.name: item for item in parameters if is_state(item.name)}
 
     def held(self) -> Mapping[int, RankTensors]:
         return {self.ranks.rank: RankTensors(_copies(self.weights), _copies(self.optimizer_state))}

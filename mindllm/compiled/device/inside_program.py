@@ -1,0 +1,238 @@
+"""Runs inside a program of somebody else, as ``sitecustomize``, when that is to train in MindSpore's dry run.
+
+``program.py`` writes this file where the program's Python finds it, so only the standard library is imported, and MindSpore once
+the program itself has. It leaves the program's files alone. It answers what only a machine with devices could, ends the program
+when one training step has been simulated, and reports what the tool must know: the memory the program grants itself, stages,
+whether it has trained, and how it ended.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import inspect
+import json
+import os
+import resource
+import sys
+import time
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+REPORT, STEPS, GRAPHS, STAND_INS = "MINDLLM_PROGRAM_REPORT", "MINDLLM_STEPS", "MINDLLM_GRAPHS", "MINDLLM_STAND_INS"
+MORE_THAN_ANY = 4000.0  # GB, so that a program that does not fit is measured, too
+ANSWERED = {"hccl": {}, "hccl.sys_version": {"__sys_version__": "8.5"}}  # not te: who finds it wants its compiler
+BACKWARD = b"Gradients/"
+GRAPH_MODE, KIB = 0, 1024
+MANAGER = "lib/plugin/ascend/libmindspore_ascend_res_manager.so"
+POLLED = (
+    "_ZN9mindspore6device6ascend19aclrtProcessReport_E"  # see callback_thread.py, which does the same for our own runs
+)
+POLLS = "_ZN9mindspore6device6ascend27SimuFuncIaclrtProcessReportIiEET_i"
+
+_process = os.getpid()
+_report_path = os.environ.pop(REPORT, "")  # so that Python programs this one starts do not report
+_steps = int(os.environ.get(STEPS, "0"))  # 0: as many as the program wants
+_report: dict[str, Any] = {"mindspore": None, "mode": None, "limit": None, "trained": False, "compile_seconds": 0.0}
+_executions: dict[str, int] = {}
+_training: set[str] = set()
+_seen: set[str] = set()
+
+
+class _AfterImport(importlib.abc.MetaPathFinder):
+    """Has :func:`_prepare` called when MindSpore has been imported."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        """Finds MindSpore as Python would."""
+        if name != "mindspore":
+            return None
+        sys.meta_path.remove(self)
+        specification = importlib.util.find_spec(name)
+        loader = specification and specification.loader
+        if loader is None or not hasattr(loader, "exec_module"):
+            return specification
+        execute = loader.exec_module
+
+        def execute_and_prepare(module: ModuleType) -> None:
+            execute(module)
+            _prepare(module)
+
+        loader.exec_module = execute_and_prepare  # type: ignore[method-assign]
+        return specification
+
+
+class _Answers(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """The Python package of CANN that programs ask for its version only; asked when nobody else has it."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        """A module that holds the version."""
+        if name not in ANSWERED:
+            return None
+        return importlib.machinery.ModuleSpec(name, self, is_package=not ANSWERED[name])
+
+    def create_module(self, spec: Any) -> None:
+        """Python makes it."""
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Sets what is asked for."""
+        vars(module).update(ANSWERED[module.__name__])
+
+
+def _prepare(mindspore: ModuleType) -> None:
+    """Everything that MindSpore itself must be told."""
+    _report["mindspore"] = mindspore.__version__
+    from mindspore.common.initializer import Initializer
+    from mindspore.communication._comm_helper import GlobalComm
+
+    GlobalComm.CHECK_ENVS = False  # the file that says which devices there are
+    Initializer.__call__ = lambda initializer, array: array  # weights nobody reads need no memory of the host
+    if _report_path:
+        _watch_memory()
+    _watch_graphs(Path(str(mindspore.__file__)).parent)
+
+
+def _watch_memory() -> None:
+    """Notes the memory the program grants itself, and grants more."""
+    from mindspore import context, runtime
+    from mindspore._c_expression import ms_ctx_param
+
+    handle = context._Context
+    set_param = handle.set_param
+
+    def watched(self: Any, param: Any, value: Any) -> Any:
+        if param == ms_ctx_param.max_device_memory:
+            _report["limit"], value = value, MORE_THAN_ANY
+        return set_param(self, param, value)
+
+    handle.set_param = watched
+    context._context().set_param(ms_ctx_param.max_device_memory, MORE_THAN_ANY)
+    _report["limit"] = None
+    set_memory = runtime.set_memory
+
+    def watched_memory(*arguments: Any, **named: Any) -> Any:
+        given = inspect.signature(set_memory).bind(*arguments, **named).arguments
+        if "max_size" in given:
+            _report["limit"] = float(str(given["max_size"]).removesuffix("GB"))
+        return set_memory(**{**given, "max_size": f"{MORE_THAN_ANY:.0f}GB"})
+
+    runtime.set_memory = watched_memory
+
+
+def _watch_graphs(package: Path) -> None:
+    """Times what is compiled, knows a training graph when it is run, and ends the program before it runs once too often."""
+    from mindspore import _c_expression
+
+    for name in ("GraphExecutor_", "JitExecutor_"):
+        kind = getattr(_c_expression, name, None)
+        if kind is not None:
+            kind.compile = _timed(kind.compile, package)
+            kind.__call__ = _counted(kind.__call__)
+
+
+def _timed(compiled: Any, package: Path) -> Any:
+    def watched(*arguments: Any, **named: Any) -> Any:
+        _calm_polling_thread(package)
+        start = time.monotonic()
+        try:
+            return compiled(*arguments, **named)
+        finally:
+            _report["compile_seconds"] += time.monotonic() - start
+            _note_parallel()
+
+    return watched
+
+
+def _counted(run: Any) -> Any:
+    def watched(*arguments: Any, **named: Any) -> Any:
+        phase = str(arguments[-1])
+        if _is_training(phase):
+            if 0 < _steps <= _executions[phase]:
+                _report["stopped"] = True
+                sys.exit(0)
+            _executions[phase] += 1
+        result = run(*arguments, **named)
+        _report["trained"] = _report["trained"] or phase in _training
+        return result
+
+    return watched
+
+
+def _is_training(phase: str) -> bool:
+    """Whether a graph has a backward pass, which its text says; it is written when the graph is compiled, before it is run."""
+    if phase not in _executions:
+        new = [path for path in _graph_files() if path.name not in _seen]
+        _seen.update(path.name for path in new)
+        _executions[phase] = 0
+        if any(BACKWARD in path.read_bytes() for path in new):
+            _training.add(phase)
+    return phase in _training
+
+
+def _graph_files() -> list[Path]:
+    return sorted(Path(os.environ[GRAPHS]).rglob("*_validate_*.ir")) if os.environ.get(GRAPHS) else []
+
+
+def _note_parallel() -> None:
+    from mindspore import context
+
+    for key, name in (("stages", "pipeline_stages"), ("devices", "device_num")):
+        _report[key] = max(int(context.get_auto_parallel_context(name) or 1), _report.get(key, 1))
+
+
+def _calm_polling_thread(package: Path) -> None:
+    """Lets the thread that asks for callbacks sleep between questions, if it is the one known."""
+    stand_ins = os.environ.pop(STAND_INS, "")
+    if not stand_ins:
+        return
+    try:
+        manager = ctypes.CDLL(str(package / MANAGER))
+        polled = ctypes.c_void_p.in_dll(manager, POLLED)
+        known = ctypes.cast(getattr(manager, POLLS), ctypes.c_void_p)
+        sleeping = ctypes.cast(ctypes.CDLL(stand_ins).stand_in_wait, ctypes.c_void_p)
+    except (OSError, AttributeError, ValueError):
+        return
+    if polled.value == known.value:
+        polled.value = sleeping.value
+
+
+def _note_error(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+    missing = getattr(error, "name", None) if isinstance(error, ImportError) else None
+    _report["error"] = {"kind": kind.__name__, "text": str(error), "missing": missing}
+    _shown_before(kind, error, trace)
+
+
+def _write_report() -> None:
+    """Written last; a program that imports MindSpore is not overwritten by one that does not."""
+    if os.getpid() != _process or (_report["mindspore"] is None and Path(_report_path).exists()):
+        return
+    if _report["mindspore"] is not None:
+        from mindspore import context
+
+        _report["mode"] = "graph" if context.get_context("mode") == GRAPH_MODE else "pynative"
+        _report["target"] = context.get_context("device_target")
+    _report["host_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * KIB
+    unfinished = Path(f"{_report_path}.{_process}")
+    unfinished.write_text(json.dumps(_report), encoding="utf-8")
+    unfinished.replace(_report_path)
+
+
+def _run_shadowed() -> None:
+    """A ``sitecustomize`` of the user's own, which this file hides, is run as well."""
+    here = Path(__file__).resolve().parent
+    search = [entry for entry in sys.path if Path(entry or ".").resolve() != here]
+    specification = importlib.machinery.PathFinder.find_spec("sitecustomize", search)
+    if specification is not None and specification.loader is not None:
+        specification.loader.exec_module(importlib.util.module_from_spec(specification))
+
+
+if __name__ == "sitecustomize" and os.environ.get("MS_SIMULATION_LEVEL"):
+    _shown_before, sys.excepthook = sys.excepthook, _note_error
+    sys.meta_path.insert(0, _AfterImport())
+    sys.meta_path.append(_Answers())
+    if _report_path:
+        atexit.register(_write_report)
+    _run_shadowed()

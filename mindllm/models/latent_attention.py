@@ -1,0 +1,119 @@
+"""Multi-head latent attention (DeepSeek-V2, section 2.1) in the form of training: keys and values of all heads are made.
+
+Queries and keys are the plain channels of a head, then those that rotary positions turn; the turned part of a key is one for all
+heads. No tensor is cut: what published files hold in one matrix are several here.
+"""
+
+from __future__ import annotations
+
+import mindspore as ms
+import numpy as np
+from mindspore import Tensor, nn
+from mindspore import ops as P
+
+from mindllm.config.latent_attention import LATENT_NORM, LatentAttentionSpec
+from mindllm.models.attention import Tables, attention_core
+from mindllm.models.kernels import Kernels
+from mindllm.models.linear import Linear
+from mindllm.models.norm import make_norm
+from mindllm.models.rotary import RotaryEmbedding
+from mindllm.models.weights import Spread
+
+
+class LatentAttention(nn.Cell):
+    """Projections, rotation, attention and output projection: ``[batch · seq, hidden] -> [batch · seq, hidden]``."""
+
+    biased = False
+
+    def __init__(self, spec: LatentAttentionSpec, kernels: Kernels, spread: Spread, seq_length: int) -> None:
+        super().__init__()
+        heads, std = spec.num_heads, spread.inner
+        self.num_heads, self.value_dim = heads, spec.value_dim
+        self.plain_dim, self.rotary_dim = spec.plain_dim, spec.rotary_dim
+        self.compresses_queries = spec.query_rank is not None
+        if spec.query_rank is None:
+            self.wq_plain = Linear(spec.hidden_size, heads * spec.plain_dim, kernels, std)
+            self.wq_rotary = Linear(spec.hidden_size, heads * spec.rotary_dim, kernels, std)
+        else:
+            self.wq_down = Linear(spec.hidden_size, spec.query_rank, kernels, std)
+            self.wq_up_plain = Linear(spec.query_rank, heads * spec.plain_dim, kernels, std)
+            self.wq_up_rotary = Linear(spec.query_rank, heads * spec.rotary_dim, kernels, std)
+        self.wkv_down = Linear(spec.hidden_size, spec.key_value_rank, kernels, std)
+        self.wk_rotary = Linear(spec.hidden_size, spec.rotary_dim, kernels, std)
+        self.wk_plain = Linear(spec.key_value_rank, heads * spec.plain_dim, kernels, std)
+        self.wv = Linear(spec.key_value_rank, heads * spec.value_dim, kernels, std)
+        self.wo = Linear(heads * spec.value_dim, spec.hidden_size, kernels, spread.output)
+        if spec.query_rank is not None:
+            self.query_latent_norm = make_norm(spec.query_rank, LATENT_NORM, kernels)
+        self.key_value_latent_norm = make_norm(spec.key_value_rank, LATENT_NORM, kernels)
+        self.query_rotary = RotaryEmbedding(spec.rotary_dim, kernels)
+        self.key_rotary = RotaryEmbedding(spec.rotary_dim, kernels)
+        self.to_all_heads = P.Add()
+        self.nothing = Tensor(np.zeros((1, heads, 1, 1)), kernels.activation)
+        self.join_query = P.Concat(axis=-1)
+        self.join_key = P.Concat(axis=-1)
+        self.pads_values = kernels.flash_attention and spec.value_dim < spec.head_dim
+        if self.pads_values:
+            self.padding = Padding(spec.head_dim - spec.value_dim)
+            self.cut = P.Slice()
+        self.attention = attention_core(spec, kernels, seq_length)
+        self.reshape = P.Reshape()
+        self.transpose = P.Transpose()
+        self.merge_transpose = P.Transpose()
+
+    def heads(self, x: Tensor, batch: int, width: int) -> Tensor:
+        """``[batch · seq, heads · width] -> [batch, heads, seq, width]``."""
+        return self.transpose(self.reshape(x, (batch, -1, self.num_heads, width)), (0, 2, 1, 3))
+
+    def project(self, x: Tensor, batch: int, tables: Tables) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values of ``x`` ``[batch · seq, hidden]``: ``[batch, heads, seq, d]`` with their own ``d``."""
+        latent = self.key_value_latent_norm(self.wkv_down(x))
+        key = self.join_key(
+            (self.heads(self.wk_plain(latent), batch, self.plain_dim), self.turned_key(x, batch, tables))
+        )
+        value = self.heads(self.wv(latent), batch, self.value_dim)
+        return self.query(x, batch, tables), key, value
+
+    def query(self, x: Tensor, batch: int, tables: Tables) -> Tensor:
+        """Queries ``[batch, heads, seq, plain + turned]``."""
+        if self.compresses_queries:
+            latent = self.query_latent_norm(self.wq_down(x))
+            plain, turned = self.wq_up_plain(latent), self.wq_up_rotary(latent)
+        else:
+            plain, turned = self.wq_plain(x), self.wq_rotary(x)
+        turned = self.query_rotary(self.heads(turned, batch, self.rotary_dim), tables[0], tables[1])
+        return self.join_query((self.heads(plain, batch, self.plain_dim), turned))
+
+    def turned_key(self, x: Tensor, batch: int, tables: Tables) -> Tensor:
+        """The part of the keys that is one for all heads, for each of them: ``[batch, heads, seq, turned]``."""
+        key = self.reshape(self.wk_rotary(x), (batch, 1, -1, self.rotary_dim))
+        return self.to_all_heads(self.key_rotary(key, tables[0], tables[1]), self.nothing)
+
+    def output(self, context: Tensor) -> Tensor:
+        """``[batch, heads, seq, value] -> [batch · seq, hidden]``."""
+        merged = self.merge_transpose(context, (0, 2, 1, 3))
+        return self.wo(self.reshape(merged, (-1, self.num_heads * self.value_dim)))
+
+    def construct(self, x: Tensor, batch: int, tables: Tables, mask: Tensor, random: Tensor | None = None) -> Tensor:
+        query, key, value = self.project(x, batch, tables)
+        if not self.pads_values:
+            return self.output(self.attention(query, key, value, mask, None, random))
+        context = self.attention(query, key, self.padding(value), mask)
+        size = (context.shape[0], context.shape[1], context.shape[2], self.value_dim)
+        return self.output(self.cut(context, (0, 0, 0, 0), size))
+
+
+class Padding(nn.Cell):
+    """``count`` zeros behind the channels of ``[batch, heads, seq, d]``: the fused kernel has one width for keys and values."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.zeros = Tensor(np.zeros((1, 1, 1, count)), ms.float32)
+        self.spread = P.Mul()
+        self.first = P.Slice()
+        self.concat = P.Concat(axis=-1)
+        self.cast = P.Cast()
+
+    def construct(self, x: Tensor) -> Tensor:
+        column = self.first(x, (0, 0, 0, 0), (x.shape[0], x.shape[1], x.shape[2], 1))
+        return self.concat((x, self.spread(column, self.cast(self.zeros, x.dtype))))

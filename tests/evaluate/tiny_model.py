@@ -1,0 +1,46 @@
+"""Tiny models with a tokenizer whose tokens are characters."""
+
+import json
+import string
+
+import torch
+from tokenizers import Tokenizer, decoders, models
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from mindllm.config.families import FAMILIES
+
+TINY = {name: content for family in FAMILIES for name, content in family.tiny.items()}
+END = "<|end|>"
+CHARACTERS = [*string.printable[:95], "\n"]
+LENGTH = 256
+
+
+def write_model(directory, name="llama", seed=0, **changes):
+    """A random tiny model of a family with the tokenizer, as a directory of Hugging Face."""
+    torch.manual_seed(seed)
+    content = dict(TINY[name]) | {"bos_token_id": None, "eos_token_id": 96, "pad_token_id": None} | changes
+    for key in ("max_position_embeddings", "n_positions", "seq_length"):
+        if key in content:
+            content[key] = LENGTH
+    config = AutoConfig.for_model(content.pop("model_type"), **content)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            torch.nn.init.normal_(parameter, mean=float(parameter.ndim == 1), std=0.1)
+    model.generation_config.eos_token_id = 96
+    model.save_pretrained(directory)
+    write_tokenizer(directory)
+    return directory
+
+
+def write_tokenizer(directory, template=None):
+    vocabulary = {character: place for place, character in enumerate(CHARACTERS)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.decoder = decoders.Fuse()
+    tokenizer.add_special_tokens([END])
+    tokenizer.save(str(directory / "tokenizer.json"))
+    said = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": END, "pad_token": END}
+    said |= {"clean_up_tokenization_spaces": False, "model_max_length": LENGTH}
+    (directory / "tokenizer_config.json").write_text(
+        json.dumps(said | ({"chat_template": template} if template else {}))
+    )

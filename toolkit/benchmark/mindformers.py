@@ -1,0 +1,180 @@
+"""The same YAML through MindFormers and through mindllm, both in MindSpore's dry run: memory, operators, exchanges, compile time.
+
+``bash scripts/mindformers.sh`` makes the environment of MindFormers 1.8 (MindSpore 2.7.2). Every case is
+``examples/mindformers/qwen3_32b_4_layers.yaml`` with some keys changed; mindllm reads that file as it is. Both programs
+are run by ``toolkit.offline``, so one instrument measures both.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from mindllm.command import CommandParser, run_command
+from mindllm.console import error_console
+from mindllm.errors import CheckFailed, RunFailed, UserError
+from toolkit.benchmark.report import Tables, write_markdown
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLE = ROOT / "examples" / "mindformers"
+YAML = EXAMPLE / "qwen3_32b_4_layers.yaml"
+ENVIRONMENT = ROOT / ".venv-mindformers"
+DATA = "random.mindrecord"
+THEIRS, OURS = "MindFormers 1.8", "mindllm"
+ENTERED = (
+    "MINDLLM_SIMULATION"  # tells run_llm.py that it need not start itself again in the environment of a simulation
+)
+NOTHING_RECOMPUTED = {"recompute_config.recompute": False}
+STATIC = {"context.memory_optimize_level": "O1"}
+CASES: Mapping[str, Mapping[str, Any]] = {
+    "all recomputed, O0": {},
+    "all recomputed, O1": STATIC,
+    "nothing recomputed, O0": NOTHING_RECOMPUTED,
+    "nothing recomputed, O1": {**NOTHING_RECOMPUTED, **STATIC},
+}
+COLUMNS = (
+    "case", "stage", "program", "used peak", "fragments", "operators", "exchanges", "compiled in s", "host memory",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Programs:
+    """How both are started: MindFormers' Python, the directory of data and results."""
+
+    python: Path
+    directory: Path
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs both on every case and writes the page."""
+    parser = CommandParser(
+        prog="python -m toolkit.benchmark.mindformers",
+        description=__doc__.splitlines()[0],
+        epilog="example: python -m toolkit.benchmark.mindformers --markdown docs/benchmarks/mindformers.md",
+    )
+    parser.add_argument(
+        "--python", type=Path, default=ENVIRONMENT / "bin" / "python", help="MindFormers' (%(default)s)"
+    )
+    parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES), metavar="NAME", help="only these")
+    parser.add_argument("--markdown", type=Path, required=True, metavar="FILE", help="the page to write")
+    options = parser.parse_args(arguments)
+    if not options.python.is_file():
+        raise UserError(f"{options.python} is not there; bash scripts/mindformers.sh makes it")
+    command = f"python -m toolkit.benchmark.mindformers {_asked(options)}--markdown {options.markdown}"
+    rows: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory(prefix="mindllm_beside_") as name:
+        for case in options.cases:
+            rows += measure(Programs(options.python.absolute(), Path(name)), case)
+            write_markdown(options.markdown, "Beside MindFormers", DESCRIPTION, command, tables(rows))
+    return 0
+
+
+def _asked(options: argparse.Namespace) -> str:
+    return "" if options.cases == list(CASES) else f"--cases {' '.join(map(repr, options.cases))} "
+
+
+def measure(programs: Programs, case: str) -> list[dict[str, Any]]:
+    """What ``toolkit.offline`` says of every stage of a case, by both programs."""
+    config = programs.directory / "run.yaml"
+    config.write_text(yaml.safe_dump(changed(CASES[case]), sort_keys=False), encoding="utf-8")
+    theirs = [str(programs.python), str(EXAMPLE / "run_mindformer.py"), "--config", str(config)]
+    data = programs.directory / DATA
+    own = ["--model.model_config.input_sliced_sig=false", f"--train_dataset.data_loader.dataset_dir={data}"]
+    output = programs.directory / "output"
+    ours = [sys.executable, str(ROOT / "run_llm.py"), "--config", str(config), *own, f"--output_dir={output}"]
+    found = []
+    for program, command, variables in ((THEIRS, theirs, {}), (OURS, [*ours, "--overwrite"], {ENTERED: "1"})):
+        error_console.print(f"{case}: {program}")
+        columns = (
+            0 if program == THEIRS else 1
+        )  # a row that mindllm reads has one token more, and is shifted when it is read
+        _write_data(programs, changed(CASES[case])["model"]["model_config"]["seq_length"] + columns)
+        ranks = _offline(command, variables, programs.directory)
+        found += [{"case": case, "program": program, **rank} for rank in ranks]
+    return sorted(found, key=lambda row: row["stage"])
+
+
+def changed(changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The example's YAML with the values of some dotted keys changed."""
+    tree = yaml.safe_load(YAML.read_text(encoding="utf-8"))
+    for key, value in changes.items():
+        *around, last = key.split(".")
+        section = tree
+        for name in around:
+            section = section[name]
+        section[last] = value
+    return tree
+
+
+def _write_data(programs: Programs, seq_length: int) -> None:
+    command = [str(programs.python), str(EXAMPLE / "make_data.py"), f"--seq_length={seq_length}", DATA]
+    _run(command, {}, programs.directory)
+
+
+def _offline(command: Sequence[str], variables: Mapping[str, str], directory: Path) -> list[dict[str, Any]]:
+    keep = directory / "kept"
+    tool = [sys.executable, "-m", "toolkit.offline", "--json", "--keep", str(keep), "--", *command]
+    return json.loads(_run(tool, {"PYTHONPATH": str(ROOT), **variables}, directory).splitlines()[-1])["ranks"]
+
+
+def _run(command: Sequence[str], variables: Mapping[str, str], directory: Path) -> str:
+    environment = {**os.environ, **variables}
+    result = subprocess.run(command, env=environment, cwd=directory, capture_output=True, text=True, check=False)
+    if result.returncode not in (0, CheckFailed.exit_code):
+        raise RunFailed(f"{' '.join(command)} ended with {result.returncode}\n{result.stderr.strip()[-2000:]}")
+    return result.stdout
+
+
+DESCRIPTION = """
+One YAML of MindFormers (`examples/mindformers/qwen3_32b_4_layers.yaml`: 4 layers, rows of 4096 tokens, dp2 tp2 pp2,
+4 micro-batches, sequence and optimizer parallel) through MindFormers 1.8.0 on MindSpore 2.7.2 and, as it is, through mindllm on
+MindSpore 2.10.0, the first rank of each stage. Both are programs as they are, run by `toolkit.offline`. Memory in MiB;
+operators and exchanges (the collective ones among them) are those that were launched in a step. Times are of a busy machine:
+they compare orders of magnitude. O0 and O1 are `memory_optimize_level`.
+"""
+
+
+def tables(rows: Sequence[Mapping[str, Any]]) -> Tables:
+    """Every stage of both programs, and how many percent mindllm needs more or less."""
+    lines = [
+        (
+            row["case"],
+            str(row["stage"]),
+            row["program"],
+            f"{row['used_peak_mb']:,}",
+            f"{row['actual_peak_mb'] - row['used_peak_mb']:,}",
+            f"{row['operators']:,}",
+            str(row["collectives"]),
+            f"{row['compile_seconds']:.0f}",
+            f"{row['host_mb']:,}",
+        )
+        for row in rows
+    ]
+    return [
+        ("Stage by stage", COLUMNS, lines),
+        ("Used peak", ("case", "stage", THEIRS, OURS, "difference"), _peaks(rows)),
+    ]
+
+
+def _peaks(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
+    peaks = {(row["case"], row["stage"], row["program"]): row["used_peak_mb"] for row in rows}
+    places = dict.fromkeys((case, stage) for case, stage, _ in peaks)
+    pairs = [(case, stage, peaks[case, stage, THEIRS], peaks[case, stage, OURS]) for case, stage in places]
+    return [
+        (case, str(stage), f"{theirs:,}", f"{ours:,}", f"{ours / theirs - 1:+.1%}")
+        for case, stage, theirs, ours in pairs
+    ]
+
+
+if __name__ == "__main__":
+    run_command(main)

@@ -1,0 +1,78 @@
+"""What a command line is about: its Python, and how many devices the YAML it names is written for."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from mindllm.errors import UserError
+
+LAUNCHERS = ("msrun", "mpirun", "mpiexec", "torchrun")
+PYTHON = re.compile(r"python[0-9.]*$")
+SIZES = ("data_parallel", "model_parallel", "pipeline_stage", "context_parallel")  # whose product MindFormers runs on
+
+
+def python_of(command: Sequence[str]) -> str:
+    """The interpreter a command runs: itself, that of a script it names first, or the one found as ``python``.
+
+    Raises:
+        UserError: the command cannot be started, or starts processes of its own.
+    """
+    name = Path(command[0]).name
+    if name in LAUNCHERS:
+        raise UserError(
+            f"{command[0]} starts a process for each device; give the command of one of them, as: python train.py"
+        )
+    found = shutil.which(command[0])
+    if found is None:
+        raise UserError(f"{command[0]}: there is no such program")
+    return found if PYTHON.match(name) else _interpreter(Path(found)) or _default()
+
+
+def _interpreter(script: Path) -> str | None:
+    """The Python in the first line of a script; None where that names another program."""
+    with open(script, "rb") as file:
+        first = file.readline(400).decode(errors="replace")
+    words = first.removeprefix("#!").split() if first.startswith("#!") else []
+    python = next((word for word in words if PYTHON.match(Path(word).name)), None)
+    return shutil.which(python) if python else None
+
+
+def _default() -> str:
+    found = shutil.which("python") or shutil.which("python3")
+    if found is None:
+        raise UserError("no python is on the path; activate the environment of the program, or name it with --python")
+    return found
+
+
+def devices_of(command: Sequence[str]) -> int | None:
+    """How many devices the YAML of MindFormers that a command names with ``--config`` is written for; None if it names none."""
+    path = _named_config(command)
+    try:
+        tree: Any = yaml.safe_load(path.read_text(encoding="utf-8")) if path else None
+    except (OSError, ValueError, yaml.YAMLError):
+        return None  # the program says it better
+    sizes = tree.get("parallel_config") if isinstance(tree, dict) else None
+    if not isinstance(sizes, dict) or tree.get("use_parallel") is False:
+        return None
+    devices = 1
+    for name in SIZES:
+        value = sizes.get(name)
+        devices *= value if isinstance(value, int) and value > 0 else 1
+    return devices
+
+
+def _named_config(command: Sequence[str]) -> Path | None:
+    following = dict(pairwise(command))
+    equal = next((word.partition("=")[2] for word in command if word.startswith("--config=")), None)
+    named = equal or following.get("--config")
+    if not named:
+        return None
+    beside = [Path(word).parent / named for word in command if word.endswith(".py")]  # as MindFormers looks for it
+    return next((path for path in (Path(named), *beside) if path.is_file()), None)
