@@ -13,6 +13,7 @@ from mindllm.config import RunConfig
 from mindllm.config.evaluation import EvaluationConfig
 from mindllm.data import run_tokenizer
 from mindllm.evaluate.local_data import OFFLINE
+from mindllm.evaluate.progress import logged, unwatched
 from mindllm.generate.generator import Generator
 from mindllm.models import build_model
 from mindllm.models.weights import assign, trained_weights
@@ -37,10 +38,10 @@ class TasksWhileTraining:
         self.ranks = ranks
         self.manager = find_tasks(tasks, options)
         device = config.context.device_target
-        self.model = build_model(config.model.config, device)
+        self.model = build_model(config.model.config.base, device)
         tokenizer = run_tokenizer(config)
         self.generator = Generator(
-            self.model, config.model.config, tokenizer, device_target=device, shares_prefixes=True
+            self.model, config.model.config.base, tokenizer, device_target=device, shares_prefixes=True
         )
 
     def evaluate(self, weights: Mapping[str, ArrayLike], directory: Path) -> Outcome:
@@ -52,7 +53,9 @@ class TasksWhileTraining:
         assign(trained_weights(self.model), weights)
         self.generator.forget()
         answers = Answers(directory if self.ranks.count > 1 else None, self.ranks)
-        model = EvaluatedModel(self.generator, self.options.batch_size, answers)
+        model = EvaluatedModel(
+            self.generator, self.options.batch_size, answers, logged if self.ranks.is_first else unwatched
+        )
         try:
             return evaluate_tasks(model, self.tasks, self.options, self.manager)
         finally:
