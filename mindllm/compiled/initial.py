@@ -32,9 +32,9 @@ def initial_values(step: nn.Cell, names: Collection[str]) -> dict[str, np.ndarra
 
 
 def _is_weight(parameter: Parameter) -> bool:
-    """Whether it is trained; copies of weights, such as moments, ask for gradients as well."""
+    """Whether it is the model's, trained or frozen: no table, and no copy of a weight, such as a moment."""
     is_copy = is_optimizer_state(parameter.name) or parameter.name.startswith(ACCUMULATORS)
-    return parameter.requires_grad and not is_copy and not is_probe(parameter.name)
+    return not (is_copy or getattr(parameter, "is_constant", False) or is_probe(parameter.name))
 
 
 def _initial(parameter: Parameter) -> np.ndarray | None:

@@ -9,7 +9,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mindllm.config.layers import FORWARD_AND_BACKWARD, AttentionContext, LayerSpec, NormSpec, Shapes, scalars
+from mindllm.config.layers import (
+    FORWARD_AND_BACKWARD,
+    GRADIENT,
+    AttentionContext,
+    LayerSpec,
+    NormSpec,
+    Shapes,
+    scalars,
+)
+from mindllm.config.tuning import PetConfig, is_trained
+
+EMBEDDING, HEAD = "model.tok_embeddings.embedding_weight", "lm_head.weight"
 
 
 @dataclass(frozen=True)
@@ -38,7 +49,7 @@ class HeadSpec:
 
 @dataclass(frozen=True)
 class Architecture:
-    """Everything about a decoder that decides its weights and what it computes from tokens."""
+    """Everything about a decoder that decides its weights and what it computes from tokens; ``pet``: what of it is trained."""
 
     vocab_size: int
     hidden_size: int
@@ -46,6 +57,7 @@ class Architecture:
     layers: tuple[LayerSpec, ...]
     final_norm: NormSpec
     head: HeadSpec
+    pet: PetConfig | None = None
 
     def kinds(self) -> tuple[LayerSpec, ...]:
         """The different layers, in the order in which they first appear."""
@@ -63,7 +75,7 @@ class Architecture:
     def weight_shapes(self) -> Shapes:
         """Shape of every weight by its name, in the order of the layers: what ``trained_weights`` of the built model has."""
         table, shapes = (self.vocab_size, self.hidden_size), Shapes()
-        shapes["model.tok_embeddings.embedding_weight"] = table
+        shapes[EMBEDDING] = table
         if self.embedding.learned_positions is not None:
             shapes["model.position_embeddings.embedding_weight"] = (
                 self.embedding.learned_positions,
@@ -74,11 +86,24 @@ class Architecture:
         for number, layer in enumerate(self.layers):
             shapes |= _below(f"model.layers.{number}", layer.weights())
         shapes |= _below("model.norm_out", self.final_norm.weights(self.hidden_size))
-        return shapes if self.head.tied else {**shapes, "lm_head.weight": table}
+        return shapes if self.head.tied else {**shapes, HEAD: table}
+
+    @property
+    def head_weight(self) -> str:
+        """Name of the weight that hidden states are multiplied with."""
+        return EMBEDDING if self.head.tied else HEAD
+
+    def trained_shapes(self) -> Shapes:
+        """Those of :meth:`weight_shapes` that training changes."""
+        return {name: shape for name, shape in self.weight_shapes().items() if is_trained(self.pet, name)}
 
     def parameter_count(self) -> int:
-        """Number of trainable scalars, exact."""
+        """Number of scalars, exact; adapters are counted, frozen weights too."""
         return scalars(self.weight_shapes())
+
+    def trained_parameter_count(self) -> int:
+        """Number of scalars that training changes, exact."""
+        return scalars(self.trained_shapes())
 
     def active_parameter_count(self) -> int:
         """Scalars a token meets: all but those of the experts that are not chosen for it."""
@@ -87,7 +112,8 @@ class Architecture:
 
     def flops_per_token(self, seq_length: int) -> float:
         """Model FLOPs of forward and backward for a token in a sequence of ``seq_length``."""
-        head = FORWARD_AND_BACKWARD * self.vocab_size * self.hidden_size
+        trained = is_trained(self.pet, self.head_weight)
+        head = (FORWARD_AND_BACKWARD - (0 if trained else GRADIENT)) * self.vocab_size * self.hidden_size
         return head + sum(layer.flops_per_token(seq_length) for layer in self.layers)
 
 

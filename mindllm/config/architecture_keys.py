@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from mindllm.config.architecture import Architecture, EmbeddingSpec, HeadSpec
@@ -19,6 +21,8 @@ from mindllm.config.layers import (
     RotarySpec,
 )
 from mindllm.config.rope_scaling import YarnRopeScaling
+from mindllm.config.tuning import WEIGHT, adapters_of, is_trained
+from mindllm.errors import UserError
 
 if TYPE_CHECKING:
     from mindllm.config.model import ModelConfig
@@ -27,7 +31,41 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 
 
 def architecture_of(model: ModelConfig) -> Architecture:
-    """What ``model`` describes."""
+    """What ``model`` describes, with the adapters of its section ``pet_config``."""
+    return _plain_architecture(model) if model.pet_config is None else _tuned_architecture(model)
+
+
+@lru_cache(maxsize=64)
+def _tuned_architecture(model: ModelConfig) -> Architecture:
+    plain, pet = _plain_architecture(model), model.pet_config
+    assert pet is not None
+    files = projections_in_files(model)
+    adapters = {kind: adapters_of(pet, kind, files) for kind in plain.kinds()}
+    layers = []
+    for number, layer in enumerate(plain.layers):
+        frozen = tuple(name for name in layer.weights() if not is_trained(pet, f"model.layers.{number}.{name}"))
+        layers.append(replace(layer, adapters=adapters[layer], frozen=frozen))
+    return replace(plain, layers=tuple(layers), pet=pet)
+
+
+def projections_in_files(model: ModelConfig) -> dict[str, tuple[str, ...]]:
+    """Our projections below a layer, by what the files of the model's family call them; empty for a model of no family."""
+    from mindllm.config.families import family_of
+    from mindllm.config.families.weight_table import OUR_LAYER
+
+    try:
+        table = family_of(model).weights
+    except UserError:
+        return {}
+    found = {}
+    for weight in table.weights:
+        if weight.theirs.endswith(WEIGHT) and all(ours.startswith(OUR_LAYER) for ours in weight.ours):
+            theirs = weight.theirs.partition("{layer}.")[2].removesuffix(WEIGHT)
+            found[theirs] = tuple(ours.removeprefix(f"{OUR_LAYER}.").removesuffix(WEIGHT) for ours in weight.ours)
+    return found
+
+
+def _plain_architecture(model: ModelConfig) -> Architecture:
     norm = _norm(model)
     with_experts = expert_layers(model)
     kinds = {
@@ -78,10 +116,22 @@ def keys_of_layers(model: ModelConfig, layers: Sequence[LayerSpec]) -> dict[str,
     windows = {layer.attention.window for layer in model.architecture.layers}
     if len(windows) > 1 or model.layer_types is not None:
         keys["layer_types"] = [FULL if layer.attention.window is None else SLIDING for layer in layers]
+    if model.pet_config is not None and model.pet_config.pet_type == "full":
+        keys["pet_config"] = _frozen_by_name(model, layers)
     if model.expert_num > 1:
         keys["moe_layer_freq"] = [int(isinstance(layer.feed_forward, ExpertsSpec)) for layer in layers]
         keys["first_k_dense_replace"] = 0
     return keys
+
+
+def _frozen_by_name(model: ModelConfig, layers: Sequence[LayerSpec]) -> dict[str, Any]:
+    """The section with the frozen weights of these layers, and those outside of layers, by their names."""
+    architecture, pet = model.architecture, model.pet_config
+    assert pet is not None
+    outside = [name for name in architecture.weight_shapes() if not name.startswith("model.layers.")]
+    frozen = [name for name in outside if not is_trained(pet, name)]
+    frozen += [f"model.layers.{number}.{name}" for number, layer in enumerate(layers) for name in layer.frozen]
+    return {**pet.model_dump(exclude_unset=True), "freeze_exclude": [], "freeze_include": frozen}
 
 
 def _norm(model: ModelConfig) -> NormSpec:

@@ -16,6 +16,7 @@ from mindllm.config.check_parallel import (
     check_recompute,
     check_sharding,
 )
+from mindllm.config.check_tuning import check_tuning
 from mindllm.config.document import KeyPath
 from mindllm.config.model import llama_intermediate_size
 from mindllm.config.optimizer import DecayingSchedule, DynamicLossScale, StableDecaySchedule
@@ -51,6 +52,7 @@ def check_run(config: RunConfig) -> Iterator[Finding]:
         check_latent_attention,
         check_layers,
         check_experts,
+        check_tuning,
         check_sequence,
         check_tokens,
         check_mesh,

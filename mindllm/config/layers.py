@@ -15,9 +15,11 @@ from mindllm.config.rope_scaling import RopeScaling
 if TYPE_CHECKING:
     from mindllm.config.experts import ExpertsSpec
     from mindllm.config.latent_attention import LatentAttentionSpec
+    from mindllm.config.tuning import AdapterSpec
 
 Shapes = dict[str, tuple[int, ...]]
 Activation = Literal["silu", "gelu_tanh", "quick_gelu"]
+GRADIENT = 2.0  # those of the product that yields the gradient of a weight
 FORWARD_AND_BACKWARD = 6.0  # floating-point operations per weight of a matrix product and token: 2 forward, 4 backward
 
 
@@ -172,7 +174,8 @@ class LayerSpec:
     """Norm, attention, norm, feed-forward, each with a residual connection.
 
     ``norm_output``: there are norms behind attention and feed-forward too, before they are added (Gemma 2, GLM-4). ``dropout`` is
-    that of both results before they are added.
+    that of both results before they are added. ``adapters`` stand beside projections; ``frozen`` are the weights that training
+    does not change.
     """
 
     attention: AttentionSpec | LatentAttentionSpec
@@ -180,6 +183,8 @@ class LayerSpec:
     norm: NormSpec
     norm_output: bool = False
     dropout: float = 0.0
+    adapters: tuple[AdapterSpec, ...] = ()
+    frozen: tuple[str, ...] = ()
 
     @property
     def drops(self) -> bool:
@@ -208,13 +213,22 @@ class LayerSpec:
         hidden = self.attention.hidden_size
         parts = {"attention": self.attention.weights(), "feed_forward": self.feed_forward.weights()}
         norms = {norm: self.norm.weights(hidden) for norm in self.norms}
-        return {
-            f"{part}.{name}": shape for part, shapes in {**norms, **parts}.items() for name, shape in shapes.items()
-        }
+        own = {f"{part}.{name}": shape for part, shapes in {**norms, **parts}.items() for name, shape in shapes.items()}
+        return {**own, **{name: shape for adapter in self.adapters for name, shape in adapter.weights().items()}}
 
     def flops_per_token(self, seq_length: int) -> float:
-        """Matrix products of forward and backward."""
-        return self.attention.flops_per_token(seq_length) + self.feed_forward.flops_per_token()
+        """Matrix products of forward and backward; a frozen weight has no product for its gradient."""
+        products = self.attention.flops_per_token(seq_length) + self.feed_forward.flops_per_token()
+        matrices = (shape for adapter in self.adapters for shape in adapter.weights().values() if len(shape) > 1)
+        return products + FORWARD_AND_BACKWARD * sum(map(math.prod, matrices)) - self._not_computed()
+
+    def _not_computed(self) -> float:
+        """What the gradients of frozen matrices would take; of experts, of those a token meets."""
+        frozen = {name: shape for name, shape in self.weights().items() if name in self.frozen and len(shape) > 1}
+        met = self.feed_forward.active_parameters() / scalars(self.feed_forward.weights())
+        return GRADIENT * sum(
+            math.prod(shape) * (met if ".experts." in name else 1.0) for name, shape in frozen.items()
+        )
 
 
 def scalars(shapes: Shapes) -> int:

@@ -18,6 +18,7 @@ from mindllm.config.layer_counts import Offset
 from mindllm.config.layers import Activation
 from mindllm.config.rope_scaling import RopeScaling
 from mindllm.config.section import DType, List, PositiveInt, Section
+from mindllm.config.tuning import PetConfig
 
 LayerType = Literal["full_attention", "sliding_attention"]
 TokenId = Annotated[int, Field(ge=0)]
@@ -203,7 +204,8 @@ class ModelConfig(Section):
     topk_bias_update_rate: float = Field(default=0.0, ge=0, description="What that bias changes by after a step.")
     aux_loss_types: List[BalanceLoss] = Field(
         default=(),
-        description="Losses that keep experts balanced: `expert` for every sequence, `switch` for all of a micro batch.",
+        description="Losses that keep experts balanced: `expert` for every sequence, `switch` for all of a micro batch, "
+        "`device` and `communication` for the groups of `n_group`.",
     )
     aux_loss_factors: List[float] = Field(default=(), description="Their factors.")
     z_loss_factor: float = Field(default=0.0, ge=0, description="Factor of the router's z-loss.")
@@ -255,6 +257,9 @@ class ModelConfig(Section):
         description="Layers beyond the even share: one number, one per stage, or one list of stages per chunk.",
     )
     pp_interleave_num: PositiveInt = Field(default=1, description="Chunks of layers per pipeline stage.")
+    pet_config: PetConfig | None = Field(
+        default=None, description="Parameter-efficient tuning; null: all weights are trained."
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -276,8 +281,13 @@ class ModelConfig(Section):
         """What these keys describe."""
         return architecture_of(self)
 
+    @property
+    def base(self) -> ModelConfig:
+        """The same model without adapters, all of it trained: what files of weights hold."""
+        return self if self.pet_config is None else self.model_copy(update={"pet_config": None})
+
     def parameter_count(self) -> int:
-        """Number of trainable scalars, exact."""
+        """Number of scalars, exact; adapters are counted, frozen weights too."""
         return self.architecture.parameter_count()
 
     def flops_per_token(self, seq_length: int | None = None) -> float:

@@ -10,10 +10,11 @@ from mindllm.config.dataset import TOKENIZER_FILES
 from mindllm.config.document import Document, KeyPath, Origin, Problem
 from mindllm.config.families import family_of
 from mindllm.config.families.family import TRAINING_KEYS
-from mindllm.config.hugging_face import CONFIG, family_in, is_hugging_face, read_model_config
+from mindllm.config.hugging_face import CONFIG, family_in, is_hugging_face, read_json, read_model_config
 from mindllm.config.run import RunConfig
 from mindllm.errors import UserError
 
+STATE = "state.json"  # of a checkpoint
 DIRECTORY_KEYS = ("pretrained_model_dir", "load_checkpoint")
 MODEL: KeyPath = ("model", "model_config")
 VOCABULARY: KeyPath = ("processor", "tokenizer", "vocab_file")
@@ -34,8 +35,8 @@ def fill_from_pretrained(document: Document) -> None:
         named = document.data.get(key)
         if not isinstance(named, str) or not named:
             continue
-        if is_hugging_face(named):
-            _fill(document, Path(named))
+        if is_hugging_face(directory := _base_of_adapter(named) or named):
+            _fill(document, Path(directory))
         elif problem := _why_nothing_is_filled(document, key, Path(named)):
             document.problems.append(Problem(document.origins.get((key,)), (key,), f"{problem} (value {named})"))
 
@@ -47,6 +48,13 @@ def _fill(document: Document, directory: Path) -> None:
     tokenizer = next((directory / name for name in TOKENIZER_FILES if (directory / name).is_file()), None)
     if tokenizer is not None:
         _set_if_absent(document, VOCABULARY, str(tokenizer), Origin(file=str(tokenizer)))
+
+
+def _base_of_adapter(checkpoint: str) -> str:
+    """The directory of the weights that a checkpoint with adapters was trained beside; empty for any other."""
+    state = Path(checkpoint) / STATE
+    base = read_json(state).get("base") if state.is_file() else None
+    return str(base.get("path") or "") if isinstance(base, dict) else ""
 
 
 def _why_nothing_is_filled(document: Document, key: str, directory: Path) -> str:

@@ -48,6 +48,12 @@ class RunConfig(Section):
         description="Checkpoint whose weights are loaded; weights of MindFormers (a file, or the directory above `rank_0`); or a "
         "Hugging Face directory: then keys left out of `model.model_config` and the tokenizer are its own, too.",
     )
+    load_adapter: str = Field(
+        default="",
+        description="Adapter that stands beside the weights of `load_checkpoint`: a directory of PEFT or a checkpoint, or a "
+        "directory of several.",
+    )
+    adapter_id: str = Field(default="", description="Which of several adapters below `load_adapter`.")
     pretrained_model_dir: str = Field(
         default="",
         description="Hugging Face directory that gives keys left out of `model.model_config` and the tokenizer; no weights.",

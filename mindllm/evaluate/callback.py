@@ -13,6 +13,7 @@ from mindllm.train.callbacks.callback import Callback
 from mindllm.train.checkpoint.parts import joined
 from mindllm.train.metrics_file import MetricsFile
 from mindllm.train.state import RunState, StepRecord
+from mindllm.train.whole_weights import whole_weights
 
 SCORES_NAME = "task_scores.jsonl"
 logger = logging.getLogger(__name__)
@@ -51,9 +52,8 @@ class EvalTasks(Callback):
         with ExitStack() as stack:
             directory = state.output_dir / f".task_answers_{state.step}"
             stack.callback(shutil.rmtree, directory, ignore_errors=True)
-            outcome = self.tasks.evaluate(
-                joined(tensors.weights for tensors in state.engine.held().values()), directory
-            )
+            trained = joined(tensors.weights for tensors in state.engine.held().values())
+            outcome = self.tasks.evaluate(whole_weights(state, trained, "callbacks"), directory)
             state.engine.ranks.meet()  # before the directory goes
         scores = {f"{task}/{name}": value for task, found in outcome.scores().items() for name, value in found.items()}
         state.scores.update(scores)

@@ -64,10 +64,10 @@ def evaluated_model(
     """
     tokenizer = run_tokenizer(config)
     weights = pretrained_weights(config)
-    model = build_model(config.model.config, config.context.device_target)
+    model = build_model(config.model.config.base, config.context.device_target)
     assign(trained_weights(model), weights)
     generator = Generator(
-        model, config.model.config, tokenizer, device_target=config.context.device_target, shares_prefixes=True
+        model, config.model.config.base, tokenizer, device_target=config.context.device_target, shares_prefixes=True
     )
     place = directory / ANSWERS / identity(config, tokenizer) if directory is not None else None
     return EvaluatedModel(generator, config.evaluation.batch_size, Answers(place, ranks), watch)

@@ -26,7 +26,7 @@ def need_weights(config: RunConfig) -> None:
 
 def load_generator(config: RunConfig, tokenizer: Tokenizer) -> Generator:
     """Builds the model on the device of the run and loads its weights. Raises UserError when they do not fit."""
-    model_config, device = config.model.config, config.context.device_target
+    model_config, device = config.model.config.base, config.context.device_target
     pretrained = pretrained_weights(config)
     set_up_device(config)
     with terminal.status("building the model"):

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import mindspore as ms
 import numpy as np
-from mindspore import Parameter, Tensor, nn
+from mindspore import Tensor, nn
 from mindspore import ops as P
 
 from mindllm.config import ModelConfig
@@ -25,7 +25,7 @@ from mindllm.models.kernels import Kernels
 from mindllm.models.latent_attention import LatentAttention
 from mindllm.models.norm import make_norm
 from mindllm.models.rotary import rotary_tables
-from mindllm.models.weights import Spread, normal_parameter
+from mindllm.models.weights import Spread, constant, normal_parameter
 
 COMPRESSED_MASK_SIZE = 2048  # what FlashAttentionScore wants with a compressed causal mask
 EMBEDDINGS, ATTENTION_OUTPUT, FEED_FORWARD_OUTPUT = 2, 3, 4  # salts of the numbers that dropout is drawn by
@@ -49,10 +49,19 @@ class TokenEmbedding(nn.Cell):
             self.mul = P.Mul()
             self.scale = Tensor(scale, kernels.operand).astype(kernels.hidden)  # rounded as published models do
 
+        self.has_noise = False
+
+    def attach(self, noise: nn.Cell) -> None:
+        """Has training add noise to the result."""
+        self.noise = noise
+        self.has_noise = True
+
     def construct(self, input_ids: Tensor) -> Tensor:
         x = self.gather(self.embedding_weight, self.reshape(input_ids, (-1,)), 0)
         x = self.cast(x, self.output_dtype)
-        return self.mul(x, self.scale) if self.scales else x
+        if self.scales:
+            x = self.mul(x, self.scale)
+        return self.noise(x) if self.has_noise else x
 
 
 class PositionEmbedding(nn.Cell):
@@ -342,11 +351,6 @@ class Decoder(nn.Cell):
             return table
         rows = self.gather(table, self.reshape(position_ids, (-1,)), 0)
         return self.reshape(rows, (position_ids.shape[0], 1, -1, table.shape[-1]))
-
-
-def constant(name: str, value: np.ndarray) -> Parameter:
-    """A tensor that belongs to the graph but is neither trained nor saved."""
-    return Parameter(Tensor(value), name=name, requires_grad=False)
 
 
 def causal_mask(seq_length: int, kernels: Kernels, window: int | None = None) -> np.ndarray:

@@ -82,7 +82,9 @@ class SoftCap(nn.Cell):
 class Linear(nn.Cell):
     """``[tokens, in] -> [tokens, out]`` in the compute dtype; fp32 weight ``[out, in]`` and optional bias ``[out]``.
 
-    ``activation`` is a cell applied to the result; it lives here so that its path is ``feed_forward.w1.activation``.
+    ``activation`` is a cell applied to the result; it lives here so that its path is ``feed_forward.w1.activation``. An
+    ``adapter`` (:meth:`attach`) makes of the operand ``[tokens, in]``, the product ``[tokens, out]`` and the weight what takes
+    the place of the product.
     """
 
     def __init__(
@@ -106,9 +108,18 @@ class Linear(nn.Cell):
         self.has_activation = activation is not None
         if activation is not None:
             self.activation = activation
+        self.has_adapter = False
+
+    def attach(self, adapter: nn.Cell) -> None:
+        """Puts an adapter beside the weight."""
+        self.adapter = adapter
+        self.has_adapter = True
 
     def construct(self, x: Tensor) -> Tensor:
-        y = self.matmul(self.operand(x), self.operand(self.weight))
+        x = self.operand(x)
+        y = self.matmul(x, self.operand(self.weight))
+        if self.has_adapter:
+            y = self.adapter(x, y, self.weight)
         if self.has_bias:
             y = self.bias_add(y, self.cast(self.bias, y.dtype))
         if self.has_activation:

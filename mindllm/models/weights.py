@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike
 
 from mindllm.config import ModelConfig
 from mindllm.models.expert_load import is_probe
+from mindllm.models.row_lengths import row_lengths
 
 NUMPY_DTYPES: dict[ms.dtype, np.dtype] = {
     ms.float32: np.dtype(np.float32),
@@ -43,16 +44,47 @@ def normal_parameter(name: str, shape: tuple[int, ...], std: float) -> Parameter
     return parameter
 
 
+def constant(name: str, value: np.ndarray) -> Parameter:
+    """A tensor that belongs to the graph but is neither trained nor saved."""
+    parameter = Parameter(Tensor(value), name=name, requires_grad=False)
+    parameter.is_constant = True
+    return parameter
+
+
 def trained_weights(model: nn.Cell) -> dict[str, Parameter]:
     """The parameters that training changes, by name; tables, masks and counters of the graph are not among them."""
     return {parameter.name: parameter for parameter in model.trainable_params() if not is_probe(parameter.name)}
 
 
+def model_weights(model: nn.Cell) -> dict[str, Parameter]:
+    """All weights by name, frozen ones too; tables, masks and counters of the graph are not among them."""
+    return {item.name: item for item in model.get_parameters() if _is_weight(item)}
+
+
+def _is_weight(parameter: Parameter) -> bool:
+    return not getattr(parameter, "is_constant", False) and not is_probe(parameter.name)
+
+
 def initialise(parameters: Mapping[str, Parameter], seed: int) -> None:
-    """Draws every normally distributed weight as a function of ``(seed, parameter name)`` alone; others keep ones or zeros."""
+    """Draws every weight that is drawn as a function of ``(seed, parameter name)`` alone; others keep ones or zeros."""
     for name, parameter in parameters.items():
-        if hasattr(parameter, "initial_std"):
-            parameter.set_data(Tensor(initial_value(name, parameter.shape, parameter.initial_std, seed)))
+        value = drawn_value(name, tuple(parameter.shape), parameter, seed)
+        if value is not None:
+            parameter.set_data(Tensor(value))
+
+
+def drawn_value(name: str, shape: tuple[int, ...], parameter: Parameter, seed: int) -> np.ndarray | None:
+    """What the whole weight ``name`` of ``shape`` begins with; None for one that begins with ones or zeros.
+
+    ``parameter``: the weight, or a part of it. ``initial_std`` says that it is drawn, ``lengths_of`` (name, shape and deviation
+    of another weight) that it begins with the lengths of the rows of that one.
+    """
+    if hasattr(parameter, "lengths_of"):
+        weight, whole, std = parameter.lengths_of
+        return row_lengths(initial_value(weight, whole, std, seed))
+    if hasattr(parameter, "initial_std"):
+        return initial_value(name, shape, parameter.initial_std, seed)
+    return None
 
 
 def initial_value(name: str, shape: tuple[int, ...], std: float, seed: int) -> np.ndarray:

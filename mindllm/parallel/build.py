@@ -22,6 +22,7 @@ from mindllm.parallel.plan_text import plan_lines
 from mindllm.parallel.recompute import apply_recompute
 from mindllm.parallel.reuse import reuse_equal_layers
 from mindllm.parallel.sharding import apply_sharding, sharding_table
+from mindllm.tune.transform import tune
 
 logger = logging.getLogger(__name__)
 
@@ -104,6 +105,7 @@ def _announced_plan(config: RunConfig) -> LayerPlan:
 
 def _build(config: RunConfig, kernels: Kernels, plan: LayerPlan) -> CausalLM:
     model = CausalLM(config.model.config, kernels)
+    tune(model, config.model.config, kernels)
     apply_recompute(model.model.layers, plan, config)
     return model
 

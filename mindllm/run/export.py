@@ -12,6 +12,7 @@ from mindllm.train.checkpoint import CheckpointStore, load_checkpoint
 from mindllm.train.checkpoint.hugging_face_export import export_hugging_face
 from mindllm.train.checkpoint.parts import joined
 from mindllm.train.state import RunState
+from mindllm.train.whole_weights import whole_weights
 
 logger = logging.getLogger(__name__)
 
@@ -27,7 +28,7 @@ def export(state: RunState, store: CheckpointStore, tokenizer: Tokenizer | None)
         return
     directory = export_hugging_face(
         section.directory,
-        state.config.model.config,
+        state.config.model.config.base,
         _whole_weights(state, store),
         dtype=section.dtype,
         max_shard_bytes=size_in_bytes(section.max_shard_size),
@@ -40,10 +41,10 @@ def export(state: RunState, store: CheckpointStore, tokenizer: Tokenizer | None)
 def _whole_weights(state: RunState, store: CheckpointStore) -> Mapping[str, Any]:
     held = state.engine.held()
     if state.engine.holds_all:
-        return joined(tensors.weights for tensors in held.values())
+        return whole_weights(state, joined(tensors.weights for tensors in held.values()), "export_hf.directory")
     newest = store.newest()
     checkpoint = load_checkpoint(newest, with_optimizer=False) if newest is not None else None
     if checkpoint is None or checkpoint.step != state.step:
         message = "ranks have parts of the weights, and the last step was not saved; add the callback CheckpointMonitor"
         raise state.config.error("export_hf.directory", message)
-    return checkpoint.weights
+    return whole_weights(state, checkpoint.weights, "export_hf.directory")

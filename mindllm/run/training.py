@@ -7,7 +7,7 @@ import signal
 from pathlib import Path
 
 from mindllm.command import INTERRUPTED
-from mindllm.config import RunConfig, render_config
+from mindllm.config import RunConfig, override_config, render_config
 from mindllm.config.callbacks import CheckpointMonitorConfig, EvalTasksConfig
 from mindllm.console import output
 from mindllm.errors import RunFailed
@@ -21,9 +21,10 @@ from mindllm.tables import pairs
 from mindllm.train.begun import begin, checkpoint_to_resume
 from mindllm.train.callbacks import make_callbacks
 from mindllm.train.callbacks.callback import Callback
-from mindllm.train.checkpoint import CheckpointStore, Peers
+from mindllm.train.checkpoint import Checkpoint, CheckpointStore, Peers
+from mindllm.train.checkpoint.adapters.adapter import Base, leaves_weights_out
 from mindllm.train.checkpoint.hugging_face_export import refuse_existing
-from mindllm.train.checkpoint.pretrained import pretrained_weights
+from mindllm.train.checkpoint.pretrained import Pretrained, base_record, find_pretrained, pretrained_weights
 from mindllm.train.data_agreement import refuse_different_data
 from mindllm.train.datasets import RunData
 from mindllm.train.execution import Execution, Executor, describe
@@ -68,7 +69,8 @@ def train(config: RunConfig, execution: Execution) -> int:
         return 0
     if config.export_hf.directory:
         refuse_existing(Path(config.export_hf.directory))
-    pretrained = pretrained_weights(config) if config.load_checkpoint and checkpoint is None else None
+    pretrained = _pretrained(config, checkpoint)
+    given = pretrained.of(config) if pretrained is not None else None
     if not execution.connects_first:
         set_up_execution(config, execution)
     if ranks.is_first:
@@ -76,12 +78,13 @@ def train(config: RunConfig, execution: Execution) -> int:
             file.write(render_config(config))
     engine = make_engine(config, execution)
     state = RunState(config, engine, LossScaler(config.runner_wrapper.scale_sense), total_steps, data.steps_per_epoch)
+    state.pretrained, state.base = pretrained, base_record(config, pretrained)
+    if given is not None:
+        engine.put(given)
+        logger.info("weights of %s", pretrained.path if pretrained else "")
     if checkpoint is not None:
         restore(state, checkpoint)
-    elif pretrained is not None:
-        engine.put(pretrained)
-        logger.info("weights of %s", config.load_checkpoint)
-    del checkpoint, pretrained
+    del checkpoint, given
     for path in begin(config, store, state.step):
         logger.info("a checkpoint after step %d, where training starts, was set aside: %s", state.step, path)
     _announce(state, execution)
@@ -95,6 +98,16 @@ def train(config: RunConfig, execution: Execution) -> int:
     if state.failures:
         raise RunFailed("\n".join(state.failures))
     return INTERRUPTED if state.stop_reason == signal.Signals.SIGINT.name else 0
+
+
+def _pretrained(config: RunConfig, checkpoint: Checkpoint | None) -> Pretrained | None:
+    """What the run starts from. One that goes on needs the weights alone that its checkpoints leave out."""
+    base = Base.of(checkpoint.state) if checkpoint is not None else None
+    if checkpoint is not None and not leaves_weights_out(config.model.config):
+        return None
+    if not config.load_checkpoint and (base is None or not base.path):
+        return None
+    return find_pretrained(config, base)
 
 
 def _evaluations(config: RunConfig, ranks: Ranks) -> list[Callback]:
@@ -125,6 +138,7 @@ def evaluate(config: RunConfig, execution: Execution) -> int:
     pretrained = pretrained_weights(config)
     if not execution.connects_first:
         set_up_execution(config, execution)
+    config = override_config(config, {"model.model_config.pet_config": None})
     engine = make_engine(config, execution, training=False)
     engine.put(pretrained)
     result = evaluator.run(engine)
@@ -152,15 +166,23 @@ def _announce(state: RunState, execution: Execution) -> None:
     if execution.executor is not Executor.REPLICA:
         logger.info("%s", describe(config, execution))
     logger.info(
-        "%s: %s parameters, global batch %d x %d tokens, steps %d to %d of %d",
+        "%s: %s parameters%s, global batch %d x %d tokens, steps %d to %d of %d",
         config.trainer.model_name or config.model.config.type,
         f"{config.model.config.parameter_count():,}",
+        _trained_share(config),
         config.global_batch_size,
         config.model.config.seq_length,
         state.step + 1,
         state.last_step,
         state.total_steps,
     )
+
+
+def _trained_share(config: RunConfig) -> str:
+    """How many of the parameters are trained, where that is not all of them."""
+    architecture = config.model.config.architecture
+    trained, all_of_them = architecture.trained_parameter_count(), architecture.parameter_count()
+    return f", {trained:,} of them trained ({trained / all_of_them:.2%})" if trained < all_of_them else ""
 
 
 def _report(results: dict[str, str]) -> None:

@@ -166,7 +166,8 @@ def distributed_step(config: RunConfig, parallel: ParallelModel, rank: int) -> D
     """The training step of ``rank`` for a model on its devices."""
     weights = ParameterTuple(parallel.model.trainable_params())
     owned = weights[1:] if _embedding_is_elsewhere(parallel, rank) else weights
-    optimizer = AdamW(owned, config.optimizer, config.model.config.topk_bias_update_rate)
+    model = config.model.config
+    optimizer = AdamW(owned, config.optimizer, model.topk_bias_update_rate, model.pet_config)
     wrapper = config.runner_wrapper
     step = DistributedStep(
         parallel,
@@ -181,8 +182,9 @@ def distributed_step(config: RunConfig, parallel: ParallelModel, rank: int) -> D
 
 
 def _embedding_is_elsewhere(parallel: ParallelModel, rank: int) -> bool:
-    """Whether this rank's stage uses the embedding of the first stage as its head."""
-    return parallel.model.tied and parallel.mesh.stage_of(rank) > 0
+    """Whether this rank's stage uses the embedding of the first stage as its head, and the first one trains it."""
+    embedding = parallel.model.model.tok_embeddings.embedding_weight
+    return parallel.model.tied and embedding.requires_grad and parallel.mesh.stage_of(rank) > 0
 
 
 def example_inputs(config: RunConfig, training: bool = True) -> list[Tensor]:

@@ -13,6 +13,7 @@ from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 from mindspore import ops as P
 
 from mindllm.config import OptimizerConfig
+from mindllm.config.tuning import PetConfig
 from mindllm.models.expert_load import is_probe
 from mindllm.train.expert_loads import ExpertLoads
 
@@ -21,10 +22,23 @@ POWERS = ("beta1_power", "beta2_power")
 update = ops.MultitypeFuncGraph("adamw_update")
 
 
+update_at_own_rate = ops.MultitypeFuncGraph("adamw_update_at_own_rate")
+
+
 @update.register("Function", "Tensor", "Tensor", "Tensor", "Tensor", "Tensor", "Tensor", "Tensor", "Tensor", "Tensor")
 def _update_one(kernel, rate, correction1, correction2, coefficient, decay, weight, moment1, moment2, gradient):
     """Updates one weight and its moments in place with ``coefficient * gradient``."""
     return kernel(weight, moment1, moment2, rate, correction1, correction2, decay, gradient * coefficient)
+
+
+@update_at_own_rate.register(
+    "Function", "Tensor", "Tensor", "Tensor", "Tensor", "Tensor", "Tensor", "Tensor", "Tensor", "Tensor", "Tensor"
+)
+def _update_at_own_rate(
+    kernel, rate, correction1, correction2, coefficient, factor, decay, weight, moment1, moment2, gradient
+):
+    """The same at ``factor`` times the rate."""
+    return kernel(weight, moment1, moment2, rate * factor, correction1, correction2, decay, gradient * coefficient)
 
 
 def state_shapes(weights: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
@@ -42,13 +56,20 @@ class AdamW(nn.Cell):
     """Updates ``parameters`` in place; state: ``adam_m.*``, ``adam_v.*`` (fp32, shapes of the weights), powers of the betas.
 
     Among the parameters may be counters of the tokens of experts, which have gradients and are no weights: those of a step are
-    kept as ``load.*``, and biases that keep experts balanced change by ``bias_rate`` towards experts with fewer tokens.
+    kept as ``load.*``, and biases that keep experts balanced change by ``bias_rate`` towards experts with fewer tokens. ``pet``
+    may give weights learning rates of their own.
 
     Attributes:
         updated: which of the parameters are weights.
     """
 
-    def __init__(self, parameters: Sequence[Parameter], config: OptimizerConfig, bias_rate: float = 0.0) -> None:
+    def __init__(
+        self,
+        parameters: Sequence[Parameter],
+        config: OptimizerConfig,
+        bias_rate: float = 0.0,
+        pet: PetConfig | None = None,
+    ) -> None:
         super().__init__(auto_prefix=False)
         self.parameters = ParameterTuple(parameters)
         weights = [parameter for parameter in parameters if not is_probe(parameter.name)]
@@ -63,6 +84,12 @@ class AdamW(nn.Cell):
         self.beta2_power = Parameter(Tensor(1.0, ms.float32), name=POWERS[1], requires_grad=False)
         some, none = Tensor(config.weight_decay, ms.float32), Tensor(0.0, ms.float32)
         self.decays = tuple(some if weight.ndim > 1 else none for weight in weights)
+        rates = [pet.rate_factor(weight.name, weight.ndim) for weight in weights] if pet is not None else []
+        own = set(rates) - {1.0}
+        self.update = update_at_own_rate if own else update
+        self.columns: tuple[tuple[Tensor, ...], ...] = (self.decays,)
+        if own:
+            self.columns = (tuple(Tensor(rate, ms.float32) for rate in rates), self.decays)
         self.beta1, self.beta2 = config.betas
         self.kernel = FusedAdam(config)
         self.map = ops.HyperMap()
@@ -71,9 +98,9 @@ class AdamW(nn.Cell):
         """One step with ``coefficient * gradients``; ``rate`` and ``coefficient`` are fp32 scalars."""
         power1 = self.beta1_power * self.beta1
         power2 = self.beta2_power * self.beta2
-        common = ops.partial(update, self.kernel, rate, 1.0 - power1, 1.0 - power2, coefficient)
+        common = ops.partial(self.update, self.kernel, rate, 1.0 - power1, 1.0 - power2, coefficient)
         of_weights = tuple([gradients[index] for index in self.updated]) if self.counts else gradients
-        done = self.map(common, self.decays, self.weights, self.moments1, self.moments2, of_weights)
+        done = self.map(common, *self.columns, self.weights, self.moments1, self.moments2, of_weights)
         power1 = ops.depend(power1, done)
         if self.counts:
             power1 = ops.depend(power1, self.expert_loads(gradients, coefficient, power1))

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import asdict
 from typing import Any
 
 from mindllm.config import RunConfig
+from mindllm.errors import UserError
 from mindllm.train.checkpoint import Checkpoint
+from mindllm.train.checkpoint.adapters.adapter import BASE, Base
 from mindllm.train.checkpoint.loading import SIMULATED
 from mindllm.train.state import RunState
 
@@ -31,6 +34,7 @@ def run_state(state: RunState) -> dict[str, Any]:
         "loss_scaler": state.scaler.state(),
         SIMULATED: state.engine.simulated,
         "identity": identity(state.config, state.total_steps),
+        **({BASE: asdict(state.base)} if state.base is not None else {}),
     }
 
 
@@ -38,11 +42,18 @@ def restore(state: RunState, checkpoint: Checkpoint) -> None:
     """Puts a run into the state a checkpoint was saved in; says which keys differ from those it was trained with.
 
     Raises:
-        UserError: the tensors do not fit the model of this run.
+        UserError: the tensors do not fit the model of this run, or were trained beside other weights than this run has.
     """
+    base = Base.of(checkpoint.state)
+    if base is not None and state.base is not None and base.fingerprint != state.base.fingerprint:
+        theirs, ours = base.path or "weights drawn from a seed", state.base.path or "weights drawn from a seed"
+        raise UserError(
+            f"{checkpoint.path}: was trained beside {theirs}, not beside {ours}; give the same load_checkpoint"
+        )
     state.engine.load(checkpoint)
     state.scaler.load(checkpoint.state["loss_scaler"])
     state.step = int(checkpoint.state["step"])
+    state.engine.begin_after(state.step)
     changed = differences(checkpoint.state["identity"], identity(state.config, state.total_steps))
     for key, old, new in changed:
         logger.warning("%s was %s when %s was saved and is %s now: losses will differ", key, old, checkpoint.path, new)

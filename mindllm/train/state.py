@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mindllm.config import RunConfig
+from mindllm.train.checkpoint.adapters.adapter import Base
 from mindllm.train.expert_loads import LayerLoad
 from mindllm.train.loss_scale import LossScaler
 
 if TYPE_CHECKING:
+    from mindllm.train.checkpoint.pretrained import Pretrained
     from mindllm.train.engine import Batch, Engine
 
 
@@ -52,6 +54,8 @@ class RunState:
 
     ``scores``: figures that a callback found after the newest step, by name; those that write metrics write them, too.
     ``expert_loads``: by layer what the newest step counted of experts, if the model has any.
+    ``pretrained``: the weights the run was given. ``base``: what checkpoints say of the frozen ones, which they leave out; None
+    where they hold all.
     ``failures``: what is lost at the end though training went on; the process then ends with exit code 1.
     """
 
@@ -62,6 +66,8 @@ class RunState:
     steps_per_epoch: int
     step: int = 0
     batch: Batch | None = None
+    base: Base | None = None
+    pretrained: Pretrained | None = None
     stop_reason: str = ""
     results: dict[str, str] = field(default_factory=dict)
     scores: dict[str, float] = field(default_factory=dict)

@@ -33,6 +33,8 @@ EXPECTED = {
     "pretrain_llama3_70b": (70553706496, 64, 1e-5, 5e5),
     "pretrain_llama2_tiny": (4999424, 1, 1e-5, 1e4),
     "finetune_llama2_tiny": (4999424, 1, 1e-5, 1e4),
+    "finetune_llama2_tiny_lora": (4999424, 1, 1e-5, 1e4),
+    "finetune_llama2_7b_lora": (6738415616, 8, 1e-5, 1e4),
     "finetune_llama3_8b": (8030261248, 8, 1e-5, 5e5),
 }
 
@@ -41,7 +43,7 @@ EXPECTED = {
 def test_a_shipped_file_is_the_published_model(path):
     config = load_config(path)
     model = config.model.config
-    facts = (model.parameter_count(), config.parallel_config.device_num, model.rms_norm_eps, model.theta)
+    facts = (model.base.parameter_count(), config.parallel_config.device_num, model.rms_norm_eps, model.theta)
     assert facts == EXPECTED[path.stem]
     assert (config.run_mode == "finetune") == path.stem.startswith("finetune_")
     assert config.trainer.model_name == path.stem.partition("_")[2]

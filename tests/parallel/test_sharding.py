@@ -6,10 +6,12 @@ import mindspore as ms
 import pytest
 from small_cluster import cluster_run
 
+from mindllm.errors import UserError
 from mindllm.models import CausalLM, Kernels
 from mindllm.parallel.layout import Mesh
 from mindllm.parallel.operators import operators
 from mindllm.parallel.sharding import FOLLOWERS, Sharding, apply_sharding, sharding_table
+from mindllm.tune.transform import tune
 
 WITHOUT_ENTRY = {"Cast", "Reshape"}
 
@@ -85,3 +87,28 @@ def test_tables_and_masks_are_left_out_of_the_sharded_optimizer():
     assert {p.name: p.parallel_optimizer for p in model.get_parameters() if p.parallel_optimizer is False} == {
         p.name: False for p in model.get_parameters() if not p.requires_grad
     }
+
+
+@pytest.mark.parametrize("pet", [{}, {"use_dora": True}])
+@pytest.mark.parametrize("mesh", [Mesh(1, 4), Mesh(4, 1)])
+def test_adapters_are_sharded_as_their_projections(pet, mesh):
+    config = cluster_run(
+        dp=2, use_seq_parallel=True, model={"pet_config": {"lora_rank": 4, **pet}, "qkv_has_bias": True}
+    )
+    lm, chosen = CausalLM(config.model.config, kernels(True, True)), kernels(True, True)
+    tune(lm, config.model.config, chosen)
+    table = sharding_table(lm, config.parallel_config)
+    assert set(table) == {path for path, op in operators(lm).items() if op.name not in FOLLOWERS}
+    apply_sharding(lm, table, mesh)
+    layer, tensor, data = lm.model.layers[0], mesh.model_parallel, mesh.data_parallel
+    up, down = layer.attention.wq.adapter, layer.feed_forward.w2.adapter
+    assert up.down.attrs["in_strategy"] == ((data, 1), (1, 1))
+    assert up.up.attrs["in_strategy"] == ((data, 1), (tensor, 1))
+    assert down.down.attrs["in_strategy"] == ((data, tensor), (1, tensor))
+    assert down.down.attrs["out_strategy"] == ((data * tensor, 1),)
+    assert not any(item.parallel_optimizer for item in lm.get_parameters() if not item.requires_grad)
+
+
+def test_lengths_of_rows_on_replicas_of_tensor_parallel_devices_are_refused():
+    with pytest.raises(UserError, match="use_dora: lengths of rows are not split"):
+        cluster_run(dp=2, tp=2, model={"pet_config": {"use_dora": True}})

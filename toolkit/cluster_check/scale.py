@@ -26,6 +26,7 @@ from mindllm.config import (
 from mindllm.parallel.layer_plan import LayerPlan, make_plan
 from mindllm.parallel.plan_text import render_plan
 
+SMALLEST_RANK = 4
 SMALLEST_HEADS = 4
 SMALLEST_HEAD = 16
 SMALLEST_LAYERS = 2
@@ -59,12 +60,20 @@ def scaled(config: RunConfig, real_dtype: bool = False) -> RunConfig:
         config,
         {
             **{f"model.model_config.{key}": value for key, value in sizes.items()},
+            **_rank(config.model.config),
             **{key: value for key, value in render_plan(plan).items() if _matters(key, plan)},
             **({} if real_dtype else _in_fp32()),
             **_optimizer(config, sizes),
             **_of_the_run(config),
         },
     )
+
+
+def _rank(model: ModelConfig) -> dict[str, Any]:
+    """A rank of adapters that is below every width of the small model."""
+    if model.pet_config is None or model.pet_config.pet_type != "lora":
+        return {}
+    return {"model.model_config.pet_config.lora_rank": min(model.pet_config.lora_rank, SMALLEST_RANK)}
 
 
 def single_device(config: RunConfig) -> RunConfig:

@@ -23,9 +23,10 @@ SEED = 1
 
 @dataclass(frozen=True)
 class Reference:
-    """A single device's training: its tables, state before it, and result and state after every step."""
+    """A single device's training: its tables, weights that stay, state before it, and result and state after every step."""
 
     tables: Arrays
+    frozen: Arrays
     initial: Arrays
     tasks: list[Task]
     results: list[StepResult]
@@ -38,8 +39,8 @@ class Reference:
     def given(self, step: int) -> Arrays:
         """What a cluster that begins with this step is given: the state, but its own optimizer's at the start of the run."""
         if step:
-            return self.before(step)
-        return {name: array for name, array in self.initial.items() if not is_optimizer_state(name)}
+            return {**self.frozen, **self.before(step)}
+        return {**self.frozen, **{name: item for name, item in self.initial.items() if not is_optimizer_state(name)}}
 
 
 def train_single(config: RunConfig, steps: int) -> Reference:
@@ -54,7 +55,7 @@ def train_single(config: RunConfig, steps: int) -> Reference:
     for task in work:
         results.append(device.step(task))
         states.append(device.state())
-    return Reference(device.tables(), initial, work, results, states)
+    return Reference(device.tables(), device.frozen(), initial, work, results, states)
 
 
 def train_cluster(

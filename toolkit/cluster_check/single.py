@@ -70,17 +70,22 @@ class SingleDevice:
 
     def __init__(self, config: RunConfig) -> None:
         self.engine = ReplicaEngine(config)
-        weights = {name: _disturbed(name, array) for name, array in self._arrays(self.engine.weights).items()}
-        assign(self.engine.weights, weights)
+        weights = {**self.engine.frozen, **self.engine.weights}
+        assign(weights, {name: _disturbed(name, array) for name, array in self._arrays(weights).items()})
 
     def state(self) -> Arrays:
         """Weights and optimizer state by name."""
         return self._arrays({**self.engine.weights, **self.engine.optimizer_state})
 
+    def frozen(self) -> Arrays:
+        """Weights that training does not change."""
+        return self._arrays(self.engine.frozen)
+
     def tables(self) -> Arrays:
         """What belongs to the graph and is not trained, by its name below the model's tables."""
         parameters = self.engine.model.get_parameters()
-        return self._arrays({below_tables(item.name): item for item in parameters if not item.requires_grad})
+        tables = (item for item in parameters if getattr(item, "is_constant", False))
+        return self._arrays({below_tables(item.name): item for item in tables})
 
     def step(self, task: Task) -> StepResult:
         """One optimizer step."""

@@ -6,6 +6,7 @@ import argparse
 import signal
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from mindllm.command import CommandParser, output_directory, run_command
 from mindllm.console import output, print_json
@@ -16,6 +17,8 @@ EXAMPLE = """examples:
   python -m toolkit.weights import models/llama3-8b output/llama3-8b/checkpoint
   python -m toolkit.weights import llama_rank_0-3_2.ckpt output/llama/checkpoint --model run.yaml
   python -m toolkit.weights export output/llama3-8b/checkpoint/llm-400 exported/llama3-8b --dtype bfloat16
+  python -m toolkit.weights adapter output/llama3-8b_lora/checkpoint/llm-60 exported/adapter
+  python -m toolkit.weights merge exported/adapter exported/llama3-8b_tuned --base models/llama3-8b --dtype bfloat16
 
 run_llm.py reads a Hugging Face directory itself (--load_checkpoint DIRECTORY); import makes a checkpoint of one.
 """
@@ -61,27 +64,61 @@ def make_parser() -> CommandParser:
     exporting.add_argument("source", type=Path, metavar="CHECKPOINT")
     exporting.add_argument("target", type=output_directory, metavar="HF_DIRECTORY", help="must not exist, or be empty")
     add_export_options(exporting)
+    _add_adapter_commands(commands)
     describing = commands.add_parser("info", help="architecture, files and types of any of them, checked")
     describing.add_argument("path", type=Path, metavar="PATH")
-    for command in (importing, exporting, describing):
+    for command in commands.choices.values():
         command.add_argument("--json", action="store_true", help="print one JSON object")
     return parser
 
 
-def add_export_options(parser: argparse.ArgumentParser) -> None:
-    """Adds how a Hugging Face directory is written."""
-    parser.add_argument("--dtype", choices=("float32", "float16", "bfloat16"), default="float32")
-    parser.add_argument(
-        "--max_shard_size", type=_size, default="5GB", metavar="SIZE", help="largest file of weights (default 5GB)"
+def _add_adapter_commands(commands: Any) -> None:
+    adapter = commands.add_parser("adapter", help="what a checkpoint of a tuned model holds, as PEFT reads it")
+    adapter.add_argument("source", type=Path, metavar="CHECKPOINT")
+    adapter.add_argument("target", type=output_directory, metavar="PEFT_DIRECTORY", help="must not exist, or be empty")
+    merging = commands.add_parser("merge", help="an adapter and its base as one Hugging Face directory")
+    merging.add_argument(
+        "source", type=Path, metavar="ADAPTER", help="directory of PEFT, or a checkpoint with adapters"
     )
+    merging.add_argument("target", type=output_directory, metavar="HF_DIRECTORY", help="must not exist, or be empty")
+    merging.add_argument(
+        "--base", type=Path, metavar="WEIGHTS", help="Hugging Face directory or checkpoint (default: the one it names)"
+    )
+    taking_out = commands.add_parser("unmerge", help="merged weights without the adapter")
+    taking_out.add_argument("source", type=Path, metavar="MERGED")
+    taking_out.add_argument("adapter", type=Path, metavar="ADAPTER")
+    taking_out.add_argument("target", type=output_directory, metavar="HF_DIRECTORY", help="must not exist, or be empty")
+    for command in (merging, taking_out):
+        add_format_options(command)
+
+
+def add_export_options(parser: argparse.ArgumentParser) -> None:
+    """Adds how a Hugging Face directory is written, and which tokenizer goes with it."""
+    add_format_options(parser)
     parser.add_argument(
         "--tokenizer", type=Path, metavar="FILE", help="tokenizer to copy (default: that of the run, where it still is)"
     )
 
 
+def add_format_options(parser: argparse.ArgumentParser) -> None:
+    """Adds how tensors are written."""
+    parser.add_argument("--dtype", choices=("float32", "float16", "bfloat16"), default="float32")
+    parser.add_argument(
+        "--max_shard_size", type=_size, default="5GB", metavar="SIZE", help="largest file of weights (default 5GB)"
+    )
+
+
 def _convert(options: argparse.Namespace) -> Path:
+    from toolkit.weights.adapters import export_adapter, merge, unmerge
     from toolkit.weights.convert import export_weights, import_weights
 
+    if options.command == "adapter":
+        return export_adapter(options.source, options.target)
+    if options.command in ("merge", "unmerge"):
+        written = {"dtype": options.dtype, "max_shard_bytes": options.max_shard_size}
+        if options.command == "merge":
+            return merge(options.source, options.target, options.base, written)
+        return unmerge(options.source, options.adapter, options.target, written)
     if options.command == "import":
         return import_weights(options.source, options.target, options.model)
     return export_weights(options.source, options.target, options.dtype, options.max_shard_size, options.tokenizer)

@@ -17,6 +17,7 @@ from mindllm.console import error_console, progress
 from mindllm.data import load_tokenizer
 from mindllm.errors import RunFailed, UserError
 from mindllm.train.checkpoint import CheckpointNotSavedError, CheckpointStore, RankTensors, load_checkpoint
+from mindllm.train.checkpoint.adapters.adapter import Base
 from mindllm.train.checkpoint.architecture import model_of
 from mindllm.train.checkpoint.hugging_face import read_weights
 from mindllm.train.checkpoint.hugging_face_export import export_hugging_face, refuse_existing
@@ -96,6 +97,10 @@ def export_weights(
     """
     refuse_existing(directory)
     checkpoint = load_checkpoint(source, option="CHECKPOINT", with_optimizer=False, read=stored_tensors)
+    if Base.of(checkpoint.state) is not None:
+        raise UserError(
+            f"{source}: holds an adapter and not all weights; python -m toolkit.weights merge puts both together"
+        )
     model = model_of(checkpoint)
     recorded = checkpoint.state.get("tokenizer") or ""
     if tokenizer_file is None and Path(recorded).is_file():

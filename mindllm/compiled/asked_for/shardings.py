@@ -47,11 +47,14 @@ class _Declared:
         from mindllm.parallel.build import kernels_of
         from mindllm.parallel.operators import operators
         from mindllm.parallel.sharding import sharding_table
+        from mindllm.tune.transform import tune
 
         self.mesh = mesh
-        model = CausalLM(config.model.config, kernels_of(config))
-        self.kinds = {path: operator.name for path, operator in operators(model).items()}
-        self.table = sharding_table(model, config.parallel_config)
+        model, kernels = config.model.config, kernels_of(config)
+        lm = CausalLM(model, kernels)
+        tune(lm, model, kernels)
+        self.kinds = {path: operator.name for path, operator in operators(lm).items()}
+        self.table = sharding_table(lm, config.parallel_config)
 
     def of(self, path: str, kind: str) -> frozenset[Strategies]:
         """The strategies an operator of this kind may have; empty for one that the table does not name."""

@@ -19,13 +19,13 @@ from mindllm.compiled.execute.first_not_finite import first_not_finite, weights_
 from mindllm.compiled.execute.loss_cluster import LossCluster
 from mindllm.compiled.graph import CompiledGraph
 from mindllm.config import RunConfig
-from mindllm.models.initial_weights import initial_weights
 from mindllm.parallel.layout import mesh_of
 from mindllm.train.checkpoint import RankTensors
 from mindllm.train.distributed_step import input_slices
 from mindllm.train.engine import Batch, Engine, StepResult
 from mindllm.train.engine.engine import evaluation_config, weight_signatures
 from mindllm.train.ranks import ALONE
+from mindllm.tune.initial_weights import initial_weights
 
 logger = logging.getLogger(__name__)
 Say = Callable[[str], None]

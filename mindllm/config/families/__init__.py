@@ -53,13 +53,17 @@ def family_named(model_type: str) -> Family:
     return BY_TYPE[model_type]
 
 
-@lru_cache(maxsize=64)
 def family_of(model: ModelConfig) -> Family:
-    """The family of a model: the one it names, else the first that has such a model.
+    """The family of a model: the one it names, else the first that has such a model. Adapters change nothing about it.
 
     Raises:
         UserError: the one it names has no such model, or none has; says which keys are in the way.
     """
+    return _family_of(model.base)
+
+
+@lru_cache(maxsize=64)
+def _family_of(model: ModelConfig) -> Family:
     named = [family_named(model.model_type)] if model.model_type else FAMILIES
     differing = {family.name: family.differs(model) for family in named}
     for family in named:

@@ -25,6 +25,7 @@ from mindllm.models.linear import Linear, SoftCap
 from mindllm.models.norm import LayerNorm, RMSNorm
 from mindllm.models.rotary import RotaryEmbedding
 from mindllm.parallel.layout import Dimension, Layout
+from mindllm.parallel.sharding.adapters import beside_split_input, beside_split_output
 from mindllm.parallel.sharding.experts import routed_experts
 from mindllm.parallel.sharding.table import Table, on
 
@@ -193,15 +194,16 @@ def _split_output(at: str, cell: nn.Cell) -> Table:
             for name in ("silu", "gelu", "quick_gelu")
             if hasattr(linear.activation, name)
         }
-    return table
+    return table | (beside_split_output(f"{at}.adapter", linear.adapter) if linear.has_adapter else {})
 
 
 def _split_input(at: str, cell: nn.Cell, rows: Dimension) -> Table:
     """A projection whose input is split, and whose weight ``[out, in]`` is split by columns: products are added over ``tp``."""
     table = {f"{at}.matmul": on(INNER, (None, "tp"), out=(rows, None))}
-    if _linear(at, cell).has_bias:
+    linear = _linear(at, cell)
+    if linear.has_bias:
         table[f"{at}.bias_add"] = on((rows, None), (None,))  # once, after the sum
-    return table
+    return table | (beside_split_input(f"{at}.adapter", linear.adapter, rows) if linear.has_adapter else {})
 
 
 def _linear(at: str, cell: nn.Cell) -> Linear:

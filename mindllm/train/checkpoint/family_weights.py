@@ -39,7 +39,7 @@ class FamilyWeights:
 
     def __init__(self, model: ModelConfig) -> None:
         self.table: WeightTable = family_of(model).weights
-        self.ours = weight_shapes(model)
+        self.ours = weight_shapes(model.base)
         self.attention = model.architecture.layers[0].attention
         self.weights = {weight.theirs: weight for weight in self.table.of(self.ours)}
         self.order = _row_order(self.attention, self.table.neighbours)
@@ -57,13 +57,21 @@ class FamilyWeights:
                 stacks.setdefault(weight.ours[0], []).append(found[name])
                 taken[weight.ours[0]] = (name, StackedExperts(stacks[weight.ours[0]]))
                 continue
-            for index, ours in enumerate(weight.ours):
-                taken[ours] = (name, self._one_of(weight, index, found[name]))
+            for ours, source in self.read_one(weight, found[name]).items():
+                taken[ours] = (name, source)
         return {ours: taken[ours] for ours in self.ours}
 
     def write(self, weights: Mapping[str, TensorSource]) -> dict[str, TensorSource]:
         """Their tensors by name, from our weights."""
-        return {name: self._together(weight, weights) for name, weight in self.weights.items()}
+        return {name: self.write_one(weight, weights) for name, weight in self.weights.items()}
+
+    def read_one(self, weight: Weight, source: TensorSource) -> dict[str, TensorSource]:
+        """Our weights in one tensor of theirs that is no expert's."""
+        return {ours: self._one_of(weight, index, source) for index, ours in enumerate(weight.ours)}
+
+    def write_one(self, weight: Weight, weights: Mapping[str, TensorSource]) -> TensorSource:
+        """One tensor of theirs, from our weights in it."""
+        return self._joined(weight, weights)
 
     def _shape(self, weight: Weight) -> Shape:
         parts = [self.ours[ours] for ours in weight.ours]
@@ -79,28 +87,38 @@ class FamilyWeights:
 
         def make() -> np.ndarray:
             values = np.asarray(source)
-            part = self._split(weight, values.T if weight.transposed else values)[index]
-            return np.ascontiguousarray(self._rows(part, self.order) if self._reordered(ours) else part)
+            return self.apart(weight, values.T if weight.transposed else values)[index]
 
         return Lazy(self.ours[ours], source.dtype, make)
 
-    def _together(self, weight: Weight, weights: Mapping[str, TensorSource]) -> TensorSource:
+    def _joined(self, weight: Weight, weights: Mapping[str, TensorSource]) -> TensorSource:
         if weight.expert is not None:
             return OneExpert(weights[weight.ours[0]], weight.expert)
         if len(weight.ours) == 1 and not weight.transposed and not self._reordered(weight.ours[0]):
             return weights[weight.ours[0]]
-        back = np.argsort(self.order)
 
         def make() -> np.ndarray:
-            parts = [np.asarray(weights[ours]) for ours in weight.ours]
-            turned = [
-                self._rows(part, back) if self._reordered(ours) else part
-                for ours, part in zip(weight.ours, parts, strict=True)
-            ]
-            joined = self._join(weight, turned)
+            joined = self.together(weight, [np.asarray(weights[ours]) for ours in weight.ours])
             return np.ascontiguousarray(joined.T if weight.transposed else joined)
 
         return Lazy(self._shape(weight), weights[weight.ours[0]].dtype, make)
+
+    def apart(self, weight: Weight, values: np.ndarray) -> list[np.ndarray]:
+        """What each of our weights has of the rows ``values`` of theirs, in our order."""
+        parts = zip(weight.ours, self._split(weight, values), strict=True)
+        return [
+            np.ascontiguousarray(self._rows(part, self.order) if self._reordered(ours) else part)
+            for ours, part in parts
+        ]
+
+    def together(self, weight: Weight, parts: Sequence[np.ndarray]) -> np.ndarray:
+        """The rows of theirs, in their order, from those of each of our weights."""
+        back = np.argsort(self.order)
+        turned = [
+            self._rows(part, back) if self._reordered(ours) else part
+            for ours, part in zip(weight.ours, parts, strict=True)
+        ]
+        return self._join(weight, turned)
 
     def _reordered(self, ours: str) -> bool:
         """Whether the rows of a weight of ours stand in another order in their files."""

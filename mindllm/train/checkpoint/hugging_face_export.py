@@ -59,8 +59,8 @@ def export_hugging_face(
         temporary.mkdir(parents=True)
         _refuse_if_full(temporary, shards)
         _write_shards(temporary, shards)
-        _write_json(temporary / CONFIG, content)
-        _write_json(temporary / GENERATION_CONFIG, _special_tokens(model, tokenizer))
+        write_json(temporary / CONFIG, content)
+        write_json(temporary / GENERATION_CONFIG, _special_tokens(model, tokenizer))
         if tokenizer is not None:
             copy_tokenizer(tokenizer, temporary)
         sync_directory(temporary)
@@ -116,19 +116,21 @@ def _refuse_if_full(directory: Path, shards: Shards) -> None:
 
 def _write_shards(directory: Path, shards: Shards) -> None:
     for name, tensors in shards.items():
-        _write(directory / name, partial(write_tensors, tensors=tensors, framework=FRAMEWORK))
+        write_file(directory / name, partial(write_tensors, tensors=tensors, framework=FRAMEWORK))
     if len(shards) > 1:
         places = {tensor: name for name, tensors in shards.items() for tensor in tensors}
         total = sum(map(payload_bytes, shards.values()))
-        _write_json(directory / INDEX_FILE, {"metadata": {"total_size": total}, "weight_map": places})
+        write_json(directory / INDEX_FILE, {"metadata": {"total_size": total}, "weight_map": places})
 
 
-def _write_json(path: Path, content: dict[str, Any]) -> None:
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    """Writes a file of JSON that was not there, and waits until it is on the disk."""
     text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
-    _write(path, lambda writer: writer.write(text.encode()))
+    write_file(path, lambda writer: writer.write(text.encode()))
 
 
-def _write(path: Path, write: Callable[[HashingWriter], None]) -> None:
+def write_file(path: Path, write: Callable[[HashingWriter], None]) -> None:
+    """Has ``write`` write a file that was not there, and waits until it is on the disk."""
     with open(path, "xb") as file:
         write(HashingWriter(file))
         file.flush()

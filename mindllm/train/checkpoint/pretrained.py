@@ -1,38 +1,192 @@
-"""The weights a run starts from: those of a checkpoint of ours, of a Hugging Face directory, or of MindFormers."""
+"""The weights a run starts from: a checkpoint of ours, a Hugging Face directory, or MindFormers'; and an adapter beside them."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import ArrayLike
 
-from mindllm.config import RunConfig, is_hugging_face
+from mindllm.config import ModelConfig, RunConfig, is_hugging_face
+from mindllm.errors import UserError, nearest
 from mindllm.models.weight_shapes import weight_shapes
+from mindllm.train.checkpoint.adapters.adapter import Adapter, Base, adapter_of_checkpoint, trained_beside
+from mindllm.train.checkpoint.adapters.merging import adapted, merged
+from mindllm.train.checkpoint.adapters.peft import is_peft, read_peft
 from mindllm.train.checkpoint.formats import code_of
 from mindllm.train.checkpoint.hugging_face import read_weights
-from mindllm.train.checkpoint.loading import load_checkpoint
+from mindllm.train.checkpoint.loading import Checkpoint, load_checkpoint
+from mindllm.train.checkpoint.manifest import MANIFEST
 from mindllm.train.checkpoint.mindformers import is_mindformers, read_mindformers
+from mindllm.train.checkpoint.tensors import TensorSource
 
 logger = logging.getLogger(__name__)
 
 
-def pretrained_weights(config: RunConfig) -> Mapping[str, ArrayLike]:
-    """The weights of ``load_checkpoint`` by our names, checked against the architecture: known before there is a model.
+@dataclass(frozen=True)
+class Pretrained:
+    """Weights of a model by our names, none of them read yet, where they come from, and what was trained beside them."""
+
+    base: Mapping[str, TensorSource]
+    path: str
+    adapter: Adapter | None = None
+
+    def whole(self, model: ModelConfig) -> Mapping[str, TensorSource]:
+        """All weights of ``model`` without adapters; the adapter is merged into them."""
+        if self.adapter is None:
+            return self.base
+        return merged(self.adapter.model(model), self.base, self.adapter.weights)
+
+    def of(self, config: RunConfig) -> Mapping[str, TensorSource]:
+        """The weights that the model of a run is given; those that are absent begin as in any run.
+
+        Raises:
+            UserError: the adapter is of another kind than those the run trains.
+        """
+        model = config.model.config
+        if model.pet_config is None or model.pet_config.pet_type == "full":
+            return self.whole(model)
+        weights = adapted(model, self.base)
+        if self.adapter is None:
+            return weights
+        wanted, found = weight_shapes(model), weight_shapes(self.adapter.model(model))
+        scales = {item.scale for layer in model.architecture.layers for item in layer.adapters}
+        theirs = self.adapter.pet.scale
+        if wanted != found or scales != {theirs}:
+            raise config.error(
+                "model.model_config.pet_config",
+                f"is not that of {self.adapter.path}: {_described(self.adapter)}; write the same, or merge the adapter first "
+                "(python -m toolkit.weights merge)",
+            )
+        return {**weights, **self.adapter.weights}
+
+
+def _described(adapter: Adapter) -> str:
+    pet = adapter.pet
+    changed = pet.model_dump(mode="json", exclude_unset=True)
+    return ", ".join(f"{key} {value}" for key, value in changed.items())
+
+
+def pretrained_weights(config: RunConfig) -> Mapping[str, TensorSource]:
+    """The weights of ``load_checkpoint``, with the adapter of the run in them: for what evaluates or writes.
 
     Raises:
         UserError: there are none, they are damaged, or do not fit.
     """
-    model = config.model.config
-    if is_hugging_face(config.load_checkpoint):
-        if code := code_of(Path(config.load_checkpoint)):
-            logger.info("%s holds Python code, which is not run: %s", config.load_checkpoint, ", ".join(code))
-        return read_weights(config.load_checkpoint, model)
-    if is_mindformers(config.load_checkpoint):
-        return read_mindformers(config.load_checkpoint, model)
-    checkpoint = load_checkpoint(config.load_checkpoint, option="--load_checkpoint", with_optimizer=False)
+    return find_pretrained(config).whole(config.model.config.base)
+
+
+def find_pretrained(config: RunConfig, base: Base | None = None) -> Pretrained:
+    """The weights of ``load_checkpoint``, or of ``base`` where that is empty, and the adapter of ``load_adapter``.
+
+    A checkpoint that holds adapters alone brings its base along. All is checked before there is a model.
+
+    Raises:
+        UserError: there are none, they are damaged, or do not fit.
+    """
+    path, model = config.load_checkpoint or (base.path if base else ""), config.model.config.base
+    adapter = None
+    checkpoint = _checkpoint(path)
+    if checkpoint is not None:
+        adapter = adapter_of_checkpoint(checkpoint)
+    if adapter is None:
+        weights = _whole(path, model, checkpoint)
+    else:
+        path, weights = _base_of(config, adapter, model)
+    if config.load_adapter:
+        if adapter is not None:
+            raise config.error("load_adapter", f"{config.load_checkpoint} is an adapter itself; give its base there")
+        adapter = read_adapter(chosen_adapter(config), model)
+    if adapter is not None:
+        adapter.model(model)
+        adapter.require_base(weights, path)
+    return Pretrained(weights, path, adapter)
+
+
+def _checkpoint(path: str) -> Checkpoint | None:
+    if is_hugging_face(path) or is_mindformers(path):
+        return None
+    checkpoint = load_checkpoint(path, option="--load_checkpoint", with_optimizer=False)
     checkpoint.refuse_simulated()
-    checkpoint.require({name: (shape, np.float32) for name, shape in weight_shapes(model).items()})
-    return checkpoint.weights
+    return checkpoint
+
+
+def _whole(path: str, model: ModelConfig, checkpoint: Checkpoint | None) -> Mapping[str, TensorSource]:
+    if checkpoint is not None:
+        checkpoint.require({name: (shape, np.float32) for name, shape in weight_shapes(model).items()})
+        return checkpoint.weights
+    if is_hugging_face(path):
+        if code := code_of(Path(path)):
+            logger.info("%s holds Python code, which is not run: %s", path, ", ".join(code))
+        return read_weights(path, model)
+    return read_mindformers(path, model)
+
+
+def _base_of(config: RunConfig, adapter: Adapter, model: ModelConfig) -> tuple[str, Mapping[str, TensorSource]]:
+    """The base that a checkpoint of adapters names, and its weights."""
+    path = adapter.base.path if adapter.base else ""
+    if not path:
+        message = f"{adapter.path} holds what was trained beside weights drawn from a seed, which no file has"
+        raise config.error("load_checkpoint", message)
+    if not Path(path).exists():
+        raise config.error(
+            "load_checkpoint",
+            f"{adapter.path} holds adapters, and their base {path} is not there any more; write load_checkpoint: BASE and "
+            f"load_adapter: {adapter.path}",
+        )
+    beneath = _checkpoint(path)
+    if beneath is not None and adapter_of_checkpoint(beneath) is not None:
+        raise config.error(
+            "load_checkpoint", f"{path}, the base of {adapter.path}, holds adapters itself; merge it first"
+        )
+    return path, _whole(path, model, beneath)
+
+
+def chosen_adapter(config: RunConfig) -> Path:
+    """The directory of the adapter that ``load_adapter`` and ``adapter_id`` name.
+
+    Raises:
+        UserError: it is not there, or is one of several that must be named.
+    """
+    root = Path(config.load_adapter)
+    path = root / config.adapter_id if config.adapter_id else root
+    if is_adapter(path):
+        return path
+    if not root.is_dir():
+        raise config.error("load_adapter", f"does not exist (value {root})")
+    inside = sorted(item.name for item in root.iterdir() if item.is_dir() and is_adapter(item))
+    if config.adapter_id:
+        message = f"{root} has no such adapter (value {config.adapter_id}){nearest(config.adapter_id, inside)}"
+        raise config.error("adapter_id", message)
+    if inside:
+        raise config.error("adapter_id", f"{root} holds several adapters; write one of {', '.join(inside)}")
+    message = f"is no adapter: neither adapter_config.json nor a checkpoint is there (value {root})"
+    raise config.error("load_adapter", message)
+
+
+def is_adapter(path: Path) -> bool:
+    """Whether a directory is an adapter of PEFT, or a checkpoint, which may hold one."""
+    return is_peft(path) or (path / MANIFEST).is_file()
+
+
+def read_adapter(path: Path, model: ModelConfig) -> Adapter:
+    """The adapter of a directory of PEFT or of a checkpoint, for a ``model`` without one.
+
+    Raises:
+        UserError: it is none, is damaged, or of another model.
+    """
+    if is_peft(path):
+        return read_peft(path, model)
+    adapter = adapter_of_checkpoint(load_checkpoint(path, option="ADAPTER", with_optimizer=False))
+    if adapter is None:
+        raise UserError(f"{path}: holds all weights of a model and no adapter; give it as load_checkpoint")
+    return adapter
+
+
+def base_record(config: RunConfig, pretrained: Pretrained | None) -> Base | None:
+    """What the checkpoints of a run say of the weights they leave out."""
+    if pretrained is None:
+        return trained_beside(config, None, "")
+    return trained_beside(config, pretrained.base, pretrained.path)

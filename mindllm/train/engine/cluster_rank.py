@@ -20,7 +20,7 @@ from mindspore.communication import GlobalComm, get_process_group_ranks
 
 from mindllm.config import RunConfig
 from mindllm.errors import RunFailed
-from mindllm.models.weights import HostCopy, initial_value
+from mindllm.models.weights import HostCopy, drawn_value
 from mindllm.parallel import build_parallel_model, mesh_of, set_parallel_context
 from mindllm.parallel.context import input_columns
 from mindllm.parallel.parameter_layout import ParameterLayout
@@ -71,9 +71,9 @@ class ClusterRankEngine(Engine):
     def _draw_weights(self) -> None:
         """One whole tensor at a time, of which the own part is kept: the weights of a single device, whatever the layout."""
         for name, parameter in self._parameters.items():
-            if hasattr(parameter, "initial_std"):
-                shape = self._layouts[name].full_shape
-                self._put(name, initial_value(name, shape, parameter.initial_std, self.config.seed))
+            value = drawn_value(name, self._layouts[name].full_shape, parameter, self.config.seed)
+            if value is not None:
+                self._put(name, value)
 
     def step(self, batch: Batch, rate: float, scale: float) -> StepResult:
         assert self._step is not None

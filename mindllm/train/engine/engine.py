@@ -43,6 +43,7 @@ class Engine(ABC):
 
     Attributes:
         ranks: the processes of the run, and which of them this is.
+        done: steps of the run before the next one.
         parts: equal parts of its rows that go through the model one after another in a step.
         holds_all: the ranks of this process have all of every weight between them.
         simulated: nothing is computed, so there are no losses, norms or tokens.
@@ -55,6 +56,7 @@ class Engine(ABC):
     def __init__(self, config: RunConfig, ranks: Ranks) -> None:
         self.config = config
         self.ranks = ranks
+        self.done = 0
 
     @abstractmethod
     def step(self, batch: Batch, rate: float, scale: float) -> StepResult:
@@ -62,6 +64,10 @@ class Engine(ABC):
 
         The first one compiles. A norm that is not finite leaves weights and optimizer state as they are.
         """
+
+    def begin_after(self, step: int) -> None:
+        """Says that the next step is the one after ``step`` of the run: what is drawn in a step depends on its number."""
+        self.done = step
 
     @abstractmethod
     def evaluate(self, batch: Batch) -> tuple[float, int]:
@@ -96,7 +102,7 @@ class Engine(ABC):
             UserError: tensors are missing, unknown or misshapen; nothing has been changed then.
         """
         if not self.simulated:  # one rank's checkpoint is all that a simulated rank has
-            weights = weight_signatures(self.config)
+            weights = trained_signatures(self.config)
             checkpoint.require(weights, state_signatures(weights))
         self.put({**checkpoint.weights, **checkpoint.optimizer})
 
@@ -104,6 +110,12 @@ class Engine(ABC):
 def weight_signatures(config: RunConfig) -> Signatures:
     """Shape and dtype of every weight of the whole model, by name."""
     return {name: (shape, np.dtype(np.float32)) for name, shape in weight_shapes(config.model.config).items()}
+
+
+def trained_signatures(config: RunConfig) -> Signatures:
+    """The same of the weights that training changes: what a checkpoint holds."""
+    trained = config.model.config.architecture.trained_shapes()
+    return {name: signature for name, signature in weight_signatures(config).items() if name in trained}
 
 
 def state_signatures(weights: Signatures) -> Signatures:

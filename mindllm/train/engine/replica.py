@@ -12,7 +12,7 @@ import numpy as np
 from mindspore import Parameter, Tensor, nn
 
 from mindllm.config import RunConfig
-from mindllm.models.weights import HostCopy, assign, initialise, trained_weights
+from mindllm.models.weights import HostCopy, assign, initialise, model_weights, trained_weights
 from mindllm.parallel import build_replica
 from mindllm.train.checkpoint import RankTensors
 from mindllm.train.compile_cache import cached_compilation
@@ -21,6 +21,7 @@ from mindllm.train.engine.engine import Batch, Engine, StepResult
 from mindllm.train.optimizer import AdamW, is_state
 from mindllm.train.ranks import ALONE, Ranks
 from mindllm.train.step import AccumulateStep, ApplyAccumulated, ForwardBackward, TrainStep
+from mindllm.tune.draw import Draw
 
 
 class SummedLoss(nn.Cell):
@@ -49,7 +50,9 @@ class ReplicaEngine(Engine):
         self.simulated = ranks.simulated
         self.model = build_replica(config)
         self.weights = trained_weights(self.model)
-        initialise(self.weights, config.seed)
+        self.frozen = {name: item for name, item in model_weights(self.model).items() if name not in self.weights}
+        initialise({**self.weights, **self.frozen}, config.seed)
+        self.draw: Draw | None = getattr(self.model, "draw", None)
         self._evaluation = SummedLoss(self.model)
         self._evaluation.set_train(False)
         self.optimizer: AdamW | None = None
@@ -59,8 +62,10 @@ class ReplicaEngine(Engine):
     def _build_training(self) -> None:
         wrapper = self.config.runner_wrapper
         clip = wrapper.max_grad_norm if wrapper.use_clip_grad else None
-        rate = self.config.model.config.topk_bias_update_rate
-        self.optimizer = AdamW(self.model.trainable_params(), self.config.optimizer, rate)
+        model = self.config.model.config
+        self.optimizer = AdamW(
+            self.model.trainable_params(), self.config.optimizer, model.topk_bias_update_rate, model.pet_config
+        )
         self.parts = self.config.runner_config.gradient_accumulation_steps
         several = self.ranks.count > 1
         self._accumulates = several or self.parts > 1
@@ -80,18 +85,26 @@ class ReplicaEngine(Engine):
             outputs = self._run(batch, Tensor(rate, ms.float32), Tensor(scale, ms.float32))
             loss, norm, finite, tokens = (output.asnumpy() for output in outputs)
         self._compiled = True
+        self.done += 1
         if self.simulated:
             return StepResult(float("nan"), float("nan"), False, 0)
         return StepResult(float(loss), float(norm), not bool(finite), int(tokens), self._waited)
+
+    def _draw(self, part: int) -> None:
+        """What a part of this step's batch draws from; it is another one on every rank."""
+        if self.draw is not None:
+            self.draw.begin(self.config.seed, self.done, part, self.ranks.rank)
 
     def _run(self, batch: Batch, rate: Tensor, scale: Tensor) -> tuple[Tensor, ...]:
         """The graphs of a step.
 
         Ranks meet before they add: on CPU MindSpore waits 30 seconds for a rank that is late, and compiling may take longer.
         """
+        self._draw(0)
         if not self._accumulates:
             return self._step(*inputs(batch), rate, scale, *further_inputs(batch))
-        for part in parts(batch, self.parts):
+        for number, part in enumerate(parts(batch, self.parts)):
+            self._draw(number)
             self._accumulate(*inputs(part), scale, *further_inputs(part))
         if self.ranks.count > 1:
             if not self._compiled:
@@ -102,6 +115,8 @@ class ReplicaEngine(Engine):
         return self._step(rate, scale)
 
     def evaluate(self, batch: Batch) -> tuple[float, int]:
+        if self.draw is not None:
+            self.draw.end()
         loss, tokens = self._evaluation(*inputs(batch), *further_inputs(batch, training=False))
         loss, tokens = self.ranks.sum([float(loss.asnumpy()), float(tokens.asnumpy())])
         return loss, int(tokens)
@@ -134,7 +149,7 @@ class ReplicaEngine(Engine):
         return {self.ranks.rank: RankTensors(_copies(self.weights), _copies(self.optimizer_state))}
 
     def put(self, arrays: Mapping[str, Any]) -> None:
-        parameters = {**self.weights, **self.optimizer_state}
+        parameters = {**self.frozen, **self.weights, **self.optimizer_state}
         assign({name: item for name, item in parameters.items() if name in arrays}, arrays)
 
 

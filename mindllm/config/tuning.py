@@ -1,0 +1,247 @@
+"""Section ``model.model_config.pet_config``: what of a model is trained, and with which adapters. MindFormers' keys, made strict.
+
+LoRA: Hu et al., 2021; rsLoRA: Kalajdzievski, 2023; LoRA+: Hayou et al., 2024; DoRA: Liu et al., 2024; NEFTune: Jain et al., 2023.
+What follows from the section for each layer are fields of its specification: layers that are tuned differently are of
+different kinds.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field, field_validator
+from pydantic_core import PydanticCustomError
+
+from mindllm.config.section import List, PositiveInt, Section
+from mindllm.errors import nearest
+
+if TYPE_CHECKING:
+    from mindllm.config.layers import LayerSpec, Shapes
+
+ALL = "ALL"
+A, B, MAGNITUDE = "lora_a", "lora_b", "lora_magnitude"
+ADAPTER_WEIGHTS = (A, B, MAGNITUDE)
+Files = Mapping[str, tuple[str, ...]]
+"""Our projections, below a layer, by the name that the files of the family give them: several where they are one matrix there."""
+WEIGHT = ".weight"
+
+
+class PetConfig(Section):
+    """Section ``model.model_config.pet_config``: parameter-efficient tuning."""
+
+    pet_type: Literal["lora", "full"] = Field(
+        default="lora",
+        description="lora: low-rank adapters are trained, the model is frozen but for `modules_to_save`; full: the model is "
+        "trained but for what is frozen by pattern.",
+    )
+    lora_rank: PositiveInt = Field(default=8, description="Rank of the adapters.")
+    lora_alpha: float = Field(default=16.0, gt=0, description="Adapters are scaled by `lora_alpha / lora_rank`.")
+    use_rslora: bool = Field(
+        default=False, description="Adapters are scaled by `lora_alpha / sqrt(lora_rank)` instead."
+    )
+    use_dora: bool = Field(
+        default=False, description="DoRA: the length of every row of an adapted weight is trained by itself."
+    )
+    lora_dropout: float = Field(default=0.0, ge=0, lt=1, description="Part of an adapter's input that is dropped.")
+    target_modules: str | List[str] = Field(
+        default=ALL,
+        description="Projections with adapters: ALL, a list of names (ours or those of the family's files), or a regular "
+        "expression over whole paths, such as `.*wq|.*wv`.",
+    )
+    modules_to_save: List[str] = Field(
+        default=(), description="Parts trained whole beside the adapters, by name: norm_out, tok_embeddings, lm_head, …"
+    )
+    lora_plus_lr_ratio: float | None = Field(
+        default=None, gt=0, description="LoRA+: learning rate of the second matrices relative to that of the first."
+    )
+    freeze_include: List[str] = Field(
+        default=(),
+        description="`pet_type: full`: weights that are not trained, by shell patterns (`*tok_embeddings*`).",
+    )
+    freeze_exclude: List[str] = Field(
+        default=(), description="`pet_type: full`: all but the weights of these patterns are not trained."
+    )
+    neftune_noise_alpha: float | None = Field(
+        default=None, gt=0, description="NEFTune: strength of the noise on embeddings while training; null: none."
+    )
+
+    @field_validator("target_modules")
+    @classmethod
+    def _is_expression(cls, value: str | tuple[str, ...]) -> str | tuple[str, ...]:
+        if isinstance(value, str):
+            try:
+                re.compile(value)
+            except re.error as error:
+                raise PydanticCustomError(
+                    "expression", "is no regular expression: {why}", {"why": str(error)}
+                ) from None
+        return value
+
+    def rate_factor(self, name: str, dimensions: int) -> float:
+        """The learning rate of a weight relative to that of the run: LoRA+ lets second matrices, and vectors, learn faster."""
+        faster = name.endswith(f".{B}") or dimensions == 1
+        return self.lora_plus_lr_ratio if self.lora_plus_lr_ratio and faster else 1.0
+
+    @property
+    def draws(self) -> bool:
+        """Whether training draws random numbers in its graphs."""
+        return (self.lora_dropout > 0 and self.pet_type == "lora") or self.neftune_noise_alpha is not None
+
+    @property
+    def scale(self) -> float:
+        """The factor on what adapters add."""
+        return self.lora_alpha / (math.sqrt(self.lora_rank) if self.use_rslora else self.lora_rank)
+
+
+@dataclass(frozen=True)
+class AdapterSpec:
+    """``scale · B(A x)`` beside one projection of a layer: A ``[rank, in]``, B ``[out, rank]``; with ``dora`` lengths ``[out]``.
+
+    ``first_matrix_of``: the projection whose A this one multiplies by, where the files of the family have both as one matrix:
+    there it is one adapter.
+    """
+
+    module: str
+    out_features: int
+    in_features: int
+    rank: int
+    scale: float
+    dora: bool = False
+    dropout: float = 0.0
+    first_matrix_of: str = ""
+
+    def weights(self) -> Shapes:
+        """Names below the layer, and shapes."""
+        shapes: Shapes = {} if self.first_matrix_of else {f"{self.module}.{A}": (self.rank, self.in_features)}
+        shapes[f"{self.module}.{B}"] = (self.out_features, self.rank)
+        return {**shapes, **({f"{self.module}.{MAGNITUDE}": (self.out_features,)} if self.dora else {})}
+
+
+def is_adapter_weight(name: str) -> bool:
+    """Whether a weight of this name belongs to an adapter."""
+    return name.rpartition(".")[2] in ADAPTER_WEIGHTS
+
+
+def adaptable(layer: LayerSpec) -> Shapes:
+    """Projections of a layer that can have an adapter, by name, and the shape of their weight ``[out, in]``.
+
+    Experts and their router have none: they are no projections of all tokens.
+    """
+    return {
+        f"{part}.{name.removesuffix(WEIGHT)}": shape
+        for part, matrices in (
+            ("attention", layer.attention.matrices()),
+            ("feed_forward", layer.feed_forward.matrices()),
+        )
+        for name, shape in matrices.items()
+        if len(shape) == 2 and not name.startswith(("router.", "experts.", "shared_gate."))
+    }
+
+
+def adapters_of(pet: PetConfig, layer: LayerSpec, files: Files) -> tuple[AdapterSpec, ...]:
+    """The adapters of a layer."""
+    if pet.pet_type != "lora":
+        return ()
+    modules = adaptable(layer)
+    return tuple(_adapters(pet, modules, [module for module in modules if targets(pet, module, files)], files))
+
+
+def _adapters(pet: PetConfig, modules: Shapes, chosen: list[str], files: Files) -> Iterator[AdapterSpec]:
+    for module in chosen:
+        together = next((one for group in files.values() if module in group for one in group if one in chosen), module)
+        out_features, in_features = modules[module]
+        yield AdapterSpec(
+            module,
+            out_features,
+            in_features,
+            pet.lora_rank,
+            pet.scale,
+            pet.use_dora,
+            pet.lora_dropout,
+            "" if together == module else together,
+        )
+
+
+def targets(pet: PetConfig, module: str, files: Files, layer: int = 0) -> bool:
+    """Whether ``target_modules`` names a projection such as ``attention.wq``."""
+    wanted = pet.target_modules
+    if wanted == ALL:
+        return True
+    if isinstance(wanted, str):
+        return re.fullmatch(wanted, f"model.layers.{layer}.{module}") is not None
+    return any(_names(name, module, files) for name in wanted)
+
+
+def _names(name: str, module: str, files: Files) -> bool:
+    aliases = (module, *(theirs for theirs, ours in files.items() if module in ours))
+    return any(alias == name or alias.endswith(f".{name}") for alias in aliases)
+
+
+def is_trained(pet: PetConfig | None, name: str) -> bool:
+    """Whether training changes the weight of this name."""
+    if pet is None:
+        return True
+    if pet.pet_type == "lora":
+        return is_adapter_weight(name) or any(_saves(module, name) for module in pet.modules_to_save)
+    if any(fnmatchcase(name, pattern) for pattern in pet.freeze_include):
+        return False
+    return not pet.freeze_exclude or any(fnmatchcase(name, pattern) for pattern in pet.freeze_exclude)
+
+
+def _saves(module: str, name: str) -> bool:
+    """Whether ``module`` is one level of a weight's name, or several."""
+    return f".{module}." in f".{name}." and not is_adapter_weight(name)
+
+
+def mistakes(
+    pet: PetConfig, layers: tuple[LayerSpec, ...], files: Files, names: Iterable[str]
+) -> Iterator[tuple[str, str]]:
+    """Keys of the section that cannot be meant, each with why. ``names``: all weights of the model."""
+    names = list(names)
+    if pet.pet_type == "lora":
+        yield from _wrong_targets(pet, layers, files)
+        for module in pet.modules_to_save:
+            if not any(_saves(module, name) for name in names):
+                levels = {level for name in names for level in name.split(".")[:-1] if not level.isdigit()}
+                yield "modules_to_save", f"{module} is no part of the model{nearest(module, levels)}"
+    for key in ("freeze_include", "freeze_exclude"):
+        patterns = getattr(pet, key)
+        if patterns and pet.pet_type == "lora":
+            yield key, "adapters freeze the whole model (pet_type lora); write pet_type: full, or modules_to_save"
+            continue
+        for pattern in patterns:
+            if not any(fnmatchcase(name, pattern) for name in names):
+                yield key, f"pattern '{pattern}' matches no weight; weights are called {names[0]} or {names[1]}"
+    if pet.pet_type == "full" and not any(is_trained(pet, name) for name in names):
+        yield "freeze_include", "nothing is left to train"
+
+
+def _wrong_targets(pet: PetConfig, layers: tuple[LayerSpec, ...], files: Files) -> Iterator[tuple[str, str]]:
+    key, wanted = "target_modules", pet.target_modules
+    modules = {module: shape for layer in layers for module, shape in adaptable(layer).items()}
+    known = [*modules, *files]
+    if not isinstance(wanted, str):
+        for name in wanted:
+            if not any(_names(name, module, files) for module in modules):
+                yield key, f"{name} is no projection of the model{nearest(name, [one.split('.')[-1] for one in known])}"
+                return
+    matched: dict[str, set[bool]] = {}
+    for number, layer in enumerate(layers):
+        for module in adaptable(layer):
+            matched.setdefault(module, set()).add(targets(pet, module, files, number))
+    if not any(True in found for found in matched.values()):
+        yield key, f"matches no projection (value {wanted}); projections: {', '.join(modules)}"
+    for module, found in matched.items():
+        if len(found) > 1:
+            yield key, f"must name {module} in all layers or in none (value {wanted})"
+            return
+    widths = {module: min(shape) for module, shape in modules.items() if True in matched[module]}
+    narrowest = min(widths, key=lambda module: widths[module], default="")
+    if narrowest and pet.lora_rank > widths[narrowest]:
+        width = widths[narrowest]
+        yield "lora_rank", f"is above the width of {narrowest}, {width} (value {pet.lora_rank}); write at most {width}"

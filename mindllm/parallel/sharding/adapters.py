@@ -1,0 +1,66 @@
+"""Layouts of adapters: they follow from those of the projection they stand beside.
+
+Where a projection is split by its output, so is the second matrix; the first one is whole, and every device multiplies by it.
+Where it is split by its input, so is the first matrix: its products, of the rank's width only, are added over the devices.
+"""
+
+from __future__ import annotations
+
+from mindllm.parallel.layout import Dimension, Layout
+from mindllm.parallel.sharding.table import Table, on
+from mindllm.tune.adapter import LoraAdapter, RowLengths
+
+TOKENS: Dimension = "dp"
+SCALAR: Layout = ()
+WHOLE: Layout = (None, None)
+INNER: Layout = (TOKENS, "tp")
+
+
+def beside_split_output(at: str, cell: LoraAdapter) -> Table:
+    """Of a weight ``[out, in]`` that is split by rows."""
+    low: Layout = (TOKENS, None)
+    table = {
+        f"{at}.down": on(low, WHOLE),
+        f"{at}.scale": on(low, SCALAR),
+        f"{at}.up": on(low, ("tp", None)),
+        f"{at}.add": on(INNER, INNER),
+    }
+    if cell.has_lengths:
+        table |= _lengths(f"{at}.lengths", cell.lengths, ("tp", None), WHOLE, "tp")
+        table |= {f"{at}.divide": on(("tp",), ("tp",)), f"{at}.rescale": on(INNER, ("tp",))}
+    return table
+
+
+def beside_split_input(at: str, cell: LoraAdapter, rows: Dimension) -> Table:
+    """Of a weight that is split by columns; ``rows``: how tokens are split behind it."""
+    low: Layout = (rows, None)
+    table = {
+        f"{at}.down": on(INNER, (None, "tp"), out=low),
+        f"{at}.scale": on(low, SCALAR),
+        f"{at}.up": on(low, WHOLE),
+        f"{at}.add": on(low, low),
+    }
+    if cell.has_lengths:
+        columns: Layout = (None, "tp")
+        table |= _lengths(f"{at}.lengths", cell.lengths, columns, columns, None)
+        table |= {f"{at}.divide": on((None,), (None,)), f"{at}.rescale": on(low, (None,))}
+    return table
+
+
+def _lengths(at: str, cell: RowLengths, weight: Layout, first: Layout, out: Dimension) -> Table:
+    """Sums over columns that are split are added over the devices; ``out``: how what has one number for each row is split."""
+    by_row: Layout = (out, None)
+    return {
+        f"{at}.square": on(weight),
+        f"{at}.sum": on(weight),
+        f"{at}.along": on(weight, first),
+        f"{at}.products": on(first, first),
+        f"{at}.mix": on(by_row, WHOLE),
+        f"{at}.twice": on(by_row, SCALAR),
+        f"{at}.scaled": on(by_row, SCALAR),
+        f"{at}.both": on(by_row, by_row),
+        f"{at}.against": on(by_row, by_row),
+        f"{at}.sum_cross": on(by_row),
+        f"{at}.total": on((out,), (out,)),
+        f"{at}.root": on((out,)),
+    }

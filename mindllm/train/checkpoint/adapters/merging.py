@@ -1,0 +1,91 @@
+"""Adapters put into the weights they stand beside, and taken out again: lazily, a tensor at a time, in fp32.
+
+LoRA: ``W + s B A``. DoRA: the rows of that, each with its trained length (Liu et al., 2024, equation 5).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from mindllm.config import ModelConfig
+from mindllm.config.tuning import MAGNITUDE, WEIGHT, A, AdapterSpec, B
+from mindllm.errors import UserError
+from mindllm.models.row_lengths import row_lengths
+from mindllm.models.weight_shapes import weight_shapes
+from mindllm.train.checkpoint.family_weights import Lazy
+from mindllm.train.checkpoint.tensors import TensorSource
+
+Weights = Mapping[str, TensorSource]
+
+
+def merged(model: ModelConfig, base: Weights, trained: Weights) -> dict[str, TensorSource]:
+    """All weights of ``model`` without its adapters that compute what it computes with them."""
+    adapters = _adapters(model)
+    return {
+        name: _with_adapter(name, adapters[name], base, trained)
+        if name in adapters
+        else trained[name]
+        if name in trained
+        else base[name]
+        for name in weight_shapes(model.base)
+    }
+
+
+def unmerged(model: ModelConfig, whole: Weights, trained: Weights) -> dict[str, TensorSource]:
+    """The weights that ``whole`` was merged from.
+
+    Raises:
+        UserError: they cannot be known: lengths of rows or whole modules were replaced.
+    """
+    pet = model.pet_config
+    if pet is not None and (pet.use_dora or pet.modules_to_save or pet.pet_type != "lora"):
+        why = "use_dora replaces lengths of rows" if pet.use_dora else "whole modules were replaced"
+        raise UserError(f"this adapter cannot be taken out of merged weights: {why}; keep the base")
+    adapters = _adapters(model)
+    return {
+        name: _with_adapter(name, adapters[name], whole, trained, sign=-1.0) if name in adapters else whole[name]
+        for name in weight_shapes(model.base)
+    }
+
+
+def adapted(model: ModelConfig, base: Weights) -> dict[str, TensorSource]:
+    """The weights of the tuned ``model`` that follow from its ``base``: these, and the lengths of rows that DoRA begins with."""
+    found: dict[str, TensorSource] = dict(base)
+    for name, (prefix, adapter) in _adapters(model).items():
+        if adapter.dora:
+            found[f"{prefix}.{MAGNITUDE}"] = Lazy(
+                (adapter.out_features,),
+                np.dtype(np.float32),
+                lambda source=base[name]: row_lengths(np.asarray(source, np.float32)),  # type: ignore[misc]
+            )
+    return found
+
+
+def _adapters(model: ModelConfig) -> dict[str, tuple[str, AdapterSpec]]:
+    """The adapters by the weight they stand beside, with the path of the projection."""
+    return {
+        f"model.layers.{number}.{adapter.module}{WEIGHT}": (f"model.layers.{number}.{adapter.module}", adapter)
+        for number, layer in enumerate(model.architecture.layers)
+        for adapter in layer.adapters
+    }
+
+
+def _with_adapter(
+    name: str, found: tuple[str, AdapterSpec], base: Weights, trained: Weights, sign: float = 1.0
+) -> TensorSource:
+    path, adapter = found
+    shared = adapter.first_matrix_of or adapter.module
+    first = trained[f"{path.removesuffix(adapter.module)}{shared}.{A}"]
+    second = trained[f"{path}.{B}"]
+
+    def make() -> np.ndarray:
+        update = np.asarray(second, np.float32) @ np.asarray(first, np.float32)
+        weight = np.asarray(base[name], np.float32) + np.float32(sign * adapter.scale) * update
+        if not adapter.dora:
+            return weight
+        wanted = np.asarray(trained[f"{path}.{MAGNITUDE}"], np.float32)
+        return weight * (wanted / row_lengths(weight))[:, None]
+
+    return Lazy((adapter.out_features, adapter.in_features), np.dtype(np.float32), make)

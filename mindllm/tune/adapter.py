@@ -1,0 +1,93 @@
+"""A low-rank adapter beside a projection: LoRA (Hu et al., 2021), and DoRA (Liu et al., 2024), which trains lengths of rows."""
+
+from __future__ import annotations
+
+import math
+
+import mindspore as ms
+from mindspore import Parameter, Tensor, nn
+from mindspore import ops as P
+from mindspore.common.initializer import initializer
+
+from mindllm.config.tuning import MAGNITUDE, A, AdapterSpec, B
+from mindllm.models.kernels import Kernels
+from mindllm.models.linear import Operand
+from mindllm.models.weights import normal_parameter
+
+
+class LoraAdapter(nn.Cell):
+    """Operand ``x`` ``[tokens, in]`` and product ``y = x Wᵀ`` ``[tokens, out]`` -> ``y + scale · (x Aᵀ) Bᵀ``.
+
+    A ``[rank, in]`` begins with the variance of Kaiming's uniform distribution, B ``[out, rank]`` with zeros: an adapter begins
+    as nothing. ``first_matrix``: another adapter's A, which both multiply by; ``dropout``: what ``x`` goes through first.
+    """
+
+    def __init__(
+        self,
+        spec: AdapterSpec,
+        kernels: Kernels,
+        first_matrix: Parameter | None = None,
+        dropout: nn.Cell | None = None,
+    ) -> None:
+        super().__init__()
+        self.drops = dropout is not None
+        if dropout is not None:
+            self.dropout = dropout
+        if first_matrix is None:
+            first_matrix = normal_parameter(A, (spec.rank, spec.in_features), 1.0 / math.sqrt(3 * spec.in_features))
+        self.lora_a = first_matrix
+        self.lora_b = Parameter(initializer("zeros", (spec.out_features, spec.rank), ms.float32), name=B)
+        self.factor = spec.scale
+        self.operand = Operand(kernels)
+        self.down = P.MatMul(transpose_b=True)
+        self.scale = P.Mul()
+        self.up = P.MatMul(transpose_b=True)
+        self.add = P.Add()
+        self.has_lengths = spec.dora
+        if spec.dora:
+            self.lora_magnitude = Parameter(initializer("ones", (spec.out_features,), ms.float32), name=MAGNITUDE)
+            self.lengths = RowLengths(spec.scale)
+            self.divide = P.Div()
+            self.rescale = P.Mul()
+            self.cast = P.Cast()
+
+    def construct(self, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+        if self.drops:
+            x = self.dropout(x)
+        low = self.scale(self.down(x, self.operand(self.lora_a)), self.factor)
+        y = self.add(y, self.up(self.operand(low), self.operand(self.lora_b)))
+        if not self.has_lengths:
+            return y
+        lengths = P.stop_gradient(self.lengths(weight, self.lora_a, self.lora_b))
+        return self.rescale(y, self.cast(self.divide(self.lora_magnitude, lengths), y.dtype))
+
+
+class RowLengths(nn.Cell):
+    """Lengths ``[out]`` of the rows of ``W + s B A`` in fp32, without forming it.
+
+    ``|w + s b A|² = |w|² + 2 s (W Aᵀ · b) + s² (b A Aᵀ · b)`` row by row: the largest product is ``[out, rank]``.
+    """
+
+    def __init__(self, scale: float) -> None:
+        super().__init__()
+        self.factor = scale
+        self.square = P.Square()
+        self.sum = P.ReduceSum()
+        self.along = P.MatMul(transpose_b=True)
+        self.products = P.MatMul(transpose_b=True)
+        self.mix = P.MatMul()
+        self.twice = P.Mul()
+        self.scaled = P.Mul()
+        self.both = P.Add()
+        self.against = P.Mul()
+        self.sum_cross = P.ReduceSum()
+        self.total = P.Add()
+        self.root = P.Sqrt()
+
+    def construct(self, weight: Tensor, first: Tensor, second: Tensor) -> Tensor:
+        """W ``[out, in]``, A ``[rank, in]`` and B ``[out, rank]``."""
+        own = self.sum(self.square(weight), 1)
+        along = self.twice(self.along(weight, first), 2.0 * self.factor)
+        mixed = self.scaled(self.mix(second, self.products(first, first)), self.factor**2)
+        cross = self.sum_cross(self.against(self.both(along, mixed), second), 1)
+        return self.root(self.total(own, cross))

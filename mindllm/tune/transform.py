@@ -1,0 +1,75 @@
+"""Makes a built model the one that its configuration tunes: adapters stand beside projections, what is not trained is frozen."""
+
+from __future__ import annotations
+
+from mindspore import Parameter, nn
+
+from mindllm.config import LayerSpec, ModelConfig
+from mindllm.config.tuning import MAGNITUDE, A, B, is_trained
+from mindllm.models import CausalLM, Kernels, build_model
+from mindllm.models.linear import Linear
+from mindllm.models.weights import model_weights
+from mindllm.tune.adapter import LoraAdapter
+from mindllm.tune.draw import Draw, Dropout, EmbeddingNoise
+
+
+def tune(lm: CausalLM, model: ModelConfig, kernels: Kernels) -> None:
+    """Transforms ``lm``, which was built from ``model``; nothing where the section ``pet_config`` is absent.
+
+    Call it before anything looks at the operators or the trained weights of the model.
+    """
+    pet = model.pet_config
+    if pet is None:
+        return
+    draw = Draw() if pet.draws else None
+    for number, (layer, spec) in enumerate(zip(lm.model.layers, model.architecture.layers, strict=True)):
+        _attach(layer, spec, kernels, f"model.layers.{number}", draw)
+    if draw is not None:
+        lm.draw = draw
+        if pet.neftune_noise_alpha is not None:
+            noise = EmbeddingNoise(pet.neftune_noise_alpha, model.seq_length, model.hidden_size, draw)
+            lm.model.tok_embeddings.attach(noise)
+    for name, parameter in model_weights(lm).items():
+        parameter.requires_grad = is_trained(pet, name)
+
+
+def build_tuned_model(model: ModelConfig, device_target: str = "CPU") -> CausalLM:
+    """As ``build_model``, tuned as the configuration says."""
+    lm = build_model(model, device_target)
+    tune(lm, model, Kernels.choose(model, device_target))
+    return lm
+
+
+def _attach(layer: nn.Cell, spec: LayerSpec, kernels: Kernels, path: str, draw: Draw | None) -> None:
+    """The adapters of one layer. Parameters get their names when all are there: those of a shared one change with each cell."""
+    adapters: dict[str, LoraAdapter] = {}
+    for adapter in spec.adapters:
+        shared = adapters[adapter.first_matrix_of].lora_a if adapter.first_matrix_of else None
+        dropout = None
+        if draw is not None and adapter.dropout:
+            together = adapter.first_matrix_of or adapter.module  # one adapter in the files, so they drop the same
+            dropout = Dropout(adapter.dropout, adapter.in_features, f"{path}.{together}", draw)
+        adapters[adapter.module] = LoraAdapter(adapter, kernels, shared, dropout)
+        _projection(layer, adapter.module).attach(adapters[adapter.module])
+    for adapter in spec.adapters:
+        cell, name = adapters[adapter.module], f"{path}.{adapter.module}"
+        if not adapter.first_matrix_of:
+            cell.lora_a.name = f"{name}.{A}"
+        cell.lora_b.name = f"{name}.{B}"
+        if adapter.dora:
+            cell.lora_magnitude.name = f"{name}.{MAGNITUDE}"
+            cell.lora_magnitude.lengths_of = _drawing(_projection(layer, adapter.module).weight)
+
+
+def _drawing(weight: Parameter) -> tuple[str, tuple[int, ...], float]:
+    """What the first values of a weight are drawn from."""
+    return weight.name, tuple(weight.shape), weight.initial_std
+
+
+def _projection(layer: nn.Cell, module: str) -> Linear:
+    cell = layer
+    for name in module.split("."):
+        cell = getattr(cell, name)
+    if not isinstance(cell, Linear):
+        raise TypeError(f"{module} is of class {type(cell).__name__}, to which no adapter can be attached")
+    return cell

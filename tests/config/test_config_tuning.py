@@ -1,0 +1,100 @@
+"""Section ``pet_config``: published trainable counts, what is named where, and mistakes told before anything is built."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mindllm.config import keys_of_layers, load_config
+from mindllm.config.tuning import is_trained
+from mindllm.errors import UserError
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+QWEN, LLAMA3 = "qwen/pretrain_qwen_7b.yaml", "llama3/pretrain_llama3_8b.yaml"
+# Printed by ms-swift's benchmark and by unsloth; Qwen's query, key and value are one matrix, with one first matrix beside it.
+COUNTS = [
+    (QWEN, {"lora_rank": 2, "target_modules": "[c_attn]"}, 1_048_576),
+    (QWEN, {"lora_rank": 8, "target_modules": "[c_attn]"}, 4_194_304),
+    (QWEN, {"lora_rank": 64, "target_modules": "[c_attn]"}, 33_554_432),
+    (QWEN, {"lora_rank": 8}, 17_891_328),
+    (QWEN, {"lora_rank": 8, "use_rslora": "true"}, 17_891_328),
+    (QWEN, {"lora_rank": 8, "use_dora": "true"}, 19_251_200),
+    (QWEN, {"pet_type": "full"}, 7_721_324_544),
+    (LLAMA3, {"lora_rank": 8, "target_modules": "[q_proj, k_proj, v_proj]"}, 4_718_592),
+    (LLAMA3, {"lora_rank": 8, "target_modules": "'.*wq|.*wk|.*wv'"}, 4_718_592),
+    ("qwen1_5/pretrain_qwen1_5_7b.yaml", {"lora_rank": 8}, 19_988_480),
+    ("llama2/pretrain_llama2_7b.yaml", {"lora_rank": 8}, 19_988_480),
+]
+
+
+def load(name, **keys):
+    text = ", ".join(f"{key}: {value}" for key, value in keys.items())
+    return load_config(CONFIGS / name, [f"--model.model_config.pet_config={{{text}}}"]).model.config
+
+
+@pytest.mark.parametrize(("name", "keys", "count"), COUNTS)
+def test_published_numbers_of_trained_parameters(name, keys, count):
+    model = load(name, **keys)
+    assert model.architecture.trained_parameter_count() == count
+    base = model.base.parameter_count()
+    assert model.parameter_count() == (base if keys.get("pet_type") else base + count)
+
+
+def test_a_frozen_weight_costs_no_gradient():
+    plain, lora = load_config(CONFIGS / QWEN).model.config, load(QWEN, lora_rank=8)
+    matrices = plain.parameter_count() - plain.vocab_size * plain.hidden_size
+    assert lora.flops_per_token() == pytest.approx(plain.flops_per_token() - 2 * matrices + 6 * 17_891_328, rel=1e-3)
+
+
+def test_modules_to_save_are_trained_whole():
+    model = load(QWEN, modules_to_save="[norm_out, lm_head]", target_modules="[wq]")
+    trained = model.architecture.trained_shapes()
+    assert {"lm_head.weight", "model.norm_out.weight"} <= {*trained}
+    assert {name.split(".")[-1] for name in trained} == {"weight", "lora_a", "lora_b"}
+
+
+def test_patterns_freeze_and_keep_the_rest():
+    model = load(QWEN, pet_type="full", freeze_include="['*tok_embeddings*', 'model.layers.[01].*']")
+    trained = model.architecture.trained_shapes()
+    assert "model.layers.2.attention.wq.weight" in trained
+    assert not any(name.startswith(("model.tok", "model.layers.0.", "model.layers.1.")) for name in trained)
+    only = load(QWEN, pet_type="full", freeze_exclude="['lm_head*']").architecture.trained_shapes()
+    assert [*only] == ["lm_head.weight"]
+
+
+def test_layers_that_are_frozen_are_of_another_kind_and_stay_so_when_they_are_few():
+    model = load(QWEN, pet_type="full", freeze_include="['model.layers.[01].*']")
+    architecture = model.architecture
+    assert len(architecture.kinds()) == 2
+    few = architecture.kinds()
+    smaller = type(model).model_validate({**model.model_dump(exclude_unset=True), **keys_of_layers(model, few)})
+    assert smaller.architecture.layers == few
+    assert not is_trained(smaller.pet_config, "model.layers.0.attention.wq.weight")
+    assert is_trained(smaller.pet_config, "model.layers.1.attention.wq.weight")
+
+
+@pytest.mark.parametrize(
+    ("keys", "key", "words"),
+    [
+        ({"target_modules": "[c_atn]"}, "target_modules", "did you mean 'c_attn'"),
+        ({"target_modules": "'.*nothing'"}, "target_modules", "matches no projection"),
+        ({"target_modules": "'.*('"}, "target_modules", "no regular expression"),
+        ({"target_modules": r"'.*layers\.1\..*wq'"}, "target_modules", "in all layers or in none"),
+        ({"lora_rank": 5000}, "lora_rank", "above the width of attention.wq, 4096"),
+        ({"modules_to_save": "[norm]"}, "modules_to_save", "did you mean 'norm_out'"),
+        ({"freeze_include": "['*']"}, "freeze_include", "pet_type: full"),
+        ({"pet_type": "full", "freeze_include": "['*']"}, "freeze_include", "nothing is left"),
+        ({"pet_type": "full", "freeze_include": "['*nose*']"}, "freeze_include", "matches no weight"),
+        ({"lora_dropout": 1.0}, "lora_dropout", "less than 1"),
+        ({"lora_rang": 4}, "lora_rang", "did you mean 'lora_rank'"),
+    ],
+)
+def test_mistakes_are_one_line(keys, key, words):
+    with pytest.raises(UserError) as refused:
+        load(QWEN, **keys)
+    message = str(refused.value)
+    assert key in message
+    assert words in message
+    assert "\n" not in message
+    assert len(message) < 400

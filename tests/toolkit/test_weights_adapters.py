@@ -1,0 +1,136 @@
+"""``toolkit.weights`` on adapters: out of checkpoints, into their base and out again, and what does not belong together."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from mindllm.command import run_command
+from mindllm.config import ModelConfig
+from mindllm.config.tuning import PetConfig
+from mindllm.train.checkpoint import CheckpointStore, RankTensors
+from mindllm.train.checkpoint.adapters import Base, fingerprint
+from mindllm.train.checkpoint.hugging_face import read_weights
+from mindllm.train.checkpoint.hugging_face_export import export_hugging_face
+from toolkit.weights.__main__ import main
+
+MODEL = ModelConfig(
+    vocab_size=97, hidden_size=32, num_layers=2, num_heads=4, n_kv_heads=2, intermediate_size=48, seq_length=16
+)
+
+
+def random_weights(shapes, seed):
+    random = np.random.default_rng(seed)
+    return {name: random.normal(0, 0.1, shape).astype(np.float32) for name, shape in shapes.items()}
+
+
+def base_directory(path, seed=0):
+    export_hugging_face(path, MODEL, random_weights(MODEL.architecture.weight_shapes(), seed))
+    return path
+
+
+def tuned_checkpoint(directory, base, **keys):
+    """A checkpoint of a run beside ``base``."""
+    model = MODEL.model_copy(update={"pet_config": PetConfig(lora_rank=4, **keys)})
+    trained = random_weights(model.architecture.trained_shapes(), 5)
+    record = Base(str(base), fingerprint(read_weights(base, MODEL)))
+    state = {
+        "base": {"path": record.path, "fingerprint": record.fingerprint},
+        "identity": {"model": {"config": model.model_dump(mode="json")}},
+    }
+    return CheckpointStore(directory, keep_checkpoint_max=9).save(3, {0: RankTensors(trained, {})}, state)
+
+
+@pytest.fixture
+def base(tmp_path):
+    return base_directory(tmp_path / "base")
+
+
+def tool(*arguments):
+    """The exit code."""
+    with pytest.raises(SystemExit) as ended:
+        run_command(main, [str(argument) for argument in arguments])
+    return ended.value.code or 0
+
+
+def weights(directory):
+    return {name: np.asarray(item) for name, item in read_weights(directory, MODEL).items()}
+
+
+def test_merged_and_taken_out_again(base, tmp_path):
+    checkpoint = tuned_checkpoint(tmp_path / "checkpoint", base)
+    assert tool("adapter", checkpoint, tmp_path / "adapter") == 0
+    assert tool("merge", checkpoint, tmp_path / "one") == 0
+    assert tool("merge", tmp_path / "adapter", tmp_path / "two", "--base", base) == 0
+    one, two, before = weights(tmp_path / "one"), weights(tmp_path / "two"), weights(base)
+    for name, array in one.items():
+        np.testing.assert_array_equal(array, two[name])
+    assert any(np.abs(array - before[name]).max() > 1e-2 for name, array in one.items())
+    assert tool("unmerge", tmp_path / "one", tmp_path / "adapter", tmp_path / "again") == 0
+    for name, array in weights(tmp_path / "again").items():
+        np.testing.assert_allclose(array, before[name], atol=1e-6)
+    content = json.loads((tmp_path / "adapter/adapter_config.json").read_text())
+    assert (content["r"], content["base_model_name_or_path"]) == (4, str(base))
+
+
+def test_an_adapter_of_another_base_is_refused_and_nothing_is_written(base, tmp_path, capsys):
+    checkpoint = tuned_checkpoint(tmp_path / "checkpoint", base)
+    tool("adapter", checkpoint, tmp_path / "adapter")
+    other = base_directory(tmp_path / "other", seed=1)
+    for adapter in (checkpoint, tmp_path / "adapter"):
+        capsys.readouterr()
+        assert tool("merge", adapter, tmp_path / "merged", "--base", other) == 2
+        message = capsys.readouterr().err
+        assert "was trained beside other weights" in message
+        assert message.count("\n") == 1
+    assert not (tmp_path / "merged").exists()
+    assert not list(tmp_path.glob(".merged*"))
+
+
+def test_an_adapter_of_another_model_is_refused(base, tmp_path, capsys):
+    checkpoint = tuned_checkpoint(tmp_path / "checkpoint", base)
+    tool("adapter", checkpoint, tmp_path / "adapter")
+    wide = MODEL.model_copy(update={"intermediate_size": 64})
+    export_hugging_face(tmp_path / "wide", wide, random_weights(wide.architecture.weight_shapes(), 0))
+    for adapter in (checkpoint, tmp_path / "adapter"):
+        capsys.readouterr()
+        assert tool("merge", adapter, tmp_path / "merged", "--base", tmp_path / "wide") == 2
+        assert "adapter of another model" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"peft_type": "IA3"}, "peft_type: this kind of adapter is not read"),
+        ({"rank_pattern": {"q_proj": 2}}, "rank_pattern: this is not supported"),
+        ({"r": "four"}, "is not understood"),
+    ],
+)
+def test_files_of_peft_that_are_not_read(base, tmp_path, capsys, change, words):
+    tool("adapter", tuned_checkpoint(tmp_path / "checkpoint", base), tmp_path / "adapter")
+    path = tmp_path / "adapter/adapter_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    capsys.readouterr()
+    assert tool("merge", tmp_path / "adapter", tmp_path / "merged", "--base", base) == 2
+    message = capsys.readouterr().err
+    assert words in message
+    assert message.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"), [({"use_dora": True}, "lengths of rows"), ({"modules_to_save": ("norm_out",)}, "whole modules")]
+)
+def test_what_cannot_be_taken_out_again(base, tmp_path, capsys, keys, words):
+    checkpoint = tuned_checkpoint(tmp_path / "checkpoint", base, **keys)
+    assert tool("merge", checkpoint, tmp_path / "merged") == 0
+    assert tool("unmerge", tmp_path / "merged", checkpoint, tmp_path / "again") == 2
+    assert words in capsys.readouterr().err
+    assert not (tmp_path / "again").exists()
+
+
+def test_an_adapter_is_not_exported_as_a_model(base, tmp_path, capsys):
+    checkpoint = tuned_checkpoint(tmp_path / "checkpoint", base)
+    assert tool("export", checkpoint, tmp_path / "model") == 2
+    assert "weights merge" in capsys.readouterr().err
