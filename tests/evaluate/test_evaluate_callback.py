@@ -29,7 +29,15 @@ class Tasks:
 def state(tmp_path):
     engine = SimpleNamespace(holds_all=True, held=dict, ranks=ALONE)
     return SimpleNamespace(
-        engine=engine, config=None, step=0, output_dir=tmp_path, scores={}, results={}, failures=[], last_step=3
+        engine=engine,
+        base=None,
+        config=None,
+        step=0,
+        output_dir=tmp_path,
+        scores={},
+        results={},
+        failures=[],
+        last_step=3,
     )
 
 
