@@ -19,7 +19,7 @@ from mindllm.models import build_model
 from mindllm.models.weights import assign, trained_weights
 from mindllm.train.checkpoint import load_checkpoint
 from mindllm.train.checkpoint.architecture import model_of
-from mindllm.train.checkpoint.pretrained import pretrained_weights
+from mindllm.train.checkpoint.pretrained import Pretrained, find_pretrained
 from mindllm.train.checkpoint.tensors import stored_tensors
 from mindllm.train.ranks import ALONE, Ranks
 
@@ -63,20 +63,20 @@ def evaluated_model(
         UserError: the weights do not fit, or the tokenizer is none.
     """
     tokenizer = run_tokenizer(config)
-    weights = pretrained_weights(config)
+    pretrained = find_pretrained(config)
     model = build_model(config.model.config.base, config.context.device_target)
-    assign(trained_weights(model), weights)
+    assign(trained_weights(model), pretrained.whole(config.model.config.base))
     generator = Generator(
         model, config.model.config.base, tokenizer, device_target=config.context.device_target, shares_prefixes=True
     )
-    place = directory / ANSWERS / identity(config, tokenizer) if directory is not None else None
+    place = directory / ANSWERS / identity(config, pretrained, tokenizer) if directory is not None else None
     return EvaluatedModel(generator, config.evaluation.batch_size, Answers(place, ranks), watch)
 
 
-def identity(config: RunConfig, tokenizer: Tokenizer) -> str:
-    """What answers depend on: the files of the weights by name, size and time, the architecture, the tokenizer."""
-    root = Path(config.load_checkpoint)
-    files = sorted(path for path in ([root] if root.is_file() else root.rglob("*")) if path.is_file())
+def identity(config: RunConfig, pretrained: Pretrained, tokenizer: Tokenizer) -> str:
+    """What answers depend on: the files of weights and adapter by name, size and time, the architecture, the tokenizer."""
+    roots = [Path(pretrained.path), *([Path(pretrained.adapter.path)] if pretrained.adapter else [])]
+    files = sorted(path for root in roots for path in ([root] if root.is_file() else root.rglob("*")) if path.is_file())
     stats = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
     parts = (stats, config.model.config.model_dump_json(), tokenizer.fingerprint, config.seed)
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
