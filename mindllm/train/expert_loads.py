@@ -85,7 +85,10 @@ class LayerLoad:
 
 
 def layer_loads(counted: Mapping[str, np.ndarray], chosen: int) -> list[LayerLoad]:
-    """What ``Engine.expert_loads`` gave, by layer; a token chooses ``chosen`` experts. Zeros are of another stage."""
+    """What ``Engine.expert_loads`` gave, by layer; a token chooses ``chosen`` experts.
+
+    A counter that is zero is that of a layer on another stage.
+    """
     loads = []
     for name, values in counted.items():
         if not values.any():
