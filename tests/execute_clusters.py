@@ -33,6 +33,11 @@ CASES: dict[str, dict[str, Any]] = {
         "expert_parallel": 2,
         "model": {"model_type": "mixtral", "expert_num": 4, "num_experts_chosen": 2},
     },
+    "experts of four groups": {
+        "dp": 4,
+        "expert_parallel": 4,
+        "model": {"model_type": "mixtral", "expert_num": 4, "num_experts_chosen": 2},
+    },
     "tied": {"pp": 2, "micro": 2, "model": {"tie_word_embeddings": True}},
 }
 REAL = "in its own dtype"

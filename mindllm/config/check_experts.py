@@ -73,6 +73,10 @@ def _balance(config: RunConfig) -> Iterator[Finding]:
         yield (*MODEL, "aux_loss_factors"), message
     if len({*types}) != len(types):
         yield (*MODEL, "aux_loss_types"), f"names a loss twice (value {', '.join(types)})"
+    of_groups = [kind for kind in types if kind in ("device", "communication")]
+    if of_groups and model.n_group == 1:
+        message = f"is about groups of experts (value {of_groups[0]}); write n_group, too"
+        yield (*MODEL, "aux_loss_types"), message
     for factor in factors:
         if factor < 0:
             yield (*MODEL, "aux_loss_factors"), f"must not be negative (value {factor})"

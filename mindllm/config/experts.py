@@ -12,7 +12,7 @@ from typing import Literal
 
 from mindllm.config.layers import FORWARD_AND_BACKWARD, FeedForwardSpec, Shapes, scalars
 
-BalanceLoss = Literal["expert", "switch"]
+BalanceLoss = Literal["expert", "switch", "device", "communication"]
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,9 @@ class RouterSpec:
         bias: a number per expert is added to the scores for the choice alone; then a group is as good as its two best experts
             together, otherwise as its best one.
         balance_losses: what is added to the loss, with factors: ``expert`` for every sequence by itself (DeepSeek-V2, section
-            2.2.3), ``switch`` for all sequences that are computed together (Fedus et al., 2021).
+            2.2.3), ``switch`` for all sequences that are computed together (Fedus et al., 2021); ``device`` and
+            ``communication`` for every sequence by groups of experts, that their devices have as much to compute and to receive
+            (DeepSeek-V2, section 2.2.3).
         z_loss: factor of the mean squared log-normaliser of the logits (Zoph et al., 2022).
     """
 

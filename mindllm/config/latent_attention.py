@@ -19,8 +19,7 @@ class LatentAttentionSpec:
     query_rank: width of the vector that queries are made of; None: they are made of the hidden states.
     key_value_rank: of the one that keys and values are made of.
     plain_dim, rotary_dim, value_dim: channels of a head's query and key that are not turned, that are, and of its value.
-    scale: multiplies the scores.
-    dropout: with this probability a query does not see a key in training.
+    scale: multiplies the scores; with the probability ``dropout`` a query does not see a key in training.
     """
 
     hidden_size: int
@@ -35,10 +34,11 @@ class LatentAttentionSpec:
     dropout: float = 0.0
 
     window = None
+    soft_cap = None
 
     @property
     def can_be_fused(self) -> bool:
-        """Whether the fused kernel of devices computes it."""
+        """Whether the fused kernel of devices computes it; dropout is composed everywhere."""
         return not self.dropout
 
     @property

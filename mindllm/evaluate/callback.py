@@ -1,4 +1,4 @@
-"""Scores on public tasks while training: every so many steps and at the end."""
+"""Scores on public tasks while training: every so many steps and at the last."""
 
 from __future__ import annotations
 
@@ -30,7 +30,6 @@ class EvalTasks(Callback):
         self.section = section
         self.file: MetricsFile | None = None
         self.tasks: TasksWhileTraining | None = None
-        self.evaluated_step = -1
 
     def begin(self, state: RunState) -> None:
         if not state.engine.holds_all:
@@ -45,11 +44,7 @@ class EvalTasks(Callback):
         state.scores.clear()
 
     def step_end(self, state: RunState, record: StepRecord) -> None:
-        if record.step % self.section.eval_steps == 0:
-            self.evaluate(state)
-
-    def end(self, state: RunState) -> None:
-        if state.step > self.evaluated_step and not state.stop_reason:
+        if record.step % self.section.eval_steps == 0 or record.step == state.last_step:
             self.evaluate(state)
 
     def evaluate(self, state: RunState) -> None:
@@ -60,7 +55,6 @@ class EvalTasks(Callback):
             trained = joined(tensors.weights for tensors in state.engine.held().values())
             outcome = self.tasks.evaluate(whole_weights(state, trained, "callbacks"), directory)
             state.engine.ranks.meet()  # before the directory goes
-        self.evaluated_step = state.step
         scores = {f"{task}/{name}": value for task, found in outcome.scores().items() for name, value in found.items()}
         state.scores.update(scores)
         if self.file is not None:

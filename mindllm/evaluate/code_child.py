@@ -20,9 +20,41 @@ NUMBER, ARCHITECTURE, FIRST_ARGUMENT = 0, 4, 16  # places in struct seccomp_data
 X32 = 0x40000000
 CREATE_RULES, ADD_RULE, RESTRICT = 444, 445, 446  # landlock's calls, alike on all machines
 WRITES = sum(1 << bit for bit in (1, 4, 5, 6, 7, 8, 9, 10, 11, 12))  # write, remove and make anything (first version)
-CALLS = {  # of each machine: what is denied (socket, socketpair, kill, tkill, ptrace, execve, fork, ...), clone, clone3
-    "x86_64": (0xC000003E, (41, 53, 62, 200, 101, 59, 322, 57, 58, 129, 297, 310, 311, 424, 425), 56, 435),
-    "aarch64": (0xC00000B7, (198, 199, 129, 130, 117, 221, 281, 138, 240, 270, 271, 424, 425), 220, 435),
+MACHINES = {"x86_64": (0xC000003E, 56, 435), "aarch64": (0xC00000B7, 220, 435)}  # architecture, clone, clone3
+DENIED = {  # what is denied: its number on each machine, as they stand above; None where it has no such call
+    "socket": (41, 198),
+    "socketpair": (53, 199),
+    "kill": (62, 129),
+    "tkill": (200, 130),
+    "tgkill": (234, 131),
+    "rt_sigqueueinfo": (129, 138),
+    "rt_tgsigqueueinfo": (297, 240),
+    "pidfd_send_signal": (424, 424),
+    "pidfd_getfd": (438, 438),
+    "ptrace": (101, 117),
+    "process_vm_readv": (310, 270),
+    "process_vm_writev": (311, 271),
+    "execve": (59, 221),
+    "execveat": (322, 281),
+    "fork": (57, None),
+    "vfork": (58, None),
+    "prlimit64": (302, 261),  # could change the bounds of another process
+    "setpriority": (141, 140),
+    "sched_setscheduler": (144, 119),
+    "sched_setattr": (314, 274),
+    "ioprio_set": (251, 30),
+    "shmget": (29, 194),  # memory that is left when the process ends
+    "semget": (64, 190),
+    "msgget": (68, 186),
+    "mq_open": (240, 180),
+    "unshare": (272, 97),
+    "setns": (308, 268),
+    "io_uring_setup": (425, 425),  # does what the filter denies
+    "bpf": (321, 280),
+    "perf_event_open": (298, 241),
+    "userfaultfd": (323, 282),
+    "add_key": (248, 217),
+    "keyctl": (250, 219),
 }
 
 
@@ -38,10 +70,16 @@ def limit(seconds: int, memory: int, file_size: int) -> None:
         resource.setrlimit(what, (most, most))
 
 
+def denied_calls(machine: str) -> dict[str, int]:
+    """The numbers of the calls that are denied, by name."""
+    place = list(MACHINES).index(machine)
+    return {name: number for name, numbers in DENIED.items() if (number := numbers[place]) is not None}
+
+
 def filter_program(machine: str) -> bytes:
     """The filter of system calls as instructions ``(code, jump if true, jump if false, constant)``."""
-    architecture, denied, clone, clone3 = CALLS[machine]
-    checks = [(AT_LEAST, X32), *((EQUAL, number) for number in denied)]
+    architecture, clone, clone3 = MACHINES[machine]
+    checks = [(AT_LEAST, X32), *((EQUAL, number) for number in denied_calls(machine).values())]
     lines = [(LOAD, 0, 0, ARCHITECTURE), (EQUAL, 1, 0, architecture), (RETURN, 0, 0, DENY), (LOAD, 0, 0, NUMBER)]
     for place, (code, constant) in enumerate(checks):
         lines.append((code, len(checks) - place + 4, 0, constant))

@@ -13,6 +13,7 @@ from mindllm.config import RunConfig
 from mindllm.config.evaluation import EvaluationConfig
 from mindllm.data import run_tokenizer
 from mindllm.evaluate.local_data import OFFLINE
+from mindllm.evaluate.progress import logged, unwatched
 from mindllm.generate.generator import Generator
 from mindllm.models import build_model
 from mindllm.models.weights import assign, trained_weights
@@ -52,7 +53,9 @@ class TasksWhileTraining:
         assign(trained_weights(self.model), weights)
         self.generator.forget()
         answers = Answers(directory if self.ranks.count > 1 else None, self.ranks)
-        model = EvaluatedModel(self.generator, self.options.batch_size, answers)
+        model = EvaluatedModel(
+            self.generator, self.options.batch_size, answers, logged if self.ranks.is_first else unwatched
+        )
         try:
             return evaluate_tasks(model, self.tasks, self.options, self.manager)
         finally:

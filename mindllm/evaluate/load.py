@@ -12,7 +12,8 @@ from mindllm.data import run_tokenizer
 from mindllm.data.tokenizer import Tokenizer
 from mindllm.errors import UserError
 from mindllm.evaluate.answers import Answers
-from mindllm.evaluate.model import EvaluatedModel, Watch, unwatched
+from mindllm.evaluate.model import EvaluatedModel
+from mindllm.evaluate.progress import Watch, unwatched
 from mindllm.generate.generator import Generator
 from mindllm.models import build_model
 from mindllm.models.weights import assign, trained_weights

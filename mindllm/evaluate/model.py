@@ -21,18 +21,13 @@ from mindllm.data.tokenizer import Tokenizer
 from mindllm.errors import RunFailed
 from mindllm.evaluate.answers import Answers
 from mindllm.evaluate.continuing import generation_options, in_batches
+from mindllm.evaluate.progress import Watch, unwatched
 from mindllm.evaluate.scoring import Pair, Score, scores
 from mindllm.generate.generator import Generator
 from mindllm.launch.heartbeat import heart
 
 MAX_NEW_TOKENS = 256  # the harness's own, for tasks that say nothing
 KEPT_TEXTS = 1 << 12
-Watch = Callable[[str, int], Callable[[], None]]
-
-
-def unwatched(kind: str, count: int) -> Callable[[], None]:
-    """Tells nobody how far the requests are."""
-    return lambda: None
 
 
 class EvaluatedModel(TemplateLM):

@@ -49,7 +49,8 @@ def _question(sample: Sample) -> str:
     arguments = sample["arguments"]
     asked = str(arguments[0][0])
     lines = _choices(sample) if len(arguments) > 1 else _written(sample)
-    summary = escape(" ".join(asked.split())[-110:])
+    question = asked.strip().split("\n\n")[-1]  # what stands before are examples
+    summary = escape(" ".join(question.split())[-110:])
     return (
         f"<details><summary><b>{escape(str(sample['doc_id']))}</b> …{summary}</summary>"
         f"<pre>{escape(asked)}</pre><table>{''.join(lines)}</table></details>"
@@ -60,8 +61,11 @@ def _choices(sample: Sample) -> Iterator[str]:
     """A row for each choice: its log-likelihood, and which one was right and which one was said."""
     scores = [float(answer[0]) for answer in sample["filtered_resps"]]
     said = scores.index(max(scores))
+    target = sample["target"]
+    targets = target if isinstance(target, list | tuple) else [target]  # places of choices, or their texts
+    texts = [item.strip() for item in targets if isinstance(item, str)]
     for place, (arguments, score) in enumerate(zip(sample["arguments"], scores, strict=True)):
-        right = place == sample["target"] or str(arguments[1]).strip() == str(sample["target"]).strip()
+        right = place in targets or str(arguments[1]).strip() in texts
         notes = [note for note, holds in (("right", right), ("said", place == said)) if holds]
         style = "right" if right else "said" if place == said else ""
         cells = (escape(str(arguments[1])), f"{score:.3f}", " ".join(notes))

@@ -38,10 +38,9 @@ class ComposedAttention(nn.Cell):
         self.biased = isinstance(spec.position, AlibiSpec)
         if self.biased:
             self.add_bias = P.Add()
-        soft_cap = spec.soft_cap if isinstance(spec, AttentionSpec) else None
-        self.capped = soft_cap is not None
-        if soft_cap is not None:
-            self.soft_cap = SoftCap(soft_cap)
+        self.capped = spec.soft_cap is not None
+        if spec.soft_cap is not None:
+            self.soft_cap = SoftCap(spec.soft_cap)
         self.drops = spec.dropout > 0
         if self.drops:
             self.dropout = AttentionDropout(spec.dropout, spec.num_heads, seq_length, ATTENTION_SALT)

@@ -131,7 +131,7 @@ class Balance(nn.Cell):
 
     With ``f`` the part of the choices that fell on an expert times their number, and ``p`` its mean score (scores divided by
     their sum): ``Σ f p`` over the experts, 1 where all are alike. ``expert`` takes both of a sequence, ``switch`` both of all
-    sequences. The z-loss is the mean squared log-normaliser of the logits.
+    sequences; those of groups are :class:`GroupBalance`. The z-loss is the mean squared log-normaliser of the logits.
     """
 
     def __init__(self, spec: RouterSpec) -> None:
@@ -166,10 +166,16 @@ class Balance(nn.Cell):
             self.square = P.Square()
             self.z_mean = P.ReduceMean()
             self.z_scale = P.Mul()
+        self.of_groups = factors.get("device", 0.0) > 0 or factors.get("communication", 0.0) > 0
+        if self.of_groups:
+            self.group_balance = GroupBalance(spec)
         self.adds_switch = bool(self.of_sequence and self.of_all)
-        self.adds_z = bool(spec.z_loss and (self.of_sequence or self.of_all))
+        self.adds_groups = bool(self.of_groups and (self.of_sequence or self.of_all))
+        self.adds_z = bool(spec.z_loss and (self.of_sequence or self.of_all or self.of_groups))
         if self.adds_switch:
             self.add_switch = P.Add()
+        if self.adds_groups:
+            self.add_groups = P.Add()
         if self.adds_z:
             self.add_z = P.Add()
         self.reshape = P.Reshape()
@@ -179,7 +185,7 @@ class Balance(nn.Cell):
         if self.sigmoid:
             scores = self.score_divide(scores, self.score_total(scores, 2))
         added = None
-        if self.of_sequence or self.of_all:
+        if self.of_sequence or self.of_all or self.of_groups:
             frequency, score = self.mean_mask(P.stop_gradient(mask), 1), self.mean_score(scores, 1)
             if self.of_sequence:
                 product = self.sequence_sum(self.sequence_mul(frequency, score), 1)
@@ -189,6 +195,9 @@ class Balance(nn.Cell):
                 whole = self.batch_scale(self.batch_sum(product, (0, 1)), self.of_all * self.share)
                 whole = self.reshape(whole, (1,))
                 added = whole if added is None else self.add_switch(added, whole)
+            if self.of_groups:
+                of_groups = self.group_balance(mask, frequency, score)
+                added = of_groups if added is None else self.add_groups(added, of_groups)
         if self.z_loss:
             squared = self.z_scale(self.z_mean(self.square(self.log_normaliser(logits)), (1, 2)), self.z_loss)
             added = squared if added is None else self.add_z(added, squared)
@@ -198,3 +207,49 @@ class Balance(nn.Cell):
         """``log Σ exp`` over the experts: ``[batch, seq, 1]``."""
         largest = P.stop_gradient(self.largest(logits, 2))
         return self.add_largest(self.log(self.exp_sum(self.exp(self.sub(logits, largest)), 2)), largest)
+
+
+class GroupBalance(nn.Cell):
+    """What keeps groups of experts balanced, one for each device that a token may be sent to: fp32 ``[batch]``.
+
+    ``device``: ``Σ f p`` over the groups, of the mean ``f`` and the sum of ``p`` of a group's experts. ``communication``: the
+    same with the part of the tokens that chose any expert of the group, relative to that where all groups are alike.
+    """
+
+    def __init__(self, spec: RouterSpec) -> None:
+        super().__init__()
+        factors = dict(spec.balance_losses)
+        self.groups = spec.groups
+        self.device = factors.get("device", 0.0) * spec.experts / spec.chosen
+        self.communication = factors.get("communication", 0.0) * spec.groups / spec.chosen_groups
+        self.group_score = P.ReduceSum()
+        if self.device:
+            self.group_mask = P.ReduceMean()
+            self.device_mul = P.Mul()
+            self.device_sum = P.ReduceSum()
+            self.device_scale = P.Mul()
+        if self.communication:
+            self.any_of_group = P.ReduceMax()
+            self.sent = P.ReduceMean()
+            self.sent_mul = P.Mul()
+            self.sent_sum = P.ReduceSum()
+            self.sent_scale = P.Mul()
+        self.adds_both = bool(self.device and self.communication)
+        if self.adds_both:
+            self.add_both = P.Add()
+        self.reshape = P.Reshape()
+
+    def construct(self, mask: Tensor, frequency: Tensor, score: Tensor) -> Tensor:
+        """A mask ``[batch, seq, experts]``, and means over the sequence ``[batch, experts]``."""
+        batch, length, _ = mask.shape
+        scores = self.group_score(self.reshape(score, (batch, self.groups, -1)), 2)
+        added = None
+        if self.device:
+            mean = self.group_mask(self.reshape(frequency, (batch, self.groups, -1)), 2)
+            added = self.device_scale(self.device_sum(self.device_mul(mean, scores), 1), self.device)
+        if self.communication:
+            any_expert = self.any_of_group(P.stop_gradient(self.reshape(mask, (batch, length, self.groups, -1))), 3)
+            sent = self.sent_sum(self.sent_mul(self.sent(any_expert, 1), scores), 1)
+            sent = self.sent_scale(sent, self.communication)
+            added = sent if added is None else self.add_both(added, sent)
+        return added

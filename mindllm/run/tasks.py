@@ -6,6 +6,7 @@ from pathlib import Path
 
 import lm_eval  # noqa: F401  (what is not installed is told before anything is done)
 
+from mindllm.command import interruptible
 from mindllm.config import RunConfig
 from mindllm.console import output
 from mindllm.evaluate import evaluation
@@ -40,7 +41,8 @@ def evaluate_on_tasks(config: RunConfig, execution: Execution) -> int:
     else:
         set_up_execution(config, execution)
     heart.beat("evaluation on tasks")
-    outcome = evaluation.evaluate_on_tasks(config, config.eval_tasks, Path(config.output_dir) / EVALUATION, ranks)
+    with interruptible():
+        outcome = evaluation.evaluate_on_tasks(config, config.eval_tasks, Path(config.output_dir) / EVALUATION, ranks)
     if ranks.is_first and outcome.results["results"]:
         output.print(table(outcome))
     ranks.meet()

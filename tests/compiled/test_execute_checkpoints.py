@@ -46,6 +46,22 @@ def test_every_layout_loads_what_every_other_saved(clusters, tmp_path):
             assert loss == pytest.approx(compiled.reference.results[-1].loss, rel=1e-5)
 
 
+@pytest.mark.slow
+def test_experts_go_on_under_another_division(graph_cache, tmp_path):
+    """Trained on four groups of experts, resumed on two, and on one device."""
+    four, two = (compiled_cluster(name, graph_cache) for name in ("experts of four groups", "experts"))
+    trained = build_cluster(four.config, four.graphs, four.reference.initial)
+    first, *_, last = four.reference.tasks
+    trained.step(first.batch, first.rate, first.scale)
+    checkpoint = load_checkpoint(save(trained, tmp_path))
+    resumed = build_cluster(two.config, two.graphs, {**checkpoint.weights, **checkpoint.optimizer})
+    device = SingleDevice(single_device(two.config))
+    device.engine.load(checkpoint)
+    wanted = pytest.approx(four.reference.results[-1].loss, rel=1e-5)
+    assert resumed.step(last.batch, last.rate, last.scale).loss == wanted
+    assert device.step(last).loss == wanted
+
+
 def test_a_single_device_goes_on_from_the_parts_of_a_cluster(clusters, tmp_path):
     compiled = clusters["slices"]
     trained = build_cluster(compiled.config, compiled.graphs, compiled.reference.initial)

@@ -64,7 +64,11 @@ def test_the_capacity_of_an_expert(factor, capacity):
         ("model.model_config.capacity_factor=0", "must be greater than 0.0 (value 0)"),
         ("model.model_config.n_group=3", "must divide expert_num 8 (value 3)"),
         ("model.model_config.topk_group=2", "there are only 1 groups, n_group (value 2)"),
-        ("model.model_config.aux_loss_types=[device]", "must be 'expert' or 'switch' (value device)"),
+        (
+            "model.model_config.aux_loss_types=[tokens]",
+            "must be 'expert', 'switch', 'device' or 'communication' (value tokens)",
+        ),
+        ("model.model_config.aux_loss_types=[device]", "is about groups of experts (value device); write n_group, too"),
         ("model.model_config.aux_loss_factors=[]", "must hold a factor for each of aux_loss_types, 1, not 0"),
         ("model.model_config.moe_layer_freq=[1,0]", "must hold 32 entries, one for each layer (num_layers), not 2"),
         ("model.model_config.first_k_dense_replace=32", "no layer has experts (value 32); write expert_num: 1"),

@@ -169,17 +169,14 @@ def test_ignored_keys_can_be_taken_at_their_word(load):
 @pytest.mark.parametrize(
     ("key", "value", "words"),
     [
-        ("moe_config.expert_num", 8, "mixtures of experts are not here yet"),
         ("parallel_config.context_parallel", 2, "not split over devices"),
         (f"{MODEL}.pet_config", {"pet_type": "lora", "pre_seq_len": 8}, "adapters other than LoRA"),
-        (f"{MODEL}.kv_lora_rank", 512, "latent attention"),
         (f"{MODEL}.num_nextn_predict_layers", 1, "prediction layers"),
         (f"{MODEL}.res_dtype", "float16", "--model.model_config.res_dtype=bfloat16"),
         ("optimizer.type", "Muon", "not here yet"),
         ("lr_schedule.type", "MegatronLR", "not here yet"),
         ("train_dataset_task.type", "MultiTurnDataset", "not here yet"),
         ("train_dataset.data_loader.type", "ToolAlpacaDataLoader", "not here yet"),
-        ("model.arch.type", "DeepseekV3ForCausalLM", "needs latent attention and a mixture of experts"),
         ("model.arch.type", "LamaForCausalLM", "did you mean 'LlamaForCausalLM'?"),
         ("swap_config", {"swap": True}, "not moved to the host"),
         ("only_save_strategy", True, "toolkit.dry_run"),
@@ -194,12 +191,6 @@ def test_what_would_change_the_result_is_refused(load, key, value, words):
     message = str(caught.value)
     assert words in message
     assert "theirs.yaml:" in message
-
-
-def test_experts_are_one_line_not_thirty(load):
-    moe = {"expert_num": 8, "capacity_factor": 1.1, "num_experts_chosen": 2, "aux_loss_factor": 0.1}
-    with pytest.raises(UserError, match="and 3 more such keys"):
-        load(LEGACY, {"moe_config": moe})
 
 
 NAMES = sorted(

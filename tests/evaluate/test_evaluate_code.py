@@ -1,10 +1,13 @@
 """Programs of unknown origin: what passes, and what a program cannot do to pass or to harm."""
 
+import platform
 import time
 
 import pytest
 
+from mindllm.evaluate import code
 from mindllm.evaluate.code import passes
+from mindllm.evaluate.code_child import denied_calls
 
 TEST = "assert answer() == 42"
 
@@ -47,6 +50,38 @@ def denied(statement, error="PermissionError"):
 )
 def test_the_kernel_denies_network_processes_and_signals(statement):
     assert passes(denied(statement), TEST)
+
+
+def test_every_call_that_could_reach_another_process_is_denied():
+    numbers = sorted(denied_calls(platform.machine()).values())
+    program = f"""
+import ctypes
+libc = ctypes.CDLL(None, use_errno=True)
+def answer():
+    allowed = []
+    for number in {numbers}:
+        ctypes.set_errno(0)
+        if libc.syscall(number, 0, 0, 0, 0, 0, 0) != -1 or ctypes.get_errno() != 1:
+            allowed.append(number)
+    return allowed or 42
+"""
+    assert passes(program, TEST)
+
+
+def test_no_thread_of_the_parent_is_signalled():
+    assert passes(denied("import ctypes, os; ctypes.CDLL(None).tgkill(os.getppid(), os.getppid(), 0) and 1 / 0",
+                         "ZeroDivisionError"), TEST)  # fmt: skip
+
+
+@pytest.mark.parametrize("size", [0, 1 << 20])
+def test_a_program_cannot_fill_the_disk(size, monkeypatch):
+    ended = []
+    monkeypatch.setattr(
+        code, "_is_full", lambda directory, real=code._is_full: ended.append(real(directory)) or ended[-1]
+    )
+    program = f"n = 0\nwhile True:\n    open(str(n), 'wb').write(bytes({size}))\n    n += 1"
+    assert not passes(program, TEST, seconds=60)
+    assert ended[-1] is True
 
 
 def test_files_are_written_in_one_directory_and_are_small(tmp_path):

@@ -1,6 +1,7 @@
 """Tasks, asked of a model that knows all answers or none: scores, failures that are named, files."""
 
 import json
+import re
 
 import pytest
 
@@ -12,7 +13,7 @@ from mindllm.config.evaluation import EvaluationConfig
 from mindllm.errors import UserError
 from mindllm.evaluate.page import is_wrong, render_page
 from mindllm.evaluate.report import as_json, table, write_results
-from mindllm.evaluate.run import evaluate_tasks, find_tasks
+from mindllm.evaluate.run import Outcome, evaluate_tasks, find_tasks
 
 
 @pytest.fixture
@@ -91,6 +92,22 @@ def test_table_json_samples_and_the_page_of_wrong_answers(options, tmp_path):
     assert page.count("<details>") == 3
     assert "<script>" not in page
     assert "<b>broken</b>" not in page
+
+
+@pytest.mark.parametrize(("target", "right"), [(1, ["2"]), ("1", ["1"]), ([0, 2], ["1", "0"]), (" 0", ["0"])])
+def test_the_page_marks_what_was_right_by_its_place_or_its_text(target, right):
+    choices = ["1", "2", "0"]
+    sample = {
+        "doc_id": 7,
+        "target": target,
+        "arguments": [("Example?\n\nWhich?", choice) for choice in choices],
+        "filtered_resps": [(-3.0, False), (-2.0, False), (-1.0, False)],
+        "metrics": ["acc"],
+        "acc": 0.0,
+    }
+    page = render_page(Outcome(samples={"task": [sample]}), "some/model")
+    assert re.findall(r'<tr class="right"><td>(.*?)</td>', page) == right
+    assert "<b>7</b> …Which?</summary>" in page
 
 
 def test_which_answers_are_wrong():

@@ -43,7 +43,9 @@ class Logits(nn.Cell):
         self.model = model
 
     def construct(self, input_ids):
-        return P.reshape(self.model.logits(self.model.model(input_ids)), (*input_ids.shape, -1))
+        decoded = self.model.model(input_ids)
+        hidden = decoded[0] if self.model.model.adds_to_loss else decoded
+        return P.reshape(self.model.logits(hidden), (*input_ids.shape, -1))
 
 
 @pytest.fixture(scope="module", params=NAMES)

@@ -1,5 +1,7 @@
 """Routing and dispatch beside numpy: which experts, which weights, who is dropped, what keeps them balanced."""
 
+from dataclasses import replace
+
 import mindspore as ms
 import numpy as np
 import pytest
@@ -69,6 +71,19 @@ def test_what_keeps_experts_balanced_is_that_of_the_papers():
     of_all = EXPERTS / 2 * (counts.mean((0, 1)) * scores.mean((0, 1))).sum()
     z = np.square(np.log(np.exp(logits).sum(-1))).mean(1)
     np.testing.assert_allclose(added, 0.5 * of_sequences + 0.25 * of_all + 0.125 * z, rtol=1e-5)
+
+
+def test_groups_are_balanced_by_what_they_compute_and_receive():
+    losses = (("expert", 1.0), ("device", 0.5), ("communication", 0.25))
+    alone = RouterSpec(EXPERTS, 2, groups=3, chosen_groups=2, balance_losses=losses[:1])
+    added = routed(replace(alone, balance_losses=losses))[3].asnumpy() - routed(alone)[3].asnumpy()
+    chosen = routed(alone)[0].asnumpy()
+    _, scores = scores_of(sigmoid=False)
+    counts = np.eye(EXPERTS)[chosen].sum(2).reshape(BATCH, LENGTH, 3, 2)
+    of_groups = scores.mean(1).reshape(BATCH, 3, 2).sum(-1)
+    device = EXPERTS / 2 * (counts.mean((1, 3)) * of_groups).sum(-1)
+    communication = 3 / 2 * (counts.max(-1).mean(1) * of_groups).sum(-1)
+    np.testing.assert_allclose(added, 0.5 * device + 0.25 * communication, rtol=1e-4)
 
 
 def test_full_experts_let_the_last_tokens_of_a_sequence_go():

@@ -3,11 +3,12 @@
 import json
 
 import pytest
+from matplotlib.figure import Figure
 from PIL import Image
 
 from mindllm.errors import UserError
 from toolkit.loss_curve.__main__ import main
-from toolkit.loss_curve.draw import read_run
+from toolkit.loss_curve.draw import draw_scores, read_run
 from toolkit.loss_curve.experts import expert_shares
 
 
@@ -25,6 +26,21 @@ def test_a_picture_of_two_runs(tmp_path):
     with Image.open(tmp_path / "curve.png") as picture:
         assert picture.format == "PNG"
         assert len(picture.convert("RGB").getcolors(maxcolors=1 << 20)) > 10
+
+
+def test_scores_on_tasks_have_an_axis_that_holds_them(tmp_path):
+    directory = write_run(tmp_path / "run", [4.0, 3.0, 2.0])
+    scored = {"step": 4, "loss": 1.0, "scores": {"arc/acc": 0.25, "wikitext/word_perplexity": 80.0}}
+    with (directory / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps(scored) + "\n")
+    axes = Figure().subplots()
+    draw_scores(axes, [read_run(directory)])
+    (right,) = (other for other in axes.figure.axes if other is not axes)
+    assert [list(line.get_ydata()) for line in right.lines] == [[0.25], [80.0]]
+    low, high = right.get_ylim()
+    assert low == 0
+    assert high > 80
+    assert [line.get_label() for line in axes.lines] == ["run: arc/acc", "run: wikitext/word_perplexity"]
 
 
 def test_a_picture_of_the_tokens_of_experts(tmp_path):

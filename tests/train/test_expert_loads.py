@@ -58,7 +58,8 @@ def test_counters_are_no_weights():
 
 
 def test_counts_are_told_by_layer_whatever_they_are_scaled_by():
-    counted = {f"load.{LAYER}.load.probe": np.array([2, 1, 4, 1, 1]) * 1e-3}
+    elsewhere = {"load.model.layers.9.feed_forward.load.probe": np.zeros(5)}
+    counted = {f"load.{LAYER}.load.probe": np.array([2, 1, 4, 1, 1]) * 1e-3, **elsewhere}
     (load,) = layer_loads(counted, chosen=2)
     assert load.layer == 3
     assert load.shares == pytest.approx((0.5, 0.25, 1.0, 0.25))

@@ -3,7 +3,7 @@
 Both sides answer the same questions after the same solved examples, taking turns in one run; questions are about Python's
 standard library, in the formats of MMLU, ARC and GSM8K. The first round of a side, with compilation, is told apart; the others
 give the median and the spread. The ratio is formed of rounds that ran one after the other, so that noise of the machine falls
-on both. Scores of both sides have to be equal.
+on both; that of processor time is what is left of it on a machine that others use, too. Scores of both sides have to be equal.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ EXAMPLES = """example:
   python -m toolkit.benchmark.evaluate --model output/llama2_tiny_hf --markdown docs/benchmarks/evaluation.md
 """
 WORKER = "toolkit.benchmark.evaluate_worker"
-COLUMNS = ("task", "mindllm s", "hf s", "times as fast", "first round s", "score")
+COLUMNS = ("task", "mindllm s", "hf s", "times as fast", "hf's processor time to ours", "first round s", "score")
 
 
 def measure(sizes: Mapping[str, Any], rounds: int) -> dict[str, Any]:
@@ -53,14 +53,18 @@ def measure(sizes: Mapping[str, Any], rounds: int) -> dict[str, Any]:
     if scores["mindllm"] != scores["hf"]:
         raise RunFailed(f"{sizes['task']}: the sides find different scores: {scores}")
     seconds = {name: [answer["seconds"] for answer in found[1:]] for name, found in answers.items()}
-    ratios = [theirs / ours for ours, theirs in zip(seconds["mindllm"], seconds["hf"], strict=True)]
+    rounds_of_both = list(zip(answers["mindllm"], answers["hf"], strict=True))[1:]
+    ratios = {
+        name: [theirs[unit] / ours[unit] for ours, theirs in rounds_of_both]
+        for name, unit in (("ratio", "seconds"), ("processor_ratio", "processor"))
+    }
     first = {f"{name}_first_s": found[0]["seconds"] for name, found in answers.items()}
-    return {**sizes, **seconds, "ratio": ratios, **first, "scores": scores["hf"]}
+    return {**sizes, **seconds, **ratios, **first, "scores": scores["hf"]}
 
 
 def row(result: Mapping[str, Any]) -> tuple[str, ...]:
     """The line of one task: medians with the lowest and highest of the rounds."""
-    spreads = [spread(result[name], 2) for name in ("mindllm", "hf", "ratio")]
+    spreads = [spread(result[name], 2) for name in ("mindllm", "hf", "ratio", "processor_ratio")]
     first = f"{result['mindllm_first_s']:.1f} / {result['hf_first_s']:.1f}"
     score = ", ".join(f"{name} {value:.3f}" for name, value in result["scores"].items())
     return (f"{result['task']}: {TASKS[result['task']]}", *spreads, first, score)

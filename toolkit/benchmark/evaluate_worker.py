@@ -52,7 +52,7 @@ def hf_side(sizes: Sizes) -> Ask:
 
 
 def asked(build: Callable[[Sizes], Ask]) -> Callable[[Sizes], Callable[[], dict[str, Any]]]:
-    """Makes of a side one whose rounds evaluate the task, and answer with seconds and the scores.
+    """Makes of a side one whose rounds evaluate the task, and answer with seconds, those of processors, and the scores.
 
     What the harness does once for each evaluation whatever the model, looking at the machine and at git, is left out.
     """
@@ -74,12 +74,12 @@ def asked(build: Callable[[Sizes], Ask]) -> Callable[[Sizes], Callable[[], dict[
         fresh = build(sizes)
 
         def round_() -> dict[str, Any]:
-            start = time.perf_counter()
+            start, processor = time.perf_counter(), time.process_time()
             outcome = evaluate_tasks(fresh(), [sizes["task"]], options, manager)
-            seconds = time.perf_counter() - start
+            seconds, processor = time.perf_counter() - start, time.process_time() - processor
             if outcome.failures:
                 raise RunFailed(outcome.failures[sizes["task"]])
-            return {"seconds": seconds, "scores": outcome.scores()[sizes["task"]]}
+            return {"seconds": seconds, "processor": processor, "scores": outcome.scores()[sizes["task"]]}
 
         return round_
 

@@ -45,7 +45,7 @@ def draw(runs: list[Run], path: Path) -> None:
         _draw_run(axes, run, f"C{index}")
     axes.set(xlabel="step", ylabel="loss, nats per token")
     axes.grid(alpha=0.3)
-    _draw_scores(axes, runs)
+    draw_scores(axes, runs)
     for label in axes.legend().get_texts():
         label.set_parse_math(False)  # a name with $ in it is not a formula
     with atomic_path(path) as temporary:
@@ -66,16 +66,17 @@ def _draw_run(axes: Any, run: Run, colour: str) -> None:
             axes.axhline(baseline, color=colour, linestyle=":", label=f"{run.name}: unigram baseline")
 
 
-def _draw_scores(axes: Any, runs: list[Run]) -> None:
+def draw_scores(axes: Any, runs: list[Run]) -> None:
     """Scores on tasks as lines over an axis of their own at the right, where a run has some."""
     found = [(run, name, _scores_of(run, name)) for run in runs for name in _names_of_scores(run)]
     if not found:
         return
     right = axes.twinx()
-    right.set(ylabel="score", ylim=(0, None))
+    right.set_ylabel("score")
     for index, (run, name, points) in enumerate(found):
         right.plot(*zip(*points, strict=True), "--s", color=f"C{len(runs) + index}", markersize=4)
         axes.plot([], [], "--s", color=f"C{len(runs) + index}", markersize=4, label=f"{run.name}: {name}")
+    right.set_ylim(bottom=0)
 
 
 def _names_of_scores(run: Run) -> list[str]:

@@ -49,7 +49,7 @@ def draw_experts(run: Run, path: Path) -> None:
         strip = _draw_layer(axes, layer, loads)
     for axes in places[len(layers) :]:
         axes.set_visible(False)
-    figure.colorbar(strip, ax=grid, label="tokens, relative to an even share")
+    figure.colorbar(strip, ax=grid, label="of an even share")
     with atomic_path(path) as temporary:
         figure.savefig(temporary, dpi=120, format="png")
     pyplot.close(figure)

@@ -10,6 +10,7 @@ from mindllm.compiled.execute.state import ACCUMULATORS, MOMENTS
 from mindllm.compiled.graph import Parameter
 from mindllm.compiled.operators import Operators
 from mindllm.config import RunConfig
+from mindllm.models.expert_load import ROUTER_BIAS
 from mindllm.parallel.context import optimizer_level
 from mindllm.parallel.layout import Mesh
 from mindllm.parallel.parameter_layout import NOT_CUT, ParameterLayout
@@ -27,7 +28,7 @@ def optimizer_state(config: RunConfig, mesh: Mesh, ranks: Sequence[Operators]) -
         parameters = rank.graph.parameters
         for name in (moment.removeprefix(MOMENTS[0]) for moment in parameters if moment.startswith(MOMENTS[0])):
             weight = parameters.get(name)
-            if weight is None or weight.layout is None:
+            if weight is None or weight.layout is None or name.endswith(ROUTER_BIAS):  # which is whole everywhere
                 continue
             wanted, found = parts_asked_for(config, mesh, weight.layout), _parts(weight)
             asked |= {name} if wanted > 1 else set()

@@ -93,12 +93,12 @@ class Cluster:
         return {machine.rank: _held(machine) for machine in self.machines}
 
     def expert_loads(self) -> dict[str, np.ndarray]:
-        """What the last step counted of experts, by the counter's name; all ranks of a stage know the same."""
+        """What the last step counted of experts, by the counter's name; all ranks of a stage know the same, others nothing."""
         return {
             name: parameter.value
             for machine in self.machines
             for name, parameter in machine.parameters.items()
-            if name.startswith(LOAD)
+            if name.startswith(LOAD) and parameter.value.any()
         }
 
     def put(self, arrays: Mapping[str, Any]) -> None:

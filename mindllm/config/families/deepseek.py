@@ -28,8 +28,8 @@ KEYS: dict[str, tuple[str, Any]] = {
     "first_k_dense_replace": ("first_k_dense_replace", 0),
     "routed_scaling_factor": ("routed_scaling_factor", 1.0),
 }
-ONLY = {**llama.ONLY, "attention_bias": (False,), "moe_layer_freq": (1,), "rope_interleave": (True,)}
-WRITTEN = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "moe_layer_freq": 1}
+ONLY = {**llama.ONLY, "attention_bias": (False,), "rope_interleave": (True,)}
+WRITTEN = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False}
 ATTENTION = {
     "attention.wq_down.weight": "self_attn.q_a_proj.weight",
     "attention.query_latent_norm.weight": "self_attn.q_a_layernorm.weight",
@@ -64,8 +64,12 @@ def read_latent(path: Path, content: Content, shared_experts: int) -> dict[str, 
             f"{path}: num_key_value_heads: must be num_attention_heads {heads} (value {shortened(kv_heads)})"
         )
     shared = given_or(content, "n_shared_experts", shared_experts)
+    every = given_or(content, "moe_layer_freq", 1)
+    if every != 1 and not isinstance(every, list):
+        raise UserError(f"{path}: moe_layer_freq: must be 1, or 1 or 0 for each layer (value {shortened(every)})")
     return {
         **read_rotary(path, content),
+        **({} if every == 1 else {"moe_layer_freq": every}),
         "q_lora_rank": content.get("q_lora_rank", 1536),  # null says something else than nothing
         "moe_shared_expert_intermediate_size": shared * content["moe_intermediate_size"],
     }
@@ -81,7 +85,9 @@ def read_v2(path: Path, content: Content) -> dict[str, Any]:
 
 
 def write_latent(model: ModelConfig) -> Content:
-    """The keys of :func:`read_latent`."""
+    """The keys of :func:`read_latent`. Layers other than dense ones before those with experts are listed, as theirs never are."""
+    layers = expert_layers(model)
+    dense = next((number for number, has in enumerate(layers) if has), model.num_layers)
     shared = model.moe_shared_expert_intermediate_size or 0
     if shared % model.moe_intermediate_size:
         raise UserError("the shared expert is not as wide as some experts together")
@@ -91,7 +97,8 @@ def write_latent(model: ModelConfig) -> Content:
         "n_shared_experts": shared // model.moe_intermediate_size,
         "n_group": model.n_group,
         "topk_group": model.topk_group,
-        "first_k_dense_replace": next((n for n, has in enumerate(expert_layers(model)) if has), model.num_layers),
+        "first_k_dense_replace": dense,
+        "moe_layer_freq": 1 if all(layers[dense:]) else [int(has) for has in layers],
         "rope_interleave": True,
         **write_rotary(model),
     }

@@ -12,8 +12,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from mindllm.config.families import BY_TYPE
-from mindllm.config.mindformers.keys_model import MODEL_KEYS, NO_EXPERTS, NO_LATENT, NO_PREDICTION
-from mindllm.config.mindformers.keys_parallel import MOE_KEYS
+from mindllm.config.mindformers.experts import is_latent, translate_experts
 from mindllm.config.mindformers.reading import Reading, path_of, shown
 from mindllm.config.model import ModelConfig
 from mindllm.errors import nearest
@@ -47,7 +46,6 @@ class Network:
 ALIBI = {"position_embedding_type": "alibi"}
 NORM_HEAD = {"norm_head": True}
 TIED = {"tie_word_embeddings": True}
-EXPERTS, LATENT = "a mixture of experts", "latent attention and a mixture of experts"
 NETWORKS = {
     "LlamaForCausalLM": Network(),  # of many families: the first that has such a model
     "Qwen2ForCausalLM": Network("qwen2"),
@@ -68,15 +66,15 @@ NETWORKS = {
     "GPT2ForSequenceClassification": Network(absent="a head for classes of text"),
     "TelechatForCausalLM": Network(absent="TeleChat, which is no family of mindllm"),
     "TeleChat3ForCausalLM": Network(absent="TeleChat, which is no family of mindllm"),
-    "TeleChat3MoeForCausalLM": Network(absent=EXPERTS),
+    "TeleChat3MoeForCausalLM": Network(absent="TeleChat, which is no family of mindllm"),
     "YiZhaoForCausalLM": Network(absent="YiZhao, which is no family of mindllm"),
     "YiZhaoDPOForCausalLM": Network(absent="YiZhao, which is no family of mindllm"),
-    "MixtralForCausalLM": Network(absent=EXPERTS),
-    "Qwen3MoeForCausalLM": Network(absent=EXPERTS),
-    "Glm4MoeForCausalLM": Network(absent=EXPERTS),
-    "DeepseekV2ForCausalLM": Network(absent=LATENT),
-    "DeepseekV3ForCausalLM": Network(absent=LATENT),
-    "DeepseekV4ForCausalLM": Network(absent=LATENT),
+    "MixtralForCausalLM": Network("mixtral"),
+    "Qwen3MoeForCausalLM": Network("qwen3_moe"),
+    "Glm4MoeForCausalLM": Network(absent="GLM-4.5, which is no family of mindllm"),
+    "DeepseekV2ForCausalLM": Network("deepseek_v2"),
+    "DeepseekV3ForCausalLM": Network("deepseek_v3"),
+    "DeepseekV4ForCausalLM": Network(absent="DeepSeek-V4, which is no family of mindllm"),
 }
 OF_MODEL_TYPE = {
     "llama": "LlamaForCausalLM",
@@ -89,6 +87,9 @@ OF_MODEL_TYPE = {
     "telechat3_moe": "TeleChat3MoeForCausalLM",
     "deepseek_v3": "DeepseekV3ForCausalLM",
 }
+YARN_FACTORS = (f"{MODEL}.scaling_factor", f"{MODEL}.rotary_scaling_factor")
+YARN_PARTS = ("beta_fast", "beta_slow", "mscale", "mscale_all_dim")
+YARN_CONTEXT = 4096  # of the original training, where the YAML does not say
 LEGACY_DEFAULTS = {  # of LlamaConfig, where ours are others
     "vocab_size": 32000,
     "hidden_size": 4096,
@@ -167,7 +168,7 @@ def _finish(reading: Reading, network: Network) -> None:
     _tied(reading)
     _lengths(reading)
     _tokens(reading)
-    _absent_parts(reading)
+    translate_experts(reading)
     for key in ("model.arch.type", f"{MODEL}.type", f"{MODEL}.architectures", f"{MODEL}.model_type"):
         if reading.has(key) and not reading.claimed(path_of(key)):
             reading.idle(key, "another key names the network")
@@ -212,7 +213,9 @@ def _attention(reading: Reading) -> None:
     elif reading.has(kernel):
         reading.use(kernel)
     norm = f"{MODEL}.qk_layernorm"
-    if reading.has(norm):
+    if reading.has(norm) and is_latent(reading):
+        reading.idle(norm, "of the narrow vectors of latent attention, which always have one")
+    elif reading.has(norm):
         _described(reading, norm, "qk_layernorm", bool(reading.get(norm)))
 
 
@@ -275,6 +278,9 @@ def _rotary(reading: Reading) -> None:
         reading.translate(ratio, f"{MODEL}.theta", value, "10000 x rope_ratio")
     method, factor = f"{MODEL}.extend_method", f"{MODEL}.scaling_factor"
     kind = (reading.word(method) or "None").upper()
+    if reading.word(f"{MODEL}.position_embedding_type") == "yarn":
+        _yarn(reading)
+        return
     if kind == "NONE" or (kind in ("PI", "LINEAR") and reading.get(factor, 1) == 1):
         reason = "positions are not stretched"
         for key in (method, factor):
@@ -286,7 +292,7 @@ def _rotary(reading: Reading) -> None:
         reading.refuse(method, "this stretching of positions is not here yet")
         if reading.has(factor):
             reading.refuse(factor, "it goes with extend_method")
-    _yarn(reading)
+    _not_yarn(reading)
 
 
 def _stretched(reading: Reading, method: str, factor: str, kind: str) -> None:
@@ -298,24 +304,32 @@ def _stretched(reading: Reading, method: str, factor: str, kind: str) -> None:
 
 
 def _yarn(reading: Reading) -> None:
-    """The names of mcore networks."""
-    kind, factor = f"{MODEL}.position_embedding_type", f"{MODEL}.rotary_scaling_factor"
-    parts = {f"{MODEL}.{name}": name for name in ("beta_fast", "beta_slow", "mscale", "mscale_all_dim")}
-    given = reading.word(kind) or "rope"
+    """Positions stretched by the names of mcore networks."""
+    kind = f"{MODEL}.position_embedding_type"
+    factor = next((key for key in YARN_FACTORS if reading.get(key) is not None), None)
+    if factor is None:
+        reading.refuse(kind, f"yarn needs {YARN_FACTORS[0]}")
+        return
+    original = reading.get(f"{MODEL}.original_max_position_embeddings", YARN_CONTEXT)
+    facts = {name: reading.get(f"{MODEL}.{name}") for name in YARN_PARTS}
+    scaling = {
+        "type": "yarn",
+        "factor": reading.get(factor),
+        **{name: value for name, value in facts.items() if value is not None},
+        "original_max_position_embeddings": original,
+    }
+    names = ("extend_method", "original_max_position_embeddings", *YARN_PARTS)
+    for key in filter(reading.has, (kind, *YARN_FACTORS, *(f"{MODEL}.{name}" for name in names))):
+        reading.translate(key, f"{MODEL}.rope_scaling", scaling)
+
+
+def _not_yarn(reading: Reading) -> None:
+    """What is left of these names where positions are not stretched by them."""
+    kind = f"{MODEL}.position_embedding_type"
     if reading.has(kind):
-        if given == "yarn":
-            reading.refuse(kind, "write rope_scaling: {type: yarn, ...}" if _has_yarn() else "yarn is not here yet")
-        else:
-            _described(reading, kind, "position_embedding_type", given)
-    for key in filter(reading.has, (factor, *parts)):
-        if given == "yarn":
-            reading.refuse(key, "it goes with position_embedding_type")
-        else:
-            reading.idle(key, "positions are not stretched")
-
-
-def _has_yarn() -> bool:
-    return can_say("rope_scaling", {"type": "yarn", "factor": 2.0})
+        _described(reading, kind, "position_embedding_type", reading.word(kind) or "rope")
+    for key in filter(reading.has, (YARN_FACTORS[1], *(f"{MODEL}.{name}" for name in YARN_PARTS))):
+        reading.idle(key, "positions are not stretched")
 
 
 def _types(reading: Reading) -> None:
@@ -383,28 +397,3 @@ def _tokens(reading: Reading) -> None:
     sliced = f"{MODEL}.input_sliced_sig"
     if reading.has(sliced):
         reading.idle(sliced, "samples are shifted when they are read")
-
-
-def _absent_parts(reading: Reading) -> None:
-    """Experts, latent attention, prediction layers: refused where they are switched on, idle where they are not."""
-    numbers = (f"{MODEL}.num_experts", f"{MODEL}.n_routed_experts", f"{MODEL}.num_moe_experts")
-    experts = max(reading.number(key, 0) for key in (*numbers, "moe_config.expert_num"))
-    latent = bool(reading.get(f"{MODEL}.multi_latent_attention") or reading.get(f"{MODEL}.kv_lora_rank"))
-    layers_ahead = ("mtp_depth", "num_nextn_predict_layers", "mtp_num_layers")
-    ahead = max(reading.number(f"{MODEL}.{name}", 0) for name in layers_ahead)
-    switched = {NO_EXPERTS: experts > 1, NO_LATENT: latent, NO_PREDICTION: ahead > 0}
-    none = {
-        NO_EXPERTS: "there are no experts",
-        NO_LATENT: "attention is not latent",
-        NO_PREDICTION: "one token is predicted",
-    }
-    for name, rule in MODEL_KEYS.items():
-        key = f"{MODEL}.{name}"
-        if rule.reason in switched and rule.decided and reading.has(key):
-            reading.refuse(key, rule.reason) if switched[rule.reason] else reading.idle(key, none[rule.reason])
-    for name in MOE_KEYS:
-        key = f"moe_config.{name}"
-        if reading.has(key):
-            reading.refuse(key, NO_EXPERTS) if experts > 1 else reading.idle(key, none[NO_EXPERTS])
-    if reading.has(f"{MODEL}.mla_qkv_concat"):
-        reading.idle(f"{MODEL}.mla_qkv_concat", "it only joins weight matrices; the product is the same")

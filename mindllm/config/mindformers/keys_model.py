@@ -5,14 +5,12 @@ One name of ours may have several of theirs; what only some family means by a ke
 
 from __future__ import annotations
 
+from mindllm.config.mindformers.keys_experts import keys_below
 from mindllm.config.mindformers.rules import Table, decided, idle, moved, only, refused, used
 
 LAYOUT_OF_WEIGHTS = "it only joins weight matrices; the product is the same"
 KERNEL = "the kernel is chosen for the device; what it computes is the same"
 INFERENCE = "run_mode predict and chat have their own static key/value cache"
-NO_EXPERTS = "mixtures of experts are not here yet"
-NO_LATENT = "latent attention is not here yet"
-NO_PREDICTION = "prediction layers (multi-token prediction) are not here yet"
 NO_ADAPTER = "adapters other than LoRA (prefix tuning, bottlenecks) are not here yet"
 NO_OWN_CODE = "a scaling of one model's own code"
 SPARSE = "the attention of DeepSeek-V4 is not here yet"
@@ -185,66 +183,7 @@ MODEL_KEYS: Table = {
     "max_length": idle("generation.max_new_tokens says it", "generation.max_new_tokens"),
     "auto_map.*": idle("code beside the YAML is never run"),
     # what is not here
-    **{
-        key: decided(reason=NO_EXPERTS)
-        for key in [
-            "num_experts",
-            "n_routed_experts",
-            "num_experts_per_tok",
-            "num_moe_experts",
-            "moe_router_topk",
-            "n_shared_experts",
-            "norm_topk_prob",
-            "first_k_dense_replace",
-            "moe_aux_loss_coeff",
-            "moe_grouped_gemm",
-            "moe_intermediate_size",
-            "moe_router_bias_update_rate",
-            "moe_router_dtype",
-            "moe_router_enable_expert_bias",
-            "moe_router_force_expert_balance",
-            "moe_router_group_topk",
-            "moe_router_load_balancing_type",
-            "moe_router_pre_softmax",
-            "moe_router_score_function",
-            "moe_shared_expert_intermediate_size",
-            "moe_token_dispatcher_type",
-            "moe_token_drop_policy",
-            "moe_z_loss_coeff",
-            "moe_permute_fusion",
-            "moe_apply_probs_on_input",
-            "n_group",
-            "topk_group",
-            "routed_scaling_factor",
-            "router_aux_loss_coef",
-            "router_dense_type",
-            "scoring_func",
-            "use_fused_ops_topkrouter",
-            "npu_nums_per_device",
-            "shared_expert_num",
-        ]
-    },
-    **{
-        key: decided(reason=NO_LATENT)
-        for key in [
-            "multi_latent_attention",
-            "kv_lora_rank",
-            "q_lora_rank",
-            "qk_nope_head_dim",
-            "qk_rope_head_dim",
-            "v_head_dim",
-        ]
-    },
-    **{
-        key: decided(reason=NO_PREDICTION)
-        for key in [
-            "mtp_depth",
-            "mtp_loss_factor",
-            "mtp_loss_scaling_factor",
-            "num_nextn_predict_layers",
-            "mtp_num_layers",
-        ]
-    },
+    **keys_below("model.model_config"),
     **{
         f"pet_config.{key}": used() for key in ["pet_type", "lora_rank", "lora_alpha", "lora_dropout", "target_modules"]
     },

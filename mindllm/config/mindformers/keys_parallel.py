@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from mindllm.config.mindformers.keys_experts import keys_below
 from mindllm.config.mindformers.rules import Table, decided, idle, only, used
 
 NO_LAYOUT_FILES = "no layout files are needed: checkpoints hold whole parameters"
@@ -45,9 +46,7 @@ PARALLEL: Table = {
     "parallel_config.seq_split_num": only(
         1, None, reason="sequences stay whole", otherwise="sequences are not cut into pieces of a pipeline here"
     ),
-    "parallel_config.expert_parallel": only(
-        1, None, reason="there are no experts", otherwise="mixtures of experts are not here yet"
-    ),
+    "parallel_config.expert_parallel": decided("parallel_config.expert_parallel"),
     "parallel_config.mem_coeff": idle(DECLARED),
     "recompute_config.recompute": decided("recompute_config.recompute"),
     "recompute_config.select_recompute": decided("recompute_config.select_recompute"),
@@ -62,52 +61,4 @@ PARALLEL: Table = {
     "recompute_config.mp_comm_recompute": decided("recompute_config.mp_comm_recompute"),
     "recompute_config.recompute_slice_activation": decided("recompute_config.recompute_slice_activation"),
 }
-MOE_KEYS = [
-    "aux_loss_factor",
-    "aux_loss_factors",
-    "aux_loss_types",
-    "balance_via_topk_bias",
-    "callback_moe_droprate",
-    "capacity_factor",
-    "cold_token_percent",
-    "comp_comm_parallel",
-    "comp_comm_parallel_degree",
-    "cur_layer",
-    "dispatch_global_max_bs",
-    "enable_cold_hot_expert",
-    "enable_deredundency",
-    "enable_gmm_safe_tokens",
-    "enable_sdrop",
-    "ep_extend_tp",
-    "expert_group_size",
-    "expert_model_parallel",
-    "expert_num",
-    "first_k_dense_replace",
-    "group_wise_a2a",
-    "hot_expert_num",
-    "max_router_load",
-    "moe_intermediate_size",
-    "moe_module_name",
-    "moe_shared_expert_overlap",
-    "n_group",
-    "norm_topk_prob",
-    "npu_nums_per_device",
-    "num_experts_chosen",
-    "routed_scaling_factor",
-    "router_dense_type",
-    "routing_policy",
-    "save_token_distribution",
-    "shared_expert_num",
-    "topk_bias_update_rate",
-    "topk_group",
-    "topk_method",
-    "update_step",
-    "use_allgather_dispatcher",
-    "use_fused_ops_permute",
-    "use_fused_ops_topkrouter",
-    "use_gating_sigmoid",
-    "use_gmm",
-    "use_shared_expert_gating",
-    "z_loss_factor",
-]
-PARALLEL |= {f"moe_config.{key}": decided() for key in MOE_KEYS}
+PARALLEL |= {f"moe_config.{name}": rule for name, rule in keys_below("moe_config").items()}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from mindllm.config.mindformers.rules import Table, decided, idle, only, refused, used
 
 WHOLE = "a checkpoint holds whole parameters with the optimizer's state, written by one rank"
-EXPERTS = "a part of balancing experts, which are not here yet"
+EXPERTS = "the keys of experts say how they are balanced; their tokens are in the metrics"
 MUON = "a setting of Muon, which is not here yet"
 
 UPDATE: Table = {
@@ -18,9 +18,7 @@ UPDATE: Table = {
     "optimizer.learning_rate": decided("lr_schedule.learning_rate"),
     "optimizer.use_fused": idle("the update is always one kernel per weight"),
     "optimizer.use_fused_adamw": idle("the update is always one kernel per weight"),
-    "optimizer.swap": only(
-        False, None, reason="nothing is swapped", otherwise="optimizer state is sharded, not swapped"
-    ),
+    "optimizer.swap": idle("optimizer state stays on the device here, and the dry run counts it"),
     "optimizer.amsgrad": only(False, None, reason="off", otherwise="AdamW has no amsgrad here"),
     "optimizer.maximize": only(False, None, reason="off", otherwise="the loss is made small"),
     **{

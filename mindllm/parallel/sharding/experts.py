@@ -7,7 +7,7 @@ over ``ep``: the compiler exchanges between the two by AlltoAll.
 from __future__ import annotations
 
 from mindllm.models.experts import Dispatch, ExpertFeedForward, ExpertLinear, Experts
-from mindllm.models.router import Balance, BestGroups, Router, Scores
+from mindllm.models.router import Balance, BestGroups, GroupBalance, Router, Scores
 from mindllm.parallel.layout import Dimension, Layout
 from mindllm.parallel.sharding.table import Table, on
 
@@ -109,6 +109,10 @@ def _balance(at: str, cell: Balance) -> Table:
         table[f"{at}.batch_mul"] = on(whole, whole)
         table[f"{at}.batch_sum"] = on(whole)
         table[f"{at}.batch_scale"] = on(whole, SCALAR)
+    if cell.of_groups:
+        table |= _group_balance(f"{at}.group_balance", cell.group_balance)
+    if cell.adds_groups:
+        table[f"{at}.add_groups"] = on((TOKENS,), (TOKENS,))
     if cell.adds_switch:
         table[f"{at}.add_switch"] = on((TOKENS,), (None,))
     if cell.z_loss:
@@ -117,6 +121,22 @@ def _balance(at: str, cell: Balance) -> Table:
         table[f"{at}.z_scale"] = on((TOKENS,), SCALAR)
     if cell.adds_z:
         table[f"{at}.add_z"] = on((TOKENS,), (TOKENS,))
+    return table
+
+
+def _group_balance(at: str, cell: GroupBalance) -> Table:
+    """As experts: sequences are split like their tokens."""
+    rows: Layout = (TOKENS, None)
+    table: Table = {f"{at}.group_score": on(ROUTED)}
+    for name in ("device",) * bool(cell.device) + ("sent",) * bool(cell.communication):
+        table |= {f"{at}.{name}_mul": on(rows, rows), f"{at}.{name}_sum": on(rows)}
+        table[f"{at}.{name}_scale"] = on((TOKENS,), SCALAR)
+    if cell.device:
+        table[f"{at}.group_mask"] = on(ROUTED)
+    if cell.communication:
+        table |= {f"{at}.any_of_group": on(OF_GROUPS), f"{at}.sent": on(ROUTED)}
+    if cell.adds_both:
+        table[f"{at}.add_both"] = on((TOKENS,), (TOKENS,))
     return table
 
 
