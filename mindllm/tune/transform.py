@@ -10,7 +10,7 @@ from mindllm.models import CausalLM, Kernels, build_model
 from mindllm.models.linear import Linear
 from mindllm.models.weights import model_weights
 from mindllm.tune.adapter import LoraAdapter
-from mindllm.tune.draw import Draw, Dropout, EmbeddingNoise
+from mindllm.tune.draw import Draw, Dropout, EmbeddingNoise, Random
 
 
 def tune(lm: CausalLM, model: ModelConfig, kernels: Kernels) -> None:
@@ -29,6 +29,7 @@ def tune(lm: CausalLM, model: ModelConfig, kernels: Kernels) -> None:
         if pet.neftune_noise_alpha is not None:
             noise = EmbeddingNoise(pet.neftune_noise_alpha, model.seq_length, model.hidden_size, draw)
             lm.model.tok_embeddings.attach(noise)
+        _name_what_draws(lm, draw)
     for name, parameter in model_weights(lm).items():
         parameter.requires_grad = is_trained(pet, name)
 
@@ -38,6 +39,14 @@ def build_tuned_model(model: ModelConfig, device_target: str = "CPU") -> CausalL
     lm = build_model(model, device_target)
     tune(lm, model, Kernels.choose(model, device_target))
     return lm
+
+
+def _name_what_draws(lm: CausalLM, draw: Draw) -> None:
+    """Names of their own, by their cell: a compiled graph that is loaded finds its parameters by name."""
+    for path, cell in lm.cells_and_names():
+        if isinstance(cell, Random):
+            cell.columns.name = f"{path}.columns"
+    draw.key.name, draw.active.name = "draw.key", "draw.active"
 
 
 def _attach(layer: nn.Cell, spec: LayerSpec, kernels: Kernels, path: str, draw: Draw | None) -> None:

@@ -111,7 +111,7 @@ def test_pickled_weights_are_those_of_the_safetensors(exported):
 
 def test_python_code_is_named_and_not_run(exported, caplog):
     (exported / "modeling_llama.py").write_text("raise SystemExit")
-    run = SimpleNamespace(load_checkpoint=str(exported), model=SimpleNamespace(config=MODEL))
+    run = SimpleNamespace(load_checkpoint=str(exported), load_adapter="", model=SimpleNamespace(config=MODEL))
     with caplog.at_level("INFO"):
         pretrained_weights(run)
     assert f"{exported} holds Python code, which is not run: modeling_llama.py" in caplog.text

@@ -93,7 +93,8 @@ def test_one_file_of_either_format_with_what_training_adds(tmp_path, names):
 
 def test_a_run_starts_from_them(tmp_path):
     save_ckpt(tmp_path / "llama.ckpt", random_weights())
-    run = SimpleNamespace(load_checkpoint=str(tmp_path / "llama.ckpt"), model=SimpleNamespace(config=MODEL))
+    model = SimpleNamespace(config=MODEL)
+    run = SimpleNamespace(load_checkpoint=str(tmp_path / "llama.ckpt"), load_adapter="", model=model)
     np.testing.assert_array_equal(pretrained_weights(run)[QUERY], random_weights()[QUERY])
 
 

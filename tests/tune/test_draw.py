@@ -7,7 +7,10 @@ import numpy as np
 import pytest
 from mindspore import Tensor, nn
 
+from mindllm.config import ModelConfig
+from mindllm.models.weights import model_weights
 from mindllm.tune.draw import Draw, Dropout, EmbeddingNoise, factors
+from mindllm.tune.transform import build_tuned_model
 
 ROWS, WIDTH, SHARE = 512, 64, 0.2
 
@@ -64,3 +67,18 @@ def test_steps_and_places_differ_and_a_repeated_step_does_not(drawn):
 
 def test_factors_are_odd():
     assert (factors(100, "key") % 2 == 1).all()
+
+
+def test_parameters_of_a_tuned_model_have_names_of_their_own():
+    """A graph from the compile cache finds its parameters by name: equal ones would all be the last of them."""
+    pet = {"lora_rank": 4, "lora_dropout": 0.2, "neftune_noise_alpha": 5.0, "use_dora": True}
+    sizes = {"vocab_size": 97, "hidden_size": 32, "num_layers": 2, "num_heads": 4, "seq_length": 16}
+    model = build_tuned_model(ModelConfig.model_validate({**sizes, "pet_config": pet}))
+    names = [parameter.name for parameter in model.get_parameters()]
+    assert len(names) == len(set(names))
+    assert {name for name in names if name.startswith("draw.")} == {"draw.key", "draw.active"}
+    assert model_weights(model).keys() == model_shapes(sizes, pet).keys()
+
+
+def model_shapes(sizes, pet):
+    return ModelConfig.model_validate({**sizes, "pet_config": pet}).architecture.weight_shapes()
