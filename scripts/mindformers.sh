@@ -49,7 +49,7 @@ install --no-deps "mindformers==1.8.0" "mindpet==1.0.4" # both pin what training
 # What its modules import when they are loaded, in the releases it was written for.
 install "transformers==4.57.1" "tokenizers==0.22.1" "huggingface-hub<1" "datasets>=4,<5" "pyarrow==19.0.0" "numpy<2" \
   "opencv-python-headless<4.12" "setuptools<81" "nltk==3.9.1" sentencepiece tiktoken jieba rouge_chinese ftfy regex \
-  deprecated tensorboardX setproctitle jinja2 pyyaml
+  deprecated tensorboardX setproctitle jinja2 pyyaml pybind11
 "$environment/bin/python" -c 'import mindformers' > "$environment/import.log" 2>&1 || {
   tail -n 3 "$environment/import.log" >&2
   echo "error: MindFormers is installed in $environment, but cannot be imported" >&2

@@ -25,7 +25,8 @@ from mindllm.compiled.simulation import (
 BLOCKS, EXECUTED = "memory_block.csv", "execute_order.csv"
 FOR_EVER = 2**63 - 1
 MOMENTS = (  # what optimizers of MindSpore and MindFormers put before the name of a weight
-    "adam_m.", "adam_v.", "moment1.", "moment2.", "vhat.", "moments.", "accum.", "exp_avg.", "exp_avg_sq.", "max_exp_avg_sq.",
+    "adam_m.", "adam_v.", "moment1.", "moment2.", "vhat.", "moments.", "accum.", "stat.",
+    "exp_avg.", "exp_avg_sq.", "max_exp_avg_sq.",
 )  # fmt: skip
 OPTIMIZER_PREFIXES = (*MOMENTS, "beta1_power", "beta2_power")
 ACCUMULATOR_PREFIX = "accu_grads."

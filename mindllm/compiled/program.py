@@ -134,10 +134,10 @@ def read_simulation(directory: Path, report: Report, rank: int, devices: int, li
     Args:
         limit: bytes; None for what the program grants itself, or MindSpore where it does not say.
     """
-    tracked_in, graphs = directory / f"rank_{rank}", directory / GRAPHS / f"rank_{rank}"
+    tracked_in = _of_rank(directory, rank)
     if not (tracked_in / BLOCKS).is_file():
         return None
-    tracked = read_tracked(tracked_in, order=graphs / "execute_order")
+    tracked = read_tracked(tracked_in, order=_of_rank(directory / GRAPHS, rank) / "execute_order")
     return Simulation(
         rank=rank,
         stage=rank // max(1, devices // report.stages),
@@ -151,6 +151,17 @@ def read_simulation(directory: Path, report: Report, rank: int, devices: int, li
     )
 
 
+def graph_texts(directory: Path, rank: int) -> list[Path]:
+    """The texts of all graphs that the rank compiled."""
+    return sorted(_of_rank(directory / GRAPHS, rank).glob("*_validate_*.ir"))
+
+
+def _of_rank(directory: Path, rank: int) -> Path:
+    """Where MindSpore writes what is about a rank; a program that does not call ``init`` has none."""
+    own = directory / f"rank_{rank}"
+    return own if own.is_dir() else directory
+
+
 def _granted(log: Path) -> int:
     """What MindSpore takes where a program does not say: most of the device."""
     found = GRANTED.search(log.read_text(encoding="utf-8", errors="replace")) if log.is_file() else None
@@ -158,6 +169,6 @@ def _granted(log: Path) -> int:
 
 
 def training_graph(directory: Path, rank: int) -> Path | None:
-    """The text of the largest graph with a backward pass that the rank compiled."""
-    files = sorted((directory / GRAPHS / f"rank_{rank}").glob("*_validate_*.ir"), key=lambda path: -path.stat().st_size)
+    """The largest of them with a backward pass."""
+    files = sorted(graph_texts(directory, rank), key=lambda path: -path.stat().st_size)
     return next((path for path in files if inside_program.BACKWARD in path.read_bytes()), None)

@@ -88,6 +88,11 @@ class Architecture:
         shapes |= _below("model.norm_out", self.final_norm.weights(self.hidden_size))
         return shapes if self.head.tied else {**shapes, HEAD: table}
 
+    @property
+    def head_weight(self) -> str:
+        """Name of the weight that hidden states are multiplied with."""
+        return EMBEDDING if self.head.tied else HEAD
+
     def trained_shapes(self) -> Shapes:
         """Those of :meth:`weight_shapes` that training changes."""
         return {name: shape for name, shape in self.weight_shapes().items() if is_trained(self.pet, name)}
@@ -107,7 +112,7 @@ class Architecture:
 
     def flops_per_token(self, seq_length: int) -> float:
         """Model FLOPs of forward and backward for a token in a sequence of ``seq_length``."""
-        trained = is_trained(self.pet, EMBEDDING if self.head.tied else HEAD)
+        trained = is_trained(self.pet, self.head_weight)
         head = (FORWARD_AND_BACKWARD - (0 if trained else GRADIENT)) * self.vocab_size * self.hidden_size
         return head + sum(layer.flops_per_token(seq_length) for layer in self.layers)
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
-from mindllm.config.architecture import Architecture
-from mindllm.config.layers import scalars
+from mindllm.config.architecture import EMBEDDING, Architecture
+from mindllm.config.layers import LayerSpec, scalars
+from mindllm.config.tuning import is_trained
 from mindllm.timing.layer import NORM_PASSES
 from mindllm.timing.work import HALF, WHOLE, Exchange, Operator, Work, elementwise, product
 from mindllm.timing.workload import Numerics, Strategy, Workload
@@ -47,17 +49,41 @@ def _head(
     yield Exchange("loss.reduce", "AllReduce", 3 * WHOLE * tokens)
 
 
-def place_parameters(workload: Workload, place: int, layers: range) -> float:
-    """Parameters that a rank holds of a place with these layers, before any split over replicas."""
+@dataclass(frozen=True)
+class Held:
+    """Parameters that a rank holds, before any split over replicas."""
+
+    trained: float = 0.0
+    frozen: float = 0.0
+
+    def __add__(self, other: Held) -> Held:
+        return Held(self.trained + other.trained, self.frozen + other.frozen)
+
+
+def place_parameters(workload: Workload, place: int, layers: range) -> Held:
+    """What a rank holds of a place with these layers."""
     architecture, strategy = workload.architecture, workload.strategy
-    ranks = strategy.model_parallel
-    count = sum(scalars(architecture.layers[number].weights()) / ranks for number in layers)
+    ranks, held = strategy.model_parallel, Held()
+    for number in layers:
+        held += layer_parameters(architecture.layers[number], ranks)
     table = architecture.vocab_size * architecture.hidden_size
     if place == 0:
-        count += table / (ranks if strategy.vocabulary_parallel else 1)
+        held += table_parameters(architecture, EMBEDDING, table / (ranks if strategy.vocabulary_parallel else 1))
     if place == workload.plan.stages * workload.plan.chunks - 1 and (place or not architecture.head.tied):
-        count += table / ranks
-    return count
+        held += table_parameters(architecture, architecture.head_weight, table / ranks)
+    return held
+
+
+def layer_parameters(spec: LayerSpec, ranks: int) -> Held:
+    """What one of ``ranks`` tensor-parallel ranks holds of a layer."""
+    whole, frozen = spec.weights(), set(spec.frozen)
+    stays = scalars({name: shape for name, shape in whole.items() if name in frozen})
+    return Held((scalars(whole) - stays) / ranks, stays / ranks)
+
+
+def table_parameters(architecture: Architecture, name: str, count: float) -> Held:
+    """``count`` parameters of weight ``name`` outside of layers."""
+    return Held(trained=count) if is_trained(architecture.pet, name) else Held(frozen=count)
 
 
 def update_operator(parameters: float, workload: Workload) -> Operator:

@@ -8,7 +8,7 @@ once.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import lru_cache
 
 from mindllm.config.layers import AttentionSpec, FeedForwardSpec, LayerSpec, RotarySpec
@@ -17,6 +17,7 @@ from mindllm.parallel.layer_plan import LayerAssignment
 from mindllm.timing.work import ATTENTION, HALF, Exchange, Operator, Work, elementwise, product
 from mindllm.timing.workload import Numerics, Strategy
 
+SPLIT_INPUT = ("wo", "w2")  # projections whose input tensor parallelism splits; it splits the output of the others
 CAUSAL = 0.5  # of the scores, which a fused kernel leaves out
 FLASH_BACKWARD = 2.5  # five products instead of two (Dao, 2023, section 3.1)
 NORM_PASSES = (2.0, 4.0)  # tensors that a norm reads and writes, forward and backward
@@ -66,6 +67,7 @@ def _forward(
         if strategy.sequence_parallel:
             yield Exchange(f"{norm}.gather", "AllGather", hidden)
         yield from inside
+        yield from adapter_work(spec, part, tokens, strategy, numerics)
         yield Exchange(f"{part}.reduce", "ReduceScatter" if strategy.sequence_parallel else "AllReduce", hidden)
         if spec.norm_output:
             yield elementwise(f"{part}_post_norm.norm", outside, NORM_PASSES[0])
@@ -121,22 +123,45 @@ def feed_forward_work(
     yield product("feed_forward.w2.matmul", tokens, width, spec.hidden_size, numerics.compute)
 
 
+def adapter_work(
+    spec: LayerSpec, part: str, tokens: float, strategy: Strategy, numerics: Numerics
+) -> Iterator[Operator]:
+    """Both products of the adapters of one part, and the sums; the narrow side is whole on every rank.
+
+    Raises:
+        UserError: adapters have lengths of rows (DoRA), whose time is not modelled.
+    """
+    ranks = strategy.model_parallel
+    for adapter in spec.adapters:
+        if not adapter.module.startswith(f"{part}."):
+            continue
+        if adapter.dora:
+            raise UserError("a layer has adapters with use_dora, whose time is not modelled; only LoRA is predicted")
+        split_input = adapter.module.rpartition(".")[2] in SPLIT_INPUT
+        inner = adapter.in_features / (ranks if split_input else 1)
+        out = adapter.out_features / (1 if split_input else ranks)
+        yield product(f"{adapter.module}.adapter.down", tokens, inner, adapter.rank, numerics.compute)
+        yield product(f"{adapter.module}.adapter.up", tokens, adapter.rank, out, numerics.compute)
+        yield elementwise(f"{adapter.module}.adapter.add", HALF * tokens * out, 3.0)
+
+
 MIRRORED: Mapping[str, str] = {"AllGather": "ReduceScatter", "ReduceScatter": "AllGather"}
 
 
-def backward_work(forward: Work) -> Work:
-    """Gradients of ``forward``, in the opposite order; the weights' gradients of products with weights are among them."""
-    return tuple(gradient for one in reversed(forward) for gradient in _gradients(one))
+def backward_work(forward: Work, frozen: Collection[str] = ()) -> Work:
+    """Gradients of ``forward``, in the opposite order; those of weights that are not ``frozen`` are among them."""
+    return tuple(gradient for one in reversed(forward) for gradient in _gradients(one, frozen))
 
 
-def _gradients(one: Operator | Exchange) -> Iterator[Operator | Exchange]:
+def _gradients(one: Operator | Exchange, frozen: Collection[str]) -> Iterator[Operator | Exchange]:
     if isinstance(one, Exchange):
         yield Exchange(one.name, MIRRORED.get(one.op, one.op), one.bytes, one.axis)
     elif one.sizes:
         rows, inner, columns = one.sizes
         batch = one.flops / (2 * rows * inner * columns)
         yield product(one.name, rows, columns, inner, one.dtype, batch)
-        yield product(f"{one.name}.weight", inner, rows, columns, one.dtype, batch)
+        if f"{one.name.removesuffix('.matmul')}.weight" not in frozen:
+            yield product(f"{one.name}.weight", inner, rows, columns, one.dtype, batch)
     elif one.kind == ATTENTION:
         yield Operator(one.name, ATTENTION, one.flops * FLASH_BACKWARD, one.bytes * 2, dtype=one.dtype)
     else:

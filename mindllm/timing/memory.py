@@ -9,6 +9,7 @@ from __future__ import annotations
 from mindllm.config.layers import LayerSpec
 from mindllm.parallel.layer_plan import LayerAssignment
 from mindllm.planning.schedules.orders import alive, stage_orders
+from mindllm.timing.ends import Held
 from mindllm.timing.layer import dense, forward_work, repeated_work
 from mindllm.timing.step_work import layer_key, step_work
 from mindllm.timing.work import HALF, WHOLE, Operator
@@ -76,12 +77,16 @@ def _again(workload: Workload, own: LayerAssignment, tokens: int, spec: LayerSpe
     return HALF * tokens * sum(width for name, width in widths.items() if name in names)
 
 
-def state_bytes(parameters: float, workload: Workload) -> float:
-    """Of ``parameters`` on a rank: weights, moments, gradients, and the weights in half precision that products read."""
-    strategy = workload.strategy
+def state_bytes(held: Held, workload: Workload) -> float:
+    """Of the parameters a rank holds: weights, moments, gradients, and the weights in half precision that products read.
+
+    Frozen ones have no moments and no gradients, and are whole on every replica.
+    """
+    strategy, parameters = workload.strategy, held.trained
     own = parameters / (strategy.data_parallel if strategy.optimizer_shard else 1)
     accumulates = strategy.micro_batches * strategy.accumulation > 1
-    return own * STATE + parameters * (HALF + (WHOLE if accumulates else HALF))
+    trained = own * STATE + parameters * (HALF + (WHOLE if accumulates else HALF))
+    return trained + held.frozen * (WHOLE + HALF)
 
 
 def _working(workload: Workload, stage: int) -> float:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from mindllm.config.layers import LayerSpec, scalars
+from mindllm.config.layers import LayerSpec
 from mindllm.parallel.layer_plan import DEFAULT_PATTERNS, LayerAssignment
 from mindllm.planning.problem import STANDARD_KINDS, Problem, make_problem
 from mindllm.timing.device import Device
+from mindllm.timing.ends import layer_parameters, table_parameters
 from mindllm.timing.layer import backward_work, forward_work, repeated_work
 from mindllm.timing.memory import LOGITS, layer_bytes, state_bytes
 from mindllm.timing.step import TimedWork
@@ -36,7 +37,7 @@ def plan_problem(workload: Workload, device: Device, limit: float, name: str) ->
         end: [MILLISECONDS * timed.spent(part).seconds for part in _passes(work, end)] for end in ("embedding", "head")
     }
     table = architecture.vocab_size * architecture.hidden_size / sizes.model_parallel
-    memory = state_bytes(table, workload) / MIB
+    memory = state_bytes(table_parameters(architecture, architecture.head_weight, table), workload) / MIB
     logits = LOGITS * sizes.micro_batch_size * workload.seq_length * architecture.vocab_size / sizes.model_parallel
     fields: dict[str, Any] = {
         "name": name,
@@ -80,7 +81,7 @@ def _layer(number: int, spec: LayerSpec, count: int, workload: Workload, timed: 
     sizes = workload.strategy
     tokens = sizes.micro_batch_size * workload.seq_length
     forward = forward_work(spec, float(tokens), workload.seq_length, sizes, workload.numerics)
-    backward = timed.spent(backward_work(forward)).seconds
+    backward = timed.spent(backward_work(forward, spec.frozen)).seconds
     whole = layer_bytes(workload, spec, KINDS["none"], tokens)
     kinds = {}
     for name, own in KINDS.items():
@@ -91,11 +92,10 @@ def _layer(number: int, spec: LayerSpec, count: int, workload: Workload, timed: 
             "activation_mb": kept / MIB,
             "transient_mb": (whole - kept) / MIB,
         }
-    parameters = scalars(spec.weights()) / sizes.model_parallel
     return {
         "name": f"layers {number}",
         "count": count,
         "forward": MILLISECONDS * timed.spent(forward).seconds,
-        "parameter_mb": state_bytes(parameters, workload) / MIB,
+        "parameter_mb": state_bytes(layer_parameters(spec, sizes.model_parallel), workload) / MIB,
         "kinds": kinds,
     }

@@ -8,7 +8,15 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 
-from mindllm.timing.ends import embedding_work, head_work, place_parameters, replica_exchanges, update_operator
+from mindllm.config.tuning import is_trained
+from mindllm.timing.ends import (
+    Held,
+    embedding_work,
+    head_work,
+    place_parameters,
+    replica_exchanges,
+    update_operator,
+)
 from mindllm.timing.layer import backward_work, forward_work, repeated_work
 from mindllm.timing.work import HALF, Exchange, Operator, Work
 from mindllm.timing.workload import Workload
@@ -25,9 +33,9 @@ class Part:
 
 @dataclass(frozen=True)
 class StageUpdate:
-    """Once per step: exchanges between replicas, and the update of what a rank holds."""
+    """Once per step: exchanges between replicas, and the update of what a rank trains of the parameters it holds."""
 
-    parameters: float
+    parameters: Held
     exchanges: Work
     update: Operator
 
@@ -62,16 +70,17 @@ def step_work(workload: Workload) -> StepWork:
         if key not in parts:
             parts[key] = layer_part(workload, number)
     places = [Counter(keys[number] for number in held) for held in numbers]
+    architecture = workload.architecture
+    frozen = () if is_trained(architecture.pet, architecture.head_weight) else ("lm_head.weight",)
     for place, name, work in ((0, "embedding", _embedding(workload)), (-1, "head", _head(workload))):
-        parts[name] = Part(work, backward_work(work))
+        parts[name] = Part(work, backward_work(work, frozen))
         places[place][name] += 1
     updates = []
     for stage in range(plan.stages):
         own = range(stage, len(counts), plan.stages)
-        parameters = sum(place_parameters(workload, place, numbers[place]) for place in own)
-        updates.append(
-            StageUpdate(parameters, replica_exchanges(parameters, workload), update_operator(parameters, workload))
-        )
+        held = sum((place_parameters(workload, place, numbers[place]) for place in own), Held())
+        exchanges = replica_exchanges(held.trained, workload)
+        updates.append(StageUpdate(held, exchanges, update_operator(held.trained, workload)))
     sent = Exchange("between stages", "Send", HALF * _tokens(workload) * workload.architecture.hidden_size, "pp")
     return StepWork(workload, parts, tuple(places), tuple(updates), sent)
 
@@ -86,7 +95,7 @@ def layer_part(workload: Workload, number: int) -> Part:
     """The passes of one layer."""
     spec, own, strategy = workload.architecture.layers[number], workload.plan.layers[number], workload.strategy
     forward = forward_work(spec, _tokens(workload), workload.seq_length, strategy, workload.numerics)
-    return Part(forward, backward_work(forward), repeated_work(forward, own, strategy.repeat_exchanges))
+    return Part(forward, backward_work(forward, spec.frozen), repeated_work(forward, own, strategy.repeat_exchanges))
 
 
 def _tokens(workload: Workload) -> float:

@@ -58,7 +58,8 @@ def least_bytes(config: RunConfig) -> dict[str, int]:
     trains = config.run_mode in ("train", "finetune")
     parts = {"weights": model.parameter_count() * FLOAT32 * processes}
     if trains:
-        parts = {"weights, gradients and optimizer state": parts["weights"] * STATE}
+        trained = model.architecture.trained_parameter_count() * FLOAT32 * processes
+        parts = {"weights, gradients and optimizer state": parts["weights"] + trained * (STATE - 1)}
     if config.run_mode in ("predict", "chat"):
         options = config.generation
         rows = max(options.num_beams, options.num_return_sequences) if config.run_mode == "predict" else 1

@@ -116,3 +116,13 @@ def test_a_damaged_library_is_said_to_be_one(tmp_path_factory, cut, change, plac
     path.write_bytes(content[:place] + change + content[place + len(change) :])
     with pytest.raises(NotElf):
         read_shared_library(path)
+
+
+@needs_compiler
+def test_a_program_finds_a_larger_machine():
+    count = "import os; print(os.sysconf('SC_NPROCESSORS_ONLN'), os.sysconf('SC_PAGE_SIZE'))"
+    variables = {**os.environ, "LD_PRELOAD": str(stand_in.many_cores(wheel.own_wheel()))}
+    printed = subprocess.run([sys.executable, "-c", count], env=variables, capture_output=True, text=True, check=True)
+    cores, page = map(int, printed.stdout.split())
+    assert cores >= 16
+    assert page == os.sysconf("SC_PAGE_SIZE")

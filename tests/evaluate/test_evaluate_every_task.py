@@ -24,8 +24,8 @@ def everything(tmp_path_factory):
 
 
 def ask(name, data):
-    """The outcome of a model that holds every B and every Yes for right, and writes B."""
-    model = Knows(lambda context, choice: float(choice.strip() in ("B", "yes", "Yes")), lambda *_: " B")
+    """The outcome of a model that holds every B, every x and every Yes for right, and writes B."""
+    model = Knows(lambda context, choice: float(choice.strip() in ("B", "x", "yes", "Yes")), lambda *_: " B")
     return evaluate_tasks(model, [name], EvaluationConfig(data=str(data), confirm_run_unsafe_code=True))
 
 

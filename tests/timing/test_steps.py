@@ -1,23 +1,27 @@
 """Predicted steps: what they are made of, how they follow a strategy, and how calibration finds constants again."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from mindllm.config import RecomputeConfig, layer_counts
+from mindllm.config import RecomputeConfig, layer_counts, load_config
 from mindllm.config.model import ModelConfig
 from mindllm.errors import UserError
 from mindllm.parallel.layer_plan import read_plan
 from mindllm.timing.calibrate import Measured, calibrate, constants, uncalibrated, with_constants
+from mindllm.timing.configured import workload_of
 from mindllm.timing.device import DEFAULT, read_device
 from mindllm.timing.layer import backward_work, forward_work, repeated_work
 from mindllm.timing.memory import stage_bytes
 from mindllm.timing.step import blocked, step_seconds, step_time
+from mindllm.timing.step_work import step_work
 from mindllm.timing.work import Exchange, Operator
 from mindllm.timing.workload import Numerics, Strategy, Workload
 
 DEVICE = read_device(DEFAULT)
+LORA = Path(__file__).parents[2] / "configs/llama2/finetune_llama2_7b_lora.yaml"
 SIZES = {"vocab_size": 32000, "hidden_size": 4096, "num_heads": 32, "intermediate_size": 11008, "seq_length": 2048}
 
 
@@ -128,3 +132,19 @@ def test_calibration_finds_the_device_that_made_the_steps():
     assert found.device.efficiency.matrix.assumed == found.before["matrix"]
     assert found.device.efficiency.matrix.source == "measured here"
     assert all(constant.of(found.device) <= constant.most for constant in constants(found.device).values())
+
+
+def test_frozen_weights_take_no_gradients_and_no_state():
+    lora, full = load_config(LORA), load_config(LORA, ["--model.model_config.pet_config=null"])
+    few, all_of_them = step_work(workload_of(lora)), step_work(workload_of(full))
+
+    def flops(work):
+        layer = next(part for key, part in work.parts.items() if not isinstance(key, str))
+        return sum(one.flops for one in layer.backward if isinstance(one, Operator))
+
+    assert 0.5 < flops(few) / flops(all_of_them) < 0.7
+    held, whole = few.updates[0].parameters, all_of_them.updates[0].parameters
+    adapters = lora.model.config.architecture.trained_parameter_count() / 2
+    assert held.trained == adapters
+    assert held.frozen == whole.trained
+    assert stage_bytes(workload_of(lora))[0] < 0.9 * stage_bytes(workload_of(full))[0]

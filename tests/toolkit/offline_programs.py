@@ -34,6 +34,25 @@ TRAINS = """
         step(ms.Tensor(np.ones((8, 64), np.float32)))
         print("step", number)
 """
+JIT = """
+    ms.set_device("Ascend")
+    net = nn.Dense(64, 4096, has_bias=False)
+    optimizer = nn.SGD(net.trainable_params(), 0.1)
+
+    def forward(x):
+        return net(x).sum()
+
+    gradient = ms.value_and_grad(forward, None, net.trainable_params())
+
+    @ms.jit
+    def step(x):
+        loss, gradients = gradient(x)
+        return ops.depend(loss, optimizer(gradients))
+
+    for number in range(1000):
+        step(ms.Tensor(np.ones((8, 64), np.float32)))
+        print("step", number)
+"""
 PYNATIVE = """
     ms.set_context(mode=ms.PYNATIVE_MODE, device_target="Ascend")
     net = nn.Dense(4, 4)

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from offline_programs import CUDA, FAILS, NEEDS_CANN, NEVER_TRAINS, PYNATIVE, TRAINS, program
+from offline_programs import CUDA, FAILS, JIT, NEEDS_CANN, NEVER_TRAINS, PYNATIVE, TRAINS, program
 
 from mindllm.compiled.device.stand_in import HOMES
 from mindllm.compiled.device.stand_in_names import MACHINES
@@ -82,6 +82,19 @@ def test_what_is_kept_is_read_by_the_other_tools(trained, tmp_path):
     page = (keep / "memory.html").read_text()
     assert "train.py:" in page
     assert "Rank 3" in page
+
+
+@needs_compiler
+def test_a_step_under_jit_on_one_device(tmp_path, capsys):
+    keep = tmp_path / "kept"
+    assert main(["--json", "--keep", str(keep), "--", *program(tmp_path / "train.py", JIT)]) == 0
+    (row,) = json.loads(capsys.readouterr().out)["ranks"]
+    assert (row["weights_mb"], row["limit_mb"]) == (
+        1.0,
+        61430,
+    )  # the program says nothing: what MindSpore takes of 64 GB
+    assert (keep / "rank_0" / "program.log").read_text().count("step ") == 1
+    assert "MatMul" in {row["operator"] for row in summarise(read_graph(keep / "rank_0").graph)["by_operator"]}
 
 
 @needs_compiler

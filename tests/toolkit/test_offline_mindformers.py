@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from mindllm.compiled.simulation import load_simulation
 from tests.compiled.simulations import needs_compiler
@@ -46,7 +47,7 @@ def test_mindformers_trains_without_a_device(tmp_path):
     data = [str(PYTHON), str(EXAMPLE / "make_data.py"), "--seq_length=64", "--rows=16", DATA]
     made = _run(data, tmp_path)
     assert made.returncode == 0, made.stderr
-    (tmp_path / "theirs.yaml").write_text(json.dumps(changed(SMALL)))
+    (tmp_path / "theirs.yaml").write_text(yaml.safe_dump(changed(SMALL)))
     program = [str(PYTHON), str(EXAMPLE / "run_mindformer.py"), "--config", str(tmp_path / "theirs.yaml")]
     tool = [sys.executable, "-m", "toolkit.offline", "--json", "--keep", str(tmp_path / "kept"), "--", *program]
     result = _run(tool, tmp_path)

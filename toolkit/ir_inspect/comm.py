@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -35,7 +35,7 @@ CAUSES = {
     LOSS: "the loss added over ranks",
     MODEL: "written in the model",
 }
-REDISTRIBUTION = "redistribution_op"
+REDISTRIBUTION, RESHAPE = "redistribution_op", "Reshape"
 POINT_TO_POINT = ("Send", "Receive")
 
 
@@ -103,9 +103,18 @@ def cause_of(operators: Operators, node: Node) -> str:
 
 def gathers_for_products(operators: Operators, node: Node) -> bool:
     """Whether it gathers the tokens that sequence parallelism spread, for matrix products alone (Korthikanti et al., 2022)."""
-    following = list(operators.consumers(node))
+    following = _behind_reshapes(operators, node)
     in_forward = [user for user in following if user.op != PARTIAL and operators.phase(user) != BACKWARD]
     return node.op == "AllGather" and bool(in_forward) and all(user.op in PRODUCTS for user in in_forward)
+
+
+def _behind_reshapes(operators: Operators, node: Node) -> Iterator[Node]:
+    """What reads a tensor; rows may be flattened before a product, as MindFormers does."""
+    for user in operators.consumers(node):
+        if user.op == RESHAPE:
+            yield from _behind_reshapes(operators, user)
+        else:
+            yield user
 
 
 def print_exchanges(found: list[Exchange], each: bool) -> None:

@@ -17,7 +17,7 @@ OF_CANN = frozenset(
         "schedule_search", "asc_op_compile_base", "ais_bench", "llm_datadist", "dataflow", "mspti", "msprof", "torch_npu",
     }
 )  # fmt: skip
-COMPILER_OF_CANN = re.compile(r"jit_level.{0,40}O2|\bGE\b.{0,60}(backend|[Ii]nitialize)|ge::")
+COMPILER_OF_CANN = re.compile(r"Load backend failed")  # what MindSpore says where GE is asked for
 STACK = re.compile(r"^\s*-{4,}|^\s*- C\+\+|^\s*$")
 
 
@@ -59,5 +59,6 @@ def _failed(report: Report) -> str:
     kind, text = report.error
     first = next((line.strip() for line in text.splitlines() if not STACK.match(line)), "")
     if COMPILER_OF_CANN.search(text):
-        return f"asks for the compiler of CANN (jit_level O2), which is not in MindSpore; write O0 or O1 ({shortened(first)})"
+        asked = "asks for the compiler of CANN (jit_level O2), which is not in MindSpore; write O0 or O1"
+        return f"{asked} ({shortened(first, LONGEST)})"
     return f"failed with {kind}: {shortened(first, LONGEST)}"

@@ -14,7 +14,15 @@ from pathlib import Path
 from rich.progress import Progress
 
 from mindllm.compiled.device.wheel import Wheel
-from mindllm.compiled.program import GRAPHS, LOG, Report, rank_environment, read_report, read_simulation, training_graph
+from mindllm.compiled.program import (
+    LOG,
+    Report,
+    graph_texts,
+    rank_environment,
+    read_report,
+    read_simulation,
+    training_graph,
+)
 from mindllm.compiled.simulation import Simulation
 from mindllm.console import progress
 from mindllm.errors import UserError
@@ -127,7 +135,7 @@ class _Rank:
     def _keep_graphs(self) -> None:
         """The training graph where ``ir_inspect`` looks for it, the others beside it."""
         training = training_graph(self.raw, self.number)
-        for path in (self.raw / GRAPHS / f"rank_{self.number}").glob("*_validate_*.ir"):
+        for path in graph_texts(self.raw, self.number):
             directory = self.kept if path == training else self.kept / "other_graphs"
             directory.mkdir(exist_ok=True)
             shutil.move(path, directory / path.name)

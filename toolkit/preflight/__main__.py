@@ -103,7 +103,7 @@ def check(config: RunConfig | None, options: argparse.Namespace, local: int) -> 
 def checkpoint_bytes(config: RunConfig) -> int:
     """Bytes of all checkpoints that are kept, and the one that is being written."""
     kept = [item.keep_checkpoint_max for item in config.callbacks if isinstance(item, CheckpointMonitorConfig)]
-    return STATE_BYTES * config.model.config.parameter_count() * (max(kept, default=1) + 1)
+    return STATE_BYTES * config.model.config.architecture.trained_parameter_count() * (max(kept, default=1) + 1)
 
 
 if __name__ == "__main__":

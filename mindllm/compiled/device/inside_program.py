@@ -19,6 +19,7 @@ import os
 import resource
 import sys
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -130,7 +131,23 @@ def _watch_graphs(package: Path) -> None:
         kind = getattr(_c_expression, name, None)
         if kind is not None:
             kind.compile = _timed(kind.compile, package)
-            kind.__call__ = _counted(kind.__call__)
+            kind.__call__ = _counted(kind.__call__, lambda arguments: str(arguments[-1]))
+    _watch_jit()
+
+
+def _watch_jit() -> None:
+    """Functions under ``mindspore.jit`` are run by another executor, which is told the phase before."""
+    from mindspore.common.api import _pynative_executor
+
+    kind, current = type(_pynative_executor), [""]
+    set_phase = kind.set_jit_compile_phase
+
+    def noted(self: Any, phase: str) -> Any:
+        current[0] = phase or current[0]
+        return set_phase(self, phase)
+
+    kind.set_jit_compile_phase = noted
+    kind.grad_jit = _counted(kind.grad_jit, lambda arguments: str(current[0]))
 
 
 def _timed(compiled: Any, package: Path) -> Any:
@@ -146,9 +163,9 @@ def _timed(compiled: Any, package: Path) -> Any:
     return watched
 
 
-def _counted(run: Any) -> Any:
+def _counted(run: Any, phase_of: Callable[[Sequence[Any]], str]) -> Any:
     def watched(*arguments: Any, **named: Any) -> Any:
-        phase = str(arguments[-1])
+        phase = phase_of(arguments)
         if _is_training(phase):
             if 0 < _steps <= _executions[phase]:
                 _report["stopped"] = True

@@ -64,10 +64,11 @@ def refuse_too_large(config: RunConfig) -> None:
 def _state_bytes(config: RunConfig) -> int:
     """Weights and optimizer state once, or by every replica; accumulated gradients by every replica."""
     sizes = config.parallel_config
-    weights = config.model.config.parameter_count() * FP32
+    weights = config.model.config.architecture.trained_parameter_count() * FP32
+    frozen = config.model.config.parameter_count() * FP32 - weights
     copies = 1 if config.parallel.enable_parallel_optimizer else sizes.data_parallel
     accumulates = sizes.pipeline_stage > 1 or config.runner_config.gradient_accumulation_steps > 1
-    return weights * (3 * copies + (sizes.data_parallel if accumulates else 1))
+    return weights * (3 * copies + (sizes.data_parallel if accumulates else 1)) + frozen * sizes.data_parallel
 
 
 def _activation_bytes(config: RunConfig) -> int:
