@@ -43,7 +43,6 @@ def check_run(config: RunConfig) -> Iterator[Finding]:
         check_family,
         check_data,
         check_generation,
-        check_documents,
         check_schedule,
         check_loss_scale,
         check_profile,
@@ -94,21 +93,6 @@ def check_data(config: RunConfig) -> Iterator[Finding]:
     if (config.do_eval or config.run_mode == "eval") and weights[config.eval_dataset.split] == 0:
         part = config.eval_dataset.split
         yield (*loader, "split"), f"leaves nothing in the {part} part, which is evaluated (value {data.split})"
-
-
-def check_documents(config: RunConfig) -> Iterator[Finding]:
-    """Masks that differ by row: on whole replicas of the model, as they are not split over devices yet."""
-    sizes = config.parallel_config
-    replicas = config.context.device_target == "CPU" and sizes.device_num == sizes.data_parallel
-    if not config.train_dataset.document_columns or sizes.device_num == 1 or replicas:
-        return
-    section = config.train_dataset.data_loader.config
-    for key in ("reset_attention_mask", "reset_position_ids", "packing"):
-        if getattr(section, key, False):
-            message = (
-                f"works on one device or replicas on CPUs, not on {sizes.device_num} devices (value true); write false"
-            )
-            yield ("train_dataset", "data_loader", "config", key), message
 
 
 def check_schedule(config: RunConfig) -> Iterator[Finding]:

@@ -48,7 +48,7 @@ class IndexedDataConfig(DataConfig):
     )
     reset_position_ids: bool = Field(default=False, description="Positions begin at 0 in every document of a sample.")
     reset_attention_mask: bool = Field(
-        default=False, description="Tokens of a sample see those of their own document only. Not with a sharded model."
+        default=False, description="Tokens of a sample see those of their own document only."
     )
 
     @model_validator(mode="after")
@@ -128,7 +128,7 @@ class InstructionDataConfig(DataConfig):
     )
     packing: bool | Literal["joined"] = Field(
         default=False,
-        description="Several conversations in one sample. true: they do not see each other (not with a sharded model); joined: "
+        description="Several conversations in one sample. true: they do not see each other; joined: "
         "they do, as one text.",
     )
     skip_bad_rows: bool = Field(

@@ -35,6 +35,7 @@ class ComposedAttention(nn.Cell):
         self.head_dim = spec.head_dim
         self.value_dim = spec.value_dim
         self.softmax_dtype = kernels.softmax
+        self.masks_of_rows = kernels.document_masks
         self.biased = isinstance(spec.position, AlibiSpec)
         if self.biased:
             self.add_bias = P.Add()
@@ -174,6 +175,7 @@ class FlashAttention(nn.Cell):
 
     def __init__(self, spec: AnyAttention, document_masks: bool, seq_length: int) -> None:
         super().__init__()
+        self.masks_of_rows = document_masks
         mode, band = self.CAUSAL_BY_COMPRESSED_MASK, {}
         if document_masks:
             mode = self.WHOLE_MASK

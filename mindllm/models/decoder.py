@@ -199,6 +199,10 @@ class ContextTables(nn.Cell):
         if self.biased:
             self.alibi_bias = constant("alibi_bias", alibi_bias(context.num_heads, seq_length))
         mask = causal_mask(seq_length, kernels, context.window)
+        if (
+            kernels.document_masks
+        ):  # as those of rows are: a parameter that is reshaped is split over all devices, and gathered
+            mask = mask[np.newaxis, np.newaxis]
         self.attention_mask = constant("attention_mask", mask)
 
     def construct(self) -> tuple[Tables, Tensor]:
@@ -209,21 +213,8 @@ class ContextTables(nn.Cell):
         return (), self.attention_mask
 
 
-class AttentionTables(nn.Cell):
-    """The tables and masks of all layers, one :class:`ContextTables` for each of the architecture's contexts."""
-
-    def __init__(self, model: ModelConfig, kernels: Kernels) -> None:
-        super().__init__()
-        self.contexts = nn.CellList(
-            [ContextTables(context, model.seq_length, kernels) for context in model.architecture.contexts()]
-        )
-
-    def construct(self, context: int) -> tuple[Tables, Tensor]:
-        return self.contexts[context]()
-
-
 class DocumentMask(nn.Cell):
-    """The causal mask ``[seq, seq]`` -> one for every row, ``[batch, 1, seq, seq]``, that hides earlier documents too.
+    """The causal mask ``[1, 1, seq, seq]`` -> one for every row, ``[batch, 1, seq, seq]``, that hides earlier documents too.
 
     ``segment_starts``, int32 ``[batch, seq]``: where in its row the document of each token begins. Of a key before the
     causal diagonal, that is all a query must know. Same dtype and meaning as the causal mask.
@@ -236,15 +227,56 @@ class DocumentMask(nn.Cell):
         self.reshape = P.Reshape()
         self.cast = P.Cast()
         self.maximum = P.Maximum()
+        self.far_below = P.Mul()
         self.minimum = P.Minimum()
 
     def construct(self, segment_starts: Tensor, causal: Tensor) -> Tensor:
         starts = self.reshape(segment_starts, (segment_starts.shape[0], 1, -1, 1))
         hidden = self.less(self.columns, starts)
-        causal = self.reshape(causal, (1, 1, *causal.shape))
         if causal.dtype == ms.uint8:
-            return self.cast(self.maximum(self.cast(hidden, ms.int32), self.cast(causal, ms.int32)), ms.uint8)
-        return self.minimum(self.cast(hidden, ms.float32) * MASKED, causal)
+            mask = self.cast(self.maximum(self.cast(hidden, ms.int32), self.cast(causal, ms.int32)), ms.uint8)
+        else:
+            mask = self.minimum(self.far_below(self.cast(hidden, ms.float32), MASKED), causal)
+        return P.stop_gradient(mask)  # or the compiler looks for the gradient of an exchange of integers
+
+
+class AttentionTables(nn.Cell):
+    """The tables and masks of all layers, one :class:`ContextTables` for each of the architecture's contexts.
+
+    Where documents are kept apart, they become those of each row (:meth:`of_rows`).
+    """
+
+    def __init__(self, model: ModelConfig, kernels: Kernels) -> None:
+        super().__init__()
+        self.contexts = nn.CellList(
+            [ContextTables(context, model.seq_length, kernels) for context in model.architecture.contexts()]
+        )
+        if kernels.document_masks:
+            self.document_mask = DocumentMask(model.seq_length)
+            self.gather = P.Gather()
+            self.reshape = P.Reshape()
+
+    def construct(self, context: int) -> tuple[Tables, Tensor]:
+        return self.contexts[context]()
+
+    def of_rows(self, segment_starts: Tensor | None, position_ids: Tensor | None) -> tuple[tuple[Tables, Tensor], ...]:
+        """The tables of each context as the documents of each row want them, made once for all layers."""
+        made: tuple[tuple[Tables, Tensor], ...] = ()
+        for context in self.contexts:
+            tables, mask = context()
+            if segment_starts is not None:
+                mask = self.document_mask(segment_starts, mask)
+            if len(tables) == 2:  # rotary; ALiBi's bias differs by a number per row only, which no softmax sees
+                tables = (self.at_positions(tables[0], position_ids), self.at_positions(tables[1], position_ids))
+            made = (*made, (tables, mask))
+        return made
+
+    def at_positions(self, table: Tensor, position_ids: Tensor | None) -> Tensor:
+        """A table ``[seq, head_dim]`` at the positions of each row: ``[batch, 1, seq, head_dim]``."""
+        if position_ids is None:
+            return table
+        rows = self.gather(table, self.reshape(position_ids, (-1,)), 0)
+        return self.reshape(rows, (position_ids.shape[0], 1, -1, table.shape[-1]))
 
 
 class Decoder(nn.Cell):
@@ -288,13 +320,8 @@ class Decoder(nn.Cell):
         self.table_of_layer = (0,) * len(architecture.layers)
         contexts = architecture.contexts()
         self.context_of_layer = tuple(contexts.index(spec.attention.context) for spec in architecture.layers)
-        self.context_count = len(contexts)
         self.adds_to_loss = any(spec.adds_to_loss for spec in architecture.layers)
         self.document_masks = kernels.document_masks
-        if self.document_masks:
-            self.document_mask = DocumentMask(model.seq_length)
-            self.gather = P.Gather()
-            self.reshape = P.Reshape()
 
     def construct(
         self,
@@ -309,11 +336,14 @@ class Decoder(nn.Cell):
         x = self.embedded(input_ids, batch, position_ids)
         if self.drops_embeddings:
             x = self.embedding_dropout(x, random)
-        of_rows = self.tables_of_rows(segment_starts, position_ids) if self.document_masks else ()
+        of_rows: tuple = ()  # of each copy of the tables, where documents are kept apart
+        if self.document_masks:
+            for tables in self.tables:
+                of_rows = (*of_rows, tables.of_rows(segment_starts, position_ids))
         added = None
         for index, layer in enumerate(self.layers):
-            context = self.context_of_layer[index]
-            tables, mask = of_rows[context] if of_rows else self.tables[self.table_of_layer[index]](context)
+            context, copy = self.context_of_layer[index], self.table_of_layer[index]
+            tables, mask = of_rows[copy][context] if of_rows else self.tables[copy](context)
             own = self.dropout_keys[index](random) if self.drops[index] and random is not None else None
             if layer.adds_to_loss:
                 x, added = layer(x, batch, tables, mask, added, own)
@@ -330,27 +360,6 @@ class Decoder(nn.Cell):
         if self.learns_positions:
             x = self.position_embeddings(x, batch, position_ids)
         return self.embedding_norm(x) if self.norms_embeddings else x
-
-    def tables_of_rows(
-        self, segment_starts: Tensor | None, position_ids: Tensor | None
-    ) -> tuple[tuple[Tables, Tensor], ...]:
-        """The tables of each context as the documents of each row want them, made once for all layers."""
-        made: tuple[tuple[Tables, Tensor], ...] = ()
-        for context in range(self.context_count):
-            tables, mask = self.tables[0](context)
-            if segment_starts is not None:
-                mask = self.document_mask(segment_starts, mask)
-            if len(tables) == 2:  # rotary; ALiBi's bias differs by a number per row only, which no softmax sees
-                tables = (self.at_positions(tables[0], position_ids), self.at_positions(tables[1], position_ids))
-            made = (*made, (tables, mask))
-        return made
-
-    def at_positions(self, table: Tensor, position_ids: Tensor | None) -> Tensor:
-        """A table ``[seq, head_dim]`` at the positions of each row: ``[batch, 1, seq, head_dim]``."""
-        if position_ids is None:
-            return table
-        rows = self.gather(table, self.reshape(position_ids, (-1,)), 0)
-        return self.reshape(rows, (position_ids.shape[0], 1, -1, table.shape[-1]))
 
 
 def causal_mask(seq_length: int, kernels: Kernels, window: int | None = None) -> np.ndarray:

@@ -104,6 +104,7 @@ class RotaryEmbedding(nn.Cell):
         self.mul_cos = P.Mul()
         self.mul_sin = P.Mul()
         self.add = P.Add()
+        self.tables_of_rows = kernels.document_masks
         self.by_matrix = kernels.cpu
         if self.by_matrix:
             self.matrix = Tensor(half_turn_matrix(head_dim), self.compute_dtype)

@@ -87,12 +87,13 @@ def build_parallel_model(config: RunConfig) -> ParallelModel:
         place_on_stages(model, plan, config.model.config, kernels)
     apply_sharding(model, sharding_table(model, config.parallel_config), mesh)
     fuse_gradient_communication(model, plan, config.parallel_config.gradient_aggregation_group)
+    documents, drops = kernels.document_masks, config.model.config.architecture.drops
     parts = config.parallel_config.micro_batch_num * config.runner_config.gradient_accumulation_steps
     if parts == 1 and plan.stages == 1:
-        return ParallelModel(model, ShardedInputs(model), plan, mesh)
+        return ParallelModel(model, ShardedInputs(model, documents, drops), plan, mesh)
     reused = _can_be_reused(config)
     network = MicroBatches(model, parts, plan.stages > 1, reused)
-    return ParallelModel(model, ShardedInputs(network), plan, mesh, parts, reused)
+    return ParallelModel(model, ShardedInputs(network, documents, drops), plan, mesh, parts, reused)
 
 
 def _announced_plan(config: RunConfig) -> LayerPlan:

@@ -14,11 +14,14 @@ from mindllm.parallel.layout import mesh_of
 
 COLUMNS = ("input_ids", "labels", "loss_mask")
 """What every batch has."""
+DOCUMENT_COLUMNS = ("segment_starts", "position_ids")
 
 
 def input_columns(config: RunConfig) -> tuple[str, ...]:
     """The columns that the graphs of a run on several devices are given, those that evaluate included."""
-    return (*COLUMNS, RANDOM_KEYS) if config.model.config.architecture.drops else COLUMNS
+    documents = DOCUMENT_COLUMNS if config.train_dataset.document_columns else ()
+    random = (RANDOM_KEYS,) if config.model.config.architecture.drops else ()
+    return (*COLUMNS, *documents, *random)
 
 
 def set_parallel_context(config: RunConfig, rank: int) -> None:

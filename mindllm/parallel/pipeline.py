@@ -37,6 +37,8 @@ def place_on_stages(lm: CausalLM, plan: LayerPlan, model: ModelConfig, kernels: 
     for cell in (lm.model.norm_out, lm.lm_head, lm.cross_entropy, lm.losses):
         cell.pipeline_stage = last
     lm.model.tables = nn.CellList([AttentionTables(model, kernels) for _ in range(plan.stages)])
+    for stage, tables in enumerate(lm.model.tables):
+        tables.pipeline_stage = stage
     lm.model.table_of_layer = tuple(assignment.stage for assignment in plan.layers)
 
 
@@ -62,24 +64,23 @@ def fusion_of_others(plan: LayerPlan, groups: int) -> int:
 class ShardedInputs(nn.Cell):
     """Marks the batch's columns as what the dataset gives: they are split as ``dataset_strategy`` says.
 
-    ``random``: what dropout is drawn by. A model that drops is always given it, and does so where ``drop`` says.
+    Columns are those of :func:`mindllm.parallel.context.input_columns`, in their order. What dropout is drawn by, the last one
+    of a model that ``drops``, is always given, and passed on where ``drop`` says.
     """
 
-    def __init__(self, network: nn.Cell) -> None:
+    def __init__(self, network: nn.Cell, documents: bool, drops: bool) -> None:
         super().__init__(auto_prefix=False)
         self.network = network
         self.dataset = _VirtualDataset()
+        self.documents, self.drops = documents, drops
 
-    def construct(
-        self, input_ids: Tensor, labels: Tensor, loss_mask: Tensor, random: Tensor | None = None, drop: bool = True
-    ) -> Tensor:
-        if random is None:
-            input_ids, labels, loss_mask = self.dataset(input_ids, labels, loss_mask)
-            return self.network(input_ids, labels, loss_mask)
-        input_ids, labels, loss_mask, random = self.dataset(input_ids, labels, loss_mask, random)
-        if not drop:
-            return self.network(input_ids, labels, loss_mask)
-        return self.network(input_ids, labels, loss_mask, None, None, random)
+    def construct(self, drop: bool, *columns: Tensor) -> Tensor:
+        columns = self.dataset(*columns)
+        if self.drops and not drop:
+            columns = columns[:-1]
+        if self.drops and drop and not self.documents:
+            return self.network(columns[0], columns[1], columns[2], None, None, columns[3])
+        return self.network(*columns)
 
 
 class ReusedNetwork(nn.Cell):
@@ -90,18 +91,8 @@ class ReusedNetwork(nn.Cell):
         super().__init__(auto_prefix=False)
         self.network = network
 
-    def construct(
-        self,
-        input_ids: Tensor,
-        labels: Tensor,
-        loss_mask: Tensor,
-        segment_starts: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        random: Tensor | None = None,
-    ) -> Tensor:
-        if random is None:
-            return self.network(input_ids, labels, loss_mask)
-        return self.network(input_ids, labels, loss_mask, segment_starts, position_ids, random)
+    def construct(self, *columns: Tensor | None) -> Tensor:
+        return self.network(*columns)
 
 
 class MicroBatches(nn.Cell):
@@ -125,22 +116,13 @@ class MicroBatches(nn.Cell):
         rows, columns = x.shape[0] // self.count, x.shape[1]
         return self.slice(x, (rows * index, 0), (rows * (index + 1), columns), (1, 1))
 
-    def construct(
-        self,
-        input_ids: Tensor,
-        labels: Tensor,
-        loss_mask: Tensor,
-        segment_starts: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        random: Tensor | None = None,
-    ) -> Tensor:
+    def construct(self, *columns: Tensor | None) -> Tensor:
         total = None
         for index in range(self.count):
-            part = (self.part(input_ids, index), self.part(labels, index), self.part(loss_mask, index))
-            if random is None:
-                loss = self.network(*part)
-            else:
-                loss = self.network(*part, segment_starts, position_ids, self.part(random, index))
+            parts: tuple[Tensor | None, ...] = ()
+            for column in columns:
+                parts = (*parts, None if column is None else self.part(column, index))
+            loss = self.network(*parts)
             total = loss if total is None else self.add[index](total, loss)
         return total
 

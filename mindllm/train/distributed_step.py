@@ -45,12 +45,8 @@ class SeededLoss(nn.Cell):
         super().__init__(auto_prefix=False)
         self.network = network
 
-    def construct(
-        self, input_ids: Tensor, labels: Tensor, loss_mask: Tensor, seed: Tensor, random: Tensor | None = None
-    ) -> Tensor:
-        if random is None:
-            return self.network(input_ids, labels, loss_mask) * seed
-        return self.network(input_ids, labels, loss_mask, random) * seed
+    def construct(self, seed: Tensor, *columns: Tensor) -> Tensor:
+        return self.network(True, *columns) * seed
 
 
 class ReusedOptimizer(nn.Cell):
@@ -72,9 +68,8 @@ class ReusedOptimizer(nn.Cell):
 
 
 class DistributedStep(nn.Cell):
-    """``(input_ids, labels, loss_mask, [random_keys,] rate, scale) -> (mean loss, norm, finite, tokens)``, as ``step.TrainStep``.
-
-    A model that drops is given random keys (:mod:`mindllm.models.dropout`).
+    """``(*columns, rate, scale) -> (mean loss, norm, finite, tokens)``, as ``step.TrainStep``; columns are those of
+    :func:`mindllm.parallel.context.input_columns`, ``[batch, seq]``.
 
     In a pipeline the loss is real on the last stage only; the norm and its finiteness are the same everywhere.
 
@@ -114,11 +109,11 @@ class DistributedStep(nn.Cell):
             self.accu_grads = weights.clone(prefix="accu_grads", init="zeros")  # the compiler knows them by this name
         self.map = ops.HyperMap()
 
-    def construct(self, input_ids, labels, loss_mask, *rest):
-        *random, rate, scale = rest
+    def construct(self, *inputs):
+        columns, rate, scale = inputs[:-2], inputs[-2], inputs[-1]
         seed = scale / self.positions
-        loss, gradients = self.gradient(input_ids, labels, loss_mask, seed, *random)
-        tokens = self.tokens(loss_mask)
+        loss, gradients = self.gradient(seed, *columns)
+        tokens = self.tokens(columns[2])
         if self.reads_accumulators:
             gradients = self.map(accumulated, self.accu_grads, gradients)
         norm, finite = self.update(gradients[self.first_updated :], self.positions / (scale * tokens), rate)
@@ -131,7 +126,7 @@ class DistributedStep(nn.Cell):
 
 
 class DistributedLoss(nn.Cell):
-    """Forward only: ``(input_ids, labels, loss_mask[, random_keys]) -> summed loss`` of the whole global batch, nothing dropped.
+    """Forward only: ``(*columns) -> summed loss`` of the whole global batch, nothing dropped; columns as those of a step.
 
     In a pipeline it is real on the last stage only. Tokens are counted on the host: in a graph without gradients the compiler
     takes a column that is used outside of the network for a slice, and would count the whole batch once per device.
@@ -141,8 +136,8 @@ class DistributedLoss(nn.Cell):
         super().__init__(auto_prefix=False)
         self.network = parallel.network
 
-    def construct(self, input_ids: Tensor, labels: Tensor, loss_mask: Tensor, random: Tensor | None = None) -> Tensor:
-        return self.network(input_ids, labels, loss_mask, random, False)
+    def construct(self, *columns: Tensor) -> Tensor:
+        return self.network(False, *columns)
 
 
 def build_distributed_step(config: RunConfig, rank: int) -> DistributedStep:

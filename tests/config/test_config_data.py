@@ -1,8 +1,11 @@
-"""Section ``train_dataset``: kinds of data loaders, blends, what works on one device only."""
+"""Section ``train_dataset``: kinds of data loaders, blends, columns that keep documents apart."""
 
+import numpy as np
 import pytest
 
 from mindllm.config.dataset import IndexedDataConfig, IndexedDataLoader, InstructionDataLoader, RowsDataLoader
+from mindllm.parallel.context import input_columns
+from mindllm.train.engine.columns import completed
 
 LOADER = "train_dataset.data_loader"
 PATH = f"--{LOADER}.config.data_path"
@@ -58,12 +61,6 @@ def test_kinds_of_loaders(load):
             "not used by this type",
         ),
         ([*CHATS, PATH + "="], f"{LOADER}.config.data_path", "file of conversations"),
-        (
-            [*TWO_DEVICES, f"--{LOADER}.config.reset_attention_mask"],
-            f"{LOADER}.config.reset_attention_mask",
-            "works on one device or replicas on CPUs, not on 2 devices (value true); write false",
-        ),
-        ([*TWO_DEVICES, *CHATS, f"--{LOADER}.config.packing"], f"{LOADER}.config.packing", "works on one device"),
     ],
 )
 def test_refused_data(refused, options, key, words):
@@ -72,8 +69,15 @@ def test_refused_data(refused, options, key, words):
     assert words in message
 
 
-def test_replicas_on_cpus_may_pack(load):
-    load(*TWO_DEVICES[:2], "--context.device_target=CPU", *CHATS, f"--{LOADER}.config.packing")
+@pytest.mark.parametrize("target", ["CPU", "Ascend"])
+def test_several_devices_may_pack(load, target):
+    config = load(*TWO_DEVICES[:2], f"--context.device_target={target}", *CHATS, f"--{LOADER}.config.packing")
+    columns = input_columns(config)
+    assert columns == ("input_ids", "labels", "loss_mask", "segment_starts", "position_ids")
+    batch = {name: np.full((2, 4), number, np.int32) for number, name in enumerate(columns[:3])}
+    assert list(completed(batch, columns)) == list(columns)
+    assert completed(batch, columns)["segment_starts"].tolist() == [[0] * 4] * 2
+    assert completed(batch, columns)["position_ids"].tolist() == [[0, 1, 2, 3]] * 2
 
 
 BOTH = ("segment_starts", "position_ids")

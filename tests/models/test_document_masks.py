@@ -89,7 +89,7 @@ def test_the_fused_kernel_of_an_accelerator_gets_a_whole_mask_of_bytes():
     kernels = Kernels(True, True, ms.float16, ms.float16, document_masks=True)
     causal = causal_mask(config.seq_length, kernels)
     starts = np.array([[0, 0, 2, 2, 2], [0, 0, 0, 3, 3]], np.int32)
-    mask = DocumentMask(5)(ms.Tensor(starts), ms.Tensor(causal)).asnumpy()
+    mask = DocumentMask(5)(ms.Tensor(starts), ms.Tensor(causal[None, None])).asnumpy()
     assert (mask.dtype, mask.shape) == (np.uint8, (2, 1, 5, 5))
     query, key = np.arange(5)[:, None], np.arange(5)[None]
     for row in range(2):

@@ -60,9 +60,19 @@ def batch(config: RunConfig, seed: int) -> Arrays:
         "labels": tokens[1],
         "loss_mask": (random.random(shape) < kept).astype(np.float32),
     }
+    if config.train_dataset.document_columns:
+        columns |= _documents(random, shape)
     if config.model.config.architecture.drops:
         columns[RANDOM_KEYS] = np.stack([random_keys(seed, row, shape[1]) for row in range(shape[0])])
     return columns
+
+
+def _documents(random: np.random.Generator, shape: tuple[int, int]) -> Arrays:
+    """Rows of several documents: where that of each token begins, and the token's position in it."""
+    places = np.arange(shape[1], dtype=np.int32)
+    begins = random.random(shape) < 3 / shape[1]
+    starts = np.maximum.accumulate(np.where(begins, places, 0), axis=1).astype(np.int32)
+    return {"segment_starts": starts, "position_ids": places - starts}
 
 
 class SingleDevice:

@@ -13,8 +13,6 @@ from mindllm.compiled.execute.lockstep import Lockstep
 from mindllm.compiled.execute.machine import Machine, Observer
 from mindllm.compiled.execute.state import initial_parts, is_optimizer_state, put_parts, state_parts
 from mindllm.compiled.graph import CompiledGraph
-from mindllm.data.random_keys import RANDOM_KEYS
-from mindllm.parallel.context import COLUMNS
 from mindllm.train.checkpoint.parts import RankTensors
 from mindllm.train.expert_loads import LOAD
 
@@ -108,10 +106,9 @@ class Cluster:
 
 
 def rows_of(batch: Mapping[str, np.ndarray], rank: int, stage_devices: int, slices: int) -> list[np.ndarray]:
-    """The rows of a global batch that the dataset of a rank gives it."""
+    """The rows of a global batch, of columns in the order of the graph's inputs, that the dataset of a rank gives it."""
     index = rank % stage_devices * slices // stage_devices
-    columns = [*COLUMNS, *([RANDOM_KEYS] if RANDOM_KEYS in batch else [])]
-    return [np.split(batch[name], slices)[index] for name in columns]
+    return [np.split(column, slices)[index] for column in batch.values()]
 
 
 def _held(machine: Machine) -> RankTensors:

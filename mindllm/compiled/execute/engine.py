@@ -19,10 +19,12 @@ from mindllm.compiled.execute.first_not_finite import first_not_finite, weights_
 from mindllm.compiled.execute.loss_cluster import LossCluster
 from mindllm.compiled.graph import CompiledGraph
 from mindllm.config import RunConfig
+from mindllm.parallel.context import input_columns
 from mindllm.parallel.layout import mesh_of
 from mindllm.train.checkpoint import RankTensors
 from mindllm.train.distributed_step import input_slices
 from mindllm.train.engine import Batch, Engine, StepResult
+from mindllm.train.engine.columns import completed
 from mindllm.train.engine.engine import evaluation_config, weight_signatures
 from mindllm.train.ranks import ALONE
 from mindllm.tune.initial_weights import initial_weights
@@ -50,6 +52,7 @@ class LockstepEngine(Engine):
         self.parts = config.parallel_config.micro_batch_num * config.runner_config.gradient_accumulation_steps
         self._say = say
         self._cache = cache or cache_directory()
+        self._columns = input_columns(config)
         self._stages = mesh_of(config).pipeline_stage
         self._cluster: Cluster | None = None
         self._evaluation: LossCluster | None = None
@@ -81,7 +84,7 @@ class LockstepEngine(Engine):
 
     def step(self, batch: Batch, rate: float, scale: float) -> StepResult:
         assert self._cluster is not None
-        step = self._cluster.step(batch, rate, scale)
+        step = self._cluster.step(completed(batch, self._columns), rate, scale)
         return StepResult(step.loss, step.norms[0], step.overflows[0], step.tokens[0])
 
     def evaluate(self, batch: Batch) -> tuple[float, int]:
@@ -89,12 +92,16 @@ class LockstepEngine(Engine):
             self._evaluation = self._loss_cluster()
         if self._cluster is not None:
             self._evaluation.take_weights(self._cluster)
-        return self._evaluation.evaluate(batch)
+        return self._evaluation.evaluate(completed(batch, self._columns))
 
     def not_finite(self, batch: Batch) -> list[str]:
         assert self._cluster is not None
         bad = weights_not_finite(self._cluster)
-        return [f"weight {name}" for name in bad] if bad else first_not_finite(self._cluster, batch)
+        return (
+            [f"weight {name}" for name in bad]
+            if bad
+            else first_not_finite(self._cluster, completed(batch, self._columns))
+        )
 
     def held(self) -> Mapping[int, RankTensors]:
         assert self._cluster is not None

@@ -16,7 +16,7 @@ from mindllm.models import CausalLM
 from mindllm.models.attention import Attention, ComposedAttention, FlashAttention
 from mindllm.models.causal_lm import Head, UnitRows
 from mindllm.models.chunked_loss import SequenceChunks
-from mindllm.models.decoder import Decoder, DecoderLayer, PositionEmbedding, TokenEmbedding
+from mindllm.models.decoder import Decoder, DecoderLayer, TokenEmbedding
 from mindllm.models.dropout import AttentionDropout, Dropout
 from mindllm.models.experts import Experts
 from mindllm.models.feed_forward import FeedForward
@@ -50,11 +50,14 @@ def sharding_table(lm: CausalLM, parallel: ParallelConfig) -> Table:
 def _decoder(at: str, cell: Decoder, rows: Dimension, whole_table: bool) -> Table:
     table = _token_embedding(f"{at}.tok_embeddings", cell.tok_embeddings, rows, whole_table)
     if cell.learns_positions:
-        table |= _position_embedding(f"{at}.position_embeddings", cell.position_embeddings, rows)
+        table |= _position_embedding(f"{at}.position_embeddings", rows, cell.document_masks)
     if cell.norms_embeddings:
         table |= _norm(f"{at}.embedding_norm", cell.embedding_norm, (rows, None))
     if cell.drops_embeddings:
         table |= _dropout(f"{at}.embedding_dropout", cell.embedding_dropout, rows)
+    if cell.document_masks:
+        for number in range(len(cell.tables)):
+            table |= _tables_of_rows(f"{at}.tables.{number}")
     if any(cell.drops):
         table |= {f"{at}.dropout_keys.{number}.mul": on((TOKENS, None), SCALAR) for number in range(len(cell.layers))}
     for number, layer in enumerate(cell.layers):
@@ -69,9 +72,27 @@ def _token_embedding(at: str, cell: TokenEmbedding, rows: Dimension, whole_table
     return {f"{at}.gather": on((None, None), (rows,)) if whole_table else split, **scaled}
 
 
-def _position_embedding(at: str, cell: PositionEmbedding, rows: Dimension) -> Table:
-    """Every device looks up all positions, ``[seq, hidden]``, and adds them to its part of ``[batch, seq, hidden]``."""
+def _tables_of_rows(at: str) -> Table:
+    """Masks ``[batch, 1, seq, seq]`` from where documents begin, and rows of tables at the positions of tokens."""
+    mask: Layout = (TOKENS, None, None, None)
+    whole: Layout = (None, None, None, None)
+    return {
+        f"{at}.document_mask.less": on(whole, mask),
+        f"{at}.document_mask.maximum": on(mask, whole),
+        f"{at}.document_mask.far_below": on(mask, SCALAR),
+        f"{at}.document_mask.minimum": on(mask, whole),
+        f"{at}.gather": on((None, None), (TOKENS,)),
+    }
+
+
+def _position_embedding(at: str, rows: Dimension, of_rows: bool) -> Table:
+    """Every device looks up all positions, ``[seq, hidden]``, and adds them to its part of ``[batch, seq, hidden]``; or those
+    ``of_rows``, which come with the batch.
+    """
     sequence: Dimension = "tp" if rows == SPREAD else None
+    if of_rows:
+        part: Layout = (TOKENS, sequence, None)
+        return {f"{at}.gather": on((None, None), (TOKENS,)), f"{at}.add": on(part, part)}
     return {
         f"{at}.gather": on((None, None), (None,)),
         f"{at}.add": on((TOKENS, sequence, None), (sequence, None)),
@@ -213,8 +234,8 @@ def _linear(at: str, cell: nn.Cell) -> Linear:
 
 
 def _rotary(at: str, cell: RotaryEmbedding, heads: Layout = HEADS) -> Table:
-    """Heads and tables ``[seq, head_dim]``."""
-    table: Layout = (None, None)
+    """Heads and tables ``[seq, head_dim]``, or ``[batch, 1, seq, head_dim]`` where positions come with the batch."""
+    table: Layout = (TOKENS, None, None, None) if cell.tables_of_rows else (None, None)
     return {
         f"{at}.mul_cos": on(heads, table),
         f"{at}.mul_sin": on(heads, table),
@@ -226,8 +247,12 @@ def _rotary(at: str, cell: RotaryEmbedding, heads: Layout = HEADS) -> Table:
 
 
 def _flash_attention(at: str, cell: FlashAttention) -> Table:
-    """Query, key, value, and the mask, which has only sequence dimensions."""
-    return {f"{at}.flash_attention": on(HEADS, HEADS, HEADS, (None, None))}
+    """Query, key, value, and the mask, which has only sequence dimensions, or is one for every row."""
+    return {f"{at}.flash_attention": on(HEADS, HEADS, HEADS, _mask(cell))}
+
+
+def _mask(cell: FlashAttention | ComposedAttention) -> Layout:
+    return (TOKENS, None, None, None) if cell.masks_of_rows else (None, None)
 
 
 def _composed_attention(at: str, cell: ComposedAttention) -> Table:
@@ -235,7 +260,7 @@ def _composed_attention(at: str, cell: ComposedAttention) -> Table:
     table = {
         f"{at}.mul": on(HEADS, SCALAR),
         f"{at}.scores": on(HEADS, HEADS),
-        f"{at}.add": on(HEADS, (None, None)),
+        f"{at}.add": on(HEADS, _mask(cell)),
         f"{at}.softmax": on(HEADS),
         f"{at}.context": on(HEADS, HEADS),
     }

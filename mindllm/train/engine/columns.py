@@ -8,15 +8,23 @@ import numpy as np
 from mindspore import Tensor
 
 from mindllm.data.random_keys import RANDOM_KEYS
-from mindllm.parallel.context import COLUMNS
+from mindllm.parallel.context import COLUMNS, DOCUMENT_COLUMNS
 from mindllm.train.engine.engine import Batch
-
-DOCUMENT_COLUMNS = ("segment_starts", "position_ids")
 
 
 def inputs(batch: Batch, columns: Sequence[str] = COLUMNS) -> tuple[Tensor, ...]:
     """These columns."""
-    return tuple(Tensor(batch[name]) for name in columns)
+    return tuple(map(Tensor, completed(batch, columns).values()))
+
+
+def completed(batch: Batch, columns: Sequence[str]) -> Batch:
+    """These columns, in their order; where a batch has none about documents, every row is one."""
+    rows, length = batch["input_ids"].shape
+    one_document = {
+        "segment_starts": np.zeros((rows, length), np.int32),
+        "position_ids": np.tile(np.arange(length, dtype=np.int32), (rows, 1)),
+    }
+    return {name: batch[name] if name in batch else one_document[name] for name in columns}
 
 
 def further_inputs(batch: Batch, training: bool = True) -> tuple[Tensor | None, ...]:
