@@ -60,8 +60,8 @@ def test_json_has_everything(theirs, capsys):
 
 
 def test_what_is_refused_is_told_and_nothing_is_written(theirs, tmp_path, capsys):
-    source = theirs(LEGACY, {"moe_config.expert_num": 8})
-    with pytest.raises(UserError, match="mixtures of experts") as caught:
+    source = theirs(LEGACY, {"parallel_config.context_parallel": 2})
+    with pytest.raises(UserError, match="not split over devices") as caught:
         main([str(source), "-o", str(tmp_path / "ours.yaml")])
     assert caught.value.exit_code == 2
     assert "refused" in capsys.readouterr().out

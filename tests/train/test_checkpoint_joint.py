@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -16,6 +17,7 @@ import pytest
 from mindllm.errors import UserError
 from mindllm.train.checkpoint import CheckpointNotSavedError, CheckpointStore, Part, Peers, RankTensors, load_checkpoint
 from mindllm.train.checkpoint import store as store_module
+from mindllm.train.checkpoint.joint import GIVEN_UP
 
 WHOLE = np.arange(24, dtype=np.float32).reshape(6, 4)
 REPOSITORY = Path(__file__).parents[2]
@@ -120,6 +122,22 @@ def test_a_rank_that_cannot_write_is_named_and_the_next_save_is_good(tmp_path, m
     monkeypatch.undo()
     assert save_all(ranks, 8) == [tmp_path / "llm-8"] * 3
     assert [path.name for path in tmp_path.iterdir()] == ["llm-8"]
+
+
+def test_a_rank_whose_file_is_removed_is_told_who_gave_up(tmp_path, monkeypatch):
+    ranks, write = stores(tmp_path), store_module.write_file
+
+    def overtaken(path, role, writer):
+        if "model-00001" in path.name:
+            raise OSError(28, "No space left on device")
+        if "model-00002" in path.name:
+            while not (path.parent / GIVEN_UP).exists():
+                time.sleep(0.01)
+            raise FileNotFoundError(2, "No such file or directory", str(path))
+        return write(path, role, writer)
+
+    monkeypatch.setattr(store_module, "write_file", overtaken)
+    assert "rank 0 has given it up" in str(save_all(ranks, 7)[2])
 
 
 def test_a_rank_that_never_comes_is_named_when_its_time_is_over(tmp_path):

@@ -249,6 +249,8 @@ class CheckpointStore:
             else:
                 with suppress(OSError):
                     report(temporary, self.peers.rank, problem=str(error) or type(error).__name__)
+                if isinstance(error, FileNotFoundError):
+                    refuse_given_up(temporary)  # what this rank was writing has been removed
             raise
 
     def _write(self, temporary: Path, contents: Sequence[Content]) -> tuple[FileEntry, ...]:
