@@ -89,7 +89,7 @@ def test_run_llm_takes_theirs_and_its_options(theirs, capsys):
 def test_the_count_is_by_network_and_reason(theirs, tmp_path, capsys):
     theirs(LEGACY, name="a.yaml")
     theirs(MCORE, name="b.yaml")
-    theirs(LEGACY, {"moe_config.expert_num": 8}, name="c.yaml")
+    theirs(LEGACY, {"parallel_config.context_parallel": 2}, name="c.yaml")
     theirs(LEGACY, {"run_mode": "predict"}, name="d.yaml")
     (tmp_path / "other.yaml").write_text("seed: 1\n")
     results = list(convert_all([tmp_path]))
@@ -97,7 +97,7 @@ def test_the_count_is_by_network_and_reason(theirs, tmp_path, capsys):
     assert count([str(tmp_path)]) == 0
     shown = capsys.readouterr().out
     assert "LlamaForCausalLM" in shown
-    assert "mixtures of experts are not here yet" in shown
+    assert "not split over devices" in shown
     with pytest.raises(UserError, match="no YAML of MindFormers below"):
         count([str(tmp_path / "nothing")])
 
