@@ -27,13 +27,14 @@ EMBEDDING, HEAD = "model.tok_embeddings.embedding_weight", "lm_head.weight"
 class EmbeddingSpec:
     """Token embeddings; times ``scale``; plus learned positions (so many rows); through a norm: each where it is not None.
 
-    ``dropout`` is that of the result.
+    ``dropout`` is that of the result; ``noise`` the strength of what training adds to the first of these (NEFTune).
     """
 
     scale: float | None = None
     learned_positions: int | None = None
     norm: NormSpec | None = None
     dropout: float = 0.0
+    noise: float | None = None
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,8 @@ class Architecture:
     @property
     def drops(self) -> bool:
         """Whether training it needs random numbers."""
-        return self.embedding.dropout > 0 or any(kind.drops for kind in self.kinds())
+        of_embeddings = self.embedding.dropout > 0 or self.embedding.noise is not None
+        return of_embeddings or any(kind.drops for kind in self.kinds())
 
     def contexts(self) -> tuple[AttentionContext, ...]:
         """The different tables and masks that layers read, in the order in which they first appear."""

@@ -45,7 +45,8 @@ def _tuned_architecture(model: ModelConfig) -> Architecture:
     for number, layer in enumerate(plain.layers):
         frozen = tuple(name for name in layer.weights() if not is_trained(pet, f"model.layers.{number}.{name}"))
         layers.append(replace(layer, adapters=adapters[layer], frozen=frozen))
-    return replace(plain, layers=tuple(layers), pet=pet)
+    embedding = replace(plain.embedding, noise=pet.neftune_noise_alpha)
+    return replace(plain, embedding=embedding, layers=tuple(layers), pet=pet)
 
 
 def projections_in_files(model: ModelConfig) -> dict[str, tuple[str, ...]]:

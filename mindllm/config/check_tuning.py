@@ -47,15 +47,3 @@ def _not_computed(config: RunConfig, pet: PetConfig) -> Iterator[tuple[KeyPath, 
             f"(model_parallel {sizes.model_parallel}) yet; write use_dora: false, or 1 for one of them"
         )
         yield (*SECTION, "use_dora"), message
-    if pet.draws and sizes.device_num > 1 and not replicas_on_cpus(config):
-        key = "neftune_noise_alpha" if pet.neftune_noise_alpha is not None else "lora_dropout"
-        value = getattr(pet, key)
-        message = f"is drawn on one device or replicas on CPUs, not on {sizes.device_num} devices yet (value {value})"
-        yield (*SECTION, key), f"{message}; leave the key out"
-
-
-def replicas_on_cpus(config: RunConfig) -> bool:
-    """Whether every device is a CPU with the whole model and the whole state of the optimizer."""
-    sizes = config.parallel_config
-    whole = sizes.device_num == sizes.data_parallel and not config.parallel.enable_parallel_optimizer
-    return config.context.device_target == "CPU" and whole

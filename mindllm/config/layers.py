@@ -189,7 +189,8 @@ class LayerSpec:
     @property
     def drops(self) -> bool:
         """Whether it has any dropout."""
-        return self.dropout > 0 or self.attention.dropout > 0
+        dropped = (self.dropout, self.attention.dropout, *(adapter.dropout for adapter in self.adapters))
+        return any(rate > 0 for rate in dropped)
 
     @property
     def adds_to_loss(self) -> bool:

@@ -88,11 +88,6 @@ class PetConfig(Section):
         return self.lora_plus_lr_ratio if self.lora_plus_lr_ratio and faster else 1.0
 
     @property
-    def draws(self) -> bool:
-        """Whether training draws random numbers in its graphs."""
-        return (self.lora_dropout > 0 and self.pet_type == "lora") or self.neftune_noise_alpha is not None
-
-    @property
     def scale(self) -> float:
         """The factor on what adapters add."""
         return self.lora_alpha / (math.sqrt(self.lora_rank) if self.use_rslora else self.lora_rank)

@@ -232,28 +232,31 @@ class Attention(nn.Cell):
         """``[batch · seq, count · d] -> [batch, count, seq, d]``."""
         return self.transpose(self.reshape(x, (batch, -1, count, self.head_dim)), (0, 2, 1, 3))
 
-    def project(self, x: Tensor, batch: int, tables: Tables) -> tuple[Tensor, Tensor, Tensor]:
+    def project(
+        self, x: Tensor, batch: int, tables: Tables, random: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Normed and rotated queries and keys, and values, of ``x`` ``[batch · seq, hidden]``: ``[batch, heads, seq, d]``."""
-        query = self.heads(self.wq(x), batch, self.num_heads)
+        query = self.heads(self.wq(x, random), batch, self.num_heads)
         if self.norms_heads:
             query = self.query_norm(query)
         if self.rotates:
             query = self.rotary(query, tables[0], tables[1])
-        key = self.heads(self.wk(x), batch, self.kv_heads)
+        key = self.heads(self.wk(x, random), batch, self.kv_heads)
         if self.norms_heads:
             key = self.key_norm(key)
         if self.rotates:
             key = self.rotary(key, tables[0], tables[1])
-        return query, key, self.heads(self.wv(x), batch, self.kv_heads)
+        return query, key, self.heads(self.wv(x, random), batch, self.kv_heads)
 
-    def output(self, context: Tensor) -> Tensor:
+    def output(self, context: Tensor, random: Tensor | None = None) -> Tensor:
         """``[batch, heads, seq, d] -> [batch · seq, hidden]``."""
         merged = self.merge_transpose(context, (0, 2, 1, 3))
-        return self.wo(self.reshape(merged, (-1, self.num_heads * self.head_dim)))
+        return self.wo(self.reshape(merged, (-1, self.num_heads * self.head_dim)), random)
 
     def construct(self, x: Tensor, batch: int, tables: Tables, mask: Tensor, random: Tensor | None = None) -> Tensor:
-        query, key, value = self.project(x, batch, tables)
-        return self.output(self.attention(query, key, value, mask, tables[0] if self.biased else None, random))
+        query, key, value = self.project(x, batch, tables, random)
+        context = self.attention(query, key, value, mask, tables[0] if self.biased else None, random)
+        return self.output(context, random)
 
 
 def attention_core(spec: AnyAttention, kernels: Kernels, seq_length: int) -> nn.Cell:

@@ -18,7 +18,7 @@ from mindllm.config.latent_attention import LatentAttentionSpec
 from mindllm.config.layers import AlibiSpec, AttentionContext, LayerSpec, RotarySpec
 from mindllm.models.alibi import alibi_bias
 from mindllm.models.attention import Attention, Tables
-from mindllm.models.dropout import Dropout, Keys
+from mindllm.models.dropout import Dropout, EmbeddingNoise, Keys
 from mindllm.models.experts import Experts
 from mindllm.models.feed_forward import FeedForward
 from mindllm.models.kernels import Kernels
@@ -28,7 +28,7 @@ from mindllm.models.rotary import rotary_tables
 from mindllm.models.weights import Spread, constant, normal_parameter
 
 COMPRESSED_MASK_SIZE = 2048  # what FlashAttentionScore wants with a compressed causal mask
-EMBEDDINGS, ATTENTION_OUTPUT, FEED_FORWARD_OUTPUT = 2, 3, 4  # salts of the numbers that dropout is drawn by
+EMBEDDINGS, ATTENTION_OUTPUT, FEED_FORWARD_OUTPUT, NOISE = 2, 3, 4, 5  # salts of the numbers that are drawn by
 MASKED = -1e9  # far below any score, and finite, so that a fully masked row stays finite
 
 
@@ -49,19 +49,10 @@ class TokenEmbedding(nn.Cell):
             self.mul = P.Mul()
             self.scale = Tensor(scale, kernels.operand).astype(kernels.hidden)  # rounded as published models do
 
-        self.has_noise = False
-
-    def attach(self, noise: nn.Cell) -> None:
-        """Has training add noise to the result."""
-        self.noise = noise
-        self.has_noise = True
-
     def construct(self, input_ids: Tensor) -> Tensor:
         x = self.gather(self.embedding_weight, self.reshape(input_ids, (-1,)), 0)
         x = self.cast(x, self.output_dtype)
-        if self.scales:
-            x = self.mul(x, self.scale)
-        return self.noise(x) if self.has_noise else x
+        return self.mul(x, self.scale) if self.scales else x
 
 
 class PositionEmbedding(nn.Cell):
@@ -163,11 +154,11 @@ class DecoderLayer(nn.Cell):
     ) -> Tensor | tuple[Tensor, Tensor]:
         """The second half of the layer. ``may_drop``: experts that are full let tokens go."""
         if self.adds_to_loss:
-            y, added = self.feed_forward(self.ffn_norm(x), batch, may_drop)
+            y, added = self.feed_forward(self.ffn_norm(x), batch, may_drop, random)
             return self.around_feed_forward(x, y, random), added
         if self.has_experts:
-            return self.around_feed_forward(x, self.feed_forward(self.ffn_norm(x), batch, may_drop), random)
-        return self.around_feed_forward(x, self.feed_forward(self.ffn_norm(x)), random)
+            return self.around_feed_forward(x, self.feed_forward(self.ffn_norm(x), batch, may_drop, random), random)
+        return self.around_feed_forward(x, self.feed_forward(self.ffn_norm(x), random), random)
 
     def around_feed_forward(self, x: Tensor, y: Tensor, random: Tensor | None) -> Tensor:
         """The residual connection around the feed-forward."""
@@ -287,7 +278,7 @@ class Decoder(nn.Cell):
     ``segment_starts`` and ``position_ids``, both int32 ``[batch, seq]`` or absent, keep the documents of a row apart:
     attention within a document only (:class:`DocumentMask`), and positions other than 0 to seq - 1.
 
-    ``random``, int32 ``[batch, seq]``, is what dropout is drawn by; without it nothing is dropped.
+    ``random``, int32 ``[batch, seq]``, is what dropout and noise are drawn by; without it there is neither.
 
     ``table_of_layer`` names the copy of the tables each layer reads. All share one here; where layers live on different
     devices there is a copy for each group of layers.
@@ -298,6 +289,9 @@ class Decoder(nn.Cell):
         architecture, spread = model.architecture, Spread.of(model)
         self.tok_embeddings = TokenEmbedding(model, kernels)
         embedding = architecture.embedding
+        self.adds_noise = embedding.noise is not None
+        if embedding.noise is not None:
+            self.embedding_noise = EmbeddingNoise(embedding.noise, model.seq_length, model.hidden_size, NOISE)
         self.learns_positions = embedding.learned_positions is not None
         if embedding.learned_positions is not None:
             self.position_embeddings = PositionEmbedding(embedding.learned_positions, model, kernels)
@@ -333,9 +327,7 @@ class Decoder(nn.Cell):
         if not self.document_masks and not (segment_starts is None and position_ids is None):
             raise ValueError("the model was built without document_masks and cannot keep documents apart")
         batch = input_ids.shape[0]
-        x = self.embedded(input_ids, batch, position_ids)
-        if self.drops_embeddings:
-            x = self.embedding_dropout(x, random)
+        x = self.embedded(input_ids, batch, position_ids, random)
         of_rows: tuple = ()  # of each copy of the tables, where documents are kept apart
         if self.document_masks:
             for tables in self.tables:
@@ -354,12 +346,18 @@ class Decoder(nn.Cell):
         hidden = self.norm_out(x)
         return (hidden, added) if self.adds_to_loss else hidden
 
-    def embedded(self, input_ids: Tensor, batch: int, position_ids: Tensor | None) -> Tensor:
+    def embedded(
+        self, input_ids: Tensor, batch: int, position_ids: Tensor | None, random: Tensor | None = None
+    ) -> Tensor:
         """What the first layer gets: ``[batch · seq, hidden]``."""
         x = self.tok_embeddings(input_ids)
+        if self.adds_noise:
+            x = self.embedding_noise(x, random)
         if self.learns_positions:
             x = self.position_embeddings(x, batch, position_ids)
-        return self.embedding_norm(x) if self.norms_embeddings else x
+        if self.norms_embeddings:
+            x = self.embedding_norm(x)
+        return self.embedding_dropout(x, random) if self.drops_embeddings else x
 
 
 def causal_mask(seq_length: int, kernels: Kernels, window: int | None = None) -> np.ndarray:

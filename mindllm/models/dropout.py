@@ -1,12 +1,15 @@
-"""Dropout (Srivastava et al., 2014) whose masks are functions of what tokens bring along, so nothing about them is kept.
+"""What training draws in its graphs: dropout (Srivastava et al., 2014), and noise on embeddings (NEFTune; Jain et al., 2023).
 
-Every token has a random odd 32-bit number, its key. Times the fixed odd number of a channel, modulo 2³², it is a number
-whose upper bits say what happens there (multiply-shift hashing; Dietzfelbinger et al., 1997). A mask is the same in
-every layout of the devices, when it is recomputed, and after a resume.
+It is a function of what tokens bring along, so nothing about it is kept. Every token has a random odd 32-bit number, its key.
+Times the fixed odd number of a channel, modulo 2³², it is a number whose upper bits say what happens there (multiply-shift
+hashing; Dietzfelbinger et al., 1997). It is the same in every layout of the devices, when it is recomputed, and after a resume.
 """
 
 from __future__ import annotations
 
+import math
+
+import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn
 from mindspore import ops as P
@@ -73,6 +76,27 @@ class Dropout(nn.Cell):
         if keys is None:
             return x
         return self.drop(x, self.bits(self.reshape(keys, (-1, 1)), self.channels))
+
+
+class EmbeddingNoise(nn.Cell):
+    """Adds uniform noise of ``± alpha / sqrt(length · width)`` to ``x`` ``[tokens, width]``."""
+
+    def __init__(self, alpha: float, length: int, width: int, salt: int) -> None:
+        super().__init__()
+        self.channels = Tensor(odd_numbers(width, salt).reshape(1, width))
+        self.strength = alpha / math.sqrt(length * width) / (NUMBERS // 2)
+        self.reshape = P.Reshape()
+        self.bits = P.Mul()
+        self.cast = P.Cast()
+        self.scale = P.Mul()
+        self.add = P.Add()
+
+    def construct(self, x: Tensor, keys: Tensor | None) -> Tensor:
+        """``keys``: int32 ``[batch, seq]``; None: there is no noise."""
+        if keys is None:
+            return x
+        bits = self.bits(self.reshape(keys, (-1, 1)), self.channels)
+        return self.add(x, self.cast(self.scale(self.cast(bits, ms.float32), self.strength), x.dtype))
 
 
 class AttentionDropout(nn.Cell):

@@ -143,11 +143,13 @@ class Experts(nn.Cell):
         self.cast = P.Cast()
         self.reshape = P.Reshape()
 
-    def construct(self, x: Tensor, batch: int, may_drop: bool = True) -> tuple[Tensor, Tensor]:
+    def construct(
+        self, x: Tensor, batch: int, may_drop: bool = True, random: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         chosen, weights, mask, added = self.router(x, batch)
         y, kept = self.routed(x, chosen, weights, mask, may_drop)
         if self.has_shared:
-            y = self.shared_add(y, self.seen_by_all(x))
+            y = self.shared_add(y, self.seen_by_all(x, random))
         counted = self.load(mask, kept)
         return y, self.add_load(added, counted) if self.balances else counted
 
@@ -166,7 +168,7 @@ class Experts(nn.Cell):
         )
         return self.reshape(self.sum(y, 2), (batch * length, hidden)), kept
 
-    def seen_by_all(self, x: Tensor) -> Tensor:
+    def seen_by_all(self, x: Tensor, random: Tensor | None) -> Tensor:
         """The shared expert's result."""
-        y = self.shared(x)
+        y = self.shared(x, random)
         return self.gate_mul(y, self.sigmoid(self.shared_gate(x))) if self.gated else y

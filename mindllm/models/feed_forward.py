@@ -25,7 +25,8 @@ class FeedForward(nn.Cell):
             self.mul = P.Mul()
         self.w2 = Linear(inner, hidden, kernels, spread.output, bias=spec.bias)
 
-    def construct(self, x: Tensor) -> Tensor:
+    def construct(self, x: Tensor, random: Tensor | None = None) -> Tensor:
+        """``random`` as for :class:`mindllm.models.linear.Linear`."""
         if self.gated:
-            return self.w2(self.mul(self.w1(x), self.w3(x)))
-        return self.w2(self.w1(x))
+            return self.w2(self.mul(self.w1(x, random), self.w3(x, random)), random)
+        return self.w2(self.w1(x, random), random)

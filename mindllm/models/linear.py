@@ -83,8 +83,8 @@ class Linear(nn.Cell):
     """``[tokens, in] -> [tokens, out]`` in the compute dtype; fp32 weight ``[out, in]`` and optional bias ``[out]``.
 
     ``activation`` is a cell applied to the result; it lives here so that its path is ``feed_forward.w1.activation``. An
-    ``adapter`` (:meth:`attach`) makes of the operand ``[tokens, in]``, the product ``[tokens, out]`` and the weight what takes
-    the place of the product.
+    ``adapter`` (:meth:`attach`) makes of the operand ``[tokens, in]``, the product ``[tokens, out]``, the weight and ``random``
+    what takes the place of the product.
     """
 
     def __init__(
@@ -115,11 +115,12 @@ class Linear(nn.Cell):
         self.adapter = adapter
         self.has_adapter = True
 
-    def construct(self, x: Tensor) -> Tensor:
+    def construct(self, x: Tensor, random: Tensor | None = None) -> Tensor:
+        """``random``, int32 ``[batch, seq]``: what the adapter's dropout is drawn by."""
         x = self.operand(x)
         y = self.matmul(x, self.operand(self.weight))
         if self.has_adapter:
-            y = self.adapter(x, y, self.weight)
+            y = self.adapter(x, y, self.weight, random)
         if self.has_bias:
             y = self.bias_add(y, self.cast(self.bias, y.dtype))
         if self.has_activation:

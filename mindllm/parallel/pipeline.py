@@ -32,6 +32,8 @@ def place_on_stages(lm: CausalLM, plan: LayerPlan, model: ModelConfig, kernels: 
         layer.pipeline_stage = assignment.stage
         if any(lm.model.drops):
             lm.model.dropout_keys[number].pipeline_stage = assignment.stage
+    if lm.model.adds_noise:
+        lm.model.embedding_noise.pipeline_stage = 0
     if lm.model.drops_embeddings:
         lm.model.embedding_dropout.pipeline_stage = 0
     for cell in (lm.model.norm_out, lm.lm_head, lm.cross_entropy, lm.losses):

@@ -53,7 +53,6 @@ def restore(state: RunState, checkpoint: Checkpoint) -> None:
     state.engine.load(checkpoint)
     state.scaler.load(checkpoint.state["loss_scaler"])
     state.step = int(checkpoint.state["step"])
-    state.engine.begin_after(state.step)
     changed = differences(checkpoint.state["identity"], identity(state.config, state.total_steps))
     for key, old, new in changed:
         logger.warning("%s was %s when %s was saved and is %s now: losses will differ", key, old, checkpoint.path, new)

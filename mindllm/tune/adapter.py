@@ -10,6 +10,7 @@ from mindspore import ops as P
 from mindspore.common.initializer import initializer
 
 from mindllm.config.tuning import MAGNITUDE, A, AdapterSpec, B
+from mindllm.models.dropout import Dropout
 from mindllm.models.kernels import Kernels
 from mindllm.models.linear import Operand
 from mindllm.models.weights import normal_parameter
@@ -19,7 +20,7 @@ class LoraAdapter(nn.Cell):
     """Operand ``x`` ``[tokens, in]`` and product ``y = x Wᵀ`` ``[tokens, out]`` -> ``y + scale · (x Aᵀ) Bᵀ``.
 
     A ``[rank, in]`` begins with the variance of Kaiming's uniform distribution, B ``[out, rank]`` with zeros: an adapter begins
-    as nothing. ``first_matrix``: another adapter's A, which both multiply by; ``dropout``: what ``x`` goes through first.
+    as nothing. ``first_matrix``: another adapter's A, which both multiply by. ``salt`` sets its dropout apart from others.
     """
 
     def __init__(
@@ -27,12 +28,12 @@ class LoraAdapter(nn.Cell):
         spec: AdapterSpec,
         kernels: Kernels,
         first_matrix: Parameter | None = None,
-        dropout: nn.Cell | None = None,
+        salt: int = 0,
     ) -> None:
         super().__init__()
-        self.drops = dropout is not None
-        if dropout is not None:
-            self.dropout = dropout
+        self.drops = spec.dropout > 0
+        if self.drops:
+            self.dropout = Dropout(spec.dropout, spec.in_features, salt)
         if first_matrix is None:
             first_matrix = normal_parameter(A, (spec.rank, spec.in_features), 1.0 / math.sqrt(3 * spec.in_features))
         self.lora_a = first_matrix
@@ -51,9 +52,10 @@ class LoraAdapter(nn.Cell):
             self.rescale = P.Mul()
             self.cast = P.Cast()
 
-    def construct(self, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+    def construct(self, x: Tensor, y: Tensor, weight: Tensor, random: Tensor | None = None) -> Tensor:
+        """``random``, int32 ``[batch, seq]``: what dropout is drawn by; None: nothing is dropped."""
         if self.drops:
-            x = self.dropout(x)
+            x = self.dropout(x, random)
         low = self.scale(self.down(x, self.operand(self.lora_a)), self.factor)
         y = self.add(y, self.up(self.operand(low), self.operand(self.lora_b)))
         if not self.has_lengths:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import zlib
+
 from mindspore import Parameter, nn
 
 from mindllm.config import LayerSpec, ModelConfig
@@ -10,7 +12,6 @@ from mindllm.models import CausalLM, Kernels, build_model
 from mindllm.models.linear import Linear
 from mindllm.models.weights import model_weights
 from mindllm.tune.adapter import LoraAdapter
-from mindllm.tune.draw import Draw, Dropout, EmbeddingNoise, Random
 
 
 def tune(lm: CausalLM, model: ModelConfig, kernels: Kernels) -> None:
@@ -21,15 +22,8 @@ def tune(lm: CausalLM, model: ModelConfig, kernels: Kernels) -> None:
     pet = model.pet_config
     if pet is None:
         return
-    draw = Draw() if pet.draws else None
     for number, (layer, spec) in enumerate(zip(lm.model.layers, model.architecture.layers, strict=True)):
-        _attach(layer, spec, kernels, f"model.layers.{number}", draw)
-    if draw is not None:
-        lm.draw = draw
-        if pet.neftune_noise_alpha is not None:
-            noise = EmbeddingNoise(pet.neftune_noise_alpha, model.seq_length, model.hidden_size, draw)
-            lm.model.tok_embeddings.attach(noise)
-        _name_what_draws(lm, draw)
+        _attach(layer, spec, kernels, f"model.layers.{number}")
     for name, parameter in model_weights(lm).items():
         parameter.requires_grad = is_trained(pet, name)
 
@@ -41,24 +35,13 @@ def build_tuned_model(model: ModelConfig, device_target: str = "CPU") -> CausalL
     return lm
 
 
-def _name_what_draws(lm: CausalLM, draw: Draw) -> None:
-    """Names of their own, by their cell: a compiled graph that is loaded finds its parameters by name."""
-    for path, cell in lm.cells_and_names():
-        if isinstance(cell, Random):
-            cell.columns.name = f"{path}.columns"
-    draw.key.name, draw.active.name = "draw.key", "draw.active"
-
-
-def _attach(layer: nn.Cell, spec: LayerSpec, kernels: Kernels, path: str, draw: Draw | None) -> None:
+def _attach(layer: nn.Cell, spec: LayerSpec, kernels: Kernels, path: str) -> None:
     """The adapters of one layer. Parameters get their names when all are there: those of a shared one change with each cell."""
     adapters: dict[str, LoraAdapter] = {}
     for adapter in spec.adapters:
         shared = adapters[adapter.first_matrix_of].lora_a if adapter.first_matrix_of else None
-        dropout = None
-        if draw is not None and adapter.dropout:
-            together = adapter.first_matrix_of or adapter.module  # one adapter in the files, so they drop the same
-            dropout = Dropout(adapter.dropout, adapter.in_features, f"{path}.{together}", draw)
-        adapters[adapter.module] = LoraAdapter(adapter, kernels, shared, dropout)
+        together = adapter.first_matrix_of or adapter.module  # one adapter in the files, so they drop the same
+        adapters[adapter.module] = LoraAdapter(adapter, kernels, shared, zlib.crc32(together.encode()))
         _projection(layer, adapter.module).attach(adapters[adapter.module])
     for adapter in spec.adapters:
         cell, name = adapters[adapter.module], f"{path}.{adapter.module}"

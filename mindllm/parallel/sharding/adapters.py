@@ -7,6 +7,7 @@ Where it is split by its input, so is the first matrix: its products, of the ran
 from __future__ import annotations
 
 from mindllm.parallel.layout import Dimension, Layout
+from mindllm.parallel.sharding.dropout import dropout
 from mindllm.parallel.sharding.table import Table, on
 from mindllm.tune.adapter import LoraAdapter, RowLengths
 
@@ -25,6 +26,8 @@ def beside_split_output(at: str, cell: LoraAdapter) -> Table:
         f"{at}.up": on(low, ("tp", None)),
         f"{at}.add": on(INNER, INNER),
     }
+    if cell.drops:
+        table |= dropout(f"{at}.dropout", TOKENS)
     if cell.has_lengths:
         table |= _lengths(f"{at}.lengths", cell.lengths, ("tp", None), WHOLE, "tp")
         table |= {f"{at}.divide": on(("tp",), ("tp",)), f"{at}.rescale": on(INNER, ("tp",))}
@@ -40,6 +43,8 @@ def beside_split_input(at: str, cell: LoraAdapter, rows: Dimension) -> Table:
         f"{at}.up": on(low, WHOLE),
         f"{at}.add": on(low, low),
     }
+    if cell.drops:
+        table |= dropout(f"{at}.dropout", TOKENS, "tp")
     if cell.has_lengths:
         columns: Layout = (None, "tp")
         table |= _lengths(f"{at}.lengths", cell.lengths, columns, columns, None)

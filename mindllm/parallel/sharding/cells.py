@@ -17,7 +17,6 @@ from mindllm.models.attention import Attention, ComposedAttention, FlashAttentio
 from mindllm.models.causal_lm import Head, UnitRows
 from mindllm.models.chunked_loss import SequenceChunks
 from mindllm.models.decoder import Decoder, DecoderLayer, TokenEmbedding
-from mindllm.models.dropout import AttentionDropout, Dropout
 from mindllm.models.experts import Experts
 from mindllm.models.feed_forward import FeedForward
 from mindllm.models.latent_attention import LatentAttention
@@ -26,6 +25,7 @@ from mindllm.models.norm import LayerNorm, RMSNorm
 from mindllm.models.rotary import RotaryEmbedding
 from mindllm.parallel.layout import Dimension, Layout
 from mindllm.parallel.sharding.adapters import beside_split_input, beside_split_output
+from mindllm.parallel.sharding.dropout import attention_dropout, dropout, embedding_noise
 from mindllm.parallel.sharding.experts import routed_experts
 from mindllm.parallel.sharding.table import Table, on
 
@@ -49,12 +49,14 @@ def sharding_table(lm: CausalLM, parallel: ParallelConfig) -> Table:
 
 def _decoder(at: str, cell: Decoder, rows: Dimension, whole_table: bool) -> Table:
     table = _token_embedding(f"{at}.tok_embeddings", cell.tok_embeddings, rows, whole_table)
+    if cell.adds_noise:
+        table |= embedding_noise(f"{at}.embedding_noise", rows)
     if cell.learns_positions:
         table |= _position_embedding(f"{at}.position_embeddings", rows, cell.document_masks)
     if cell.norms_embeddings:
         table |= _norm(f"{at}.embedding_norm", cell.embedding_norm, (rows, None))
     if cell.drops_embeddings:
-        table |= _dropout(f"{at}.embedding_dropout", cell.embedding_dropout, rows)
+        table |= dropout(f"{at}.embedding_dropout", rows)
     if cell.document_masks:
         for number in range(len(cell.tables)):
             table |= _tables_of_rows(f"{at}.tables.{number}")
@@ -112,31 +114,12 @@ def _layer(at: str, cell: DecoderLayer, rows: Dimension) -> Table:
     if cell.adds_to_loss:
         table[f"{at}.add_to_loss"] = on((TOKENS,), (TOKENS,))
     if cell.drops:
-        table |= _dropout(f"{at}.attention_dropout", cell.attention_dropout, rows)
-        table |= _dropout(f"{at}.ffn_dropout", cell.ffn_dropout, rows)
+        table |= dropout(f"{at}.attention_dropout", rows)
+        table |= dropout(f"{at}.ffn_dropout", rows)
     if cell.norm_output:
         table |= _norm(f"{at}.attention_post_norm", cell.attention_post_norm, hidden)
         table |= _norm(f"{at}.ffn_post_norm", cell.ffn_post_norm, hidden)
     return table
-
-
-def _dropout(at: str, cell: Dropout, rows: Dimension) -> Table:
-    """Hidden states ``[tokens, hidden]`` by a number for each of their tokens, and one for each of the channels."""
-    return {f"{at}.bits": on((rows, None), (None, None)), **_drop(f"{at}.drop", (rows, None))}
-
-
-def _attention_dropout(at: str, cell: AttentionDropout) -> Table:
-    """The same for weights ``[batch, heads, q, k]``."""
-    whole: Layout = (None, None, None, None)
-    return {
-        f"{at}.of_heads": on((TOKENS, None, None, None), (None, "tp", None, None)),
-        f"{at}.bits": on(HEADS, whole),
-        **_drop(f"{at}.drop", HEADS),
-    }
-
-
-def _drop(at: str, x: Layout) -> Table:
-    return {f"{at}.kept.compare": on(x, SCALAR), f"{at}.mul": on(x, x), f"{at}.rescale": on(x, SCALAR)}
 
 
 def _norm(at: str, cell: nn.Cell, x: Layout) -> Table:
@@ -267,7 +250,7 @@ def _composed_attention(at: str, cell: ComposedAttention) -> Table:
     if cell.biased:
         table[f"{at}.add_bias"] = on(HEADS, (None, "tp", None, None))
     if cell.drops:
-        table |= _attention_dropout(f"{at}.dropout", cell.dropout)
+        table |= attention_dropout(f"{at}.dropout", HEADS)
     return table | (_soft_cap(f"{at}.soft_cap", cell.soft_cap, HEADS) if cell.capped else {})
 
 

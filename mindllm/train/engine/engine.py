@@ -43,7 +43,6 @@ class Engine(ABC):
 
     Attributes:
         ranks: the processes of the run, and which of them this is.
-        done: steps of the run before the next one.
         parts: equal parts of its rows that go through the model one after another in a step.
         holds_all: the ranks of this process have all of every weight between them.
         simulated: nothing is computed, so there are no losses, norms or tokens.
@@ -56,7 +55,6 @@ class Engine(ABC):
     def __init__(self, config: RunConfig, ranks: Ranks) -> None:
         self.config = config
         self.ranks = ranks
-        self.done = 0
 
     @abstractmethod
     def step(self, batch: Batch, rate: float, scale: float) -> StepResult:
@@ -64,10 +62,6 @@ class Engine(ABC):
 
         The first one compiles. A norm that is not finite leaves weights and optimizer state as they are.
         """
-
-    def begin_after(self, step: int) -> None:
-        """Says that the next step is the one after ``step`` of the run: what is drawn in a step depends on its number."""
-        self.done = step
 
     @abstractmethod
     def evaluate(self, batch: Batch) -> tuple[float, int]:

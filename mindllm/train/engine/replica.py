@@ -21,7 +21,6 @@ from mindllm.train.engine.engine import Batch, Engine, StepResult
 from mindllm.train.optimizer import AdamW, is_state
 from mindllm.train.ranks import ALONE, Ranks
 from mindllm.train.step import AccumulateStep, ApplyAccumulated, ForwardBackward, TrainStep
-from mindllm.tune.draw import Draw
 
 
 class SummedLoss(nn.Cell):
@@ -52,7 +51,6 @@ class ReplicaEngine(Engine):
         self.weights = trained_weights(self.model)
         self.frozen = {name: item for name, item in model_weights(self.model).items() if name not in self.weights}
         initialise({**self.weights, **self.frozen}, config.seed)
-        self.draw: Draw | None = getattr(self.model, "draw", None)
         self._evaluation = SummedLoss(self.model)
         self._evaluation.set_train(False)
         self.optimizer: AdamW | None = None
@@ -85,26 +83,18 @@ class ReplicaEngine(Engine):
             outputs = self._run(batch, Tensor(rate, ms.float32), Tensor(scale, ms.float32))
             loss, norm, finite, tokens = (output.asnumpy() for output in outputs)
         self._compiled = True
-        self.done += 1
         if self.simulated:
             return StepResult(float("nan"), float("nan"), False, 0)
         return StepResult(float(loss), float(norm), not bool(finite), int(tokens), self._waited)
-
-    def _draw(self, part: int) -> None:
-        """What a part of this step's batch draws from; it is another one on every rank."""
-        if self.draw is not None:
-            self.draw.begin(self.config.seed, self.done, part, self.ranks.rank)
 
     def _run(self, batch: Batch, rate: Tensor, scale: Tensor) -> tuple[Tensor, ...]:
         """The graphs of a step.
 
         Ranks meet before they add: on CPU MindSpore waits 30 seconds for a rank that is late, and compiling may take longer.
         """
-        self._draw(0)
         if not self._accumulates:
             return self._step(*inputs(batch), rate, scale, *further_inputs(batch))
-        for number, part in enumerate(parts(batch, self.parts)):
-            self._draw(number)
+        for part in parts(batch, self.parts):
             self._accumulate(*inputs(part), scale, *further_inputs(part))
         if self.ranks.count > 1:
             if not self._compiled:
@@ -115,8 +105,6 @@ class ReplicaEngine(Engine):
         return self._step(rate, scale)
 
     def evaluate(self, batch: Batch) -> tuple[float, int]:
-        if self.draw is not None:
-            self.draw.end()
         loss, tokens = self._evaluation(*inputs(batch), *further_inputs(batch, training=False))
         loss, tokens = self.ranks.sum([float(loss.asnumpy()), float(tokens.asnumpy())])
         return loss, int(tokens)
