@@ -52,13 +52,13 @@ class Drop(nn.Cell):
     def __init__(self, rate: float) -> None:
         super().__init__()
         self.kept = Kept(rate)
-        self.factor = 1.0 / (1.0 - rate)
+        self.share_kept = 1.0 - rate
         self.cast = P.Cast()
         self.mul = P.Mul()
-        self.rescale = P.Mul()
+        self.rescale = P.Div()  # no second Mul, whose names MindSpore 2.10 confuses
 
     def construct(self, x: Tensor, bits: Tensor) -> Tensor:
-        return self.rescale(self.mul(x, self.cast(self.kept(bits), x.dtype)), self.factor)
+        return self.rescale(self.mul(x, self.cast(self.kept(bits), x.dtype)), self.share_kept)
 
 
 class Dropout(nn.Cell):

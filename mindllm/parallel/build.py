@@ -13,8 +13,8 @@ from mindllm.parallel.context import optimizer_level
 from mindllm.parallel.layer_plan import LayerPlan, make_plan
 from mindllm.parallel.layout import Mesh, mesh_of
 from mindllm.parallel.pipeline import (
+    Inputs,
     MicroBatches,
-    ShardedInputs,
     fuse_gradient_communication,
     place_on_stages,
 )
@@ -77,23 +77,23 @@ def build_parallel_model(config: RunConfig) -> ParallelModel:
     Raises:
         UserError: recompute patterns that match nothing, contradictory lists.
     """
-    mesh = mesh_of(config)
+    mesh, documents = mesh_of(config), bool(config.train_dataset.document_columns)
+    drops = config.model.config.architecture.drops
     if mesh.devices == 1:
         model = build_replica(config)
-        return ParallelModel(model, model, make_plan(config), mesh)
+        return ParallelModel(model, Inputs(model, documents, drops, sharded=False), make_plan(config), mesh)
     plan, kernels = _announced_plan(config), kernels_of(config)
     model = _build(config, kernels, plan)
     if plan.stages > 1:
         place_on_stages(model, plan, config.model.config, kernels)
     apply_sharding(model, sharding_table(model, config.parallel_config), mesh)
     fuse_gradient_communication(model, plan, config.parallel_config.gradient_aggregation_group)
-    documents, drops = kernels.document_masks, config.model.config.architecture.drops
     parts = config.parallel_config.micro_batch_num * config.runner_config.gradient_accumulation_steps
     if parts == 1 and plan.stages == 1:
-        return ParallelModel(model, ShardedInputs(model, documents, drops), plan, mesh)
+        return ParallelModel(model, Inputs(model, documents, drops), plan, mesh)
     reused = _can_be_reused(config)
     network = MicroBatches(model, parts, plan.stages > 1, reused)
-    return ParallelModel(model, ShardedInputs(network, documents, drops), plan, mesh, parts, reused)
+    return ParallelModel(model, Inputs(network, documents, drops), plan, mesh, parts, reused)
 
 
 def _announced_plan(config: RunConfig) -> LayerPlan:

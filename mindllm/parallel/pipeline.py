@@ -63,21 +63,24 @@ def fusion_of_others(plan: LayerPlan, groups: int) -> int:
     return MESSAGE_OF_A_PIPELINE if plan.stages > 1 else groups
 
 
-class ShardedInputs(nn.Cell):
-    """Marks the batch's columns as what the dataset gives: they are split as ``dataset_strategy`` says.
+class Inputs(nn.Cell):
+    """Gives a network the batch's columns by their places. ``sharded``: marks them as what the dataset gives, so that they are
+    split as ``dataset_strategy`` says.
 
     Columns are those of :func:`mindllm.parallel.context.input_columns`, in their order. What dropout is drawn by, the last one
     of a model that ``drops``, is always given, and passed on where ``drop`` says.
     """
 
-    def __init__(self, network: nn.Cell, documents: bool, drops: bool) -> None:
+    def __init__(self, network: nn.Cell, documents: bool, drops: bool, sharded: bool = True) -> None:
         super().__init__(auto_prefix=False)
         self.network = network
+        self.sharded = sharded
         self.dataset = _VirtualDataset()
         self.documents, self.drops = documents, drops
 
     def construct(self, drop: bool, *columns: Tensor) -> Tensor:
-        columns = self.dataset(*columns)
+        if self.sharded:
+            columns = self.dataset(*columns)
         if self.drops and not drop:
             columns = columns[:-1]
         if self.drops and drop and not self.documents:
