@@ -32,7 +32,8 @@ def test_extras_are_those_of_the_package(project):
 
 
 def test_commands_exist(project):
-    assert {"mindllm", "mindllm-dry-run", "mindllm-plan", "mindllm-check", "mindllm-inspect"} == set(project["scripts"])
+    tools = ("dry-run", "plan", "check", "inspect", "offline")
+    assert {"mindllm", *(f"mindllm-{tool}" for tool in tools)} == set(project["scripts"])
     for place in project["scripts"].values():
         module, name = place.split(":")
         assert callable(getattr(importlib.import_module(module), name))
