@@ -168,13 +168,17 @@ def targets(pet: PetConfig, module: str, files: Files, layer: int = 0) -> bool:
     if wanted == ALL:
         return True
     if isinstance(wanted, str):
-        return re.fullmatch(wanted, f"model.layers.{layer}.{module}") is not None
+        return any(re.fullmatch(wanted, f"model.layers.{layer}.{name}") for name in _aliases(module, files))
     return any(_names(name, module, files) for name in wanted)
 
 
 def _names(name: str, module: str, files: Files) -> bool:
-    aliases = (module, *(theirs for theirs, ours in files.items() if module in ours))
-    return any(alias == name or alias.endswith(f".{name}") for alias in aliases)
+    return any(alias == name or alias.endswith(f".{name}") for alias in _aliases(module, files))
+
+
+def _aliases(module: str, files: Files) -> tuple[str, ...]:
+    """What a projection is called here, and in the files of the family."""
+    return (module, *(theirs for theirs, ours in files.items() if module in ours))
 
 
 def is_trained(pet: PetConfig | None, name: str) -> bool:

@@ -164,3 +164,19 @@ def test_the_operators_of_a_layer_are_those_that_patterns_are_looked_up_in():
     model = build_model(config.model.config, "Ascend")
     layer = next(cell for _, cell in model.cells_and_names() if type(cell).__name__ == "DecoderLayer")
     assert set(OPERATORS) <= set(operators(layer))
+
+
+@pytest.mark.parametrize(
+    ("network", "keys", "targets", "adapted"),
+    [
+        ("GPT2LMHeadModel", GPT2, ".*dense1.*|.*dense3.*", {"attention.wq", "attention.wv"}),
+        ("ChatGLM2ForConditionalGeneration", GLM3_6B, ".*query_key_value*", {f"attention.w{name}" for name in "qkv"}),
+        ("LlamaForCausalLM", LLAMA3_8B, ".*wq|.*wv", {"attention.wq", "attention.wv"}),
+    ],
+)
+def test_adapters_stand_beside_the_projections_that_are_meant(tmp_path, network, keys, targets, adapted):
+    pet = {"pet_type": "lora", "lora_rank": 8, "lora_alpha": 16, "lora_dropout": 0.1, "target_modules": targets}
+    model = {key: value for key, value in keys.items() if value is not ...}
+    tree = {**LEGACY, "model": {"model_config": {**model, "pet_config": pet}, "arch": {"type": network}}}
+    config = load_config(writer(tmp_path)(tree))
+    assert {adapter.module for adapter in config.model.config.architecture.layers[0].adapters} == adapted

@@ -87,6 +87,7 @@ OF_MODEL_TYPE = {
     "telechat3_moe": "TeleChat3MoeForCausalLM",
     "deepseek_v3": "DeepseekV3ForCausalLM",
 }
+PROJECTIONS = {"gpt2": {"dense1": "wq", "dense2": "wk", "dense3": "wv"}}  # of a family: theirs: ours
 YARN_FACTORS = (f"{MODEL}.scaling_factor", f"{MODEL}.rotary_scaling_factor")
 YARN_PARTS = ("beta_fast", "beta_slow", "mscale", "mscale_all_dim")
 YARN_CONTEXT = 4096  # of the original training, where the YAML does not say
@@ -169,6 +170,7 @@ def _finish(reading: Reading, network: Network) -> None:
     _lengths(reading)
     _tokens(reading)
     translate_experts(reading)
+    _adapted_projections(reading, network)
     for key in ("model.arch.type", f"{MODEL}.type", f"{MODEL}.architectures", f"{MODEL}.model_type"):
         if reading.has(key) and not reading.claimed(path_of(key)):
             reading.idle(key, "another key names the network")
@@ -384,6 +386,20 @@ def _lengths(reading: Reading) -> None:
             reading.idle(key, "empty")
         else:
             reading.translate(key, f"{MODEL}.max_position_embedding")
+
+
+def _adapted_projections(reading: Reading, network: Network) -> None:
+    """Targets of adapters are regular expressions over the names of MindFormers, most of which are ours or those of files."""
+    key = f"{MODEL}.pet_config.target_modules"
+    if not reading.has(key):
+        return
+    names, wanted = PROJECTIONS.get(network.family, {}), reading.get(key)
+    if not isinstance(wanted, str) or not any(name in wanted for name in names):
+        reading.use(key)
+        return
+    for theirs, ours in names.items():
+        wanted = wanted.replace(theirs, ours)
+    reading.translate(key, key, wanted)
 
 
 def _tokens(reading: Reading) -> None:

@@ -184,9 +184,8 @@ MODEL_KEYS: Table = {
     "auto_map.*": idle("code beside the YAML is never run"),
     # what is not here
     **keys_below("model.model_config"),
-    **{
-        f"pet_config.{key}": used() for key in ["pet_type", "lora_rank", "lora_alpha", "lora_dropout", "target_modules"]
-    },
+    **{f"pet_config.{key}": used() for key in ["pet_type", "lora_rank", "lora_alpha", "lora_dropout"]},
+    "pet_config.target_modules": decided("pet_config.target_modules"),
     **{
         f"pet_config.{key}": refused(NO_ADAPTER)
         for key in [
