@@ -43,7 +43,7 @@ class Ours:
     def step(self, largest_norm: float | None = LARGEST_NORM, decays_all: bool = False) -> TrainStep:
         optimizer = AdamW(self.model.trainable_params(), OPTIMIZER)
         if decays_all:
-            optimizer.decays = (max(optimizer.decays, key=float),) * len(optimizer.decays)
+            optimizer.columns = ((max(optimizer.decays, key=float),) * len(optimizer.decays),)
         return TrainStep(self.model, optimizer, largest_norm).set_train()
 
     def trained(self, step: TrainStep, counts_all: bool = False) -> Arrays:

@@ -52,6 +52,8 @@ RUNS = (  # one of each family; smaller ones where the family has them and layer
     "mixtral/pretrain_mixtral_8x7b",
     "qwen2_moe/pretrain_qwen2_moe_57b",
     "qwen3_moe/pretrain_qwen3_moe_30b_a3b",
+    "deepseek/pretrain_deepseek_v2_lite",
+    "deepseek/pretrain_deepseek_v3_671b",
 )
 FITS, DOES_NOT_FIT = 0, 3
 COLUMNS = (
