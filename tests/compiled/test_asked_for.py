@@ -58,7 +58,14 @@ def test_a_graph_is_what_its_own_yaml_asks_for(compiled, name):
 )
 @pytest.mark.parametrize(
     "name",
-    ["full without communication", "full without silu", "composed", "tied tp2", "dp2 accumulating, optimizer"],
+    [
+        "full without silu",
+        "tied tp2",
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("full without communication", "composed", "dp2 accumulating, optimizer")
+        ),
+    ],
 )
 def test_so_it_is_in_other_forms(compiled, name):
     assert violated(asked(compiled(name), name)) == {}

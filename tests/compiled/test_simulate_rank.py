@@ -20,12 +20,8 @@ ROUNDING = 1024  # the pool adds up to this many bytes to a block
 @pytest.mark.parametrize(
     "name",
     [
-        *(pytest.param(name, marks=pytest.mark.simulates(name)) for name in ("all first", "tp2")),
-        *(
-            pytest.param(name, marks=[pytest.mark.simulates(name), pytest.mark.slow])
-            for name in ALL
-            if name not in ("all first", "tp2")
-        ),
+        pytest.param("tp2", marks=pytest.mark.simulates("tp2")),
+        *(pytest.param(name, marks=[pytest.mark.simulates(name), pytest.mark.slow]) for name in ALL if name != "tp2"),
     ],
 )
 def test_every_byte_of_the_peak_has_a_category(simulated, name):

@@ -53,6 +53,7 @@ def test_joined_conversations_and_only_the_first_rows(conversations, tmp_path):
     assert "18 rows packed into" in printed
 
 
+@pytest.mark.slow
 def test_blended_corpora_with_documents_apart(config_file, corpus, tmp_path):
     options = [f"{LOADER}.config.data_path=[0.25, {corpus}/corpus, 0.75, {corpus}/corpus]"]
     options += [f"{LOADER}.config.{key}" for key in ("reset_attention_mask", "reset_position_ids", "eod_mask_loss")]

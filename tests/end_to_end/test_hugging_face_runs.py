@@ -166,6 +166,7 @@ def test_damaged_weights_are_told_before_anything_is_trained(directory, bare_con
 TEMPLATE = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
 
 
+@pytest.mark.slow
 def test_conversations_in_its_own_template_are_learnt_and_exported(directory, bare_config, tmp_path):
     model = tmp_path / "llama"
     shutil.copytree(directory, model)

@@ -45,7 +45,7 @@ def test_a_run_stopped_at_a_step_resumes_bit_identically(finished, config_file, 
     assert all(np.array_equal(weights[0][name], weights[1][name]) for name in weights[1])
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.slow)])
 def test_sigterm_and_sighup_save_and_end_with_0(finished, config_file, tmp_path, number):
     output = tmp_path / "out"
     process = start(config_file, output, "--callbacks.CheckpointMonitor.async_save=true")
@@ -70,6 +70,7 @@ def test_an_interrupt_ends_cleanly_with_130_and_a_checkpoint(config_file, tmp_pa
     assert announced(printed)[-1].endswith(f"llm-{trajectory(tmp_path / 'out')[-1]['step']}")
 
 
+@pytest.mark.slow
 def test_killed_again_and_again_it_loses_nothing_announced(config_file, tmp_path):
     whole, output = tmp_path / "whole", tmp_path / "out"
     steps = "--runner_config.train_steps=100"  # more than a machine does in the moments between start and kill

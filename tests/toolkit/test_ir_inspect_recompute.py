@@ -24,6 +24,7 @@ def effects(capsys):
     return run
 
 
+@pytest.mark.slow
 def test_selected_operators_save_what_they_yield(kept, effects):
     found, _ = effects(kept("norms"))
     for pattern in (SILU, MUL):
@@ -63,6 +64,7 @@ def test_the_cast_before_a_norm_undoes_its_recomputation(runs, effects, kept):
     )  # fp16 is kept in place of fp32
 
 
+@pytest.mark.slow
 def test_the_micro_batches_of_a_stage_share_what_is_repeated(kept, effects):
     """In a reused network the compiler marks operators differently; layer 2 is recomputed, of layer 3 SiLU and Mul."""
     found, said = effects(kept("pipeline"))
