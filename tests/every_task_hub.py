@@ -4,7 +4,7 @@ from pathlib import Path
 
 import lm_eval.tasks
 import yaml
-from tiny_hub import write_dataset
+from tiny_hub import ADDITION, write_dataset
 
 from mindllm.evaluate.tasks.first_line import AGIEVAL_CLOZE, AGIEVAL_SUBJECTS
 from mindllm.evaluate.tasks.scoring import SUBJECTS_OF_CEVAL
@@ -32,14 +32,7 @@ def write_every_dataset(directory):
         for n in numbers
     ]
     write_dataset(directory / "allenai/ai2_arc", ("ARC-Challenge", {"train": arc, "validation": arc, "test": arc}))
-    problem = {
-        "task_id": "HumanEval/0",
-        "prompt": 'def add(a, b):\n    """Adds."""\n',
-        "canonical_solution": "    return a + b\n",
-        "test": "def check(candidate):\n    assert candidate(2, 3) == 5\n",
-        "entry_point": "add",
-    }
-    write_dataset(directory / "openai/openai_humaneval", ("openai_humaneval", {"test": [problem]}))
+    write_dataset(directory / "openai/openai_humaneval", ("openai_humaneval", {"test": [ADDITION]}))
     return directory
 
 

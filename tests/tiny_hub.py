@@ -6,6 +6,15 @@ import pyarrow.parquet as pq
 FACTS = [("2+2", "4", "5"), ("sky", "blue", "red"), ("ice", "cold", "hot"), ("1+5", "6", "7"), ("sun", "hot", "icy")]
 
 
+ADDITION = {  # a problem of HumanEval
+    "task_id": "HumanEval/0",
+    "prompt": 'def add(a, b):\n    """Adds."""\n',
+    "canonical_solution": "    return a + b\n",
+    "test": "def check(candidate):\n    assert candidate(2, 3) == 5\n",
+    "entry_point": "add",
+}
+
+
 def write_data(directory):
     """Every data set the tests ask for, in the layout of the hub."""
     arc = [
@@ -38,14 +47,7 @@ def write_data(directory):
         directory / "EleutherAI/wikitext_document_level",
         ("wikitext-2-raw-v1", {"train": pages, "validation": pages, "test": pages}),
     )
-    problem = {
-        "task_id": "HumanEval/0",
-        "prompt": 'def add(a, b):\n    """Adds."""\n',
-        "canonical_solution": "    return a + b\n",
-        "test": "def check(candidate):\n    assert candidate(2, 3) == 5\n",
-        "entry_point": "add",
-    }
-    write_dataset(directory / "openai/openai_humaneval", ("openai_humaneval", {"test": [problem]}))
+    write_dataset(directory / "openai/openai_humaneval", ("openai_humaneval", {"test": [ADDITION]}))
     return directory
 
 

@@ -23,8 +23,8 @@ from mindllm.train.callbacks import make_callbacks
 from mindllm.train.callbacks.callback import Callback
 from mindllm.train.checkpoint import Checkpoint, CheckpointStore, Peers
 from mindllm.train.checkpoint.adapters.adapter import Base, leaves_weights_out
-from mindllm.train.checkpoint.hugging_face_export import refuse_existing
 from mindllm.train.checkpoint.pretrained import Pretrained, base_record, find_pretrained, pretrained_weights
+from mindllm.train.checkpoint.whole_directory import refuse_existing
 from mindllm.train.data_agreement import refuse_different_data
 from mindllm.train.datasets import RunData
 from mindllm.train.execution import Execution, Executor, describe

@@ -16,13 +16,11 @@ from mindllm.config import ModelConfig, config_json
 from mindllm.config.hugging_face import CONFIG, GENERATION_CONFIG
 from mindllm.data.tokenizer import Tokenizer
 from mindllm.data.tokenizer_files import copy_tokenizer
-from mindllm.errors import RunFailed, UserError
-from mindllm.files import sync_directory
 from mindllm.train.checkpoint.converted import Converted, numpy_dtype
 from mindllm.train.checkpoint.family_weights import FamilyWeights
 from mindllm.train.checkpoint.formats.directory import INDEX_FILE, WEIGHTS_FILE
-from mindllm.train.checkpoint.names import hidden_path
 from mindllm.train.checkpoint.tensors import HashingWriter, TensorSource, payload_bytes, write_tensors
+from mindllm.train.checkpoint.whole_directory import refuse_existing, whole_directory
 
 SHARD_NAME = "model-{number:05d}-of-{count:05d}.safetensors"
 FRAMEWORK = "pt"  # the layout of the tensors, which transformers asks for: that of PyTorch
@@ -54,31 +52,14 @@ def export_hugging_face(
     refuse_existing(directory)
     content = config_json(model, dtype, _special_tokens(model, tokenizer))
     shards = _shards(model, weights, numpy_dtype(dtype), max_shard_bytes)
-    temporary = hidden_path(directory, "saving")
-    try:
-        temporary.mkdir(parents=True)
+    with whole_directory(directory) as temporary:
         _refuse_if_full(temporary, shards)
         _write_shards(temporary, shards)
         write_json(temporary / CONFIG, content)
         write_json(temporary / GENERATION_CONFIG, _special_tokens(model, tokenizer))
         if tokenizer is not None:
             copy_tokenizer(tokenizer, temporary)
-        sync_directory(temporary)
-        temporary.rename(directory)
-        sync_directory(directory.parent)
-    except OSError as error:
-        raise RunFailed(f"{directory} was not written: {error.strerror or error}. Nothing of it is left") from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
     return directory
-
-
-def refuse_existing(directory: Path) -> None:
-    """Raises a UserError for a directory that holds something, or a file."""
-    if directory.is_dir() and not any(directory.iterdir()):
-        return
-    if directory.exists():
-        raise UserError(f"{directory}: exists already; give a directory that does not, or delete it")
 
 
 def _special_tokens(model: ModelConfig, tokenizer: Tokenizer | None) -> dict[str, Any]:

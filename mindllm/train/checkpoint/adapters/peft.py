@@ -6,7 +6,6 @@ first matrix is the one ours share, the rows of its second one are those of ours
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -18,14 +17,13 @@ from mindllm.config import ModelConfig
 from mindllm.config.families.weight_table import Weight
 from mindllm.config.hugging_face import read_json
 from mindllm.config.tuning import MAGNITUDE, WEIGHT, A, B, PetConfig, is_adapter_weight
-from mindllm.errors import RunFailed, UserError, shortened
-from mindllm.files import sync_directory
+from mindllm.errors import UserError, shortened
 from mindllm.train.checkpoint.adapters.adapter import Adapter, Base
 from mindllm.train.checkpoint.family_weights import FamilyWeights
 from mindllm.train.checkpoint.formats.file import tensors_of_file
-from mindllm.train.checkpoint.hugging_face_export import FRAMEWORK, refuse_existing, write_file, write_json
-from mindllm.train.checkpoint.names import hidden_path
+from mindllm.train.checkpoint.hugging_face_export import FRAMEWORK, write_file, write_json
 from mindllm.train.checkpoint.tensors import TensorSource, read_metadata, write_tensors
+from mindllm.train.checkpoint.whole_directory import refuse_existing, whole_directory
 
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
@@ -137,20 +135,11 @@ def write_peft(directory: Path, model: ModelConfig, weights: Mapping[str, Tensor
     family = FamilyWeights(model)
     tensors = dict(_theirs(family, model, weights))
     content = _content(model, family, tensors, base)
-    temporary = hidden_path(directory, "saving")
     metadata = {FINGERPRINT: base.fingerprint} if base and base.fingerprint else {}
-    try:
-        temporary.mkdir(parents=True)
+    with whole_directory(directory) as temporary:
         write = partial(write_tensors, tensors=tensors, framework=FRAMEWORK, metadata=metadata)
         write_file(temporary / WEIGHTS_FILE, write)
         write_json(temporary / CONFIG_FILE, content)
-        sync_directory(temporary)
-        temporary.rename(directory)
-        sync_directory(directory.parent)
-    except OSError as error:
-        raise RunFailed(f"{directory} was not written: {error.strerror or error}. Nothing of it is left") from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
     return directory
 
 

@@ -1,0 +1,40 @@
+"""Directories for other programs that are either whole or absent: filled under a hidden name, then renamed."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from mindllm.errors import RunFailed, UserError
+from mindllm.files import sync_directory
+from mindllm.train.checkpoint.names import hidden_path
+
+
+def refuse_existing(directory: Path) -> None:
+    """Raises a UserError for a directory that holds something, or a file."""
+    if directory.is_dir() and not any(directory.iterdir()):
+        return
+    if directory.exists():
+        raise UserError(f"{directory}: exists already; give a directory that does not, or delete it")
+
+
+@contextmanager
+def whole_directory(directory: Path) -> Iterator[Path]:
+    """Yields a new directory to fill, which becomes ``directory`` at the end of the block; nothing is left of it on failure.
+
+    Raises:
+        RunFailed: the disk is full or refuses.
+    """
+    temporary = hidden_path(directory, "saving")
+    try:
+        temporary.mkdir(parents=True)
+        yield temporary
+        sync_directory(temporary)
+        temporary.rename(directory)
+        sync_directory(directory.parent)
+    except OSError as error:
+        raise RunFailed(f"{directory} was not written: {error.strerror or error}. Nothing of it is left") from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
