@@ -8,7 +8,7 @@ settings.load_profile("busy")
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _graph_mode():
+def _graph_mode(_one_device):
     import mindspore as ms
 
     ms.set_context(mode=ms.GRAPH_MODE)
