@@ -140,6 +140,8 @@ def test_how_experts_of_mcore_are_chosen_and_balanced(tmp_path):
         writer(tmp_path)(MCORE, mcore({**QWEN3_MOE, "moe_router_pre_softmax": False, "norm_topk_prob": ...}))
     )
     assert later.model.config.norm_topk_prob
+    sigmoid = {**DEEPSEEK_V3, "moe_router_pre_softmax": False, "norm_topk_prob": False}
+    assert not load_config(writer(tmp_path)(MCORE, mcore(sigmoid))).model.config.norm_topk_prob
 
 
 @pytest.mark.parametrize(

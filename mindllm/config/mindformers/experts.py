@@ -134,7 +134,9 @@ def _scores(reading: Reading) -> None:
             reading.refuse(key, "scores are sigmoid or softmax here")
     if not reading.has(PRE_SOFTMAX):
         return
-    if reading.get(PRE_SOFTMAX, True):
+    if any(reading.get(key) == "sigmoid" for key in SCORES):
+        reading.idle(PRE_SOFTMAX, "scores are sigmoids")
+    elif reading.get(PRE_SOFTMAX, True):
         reading.idle(PRE_SOFTMAX, "scores are a softmax of all logits")
     else:
         reading.translate(
@@ -154,7 +156,8 @@ def _balance(reading: Reading) -> None:
     listed = reading.get(types)
     if listed and all(name in LOSSES for name in listed):
         reading.translate(types, f"{MODEL}.aux_loss_types", [LOSSES[name] for name in listed])
-        reading.translate(factors, f"{MODEL}.aux_loss_factors")
+        if reading.has(factors):
+            reading.translate(factors, f"{MODEL}.aux_loss_factors")
     elif listed:
         reading.refuse(types, f"losses are {', '.join(LOSSES)}")
     for key in (types, factors):
