@@ -20,8 +20,9 @@ from mindllm.config.layers import (
     Position,
     RotarySpec,
 )
+from mindllm.config.quantisation import CodeSpec, code_spec
 from mindllm.config.rope_scaling import YarnRopeScaling
-from mindllm.config.tuning import WEIGHT, adapters_of, is_trained
+from mindllm.config.tuning import WEIGHT, Files, adaptable, adapters_of, aliases, is_trained
 from mindllm.errors import UserError
 
 if TYPE_CHECKING:
@@ -44,9 +45,24 @@ def _tuned_architecture(model: ModelConfig) -> Architecture:
     layers = []
     for number, layer in enumerate(plain.layers):
         frozen = tuple(name for name in layer.weights() if not is_trained(pet, f"model.layers.{number}.{name}"))
-        layers.append(replace(layer, adapters=adapters[layer], frozen=frozen))
+        held = _held_in_codes(model, layer, frozen, files)
+        layers.append(replace(layer, adapters=adapters[layer], frozen=frozen, codes=held))
     embedding = replace(plain.embedding, noise=pet.neftune_noise_alpha)
     return replace(plain, embedding=embedding, layers=tuple(layers), pet=pet)
+
+
+def _held_in_codes(model: ModelConfig, layer: LayerSpec, frozen: tuple[str, ...], files: Files) -> tuple[CodeSpec, ...]:
+    """The frozen projections of a layer that are held in codes."""
+    section = model.quantization_config
+    if section is None or model.quantised_base == "float32":
+        return ()
+    return tuple(
+        code_spec(section, module, shape)
+        for module, shape in adaptable(layer).items()
+        if not (isinstance(layer.attention, LatentAttentionSpec) and module.startswith("attention."))
+        and f"{module}{WEIGHT}" in frozen
+        and section.converts(aliases(module, files))
+    )
 
 
 def projections_in_files(model: ModelConfig) -> dict[str, tuple[str, ...]]:

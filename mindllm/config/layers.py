@@ -15,6 +15,7 @@ from mindllm.config.rope_scaling import RopeScaling
 if TYPE_CHECKING:
     from mindllm.config.experts import ExpertsSpec
     from mindllm.config.latent_attention import LatentAttentionSpec
+    from mindllm.config.quantisation import CodeSpec
     from mindllm.config.tuning import AdapterSpec
 
 Shapes = dict[str, tuple[int, ...]]
@@ -175,7 +176,7 @@ class LayerSpec:
 
     ``norm_output``: there are norms behind attention and feed-forward too, before they are added (Gemma 2, GLM-4). ``dropout`` is
     that of both results before they are added. ``adapters`` stand beside projections; ``frozen`` are the weights that training
-    does not change.
+    does not change, and ``codes`` says which of them are held in codes.
     """
 
     attention: AttentionSpec | LatentAttentionSpec
@@ -185,6 +186,7 @@ class LayerSpec:
     dropout: float = 0.0
     adapters: tuple[AdapterSpec, ...] = ()
     frozen: tuple[str, ...] = ()
+    codes: tuple[CodeSpec, ...] = ()
 
     @property
     def drops(self) -> bool:

@@ -16,6 +16,7 @@ from mindllm.config.architecture_keys import architecture_of
 from mindllm.config.experts import BalanceLoss
 from mindllm.config.layer_counts import Offset
 from mindllm.config.layers import Activation
+from mindllm.config.quantisation import QuantisationConfig
 from mindllm.config.rope_scaling import RopeScaling
 from mindllm.config.section import DType, List, PositiveInt, Section
 from mindllm.config.tuning import PetConfig
@@ -260,6 +261,13 @@ class ModelConfig(Section):
     pet_config: PetConfig | None = Field(
         default=None, description="Parameter-efficient tuning; null: all weights are trained."
     )
+    quantization_config: QuantisationConfig | None = Field(
+        default=None, description="In which codes the files hold projections; it comes from `config.json`."
+    )
+    quantised_base: Literal["codes", "float32"] = Field(
+        default="codes",
+        description="Frozen projections of a model in codes stay so and are dequantised on use, or become float32.",
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -285,6 +293,13 @@ class ModelConfig(Section):
     def base(self) -> ModelConfig:
         """The same model without adapters, all of it trained: what files of weights hold."""
         return self if self.pet_config is None else self.model_copy(update={"pet_config": None})
+
+    @property
+    def frozen(self) -> ModelConfig:
+        """The same model without adapters, none of it trained: projections of a model in codes stay so."""
+        if self.quantization_config is None:
+            return self.base
+        return self.model_copy(update={"pet_config": PetConfig(pet_type="full", freeze_include=("*",))})
 
     def parameter_count(self) -> int:
         """Number of scalars, exact; adapters are counted, frozen weights too."""

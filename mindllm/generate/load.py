@@ -6,11 +6,12 @@ from mindllm.config import RunConfig
 from mindllm.data.tokenizer import Tokenizer
 from mindllm.generate.generator import Generator
 from mindllm.generate.terminal import terminal
-from mindllm.models import build_model
-from mindllm.models.weights import assign, trained_weights
+from mindllm.models.weights import assign, held_codes, model_weights
 from mindllm.train.checkpoint import CheckpointStore
-from mindllm.train.checkpoint.pretrained import pretrained_weights
+from mindllm.train.checkpoint.pretrained import find_pretrained
+from mindllm.train.checkpoint.quantised.held import in_codes
 from mindllm.train.device import set_up_device
+from mindllm.tune.transform import build_tuned_model
 
 
 def need_weights(config: RunConfig) -> None:
@@ -26,10 +27,13 @@ def need_weights(config: RunConfig) -> None:
 
 def load_generator(config: RunConfig, tokenizer: Tokenizer) -> Generator:
     """Builds the model on the device of the run and loads its weights. Raises UserError when they do not fit."""
-    model_config, device = config.model.config.base, config.context.device_target
-    pretrained = pretrained_weights(config)
+    model_config, device = config.model.config, config.context.device_target
+    pretrained = find_pretrained(config)
+    # What an adapter was merged into is not rounded to codes again.
+    model_config = model_config.frozen if pretrained.adapter is None else model_config.base
+    weights = in_codes(model_config, pretrained.whole(model_config.base))
     set_up_device(config)
     with terminal.status("building the model"):
-        model = build_model(model_config, device)
-        assign(trained_weights(model), pretrained)
+        model = build_tuned_model(model_config, device)
+        assign({**model_weights(model), **held_codes(model)}, weights)
         return Generator(model, model_config, tokenizer, device_target=device)

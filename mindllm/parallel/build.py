@@ -82,6 +82,7 @@ def build_parallel_model(config: RunConfig) -> ParallelModel:
     if mesh.devices == 1:
         model = build_replica(config)
         return ParallelModel(model, Inputs(model, documents, drops, sharded=False), make_plan(config), mesh)
+    _refuse_codes(config)
     plan, kernels = _announced_plan(config), kernels_of(config)
     model = _build(config, kernels, plan)
     if plan.stages > 1:
@@ -94,6 +95,13 @@ def build_parallel_model(config: RunConfig) -> ParallelModel:
     reused = _can_be_reused(config)
     network = MicroBatches(model, parts, plan.stages > 1, reused)
     return ParallelModel(model, Inputs(network, documents, drops), plan, mesh, parts, reused)
+
+
+def _refuse_codes(config: RunConfig) -> None:
+    """Projections in codes have no layouts yet."""
+    if any(layer.codes for layer in config.model.config.architecture.kinds()):
+        message = "projections in codes are not split over devices yet (value codes); write quantised_base: float32"
+        raise config.error("model.model_config.quantised_base", message)
 
 
 def _announced_plan(config: RunConfig) -> LayerPlan:

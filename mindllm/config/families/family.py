@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from mindllm.config.architecture_keys import layer_types
 from mindllm.config.families.weight_table import WeightTable
 from mindllm.config.model import ModelConfig
+from mindllm.config.quantisation import KEY, read_quantisation
 from mindllm.errors import UserError, shortened
 
 Content = dict[str, Any]
@@ -63,7 +64,7 @@ class Family:
         Raises:
             UserError: the content is incomplete, or describes what is not computed.
         """
-        for key, allowed in {**self.only, "quantization_config": ()}.items():
+        for key, allowed in self.only.items():
             value = content.get(key)
             if value is not None and value not in allowed:
                 wanted = " or ".join(map(str, allowed)) or "nothing"
@@ -77,8 +78,10 @@ class Family:
         ]
         if missing:
             raise UserError(f"{path}: {', '.join(missing)}: missing; it is not the {path.name} of a {self.name} model")
+        quantised = content.get(KEY)
         fields = {ours: given_or(content, theirs, default) for ours, (theirs, default) in self.keys.items()}
         fields |= {**self.fixed, **self.read(path, content), **({"model_type": self.name} if self.named else {})}
+        fields |= {} if quantised is None else {KEY: read_quantisation(path, quantised)}
         return self._validated(path, fields)
 
     def content(self, model: ModelConfig) -> Content:
@@ -140,6 +143,7 @@ RUN_KEYS = frozenset(
         ),
         *("use_flash_attention", "loss_chunks", "bos_token_id", "eos_token_id", "pad_token_id", "offset"),
         *TRAINING_KEYS,
+        *(KEY, "quantised_base"),
         *("pp_interleave_num", "initializer_range", "multiple_of", "ffn_dim_multiplier", "param_init_type"),
     }
 )

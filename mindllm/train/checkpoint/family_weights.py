@@ -14,6 +14,7 @@ from mindllm.config.latent_attention import LatentAttentionSpec
 from mindllm.config.layers import AttentionSpec, RotarySpec
 from mindllm.models.weight_shapes import weight_shapes
 from mindllm.train.checkpoint.expert_weights import OneExpert, StackedExperts
+from mindllm.train.checkpoint.quantised.directory import QuantisedMatrix
 from mindllm.train.checkpoint.tensors import TensorSource
 
 Shape = tuple[int, ...]
@@ -82,6 +83,8 @@ class FamilyWeights:
 
     def _one_of(self, weight: Weight, index: int, source: TensorSource) -> TensorSource:
         ours = weight.ours[index]
+        if isinstance(source, QuantisedMatrix):
+            return source.rows(self.apart(weight, np.arange(source.whole[0]))[index])
         if len(weight.ours) == 1 and not weight.transposed and not self._reordered(ours):
             return source
 

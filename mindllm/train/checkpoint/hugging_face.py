@@ -8,26 +8,29 @@ from pathlib import Path
 import numpy as np
 
 from mindllm.config import ModelConfig
+from mindllm.config.hugging_face import quantisation_in
 from mindllm.errors import UserError
 from mindllm.train.checkpoint.converted import Converted
 from mindllm.train.checkpoint.expert_weights import by_expert
 from mindllm.train.checkpoint.family_weights import FamilyWeights
 from mindllm.train.checkpoint.formats import tensors_of_directory
 from mindllm.train.checkpoint.loading import differences, floating_dtype
+from mindllm.train.checkpoint.quantised.directory import with_matrices
 from mindllm.train.checkpoint.tensors import TensorSource
 
 HEAD, EMBEDDING = "lm_head.weight", "model.tok_embeddings.embedding_weight"  # our names
 
 
 def read_weights(directory: Path | str, model: ModelConfig) -> dict[str, Converted]:
-    """The weights of ``model`` in fp32 by our names, none of them read yet.
+    """The weights of ``model`` in fp32 by our names, none of them read yet; matrices in codes are dequantised then.
 
     Raises:
         UserError: a file is damaged; or tensors are missing, surplus or misshapen, each named as the files name it.
     """
     directory = Path(directory)
     family = FamilyWeights(model)
-    tensors = _without_further_layers(tensors_of_directory(directory), model, family)
+    tensors = _matrices(directory, tensors_of_directory(directory), family)
+    tensors = _without_further_layers(tensors, model, family)
     found = by_expert(_known(tensors, family), family.table)
     if model.tie_word_embeddings:
         _drop_equal_head(found, family)
@@ -43,6 +46,15 @@ def read_weights(directory: Path | str, model: ModelConfig) -> dict[str, Convert
         )
     read = family.read(found)
     return {ours: Converted(theirs, source, np.dtype(np.float32)) for ours, (theirs, source) in read.items()}
+
+
+def _matrices(directory: Path, tensors: dict[str, TensorSource], family: FamilyWeights) -> dict[str, TensorSource]:
+    """The tensors with matrices in the place of codes."""
+    section = quantisation_in(directory)
+    if section is None:
+        return tensors
+    transposed = {name for name, weight in family.weights.items() if weight.transposed}
+    return with_matrices(directory, tensors, section, transposed)
 
 
 def _without_further_layers(

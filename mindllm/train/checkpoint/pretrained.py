@@ -20,6 +20,7 @@ from mindllm.train.checkpoint.hugging_face import read_weights
 from mindllm.train.checkpoint.loading import Checkpoint, load_checkpoint
 from mindllm.train.checkpoint.manifest import MANIFEST
 from mindllm.train.checkpoint.mindformers import is_mindformers, read_mindformers
+from mindllm.train.checkpoint.quantised.held import in_codes
 from mindllm.train.checkpoint.tensors import TensorSource
 
 logger = logging.getLogger(__name__)
@@ -47,8 +48,8 @@ class Pretrained:
         """
         model = config.model.config
         if model.pet_config is None or model.pet_config.pet_type == "full":
-            return self.whole(model)
-        weights = adapted(model, self.base)
+            return in_codes(model, self.whole(model))
+        weights = in_codes(model, adapted(model, self.base))
         if self.adapter is None:
             return weights
         wanted, found = weight_shapes(model), weight_shapes(self.adapter.model(model))
