@@ -1,6 +1,12 @@
 """--simulated: costs of layers found again from stages made of known ones, and what too few runs do not tell."""
 
+import json
+import shutil
+from pathlib import Path
+
 import pytest
+import yaml
+from kept_programs_here import unpacked
 
 from mindllm.compiled.operators import BACKWARD, FORWARD, RECOMPUTED
 from mindllm.compiled.simulation import MIB
@@ -95,7 +101,7 @@ def test_what_the_costs_do_not_explain_is_a_margin_on_every_stage():
     [
         ([EVEN], r"2 simulated stages do not tell .* apart; add a run with offset: \[1, -1\], recompute: \[3, 1\]"),
         ([run("n", 2 * NONE, 2 * NONE)], r"add a run with offset: \[1, -1\], nothing recomputed"),
-        ([EVEN, run("c", FULL, ["full", "none", "none"])], r"costs of layer \(none\) apart; add a run with offset: \[0, 0\], noth"),
+        ([EVEN, run("c", FULL, ["full", "none", "none"])], r"layer \(none\) apart; add a run with offset: \[0, 0\], noth"),
     ],
 )  # fmt: skip
 def test_too_few_runs_are_refused_with_the_one_that_helps(runs, said):
@@ -121,7 +127,7 @@ def test_stages_between_the_ends_must_have_been_simulated():
 
 
 def test_what_is_no_directory_of_a_program(tmp_path):
-    with pytest.raises(UserError, match="there is no such directory; name one that toolkit.offline kept"):
+    with pytest.raises(UserError, match="there is no such directory; name one that toolkit"):
         main(["--simulated", str(tmp_path / "none")])
     with pytest.raises(UserError, match=r"holds no simulated rank \(rank_N/simulation\.json\.gz\)"):
         main(["--simulated", str(tmp_path)])
@@ -129,3 +135,46 @@ def test_what_is_no_directory_of_a_program(tmp_path):
         main(["--problem", "p.json", "--layers", "4"])
     with pytest.raises(UserError, match=r"--yaml FILE writes the keys for the program's own YAML"):
         main(["--simulated", str(tmp_path), "--apply", "run.yaml", "--output", str(tmp_path / "o.yaml")])
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("kept")
+    return [str(unpacked(name, directory)) for name in ("mlp_a", "mlp_b")]
+
+
+def test_a_program_of_somebody_is_planned_from_what_was_kept_of_it(kept, tmp_path, capsys):
+    plan = tmp_path / "plan.yaml"
+    main(
+        ["--simulated", *kept, "--layers", "6", "--max_memory", "70MB", "--seconds", "1", "--json", "--yaml", str(plan)]
+    )
+    found = json.loads(capsys.readouterr().out)
+    assert [peak["simulated"] for peak in found["simulated"]] == pytest.approx([81, 21, 47, 35.5], abs=0.6)
+    assert all(peak["explained"] + found["margin_mb"] >= peak["simulated"] - 1e-6 for peak in found["simulated"])
+    assert max(found["peak_memory_mb"]) <= 70 - found["gaps_mb"]
+    assert len(found["layers"]) == 6
+    assert any(layer["recompute"] == "full" for layer in found["layers"])
+    written = yaml.safe_load(plan.read_text())
+    assert written["model"]["model_config"]["offset"] == list(found["offset"])
+    assert written["recompute_config"]["recompute"] == list(found["recompute"])
+    assert written["parallel_config"] == {"pipeline_stage": 2, "micro_batch_num": 4}
+
+
+def test_one_kept_run_is_too_few(kept):
+    with pytest.raises(
+        UserError, match=r"mlp_a: 2 simulated stages do not tell .* add a run with offset: \[0, 0\], nothing"
+    ):
+        main(["--simulated", kept[0]])
+
+
+def test_the_tables_say_what_was_shared_out(kept, capsys):
+    main(["--simulated", *kept, "--max_memory", "70MB", "--seconds", "1"])
+    text = capsys.readouterr().out
+    for words in ("layer, full", "first stage beside them", "used peak of what was simulated", "margin on every stage"):
+        assert words in text
+
+
+def test_a_stage_that_was_not_kept_is_named(kept, tmp_path):
+    shutil.copytree(Path(kept[0]) / "rank_4", tmp_path / "rank_4")
+    with pytest.raises(UserError, match=r"holds no rank of stage 0; run toolkit\.offline with --ranks stages"):
+        main(["--simulated", str(tmp_path)])
