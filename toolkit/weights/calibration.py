@@ -7,7 +7,7 @@ behind it. Operators run one at a time, in MindSpore's PyNative mode: nothing is
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import mindspore as ms
 import numpy as np
@@ -57,36 +57,41 @@ class LayerByLayer:
     model: ModelConfig
     weights: Mapping[str, TensorSource]
     rows: np.ndarray
-    hidden: list[Tensor] = field(init=False)
-
-    def __post_init__(self) -> None:
-        ms.set_context(mode=ms.PYNATIVE_MODE, device_target="CPU")
-        self.lm = build_model(self.model)
-        self.lm.set_train(False)
-        assign(trained_weights(self.lm), self.weights)
-        tokens = [Tensor(row[None].astype(np.int32)) for row in self.rows]
-        self.hidden = [self.lm.model.embedded(row, 1, None) for row in tokens]
 
     def layers(self, modules: tuple[str, ...]) -> Iterator[tuple[int, dict[str, Inputs]]]:
         """Every layer with what its projections ``modules`` meet; it goes on to the next one with the weights it has then."""
+        mode = ms.get_context("mode")
+        ms.set_device("CPU")
+        ms.set_context(mode=ms.PYNATIVE_MODE)
+        try:
+            yield from self._layers(modules)
+        finally:
+            ms.set_context(mode=mode)
+
+    def _layers(self, modules: tuple[str, ...]) -> Iterator[tuple[int, dict[str, Inputs]]]:
+        self.lm = build_model(self.model)
+        self.lm.set_train(False)
+        assign(trained_weights(self.lm), self.weights)
+        tokens = (Tensor(row[None].astype(np.int32)) for row in self.rows)
+        hidden = [self.lm.model.embedded(row, 1, None) for row in tokens]
         for number in range(self.model.num_layers):
             seen: dict[str, Inputs] = {}
             handles = [_watch(self.lm.model.layers[number], module, seen) for module in modules]
-            self._run(number)
+            self._run(number, hidden)
             for handle in handles:
                 handle.remove()
             yield number, seen
-            self.hidden = self._run(number)
+            hidden = self._run(number, hidden)
 
     def change(self, changed: Mapping[str, np.ndarray]) -> None:
         """Gives weights other values."""
         own = trained_weights(self.lm)
         assign({name: own[name] for name in changed}, changed)
 
-    def _run(self, number: int) -> list[Tensor]:
+    def _run(self, number: int, hidden: list[Tensor]) -> list[Tensor]:
         decoder = self.lm.model
         tables, mask = decoder.tables[0](decoder.context_of_layer[number])
-        return [decoder.layers[number](x, 1, tables, mask) for x in self.hidden]
+        return [decoder.layers[number](x, 1, tables, mask) for x in hidden]
 
 
 def _watch(layer: nn.Cell, module: str, seen: dict[str, Inputs]):
