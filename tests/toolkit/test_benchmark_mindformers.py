@@ -29,7 +29,7 @@ def test_a_case_is_one_run_for_both(tmp_path, case):
     assert not config.parallel_config.vocab_emb_dp
     assert config.context.memory_optimize_level == case[-2:]
     assert config.recompute_config.recompute == ("nothing" not in case)
-    assert config.parallel_config.expert_parallel == (1 if "recomputed" in case else 2)
+    assert config.parallel_config.expert_parallel == (2 if "MoE" in case or "DeepSeek" in case else 1)
 
 
 def test_pages_are_written_from_what_the_tool_says(tmp_path, monkeypatch):

@@ -70,6 +70,46 @@ QWEN3_MOE: Mapping[str, Any] = {  # Qwen3 30B-A3B's widths with 4 layers of 16 e
     f"{MODEL}.router_aux_loss_coef": 0.001,
     f"{MODEL}.moe_aux_loss_coeff": 0.001,
 }
+TEXT: Mapping[str, Any] = {
+    "data_loader": {"type": "MindDataset", "dataset_dir": DATA, "shuffle": False},
+    "input_columns": ["input_ids"],
+    "num_parallel_workers": 1,
+    "drop_remainder": True,
+    "repeat": 1,
+    "batch_size": 1,
+}
+LLAMA2: Mapping[str, Any] = {  # Llama 2 7B's widths with 4 layers, by MindFormers' networks of the old kind
+    "use_legacy": True,
+    "trainer.model_name": "llama2_7b_4_layers",
+    "train_dataset": TEXT,
+    "train_dataset_task": {"type": "CausalLanguageModelDataset", "dataset_config": TEXT},
+    "parallel.dataset_strategy": [[2, 1]],
+    "parallel_config.vocab_emb_dp": False,
+    "model": {
+        "arch": {"type": "LlamaForCausalLM"},
+        "model_config": {
+            "type": "LlamaConfig",
+            "batch_size": 1,
+            "seq_length": 4096,
+            "hidden_size": 4096,
+            "num_layers": 4,
+            "num_heads": 32,
+            "vocab_size": 32000,
+            "multiple_of": 256,
+            "rms_norm_eps": 1.0e-5,
+            "pad_token_id": 0,
+            "ignore_token_id": -100,
+            "compute_dtype": "bfloat16",
+            "layernorm_compute_type": "float32",
+            "softmax_compute_type": "float32",
+            "rotary_dtype": "float32",
+            "param_init_type": "float32",
+            "use_past": False,
+            "use_flash_attention": True,
+            "offset": 0,
+        },
+    },
+}
 DEEPSEEK_V3: Mapping[str, Any] = {  # its widths with a dense layer and one of 16 experts
     **EXPERTS,
     "trainer.model_name": "deepseek_v3_2_layers",
@@ -110,6 +150,7 @@ CASES: Mapping[str, Mapping[str, Any]] = {
     "all recomputed, O1": STATIC,
     "nothing recomputed, O0": NOTHING_RECOMPUTED,
     "nothing recomputed, O1": {**NOTHING_RECOMPUTED, **STATIC},
+    "Llama 2, O0": LLAMA2,
     "Qwen3-MoE, O0": QWEN3_MOE,
     "Qwen3-MoE, O1": {**QWEN3_MOE, **STATIC},
     "DeepSeek-V3, O0": DEEPSEEK_V3,
@@ -184,9 +225,8 @@ def measure(programs: Programs, case: str) -> list[dict[str, Any]]:
     found = []
     for program, command, variables in ((THEIRS, theirs, {}), (OURS, [*ours, "--overwrite"], {ENTERED: "1"})):
         error_console.print(f"{case}: {program}")
-        columns = (
-            0 if program == THEIRS else 1
-        )  # a row that mindllm reads has one token more, and is shifted when it is read
+        old = changed(CASES[case])["use_legacy"]
+        columns = 0 if program == THEIRS and not old else 1  # a row with one token more is shifted when it is read
         _write_data(programs, changed(CASES[case])["model"]["model_config"]["seq_length"] + columns)
         ranks = _offline(command, variables, programs.directory)
         found += [{"case": case, "program": program, **rank} for rank in ranks]
