@@ -20,6 +20,10 @@ def workload_of(config: RunConfig) -> Workload:
         raise config.error(key, f"only the time of 1f1b is modelled (value {value}); write 1f1b")
     if model.fp32_residual_connection:
         raise config.error("model.model_config.fp32_residual_connection", "its time is not modelled; write false")
+    if config.learns_pairs:
+        kind = config.train_dataset.data_loader.type
+        message = f"the time of the reference beside the model is not modelled (value {kind})"
+        raise config.error("train_dataset.data_loader.type", message)
     optimizer = config.parallel.parallel_optimizer_config
     for name, plain in (("gradient_accumulation_shard", False), ("optimizer_weight_shard_size", -1)):
         if config.parallel.enable_parallel_optimizer and getattr(optimizer, name) != plain:
