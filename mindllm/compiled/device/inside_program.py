@@ -205,7 +205,10 @@ def _note_parameters(cells: Sequence[Any]) -> None:
 
 def _note_parameter(parameter: Any) -> None:
     """Notes what a parameter begins with, where it is the same everywhere; MindSpore draws the others."""
-    value = _constant(parameter)
+    try:
+        value = _constant(parameter)
+    except (AttributeError, RuntimeError, TypeError, ValueError):
+        return  # another release of MindSpore; the program must not fail by it
     if value is not None:
         _initial.setdefault(parameter.name, value)
 
