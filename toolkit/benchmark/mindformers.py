@@ -23,12 +23,12 @@ import yaml
 
 from mindllm.command import CommandParser, output_file, run_command
 from mindllm.compiled.kept_program import kept_stages
-from mindllm.compiled.operators import FORWARD, Operators
+from mindllm.compiled.operators import Operators
 from mindllm.console import error_console
 from mindllm.errors import CheckFailed, RunFailed, UserError
 from mindllm.files import atomic_open
 from mindllm.json_text import parse_json
-from mindllm.timing.stage_graph import layer_list, seen_layers
+from mindllm.timing.stage_graph import list_of_layers, seen_layers
 from toolkit.benchmark.report import Tables, write_markdown
 
 LEFT_OUT = object()
@@ -263,10 +263,11 @@ def _offline(command: Sequence[str], variables: Mapping[str, str], directory: Pa
 def compiled_to(keep: Path) -> list[dict[str, Any]]:
     """What the graphs of all kept stages hold: layers by recomputation, and exchanges by operator."""
     found = []
-    for rank in kept_stages(keep):
-        operators = Operators(rank.graph)
-        places = (operators.place(node) for node in operators.nodes if operators.phase(node) == FORWARD)
-        kinds = Counter(layer.recompute for layer in seen_layers(operators, layer_list(places)))
+    ranks = kept_stages(keep)
+    stages = [Operators(rank.graph) for rank in ranks]
+    layers = list_of_layers(stages)
+    for rank, operators in zip(ranks, stages, strict=True):
+        kinds = Counter(layer.recompute for layer in seen_layers(operators, layers))
         exchanges = Counter(one.operator for one in rank.simulation.collectives)
         found.append({"layers": dict(kinds), "exchanges": dict(sorted(exchanges.items()))})
     return found

@@ -12,7 +12,7 @@ from mindllm.compiled.stage_memory import StageMemory, stage_memory
 from mindllm.console import track
 from mindllm.errors import UserError
 from mindllm.timing.device import Device
-from mindllm.timing.stage_graph import SELECT, SeenLayer, StageGraph, Type, stage_graph
+from mindllm.timing.stage_graph import SELECT, SeenLayer, StageGraph, Type, stage_graphs
 from toolkit.pipeline_balance.stage_shapes import StageShape, place_of
 
 Read = tuple[Path, Sequence[tuple[KeptRank, StageGraph]]]
@@ -65,7 +65,7 @@ def _graphs(directory: Path, device: Device) -> list[tuple[KeptRank, StageGraph]
     ranks = kept_stages(directory)
     if len(ranks) < 2:
         raise UserError(f"{directory}: there is no pipeline to plan; simulate a program of two stages or more")
-    stages = [(rank, stage_graph(rank.graph, device)) for rank in ranks]
+    stages = list(zip(ranks, stage_graphs([rank.graph for rank in ranks], device), strict=True))
     for rank, graph in stages:
         if graph.chunks > 1:
             raise UserError(
