@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from mindllm.compiled.cost import WITHOUT_TRAFFIC, bytes_of, uncounted
-from mindllm.compiled.graph import COLLECTIVES, CompiledGraph, Node
+from mindllm.compiled.graph import CompiledGraph, Node
 from mindllm.compiled.operators import BACKWARD, FORWARD, RECOMPUTED, UPDATE, Operators, is_flagged
 from mindllm.timing.device import Device
 from mindllm.timing.graph_operators import operator_time, transfer_time
@@ -21,6 +21,7 @@ NUMBERED = re.compile(r"((?:\w+\.)*?\w+)\.(\d+)(?=\.|$)")
 MICRO_INPUTS = "micro_inputs"  # of MindSpore's pipeline cell: numbered, and no layers
 BETWEEN_STAGES = frozenset({"Send", "Receive"})
 PASSES = (FORWARD, RECOMPUTED, BACKWARD)
+WHOLE = 0.8  # of the operators of a layer that is recomputed as a whole
 NONE, SELECT, COMMUNICATION, FULL = "none", "select", "comm", "full"
 Type = frozenset[tuple[str, tuple[int, ...]]]  # names and shapes of a layer's parameters
 
@@ -163,13 +164,17 @@ def seen_layers(operators: Operators, layers: str) -> tuple[SeenLayer, ...]:
 
 
 def _recomputation(forward: Iterable[Node], repeated: Iterable[Node]) -> str:
-    """``full`` where every operator that computes was asked for; otherwise what the repeated ones are."""
+    """``full`` where nearly every operator that computes was asked for; otherwise what the repeated ones are.
+
+    Networks leave a few out of whole layers: the choice of experts of MindFormers, whose counts must not be made twice.
+    """
     again = list(repeated)
     if not again:
         return NONE
-    if all(is_flagged(node) for node in forward if node.op not in COLLECTIVES):
+    asked = [is_flagged(node) for node in forward if not node.exchanges]
+    if sum(asked) >= WHOLE * len(asked):
         return FULL
-    return COMMUNICATION if all(node.op in COLLECTIVES for node in again) else SELECT
+    return COMMUNICATION if all(node.exchanges for node in again) else SELECT
 
 
 def _parameters_of(layers: str, names: Iterable[str]) -> str:

@@ -4,9 +4,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from mindllm.compiled.cost import cost, uncounted
 from mindllm.compiled.graph import CompiledGraph, Function, Node, Parameter, TensorType
 from mindllm.compiled.operators import BACKWARD, FORWARD, RECOMPUTED
 from mindllm.timing.device import DEFAULT, read_device
+from mindllm.timing.exchanges import Group, exchange_seconds
+from mindllm.timing.graph_operators import operator_time
 from mindllm.timing.stage_graph import list_of_layers, micro_batches_of, number_in, stage_graphs
 
 HALF = TensorType((512, 512), "bfloat16")
@@ -70,3 +73,42 @@ def test_times_and_layers_of_a_stage_without_a_pipeline():
 
 def test_micro_batches_are_numbered_by_the_compiler():
     assert micro_batches_of(graph(product(0, "1", "Default/", micro=0), product(0, "2", "Default/", micro=3))) == 4
+
+
+def repeated_layer(asked, left_out):
+    forward = [
+        product(0, str(number), "recompute_Default/" if number < asked else "Default/")
+        for number in range(asked + left_out)
+    ]
+    return graph(*forward, product(0, "again", "recompute_Default/", duplicated=True))
+
+
+@pytest.mark.parametrize(("asked", "left_out", "kind"), [(10, 0, "full"), (9, 1, "full"), (2, 8, "select")])
+def test_a_layer_is_recomputed_as_a_whole_though_a_network_leaves_a_few_operators_out(asked, left_out, kind):
+    (found,) = stage_graphs([repeated_layer(asked, left_out)], read_device(DEFAULT))
+    assert [layer.recompute for layer in found.layers] == [kind]
+
+
+def test_products_of_experts_are_counted_and_their_exchange_is_among_its_parts():
+    tokens, weights = TensorType((64, 32), "bfloat16"), TensorType((4, 32, 48), "bfloat16")
+    parts = TensorType((2,), "int64")
+    inputs = {
+        name: Parameter(name, f"f:{name}", kind.shape, kind.dtype)
+        for name, kind in (("x", tokens), ("w", weights), ("n", parts))
+    }
+    grouped = Node(
+        "GroupedMatmul",
+        "f:g",
+        ("f:x", "f:w"),
+        TensorType((64, 48), "bfloat16"),
+        "Default/net-Net/GroupedMatmul-op0",
+        {},
+    )
+    ranks = {"group_rank_ids": tuple(range(64)), "group": "own"}
+    exchange = Node("AlltoAllV", "f:a", ("f:x", "f:n"), tokens, "Default/net-Net/AlltoAllV-op0", ranks)
+    compiled = CompiledGraph(0, (Function("f", (grouped, exchange), (), "f:a"),), inputs, {})
+    assert cost(compiled, grouped).products == 2 * 64 * 32 * 48
+    assert uncounted(compiled) == ()
+    device = read_device(DEFAULT)
+    expected = 1e3 * exchange_seconds("AlltoAllV", 64 * 32 * 2, Group(2), device)
+    assert operator_time(compiled, exchange, device) == pytest.approx(expected, rel=1e-3)
