@@ -7,7 +7,6 @@ are run by ``toolkit.offline``, so one instrument measures both.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
@@ -189,7 +188,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if not options.python.is_file():
         raise UserError(f"{options.python} is not there; bash scripts/mindformers.sh makes it")
-    command = f"python -m toolkit.benchmark.mindformers {_asked(options)}--markdown {options.markdown}"
     rows = _kept_rows(options.rows, options.cases)
     with tempfile.TemporaryDirectory(prefix="mindllm_beside_") as name:
         for case in options.cases:
@@ -198,8 +196,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if options.rows:
                 with atomic_open(options.rows) as file:
                     json.dump(rows, file, indent=1)
-            write_markdown(options.markdown, "Beside MindFormers", DESCRIPTION, command, tables(rows))
+            write_page(options.markdown, rows)
     return 0
+
+
+def write_page(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Writes the page with the command that measures its cases in one sitting."""
+    measured = [case for case in CASES if case in {row["case"] for row in rows}]
+    asked = "" if measured == list(CASES) else f"--cases {' '.join(map(repr, measured))} "
+    command = f"python -m toolkit.benchmark.mindformers {asked}--markdown {path}"
+    others = [text for name, text in OF_OTHERS.items() if any(case.startswith(name) for case in measured)]
+    write_markdown(path, "Beside MindFormers", "\n".join([DESCRIPTION.strip(), *others]), command, tables(rows))
 
 
 def _kept_rows(path: Path | None, again: Sequence[str]) -> list[dict[str, Any]]:
@@ -207,10 +214,6 @@ def _kept_rows(path: Path | None, again: Sequence[str]) -> list[dict[str, Any]]:
     if path is None or not path.is_file():
         return []
     return [row for row in parse_json(path.read_bytes()) if row["case"] not in again]
-
-
-def _asked(options: argparse.Namespace) -> str:
-    return "" if options.cases == list(CASES) else f"--cases {' '.join(map(repr, options.cases))} "
 
 
 def measure(programs: Programs, case: str) -> list[dict[str, Any]]:
@@ -288,6 +291,11 @@ MindSpore 2.10.0, the first rank of each stage. Both are programs as they are, r
 operators and exchanges (the collective ones among them) are those that were launched in a step. Times are of a busy machine:
 they compare orders of magnitude. O0 and O1 are `memory_optimize_level`.
 """
+OF_OTHERS = {
+    "Llama 2": "Llama 2 is a network of the old kind (`use_legacy: true`): 7B's widths with 4 layers.",
+    "Qwen3-MoE": "Qwen3-MoE has 30B-A3B's widths with 4 layers of 16 experts over 2 devices, chosen evenly in MindFormers' dry run.",
+    "DeepSeek-V3": "DeepSeek-V3 has its own widths with a dense layer and one of 16 experts over 2 devices, chosen likewise.",
+}
 
 
 def tables(rows: Sequence[Mapping[str, Any]]) -> Tables:
