@@ -293,7 +293,7 @@ they compare orders of magnitude. O0 and O1 are `memory_optimize_level`.
 """
 OF_OTHERS = {
     "Llama 2": "Llama 2 is a network of the old kind (`use_legacy: true`): 7B's widths with 4 layers.",
-    "Qwen3-MoE": "Qwen3-MoE has 30B-A3B's widths with 4 layers of 16 experts over 2 devices, chosen evenly in MindFormers' dry run.",
+    "Qwen3-MoE": "Qwen3-MoE has 30B-A3B's widths with 4 layers of 16 experts over 2 devices, chosen evenly there.",
     "DeepSeek-V3": "DeepSeek-V3 has its own widths with a dense layer and one of 16 experts over 2 devices, chosen likewise.",
 }
 
