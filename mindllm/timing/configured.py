@@ -41,6 +41,7 @@ def workload_of(config: RunConfig) -> Workload:
         repeat_exchanges=config.recompute_config.mp_comm_recompute,
         expert_parallel=sizes.expert_parallel,
         expert_model_parallel=sizes.expert_model_parallel,
+        copies=config.micro_batch_interleave_num,
     )
     computes_it = all(kind.attention.can_be_fused for kind in model.architecture.kinds())
     fused = model.use_flash_attention is not False and computes_it  # auto: every described device has the kernel

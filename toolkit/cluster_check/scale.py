@@ -90,6 +90,7 @@ def single_device(config: RunConfig) -> RunConfig:
             "recompute_config": RecomputeConfig().model_dump(),
             "runner_config.batch_size": config.global_batch_size,
             "runner_config.gradient_accumulation_steps": 1,
+            "micro_batch_interleave_num": 1,
             "model.model_config.pp_interleave_num": 1,
             "model.model_config.offset": 0,
         },
@@ -243,13 +244,14 @@ def _optimizer(config: RunConfig, sizes: Mapping[str, Any]) -> Mapping[str, Any]
 
 def _of_the_run(config: RunConfig) -> Mapping[str, Any]:
     """Nothing is read or written, and batches are small."""
+    copies = config.micro_batch_interleave_num
     return {
         "run_mode": "train",
         "load_checkpoint": "",
         "pretrained_model_dir": "",
         "resume_training": False,
         "do_eval": False,
-        "runner_config.batch_size": min(config.runner_config.batch_size, LARGEST_BATCH),
+        "runner_config.batch_size": min(config.runner_config.batch_size, LARGEST_BATCH * copies),
         "runner_config.train_steps": 10,
         "runner_config.gradient_accumulation_steps": min(config.runner_config.gradient_accumulation_steps, MOST_PARTS),
         "parallel_config.micro_batch_num": _micro_batches(config),
