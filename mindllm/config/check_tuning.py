@@ -8,7 +8,7 @@ from mindllm.config.architecture_keys import projections_in_files
 from mindllm.config.document import KeyPath
 from mindllm.config.latent_attention import LatentAttentionSpec
 from mindllm.config.run import RunConfig
-from mindllm.config.tuning import PetConfig, is_trained, mistakes
+from mindllm.config.tuning import PetConfig, mistakes
 
 MODEL: KeyPath = ("model", "model_config")
 SECTION: KeyPath = (*MODEL, "pet_config")
@@ -38,7 +38,7 @@ def _not_computed(config: RunConfig, pet: PetConfig) -> Iterator[tuple[KeyPath, 
     kinds = model.base.architecture.kinds()
     if pet.pet_type == "lora" and any(isinstance(kind.attention, LatentAttentionSpec) for kind in kinds):
         yield (*SECTION, "pet_type"), "latent attention has no adapters yet (value lora); write pet_type: full"
-    if model.topk_bias_update_rate and not is_trained(pet, f"model.layers.{model.num_layers - 1}.{ROUTER_BIAS}"):
+    if model.topk_bias_update_rate and any(ROUTER_BIAS in layer.frozen for layer in model.architecture.layers):
         message = f"changes biases of routers, which are frozen (value {model.topk_bias_update_rate}); write 0"
         yield (*MODEL, "topk_bias_update_rate"), message
     if pet.use_dora and sizes.data_parallel > 1 and sizes.model_parallel > 1:

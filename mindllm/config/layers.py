@@ -217,6 +217,17 @@ class LayerSpec:
         own = {f"{part}.{name}": shape for part, shapes in {**norms, **parts}.items() for name, shape in shapes.items()}
         return {**own, **{name: shape for adapter in self.adapters for name, shape in adapter.weights().items()}}
 
+    def last_of_branches(self) -> tuple[str, ...]:
+        """The weights after which attention and feed-forward are added to the hidden states: with zeros there the layer adds
+        nothing.
+        """
+        own = LayerSpec(self.attention, self.feed_forward, self.norm, self.norm_output).weights()
+        return tuple(
+            name
+            for name in own
+            if {"wo", "w2"} & {*name.split(".")} or name in ("attention_post_norm.bias", "ffn_post_norm.bias")
+        )
+
     def flops_per_token(self, seq_length: int) -> float:
         """Matrix products of forward and backward; a frozen weight has no product for its gradient."""
         products = self.attention.flops_per_token(seq_length) + self.feed_forward.flops_per_token()

@@ -1,6 +1,7 @@
 """Section ``model.model_config.pet_config``: what of a model is trained, and with which adapters. MindFormers' keys, made strict.
 
-LoRA: Hu et al., 2021; rsLoRA: Kalajdzievski, 2023; LoRA+: Hayou et al., 2024; DoRA: Liu et al., 2024; NEFTune: Jain et al., 2023.
+LoRA: Hu et al., 2021; rsLoRA: Kalajdzievski, 2023; LoRA+: Hayou et al., 2024; DoRA: Liu et al., 2024; LLaMA Pro: Wu et al., 2024;
+NEFTune: Jain et al., 2023.
 What follows from the section for each layer are fields of its specification: layers that are tuned differently are of
 different kinds.
 """
@@ -31,13 +32,35 @@ Files = Mapping[str, tuple[str, ...]]
 WEIGHT = ".weight"
 
 
+LORA, LLAMAPRO, FULL_TUNING = "lora", "llamapro", "full"
+KEYS_OF: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(
+        (
+            "lora_rank",
+            "lora_alpha",
+            "use_rslora",
+            "use_dora",
+            "lora_dropout",
+            "target_modules",
+            "modules_to_save",
+            "lora_plus_lr_ratio",
+        ),
+        (LORA,),
+    ),
+    "num_new_blocks": (LLAMAPRO,),
+    "freeze_include": (FULL_TUNING,),
+    "freeze_exclude": (FULL_TUNING,),
+}
+"""The kinds of tuning that each key is about; the others are about all of them."""
+
+
 class PetConfig(Section):
     """Section ``model.model_config.pet_config``: parameter-efficient tuning."""
 
-    pet_type: Literal["lora", "full"] = Field(
+    pet_type: Literal["lora", "llamapro", "full"] = Field(
         default="lora",
-        description="lora: low-rank adapters are trained, the model is frozen but for `modules_to_save`; full: the model is "
-        "trained but for what is frozen by pattern.",
+        description="lora: low-rank adapters are trained, the model is frozen but for `modules_to_save`; llamapro: new layers "
+        "are trained between frozen ones; full: the model is trained but for what is frozen by pattern.",
     )
     lora_rank: PositiveInt = Field(default=8, description="Rank of the adapters.")
     lora_alpha: float = Field(default=16.0, gt=0, description="Adapters are scaled by `lora_alpha / lora_rank`.")
@@ -58,6 +81,11 @@ class PetConfig(Section):
     )
     lora_plus_lr_ratio: float | None = Field(
         default=None, gt=0, description="LoRA+: learning rate of the second matrices relative to that of the first."
+    )
+    num_new_blocks: PositiveInt = Field(
+        default=4,
+        description="`pet_type: llamapro`: so many layers are copied behind themselves, the last of every group of equally many; "
+        "a copy begins by adding nothing.",
     )
     freeze_include: List[str] = Field(
         default=(),
@@ -117,6 +145,27 @@ class AdapterSpec:
         return {**shapes, **({f"{self.module}.{MAGNITUDE}": (self.out_features,)} if self.dora else {})}
 
 
+@dataclass(frozen=True)
+class Origin:
+    """Where a layer of a tuned model comes from: its number in the base; ``copied``: it is a new layer behind that one."""
+
+    number: int
+    copied: bool = False
+
+
+def layer_origins(pet: PetConfig | None, layers: int) -> tuple[Origin, ...]:
+    """The layers of a tuned model in order, of a base of so many ``layers``."""
+    if pet is None or pet.pet_type != LLAMAPRO:
+        return tuple(map(Origin, range(layers)))
+    group = max(1, layers // pet.num_new_blocks)
+    found: list[Origin] = []
+    for number in range(layers):
+        found.append(Origin(number))
+        if (number + 1) % group == 0:
+            found.append(Origin(number, copied=True))
+    return tuple(found)
+
+
 def is_adapter_weight(name: str) -> bool:
     """Whether a weight of this name belongs to an adapter."""
     return name.rpartition(".")[2] in ADAPTER_WEIGHTS
@@ -140,7 +189,7 @@ def adaptable(layer: LayerSpec) -> Shapes:
 
 def adapters_of(pet: PetConfig, layer: LayerSpec, files: Files) -> tuple[AdapterSpec, ...]:
     """The adapters of a layer."""
-    if pet.pet_type != "lora":
+    if pet.pet_type != LORA:
         return ()
     modules = adaptable(layer)
     return tuple(_adapters(pet, modules, [module for module in modules if targets(pet, module, files)], files))
@@ -182,11 +231,13 @@ def _aliases(module: str, files: Files) -> tuple[str, ...]:
 
 
 def is_trained(pet: PetConfig | None, name: str) -> bool:
-    """Whether training changes the weight of this name."""
+    """Whether training changes the weight of this name, which is one of the model that is tuned or of an adapter."""
     if pet is None:
         return True
-    if pet.pet_type == "lora":
+    if pet.pet_type == LORA:
         return is_adapter_weight(name) or any(_saves(module, name) for module in pet.modules_to_save)
+    if pet.pet_type == LLAMAPRO:
+        return False
     if any(fnmatchcase(name, pattern) for pattern in pet.freeze_include):
         return False
     return not pet.freeze_exclude or any(fnmatchcase(name, pattern) for pattern in pet.freeze_exclude)
@@ -202,7 +253,12 @@ def mistakes(
 ) -> Iterator[tuple[str, str]]:
     """Keys of the section that cannot be meant, each with why. ``names``: all weights of the model."""
     names = list(names)
-    if pet.pet_type == "lora":
+    yield from _keys_of_others(pet)
+    if pet.pet_type == LLAMAPRO and len(layers) % pet.num_new_blocks:
+        possible = ", ".join(str(count) for count in range(1, len(layers) + 1) if len(layers) % count == 0)
+        message = f"must divide the {len(layers)} layers (value {pet.num_new_blocks}); write one of {possible}"
+        yield "num_new_blocks", message
+    if pet.pet_type == LORA:
         yield from _wrong_targets(pet, layers, files)
         for module in pet.modules_to_save:
             if not any(_saves(module, name) for name in names):
@@ -210,14 +266,24 @@ def mistakes(
                 yield "modules_to_save", f"{module} is no part of the model{nearest(module, levels)}"
     for key in ("freeze_include", "freeze_exclude"):
         patterns = getattr(pet, key)
-        if patterns and pet.pet_type == "lora":
+        if patterns and pet.pet_type == LORA:
             yield key, "adapters freeze the whole model (pet_type lora); write pet_type: full, or modules_to_save"
+            continue
+        if pet.pet_type != FULL_TUNING:
             continue
         for pattern in patterns:
             if not any(fnmatchcase(name, pattern) for name in names):
                 yield key, f"pattern '{pattern}' matches no weight; weights are called {names[0]} or {names[1]}"
-    if pet.pet_type == "full" and not any(is_trained(pet, name) for name in names):
+    if pet.pet_type == FULL_TUNING and not any(is_trained(pet, name) for name in names):
         yield "freeze_include", "nothing is left to train"
+
+
+def _keys_of_others(pet: PetConfig) -> Iterator[tuple[str, str]]:
+    """Keys that say something, and would change nothing."""
+    fields = type(pet).model_fields
+    for key, kinds in KEYS_OF.items():
+        if pet.pet_type not in kinds and getattr(pet, key) != fields[key].default and not key.startswith("freeze_"):
+            yield key, f"is a key of pet_type {' and '.join(kinds)} (pet_type here: {pet.pet_type}); leave it out"
 
 
 def _wrong_targets(pet: PetConfig, layers: tuple[LayerSpec, ...], files: Files) -> Iterator[tuple[str, str]]:

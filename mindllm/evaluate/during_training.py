@@ -38,10 +38,10 @@ class TasksWhileTraining:
         self.ranks = ranks
         self.manager = find_tasks(tasks, options)
         device = config.context.device_target
-        self.model = build_model(config.model.config.base, device)
+        self.model = build_model(config.model.config.merged, device)
         tokenizer = run_tokenizer(config)
         self.generator = Generator(
-            self.model, config.model.config.base, tokenizer, device_target=device, shares_prefixes=True
+            self.model, config.model.config.merged, tokenizer, device_target=device, shares_prefixes=True
         )
 
     def evaluate(self, weights: Mapping[str, ArrayLike], directory: Path) -> Outcome:

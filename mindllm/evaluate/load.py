@@ -64,11 +64,10 @@ def evaluated_model(
     """
     tokenizer = run_tokenizer(config)
     pretrained = find_pretrained(config)
-    model = build_model(config.model.config.base, config.context.device_target)
+    device, model_config = config.context.device_target, pretrained.model(config.model.config)
+    model = build_model(model_config, device)
     assign(trained_weights(model), pretrained.whole(config.model.config.base))
-    generator = Generator(
-        model, config.model.config.base, tokenizer, device_target=config.context.device_target, shares_prefixes=True
-    )
+    generator = Generator(model, model_config, tokenizer, device_target=device, shares_prefixes=True)
     place = directory / ANSWERS / identity(config, pretrained, tokenizer) if directory is not None else None
     return EvaluatedModel(generator, config.evaluation.batch_size, Answers(place, ranks), watch)
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Iterable
 
 from mindspore import Parameter, nn
 
 from mindllm.config import LayerSpec, ModelConfig
-from mindllm.config.tuning import MAGNITUDE, A, B, is_trained
+from mindllm.config.tuning import MAGNITUDE, A, B, layer_origins
 from mindllm.models import CausalLM, Kernels, build_model
 from mindllm.models.linear import Linear
 from mindllm.models.weights import model_weights
@@ -24,8 +25,14 @@ def tune(lm: CausalLM, model: ModelConfig, kernels: Kernels) -> None:
         return
     for number, (layer, spec) in enumerate(zip(lm.model.layers, model.architecture.layers, strict=True)):
         _attach(layer, spec, kernels, f"model.layers.{number}")
-    for name, parameter in model_weights(lm).items():
-        parameter.requires_grad = is_trained(pet, name)
+    weights, trained = model_weights(lm), model.architecture.trained_shapes()
+    for number, (origin, spec) in enumerate(
+        zip(layer_origins(pet, model.num_layers), model.architecture.layers, strict=True)
+    ):
+        if origin.copied:
+            _begin_as_nothing([weights[f"model.layers.{number}.{name}"] for name in spec.last_of_branches()])
+    for name, parameter in weights.items():
+        parameter.requires_grad = name in trained
 
 
 def build_tuned_model(model: ModelConfig, device_target: str = "CPU") -> CausalLM:
@@ -51,6 +58,13 @@ def _attach(layer: nn.Cell, spec: LayerSpec, kernels: Kernels, path: str) -> Non
         if adapter.dora:
             cell.lora_magnitude.name = f"{name}.{MAGNITUDE}"
             cell.lora_magnitude.lengths_of = _drawing(_projection(layer, adapter.module).weight)
+
+
+def _begin_as_nothing(last_of_branches: Iterable[Parameter]) -> None:
+    """Zeros in the weights that are drawn; biases begin with zeros in any model."""
+    for weight in last_of_branches:
+        if hasattr(weight, "initial_std"):
+            weight.initial_std = 0.0
 
 
 def _drawing(weight: Parameter) -> tuple[str, tuple[int, ...], float]:

@@ -21,6 +21,7 @@ COUNTS = [
     (QWEN, {"lora_rank": 8, "use_rslora": "true"}, 17_891_328),
     (QWEN, {"lora_rank": 8, "use_dora": "true"}, 19_251_200),
     (QWEN, {"pet_type": "full"}, 7_721_324_544),
+    (QWEN, {"pet_type": "llamapro", "num_new_blocks": 4}, 809_582_592),
     (LLAMA3, {"lora_rank": 8, "target_modules": "[q_proj, k_proj, v_proj]"}, 4_718_592),
     (LLAMA3, {"lora_rank": 8, "target_modules": "'.*wq|.*wk|.*wv'"}, 4_718_592),
     ("qwen1_5/pretrain_qwen1_5_7b.yaml", {"lora_rank": 8}, 19_988_480),
@@ -38,7 +39,7 @@ def test_published_numbers_of_trained_parameters(name, keys, count):
     model = load(name, **keys)
     assert model.architecture.trained_parameter_count() == count
     base = model.base.parameter_count()
-    assert model.parameter_count() == (base if keys.get("pet_type") else base + count)
+    assert model.parameter_count() == (base if keys.get("pet_type") == "full" else base + count)
 
 
 def test_a_frozen_weight_costs_no_gradient():
@@ -61,6 +62,24 @@ def test_patterns_freeze_and_keep_the_rest():
     assert not any(name.startswith(("model.tok", "model.layers.0.", "model.layers.1.")) for name in trained)
     only = load(QWEN, pet_type="full", freeze_exclude="['lm_head*']").architecture.trained_shapes()
     assert [*only] == ["lm_head.weight"]
+
+
+def test_new_layers_stand_behind_the_groups_they_are_copied_from():
+    model = load(QWEN, pet_type="llamapro", num_new_blocks=4)
+    trained = {int(name.split(".")[2]) for name in model.architecture.trained_shapes()}
+    assert trained == {8, 17, 26, 35}
+    assert model.layer_count == model.merged.num_layers == 36
+    assert model.merged.architecture.weight_shapes() == model.architecture.weight_shapes()
+    plain, tuned = model.base.architecture, model.architecture
+    assert tuned.flops_per_token(64) > plain.flops_per_token(64) * 2 / 3
+
+
+def test_new_layers_stay_trained_when_a_model_is_cut_to_a_few():
+    model = load(QWEN, pet_type="llamapro", num_new_blocks=4)
+    few = model.architecture.kinds()
+    smaller = type(model).model_validate({**model.model_dump(exclude_unset=True), **keys_of_layers(model, few)})
+    assert smaller.architecture.layers == few
+    assert {name.split(".")[2] for name in smaller.architecture.trained_shapes()} == {"1"}
 
 
 def test_layers_that_are_frozen_are_of_another_kind_and_stay_so_when_they_are_few():
@@ -87,6 +106,9 @@ def test_layers_that_are_frozen_are_of_another_kind_and_stay_so_when_they_are_fe
         ({"pet_type": "full", "freeze_include": "['*']"}, "freeze_include", "nothing is left"),
         ({"pet_type": "full", "freeze_include": "['*nose*']"}, "freeze_include", "matches no weight"),
         ({"lora_dropout": 1.0}, "lora_dropout", "less than 1"),
+        ({"pet_type": "llamapro", "num_new_blocks": 5}, "num_new_blocks", "write one of 1, 2, 4, 8, 16, 32"),
+        ({"pet_type": "llamapro", "lora_rank": 4}, "lora_rank", "is a key of pet_type lora (pet_type here: llamapro)"),
+        ({"num_new_blocks": 2}, "num_new_blocks", "is a key of pet_type llamapro (pet_type here: lora)"),
         ({"lora_rang": 4}, "lora_rang", "did you mean 'lora_rank'"),
     ],
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from mindllm.data.tokenizer import Tokenizer
 from mindllm.errors import UserError
 from mindllm.train.checkpoint import load_checkpoint
 from mindllm.train.checkpoint.adapters.adapter import Base, adapter_of_checkpoint
-from mindllm.train.checkpoint.adapters.merging import merged, unmerged
+from mindllm.train.checkpoint.adapters.merging import merged, require_reversible, unmerged
 from mindllm.train.checkpoint.adapters.peft import CONFIG_FILE, is_peft, write_peft
 from mindllm.train.checkpoint.architecture import model_of
 from mindllm.train.checkpoint.hugging_face import read_weights
@@ -65,7 +65,8 @@ def merge(source: Path, directory: Path, base: Path | None, options: Mapping[str
     adapter = read_adapter(source, beneath.model)
     model = adapter.model(beneath.model)
     adapter.require_base(beneath.weights, str(place))
-    return _export(directory, beneath, merged(model, beneath.weights, adapter.weights), options)
+    whole = replace(beneath, model=model.merged)
+    return _export(directory, whole, merged(model, beneath.weights, adapter.weights), options)
 
 
 def unmerge(source: Path, taken_out: Path, directory: Path, options: Mapping[str, Any]) -> Path:
@@ -76,6 +77,7 @@ def unmerge(source: Path, taken_out: Path, directory: Path, options: Mapping[str
     refuse_existing(directory)
     whole = _whole(source)
     adapter = read_adapter(taken_out, whole.model)
+    require_reversible(adapter.pet)
     return _export(directory, whole, unmerged(adapter.model(whole.model), whole.weights, adapter.weights), options)
 
 
