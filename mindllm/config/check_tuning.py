@@ -8,7 +8,7 @@ from mindllm.config.architecture_keys import projections_in_files
 from mindllm.config.document import KeyPath
 from mindllm.config.latent_attention import LatentAttentionSpec
 from mindllm.config.run import RunConfig
-from mindllm.config.tuning import PetConfig, mistakes
+from mindllm.config.tuning import BOTTLENECK, PetConfig, mistakes
 
 MODEL: KeyPath = ("model", "model_config")
 SECTION: KeyPath = (*MODEL, "pet_config")
@@ -36,6 +36,9 @@ def _not_computed(config: RunConfig, pet: PetConfig) -> Iterator[tuple[KeyPath, 
     """What is not here yet, alone or on several devices."""
     model, sizes = config.model.config, config.parallel_config
     kinds = model.base.architecture.kinds()
+    if pet.pet_type == BOTTLENECK and config.export_hf.directory:
+        message = f"no Hugging Face model has bottlenecks (value {config.export_hf.directory}); leave it out"
+        yield ("export_hf", "directory"), message
     if pet.pet_type == "lora" and any(isinstance(kind.attention, LatentAttentionSpec) for kind in kinds):
         yield (*SECTION, "pet_type"), "latent attention has no adapters yet (value lora); write pet_type: full"
     if model.topk_bias_update_rate and any(ROUTER_BIAS in layer.frozen for layer in model.architecture.layers):

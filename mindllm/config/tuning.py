@@ -27,12 +27,14 @@ if TYPE_CHECKING:
 ALL = "ALL"
 A, B, MAGNITUDE = "lora_a", "lora_b", "lora_magnitude"
 ADAPTER_WEIGHTS = (A, B, MAGNITUDE)
+PARTS = ("attention", "feed_forward")
+BEHIND = "_adapter"  # the cell that stands behind a part of a layer is called like it, with this
 Files = Mapping[str, tuple[str, ...]]
 """Our projections, below a layer, by the name that the files of the family give them: several where they are one matrix there."""
 WEIGHT = ".weight"
 
 
-LORA, LLAMAPRO, FULL_TUNING = "lora", "llamapro", "full"
+LORA, BOTTLENECK, LLAMAPRO, FULL_TUNING = "lora", "adapter", "llamapro", "full"
 KEYS_OF: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(
         (
@@ -41,12 +43,13 @@ KEYS_OF: Mapping[str, tuple[str, ...]] = {
             "use_rslora",
             "use_dora",
             "lora_dropout",
-            "target_modules",
             "modules_to_save",
             "lora_plus_lr_ratio",
         ),
         (LORA,),
     ),
+    "target_modules": (LORA, BOTTLENECK),
+    "adapter_length": (BOTTLENECK,),
     "num_new_blocks": (LLAMAPRO,),
     "freeze_include": (FULL_TUNING,),
     "freeze_exclude": (FULL_TUNING,),
@@ -57,10 +60,11 @@ KEYS_OF: Mapping[str, tuple[str, ...]] = {
 class PetConfig(Section):
     """Section ``model.model_config.pet_config``: parameter-efficient tuning."""
 
-    pet_type: Literal["lora", "llamapro", "full"] = Field(
+    pet_type: Literal["lora", "adapter", "llamapro", "full"] = Field(
         default="lora",
-        description="lora: low-rank adapters are trained, the model is frozen but for `modules_to_save`; llamapro: new layers "
-        "are trained between frozen ones; full: the model is trained but for what is frozen by pattern.",
+        description="lora: low-rank adapters are trained, the model is frozen but for `modules_to_save`; adapter: bottlenecks "
+        "behind attention and feed-forward are; llamapro: new layers between frozen ones are; full: the model is trained but for "
+        "what is frozen by pattern.",
     )
     lora_rank: PositiveInt = Field(default=8, description="Rank of the adapters.")
     lora_alpha: float = Field(default=16.0, gt=0, description="Adapters are scaled by `lora_alpha / lora_rank`.")
@@ -74,7 +78,7 @@ class PetConfig(Section):
     target_modules: str | List[str] = Field(
         default=ALL,
         description="Projections with adapters: ALL, a list of names (ours or those of the family's files), or a regular "
-        "expression over whole paths, such as `.*wq|.*wv`.",
+        "expression over whole paths, such as `.*wq|.*wv`. `pet_type: adapter`: ALL, or of `attention`, `feed_forward`.",
     )
     modules_to_save: List[str] = Field(
         default=(), description="Parts trained whole beside the adapters, by name: norm_out, tok_embeddings, lm_head, …"
@@ -82,6 +86,7 @@ class PetConfig(Section):
     lora_plus_lr_ratio: float | None = Field(
         default=None, gt=0, description="LoRA+: learning rate of the second matrices relative to that of the first."
     )
+    adapter_length: PositiveInt = Field(default=128, description="`pet_type: adapter`: width of the bottlenecks.")
     num_new_blocks: PositiveInt = Field(
         default=4,
         description="`pet_type: llamapro`: so many layers are copied behind themselves, the last of every group of equally many; "
@@ -146,6 +151,37 @@ class AdapterSpec:
 
 
 @dataclass(frozen=True)
+class BottleneckSpec:
+    """Behind a part of a layer, ``attention`` or ``feed_forward``: down ``[length, hidden]``, up ``[hidden, length]``, biases."""
+
+    module: str
+    hidden_size: int
+    length: int
+
+    @property
+    def name(self) -> str:
+        """Its cell, below the layer."""
+        return f"{self.module}{BEHIND}"
+
+    def weights(self) -> Shapes:
+        """Names below the layer, and shapes."""
+        return {
+            f"{self.name}.down.weight": (self.length, self.hidden_size),
+            f"{self.name}.down.bias": (self.length,),
+            f"{self.name}.up.weight": (self.hidden_size, self.length),
+            f"{self.name}.up.bias": (self.hidden_size,),
+        }
+
+
+def bottlenecks_of(pet: PetConfig, hidden_size: int) -> tuple[BottleneckSpec, ...]:
+    """The bottlenecks of every layer."""
+    if pet.pet_type != BOTTLENECK:
+        return ()
+    chosen = [part for part in PARTS if pet.target_modules == ALL or part in pet.target_modules]
+    return tuple(BottleneckSpec(part, hidden_size, pet.adapter_length) for part in chosen)
+
+
+@dataclass(frozen=True)
 class Origin:
     """Where a layer of a tuned model comes from: its number in the base; ``copied``: it is a new layer behind that one."""
 
@@ -168,7 +204,7 @@ def layer_origins(pet: PetConfig | None, layers: int) -> tuple[Origin, ...]:
 
 def is_adapter_weight(name: str) -> bool:
     """Whether a weight of this name belongs to an adapter."""
-    return name.rpartition(".")[2] in ADAPTER_WEIGHTS
+    return name.rpartition(".")[2] in ADAPTER_WEIGHTS or any(f".{part}{BEHIND}." in f".{name}" for part in PARTS)
 
 
 def adaptable(layer: LayerSpec) -> Shapes:
@@ -236,8 +272,8 @@ def is_trained(pet: PetConfig | None, name: str) -> bool:
         return True
     if pet.pet_type == LORA:
         return is_adapter_weight(name) or any(_saves(module, name) for module in pet.modules_to_save)
-    if pet.pet_type == LLAMAPRO:
-        return False
+    if pet.pet_type in (BOTTLENECK, LLAMAPRO):
+        return is_adapter_weight(name)
     if any(fnmatchcase(name, pattern) for pattern in pet.freeze_include):
         return False
     return not pet.freeze_exclude or any(fnmatchcase(name, pattern) for pattern in pet.freeze_exclude)
@@ -258,6 +294,8 @@ def mistakes(
         possible = ", ".join(str(count) for count in range(1, len(layers) + 1) if len(layers) % count == 0)
         message = f"must divide the {len(layers)} layers (value {pet.num_new_blocks}); write one of {possible}"
         yield "num_new_blocks", message
+    if pet.pet_type == BOTTLENECK:
+        yield from _wrong_bottlenecks(pet, layers[0].attention.hidden_size)
     if pet.pet_type == LORA:
         yield from _wrong_targets(pet, layers, files)
         for module in pet.modules_to_save:
@@ -284,6 +322,26 @@ def _keys_of_others(pet: PetConfig) -> Iterator[tuple[str, str]]:
     for key, kinds in KEYS_OF.items():
         if pet.pet_type not in kinds and getattr(pet, key) != fields[key].default and not key.startswith("freeze_"):
             yield key, f"is a key of pet_type {' and '.join(kinds)} (pet_type here: {pet.pet_type}); leave it out"
+
+
+def _wrong_bottlenecks(pet: PetConfig, width: int) -> Iterator[tuple[str, str]]:
+    wanted, key = pet.target_modules, "target_modules"
+    if isinstance(wanted, str) and wanted != ALL:
+        yield (
+            key,
+            f"bottlenecks stand behind whole parts of a layer (value {wanted}); write ALL, or a list of {', '.join(PARTS)}",
+        )
+    elif wanted != ALL and (not wanted or {*wanted} - {*PARTS}):
+        wrong = next((name for name in wanted if name not in PARTS), "")
+        yield (
+            key,
+            f"bottlenecks stand behind {' and '.join(PARTS)}, not behind {wrong or 'nothing'}{nearest(wrong, PARTS)}",
+        )
+    if pet.adapter_length > width:
+        yield (
+            "adapter_length",
+            f"is above the width of the model, {width} (value {pet.adapter_length}); write at most {width}",
+        )
 
 
 def _wrong_targets(pet: PetConfig, layers: tuple[LayerSpec, ...], files: Files) -> Iterator[tuple[str, str]]:

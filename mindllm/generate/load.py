@@ -6,11 +6,11 @@ from mindllm.config import RunConfig
 from mindllm.data.tokenizer import Tokenizer
 from mindllm.generate.generator import Generator
 from mindllm.generate.terminal import terminal
-from mindllm.models import build_model
-from mindllm.models.weights import assign, trained_weights
+from mindllm.models.weights import assign, model_weights
 from mindllm.train.checkpoint import CheckpointStore
 from mindllm.train.checkpoint.pretrained import merged_pretrained
 from mindllm.train.device import set_up_device
+from mindllm.tune.transform import build_tuned_model
 
 
 def need_weights(config: RunConfig) -> None:
@@ -30,6 +30,6 @@ def load_generator(config: RunConfig, tokenizer: Tokenizer) -> Generator:
     model_config, pretrained = merged_pretrained(config)
     set_up_device(config)
     with terminal.status("building the model"):
-        model = build_model(model_config, device)
-        assign(trained_weights(model), pretrained)
+        model = build_tuned_model(model_config, device)
+        assign(model_weights(model), pretrained)
         return Generator(model, model_config, tokenizer, device_target=device)

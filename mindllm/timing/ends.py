@@ -78,7 +78,8 @@ def layer_parameters(spec: LayerSpec, ranks: int) -> Held:
     """What one of ``ranks`` tensor-parallel ranks holds of a layer."""
     whole, frozen = spec.weights(), set(spec.frozen)
     stays = scalars({name: shape for name, shape in whole.items() if name in frozen})
-    return Held((scalars(whole) - stays) / ranks, stays / ranks)
+    everywhere = sum(scalars(bottleneck.weights()) for bottleneck in spec.bottlenecks)
+    return Held((scalars(whole) - stays - everywhere) / ranks + everywhere, stays / ranks)
 
 
 def table_parameters(architecture: Architecture, name: str, count: float) -> Held:

@@ -10,9 +10,11 @@ from mindspore import Parameter, nn
 from mindllm.config import LayerSpec, ModelConfig
 from mindllm.config.tuning import MAGNITUDE, A, B, layer_origins
 from mindllm.models import CausalLM, Kernels, build_model
+from mindllm.models.decoder import DecoderLayer
 from mindllm.models.linear import Linear
 from mindllm.models.weights import model_weights
 from mindllm.tune.adapter import LoraAdapter
+from mindllm.tune.bottleneck import Bottleneck
 
 
 def tune(lm: CausalLM, model: ModelConfig, kernels: Kernels) -> None:
@@ -42,7 +44,7 @@ def build_tuned_model(model: ModelConfig, device_target: str = "CPU") -> CausalL
     return lm
 
 
-def _attach(layer: nn.Cell, spec: LayerSpec, kernels: Kernels, path: str) -> None:
+def _attach(layer: DecoderLayer, spec: LayerSpec, kernels: Kernels, path: str) -> None:
     """The adapters of one layer. Parameters get their names when all are there: those of a shared one change with each cell."""
     adapters: dict[str, LoraAdapter] = {}
     for adapter in spec.adapters:
@@ -50,6 +52,11 @@ def _attach(layer: nn.Cell, spec: LayerSpec, kernels: Kernels, path: str) -> Non
         together = adapter.first_matrix_of or adapter.module  # one adapter in the files, so they drop the same
         adapters[adapter.module] = LoraAdapter(adapter, kernels, shared, zlib.crc32(together.encode()))
         _projection(layer, adapter.module).attach(adapters[adapter.module])
+    behind = {"attention": layer.attach_behind_attention, "feed_forward": layer.attach_behind_feed_forward}
+    for bottleneck in spec.bottlenecks:
+        inserted = Bottleneck(bottleneck, kernels)
+        behind[bottleneck.module](inserted)
+        inserted.update_parameters_name(f"{path}.")
     for adapter in spec.adapters:
         cell, name = adapters[adapter.module], f"{path}.{adapter.module}"
         if not adapter.first_matrix_of:

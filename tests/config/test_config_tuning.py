@@ -21,6 +21,7 @@ COUNTS = [
     (QWEN, {"lora_rank": 8, "use_rslora": "true"}, 17_891_328),
     (QWEN, {"lora_rank": 8, "use_dora": "true"}, 19_251_200),
     (QWEN, {"pet_type": "full"}, 7_721_324_544),
+    (QWEN, {"pet_type": "adapter", "target_modules": "[feed_forward]"}, 33_689_600),
     (QWEN, {"pet_type": "llamapro", "num_new_blocks": 4}, 809_582_592),
     (LLAMA3, {"lora_rank": 8, "target_modules": "[q_proj, k_proj, v_proj]"}, 4_718_592),
     (LLAMA3, {"lora_rank": 8, "target_modules": "'.*wq|.*wk|.*wv'"}, 4_718_592),
@@ -109,6 +110,10 @@ def test_layers_that_are_frozen_are_of_another_kind_and_stay_so_when_they_are_fe
         ({"pet_type": "llamapro", "num_new_blocks": 5}, "num_new_blocks", "write one of 1, 2, 4, 8, 16, 32"),
         ({"pet_type": "llamapro", "lora_rank": 4}, "lora_rank", "is a key of pet_type lora (pet_type here: llamapro)"),
         ({"num_new_blocks": 2}, "num_new_blocks", "is a key of pet_type llamapro (pet_type here: lora)"),
+        ({"pet_type": "adapter", "target_modules": "[feed_forwrd]"}, "target_modules", "did you mean 'feed_forward'"),
+        ({"pet_type": "adapter", "target_modules": "[]"}, "target_modules", "attention and feed_forward"),
+        ({"pet_type": "adapter", "target_modules": "'.*wq'"}, "target_modules", "write ALL"),
+        ({"pet_type": "adapter", "adapter_length": 5000}, "adapter_length", "above the width of the model, 4096"),
         ({"lora_rang": 4}, "lora_rang", "did you mean 'lora_rank'"),
     ],
 )

@@ -52,6 +52,15 @@ def beside_split_input(at: str, cell: LoraAdapter, rows: Dimension) -> Table:
     return table
 
 
+def behind_part(at: str, rows: Dimension) -> Table:
+    """What stands behind a part of a layer, whose tokens are split by ``rows``: its weights are whole everywhere."""
+    tokens: Layout = (rows, None)
+    table = {f"{at}.add": on(tokens, tokens), f"{at}.down.activation.gelu": on(tokens)}
+    for name in ("down", "up"):
+        table |= {f"{at}.{name}.matmul": on(tokens, WHOLE), f"{at}.{name}.bias_add": on(tokens, (None,))}
+    return table
+
+
 def _lengths(at: str, cell: RowLengths, weight: Layout, first: Layout, out: Dimension) -> Table:
     """Sums over columns that are split are added over the devices; ``out``: how what has one number for each row is split."""
     by_row: Layout = (out, None)

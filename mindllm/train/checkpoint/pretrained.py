@@ -14,6 +14,7 @@ from mindllm.config.tuning import FULL_TUNING
 from mindllm.errors import UserError, nearest
 from mindllm.models.weight_shapes import weight_shapes
 from mindllm.train.checkpoint.adapters.adapter import Adapter, Base, adapter_of_checkpoint, trained_beside
+from mindllm.train.checkpoint.adapters.bottlenecks import is_bottlenecks, read_bottlenecks
 from mindllm.train.checkpoint.adapters.merging import adapted, merged
 from mindllm.train.checkpoint.adapters.peft import is_peft, read_peft
 from mindllm.train.checkpoint.formats import code_of
@@ -191,6 +192,8 @@ def read_adapter(path: Path, model: ModelConfig) -> Adapter:
     Raises:
         UserError: it is none, is damaged, or of another model.
     """
+    if is_bottlenecks(path):
+        return read_bottlenecks(path)
     if is_peft(path):
         return read_peft(path, model)
     adapter = adapter_of_checkpoint(load_checkpoint(path, option="ADAPTER", with_optimizer=False))

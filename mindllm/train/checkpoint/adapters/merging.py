@@ -11,7 +11,18 @@ from collections.abc import Mapping
 import numpy as np
 
 from mindllm.config import ModelConfig
-from mindllm.config.tuning import LLAMAPRO, LORA, MAGNITUDE, WEIGHT, A, AdapterSpec, B, PetConfig, layer_origins
+from mindllm.config.tuning import (
+    BOTTLENECK,
+    LLAMAPRO,
+    LORA,
+    MAGNITUDE,
+    WEIGHT,
+    A,
+    AdapterSpec,
+    B,
+    PetConfig,
+    layer_origins,
+)
 from mindllm.errors import UserError
 from mindllm.models.row_lengths import row_lengths
 from mindllm.models.weight_shapes import weight_shapes
@@ -53,7 +64,9 @@ def require_reversible(pet: PetConfig | None) -> None:
     """Raises UserError where merged weights do not say what they were merged from."""
     if pet is not None and (pet.use_dora or pet.modules_to_save or pet.pet_type != LORA):
         why = "use_dora replaces lengths of rows" if pet.use_dora else "whole modules were replaced"
-        why = "new layers stand between those of its base" if pet.pet_type == LLAMAPRO else why
+        why = {LLAMAPRO: "new layers stand between those of its base", BOTTLENECK: "bottlenecks are never merged"}.get(
+            pet.pet_type, why
+        )
         raise UserError(f"this adapter cannot be taken out of merged weights: {why}; keep the base")
 
 
@@ -62,7 +75,7 @@ def adapted(model: ModelConfig, base: Weights) -> dict[str, TensorSource]:
     of layers that begin by adding nothing (LLaMA Pro: Wu et al., 2024, section 3.2).
     """
     origins = _names_in_base(model)
-    found: dict[str, TensorSource] = {name: base[theirs] for name, theirs in origins.items()}
+    found: dict[str, TensorSource] = {name: base[theirs] for name, theirs in origins.items() if theirs in base}
     for number, origin in enumerate(layer_origins(model.pet_config, model.num_layers)):
         if origin.copied:
             names = [f"model.layers.{number}.{name}" for name in model.architecture.layers[number].last_of_branches()]

@@ -71,7 +71,9 @@ def read_peft(directory: Path, model: ModelConfig) -> Adapter:
 def _refuse_unsupported(path: Path, content: Mapping[str, Any]) -> None:
     if content.get("peft_type") != "LORA":
         kind = shortened(content.get("peft_type"))
-        raise UserError(f"{path}: peft_type: this kind of adapter is not read (value {kind}); read are LORA")
+        raise UserError(
+            f"{path}: peft_type: this kind of adapter is not read (value {kind}); read are LORA, and BOTTLENECK of our own"
+        )
     for key, allowed in UNSUPPORTED.items():
         if key in content and content[key] not in allowed:
             raise UserError(
