@@ -8,7 +8,7 @@ from mindllm.config.architecture_keys import projections_in_files
 from mindllm.config.document import KeyPath
 from mindllm.config.latent_attention import LatentAttentionSpec
 from mindllm.config.run import RunConfig
-from mindllm.config.tuning import BOTTLENECK, PetConfig, mistakes
+from mindllm.config.tuning import ADALORA, BOTTLENECK, LOW_RANK, PetConfig, mistakes
 
 MODEL: KeyPath = ("model", "model_config")
 SECTION: KeyPath = (*MODEL, "pet_config")
@@ -39,8 +39,13 @@ def _not_computed(config: RunConfig, pet: PetConfig) -> Iterator[tuple[KeyPath, 
     if pet.pet_type == BOTTLENECK and config.export_hf.directory:
         message = f"no Hugging Face model has bottlenecks (value {config.export_hf.directory}); leave it out"
         yield ("export_hf", "directory"), message
-    if pet.pet_type == "lora" and any(isinstance(kind.attention, LatentAttentionSpec) for kind in kinds):
-        yield (*SECTION, "pet_type"), "latent attention has no adapters yet (value lora); write pet_type: full"
+    if pet.pet_type in LOW_RANK and any(isinstance(kind.attention, LatentAttentionSpec) for kind in kinds):
+        yield (
+            (*SECTION, "pet_type"),
+            f"latent attention has no adapters yet (value {pet.pet_type}); write pet_type: full",
+        )
+    if pet.pet_type == ADALORA:
+        yield from _ranks_not_allocated(config, pet)
     if model.topk_bias_update_rate and any(ROUTER_BIAS in layer.frozen for layer in model.architecture.layers):
         message = f"changes biases of routers, which are frozen (value {model.topk_bias_update_rate}); write 0"
         yield (*MODEL, "topk_bias_update_rate"), message
@@ -50,3 +55,26 @@ def _not_computed(config: RunConfig, pet: PetConfig) -> Iterator[tuple[KeyPath, 
             f"(model_parallel {sizes.model_parallel}) yet; write use_dora: false, or 1 for one of them"
         )
         yield (*SECTION, "use_dora"), message
+
+
+def _ranks_not_allocated(config: RunConfig, pet: PetConfig) -> Iterator[tuple[KeyPath, str]]:
+    """The budget needs an end, and one device that sees all adapters."""
+    steps = config.runner_config.train_steps
+    if steps is None:
+        yield (
+            ("runner_config", "train_steps"),
+            "the budget of pet_type adalora falls until the end of the run; write its steps",
+        )
+    elif pet.adalora_tinit + pet.adalora_tfinal >= steps:
+        message = f"leaves no steps between adalora_tinit {pet.adalora_tinit} and adalora_tfinal {pet.adalora_tfinal}"
+        yield ("runner_config", "train_steps"), f"{message} (value {steps}); write more"
+    sizes = config.parallel_config
+    for key in ("model_parallel", "pipeline_stage"):
+        if getattr(sizes, key) > 1:
+            message = (
+                f"ranks of pet_type adalora are allocated where all adapters are (value {getattr(sizes, key)}); write 1"
+            )
+            yield ("parallel_config", key), message
+    if sizes.data_parallel > 1 and (config.context.device_target != "CPU" or config.parallel.enable_parallel_optimizer):
+        message = "ranks of pet_type adalora are allocated on one device, or by replicas on CPU without enable_parallel_optimizer"
+        yield ("parallel_config", "data_parallel"), f"{message} (value {sizes.data_parallel}); write 1"

@@ -25,8 +25,9 @@ if TYPE_CHECKING:
     from mindllm.config.layers import LayerSpec, Shapes
 
 ALL = "ALL"
-A, B, MAGNITUDE = "lora_a", "lora_b", "lora_magnitude"
-ADAPTER_WEIGHTS = (A, B, MAGNITUDE)
+A, B, MAGNITUDE, VALUES = "lora_a", "lora_b", "lora_magnitude", "lora_e"
+ADAPTER_WEIGHTS = (A, B, MAGNITUDE, VALUES)
+LOW_RANK = ("lora", "adalora")  # kinds of tuning with adapters beside projections
 PARTS = ("attention", "feed_forward")
 BEHIND = "_adapter"  # the cell that stands behind a part of a layer is called like it, with this
 Files = Mapping[str, tuple[str, ...]]
@@ -34,21 +35,32 @@ Files = Mapping[str, tuple[str, ...]]
 WEIGHT = ".weight"
 
 
-LORA, BOTTLENECK, LLAMAPRO, FULL_TUNING = "lora", "adapter", "llamapro", "full"
+LORA, ADALORA, BOTTLENECK, LLAMAPRO, FULL_TUNING = "lora", "adalora", "adapter", "llamapro", "full"
 KEYS_OF: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(
         (
             "lora_rank",
-            "lora_alpha",
             "use_rslora",
             "use_dora",
-            "lora_dropout",
-            "modules_to_save",
             "lora_plus_lr_ratio",
         ),
         (LORA,),
     ),
-    "target_modules": (LORA, BOTTLENECK),
+    **dict.fromkeys(("lora_alpha", "lora_dropout", "modules_to_save"), LOW_RANK),
+    "target_modules": (*LOW_RANK, BOTTLENECK),
+    **dict.fromkeys(
+        (
+            "adalora_init_r",
+            "adalora_target_r",
+            "adalora_tinit",
+            "adalora_tfinal",
+            "adalora_delta_t",
+            "adalora_beta1",
+            "adalora_beta2",
+            "adalora_orth_reg_weight",
+        ),
+        (ADALORA,),
+    ),
     "adapter_length": (BOTTLENECK,),
     "num_new_blocks": (LLAMAPRO,),
     "freeze_include": (FULL_TUNING,),
@@ -57,14 +69,17 @@ KEYS_OF: Mapping[str, tuple[str, ...]] = {
 """The kinds of tuning that each key is about; the others are about all of them."""
 
 
+RANK_EPSILON = 1e-5  # PEFT's AdaLoRA adds it to the rank it divides by
+
+
 class PetConfig(Section):
     """Section ``model.model_config.pet_config``: parameter-efficient tuning."""
 
-    pet_type: Literal["lora", "adapter", "llamapro", "full"] = Field(
+    pet_type: Literal["lora", "adalora", "adapter", "llamapro", "full"] = Field(
         default="lora",
-        description="lora: low-rank adapters are trained, the model is frozen but for `modules_to_save`; adapter: bottlenecks "
-        "behind attention and feed-forward are; llamapro: new layers between frozen ones are; full: the model is trained but for "
-        "what is frozen by pattern.",
+        description="lora: low-rank adapters are trained, the model is frozen but for `modules_to_save`; adalora: so are "
+        "adapters whose ranks go to where they matter; adapter: bottlenecks behind attention and feed-forward; llamapro: new "
+        "layers between frozen ones; full: the model is trained but for what is frozen by pattern.",
     )
     lora_rank: PositiveInt = Field(default=8, description="Rank of the adapters.")
     lora_alpha: float = Field(default=16.0, gt=0, description="Adapters are scaled by `lora_alpha / lora_rank`.")
@@ -85,6 +100,20 @@ class PetConfig(Section):
     )
     lora_plus_lr_ratio: float | None = Field(
         default=None, gt=0, description="LoRA+: learning rate of the second matrices relative to that of the first."
+    )
+    adalora_init_r: PositiveInt = Field(
+        default=12, description="`pet_type: adalora`: rank that every adapter begins with."
+    )
+    adalora_target_r: PositiveInt = Field(default=8, description="In it: rank that is left at the end, on average.")
+    adalora_tinit: int = Field(default=0, ge=0, description="In it: steps before the first ranks are removed.")
+    adalora_tfinal: int = Field(default=0, ge=0, description="In it: steps at the end of the run with the last choice.")
+    adalora_delta_t: PositiveInt = Field(default=1, description="In it: steps from one choice of ranks to the next.")
+    adalora_beta1: float = Field(default=0.85, gt=0, lt=1, description="In it: decay of the mean of importance.")
+    adalora_beta2: float = Field(default=0.85, gt=0, lt=1, description="In it: decay of the mean of its changes.")
+    adalora_orth_reg_weight: float = Field(
+        default=0.5,
+        ge=0,
+        description="In it: weight of the penalty that keeps ranks orthogonal; its gradient alone is computed.",
     )
     adapter_length: PositiveInt = Field(default=128, description="`pet_type: adapter`: width of the bottlenecks.")
     num_new_blocks: PositiveInt = Field(
@@ -121,8 +150,15 @@ class PetConfig(Section):
         return self.lora_plus_lr_ratio if self.lora_plus_lr_ratio and faster else 1.0
 
     @property
+    def rank(self) -> int:
+        """Of adapters beside projections, as they are built."""
+        return self.adalora_init_r if self.pet_type == ADALORA else self.lora_rank
+
+    @property
     def scale(self) -> float:
         """The factor on what adapters add."""
+        if self.pet_type == ADALORA:
+            return self.lora_alpha / (self.adalora_init_r + RANK_EPSILON)
         return self.lora_alpha / (math.sqrt(self.lora_rank) if self.use_rslora else self.lora_rank)
 
 
@@ -131,7 +167,7 @@ class AdapterSpec:
     """``scale · B(A x)`` beside one projection of a layer: A ``[rank, in]``, B ``[out, rank]``; with ``dora`` lengths ``[out]``.
 
     ``first_matrix_of``: the projection whose A this one multiplies by, where the files of the family have both as one matrix:
-    there it is one adapter.
+    there it is one adapter. ``has_values``: between A and B stands a diagonal matrix E ``[rank]``.
     """
 
     module: str
@@ -142,10 +178,13 @@ class AdapterSpec:
     dora: bool = False
     dropout: float = 0.0
     first_matrix_of: str = ""
+    has_values: bool = False
 
     def weights(self) -> Shapes:
         """Names below the layer, and shapes."""
         shapes: Shapes = {} if self.first_matrix_of else {f"{self.module}.{A}": (self.rank, self.in_features)}
+        if self.has_values and not self.first_matrix_of:
+            shapes[f"{self.module}.{VALUES}"] = (self.rank,)
         shapes[f"{self.module}.{B}"] = (self.out_features, self.rank)
         return {**shapes, **({f"{self.module}.{MAGNITUDE}": (self.out_features,)} if self.dora else {})}
 
@@ -225,7 +264,7 @@ def adaptable(layer: LayerSpec) -> Shapes:
 
 def adapters_of(pet: PetConfig, layer: LayerSpec, files: Files) -> tuple[AdapterSpec, ...]:
     """The adapters of a layer."""
-    if pet.pet_type != LORA:
+    if pet.pet_type not in LOW_RANK:
         return ()
     modules = adaptable(layer)
     return tuple(_adapters(pet, modules, [module for module in modules if targets(pet, module, files)], files))
@@ -239,11 +278,12 @@ def _adapters(pet: PetConfig, modules: Shapes, chosen: list[str], files: Files) 
             module,
             out_features,
             in_features,
-            pet.lora_rank,
+            pet.rank,
             pet.scale,
             pet.use_dora,
             pet.lora_dropout,
             "" if together == module else together,
+            pet.pet_type == ADALORA,
         )
 
 
@@ -270,7 +310,7 @@ def is_trained(pet: PetConfig | None, name: str) -> bool:
     """Whether training changes the weight of this name, which is one of the model that is tuned or of an adapter."""
     if pet is None:
         return True
-    if pet.pet_type == LORA:
+    if pet.pet_type in LOW_RANK:
         return is_adapter_weight(name) or any(_saves(module, name) for module in pet.modules_to_save)
     if pet.pet_type in (BOTTLENECK, LLAMAPRO):
         return is_adapter_weight(name)
@@ -294,9 +334,12 @@ def mistakes(
         possible = ", ".join(str(count) for count in range(1, len(layers) + 1) if len(layers) % count == 0)
         message = f"must divide the {len(layers)} layers (value {pet.num_new_blocks}); write one of {possible}"
         yield "num_new_blocks", message
+    if pet.pet_type == ADALORA and pet.adalora_target_r > pet.adalora_init_r:
+        message = f"is above the rank at the start, {pet.adalora_init_r} (value {pet.adalora_target_r})"
+        yield "adalora_target_r", f"{message}; write at most that"
     if pet.pet_type == BOTTLENECK:
         yield from _wrong_bottlenecks(pet, layers[0].attention.hidden_size)
-    if pet.pet_type == LORA:
+    if pet.pet_type in LOW_RANK:
         yield from _wrong_targets(pet, layers, files)
         for module in pet.modules_to_save:
             if not any(_saves(module, name) for name in names):
@@ -304,8 +347,11 @@ def mistakes(
                 yield "modules_to_save", f"{module} is no part of the model{nearest(module, levels)}"
     for key in ("freeze_include", "freeze_exclude"):
         patterns = getattr(pet, key)
-        if patterns and pet.pet_type == LORA:
-            yield key, "adapters freeze the whole model (pet_type lora); write pet_type: full, or modules_to_save"
+        if patterns and pet.pet_type != FULL_TUNING:
+            yield (
+                key,
+                f"adapters freeze the whole model (pet_type {pet.pet_type}); write pet_type: full, or modules_to_save",
+            )
             continue
         if pet.pet_type != FULL_TUNING:
             continue
@@ -365,6 +411,6 @@ def _wrong_targets(pet: PetConfig, layers: tuple[LayerSpec, ...], files: Files) 
             return
     widths = {module: min(shape) for module, shape in modules.items() if True in matched[module]}
     narrowest = min(widths, key=lambda module: widths[module], default="")
-    if narrowest and pet.lora_rank > widths[narrowest]:
-        width = widths[narrowest]
-        yield "lora_rank", f"is above the width of {narrowest}, {width} (value {pet.lora_rank}); write at most {width}"
+    if narrowest and pet.rank > widths[narrowest]:
+        width, key = widths[narrowest], "adalora_init_r" if pet.pet_type == ADALORA else "lora_rank"
+        yield key, f"is above the width of {narrowest}, {width} (value {pet.rank}); write at most {width}"

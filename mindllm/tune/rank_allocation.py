@@ -1,9 +1,9 @@
 """AdaLoRA (Zhang et al., 2023): which of the ranks of all adapters are kept, by what they matter to the loss.
 
-An adapter is ``B diag(E) A``. Its rank i is a triplet: an entry of E, a row of A, a column of B. What an entry matters is the mean
-over steps of ``|w · dL/dw|`` times the mean of how much that changes (equations 9 to 11); what a triplet matters is the sum over its
-entry of E and the means over row and column. The budget, ranks of all adapters together, falls from the first to the last
-one (section 3.3), and E of the triplets that matter least is set to zero. Where the paper is open, this does as PEFT does.
+An adapter is ``B diag(E) A``. Its rank i is a triplet: an entry of E, a row of A, a column of B. What an entry matters is the
+mean over steps of ``|w · dL/dw|`` times the mean of how much that changes (equations 9 to 11); what a triplet matters is the sum
+of its entry of E and the means over row and column. The budget, ranks of all adapters together, falls from the first to the
+last one (section 3.3), and E of the triplets that matter least is set to zero. Where the paper is open, this does as PEFT does.
 
 What is kept between steps are weights of checkpoints: both means, the ranks that were kept, and the steps taken.
 """
@@ -76,7 +76,9 @@ class RankAllocation(nn.Cell):
         total_steps: of the run.
     """
 
-    def __init__(self, weights: Sequence[Parameter], groups: Sequence[Triplets], pet: PetConfig, total_steps: int) -> None:
+    def __init__(
+        self, weights: Sequence[Parameter], groups: Sequence[Triplets], pet: PetConfig, total_steps: int
+    ) -> None:
         super().__init__(auto_prefix=False)
         names = [name for group in groups for name in (group.first, group.values, *group.seconds)]
         places = {item.name: place for place, item in enumerate(weights)}
@@ -148,8 +150,8 @@ class RankAllocation(nn.Cell):
 def allocation_schedule(
     pet: PetConfig, adapters: int, total_steps: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """By step, from 0 to the last one: how many ranks are removed; whether ranks are chosen; whether importance is counted; whether
-    the last choice is fixed.
+    """By step, from 0 to the last one: how many ranks are removed; whether ranks are chosen; whether importance is counted;
+    whether the last choice is fixed.
 
     The budget falls with the third power of the time that is left between ``adalora_tinit`` and ``adalora_tfinal`` steps before
     the end.

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from mindspore import Parameter, nn
 
 from mindllm.config import LayerSpec, ModelConfig
-from mindllm.config.tuning import MAGNITUDE, A, B, layer_origins
+from mindllm.config.tuning import MAGNITUDE, VALUES, A, B, layer_origins
 from mindllm.models import CausalLM, Kernels, build_model
 from mindllm.models.decoder import DecoderLayer
 from mindllm.models.linear import Linear
@@ -48,7 +48,7 @@ def _attach(layer: DecoderLayer, spec: LayerSpec, kernels: Kernels, path: str) -
     """The adapters of one layer. Parameters get their names when all are there: those of a shared one change with each cell."""
     adapters: dict[str, LoraAdapter] = {}
     for adapter in spec.adapters:
-        shared = adapters[adapter.first_matrix_of].lora_a if adapter.first_matrix_of else None
+        shared = adapters[adapter.first_matrix_of] if adapter.first_matrix_of else None
         together = adapter.first_matrix_of or adapter.module  # one adapter in the files, so they drop the same
         adapters[adapter.module] = LoraAdapter(adapter, kernels, shared, zlib.crc32(together.encode()))
         _projection(layer, adapter.module).attach(adapters[adapter.module])
@@ -61,6 +61,8 @@ def _attach(layer: DecoderLayer, spec: LayerSpec, kernels: Kernels, path: str) -
         cell, name = adapters[adapter.module], f"{path}.{adapter.module}"
         if not adapter.first_matrix_of:
             cell.lora_a.name = f"{name}.{A}"
+            if adapter.has_values:
+                cell.lora_e.name = f"{name}.{VALUES}"
         cell.lora_b.name = f"{name}.{B}"
         if adapter.dora:
             cell.lora_magnitude.name = f"{name}.{MAGNITUDE}"

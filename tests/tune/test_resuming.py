@@ -9,6 +9,7 @@ from tuned_runs import batch, snapshot, tuned_run
 from mindllm.train.engine import ReplicaEngine
 
 TUNERS = {
+    "adalora": {"pet_type": "adalora", "adalora_init_r": 4, "adalora_target_r": 2},
     "adapter": {"pet_type": "adapter", "adapter_length": 4},
     "llamapro": {"pet_type": "llamapro", "num_new_blocks": 2},
 }

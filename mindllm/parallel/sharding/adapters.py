@@ -26,6 +26,8 @@ def beside_split_output(at: str, cell: LoraAdapter) -> Table:
         f"{at}.up": on(low, ("tp", None)),
         f"{at}.add": on(INNER, INNER),
     }
+    if cell.has_values:
+        table[f"{at}.values"] = on(low, (None,))
     if cell.drops:
         table |= dropout(f"{at}.dropout", TOKENS)
     if cell.has_lengths:
@@ -43,6 +45,8 @@ def beside_split_input(at: str, cell: LoraAdapter, rows: Dimension) -> Table:
         f"{at}.up": on(low, WHOLE),
         f"{at}.add": on(low, low),
     }
+    if cell.has_values:
+        table[f"{at}.values"] = on(low, (None,))
     if cell.drops:
         table |= dropout(f"{at}.dropout", TOKENS, "tp")
     if cell.has_lengths:

@@ -21,6 +21,7 @@ from mindllm.train.engine.engine import Batch, Engine, StepResult
 from mindllm.train.optimizer import AdamW, is_state
 from mindllm.train.ranks import ALONE, Ranks
 from mindllm.train.step import AccumulateStep, ApplyAccumulated, ForwardBackward, TrainStep
+from mindllm.train.tuned_optimizer import make_optimizer
 
 
 class SummedLoss(nn.Cell):
@@ -60,10 +61,7 @@ class ReplicaEngine(Engine):
     def _build_training(self) -> None:
         wrapper = self.config.runner_wrapper
         clip = wrapper.max_grad_norm if wrapper.use_clip_grad else None
-        model = self.config.model.config
-        self.optimizer = AdamW(
-            self.model.trainable_params(), self.config.optimizer, model.topk_bias_update_rate, model.pet_config
-        )
+        self.optimizer = make_optimizer(self.model.trainable_params(), self.config)
         self.parts = self.config.runner_config.gradient_accumulation_steps
         several = self.ranks.count > 1
         self._accumulates = several or self.parts > 1

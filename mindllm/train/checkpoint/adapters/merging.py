@@ -1,6 +1,7 @@
 """What was trained put into the weights it stands beside, and taken out again: lazily, a tensor at a time, in fp32.
 
-LoRA: ``W + s B A``. DoRA: the rows of that, each with its trained length (Liu et al., 2024, equation 5).
+LoRA: ``W + s B A``; AdaLoRA: ``W + s B diag(E) A``. DoRA: the rows of the first, each with its trained length (Liu et al., 2024,
+equation 5).
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ from mindllm.config import ModelConfig
 from mindllm.config.tuning import (
     BOTTLENECK,
     LLAMAPRO,
-    LORA,
+    LOW_RANK,
     MAGNITUDE,
+    VALUES,
     WEIGHT,
     A,
     AdapterSpec,
@@ -62,7 +64,7 @@ def unmerged(model: ModelConfig, whole: Weights, trained: Weights) -> dict[str, 
 
 def require_reversible(pet: PetConfig | None) -> None:
     """Raises UserError where merged weights do not say what they were merged from."""
-    if pet is not None and (pet.use_dora or pet.modules_to_save or pet.pet_type != LORA):
+    if pet is not None and (pet.use_dora or pet.modules_to_save or pet.pet_type not in LOW_RANK):
         why = "use_dora replaces lengths of rows" if pet.use_dora else "whole modules were replaced"
         why = {LLAMAPRO: "new layers stand between those of its base", BOTTLENECK: "bottlenecks are never merged"}.get(
             pet.pet_type, why
@@ -117,9 +119,13 @@ def _with_adapter(
     shared = adapter.first_matrix_of or adapter.module
     first = trained[f"{path.removesuffix(adapter.module)}{shared}.{A}"]
     second = trained[f"{path}.{B}"]
+    values = trained[f"{path.removesuffix(adapter.module)}{shared}.{VALUES}"] if adapter.has_values else None
 
     def make() -> np.ndarray:
-        update = np.asarray(second, np.float32) @ np.asarray(first, np.float32)
+        columns = np.asarray(second, np.float32)
+        update = (columns if values is None else columns * np.asarray(values, np.float32)) @ np.asarray(
+            first, np.float32
+        )
         weight = np.asarray(base[name], np.float32) + np.float32(sign * adapter.scale) * update
         if not adapter.dora:
             return weight
