@@ -1,7 +1,8 @@
 """Section ``model.model_config.pet_config``: what of a model is trained, and with which adapters. MindFormers' keys, made strict.
 
-LoRA: Hu et al., 2021; rsLoRA: Kalajdzievski, 2023; LoRA+: Hayou et al., 2024; DoRA: Liu et al., 2024; LLaMA Pro: Wu et al., 2024;
-NEFTune: Jain et al., 2023.
+LoRA: Hu et al., 2021; rsLoRA: Kalajdzievski, 2023; LoRA+: Hayou et al., 2024; DoRA: Liu et al., 2024; AdaLoRA: Zhang et al.,
+2023; bottlenecks: Houlsby et al., 2019; LLaMA Pro: Wu et al., 2024; GaLore: Zhao et al., 2024; LISA: Pan et al., 2024; NEFTune:
+Jain et al., 2023.
 What follows from the section for each layer are fields of its specification: layers that are tuned differently are of
 different kinds.
 """
@@ -28,6 +29,7 @@ ALL = "ALL"
 A, B, MAGNITUDE, VALUES = "lora_a", "lora_b", "lora_magnitude", "lora_e"
 ADAPTER_WEIGHTS = (A, B, MAGNITUDE, VALUES)
 LOW_RANK = ("lora", "adalora")  # kinds of tuning with adapters beside projections
+OF_ALL_WEIGHTS = ("galore", "lisa", "full")  # kinds whose checkpoints are those of any model
 PARTS = ("attention", "feed_forward")
 BEHIND = "_adapter"  # the cell that stands behind a part of a layer is called like it, with this
 Files = Mapping[str, tuple[str, ...]]
@@ -35,7 +37,8 @@ Files = Mapping[str, tuple[str, ...]]
 WEIGHT = ".weight"
 
 
-LORA, ADALORA, BOTTLENECK, LLAMAPRO, FULL_TUNING = "lora", "adalora", "adapter", "llamapro", "full"
+LORA, ADALORA, BOTTLENECK, LLAMAPRO = "lora", "adalora", "adapter", "llamapro"
+GALORE, LISA, FULL_TUNING = "galore", "lisa", "full"
 KEYS_OF: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(
         (
@@ -63,6 +66,8 @@ KEYS_OF: Mapping[str, tuple[str, ...]] = {
     ),
     "adapter_length": (BOTTLENECK,),
     "num_new_blocks": (LLAMAPRO,),
+    **dict.fromkeys(("galore_rank", "galore_update_proj_gap", "galore_scale"), (GALORE,)),
+    **dict.fromkeys(("lisa_activated_layers", "lisa_step_interval"), (LISA,)),
     "freeze_include": (FULL_TUNING,),
     "freeze_exclude": (FULL_TUNING,),
 }
@@ -75,11 +80,12 @@ RANK_EPSILON = 1e-5  # PEFT's AdaLoRA adds it to the rank it divides by
 class PetConfig(Section):
     """Section ``model.model_config.pet_config``: parameter-efficient tuning."""
 
-    pet_type: Literal["lora", "adalora", "adapter", "llamapro", "full"] = Field(
+    pet_type: Literal["lora", "adalora", "adapter", "llamapro", "galore", "lisa", "full"] = Field(
         default="lora",
         description="lora: low-rank adapters are trained, the model is frozen but for `modules_to_save`; adalora: so are "
         "adapters whose ranks go to where they matter; adapter: bottlenecks behind attention and feed-forward; llamapro: new "
-        "layers between frozen ones; full: the model is trained but for what is frozen by pattern.",
+        "layers between frozen ones; galore: all, with projected moments; lisa: a few layers at a time; full: the model is "
+        "trained but for what is frozen by pattern.",
     )
     lora_rank: PositiveInt = Field(default=8, description="Rank of the adapters.")
     lora_alpha: float = Field(default=16.0, gt=0, description="Adapters are scaled by `lora_alpha / lora_rank`.")
@@ -121,6 +127,18 @@ class PetConfig(Section):
         description="`pet_type: llamapro`: so many layers are copied behind themselves, the last of every group of equally many; "
         "a copy begins by adding nothing.",
     )
+    galore_rank: PositiveInt = Field(
+        default=128, description="`pet_type: galore`: rank of the gradients that the moments of matrices see."
+    )
+    galore_update_proj_gap: PositiveInt = Field(
+        default=200, description="In it: steps from one choice of the projections to the next."
+    )
+    galore_scale: float = Field(default=1.0, gt=0, description="In it: factor on what is projected back.")
+    lisa_activated_layers: PositiveInt = Field(
+        default=2,
+        description="`pet_type: lisa`: layers that are trained at a time, beside embeddings, final norm and head.",
+    )
+    lisa_step_interval: PositiveInt = Field(default=20, description="In it: steps from one draw of layers to the next.")
     freeze_include: List[str] = Field(
         default=(),
         description="`pet_type: full`: weights that are not trained, by shell patterns (`*tok_embeddings*`).",
@@ -314,6 +332,8 @@ def is_trained(pet: PetConfig | None, name: str) -> bool:
         return is_adapter_weight(name) or any(_saves(module, name) for module in pet.modules_to_save)
     if pet.pet_type in (BOTTLENECK, LLAMAPRO):
         return is_adapter_weight(name)
+    if pet.pet_type in (GALORE, LISA):
+        return True
     if any(fnmatchcase(name, pattern) for pattern in pet.freeze_include):
         return False
     return not pet.freeze_exclude or any(fnmatchcase(name, pattern) for pattern in pet.freeze_exclude)
@@ -337,6 +357,17 @@ def mistakes(
     if pet.pet_type == ADALORA and pet.adalora_target_r > pet.adalora_init_r:
         message = f"is above the rank at the start, {pet.adalora_init_r} (value {pet.adalora_target_r})"
         yield "adalora_target_r", f"{message}; write at most that"
+    if pet.pet_type == GALORE:
+        widths = {module: min(shape) for layer in layers for module, shape in adaptable(layer).items()}
+        narrowest = min(widths, key=lambda module: widths[module])
+        if pet.galore_rank > (width := widths[narrowest]):
+            message = f"is above the width of {narrowest}, {width} (value {pet.galore_rank}); write at most {width}"
+            yield "galore_rank", message
+    if pet.pet_type == LISA and pet.lisa_activated_layers > len(layers):
+        message = (
+            f"is above the {len(layers)} layers of the model (value {pet.lisa_activated_layers}); write at most that"
+        )
+        yield "lisa_activated_layers", message
     if pet.pet_type == BOTTLENECK:
         yield from _wrong_bottlenecks(pet, layers[0].attention.hidden_size)
     if pet.pet_type in LOW_RANK:

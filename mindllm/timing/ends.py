@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from mindllm.config.architecture import EMBEDDING, Architecture
 from mindllm.config.layers import LayerSpec, scalars
-from mindllm.config.tuning import is_trained
+from mindllm.config.tuning import ADALORA, GALORE, is_trained
+from mindllm.errors import UserError
 from mindllm.timing.layer import NORM_PASSES
 from mindllm.timing.work import HALF, WHOLE, Exchange, Operator, Work, elementwise, product
 from mindllm.timing.workload import Numerics, Strategy, Workload
@@ -88,7 +89,16 @@ def table_parameters(architecture: Architecture, name: str, count: float) -> Hel
 
 
 def update_operator(parameters: float, workload: Workload) -> Operator:
-    """Clipping and AdamW of what a rank updates."""
+    """Clipping and AdamW of what a rank updates.
+
+    Raises:
+        UserError: the tuning has an optimizer of its own, whose time is not modelled.
+    """
+    pet = workload.architecture.pet
+    if pet is not None and pet.pet_type in (GALORE, ADALORA):
+        raise UserError(
+            f"the optimizer of pet_type {pet.pet_type} has more than AdamW's work, whose time is not modelled"
+        )
     own = parameters / (workload.strategy.data_parallel if workload.strategy.optimizer_shard else 1)
     return elementwise("update", own, UPDATE_BYTES + CLIP_BYTES + HALF)
 

@@ -56,7 +56,7 @@ def _attach(layer: DecoderLayer, spec: LayerSpec, kernels: Kernels, path: str) -
     for bottleneck in spec.bottlenecks:
         inserted = Bottleneck(bottleneck, kernels)
         behind[bottleneck.module](inserted)
-        inserted.update_parameters_name(f"{path}.")
+        inserted.update_parameters_name(f"{path}.{bottleneck.name}.")
     for adapter in spec.adapters:
         cell, name = adapters[adapter.module], f"{path}.{adapter.module}"
         if not adapter.first_matrix_of:

@@ -21,6 +21,8 @@ COUNTS = [
     (QWEN, {"lora_rank": 8, "use_rslora": "true"}, 17_891_328),
     (QWEN, {"lora_rank": 8, "use_dora": "true"}, 19_251_200),
     (QWEN, {"pet_type": "full"}, 7_721_324_544),
+    (QWEN, {"pet_type": "galore"}, 7_721_324_544),
+    (QWEN, {"pet_type": "lisa"}, 7_721_324_544),
     (QWEN, {"pet_type": "adalora"}, 26_838_912),
     (QWEN, {"pet_type": "adapter", "target_modules": "[feed_forward]"}, 33_689_600),
     (QWEN, {"pet_type": "llamapro", "num_new_blocks": 4}, 809_582_592),
@@ -41,7 +43,7 @@ def test_published_numbers_of_trained_parameters(name, keys, count):
     model = load(name, **keys)
     assert model.architecture.trained_parameter_count() == count
     base = model.base.parameter_count()
-    assert model.parameter_count() == (base if keys.get("pet_type") == "full" else base + count)
+    assert model.parameter_count() == (base if keys.get("pet_type") in ("full", "galore", "lisa") else base + count)
 
 
 def test_a_frozen_weight_costs_no_gradient():
@@ -114,6 +116,8 @@ def test_layers_that_are_frozen_are_of_another_kind_and_stay_so_when_they_are_fe
         ({"pet_type": "adalora", "adalora_target_r": 16}, "adalora_target_r", "above the rank at the start, 12"),
         ({"pet_type": "adalora", "adalora_init_r": 5000}, "adalora_init_r", "above the width of attention.wq, 4096"),
         ({"pet_type": "adalora", "target_modules": "[nothing]"}, "target_modules", "is no projection of the model"),
+        ({"pet_type": "galore", "galore_rank": 5000}, "galore_rank", "above the width of attention.wq, 4096"),
+        ({"pet_type": "lisa", "lisa_activated_layers": 40}, "lisa_activated_layers", "above the 32 layers"),
         ({"pet_type": "adapter", "target_modules": "[feed_forwrd]"}, "target_modules", "did you mean 'feed_forward'"),
         ({"pet_type": "adapter", "target_modules": "[]"}, "target_modules", "attention and feed_forward"),
         ({"pet_type": "adapter", "target_modules": "'.*wq'"}, "target_modules", "write ALL"),

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from mindllm.config import ModelConfig, RunConfig, is_hugging_face
-from mindllm.config.tuning import FULL_TUNING
+from mindllm.config.tuning import OF_ALL_WEIGHTS
 from mindllm.errors import UserError, nearest
 from mindllm.models.weight_shapes import weight_shapes
 from mindllm.train.checkpoint.adapters.adapter import Adapter, Base, adapter_of_checkpoint, trained_beside
@@ -52,7 +52,7 @@ class Pretrained:
             UserError: the adapter is of another kind than those the run trains.
         """
         model = config.model.config
-        if model.pet_config is None or model.pet_config.pet_type == FULL_TUNING:
+        if model.pet_config is None or model.pet_config.pet_type in OF_ALL_WEIGHTS:
             if self.model(model).architecture.layers != model.base.architecture.layers:
                 raise self._other_kind(config)
             return self.whole(model)

@@ -21,7 +21,7 @@ from mindllm.train.engine.engine import Batch, Engine, StepResult
 from mindllm.train.optimizer import AdamW, is_state
 from mindllm.train.ranks import ALONE, Ranks
 from mindllm.train.step import AccumulateStep, ApplyAccumulated, ForwardBackward, TrainStep
-from mindllm.train.tuned_optimizer import make_optimizer
+from mindllm.train.tuned_optimizer import Optimizer, make_optimizer
 
 
 class SummedLoss(nn.Cell):
@@ -54,7 +54,7 @@ class ReplicaEngine(Engine):
         initialise({**self.weights, **self.frozen}, config.seed)
         self._evaluation = SummedLoss(self.model)
         self._evaluation.set_train(False)
-        self.optimizer: AdamW | None = None
+        self.optimizer: Optimizer | None = None
         if training:
             self._build_training()
 
@@ -121,7 +121,7 @@ class ReplicaEngine(Engine):
         return [f"{what} {name}" for name, count in zip(self.weights, bad, strict=True) if count]
 
     def expert_loads(self) -> Mapping[str, np.ndarray]:
-        if self.optimizer is None or not self.optimizer.counts:
+        if not isinstance(self.optimizer, AdamW) or not self.optimizer.counts:
             return {}
         return {item.name: item.asnumpy() for item in self.optimizer.expert_loads.counted}
 
