@@ -159,7 +159,7 @@ def distributed_loss(parallel: ParallelModel) -> DistributedLoss:
 
 def distributed_step(config: RunConfig, parallel: ParallelModel, rank: int) -> DistributedStep:
     """The training step of ``rank`` for a model on its devices."""
-    weights = ParameterTuple(parallel.model.trainable_params())
+    weights = ParameterTuple(parallel.network.trainable_params())
     owned = weights[1:] if _embedding_is_elsewhere(parallel, rank) else weights
     optimizer = make_optimizer(owned, config)
     wrapper = config.runner_wrapper
