@@ -65,11 +65,12 @@ def override_config(config: RunConfig, overrides: Overrides) -> RunConfig:
 
 
 def with_model(config: RunConfig, model: ModelConfig) -> RunConfig:
-    """Returns ``config`` with this model, whose weights come from nowhere that the configuration names."""
+    """Returns ``config`` with this model: another tuning; or another network, which no directory it names has then."""
     before, after = config.model.config.model_dump(), model.model_dump()
+    changed = {key: value for key, value in after.items() if value != before[key]}
     nowhere = dict.fromkeys(("load_checkpoint", "load_adapter", "adapter_id", "pretrained_model_dir"), "")
-    changed = {f"model.model_config.{key}": value for key, value in after.items() if value != before[key]}
-    return override_config(config, {**nowhere, **changed})
+    of_model = {f"model.model_config.{key}": value for key, value in changed.items()}
+    return override_config(config, of_model if {*changed} <= {"pet_config"} else {**nowhere, **of_model})
 
 
 def render_config(config: RunConfig) -> str:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
 
 from mindllm.config import keys_of_layers, load_config
 from mindllm.config.tuning import is_trained
+from mindllm.config.tuning_state import further_state
 from mindllm.errors import UserError
+from mindllm.train.optimizer import state_shapes
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 QWEN, LLAMA3 = "qwen/pretrain_qwen_7b.yaml", "llama3/pretrain_llama3_8b.yaml"
@@ -33,9 +36,19 @@ COUNTS = [
 ]
 
 
-def load(name, **keys):
+PET = "--model.model_config.pet_config={{pet_type: {}}}"
+ALONE = (
+    "--use_parallel=false",
+    "--parallel_config.data_parallel=1",
+    "--parallel.enable_parallel_optimizer=false",
+    "--runner_config.train_steps=100",
+)
+
+
+def load(name, *options, **keys):
     text = ", ".join(f"{key}: {value}" for key, value in keys.items())
-    return load_config(CONFIGS / name, [f"--model.model_config.pet_config={{{text}}}"]).model.config
+    alone = ALONE if keys.get("pet_type") in ("adalora", "galore", "lisa") and not options else ()
+    return load_config(CONFIGS / name, [*alone, *options, f"--model.model_config.pet_config={{{text}}}"]).model.config
 
 
 @pytest.mark.parametrize(("name", "keys", "count"), COUNTS)
@@ -133,3 +146,56 @@ def test_mistakes_are_one_line(keys, key, words):
     assert words in message
     assert "\n" not in message
     assert len(message) < 400
+
+
+@pytest.mark.parametrize(
+    ("options", "key", "words"),
+    [
+        (
+            [*ALONE, "--parallel_config.model_parallel=2", "--use_parallel=true"],
+            "model_parallel",
+            "needs the whole model",
+        ),
+        (
+            [*ALONE, "--parallel_config.pipeline_stage=2", "--use_parallel=true"],
+            "pipeline_stage",
+            "needs the whole model",
+        ),
+        (["--runner_config.train_steps=100"], "data_parallel", "is for one device, or replicas on CPU"),
+        ([*ALONE, "--runner_config.train_steps=null", "--runner_config.epochs=1"], "train_steps", "write its steps"),
+        (
+            [*ALONE, "--runner_config.train_steps=9", PET.format("adalora, adalora_tinit: 9")],
+            "train_steps",
+            "leaves no steps",
+        ),
+    ],
+)
+def test_where_ranks_are_not_allocated(options, key, words):
+    with pytest.raises(UserError, match=words) as refused:
+        load_config(CONFIGS / QWEN, [PET.format("adalora"), *options])
+    assert f"{key}: " in str(refused.value)
+
+
+@pytest.mark.parametrize("kind", ["galore", "lisa"])
+def test_optimizers_that_need_the_whole_model_say_so(kind):
+    with pytest.raises(UserError, match=f"pet_type {kind} is for one device"):
+        load_config(CONFIGS / QWEN, [PET.format(kind)])
+    mixtral = CONFIGS / "mixtral/pretrain_mixtral_8x7b.yaml"
+    with pytest.raises(UserError, match=f"experts are not trained with pet_type {kind} yet"):
+        load_config(mixtral, [PET.format(kind), *ALONE, "--parallel_config.expert_parallel=1"])
+
+
+def test_bottlenecks_are_not_exported():
+    with pytest.raises(UserError, match="no Hugging Face model has bottlenecks"):
+        load_config(CONFIGS / QWEN, [PET.format("adapter"), "--export_hf.directory=exported"])
+
+
+def test_projected_moments_are_small():
+    """GiB of optimizer state of Qwen-7B: both moments, or those of the projections with the projections."""
+    sizes = {}
+    for name, keys in {"full": {}, "galore": {"galore_rank": 128}}.items():
+        architecture = load(QWEN, pet_type=name, **keys).architecture
+        shapes = state_shapes(architecture.trained_shapes()) | further_state(architecture)
+        sizes[name] = 4 * sum(map(math.prod, shapes.values())) / 2**30
+    assert sizes["full"] == pytest.approx(57.5, abs=0.1)
+    assert sizes["galore"] == pytest.approx(11.2, abs=0.1)
