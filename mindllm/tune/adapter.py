@@ -41,11 +41,13 @@ class LoraAdapter(nn.Cell):
         if self.drops:
             self.dropout = Dropout(spec.dropout, spec.in_features, salt)
         std = INITIAL_STD if spec.has_values else 1.0 / math.sqrt(3 * spec.in_features)
-        self.lora_a = first_of.lora_a if first_of else normal_parameter(A, (spec.rank, spec.in_features), std)
+        self.lora_a: Parameter = (
+            first_of.lora_a if first_of else normal_parameter(A, (spec.rank, spec.in_features), std)
+        )
         self.has_values = spec.has_values
         if spec.has_values:
             zeros = initializer("zeros", (spec.rank,), ms.float32)
-            self.lora_e = first_of.lora_e if first_of else Parameter(zeros, name=VALUES)
+            self.lora_e: Parameter = first_of.lora_e if first_of else Parameter(zeros, name=VALUES)
             self.lora_b = normal_parameter(B, (spec.out_features, spec.rank), INITIAL_STD)
             self.values = P.Mul()
         else:

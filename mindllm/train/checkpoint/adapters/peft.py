@@ -161,7 +161,7 @@ def _pet_config(path: Path, content: Mapping[str, Any], weights: Mapping[str, Te
         if content["peft_type"] == THEIR_ADALORA:
             keys = {ours: content[theirs] for ours, theirs in KEYS_OF_ADALORA.items()}
             return PetConfig(
-                pet_type=ADALORA,
+                pet_type="adalora",
                 lora_alpha=float(content["lora_alpha"]),
                 lora_dropout=float(content.get("lora_dropout") or 0.0),
                 target_modules=tuple(modules),
