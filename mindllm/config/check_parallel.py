@@ -140,9 +140,9 @@ def check_offset(config: RunConfig) -> Iterator[Finding]:
     """The layers of every chunk and stage."""
     model, stages = config.model.config, config.parallel_config.pipeline_stage
     places = stages * model.pp_interleave_num
-    if model.num_layers < places:
+    if model.layer_count < places:
         wanted = f"pipeline_stage {stages} x pp_interleave_num {model.pp_interleave_num} needs at least {places} layers"
-        yield (*MODEL, "num_layers"), f"{wanted} (value {model.num_layers})"
+        yield (*MODEL, "num_layers"), f"{wanted} (value {model.layer_count})"
         return
     try:
         _layers(config)
@@ -166,7 +166,7 @@ def check_recompute(config: RunConfig) -> Iterator[Finding]:
 
 def _layers(config: RunConfig) -> StageLayers:
     model, stages = config.model.config, config.parallel_config.pipeline_stage
-    return layer_counts(model.num_layers, stages, model.pp_interleave_num, model.offset)
+    return layer_counts(model.layer_count, stages, model.pp_interleave_num, model.offset)
 
 
 def _counts_in(path: KeyPath, value: LayerSelection) -> Iterator[tuple[KeyPath, LayerCounts]]:

@@ -27,6 +27,7 @@ from mindllm.parallel.layer_plan import LayerPlan, make_plan
 from mindllm.parallel.plan_text import render_plan
 
 SMALLEST_RANK = 4
+WIDTHS = {"lora": "lora_rank", "adapter": "adapter_length"}  # of what tuning adds, by `pet_type`
 SMALLEST_HEADS = 4
 SMALLEST_HEAD = 16
 SMALLEST_LAYERS = 2
@@ -71,9 +72,10 @@ def scaled(config: RunConfig, real_dtype: bool = False) -> RunConfig:
 
 def _rank(model: ModelConfig) -> dict[str, Any]:
     """A rank of adapters that is below every width of the small model."""
-    if model.pet_config is None or model.pet_config.pet_type != "lora":
+    if model.pet_config is None or model.pet_config.pet_type not in WIDTHS:
         return {}
-    return {"model.model_config.pet_config.lora_rank": min(model.pet_config.lora_rank, SMALLEST_RANK)}
+    key = WIDTHS[model.pet_config.pet_type]
+    return {f"model.model_config.pet_config.{key}": min(getattr(model.pet_config, key), SMALLEST_RANK)}
 
 
 def single_device(config: RunConfig) -> RunConfig:
