@@ -20,6 +20,11 @@ def workload_of(config: RunConfig) -> Workload:
         raise config.error(key, f"only the time of 1f1b is modelled (value {value}); write 1f1b")
     for key, changed, told in (
         (
+            "parallel_config.context_parallel",
+            sizes.context_parallel > 1,
+            "the time of exchanging keys and values is not modelled; write 1",
+        ),
+        (
             "model.model_config.expert_num",
             model.expert_num > 1,
             "the time of experts is not modelled; only dense layers are",
