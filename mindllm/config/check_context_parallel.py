@@ -15,15 +15,15 @@ MESH: KeyPath = ("parallel_config",)
 
 def check_context_parallel(config: RunConfig) -> Iterator[Finding]:
     """What ranks of one sequence divide, and what is not computed on parts of a sequence."""
-    if config.parallel_config.context_parallel == 1:
-        if config.parallel_config.context_parallel_algo == ULYSSES:
-            yield (
-                (*MESH, "context_parallel_algo"),
-                f"sequences are whole (value {ULYSSES}); write context_parallel, too",
-            )
+    sizes = config.parallel_config
+    if sizes.context_parallel == 1:
+        for key, wanted in (("context_parallel_algo", ULYSSES), ("context_parallel_balanced", True)):
+            if getattr(sizes, key) == wanted:
+                yield (*MESH, key), f"sequences are whole (value {wanted}); write context_parallel, too"
         return
     yield from _sequence(config)
     yield from _heads(config)
+    yield from _balanced(config)
     yield from _not_computed(config)
 
 
@@ -33,6 +33,9 @@ def _sequence(config: RunConfig) -> Iterator[Finding]:
     if sizes.use_seq_parallel and sizes.model_parallel > 1:
         parts *= sizes.model_parallel
         of += f" x model_parallel {sizes.model_parallel} (use_seq_parallel)"
+    if sizes.context_parallel_balanced and parts % (2 * sizes.context_parallel):
+        parts *= 2
+        of += " x 2 (context_parallel_balanced)"
     if model.seq_length % parts:
         below = model.seq_length // parts * parts
         advice = f"{below} or {below + parts}" if below else f"{parts}"
@@ -56,6 +59,24 @@ def _heads(config: RunConfig) -> Iterator[Finding]:
             )
 
 
+def _balanced(config: RunConfig) -> Iterator[Finding]:
+    """Pieces of both halves are for a causal triangle that is not computed whole."""
+    model, sizes = config.model.config, config.parallel_config
+    if not sizes.context_parallel_balanced:
+        return
+    key = (*MESH, "context_parallel_balanced")
+    kinds = model.architecture.kinds()
+    fused = all(kind.attention.can_be_fused for kind in kinds) and config.context.device_target != "CPU"
+    if sizes.exchanges_heads:
+        yield key, f"with {ULYSSES} every rank has whole sequences (value True); write false"
+    elif config.train_dataset.document_columns:
+        yield key, "masks of documents are computed whole, which takes every rank as long (value True); write false"
+    elif not fused or model.use_flash_attention is False:
+        yield key, "composed attention computes every score, on every rank as many (value True); write false"
+    elif any(kind.attention.window is not None and kind.attention.window < model.seq_length for kind in kinds):
+        yield key, "windows are as long everywhere in a sequence (value True); write false"
+
+
 def _not_computed(config: RunConfig) -> Iterator[Finding]:
     model, size = config.model.config, config.parallel_config.context_parallel
     key = (*MESH, "context_parallel")
@@ -66,6 +87,8 @@ def _not_computed(config: RunConfig) -> Iterator[Finding]:
         )
     if model.kv_lora_rank is not None:
         yield key, f"latent attention is not computed on parts of a sequence yet (value {size}); write 1"
-    if model.loss_chunks > 1:
-        message = f"slices of the loss are those of whole sequences (value {model.loss_chunks})"
-        yield (*MODEL, "loss_chunks"), f"{message}; write 1: context_parallel {size} splits the logits already"
+    if (model.seq_length // size) % model.loss_chunks:
+        message = (
+            f"must divide the {model.seq_length // size} tokens of each rank of a sequence (value {model.loss_chunks})"
+        )
+        yield (*MODEL, "loss_chunks"), message

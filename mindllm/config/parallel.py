@@ -111,6 +111,11 @@ class ParallelConfig(Section):
             "rank's queries; `ulysses_cp` exchanges the sequence for heads.",
         )
     )
+    context_parallel_balanced: bool = Field(
+        default=False,
+        description="Gives each rank of a sequence a piece from its beginning and one from its end, so that all compute as many "
+        "scores of the causal triangle (`colossalai_cp`, fused attention).",
+    )
     pipeline_stage: PositiveInt = Field(default=1, description="Pipeline stages.")
     expert_parallel: PositiveInt = Field(
         default=1, description="Groups of devices of a stage that share the experts; each has some of them."

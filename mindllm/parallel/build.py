@@ -15,6 +15,7 @@ from mindllm.parallel.layout import Mesh, mesh_of
 from mindllm.parallel.pipeline import (
     Inputs,
     MicroBatches,
+    SequenceOrder,
     fuse_gradient_communication,
     place_on_stages,
 )
@@ -45,8 +46,11 @@ class ParallelModel:
 
 def kernels_of(config: RunConfig) -> Kernels:
     """The operators the model is written with. Forms made for one CPU are not used on several devices."""
-    kernels = replica_kernels(config)
-    return kernels if mesh_of(config).devices == 1 else replace(kernels, cpu=False)
+    kernels, sizes = replica_kernels(config), config.parallel_config
+    if mesh_of(config).devices == 1:
+        return kernels
+    balanced = sizes.context_parallel_balanced
+    return replace(kernels, cpu=False, sequence_ranks=sizes.context_parallel, balanced=balanced)
 
 
 def replica_kernels(config: RunConfig) -> Kernels:
@@ -88,12 +92,13 @@ def build_parallel_model(config: RunConfig) -> ParallelModel:
         place_on_stages(model, plan, config.model.config, kernels)
     apply_sharding(model, sharding_table(model, config.parallel_config), mesh)
     fuse_gradient_communication(model, plan, config.parallel_config.gradient_aggregation_group)
+    order = SequenceOrder(kernels.positions(config.model.config.seq_length), mesh) if kernels.balanced else None
     parts = config.parallel_config.micro_batch_num * config.runner_config.gradient_accumulation_steps
     if parts == 1 and plan.stages == 1:
-        return ParallelModel(model, Inputs(model, documents, drops), plan, mesh)
+        return ParallelModel(model, Inputs(model, documents, drops, order=order), plan, mesh)
     reused = _can_be_reused(config)
     network = MicroBatches(model, parts, plan.stages > 1, reused)
-    return ParallelModel(model, Inputs(network, documents, drops), plan, mesh, parts, reused)
+    return ParallelModel(model, Inputs(network, documents, drops, order=order), plan, mesh, parts, reused)
 
 
 def _announced_plan(config: RunConfig) -> LayerPlan:

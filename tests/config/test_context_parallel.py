@@ -6,6 +6,8 @@ from small_cluster import cluster_run
 from mindllm.errors import UserError
 
 ULYSSES = {"context_parallel_algo": "ulysses_cp"}
+BALANCED = {"context_parallel": 2, "context_parallel_balanced": True}
+DOCUMENTS = {"data_loader": {"config": {"data_path": "corpus", "reset_attention_mask": True}}}
 EXPERTS = {"model_type": "mixtral", "expert_num": 4, "num_experts_chosen": 2}
 
 
@@ -48,10 +50,19 @@ def test_replicas_of_weights_are_those_of_data_and_context_parallelism():
             {"context_parallel": 2, "model": EXPERTS},
             "context_parallel: tokens compete for experts within whole sequences",
         ),
+        ({"context_parallel": 2, "model": {"loss_chunks": 32}}, "loss_chunks: must divide the 16 tokens of each rank"),
+        ({**BALANCED, **ULYSSES}, "context_parallel_balanced: with ulysses_cp every rank has whole sequences"),
         (
-            {"context_parallel": 2, "model": {"loss_chunks": 2}},
-            "loss_chunks: slices of the loss are those of whole sequences",
+            {"context_parallel_balanced": True},
+            "context_parallel_balanced: sequences are whole .* context_parallel, too",
         ),
+        (
+            {**BALANCED, "model": {"seq_length": 30}},
+            r"context_parallel 2 x 2 \(context_parallel_balanced\) .* write 28 or 32",
+        ),
+        ({**BALANCED, "model": {"sliding_window": 8}}, "context_parallel_balanced: windows are as long everywhere"),
+        ({**BALANCED, "model": {"use_flash_attention": False}}, "context_parallel_balanced: composed attention"),
+        ({**BALANCED, "train_dataset": DOCUMENTS}, "context_parallel_balanced: masks of documents are computed whole"),
         ({"dp": 3, "context_parallel": 2}, "data_parallel: makes 6 devices, and MindSpore compiles for"),
     ],
 )

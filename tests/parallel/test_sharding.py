@@ -8,6 +8,7 @@ from small_cluster import cluster_run
 
 from mindllm.errors import UserError
 from mindllm.models import CausalLM, Kernels
+from mindllm.parallel.build import kernels_of
 from mindllm.parallel.layout import Mesh
 from mindllm.parallel.operators import operators
 from mindllm.parallel.sharding import FOLLOWERS, Sharding, apply_sharding, sharding_table
@@ -71,6 +72,19 @@ def test_heads_of_a_shared_sequence_have_layouts_that_name_axes(flash):
     assert (query["tensor_map"], key["tensor_map"]) == ((2, 0, 1, -1), (2, 0, -1, -1))
     assert layer.attention.transpose.attrs["in_strategy"] == ((2, 2, 2, 1),)
     assert layer.attention_norm.norm.attrs["in_strategy"] == ((4, 1), (1,))
+
+
+def test_slices_of_the_loss_and_balanced_halves_have_an_entry_for_every_operator():
+    config = cluster_run(context_parallel=2, tp=2, context_parallel_balanced=True, model={"loss_chunks": 2})
+    model = CausalLM(config.model.config, kernels_of(config))
+    table = sharding_table(model, config.parallel_config)
+    assert set(table) == {path for path, op in operators(model).items() if op.name not in FOLLOWERS}
+    apply_sharding(model, table, Mesh(1, 2, context_parallel=2))
+    core = model.model.layers[0].attention.attention
+    assert core.split_query.attrs["in_layout"][0]["tensor_map"] == (2, 0, 1, -1, -1, -1)
+    assert core.split_key.attrs["in_layout"][0]["tensor_map"] == (2, 0, -1, -1, -1, -1)
+    assert core.join_keys.attrs["self_define_shard"]
+    assert model.losses.split_hidden.attrs["in_strategy"] == ((1, 2, 1, 1),)
 
 
 def test_with_heads_for_the_sequence_attention_has_some_heads_of_all_of_it():

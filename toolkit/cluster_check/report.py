@@ -129,6 +129,7 @@ def layout(config: RunConfig) -> str:
     words[0] += f" micro {sizes.micro_batch_num}" if sizes.pipeline_stage > 1 else ""
     words += [f"interleave {config.model.config.pp_interleave_num}"] * (config.model.config.pp_interleave_num > 1)
     words += ["heads for sequence (Ulysses)"] * sizes.exchanges_heads
+    words += ["balanced halves"] * sizes.context_parallel_balanced
     words += ["sequence parallel"] * sizes.use_seq_parallel
     words += ["optimizer parallel"] * parallel.enable_parallel_optimizer
     words += [f"{config.runner_config.gradient_accumulation_steps} accumulation steps"] * (

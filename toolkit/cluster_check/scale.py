@@ -124,7 +124,7 @@ def model_sizes(config: RunConfig) -> dict[str, Any]:
     kv_heads = _multiple(SMALLEST_HEADS // sharing, tensor * (sizes.context_parallel if sizes.exchanges_heads else 1))
     heads = kv_heads * sharing
     head_dim, hidden = _widths(heads, model.hidden_size, devices)
-    sequence = _multiple(SMALLEST_SEQUENCE, math.lcm(model.loss_chunks, tensor * sizes.context_parallel))
+    sequence = _multiple(SMALLEST_SEQUENCE, math.lcm(model.loss_chunks, 2, tensor) * sizes.context_parallel)
     return {
         "num_heads": heads,
         "n_kv_heads": kv_heads,

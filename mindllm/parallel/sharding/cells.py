@@ -14,12 +14,13 @@ from mindspore import nn
 
 from mindllm.config.parallel import ParallelConfig
 from mindllm.models import CausalLM
-from mindllm.models.attention import Attention, ComposedAttention, FlashAttention
+from mindllm.models.attention import Attention, ComposedAttention
 from mindllm.models.causal_lm import Head, UnitRows
 from mindllm.models.chunked_loss import SequenceChunks
 from mindllm.models.decoder import Decoder, DecoderLayer, TokenEmbedding
 from mindllm.models.experts import Experts
 from mindllm.models.feed_forward import FeedForward
+from mindllm.models.flash_attention import BalancedFlashAttention, FlashAttention
 from mindllm.models.latent_attention import LatentAttention
 from mindllm.models.linear import Linear, SoftCap
 from mindllm.models.norm import LayerNorm, RMSNorm
@@ -239,6 +240,23 @@ def _flash_attention(at: str, cell: FlashAttention, heads: SplitHeads) -> Table:
     return {f"{at}.flash_attention": on(heads.queries, heads.keys, heads.keys, mask)}
 
 
+def _balanced_flash_attention(at: str, cell: BalancedFlashAttention, heads: SplitHeads) -> Table:
+    """Pieces ``[batch, heads, ranks, 2, piece, head_dim]`` of queries are split over ranks, those of keys are whole."""
+    pieces: Layout = (BATCH, heads.heads, heads.rows, None, None, None)
+    of_keys: Layout = (BATCH, heads.heads, None, None, None, None)
+    scored = on(heads.queries, heads.keys, heads.keys, (None, None))
+    return {
+        f"{at}.split_query": on(pieces),
+        f"{at}.split_key": on(of_keys),
+        f"{at}.split_value": on(of_keys),
+        f"{at}.join_keys": on(heads.keys, heads.keys),
+        f"{at}.join_values": on(heads.keys, heads.keys),
+        f"{at}.early": scored,
+        f"{at}.late": scored,
+        f"{at}.join": on(pieces, pieces),
+    }
+
+
 def _composed_attention(at: str, cell: ComposedAttention, heads: SplitHeads) -> Table:
     """The same from elementary operators; ALiBi's bias is ``[1, heads, 1, seq]``."""
     queries = heads.queries
@@ -258,6 +276,7 @@ def _composed_attention(at: str, cell: ComposedAttention, heads: SplitHeads) -> 
 
 ATTENTION_CORES: dict[type[nn.Cell], Callable[..., Table]] = {
     FlashAttention: _flash_attention,
+    BalancedFlashAttention: _balanced_flash_attention,
     ComposedAttention: _composed_attention,
 }
 
@@ -293,12 +312,14 @@ FEED_FORWARDS: dict[type[nn.Cell], Callable[..., Table]] = {FeedForward: _feed_f
 
 
 def _chunks(at: str, cell: nn.Cell) -> Table:
-    """Hidden states ``[batch, seq, hidden]``, labels and losses ``[batch, seq]`` in slices of the sequence."""
+    """Hidden states ``[batch, seq, hidden]``, labels and losses ``[batch, seq]`` in slices of the sequence, or of the part of it
+    that each rank has: ``[batch, ranks, seq / ranks, hidden]``.
+    """
     if not isinstance(cell, SequenceChunks):
         return {}
-    columns: Layout = (BATCH, None)
+    columns: Layout = (*(BATCH, SEQUENCE)[: len(cell.around)], None)
     return {
-        f"{at}.split_hidden": on((BATCH, None, None)),
+        f"{at}.split_hidden": on((*columns, None)),
         f"{at}.split_labels": on(columns),
         f"{at}.concat": on(*[columns] * cell.chunks),
     }
