@@ -85,6 +85,8 @@ def _not_computed(config: RunConfig) -> Iterator[Finding]:
             key,
             f"tokens compete for experts within whole sequences (value {size}); write 1, and a larger data_parallel",
         )
+    if config.learns_pairs:
+        yield key, f"what a pair is judged by is a sum over whole sequences (value {size}); write 1"
     if model.kv_lora_rank is not None:
         yield key, f"latent attention is not computed on parts of a sequence yet (value {size}); write 1"
     if (model.seq_length // size) % model.loss_chunks:
