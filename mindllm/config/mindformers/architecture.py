@@ -12,6 +12,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from mindllm.config.families import BY_TYPE
+from mindllm.config.mindformers.directory import fill_in
 from mindllm.config.mindformers.experts import is_latent, translate_experts
 from mindllm.config.mindformers.reading import Reading, path_of, shown
 from mindllm.config.model import ModelConfig
@@ -63,6 +64,9 @@ NETWORKS = {
     "GPT2LMHeadModel": Network("gpt2", TIED),
     "BloomLMHeadModel": Network("bloom", TIED),
     "ChatGLM2WithPtuning2": Network(absent="a trained prefix"),
+    "CogVLM2ForCausalLM": Network(absent="pictures beside the text"),
+    "CogVLM2ImageForCausalLM": Network(absent="pictures beside the text"),
+    "WhisperForConditionalGeneration": Network(absent="an encoder of sound"),
     "GPT2ForSequenceClassification": Network(absent="a head for classes of text"),
     "TelechatForCausalLM": Network(absent="TeleChat, which is no family of mindllm"),
     "TeleChat3ForCausalLM": Network(absent="TeleChat, which is no family of mindllm"),
@@ -86,6 +90,9 @@ OF_MODEL_TYPE = {
     "telechat3": "TeleChat3ForCausalLM",
     "telechat3_moe": "TeleChat3MoeForCausalLM",
     "deepseek_v3": "DeepseekV3ForCausalLM",
+}
+TRAINED_BESIDE = {  # of a family: patterns over the names of MindFormers, and our parts
+    "qwen": {"*wte*": "tok_embeddings", "*lm_head*": "lm_head"},
 }
 PROJECTIONS = {"gpt2": {"dense1": "wq", "dense2": "wk", "dense3": "wv"}}  # of a family: theirs: ours
 YARN_FACTORS = (f"{MODEL}.scaling_factor", f"{MODEL}.rotary_scaling_factor")
@@ -117,6 +124,7 @@ def translate_architecture(reading: Reading) -> None:
     else:
         _names_of_the_network(reading, source, network)
     _finish(reading, network)
+    fill_in(reading)
 
 
 def missing_parts(network: Network) -> str:
@@ -171,6 +179,7 @@ def _finish(reading: Reading, network: Network) -> None:
     _tokens(reading)
     translate_experts(reading)
     _adapted_projections(reading, network)
+    _trained_beside(reading, network)
     for key in ("model.arch.type", f"{MODEL}.type", f"{MODEL}.architectures", f"{MODEL}.model_type"):
         if reading.has(key) and not reading.claimed(path_of(key)):
             reading.idle(key, "another key names the network")
@@ -201,7 +210,7 @@ def _attention(reading: Reading) -> None:
             reading.idle(groups, "multi_query_attention is false")
     if reading.has(grouped):
         reading.idle(grouped, "n_kv_heads says it")
-    if reading.has(f"{MODEL}.kv_channels"):
+    if reading.left(f"{MODEL}.kv_channels"):
         reading.translate(f"{MODEL}.kv_channels", f"{MODEL}.head_dim")
     for key in (f"{MODEL}.attention_bias", f"{MODEL}.has_bias"):
         if reading.get(key):
@@ -270,7 +279,7 @@ def _width(reading: Reading) -> None:
 
 def _rotary(reading: Reading) -> None:
     base, ratio = f"{MODEL}.rotary_emb_base", f"{MODEL}.rope_ratio"
-    if reading.has(base):
+    if reading.left(base):
         if "theta" in _ours(reading):
             reading.idle(base, "theta is given")
         else:
@@ -400,6 +409,22 @@ def _adapted_projections(reading: Reading, network: Network) -> None:
     for theirs, ours in names.items():
         wanted = wanted.replace(theirs, ours)
     reading.translate(key, key, wanted)
+
+
+def _trained_beside(reading: Reading, network: Network) -> None:
+    """``freeze_exclude`` beside LoRA: weights that stay trained, by shell patterns (mindpet's ``freeze_delta``)."""
+    key = f"{MODEL}.pet_config.freeze_exclude"
+    patterns = reading.get(key)
+    if not reading.has(key):
+        return
+    known = TRAINED_BESIDE.get(network.family, {})
+    if not patterns:
+        reading.idle(key, "empty")
+    elif isinstance(patterns, list) and all(pattern in known for pattern in patterns):
+        parts = [known[pattern] for pattern in patterns]
+        reading.translate(key, f"{MODEL}.pet_config.modules_to_save", parts, "trained whole beside the adapters")
+    else:
+        reading.refuse(key, "parts that are trained beside the adapters are named by modules_to_save here")
 
 
 def _tokens(reading: Reading) -> None:

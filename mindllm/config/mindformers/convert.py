@@ -20,11 +20,12 @@ MEANINGS = ("as_run", "as_written")
 @dataclass(frozen=True)
 class Conversion:
     """Our ``document`` (its problems are what is refused or unknown), the options that are still to be applied to it, and the
-    entries in the order of the file."""
+    entries in the order of the file; ``warnings`` say what was taken for something that is not there."""
 
     document: Document
     overrides: Overrides
     entries: tuple[Entry, ...]
+    warnings: tuple[str, ...] = ()
 
     def counts(self) -> dict[Outcome, int]:
         """How many keys came to each outcome; defaults that were written for them are no keys."""
@@ -42,7 +43,7 @@ def convert(theirs: Document, overrides: Overrides = ()) -> Conversion:
     reading = translate(changed, as_written)
     order = {path: place for place, (path, _) in enumerate(leaves(changed.data))}
     entries = sorted(reading.entries.values(), key=lambda entry: order.get(entry.path, len(order)))
-    return Conversion(reading.ours, remaining, tuple(entries))
+    return Conversion(reading.ours, remaining, tuple(entries), tuple(reading.warnings))
 
 
 def _repeat_at_anchors(theirs: Document, changed: Document) -> None:
