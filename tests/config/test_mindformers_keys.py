@@ -60,6 +60,36 @@ def test_parts_that_stay_trained_beside_adapters(theirs):
         load_config(theirs(tree, {f"{MODEL}.pet_config.freeze_exclude": ["*wpe*"]}))
 
 
+TELECHAT = {
+    "type": "TelechatConfig",
+    "seq_length": 1024,
+    "hidden_size": 4096,
+    "intermediate_size": 12288,
+    "num_layers": 30,
+    "num_heads": 32,
+    "vocab_size": 160256,
+    "attention_dropout_prob": 0.1,
+    "use_flash_attention": True,
+}
+
+
+@pytest.mark.parametrize(("name", "tied"), [("telechat_7b", True), ("telechat_12b", False), ("", False)])
+def test_telechat_has_two_biases_and_its_name_says_whether_the_head_is_the_embedding(theirs, name, tied):
+    model = {"model_config": {**TELECHAT, "net_name": name}, "arch": {"type": "TelechatForCausalLM"}}
+    model = load_config(theirs({**LEGACY, "model": model})).model.config
+    layer = model.architecture.layers[0]
+    assert (layer.attention.out_bias, layer.attention.qkv_bias) == (True, False)
+    assert (layer.feed_forward.out_bias, layer.feed_forward.bias) == (True, False)
+    assert model.tie_word_embeddings is tied
+    assert model.use_flash_attention == "auto"  # no kernel drops scores
+
+
+def test_what_a_network_always_has_is_not_written_over_what_a_yaml_says(theirs):
+    model = {"model_config": {**TELECHAT, "wo_has_bias": False}, "arch": {"type": "TelechatForCausalLM"}}
+    with pytest.raises(UserError, match="no telechat model has attn_proj_has_bias False"):
+        load_config(theirs({**LEGACY, "model": model}))
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [

@@ -68,9 +68,9 @@ NETWORKS = {
     "CogVLM2ImageForCausalLM": Network(absent="pictures beside the text"),
     "WhisperForConditionalGeneration": Network(absent="an encoder of sound"),
     "GPT2ForSequenceClassification": Network(absent="a head for classes of text"),
-    "TelechatForCausalLM": Network(absent="TeleChat, which is no family of mindllm"),
-    "TeleChat3ForCausalLM": Network(absent="TeleChat, which is no family of mindllm"),
-    "TeleChat3MoeForCausalLM": Network(absent="TeleChat, which is no family of mindllm"),
+    "TelechatForCausalLM": Network("telechat"),
+    "TeleChat3ForCausalLM": Network("telechat3"),
+    "TeleChat3MoeForCausalLM": Network(absent="TeleChat 3 with experts, which is no family of mindllm"),
     "YiZhaoForCausalLM": Network(absent="YiZhao, which is no family of mindllm"),
     "YiZhaoDPOForCausalLM": Network(absent="YiZhao, which is no family of mindllm"),
     "MixtralForCausalLM": Network("mixtral"),
@@ -86,11 +86,13 @@ OF_MODEL_TYPE = {
     "qwen3": "Qwen3ForCausalLM",
     "qwen3_moe": "Qwen3MoeForCausalLM",
     "mistral": "MistralForCausalLM",
+    "telechat": "TelechatForCausalLM",
     "glm4": "Glm4ForCausalLM",
     "telechat3": "TeleChat3ForCausalLM",
     "telechat3_moe": "TeleChat3MoeForCausalLM",
     "deepseek_v3": "DeepseekV3ForCausalLM",
 }
+OWN_HEAD = "telechat_12b"
 TRAINED_BESIDE = {  # of a family: patterns over the names of MindFormers, and our parts
     "qwen": {"*wte*": "tok_embeddings", "*lm_head*": "lm_head"},
 }
@@ -165,7 +167,8 @@ def _names_of_the_network(reading: Reading, source: str, network: Network) -> No
         return
     reading.translate(source, f"{MODEL}.model_type", network.family)
     for key, value in {**BY_TYPE[network.family].fixed, **network.facts}.items():
-        reading.put(f"{MODEL}.{key}", value, path_of(source))
+        if key not in _ours(reading):  # what is written and differs, is refused as no model of the family
+            reading.put(f"{MODEL}.{key}", value, path_of(source))
 
 
 def _finish(reading: Reading, network: Network) -> None:
@@ -175,6 +178,7 @@ def _finish(reading: Reading, network: Network) -> None:
     _rotary(reading)
     _types(reading)
     _tied(reading)
+    _named_network(reading, network)
     _lengths(reading)
     _tokens(reading)
     translate_experts(reading)
@@ -219,8 +223,11 @@ def _attention(reading: Reading) -> None:
         elif reading.has(key):
             reading.idle(key, "no biases beside those that other keys name")
     kernel = f"{MODEL}.use_flash_attention"
-    if reading.get(kernel) is True and _ours(reading).get("position_embedding_type") == "alibi":
-        reading.translate(kernel, kernel, "auto", "the kernel that takes ALiBi is chosen by the device")
+    composed = _ours(reading).get("position_embedding_type") == "alibi" or _ours(reading).get("attention_dropout")
+    if reading.get(kernel) is True and composed:
+        reading.translate(
+            kernel, kernel, "auto", "how ALiBi, or dropout of scores, is computed is chosen for the device"
+        )
     elif reading.has(kernel):
         reading.use(kernel)
     norm = f"{MODEL}.qk_layernorm"
@@ -369,6 +376,16 @@ def _types(reading: Reading) -> None:
         else:
             instead = f"--{key}={'false' if name.startswith('fp32') else compute}"
             reading.refuse(key, f"hidden states flow in compute_dtype {compute} or float32 here; {instead} says so")
+
+
+def _named_network(reading: Reading, network: Network) -> None:
+    """``net_name`` of TeleChat 1: the head of all but the 12B is the embedding."""
+    key = f"{MODEL}.net_name"
+    if network.family == "telechat" and reading.get(key) and "tie_word_embeddings" not in _ours(reading):
+        tied = reading.get(key) != OWN_HEAD
+        reading.translate(key, f"{MODEL}.tie_word_embeddings", tied, "what the code of TeleChat 1 does for this name")
+    elif reading.has(key):
+        reading.idle(key, "the keys beside it say what the network is")
 
 
 def _tied(reading: Reading) -> None:

@@ -22,7 +22,7 @@ MODEL_KEYS: Table = {
     "type": decided("model.model_config.type"),
     "model_type": decided("model.arch.type"),
     "architectures": decided("model.arch.type"),
-    "net_name": idle("the keys beside it say what the network is"),
+    "net_name": decided("tie_word_embeddings"),
     "auto_register": idle("code beside the YAML is never run; the architecture is one of mindllm's families"),
     # sizes
     "vocab_size": used(),
