@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from mindspore import nn
 
 from mindllm.config import RunConfig
+from mindllm.config.check_preference import accumulated_pairs
 from mindllm.models import CausalLM, Kernels
 from mindllm.parallel.context import optimizer_level
 from mindllm.parallel.layer_plan import LayerPlan, make_plan
@@ -16,12 +17,15 @@ from mindllm.parallel.pipeline import (
     Inputs,
     MicroBatches,
     fuse_gradient_communication,
+    fusion_of_others,
     place_on_stages,
 )
 from mindllm.parallel.plan_text import plan_lines
 from mindllm.parallel.recompute import apply_recompute
 from mindllm.parallel.reuse import reuse_equal_layers
 from mindllm.parallel.sharding import apply_sharding, sharding_table
+from mindllm.parallel.sharding.preference import pairs_table
+from mindllm.tune.preference import PreferenceLoss, base_of
 from mindllm.tune.transform import tune
 
 logger = logging.getLogger(__name__)
@@ -55,8 +59,8 @@ def replica_kernels(config: RunConfig) -> Kernels:
     return replace(kernels, document_masks=bool(config.train_dataset.document_columns))
 
 
-def build_replica(config: RunConfig) -> CausalLM:
-    """Builds the whole model for one device: nothing but recomputation is applied to it.
+def build_replica(config: RunConfig) -> nn.Cell:
+    """Builds the whole model for one device, with its loss: nothing but recomputation is applied to it.
 
     Raises:
         UserError: recompute patterns that match nothing, contradictory lists.
@@ -66,7 +70,7 @@ def build_replica(config: RunConfig) -> CausalLM:
     model = _build(config, kernels, plan)
     if kernels.cpu:
         reuse_equal_layers(model.model.layers, plan, config)
-    return model
+    return _with_loss(config, model, kernels)
 
 
 def build_parallel_model(config: RunConfig) -> ParallelModel:
@@ -75,24 +79,28 @@ def build_parallel_model(config: RunConfig) -> ParallelModel:
     Call :func:`mindllm.parallel.set_parallel_context` first.
 
     Raises:
-        UserError: recompute patterns that match nothing, contradictory lists.
+        UserError: recompute patterns that match nothing, contradictory lists, pairs of answers that would be accumulated.
     """
     mesh, documents = mesh_of(config), bool(config.train_dataset.document_columns)
     drops = config.model.config.architecture.drops
     if mesh.devices == 1:
-        model = build_replica(config)
-        return ParallelModel(model, Inputs(model, documents, drops, sharded=False), make_plan(config), mesh)
+        whole = build_replica(config)
+        model = whole.policy if isinstance(whole, PreferenceLoss) else whole
+        return ParallelModel(model, Inputs(whole, documents, drops, sharded=False), make_plan(config), mesh)
     plan, kernels = _announced_plan(config), kernels_of(config)
     model = _build(config, kernels, plan)
     if plan.stages > 1:
         place_on_stages(model, plan, config.model.config, kernels)
     apply_sharding(model, sharding_table(model, config.parallel_config), mesh)
     fuse_gradient_communication(model, plan, config.parallel_config.gradient_aggregation_group)
+    whole = _with_loss(config, model, kernels)
+    if isinstance(whole, PreferenceLoss):
+        _place_pairs(whole, config, plan, mesh)
     parts = config.parallel_config.micro_batch_num * config.runner_config.gradient_accumulation_steps
     if parts == 1 and plan.stages == 1:
-        return ParallelModel(model, Inputs(model, documents, drops), plan, mesh)
+        return ParallelModel(model, Inputs(whole, documents, drops), plan, mesh)
     reused = _can_be_reused(config)
-    network = MicroBatches(model, parts, plan.stages > 1, reused)
+    network = MicroBatches(whole, parts, plan.stages > 1, reused)
     return ParallelModel(model, Inputs(network, documents, drops), plan, mesh, parts, reused)
 
 
@@ -109,6 +117,26 @@ def _build(config: RunConfig, kernels: Kernels, plan: LayerPlan) -> CausalLM:
     tune(model, config.model.config, kernels)
     apply_recompute(model.model.layers, plan, config)
     return model
+
+
+def _with_loss(config: RunConfig, model: CausalLM, kernels: Kernels) -> nn.Cell:
+    """The cell that gives the loss of a batch: the model itself, or for pairs of answers with its reference."""
+    if not config.learns_pairs:
+        return model
+    return PreferenceLoss(model, base_of(model, config.model.config, kernels), config.preference)
+
+
+def _place_pairs(whole: PreferenceLoss, config: RunConfig, plan: LayerPlan, mesh: Mesh) -> None:
+    """What learning from pairs adds to a model on its devices.
+
+    Raises:
+        UserError: parts of a batch would be accumulated.
+    """
+    for path, message in accumulated_pairs(config):
+        raise config.error(".".join(map(str, path)), message)
+    apply_sharding(whole.reference, sharding_table(whole.reference, config.parallel_config), mesh)
+    apply_sharding(whole.pairs, pairs_table(whole.pairs), mesh)
+    whole.pairs.set_comm_fusion(fusion_of_others(plan, config.parallel_config.gradient_aggregation_group))
 
 
 def _can_be_reused(config: RunConfig) -> bool:

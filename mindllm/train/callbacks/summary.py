@@ -43,7 +43,7 @@ class SummaryMonitor(Callback):
     def step_end(self, state: RunState, record: StepRecord) -> None:
         if self.writer is None or (record.step % self.collect_freq and not state.scores):
             return
-        scalars = {**state.scores, **load_scalars(state.expert_loads)}
+        scalars = {**state.scores, **state.preference, **load_scalars(state.expert_loads)}
         self.writer.write(PLUGIN, scalar_event(record, scalars).SerializeToString())
         self.writer.flush()
 

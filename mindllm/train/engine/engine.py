@@ -82,10 +82,11 @@ class Engine(ABC):
         A value is an array, or whatever ``read_slices`` takes, of which no more is read than is kept.
         """
 
-    def expert_loads(self) -> Mapping[str, np.ndarray]:
-        """What the last step counted of experts, by the counter's name, as far as this process knows; not scaled.
+    def counted(self) -> Mapping[str, np.ndarray]:
+        """What the last step counted by gradients, by the counter's name, as far as this process knows; not scaled.
 
-        Each is fp32 ``[experts + 1]``: the tokens of every expert, then the choices that were dropped.
+        Of experts each is fp32 ``[experts + 1]``: the tokens of every expert, then the choices that were dropped; of pairs of
+        answers there is one, of what :mod:`mindllm.tune.preference` names.
         """
         return {}
 
