@@ -174,3 +174,17 @@ def test_a_factor_that_files_cannot_say_is_trained_with_and_not_written(tmp_path
     assert model.architecture.layers[0].feed_forward.router.scale == 1.5
     with pytest.raises(UserError, match="files of qwen3_moe cannot say routed_scaling_factor"):
         config_json(model, "bfloat16", {})
+
+
+def test_what_the_class_of_a_network_has_where_a_yaml_says_nothing(tmp_path):
+    left_out = dict.fromkeys(
+        ("num_attention_heads", "kv_lora_rank", "norm_topk_prob", "scoring_func", "rms_norm_eps"), ...
+    )
+    path = writer(tmp_path)(MCORE, mcore({**DEEPSEEK_V3, **left_out}))
+    model = load_config(path).model.config
+    assert (model.num_heads, model.kv_lora_rank, model.rms_norm_eps) == (128, 512, 1e-6)
+    assert model.use_gating_sigmoid
+    assert model.norm_topk_prob
+    told = {entry.key: entry for entry in convert(read_file(path)).entries}
+    assert told[f"{MODEL}.num_attention_heads"].reason.startswith("left out")
+    assert told[f"{MODEL}.num_attention_heads"].origin is None

@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from mindllm.config.document import Document, merge
+from mindllm.config.mindformers.class_defaults import as_left_out, with_class_defaults
 from mindllm.config.mindformers.reading import Entry, leaves
 from mindllm.config.mindformers.recognise import IGNORED_KEYS, OPTIONS, belongs_to_theirs
 from mindllm.config.mindformers.rules import Outcome
@@ -40,10 +41,11 @@ def convert(theirs: Document, overrides: Overrides = ()) -> Conversion:
     as_written = _ignored_keys(options) == "as_written"
     changed = merge(theirs, override_document(own, theirs, RunConfig))
     _repeat_at_anchors(theirs, changed)
-    reading = translate(changed, as_written)
+    completed, added = with_class_defaults(changed)
+    reading = translate(completed, as_written)
     order = {path: place for place, (path, _) in enumerate(leaves(changed.data))}
     entries = sorted(reading.entries.values(), key=lambda entry: order.get(entry.path, len(order)))
-    return Conversion(reading.ours, remaining, tuple(entries), tuple(reading.warnings))
+    return Conversion(reading.ours, remaining, tuple(as_left_out(entries, added)), tuple(reading.warnings))
 
 
 def _repeat_at_anchors(theirs: Document, changed: Document) -> None:
