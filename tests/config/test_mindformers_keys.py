@@ -81,6 +81,7 @@ def test_telechat_has_two_biases_and_its_name_says_whether_the_head_is_the_embed
     assert (layer.attention.out_bias, layer.attention.qkv_bias) == (True, False)
     assert (layer.feed_forward.out_bias, layer.feed_forward.bias) == (True, False)
     assert model.tie_word_embeddings is tied
+    assert model.initializer_range == 0.0048  # its class has another default than Llama's
     assert model.use_flash_attention == "auto"  # no kernel drops scores
 
 

@@ -36,12 +36,13 @@ class Network:
     """What one class of MindFormers computes: the ``family`` of ours by its ``model_type``, and ``facts`` in our flat keys
     that the class has beside what every model of the family has.
 
-    ``absent`` says what no key of ours describes.
+    ``absent`` says what no key of ours describes; ``defaults`` are those of a legacy class that are not Llama's.
     """
 
     family: str = ""
     facts: dict[str, Any] = field(default_factory=dict)
     absent: str = ""
+    defaults: dict[str, Any] = field(default_factory=dict)
 
 
 ALIBI = {"position_embedding_type": "alibi"}
@@ -68,7 +69,7 @@ NETWORKS = {
     "CogVLM2ImageForCausalLM": Network(absent="pictures beside the text"),
     "WhisperForConditionalGeneration": Network(absent="an encoder of sound"),
     "GPT2ForSequenceClassification": Network(absent="a head for classes of text"),
-    "TelechatForCausalLM": Network("telechat"),
+    "TelechatForCausalLM": Network("telechat", defaults={"initializer_range": 0.0048}),
     "TeleChat3ForCausalLM": Network("telechat3"),
     "TeleChat3MoeForCausalLM": Network(absent="TeleChat 3 with experts, which is no family of mindllm"),
     "YiZhaoForCausalLM": Network(absent="YiZhao, which is no family of mindllm"),
@@ -188,7 +189,7 @@ def _finish(reading: Reading, network: Network) -> None:
         if reading.has(key) and not reading.claimed(path_of(key)):
             reading.idle(key, "another key names the network")
     if legacy or not reading.get("pretrained_model_dir"):
-        for name, value in (LEGACY_DEFAULTS if legacy else MCORE_DEFAULTS).items():
+        for name, value in ({**LEGACY_DEFAULTS, **network.defaults} if legacy else MCORE_DEFAULTS).items():
             if name not in _ours(reading):
                 reading.left_out(f"{MODEL}.{name}", f"{MODEL}.{name}", value, "left out: what MindFormers has then")
 
