@@ -11,7 +11,7 @@ from mindllm.config.mindformers.rules import Table, decided, idle, moved, only, 
 LAYOUT_OF_WEIGHTS = "it only joins weight matrices; the product is the same"
 KERNEL = "the kernel is chosen for the device; what it computes is the same"
 INFERENCE = "run_mode predict and chat have their own static key/value cache"
-NO_ADAPTER = "adapters other than LoRA (prefix tuning, bottlenecks) are not here yet"
+NO_ADAPTER = "adapters other than LoRA (prefix tuning, P-tuning) are not here"
 NO_OWN_CODE = "a scaling of one model's own code"
 SPARSE = "the attention of DeepSeek-V4 is not here yet"
 PICTURES = "models are of text alone: no pictures, no videos"

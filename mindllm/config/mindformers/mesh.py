@@ -134,8 +134,13 @@ def _batch(reading: Reading, stages: int) -> None:
         if factor == 1:
             reading.idle(copies, "one copy")
         elif whole:
-            reason = "its copies only overlap communication with computing; their samples join the batch"
-            reading.translate(copies, batch, own * factor, reason)
+            reading.put(batch, own * factor)
+            if any(reading.get(f"parallel_config.{key}", 1) != 1 for key in ("model_parallel", "expert_parallel")):
+                reading.use(copies)
+            else:
+                reading.idle(
+                    copies, "no layer exchanges anything that another copy could hide; the samples join the batch"
+                )
         else:
             reading.refuse(copies, "must be a number of copies")
     elsewhere = "train_dataset.batch_size"
