@@ -98,7 +98,8 @@ class Inputs(nn.Cell):
     ) -> None:
         super().__init__(auto_prefix=False)
         self.arranges = order is not None
-        self.order = order
+        if order is not None:
+            self.order = order
         self.network = network
         self.sharded = sharded
         self.dataset = _VirtualDataset()
