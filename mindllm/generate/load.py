@@ -27,11 +27,12 @@ def need_weights(config: RunConfig) -> None:
 
 def load_generator(config: RunConfig, tokenizer: Tokenizer) -> Generator:
     """Builds the model on the device of the run and loads its weights. Raises UserError when they do not fit."""
-    model_config, device = config.model.config, config.context.device_target
-    pretrained = find_pretrained(config)
+    device, pretrained = config.context.device_target, find_pretrained(config)
+    model_config = config.model.config.base
+    weights = pretrained.whole(model_config)
     # What an adapter was merged into is not rounded to codes again.
-    model_config = model_config.frozen if pretrained.adapter is None else model_config.base
-    weights = in_codes(model_config, pretrained.whole(model_config.base))
+    model_config = model_config.frozen if pretrained.adapter is None else pretrained.model(model_config)
+    weights = in_codes(model_config, weights)
     set_up_device(config)
     with terminal.status("building the model"):
         model = build_tuned_model(model_config, device)
