@@ -121,7 +121,8 @@ def _calibrated(
     rows = _rows(model, options, tokenizer)
     weights: Weights = {name: np.array(source, np.float32) for name, source in whole.weights.items()}
     reading = LayerByLayer(model.model_copy(update={"seq_length": rows.shape[1]}), weights, rows)
-    names, family, codes = matrices_of(model), FamilyWeights(model), {}
+    names, family = matrices_of(model), FamilyWeights(model)
+    codes: dict[str, Codes] = {}
     for number, seen in reading.layers(INPUTS):
         path = f"model.layers.{number}."
         if options.method == "awq":
