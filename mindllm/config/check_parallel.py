@@ -125,12 +125,16 @@ def check_offset(config: RunConfig) -> Iterator[Finding]:
     """The layers of every chunk and stage."""
     model, stages = config.model.config, config.parallel_config.pipeline_stage
     places = stages * model.pp_interleave_num
-    if model.num_layers < places:
+    if model.placed_layers < places:
         wanted = f"pipeline_stage {stages} x pp_interleave_num {model.pp_interleave_num} needs at least {places} layers"
         yield (*MODEL, "num_layers"), f"{wanted} (value {model.num_layers})"
         return
     try:
-        _layers(config)
+        last = _layers(config)[-1][-1]
+        if last < model.num_nextn_predict_layers:
+            ahead = f"the last stage, which has {last} layers"
+            message = f"must all be on {ahead} (value {model.num_nextn_predict_layers}); write another offset"
+            yield (*MODEL, "num_nextn_predict_layers"), message
     except ValueError as error:
         yield (*MODEL, "offset"), f"{error} (value {_listed(model.offset)})"
 
@@ -151,7 +155,7 @@ def check_recompute(config: RunConfig) -> Iterator[Finding]:
 
 def _layers(config: RunConfig) -> StageLayers:
     model, stages = config.model.config, config.parallel_config.pipeline_stage
-    return layer_counts(model.num_layers, stages, model.pp_interleave_num, model.offset)
+    return layer_counts(model.placed_layers, stages, model.pp_interleave_num, model.offset)
 
 
 def _counts_in(path: KeyPath, value: LayerSelection) -> Iterator[tuple[KeyPath, LayerCounts]]:

@@ -14,13 +14,14 @@ from mindspore.common.initializer import initializer
 
 from mindllm.config.experts import RouterSpec
 
-PROBE = "feed_forward.load.probe"
+COUNTER = ".probe"
+PROBE = f"feed_forward.load{COUNTER}"
 ROUTER_BIAS = "feed_forward.router.bias"
 
 
 def is_probe(name: str) -> bool:
     """Whether a parameter is no weight but such a counter."""
-    return name.endswith(PROBE)
+    return name.endswith(COUNTER)
 
 
 class ExpertLoad(nn.Cell):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from mindspore import nn
 
 from mindllm.config import RunConfig
 from mindllm.models import CausalLM, Kernels
+from mindllm.models.causal_lm import for_evaluation
 from mindllm.parallel.context import optimizer_level
 from mindllm.parallel.layer_plan import LayerPlan, make_plan
 from mindllm.parallel.layout import Mesh, mesh_of
@@ -32,11 +34,12 @@ class ParallelModel:
     """A model and how it lies on its devices.
 
     ``network`` maps ``[batch, seq]`` inputs to the loss summed over all micro batches; ``parts`` is their number, and
-    ``reused`` says whether they share one compiled graph.
+    ``reused`` says whether they share one compiled graph. ``evaluated`` is the same without layers that predict ahead.
     """
 
     model: CausalLM
     network: nn.Cell
+    evaluated: nn.Cell
     plan: LayerPlan
     mesh: Mesh
     parts: int = 1
@@ -77,11 +80,10 @@ def build_parallel_model(config: RunConfig) -> ParallelModel:
     Raises:
         UserError: recompute patterns that match nothing, contradictory lists.
     """
-    mesh, documents = mesh_of(config), bool(config.train_dataset.document_columns)
-    drops = config.model.config.architecture.drops
+    mesh = mesh_of(config)
     if mesh.devices == 1:
         model = build_replica(config)
-        return ParallelModel(model, Inputs(model, documents, drops, sharded=False), make_plan(config), mesh)
+        return _parallel_model(model, lambda lm: _inputs(lm, config, sharded=False), make_plan(config), mesh)
     plan, kernels = _announced_plan(config), kernels_of(config)
     model = _build(config, kernels, plan)
     if plan.stages > 1:
@@ -90,10 +92,33 @@ def build_parallel_model(config: RunConfig) -> ParallelModel:
     fuse_gradient_communication(model, plan, config.parallel_config.gradient_aggregation_group)
     parts = config.parallel_config.micro_batch_num * config.runner_config.gradient_accumulation_steps
     if parts == 1 and plan.stages == 1:
-        return ParallelModel(model, Inputs(model, documents, drops), plan, mesh)
+        return _parallel_model(model, lambda lm: _inputs(lm, config), plan, mesh)
     reused = _can_be_reused(config)
-    network = MicroBatches(model, parts, plan.stages > 1, reused)
-    return ParallelModel(model, Inputs(network, documents, drops), plan, mesh, parts, reused)
+
+    def in_parts(lm: nn.Cell) -> nn.Cell:
+        return _inputs(MicroBatches(lm, parts, plan.stages > 1, reused), config)
+
+    return _parallel_model(model, in_parts, plan, mesh, parts, reused)
+
+
+def _parallel_model(
+    model: CausalLM,
+    around: Callable[[nn.Cell], nn.Cell],
+    plan: LayerPlan,
+    mesh: Mesh,
+    parts: int = 1,
+    reused: bool = False,
+) -> ParallelModel:
+    """``around`` gives a model what it is fed by, in training and where it is evaluated."""
+    network, evaluated = around(model), for_evaluation(model)
+    return ParallelModel(
+        model, network, network if evaluated is model else around(evaluated), plan, mesh, parts, reused
+    )
+
+
+def _inputs(network: nn.Cell, config: RunConfig, sharded: bool = True) -> Inputs:
+    documents = bool(config.train_dataset.document_columns)
+    return Inputs(network, documents, config.model.config.architecture.drops, sharded)
 
 
 def _announced_plan(config: RunConfig) -> LayerPlan:

@@ -53,7 +53,8 @@ class RunState:
     """A run between two steps. ``step`` counts finished optimizer steps; ``batch`` is the one last trained on.
 
     ``scores``: figures that a callback found after the newest step, by name; those that write metrics write them, too.
-    ``expert_loads``: by layer what the newest step counted of experts, if the model has any.
+    ``expert_loads``: by layer what the newest step counted of experts, if the model has any. ``mtp_loss``: the mean loss of what
+    layers predict ahead, if it has any and this rank knows it.
     ``pretrained``: the weights the run was given. ``base``: what checkpoints say of the frozen ones, which they leave out; None
     where they hold all.
     ``failures``: what is lost at the end though training went on; the process then ends with exit code 1.
@@ -73,6 +74,7 @@ class RunState:
     scores: dict[str, float] = field(default_factory=dict)
     failures: list[str] = field(default_factory=list)
     expert_loads: tuple[LayerLoad, ...] = ()
+    mtp_loss: float | None = None
 
     @property
     def output_dir(self) -> Path:

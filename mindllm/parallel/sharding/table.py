@@ -9,7 +9,7 @@ from mindspore import nn
 from mindspore.ops import Primitive
 
 from mindllm.errors import nearest
-from mindllm.models.expert_load import PROBE, ROUTER_BIAS
+from mindllm.models.expert_load import ROUTER_BIAS, is_probe
 from mindllm.parallel.layout import Layout, Mesh
 from mindllm.parallel.operators import operators
 
@@ -51,7 +51,7 @@ def apply_sharding(model: nn.Cell, table: Mapping[str, Sharding], mesh: Mesh) ->
             raise ValueError(f"sharding table: 0 entries for operator '{path}'; there must be one")
         _shard(path, operator, table[path], mesh)
     for parameter in model.get_parameters():
-        if not parameter.requires_grad or parameter.name.endswith((PROBE, ROUTER_BIAS)):
+        if not parameter.requires_grad or is_probe(parameter.name) or parameter.name.endswith(ROUTER_BIAS):
             parameter.parallel_optimizer = False  # nothing an optimizer would hold, or must know as a whole
 
 

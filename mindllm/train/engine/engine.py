@@ -82,10 +82,11 @@ class Engine(ABC):
         A value is an array, or whatever ``read_slices`` takes, of which no more is read than is kept.
         """
 
-    def expert_loads(self) -> Mapping[str, np.ndarray]:
-        """What the last step counted of experts, by the counter's name, as far as this process knows; not scaled.
+    def counts(self) -> Mapping[str, np.ndarray]:
+        """What the last step counted, by the counter's name, as far as this process knows; not scaled.
 
-        Each is fp32 ``[experts + 1]``: the tokens of every expert, then the choices that were dropped.
+        Of experts fp32 ``[experts + 1]``: the tokens of each, then the choices that were dropped. Of a layer that predicts ahead
+        fp32 ``[2]``: the sum of its losses and the number of its tokens.
         """
         return {}
 

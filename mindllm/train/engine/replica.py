@@ -12,6 +12,7 @@ import numpy as np
 from mindspore import Parameter, Tensor, nn
 
 from mindllm.config import RunConfig
+from mindllm.models.causal_lm import for_evaluation
 from mindllm.models.weights import HostCopy, assign, initialise, model_weights, trained_weights
 from mindllm.parallel import build_replica
 from mindllm.train.checkpoint import RankTensors
@@ -51,7 +52,7 @@ class ReplicaEngine(Engine):
         self.weights = trained_weights(self.model)
         self.frozen = {name: item for name, item in model_weights(self.model).items() if name not in self.weights}
         initialise({**self.weights, **self.frozen}, config.seed)
-        self._evaluation = SummedLoss(self.model)
+        self._evaluation = SummedLoss(for_evaluation(self.model))
         self._evaluation.set_train(False)
         self.optimizer: AdamW | None = None
         if training:
@@ -122,7 +123,7 @@ class ReplicaEngine(Engine):
         bad = self.ranks.sum([float(not _finite(value)) for value in values])
         return [f"{what} {name}" for name, count in zip(self.weights, bad, strict=True) if count]
 
-    def expert_loads(self) -> Mapping[str, np.ndarray]:
+    def counts(self) -> Mapping[str, np.ndarray]:
         if self.optimizer is None or not self.optimizer.counts:
             return {}
         return {item.name: item.asnumpy() for item in self.optimizer.expert_loads.counted}
