@@ -221,7 +221,7 @@ class ModelConfig(Section):
         "lists of `recompute_config` count them as the last layers.",
     )
     mtp_loss_factor: float = Field(
-        default=0.3, ge=0, description="Factor of their mean loss, which is added to that of the next token."
+        default=0.1, ge=0, description="Factor of their mean loss, which is added to that of the next token."
     )
     scale_embeddings: bool = Field(
         default=False, description="Embeddings are multiplied by the square root of `hidden_size`."

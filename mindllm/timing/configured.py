@@ -30,6 +30,11 @@ def workload_of(config: RunConfig) -> Workload:
             "the time of latent attention is not modelled; only that of ordinary attention is",
         ),
         (
+            "model.model_config.num_nextn_predict_layers",
+            model.num_nextn_predict_layers > 0,
+            "the time of layers that predict ahead is not modelled; write 0",
+        ),
+        (
             "model.model_config.fp32_residual_connection",
             model.fp32_residual_connection,
             "its time is not modelled; write false",

@@ -47,8 +47,11 @@ def reduced_run(config: RunConfig, like: Stage, point: Point) -> tuple[RunConfig
     stages, number, chunks = _pipeline(config, like, point)
     runs = [Run(run.chunk, run.kind, count) for run, count in zip(like.runs, point.layers, strict=True)]
     architecture = config.model.config.architecture
+    plain = architecture.main_layers[
+        -1 if architecture.predictions else 0
+    ]  # those that predict ahead are like the last one
     placed = [
-        (kind.spec or architecture.layers[0], kind.assignment(stage, chunk))
+        (kind.spec or plain, kind.assignment(stage, chunk))
         for chunk in range(chunks)
         for stage in range(stages)
         for kind in (_kinds(runs, chunk) if stage == number else [PLAIN])
