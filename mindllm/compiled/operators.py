@@ -11,7 +11,8 @@ from mindllm.compiled.graph import CONSTANT, CompiledGraph, Node, TensorType
 
 FORWARD, BACKWARD, RECOMPUTED, UPDATE = "forward", "backward", "recomputed", "update"
 PHASES = (FORWARD, RECOMPUTED, BACKWARD, UPDATE)
-WRAPPERS = frozenset({"network", "_backbone", "net", "backbone", "micro_cells"})
+WRAPPERS = frozenset({"network", "_backbone", "net", "backbone", "micro_cells", "policy"})
+REFERENCE = "reference."  # begins places in the model that a policy is compared with; it has no backward pass
 COPYING = frozenset({"Cast", "AllGather"})
 UNIQUE, FORWARD_UNIQUE = "unique_id", "forward_unique_id"
 OF_BACKWARD = "is_bp"  # of calls and exchanges of a pipeline

@@ -16,6 +16,12 @@ def check_prediction(config: RunConfig) -> Iterator[tuple[KeyPath, str]]:
     depths, pet = model.num_nextn_predict_layers, model.pet_config
     if not depths:
         return
+    if config.learns_pairs:
+        kind = config.train_dataset.data_loader.type
+        message = (
+            f"pairs of answers ({kind}) are learnt from without layers that predict ahead (value {depths}); write 0"
+        )
+        yield (*MODEL, "num_nextn_predict_layers"), message
     if depths >= model.seq_length:
         message = f"must be below seq_length {model.seq_length} (value {depths})"
         yield (*MODEL, "num_nextn_predict_layers"), message

@@ -17,6 +17,7 @@ from mindllm.config.check_parallel import (
     check_sharding,
 )
 from mindllm.config.check_prediction import check_prediction
+from mindllm.config.check_preference import check_preference
 from mindllm.config.check_tuning import check_tuning
 from mindllm.config.document import KeyPath
 from mindllm.config.model import llama_intermediate_size
@@ -29,6 +30,7 @@ FILES_OF = {
     "BlendedMegatronDatasetDataLoader": "the prefix of indexed files (prefix.bin, prefix.idx)",
     "MindDataset": "the path of a MindRecord file",
     "CommonDataLoader": "the path of a file of conversations",
+    "PreferenceDataLoader": "the path of a file of pairs of answers",
 }
 MODEL: KeyPath = ("model", "model_config")
 
@@ -54,6 +56,7 @@ def check_run(config: RunConfig) -> Iterator[Finding]:
         check_experts,
         check_prediction,
         check_tuning,
+        check_preference,
         check_sequence,
         check_tokens,
         check_mesh,
@@ -87,7 +90,7 @@ def check_data(config: RunConfig) -> Iterator[Finding]:
         return
     if not all(data.data_paths) or not data.data_paths:
         yield (*loader, "data_path"), f"run_mode {config.run_mode} needs {FILES_OF[kind]}"
-    if kind == "CommonDataLoader" and not config.processor.tokenizer.vocab_file:
+    if kind in ("CommonDataLoader", "PreferenceDataLoader") and not config.processor.tokenizer.vocab_file:
         yield ("processor", "tokenizer", "vocab_file"), "conversations need a tokenizer; write its path"
     weights = dict(zip(("train", "valid", "test"), data.split_weights, strict=True))
     if config.run_mode != "eval" and weights["train"] == 0:

@@ -96,8 +96,8 @@ class RowsDataConfig(DataConfig):
     )
 
 
-class InstructionDataConfig(DataConfig):
-    """Conversations, their form, and how they become samples."""
+class ConversationDataConfig(DataConfig):
+    """Files of conversations, and what becomes of their rows."""
 
     data_path: str | List[str] = Field(
         default="",
@@ -108,6 +108,25 @@ class InstructionDataConfig(DataConfig):
         pattern=SPLIT_PATTERN,
         description="Weights of the train, valid and test parts of the rows.",
     )
+    chat_template: str = Field(
+        default="",
+        description="Jinja file of the chat template; empty: the tokenizer's own, else a plain one (`### Instruction:`).",
+    )
+    skip_bad_rows: bool = Field(
+        default=False,
+        description="Leaves out rows that cannot be used (not JSON, of another form, refused by the template) and counts them; "
+        "false: they are named before the run begins, and end it.",
+    )
+    max_rows: PositiveInt | None = Field(default=None, description="Only the first rows are read; null: all.")
+
+
+class PreferenceDataConfig(ConversationDataConfig):
+    """Pairs: a conversation that is answered in two ways, of which one was preferred."""
+
+
+class InstructionDataConfig(ConversationDataConfig):
+    """Conversations, their form, and how they become samples."""
+
     handler: Literal[
         "auto",
         "alpaca",
@@ -122,21 +141,11 @@ class InstructionDataConfig(DataConfig):
     ] = Field(
         default="auto", description="Form of the rows; auto: alpaca, sharegpt or messages, by the keys they have."
     )
-    chat_template: str = Field(
-        default="",
-        description="Jinja file of the chat template; empty: the tokenizer's own, else a plain one (`### Instruction:`).",
-    )
     packing: bool | Literal["joined"] = Field(
         default=False,
         description="Several conversations in one sample. true: they do not see each other; joined: "
         "they do, as one text.",
     )
-    skip_bad_rows: bool = Field(
-        default=False,
-        description="Leaves out rows that cannot be used (not JSON, of another form, refused by the template) and counts them; "
-        "false: they are named before the run begins, and end it.",
-    )
-    max_rows: PositiveInt | None = Field(default=None, description="Only the first rows are read; null: all.")
 
 
 class IndexedDataLoader(Section):
@@ -164,7 +173,18 @@ class InstructionDataLoader(Section):
     config: InstructionDataConfig = Field(default_factory=InstructionDataConfig, description="Files and their form.")
 
 
-DataLoader = Annotated[IndexedDataLoader | RowsDataLoader | InstructionDataLoader, Field(discriminator="type")]
+class PreferenceDataLoader(Section):
+    """Section ``train_dataset.data_loader``: pairs of answers."""
+
+    type: Literal["PreferenceDataLoader"] = Field(
+        default="PreferenceDataLoader", description="Pairs of answers, of which one was preferred (DPO)."
+    )
+    config: PreferenceDataConfig = Field(default_factory=PreferenceDataConfig, description="Files.")
+
+
+DataLoader = Annotated[
+    IndexedDataLoader | RowsDataLoader | InstructionDataLoader | PreferenceDataLoader, Field(discriminator="type")
+]
 
 
 class TrainDatasetConfig(Section):
@@ -193,6 +213,7 @@ class TrainDatasetConfig(Section):
             }
             return tuple(column for column, is_asked in asked.items() if is_asked)
         packed = isinstance(loader, InstructionDataLoader) and loader.config.packing is True
+        packed = packed or isinstance(loader, PreferenceDataLoader)
         return ("segment_starts", "position_ids") if packed else ()
 
 

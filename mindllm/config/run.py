@@ -10,13 +10,14 @@ from typing import Any, Literal
 from pydantic import Field, PrivateAttr
 
 from mindllm.config.callbacks import DEFAULT_CALLBACKS, Callback
-from mindllm.config.dataset import EvalDatasetConfig, ProcessorConfig, TrainDatasetConfig
+from mindllm.config.dataset import EvalDatasetConfig, PreferenceDataLoader, ProcessorConfig, TrainDatasetConfig
 from mindllm.config.document import KeyPath, Origin, Problem, closest_origin
 from mindllm.config.evaluation import EvaluationConfig
 from mindllm.config.generation import GenerationConfig
 from mindllm.config.model import ModelSection
 from mindllm.config.optimizer import LrSchedule, OptimizerConfig, RunnerWrapperConfig
 from mindllm.config.parallel import ParallelConfig, ParallelContextConfig
+from mindllm.config.preference import PreferenceConfig
 from mindllm.config.recompute import RecomputeConfig
 from mindllm.config.runtime import ContextConfig, ExportConfig, RunnerConfig, TrainerConfig
 from mindllm.config.section import List, PositiveInt, Section
@@ -96,6 +97,9 @@ class RunConfig(Section):
         default_factory=RunnerWrapperConfig, description="Loss scale and gradient clipping."
     )
     train_dataset: TrainDatasetConfig = Field(default_factory=TrainDatasetConfig, description="Text to learn from.")
+    preference: PreferenceConfig = Field(
+        default_factory=PreferenceConfig, description="The loss of pairs of answers (`type: PreferenceDataLoader`)."
+    )
     eval_dataset: EvalDatasetConfig = Field(default_factory=EvalDatasetConfig, description="Held-out text.")
     eval_tasks: List[str] = Field(
         default=(),
@@ -127,10 +131,20 @@ class RunConfig(Section):
         return self._provenance.source
 
     @property
+    def learns_pairs(self) -> bool:
+        """Whether the run learns which of two answers was preferred."""
+        return isinstance(self.train_dataset.data_loader, PreferenceDataLoader)
+
+    @property
     def global_batch_size(self) -> int:
         """Samples per optimizer step over all ranks, micro batches and accumulation steps."""
         per_replica = self.runner_config.batch_size * self.runner_config.gradient_accumulation_steps
         return per_replica * self.parallel_config.data_parallel * self.parallel_config.micro_batch_num
+
+    def flops_per_token(self) -> float:
+        """Model FLOPs of a step for each token: of pairs of answers with the forward pass of the reference."""
+        model = self.model.config
+        return model.flops_per_token() + (model.base.flops_per_token() / 3 if self.learns_pairs else 0.0)
 
     @property
     def compile_cache_directory(self) -> Path:

@@ -14,6 +14,7 @@ from mindllm.data.instruction import InstructionRows
 from mindllm.data.loader import Batch, BatchStream, EvaluationStream
 from mindllm.data.mind_record import MindRecordRows
 from mindllm.data.packing import pack
+from mindllm.data.pairs import HeldOutPairs, PairDataset, PairRows
 from mindllm.data.rows import HeldOutRows, Packs, RowDataset, RowSource
 from mindllm.data.run_tokenizer import run_tokenizer
 from mindllm.data.statistics import bits_per_byte, bytes_per_token, unigram_loss
@@ -30,6 +31,7 @@ __all__ = [
     "EvaluationStream",
     "GPTDataset",
     "HeldOutDataset",
+    "HeldOutPairs",
     "HeldOutRows",
     "IndexedDataset",
     "IndexedWriter",
@@ -37,6 +39,8 @@ __all__ = [
     "JoinedSamples",
     "MindRecordRows",
     "Packs",
+    "PairDataset",
+    "PairRows",
     "RowDataset",
     "RowSource",
     "Tokenizer",

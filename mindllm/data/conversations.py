@@ -14,6 +14,7 @@ from mindllm.data.records import Record
 from mindllm.errors import UserError, nearest
 
 Message = dict[str, Any]
+Reader = Callable[[Record], Iterable[Message]]
 ROLES = ("system", "user", "assistant", "tool")
 
 
@@ -34,17 +35,20 @@ def conversation_of(record: Record, handler: str, place: str) -> Conversation:
         handler = detect(record, place)
     if handler not in HANDLERS:
         raise UserError(f"handler '{handler}' does not exist{nearest(handler, HANDLERS)}")
-    try:
-        messages = tuple(_checked(message) for message in HANDLERS[handler](record))
-    except KeyError as error:
-        raise UserError(
-            f"{place}: has no key {error} that handler {handler} reads; its keys: {', '.join(record)}"
-        ) from None
-    except (TypeError, AttributeError, ValueError) as error:
-        raise UserError(f"{place}: not a row for handler {handler} ({error})") from None
+    messages = messages_of(record, HANDLERS[handler], f"handler {handler}", place)
     if not any(message["role"] == "assistant" for message in messages):
         raise UserError(f"{place}: the assistant says nothing, so there is nothing to learn; remove the row")
     return Conversation(messages, record.get("tools") or None)
+
+
+def messages_of(record: Record, read: Reader, reader: str, place: str) -> tuple[Message, ...]:
+    """What ``read`` makes of a record, checked; ``reader`` names it in errors. Raises UserError as :func:`conversation_of`."""
+    try:
+        return tuple(_checked(message) for message in read(record))
+    except KeyError as error:
+        raise UserError(f"{place}: has no key {error} that {reader} reads; its keys: {', '.join(record)}") from None
+    except (TypeError, AttributeError, ValueError) as error:
+        raise UserError(f"{place}: not a row for {reader} ({error})") from None
 
 
 def detect(record: Record, place: str) -> str:
@@ -87,10 +91,15 @@ def sharegpt(record: Record) -> Iterable[Message]:
     """``conversations``: a list of ``from`` (human, gpt, system, ...) and ``value``; perhaps ``system``."""
     yield from _system(record)
     for turn in record["conversations"]:
-        speaker = turn["from"] if "from" in turn else turn["role"]
-        if speaker not in SHAREGPT_ROLES:
-            raise ValueError(f"unknown speaker '{speaker}'{nearest(str(speaker), SHAREGPT_ROLES)}")
-        yield {"role": SHAREGPT_ROLES[speaker], "content": turn["value"] if "value" in turn else turn["content"]}
+        yield sharegpt_turn(turn)
+
+
+def sharegpt_turn(turn: Mapping[str, Any]) -> Message:
+    """``from`` and ``value``, or ``role`` and ``content``."""
+    speaker = turn["from"] if "from" in turn else turn["role"]
+    if speaker not in SHAREGPT_ROLES:
+        raise ValueError(f"unknown speaker '{speaker}'{nearest(str(speaker), SHAREGPT_ROLES)}")
+    return {"role": SHAREGPT_ROLES[speaker], "content": turn["value"] if "value" in turn else turn["content"]}
 
 
 def messages(record: Record) -> Iterable[Message]:
@@ -135,7 +144,7 @@ def advertise_gen(record: Record) -> Iterable[Message]:
     return _turn(record["content"], record["summary"])
 
 
-HANDLERS: Mapping[str, Callable[[Record], Iterable[Message]]] = {
+HANDLERS: Mapping[str, Reader] = {
     "alpaca": alpaca,
     "sharegpt": sharegpt,
     "messages": messages,

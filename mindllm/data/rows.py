@@ -102,7 +102,9 @@ class RowDataset:
         return permutation(len(self.packs), self.seed, epoch, SAMPLES)
 
     def _read_block(self, block: int) -> list[dict[str, np.ndarray]]:
-        groups = [self.rows_of(block * BLOCK + place) for place in range(BLOCK)]
+        return self._samples([self.rows_of(block * BLOCK + place) for place in range(BLOCK)])
+
+    def _samples(self, groups: Sequence[np.ndarray]) -> list[dict[str, np.ndarray]]:
         rows = iter(self.source.rows(np.concatenate(groups).tolist()))
         return [assemble([next(rows) for _ in group], self.seq_length, packed=self.packed) for group in groups]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from mindllm.config import RunConfig
-from mindllm.config.dataset import InstructionDataConfig
+from mindllm.config.dataset import ConversationDataConfig
 from mindllm.data.chat_template import chat_template_of
 from mindllm.data.conversations import ROLES, Conversation, Message
 from mindllm.data.instruction import encode_chat
@@ -22,7 +22,7 @@ def conversation_encoder(config: RunConfig, tokenizer: Tokenizer) -> Encoder:
     words. Raises UserError for a template that is none; the function, for a conversation that the template refuses.
     """
     data = config.train_dataset.data_loader.config
-    given = data.chat_template if isinstance(data, InstructionDataConfig) else ""
+    given = data.chat_template if isinstance(data, ConversationDataConfig) else ""
     template = chat_template_of(tokenizer, given)
 
     def encode(messages: Sequence[Message]) -> list[int]:

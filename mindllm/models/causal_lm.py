@@ -167,9 +167,9 @@ class NextTokenLoss(nn.Cell):
         return self.lm.next_token_loss(input_ids, labels, loss_mask, *further)
 
 
-def for_evaluation(lm: CausalLM) -> nn.Cell:
-    """What a model is evaluated by: the loss of the next token alone."""
-    return NextTokenLoss(lm) if lm.predicts_ahead else lm
+def for_evaluation(whole: nn.Cell) -> nn.Cell:
+    """What evaluates in place of a cell that gives a loss: of a model that predicts ahead, the loss of the next token alone."""
+    return NextTokenLoss(whole) if isinstance(whole, CausalLM) and whole.predicts_ahead else whole
 
 
 def build_model(config: ModelConfig, device_target: str = "CPU") -> CausalLM:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from mindspore import nn
 
 from mindllm.config import RunConfig
+from mindllm.config.check_preference import accumulated_pairs
 from mindllm.models import CausalLM, Kernels
 from mindllm.models.causal_lm import for_evaluation
 from mindllm.parallel.context import optimizer_level
@@ -18,12 +19,15 @@ from mindllm.parallel.pipeline import (
     Inputs,
     MicroBatches,
     fuse_gradient_communication,
+    fusion_of_others,
     place_on_stages,
 )
 from mindllm.parallel.plan_text import plan_lines
 from mindllm.parallel.recompute import apply_recompute
 from mindllm.parallel.reuse import reuse_equal_layers
 from mindllm.parallel.sharding import apply_sharding, sharding_table
+from mindllm.parallel.sharding.preference import pairs_table
+from mindllm.tune.preference import PreferenceLoss, base_of
 from mindllm.tune.transform import tune
 
 logger = logging.getLogger(__name__)
@@ -58,8 +62,8 @@ def replica_kernels(config: RunConfig) -> Kernels:
     return replace(kernels, document_masks=bool(config.train_dataset.document_columns))
 
 
-def build_replica(config: RunConfig) -> CausalLM:
-    """Builds the whole model for one device: nothing but recomputation is applied to it.
+def build_replica(config: RunConfig) -> nn.Cell:
+    """Builds the whole model for one device, with its loss: nothing but recomputation is applied to it.
 
     Raises:
         UserError: recompute patterns that match nothing, contradictory lists.
@@ -69,7 +73,7 @@ def build_replica(config: RunConfig) -> CausalLM:
     model = _build(config, kernels, plan)
     if kernels.cpu:
         reuse_equal_layers(model.model.layers, plan, config)
-    return model
+    return _with_loss(config, model, kernels)
 
 
 def build_parallel_model(config: RunConfig) -> ParallelModel:
@@ -78,41 +82,48 @@ def build_parallel_model(config: RunConfig) -> ParallelModel:
     Call :func:`mindllm.parallel.set_parallel_context` first.
 
     Raises:
-        UserError: recompute patterns that match nothing, contradictory lists.
+        UserError: recompute patterns that match nothing, contradictory lists, pairs of answers that would be accumulated.
     """
     mesh = mesh_of(config)
     if mesh.devices == 1:
-        model = build_replica(config)
-        return _parallel_model(model, lambda lm: _inputs(lm, config, sharded=False), make_plan(config), mesh)
+        whole = build_replica(config)
+        model = whole.policy if isinstance(whole, PreferenceLoss) else whole
+        return _parallel_model(
+            model, whole, lambda network: _inputs(network, config, sharded=False), make_plan(config), mesh
+        )
     plan, kernels = _announced_plan(config), kernels_of(config)
     model = _build(config, kernels, plan)
     if plan.stages > 1:
         place_on_stages(model, plan, config.model.config, kernels)
     apply_sharding(model, sharding_table(model, config.parallel_config), mesh)
     fuse_gradient_communication(model, plan, config.parallel_config.gradient_aggregation_group)
+    whole = _with_loss(config, model, kernels)
+    if isinstance(whole, PreferenceLoss):
+        _place_pairs(whole, config, plan, mesh)
     parts = config.parallel_config.micro_batch_num * config.runner_config.gradient_accumulation_steps
     if parts == 1 and plan.stages == 1:
-        return _parallel_model(model, lambda lm: _inputs(lm, config), plan, mesh)
+        return _parallel_model(model, whole, lambda network: _inputs(network, config), plan, mesh)
     reused = _can_be_reused(config)
 
-    def in_parts(lm: nn.Cell) -> nn.Cell:
-        return _inputs(MicroBatches(lm, parts, plan.stages > 1, reused), config)
+    def in_parts(network: nn.Cell) -> nn.Cell:
+        return _inputs(MicroBatches(network, parts, plan.stages > 1, reused), config)
 
-    return _parallel_model(model, in_parts, plan, mesh, parts, reused)
+    return _parallel_model(model, whole, in_parts, plan, mesh, parts, reused)
 
 
 def _parallel_model(
     model: CausalLM,
+    whole: nn.Cell,
     around: Callable[[nn.Cell], nn.Cell],
     plan: LayerPlan,
     mesh: Mesh,
     parts: int = 1,
     reused: bool = False,
 ) -> ParallelModel:
-    """``around`` gives a model what it is fed by, in training and where it is evaluated."""
-    network, evaluated = around(model), for_evaluation(model)
+    """``around`` gives the cell with the loss, or the one that evaluates, what it is fed by."""
+    network, evaluated = around(whole), for_evaluation(whole)
     return ParallelModel(
-        model, network, network if evaluated is model else around(evaluated), plan, mesh, parts, reused
+        model, network, network if evaluated is whole else around(evaluated), plan, mesh, parts, reused
     )
 
 
@@ -134,6 +145,26 @@ def _build(config: RunConfig, kernels: Kernels, plan: LayerPlan) -> CausalLM:
     tune(model, config.model.config, kernels)
     apply_recompute(model.model.layers, plan, config)
     return model
+
+
+def _with_loss(config: RunConfig, model: CausalLM, kernels: Kernels) -> nn.Cell:
+    """The cell that gives the loss of a batch: the model itself, or for pairs of answers with its reference."""
+    if not config.learns_pairs:
+        return model
+    return PreferenceLoss(model, base_of(model, config.model.config, kernels), config.preference)
+
+
+def _place_pairs(whole: PreferenceLoss, config: RunConfig, plan: LayerPlan, mesh: Mesh) -> None:
+    """What learning from pairs adds to a model on its devices.
+
+    Raises:
+        UserError: parts of a batch would be accumulated.
+    """
+    for path, message in accumulated_pairs(config):
+        raise config.error(".".join(map(str, path)), message)
+    apply_sharding(whole.reference, sharding_table(whole.reference, config.parallel_config), mesh)
+    apply_sharding(whole.pairs, pairs_table(whole.pairs), mesh)
+    whole.pairs.set_comm_fusion(fusion_of_others(plan, config.parallel_config.gradient_aggregation_group))
 
 
 def _can_be_reused(config: RunConfig) -> bool:

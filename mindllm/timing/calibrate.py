@@ -8,7 +8,7 @@ so that few rows change only what they speak about; a row counts by the logarith
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,9 +75,39 @@ class Calibration:
     after: Mapping[str, float]
 
 
-def calibrate(device: Device, rows: Sequence[Measured], source: str) -> Calibration:
-    """Fits the constants of ``device`` to ``rows``; ``source`` says in the new description where the figures are from."""
-    free = constants(device)
+def calibrate(device: Device, rows: Sequence[Measured], source: str, known: Collection[str] = ()) -> Calibration:
+    """Fits the constants of ``device`` that are not ``known`` to steps.
+
+    ``source`` says in the new description where the figures are from.
+    """
+
+    def predicted(devices: Sequence[Device]) -> np.ndarray:
+        return np.array([step_seconds(row.workload, devices) for row in rows])
+
+    names = [name for name in constants(device) if name not in known]
+    measured = np.array([row.seconds for row in rows])
+    return fitted(device, names, predicted, measured, source, np.full(len(rows), ROW))
+
+
+def fitted(
+    device: Device,
+    names: Sequence[str],
+    predicted: Callable[[Sequence[Device]], np.ndarray],
+    measured: np.ndarray,
+    source: str,
+    spread: np.ndarray,
+) -> Calibration:
+    """Fits some constants to anything that a device predicts.
+
+    Args:
+        device: where to start.
+        names: constants to fit; those the device does not have are passed over.
+        predicted: seconds of every row on each of some devices, ``[rows, devices]``.
+        measured: seconds of every row.
+        source: where the new figures are from.
+        spread: of every row around a good model, as a logarithm.
+    """
+    free = {name: constant for name, constant in constants(device).items() if name in names}
     before = np.array([constant.of(device) for constant in free.values()])
     widths = np.array([constant.width for constant in free.values()])
     most = np.log(np.array([constant.most for constant in free.values()]) / before)
@@ -88,11 +118,11 @@ def calibrate(device: Device, rows: Sequence[Measured], source: str) -> Calibrat
     def residuals(points: Sequence[np.ndarray]) -> np.ndarray:
         """[points, rows + constants]."""
         devices = [described(point) for point in points]
-        errors = np.array([np.log(step_seconds(row.workload, devices) / row.seconds) for row in rows]).T / ROW
+        errors = np.log(predicted(devices) / measured[:, None]).T / spread
         robust = np.sign(errors) * np.sqrt(2 * (np.sqrt(1 + errors**2) - 1))
         return np.concatenate([robust, np.array(points) / widths], axis=1)
 
-    moves = _fitted(residuals, len(free), most)
+    moves = _least(residuals, len(free), most)
     after = described(moves)
     return Calibration(
         after,
@@ -101,7 +131,7 @@ def calibrate(device: Device, rows: Sequence[Measured], source: str) -> Calibrat
     )
 
 
-def _fitted(residuals: Callable[[Sequence[np.ndarray]], np.ndarray], count: int, most: np.ndarray) -> np.ndarray:
+def _least(residuals: Callable[[Sequence[np.ndarray]], np.ndarray], count: int, most: np.ndarray) -> np.ndarray:
     """Levenberg-Marquardt from nothing moved, within ``most``."""
     moves, damping = np.zeros(count), 1e-2
     for _ in range(ROUNDS):

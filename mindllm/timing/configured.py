@@ -18,30 +18,15 @@ def workload_of(config: RunConfig) -> Workload:
     if config.parallel.pipeline_config.pipeline_scheduler != "1f1b":
         key, value = "parallel.pipeline_config.pipeline_scheduler", config.parallel.pipeline_config.pipeline_scheduler
         raise config.error(key, f"only the time of 1f1b is modelled (value {value}); write 1f1b")
-    for key, changed, told in (
-        (
-            "model.model_config.expert_num",
-            model.expert_num > 1,
-            "the time of experts is not modelled; only dense layers are",
-        ),
-        (
-            "model.model_config.kv_lora_rank",
-            model.kv_lora_rank is not None,
-            "the time of latent attention is not modelled; only that of ordinary attention is",
-        ),
-        (
-            "model.model_config.num_nextn_predict_layers",
-            model.num_nextn_predict_layers > 0,
-            "the time of layers that predict ahead is not modelled; write 0",
-        ),
-        (
-            "model.model_config.fp32_residual_connection",
-            model.fp32_residual_connection,
-            "its time is not modelled; write false",
-        ),
-    ):
-        if changed:
-            raise config.error(key, told)
+    if model.num_nextn_predict_layers:
+        key = "model.model_config.num_nextn_predict_layers"
+        raise config.error(key, "the time of layers that predict ahead is not modelled; write 0")
+    if model.fp32_residual_connection:
+        raise config.error("model.model_config.fp32_residual_connection", "its time is not modelled; write false")
+    if config.learns_pairs:
+        kind = config.train_dataset.data_loader.type
+        message = f"the time of the reference beside the model is not modelled (value {kind})"
+        raise config.error("train_dataset.data_loader.type", message)
     optimizer = config.parallel.parallel_optimizer_config
     for name, plain in (("gradient_accumulation_shard", False), ("optimizer_weight_shard_size", -1)):
         if config.parallel.enable_parallel_optimizer and getattr(optimizer, name) != plain:
@@ -57,6 +42,8 @@ def workload_of(config: RunConfig) -> Workload:
         optimizer_shard=config.parallel.enable_parallel_optimizer,
         vocabulary_parallel=not sizes.vocab_emb_dp,
         repeat_exchanges=config.recompute_config.mp_comm_recompute,
+        expert_parallel=sizes.expert_parallel,
+        expert_model_parallel=sizes.expert_model_parallel,
     )
     computes_it = all(kind.attention.can_be_fused for kind in model.architecture.kinds())
     fused = model.use_flash_attention is not False and computes_it  # auto: every described device has the kernel

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from mindllm.config.architecture import EMBEDDING, Architecture
-from mindllm.config.layers import LayerSpec, scalars
+from mindllm.config.layers import LayerSpec
 from mindllm.config.tuning import is_trained
-from mindllm.timing.layer import NORM_PASSES
-from mindllm.timing.work import HALF, WHOLE, Exchange, Operator, Work, elementwise, product
+from mindllm.timing.work import HALF, NORM_PASSES, WHOLE, Axis, Exchange, Operator, Work, elementwise, product
 from mindllm.timing.workload import Numerics, Strategy, Workload
 
 LOSS_PASSES = (
@@ -39,9 +39,7 @@ def _head(
 ) -> Iterator[Operator | Exchange]:
     hidden, columns = architecture.hidden_size, architecture.vocab_size / strategy.model_parallel
     size = HALF * tokens * hidden
-    yield elementwise(
-        "norm_out.norm", size / (strategy.model_parallel if strategy.sequence_parallel else 1), NORM_PASSES[0]
-    )
+    yield elementwise("norm_out.norm", size / strategy.sequence_ranks, NORM_PASSES[0])
     if strategy.sequence_parallel:
         yield Exchange("lm_head.gather", "AllGather", size)
     yield product("lm_head.matmul", tokens, hidden, columns, numerics.compute)
@@ -51,13 +49,25 @@ def _head(
 
 @dataclass(frozen=True)
 class Held:
-    """Parameters that a rank holds, before any split over replicas."""
+    """Parameters that a rank holds, before any split over replicas: those of ``experts`` have replicas of their own."""
 
     trained: float = 0.0
     frozen: float = 0.0
+    experts: float = 0.0
 
     def __add__(self, other: Held) -> Held:
-        return Held(self.trained + other.trained, self.frozen + other.frozen)
+        return Held(self.trained + other.trained, self.frozen + other.frozen, self.experts + other.experts)
+
+    @property
+    def updated(self) -> float:
+        """All that training changes."""
+        return self.trained + self.experts
+
+    def own(self, strategy: Strategy) -> float:
+        """Whose optimizer state a rank keeps, and which it updates."""
+        if not strategy.optimizer_shard:
+            return self.updated
+        return self.trained / strategy.data_parallel + self.experts / strategy.expert_replicas
 
 
 def place_parameters(workload: Workload, place: int, layers: range) -> Held:
@@ -65,7 +75,7 @@ def place_parameters(workload: Workload, place: int, layers: range) -> Held:
     architecture, strategy = workload.architecture, workload.strategy
     ranks, held = strategy.model_parallel, Held()
     for number in layers:
-        held += layer_parameters(architecture.layers[number], ranks)
+        held += layer_parameters(architecture.layers[number], strategy)
     table = architecture.vocab_size * architecture.hidden_size
     if place == 0:
         held += table_parameters(architecture, EMBEDDING, table / (ranks if strategy.vocabulary_parallel else 1))
@@ -74,11 +84,25 @@ def place_parameters(workload: Workload, place: int, layers: range) -> Held:
     return held
 
 
-def layer_parameters(spec: LayerSpec, ranks: int) -> Held:
-    """What one of ``ranks`` tensor-parallel ranks holds of a layer."""
-    whole, frozen = spec.weights(), set(spec.frozen)
-    stays = scalars({name: shape for name, shape in whole.items() if name in frozen})
-    return Held((scalars(whole) - stays) / ranks, stays / ranks)
+EXPERTS = "feed_forward.experts."
+WHOLE_ON_A_RANK = ("feed_forward.router.", "attention.wq_down.", "attention.wkv_down.", "attention.wk_rotary.")
+"""Weights that tensor-parallel ranks do not share (``parallel/sharding``); norms and biases are too small to matter."""
+
+
+def layer_parameters(spec: LayerSpec, strategy: Strategy) -> Held:
+    """What a rank holds of a layer."""
+    held = Held()
+    for name, shape in spec.weights().items():
+        size = float(math.prod(shape))
+        if name.startswith(EXPERTS):
+            size /= strategy.expert_parallel * strategy.expert_ranks
+        elif not name.startswith(WHOLE_ON_A_RANK):
+            size /= strategy.model_parallel
+        if name in spec.frozen:
+            held += Held(frozen=size)
+        else:
+            held += Held(experts=size) if name.startswith(EXPERTS) else Held(trained=size)
+    return held
 
 
 def table_parameters(architecture: Architecture, name: str, count: float) -> Held:
@@ -86,16 +110,21 @@ def table_parameters(architecture: Architecture, name: str, count: float) -> Hel
     return Held(trained=count) if is_trained(architecture.pet, name) else Held(frozen=count)
 
 
-def update_operator(parameters: float, workload: Workload) -> Operator:
+def update_operator(held: Held, strategy: Strategy) -> Operator:
     """Clipping and AdamW of what a rank updates."""
-    own = parameters / (workload.strategy.data_parallel if workload.strategy.optimizer_shard else 1)
-    return elementwise("update", own, UPDATE_BYTES + CLIP_BYTES + HALF)
+    return elementwise("update", held.own(strategy), UPDATE_BYTES + CLIP_BYTES + HALF)
 
 
-def replica_exchanges(parameters: float, workload: Workload) -> Work:
+def replica_exchanges(held: Held, workload: Workload) -> Work:
     """Gradients to the replicas; and weights back where each updates a part of them."""
-    gradients = parameters * workload.numerics.gradient_bytes
+    found = _exchanged("", held.trained, "dp", workload)
+    return found + (_exchanged("of experts", held.experts, "replica", workload) if held.experts else ())
+
+
+def _exchanged(which: str, parameters: float, axis: Axis, workload: Workload) -> Work:
+    gradients, weights = f"gradients {which}".strip(), f"weights {which}".strip()
+    size = parameters * workload.numerics.gradient_bytes
     if not workload.strategy.optimizer_shard:
-        return (Exchange("gradients", "AllReduce", gradients, "dp"),)
-    gathered = Exchange("weights", "AllGather", parameters * HALF, "dp")
-    return (Exchange("gradients", "ReduceScatter", gradients, "dp"), gathered)
+        return (Exchange(gradients, "AllReduce", size, axis),)
+    gathered = Exchange(weights, "AllGather", parameters * HALF, axis)
+    return (Exchange(gradients, "ReduceScatter", size, axis), gathered)

@@ -3,6 +3,7 @@
 A group of ``n`` ranks, ``k`` of them behind one inner link, exchanges in levels as collective libraries do (Thakur et al., 2005;
 NCCL's and HCCL's hierarchical algorithms): a ReduceScatter among the ``k``, an exchange of a ``k``-th part with others over
 the outer link, an AllGather among the ``k``. An AllReduce sends (n - 1)/n of the tensor twice, AllGather, ReduceScatter once.
+An AlltoAll has nothing to share: an n-th of what a rank has goes to every other, over whatever link is between them.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ from dataclasses import dataclass
 from mindllm.timing.device import Device
 
 TWICE = frozenset({"AllReduce"})
+TO_EACH = frozenset({"AlltoAll", "AllToAll", "AlltoAllV"})
 ONE_LINK = frozenset({"Send", "Receive", "Broadcast"})
-COLLECTIVES = TWICE | ONE_LINK | {"AllGather", "ReduceScatter", "AlltoAll", "AllToAll", "AlltoAllV"}
+COLLECTIVES = TWICE | ONE_LINK | TO_EACH | {"AllGather", "ReduceScatter"}
 
 
 @dataclass(frozen=True)
@@ -54,8 +56,9 @@ def legs(op: str, size: float, group: Group, device: Device) -> list[Leg]:
         reach = group.size if link.devices is None else max(1, min(group.size, link.devices // group.stride))
         members = reach // inside
         if members > 1:
-            part = size / inside
-            found.append(Leg(number, members, times * part * (members - 1) / members, times))
+            outside = inside * (members - 1)  # ranks that this link is on the way to
+            sent = size / group.size * outside if op in TO_EACH else size / inside * (members - 1) / members
+            found.append(Leg(number, members, times * sent, times))
             inside *= members
         if inside >= group.size:
             return found

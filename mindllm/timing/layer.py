@@ -11,41 +11,16 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import lru_cache
 
-from mindllm.config.layers import AttentionSpec, FeedForwardSpec, LayerSpec, RotarySpec
+from mindllm.config.layers import FeedForwardSpec, LayerSpec
 from mindllm.errors import UserError
 from mindllm.parallel.layer_plan import LayerAssignment
-from mindllm.timing.work import ATTENTION, HALF, Exchange, Operator, Work, elementwise, product
+from mindllm.timing.attention import attention_work
+from mindllm.timing.feed_forward import experts_work, feed_forward_work
+from mindllm.timing.work import ATTENTION, HALF, MASK, NORM_PASSES, Exchange, Operator, Work, elementwise, product
 from mindllm.timing.workload import Numerics, Strategy
 
 SPLIT_INPUT = ("wo", "w2")  # projections whose input tensor parallelism splits; it splits the output of the others
-CAUSAL = 0.5  # of the scores, which a fused kernel leaves out
 FLASH_BACKWARD = 2.5  # five products instead of two (Dao, 2023, section 3.1)
-NORM_PASSES = (2.0, 4.0)  # tensors that a norm reads and writes, forward and backward
-MASK = 0.5  # of a half-precision tensor: a dropout mask of a byte for each number
-
-
-def dense(spec: LayerSpec) -> FeedForwardSpec:
-    """The feed-forward of a layer.
-
-    Raises:
-        UserError: it is a mixture of experts, whose time and memory are not modelled.
-    """
-    if not isinstance(spec.feed_forward, FeedForwardSpec):
-        raise UserError("a layer has experts, whose time is not modelled; only dense layers are predicted")
-    return spec.feed_forward
-
-
-def ordinary(spec: LayerSpec) -> AttentionSpec:
-    """The attention of a layer.
-
-    Raises:
-        UserError: it is latent attention, whose time is not modelled.
-    """
-    if not isinstance(spec.attention, AttentionSpec):
-        raise UserError(
-            "a layer has latent attention, whose time is not modelled; only ordinary attention is predicted"
-        )
-    return spec.attention
 
 
 def forward_work(spec: LayerSpec, tokens: float, seq_length: int, strategy: Strategy, numerics: Numerics) -> Work:
@@ -57,70 +32,29 @@ def _forward(
     spec: LayerSpec, tokens: float, seq_length: int, strategy: Strategy, numerics: Numerics
 ) -> Iterator[Operator | Exchange]:
     hidden = HALF * tokens * spec.attention.hidden_size
-    outside = hidden / (strategy.model_parallel if strategy.sequence_parallel else 1)
+    outside = hidden / strategy.sequence_ranks
+    attention = attention_work(spec.attention, tokens, seq_length, strategy, numerics)
+    feed_forward: Iterator[Operator | Exchange]
+    if isinstance(spec.feed_forward, FeedForwardSpec):
+        feed_forward, summed = feed_forward_work(spec.feed_forward, tokens, strategy, numerics), True
+    else:  # what experts yield is whole on every rank: only a shared one leaves sums to add
+        feed_forward = experts_work(spec.feed_forward, tokens, seq_length, strategy, numerics)
+        summed = spec.feed_forward.shared is not None
     parts = (
-        ("attention", spec.norms[0], attention_work(ordinary(spec), tokens, seq_length, strategy, numerics)),
-        ("feed_forward", spec.norms[1], feed_forward_work(dense(spec), tokens, strategy, numerics)),
+        ("attention", spec.norms[0], attention, True),
+        ("feed_forward", spec.norms[1], feed_forward, summed),
     )
-    for part, norm, inside in parts:
+    for part, norm, inside, adds_up in parts:
         yield elementwise(f"{norm}.norm", outside, NORM_PASSES[0])
         if strategy.sequence_parallel:
             yield Exchange(f"{norm}.gather", "AllGather", hidden)
         yield from inside
         yield from adapter_work(spec, part, tokens, strategy, numerics)
-        yield Exchange(f"{part}.reduce", "ReduceScatter" if strategy.sequence_parallel else "AllReduce", hidden)
+        if adds_up:
+            yield Exchange(f"{part}.reduce", "ReduceScatter" if strategy.sequence_parallel else "AllReduce", hidden)
         if spec.norm_output:
             yield elementwise(f"{part}_post_norm.norm", outside, NORM_PASSES[0])
         yield elementwise(f"{part}.residual", outside, 3 + MASK * numerics.dropout)
-
-
-def attention_work(
-    spec: AttentionSpec, tokens: float, seq_length: int, strategy: Strategy, numerics: Numerics
-) -> Iterator[Operator]:
-    """From normed hidden states to the output projection."""
-    ranks = strategy.model_parallel
-    for name in ("wq", "wk", "wv"):
-        out, inner = spec.matrices()[f"{name}.weight"]
-        yield product(f"attention.{name}.matmul", tokens, inner, out / ranks, numerics.compute)
-    heads, width = spec.num_heads / ranks, spec.num_heads * spec.head_dim / ranks
-    keys = spec.kv_heads * spec.head_dim / ranks
-    if isinstance(spec.position, RotarySpec):
-        yield elementwise("attention.apply_rotary", HALF * tokens * (width + keys), 2.0)
-    yield from score_work(spec, tokens, seq_length, heads, numerics)
-    yield product("attention.wo.matmul", tokens, width, spec.hidden_size, numerics.compute)
-
-
-def score_work(
-    spec: AttentionSpec, tokens: float, seq_length: int, heads: float, numerics: Numerics
-) -> Iterator[Operator]:
-    """Scores, softmax and their product with the values: one fused kernel, or five."""
-    seen = min(seq_length, spec.window or seq_length)
-    if numerics.fused_attention and spec.can_be_fused:
-        flops = 4.0 * tokens * seen * heads * spec.head_dim * CAUSAL
-        traffic = HALF * tokens * spec.head_dim * (2 * heads + 2 * heads * spec.kv_heads / spec.num_heads)
-        yield Operator("attention.flash_attention", ATTENTION, flops, traffic, dtype=numerics.compute)
-        return
-    batch = tokens / seq_length * heads
-    scores = HALF * batch * seq_length * seq_length
-    yield product("attention.scores", seq_length, spec.head_dim, seq_length, numerics.compute, batch)
-    yield elementwise("attention.softmax", scores, 2.0)
-    if numerics.dropout:
-        yield elementwise("attention.dropout", scores, 2 + MASK)
-    yield product("attention.context", seq_length, seq_length, spec.head_dim, numerics.compute, batch)
-
-
-def feed_forward_work(
-    spec: FeedForwardSpec, tokens: float, strategy: Strategy, numerics: Numerics
-) -> Iterator[Operator]:
-    """From normed hidden states to the second projection."""
-    width = spec.width / strategy.model_parallel
-    inner = HALF * tokens * width
-    yield product("feed_forward.w1.matmul", tokens, spec.hidden_size, width, numerics.compute)
-    yield elementwise(f"feed_forward.w1.activation.{spec.activation}", inner, 2.0)
-    if spec.gated:
-        yield product("feed_forward.w3.matmul", tokens, spec.hidden_size, width, numerics.compute)
-        yield elementwise("feed_forward.mul", inner, 3.0)
-    yield product("feed_forward.w2.matmul", tokens, width, spec.hidden_size, numerics.compute)
 
 
 def adapter_work(

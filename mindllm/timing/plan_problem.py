@@ -96,6 +96,6 @@ def _layer(number: int, spec: LayerSpec, count: int, workload: Workload, timed: 
         "name": f"layers {number}",
         "count": count,
         "forward": MILLISECONDS * timed.spent(forward).seconds,
-        "parameter_mb": state_bytes(layer_parameters(spec, sizes.model_parallel), workload) / MIB,
+        "parameter_mb": state_bytes(layer_parameters(spec, sizes), workload) / MIB,
         "kinds": kinds,
     }

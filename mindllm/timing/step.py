@@ -121,11 +121,17 @@ def _table(workload: Workload) -> Timetable | None:
 
 
 def groups(strategy: Strategy) -> dict[str, Group]:
-    """The group of a rank along each axis of the mesh: tensor-parallel ranks are neighbours, stages are furthest apart."""
+    """The group of a rank along each axis of the mesh: tensor-parallel ranks are neighbours, stages are furthest apart.
+
+    To experts a stage is (replica, ep, etp), the last of them neighbours.
+    """
     return {
         "tp": Group(strategy.model_parallel),
         "dp": Group(strategy.data_parallel, strategy.model_parallel),
         "pp": Group(2, strategy.model_parallel * strategy.data_parallel),
+        "etp": Group(strategy.expert_ranks),
+        "ep": Group(strategy.expert_parallel, strategy.expert_ranks),
+        "replica": Group(strategy.expert_replicas, strategy.expert_parallel * strategy.expert_ranks),
     }
 
 

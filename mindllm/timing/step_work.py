@@ -79,8 +79,8 @@ def step_work(workload: Workload) -> StepWork:
     for stage in range(plan.stages):
         own = range(stage, len(counts), plan.stages)
         held = sum((place_parameters(workload, place, numbers[place]) for place in own), Held())
-        exchanges = replica_exchanges(held.trained, workload)
-        updates.append(StageUpdate(held, exchanges, update_operator(held.trained, workload)))
+        update = update_operator(held, workload.strategy)
+        updates.append(StageUpdate(held, replica_exchanges(held, workload), update))
     sent = Exchange("between stages", "Send", HALF * _tokens(workload) * workload.architecture.hidden_size, "pp")
     return StepWork(workload, parts, tuple(places), tuple(updates), sent)
 

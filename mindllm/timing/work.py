@@ -12,9 +12,11 @@ Kind = Literal["matrix", "attention", "vector"]
 MATRIX: Kind = "matrix"
 ATTENTION: Kind = "attention"
 VECTOR: Kind = "vector"
-Axis = Literal["tp", "dp", "pp"]
+Axis = Literal["tp", "dp", "pp", "etp", "ep", "replica"]
 HALF = 2  # bytes of a number in half precision
 WHOLE = 4  # and in single precision
+NORM_PASSES = (2.0, 4.0)  # tensors that a norm reads and writes, forward and backward
+MASK = 0.5  # of a half-precision tensor: a dropout mask of a byte for each number
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,7 @@ class Operator:
 
 @dataclass(frozen=True)
 class Exchange:
-    """One collective: ``bytes`` of the whole tensor (what an AllGather yields, a ReduceScatter is given)."""
+    """One collective: ``bytes`` of the whole tensor (what an AllGather yields, a ReduceScatter or a rank's AlltoAll is given)."""
 
     name: str
     op: str

@@ -20,6 +20,8 @@ class Strategy:
         optimizer_shard: optimizer state split over replicas.
         vocabulary_parallel: embedding table split over tensor-parallel ranks.
         repeat_exchanges: whether what is computed again exchanges again between tensor-parallel ranks.
+        expert_parallel: groups of devices of a stage that share the experts.
+        expert_model_parallel: ranks that share the weights of one expert; None: ``model_parallel``.
     """
 
     data_parallel: int = 1
@@ -32,6 +34,23 @@ class Strategy:
     optimizer_shard: bool = False
     vocabulary_parallel: bool = True
     repeat_exchanges: bool = True
+    expert_parallel: int = 1
+    expert_model_parallel: int | None = None
+
+    @property
+    def sequence_ranks(self) -> int:
+        """Ranks over which norms and residuals are split."""
+        return self.model_parallel if self.sequence_parallel else 1
+
+    @property
+    def expert_ranks(self) -> int:
+        """Ranks that share the weights of one expert."""
+        return self.expert_model_parallel or self.model_parallel
+
+    @property
+    def expert_replicas(self) -> int:
+        """Devices of a stage that hold the same part of the same experts."""
+        return self.data_parallel * self.model_parallel // (self.expert_parallel * self.expert_ranks)
 
     @property
     def devices(self) -> int:

@@ -68,8 +68,9 @@ def step_key(config: RunConfig) -> str:
 
 def _of_configuration(config: RunConfig) -> dict[str, Any]:
     sections = ("model", "optimizer", "runner_wrapper", "parallel", "parallel_config", "recompute_config", "context")
+    loss = ["preference"] if config.learns_pairs else []
     runner = config.runner_config
     return {
-        **{name: getattr(config, name).model_dump() for name in sections},
+        **{name: getattr(config, name).model_dump() for name in (*sections, *loss)},
         "batch": [runner.batch_size, runner.gradient_accumulation_steps, config.train_dataset.document_columns],
     }

@@ -6,13 +6,13 @@ from functools import cached_property
 from typing import Protocol
 
 from mindllm.config import RunConfig
-from mindllm.config.dataset import IndexedDataLoader, InstructionDataLoader
+from mindllm.config.dataset import IndexedDataLoader, InstructionDataLoader, PreferenceDataLoader
 from mindllm.data import BatchStream, EvaluationStream, run_tokenizer
 from mindllm.data.blend import EndlessDataset
 from mindllm.data.loader import SampleSource
 from mindllm.train.evaluation import Evaluator
 from mindllm.train.indexed_text import IndexedText
-from mindllm.train.row_text import InstructionText, MindRecordText
+from mindllm.train.row_text import InstructionText, MindRecordText, PreferenceText
 from mindllm.train.share import WHOLE, Share
 
 
@@ -51,9 +51,11 @@ class RunData:
         loader = self.config.train_dataset.data_loader
         if isinstance(loader, IndexedDataLoader):
             return IndexedText(self.config, loader.config, self.tokenizer)
-        if isinstance(loader, InstructionDataLoader):
+        if isinstance(loader, InstructionDataLoader | PreferenceDataLoader):
             if self.tokenizer is None:
                 raise self.config.error("processor.tokenizer.vocab_file", "is empty; conversations need a tokenizer")
+            if isinstance(loader, PreferenceDataLoader):
+                return PreferenceText(self.config, loader.config, self.tokenizer)
             return InstructionText(self.config, loader.config, self.tokenizer)
         return MindRecordText(self.config, loader.config)
 
@@ -103,4 +105,4 @@ class RunData:
         )
         baseline = self.text.unigram_loss(section.split)
         width = self.text.bytes_per_token(section.split, len(stream) * rows)
-        return Evaluator(stream, baseline, width, progress)
+        return Evaluator(stream, baseline, width, progress, of_pairs=self.config.learns_pairs)

@@ -159,7 +159,7 @@ def distributed_loss(parallel: ParallelModel) -> DistributedLoss:
 
 def distributed_step(config: RunConfig, parallel: ParallelModel, rank: int) -> DistributedStep:
     """The training step of ``rank`` for a model on its devices."""
-    weights = ParameterTuple(parallel.model.trainable_params())
+    weights = ParameterTuple(parallel.network.trainable_params())
     owned = weights[1:] if _embedding_is_elsewhere(parallel, rank) else weights
     model = config.model.config
     optimizer = AdamW(owned, config.optimizer, model.topk_bias_update_rate, model.pet_config)

@@ -39,6 +39,17 @@ class EvaluationResult:
         )
 
 
+@dataclass(frozen=True)
+class PairEvaluationResult:
+    """Mean loss of ``pairs`` held-out pairs of answers."""
+
+    loss: float
+    pairs: int
+
+    def describe(self) -> str:
+        return f"loss: {self.loss:.4f} per pair ({self.pairs} pairs)"
+
+
 class Evaluator:
     """Evaluates a model on the batches of a stream; of a run of several processes, all of them call it."""
 
@@ -48,13 +59,15 @@ class Evaluator:
         unigram_loss: float | None,
         bytes_per_token: float | None,
         progress: bool = False,
+        of_pairs: bool = False,
     ):
         self.stream = stream
         self.unigram_loss = unigram_loss
         self.bytes_per_token = bytes_per_token
         self.progress = progress
+        self.of_pairs = of_pairs
 
-    def run(self, engine: Engine) -> EvaluationResult:
+    def run(self, engine: Engine) -> EvaluationResult | PairEvaluationResult:
         total, tokens = 0.0, 0.0
         steps = range(len(self.stream))
         for index in track(steps, "evaluating", shown=self.progress):
@@ -64,5 +77,7 @@ class Evaluator:
         if engine.simulated:
             return EvaluationResult(math.nan, math.nan, None, 0, None)
         mean = total / tokens
+        if self.of_pairs:
+            return PairEvaluationResult(mean, int(tokens))
         bits = None if self.bytes_per_token is None else bits_per_byte(mean, self.bytes_per_token)
         return EvaluationResult(mean, math.exp(min(mean, 700.0)), bits, int(tokens), self.unigram_loss)

@@ -85,13 +85,13 @@ class LayerLoad:
 
 
 def layer_loads(counted: Mapping[str, np.ndarray], chosen: int) -> list[LayerLoad]:
-    """What ``Engine.counts`` gave of experts, by layer; a token chooses ``chosen`` experts.
+    """What ``Engine.counted`` gave of experts, by layer; a token chooses ``chosen`` experts.
 
     A counter that is zero is that of a layer on another stage.
     """
     loads = []
     for name, values in counted.items():
-        if not name.endswith(PROBE) or not values.any():
+        if not values.any() or not name.endswith(PROBE):
             continue
         layer = int(name.split(".layers.")[1].split(".")[0])
         scale = chosen / max(float(values[:-1].sum()), NONE)

@@ -9,13 +9,22 @@ from functools import cached_property
 import numpy as np
 
 from mindllm.config import RunConfig
-from mindllm.config.dataset import DataConfig, InstructionDataConfig, RowsDataConfig
+from mindllm.config.dataset import (
+    ConversationDataConfig,
+    DataConfig,
+    InstructionDataConfig,
+    PreferenceDataConfig,
+    RowsDataConfig,
+)
 from mindllm.console import error_console, track
 from mindllm.data import (
+    HeldOutPairs,
     HeldOutRows,
     InstructionRows,
     MindRecordRows,
     Packs,
+    PairDataset,
+    PairRows,
     RowDataset,
     RowSource,
     Tokenizer,
@@ -23,6 +32,7 @@ from mindllm.data import (
     split_ranges,
 )
 from mindllm.data.instruction import RowCounts
+from mindllm.data.pairs import PairCounts
 from mindllm.errors import UserError
 
 logger = logging.getLogger(__name__)
@@ -43,7 +53,7 @@ class RowText:
     @property
     def row_count(self) -> int:
         """Rows that are split among training and evaluation."""
-        most = self.section.max_rows if isinstance(self.section, InstructionDataConfig) else None
+        most = self.section.max_rows if isinstance(self.section, ConversationDataConfig) else None
         return min(len(self.source), most or len(self.source))
 
     def numbers(self, split: str) -> range:
@@ -86,28 +96,21 @@ class MindRecordText(RowText):
         super().__init__(config, section, MindRecordRows(section.data_paths, config.model.config.seq_length))
 
 
-class InstructionText(RowText):
-    """Conversations. With packing, all rows of the train part are tokenized once when training begins, to know their lengths."""
+class CheckedText(RowText):
+    """Rows of which each is read once before the run begins, or a bad one would end it later."""
 
-    source: InstructionRows
+    source: InstructionRows | PairRows
+    section: ConversationDataConfig
 
-    def __init__(self, config: RunConfig, section: InstructionDataConfig, tokenizer: Tokenizer) -> None:
-        rows = InstructionRows(
-            section.data_paths,
-            tokenizer,
-            config.model.config.seq_length,
-            handler=section.handler,
-            chat_template=section.chat_template,
-        )
-        super().__init__(config, section, rows)
-        self.packing, self.skip_bad_rows = section.packing, section.skip_bad_rows
+    def __init__(self, config: RunConfig, section: ConversationDataConfig, source: InstructionRows | PairRows) -> None:
+        super().__init__(config, section, source)
         self._usable: dict[str, np.ndarray] = {}
 
     def usable(self, split: str) -> np.ndarray:
-        """The rows of a part that are conversations. All are read once before the run begins, or a bad one would end it later.
+        """The rows of a part that are what they should be.
 
         Raises:
-            UserError: some are none and ``skip_bad_rows`` is false, or all are none.
+            UserError: some are not and ``skip_bad_rows`` is false, or none is.
         """
         if split not in self._usable:
             rows = self.numbers(split)
@@ -122,11 +125,53 @@ class InstructionText(RowText):
         if not faults:
             return
         some = "\n".join([*faults[:NAMED], *(["…"] if len(faults) > NAMED else [])])
-        if self.skip_bad_rows and len(faults) < count:
+        if self.section.skip_bad_rows and len(faults) < count:
             logger.warning("%d of %d rows of %s cannot be used and are left out:\n%s", len(faults), count, split, some)
             return
         advice = "" if len(faults) == count else f"; mend them, or write {LOADER}.skip_bad_rows: true"
         raise UserError(f"{len(faults)} of {count} rows of {split} cannot be used{advice}\n{some}")
+
+
+class PreferenceText(CheckedText):
+    """Pairs of answers, each in a sample of its own."""
+
+    source: PairRows
+
+    def __init__(self, config: RunConfig, section: PreferenceDataConfig, tokenizer: Tokenizer) -> None:
+        length = config.model.config.seq_length
+        super().__init__(
+            config, section, PairRows(section.data_paths, tokenizer, length, chat_template=section.chat_template)
+        )
+
+    @cached_property
+    def counts(self) -> PairCounts:
+        """What the pairs of the train part come to."""
+        return self.source.count(_watched(self.usable("train").tolist(), "measuring pairs"))
+
+    def train_dataset(self) -> PairDataset:
+        """Pairs of the train part."""
+        return PairDataset(self.source, Packs.single(self.usable("train")), self.seq_length, self.config.seed)
+
+    def held_out(self, split: str) -> HeldOutPairs:
+        """Pairs of another part, in order."""
+        return HeldOutPairs(self.source, self.usable(split).tolist(), self.seq_length)
+
+
+class InstructionText(CheckedText):
+    """Conversations. With packing, all rows of the train part are tokenized once when training begins, to know their lengths."""
+
+    source: InstructionRows
+
+    def __init__(self, config: RunConfig, section: InstructionDataConfig, tokenizer: Tokenizer) -> None:
+        rows = InstructionRows(
+            section.data_paths,
+            tokenizer,
+            config.model.config.seq_length,
+            handler=section.handler,
+            chat_template=section.chat_template,
+        )
+        super().__init__(config, section, rows)
+        self.packing = section.packing
 
     @cached_property
     def counts(self) -> RowCounts:

@@ -27,7 +27,8 @@ class StepRecord:
     """One optimizer step, as it is written to ``metrics.jsonl``. Times in seconds, loss in nats per token.
 
     ``tflops`` is the model's floating-point work per second and device in 10¹², ``mfu`` its ratio to the device's peak.
-    ``slowest_rank`` worked longest on the step, ``slowest_rank_time_s``; of one rank this is the step.
+    ``tokens`` are those that the loss is the mean of; of pairs of answers they are the pairs. ``slowest_rank`` worked longest
+    on the step, ``slowest_rank_time_s``; of one rank this is the step.
     """
 
     step: int
@@ -53,8 +54,9 @@ class RunState:
     """A run between two steps. ``step`` counts finished optimizer steps; ``batch`` is the one last trained on.
 
     ``scores``: figures that a callback found after the newest step, by name; those that write metrics write them, too.
-    ``expert_loads``: by layer what the newest step counted of experts, if the model has any. ``mtp_loss``: the mean loss of what
-    layers predict ahead, if it has any and this rank knows it.
+    ``expert_loads``: by layer what the newest step counted of experts, if the model has any. ``preference``: what it counted of
+    pairs of answers, by name, if it learns from such. ``mtp_loss``: the mean loss of what layers predict ahead, if the model has
+    such and this rank knows it.
     ``pretrained``: the weights the run was given. ``base``: what checkpoints say of the frozen ones, which they leave out; None
     where they hold all.
     ``failures``: what is lost at the end though training went on; the process then ends with exit code 1.
@@ -74,6 +76,7 @@ class RunState:
     scores: dict[str, float] = field(default_factory=dict)
     failures: list[str] = field(default_factory=list)
     expert_loads: tuple[LayerLoad, ...] = ()
+    preference: dict[str, float] = field(default_factory=dict)
     mtp_loss: float | None = None
 
     @property

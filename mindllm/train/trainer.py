@@ -40,7 +40,7 @@ class Trainer:
         self.ranks = ranks
         self.step_times = StepTimes(ranks, state.config.runner_config.slow_rank_factor)
         self.sound = False  # whether the state of the run is that after its last step
-        self.flops_per_token = state.config.model.config.flops_per_token()
+        self.flops_per_token = state.config.flops_per_token()
 
     def run(self) -> None:
         """Trains to the end, or until SIGTERM or SIGINT; whatever happens, callbacks are closed."""

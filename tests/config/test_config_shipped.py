@@ -34,6 +34,7 @@ EXPECTED = {
     "pretrain_llama2_tiny": (4999424, 1, 1e-5, 1e4),
     "finetune_llama2_tiny": (4999424, 1, 1e-5, 1e4),
     "finetune_llama2_tiny_lora": (4999424, 1, 1e-5, 1e4),
+    "finetune_llama2_tiny_dpo": (4999424, 1, 1e-5, 1e4),
     "finetune_llama2_7b_lora": (6738415616, 8, 1e-5, 1e4),
     "finetune_llama3_8b": (8030261248, 8, 1e-5, 5e5),
 }

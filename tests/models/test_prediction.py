@@ -22,7 +22,8 @@ from mindllm.errors import UserError  # noqa: E402
 from mindllm.generate.cache import CachedDecoder  # noqa: E402
 from mindllm.models import Kernels, build_model  # noqa: E402
 from mindllm.models.causal_lm import for_evaluation  # noqa: E402
-from mindllm.models.prediction import LOSS_COUNTER, Ahead  # noqa: E402
+from mindllm.models.expert_load import LOSS_PROBE  # noqa: E402
+from mindllm.models.prediction import Ahead  # noqa: E402
 from mindllm.models.weight_shapes import weight_shapes  # noqa: E402
 from mindllm.models.weights import HostCopy, assign, model_weights, trained_weights  # noqa: E402
 from mindllm.train.callbacks.prediction_loss import prediction_loss  # noqa: E402
@@ -146,7 +147,7 @@ def test_loss_and_gradients_are_those_of_the_report(pair, ours):
     _, wanted, theirs = pair
     model = ours[1]
     weights = ms.ParameterTuple(list(trained_weights(model).values()))
-    counters = [item for item in model.trainable_params() if LOSS_COUNTER in item.name]
+    counters = [item for item in model.trainable_params() if item.name.endswith(LOSS_PROBE)]
     step = ForwardBackward(model, ms.ParameterTuple([*weights, *counters]), positions=1)
     loss, tokens, gradients = step(*columns(), Tensor(1.0, ms.float32))
     assert float(loss.asnumpy()) == pytest.approx(wanted, rel=1e-5)

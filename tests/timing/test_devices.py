@@ -73,6 +73,14 @@ def test_a_mesh_has_a_link_for_every_neighbour(op, group, ports, share):
     assert exchange_seconds(op, MEGABYTES, group, DEVICE) == pytest.approx(expected)
 
 
+def test_an_exchange_of_each_with_each_crosses_nodes_with_all_that_is_for_them():
+    """Two nodes of eight: 7 of 16 parts stay inside, 8 go out; nothing is gathered on the way."""
+    inner, outer = DEVICE.links
+    inside = 7 / 16 * MEGABYTES / (7 * inner.bandwidth.value * inner.efficiency.value) + inner.latency.value
+    between = 8 / 16 * MEGABYTES / (outer.bandwidth.value * outer.efficiency.value) + outer.latency.value
+    assert exchange_seconds("AlltoAll", MEGABYTES, Group(16), DEVICE) == pytest.approx(inside + between)
+
+
 def test_a_group_over_nodes_sends_a_part_of_the_tensor_over_the_outer_link():
     """Two nodes of eight: a ReduceScatter and AllGather inside, an eighth of an AllReduce between."""
     inner, outer = DEVICE.links

@@ -24,6 +24,10 @@ SELECTIVE = (
     r"attention\.(scores|softmax|dropout|context)",
 )  # of Korthikanti et al.: what attention computes per pair of tokens
 VOCABULARY, SEQUENCE = 51200, 2048
+ROUTING: Mapping[str, Mapping[str, Any]] = {
+    "mixtral-8x7b": {"expert_num": 8, "num_experts_chosen": 2, "capacity_factor": 1.1},
+}
+"""What the tables do not say of mixtures of experts: from MindFormers' own ``finetune_mixtral-8x7b.yaml`` (r1.2.0)."""
 Row = Mapping[str, str]
 
 
@@ -89,16 +93,18 @@ def vtrain(row: Row) -> Measured:
 
 
 def atlas(row: Row) -> Measured | None:
-    """A row of MindFormers' tables; None for a mixture of experts, which is not modelled.
+    """A row of MindFormers' tables; None for a mixture of experts whose routing is not known.
 
     ``micro_batch_interleave`` copies of a micro-batch are one that is as many times larger: what they hide is not modelled.
     """
-    if row["ep"] not in ("", "1"):
+    groups = int(row["ep"] or 1)
+    if groups > 1 and row["model"] not in ROUTING:
         return None
     pp, sequence = int(row["pp"]), int(row["seq_length"])
     given = {"intermediate_size": row["ffn"], "n_kv_heads": row["n_kv_heads"]}
     keys = ("vocab_size", "hidden_size", "num_layers", "num_heads", "seq_length")
     fields: dict[str, Any] = {key: int(row[key]) for key in keys} | {key: int(at) for key, at in given.items() if at}
+    fields |= ROUTING[row["model"]] if groups > 1 else {}
     chunks = int(row["pp_interleave_num"] or 1)
     counts = layer_counts(fields["num_layers"], pp, chunks, _offset(row["offset"]))
     plan = read_plan(
@@ -114,6 +120,7 @@ def atlas(row: Row) -> Measured | None:
         sequence_parallel=row["use_seq_parallel"] == "True" and int(row["mp"]) > 1,
         optimizer_shard=row["optimizer_parallel"] == "True",
         vocabulary_parallel=False,
+        expert_parallel=groups,
     )
     gradients = 4 if row["param_init_type"] == "float32" else 2
     numerics = Numerics(row["compute_dtype"], gradients, row["flash_attention"] == "True")
@@ -124,7 +131,7 @@ def atlas(row: Row) -> Measured | None:
 def read_atlas(row: Row) -> Measured | str:
     """A row of MindFormers' tables, or why it is not predicted."""
     try:
-        return atlas(row) or "mixture of experts"
+        return atlas(row) or "mixture of experts of unknown routing"
     except (UserError, ValueError) as error:
         return str(error).splitlines()[0]
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mindllm.config import RunConfig
+from mindllm.data.mind_record import IGNORED
 from mindllm.data.random_keys import RANDOM_KEYS, random_keys
 from mindllm.models.weights import assign
 from mindllm.train.engine import ReplicaEngine, StepResult
@@ -60,7 +61,9 @@ def batch(config: RunConfig, seed: int) -> Arrays:
         "labels": tokens[1],
         "loss_mask": (random.random(shape) < kept).astype(np.float32),
     }
-    if config.train_dataset.document_columns:
+    if config.learns_pairs:
+        columns |= _pairs(random, tokens[1])
+    elif config.train_dataset.document_columns:
         columns |= _documents(random, shape)
     if config.model.config.architecture.drops:
         columns[RANDOM_KEYS] = np.stack([random_keys(seed, row, shape[1]) for row in range(shape[0])])
@@ -73,6 +76,22 @@ def _documents(random: np.random.Generator, shape: tuple[int, int]) -> Arrays:
     begins = random.random(shape) < 3 / shape[1]
     starts = np.maximum.accumulate(np.where(begins, places, 0), axis=1).astype(np.int32)
     return {"segment_starts": starts, "position_ids": places - starts}
+
+
+def _pairs(random: np.random.Generator, labels: np.ndarray) -> Arrays:
+    """Rows of two documents each, with answers of some of their tokens, and one loss (``mindllm/data/pairs.py``)."""
+    rows, length = labels.shape
+    places = np.arange(length, dtype=np.int32)
+    middles = random.integers(length // 3, 2 * length // 3, (rows, 1)).astype(np.int32)
+    starts = np.where(places < middles, np.int32(0), middles)
+    answers = random.random(labels.shape) < 0.6
+    first = np.broadcast_to((places == 0).astype(np.float32), labels.shape)
+    return {
+        "labels": np.where(answers, labels, np.int32(IGNORED)),
+        "loss_mask": np.ascontiguousarray(first),
+        "segment_starts": starts,
+        "position_ids": places - starts,
+    }
 
 
 class SingleDevice:

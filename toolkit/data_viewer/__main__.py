@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import asdict
 
 from mindllm.command import CommandParser, run_command
 from mindllm.config import load_config
@@ -11,7 +12,7 @@ from mindllm.console import output, print_json, styled
 from mindllm.data import Tokenizer
 from mindllm.errors import UserError
 from mindllm.train.datasets import RunData
-from mindllm.train.row_text import InstructionText
+from mindllm.train.row_text import InstructionText, PreferenceText
 from toolkit.data_viewer.view import PADDING, READ, TRAINED, coloured, description, segments
 
 EXAMPLE = """example:
@@ -62,7 +63,7 @@ def _show(index: int, data: RunData, tokenizer: Tokenizer, options: argparse.Nam
     if options.json:
         print_json(description(index, sample, tokenizer))
         return
-    trained = int(sample["loss_mask"].sum())
+    trained = sum(int(segment.trained.sum()) for segment in segments(sample))
     step, row = divmod(index, data.config.global_batch_size)
     output.rule(f"sample {index} (step {step + 1}, row {row}): {len(sample['labels'])} places, {trained} trained")
     output.print(styled(("trained", TRAINED), " ", ("only read", READ)))
@@ -75,6 +76,13 @@ def _show(index: int, data: RunData, tokenizer: Tokenizer, options: argparse.Nam
 
 
 def _count(data: RunData, as_json: bool) -> int:
+    if isinstance(data.text, PreferenceText):
+        pairs = data.text.counts
+        if as_json:
+            print_json(asdict(pairs))
+        else:
+            output.print(pairs.describe(data.model.seq_length))
+        return 0
     if not isinstance(data.text, InstructionText):
         raise UserError("--count is about conversations (train_dataset.data_loader.type: CommonDataLoader)")
     counts, length = data.text.counts, data.model.seq_length

@@ -34,10 +34,21 @@ class Segment:
 def segments(sample: dict[str, np.ndarray]) -> Iterator[Segment]:
     """Yields the segments of a sample; one that does not say where segments begin is one."""
     length = len(sample["labels"])
+    labels, trained = _read_and_trained(sample)
     starts = np.unique(sample["segment_starts"]).tolist() if "segment_starts" in sample else [0]
     for start, stop in zip(starts, [*starts[1:], length], strict=True):
         part = slice(start, stop)
-        yield Segment(start, int(sample["input_ids"][start]), sample["labels"][part], sample["loss_mask"][part] > 0)
+        yield Segment(start, int(sample["input_ids"][start]), labels[part], trained[part])
+
+
+def _read_and_trained(sample: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Labels, and which of them are trained. Samples of pairs have labels of answers alone: others are the next tokens."""
+    labels = sample["labels"]
+    if not (labels < 0).any():
+        return labels, sample["loss_mask"] > 0
+    following = np.append(sample["input_ids"][1:], 0)
+    ends = np.append(np.diff(sample["segment_starts"]) > 0, True)  # a label behind the last input of a document
+    return np.where(labels < 0, np.where(ends, 0, following), labels), labels >= 0
 
 
 def coloured(segment: Segment, tokenizer: Tokenizer, *, ids: bool = False) -> Text:
@@ -79,7 +90,7 @@ def description(index: int, sample: dict[str, np.ndarray], tokenizer: Tokenizer)
     return {
         "sample": index,
         "places": len(sample["labels"]),
-        "trained": int(sample["loss_mask"].sum()),
+        "trained": sum(int(segment.trained.sum()) for segment in found),
         "segments": [
             {
                 "start": segment.start,

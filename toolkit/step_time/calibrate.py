@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -18,13 +18,17 @@ from mindllm.tables import Table, figures, texts
 from mindllm.timing.calibrate import Calibration, Measured, calibrate
 from mindllm.timing.configured import workload_of
 from mindllm.timing.device import DEFAULT, Device, read_device
+from mindllm.timing.kernels import errors_left_out, fit_kernels, kernel_errors
 from mindllm.timing.step import step_seconds
+from mindllm.timing.work import VECTOR
+from toolkit.step_time import kernel_file
 from toolkit.step_time.profile import profiled_step
 
 CONFIG, SECONDS, PROFILE = "config", "seconds", "profile"
 FEWEST = 2
 EXAMPLES = """example:
   python -m toolkit.step_time calibrate --measured steps.csv --device atlas_800t_a2 --output my_device.yaml
+  python -m toolkit.step_time calibrate --kernels profile/kernel_details.csv --measured steps.csv --output my_device.yaml
 """
 
 
@@ -32,28 +36,62 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Fits, says how well rows are predicted that were not given, and writes the device."""
     parser = CommandParser(
         prog="python -m toolkit.step_time calibrate",
-        description="Fits the free constants of a device to measured steps. The error that is told is of rows left out, one "
-        "after the other.",
+        description="Fits the free constants of a device: what kernels reach to the kernels of a profile, the others to "
+        "measured steps. The errors that are told are of kernels and steps that were left out.",
         epilog=EXAMPLES,
     )
     parser.add_argument(
         "--measured",
         type=Path,
-        required=True,
         metavar="CSV",
         help="columns config (a YAML) and seconds (of a step) or profile",
+    )
+    parser.add_argument(
+        "--kernels",
+        type=Path,
+        metavar="FILE",
+        help=f"{kernel_file.FILE} of MindSpore's profiler (level 1), or its directory",
     )
     parser.add_argument("--device", default=DEFAULT, metavar="FILE", help="where to start (default: %(default)s)")
     parser.add_argument("--output", type=output_file, required=True, metavar="YAML", help="the calibrated device")
     options = parser.parse_args(arguments)
-    device, rows = read_device(options.device), read_measured(options.measured)
-    found = calibrate(device, rows, f"calibrated on {len(rows)} steps of {options.measured.name}")
-    held = held_out(device, rows)
+    if not options.measured and not options.kernels:
+        parser.error("nothing to calibrate on; give --measured, --kernels, or both")
+    device = read_device(options.device)
+    known: tuple[str, ...] = ()
+    rows = read_measured(options.measured) if options.measured else []
+    if options.kernels:
+        device, known = from_kernels(device, options.kernels)
+    if rows:
+        found = calibrate(device, rows, f"calibrated on {len(rows)} steps of {options.measured.name}", known)
+        _show(found, rows, held_out(device, rows, known), device)
+        device = found.device
     with atomic_open(options.output) as file:
-        file.write(write_yaml(found.device.model_dump(mode="json", exclude_none=False)))
-    _show(found, rows, held, device)
+        file.write(write_yaml(device.model_dump(mode="json", exclude_none=False)))
     output.print(f"{options.output}: for --device")
     return 0
+
+
+def from_kernels(device: Device, path: Path) -> tuple[Device, tuple[str, ...]]:
+    """The device as a profile's kernels tell it, and which constants those are; prints how well others are predicted."""
+    kernels, left_out = kernel_file.read_kernels(path)
+    for kernel in kernels:
+        if kernel.operator.kind != VECTOR:
+            device.matrix_rate(kernel.operator.dtype)
+    found = fit_kernels(device, kernels, f"measured: {len(kernels)} kernels of {path.name}")
+    errors = [kernel_errors(device, kernels), kernel_errors(found.device, kernels), errors_left_out(device, kernels)]
+    _show_constants(found)
+    lines = []
+    for kind in dict.fromkeys(kernel.operator.kind for kernel in kernels):
+        chosen = np.array([kernel.operator.kind == kind for kernel in kernels])
+        spent = sum(kernel.seconds * kernel.count for kernel in kernels if kernel.operator.kind == kind)
+        told = (f"{100 * np.abs(one[chosen]).mean():.1f}%" for one in errors)
+        lines.append((kind, str(int(chosen.sum())), f"{1e3 * spent:.1f}", *told))
+    columns = figures("kinds", "ms in all", "before", "calibrated", "left out")
+    output.print(Table("mean errors of kernels", [*texts("kernels"), *columns], lines))
+    if left_out:
+        output.print("not used: " + "; ".join(f"{count} {reason}" for reason, count in left_out.most_common(8)))
+    return found.device, tuple(found.after)
 
 
 def read_measured(path: Path) -> list[Measured]:
@@ -91,19 +129,23 @@ def _row(path: Path, line: int, row: Mapping[str, str]) -> Measured:
     return Measured(config, workload_of(load_config(path.parent / config)), seconds)
 
 
-def held_out(device: Device, rows: Sequence[Measured]) -> list[float]:
+def held_out(device: Device, rows: Sequence[Measured], known: Collection[str] = ()) -> list[float]:
     """Errors of every row by a device calibrated on the others."""
     found = []
     for number, row in enumerate(track(rows, "leaving out a row")):
         others = [*rows[:number], *rows[number + 1 :]]
-        fitted = calibrate(device, others, "the other rows").device
+        fitted = calibrate(device, others, "the other rows", known).device
         found.append(float(step_seconds(row.workload, [fitted])[0] / row.seconds - 1))
     return found
 
 
-def _show(found: Calibration, rows: Sequence[Measured], held: Sequence[float], device: Device) -> None:
+def _show_constants(found: Calibration) -> None:
     constants = [(name, f"{found.before[name]:.4g}", f"{value:.4g}") for name, value in found.after.items()]
     output.print(Table("constants", [*texts("constant"), *figures("before", "calibrated")], constants))
+
+
+def _show(found: Calibration, rows: Sequence[Measured], held: Sequence[float], device: Device) -> None:
+    _show_constants(found)
     lines = []
     for row, error in zip(rows, held, strict=True):
         before, after = (step_seconds(row.workload, [one])[0] / row.seconds - 1 for one in (device, found.device))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -26,13 +27,18 @@ class Candidate:
     micro_batches: int
     sequence_parallel: bool
     optimizer_shard: bool
+    expert_parallel: int = 1
+    expert_model_parallel: int | None = None
 
     @property
     def name(self) -> str:
         chunks = f" x {self.chunks} chunks" if self.chunks > 1 else ""
         marks = ", seq" * self.sequence_parallel + ", shard" * self.optimizer_shard
+        experts = (
+            "" if self.expert_model_parallel is None else f" ep{self.expert_parallel} x {self.expert_model_parallel}"
+        )
         return (
-            f"dp{self.data_parallel} tp{self.model_parallel} pp{self.pipeline_stage}{chunks}, "
+            f"dp{self.data_parallel} tp{self.model_parallel} pp{self.pipeline_stage}{chunks}{experts}, "
             f"{self.micro_batches} of {self.micro_batch_size}{marks}"
         )
 
@@ -50,6 +56,8 @@ class Candidate:
             optimizer_shard=self.optimizer_shard,
             vocabulary_parallel=not config.parallel_config.vocab_emb_dp,
             repeat_exchanges=config.recompute_config.mp_comm_recompute,
+            expert_parallel=self.expert_parallel,
+            expert_model_parallel=self.expert_model_parallel,
         )
 
     def overrides(self) -> dict[str, object]:
@@ -60,6 +68,8 @@ class Candidate:
             "parallel_config.data_parallel": self.data_parallel,
             "parallel_config.model_parallel": self.model_parallel,
             "parallel_config.pipeline_stage": self.pipeline_stage,
+            "parallel_config.expert_parallel": self.expert_parallel,
+            "parallel_config.expert_model_parallel": self.expert_model_parallel,
             "parallel_config.micro_batch_num": self.micro_batches if piped else 1,
             "parallel_config.use_seq_parallel": self.sequence_parallel,
             "runner_config.batch_size": self.micro_batch_size,
@@ -92,6 +102,7 @@ def candidates(
 def _split(
     config: RunConfig, replicas: int, tensor: int, stages: int, batch: int, left_out: Counter[str]
 ) -> Iterator[Candidate]:
+    experts = expert_groups(config, replicas, tensor)
     for size in MICRO_BATCH_SIZES:
         if batch % (replicas * size):
             left_out["the global batch is not divisible by replicas x micro-batch"] += 1
@@ -104,9 +115,28 @@ def _split(
             if chunks > 1 and (stages * chunks > config.model.config.num_layers or micro % stages):
                 left_out["chunks need a layer each, and micro-batches in groups of the stages"] += 1
                 continue
-            for sequence in (False, True) if tensor > 1 else (False,):
-                for shard in (False, True) if replicas > 1 else (False,):
-                    yield Candidate(replicas, tensor, stages, chunks, size, micro, sequence, shard)
+            switches = itertools.product(
+                (False, True)[: 1 + (tensor > 1)], (False, True)[: 1 + (replicas > 1)], experts
+            )
+            for sequence, shard, (groups, ranks) in switches:
+                yield Candidate(replicas, tensor, stages, chunks, size, micro, sequence, shard, groups, ranks)
+
+
+def expert_groups(config: RunConfig, replicas: int, tensor: int) -> list[tuple[int, int | None]]:
+    """Ways to share experts among the devices of a stage: groups, and ranks of each (one, or the tensor-parallel ones).
+
+    For a dense model the one way there is. A group never holds a part of a replica's tensor-parallel ranks.
+    """
+    model = config.model.config
+    if model.expert_num == 1:
+        return [(1, None)]
+    return [
+        (groups, ranks)
+        for ranks in sorted({1, tensor})
+        if model.moe_intermediate_size % ranks == 0
+        for groups in _divisors(replicas * tensor // ranks)
+        if model.expert_num % groups == 0 and groups * ranks % tensor == 0
+    ]
 
 
 def _tensor_reason(config: RunConfig, tensor: int, widest: int) -> str:

@@ -135,8 +135,10 @@ def own(config: RunConfig, device: Device) -> Planned:
     """The run as its YAML is, predicted alike."""
     workload = workload_of(config)
     strategy, sizes = workload.strategy, config.parallel_config
+    routed = config.model.config.expert_num > 1
     candidate = Candidate(
         sizes.data_parallel, sizes.model_parallel, sizes.pipeline_stage, workload.plan.chunks, strategy.micro_batch_size,
         strategy.micro_batches * strategy.accumulation, strategy.sequence_parallel, strategy.optimizer_shard,
+        sizes.expert_parallel, sizes.expert_tensor_parallel if routed else None,
     )  # fmt: skip
     return Planned(candidate, config, step_time(workload, device), stage_bytes(workload))

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from mindllm.compiled.asked_for.finding import Finding, Mistake, numbers_text, together
 from mindllm.compiled.execute.state import MOMENTS
 from mindllm.compiled.graph import Node
-from mindllm.compiled.operators import FORWARD, Operators, layer_of
+from mindllm.compiled.operators import FORWARD, REFERENCE, Operators, layer_of
 from mindllm.compiled.schedule import FORWARD as FORWARD_PASS
 from mindllm.compiled.schedule import micro_batch_schedule
 from mindllm.config import RunConfig
@@ -19,7 +19,8 @@ from mindllm.parallel.layout import Mesh
 def forward_operators(rank: Operators) -> Iterator[tuple[Node, int, str]]:
     """The operators of the forward pass inside layers, with the number of the layer and the rest of their place."""
     for node in rank.nodes:
-        if rank.phase(node) == FORWARD and (where := layer_of(rank.place(node))):
+        place = rank.place(node)
+        if rank.phase(node) == FORWARD and not place.startswith(REFERENCE) and (where := layer_of(place)):
             yield node, *where
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mindllm.compiled.asked_for.finding import Finding, Mistake, together
-from mindllm.compiled.operators import FORWARD, Operators
+from mindllm.compiled.operators import FORWARD, REFERENCE, Operators
 from mindllm.config import RunConfig
 from mindllm.parallel.layout import Mesh
 
 Strategies = tuple[tuple[int, ...], ...]
-SHARE_NAMES = frozenset({"ReduceSum"})
+SHARE_NAMES = frozenset({"ReduceSum", "Sub"})
 """Operators whose names the compiler mixes up with those of others of their kind in the same cell (MindSpore 2.10)."""
 
 
@@ -47,6 +47,8 @@ class _Declared:
         from mindllm.parallel.build import kernels_of
         from mindllm.parallel.operators import operators
         from mindllm.parallel.sharding import sharding_table
+        from mindllm.parallel.sharding.preference import pairs_table
+        from mindllm.tune.preference import PairLosses
         from mindllm.tune.transform import tune
 
         self.mesh = mesh
@@ -55,9 +57,17 @@ class _Declared:
         tune(lm, model, kernels)
         self.kinds = {path: operator.name for path, operator in operators(lm).items()}
         self.table = sharding_table(lm, config.parallel_config)
+        if config.learns_pairs:
+            pairs = PairLosses(config.preference)
+            self.kinds |= {f"pairs.{path}": operator.name for path, operator in operators(pairs).items()}
+            self.table |= {f"pairs.{path}": sharding for path, sharding in pairs_table(pairs).items()}
 
     def of(self, path: str, kind: str) -> frozenset[Strategies]:
-        """The strategies an operator of this kind may have; empty for one that the table does not name."""
+        """The strategies an operator of this kind may have; empty for one that the table does not name.
+
+        Those of a reference are those of the model beside it.
+        """
+        path = path.removeprefix(REFERENCE)
         if path not in self.table:
             return frozenset()
         paths = self._siblings(path) if kind in SHARE_NAMES else [path]

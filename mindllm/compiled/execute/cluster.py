@@ -90,7 +90,7 @@ class Cluster:
         """By rank the parts of the weights and of the optimizer state it keeps: what a checkpoint is saved from."""
         return {machine.rank: _held(machine) for machine in self.machines}
 
-    def counts(self) -> dict[str, np.ndarray]:
+    def counted(self) -> dict[str, np.ndarray]:
         """What the last step counted, by the counter's name; all ranks of a stage know the same, others nothing."""
         return {
             name: parameter.value

@@ -107,8 +107,8 @@ class LockstepEngine(Engine):
         assert self._cluster is not None
         return self._cluster.held()
 
-    def counts(self) -> Mapping[str, np.ndarray]:
-        return {} if self._cluster is None else self._cluster.counts()
+    def counted(self) -> Mapping[str, np.ndarray]:
+        return {} if self._cluster is None else self._cluster.counted()
 
     def put(self, arrays: Mapping[str, Any]) -> None:
         for cluster in (self._cluster, self._evaluation):

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from mindllm.models.prediction import LOSS_COUNTER
+from mindllm.models.expert_load import LOSS_PROBE
 from mindllm.train.callbacks.callback import Callback
 from mindllm.train.state import RunState, StepRecord
 
@@ -24,16 +24,16 @@ class PredictionLossMonitor(Callback):
         self.per_print_times = per_print_times
 
     def step_end(self, state: RunState, record: StepRecord) -> None:
-        state.mtp_loss = None if record.overflow else prediction_loss(state.engine.counts())
+        state.mtp_loss = None if record.overflow else prediction_loss(state.engine.counted())
         last = record.step == state.last_step
         if state.mtp_loss is not None and (record.step % self.per_print_times == 0 or last):
             logger.info("{ mtp_loss: %.3f }", state.mtp_loss)
 
 
 def prediction_loss(counted: Mapping[str, np.ndarray]) -> float | None:
-    """The mean over layers of the mean loss of a token each predicts, nats, without its factor, from ``Engine.counts``.
+    """The mean over layers of the mean loss of a token each predicts, nats, without its factor, from ``Engine.counted``.
 
     None where nothing was counted: there are no such layers, or they are on another stage.
     """
-    sums = [values for name, values in counted.items() if LOSS_COUNTER in name and values.any()]
+    sums = [values for name, values in counted.items() if name.endswith(LOSS_PROBE) and values.any()]
     return float(np.mean([loss / tokens for loss, tokens in sums])) if sums else None

@@ -44,7 +44,7 @@ class SummaryMonitor(Callback):
         if self.writer is None or (record.step % self.collect_freq and not state.scores):
             return
         ahead = {} if state.mtp_loss is None else {"mtp_loss": state.mtp_loss}
-        scalars = {**state.scores, **ahead, **load_scalars(state.expert_loads)}
+        scalars = {**state.scores, **ahead, **state.preference, **load_scalars(state.expert_loads)}
         self.writer.write(PLUGIN, scalar_event(record, scalars).SerializeToString())
         self.writer.flush()
 

@@ -112,7 +112,7 @@ class ClusterRankEngine(Engine):
     def _is_finite(self, name: str) -> bool:
         return bool(np.isfinite(self._parameters[name].asnumpy()).all())
 
-    def counts(self) -> Mapping[str, np.ndarray]:
+    def counted(self) -> Mapping[str, np.ndarray]:
         """Those of this rank's stage."""
         if self._step is None or self.simulated:
             return {}

@@ -82,11 +82,12 @@ class Engine(ABC):
         A value is an array, or whatever ``read_slices`` takes, of which no more is read than is kept.
         """
 
-    def counts(self) -> Mapping[str, np.ndarray]:
-        """What the last step counted, by the counter's name, as far as this process knows; not scaled.
+    def counted(self) -> Mapping[str, np.ndarray]:
+        """What the last step counted by gradients, by the counter's name, as far as this process knows; not scaled.
 
-        Of experts fp32 ``[experts + 1]``: the tokens of each, then the choices that were dropped. Of a layer that predicts ahead
-        fp32 ``[2]``: the sum of its losses and the number of its tokens.
+        Of experts each is fp32 ``[experts + 1]``: the tokens of every expert, then the choices that were dropped; of a layer that
+        predicts ahead fp32 ``[2]``: the sum of its losses and the number of its tokens; of pairs of answers there is one, of
+        what :mod:`mindllm.tune.preference` names.
         """
         return {}
 

@@ -123,7 +123,7 @@ class ReplicaEngine(Engine):
         bad = self.ranks.sum([float(not _finite(value)) for value in values])
         return [f"{what} {name}" for name, count in zip(self.weights, bad, strict=True) if count]
 
-    def counts(self) -> Mapping[str, np.ndarray]:
+    def counted(self) -> Mapping[str, np.ndarray]:
         if self.optimizer is None or not self.optimizer.counts:
             return {}
         return {item.name: item.asnumpy() for item in self.optimizer.expert_loads.counted}

@@ -1,0 +1,70 @@
+"""Learning from pairs of answers: what the reference needs, and keys that say something about no pairs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from mindllm.config.document import KeyPath
+from mindllm.config.preference import PreferenceConfig
+from mindllm.config.run import RunConfig
+
+SECTION: KeyPath = ("preference",)
+TUNING: KeyPath = ("model", "model_config", "pet_config")
+LOADER: KeyPath = ("train_dataset", "data_loader", "type")
+
+
+def check_preference(config: RunConfig) -> Iterator[tuple[KeyPath, str]]:
+    """Everything about the section, and what pairs are learnt with."""
+    section = config.preference
+    if section.label_smoothing and section.loss_type != "sigmoid":
+        message = f"is of loss_type sigmoid, not {section.loss_type} (value {section.label_smoothing}); write 0"
+        yield (*SECTION, "label_smoothing"), message
+    if not config.learns_pairs:
+        if section != PreferenceConfig():
+            kind = config.train_dataset.data_loader.type
+            message = f"pairs of answers are of type PreferenceDataLoader (value {kind}); write that, or leave out the section"
+            yield LOADER, f"{message} preference"
+        return
+    if config.run_mode in ("train", "finetune"):
+        yield from _reference(config)
+    elif config.run_mode == "eval" and not config.eval_tasks:
+        yield LOADER, "pairs are evaluated beside their reference, while a run trains; write do_eval: true and train on"
+
+
+def _reference(config: RunConfig) -> Iterator[tuple[KeyPath, str]]:
+    """The reference is the model without its adapters, so all that is trained must be adapters."""
+    model = config.model.config
+    pet = model.pet_config
+    if pet is None or pet.pet_type != "lora":
+        value = "null" if pet is None else pet.pet_type
+        path = TUNING if pet is None else (*TUNING, "pet_type")
+        yield (
+            path,
+            f"pairs are learnt by adapters; the base without them is the reference (value {value}); write pet_type: lora",
+        )
+        return
+    if pet.modules_to_save:
+        message = (
+            f"the reference is the base, whose parts stay as they are (value {list(pet.modules_to_save)}); write []"
+        )
+        yield (*TUNING, "modules_to_save"), message
+    if config.parallel_config.pipeline_stage > 1:
+        stages = config.parallel_config.pipeline_stage
+        message = f"a second model, the reference, does not go through a pipeline yet (value {stages}); write 1"
+        yield ("parallel_config", "pipeline_stage"), message
+    if config.parallel_config.model_parallel > 1 or config.context.device_target != "CPU":
+        yield from accumulated_pairs(config)
+    if any(layer.adds_to_loss for layer in model.base.architecture.kinds()):
+        yield LOADER, "a model with experts, which add to the loss, does not learn from pairs yet; take a dense one"
+
+
+def accumulated_pairs(config: RunConfig) -> Iterator[tuple[KeyPath, str]]:
+    """Accumulation in one graph for several devices: MindSpore 2.10 looks for the end of a part in the first operator with a
+    weight, which is the reference's and has no backward pass.
+    """
+    parts = config.runner_config.gradient_accumulation_steps
+    if parts > 1 and config.parallel_config.device_num > 1:
+        message = (
+            f"MindSpore cannot accumulate beside a reference on devices that share a graph (value {parts}); write 1"
+        )
+        yield ("runner_config", "gradient_accumulation_steps"), message

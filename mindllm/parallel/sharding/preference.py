@@ -1,0 +1,57 @@
+"""Layouts of the loss of pairs: every pair is where its row is, and figures of it are added over all."""
+
+from __future__ import annotations
+
+from mindllm.parallel.layout import Dimension, Layout
+from mindllm.parallel.sharding.table import Table, on
+from mindllm.tune.preference import FIGURES, HingeLoss, IpoLoss, PairLosses, SigmoidLoss
+
+PAIRS: Dimension = "dp"
+SCALAR: Layout = ()
+ROWS: Layout = (PAIRS, None)
+OF_PAIRS: Layout = (PAIRS,)
+
+
+def pairs_table(cell: PairLosses) -> Table:
+    """Shardings of the operators below the cell, by their paths from it."""
+    table: Table = {
+        "largest_label": on(ROWS, SCALAR),
+        "is_answer": on(ROWS, SCALAR),
+        "is_rejected": on(ROWS, SCALAR),
+        "of_rejected": on(ROWS, ROWS),
+        "of_chosen": on(ROWS, ROWS),
+        "gain": on(ROWS, ROWS),
+        "mask": on(ROWS, ROWS),
+        "sum": on(ROWS),
+        "negative": on(OF_PAIRS),
+        "margin": on(OF_PAIRS, OF_PAIRS),
+        "weigh": on(OF_PAIRS, OF_PAIRS),
+        "sum_pairs": on(OF_PAIRS),
+        "reward": on(OF_PAIRS, SCALAR),
+        "is_right": on(OF_PAIRS, OF_PAIRS),
+        "join": on(*[ROWS] * (len(FIGURES) + 1)),
+        "count": on(ROWS, ROWS),
+        "times_probe": on(ROWS, (None,)),
+        "sum_counts": on(ROWS),
+        "add_nothing": on(SCALAR, SCALAR),
+        **_loss("loss", cell.loss),
+    }
+    if cell.means:
+        table |= {"at_least_one": on(OF_PAIRS, SCALAR), "mean": on(OF_PAIRS, OF_PAIRS)}
+    return table
+
+
+def _loss(at: str, cell: SigmoidLoss | HingeLoss | IpoLoss) -> Table:
+    one: dict[type, tuple[str, ...]] = {
+        SigmoidLoss: ("negative", "exp", "log"),
+        HingeLoss: ("relu",),
+        IpoLoss: ("square",),
+    }
+    by_number = {SigmoidLoss: ("scale", "larger"), HingeLoss: ("scale", "add"), IpoLoss: ("add",)}
+    table = {f"{at}.{name}": on(OF_PAIRS) for name in one[type(cell)]}
+    table |= {f"{at}.{name}": on(OF_PAIRS, SCALAR) for name in by_number[type(cell)]}
+    if isinstance(cell, SigmoidLoss):
+        table |= {f"{at}.{name}": on(OF_PAIRS, OF_PAIRS) for name in ("sub", "sum", "back")}
+        if cell.smoothing:
+            table |= {f"{at}.share": on(OF_PAIRS, SCALAR), f"{at}.smooth": on(OF_PAIRS, OF_PAIRS)}
+    return table

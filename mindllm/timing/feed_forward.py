@@ -1,0 +1,83 @@
+"""The operators of a feed-forward on one rank, dense or a mixture of experts, forward, from normed hidden states to its result.
+
+Experts compute in static shapes, as the model does (``mindllm/models/experts.py``): every one has as many places as the capacity
+says, whether tokens want them or not. So how evenly a router spreads its tokens costs no time here; it costs tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from mindllm.config.experts import ExpertsSpec
+from mindllm.config.layers import FeedForwardSpec
+from mindllm.timing.work import HALF, WHOLE, Exchange, Operator, elementwise, product
+from mindllm.timing.workload import Numerics, Strategy
+
+ROUTER = "float32"
+ROUTED_PASSES = 14.0
+"""Tensors of [tokens, experts] in single precision that routing reads and writes: scores, choice, mask, places, load, balance."""
+COLLECTED_PASSES = 5.0  # of the chosen experts' results: gathered, weighed, added up
+
+
+def feed_forward_work(
+    spec: FeedForwardSpec, tokens: float, strategy: Strategy, numerics: Numerics, at: str = "feed_forward"
+) -> Iterator[Operator]:
+    """A dense one: its width is split over tensor-parallel ranks."""
+    width = spec.width / strategy.model_parallel
+    inner = HALF * tokens * width
+    yield product(f"{at}.w1.matmul", tokens, spec.hidden_size, width, numerics.compute)
+    yield elementwise(f"{at}.w1.activation.{spec.activation}", inner, 2.0)
+    if spec.gated:
+        yield product(f"{at}.w3.matmul", tokens, spec.hidden_size, width, numerics.compute)
+        yield elementwise(f"{at}.mul", inner, 3.0)
+    yield product(f"{at}.w2.matmul", tokens, width, spec.hidden_size, numerics.compute)
+
+
+def experts_work(
+    spec: ExpertsSpec, tokens: float, seq_length: int, strategy: Strategy, numerics: Numerics
+) -> Iterator[Operator | Exchange]:
+    """Router, places, the way to the experts, their products, the way back, the weighted sum, and a shared expert."""
+    at, router, hidden = "feed_forward", spec.router, spec.hidden_size
+    rows = HALF * routed_places(spec, tokens, seq_length) * hidden
+    own = rows * strategy.expert_ranks / strategy.model_parallel
+    yield product(f"{at}.router.matmul", tokens / strategy.sequence_ranks, hidden, router.experts, ROUTER)
+    passes = ROUTED_PASSES + 2 * router.chosen  # the mask is made of a row of zeros and a one for every choice
+    yield elementwise(f"{at}.router.scores", WHOLE * tokens * router.experts, passes)
+    yield elementwise(f"{at}.gather_tokens", rows, 2.0)
+    yield Exchange(f"{at}.depart", "AlltoAll", own, "ep")
+    yield from _products(spec, tokens, seq_length, strategy, numerics)
+    yield Exchange(f"{at}.experts.reduce", "AllReduce", own, "etp")
+    yield Exchange(f"{at}.arrive", "AlltoAll", own, "ep")
+    if strategy.expert_ranks < strategy.model_parallel:
+        yield Exchange(f"{at}.arrive.gather", "AllGather", rows)
+    yield elementwise(f"{at}.collect", HALF * tokens * router.chosen * hidden, COLLECTED_PASSES)
+    if spec.shared is not None:
+        yield from feed_forward_work(spec.shared, tokens, strategy, numerics, f"{at}.shared")
+        yield elementwise(f"{at}.shared_add", HALF * tokens * hidden, 3.0)
+    if spec.shared_gate:
+        yield product(f"{at}.shared_gate.matmul", tokens / strategy.sequence_ranks, hidden, 1, numerics.compute)
+        yield elementwise(f"{at}.gate_mul", HALF * tokens * hidden, 2.0)
+
+
+def _products(
+    spec: ExpertsSpec, tokens: float, seq_length: int, strategy: Strategy, numerics: Numerics
+) -> Iterator[Operator]:
+    """One product for every expert a rank has and sequence that comes to it; the width is split over an expert's ranks."""
+    at, expert, capacity = "feed_forward.experts", spec.expert, spec.capacity(seq_length)
+    places = own_places(spec, tokens, seq_length, strategy)
+    count, width = places / capacity, expert.width / strategy.expert_ranks
+    for name in ("w1", "w3"):
+        yield product(f"{at}.{name}.matmul", capacity, expert.hidden_size, width, numerics.compute, count)
+    yield elementwise(f"{at}.activation.{expert.activation}", HALF * places * width, 2.0)
+    yield elementwise(f"{at}.mul", HALF * places * width, 3.0)
+    yield product(f"{at}.w2.matmul", capacity, width, expert.hidden_size, numerics.compute, count)
+
+
+def routed_places(spec: ExpertsSpec, tokens: float, seq_length: int) -> float:
+    """Places that the tokens of a replica are put in, over all experts."""
+    return tokens / seq_length * spec.router.experts * spec.capacity(seq_length)
+
+
+def own_places(spec: ExpertsSpec, tokens: float, seq_length: int, strategy: Strategy) -> float:
+    """Places that a rank computes, when each of its replicas has ``tokens`` tokens."""
+    return routed_places(spec, tokens, seq_length) * strategy.expert_ranks / strategy.model_parallel

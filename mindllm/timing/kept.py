@@ -1,0 +1,67 @@
+"""What a micro-batch keeps of a layer for its backward pass, by the operator that yields it.
+
+Inputs of products, of norms and of activations are kept (Korthikanti et al., 2022, section 4). Results that recomputation may
+repeat have the names of their operators; others (the residuals, what goes into attention's kernel) have names of their own.
+"""
+
+from __future__ import annotations
+
+from mindllm.config.experts import ExpertsSpec
+from mindllm.config.latent_attention import LatentAttentionSpec
+from mindllm.config.layers import FeedForwardSpec, LayerSpec
+from mindllm.timing.feed_forward import own_places
+from mindllm.timing.work import HALF, WHOLE
+from mindllm.timing.workload import Numerics, Strategy
+
+ROUTED = 3  # tensors of [tokens, experts] in single precision: logits, scores, and scores as the losses see them
+Kept = dict[str, float]
+
+
+def kept_results(spec: LayerSpec, tokens: int, seq_length: int, strategy: Strategy, numerics: Numerics) -> Kept:
+    """Bytes of each."""
+    hidden = HALF * tokens * spec.attention.hidden_size / strategy.sequence_ranks
+    found = {"residuals": 2 * hidden, **{f"{norm}.norm": hidden for norm in spec.norms[:2]}}
+    found |= _attention(spec, tokens, seq_length, strategy, numerics)
+    if isinstance(spec.feed_forward, FeedForwardSpec):
+        return found | _dense(spec.feed_forward, tokens, strategy, "feed_forward")
+    return found | _experts(spec.feed_forward, tokens, seq_length, strategy)
+
+
+def _attention(spec: LayerSpec, tokens: int, seq_length: int, strategy: Strategy, numerics: Numerics) -> Kept:
+    """Query, key, value and context of the rank's heads; in the composed form scores and their softmax; narrow vectors."""
+    attention, ranks = spec.attention, strategy.model_parallel
+    fused = numerics.fused_attention and attention.can_be_fused
+    found: Kept = {}
+    if isinstance(attention, LatentAttentionSpec):
+        value = attention.head_dim if fused else attention.value_dim  # the kernel has values as wide as keys
+        heads = attention.num_heads * (2 * attention.head_dim + value + attention.value_dim)
+        narrow = attention.key_value_rank + (attention.query_rank or 0)
+        found["attention.latents"] = 2 * HALF * tokens * narrow  # before and behind their norms
+    else:
+        heads = (2 * attention.num_heads + 2 * attention.kv_heads) * attention.head_dim
+    found["attention.heads"] = HALF * tokens * heads / ranks
+    if not fused:
+        found["attention.scores"] = 2 * HALF * tokens * seq_length * attention.num_heads / ranks
+    return found
+
+
+def _dense(spec: FeedForwardSpec, tokens: int, strategy: Strategy, at: str) -> Kept:
+    inner = HALF * tokens * spec.width / strategy.model_parallel
+    found = {f"{at}.w1": inner, f"{at}.w1.activation.{spec.activation}": inner}
+    return found | ({f"{at}.w3": inner, f"{at}.mul": inner} if spec.gated else {})
+
+
+def _experts(spec: ExpertsSpec, tokens: int, seq_length: int, strategy: Strategy) -> Kept:
+    """Of every place of a rank's experts, wanted or not; of every choice of a token, what its expert says."""
+    at, places = "feed_forward.experts", own_places(spec, tokens, seq_length, strategy)
+    inner = HALF * places * spec.expert.width / strategy.expert_ranks
+    found = {
+        "feed_forward.router": ROUTED * WHOLE * tokens * spec.router.experts,
+        "feed_forward.depart": HALF * places * spec.hidden_size,
+        f"{at}.w1": inner,
+        f"{at}.activation.{spec.expert.activation}": inner,
+        f"{at}.w3": inner,
+        f"{at}.mul": inner,
+        "feed_forward.collect": HALF * tokens * spec.router.chosen * spec.hidden_size,
+    }
+    return found if spec.shared is None else found | _dense(spec.shared, tokens, strategy, "feed_forward.shared")

@@ -1,0 +1,199 @@
+"""Learning from pairs of answers (DPO: Rafailov et al., 2023): a model beside its own base, which is the reference.
+
+A row has two documents: the chosen answer with what was asked, then the rejected one. Both models give every token's loss in one
+graph; the reference is the same weights without adapters, so there is no second copy of them.
+"""
+
+from __future__ import annotations
+
+import mindspore as ms
+from mindspore import Parameter, Tensor, nn
+from mindspore import ops as P
+from mindspore.common.initializer import initializer
+
+from mindllm.config import ModelConfig
+from mindllm.config.preference import PreferenceConfig
+from mindllm.models import CausalLM, Kernels
+from mindllm.models.expert_load import PAIRS_PROBE
+
+FIGURES = ("rewards/chosen", "rewards/rejected", "rewards/accuracies", "logps/chosen", "logps/rejected")
+"""What is counted of every pair, in the order of the counter's elements; the last element counts the pairs."""
+
+
+class PreferenceLoss(nn.Cell):
+    """The loss of pairs, summed over them, of the columns that :mod:`mindllm.data.pairs` describes."""
+
+    def __init__(self, policy: CausalLM, reference: CausalLM, config: PreferenceConfig) -> None:
+        super().__init__(auto_prefix=False)
+        self.policy = policy
+        self.reference = reference
+        self.pairs = PairLosses(config)
+        self.reshape = P.Reshape()
+
+    def construct(
+        self,
+        input_ids: Tensor,
+        labels: Tensor,
+        loss_mask: Tensor,
+        segment_starts: Tensor,
+        position_ids: Tensor,
+        random: Tensor | None = None,
+    ) -> Tensor:
+        """All inputs ``[pairs, seq]``; ``random``: what the policy's dropout is drawn by, the reference has none."""
+        targets = self.reshape(self.pairs.targets(labels), (-1,))
+        hidden = self.reference.model(input_ids, segment_starts, position_ids)
+        theirs = self.reference.losses(hidden, self.reference.head_weight(), targets)
+        hidden = self.policy.model(input_ids, segment_starts, position_ids, random)
+        ours = self.policy.losses(hidden, self.policy.head_weight(), targets)
+        return self.pairs(ours, P.stop_gradient(theirs), labels, loss_mask, segment_starts)
+
+
+class PairLosses(nn.Cell):
+    """Losses of tokens ``[pairs · seq]`` of the policy and of the reference -> the loss of all pairs, a scalar.
+
+    The gradient of ``probe``, which is always zero, is the sum of FIGURES over the pairs, and their number: counted as the
+    tokens of experts are (``models/expert_load.py``).
+    """
+
+    def __init__(self, config: PreferenceConfig) -> None:
+        super().__init__()
+        self.probe = Parameter(initializer("zeros", (len(FIGURES) + 1,), ms.float32), name=PAIRS_PROBE)
+        self.beta = config.beta
+        self.means = config.loss_type == "ipo"
+        self.largest_label = P.Maximum()
+        self.is_answer = P.GreaterEqual()
+        self.is_rejected = P.Greater()
+        self.cast = P.Cast()
+        self.reshape = P.Reshape()
+        self.of_rejected = P.Mul()
+        self.of_chosen = P.Sub()
+        self.gain = P.Sub()
+        self.mask = P.Mul()
+        self.sum = P.ReduceSum()
+        self.negative = P.Neg()
+        if self.means:
+            self.at_least_one = P.Maximum()
+            self.mean = P.Div()
+        self.margin = P.Sub()
+        self.loss = LOSSES[config.loss_type](config)
+        self.weigh = P.Mul()
+        self.sum_pairs = P.ReduceSum()
+        self.reward = P.Mul()
+        self.is_right = P.Greater()
+        self.join = P.Concat(axis=1)
+        self.count = P.Mul()
+        self.times_probe = P.Mul()
+        self.sum_counts = P.ReduceSum()
+        self.add_nothing = P.Add()
+
+    def targets(self, labels: Tensor) -> Tensor:
+        """Labels that are tokens everywhere: 0 where there is none."""
+        return self.largest_label(labels, 0)
+
+    def construct(
+        self, ours: Tensor, theirs: Tensor, labels: Tensor, loss_mask: Tensor, segment_starts: Tensor
+    ) -> Tensor:
+        answers = self.cast(self.is_answer(labels, 0), ms.float32)
+        rejected = self.of_rejected(answers, self.cast(self.is_rejected(segment_starts, 0), ms.float32))
+        chosen = self.of_chosen(answers, rejected)
+        ours = self.reshape(ours, labels.shape)
+        gains = self.gain(self.reshape(theirs, labels.shape), ours)  # losses are negative log-probabilities
+        of_chosen, of_rejected = self.over(gains, chosen), self.over(gains, rejected)
+        present = self.sum(self.cast(loss_mask, ms.float32), 1)
+        margin = self.margin(of_chosen, of_rejected)
+        if self.means:
+            margin = self.margin(self.per_token(of_chosen, chosen), self.per_token(of_rejected, rejected))
+        loss = self.sum_pairs(self.weigh(self.loss(margin), present))
+        figures = (
+            self.reward(of_chosen, self.beta),
+            self.reward(of_rejected, self.beta),
+            self.cast(self.is_right(of_chosen, of_rejected), ms.float32),
+            self.negative(self.over(ours, chosen)),
+            self.negative(self.over(ours, rejected)),
+            present,
+        )
+        return self.add_nothing(loss, self.counted(figures, present))
+
+    def over(self, values: Tensor, mask: Tensor) -> Tensor:
+        """Sums ``[pairs]`` of what the mask leaves of ``[pairs, seq]``."""
+        return self.sum(self.mask(values, mask), 1)
+
+    def per_token(self, total: Tensor, mask: Tensor) -> Tensor:
+        """A sum over the tokens of an answer as their mean."""
+        return self.mean(total, self.at_least_one(self.sum(mask, 1), 1.0))
+
+    def counted(self, figures: tuple[Tensor, ...], present: Tensor) -> Tensor:
+        """Zero, whose gradient for ``probe`` is the sum of the figures of the pairs that are there."""
+        columns: tuple[Tensor, ...] = ()
+        for figure in figures:
+            columns = (*columns, self.reshape(figure, (-1, 1)))
+        rows = P.stop_gradient(self.count(self.join(columns), self.reshape(present, (-1, 1))))
+        return self.sum_counts(self.times_probe(rows, self.probe))
+
+
+class SigmoidLoss(nn.Cell):
+    """``-(1 - ε) log σ(β m) - ε log σ(-β m)`` of margins ``m`` ``[pairs]``: DPO, and with ``ε > 0`` its conservative form."""
+
+    def __init__(self, config: PreferenceConfig) -> None:
+        super().__init__()
+        self.beta, self.smoothing = config.beta, config.label_smoothing
+        self.scale = P.Mul()
+        self.negative = P.Neg()
+        self.larger = P.Maximum()
+        self.sub = P.Sub()
+        self.exp = P.Exp()
+        self.sum = P.Add()
+        self.log = P.Log()
+        self.back = P.Add()
+        if self.smoothing:
+            self.share = P.Mul()
+            self.smooth = P.Add()
+
+    def construct(self, margins: Tensor) -> Tensor:
+        """``log(1 + exp(-x))`` with the larger exponent taken out, ``m + log(exp(-m) + exp(-x - m))``, so that none overflows."""
+        logits = self.scale(margins, self.beta)
+        exponent = self.negative(logits)
+        largest = P.stop_gradient(self.larger(exponent, 0.0))
+        total = self.sum(self.exp(self.negative(largest)), self.exp(self.sub(exponent, largest)))
+        loss = self.back(largest, self.log(total))
+        return self.smooth(loss, self.share(logits, self.smoothing)) if self.smoothing else loss
+
+
+class HingeLoss(nn.Cell):
+    """``max(0, 1 - β m)``."""
+
+    def __init__(self, config: PreferenceConfig) -> None:
+        super().__init__()
+        self.beta = config.beta
+        self.scale = P.Mul()
+        self.add = P.Add()
+        self.relu = P.ReLU()
+
+    def construct(self, margins: Tensor) -> Tensor:
+        return self.relu(self.add(self.scale(margins, -self.beta), 1.0))
+
+
+class IpoLoss(nn.Cell):
+    """``(m - 1 / (2 β))²`` of margins between means per token."""
+
+    def __init__(self, config: PreferenceConfig) -> None:
+        super().__init__()
+        self.wanted = 0.5 / config.beta
+        self.add = P.Add()
+        self.square = P.Square()
+
+    def construct(self, margins: Tensor) -> Tensor:
+        return self.square(self.add(margins, -self.wanted))
+
+
+LOSSES: dict[str, type[nn.Cell]] = {"sigmoid": SigmoidLoss, "hinge": HingeLoss, "ipo": IpoLoss}
+
+
+def base_of(policy: CausalLM, model: ModelConfig, kernels: Kernels) -> CausalLM:
+    """The model that ``policy`` is without its adapters: other cells, the same parameters."""
+    reference = CausalLM(model.base, kernels)
+    own = dict(policy.cells_and_names())
+    for path, cell in reference.cells_and_names():
+        for name in list(cell._params):
+            setattr(cell, name, getattr(own[path], name))
+    return reference

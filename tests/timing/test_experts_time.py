@@ -1,0 +1,113 @@
+"""The time and memory of experts and latent attention: operators as the architecture and the compiled graph count them."""
+
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from mindllm.compiled.compile_rank import compile_rank
+from mindllm.compiled.cost import bytes_of, cost
+from mindllm.config import load_config
+from mindllm.config.experts import ExpertsSpec
+from mindllm.config.layers import FORWARD_AND_BACKWARD
+from mindllm.timing.configured import workload_of
+from mindllm.timing.ends import Held, layer_parameters
+from mindllm.timing.layer import backward_work, forward_work
+from mindllm.timing.memory import kept_bytes, stage_bytes
+from mindllm.timing.step_work import step_work
+from mindllm.timing.work import Exchange, Operator
+from mindllm.timing.workload import Numerics, Strategy
+
+FORMS = Path(__file__).parents[2] / "toolkit/cluster_check/forms"
+COMPOSED = Numerics(fused_attention=False)
+
+
+def form(name, *overrides):
+    return load_config(FORMS / f"{name}.yaml", overrides)
+
+
+def passes(spec, tokens, length, strategy, numerics=COMPOSED):
+    forward = forward_work(spec, float(tokens), length, strategy, numerics)
+    return (*forward, *backward_work(forward))
+
+
+@pytest.mark.parametrize(("capacity", "computed"), [(1.0, 1.0), (1.5, 1.5), (None, 4.0)])
+def test_products_of_experts_are_those_of_their_places(capacity, computed):
+    """With room for what an even router sends the architecture's own count; without a limit all experts see all tokens."""
+    spec = workload_of(form("latent_attention")).architecture.layers[1]
+    experts = replace(spec.feed_forward, capacity_factor=capacity)
+    spec = replace(spec, feed_forward=experts)
+    flops = sum(one.flops for one in passes(spec, 32, 16, Strategy()) if isinstance(one, Operator))
+    chosen = FORWARD_AND_BACKWARD * experts.router.chosen * sum(a * b for a, b in experts.expert.matrices().values())
+    assert flops == pytest.approx(32 * (spec.flops_per_token(16) + (computed - 1) * chosen))
+
+
+@pytest.mark.parametrize(("groups", "ranks"), [(1, 2), (2, 2), (4, 1)])
+def test_devices_share_what_experts_compute_and_hold(groups, ranks):
+    """Of two replicas with two ranks each: all devices together compute what one would, and hold it as often as said."""
+    spec = workload_of(form("experts_and_tensor_parallel")).architecture.layers[1]
+    shared = Strategy(2, 2, expert_parallel=groups, expert_model_parallel=ranks)
+
+    def flops(strategy):
+        work = passes(spec, 32 / strategy.data_parallel, 16, strategy)
+        return sum(one.flops for one in work if isinstance(one, Operator) and ".experts." in one.name)
+
+    assert 4 * flops(shared) == pytest.approx(flops(Strategy()))
+    alone, own = (layer_parameters(spec, strategy) for strategy in (Strategy(), shared))
+    assert own.experts * groups * ranks == alone.experts
+    assert own.own(replace(shared, optimizer_shard=True)) == own.trained / 2 + own.experts / (4 // groups // ranks)
+    assert Held(1.0, 2.0, 3.0) + Held(experts=1.0) == Held(1.0, 2.0, 4.0)
+
+
+def test_ranks_of_an_expert_that_are_fewer_than_tensor_parallel_ones_gather_its_results():
+    spec = workload_of(form("experts_and_tensor_parallel")).architecture.layers[1]
+    whole, split = (
+        [one for one in passes(spec, 32, 16, Strategy(2, 2, expert_parallel=2, expert_model_parallel=ranks))
+         if isinstance(one, Exchange) and ("arrive" in one.name or "depart" in one.name)]
+        for ranks in (1, 2)
+    )  # fmt: skip
+    assert [one.op for one in split] == ["AlltoAll"] * 4
+    assert sorted(one.op for one in whole) == ["AllGather", *["AlltoAll"] * 4, "ReduceScatter"]
+    assert {one.bytes for one in whole if one.op == "AlltoAll"} == {one.bytes / 2 for one in split}
+
+
+def test_a_shared_expert_alone_leaves_sums_to_add():
+    spec = workload_of(form("experts_and_tensor_parallel")).architecture.layers[1]
+    lonely = replace(spec, feed_forward=replace(spec.feed_forward, shared=None, shared_gate=False))
+    names = [{one.name for one in passes(each, 32, 16, Strategy(1, 2))} for each in (spec, lonely)]
+    assert names[0] - names[1] >= {"feed_forward.reduce", "feed_forward.shared.w1.matmul"}
+
+
+def test_experts_keep_their_places_and_recomputation_frees_them():
+    run = workload_of(form("experts_and_tensor_parallel", "--recompute_config.recompute=false"))
+    again = workload_of(form("experts_and_tensor_parallel", "--recompute_config.recompute=true"))
+    assert isinstance(run.architecture.layers[1].feed_forward, ExpertsSpec)
+    assert kept_bytes(run)[1] > 2 * kept_bytes(run)[0] > 2 * kept_bytes(again)[1]
+    tighter = replace(run.architecture.layers[1].feed_forward, capacity_factor=0.5)
+    layers = (run.architecture.layers[0], replace(run.architecture.layers[1], feed_forward=tighter))
+    limited = replace(run, architecture=replace(run.architecture, layers=layers))
+    assert kept_bytes(limited)[1] < 0.7 * kept_bytes(run)[1]
+    assert stage_bytes(limited) < stage_bytes(run)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["experts", "experts_and_tensor_parallel", "latent_attention"])
+def test_a_compiled_rank_has_these_products_and_exchanges(name):
+    """To the operation and to the byte: what ``Exchange`` says of AlltoAll, and all matrix products."""
+    config = form(name)
+    graph = compile_rank(config, 0)
+    compiled = Counter()
+    for node in (node for function in graph.functions for node in function.nodes):
+        if node.op == "AlltoAll":
+            compiled[node.op] += bytes_of(node.tensors)
+        elif node.op in ("MatMul", "BatchMatMul"):
+            compiled["products"] += cost(graph, node).products
+    work, predicted = step_work(workload_of(config)), Counter()
+    for part, count in (pair for place in work.places for pair in place.items()):
+        for one in (*work.parts[part].forward, *work.parts[part].backward, *work.parts[part].repeated):
+            if isinstance(one, Exchange) and one.op == "AlltoAll":
+                predicted[one.op] += one.bytes * count
+            elif isinstance(one, Operator) and one.sizes:
+                predicted["products"] += one.flops * count
+    assert predicted == compiled

@@ -1,0 +1,74 @@
+"""Steps on pairs of answers: accumulation is a larger batch, figures are means over the global batch, frozen weights stay."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from mindllm.config import load_config
+from mindllm.data.pairs import pair_sample
+from mindllm.data.rows import Row
+from mindllm.train.callbacks.preference import preference_line
+from mindllm.train.engine import ReplicaEngine
+from mindllm.train.preference_figures import pair_figures
+
+YAML = """
+lr_schedule: {type: ConstantWarmUpLR, learning_rate: 1e-2}
+train_dataset: {data_loader: {type: PreferenceDataLoader, config: {data_path: unused}}}
+processor: {tokenizer: {vocab_file: unused}}
+preference: {beta: 0.5}
+context: {enable_graph_kernel: false, compile_cache: false}
+runner_config: {batch_size: 4}
+model:
+  model_config:
+    {vocab_size: 61, hidden_size: 16, num_layers: 1, num_heads: 4, intermediate_size: 24, seq_length: 16,
+     pet_config: {lora_rank: 4}}
+"""
+
+
+def engine(*overrides):
+    with open("run.yaml", "w", encoding="utf-8") as file:
+        file.write(YAML)
+    return ReplicaEngine(load_config("run.yaml", overrides))
+
+
+def batch(seed, pairs=4):
+    random = np.random.default_rng(seed)
+
+    def row(length):
+        return Row(random.integers(0, 61, length).astype(np.int32), np.arange(length) >= 2)
+
+    samples = [pair_sample([row(int(random.integers(4, 9))) for _ in "cr"], 16) for _ in range(pairs)]
+    return {name: np.stack([sample[name] for sample in samples]) for name in samples[0]}
+
+
+def test_accumulating_pairs_equals_one_large_batch_and_pulls_answers_apart():
+    whole, parts = engine(), engine("--runner_config.batch_size=1", "--runner_config.gradient_accumulation_steps=4")
+    frozen = {name: item.asnumpy().copy() for name, item in whole.frozen.items()}
+    for step in range(3):
+        one, four = (item.step(batch(step % 2), 1e-2, 1.0) for item in (whole, parts))
+        assert four.tokens == one.tokens == 4
+        assert four.loss == pytest.approx(one.loss, rel=1e-5)
+        assert four.global_norm == pytest.approx(one.global_norm, rel=1e-4)
+        figures = [pair_figures(item.counted()) for item in (whole, parts)]
+        assert figures[1] == pytest.approx(figures[0], rel=1e-4, abs=1e-5)
+        if step == 0:  # an adapter begins as nothing: the policy is the reference
+            assert one.loss == pytest.approx(np.log(2), rel=1e-5)
+            assert figures[0]["rewards/margins"] == pytest.approx(0, abs=1e-5)
+    assert one.loss < np.log(2) - 0.05
+    assert figures[0]["rewards/margins"] > 0.05
+    assert all(np.array_equal(item.asnumpy(), frozen[name]) for name, item in whole.frozen.items())
+    summed, pairs = whole.evaluate(batch(0))
+    assert pairs == 4
+    assert summed / pairs < np.log(2)
+
+
+def test_the_line_of_a_step():
+    figures = {"rewards/chosen": 0.5, "rewards/rejected": -0.25, "rewards/margins": 0.75, "rewards/accuracies": 0.5}
+    line = "{ rewards/chosen: 0.5000, rewards/rejected: -0.2500, rewards/margins: 0.7500, rewards/accuracies: 50.0% }"
+    assert preference_line(figures) == line
+
+
+def test_what_counted_nothing_has_no_figures():
+    assert pair_figures({}) == {}
+    assert pair_figures({"load.pairs.probe": np.zeros(6)}) == {}

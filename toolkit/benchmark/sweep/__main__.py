@@ -1,0 +1,91 @@
+"""The command line ``python -m toolkit.benchmark.sweep``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from mindllm.command import CommandParser, output_directory, run_command
+from mindllm.config import RunConfig
+from mindllm.console import error_console, output
+from mindllm.errors import CheckFailed, UserError
+from mindllm.files import atomic_open
+from mindllm.tables import Table, figures, texts
+from toolkit.benchmark.sweep.figures import COLUMNS
+from toolkit.benchmark.sweep.plan import SWEEPS, Sweep, points, read_sweep
+from toolkit.benchmark.sweep.run import FAILED, OUT_OF_MEMORY, REFUSED, TIMED_OUT, Result, run_sweep, synthetic_text
+from toolkit.benchmark.sweep.tables import cells, headings, html, markdown
+
+EXAMPLES = """example:
+  python -m toolkit.benchmark.sweep --config batch_size
+  python -m toolkit.benchmark.sweep --config sweep.yaml --output output_sweep/mine --again failed
+  python -m toolkit.benchmark.sweep --config sweep.yaml --list
+"""
+STATUSES = (FAILED, TIMED_OUT, OUT_OF_MEMORY, REFUSED)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs what has not been run yet, and writes the table; returns the exit code."""
+    options = make_parser().parse_args(arguments)
+    sweep, source = read_sweep(Path(options.config))
+    directory = Path(options.output) / source.stem
+    synthetic = synthetic_text(directory) if sweep.synthetic and not options.list else None
+    found = list(points(sweep, source, synthetic))
+    columns = sweep.columns or COLUMNS[sweep.mode]
+    if options.list:
+        rows = [(*point.labels.values(), point.refused) for point in found]
+        output.print(Table(sweep.title, texts(*headings(list(sweep.axes), []), "refused"), rows))
+        return 0
+    if not any(isinstance(point.config, RunConfig) for point in found):
+        raise UserError(f"{source}: no point of the sweep is a run: {found[0].refused}")
+    results = run_sweep(sweep, found, directory, error_console.print, options.again)
+    _show(sweep, columns, results, directory)
+    if failed := [result for result in results if result["status"] in (FAILED, TIMED_OUT)]:
+        raise CheckFailed(f"{len(failed)} of {len(results)} points failed; {failed[0]['why']}")
+    return 0
+
+
+def make_parser() -> CommandParser:
+    """Returns the parser of the command line."""
+    shipped = ", ".join(sorted(path.stem for path in SWEEPS.glob("*.yaml")))
+    parser = CommandParser(
+        prog="python -m toolkit.benchmark.sweep",
+        description="A run YAML under all combinations of changes of its keys, every one a process of its own: speed and memory "
+        "here (mode measure), memory and time on devices that are not (dry), losses and scores (tune). Points that are "
+        "finished are not repeated. Exit code 0: done, 3: a point failed, 2: wrong input. Shipped: " + shipped,
+        epilog=EXAMPLES,
+    )
+    parser.add_argument("--config", required=True, metavar="YAML", help="a sweep, or the name of a shipped one")
+    parser.add_argument(
+        "--output",
+        type=output_directory,
+        default="output_sweep",
+        metavar="DIR",
+        help="for results (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--again",
+        nargs="+",
+        choices=STATUSES,
+        default=[],
+        metavar="STATUS",
+        help=f"run these again: {', '.join(STATUSES)}",
+    )
+    parser.add_argument("--list", action="store_true", help="shows the points, and which of them are no runs")
+    return parser
+
+
+def _show(sweep: Sweep, columns: Sequence[str], results: Sequence[Result], directory: Path) -> None:
+    """Prints the table and writes it as ``table.md`` and ``table.html``."""
+    axes = list(sweep.axes)
+    for name, render in (("table.md", markdown), ("table.html", html)):
+        with atomic_open(directory / name) as file:
+            file.write(render(sweep.title, axes, columns, results))
+    names = headings(axes, columns)
+    rows = [(*(result["labels"][axis] for axis in axes), *cells(result, columns)) for result in results]
+    output.print(Table(sweep.title, [*texts(*names[: len(axes)]), *figures(*names[len(axes) :])], rows, keys=len(axes)))
+    output.print(f"{directory}/table.md, table.html, results.jsonl", markup=False)
+
+
+if __name__ == "__main__":
+    run_command(main)
