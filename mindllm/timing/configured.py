@@ -18,9 +18,6 @@ def workload_of(config: RunConfig) -> Workload:
     if config.parallel.pipeline_config.pipeline_scheduler != "1f1b":
         key, value = "parallel.pipeline_config.pipeline_scheduler", config.parallel.pipeline_config.pipeline_scheduler
         raise config.error(key, f"only the time of 1f1b is modelled (value {value}); write 1f1b")
-    if model.num_nextn_predict_layers:
-        key = "model.model_config.num_nextn_predict_layers"
-        raise config.error(key, "the time of layers that predict ahead is not modelled; write 0")
     if model.fp32_residual_connection:
         raise config.error("model.model_config.fp32_residual_connection", "its time is not modelled; write false")
     if config.learns_pairs:
