@@ -30,8 +30,8 @@ MASKED = -1e9  # far below any score, and finite, so that a fully masked row sta
 
 
 class Lookup(nn.Cell):
-    """Table ``[vocab, hidden]`` and ``[batch, seq]`` token ids -> ``[batch · seq, hidden]`` in hidden states' dtype, scaled where
-    the architecture says.
+    """A lookup of token ids ``[batch, seq]`` in a table ``[vocab, hidden]`` -> ``[batch · seq, hidden]`` in hidden states' dtype,
+    scaled where the architecture says.
     """
 
     def __init__(self, model: ModelConfig, kernels: Kernels) -> None:
@@ -46,10 +46,17 @@ class Lookup(nn.Cell):
             self.mul = P.Mul()
             self.scale = Tensor(scale, kernels.operand).astype(kernels.hidden)  # rounded as published models do
 
-    def construct(self, table: Tensor, input_ids: Tensor) -> Tensor:
+    def looked_up(self, table: Tensor, input_ids: Tensor) -> Tensor:
         x = self.gather(table, self.reshape(input_ids, (-1,)), 0)
         x = self.cast(x, self.output_dtype)
         return self.mul(x, self.scale) if self.scales else x
+
+
+class SharedEmbedding(Lookup):
+    """A lookup in a table that another cell has."""
+
+    def construct(self, table: Tensor, input_ids: Tensor) -> Tensor:
+        return self.looked_up(table, input_ids)
 
 
 class TokenEmbedding(Lookup):
@@ -61,7 +68,7 @@ class TokenEmbedding(Lookup):
         self.embedding_weight = normal_parameter("embedding_weight", shape, model.initializer_range)
 
     def construct(self, input_ids: Tensor) -> Tensor:
-        return super().construct(self.embedding_weight, input_ids)
+        return self.looked_up(self.embedding_weight, input_ids)
 
 
 class PositionEmbedding(nn.Cell):
@@ -232,7 +239,7 @@ class Decoder(nn.Cell):
         self.depth = len(architecture.main_layers)
         self.predictions = architecture.predictions
         if self.predictions:
-            self.lookup_ahead = Lookup(model, kernels)
+            self.lookup_ahead = SharedEmbedding(model, kernels)
         self.norm_out = make_norm(model.hidden_size, architecture.final_norm, kernels)
         self.drops_embeddings = embedding.dropout > 0
         if self.drops_embeddings:
@@ -291,9 +298,9 @@ class Decoder(nn.Cell):
                 ids = ahead[index - self.depth]
                 embedded = self.lookup_ahead(self.tok_embeddings.embedding_weight, ids)
                 if layer.adds_to_loss:
-                    hidden, added = layer(hidden, embedded, ids.shape[0], tables, mask, added, own)
+                    hidden, added = layer(hidden, ids.shape[0], tables, mask, added, own, embedded)
                 else:
-                    hidden = layer(hidden, embedded, ids.shape[0], tables, mask, None, own)
+                    hidden = layer(hidden, ids.shape[0], tables, mask, None, own, embedded)
                 states = (*states, hidden)
         return states, added
 

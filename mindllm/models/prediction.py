@@ -42,13 +42,14 @@ class PredictionLayer(DecoderLayer):
     def construct(
         self,
         x: Tensor,
-        embeddings: Tensor,
         batch: int,
         tables: Tables,
         mask: Tensor,
         added: Tensor | None = None,
         random: Tensor | None = None,
+        embeddings: Tensor | None = None,
     ) -> Tensor | tuple[Tensor, Tensor]:
+        """As of the layer; ``embeddings`` are always given."""
         x = self.widened(self.eh_proj(self.join((self.enorm(embeddings), self.hnorm(x)))))
         if not self.adds_to_loss:
             return self.final_norm(super().construct(x, batch, tables, mask, added, random))
@@ -59,18 +60,20 @@ class PredictionLayer(DecoderLayer):
 class Ahead(nn.Cell):
     """Columns ``[batch, seq]`` -> the same, ``depth`` tokens further: at position ``i`` what stands at ``i + depth``.
 
-    At the last ``depth`` positions, which have no such token, the last one stands; ``there`` is zero for them.
+    At the last ``depth`` positions, which have no such token, the last one stands. ``documents``: rows have several of them.
     """
 
-    def __init__(self, depth: int, length: int) -> None:
+    def __init__(self, depth: int, length: int, documents: bool) -> None:
         super().__init__()
         positions = np.arange(length, dtype=np.int32)
         self.places = Tensor(np.minimum(positions + depth, length - 1))
         self.exists = Tensor((positions + depth < length).astype(np.float32).reshape(1, length))
         self.gather = P.Gather()
         self.there = P.Mul()
-        self.same_document = P.Equal()
-        self.inside = P.Mul()
+        self.documents = documents
+        if documents:
+            self.same_document = P.Equal()
+            self.inside = P.Mul()
         self.cast = P.Cast()
 
     def construct(self, column: Tensor) -> Tensor:
@@ -79,7 +82,7 @@ class Ahead(nn.Cell):
     def mask(self, loss_mask: Tensor, segment_starts: Tensor | None) -> Tensor:
         """The mask of what is predicted, fp32: the token is there, counts, and is in the document of its position."""
         mask = self.there(self.cast(self.gather(loss_mask, self.places, 1), ms.float32), self.exists)
-        if segment_starts is None:
+        if segment_starts is None or not self.documents:
             return mask
         same = self.same_document(self.gather(segment_starts, self.places, 1), segment_starts)
         return self.inside(mask, self.cast(same, ms.float32))

@@ -182,7 +182,7 @@ def test_weights_are_those_the_architecture_counts(ours):
 
 
 def test_the_mask_ends_with_the_sequence_and_with_documents():
-    ahead = Ahead(2, 6)
+    ahead = Ahead(2, 6, documents=True)
     mask = Tensor(np.array([[1, 1, 1, 1, 0, 1]], np.float32))
     np.testing.assert_array_equal(ahead(Tensor(np.arange(6, dtype=np.int32)[None])).asnumpy()[0, :4], [2, 3, 4, 5])
     np.testing.assert_array_equal(ahead.mask(mask, None).asnumpy(), [[1, 1, 0, 1, 0, 0]])

@@ -354,8 +354,6 @@ def _ahead(lm: CausalLM, rows: Dimension) -> Table:
         table |= {
             f"{ahead}.gather": on(column, (None,)),
             f"{ahead}.there": on(column, (None, None)),
-            f"{ahead}.same_document": on(column, column),
-            f"{ahead}.inside": on(column, column),
             f"{loss}.mul": on(token, token),
             f"{loss}.sum": on(token),
             f"{loss}.tokens": on(token),
@@ -365,6 +363,8 @@ def _ahead(lm: CausalLM, rows: Dimension) -> Table:
             f"{loss}.probe_sum": on((None,)),
             f"{loss}.add": on(SCALAR, SCALAR),
         }
+        if lm.ahead[number].documents:
+            table |= {f"{ahead}.{name}": on(column, column) for name in ("same_document", "inside")}
     return table
 
 
