@@ -65,6 +65,7 @@ CASES: dict[str, dict[str, Any]] = {
             },
         },
     },
+    "sequences": {"context_parallel": 2, "runner_config": {"batch_size": 1}},
     "tied": {"pp": 2, "micro": 2, "model": {"tie_word_embeddings": True}},
 }
 REAL = "in its own dtype"

@@ -16,8 +16,10 @@ from mindllm.parallel.context import optimizer_level
 from mindllm.parallel.layer_plan import LayerPlan, make_plan
 from mindllm.parallel.layout import Mesh, mesh_of
 from mindllm.parallel.pipeline import (
+    Copies,
     Inputs,
     MicroBatches,
+    SequenceOrder,
     fuse_gradient_communication,
     fusion_of_others,
     place_on_stages,
@@ -52,8 +54,11 @@ class ParallelModel:
 
 def kernels_of(config: RunConfig) -> Kernels:
     """The operators the model is written with. Forms made for one CPU are not used on several devices."""
-    kernels = replica_kernels(config)
-    return kernels if mesh_of(config).devices == 1 else replace(kernels, cpu=False)
+    kernels, sizes = replica_kernels(config), config.parallel_config
+    if mesh_of(config).devices == 1:
+        return kernels
+    balanced = sizes.context_parallel_balanced
+    return replace(kernels, cpu=False, sequence_ranks=sizes.context_parallel, balanced=balanced)
 
 
 def replica_kernels(config: RunConfig) -> Kernels:
@@ -97,18 +102,20 @@ def build_parallel_model(config: RunConfig) -> ParallelModel:
         place_on_stages(model, plan, config.model.config, kernels)
     apply_sharding(model, sharding_table(model, config.parallel_config), mesh)
     fuse_gradient_communication(model, plan, config.parallel_config.gradient_aggregation_group)
+    order = SequenceOrder(kernels.positions(config.model.config.seq_length), mesh) if kernels.balanced else None
     whole = _with_loss(config, model, kernels)
     if isinstance(whole, PreferenceLoss):
         _place_pairs(whole, config, plan, mesh)
+    copies = config.micro_batch_interleave_num
     parts = config.parallel_config.micro_batch_num * config.runner_config.gradient_accumulation_steps
-    if parts == 1 and plan.stages == 1:
-        return _parallel_model(model, whole, lambda network: _inputs(network, config), plan, mesh)
-    reused = _can_be_reused(config)
+    at_once, reused = parts == 1 and plan.stages == 1, _can_be_reused(config)
 
-    def in_parts(network: nn.Cell) -> nn.Cell:
-        return _inputs(MicroBatches(network, parts, plan.stages > 1, reused), config)
+    def around(network: nn.Cell) -> nn.Cell:
+        network = Copies(network, copies) if copies > 1 else network
+        network = network if at_once else MicroBatches(network, parts, plan.stages > 1, reused)
+        return _inputs(network, config, order=order)
 
-    return _parallel_model(model, whole, in_parts, plan, mesh, parts, reused)
+    return _parallel_model(model, whole, around, plan, mesh, parts, reused and not at_once)
 
 
 def _parallel_model(
@@ -127,9 +134,9 @@ def _parallel_model(
     )
 
 
-def _inputs(network: nn.Cell, config: RunConfig, sharded: bool = True) -> Inputs:
+def _inputs(network: nn.Cell, config: RunConfig, sharded: bool = True, order: SequenceOrder | None = None) -> Inputs:
     documents = bool(config.train_dataset.document_columns)
-    return Inputs(network, documents, config.model.config.architecture.drops, sharded)
+    return Inputs(network, documents, config.model.config.architecture.drops, sharded, order)
 
 
 def _announced_plan(config: RunConfig) -> LayerPlan:

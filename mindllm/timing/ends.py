@@ -102,6 +102,8 @@ WHOLE_ON_A_RANK = (
     "attention.wq_down.",
     "attention.wkv_down.",
     "attention.wk_rotary.",
+    "attention_adapter.",
+    "feed_forward_adapter.",
 )
 """Weights that tensor-parallel ranks do not share (``parallel/sharding``); norms and biases are too small to matter."""
 

@@ -95,17 +95,17 @@ def layer_key(workload: Workload, number: int) -> Hashable:
 
 
 def layer_part(workload: Workload, number: int) -> Part:
-    """The passes of one layer."""
+    """The passes of one layer, by each of its copies."""
     return spec_part(workload, workload.architecture.layers[number], workload.plan.layers[number])
 
 
 def spec_part(workload: Workload, spec: LayerSpec, own: LayerAssignment) -> Part:
     """The same of any layer, recomputed as ``own`` says. What a layer that predicts ahead has beside itself is not repeated."""
-    strategy, tokens = workload.strategy, _tokens(workload)
+    strategy, tokens, copies = workload.strategy, _tokens(workload) / workload.strategy.copies, workload.strategy.copies
     layer = forward_work(spec, tokens, workload.seq_length, strategy, workload.numerics)
     beside = prediction_work(workload.architecture, tokens, strategy, workload.numerics) if spec.predicts_ahead else ()
-    forward = (*layer, *beside)
-    return Part(forward, backward_work(forward, spec.frozen), repeated_work(layer, own, strategy.repeat_exchanges))
+    forward, again = (*layer, *beside), repeated_work(layer, own, strategy.repeat_exchanges)
+    return Part(forward * copies, backward_work(forward, spec.frozen) * copies, again * copies)
 
 
 def _tokens(workload: Workload) -> float:
