@@ -228,7 +228,7 @@ def planned_layers(reading: Reading) -> StageLayers | None:
     if not all(map(_is_count, (stages, chunks, layers))):
         return None
     try:
-        return layer_counts(layers, stages, chunks, model.get("offset", 0))
+        return layer_counts(layers + model.get("num_nextn_predict_layers", 0), stages, chunks, model.get("offset", 0))
     except (ValueError, TypeError):
         return None
 
