@@ -6,6 +6,7 @@ field.
 | operators | operations |
 |---|---|
 | matrix products, ``[.., m, k] x [.., k, n]`` | ``2 m k n`` for each matrix |
+| GroupedMatmul, ``[tokens, k]`` by one of ``[experts, k, n]`` each | ``2 tokens k n`` |
 | FlashAttentionScore | ``4 s_q s_kv d`` a head and sequence: two products (Dao et al., 2022); half if causal; what a band has |
 | its gradient | 2.5 times as many: five products instead of two (Dao, 2023, section 3.1) |
 | others with arithmetic | operations for each element of the largest tensor, from :data:`PER_ELEMENT` |
@@ -37,6 +38,7 @@ SIZES = {
 PRODUCTS = frozenset(
     {"MatMul", "BatchMatMul", "MatMulExt", "BatchMatMulExt", "Mm", "Dense", "MatMulV2", "BatchMatMulV2"}
 )
+GROUPED = "GroupedMatmul"
 ATTENTION, ATTENTION_GRADIENT = "FlashAttentionScore", "FlashAttentionScoreGrad"
 BACKWARD_RATIO = 2.5
 CAUSAL, BAND = (2, 3), 4  # values of the input sparse_mode: causal, aligned left or right; a band, aligned right
@@ -143,8 +145,8 @@ def cost(graph: CompiledGraph, node: Node) -> Cost:
 
 def uncounted(graph: CompiledGraph) -> tuple[str, ...]:
     """The operators of a graph whose operations are not known, by name: their bytes are in a cost, their operations are not."""
-    known = WITHOUT_ARITHMETIC | PRODUCTS | PER_ELEMENT.keys() | {ATTENTION, ATTENTION_GRADIENT}
-    return tuple(sorted({node.op for node in graph.nodes() if node.op not in known}))
+    known = WITHOUT_ARITHMETIC | PRODUCTS | PER_ELEMENT.keys() | {GROUPED, ATTENTION, ATTENTION_GRADIENT}
+    return tuple(sorted({node.op for node in graph.nodes() if node.op not in known and not node.exchanges}))
 
 
 def step_cost(graph: CompiledGraph, nodes: Iterable[Node] | None = None) -> Cost:
@@ -174,6 +176,8 @@ def _products(graph: CompiledGraph, node: Node, given: Sequence[TensorType]) -> 
         rows = out[-2] if len(out) > 1 else 1
         inner = math.prod(left[-2:]) // rows if rows else 0
         return 2.0 * math.prod(out) * inner
+    if node.op == GROUPED and node.shapes and given:
+        return 2.0 * math.prod(given[0].shape) * node.shapes[0][-1]
     if node.op in (ATTENTION, ATTENTION_GRADIENT) and len(given) > 1:
         layout, mode = (graph.constants.get(name) for name in node.inputs[-2:])
         if isinstance(layout, int) and 0 <= layout < len(LAYOUT_CODES):

@@ -29,6 +29,7 @@ def check_mesh(config: RunConfig) -> Iterator[Finding]:
     if parallel.full_batch and parallel.dataset_strategy is not None:
         message = "has no meaning with full_batch: true; remove it, or write full_batch: false"
         yield ("parallel", "dataset_strategy"), message
+    yield from _check_copies(config)
     settings: KeyPath = ("parallel", "parallel_optimizer_config")
     optimizer = parallel.parallel_optimizer_config
     if optimizer.gradient_accumulation_shard and not parallel.enable_parallel_optimizer:
@@ -40,6 +41,20 @@ def check_mesh(config: RunConfig) -> Iterator[Finding]:
         of_what += f" x context_parallel {mesh.context_parallel}" * (mesh.context_parallel > 1)
         message = f"must be -1 or divide {of_what} (value {share})"
         yield (*settings, "optimizer_weight_shard_size"), message
+
+
+def _check_copies(config: RunConfig) -> Iterator[Finding]:
+    """Copies that exchange while others compute: something must be exchanged, and each needs a part of the batch."""
+    copies, batch = config.micro_batch_interleave_num, config.runner_config.batch_size
+    key: KeyPath = ("micro_batch_interleave_num",)
+    if copies == 1:
+        return
+    if batch % copies:
+        near = [size for size in range(1, batch + 1) if batch % size == 0]
+        yield key, f"must divide runner_config.batch_size {batch} (value {copies}); write {' or '.join(map(str, near))}"
+    if config.parallel_config.model_parallel == 1 and config.parallel_config.expert_parallel == 1:
+        message = f"there is nothing to exchange inside a layer, so nothing to overlap (value {copies}); write 1"
+        yield key, message
 
 
 def check_devices(config: RunConfig) -> Iterator[Finding]:
@@ -133,9 +148,9 @@ def check_offset(config: RunConfig) -> Iterator[Finding]:
     """The layers of every chunk and stage."""
     model, stages = config.model.config, config.parallel_config.pipeline_stage
     places = stages * model.pp_interleave_num
-    if model.num_layers < places:
+    if model.layer_count < places:
         wanted = f"pipeline_stage {stages} x pp_interleave_num {model.pp_interleave_num} needs at least {places} layers"
-        yield (*MODEL, "num_layers"), f"{wanted} (value {model.num_layers})"
+        yield (*MODEL, "num_layers"), f"{wanted} (value {model.layer_count})"
         return
     try:
         _layers(config)
@@ -159,7 +174,7 @@ def check_recompute(config: RunConfig) -> Iterator[Finding]:
 
 def _layers(config: RunConfig) -> StageLayers:
     model, stages = config.model.config, config.parallel_config.pipeline_stage
-    return layer_counts(model.num_layers, stages, model.pp_interleave_num, model.offset)
+    return layer_counts(model.layer_count, stages, model.pp_interleave_num, model.offset)
 
 
 def _counts_in(path: KeyPath, value: LayerSelection) -> Iterator[tuple[KeyPath, LayerCounts]]:

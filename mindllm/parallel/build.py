@@ -14,6 +14,7 @@ from mindllm.parallel.context import optimizer_level
 from mindllm.parallel.layer_plan import LayerPlan, make_plan
 from mindllm.parallel.layout import Mesh, mesh_of
 from mindllm.parallel.pipeline import (
+    Copies,
     Inputs,
     MicroBatches,
     SequenceOrder,
@@ -101,6 +102,8 @@ def build_parallel_model(config: RunConfig) -> ParallelModel:
     whole = _with_loss(config, model, kernels)
     if isinstance(whole, PreferenceLoss):
         _place_pairs(whole, config, plan, mesh)
+    if config.micro_batch_interleave_num > 1:
+        whole = Copies(whole, config.micro_batch_interleave_num)
     parts = config.parallel_config.micro_batch_num * config.runner_config.gradient_accumulation_steps
     if parts == 1 and plan.stages == 1:
         return ParallelModel(model, Inputs(whole, documents, drops, order=order), plan, mesh)

@@ -98,7 +98,8 @@ class Inputs(nn.Cell):
     ) -> None:
         super().__init__(auto_prefix=False)
         self.arranges = order is not None
-        self.order = order
+        if order is not None:
+            self.order = order
         self.network = network
         self.sharded = sharded
         self.dataset = _VirtualDataset()
@@ -128,6 +129,48 @@ class ReusedNetwork(nn.Cell):
         return self.network(*columns)
 
 
+class RowPart(nn.Cell):
+    """One of ``count`` equal parts of the rows of each column; columns that are not there are passed on."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.count = count
+        self.slice = P.StridedSlice()
+
+    def one(self, x: Tensor, index: int) -> Tensor:
+        rows, columns = x.shape[0] // self.count, x.shape[1]
+        return self.slice(x, (rows * index, 0), (rows * (index + 1), columns), (1, 1))
+
+    def construct(self, index: int, columns: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
+        parts: tuple[Tensor | None, ...] = ()
+        for column in columns:
+            parts = (*parts, None if column is None else self.one(column, index))
+        return parts
+
+
+class Copies(nn.Cell):
+    """Sum of the losses of ``count`` equal parts of the batch, each by operators of its own (multi-copy parallel).
+
+    The marks are those of ``nn.MicroBatchInterleaved``: by them the compiler orders the copies so that one exchanges while
+    another computes.
+    """
+
+    def __init__(self, network: nn.Cell, count: int) -> None:
+        super().__init__(auto_prefix=False)
+        self.network = network
+        self.count = count
+        self.parts = nn.CellList([RowPart(count) for _ in range(count)])
+        for part in self.parts:
+            part.slice.add_prim_attr("strided_slice_flag", True).add_prim_attr("interleave_num", count)
+        self.add = P.Add().add_prim_attr("micro_interleaved_add_flag", True)
+
+    def construct(self, *columns: Tensor | None) -> Tensor:
+        total = 0.0
+        for index in range(self.count):
+            total = self.add(total, self.network(*self.parts[index](index, columns)))
+        return total
+
+
 class MicroBatches(nn.Cell):
     """Sum of the losses of ``count`` equal parts of the batch, one after another; inputs ``[batch, seq]``.
 
@@ -139,23 +182,16 @@ class MicroBatches(nn.Cell):
         super().__init__(auto_prefix=False)
         self.network = ReusedNetwork(network) if reuse else network
         self.count = count
-        self.slice = P.StridedSlice()
+        self.part = RowPart(count)
         if not pipeline:
-            self.slice.add_prim_attr("grad_accu_num", count)
+            self.part.slice.add_prim_attr("grad_accu_num", count)
         mark = "pipeline_end" if pipeline else "forward_end"
         self.add = [P.Add().add_prim_attr(mark, part) for part in range(count)]
-
-    def part(self, x: Tensor, index: int) -> Tensor:
-        rows, columns = x.shape[0] // self.count, x.shape[1]
-        return self.slice(x, (rows * index, 0), (rows * (index + 1), columns), (1, 1))
 
     def construct(self, *columns: Tensor | None) -> Tensor:
         total = None
         for index in range(self.count):
-            parts: tuple[Tensor | None, ...] = ()
-            for column in columns:
-                parts = (*parts, None if column is None else self.part(column, index))
-            loss = self.network(*parts)
+            loss = self.network(*self.part(index, columns))
             total = loss if total is None else self.add[index](total, loss)
         return total
 

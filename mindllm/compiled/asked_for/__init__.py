@@ -29,7 +29,7 @@ def findings(config: RunConfig, graphs: Sequence[CompiledGraph]) -> tuple[Findin
     plan, mesh = make_plan(config), mesh_of(config)
     ranks = [Operators(graph) for graph in graphs]
     found = (
-        stages(plan, mesh, ranks),
+        stages(config, plan, mesh, ranks),
         chunks(plan, mesh, ranks),
         micro_batches(config, ranks),
         recomputation(plan, ranks),

@@ -23,7 +23,7 @@ PARALLEL: Table = {
     "parallel.enable_parallel_optimizer": used(),
     "parallel.parallel_optimizer_config.gradient_accumulation_shard": used(),
     "parallel.parallel_optimizer_config.parallel_optimizer_threshold": used(),
-    "parallel.parallel_optimizer_config.optimizer_weight_shard_size": used(),
+    "parallel.parallel_optimizer_config.optimizer_weight_shard_size": decided(),
     "parallel.pipeline_config.pipeline_interleave": decided("parallel.pipeline_config.pipeline_interleave"),
     "parallel.pipeline_config.pipeline_scheduler": decided("parallel.pipeline_config.pipeline_scheduler"),
     "parallel.strategy_ckpt_save_file": idle(NO_LAYOUT_FILES),
@@ -46,6 +46,7 @@ PARALLEL: Table = {
         1, None, reason="sequences stay whole", otherwise="sequences are not cut into pieces of a pipeline here"
     ),
     "parallel_config.expert_parallel": decided("parallel_config.expert_parallel"),
+    "parallel_config.expert_model_parallel": decided("parallel_config.expert_model_parallel"),
     "parallel_config.mem_coeff": idle(DECLARED),
     "recompute_config.recompute": decided("recompute_config.recompute"),
     "recompute_config.select_recompute": decided("recompute_config.select_recompute"),

@@ -27,6 +27,9 @@ MODES = {
 }
 WHOLE_SEQUENCES = "context_parallel is 1: every device has whole sequences"
 SINGLE = "use_parallel is false: one device"
+WHOLE_SEQUENCES = (
+    "seq_split_num is 1, no sequence is cut: what is computed is the same, the micro batches come in another order"
+)
 ALWAYS_SPLIT = "use_legacy is false: such networks split the table of tokens over model_parallel, whatever is written"
 
 
@@ -40,6 +43,7 @@ def translate_mesh(reading: Reading) -> None:
     _vocabulary(reading, distributed)
     _mode(reading)
     _slices(reading)
+    _optimizer_share(reading)
     stages = reading.count("parallel_config.pipeline_stage") if distributed else 1
     _batch(reading, stages)
     _schedule(reading, stages)
@@ -132,6 +136,19 @@ def _slices(reading: Reading) -> None:
         reading.refuse(strategy, f"a batch is split over data_parallel {replicas} here")
 
 
+def _optimizer_share(reading: Reading) -> None:
+    """MindSpore drops a share of the optimizer's state that does not divide the replicas of a weight."""
+    key = "parallel.parallel_optimizer_config.optimizer_weight_shard_size"
+    if not reading.has(key):
+        return
+    share, replicas = reading.get(key), reading.count("parallel_config.data_parallel")
+    copies = replicas * reading.count("parallel_config.model_parallel")  # of weights that tensor parallel leaves whole
+    if isinstance(share, int) and share > 0 and copies % share:
+        reading.translate(key, key, -1, f"does not divide data_parallel {replicas}: MindSpore takes all replicas then")
+    else:
+        reading.use(key)
+
+
 def _batch(reading: Reading, stages: int) -> None:
     """Samples per replica and micro batch; what multiplies them."""
     batch, copies = "runner_config.batch_size", "micro_batch_interleave_num"
@@ -144,8 +161,13 @@ def _batch(reading: Reading, stages: int) -> None:
         if factor == 1:
             reading.idle(copies, "one copy")
         elif whole:
-            reason = "its copies only overlap communication with computing; their samples join the batch"
-            reading.translate(copies, batch, own * factor, reason)
+            reading.put(batch, own * factor)
+            if any(reading.get(f"parallel_config.{key}", 1) != 1 for key in ("model_parallel", "expert_parallel")):
+                reading.use(copies)
+            else:
+                reading.idle(
+                    copies, "no layer exchanges anything that another copy could hide; the samples join the batch"
+                )
         else:
             reading.refuse(copies, "must be a number of copies")
     elsewhere = "train_dataset.batch_size"
@@ -180,7 +202,9 @@ def _schedule(reading: Reading, stages: int) -> None:
         else:
             reading.idle(interleave, "there is no pipeline")
     if reading.has(scheduler):
-        if stages > 1:
+        if stages > 1 and reading.get(scheduler) == "seqpipe" and reading.get("parallel_config.seq_split_num", 1) == 1:
+            reading.translate(scheduler, scheduler, "1f1b", WHOLE_SEQUENCES)
+        elif stages > 1:
             reading.use(scheduler)
         else:
             reading.idle(scheduler, "there is no pipeline")

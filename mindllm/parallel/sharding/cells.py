@@ -26,7 +26,7 @@ from mindllm.models.linear import Linear, SoftCap
 from mindllm.models.norm import LayerNorm, RMSNorm
 from mindllm.models.rotary import RotaryEmbedding
 from mindllm.parallel.layout import Dimension, Layout
-from mindllm.parallel.sharding.adapters import beside_split_input, beside_split_output
+from mindllm.parallel.sharding.adapters import behind_part, beside_split_input, beside_split_output
 from mindllm.parallel.sharding.attention_heads import BATCH, HEADS, SEQUENCE, SHARED_HEADS, SplitHeads, split_heads
 from mindllm.parallel.sharding.dropout import attention_dropout, dropout, embedding_noise
 from mindllm.parallel.sharding.experts import routed_experts
@@ -118,6 +118,10 @@ def _layer(at: str, cell: DecoderLayer, rows: Dimension, heads: SplitHeads) -> T
     }
     if cell.adds_to_loss:
         table[f"{at}.add_to_loss"] = on((BATCH,), (BATCH,))
+    if cell.adapts_attention:
+        table |= behind_part(f"{at}.attention_adapter", rows)
+    if cell.adapts_feed_forward:
+        table |= behind_part(f"{at}.feed_forward_adapter", rows)
     if cell.drops:
         table |= dropout(f"{at}.attention_dropout", rows)
         table |= dropout(f"{at}.ffn_dropout", rows)
