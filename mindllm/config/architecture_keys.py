@@ -212,7 +212,14 @@ def _latent_attention(model: ModelConfig) -> LatentAttentionSpec:
 
 
 def _feed_forward(model: ModelConfig, width: int) -> FeedForwardSpec:
-    return FeedForwardSpec(model.hidden_size, width, model.hidden_act, model.gated_linear_unit, model.mlp_has_bias)
+    return FeedForwardSpec(
+        model.hidden_size,
+        width,
+        model.hidden_act,
+        model.gated_linear_unit,
+        model.mlp_has_bias,
+        model.mlp_proj_has_bias and not model.mlp_has_bias,
+    )
 
 
 def _experts(model: ModelConfig) -> ExpertsSpec:

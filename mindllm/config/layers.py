@@ -135,13 +135,16 @@ class AttentionContext:
 
 @dataclass(frozen=True)
 class FeedForwardSpec:
-    """``w2(act(w1 x) · w3 x)`` if ``gated`` (Shazeer, 2020), else ``w2(act(w1 x))``; ``bias`` on all of them."""
+    """``w2(act(w1 x) · w3 x)`` if ``gated`` (Shazeer, 2020), else ``w2(act(w1 x))``; ``bias`` on all of them, ``out_bias`` on
+    w2 alone.
+    """
 
     hidden_size: int
     width: int
     activation: Activation = "silu"
     gated: bool = True
     bias: bool = False
+    out_bias: bool = False
 
     def matrices(self) -> Shapes:
         """The weights of its matrix products."""
@@ -152,8 +155,8 @@ class FeedForwardSpec:
     def weights(self) -> Shapes:
         """All weights."""
         matrices = self.matrices()
-        biases = {name.replace("weight", "bias"): shape[:1] for name, shape in matrices.items()}
-        return {**matrices, **(biases if self.bias else {})}
+        biased = matrices if self.bias else ["w2.weight"] * self.out_bias
+        return {**matrices, **{name.replace("weight", "bias"): matrices[name][:1] for name in biased}}
 
     @property
     def adds_to_loss(self) -> bool:

@@ -44,6 +44,8 @@ def load_config(path: str | os.PathLike[str], overrides: Overrides = ()) -> RunC
     numbers = ", ".join(f"{count} {outcome.value}" for outcome, count in conversion.counts().items() if count)
     message = "%s is a YAML of MindFormers: of its keys %s; every one: python -m toolkit.convert_config %s"
     logger.warning(message, source, numbers, source)
+    for warning in conversion.warnings:
+        logger.warning("%s: %s", source, warning)
     return config
 
 

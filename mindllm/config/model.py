@@ -173,6 +173,7 @@ class ModelConfig(Section):
         default=True, description="The activation is multiplied by a second projection (SwiGLU, GeGLU)."
     )
     mlp_has_bias: bool = Field(default=False, description="Bias on the projections of the feed-forward.")
+    mlp_proj_has_bias: bool = Field(default=False, description="Bias on the last projection of the feed-forward.")
     expert_num: PositiveInt = Field(
         default=1, description="Experts of a layer's feed-forward; 1: it is dense. Keys below are about experts."
     )

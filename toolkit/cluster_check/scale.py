@@ -92,6 +92,7 @@ def single_device(config: RunConfig) -> RunConfig:
             "recompute_config": RecomputeConfig().model_dump(),
             "runner_config.batch_size": config.global_batch_size,
             "runner_config.gradient_accumulation_steps": 1,
+            "micro_batch_interleave_num": 1,
             "model.model_config.pp_interleave_num": 1,
             "model.model_config.offset": 0,
         },
@@ -121,12 +122,12 @@ def kept_layers(plan: LayerPlan, specs: Sequence[Hashable]) -> list[int]:
 def model_sizes(config: RunConfig) -> dict[str, Any]:
     """Small values of the keys of ``model_config`` that are widths or lengths."""
     model, sizes = config.model.config, config.parallel_config
-    tensor, devices = sizes.model_parallel, sizes.data_parallel * sizes.model_parallel
+    tensor, devices = sizes.model_parallel, sizes.stage_device_num
     sharing = min(2, model.num_heads // model.n_kv_heads)
-    kv_heads = _multiple(SMALLEST_HEADS // sharing, tensor)
+    kv_heads = _multiple(SMALLEST_HEADS // sharing, tensor * (sizes.context_parallel if sizes.exchanges_heads else 1))
     heads = kv_heads * sharing
     head_dim, hidden = _widths(heads, model.hidden_size, devices)
-    sequence = _multiple(SMALLEST_SEQUENCE, math.lcm(model.loss_chunks, tensor))
+    sequence = _multiple(SMALLEST_SEQUENCE, math.lcm(model.loss_chunks, 2, tensor) * sizes.context_parallel)
     return {
         "num_heads": heads,
         "n_kv_heads": kv_heads,
@@ -245,13 +246,14 @@ def _optimizer(config: RunConfig, sizes: Mapping[str, Any]) -> Mapping[str, Any]
 
 def _of_the_run(config: RunConfig) -> Mapping[str, Any]:
     """Nothing is read or written, and batches are small."""
+    copies = config.micro_batch_interleave_num
     return {
         "run_mode": "train",
         "load_checkpoint": "",
         "pretrained_model_dir": "",
         "resume_training": False,
         "do_eval": False,
-        "runner_config.batch_size": min(config.runner_config.batch_size, LARGEST_BATCH),
+        "runner_config.batch_size": min(config.runner_config.batch_size, LARGEST_BATCH * copies),
         "runner_config.train_steps": 10,
         "runner_config.gradient_accumulation_steps": min(config.runner_config.gradient_accumulation_steps, MOST_PARTS),
         "parallel_config.micro_batch_num": _micro_batches(config),

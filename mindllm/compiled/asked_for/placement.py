@@ -61,8 +61,9 @@ def chunks(plan: LayerPlan, mesh: Mesh, ranks: Sequence[Operators]) -> Finding |
 
 
 def micro_batches(config: RunConfig, ranks: Sequence[Operators]) -> Finding | None:
-    """Every layer runs once for each part of the batch: micro-batches, times accumulation steps."""
+    """Every layer runs once for each part of the batch: micro-batches, times accumulation steps, times copies of the model."""
     parts = config.parallel_config.micro_batch_num * config.runner_config.gradient_accumulation_steps
+    parts *= config.micro_batch_interleave_num
     found = {rank.graph.rank: _runs_of_layers(rank) for rank in ranks}
     mistakes = [
         Mistake(rank, f"layer {layer} runs {times} times in a step, not {parts}")
