@@ -8,6 +8,7 @@ from small_cluster import cluster_run
 
 from mindllm.errors import UserError
 from mindllm.models import CausalLM, Kernels
+from mindllm.models.weights import model_weights
 from mindllm.parallel.build import kernels_of
 from mindllm.parallel.layout import Mesh
 from mindllm.parallel.operators import operators
@@ -141,6 +142,21 @@ def test_adapters_are_sharded_as_their_projections(pet, mesh):
     assert down.down.attrs["in_strategy"] == ((data, tensor), (1, tensor))
     assert down.down.attrs["out_strategy"] == ((data * tensor, 1),)
     assert not any(item.parallel_optimizer for item in lm.get_parameters() if not item.requires_grad)
+
+
+def test_bottlenecks_have_the_tokens_of_their_rank_and_whole_weights():
+    config = cluster_run(
+        dp=2, tp=2, use_seq_parallel=True, model={"pet_config": {"pet_type": "adapter", "adapter_length": 4}}
+    )
+    lm, chosen = CausalLM(config.model.config, kernels(True, True)), kernels(True, True)
+    tune(lm, config.model.config, chosen)
+    assert set(model_weights(lm)) == set(config.model.config.architecture.weight_shapes())
+    table = sharding_table(lm, config.parallel_config)
+    assert set(table) == {path for path, op in operators(lm).items() if op.name not in FOLLOWERS}
+    apply_sharding(lm, table, Mesh(2, 2))
+    for cell in (lm.model.layers[0].attention_adapter, lm.model.layers[1].feed_forward_adapter):
+        assert cell.down.matmul.attrs["in_strategy"] == ((4, 1), (1, 1))
+        assert cell.up.bias_add.attrs["in_strategy"] == ((4, 1), (1,))
 
 
 def test_lengths_of_rows_on_replicas_of_tensor_parallel_devices_are_refused():
