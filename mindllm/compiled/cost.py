@@ -60,6 +60,9 @@ PER_ELEMENT = {
     "RmsNormGrad": 9,
     "LayerNorm": 7,
     "LayerNormGrad": 13,
+    **dict.fromkeys(("ReLU", "ReluGrad", "Outer", "EmbeddingDenseBackward"), 1),
+    **dict.fromkeys(("Addcmul", "PowTensorScalar"), 2),
+    "ApplyMomentum": 4,  # v = m v + g; w = w - r v
     "RotaryPositionEmbedding": 3,
     "RotaryPositionEmbeddingGrad": 3,
     "AdamWeightDecay": 13,
@@ -86,9 +89,13 @@ COMPARES = (
     "ReduceAll",
     "ReduceAny",
     "All",
+    "ArgMaxWithValue",
+    "NPUGetFloatStatusV2",
+    "NPUClearFloatStatusV2",
 )
 MOVES = (
     *("Assign", "BroadcastTo", "Cast", "Concat", "Copy", "Fill", "FillV2", "Full", "Gather", "GatherD", "GetNext"),
+    *("Embedding", "OneHotExt"),
     *("MakeList", "OneHot", "OnesLike", "Ones", "Pack", "Range", "ScalarToTensor", "Shape", "Slice", "SliceExt"),
     *("Split", "SplitV", "SplitWithSize", "Stack", "StridedSlice", "StridedSliceGrad", "TensorMove", "TensorShape"),
     *(
@@ -105,7 +112,7 @@ MOVES = (
     ),
 )
 WITHOUT_ARITHMETIC = WITHOUT_TRAFFIC | COLLECTIVES | frozenset(COMPARES + MOVES)
-READS_WHAT_IT_YIELDS = frozenset({"Gather", "StridedSlice", "Slice", "SliceExt"})
+READS_WHAT_IT_YIELDS = frozenset({"Gather", "Embedding", "StridedSlice", "Slice", "SliceExt"})
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from kept_programs_here import unpacked
 
 from mindllm.config import load_config, override_config
 from mindllm.errors import CheckFailed, UserError
@@ -279,3 +280,24 @@ def test_the_tuning_ladder_of_llama2_13b_is_replayed_in_order():
     assert predicted == sorted(predicted)
     published = [speed for _, speed, _ in rungs]
     assert predicted[-1] / predicted[0] == pytest.approx(published[-1] / published[0], abs=0.05)
+
+
+def test_a_program_of_somebody_is_timed_from_its_kept_graphs(tmp_path, capsys):
+    directory = str(unpacked("mlp_b", tmp_path))
+    assert main(["--simulated", directory, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    first, last = found["stages"]
+    assert (first["layers"], last["layers"], found["micro_batches"]) == (1, 3, 4)
+    assert last["forward"] == pytest.approx(3 * first["forward"], rel=0.4)
+    assert last["recomputed"] == pytest.approx(
+        3 * first["recomputed"], rel=0.3
+    )  # of the first stage, its batch is cut again
+    busiest = 4 * (last["forward"] + last["recomputed"] + last["backward"])
+    assert found["seconds"] > busiest / 1e3
+    assert first["waits"] > last["waits"]
+    assert main(["--simulated", directory]) == 0
+    assert "passes follow each other as 1F1B has them" in capsys.readouterr().out
+    with pytest.raises(UserError, match="--explain: belongs to --config"):
+        main(["--simulated", directory, "--explain"])
+    with pytest.raises(UserError, match="keys of a run go with --config"):
+        main(["--simulated", directory, "--model.model_config.num_layers=4"])

@@ -16,7 +16,7 @@ context: {enable_graph_kernel: false, compile_cache: false}
 runner_config: {batch_size: 4}
 model:
   model_config:
-    {vocab_size: 61, hidden_size: 16, num_layers: 2, num_heads: 4, n_kv_heads: 2, intermediate_size: 24, seq_length: 8}
+    {vocab_size: 61, hidden_size: 16, num_layers: 1, num_heads: 4, n_kv_heads: 2, intermediate_size: 24, seq_length: 8}
 """
 
 

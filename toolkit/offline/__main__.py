@@ -10,6 +10,7 @@ from pathlib import Path
 
 from mindllm.command import CommandParser, output_directory, positive, run_command
 from mindllm.compiled.device.wheel import wheel_of
+from mindllm.compiled.kept_program import CONFIG
 from mindllm.compiled.program import GIB, Report, shell_environment
 from mindllm.compiled.simulation import MIB
 from mindllm.console import output, print_json
@@ -19,7 +20,7 @@ from toolkit.dry_run.page import PAGE
 from toolkit.offline.page import render
 from toolkit.offline.report import json_report, table
 from toolkit.offline.running import Choose, RankRun, Subject, run_ranks
-from toolkit.offline.subject import devices_of, python_of
+from toolkit.offline.subject import config_of, devices_of, python_of
 
 ALL, STAGES = "all", "stages"
 EXAMPLE = """examples:
@@ -39,6 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _print_environment(options)
     subject = _subject(options)
     runs = run_ranks(subject, *_ranks(options.ranks, subject.devices), options.keep, options.workers)
+    _keep_config(subject.command, options.keep)
     with atomic_open(options.keep / PAGE) as page:
         page.write(render(runs, shlex.join(subject.command)))
     if options.json:
@@ -152,6 +154,15 @@ def _numbers(text: str) -> list[int]:
     if not all(part.isdigit() for part in parts):
         raise UserError(f"--ranks {text}: write stages, all, or numbers as 0,8,16")
     return [int(part) for part in parts]
+
+
+def _keep_config(command: Sequence[str], keep: Path) -> None:
+    """Keeps the YAML that the program was given: other tools read how it selects operators."""
+    given = config_of(command)
+    (keep / CONFIG).unlink(missing_ok=True)
+    if given is not None:
+        with atomic_open(keep / CONFIG, "wb") as file:
+            file.write(given.read_bytes())
 
 
 def _show(runs: Sequence[RankRun], keep: Path) -> None:

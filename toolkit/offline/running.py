@@ -14,6 +14,7 @@ from pathlib import Path
 from rich.progress import Progress
 
 from mindllm.compiled.device.wheel import Wheel
+from mindllm.compiled.kept_program import SIMULATION
 from mindllm.compiled.program import (
     LOG,
     Report,
@@ -32,7 +33,6 @@ from toolkit.dry_run.simulations import POLL_SECONDS, USABLE, terminated_as_inte
 from toolkit.offline.ending import ended_without_training
 
 GROWTH = 1.25  # what another rank may take of this machine's memory, as a multiple of what the first one took
-SIMULATION = "simulation.json.gz"
 Choose = Callable[[Report], Sequence[int]]
 
 

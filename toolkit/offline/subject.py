@@ -53,7 +53,7 @@ def _default() -> str:
 
 def devices_of(command: Sequence[str]) -> int | None:
     """How many devices the YAML of MindFormers that a command names with ``--config`` is written for; None if it names none."""
-    path = _named_config(command)
+    path = config_of(command)
     try:
         tree: Any = yaml.safe_load(path.read_text(encoding="utf-8")) if path else None
     except (OSError, ValueError, yaml.YAMLError):
@@ -68,7 +68,8 @@ def devices_of(command: Sequence[str]) -> int | None:
     return devices
 
 
-def _named_config(command: Sequence[str]) -> Path | None:
+def config_of(command: Sequence[str]) -> Path | None:
+    """The YAML that a command names with ``--config``, where there is such a file."""
     following = dict(pairwise(command))
     equal = next((word.partition("=")[2] for word in command if word.startswith("--config=")), None)
     named = equal or following.get("--config")

@@ -6,7 +6,7 @@ import argparse
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from mindllm.command import CommandParser, output_file, run_command
 from mindllm.config import load_config
@@ -18,15 +18,17 @@ from mindllm.planning.problem import Problem, Schedule
 from mindllm.timing.device import DEFAULT, read_device
 from toolkit.pipeline_balance.picture import FORMATS, draw_schedule
 from toolkit.pipeline_balance.read_problem import Setting, read_problem
-from toolkit.pipeline_balance.yaml_plan import KEYS, write_plan
+from toolkit.pipeline_balance.yaml_plan import KEYS, YamlPlan, write_plan
 
 if TYPE_CHECKING:  # the solvers, and what simulates: imported where a plan is made, not to print --help
     from rich.console import Console
 
+    from mindllm.planning.plan import Evaluation
     from mindllm.planning.solve import Solution
     from toolkit.dry_run.simulations import Simulations
     from toolkit.pipeline_balance.configured import Configured
     from toolkit.pipeline_balance.measured import Fit
+    from toolkit.pipeline_balance.simulated_costs import SimulatedFit
     from toolkit.pipeline_balance.validate import Validated
 
 EXAMPLES = """example:
@@ -36,6 +38,7 @@ EXAMPLES = """example:
   python -m toolkit.pipeline_balance --problem problem.json --picture schedule.png
   python -m toolkit.pipeline_balance --problem layers.json --stages 16 --micro_batches 32 --max_memory 53GB --explain
   python -m toolkit.pipeline_balance --measured init.yaml --micro_batches 64 --max_memory 58GB --json
+  python -m toolkit.pipeline_balance --simulated output_even output_shifted --layers 64 --yaml plan.yaml
   python -m toolkit.pipeline_balance --problem problem.json --apply run.yaml --output planned.yaml
 """
 EXIT_CODES = "Exit code 0: planned, 3: no plan fits the memory, 2: wrong input."
@@ -47,16 +50,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options, overrides = _parser().parse_known_args(arguments)
     _check(options, overrides)
     console = error_console if options.json else output
-    simulations = configured = fit = None
+    simulations = configured = fit = found = None
     if options.config is not None:
         simulations, configured = _configured(options, overrides)
         problems = [configured.problem]
+    elif options.simulated:
+        problems, found = _simulated(options)
     else:
         problems, fit = _problems(options)
     from mindllm.planning.solve import Infeasible
 
     if not options.json:
         _print_origin(console, configured, fit)
+        if found is not None:
+            from toolkit.pipeline_balance.report_simulated import print_simulated
+
+            print_simulated(console, problems[0], found)
     if options.manual:
         return _manual(options, problems[0], console)
     if configured and simulations:
@@ -66,7 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise configured.infeasible(error) from None
     else:
         solution, validated = _plan_problems(options, problems, console), None
-    _print(options, console, solution, validated)
+    _print(options, console, solution, validated, found)
     _write(options, solution, configured, console)
     if options.explain:
         from toolkit.pipeline_balance.explain import explain, lines
@@ -90,9 +99,18 @@ def _parser() -> argparse.ArgumentParser:
     source.add_argument(
         "--measured", type=Path, nargs="+", metavar="FILE", help="init YAMLs and a layer file of SAPP, as measured"
     )
+    source.add_argument(
+        "--simulated",
+        type=Path,
+        nargs="+",
+        metavar="DIR",
+        help="directories that toolkit.offline kept of a program, with other offsets or recomputation each; the plan is written "
+        "as keys of MindFormers",
+    )
     given = parser.add_argument_group("what the file does not say, or says otherwise")
     given.add_argument("--instance", metavar="NAME", help="one of the instances that the file of --problem holds")
     given.add_argument("--stages", type=_positive, metavar="N")
+    given.add_argument("--layers", type=_positive, metavar="N", help="of the model that --simulated were small runs of")
     given.add_argument(
         "--interleave",
         "--chunks",
@@ -105,7 +123,7 @@ def _parser() -> argparse.ArgumentParser:
     given.add_argument("--schedule", choices=get_args(Schedule), help="1f1b is interleaved where there are chunks")
     given.add_argument("--max_memory", type=_size, metavar="SIZE", help="of every stage: 58GB, 58000MB")
     parser.add_argument(
-        "--device", metavar="FILE", help=f"what a run's device can do: a YAML or a name (default: {DEFAULT})"
+        "--device", metavar="FILE", help=f"what the device of a run can do: a YAML or a name (default: {DEFAULT})"
     )
     parser.add_argument(
         "--validate", action="store_true", help="dry-run the plan of --config, and correct it until confirmed"
@@ -136,13 +154,18 @@ def _check(options: argparse.Namespace, overrides: Sequence[str]) -> None:
                     f"--{name}: a run says this itself; change the key of the YAML, as --parallel_config.micro_batch_num=64"
                 )
     else:
-        for name in ("device", "validate"):
-            if getattr(options, name):
-                raise UserError(f"--{name}: belongs to --config RUN.yaml, which is not given")
+        if options.validate:
+            raise UserError("--validate: belongs to --config RUN.yaml, which is not given")
+        if options.device and not options.simulated:
+            raise UserError("--device: belongs to --config RUN.yaml or --simulated DIR, which are not given")
         if overrides:
             raise UserError(f"{overrides[0]}: no such option; keys of a run go with --config")
         if options.apply == OF_CONFIG:
             raise UserError("--apply: needs a RUN.yaml, or --config")
+    if options.layers and not options.simulated:
+        raise UserError("--layers: belongs to --simulated DIR, which is not given")
+    if options.simulated and options.apply:
+        raise UserError("--apply: writes a run of mindllm; --yaml FILE writes the keys for the program's own YAML")
     if not 0 < options.seconds < math.inf:
         raise UserError(f"--seconds {options.seconds}: must be a number above 0")
     if bool(options.apply) != bool(options.output):
@@ -173,6 +196,22 @@ def _problems(options: argparse.Namespace) -> tuple[list[Problem], Fit | None]:
             problem, fit = read_measured(options.measured, setting)
             problems.append(problem)
     return problems, fit
+
+
+def _simulated(options: argparse.Namespace) -> tuple[list[Problem], SimulatedFit]:
+    """The problem of simulated runs, for every number of chunks that is asked for."""
+    from toolkit.pipeline_balance.simulated import read_simulated
+    from toolkit.pipeline_balance.simulated_costs import simulated_problem
+
+    limit = options.max_memory and size_in_bytes(options.max_memory) / UNITS["MB"]
+    runs = read_simulated(options.simulated, read_device(options.device or DEFAULT))
+    found = [
+        simulated_problem(
+            runs, Setting(options.stages, chunks, options.micro_batches, options.schedule, limit), options.layers
+        )
+        for chunks in dict.fromkeys(options.interleave or [None])
+    ]
+    return [problem for problem, _ in found], found[0][1]
 
 
 def _plan_problems(options: argparse.Namespace, problems: list[Problem], console: Console) -> Solution:
@@ -228,12 +267,21 @@ def _print_origin(console: Console, configured: Configured | None, fit: Fit | No
         print_fit(console, fit)
 
 
-def _print(options: argparse.Namespace, console: Console, solution: Solution, validated: Validated | None) -> None:
+def _print(
+    options: argparse.Namespace,
+    console: Console,
+    solution: Solution,
+    validated: Validated | None,
+    found: SimulatedFit | None,
+) -> None:
     from toolkit.pipeline_balance.report import answer, print_solution
     from toolkit.pipeline_balance.report_costs import print_validated, validated_answer
 
     if options.json:
-        print_json({**answer(solution), **(validated_answer(validated) if validated else {})})
+        from toolkit.pipeline_balance.report_simulated import simulated_answer
+
+        further = {**(validated_answer(validated) if validated else {}), **(simulated_answer(found) if found else {})}
+        print_json({**answer(solution), **further})
         return
     if validated:
         print_validated(console, validated)
@@ -270,7 +318,7 @@ def _write(options: argparse.Namespace, solution: Solution, configured: Configur
         )
     if options.yaml:
         with atomic_open(options.yaml) as file:
-            file.write(write_yaml({key: getattr(written, key) for key in ("offset", *KEYS)}))
+            file.write(write_yaml(_keys(options, best, written)))
         console.print(f"wrote {options.yaml}")
     if options.apply:
         from toolkit.pipeline_balance.validate import planned_config, write_run
@@ -281,6 +329,15 @@ def _write(options: argparse.Namespace, solution: Solution, configured: Configur
             planned = load_config(options.apply, written.overrides(best.problem))
         write_run(options.output, planned)
         console.print(f"wrote {options.output}")
+
+
+def _keys(options: argparse.Namespace, best: Evaluation, written: YamlPlan) -> dict[str, Any]:
+    """What --yaml writes: the lists, or where they stand in a YAML of MindFormers."""
+    if not options.simulated:
+        return {key: getattr(written, key) for key in ("offset", *KEYS)}
+    from toolkit.pipeline_balance.report_simulated import mindformers_keys
+
+    return mindformers_keys(best, written)
 
 
 def _positive(text: str) -> int:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from mindllm.command import CommandParser, output_file, run_command
 from mindllm.config import load_config
 from mindllm.console import output, print_json
+from mindllm.errors import UserError
 from mindllm.tables import Table, figures, texts
 from mindllm.timing.calibrate import uncalibrated
 from mindllm.timing.configured import workload_of
-from mindllm.timing.device import DEFAULT, read_device, shipped_devices
+from mindllm.timing.device import DEFAULT, Device, read_device, shipped_devices
 from mindllm.timing.step import StepTime, step_time
-from toolkit.step_time import calibrate
+from toolkit.step_time import calibrate, simulated
 from toolkit.step_time.explain import changes
 from toolkit.step_time.stage_times import report, stage_times, table
 from toolkit.step_time.timeline import write_timeline
@@ -22,6 +25,7 @@ CALIBRATE = "calibrate"
 EXAMPLES = """example:
   python -m toolkit.step_time --config configs/llama2/pretrain_llama2_70b_64p.yaml
   python -m toolkit.step_time --config run.yaml --device a100_80g --explain --timeline step.json
+  python -m toolkit.step_time --simulated output_offline
   python -m toolkit.step_time calibrate --measured steps.csv --output my_device.yaml
 """
 
@@ -34,7 +38,14 @@ def make_parser() -> CommandParser:
         "keys of the configuration, as with run_llm.py. Exit code 0: predicted, 2: wrong input.",
         epilog=EXAMPLES,
     )
-    parser.add_argument("--config", required=True, metavar="YAML", help="the run")
+    subject = parser.add_mutually_exclusive_group(required=True)
+    subject.add_argument("--config", metavar="YAML", help="the run")
+    subject.add_argument(
+        "--simulated",
+        type=Path,
+        metavar="DIR",
+        help="what toolkit.offline kept of any program: from its compiled graphs",
+    )
     parser.add_argument(
         "--device",
         default=DEFAULT,
@@ -57,6 +68,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     device = read_device(options.device)
     if options.zero_shot:
         device = uncalibrated(device)
+    if options.simulated is not None:
+        return _simulated(options, overrides, device)
     step = step_time(workload_of(load_config(options.config, overrides)), device)
     stages = stage_times(step)
     found = changes(step) if options.explain else {}
@@ -75,6 +88,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     output.print(
         "operators: from the architecture, not from a compiled graph; memory: by formula, python -m toolkit.dry_run measures it"
     )
+    return 0
+
+
+def _simulated(options: argparse.Namespace, overrides: Sequence[str], device: Device) -> int:
+    """The step of a program that is not mindllm's."""
+    if overrides:
+        raise UserError(f"{overrides[0]}: no such option; keys of a run go with --config")
+    for name in ("explain", "timeline"):
+        if getattr(options, name):
+            raise UserError(f"--{name}: belongs to --config YAML; of a kept graph there is one step and no other")
+    step = simulated.program_step(options.simulated, device)
+    if options.json:
+        print_json(simulated.report(step))
+        return 0
+    output.print(f"{device.name}, {len(step.stages)} stages: {step.seconds:.3f} s a step")
+    output.print(simulated.table(step))
+    if step.uncounted:
+        output.print(f"only the bytes take time of {', '.join(step.uncounted)}: their operations are not known")
+    output.print("operators: of the compiled graphs; passes follow each other as 1F1B has them")
     return 0
 
 

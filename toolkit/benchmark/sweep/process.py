@@ -65,8 +65,8 @@ def watched(
                 time.sleep(INTERVAL)
         finally:
             _end(process)
-        texts = [Path(file.name).read_text(encoding="utf-8", errors="replace") for file in (output, errors)]
-    return Ended(process.returncode, *texts, peak, over)
+        printed, told = (Path(file.name).read_text(encoding="utf-8", errors="replace") for file in (output, errors))
+    return Ended(process.returncode, printed, told, peak, over)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
