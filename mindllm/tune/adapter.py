@@ -76,31 +76,24 @@ class LoraAdapter(nn.Cell):
         weights, which only operators with a dimension for the copies can be split over.
         """
         self.copies = copies
-        self.lengths = RowLengths(self.factor, copies)
+        self.lengths = CopiedRowLengths(self.factor, copies)
         self.reshape = P.Reshape()
 
 
 class RowLengths(nn.Cell):
-    """Lengths ``[out]`` of the rows of ``W + s B A`` in fp32, without forming it; of several ``copies`` ``[copies, out]``.
+    """Lengths ``[out]`` of the rows of ``W + s B A`` in fp32, without forming it.
 
     ``|w + s b A|² = |w|² + 2 s (W Aᵀ · b) + s² (b A Aᵀ · b)`` row by row: the largest product is ``[out, rank]``.
     """
 
-    def __init__(self, scale: float, copies: int = 1) -> None:
+    def __init__(self, scale: float) -> None:
         super().__init__()
         self.factor = scale
-        self.copied = copies > 1
-        product = P.BatchMatMul if self.copied else P.MatMul
-        if self.copied:
-            self.ones = Tensor(np.ones((copies, 1, 1), np.float32))
-            self.copy_weight = P.Mul()
-            self.copy_first = P.Mul()
-            self.copy_second = P.Mul()
         self.square = P.Square()
         self.sum = P.ReduceSum()
-        self.along = product(transpose_b=True)
-        self.products = product(transpose_b=True)
-        self.mix = product()
+        self.along = P.MatMul(transpose_b=True)
+        self.products = P.MatMul(transpose_b=True)
+        self.mix = P.MatMul()
         self.twice = P.Mul()
         self.scaled = P.Mul()
         self.both = P.Add()
@@ -111,11 +104,42 @@ class RowLengths(nn.Cell):
 
     def construct(self, weight: Tensor, first: Tensor, second: Tensor) -> Tensor:
         """W ``[out, in]``, A ``[rank, in]`` and B ``[out, rank]``."""
-        if self.copied:
-            weight = self.copy_weight(self.ones, weight)
-            first, second = self.copy_first(self.ones, first), self.copy_second(self.ones, second)
-        own = self.sum(self.square(weight), -1)
+        own = self.sum(self.square(weight), 1)
         along = self.twice(self.along(weight, first), 2.0 * self.factor)
         mixed = self.scaled(self.mix(second, self.products(first, first)), self.factor**2)
-        cross = self.sum_cross(self.against(self.both(along, mixed), second), -1)
+        cross = self.sum_cross(self.against(self.both(along, mixed), second), 1)
+        return self.root(self.total(own, cross))
+
+
+class CopiedRowLengths(nn.Cell):
+    """As :class:`RowLengths`, ``[copies, out]``: every copy by itself."""
+
+    def __init__(self, scale: float, copies: int) -> None:
+        super().__init__()
+        self.ones = Tensor(np.ones((copies, 1, 1), np.float32))
+        self.factor = scale
+        self.copy_weight = P.Mul()
+        self.copy_first = P.Mul()
+        self.copy_second = P.Mul()
+        self.square = P.Square()
+        self.sum = P.ReduceSum()
+        self.along = P.BatchMatMul(transpose_b=True)
+        self.products = P.BatchMatMul(transpose_b=True)
+        self.mix = P.BatchMatMul()
+        self.twice = P.Mul()
+        self.scaled = P.Mul()
+        self.both = P.Add()
+        self.against = P.Mul()
+        self.sum_cross = P.ReduceSum()
+        self.total = P.Add()
+        self.root = P.Sqrt()
+
+    def construct(self, weight: Tensor, first: Tensor, second: Tensor) -> Tensor:
+        """W ``[out, in]``, A ``[rank, in]`` and B ``[out, rank]``."""
+        weight = self.copy_weight(self.ones, weight)
+        first, second = self.copy_first(self.ones, first), self.copy_second(self.ones, second)
+        own = self.sum(self.square(weight), 2)
+        along = self.twice(self.along(weight, first), 2.0 * self.factor)
+        mixed = self.scaled(self.mix(second, self.products(first, first)), self.factor**2)
+        cross = self.sum_cross(self.against(self.both(along, mixed), second), 2)
         return self.root(self.total(own, cross))

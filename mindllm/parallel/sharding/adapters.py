@@ -41,12 +41,12 @@ def beside_split_output(at: str, cell: LoraAdapter) -> Table:
     }
     if cell.drops:
         table |= dropout(f"{at}.dropout", TOKENS)
-    if cell.has_lengths:
-        table |= _lengths(f"{at}.lengths", cell.lengths, ("tp", None), WHOLE, "tp")
     if cell.has_lengths and cell.copies > 1:
+        table |= _copied_lengths(f"{at}.lengths", ("tp", None), WHOLE, "tp")
         rows: Layout = (TOKENS, None, "tp")
         table |= {f"{at}.divide": on(("tp",), INNER), f"{at}.rescale": on(rows, rows)}
     elif cell.has_lengths:
+        table |= _lengths(f"{at}.lengths", cell.lengths, ("tp", None), WHOLE, "tp")
         table |= {f"{at}.divide": on(("tp",), ("tp",)), f"{at}.rescale": on(INNER, ("tp",))}
     return table
 
@@ -63,39 +63,55 @@ def beside_split_input(at: str, cell: LoraAdapter, rows: Dimension) -> Table:
     if cell.drops:
         table |= dropout(f"{at}.dropout", TOKENS, "tp")
     columns: Layout = (None, "tp")
-    if cell.has_lengths:
-        table |= _lengths(f"{at}.lengths", cell.lengths, columns, columns, None)
     if cell.has_lengths and cell.copies > 1:
+        table |= _copied_lengths(f"{at}.lengths", columns, columns, None)
         inside: Dimension = "tp" if rows != TOKENS else None
-        whole: Layout = (TOKENS, None, None)
-        table |= {f"{at}.divide": on((None,), (TOKENS, None)), f"{at}.rescale": on((TOKENS, inside, None), whole)}
+        factors: Layout = (TOKENS, None, None)
+        table |= {f"{at}.divide": on((None,), (TOKENS, None)), f"{at}.rescale": on((TOKENS, inside, None), factors)}
     elif cell.has_lengths:
+        table |= _lengths(f"{at}.lengths", cell.lengths, columns, columns, None)
         table |= {f"{at}.divide": on((None,), (None,)), f"{at}.rescale": on(low, (None,))}
     return table
 
 
 def _lengths(at: str, cell: RowLengths, weight: Layout, first: Layout, out: Dimension) -> Table:
-    """Sums over columns that are split are added over the devices; ``out``: how what has one number for each row is split.
-
-    Copies are split over data-parallel devices: each computes its own.
-    """
-    copies: Layout = (TOKENS,) if cell.copied else ()
-    weights, firsts, by_row, of_rows = (*copies, *weight), (*copies, *first), (*copies, out, None), (*copies, out)
-    ones, second = (*copies, None, None), (out, None)
-    made = {"copy_weight": on(ones, weight), "copy_first": on(ones, first), "copy_second": on(ones, second)}
-    table = {
-        **(made if cell.copied else {}),
-        "square": on(weights),
-        "sum": on(weights),
-        "along": on(weights, firsts),
-        "products": on(firsts, firsts),
-        "mix": on(by_row, ones),
-        "twice": on(by_row, SCALAR),
-        "scaled": on(by_row, SCALAR),
-        "both": on(by_row, by_row),
-        "against": on(by_row, by_row),
-        "sum_cross": on(by_row),
-        "total": on(of_rows, of_rows),
-        "root": on(of_rows),
+    """Sums over columns that are split are added over the devices; ``out``: how what has one number for each row is split."""
+    by_row: Layout = (out, None)
+    return {
+        f"{at}.square": on(weight),
+        f"{at}.sum": on(weight),
+        f"{at}.along": on(weight, first),
+        f"{at}.products": on(first, first),
+        f"{at}.mix": on(by_row, WHOLE),
+        f"{at}.twice": on(by_row, SCALAR),
+        f"{at}.scaled": on(by_row, SCALAR),
+        f"{at}.both": on(by_row, by_row),
+        f"{at}.against": on(by_row, by_row),
+        f"{at}.sum_cross": on(by_row),
+        f"{at}.total": on((out,), (out,)),
+        f"{at}.root": on((out,)),
     }
-    return {f"{at}.{name}": sharding for name, sharding in table.items()}
+
+
+def _copied_lengths(at: str, weight: Layout, first: Layout, out: Dimension) -> Table:
+    """The same where data-parallel devices hold copies of the parts: each computes its own."""
+    ones: Layout = (TOKENS, None, None)
+    weights, firsts, seconds = (TOKENS, *weight), (TOKENS, *first), (TOKENS, out, None)
+    lengths: Layout = (TOKENS, out)
+    return {
+        f"{at}.copy_weight": on(ones, weight),
+        f"{at}.copy_first": on(ones, first),
+        f"{at}.copy_second": on(ones, (out, None)),
+        f"{at}.square": on(weights),
+        f"{at}.sum": on(weights),
+        f"{at}.along": on(weights, firsts),
+        f"{at}.products": on(firsts, firsts),
+        f"{at}.mix": on(seconds, ones),
+        f"{at}.twice": on(seconds, SCALAR),
+        f"{at}.scaled": on(seconds, SCALAR),
+        f"{at}.both": on(seconds, seconds),
+        f"{at}.against": on(seconds, seconds),
+        f"{at}.sum_cross": on(seconds),
+        f"{at}.total": on(lengths, lengths),
+        f"{at}.root": on(lengths),
+    }
