@@ -33,11 +33,17 @@ def check_tuning(config: RunConfig) -> Iterator[tuple[KeyPath, str]]:
 
 
 def _not_computed(config: RunConfig, pet: PetConfig) -> Iterator[tuple[KeyPath, str]]:
-    """What is not here yet."""
-    model = config.model.config
+    """What is not here yet, alone or on several devices."""
+    model, sizes = config.model.config, config.parallel_config
     kinds = model.base.architecture.kinds()
     if pet.pet_type == "lora" and any(isinstance(kind.attention, LatentAttentionSpec) for kind in kinds):
         yield (*SECTION, "pet_type"), "latent attention has no adapters yet (value lora); write pet_type: full"
     if model.topk_bias_update_rate and not is_trained(pet, f"model.layers.{model.num_layers - 1}.{ROUTER_BIAS}"):
         message = f"changes biases of routers, which are frozen (value {model.topk_bias_update_rate}); write 0"
         yield (*MODEL, "topk_bias_update_rate"), message
+    if pet.use_dora and sizes.data_parallel > 1 and sizes.model_parallel > 1:
+        message = (
+            f"lengths of rows are not split over replicas (data_parallel {sizes.data_parallel}) of tensor-parallel devices "
+            f"(model_parallel {sizes.model_parallel}) yet; write use_dora: false, or 1 for one of them"
+        )
+        yield (*SECTION, "use_dora"), message

@@ -24,7 +24,6 @@ from mindllm.parallel.plan_text import plan_lines
 from mindllm.parallel.recompute import apply_recompute
 from mindllm.parallel.reuse import reuse_equal_layers
 from mindllm.parallel.sharding import apply_sharding, sharding_table
-from mindllm.parallel.sharding.adapters import copy_lengths
 from mindllm.parallel.sharding.preference import pairs_table
 from mindllm.tune.preference import PreferenceLoss, base_of
 from mindllm.tune.transform import tune
@@ -92,7 +91,6 @@ def build_parallel_model(config: RunConfig) -> ParallelModel:
     model = _build(config, kernels, plan)
     if plan.stages > 1:
         place_on_stages(model, plan, config.model.config, kernels)
-    copy_lengths(model, mesh)
     apply_sharding(model, sharding_table(model, config.parallel_config), mesh)
     fuse_gradient_communication(model, plan, config.parallel_config.gradient_aggregation_group)
     whole = _with_loss(config, model, kernels)

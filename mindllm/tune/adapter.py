@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 import mindspore as ms
-import numpy as np
 from mindspore import Parameter, Tensor, nn
 from mindspore import ops as P
 from mindspore.common.initializer import initializer
@@ -46,7 +45,6 @@ class LoraAdapter(nn.Cell):
         self.up = P.MatMul(transpose_b=True)
         self.add = P.Add()
         self.has_lengths = spec.dora
-        self.copies = 1
         if spec.dora:
             self.lora_magnitude = Parameter(initializer("ones", (spec.out_features,), ms.float32), name=MAGNITUDE)
             self.lengths = RowLengths(spec.scale)
@@ -63,21 +61,7 @@ class LoraAdapter(nn.Cell):
         if not self.has_lengths:
             return y
         lengths = P.stop_gradient(self.lengths(weight, self.lora_a, self.lora_b))
-        factors = self.cast(self.divide(self.lora_magnitude, lengths), y.dtype)
-        if self.copies == 1:
-            return self.rescale(y, factors)
-        rows = self.rescale(
-            self.reshape(y, (self.copies, -1, y.shape[-1])), self.reshape(factors, (self.copies, 1, -1))
-        )
-        return self.reshape(rows, y.shape)
-
-    def compute_in_copies(self, copies: int) -> None:
-        """Lengths are computed ``copies`` times, each for its part of the tokens: for devices that hold copies of parts of
-        weights, which only operators with a dimension for the copies can be split over.
-        """
-        self.copies = copies
-        self.lengths = CopiedRowLengths(self.factor, copies)
-        self.reshape = P.Reshape()
+        return self.rescale(y, self.cast(self.divide(self.lora_magnitude, lengths), y.dtype))
 
 
 class RowLengths(nn.Cell):
@@ -108,38 +92,4 @@ class RowLengths(nn.Cell):
         along = self.twice(self.along(weight, first), 2.0 * self.factor)
         mixed = self.scaled(self.mix(second, self.products(first, first)), self.factor**2)
         cross = self.sum_cross(self.against(self.both(along, mixed), second), 1)
-        return self.root(self.total(own, cross))
-
-
-class CopiedRowLengths(nn.Cell):
-    """As :class:`RowLengths`, ``[copies, out]``: every copy by itself."""
-
-    def __init__(self, scale: float, copies: int) -> None:
-        super().__init__()
-        self.ones = Tensor(np.ones((copies, 1, 1), np.float32))
-        self.factor = scale
-        self.copy_weight = P.Mul()
-        self.copy_first = P.Mul()
-        self.copy_second = P.Mul()
-        self.square = P.Square()
-        self.sum = P.ReduceSum()
-        self.along = P.BatchMatMul(transpose_b=True)
-        self.products = P.BatchMatMul(transpose_b=True)
-        self.mix = P.BatchMatMul()
-        self.twice = P.Mul()
-        self.scaled = P.Mul()
-        self.both = P.Add()
-        self.against = P.Mul()
-        self.sum_cross = P.ReduceSum()
-        self.total = P.Add()
-        self.root = P.Sqrt()
-
-    def construct(self, weight: Tensor, first: Tensor, second: Tensor) -> Tensor:
-        """W ``[out, in]``, A ``[rank, in]`` and B ``[out, rank]``."""
-        weight = self.copy_weight(self.ones, weight)
-        first, second = self.copy_first(self.ones, first), self.copy_second(self.ones, second)
-        own = self.sum(self.square(weight), 2)
-        along = self.twice(self.along(weight, first), 2.0 * self.factor)
-        mixed = self.scaled(self.mix(second, self.products(first, first)), self.factor**2)
-        cross = self.sum_cross(self.against(self.both(along, mixed), second), 2)
         return self.root(self.total(own, cross))

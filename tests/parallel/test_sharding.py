@@ -3,19 +3,14 @@
 import itertools
 
 import mindspore as ms
-import numpy as np
 import pytest
-from mindspore import Tensor
 from small_cluster import cluster_run
 
-from mindllm.config.tuning import AdapterSpec
+from mindllm.errors import UserError
 from mindllm.models import CausalLM, Kernels
-from mindllm.models.weights import assign
 from mindllm.parallel.layout import Mesh
 from mindllm.parallel.operators import operators
 from mindllm.parallel.sharding import FOLLOWERS, Sharding, apply_sharding, sharding_table
-from mindllm.parallel.sharding.adapters import copy_lengths
-from mindllm.tune.adapter import LoraAdapter
 from mindllm.tune.transform import tune
 
 WITHOUT_ENTRY = {"Cast", "Reshape"}
@@ -114,33 +109,6 @@ def test_adapters_are_sharded_as_their_projections(pet, mesh):
     assert not any(item.parallel_optimizer for item in lm.get_parameters() if not item.requires_grad)
 
 
-@pytest.mark.parametrize("sequence", [True, False])
-def test_lengths_of_rows_on_replicas_of_tensor_parallel_devices_have_a_dimension_for_the_copies(sequence):
-    pet = {"lora_rank": 4, "use_dora": True}
-    config = cluster_run(dp=2, tp=2, use_seq_parallel=sequence, model={"pet_config": pet})
-    lm, chosen = CausalLM(config.model.config, kernels(True, True)), kernels(True, True)
-    tune(lm, config.model.config, chosen)
-    copy_lengths(lm, Mesh(2, 2))
-    table = sharding_table(lm, config.parallel_config)
-    assert set(table) == {path for path, op in operators(lm).items() if op.name not in FOLLOWERS}
-    apply_sharding(lm, table, Mesh(2, 2))
-    up, down = lm.model.layers[0].attention.wq.adapter, lm.model.layers[0].feed_forward.w2.adapter
-    assert up.lengths.square.attrs["in_strategy"] == ((2, 2, 1),)
-    assert down.lengths.along.attrs["in_strategy"] == ((2, 1, 2), (2, 1, 2))
-    assert down.rescale.attrs["in_strategy"] == ((2, 2 if sequence else 1, 1), (2, 1, 1))
-
-
-def test_lengths_in_copies_are_those_of_one_device():
-    random = np.random.default_rng(0)
-    spec = AdapterSpec("wq", 6, 4, 2, 0.5, dora=True)
-    weight, x, b = (Tensor(random.normal(size=shape).astype(np.float32)) for shape in ((6, 4), (8, 4), (6, 2)))
-    results = []
-    for copies in (1, 4):
-        adapter = LoraAdapter(
-            spec, Kernels(fused=False, flash_attention=False, activation=ms.float32, operand=ms.float32)
-        )
-        assign({"a": adapter.lora_a, "b": adapter.lora_b}, {"a": np.ones((2, 4), np.float32), "b": b.asnumpy()})
-        if copies > 1:
-            adapter.compute_in_copies(copies)
-        results.append(adapter(x, x @ weight.T, weight).asnumpy())
-    np.testing.assert_allclose(results[1], results[0], rtol=1e-5)
+def test_lengths_of_rows_on_replicas_of_tensor_parallel_devices_are_refused():
+    with pytest.raises(UserError, match="use_dora: lengths of rows are not split"):
+        cluster_run(dp=2, tp=2, model={"pet_config": {"use_dora": True}})

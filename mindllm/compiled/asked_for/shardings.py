@@ -47,7 +47,6 @@ class _Declared:
         from mindllm.parallel.build import kernels_of
         from mindllm.parallel.operators import operators
         from mindllm.parallel.sharding import sharding_table
-        from mindllm.parallel.sharding.adapters import copy_lengths
         from mindllm.parallel.sharding.preference import pairs_table
         from mindllm.tune.preference import PairLosses
         from mindllm.tune.transform import tune
@@ -56,7 +55,6 @@ class _Declared:
         model, kernels = config.model.config, kernels_of(config)
         lm = CausalLM(model, kernels)
         tune(lm, model, kernels)
-        copy_lengths(lm, mesh)
         self.kinds = {path: operator.name for path, operator in operators(lm).items()}
         self.table = sharding_table(lm, config.parallel_config)
         if config.learns_pairs:

@@ -6,9 +6,7 @@ Where it is split by its input, so is the first matrix: its products, of the ran
 
 from __future__ import annotations
 
-from mindspore import nn
-
-from mindllm.parallel.layout import Dimension, Layout, Mesh
+from mindllm.parallel.layout import Dimension, Layout
 from mindllm.parallel.sharding.dropout import dropout
 from mindllm.parallel.sharding.table import Table, on
 from mindllm.tune.adapter import LoraAdapter, RowLengths
@@ -17,17 +15,6 @@ TOKENS: Dimension = "dp"
 SCALAR: Layout = ()
 WHOLE: Layout = (None, None)
 INNER: Layout = (TOKENS, "tp")
-
-
-def copy_lengths(lm: nn.Cell, mesh: Mesh) -> None:
-    """Lets DoRA's lengths of rows be computed where devices hold copies of parts of a weight: integers cannot say of an operator
-    without tokens that its copies lie outside of its parts. Call it before there is a table.
-    """
-    if mesh.data_parallel == 1 or mesh.model_parallel == 1:
-        return
-    for _, cell in lm.cells_and_names():
-        if isinstance(cell, LoraAdapter) and cell.has_lengths:
-            cell.compute_in_copies(mesh.data_parallel)
 
 
 def beside_split_output(at: str, cell: LoraAdapter) -> Table:
@@ -41,11 +28,7 @@ def beside_split_output(at: str, cell: LoraAdapter) -> Table:
     }
     if cell.drops:
         table |= dropout(f"{at}.dropout", TOKENS)
-    if cell.has_lengths and cell.copies > 1:
-        table |= _copied_lengths(f"{at}.lengths", ("tp", None), WHOLE, "tp")
-        rows: Layout = (TOKENS, None, "tp")
-        table |= {f"{at}.divide": on(("tp",), INNER), f"{at}.rescale": on(rows, rows)}
-    elif cell.has_lengths:
+    if cell.has_lengths:
         table |= _lengths(f"{at}.lengths", cell.lengths, ("tp", None), WHOLE, "tp")
         table |= {f"{at}.divide": on(("tp",), ("tp",)), f"{at}.rescale": on(INNER, ("tp",))}
     return table
@@ -62,13 +45,8 @@ def beside_split_input(at: str, cell: LoraAdapter, rows: Dimension) -> Table:
     }
     if cell.drops:
         table |= dropout(f"{at}.dropout", TOKENS, "tp")
-    columns: Layout = (None, "tp")
-    if cell.has_lengths and cell.copies > 1:
-        table |= _copied_lengths(f"{at}.lengths", columns, columns, None)
-        inside: Dimension = "tp" if rows != TOKENS else None
-        factors: Layout = (TOKENS, None, None)
-        table |= {f"{at}.divide": on((None,), (TOKENS, None)), f"{at}.rescale": on((TOKENS, inside, None), factors)}
-    elif cell.has_lengths:
+    if cell.has_lengths:
+        columns: Layout = (None, "tp")
         table |= _lengths(f"{at}.lengths", cell.lengths, columns, columns, None)
         table |= {f"{at}.divide": on((None,), (None,)), f"{at}.rescale": on(low, (None,))}
     return table
@@ -90,28 +68,4 @@ def _lengths(at: str, cell: RowLengths, weight: Layout, first: Layout, out: Dime
         f"{at}.sum_cross": on(by_row),
         f"{at}.total": on((out,), (out,)),
         f"{at}.root": on((out,)),
-    }
-
-
-def _copied_lengths(at: str, weight: Layout, first: Layout, out: Dimension) -> Table:
-    """The same where data-parallel devices hold copies of the parts: each computes its own."""
-    ones: Layout = (TOKENS, None, None)
-    weights, firsts, seconds = (TOKENS, *weight), (TOKENS, *first), (TOKENS, out, None)
-    lengths: Layout = (TOKENS, out)
-    return {
-        f"{at}.copy_weight": on(ones, weight),
-        f"{at}.copy_first": on(ones, first),
-        f"{at}.copy_second": on(ones, (out, None)),
-        f"{at}.square": on(weights),
-        f"{at}.sum": on(weights),
-        f"{at}.along": on(weights, firsts),
-        f"{at}.products": on(firsts, firsts),
-        f"{at}.mix": on(seconds, ones),
-        f"{at}.twice": on(seconds, SCALAR),
-        f"{at}.scaled": on(seconds, SCALAR),
-        f"{at}.both": on(seconds, seconds),
-        f"{at}.against": on(seconds, seconds),
-        f"{at}.sum_cross": on(seconds),
-        f"{at}.total": on(lengths, lengths),
-        f"{at}.root": on(lengths),
     }
