@@ -6,7 +6,8 @@ field.
 | operators | operations |
 |---|---|
 | matrix products, ``[.., m, k] x [.., k, n]`` | ``2 m k n`` for each matrix |
-| FlashAttentionScore | ``4 s_q s_kv d`` a head and sequence: two products (Dao et al., 2022); half if causal |
+| GroupedMatmul, ``[tokens, k]`` by one of ``[experts, k, n]`` each | ``2 tokens k n`` |
+| FlashAttentionScore | ``4 s_q s_kv d`` a head and sequence: two products (Dao et al., 2022); half if causal; what a band has |
 | its gradient | 2.5 times as many: five products instead of two (Dao, 2023, section 3.1) |
 | others with arithmetic | operations for each element of the largest tensor, from :data:`PER_ELEMENT` |
 | those that only move, compare or choose (:data:`WITHOUT_ARITHMETIC`) | 0 |
@@ -21,6 +22,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 
 from mindllm.compiled.graph import COLLECTIVES, CompiledGraph, Node, TensorType
 
@@ -34,9 +38,11 @@ SIZES = {
 PRODUCTS = frozenset(
     {"MatMul", "BatchMatMul", "MatMulExt", "BatchMatMulExt", "Mm", "Dense", "MatMulV2", "BatchMatMulV2"}
 )
+GROUPED = "GroupedMatmul"
 ATTENTION, ATTENTION_GRADIENT = "FlashAttentionScore", "FlashAttentionScoreGrad"
 BACKWARD_RATIO = 2.5
-CAUSAL = (2, 3)  # values of the input sparse_mode: causal, aligned left or right
+CAUSAL, BAND = (2, 3), 4  # values of the input sparse_mode: causal, aligned left or right; a band, aligned right
+PRE_TOKENS, NEXT_TOKENS_END = -5, -3  # where among its inputs the bounds of a band stand
 SEQUENCE_DIMENSION = {"BSH": 1, "BNSD": 2, "SBH": 0, "BSND": 1, "TND": 0}
 LAYOUT_CODES = tuple(SEQUENCE_DIMENSION)  # MindSpore also writes a layout as its place in this order
 
@@ -139,8 +145,8 @@ def cost(graph: CompiledGraph, node: Node) -> Cost:
 
 def uncounted(graph: CompiledGraph) -> tuple[str, ...]:
     """The operators of a graph whose operations are not known, by name: their bytes are in a cost, their operations are not."""
-    known = WITHOUT_ARITHMETIC | PRODUCTS | PER_ELEMENT.keys() | {ATTENTION, ATTENTION_GRADIENT}
-    return tuple(sorted({node.op for node in graph.nodes() if node.op not in known}))
+    known = WITHOUT_ARITHMETIC | PRODUCTS | PER_ELEMENT.keys() | {GROUPED, ATTENTION, ATTENTION_GRADIENT}
+    return tuple(sorted({node.op for node in graph.nodes() if node.op not in known and not node.exchanges}))
 
 
 def step_cost(graph: CompiledGraph, nodes: Iterable[Node] | None = None) -> Cost:
@@ -170,14 +176,30 @@ def _products(graph: CompiledGraph, node: Node, given: Sequence[TensorType]) -> 
         rows = out[-2] if len(out) > 1 else 1
         inner = math.prod(left[-2:]) // rows if rows else 0
         return 2.0 * math.prod(out) * inner
+    if node.op == GROUPED and node.shapes and given:
+        return 2.0 * math.prod(given[0].shape) * node.shapes[0][-1]
     if node.op in (ATTENTION, ATTENTION_GRADIENT) and len(given) > 1:
         layout, mode = (graph.constants.get(name) for name in node.inputs[-2:])
         if isinstance(layout, int) and 0 <= layout < len(LAYOUT_CODES):
             layout = LAYOUT_CODES[layout]
-        keys = given[1].shape[SEQUENCE_DIMENSION.get(str(layout), 1)]
-        forward = 4.0 * math.prod(given[0].shape) * keys * (0.5 if mode in CAUSAL else 1.0)
+        dimension = SEQUENCE_DIMENSION.get(str(layout), 1)
+        queries, keys = (tensor.shape[dimension] for tensor in given[:2])
+        share = 0.5 if mode in CAUSAL else 1.0
+        if mode == BAND:
+            before, after = (graph.constants.get(name) for name in node.inputs[PRE_TOKENS:NEXT_TOKENS_END])
+            share = _share_of_band(queries, keys, before, after)
+        forward = 4.0 * math.prod(given[0].shape) * keys * share
         return forward if node.op == ATTENTION else forward * BACKWARD_RATIO
     return 0.0
+
+
+def _share_of_band(queries: int, keys: int, before: Any, after: Any) -> float:
+    """How much of ``queries x keys`` is in a band that is counted from the last of both; half of the pairs on its edges."""
+    row = np.arange(queries) + (keys - queries)
+    first, last = np.maximum(row - before, 0), np.minimum(row + after + 1, keys)
+    edges = (row - before >= 0) & (row - before < keys), (row + after < keys) & (row + after >= 0)
+    seen = np.maximum(last - first, 0).sum() - 0.5 * (edges[0].sum() + edges[1].sum())
+    return float(seen) / (queries * keys)
 
 
 def _arithmetic(node: Node, given: Sequence[TensorType]) -> float:

@@ -156,6 +156,12 @@ def graph_texts(directory: Path, rank: int) -> list[Path]:
     return sorted(_of_rank(directory / GRAPHS, rank).glob("*_validate_*.ir"))
 
 
+def executable_files(directory: Path, rank: int) -> list[Path]:
+    """What is needed to execute the training graph, where the program could say it."""
+    inside = (inside_program.MIND_IR, inside_program.PARAMETERS)
+    return [path for name in inside if (path := _of_rank(directory / GRAPHS, rank) / name).is_file()]
+
+
 def _of_rank(directory: Path, rank: int) -> Path:
     """Where MindSpore writes what is about a rank; a program that does not call ``init`` has none."""
     own = directory / f"rank_{rank}"

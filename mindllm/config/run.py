@@ -71,6 +71,11 @@ class RunConfig(Section):
     use_parallel: bool = Field(
         default=False, description="Runs on several devices, as many as `parallel_config` multiplies to."
     )
+    micro_batch_interleave_num: PositiveInt = Field(
+        default=1,
+        description="Copies of the model's operators in the graph, each for its part of a batch: while one computes, "
+        "another exchanges between tensor-parallel ranks. Divides `runner_config.batch_size`; 1: one copy.",
+    )
     train_precision_sync: bool = Field(default=False, description="Deterministic kernels.")
     do_eval: bool = Field(default=False, description="Evaluates while training.")
     eval_step_interval: PositiveInt = Field(default=100, description="Steps between two evaluations.")

@@ -7,6 +7,7 @@ forward and backward passes. A chunk needs no mark: it begins where the stage fa
 from __future__ import annotations
 
 import mindspore as ms
+import numpy as np
 from mindspore import Tensor, lazy_inline, nn
 from mindspore import ops as P
 
@@ -17,6 +18,7 @@ from mindllm.config import ModelConfig
 from mindllm.models import CausalLM, Kernels
 from mindllm.models.decoder import AttentionTables
 from mindllm.parallel.layer_plan import LayerPlan
+from mindllm.parallel.layout import DATA, Mesh
 
 MESSAGE_OF_A_PIPELINE = 2  # without groups of layers: the gradients of a stage are exchanged at its end
 
@@ -63,16 +65,41 @@ def fusion_of_others(plan: LayerPlan, groups: int) -> int:
     return MESSAGE_OF_A_PIPELINE if plan.stages > 1 else groups
 
 
+class SequenceOrder(nn.Cell):
+    """Columns ``[batch, seq]`` in the order in which tokens stand where devices share sequences."""
+
+    def __init__(self, positions: np.ndarray, mesh: Mesh) -> None:
+        super().__init__(auto_prefix=False)
+        self.positions = Tensor(positions)
+        self.gather = P.Gather().shard((mesh.strategy((DATA, None)), (1,)))
+
+    def construct(self, columns: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        arranged: tuple[Tensor, ...] = ()
+        for column in columns:
+            arranged = (*arranged, self.gather(column, self.positions, 1))
+        return arranged
+
+
 class Inputs(nn.Cell):
     """Gives a network the batch's columns by their places. ``sharded``: marks them as what the dataset gives, so that they are
     split as ``dataset_strategy`` says.
 
     Columns are those of :func:`mindllm.parallel.context.input_columns`, in their order. What dropout is drawn by, the last one
-    of a model that ``drops``, is always given, and passed on where ``drop`` says.
+    of a model that ``drops``, is always given, and passed on where ``drop`` says. ``order``: in which tokens stand, if another.
     """
 
-    def __init__(self, network: nn.Cell, documents: bool, drops: bool, sharded: bool = True) -> None:
+    def __init__(
+        self,
+        network: nn.Cell,
+        documents: bool,
+        drops: bool,
+        sharded: bool = True,
+        order: SequenceOrder | None = None,
+    ) -> None:
         super().__init__(auto_prefix=False)
+        self.arranges = order is not None
+        if order is not None:
+            self.order = order
         self.network = network
         self.sharded = sharded
         self.dataset = _VirtualDataset()
@@ -81,6 +108,8 @@ class Inputs(nn.Cell):
     def construct(self, drop: bool, *columns: Tensor) -> Tensor:
         if self.sharded:
             columns = self.dataset(*columns)
+        if self.arranges:
+            columns = self.order(columns)
         if self.drops and not drop:
             columns = columns[:-1]
         if self.drops and drop and not self.documents:
@@ -100,6 +129,48 @@ class ReusedNetwork(nn.Cell):
         return self.network(*columns)
 
 
+class RowPart(nn.Cell):
+    """One of ``count`` equal parts of the rows of each column; columns that are not there are passed on."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.count = count
+        self.slice = P.StridedSlice()
+
+    def one(self, x: Tensor, index: int) -> Tensor:
+        rows, columns = x.shape[0] // self.count, x.shape[1]
+        return self.slice(x, (rows * index, 0), (rows * (index + 1), columns), (1, 1))
+
+    def construct(self, index: int, columns: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
+        parts: tuple[Tensor | None, ...] = ()
+        for column in columns:
+            parts = (*parts, None if column is None else self.one(column, index))
+        return parts
+
+
+class Copies(nn.Cell):
+    """Sum of the losses of ``count`` equal parts of the batch, each by operators of its own (multi-copy parallel).
+
+    The marks are those of ``nn.MicroBatchInterleaved``: by them the compiler orders the copies so that one exchanges while
+    another computes.
+    """
+
+    def __init__(self, network: nn.Cell, count: int) -> None:
+        super().__init__(auto_prefix=False)
+        self.network = network
+        self.count = count
+        self.parts = nn.CellList([RowPart(count) for _ in range(count)])
+        for part in self.parts:
+            part.slice.add_prim_attr("strided_slice_flag", True).add_prim_attr("interleave_num", count)
+        self.add = P.Add().add_prim_attr("micro_interleaved_add_flag", True)
+
+    def construct(self, *columns: Tensor | None) -> Tensor:
+        total = 0.0
+        for index in range(self.count):
+            total = self.add(total, self.network(*self.parts[index](index, columns)))
+        return total
+
+
 class MicroBatches(nn.Cell):
     """Sum of the losses of ``count`` equal parts of the batch, one after another; inputs ``[batch, seq]``.
 
@@ -111,23 +182,16 @@ class MicroBatches(nn.Cell):
         super().__init__(auto_prefix=False)
         self.network = ReusedNetwork(network) if reuse else network
         self.count = count
-        self.slice = P.StridedSlice()
+        self.part = RowPart(count)
         if not pipeline:
-            self.slice.add_prim_attr("grad_accu_num", count)
+            self.part.slice.add_prim_attr("grad_accu_num", count)
         mark = "pipeline_end" if pipeline else "forward_end"
         self.add = [P.Add().add_prim_attr(mark, part) for part in range(count)]
-
-    def part(self, x: Tensor, index: int) -> Tensor:
-        rows, columns = x.shape[0] // self.count, x.shape[1]
-        return self.slice(x, (rows * index, 0), (rows * (index + 1), columns), (1, 1))
 
     def construct(self, *columns: Tensor | None) -> Tensor:
         total = None
         for index in range(self.count):
-            parts: tuple[Tensor | None, ...] = ()
-            for column in columns:
-                parts = (*parts, None if column is None else self.part(column, index))
-            loss = self.network(*parts)
+            loss = self.network(*self.part(index, columns))
             total = loss if total is None else self.add[index](total, loss)
         return total
 

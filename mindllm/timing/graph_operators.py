@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from mindllm.compiled.cost import ATTENTION as FLASH
 from mindllm.compiled.cost import ATTENTION_GRADIENT, bytes_of, cost
-from mindllm.compiled.graph import COLLECTIVES, CompiledGraph, Node
+from mindllm.compiled.graph import CompiledGraph, Node
 from mindllm.timing.device import Device
 from mindllm.timing.exchanges import Group, exchange_seconds
 from mindllm.timing.operators import operator_seconds
 from mindllm.timing.work import ATTENTION, MATRIX, VECTOR, Operator
 
 MILLISECONDS = 1e3
+UNEVEN = "AlltoAllV"  # MindFormers makes its groups itself, so that the compiler knows them by name alone
 
 
 def operator_time(graph: CompiledGraph, node: Node, device: Device) -> float:
@@ -19,9 +20,9 @@ def operator_time(graph: CompiledGraph, node: Node, device: Device) -> float:
     Raises:
         UserError: the device lacks a figure or a link for it.
     """
-    if node.op in COLLECTIVES:
+    if node.exchanges:
         whole = max(bytes_of(graph.input_tensors(node)), bytes_of(node.tensors))
-        return MILLISECONDS * exchange_seconds(node.op, whole, group_of(node.ranks), device)
+        return MILLISECONDS * exchange_seconds(node.op, whole, _group(graph, node), device)
     spent = cost(graph, node)
     given = [*graph.input_tensors(node), *node.tensors]
     dtype = given[0].dtype if given else ""
@@ -34,6 +35,14 @@ def operator_time(graph: CompiledGraph, node: Node, device: Device) -> float:
     else:
         one = Operator(node.op, MATRIX, spent.products, spent.bytes, _sizes(node, spent.products), dtype)
     return MILLISECONDS * operator_seconds(one, device)
+
+
+def _group(graph: CompiledGraph, node: Node) -> Group:
+    """The group of an exchange. One with uneven parts says how many there are; its ranks are then taken for neighbours."""
+    given = graph.input_tensors(node)
+    if node.op == UNEVEN and len(given) > 1 and given[1].shape:
+        return Group(given[1].shape[0])
+    return group_of(node.ranks)
 
 
 def group_of(ranks: tuple[int, ...]) -> Group:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from mindllm.compiled.cost import WITHOUT_TRAFFIC, bytes_of, uncounted
-from mindllm.compiled.graph import COLLECTIVES, CompiledGraph, Node
+from mindllm.compiled.graph import CompiledGraph, Node
 from mindllm.compiled.operators import BACKWARD, FORWARD, RECOMPUTED, UPDATE, Operators, is_flagged
 from mindllm.timing.device import Device
 from mindllm.timing.graph_operators import operator_time, transfer_time
@@ -21,6 +21,7 @@ NUMBERED = re.compile(r"((?:\w+\.)*?\w+)\.(\d+)(?=\.|$)")
 MICRO_INPUTS = "micro_inputs"  # of MindSpore's pipeline cell: numbered, and no layers
 BETWEEN_STAGES = frozenset({"Send", "Receive"})
 PASSES = (FORWARD, RECOMPUTED, BACKWARD)
+WHOLE = 0.8  # of the operators of a layer that is recomputed as a whole
 NONE, SELECT, COMMUNICATION, FULL = "none", "select", "comm", "full"
 Type = frozenset[tuple[str, tuple[int, ...]]]  # names and shapes of a layer's parameters
 
@@ -65,12 +66,17 @@ class StageGraph:
         return self.passes[BACKWARD] + self.passes[RECOMPUTED]
 
 
-def stage_graph(graph: CompiledGraph, device: Device) -> StageGraph:
-    """Adds up the operators of a stage.
+def stage_graphs(graphs: Sequence[CompiledGraph], device: Device) -> list[StageGraph]:
+    """Adds up the operators of the stages of a program, whose layers are one list of cells.
 
     Raises:
         UserError: the device lacks a figure or a link that they need.
     """
+    layers = list_of_layers(map(Operators, graphs))
+    return [_stage_graph(graph, layers, device) for graph in graphs]
+
+
+def _stage_graph(graph: CompiledGraph, list_of_cells: str, device: Device) -> StageGraph:
     operators = Operators(graph)
     micro_batches, inside = micro_batches_of(graph), _pass_functions(graph)
     sums: defaultdict[str, float] = defaultdict(float)
@@ -86,9 +92,8 @@ def stage_graph(graph: CompiledGraph, device: Device) -> StageGraph:
         else:
             once += spent
     passes = {phase: sums[phase] for phase in PASSES}
-    name = layer_list(operators.place(node) for node in operators.nodes if operators.phase(node) == FORWARD)
-    layers = seen_layers(operators, name)
-    return StageGraph(layers, name, micro_batches, chunks_of(graph), passes, once, sent, uncounted(graph))
+    layers = seen_layers(operators, list_of_cells)
+    return StageGraph(layers, list_of_cells, micro_batches, chunks_of(graph), passes, once, sent, uncounted(graph))
 
 
 def micro_batches_of(graph: CompiledGraph) -> int:
@@ -113,15 +118,16 @@ def _distance(node: Node) -> int:
     return max(1, max(ranks) - min(ranks)) if ranks else 1
 
 
-def layer_list(places: Iterable[str]) -> str:
-    """The list of cells that is the model's layers: the one with most members; empty where nothing is numbered."""
-    members: defaultdict[str, set[int]] = defaultdict(set)
+def list_of_layers(stages: Iterable[Operators]) -> str:
+    """The list of cells that is the model's layers: the one with most members on all stages; empty where nothing is numbered."""
+    members: defaultdict[str, set[tuple[int, int]]] = defaultdict(set)
     weights: Counter[str] = Counter()
-    for place in places:
-        found = NUMBERED.match(place)
-        if found and not found[1].endswith(MICRO_INPUTS):
-            members[found[1]].add(int(found[2]))
-            weights[found[1]] += 1
+    for stage, operators in enumerate(stages):
+        for node in operators.nodes:
+            found = NUMBERED.match(operators.place(node)) if operators.phase(node) == FORWARD else None
+            if found and not found[1].endswith(MICRO_INPUTS):
+                members[found[1]].add((stage, int(found[2])))
+                weights[found[1]] += 1
     return max(members, key=lambda name: (len(members[name]), weights[name]), default="")
 
 
@@ -158,13 +164,17 @@ def seen_layers(operators: Operators, layers: str) -> tuple[SeenLayer, ...]:
 
 
 def _recomputation(forward: Iterable[Node], repeated: Iterable[Node]) -> str:
-    """``full`` where every operator that computes was asked for; otherwise what the repeated ones are."""
+    """``full`` where nearly every operator that computes was asked for; otherwise what the repeated ones are.
+
+    Networks leave a few out of whole layers: the choice of experts of MindFormers, whose counts must not be made twice.
+    """
     again = list(repeated)
     if not again:
         return NONE
-    if all(is_flagged(node) for node in forward if node.op not in COLLECTIVES):
+    asked = [is_flagged(node) for node in forward if not node.exchanges]
+    if sum(asked) >= WHOLE * len(asked):
         return FULL
-    return COMMUNICATION if all(node.op in COLLECTIVES for node in again) else SELECT
+    return COMMUNICATION if all(node.exchanges for node in again) else SELECT
 
 
 def _parameters_of(layers: str, names: Iterable[str]) -> str:

@@ -155,7 +155,8 @@ class TimedWork:
         parts: dict[Hashable, tuple[Pass, Pass]] = {}
         for name, part in work.parts.items():
             again = self.spent(part.repeated, REPEATED)
-            parts[name] = (self.spent(part.forward), _added([(self.spent(part.backward), 1), (again, 1)]))
+            passes = self.spent(part.forward), _added([(self.spent(part.backward), 1), (again, 1)])
+            parts[name] = (overlapped(passes[0], self.strategy.copies), overlapped(passes[1], self.strategy.copies))
         stages = work.workload.plan.stages
         self.forward, self.backward = (
             tuple(_added([(parts[name][which], count) for name, count in place.items()]) for place in work.places)
@@ -202,6 +203,15 @@ class TimedWork:
         room = sum(one.seconds for one in self.backward[stage :: self.work.workload.plan.stages])
         hidden = min(exchanged * self.device.overlap.value, room)
         return StageEnd(exchanged - hidden, hidden, operator_seconds(update.update, self.device))
+
+
+def overlapped(one: Pass, copies: int) -> Pass:
+    """A pass of so many copies, of which one exchanges while others compute; those of the first one are waited for."""
+    computed, exchanged = sum(one.compute.values()), sum(one.exchanged.values())
+    hidden = min(computed, exchanged) * (copies - 1) / copies
+    if not hidden:
+        return one
+    return Pass(one.compute, {op: seconds * (1 - hidden / exchanged) for op, seconds in one.exchanged.items()})
 
 
 def _added(passes: Sequence[tuple[Pass, int]]) -> Pass:

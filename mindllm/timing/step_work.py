@@ -92,10 +92,13 @@ def layer_key(workload: Workload, number: int) -> Hashable:
 
 
 def layer_part(workload: Workload, number: int) -> Part:
-    """The passes of one layer."""
+    """The passes of one layer, by each of its copies."""
     spec, own, strategy = workload.architecture.layers[number], workload.plan.layers[number], workload.strategy
-    forward = forward_work(spec, _tokens(workload), workload.seq_length, strategy, workload.numerics)
-    return Part(forward, backward_work(forward, spec.frozen), repeated_work(forward, own, strategy.repeat_exchanges))
+    forward = forward_work(spec, _tokens(workload) / strategy.copies, workload.seq_length, strategy, workload.numerics)
+    again = repeated_work(forward, own, strategy.repeat_exchanges)
+    return Part(
+        forward * strategy.copies, backward_work(forward, spec.frozen) * strategy.copies, again * strategy.copies
+    )
 
 
 def _tokens(workload: Workload) -> float:

@@ -22,6 +22,7 @@ class Strategy:
         repeat_exchanges: whether what is computed again exchanges again between tensor-parallel ranks.
         expert_parallel: groups of devices of a stage that share the experts.
         expert_model_parallel: ranks that share the weights of one expert; None: ``model_parallel``.
+        copies: parts of a micro-batch with operators of their own, which exchange while those of others compute.
     """
 
     data_parallel: int = 1
@@ -36,6 +37,7 @@ class Strategy:
     repeat_exchanges: bool = True
     expert_parallel: int = 1
     expert_model_parallel: int | None = None
+    copies: int = 1
 
     @property
     def sequence_ranks(self) -> int:

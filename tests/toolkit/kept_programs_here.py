@@ -12,7 +12,7 @@ def unpacked(name, directory):
     for source in sorted((KEPT / name).rglob("*.gz")):
         target = directory / name / source.parent.name / source.name
         target.parent.mkdir(parents=True, exist_ok=True)
-        if source.name.endswith(".ir.gz"):
+        if not source.name.endswith(".json.gz") or source.name.startswith("parameters"):
             target.with_suffix("").write_bytes(gzip.decompress(source.read_bytes()))
         else:
             shutil.copyfile(source, target)

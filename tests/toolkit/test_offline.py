@@ -11,6 +11,8 @@ from offline_programs import CUDA, FAILS, JIT, NEEDS_CANN, NEVER_TRAINS, PYNATIV
 
 from mindllm.compiled.device.stand_in import HOMES
 from mindllm.compiled.device.stand_in_names import MACHINES
+from mindllm.compiled.execute.program import read_rank
+from mindllm.compiled.kept_program import KeptRank, kept_config
 from mindllm.compiled.simulation import load_simulation
 from mindllm.errors import UserError
 from tests.compiled.simulations import needs_compiler
@@ -21,7 +23,7 @@ from toolkit.ir_inspect.recompute import recomputation
 from toolkit.ir_inspect.redundant import layout_changes
 from toolkit.ir_inspect.source import read_graph
 from toolkit.ir_inspect.summary import summarise
-from toolkit.offline.__main__ import main
+from toolkit.offline.__main__ import keep_config, main
 from toolkit.offline.subject import devices_of, python_of
 
 MIB = 1 << 20
@@ -79,9 +81,23 @@ def test_what_is_kept_is_read_by_the_other_tools(trained, tmp_path):
     recomputation(inspected)
     layout_changes(inspected.graph)
     write_page(inspected.graph, inspected.name, tmp_path / "graph.html")
+    executable = read_rank(KeptRank(3, keep / "rank_3"))
+    assert executable.graph.parameters["first.weight"].layout.full_shape == (4096, 64)
+    assert (executable.initial["momentum"], executable.slices) == (pytest.approx(0.9), 1)
     page = (keep / "memory.html").read_text()
     assert "train.py:" in page
     assert "Rank 3" in page
+
+
+def test_the_yaml_of_the_program_is_kept(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run.yaml").write_text("recompute_config: {select_recompute: {'feed_forward.mul': [1, 0]}}")
+    keep = tmp_path / "kept"
+    keep.mkdir()
+    keep_config(["python", "run_mindformer.py", "--config", "run.yaml"], keep)
+    assert kept_config(keep)["recompute_config"]["select_recompute"] == {"feed_forward.mul": [1, 0]}
+    keep_config(["python", "train.py"], keep)
+    assert kept_config(keep) == {}
 
 
 @needs_compiler

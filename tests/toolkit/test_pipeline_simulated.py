@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import yaml
 from kept_programs_here import unpacked
 
 from mindllm.compiled.operators import BACKWARD, FORWARD, RECOMPUTED
-from mindllm.compiled.simulation import MIB
+from mindllm.compiled.simulation import MIB, load_simulation
 from mindllm.compiled.stage_memory import StageMemory
 from mindllm.errors import UserError
 from mindllm.planning.plan import Plan, evaluate
@@ -172,6 +173,16 @@ def test_the_tables_say_what_was_shared_out(kept, capsys):
     text = capsys.readouterr().out
     for words in ("layer, full", "first stage beside them", "used peak of what was simulated", "margin on every stage"):
         assert words in text
+
+
+def test_memory_that_was_laid_out_as_a_whole_is_refused(kept, tmp_path):
+    shutil.copytree(kept[0], tmp_path / "static")
+    path = tmp_path / "static" / "rank_4" / "simulation.json.gz"
+    simulation = load_simulation(path)
+    planned = replace(simulation.blocks[-1], kind="Somas", node="SomasMemory")
+    replace(simulation, blocks=(*simulation.blocks, planned)).save(path)
+    with pytest.raises(UserError, match=r"rank_4: its memory was laid out as a whole \(memory_optimize_level O1\)"):
+        main(["--simulated", str(tmp_path / "static"), kept[1]])
 
 
 def test_a_stage_that_was_not_kept_is_named(kept, tmp_path):

@@ -95,7 +95,7 @@ def vtrain(row: Row) -> Measured:
 def atlas(row: Row) -> Measured | None:
     """A row of MindFormers' tables; None for a mixture of experts whose routing is not known.
 
-    ``micro_batch_interleave`` copies of a micro-batch are one that is as many times larger: what they hide is not modelled.
+    ``micro_batch_interleave`` copies share a micro-batch that is as many times larger.
     """
     groups = int(row["ep"] or 1)
     if groups > 1 and row["model"] not in ROUTING:
@@ -121,6 +121,7 @@ def atlas(row: Row) -> Measured | None:
         optimizer_shard=row["optimizer_parallel"] == "True",
         vocabulary_parallel=False,
         expert_parallel=groups,
+        copies=int(row["micro_batch_interleave"] or 1),
     )
     gradients = 4 if row["param_init_type"] == "float32" else 2
     numerics = Numerics(row["compute_dtype"], gradients, row["flash_attention"] == "True")

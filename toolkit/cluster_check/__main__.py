@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 from collections.abc import Sequence
 from functools import partial
@@ -25,6 +26,7 @@ wait for each other, 2 for a configuration that is wrong."""
 EXAMPLES = """examples:
   python -m toolkit.cluster_check --config configs/llama2/pretrain_llama2_7b.yaml
   python -m toolkit.cluster_check --config run.yaml --parallel_config.data_parallel=2 --json
+  python -m toolkit.cluster_check --program output_cluster --single output_single
   python -m toolkit.cluster_check --config configs toolkit/cluster_check/forms --table proven.md
 """
 
@@ -38,6 +40,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options, overrides = parser.parse_known_args(arguments)
     if options.steps < 1:
         raise UserError(f"--steps must be at least 1 (value {options.steps})")
+    if options.program is not None:
+        return _check_program(options, overrides)
+    if options.single is not None:
+        raise UserError("--single: belongs to --program DIR, which is not given")
     broken: dict[str, UserError] = {}
     configs = configurations(options.config, overrides, broken)
     for error in broken.values():
@@ -70,6 +76,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not all(outcome.ok for _, outcome in outcomes):
         return CheckFailed.exit_code
     return UserError.exit_code if broken else 0
+
+
+def _check_program(options: argparse.Namespace, overrides: Sequence[str]) -> int:
+    """A program that is not mindllm's."""
+    if overrides:
+        raise UserError(f"{overrides[0]}: no such option; keys of a run go with --config")
+    os.environ.setdefault("GLOG_v", "3")
+    from toolkit.cluster_check.program import as_json, check_program, lines
+
+    with interruptible():
+        outcome = check_program(options.program, options.single, options.steps)
+    if options.json:
+        print_json(as_json(outcome))
+    else:
+        for line in lines(outcome):
+            output.print(line)
+    return 0 if outcome.ok else CheckFailed.exit_code
 
 
 def configurations(
@@ -118,9 +141,15 @@ def several(config: RunConfig) -> RunConfig:
 def make_parser() -> CommandParser:
     """Returns the parser of the command line."""
     parser = CommandParser(prog="python -m toolkit.cluster_check", description=DESCRIPTION, epilog=EXAMPLES)
-    parser.add_argument(
-        "--config", nargs="+", required=True, type=Path, metavar="YAML", help="runs, and directories of them"
+    subject = parser.add_mutually_exclusive_group(required=True)
+    subject.add_argument("--config", nargs="+", type=Path, metavar="YAML", help="runs, and directories of them")
+    subject.add_argument(
+        "--program",
+        type=Path,
+        metavar="DIR",
+        help="what toolkit.offline --ranks all kept of any program, executed as it is",
     )
+    parser.add_argument("--single", type=Path, metavar="DIR", help="the same program on one device, to compare with")
     parser.add_argument("--steps", type=int, default=2, help="optimizer steps, besides one that overflows (default: 2)")
     parser.add_argument("--real_dtype", action="store_true", help="compute in the YAML's dtypes instead of fp32")
     parser.add_argument(

@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _print_environment(options)
     subject = _subject(options)
     runs = run_ranks(subject, *_ranks(options.ranks, subject.devices), options.keep, options.workers)
-    _keep_config(subject.command, options.keep)
+    keep_config(subject.command, options.keep)
     with atomic_open(options.keep / PAGE) as page:
         page.write(render(runs, shlex.join(subject.command)))
     if options.json:
@@ -156,7 +156,7 @@ def _numbers(text: str) -> list[int]:
     return [int(part) for part in parts]
 
 
-def _keep_config(command: Sequence[str], keep: Path) -> None:
+def keep_config(command: Sequence[str], keep: Path) -> None:
     """Keeps the YAML that the program was given: other tools read how it selects operators."""
     given = config_of(command)
     (keep / CONFIG).unlink(missing_ok=True)

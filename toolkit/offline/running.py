@@ -18,6 +18,7 @@ from mindllm.compiled.kept_program import SIMULATION
 from mindllm.compiled.program import (
     LOG,
     Report,
+    executable_files,
     graph_texts,
     rank_environment,
     read_report,
@@ -139,6 +140,8 @@ class _Rank:
             directory = self.kept if path == training else self.kept / "other_graphs"
             directory.mkdir(exist_ok=True)
             shutil.move(path, directory / path.name)
+        for path in executable_files(self.raw, self.number):
+            shutil.move(path, self.kept / path.name)
 
     def close(self) -> None:
         """Ends the process if it runs, and removes what nobody reads any more."""

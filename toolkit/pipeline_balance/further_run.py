@@ -10,6 +10,7 @@ from mindllm.timing.stage_graph import FULL, NONE, SELECT
 from toolkit.pipeline_balance.stage_shapes import StageShape, place_of, undetermined
 
 KEYS = {FULL: "recompute", SELECT: "select_recompute", "comm": "select_comm_recompute"}
+MOST = 3  # runs that are asked for at once
 Run = Sequence[StageShape]
 
 
@@ -21,9 +22,12 @@ def too_few(runs: Sequence[Run], source: str) -> UserError | None:
         return None
     names = ", ".join(dict.fromkeys(map(_name, unclear)))
     message = f"{source}: {len(given)} simulated stages do not tell the costs of {names} apart"
-    for further in itertools.chain(((one,) for one in _candidates(runs)), itertools.combinations(_candidates(runs), 2)):
+    candidates = list(_candidates(runs))
+    for further in itertools.chain.from_iterable(
+        itertools.combinations(candidates, count) for count in range(1, MOST + 1)
+    ):
         if not undetermined([*given, *(stage for _, run in further for stage in run)]):
-            return UserError(f"{message}; add a run with {', and one with '.join(text for text, _ in further)}")
+            return UserError(f"{message}; add a run with {'; and one with '.join(text for text, _ in further)}")
     return UserError(f"{message}; add a run with another number of layers of each type")
 
 
@@ -32,22 +36,33 @@ def _name(unknown: Hashable) -> str:
 
 
 def _candidates(runs: Sequence[Run]) -> Iterator[tuple[str, Run]]:
-    """Runs like the first one with other offsets, and layers that are all of one recomputation; as YAML, and as stages."""
+    """Runs like the first one with other offsets and numbers of layers, all of one recomputation; as YAML, and as stages."""
     first = runs[0]
-    stages, layers = len(first), [name for stage in first for name, _ in stage.layers]
-    average = len(layers) // stages
+    own = [name for stage in first for name, _ in stage.layers]
     kinds = list(dict.fromkeys(kind for run in runs for stage in run for _, kind in stage.layers))
-    counts = [len(stage.layers) for stage in first]
-    for split in _splits(counts, layers):
-        for kind in kinds:
-            offset = [count - average for count in split]
-            yield f"offset: {offset}, {_recomputation(kind, split)}", _shapes(split, layers, kind)
+    for layers in _with_other_numbers(own):
+        counts = [len(stage.layers) for stage in first]
+        counts[-1] += len(layers) - len(own)
+        average = len(layers) // len(first)
+        for split in _splits(counts, layers):
+            for kind in kinds:
+                offset = [count - average for count in split]
+                written = f"offset: {offset}, {_recomputation(kind, split)}"
+                numbers = "".join(f"{layers.count(name)} of {name}, " for name in dict.fromkeys(own))
+                yield f"{numbers if layers != own else ''}{written}", _shapes(split, layers, kind)
+
+
+def _with_other_numbers(layers: Sequence[str]) -> Iterator[list[str]]:
+    """These layers, and where there are several types, one more or one less of the first."""
+    yield list(layers)
+    if len(set(layers)) > 1:
+        yield [layers[0], *layers]
+        yield list(layers[1:])
 
 
 def _splits(counts: Sequence[int], layers: Sequence[str]) -> Iterator[list[int]]:
     """These counts with a layer moved from one end to the other, or with one type of layers alone on the first stage."""
-    yield list(counts)
-    for change in (1, -1):
+    for change in (0, 1, -1):
         moved = [counts[0] + change, *counts[1:-1], counts[-1] - change]
         if min(moved) > 0:
             yield moved

@@ -12,9 +12,10 @@ from mindllm.compiled.stage_memory import StageMemory, stage_memory
 from mindllm.console import track
 from mindllm.errors import UserError
 from mindllm.timing.device import Device
-from mindllm.timing.stage_graph import SELECT, SeenLayer, StageGraph, Type, stage_graph
+from mindllm.timing.stage_graph import SELECT, SeenLayer, StageGraph, Type, stage_graphs
 from toolkit.pipeline_balance.stage_shapes import StageShape, place_of
 
+STATIC = "Somas"  # blocks that MindSpore planned before the step, each for many operators
 Read = tuple[Path, Sequence[tuple[KeptRank, StageGraph]]]
 
 
@@ -65,7 +66,7 @@ def _graphs(directory: Path, device: Device) -> list[tuple[KeptRank, StageGraph]
     ranks = kept_stages(directory)
     if len(ranks) < 2:
         raise UserError(f"{directory}: there is no pipeline to plan; simulate a program of two stages or more")
-    stages = [(rank, stage_graph(rank.graph, device)) for rank in ranks]
+    stages = list(zip(ranks, stage_graphs([rank.graph for rank in ranks], device), strict=True))
     for rank, graph in stages:
         if graph.chunks > 1:
             raise UserError(
@@ -93,6 +94,11 @@ def _run(directory: Path, stages: Sequence[tuple[KeptRank, StageGraph]], names: 
     found = []
     micro_batches = max(graph.micro_batches for _, graph in stages)
     for number, (rank, graph) in enumerate(stages):
+        if any(block.kind == STATIC for block in rank.simulation.blocks):
+            raise UserError(
+                f"{rank.directory}: its memory was laid out as a whole (memory_optimize_level O1), where what a micro-batch "
+                "keeps cannot be told; simulate it with memory_optimize_level O0"
+            )
         memory = stage_memory(rank.simulation, graph.list_of_layers, micro_batches, len(stages))
         if memory is None:
             raise UserError(

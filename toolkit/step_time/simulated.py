@@ -16,7 +16,7 @@ from mindllm.planning.schedules.simulate import Timeline, simulate
 from mindllm.planning.schedules.steady import is_long, simulate_long
 from mindllm.tables import Table, figures
 from mindllm.timing.device import Device
-from mindllm.timing.stage_graph import StageGraph, stage_graph
+from mindllm.timing.stage_graph import StageGraph, stage_graphs
 
 MILLISECONDS = 1e3
 
@@ -52,7 +52,7 @@ def program_step(directory: Path, device: Device) -> ProgramStep:
     Raises:
         UserError: ranks are missing, the pipeline is interleaved, or the device lacks a figure.
     """
-    stages = tuple(stage_graph(rank.graph, device) for rank in kept_stages(directory))
+    stages = tuple(stage_graphs([rank.graph for rank in kept_stages(directory)], device))
     if chunks := next((stage.chunks for stage in stages if stage.chunks > 1), None):
         raise UserError(
             f"{directory}: its pipeline is interleaved ({chunks} chunks), where the operators of a graph do not say which "

@@ -29,6 +29,7 @@ MORE_THAN_ANY = 4000.0  # GB, so that a program that does not fit is measured, t
 ANSWERED = {"hccl": {}, "hccl.sys_version": {"__sys_version__": "8.5"}}  # not te: who finds it wants its compiler
 BACKWARD = b"Gradients/"
 GRAPH_MODE, KIB = 0, 1024
+MIND_IR, PARAMETERS = "training.mindir", "parameters.json"
 MANAGER = "lib/plugin/ascend/libmindspore_ascend_res_manager.so"
 POLLED = (
     "_ZN9mindspore6device6ascend19aclrtProcessReport_E"  # see callback_thread.py, which does the same for our own runs
@@ -42,6 +43,7 @@ _report: dict[str, Any] = {"mindspore": None, "mode": None, "limit": None, "trai
 _executions: dict[str, int] = {}
 _training: set[str] = set()
 _seen: set[str] = set()
+_initial: dict[str, float] = {}
 
 
 class _AfterImport(importlib.abc.MetaPathFinder):
@@ -93,6 +95,7 @@ def _prepare(mindspore: ModuleType) -> None:
     Initializer.__call__ = lambda initializer, array: array  # weights nobody reads need no memory of the host
     if _report_path:
         _watch_memory()
+        _watch_parameters(mindspore.Parameter)
     _watch_graphs(Path(str(mindspore.__file__)).parent)
 
 
@@ -153,6 +156,8 @@ def _watch_jit() -> None:
 def _timed(compiled: Any, package: Path) -> Any:
     def watched(*arguments: Any, **named: Any) -> Any:
         _calm_polling_thread(package)
+        if _report_path:
+            _note_parameters(arguments)
         start = time.monotonic()
         try:
             return compiled(*arguments, **named)
@@ -172,10 +177,71 @@ def _counted(run: Any, phase_of: Callable[[Sequence[Any]], str]) -> Any:
                 sys.exit(0)
             _executions[phase] += 1
         result = run(*arguments, **named)
-        _report["trained"] = _report["trained"] or phase in _training
+        if phase in _training and not _report["trained"]:
+            _report["trained"] = True
+            _keep_executable(arguments[0], phase)
         return result
 
     return watched
+
+
+def _watch_parameters(kind: Any) -> None:
+    """Notes what parameters begin with before MindSpore fills them."""
+    init_data = kind.init_data
+
+    def noted(self: Any, *arguments: Any, **named: Any) -> Any:
+        _note_parameter(self)
+        return init_data(self, *arguments, **named)
+
+    kind.init_data = noted
+
+
+def _note_parameters(cells: Sequence[Any]) -> None:
+    for cell in cells:
+        if hasattr(cell, "parameters_and_names"):
+            for _, parameter in cell.parameters_and_names():
+                _note_parameter(parameter)
+
+
+def _note_parameter(parameter: Any) -> None:
+    """Notes what a parameter begins with, where it is the same everywhere; MindSpore draws the others."""
+    try:
+        value = _constant(parameter)
+    except (AttributeError, RuntimeError, TypeError, ValueError):
+        return  # another release of MindSpore; the program must not fail by it
+    if value is not None:
+        _initial.setdefault(parameter.name, value)
+
+
+def _constant(parameter: Any) -> float | None:
+    kind = type(parameter.init_mode.init).__name__ if getattr(parameter, "has_init", False) else ""
+    if kind in ("Zero", "One"):
+        return float(kind == "One")
+    if kind:
+        return float(parameter.init_mode.init.value) if kind == "Constant" else None
+    return float(parameter.asnumpy().reshape(-1)[0]) if parameter.size == 1 else None
+
+
+def _keep_executable(executor: Any, phase: str) -> None:
+    """Keeps what the text of a graph does not say and its execution needs: constants, layouts, what parameters begin with."""
+    from mindspore import context
+
+    if not _graph_files():
+        return
+    directory = _graph_files()[0].parent
+    try:
+        graph = executor.get_func_graph_proto(phase, "mind_ir")
+        layouts = executor.get_parameter_layout(phase)
+        full, strategy = (context.get_auto_parallel_context(key) for key in ("full_batch", "dataset_strategy"))
+    except (AttributeError, RuntimeError, ValueError):
+        return  # of a function under jit
+    (directory / MIND_IR).write_bytes(graph)
+    known = {
+        "layouts": {name: list(layout) for name, layout in layouts.items()},
+        "initial": _initial,
+        "slices": 1 if full else strategy[0][0] if isinstance(strategy, tuple | list) and strategy else 0,
+    }
+    (directory / PARAMETERS).write_text(json.dumps(known, default=list), encoding="utf-8")
 
 
 def _is_training(phase: str) -> bool:

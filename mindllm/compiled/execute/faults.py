@@ -37,8 +37,12 @@ class Overflow:
 
 
 def is_weight_gradient(graph: CompiledGraph, node: Node) -> bool:
-    """Whether a node is the product of transposed gradients with a layer's input."""
-    if node.op not in PRODUCTS or not node.backward or len(node.inputs) <= TRANSPOSED:
+    """Whether a node is the product of transposed gradients with a layer's input.
+
+    No product of a model transposes its first factor. Where the node stands does not tell: the compiler joins those of several
+    copies of a layer into one of its own, outside of the backward pass.
+    """
+    if node.op not in PRODUCTS or len(node.inputs) <= TRANSPOSED:
         return False
     return graph.constants.get(node.inputs[TRANSPOSED]) is True
 

@@ -168,6 +168,8 @@ def _switch(operands: tuple[Value, ...]) -> Value:
 
 
 def _assign(parameter: Parameter, value: Value, *_: Any) -> np.ndarray:
+    if not isinstance(parameter, Parameter):  # MindSpore's own step cell clears a gradient that nobody reads again
+        return np.asarray(_loaded(value))
     parameter.value = np.asarray(_loaded(value), parameter.value.dtype)
     return parameter.value
 
@@ -189,11 +191,18 @@ def _adam_weight_decay(weight: Parameter, moment1: Parameter, moment2: Parameter
     return _assign(weight, weight.value - change), first, second
 
 
+def _apply_momentum(weight: Parameter, velocity: Parameter, *operands: Value) -> np.ndarray:
+    """The update of ``ApplyMomentum``: the velocity is ``momentum · velocity + gradient``."""
+    rate, gradient, momentum = map(_loaded, operands[:3])
+    return _assign(weight, weight.value - rate * _assign(velocity, velocity.value * momentum + gradient))
+
+
 ASSIGNMENTS: dict[str, Callable[..., Value]] = {
     "Assign": _assign,
     "AssignAdd": _assign_add,
     "AssignSub": _assign_sub,
     "AdamWeightDecay": _adam_weight_decay,
+    "ApplyMomentum": _apply_momentum,
 }
 CONTROL: dict[str, Callable[[tuple[Value, ...]], Value]] = {
     **dict.fromkeys(PASSES_ON, lambda operands: operands[0]),

@@ -46,7 +46,9 @@ RUN: Table = {
     "print_separate_loss": idle("a dense model has one loss"),
     "train_precision_sync": used(),
     "infer_precision_sync": moved("train_precision_sync"),
-    "micro_batch_interleave_num": decided("runner_config.batch_size", "its copies join the batch"),
+    "micro_batch_interleave_num": decided(
+        "micro_batch_interleave_num", "runner_config.batch_size has the samples of all copies"
+    ),
     "layer_scale": only(False, None, reason="off", otherwise="every layer learns at the same rate here"),
     "layer_decay": idle("layer_scale is off, and this is a part of it"),
     "lr_scale": only(False, None, reason="off", otherwise="the learning rate is the one of lr_schedule here"),
@@ -112,6 +114,8 @@ RUN: Table = {
     "context.save_graphs_path": used(),
     "context.memory_optimize_level": used(),
     "context.jit_config.jit_level": used(),
+    "context.jit_level": moved("context.jit_config.jit_level"),
+    "context.infer_boost": idle("kernels are chosen for the device"),
     "context.enable_graph_kernel": used(),
     "context.runtime_num_threads": used(),
     "context.deterministic": decided("train_precision_sync"),

@@ -1,0 +1,105 @@
+"""cluster_check --program: all ranks of somebody's program in lock-step, right ones and ones with a fault."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+from kept_programs_here import unpacked
+
+from mindllm.compiled.execute import program as execution
+from mindllm.compiled.execute.machine import Machine
+from mindllm.errors import CheckFailed, RunFailed, UserError
+from toolkit.cluster_check.__main__ import main
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("kept")
+    return {name: unpacked(f"mlp_{name}", directory) for name in ("cluster", "single")}
+
+
+def test_all_ranks_compute_what_a_single_device_does(kept, capsys):
+    assert main(["--program", str(kept["cluster"]), "--single", str(kept["single"]), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["ok"], found["ranks"], found["stages"], found["compared"]) == (True, 4, 1, True)
+    assert found["exchanges"] == 36
+    assert set(found["errors"]) == {"returned", "parameters"}
+    assert 0 < found["errors"]["parameters"] < 1e-5
+
+
+def test_without_a_single_device_the_verdict_says_what_it_does_not_say(kept, capsys):
+    assert main(["--program", str(kept["cluster"])]) == 0
+    text = capsys.readouterr().out
+    assert "replicas are equal and all is finite. That the ranks compute what one device would was not asked" in text
+
+
+def faulty(monkeypatch, rank, change):
+    """Has one rank compute gradients otherwise."""
+    made = Machine.__init__
+
+    def init(self, graph, *arguments, **named):
+        made(self, graph, *arguments, **named)
+        if graph.rank == rank:
+            self.fault = lambda node, value: change(value) if node.op == "MatMul" and node.backward else value
+
+    monkeypatch.setattr(Machine, "__init__", init)
+
+
+def test_a_replica_that_goes_its_own_way_is_found(kept, monkeypatch, capsys):
+    made = execution.Program.step
+
+    def step(self, number):
+        outputs = made(self, number)
+        held = self.machines[2].parameters["layers.1.second"]
+        held.value = held.value * np.float32(1.001)
+        return outputs
+
+    monkeypatch.setattr(execution.Program, "step", step)
+    assert main(["--program", str(kept["cluster"])]) == CheckFailed.exit_code
+    said = capsys.readouterr().out
+    assert "step 1: layers.1.second is not the same on ranks 0 and 2, which keep the same part of it" in said
+
+
+def test_a_gradient_that_is_wrong_on_one_rank_differs_from_the_single_device(kept, monkeypatch, capsys):
+    faulty(monkeypatch, 3, lambda value: value * np.float32(1.5))
+    arguments = ["--program", str(kept["cluster"]), "--single", str(kept["single"])]
+    assert main(arguments) == CheckFailed.exit_code
+    assert "of the single device's largest element" in capsys.readouterr().out
+
+
+def test_what_is_not_finite_is_found(kept, monkeypatch, capsys):
+    faulty(monkeypatch, 1, lambda value: value * np.float32(np.inf))
+    assert main(["--program", str(kept["cluster"]), "--steps", "1"]) == CheckFailed.exit_code
+    assert "is not finite" in capsys.readouterr().out
+
+
+def test_operators_without_a_kernel_are_named_with_their_number(kept, monkeypatch):
+    monkeypatch.setattr(execution, "EXECUTED", execution.EXECUTED - {"ReLU", "Square"})
+    monkeypatch.setattr(execution, "_computes", lambda graph, node: False)
+    message = r"nothing here computes .*ReLU \(8\).*, .*Square \(4\)"
+    with pytest.raises(RunFailed, match=message):
+        main(["--program", str(kept["cluster"])])
+
+
+def test_ranks_that_were_not_kept(kept, tmp_path):
+    shutil.copytree(kept["cluster"], tmp_path / "part")
+    shutil.rmtree(tmp_path / "part" / "rank_3")
+    with pytest.raises(UserError, match="holds ranks 0 to 2, and they exchange data with 3; run toolkit"):
+        main(["--program", str(tmp_path / "part")])
+    shutil.rmtree(tmp_path / "part" / "rank_1")
+    with pytest.raises(UserError, match="holds no rank 1; run toolkit"):
+        main(["--program", str(tmp_path / "part")])
+    (tmp_path / "part" / "rank_0" / "training.mindir").unlink()
+    shutil.rmtree(tmp_path / "part" / "rank_2")
+    with pytest.raises(UserError, match=r"holds no graph that can be executed \(training\.mindir and parameters\.json"):
+        main(["--program", str(tmp_path / "part")])
+
+
+def test_options_that_do_not_go_together(kept):
+    with pytest.raises(UserError, match="--single: belongs to --program DIR"):
+        main(["--config", "run.yaml", "--single", str(kept["single"])])
+    with pytest.raises(UserError, match="keys of a run go with --config"):
+        main(["--program", str(kept["cluster"]), "--parallel_config.data_parallel=2"])
+    with pytest.raises(UserError, match="holds 4 ranks; name what was kept of the program on one device"):
+        main(["--program", str(kept["cluster"]), "--single", str(kept["cluster"])])

@@ -1,0 +1,200 @@
+"""Somebody's program, all its ranks in lock-step: do they agree with each other, and with a single device where it was kept?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mindllm.compiled.execute.program import Program, ProgramRank, read_rank, without_kernel
+from mindllm.compiled.execute.state import slices_of
+from mindllm.compiled.kept_program import kept_ranks
+from mindllm.errors import RunFailed, UserError
+from mindllm.tables import Table, figures, texts
+from mindllm.timing.stage_graph import micro_batches_of
+
+WHOLE, HALF = (
+    1e-4,
+    5e-2,
+)  # of the largest element: differences that rounding makes, in fp32 and where a graph has bf16 or fp16
+
+
+@dataclass(frozen=True)
+class ProgramOutcome:
+    """What was found. ``problems`` are lines; errors are shares of the largest element of a tensor, by kind.
+
+    ``compared``: whether a single device was there to compare with; ``summed``: micro-batches whose losses are returned as a sum.
+    """
+
+    ranks: int
+    stages: int
+    steps: int
+    exchanges: int
+    compared: bool
+    summed: int = 1
+    errors: Mapping[str, float] = field(default_factory=dict)
+    problems: tuple[str, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        return not self.problems
+
+
+def check_program(directory: Path, single: Path | None, steps: int) -> ProgramOutcome:
+    """Executes all kept ranks of a program.
+
+    Raises:
+        UserError: ranks are missing, or were not kept so that they can be executed.
+        RunFailed: the graphs hold operators that nothing here computes.
+        Deadlock: ranks that wait for each other.
+    """
+    kept = kept_ranks(directory)
+    missing = sorted(set(range(kept[-1].number + 1)) - {rank.number for rank in kept})
+    stages = max(rank.simulation.stage for rank in kept) + 1
+    if missing:
+        raise UserError(
+            f"{directory}: holds no rank {', '.join(map(str, missing))}; run toolkit.offline with --ranks all"
+        )
+    ranks = [read_rank(rank) for rank in kept]
+    _check_complete(ranks, directory)
+    alone = [read_rank(rank) for rank in kept_ranks(single)] if single else []
+    if len(alone) > 1:
+        raise UserError(f"--single {single}: holds {len(alone)} ranks; name what was kept of the program on one device")
+    if unknown := without_kernel([*ranks, *alone]):
+        named = ", ".join(f"{name} ({count})" for name, count in unknown.items())
+        raise RunFailed(f"{directory}: nothing here computes {named}: the graphs of all ranks cannot be executed")
+    return _executed(ranks, alone, stages, steps)
+
+
+def _check_complete(ranks: Sequence[ProgramRank], directory: Path) -> None:
+    """Every rank that another one exchanges data with is there."""
+    there = {rank.graph.rank for rank in ranks}
+    wanted = {other for rank in ranks for node in rank.graph.collectives() for other in node.ranks}
+    if wanted - there:
+        raise UserError(
+            f"{directory}: holds ranks 0 to {max(there)}, and they exchange data with {min(wanted - there)}; run toolkit.offline "
+            "with --ranks all"
+        )
+
+
+def _executed(ranks: Sequence[ProgramRank], alone: Sequence[ProgramRank], stages: int, steps: int) -> ProgramOutcome:
+    program, device = Program(ranks, stages), Program(alone, 1) if alone else None
+    tolerance = HALF if any(_is_short(rank) for rank in (*ranks, *alone)) else WHOLE
+    errors: dict[str, float] = {}
+    summed = 1
+    problems: list[str] = []
+    for number in range(1, steps + 1):
+        outputs = program.step(number)
+        problems += (f"step {number}: {line}" for line in _not_finite(program, outputs))
+        problems += (f"step {number}: {line}" for line in _unequal_replicas(program))
+        if device is not None:
+            said = device.step(number)
+            found = dict(_differences(program, outputs, device, said))
+            parts = micro_batches_of(ranks[-1].graph)
+            if parts > 1 and not found.get("returned", (0.0, ""))[0] <= tolerance:
+                again = dict(_differences(program, outputs, device, said, parts))
+                if again["returned"][0] <= tolerance:
+                    found, summed = again, parts
+            for kind, (error, where) in found.items():
+                errors[kind] = max(error, errors.get(kind, 0.0))
+                if not error <= tolerance:
+                    problems.append(
+                        f"step {number}: {where} is off by {error:.1e} of the single device's largest element"
+                    )
+    exchanges = sum(
+        rank.graph.executions[function.name]
+        for rank in ranks
+        for function in rank.graph.functions
+        for node in function.nodes
+        if node.exchanges
+    )
+    return ProgramOutcome(len(ranks), stages, steps, exchanges, device is not None, summed, errors, tuple(problems))
+
+
+def _is_short(rank: ProgramRank) -> bool:
+    return any(dtype in ("bfloat16", "float16") for node in rank.graph.nodes() for dtype in node.dtypes)
+
+
+def _arrays(value: Any) -> Iterator[np.ndarray]:
+    if isinstance(value, tuple):
+        for item in value:
+            yield from _arrays(item)
+    elif isinstance(value, np.ndarray | np.generic) and np.asarray(value).dtype.kind == "f":
+        yield np.asarray(value)
+
+
+def _not_finite(program: Program, outputs: Mapping[int, Any]) -> Iterator[str]:
+    for machine in program.machines:
+        if not all(np.isfinite(array).all() for array in _arrays(outputs[machine.rank])):
+            yield f"rank {machine.rank} returns what is not finite"
+        for name, value in machine.values().items():
+            if value.dtype.kind == "f" and not np.isfinite(value).all():
+                yield f"rank {machine.rank}: {name} is not finite"
+                break
+
+
+def _unequal_replicas(program: Program) -> Iterator[str]:
+    """Parameters whose parts differ between ranks of a stage that keep the same part."""
+    kept: dict[tuple[Any, ...], tuple[int, np.ndarray]] = {}
+    for machine in program.machines:
+        stage = machine.rank // program.stage_devices
+        for name, value in machine.values().items():
+            parameter = machine.graph.parameters[name]
+            place = tuple((part.start, part.stop) for part in slices_of(parameter, machine.rank))
+            first, other = kept.setdefault((stage, name, place), (machine.rank, value))
+            if not np.array_equal(other, value, equal_nan=True):
+                yield f"{name} is not the same on ranks {first} and {machine.rank}, which keep the same part of it"
+
+
+def _differences(
+    program: Program, outputs: Mapping[int, Any], device: Program, said: Mapping[int, Any], parts: int = 1
+) -> Iterator[tuple[str, tuple[float, str]]]:
+    """By kind the largest error, and where it is: of what the last stage returns, a sum over ``parts``, and of parameters."""
+    (single,) = device.machines
+    worst: dict[str, tuple[float, str]] = {}
+
+    def note(kind: str, found: np.ndarray, wanted: np.ndarray, where: str) -> None:
+        error = float(np.abs(found - wanted).max() / max(np.abs(wanted).max(), 1e-12)) if found.size else 0.0
+        if kind not in worst or not error <= worst[kind][0]:
+            worst[kind] = (error, where)
+
+    for machine in program.machines[-program.stage_devices :]:
+        for found, wanted in zip(_arrays(outputs[machine.rank]), _arrays(said[single.rank]), strict=False):
+            if found.shape == wanted.shape:
+                note("returned", found / parts, wanted, f"what rank {machine.rank} returns")
+    values = single.values()
+    for machine in program.machines:
+        for name, value in machine.values().items():
+            if name in values and value.dtype.kind == "f":
+                part = values[name][slices_of(machine.graph.parameters[name], machine.rank)]
+                note("parameters", value, part, f"{name} on rank {machine.rank}")
+    yield from worst.items()
+
+
+def lines(outcome: ProgramOutcome) -> Iterator[str | Table]:
+    """The verdict for people."""
+    yield (
+        f"{outcome.ranks} ranks, {outcome.stages} stage{'s' * (outcome.stages > 1)}: {outcome.steps} steps in lock-step, "
+        f"{outcome.exchanges} exchanges a step, all of them matched"
+    )
+    if outcome.errors:
+        rows = [(name, f"{error:.1e}") for name, error in outcome.errors.items()]
+        yield Table("largest errors", [*texts("what"), *figures("share of the largest element")], rows)
+    if outcome.summed > 1:
+        yield f"the ranks return the sum over {outcome.summed} micro-batches of what the single device returns"
+    yield from outcome.problems
+    if outcome.ok and outcome.compared:
+        yield "the ranks together compute what the single device does"
+    elif outcome.ok:
+        yield (
+            "replicas are equal and all is finite. That the ranks compute what one device would was not asked: --single DIR "
+            "compares with the program on one device"
+        )
+
+
+def as_json(outcome: ProgramOutcome) -> dict[str, Any]:
+    """The same for programs."""
+    return {"ok": outcome.ok, **vars(outcome), "problems": list(outcome.problems)}
