@@ -6,6 +6,7 @@ import mindspore as ms
 import pytest
 from small_cluster import cluster_run
 
+from mindllm.config.preference import PreferenceConfig
 from mindllm.errors import UserError
 from mindllm.models import CausalLM, Kernels
 from mindllm.models.weights import model_weights
@@ -13,6 +14,8 @@ from mindllm.parallel.build import kernels_of
 from mindllm.parallel.layout import Mesh
 from mindllm.parallel.operators import operators
 from mindllm.parallel.sharding import FOLLOWERS, Sharding, apply_sharding, sharding_table
+from mindllm.parallel.sharding.preference import pairs_table
+from mindllm.tune.preference import PairLosses
 from mindllm.tune.transform import tune
 
 WITHOUT_ENTRY = {"Cast", "Reshape"}
@@ -162,3 +165,14 @@ def test_bottlenecks_have_the_tokens_of_their_rank_and_whole_weights():
 def test_lengths_of_rows_on_replicas_of_tensor_parallel_devices_are_refused():
     with pytest.raises(UserError, match="use_dora: lengths of rows are not split"):
         cluster_run(dp=2, tp=2, model={"pet_config": {"use_dora": True}})
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"label_smoothing": 0.1}, {"loss_type": "hinge"}, {"loss_type": "ipo"}], ids=str
+)
+def test_every_operator_of_the_loss_of_pairs_has_one_entry(options):
+    cell = PairLosses(PreferenceConfig.model_validate(options))
+    table = pairs_table(cell)
+    assert set(table) == {path for path, op in operators(cell).items() if op.name not in FOLLOWERS}
+    apply_sharding(cell, table, Mesh(2, 2))
+    assert cell.probe.parallel_optimizer is False
