@@ -11,7 +11,7 @@ from mindllm.config.generation import GenerationConfig
 from mindllm.config.hugging_face import config_json, is_hugging_face, read_model_config
 from mindllm.config.layer_counts import layer_counts
 from mindllm.config.layers import LayerSpec
-from mindllm.config.load import load_config, override_config, render_config
+from mindllm.config.load import load_config, override_config, render_config, with_model
 from mindllm.config.model import ModelConfig
 from mindllm.config.optimizer import LrSchedule, OptimizerConfig, RunnerWrapperConfig
 from mindllm.config.parallel import ParallelConfig, ParallelContextConfig
@@ -45,4 +45,5 @@ __all__ = [
     "override_config",
     "read_model_config",
     "render_config",
+    "with_model",
 ]

@@ -97,7 +97,12 @@ class Architecture:
 
     def trained_shapes(self) -> Shapes:
         """Those of :meth:`weight_shapes` that training changes."""
-        return {name: shape for name, shape in self.weight_shapes().items() if is_trained(self.pet, name)}
+        frozen = {f"model.layers.{n}.{name}" for n, layer in enumerate(self.layers) for name in layer.frozen}
+        return {
+            name: shape
+            for name, shape in self.weight_shapes().items()
+            if name not in frozen and (name.startswith("model.layers.") or is_trained(self.pet, name))
+        }
 
     def parameter_count(self) -> int:
         """Number of scalars, exact; adapters are counted, frozen weights too."""

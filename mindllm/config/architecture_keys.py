@@ -21,12 +21,22 @@ from mindllm.config.layers import (
     RotarySpec,
 )
 from mindllm.config.rope_scaling import YarnRopeScaling
-from mindllm.config.tuning import WEIGHT, adapters_of, is_trained
+from mindllm.config.tuning import (
+    BOTTLENECK,
+    FULL_TUNING,
+    LLAMAPRO,
+    WEIGHT,
+    adapters_of,
+    bottlenecks_of,
+    is_trained,
+    layer_origins,
+)
 from mindllm.errors import UserError
 
 if TYPE_CHECKING:
     from mindllm.config.model import ModelConfig
 
+BY_LAYER = (LLAMAPRO, FULL_TUNING)  # kinds of tuning that treat layers differently
 FULL, SLIDING = "full_attention", "sliding_attention"
 
 
@@ -41,10 +51,11 @@ def _tuned_architecture(model: ModelConfig) -> Architecture:
     assert pet is not None
     files = projections_in_files(model)
     adapters = {kind: adapters_of(pet, kind, files) for kind in plain.kinds()}
-    layers = []
-    for number, layer in enumerate(plain.layers):
-        frozen = tuple(name for name in layer.weights() if not is_trained(pet, f"model.layers.{number}.{name}"))
-        layers.append(replace(layer, adapters=adapters[layer], frozen=frozen))
+    bottlenecks, layers = bottlenecks_of(pet, plain.hidden_size), []
+    for origin in layer_origins(pet, len(plain.layers)):
+        layer, path = plain.layers[origin.number], f"model.layers.{origin.number}"
+        frozen = tuple(name for name in layer.weights() if not (origin.copied or is_trained(pet, f"{path}.{name}")))
+        layers.append(replace(layer, adapters=adapters[layer], bottlenecks=bottlenecks, frozen=frozen))
     embedding = replace(plain.embedding, noise=pet.neftune_noise_alpha)
     return replace(plain, embedding=embedding, layers=tuple(layers), pet=pet)
 
@@ -117,7 +128,7 @@ def keys_of_layers(model: ModelConfig, layers: Sequence[LayerSpec]) -> dict[str,
     windows = {layer.attention.window for layer in model.architecture.layers}
     if len(windows) > 1 or model.layer_types is not None:
         keys["layer_types"] = [FULL if layer.attention.window is None else SLIDING for layer in layers]
-    if model.pet_config is not None and model.pet_config.pet_type == "full":
+    if model.pet_config is not None and model.pet_config.pet_type in BY_LAYER:
         keys["pet_config"] = _frozen_by_name(model, layers)
     if model.expert_num > 1:
         keys["moe_layer_freq"] = [int(isinstance(layer.feed_forward, ExpertsSpec)) for layer in layers]
@@ -132,7 +143,23 @@ def _frozen_by_name(model: ModelConfig, layers: Sequence[LayerSpec]) -> dict[str
     outside = [name for name in architecture.weight_shapes() if not name.startswith("model.layers.")]
     frozen = [name for name in outside if not is_trained(pet, name)]
     frozen += [f"model.layers.{number}.{name}" for number, layer in enumerate(layers) for name in layer.frozen]
-    return {**pet.model_dump(exclude_unset=True), "freeze_exclude": [], "freeze_include": frozen}
+    section = {"pet_type": FULL_TUNING, "freeze_include": frozen, "neftune_noise_alpha": pet.neftune_noise_alpha}
+    return type(pet).model_validate(section).model_dump()
+
+
+def merged_model(model: ModelConfig) -> ModelConfig:
+    """The model whose weights are those of ``model`` with what was trained put into them; new layers are some of its own.
+
+    Bottlenecks cannot be put into any weight, and stay.
+    """
+    pet, plain = model.pet_config, model.base
+    if pet is not None and pet.pet_type == BOTTLENECK:
+        return model
+    if pet is None or pet.pet_type != LLAMAPRO:
+        return plain
+    layers = plain.architecture.layers
+    keys = keys_of_layers(plain, [layers[origin.number] for origin in layer_origins(pet, len(layers))])
+    return type(model).model_validate({**plain.model_dump(exclude_unset=True), **keys})
 
 
 def _norm(model: ModelConfig) -> NormSpec:
@@ -185,7 +212,14 @@ def _latent_attention(model: ModelConfig) -> LatentAttentionSpec:
 
 
 def _feed_forward(model: ModelConfig, width: int) -> FeedForwardSpec:
-    return FeedForwardSpec(model.hidden_size, width, model.hidden_act, model.gated_linear_unit, model.mlp_has_bias)
+    return FeedForwardSpec(
+        model.hidden_size,
+        width,
+        model.hidden_act,
+        model.gated_linear_unit,
+        model.mlp_has_bias,
+        model.mlp_proj_has_bias and not model.mlp_has_bias,
+    )
 
 
 def _experts(model: ModelConfig) -> ExpertsSpec:

@@ -37,8 +37,9 @@ def _layers(config: RunConfig) -> Iterator[Finding]:
     ):  # a list says it: small runs of dense layers have one
         first = model.first_k_dense_replace
         yield (*MODEL, "first_k_dense_replace"), f"no layer has experts (value {first}); write expert_num: 1"
-    if not model.gated_linear_unit or model.mlp_has_bias:
-        key = "mlp_has_bias" if model.mlp_has_bias else "gated_linear_unit"
+    biased = next((key for key in ("mlp_has_bias", "mlp_proj_has_bias") if getattr(model, key)), None)
+    if not model.gated_linear_unit or biased:
+        key = biased or "gated_linear_unit"
         yield (*MODEL, key), f"experts are gated and have no bias (value {getattr(model, key)})"
     if model.use_shared_expert_gating and model.moe_shared_expert_intermediate_size is None:
         message = "there is no shared expert (value True); write moe_shared_expert_intermediate_size, too"
@@ -95,7 +96,7 @@ def _devices(config: RunConfig) -> Iterator[Finding]:
         message = f"must divide model_parallel {sizes.model_parallel} (value {tensor})"
         yield (*MESH, "expert_model_parallel"), message
         return
-    devices = sizes.data_parallel * sizes.model_parallel
+    devices = sizes.stage_device_num
     if devices % (groups * tensor) or groups * tensor % sizes.model_parallel:
         shape = f"data_parallel {sizes.data_parallel} x model_parallel {sizes.model_parallel}"
         possible = [

@@ -8,7 +8,7 @@ from mindllm.config.architecture_keys import projections_in_files
 from mindllm.config.document import KeyPath
 from mindllm.config.latent_attention import LatentAttentionSpec
 from mindllm.config.run import RunConfig
-from mindllm.config.tuning import PetConfig, is_trained, mistakes
+from mindllm.config.tuning import ADALORA, BOTTLENECK, GALORE, LISA, LOW_RANK, PetConfig, mistakes
 
 MODEL: KeyPath = ("model", "model_config")
 SECTION: KeyPath = (*MODEL, "pet_config")
@@ -36,14 +36,53 @@ def _not_computed(config: RunConfig, pet: PetConfig) -> Iterator[tuple[KeyPath, 
     """What is not here yet, alone or on several devices."""
     model, sizes = config.model.config, config.parallel_config
     kinds = model.base.architecture.kinds()
-    if pet.pet_type == "lora" and any(isinstance(kind.attention, LatentAttentionSpec) for kind in kinds):
-        yield (*SECTION, "pet_type"), "latent attention has no adapters yet (value lora); write pet_type: full"
-    if model.topk_bias_update_rate and not is_trained(pet, f"model.layers.{model.num_layers - 1}.{ROUTER_BIAS}"):
+    if pet.pet_type == BOTTLENECK and config.export_hf.directory:
+        message = f"no Hugging Face model has bottlenecks (value {config.export_hf.directory}); leave it out"
+        yield ("export_hf", "directory"), message
+    if pet.pet_type in LOW_RANK and any(isinstance(kind.attention, LatentAttentionSpec) for kind in kinds):
+        yield (
+            (*SECTION, "pet_type"),
+            f"latent attention has no adapters yet (value {pet.pet_type}); write pet_type: full",
+        )
+    if pet.pet_type in (ADALORA, GALORE, LISA):
+        yield from _not_shared(config, pet)
+    if pet.pet_type == ADALORA:
+        yield from _no_budget(config, pet)
+    if model.topk_bias_update_rate and any(ROUTER_BIAS in layer.frozen for layer in model.architecture.layers):
         message = f"changes biases of routers, which are frozen (value {model.topk_bias_update_rate}); write 0"
         yield (*MODEL, "topk_bias_update_rate"), message
-    if pet.use_dora and sizes.data_parallel > 1 and sizes.model_parallel > 1:
+    if pet.use_dora and sizes.data_parallel * sizes.context_parallel > 1 and sizes.model_parallel > 1:
+        replicas = sizes.data_parallel * sizes.context_parallel
         message = (
-            f"lengths of rows are not split over replicas (data_parallel {sizes.data_parallel}) of tensor-parallel devices "
+            f"lengths of rows are not split over {replicas} replicas (data_parallel) of tensor-parallel devices "
             f"(model_parallel {sizes.model_parallel}) yet; write use_dora: false, or 1 for one of them"
         )
         yield (*SECTION, "use_dora"), message
+
+
+def _no_budget(config: RunConfig, pet: PetConfig) -> Iterator[tuple[KeyPath, str]]:
+    """The budget of ranks falls until the end, which has to be known."""
+    steps = config.runner_config.train_steps
+    if steps is None:
+        yield (
+            ("runner_config", "train_steps"),
+            "the budget of pet_type adalora falls until the end of the run; write its steps",
+        )
+    elif pet.adalora_tinit + pet.adalora_tfinal >= steps:
+        message = f"leaves no steps between adalora_tinit {pet.adalora_tinit} and adalora_tfinal {pet.adalora_tfinal}"
+        yield ("runner_config", "train_steps"), f"{message} (value {steps}); write more"
+
+
+def _not_shared(config: RunConfig, pet: PetConfig) -> Iterator[tuple[KeyPath, str]]:
+    """What is updated by more than its own gradient is updated where all of the model is."""
+    sizes, kind = config.parallel_config, f"pet_type {pet.pet_type}"
+    for key in ("model_parallel", "pipeline_stage"):
+        if getattr(sizes, key) > 1:
+            message = f"{kind} needs the whole model on every device (value {getattr(sizes, key)}); write 1"
+            yield ("parallel_config", key), message
+    if sizes.data_parallel > 1 and (config.context.device_target != "CPU" or config.parallel.enable_parallel_optimizer):
+        message = f"{kind} is for one device, or replicas on CPU without enable_parallel_optimizer"
+        yield ("parallel_config", "data_parallel"), f"{message} (value {sizes.data_parallel}); write 1"
+    if config.model.config.expert_num > 1 and pet.pet_type != ADALORA:
+        message = f"experts are not trained with {kind} yet (value {pet.pet_type}); write pet_type: full, or lora"
+        yield (*SECTION, "pet_type"), message

@@ -54,7 +54,12 @@ def config_json(model: ModelConfig, dtype: str, special_tokens: dict[str, Any]) 
         UserError: no family has such a model.
     """
     try:
-        content = family_of(model).content(model)
+        family = family_of(model)
+        content = family.content(model)
+        for key in family.unsaid:
+            value = getattr(model, key)
+            if value != ModelConfig.model_fields[key].default:
+                raise UserError(f"the files of {family.name} cannot say {key} (value {value})")
     except UserError as error:
         raise UserError(f"model.model_config cannot be written as {CONFIG}: {error}") from None
     return {**content, **special_tokens, "torch_dtype": dtype, "use_cache": True}

@@ -15,7 +15,7 @@ from mindllm.config.rope_scaling import RopeScaling
 if TYPE_CHECKING:
     from mindllm.config.experts import ExpertsSpec
     from mindllm.config.latent_attention import LatentAttentionSpec
-    from mindllm.config.tuning import AdapterSpec
+    from mindllm.config.tuning import AdapterSpec, BottleneckSpec
 
 Shapes = dict[str, tuple[int, ...]]
 Activation = Literal["silu", "gelu_tanh", "quick_gelu"]
@@ -135,13 +135,16 @@ class AttentionContext:
 
 @dataclass(frozen=True)
 class FeedForwardSpec:
-    """``w2(act(w1 x) · w3 x)`` if ``gated`` (Shazeer, 2020), else ``w2(act(w1 x))``; ``bias`` on all of them."""
+    """``w2(act(w1 x) · w3 x)`` if ``gated`` (Shazeer, 2020), else ``w2(act(w1 x))``; ``bias`` on all of them, ``out_bias`` on
+    w2 alone.
+    """
 
     hidden_size: int
     width: int
     activation: Activation = "silu"
     gated: bool = True
     bias: bool = False
+    out_bias: bool = False
 
     def matrices(self) -> Shapes:
         """The weights of its matrix products."""
@@ -152,8 +155,8 @@ class FeedForwardSpec:
     def weights(self) -> Shapes:
         """All weights."""
         matrices = self.matrices()
-        biases = {name.replace("weight", "bias"): shape[:1] for name, shape in matrices.items()}
-        return {**matrices, **(biases if self.bias else {})}
+        biased = matrices if self.bias else ["w2.weight"] * self.out_bias
+        return {**matrices, **{name.replace("weight", "bias"): matrices[name][:1] for name in biased}}
 
     @property
     def adds_to_loss(self) -> bool:
@@ -174,7 +177,8 @@ class LayerSpec:
     """Norm, attention, norm, feed-forward, each with a residual connection.
 
     ``norm_output``: there are norms behind attention and feed-forward too, before they are added (Gemma 2, GLM-4). ``dropout`` is
-    that of both results before they are added. ``adapters`` stand beside projections; ``frozen`` are the weights that training
+    that of both results before they are added. ``adapters`` stand beside projections, ``bottlenecks`` behind the
+    two parts; ``frozen`` are the weights that training
     does not change.
     """
 
@@ -184,6 +188,7 @@ class LayerSpec:
     norm_output: bool = False
     dropout: float = 0.0
     adapters: tuple[AdapterSpec, ...] = ()
+    bottlenecks: tuple[BottleneckSpec, ...] = ()
     frozen: tuple[str, ...] = ()
 
     @property
@@ -196,6 +201,11 @@ class LayerSpec:
     def adds_to_loss(self) -> bool:
         """Whether the layer yields something that is added to the loss besides hidden states: what keeps its experts balanced."""
         return self.feed_forward.adds_to_loss
+
+    @property
+    def added(self) -> tuple[AdapterSpec | BottleneckSpec, ...]:
+        """What tuning adds."""
+        return (*self.adapters, *self.bottlenecks)
 
     @property
     def norms(self) -> tuple[str, ...]:
@@ -215,12 +225,23 @@ class LayerSpec:
         parts = {"attention": self.attention.weights(), "feed_forward": self.feed_forward.weights()}
         norms = {norm: self.norm.weights(hidden) for norm in self.norms}
         own = {f"{part}.{name}": shape for part, shapes in {**norms, **parts}.items() for name, shape in shapes.items()}
-        return {**own, **{name: shape for adapter in self.adapters for name, shape in adapter.weights().items()}}
+        return {**own, **{name: shape for added in self.added for name, shape in added.weights().items()}}
+
+    def last_of_branches(self) -> tuple[str, ...]:
+        """The weights after which attention and feed-forward are added to the hidden states: with zeros there the layer adds
+        nothing.
+        """
+        own = LayerSpec(self.attention, self.feed_forward, self.norm, self.norm_output).weights()
+        return tuple(
+            name
+            for name in own
+            if {"wo", "w2"} & {*name.split(".")} or name in ("attention_post_norm.bias", "ffn_post_norm.bias")
+        )
 
     def flops_per_token(self, seq_length: int) -> float:
         """Matrix products of forward and backward; a frozen weight has no product for its gradient."""
         products = self.attention.flops_per_token(seq_length) + self.feed_forward.flops_per_token()
-        matrices = (shape for adapter in self.adapters for shape in adapter.weights().values() if len(shape) > 1)
+        matrices = (shape for added in self.added for shape in added.weights().values() if len(shape) > 1)
         return products + FORWARD_AND_BACKWARD * sum(map(math.prod, matrices)) - self._not_computed()
 
     def _not_computed(self) -> float:

@@ -15,6 +15,7 @@ from mindllm.config.dataset import IndexedDataLoader
 from mindllm.config.document import Document, Problem, child, closest_origin, merge
 from mindllm.config.mindformers.convert import Conversion, convert
 from mindllm.config.mindformers.recognise import is_mindformers
+from mindllm.config.model import ModelConfig
 from mindllm.config.overrides import Overrides, override_document
 from mindllm.config.pretrained import fill_from_pretrained
 from mindllm.config.problems import schema_problems
@@ -43,6 +44,8 @@ def load_config(path: str | os.PathLike[str], overrides: Overrides = ()) -> RunC
     numbers = ", ".join(f"{count} {outcome.value}" for outcome, count in conversion.counts().items() if count)
     message = "%s is a YAML of MindFormers: of its keys %s; every one: python -m toolkit.convert_config %s"
     logger.warning(message, source, numbers, source)
+    for warning in conversion.warnings:
+        logger.warning("%s: %s", source, warning)
     return config
 
 
@@ -61,6 +64,15 @@ def override_config(config: RunConfig, overrides: Overrides) -> RunConfig:
     """Returns ``config`` with some keys changed; what follows from them (default widths, ...) is worked out again."""
     document = Document(plain(config.given()), dict(config._provenance.origins))
     return _build(document, overrides, config.source)
+
+
+def with_model(config: RunConfig, model: ModelConfig) -> RunConfig:
+    """Returns ``config`` with this model: another tuning; or another network, which no directory it names has then."""
+    before, after = config.model.config.model_dump(), model.model_dump()
+    changed = {key: value for key, value in after.items() if value != before[key]}
+    nowhere = dict.fromkeys(("load_checkpoint", "load_adapter", "adapter_id", "pretrained_model_dir"), "")
+    of_model = {f"model.model_config.{key}": value for key, value in changed.items()}
+    return override_config(config, of_model if {*changed} <= {"pet_config"} else {**nowhere, **of_model})
 
 
 def render_config(config: RunConfig) -> str:

@@ -12,7 +12,7 @@ from pydantic import Field, PlainValidator, model_validator
 from pydantic_core import PydanticCustomError
 
 from mindllm.config.architecture import Architecture
-from mindllm.config.architecture_keys import architecture_of
+from mindllm.config.architecture_keys import architecture_of, merged_model
 from mindllm.config.experts import BalanceLoss
 from mindllm.config.layer_counts import Offset
 from mindllm.config.layers import Activation
@@ -173,6 +173,7 @@ class ModelConfig(Section):
         default=True, description="The activation is multiplied by a second projection (SwiGLU, GeGLU)."
     )
     mlp_has_bias: bool = Field(default=False, description="Bias on the projections of the feed-forward.")
+    mlp_proj_has_bias: bool = Field(default=False, description="Bias on the last projection of the feed-forward.")
     expert_num: PositiveInt = Field(
         default=1, description="Experts of a layer's feed-forward; 1: it is dense. Keys below are about experts."
     )
@@ -285,6 +286,16 @@ class ModelConfig(Section):
     def base(self) -> ModelConfig:
         """The same model without adapters, all of it trained: what files of weights hold."""
         return self if self.pet_config is None else self.model_copy(update={"pet_config": None})
+
+    @property
+    def merged(self) -> ModelConfig:
+        """The model that is exported, evaluated and chatted with: what was trained is merged into its weights."""
+        return merged_model(self)
+
+    @property
+    def layer_count(self) -> int:
+        """Layers that are built: ``num_layers``, and those that tuning adds."""
+        return len(self.architecture.layers)
 
     def parameter_count(self) -> int:
         """Number of scalars, exact; adapters are counted, frozen weights too."""

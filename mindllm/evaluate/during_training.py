@@ -15,9 +15,9 @@ from mindllm.data import run_tokenizer
 from mindllm.evaluate.local_data import OFFLINE
 from mindllm.evaluate.progress import logged, unwatched
 from mindllm.generate.generator import Generator
-from mindllm.models import build_model
-from mindllm.models.weights import assign, trained_weights
+from mindllm.models.weights import assign, model_weights
 from mindllm.train.ranks import Ranks
+from mindllm.tune.transform import build_tuned_model
 
 if TYPE_CHECKING:
     from mindllm.evaluate.run import Outcome
@@ -38,10 +38,10 @@ class TasksWhileTraining:
         self.ranks = ranks
         self.manager = find_tasks(tasks, options)
         device = config.context.device_target
-        self.model = build_model(config.model.config.base, device)
+        self.model = build_tuned_model(config.model.config.merged, device)
         tokenizer = run_tokenizer(config)
         self.generator = Generator(
-            self.model, config.model.config.base, tokenizer, device_target=device, shares_prefixes=True
+            self.model, config.model.config.merged, tokenizer, device_target=device, shares_prefixes=True
         )
 
     def evaluate(self, weights: Mapping[str, ArrayLike], directory: Path) -> Outcome:
@@ -50,7 +50,7 @@ class TasksWhileTraining:
         from mindllm.evaluate.model import EvaluatedModel
         from mindllm.evaluate.run import evaluate_tasks
 
-        assign(trained_weights(self.model), weights)
+        assign(model_weights(self.model), weights)
         self.generator.forget()
         answers = Answers(directory if self.ranks.count > 1 else None, self.ranks)
         model = EvaluatedModel(

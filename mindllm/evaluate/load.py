@@ -15,13 +15,13 @@ from mindllm.evaluate.answers import Answers
 from mindllm.evaluate.model import EvaluatedModel
 from mindllm.evaluate.progress import Watch, unwatched
 from mindllm.generate.generator import Generator
-from mindllm.models import build_model
-from mindllm.models.weights import assign, trained_weights
+from mindllm.models.weights import assign, model_weights
 from mindllm.train.checkpoint import load_checkpoint
 from mindllm.train.checkpoint.architecture import model_of
 from mindllm.train.checkpoint.pretrained import Pretrained, find_pretrained
 from mindllm.train.checkpoint.tensors import stored_tensors
 from mindllm.train.ranks import ALONE, Ranks
+from mindllm.tune.transform import build_tuned_model
 
 ANSWERS = "answers"
 
@@ -64,11 +64,10 @@ def evaluated_model(
     """
     tokenizer = run_tokenizer(config)
     pretrained = find_pretrained(config)
-    model = build_model(config.model.config.base, config.context.device_target)
-    assign(trained_weights(model), pretrained.whole(config.model.config.base))
-    generator = Generator(
-        model, config.model.config.base, tokenizer, device_target=config.context.device_target, shares_prefixes=True
-    )
+    device, model_config = config.context.device_target, pretrained.model(config.model.config)
+    model = build_tuned_model(model_config, device)
+    assign(model_weights(model), pretrained.whole(config.model.config.base))
+    generator = Generator(model, model_config, tokenizer, device_target=device, shares_prefixes=True)
     place = directory / ANSWERS / identity(config, pretrained, tokenizer) if directory is not None else None
     return EvaluatedModel(generator, config.evaluation.batch_size, Answers(place, ranks), watch)
 

@@ -6,11 +6,11 @@ from mindllm.config import RunConfig
 from mindllm.data.tokenizer import Tokenizer
 from mindllm.generate.generator import Generator
 from mindllm.generate.terminal import terminal
-from mindllm.models import build_model
-from mindllm.models.weights import assign, trained_weights
+from mindllm.models.weights import assign, model_weights
 from mindllm.train.checkpoint import CheckpointStore
-from mindllm.train.checkpoint.pretrained import pretrained_weights
+from mindllm.train.checkpoint.pretrained import merged_pretrained
 from mindllm.train.device import set_up_device
+from mindllm.tune.transform import build_tuned_model
 
 
 def need_weights(config: RunConfig) -> None:
@@ -26,10 +26,10 @@ def need_weights(config: RunConfig) -> None:
 
 def load_generator(config: RunConfig, tokenizer: Tokenizer) -> Generator:
     """Builds the model on the device of the run and loads its weights. Raises UserError when they do not fit."""
-    model_config, device = config.model.config.base, config.context.device_target
-    pretrained = pretrained_weights(config)
+    device = config.context.device_target
+    model_config, pretrained = merged_pretrained(config)
     set_up_device(config)
     with terminal.status("building the model"):
-        model = build_model(model_config, device)
-        assign(trained_weights(model), pretrained)
+        model = build_tuned_model(model_config, device)
+        assign(model_weights(model), pretrained)
         return Generator(model, model_config, tokenizer, device_target=device)

@@ -59,7 +59,8 @@ def _computes(layer: LayerSpec, capacity: int) -> bool:
     if not isinstance(feed_forward, FeedForwardSpec) or feed_forward.activation not in ("silu", "gelu_tanh"):
         return False
     plain = feed_forward == FeedForwardSpec(feed_forward.hidden_size, feed_forward.width, feed_forward.activation)
-    return fits and plain_attention and plain and not layer.norm_output and norm.kind in ("rms", "rms_one")
+    plain = plain and not layer.added and not layer.norm_output
+    return fits and plain_attention and plain and norm.kind in ("rms", "rms_one")
 
 
 def _numbers(config: ModelConfig, layer: LayerSpec) -> tuple[float, ...]:

@@ -62,7 +62,7 @@ class PositionEmbedding(nn.Cell):
         super().__init__()
         shape = (positions, model.hidden_size)
         self.embedding_weight = normal_parameter("embedding_weight", shape, model.initializer_range)
-        self.in_order = Tensor(np.arange(model.seq_length, dtype=np.int32))
+        self.in_order = Tensor(kernels.positions(model.seq_length))
         self.gather = P.Gather()
         self.reshape = P.Reshape()
         self.add = P.Add()
@@ -122,6 +122,15 @@ class DecoderLayer(nn.Cell):
         if spec.norm_output:
             self.attention_post_norm = make_norm(hidden, spec.norm, kernels)
             self.ffn_post_norm = make_norm(hidden, spec.norm, kernels)
+        self.adapts_attention = self.adapts_feed_forward = False
+
+    def attach_behind_attention(self, adapter: nn.Cell) -> None:
+        """Sends what the attention yields, ``[batch · seq, hidden]``, through ``adapter``, which keeps its form."""
+        self.attention_adapter, self.adapts_attention = adapter, True
+
+    def attach_behind_feed_forward(self, adapter: nn.Cell) -> None:
+        """The same behind the feed-forward."""
+        self.feed_forward_adapter, self.adapts_feed_forward = adapter, True
 
     def construct(
         self,
@@ -143,6 +152,8 @@ class DecoderLayer(nn.Cell):
 
     def after_attention(self, x: Tensor, attended: Tensor, random: Tensor | None = None) -> Tensor:
         """The residual connection around the attention."""
+        if self.adapts_attention:
+            attended = self.attention_adapter(attended)
         if self.norm_output:
             attended = self.attention_post_norm(attended)
         if self.drops:
@@ -162,6 +173,8 @@ class DecoderLayer(nn.Cell):
 
     def around_feed_forward(self, x: Tensor, y: Tensor, random: Tensor | None) -> Tensor:
         """The residual connection around the feed-forward."""
+        if self.adapts_feed_forward:
+            y = self.feed_forward_adapter(y)
         if self.norm_output:
             y = self.ffn_post_norm(y)
         if self.drops:
@@ -185,8 +198,9 @@ class ContextTables(nn.Cell):
         self.biased = isinstance(context.position, AlibiSpec)
         if isinstance(context.position, RotarySpec):
             cos, sin = rotary_tables(context.position, context.head_dim, seq_length)
-            self.rotary_cos = constant("rotary_cos", cos)
-            self.rotary_sin = constant("rotary_sin", sin)
+            positions = kernels.positions(seq_length)
+            self.rotary_cos = constant("rotary_cos", cos[positions])
+            self.rotary_sin = constant("rotary_sin", sin[positions])
         if self.biased:
             self.alibi_bias = constant("alibi_bias", alibi_bias(context.num_heads, seq_length))
         mask = causal_mask(seq_length, kernels, context.window)

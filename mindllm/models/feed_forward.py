@@ -23,7 +23,7 @@ class FeedForward(nn.Cell):
         if spec.gated:
             self.w3 = Linear(hidden, inner, kernels, spread.inner, bias=spec.bias)
             self.mul = P.Mul()
-        self.w2 = Linear(inner, hidden, kernels, spread.output, bias=spec.bias)
+        self.w2 = Linear(inner, hidden, kernels, spread.output, bias=spec.bias or spec.out_bias)
 
     def construct(self, x: Tensor, random: Tensor | None = None) -> Tensor:
         """``random`` as for :class:`mindllm.models.linear.Linear`."""

@@ -97,7 +97,7 @@ def make_plan(config: RunConfig) -> LayerPlan:
         UserError: an exclude list that has counts but no patterns, or repeats a selected pattern.
     """
     model, stages = config.model.config, config.parallel_config.pipeline_stage
-    counts = layer_counts(model.num_layers, stages, model.pp_interleave_num, model.offset)
+    counts = layer_counts(model.layer_count, stages, model.pp_interleave_num, model.offset)
     return read_plan(counts, config.recompute_config, config.error)
 
 

@@ -28,7 +28,7 @@ def export(state: RunState, store: CheckpointStore, tokenizer: Tokenizer | None)
         return
     directory = export_hugging_face(
         section.directory,
-        state.config.model.config.base,
+        state.config.model.config.merged,
         _whole_weights(state, store),
         dtype=section.dtype,
         max_shard_bytes=size_in_bytes(section.max_shard_size),

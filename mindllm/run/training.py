@@ -7,7 +7,7 @@ import signal
 from pathlib import Path
 
 from mindllm.command import INTERRUPTED
-from mindllm.config import RunConfig, override_config, render_config
+from mindllm.config import RunConfig, render_config, with_model
 from mindllm.config.callbacks import CheckpointMonitorConfig, EvalTasksConfig
 from mindllm.console import output
 from mindllm.errors import RunFailed
@@ -23,7 +23,7 @@ from mindllm.train.callbacks import make_callbacks
 from mindllm.train.callbacks.callback import Callback
 from mindllm.train.checkpoint import Checkpoint, CheckpointStore, Peers
 from mindllm.train.checkpoint.adapters.adapter import Base, leaves_weights_out
-from mindllm.train.checkpoint.pretrained import Pretrained, base_record, find_pretrained, pretrained_weights
+from mindllm.train.checkpoint.pretrained import Pretrained, base_record, find_pretrained, merged_pretrained
 from mindllm.train.checkpoint.whole_directory import refuse_existing
 from mindllm.train.data_agreement import refuse_different_data
 from mindllm.train.datasets import RunData
@@ -135,11 +135,10 @@ def evaluate(config: RunConfig, execution: Execution) -> int:
     evaluator = RunData(config, share_of(config, execution)).evaluator(
         evaluation_rows(config, execution), progress=True
     )
-    pretrained = pretrained_weights(config)
+    model, pretrained = merged_pretrained(config)
     if not execution.connects_first:
         set_up_execution(config, execution)
-    config = override_config(config, {"model.model_config.pet_config": None})
-    engine = make_engine(config, execution, training=False)
+    engine = make_engine(with_model(config, model), execution, training=False)
     engine.put(pretrained)
     result = evaluator.run(engine)
     logger.info("%s on the %s split: %s", config.load_checkpoint, config.eval_dataset.split, result.describe())

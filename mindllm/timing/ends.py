@@ -85,7 +85,14 @@ def place_parameters(workload: Workload, place: int, layers: range) -> Held:
 
 
 EXPERTS = "feed_forward.experts."
-WHOLE_ON_A_RANK = ("feed_forward.router.", "attention.wq_down.", "attention.wkv_down.", "attention.wk_rotary.")
+WHOLE_ON_A_RANK = (
+    "feed_forward.router.",
+    "attention.wq_down.",
+    "attention.wkv_down.",
+    "attention.wk_rotary.",
+    "attention_adapter.",
+    "feed_forward_adapter.",
+)
 """Weights that tensor-parallel ranks do not share (``parallel/sharding``); norms and biases are too small to matter."""
 
 

@@ -52,6 +52,7 @@ def _forward(
         yield from adapter_work(spec, part, tokens, strategy, numerics)
         if adds_up:
             yield Exchange(f"{part}.reduce", "ReduceScatter" if strategy.sequence_parallel else "AllReduce", hidden)
+        yield from bottleneck_work(spec, part, tokens, strategy, numerics)
         if spec.norm_output:
             yield elementwise(f"{part}_post_norm.norm", outside, NORM_PASSES[0])
         yield elementwise(f"{part}.residual", outside, 3 + MASK * numerics.dropout)
@@ -77,6 +78,21 @@ def adapter_work(
         yield product(f"{adapter.module}.adapter.down", tokens, inner, adapter.rank, numerics.compute)
         yield product(f"{adapter.module}.adapter.up", tokens, adapter.rank, out, numerics.compute)
         yield elementwise(f"{adapter.module}.adapter.add", HALF * tokens * out, 3.0)
+
+
+def bottleneck_work(
+    spec: LayerSpec, part: str, tokens: float, strategy: Strategy, numerics: Numerics
+) -> Iterator[Operator]:
+    """Both products behind one part; every rank has the whole weights, and the tokens that its norms have."""
+    own = tokens / (strategy.model_parallel if strategy.sequence_parallel else 1)
+    for bottleneck in spec.bottlenecks:
+        if bottleneck.module != part:
+            continue
+        hidden, length, name = bottleneck.hidden_size, bottleneck.length, bottleneck.name
+        yield product(f"{name}.down.matmul", own, hidden, length, numerics.compute)
+        yield elementwise(f"{name}.gelu", HALF * own * length, 4.0)
+        yield product(f"{name}.up.matmul", own, length, hidden, numerics.compute)
+        yield elementwise(f"{name}.add", HALF * own * hidden, 4.0)
 
 
 MIRRORED: Mapping[str, str] = {"AllGather": "ReduceScatter", "ReduceScatter": "AllGather"}

@@ -14,8 +14,8 @@ from mindllm.config import RunConfig
 from mindllm.parallel import ParallelModel, build_parallel_model, set_parallel_context
 from mindllm.parallel.context import input_columns
 from mindllm.parallel.pipeline import TokenCount
-from mindllm.train.optimizer import AdamW
 from mindllm.train.step import ApplyGradients, GlobalNorm
+from mindllm.train.tuned_optimizer import make_optimizer
 
 accumulated = ops.MultitypeFuncGraph("accumulated")
 clear_accumulated = ops.MultitypeFuncGraph("clear_accumulated")
@@ -61,7 +61,7 @@ class ReusedOptimizer(nn.Cell):
     def __init__(self, optimizer: nn.Cell) -> None:
         super().__init__(auto_prefix=False)
         self.optimizer = optimizer
-        self.counts, self.updated = optimizer.counts, optimizer.updated
+        self.counts, self.updated, self.prepare = optimizer.counts, optimizer.updated, optimizer.prepare
 
     def construct(self, gradients: tuple[Tensor, ...], coefficient: Tensor, rate: Tensor) -> Tensor:
         return self.optimizer(gradients, coefficient, rate)
@@ -161,8 +161,7 @@ def distributed_step(config: RunConfig, parallel: ParallelModel, rank: int) -> D
     """The training step of ``rank`` for a model on its devices."""
     weights = ParameterTuple(parallel.network.trainable_params())
     owned = weights[1:] if _embedding_is_elsewhere(parallel, rank) else weights
-    model = config.model.config
-    optimizer = AdamW(owned, config.optimizer, model.topk_bias_update_rate, model.pet_config)
+    optimizer = make_optimizer(owned, config)
     wrapper = config.runner_wrapper
     step = DistributedStep(
         parallel,

@@ -14,6 +14,7 @@ from mindspore import ops as P
 
 from mindllm.config import OptimizerConfig
 from mindllm.config.tuning import PetConfig
+from mindllm.config.tuning_state import is_further_state
 from mindllm.models.expert_load import is_probe
 from mindllm.train.expert_loads import ExpertLoads
 
@@ -49,7 +50,7 @@ def state_shapes(weights: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int,
 
 def is_state(name: str) -> bool:
     """Whether a parameter is the optimizer's own and belongs into checkpoints."""
-    return name in POWERS or name.startswith(tuple(f"{moment}." for moment in MOMENTS))
+    return name in POWERS or name.startswith(tuple(f"{moment}." for moment in MOMENTS)) or is_further_state(name)
 
 
 class AdamW(nn.Cell):
@@ -61,6 +62,8 @@ class AdamW(nn.Cell):
 
     Attributes:
         updated: which of the parameters are weights.
+        prepare: makes of gradients, and what turns them into those of the mean loss per token, the gradients of a step; or None.
+        finish: takes part in a step when weights have changed: gradients of weights, coefficient, what is done before; or None.
     """
 
     def __init__(
@@ -69,8 +72,11 @@ class AdamW(nn.Cell):
         config: OptimizerConfig,
         bias_rate: float = 0.0,
         pet: PetConfig | None = None,
+        prepare: nn.Cell | None = None,
+        finish: nn.Cell | None = None,
     ) -> None:
         super().__init__(auto_prefix=False)
+        self.prepare, self.finish = prepare, finish
         self.parameters = ParameterTuple(parameters)
         weights = [parameter for parameter in parameters if not is_probe(parameter.name)]
         self.weights = ParameterTuple(weights)
@@ -104,6 +110,8 @@ class AdamW(nn.Cell):
         power1 = ops.depend(power1, done)
         if self.counts:
             power1 = ops.depend(power1, self.expert_loads(gradients, coefficient, power1))
+        if self.finish is not None:
+            power1 = ops.depend(power1, self.finish(of_weights, coefficient, power1))
         ops.assign(self.beta1_power, power1)
         ops.assign(self.beta2_power, power2)
         return power1

@@ -64,13 +64,13 @@ def least_bytes(config: RunConfig) -> dict[str, int]:
         options = config.generation
         rows = max(options.num_beams, options.num_return_sequences) if config.run_mode == "predict" else 1
         length = min(model.seq_length, options.max_new_tokens + 1)
-        parts["keys and values"] = 2 * rows * length * model.num_layers * model.n_kv_heads * model.head_dim * FLOAT32
+        parts["keys and values"] = 2 * rows * length * model.layer_count * model.n_kv_heads * model.head_dim * FLOAT32
         return parts
     batch = (
         config.runner_config.batch_size if trains else config.eval_dataset.batch_size or config.runner_config.batch_size
     )
     tokens = batch * model.seq_length * processes
-    parts["hidden states"] = tokens * model.hidden_size * FLOAT32 * (model.num_layers if trains else 1)
+    parts["hidden states"] = tokens * model.hidden_size * FLOAT32 * (model.layer_count if trains else 1)
     parts["logits"] = tokens * model.vocab_size * FLOAT32 // model.loss_chunks
     return parts
 

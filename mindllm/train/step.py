@@ -115,12 +115,14 @@ class ApplyGradients(nn.Cell):
     def __init__(self, optimizer: nn.Cell, max_grad_norm: float | None, norm: nn.Cell) -> None:
         super().__init__(auto_prefix=False)
         self.optimizer = optimizer
-        self.counts, self.updated = optimizer.counts, optimizer.updated
+        self.counts, self.updated, self.prepare = optimizer.counts, optimizer.updated, optimizer.prepare
         self.global_norm = norm
         self.max_grad_norm = max_grad_norm
 
     def construct(self, gradients, unscale, rate):
         """``unscale`` turns a gradient into that of the mean loss per token. Returns (norm, whether it is finite)."""
+        if self.prepare is not None:
+            gradients = self.prepare(gradients, unscale)
         of_weights = tuple([gradients[index] for index in self.updated]) if self.counts else gradients
         norm = self.global_norm(of_weights) * unscale
         coefficient = unscale

@@ -10,7 +10,7 @@ from mindllm.train.state import RunState
 
 
 def whole_weights(state: RunState, trained: Mapping[str, TensorSource], key: str) -> Mapping[str, TensorSource]:
-    """``trained`` weights with the frozen ones, adapters merged into these: those of ``model.base``.
+    """``trained`` weights with the frozen ones, adapters merged into these: those of ``model.merged``.
 
     Raises:
         UserError: about ``key``: the frozen ones were drawn from the seed, and no file has them.

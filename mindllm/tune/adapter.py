@@ -1,4 +1,6 @@
-"""A low-rank adapter beside a projection: LoRA (Hu et al., 2021), and DoRA (Liu et al., 2024), which trains lengths of rows."""
+"""A low-rank adapter beside a projection: LoRA (Hu et al., 2021); DoRA (Liu et al., 2024), which trains lengths of rows; AdaLoRA
+(Zhang et al., 2023), which trains a diagonal matrix between both.
+"""
 
 from __future__ import annotations
 
@@ -9,35 +11,47 @@ from mindspore import Parameter, Tensor, nn
 from mindspore import ops as P
 from mindspore.common.initializer import initializer
 
-from mindllm.config.tuning import MAGNITUDE, A, AdapterSpec, B
+from mindllm.config.tuning import MAGNITUDE, VALUES, A, AdapterSpec, B
 from mindllm.models.dropout import Dropout
 from mindllm.models.kernels import Kernels
 from mindllm.models.linear import Operand
 from mindllm.models.weights import normal_parameter
+
+INITIAL_STD = 0.02  # of A and B of AdaLoRA
 
 
 class LoraAdapter(nn.Cell):
     """Operand ``x`` ``[tokens, in]`` and product ``y = x Wᵀ`` ``[tokens, out]`` -> ``y + scale · (x Aᵀ) Bᵀ``.
 
     A ``[rank, in]`` begins with the variance of Kaiming's uniform distribution, B ``[out, rank]`` with zeros: an adapter begins
-    as nothing. ``first_matrix``: another adapter's A, which both multiply by. ``salt`` sets its dropout apart from others.
+    as nothing. ``first_of``: another adapter whose A both multiply by. ``salt`` sets its dropout apart from others.
+
+    Where the specification has values, ``y + scale · (e ∘ x Aᵀ) Bᵀ``: e ``[rank]`` begins with zeros, A and B with N(0, 0.02²).
     """
 
     def __init__(
         self,
         spec: AdapterSpec,
         kernels: Kernels,
-        first_matrix: Parameter | None = None,
+        first_of: LoraAdapter | None = None,
         salt: int = 0,
     ) -> None:
         super().__init__()
         self.drops = spec.dropout > 0
         if self.drops:
             self.dropout = Dropout(spec.dropout, spec.in_features, salt)
-        if first_matrix is None:
-            first_matrix = normal_parameter(A, (spec.rank, spec.in_features), 1.0 / math.sqrt(3 * spec.in_features))
-        self.lora_a = first_matrix
-        self.lora_b = Parameter(initializer("zeros", (spec.out_features, spec.rank), ms.float32), name=B)
+        std = INITIAL_STD if spec.has_values else 1.0 / math.sqrt(3 * spec.in_features)
+        self.lora_a: Parameter = (
+            first_of.lora_a if first_of else normal_parameter(A, (spec.rank, spec.in_features), std)
+        )
+        self.has_values = spec.has_values
+        if spec.has_values:
+            zeros = initializer("zeros", (spec.rank,), ms.float32)
+            self.lora_e: Parameter = first_of.lora_e if first_of else Parameter(zeros, name=VALUES)
+            self.lora_b = normal_parameter(B, (spec.out_features, spec.rank), INITIAL_STD)
+            self.values = P.Mul()
+        else:
+            self.lora_b = Parameter(initializer("zeros", (spec.out_features, spec.rank), ms.float32), name=B)
         self.factor = spec.scale
         self.operand = Operand(kernels)
         self.down = P.MatMul(transpose_b=True)
@@ -57,6 +71,8 @@ class LoraAdapter(nn.Cell):
         if self.drops:
             x = self.dropout(x, random)
         low = self.scale(self.down(x, self.operand(self.lora_a)), self.factor)
+        if self.has_values:
+            low = self.values(low, self.operand(self.lora_e))
         y = self.add(y, self.up(self.operand(low), self.operand(self.lora_b)))
         if not self.has_lengths:
             return y

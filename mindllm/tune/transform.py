@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Iterable
 
 from mindspore import Parameter, nn
 
 from mindllm.config import LayerSpec, ModelConfig
-from mindllm.config.tuning import MAGNITUDE, A, B, is_trained
+from mindllm.config.tuning import MAGNITUDE, VALUES, A, B, layer_origins
 from mindllm.models import CausalLM, Kernels, build_model
+from mindllm.models.decoder import DecoderLayer
 from mindllm.models.linear import Linear
 from mindllm.models.weights import model_weights
 from mindllm.tune.adapter import LoraAdapter
+from mindllm.tune.bottleneck import Bottleneck
 
 
 def tune(lm: CausalLM, model: ModelConfig, kernels: Kernels) -> None:
@@ -24,8 +27,14 @@ def tune(lm: CausalLM, model: ModelConfig, kernels: Kernels) -> None:
         return
     for number, (layer, spec) in enumerate(zip(lm.model.layers, model.architecture.layers, strict=True)):
         _attach(layer, spec, kernels, f"model.layers.{number}")
-    for name, parameter in model_weights(lm).items():
-        parameter.requires_grad = is_trained(pet, name)
+    weights, trained = model_weights(lm), model.architecture.trained_shapes()
+    for number, (origin, spec) in enumerate(
+        zip(layer_origins(pet, model.num_layers), model.architecture.layers, strict=True)
+    ):
+        if origin.copied:
+            _begin_as_nothing([weights[f"model.layers.{number}.{name}"] for name in spec.last_of_branches()])
+    for name, parameter in weights.items():
+        parameter.requires_grad = name in trained
 
 
 def build_tuned_model(model: ModelConfig, device_target: str = "CPU") -> CausalLM:
@@ -35,22 +44,36 @@ def build_tuned_model(model: ModelConfig, device_target: str = "CPU") -> CausalL
     return lm
 
 
-def _attach(layer: nn.Cell, spec: LayerSpec, kernels: Kernels, path: str) -> None:
+def _attach(layer: DecoderLayer, spec: LayerSpec, kernels: Kernels, path: str) -> None:
     """The adapters of one layer. Parameters get their names when all are there: those of a shared one change with each cell."""
     adapters: dict[str, LoraAdapter] = {}
     for adapter in spec.adapters:
-        shared = adapters[adapter.first_matrix_of].lora_a if adapter.first_matrix_of else None
+        shared = adapters[adapter.first_matrix_of] if adapter.first_matrix_of else None
         together = adapter.first_matrix_of or adapter.module  # one adapter in the files, so they drop the same
         adapters[adapter.module] = LoraAdapter(adapter, kernels, shared, zlib.crc32(together.encode()))
         _projection(layer, adapter.module).attach(adapters[adapter.module])
+    behind = {"attention": layer.attach_behind_attention, "feed_forward": layer.attach_behind_feed_forward}
+    for bottleneck in spec.bottlenecks:
+        inserted = Bottleneck(bottleneck, kernels)
+        behind[bottleneck.module](inserted)
+        inserted.update_parameters_name(f"{path}.{bottleneck.name}.")
     for adapter in spec.adapters:
         cell, name = adapters[adapter.module], f"{path}.{adapter.module}"
         if not adapter.first_matrix_of:
             cell.lora_a.name = f"{name}.{A}"
+            if adapter.has_values:
+                cell.lora_e.name = f"{name}.{VALUES}"
         cell.lora_b.name = f"{name}.{B}"
         if adapter.dora:
             cell.lora_magnitude.name = f"{name}.{MAGNITUDE}"
             cell.lora_magnitude.lengths_of = _drawing(_projection(layer, adapter.module).weight)
+
+
+def _begin_as_nothing(last_of_branches: Iterable[Parameter]) -> None:
+    """Zeros in the weights that are drawn; biases begin with zeros in any model."""
+    for weight in last_of_branches:
+        if hasattr(weight, "initial_std"):
+            weight.initial_std = 0.0
 
 
 def _drawing(weight: Parameter) -> tuple[str, tuple[int, ...], float]:

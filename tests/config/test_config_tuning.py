@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
 
 from mindllm.config import keys_of_layers, load_config
 from mindllm.config.tuning import is_trained
+from mindllm.config.tuning_state import further_state
 from mindllm.errors import UserError
+from mindllm.train.optimizer import state_shapes
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 QWEN, LLAMA3 = "qwen/pretrain_qwen_7b.yaml", "llama3/pretrain_llama3_8b.yaml"
@@ -21,6 +24,11 @@ COUNTS = [
     (QWEN, {"lora_rank": 8, "use_rslora": "true"}, 17_891_328),
     (QWEN, {"lora_rank": 8, "use_dora": "true"}, 19_251_200),
     (QWEN, {"pet_type": "full"}, 7_721_324_544),
+    (QWEN, {"pet_type": "galore"}, 7_721_324_544),
+    (QWEN, {"pet_type": "lisa"}, 7_721_324_544),
+    (QWEN, {"pet_type": "adalora"}, 26_838_912),
+    (QWEN, {"pet_type": "adapter", "target_modules": "[feed_forward]"}, 33_689_600),
+    (QWEN, {"pet_type": "llamapro", "num_new_blocks": 4}, 809_582_592),
     (LLAMA3, {"lora_rank": 8, "target_modules": "[q_proj, k_proj, v_proj]"}, 4_718_592),
     (LLAMA3, {"lora_rank": 8, "target_modules": "'.*wq|.*wk|.*wv'"}, 4_718_592),
     ("qwen1_5/pretrain_qwen1_5_7b.yaml", {"lora_rank": 8}, 19_988_480),
@@ -28,9 +36,19 @@ COUNTS = [
 ]
 
 
-def load(name, **keys):
+PET = "--model.model_config.pet_config={{pet_type: {}}}"
+ALONE = (
+    "--use_parallel=false",
+    "--parallel_config.data_parallel=1",
+    "--parallel.enable_parallel_optimizer=false",
+    "--runner_config.train_steps=100",
+)
+
+
+def load(name, *options, **keys):
     text = ", ".join(f"{key}: {value}" for key, value in keys.items())
-    return load_config(CONFIGS / name, [f"--model.model_config.pet_config={{{text}}}"]).model.config
+    alone = ALONE if keys.get("pet_type") in ("adalora", "galore", "lisa") and not options else ()
+    return load_config(CONFIGS / name, [*alone, *options, f"--model.model_config.pet_config={{{text}}}"]).model.config
 
 
 @pytest.mark.parametrize(("name", "keys", "count"), COUNTS)
@@ -38,7 +56,7 @@ def test_published_numbers_of_trained_parameters(name, keys, count):
     model = load(name, **keys)
     assert model.architecture.trained_parameter_count() == count
     base = model.base.parameter_count()
-    assert model.parameter_count() == (base if keys.get("pet_type") else base + count)
+    assert model.parameter_count() == (base if keys.get("pet_type") in ("full", "galore", "lisa") else base + count)
 
 
 def test_a_frozen_weight_costs_no_gradient():
@@ -61,6 +79,24 @@ def test_patterns_freeze_and_keep_the_rest():
     assert not any(name.startswith(("model.tok", "model.layers.0.", "model.layers.1.")) for name in trained)
     only = load(QWEN, pet_type="full", freeze_exclude="['lm_head*']").architecture.trained_shapes()
     assert [*only] == ["lm_head.weight"]
+
+
+def test_new_layers_stand_behind_the_groups_they_are_copied_from():
+    model = load(QWEN, pet_type="llamapro", num_new_blocks=4)
+    trained = {int(name.split(".")[2]) for name in model.architecture.trained_shapes()}
+    assert trained == {8, 17, 26, 35}
+    assert model.layer_count == model.merged.num_layers == 36
+    assert model.merged.architecture.weight_shapes() == model.architecture.weight_shapes()
+    plain, tuned = model.base.architecture, model.architecture
+    assert tuned.flops_per_token(64) > plain.flops_per_token(64) * 2 / 3
+
+
+def test_new_layers_stay_trained_when_a_model_is_cut_to_a_few():
+    model = load(QWEN, pet_type="llamapro", num_new_blocks=4)
+    few = model.architecture.kinds()
+    smaller = type(model).model_validate({**model.model_dump(exclude_unset=True), **keys_of_layers(model, few)})
+    assert smaller.architecture.layers == few
+    assert {name.split(".")[2] for name in smaller.architecture.trained_shapes()} == {"1"}
 
 
 def test_layers_that_are_frozen_are_of_another_kind_and_stay_so_when_they_are_few():
@@ -87,6 +123,18 @@ def test_layers_that_are_frozen_are_of_another_kind_and_stay_so_when_they_are_fe
         ({"pet_type": "full", "freeze_include": "['*']"}, "freeze_include", "nothing is left"),
         ({"pet_type": "full", "freeze_include": "['*nose*']"}, "freeze_include", "matches no weight"),
         ({"lora_dropout": 1.0}, "lora_dropout", "less than 1"),
+        ({"pet_type": "llamapro", "num_new_blocks": 5}, "num_new_blocks", "write one of 1, 2, 4, 8, 16, 32"),
+        ({"pet_type": "llamapro", "lora_rank": 4}, "lora_rank", "is a key of pet_type lora (pet_type here: llamapro)"),
+        ({"num_new_blocks": 2}, "num_new_blocks", "is a key of pet_type llamapro (pet_type here: lora)"),
+        ({"pet_type": "adalora", "adalora_target_r": 16}, "adalora_target_r", "above the rank at the start, 12"),
+        ({"pet_type": "adalora", "adalora_init_r": 5000}, "adalora_init_r", "above the width of attention.wq, 4096"),
+        ({"pet_type": "adalora", "target_modules": "[nothing]"}, "target_modules", "is no projection of the model"),
+        ({"pet_type": "galore", "galore_rank": 5000}, "galore_rank", "above the width of attention.wq, 4096"),
+        ({"pet_type": "lisa", "lisa_activated_layers": 40}, "lisa_activated_layers", "above the 32 layers"),
+        ({"pet_type": "adapter", "target_modules": "[feed_forwrd]"}, "target_modules", "did you mean 'feed_forward'"),
+        ({"pet_type": "adapter", "target_modules": "[]"}, "target_modules", "attention and feed_forward"),
+        ({"pet_type": "adapter", "target_modules": "'.*wq'"}, "target_modules", "write ALL"),
+        ({"pet_type": "adapter", "adapter_length": 5000}, "adapter_length", "above the width of the model, 4096"),
         ({"lora_rang": 4}, "lora_rang", "did you mean 'lora_rank'"),
     ],
 )
@@ -98,3 +146,56 @@ def test_mistakes_are_one_line(keys, key, words):
     assert words in message
     assert "\n" not in message
     assert len(message) < 400
+
+
+@pytest.mark.parametrize(
+    ("options", "key", "words"),
+    [
+        (
+            [*ALONE, "--parallel_config.model_parallel=2", "--use_parallel=true"],
+            "model_parallel",
+            "needs the whole model",
+        ),
+        (
+            [*ALONE, "--parallel_config.pipeline_stage=2", "--use_parallel=true"],
+            "pipeline_stage",
+            "needs the whole model",
+        ),
+        (["--runner_config.train_steps=100"], "data_parallel", "is for one device, or replicas on CPU"),
+        ([*ALONE, "--runner_config.train_steps=null", "--runner_config.epochs=1"], "train_steps", "write its steps"),
+        (
+            [*ALONE, "--runner_config.train_steps=9", PET.format("adalora, adalora_tinit: 9")],
+            "train_steps",
+            "leaves no steps",
+        ),
+    ],
+)
+def test_where_ranks_are_not_allocated(options, key, words):
+    with pytest.raises(UserError, match=words) as refused:
+        load_config(CONFIGS / QWEN, [PET.format("adalora"), *options])
+    assert f"{key}: " in str(refused.value)
+
+
+@pytest.mark.parametrize("kind", ["galore", "lisa"])
+def test_optimizers_that_need_the_whole_model_say_so(kind):
+    with pytest.raises(UserError, match=f"pet_type {kind} is for one device"):
+        load_config(CONFIGS / QWEN, [PET.format(kind)])
+    mixtral = CONFIGS / "mixtral/pretrain_mixtral_8x7b.yaml"
+    with pytest.raises(UserError, match=f"experts are not trained with pet_type {kind} yet"):
+        load_config(mixtral, [PET.format(kind), *ALONE, "--parallel_config.expert_parallel=1"])
+
+
+def test_bottlenecks_are_not_exported():
+    with pytest.raises(UserError, match="no Hugging Face model has bottlenecks"):
+        load_config(CONFIGS / QWEN, [PET.format("adapter"), "--export_hf.directory=exported"])
+
+
+def test_projected_moments_are_small():
+    """GiB of optimizer state of Qwen-7B: both moments, or those of the projections with the projections."""
+    sizes = {}
+    for name, keys in {"full": {}, "galore": {"galore_rank": 128}}.items():
+        architecture = load(QWEN, pet_type=name, **keys).architecture
+        shapes = state_shapes(architecture.trained_shapes()) | further_state(architecture)
+        sizes[name] = 4 * sum(map(math.prod, shapes.values())) / 2**30
+    assert sizes["full"] == pytest.approx(57.5, abs=0.1)
+    assert sizes["galore"] == pytest.approx(11.2, abs=0.1)

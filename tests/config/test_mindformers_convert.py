@@ -88,6 +88,13 @@ def test_mcore_names_are_ours(load):
     ("key", "value", "ours", "expected"),
     [
         ("micro_batch_interleave_num", 2, "runner_config.batch_size", 2),
+        ("parallel_config.context_parallel", 2, "parallel_config.context_parallel", 2),
+        (
+            "parallel_config.context_parallel_algo",
+            "hybrid_cp",
+            "parallel_config.context_parallel_algo",
+            "colossalai_cp",
+        ),
         ("runner_config.gradient_accumulation_steps", 4, "runner_config.gradient_accumulation_steps", 4),
         ("parallel_config.micro_batch_num", 4, "parallel_config.micro_batch_num", 1),
         ("parallel.parallel_mode", 0, "parallel.parallel_mode", 1),
@@ -98,7 +105,6 @@ def test_mcore_names_are_ours(load):
         (f"{MODEL}.fp32_residual_connection", True, "model.config.fp32_residual_connection", True),
         (f"{MODEL}.res_dtype", "float32", "model.config.fp32_residual_connection", True),
         (f"{MODEL}.residual_dtype", "bfloat16", "model.config.fp32_residual_connection", False),
-        (f"{MODEL}.kv_channels", 64, "model.config.head_dim", 64),
         (f"{MODEL}.extend_method", "PI", "model.config.rope_scaling", None),
         (f"{MODEL}.pp_interleave_num", 2, "model.config.pp_interleave_num", 1),
         (f"{MODEL}.offset", [0, 1], "model.config.offset", 0),
@@ -169,7 +175,8 @@ def test_ignored_keys_can_be_taken_at_their_word(load):
 @pytest.mark.parametrize(
     ("key", "value", "words"),
     [
-        ("parallel_config.context_parallel", 2, "not split over devices"),
+        ("parallel_config.context_parallel", 3, "is not divisible by context_parallel 3"),
+        ("parallel_config", {"context_parallel": 2, "context_parallel_algo": "hybrid_cp"}, "write ulysses_cp"),
         (f"{MODEL}.pet_config", {"pet_type": "lora", "pre_seq_len": 8}, "adapters other than LoRA"),
         (f"{MODEL}.num_nextn_predict_layers", 1, "prediction layers"),
         (f"{MODEL}.res_dtype", "float16", "--model.model_config.res_dtype=bfloat16"),
@@ -181,13 +188,12 @@ def test_ignored_keys_can_be_taken_at_their_word(load):
         ("swap_config", {"swap": True}, "not moved to the host"),
         ("only_save_strategy", True, "toolkit.dry_run"),
         ("layer_scale", True, "same rate"),
-        ("parallel.pipeline_config", {"pipeline_scheduler": "seqpipe"}, "sequences cut into pieces"),
+        ("parallel_config.seq_split_num", 2, "not cut into pieces"),
     ],
 )
 def test_what_would_change_the_result_is_refused(load, key, value, words):
-    pipeline = STAGES if "pipeline_config" in key else {}
     with pytest.raises(UserError) as caught:
-        load(LEGACY, {**pipeline, key: value})
+        load(LEGACY, {key: value})
     message = str(caught.value)
     assert words in message
     assert "theirs.yaml:" in message

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mindllm.config import load_config
+from mindllm.config import config_json, load_config
 from mindllm.config.document import dotted
 from mindllm.config.families import family_of
 from mindllm.config.load import read_file
@@ -151,7 +151,7 @@ def test_how_experts_of_mcore_are_chosen_and_balanced(tmp_path):
         ({**QWEN3_MOE, "num_moe_experts": 64}, "contradicts"),
         ({**QWEN3_MOE, "moe_router_dtype": "bfloat16"}, "computes in float32"),
         ({**QWEN3_MOE, "moe_router_score_function": "sqrtsoftplus"}, "sigmoid or softmax"),
-        ({**QWEN3_MOE, "routed_scaling_factor": 1.5}, "no qwen3_moe model has routed_scaling_factor 1.5"),
+        ({**QWEN3_MOE, "n_group": 4, "topk_group": 2}, "no qwen3_moe model has n_group 4"),
         ({**DEEPSEEK_V3, "num_nextn_predict_layers": 1}, "prediction layers"),
         ({**DEEPSEEK_V3, "scaling_factor": ...}, "yarn needs"),
     ],
@@ -166,3 +166,25 @@ def test_without_experts_their_keys_change_nothing(tmp_path):
     section = {"expert_num": 1, "capacity_factor": 1.05, "num_experts_chosen": 1, "aux_loss_types": ["expert"]}
     config = load_config(writer(tmp_path)(LEGACY, {"moe_config": section}))
     assert config.model.config == load_config(writer(tmp_path)(LEGACY)).model.config
+
+
+def test_a_factor_that_files_cannot_say_is_trained_with_and_not_written(tmp_path):
+    changes = mcore({**QWEN3_MOE, "routed_scaling_factor": 1.5})
+    model = load_config(writer(tmp_path)(MCORE, changes)).model.config
+    assert model.architecture.layers[0].feed_forward.router.scale == 1.5
+    with pytest.raises(UserError, match="files of qwen3_moe cannot say routed_scaling_factor"):
+        config_json(model, "bfloat16", {})
+
+
+def test_what_the_class_of_a_network_has_where_a_yaml_says_nothing(tmp_path):
+    left_out = dict.fromkeys(
+        ("num_attention_heads", "kv_lora_rank", "norm_topk_prob", "scoring_func", "rms_norm_eps"), ...
+    )
+    path = writer(tmp_path)(MCORE, mcore({**DEEPSEEK_V3, **left_out}))
+    model = load_config(path).model.config
+    assert (model.num_heads, model.kv_lora_rank, model.rms_norm_eps) == (128, 512, 1e-6)
+    assert model.use_gating_sigmoid
+    assert model.norm_topk_prob
+    told = {entry.key: entry for entry in convert(read_file(path)).entries}
+    assert told[f"{MODEL}.num_attention_heads"].reason.startswith("left out")
+    assert told[f"{MODEL}.num_attention_heads"].origin is None

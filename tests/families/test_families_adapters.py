@@ -31,6 +31,7 @@ KINDS = {
     "lora": {"lora_rank": 4, "lora_alpha": 6.0},
     "dora": {"lora_rank": 4, "use_dora": True, "modules_to_save": ("norm_out",)},
     "rslora": {"lora_rank": 4, "use_rslora": True},
+    "adalora": {"pet_type": "adalora", "adalora_init_r": 4, "adalora_target_r": 2},
 }
 
 

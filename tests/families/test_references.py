@@ -10,7 +10,7 @@ from transformers import GlmConfig, GlmForCausalLM, LlamaConfig, LlamaForCausalL
 from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 
 TOKENS = torch.arange(24).reshape(2, 12) * 7 % 97
-LIKE_LLAMA = ["baichuan-7b", "internlm", "aquila", "aquila-grouped", "internlm2"]
+LIKE_LLAMA = ["baichuan-7b", "internlm", "aquila", "aquila-grouped", "internlm2", "telechat3"]
 
 
 def llama_of(reference, names):
@@ -189,6 +189,11 @@ def test_which_baichuan_it_is_stands_in_its_config():
 def test_internlm_has_four_biases_of_attention_and_no_other():
     names = [name for name in random_tiny("internlm").state_dict() if name.endswith("bias") and ".0." in name]
     assert names == [f"model.layers.0.self_attn.{letter}_proj.bias" for letter in "qkvo"]
+
+
+def test_telechat_has_two_biases_and_no_other():
+    names = [name for name in random_tiny("telechat").state_dict() if name.endswith("bias") and ".0." in name]
+    assert names == ["transformer.h.0.self_attention.dense.bias", "transformer.h.0.mlp.down_proj.bias"]
 
 
 @pytest.mark.parametrize("family", REFERENCES)

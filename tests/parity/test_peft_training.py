@@ -15,15 +15,16 @@ from hugging_face import hugging_face_llama  # noqa: E402
 from peft.optimizers import create_loraplus_optimizer  # noqa: E402
 from test_llama_torch import LENGTH, VOCABULARY, random_batch, torch_loss  # noqa: E402
 
-from mindllm.config import ModelConfig  # noqa: E402
+from mindllm.config import ModelConfig, RunConfig  # noqa: E402
 from mindllm.config.optimizer import OptimizerConfig  # noqa: E402
-from mindllm.config.tuning import MAGNITUDE  # noqa: E402
+from mindllm.config.tuning import MAGNITUDE, VALUES  # noqa: E402
 from mindllm.models import build_model  # noqa: E402
 from mindllm.models.weights import assign, model_weights, trained_weights  # noqa: E402
 from mindllm.train.checkpoint.adapters.merging import adapted  # noqa: E402
 from mindllm.train.checkpoint.adapters.peft import read_peft, write_peft  # noqa: E402
 from mindllm.train.optimizer import AdamW  # noqa: E402
 from mindllm.train.step import TrainStep  # noqa: E402
+from mindllm.train.tuned_optimizer import make_optimizer  # noqa: E402
 from mindllm.tune.transform import build_tuned_model  # noqa: E402
 
 STEPS, RATE = 5, 1e-2
@@ -79,6 +80,57 @@ def test_five_steps_are_those_of_peft(kind, tmp_path):
     close({item.name: item.asnumpy() for item in parameters}, read_back(theirs, config, tmp_path / "after"))
     frozen = {name: item.asnumpy() for name, item in model_weights(model).items() if name not in trained}
     assert all(np.array_equal(value, start[name]) for name, value in frozen.items())
+
+
+BUDGET = {"adalora_init_r": 5, "adalora_target_r": 2, "adalora_tinit": 1, "adalora_tfinal": 1}
+
+
+def test_five_steps_of_adalora_are_those_of_peft(tmp_path):
+    """A step before ranks are removed, two that remove some, the last choice, and a step that keeps to it."""
+    pet = {"pet_type": "adalora", "lora_alpha": 10.0, "modules_to_save": ["norm_out"], **BUDGET}
+    run = RunConfig.model_validate(
+        {
+            "model": {"model_config": {**FIELDS, "pet_config": pet}},
+            "optimizer": OPTIMIZER.model_dump(),
+            "runner_config": {"batch_size": 1, "train_steps": STEPS},
+        }
+    )
+    config = run.model.config
+    random, model = np.random.default_rng(0), build_tuned_model(config)
+    start = {
+        name: random.normal(0, 0.1, shape).astype(np.float32)
+        for name, shape in config.architecture.weight_shapes().items()
+    }
+    assign(model_weights(model), start)
+    trained = {name: start[name] for name in trained_weights(model)}
+    theirs = beside(
+        config, {name: start[name] for name in config.base.architecture.weight_shapes()}, trained, tmp_path / "a"
+    )
+    theirs.peft_config["default"].total_step = STEPS
+    parameters = list(trained_weights(model).values())
+    step, opponent = TrainStep(model, make_optimizer(parameters, run), None).set_train(), optimizer_of(theirs, config)
+    values = [item for item in parameters if item.name.endswith(VALUES)]
+    kept = []
+    for count in range(STEPS):
+        inputs, labels, mask = random_batch(count)
+        loss, *_ = step(*map(Tensor, (inputs, labels, mask)), Tensor(RATE, ms.float32), Tensor(1.0, ms.float32))
+        wanted = torch_loss(theirs, inputs, labels, mask)
+        assert float(loss) == pytest.approx(wanted.item(), abs=2e-5), count
+        tokens = torch.tensor(inputs.astype(np.int64))
+        penalty = theirs(tokens, labels=tokens).loss - theirs.base_model.model(tokens, labels=tokens).loss
+        (wanted + penalty).backward()
+        opponent.step()
+        theirs.base_model.update_and_allocate(count + 1)
+        opponent.zero_grad()
+        found = np.array([np.count_nonzero(item.asnumpy()) for item in values])
+        others = [
+            np.count_nonzero(item.detach().numpy()) for name, item in theirs.named_parameters() if "lora_E" in name
+        ]
+        assert sorted(found) == sorted(others)
+        kept.append(found.sum())
+    assert kept[0] == 5 * len(values)
+    assert kept[0] > kept[1] > kept[2] >= kept[3] == kept[4] == 2 * len(values)
+    close({item.name: item.asnumpy() for item in parameters}, read_back(theirs, config, tmp_path / "after"))
 
 
 def beside(config, base, trained, directory):

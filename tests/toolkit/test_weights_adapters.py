@@ -8,12 +8,15 @@ import numpy as np
 import pytest
 
 from mindllm.command import run_command
-from mindllm.config import ModelConfig
+from mindllm.config import ModelConfig, read_model_config
 from mindllm.config.tuning import PetConfig
-from mindllm.train.checkpoint import CheckpointStore, RankTensors
+from mindllm.generate.native import supports
+from mindllm.models import Kernels
+from mindllm.train.checkpoint import CheckpointStore, RankTensors, load_checkpoint
 from mindllm.train.checkpoint.adapters import Base, fingerprint
 from mindllm.train.checkpoint.hugging_face import read_weights
 from mindllm.train.checkpoint.hugging_face_export import export_hugging_face
+from mindllm.train.checkpoint.pretrained import read_adapter
 from toolkit.weights.__main__ import main
 
 MODEL = ModelConfig(
@@ -33,7 +36,8 @@ def base_directory(path, seed=0):
 
 def tuned_checkpoint(directory, base, **keys):
     """A checkpoint of a run beside ``base``."""
-    model = MODEL.model_copy(update={"pet_config": PetConfig(lora_rank=4, **keys)})
+    keys = keys if "pet_type" in keys else {"lora_rank": 4, **keys}
+    model = MODEL.model_copy(update={"pet_config": PetConfig(**keys)})
     trained = random_weights(model.architecture.trained_shapes(), 5)
     record = Base(str(base), fingerprint(read_weights(base, MODEL)))
     state = {
@@ -128,6 +132,50 @@ def test_what_cannot_be_taken_out_again(base, tmp_path, capsys, keys, words):
     assert tool("unmerge", tmp_path / "merged", checkpoint, tmp_path / "again") == 2
     assert words in capsys.readouterr().err
     assert not (tmp_path / "again").exists()
+
+
+def test_new_layers_are_layers_of_the_merged_model(base, tmp_path, capsys):
+    checkpoint = tuned_checkpoint(tmp_path / "checkpoint", base, pet_type="llamapro", num_new_blocks=2)
+    assert tool("merge", checkpoint, tmp_path / "merged") == 0
+    assert json.loads((tmp_path / "merged/config.json").read_text())["num_hidden_layers"] == 4
+    found = read_weights(tmp_path / "merged", read_model_config(tmp_path / "merged"))
+    before, trained = weights(base), load_checkpoint(checkpoint, with_optimizer=False).weights
+    for ours, theirs in ((0, 0), (2, 1)):
+        name = "model.layers.{}.feed_forward.w2.weight"
+        np.testing.assert_array_equal(np.asarray(found[name.format(ours)]), before[name.format(theirs)])
+    assert {name.split(".")[2] for name in trained} == {"1", "3"}
+    for name, array in trained.items():
+        np.testing.assert_array_equal(np.asarray(found[name]), np.asarray(array))
+    assert tool("unmerge", tmp_path / "merged", checkpoint, tmp_path / "again") == 2
+    assert "new layers stand between those of its base" in capsys.readouterr().err
+    assert tool("adapter", checkpoint, tmp_path / "adapter") == 2
+    assert "PEFT's format holds adapters" in capsys.readouterr().err
+
+
+def test_bottlenecks_in_files_of_their_own(base, tmp_path, capsys):
+    checkpoint = tuned_checkpoint(tmp_path / "checkpoint", base, pet_type="adapter", adapter_length=4)
+    assert tool("adapter", checkpoint, tmp_path / "adapter") == 0
+    found, trained = (
+        read_adapter(tmp_path / "adapter", MODEL),
+        load_checkpoint(checkpoint, with_optimizer=False).weights,
+    )
+    model = found.model(MODEL)
+    assert model.pet_config == PetConfig(pet_type="adapter", adapter_length=4)
+    assert model.merged == model
+    found.require_base(read_weights(base, MODEL), "base")
+    assert found.weights.keys() == trained.keys()
+    for name, array in trained.items():
+        np.testing.assert_array_equal(np.asarray(found.weights[name]), np.asarray(array))
+    assert not supports(model, Kernels.choose(model, "CPU"), 1, 16)
+    assert supports(MODEL, Kernels.choose(MODEL, "CPU"), 1, 16)
+    capsys.readouterr()
+    for source in (checkpoint, tmp_path / "adapter"):
+        assert tool("merge", source, tmp_path / "merged", "--base", base) == 2
+        assert "bottlenecks are in no Hugging Face model" in capsys.readouterr().err
+    path = tmp_path / "adapter/adapter_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"adapter_length": "wide"}))
+    assert tool("merge", tmp_path / "adapter", tmp_path / "merged", "--base", base) == 2
+    assert "adapter_length: is not understood" in capsys.readouterr().err
 
 
 def test_an_adapter_is_not_exported_as_a_model(base, tmp_path, capsys):

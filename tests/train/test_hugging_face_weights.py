@@ -18,7 +18,7 @@ from mindllm.train.checkpoint.converted import numpy_dtype
 from mindllm.train.checkpoint.formats import tensors_of_directory
 from mindllm.train.checkpoint.hugging_face import read_weights
 from mindllm.train.checkpoint.hugging_face_export import export_hugging_face
-from mindllm.train.checkpoint.pretrained import pretrained_weights
+from mindllm.train.checkpoint.pretrained import merged_pretrained
 
 MODEL = ModelConfig(
     vocab_size=31, hidden_size=8, num_layers=2, num_heads=2, n_kv_heads=1, intermediate_size=12, seq_length=16
@@ -113,7 +113,7 @@ def test_python_code_is_named_and_not_run(exported, caplog):
     (exported / "modeling_llama.py").write_text("raise SystemExit")
     run = SimpleNamespace(load_checkpoint=str(exported), load_adapter="", model=SimpleNamespace(config=MODEL))
     with caplog.at_level("INFO"):
-        pretrained_weights(run)
+        merged_pretrained(run)
     assert f"{exported} holds Python code, which is not run: modeling_llama.py" in caplog.text
 
 

@@ -16,7 +16,7 @@ from mindllm.errors import UserError
 from mindllm.models.weight_shapes import weight_shapes
 from mindllm.train.checkpoint.formats.strategy import Layout
 from mindllm.train.checkpoint.mindformers import is_mindformers, mindformers_tensors, read_mindformers
-from mindllm.train.checkpoint.pretrained import pretrained_weights
+from mindllm.train.checkpoint.pretrained import merged_pretrained
 
 MODEL = ModelConfig(
     vocab_size=32,
@@ -95,7 +95,7 @@ def test_a_run_starts_from_them(tmp_path):
     save_ckpt(tmp_path / "llama.ckpt", random_weights())
     model = SimpleNamespace(config=MODEL)
     run = SimpleNamespace(load_checkpoint=str(tmp_path / "llama.ckpt"), load_adapter="", model=model)
-    np.testing.assert_array_equal(pretrained_weights(run)[QUERY], random_weights()[QUERY])
+    np.testing.assert_array_equal(merged_pretrained(run)[1][QUERY], random_weights()[QUERY])
 
 
 @pytest.mark.parametrize("wrapped", [False, True])

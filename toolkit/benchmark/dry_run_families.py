@@ -49,6 +49,8 @@ RUNS = (  # one of each family; smaller ones where the family has them and layer
     "bloom/pretrain_bloom_7b1",
     "gpt2/pretrain_gpt2_xl",
     "aquila/pretrain_aquila_7b",
+    "telechat/pretrain_telechat2_7b",
+    "telechat/pretrain_telechat3_36b",
     "mixtral/pretrain_mixtral_8x7b",
     "qwen2_moe/pretrain_qwen2_moe_57b",
     "qwen3_moe/pretrain_qwen3_moe_30b_a3b",

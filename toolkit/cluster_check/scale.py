@@ -27,6 +27,7 @@ from mindllm.parallel.layer_plan import LayerPlan, make_plan
 from mindllm.parallel.plan_text import render_plan
 
 SMALLEST_RANK = 4
+WIDTHS = {"lora": "lora_rank", "adapter": "adapter_length"}  # of what tuning adds, by `pet_type`
 SMALLEST_HEADS = 4
 SMALLEST_HEAD = 16
 SMALLEST_LAYERS = 2
@@ -71,9 +72,10 @@ def scaled(config: RunConfig, real_dtype: bool = False) -> RunConfig:
 
 def _rank(model: ModelConfig) -> dict[str, Any]:
     """A rank of adapters that is below every width of the small model."""
-    if model.pet_config is None or model.pet_config.pet_type != "lora":
+    if model.pet_config is None or model.pet_config.pet_type not in WIDTHS:
         return {}
-    return {"model.model_config.pet_config.lora_rank": min(model.pet_config.lora_rank, SMALLEST_RANK)}
+    key = WIDTHS[model.pet_config.pet_type]
+    return {f"model.model_config.pet_config.{key}": min(getattr(model.pet_config, key), SMALLEST_RANK)}
 
 
 def single_device(config: RunConfig) -> RunConfig:
@@ -120,12 +122,12 @@ def kept_layers(plan: LayerPlan, specs: Sequence[Hashable]) -> list[int]:
 def model_sizes(config: RunConfig) -> dict[str, Any]:
     """Small values of the keys of ``model_config`` that are widths or lengths."""
     model, sizes = config.model.config, config.parallel_config
-    tensor, devices = sizes.model_parallel, sizes.data_parallel * sizes.model_parallel
+    tensor, devices = sizes.model_parallel, sizes.stage_device_num
     sharing = min(2, model.num_heads // model.n_kv_heads)
-    kv_heads = _multiple(SMALLEST_HEADS // sharing, tensor)
+    kv_heads = _multiple(SMALLEST_HEADS // sharing, tensor * (sizes.context_parallel if sizes.exchanges_heads else 1))
     heads = kv_heads * sharing
     head_dim, hidden = _widths(heads, model.hidden_size, devices)
-    sequence = _multiple(SMALLEST_SEQUENCE, math.lcm(model.loss_chunks, tensor))
+    sequence = _multiple(SMALLEST_SEQUENCE, math.lcm(model.loss_chunks, 2, tensor) * sizes.context_parallel)
     return {
         "num_heads": heads,
         "n_kv_heads": kv_heads,

@@ -41,7 +41,7 @@ def layer_runs(config: RunConfig) -> list[tuple[LayerType, int]]:
     """The layers of the model in order: consecutive ones of a type, and how many."""
     types = layer_types(config)
     if len(types) == 1:
-        return [(types[0], config.model.config.num_layers)]
+        return [(types[0], config.model.config.layer_count)]
     of_spec = {layer.spec: layer for layer in types}
     runs = itertools.groupby(config.model.config.architecture.layers)
     return [(of_spec[spec], len(list(layers))) for spec, layers in runs]

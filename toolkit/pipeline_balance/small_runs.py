@@ -72,7 +72,7 @@ def one_chunk(config: RunConfig) -> RunConfig:
     stages = config.parallel_config.pipeline_stage
     plain = {
         "model.model_config.pp_interleave_num": 1,
-        "model.model_config.offset": [config.model.config.num_layers % stages] + [0] * (stages - 1),
+        "model.model_config.offset": [config.model.config.layer_count % stages] + [0] * (stages - 1),
         "parallel.pipeline_config.pipeline_interleave": False,
         **{f"recompute_config.{key}": False for key in ("recompute", "select_recompute", "select_comm_recompute")},
     }

@@ -93,7 +93,7 @@ def candidates(
             left_out[reason] += 1
             continue
         for stages in _divisors(devices // tensor):
-            if stages > config.model.config.num_layers:
+            if stages > config.model.config.layer_count:
                 left_out["more stages than layers"] += 1
                 continue
             yield from _split(config, devices // tensor // stages, tensor, stages, batch, left_out)
@@ -112,7 +112,7 @@ def _split(
             left_out["fewer micro-batches than stages"] += 1
             continue
         for chunks in CHUNKS if stages > 1 else CHUNKS[:1]:
-            if chunks > 1 and (stages * chunks > config.model.config.num_layers or micro % stages):
+            if chunks > 1 and (stages * chunks > config.model.config.layer_count or micro % stages):
                 left_out["chunks need a layer each, and micro-batches in groups of the stages"] += 1
                 continue
             switches = itertools.product(

@@ -44,7 +44,7 @@ def read_judged(tree: dict[str, Any]) -> Judged:
 def judge(config: RunConfig, candidate: Candidate, device: Device, limit: float) -> Judged | None:
     """Predicts a candidate; None where no recomputation makes it fit."""
     base = workload_of(config)
-    counts = even_counts(config.model.config.num_layers, candidate.pipeline_stage, candidate.chunks)
+    counts = even_counts(config.model.config.layer_count, candidate.pipeline_stage, candidate.chunks)
     kept, full = (
         replace(base, strategy=candidate.strategy(config), plan=_plan(counts, again))
         for again in (Counter[int](), Counter(dict.fromkeys(range(candidate.pipeline_stage), 1 << 20)))

@@ -101,8 +101,8 @@ def plan_best(
 
 def _planned(config: RunConfig, candidate: Candidate, device: Device, limit: float, seconds: float) -> Planned:
     sizes, model = candidate, config.model.config
-    counts = even_counts(model.num_layers, sizes.pipeline_stage, sizes.chunks)
-    average = model.num_layers // (sizes.pipeline_stage * sizes.chunks)
+    counts = even_counts(model.layer_count, sizes.pipeline_stage, sizes.chunks)
+    average = model.layer_count // (sizes.pipeline_stage * sizes.chunks)
     offset = [[count - average for count in row] for row in counts]
     plain = {
         **candidate.overrides(),

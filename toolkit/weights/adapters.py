@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from mindllm.config import ModelConfig, is_hugging_face, read_model_config
 from mindllm.config.dataset import TOKENIZER_FILES
 from mindllm.config.hugging_face import read_json
+from mindllm.config.tuning import BOTTLENECK
 from mindllm.data import load_tokenizer
 from mindllm.data.tokenizer import Tokenizer
 from mindllm.errors import UserError
 from mindllm.train.checkpoint import load_checkpoint
 from mindllm.train.checkpoint.adapters.adapter import Base, adapter_of_checkpoint
-from mindllm.train.checkpoint.adapters.merging import merged, unmerged
+from mindllm.train.checkpoint.adapters.bottlenecks import write_bottlenecks
+from mindllm.train.checkpoint.adapters.merging import merged, require_reversible, unmerged
 from mindllm.train.checkpoint.adapters.peft import CONFIG_FILE, is_peft, write_peft
 from mindllm.train.checkpoint.architecture import model_of
 from mindllm.train.checkpoint.hugging_face import read_weights
@@ -49,7 +51,8 @@ def export_adapter(source: Path, directory: Path) -> Path:
         raise UserError(
             f"{source}: holds all weights of a model and no adapter; python -m toolkit.weights export writes it"
         )
-    return write_peft(directory, model_of(checkpoint), adapter.weights, adapter.base)
+    write = write_bottlenecks if adapter.pet.pet_type == BOTTLENECK else write_peft
+    return write(directory, model_of(checkpoint), adapter.weights, adapter.base)
 
 
 def merge(source: Path, directory: Path, base: Path | None, options: Mapping[str, Any]) -> Path:
@@ -63,9 +66,14 @@ def merge(source: Path, directory: Path, base: Path | None, options: Mapping[str
     place = base or _named_base(source)
     beneath = _whole(place)
     adapter = read_adapter(source, beneath.model)
+    if adapter.pet.pet_type == BOTTLENECK:
+        raise UserError(
+            f"{source}: bottlenecks are in no Hugging Face model; load_checkpoint: BASE and load_adapter use them"
+        )
     model = adapter.model(beneath.model)
     adapter.require_base(beneath.weights, str(place))
-    return _export(directory, beneath, merged(model, beneath.weights, adapter.weights), options)
+    whole = replace(beneath, model=model.merged)
+    return _export(directory, whole, merged(model, beneath.weights, adapter.weights), options)
 
 
 def unmerge(source: Path, taken_out: Path, directory: Path, options: Mapping[str, Any]) -> Path:
@@ -76,6 +84,7 @@ def unmerge(source: Path, taken_out: Path, directory: Path, options: Mapping[str
     refuse_existing(directory)
     whole = _whole(source)
     adapter = read_adapter(taken_out, whole.model)
+    require_reversible(adapter.pet)
     return _export(directory, whole, unmerged(adapter.model(whole.model), whole.weights, adapter.weights), options)
 
 

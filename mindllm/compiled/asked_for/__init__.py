@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mindllm.compiled.asked_for.communication import gradient_fusion
+from mindllm.compiled.asked_for.context import sequences
 from mindllm.compiled.asked_for.finding import Finding
 from mindllm.compiled.asked_for.optimizer_state import optimizer_state
 from mindllm.compiled.asked_for.placement import chunks, micro_batches, stages
@@ -28,12 +29,13 @@ def findings(config: RunConfig, graphs: Sequence[CompiledGraph]) -> tuple[Findin
     plan, mesh = make_plan(config), mesh_of(config)
     ranks = [Operators(graph) for graph in graphs]
     found = (
-        stages(plan, mesh, ranks),
+        stages(config, plan, mesh, ranks),
         chunks(plan, mesh, ranks),
         micro_batches(config, ranks),
         recomputation(plan, ranks),
         optimizer_state(config, mesh, ranks),
         gradient_fusion(config, plan, mesh, ranks),
         shardings(config, mesh, ranks),
+        sequences(config, mesh, ranks),
     )
     return tuple(finding for finding in found if finding is not None)

@@ -24,20 +24,21 @@ def forward_operators(rank: Operators) -> Iterator[tuple[Node, int, str]]:
             yield node, *where
 
 
-def stages(plan: LayerPlan, mesh: Mesh, ranks: Sequence[Operators]) -> Finding | None:
-    """The layers whose weights a stage updates, and which it runs, are those of the plan."""
+def stages(config: RunConfig, plan: LayerPlan, mesh: Mesh, ranks: Sequence[Operators]) -> Finding | None:
+    """The layers whose weights a stage updates, and which it runs, are those of the plan; frozen ones are only run."""
     if plan.stages == 1:
         return None
     wanted = [_layers_of_stage(plan, stage) for stage in range(plan.stages)]
+    trained = _trained_layers(config)
     found: dict[int, set[int]] = {}
     mistakes = []
     for rank in ranks:
         stage, held = mesh.stage_of(rank.graph.rank), _layers_held(rank)
-        found.setdefault(stage, held)
         run = {layer for _, layer, _ in forward_operators(rank)}
-        for what, layers in (("holds", held), ("runs", run)):
-            if layers != wanted[stage]:
-                text = f"stage {stage} {what} layers {_text(layers)}, the plan has {_text(wanted[stage])} there"
+        found.setdefault(stage, run)
+        for what, layers, planned in (("holds", held, wanted[stage] & trained), ("runs", run, wanted[stage])):
+            if layers != planned:
+                text = f"stage {stage} {what} layers {_text(layers)}, the plan has {_text(planned)} there"
                 mistakes.append(Mistake(rank.graph.rank, text))
     return Finding("layers by stage", _join(wanted), _join(list(found.values())), together(mistakes))
 
@@ -85,6 +86,11 @@ def _runs_of_layers(rank: Operators) -> dict[int, int]:
 
 def _layers_of_stage(plan: LayerPlan, stage: int) -> set[int]:
     return {number for number, layer in enumerate(plan.layers) if layer.stage == stage}
+
+
+def _trained_layers(config: RunConfig) -> set[int]:
+    names = map(layer_of, config.model.config.architecture.trained_shapes())
+    return {where[0] for where in names if where}
 
 
 def _layers_at(plan: LayerPlan, chunk: int, stage: int) -> set[int]:

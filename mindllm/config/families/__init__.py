@@ -20,6 +20,7 @@ from mindllm.config.families import (
     qwen2,
     qwen3,
     qwen_moe,
+    telechat,
 )
 from mindllm.config.families.family import Family
 from mindllm.config.model import ModelConfig
@@ -41,6 +42,7 @@ FAMILIES: tuple[Family, ...] = (
     bloom.FAMILY,
     gpt2.FAMILY,
     aquila.FAMILY,
+    *telechat.FAMILIES,
 )
 """In the order in which they are tried for a model that says no ``model_type``."""
 BY_TYPE: dict[str, Family] = {name: family for family in FAMILIES for name in (family.name, *family.aliases)}

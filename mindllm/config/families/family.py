@@ -41,6 +41,7 @@ class Family:
         written: what their file says besides.
         read: further keys of ours from the content of their file (and its path, for errors).
         write: further keys of theirs.
+        unsaid: our keys that a run may train with and the file cannot say: such a model is not written.
         tiny: the contents of tiny files for tests, by what they show.
     """
 
@@ -55,6 +56,7 @@ class Family:
     written: Mapping[str, Any] = field(default_factory=dict)
     read: Callable[[Path, Content], dict[str, Any]] = lambda path, content: {}
     write: Callable[[ModelConfig], Content] = lambda model: {}
+    unsaid: tuple[str, ...] = ()
     tiny: Mapping[str, Content] = field(default_factory=dict)
 
     def model(self, path: Path, content: Content) -> ModelConfig:
@@ -97,7 +99,7 @@ class Family:
             again = self.model(Path("config.json"), self.content(model))
         except UserError:
             return ["model_type"]
-        again = again.model_copy(update={key: getattr(model, key) for key in TRAINING_KEYS})
+        again = again.model_copy(update={key: getattr(model, key) for key in (*TRAINING_KEYS, *self.unsaid)})
         if again.architecture == model.architecture:
             return []
         ignored = RUN_KEYS | (PATTERNS if layer_types(again) == layer_types(model) else set())

@@ -93,6 +93,7 @@ QWEN3_MOE = Family(
     written=qwen3.FAMILY.written,
     read=reads(qwen3.FAMILY, 128),
     write=writes(qwen3.FAMILY),
+    unsaid=("routed_scaling_factor",),
     tiny={"qwen3_moe": {**tiny("qwen3_moe", 8, 3), "head_dim": 16, "norm_topk_prob": True}},
 )
 FAMILIES = (QWEN2_MOE, QWEN3_MOE)

@@ -12,6 +12,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from mindllm.config.families import BY_TYPE
+from mindllm.config.mindformers.directory import fill_in
 from mindllm.config.mindformers.experts import is_latent, translate_experts
 from mindllm.config.mindformers.reading import Reading, path_of, shown
 from mindllm.config.model import ModelConfig
@@ -35,12 +36,13 @@ class Network:
     """What one class of MindFormers computes: the ``family`` of ours by its ``model_type``, and ``facts`` in our flat keys
     that the class has beside what every model of the family has.
 
-    ``absent`` says what no key of ours describes.
+    ``absent`` says what no key of ours describes; ``defaults`` are those of a legacy class that are not Llama's.
     """
 
     family: str = ""
     facts: dict[str, Any] = field(default_factory=dict)
     absent: str = ""
+    defaults: dict[str, Any] = field(default_factory=dict)
 
 
 ALIBI = {"position_embedding_type": "alibi"}
@@ -63,10 +65,13 @@ NETWORKS = {
     "GPT2LMHeadModel": Network("gpt2", TIED),
     "BloomLMHeadModel": Network("bloom", TIED),
     "ChatGLM2WithPtuning2": Network(absent="a trained prefix"),
+    "CogVLM2ForCausalLM": Network(absent="pictures beside the text"),
+    "CogVLM2ImageForCausalLM": Network(absent="pictures beside the text"),
+    "WhisperForConditionalGeneration": Network(absent="an encoder of sound"),
     "GPT2ForSequenceClassification": Network(absent="a head for classes of text"),
-    "TelechatForCausalLM": Network(absent="TeleChat, which is no family of mindllm"),
-    "TeleChat3ForCausalLM": Network(absent="TeleChat, which is no family of mindllm"),
-    "TeleChat3MoeForCausalLM": Network(absent="TeleChat, which is no family of mindllm"),
+    "TelechatForCausalLM": Network("telechat", defaults={"initializer_range": 0.0048}),
+    "TeleChat3ForCausalLM": Network("telechat3"),
+    "TeleChat3MoeForCausalLM": Network(absent="TeleChat 3 with experts, which is no family of mindllm"),
     "YiZhaoForCausalLM": Network(absent="YiZhao, which is no family of mindllm"),
     "YiZhaoDPOForCausalLM": Network(absent="YiZhao, which is no family of mindllm"),
     "MixtralForCausalLM": Network("mixtral"),
@@ -82,10 +87,15 @@ OF_MODEL_TYPE = {
     "qwen3": "Qwen3ForCausalLM",
     "qwen3_moe": "Qwen3MoeForCausalLM",
     "mistral": "MistralForCausalLM",
+    "telechat": "TelechatForCausalLM",
     "glm4": "Glm4ForCausalLM",
     "telechat3": "TeleChat3ForCausalLM",
     "telechat3_moe": "TeleChat3MoeForCausalLM",
     "deepseek_v3": "DeepseekV3ForCausalLM",
+}
+OWN_HEAD = "telechat_12b"
+TRAINED_BESIDE = {  # of a family: patterns over the names of MindFormers, and our parts
+    "qwen": {"*wte*": "tok_embeddings", "*lm_head*": "lm_head"},
 }
 PROJECTIONS = {"gpt2": {"dense1": "wq", "dense2": "wk", "dense3": "wv"}}  # of a family: theirs: ours
 YARN_FACTORS = (f"{MODEL}.scaling_factor", f"{MODEL}.rotary_scaling_factor")
@@ -117,6 +127,7 @@ def translate_architecture(reading: Reading) -> None:
     else:
         _names_of_the_network(reading, source, network)
     _finish(reading, network)
+    fill_in(reading)
 
 
 def missing_parts(network: Network) -> str:
@@ -157,7 +168,8 @@ def _names_of_the_network(reading: Reading, source: str, network: Network) -> No
         return
     reading.translate(source, f"{MODEL}.model_type", network.family)
     for key, value in {**BY_TYPE[network.family].fixed, **network.facts}.items():
-        reading.put(f"{MODEL}.{key}", value, path_of(source))
+        if key not in _ours(reading):  # what is written and differs, is refused as no model of the family
+            reading.put(f"{MODEL}.{key}", value, path_of(source))
 
 
 def _finish(reading: Reading, network: Network) -> None:
@@ -167,15 +179,17 @@ def _finish(reading: Reading, network: Network) -> None:
     _rotary(reading)
     _types(reading)
     _tied(reading)
+    _named_network(reading, network)
     _lengths(reading)
     _tokens(reading)
     translate_experts(reading)
     _adapted_projections(reading, network)
+    _trained_beside(reading, network)
     for key in ("model.arch.type", f"{MODEL}.type", f"{MODEL}.architectures", f"{MODEL}.model_type"):
         if reading.has(key) and not reading.claimed(path_of(key)):
             reading.idle(key, "another key names the network")
     if legacy or not reading.get("pretrained_model_dir"):
-        for name, value in (LEGACY_DEFAULTS if legacy else MCORE_DEFAULTS).items():
+        for name, value in ({**LEGACY_DEFAULTS, **network.defaults} if legacy else MCORE_DEFAULTS).items():
             if name not in _ours(reading):
                 reading.left_out(f"{MODEL}.{name}", f"{MODEL}.{name}", value, "left out: what MindFormers has then")
 
@@ -201,7 +215,7 @@ def _attention(reading: Reading) -> None:
             reading.idle(groups, "multi_query_attention is false")
     if reading.has(grouped):
         reading.idle(grouped, "n_kv_heads says it")
-    if reading.has(f"{MODEL}.kv_channels"):
+    if reading.left(f"{MODEL}.kv_channels"):
         reading.translate(f"{MODEL}.kv_channels", f"{MODEL}.head_dim")
     for key in (f"{MODEL}.attention_bias", f"{MODEL}.has_bias"):
         if reading.get(key):
@@ -210,8 +224,11 @@ def _attention(reading: Reading) -> None:
         elif reading.has(key):
             reading.idle(key, "no biases beside those that other keys name")
     kernel = f"{MODEL}.use_flash_attention"
-    if reading.get(kernel) is True and _ours(reading).get("position_embedding_type") == "alibi":
-        reading.translate(kernel, kernel, "auto", "the kernel that takes ALiBi is chosen by the device")
+    composed = _ours(reading).get("position_embedding_type") == "alibi" or _ours(reading).get("attention_dropout")
+    if reading.get(kernel) is True and composed:
+        reading.translate(
+            kernel, kernel, "auto", "how ALiBi, or dropout of scores, is computed is chosen for the device"
+        )
     elif reading.has(kernel):
         reading.use(kernel)
     norm = f"{MODEL}.qk_layernorm"
@@ -270,7 +287,7 @@ def _width(reading: Reading) -> None:
 
 def _rotary(reading: Reading) -> None:
     base, ratio = f"{MODEL}.rotary_emb_base", f"{MODEL}.rope_ratio"
-    if reading.has(base):
+    if reading.left(base):
         if "theta" in _ours(reading):
             reading.idle(base, "theta is given")
         else:
@@ -362,6 +379,16 @@ def _types(reading: Reading) -> None:
             reading.refuse(key, f"hidden states flow in compute_dtype {compute} or float32 here; {instead} says so")
 
 
+def _named_network(reading: Reading, network: Network) -> None:
+    """``net_name`` of TeleChat 1: the head of all but the 12B is the embedding."""
+    key = f"{MODEL}.net_name"
+    if network.family == "telechat" and reading.get(key) and "tie_word_embeddings" not in _ours(reading):
+        tied = reading.get(key) != OWN_HEAD
+        reading.translate(key, f"{MODEL}.tie_word_embeddings", tied, "what the code of TeleChat 1 does for this name")
+    elif reading.has(key):
+        reading.idle(key, "the keys beside it say what the network is")
+
+
 def _tied(reading: Reading) -> None:
     key = f"{MODEL}.untie_embeddings_and_output_weights"
     if not reading.has(key):
@@ -400,6 +427,22 @@ def _adapted_projections(reading: Reading, network: Network) -> None:
     for theirs, ours in names.items():
         wanted = wanted.replace(theirs, ours)
     reading.translate(key, key, wanted)
+
+
+def _trained_beside(reading: Reading, network: Network) -> None:
+    """``freeze_exclude`` beside LoRA: weights that stay trained, by shell patterns (mindpet's ``freeze_delta``)."""
+    key = f"{MODEL}.pet_config.freeze_exclude"
+    patterns = reading.get(key)
+    if not reading.has(key):
+        return
+    known = TRAINED_BESIDE.get(network.family, {})
+    if not patterns:
+        reading.idle(key, "empty")
+    elif isinstance(patterns, list) and all(pattern in known for pattern in patterns):
+        parts = [known[pattern] for pattern in patterns]
+        reading.translate(key, f"{MODEL}.pet_config.modules_to_save", parts, "trained whole beside the adapters")
+    else:
+        reading.refuse(key, "parts that are trained beside the adapters are named by modules_to_save here")
 
 
 def _tokens(reading: Reading) -> None:

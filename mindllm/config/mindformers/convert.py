@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from mindllm.config.document import Document, merge
+from mindllm.config.mindformers.class_defaults import as_left_out, with_class_defaults
 from mindllm.config.mindformers.reading import Entry, leaves
 from mindllm.config.mindformers.recognise import IGNORED_KEYS, OPTIONS, belongs_to_theirs
 from mindllm.config.mindformers.rules import Outcome
@@ -20,11 +21,12 @@ MEANINGS = ("as_run", "as_written")
 @dataclass(frozen=True)
 class Conversion:
     """Our ``document`` (its problems are what is refused or unknown), the options that are still to be applied to it, and the
-    entries in the order of the file."""
+    entries in the order of the file; ``warnings`` say what was taken for something that is not there."""
 
     document: Document
     overrides: Overrides
     entries: tuple[Entry, ...]
+    warnings: tuple[str, ...] = ()
 
     def counts(self) -> dict[Outcome, int]:
         """How many keys came to each outcome; defaults that were written for them are no keys."""
@@ -39,10 +41,11 @@ def convert(theirs: Document, overrides: Overrides = ()) -> Conversion:
     as_written = _ignored_keys(options) == "as_written"
     changed = merge(theirs, override_document(own, theirs, RunConfig))
     _repeat_at_anchors(theirs, changed)
-    reading = translate(changed, as_written)
+    completed, added = with_class_defaults(changed)
+    reading = translate(completed, as_written)
     order = {path: place for place, (path, _) in enumerate(leaves(changed.data))}
     entries = sorted(reading.entries.values(), key=lambda entry: order.get(entry.path, len(order)))
-    return Conversion(reading.ours, remaining, tuple(entries))
+    return Conversion(reading.ours, remaining, tuple(as_left_out(entries, added)), tuple(reading.warnings))
 
 
 def _repeat_at_anchors(theirs: Document, changed: Document) -> None:

@@ -36,12 +36,13 @@ from mindllm.config.mindformers.reading import Reading, path_of, shown
 NO_EXPERTS = "there are no experts"
 PREDICTION = "prediction layers (multi-token prediction) are not here yet"
 EXPERT_PARALLEL = "parallel_config.expert_parallel"
+EXPERT_TENSOR = "parallel_config.expert_model_parallel"
 
 
 def translate_experts(reading: Reading) -> None:
     """Writes our keys of experts and of latent attention; where there are neither, theirs are without effect."""
     if max(reading.number(key, 0) for key in COUNT) <= 1:
-        for key in (*expert_keys(), EXPERT_PARALLEL):
+        for key in (*expert_keys(), EXPERT_PARALLEL, EXPERT_TENSOR):
             if reading.has(key) and not reading.claimed(path_of(key)):
                 reading.idle(key, NO_EXPERTS)
     else:
@@ -63,11 +64,24 @@ def _experts(reading: Reading) -> None:
     _scores(reading)
     _balance(reading)
     _capacity(reading)
-    if reading.has(EXPERT_PARALLEL):
-        reading.use(EXPERT_PARALLEL)
+    _devices(reading)
     for key, fixed in FIXED.items():
         if reading.has(key):
             _fixed(reading, key, fixed)
+
+
+def _devices(reading: Reading) -> None:
+    """Legacy networks split an expert over ``model_parallel`` as we do. Those of mcore do not: here neither, where the groups of
+    experts fill the tensor-parallel ranks."""
+    if reading.has(EXPERT_PARALLEL):
+        reading.use(EXPERT_PARALLEL)
+    ranks = reading.count("parallel_config.model_parallel") if reading.get("use_parallel") else 1
+    if reading.has(EXPERT_TENSOR):
+        reading.use(EXPERT_TENSOR)
+    elif ranks > 1 and reading.count(EXPERT_PARALLEL) % ranks == 0 and not reading.get("model.arch.type"):
+        reading.left_out(
+            EXPERT_TENSOR, EXPERT_TENSOR, 1, "left out: an expert of mcore networks is whole on its device"
+        )
 
 
 def _first(reading: Reading, ours: str, keys: tuple[str, ...]) -> None:

@@ -10,6 +10,7 @@ COPY = "the same section again, by its anchor"
 FILE_SAYS = "the tokenizer's own file says it"
 SEEN = "padding stands behind the text, where nothing looks at it"
 OTHER_EVALUATION = "do_eval is off; the held-out text is a part of train_dataset's files here"
+PICTURES = "models are of text alone: no pictures, no videos"
 PYNATIVE = "this is the form of the PyNative trainer; runs are compiled graphs here"
 
 LOADER: Table = {
@@ -36,6 +37,7 @@ LOADER: Table = {
     "handler.[].prompt_key": idle("the chat template says how a conversation is written"),
     "handler.[].output_columns": idle(COLUMNS),
     "handler.[].tokenizer.*": idle(FILE_SAYS),
+    "annotation_file": refused(PICTURES),
     "packing": decided("train_dataset.data_loader.config.packing"),
     "adaptor_config.*": idle("masks follow from where documents begin"),
     "create_attention_mask": decided("train_dataset.data_loader.config.packing"),
@@ -93,6 +95,7 @@ DATASET: Table = {
     "sop_id": refused("it belongs to a data set of its own code"),
     "micro_batch": refused("it belongs to a data set of its own code"),
     "dataloader.*": refused(PYNATIVE),
+    "modal_to_text_transform.*": refused(PICTURES),
 }
 DATA: Table = {
     **{f"train_dataset.{key}": rule for key, rule in DATASET.items()},
@@ -107,8 +110,12 @@ DATA: Table = {
     **{f"eval_dataset_task.dataset_config.{key}": idle(COPY) for key in DATASET},
     "processor.type": idle(FILE_SAYS),
     "processor.return_tensors": idle("prompts go straight into the compiled graph"),
+    "processor.audio_processor": only(None, reason="empty", otherwise=PICTURES),
+    "processor.image_processor": only(None, reason="empty", otherwise=PICTURES),
     "processor.audio_processor.*": refused("models are language models"),
     "processor.image_processor.*": refused("models are language models"),
+    "processor.model_transform_template.*": refused(PICTURES),
+    "processor.max_length": refused(PICTURES),
     "processor.tokenizer.vocab_file": decided("processor.tokenizer.vocab_file"),
     "processor.tokenizer.tokenizer_file": decided("processor.tokenizer.vocab_file"),
     "processor.tokenizer.merges_file": idle("tokenizer.json holds merges and vocabulary"),

@@ -11,16 +11,18 @@ from mindllm.config.mindformers.rules import Table, decided, idle, moved, only, 
 LAYOUT_OF_WEIGHTS = "it only joins weight matrices; the product is the same"
 KERNEL = "the kernel is chosen for the device; what it computes is the same"
 INFERENCE = "run_mode predict and chat have their own static key/value cache"
-NO_ADAPTER = "adapters other than LoRA (prefix tuning, bottlenecks) are not here yet"
+NO_ADAPTER = "adapters other than LoRA (prefix tuning, P-tuning) are not here"
 NO_OWN_CODE = "a scaling of one model's own code"
 SPARSE = "the attention of DeepSeek-V4 is not here yet"
+PICTURES = "models are of text alone: no pictures, no videos"
+SOUND = "models are decoders of text: no encoder, no sound"
 
 MODEL_KEYS: Table = {
     # what a family is
     "type": decided("model.model_config.type"),
     "model_type": decided("model.arch.type"),
     "architectures": decided("model.arch.type"),
-    "net_name": idle("the keys beside it say what the network is"),
+    "net_name": decided("tie_word_embeddings"),
     "auto_register": idle("code beside the YAML is never run; the architecture is one of mindllm's families"),
     # sizes
     "vocab_size": used(),
@@ -124,7 +126,7 @@ MODEL_KEYS: Table = {
     "use_flash_attention": decided("use_flash_attention"),
     "use_attn_mask_compression": idle("a causal mask is always compressed"),
     "use_eod_attn_mask_compression": idle("masks follow from where documents begin"),
-    "use_ring_attention": idle("context_parallel is 1, and this is a part of it"),
+    "use_ring_attention": decided("parallel_config.context_parallel_algo"),
     "use_fused_rope": idle(KERNEL),
     "use_fused_swiglu": idle(KERNEL),
     "fused_rms_norm": idle(KERNEL),
@@ -186,13 +188,13 @@ MODEL_KEYS: Table = {
     **keys_below("model.model_config"),
     **{f"pet_config.{key}": used() for key in ["pet_type", "lora_rank", "lora_alpha", "lora_dropout"]},
     "pet_config.target_modules": decided("pet_config.target_modules"),
+    "pet_config.freeze_exclude": decided("pet_config.modules_to_save"),
+    "pet_config.freeze_include": refused("beside an adapter the whole model is frozen"),
     **{
         f"pet_config.{key}": refused(NO_ADAPTER)
         for key in [
             "dropout_prob",
             "dropout_rate",
-            "freeze_exclude",
-            "freeze_include",
             "mid_dim",
             "pre_seq_len",
             "prefix_projection",
@@ -203,6 +205,33 @@ MODEL_KEYS: Table = {
     "pre_seq_len": only(None, "None", reason="no prefix", otherwise=NO_ADAPTER),
     "prefix_projection": only(False, None, reason="no prefix", otherwise=NO_ADAPTER),
     "num_labels": refused("models are language models"),
+    **{
+        key: refused(PICTURES)
+        for key in ["freeze_vision", "freeze_adapter", "freeze_llm", "num_queries", "vision_model.*", "llm_model.*"]
+    },
+    **{
+        key: refused(SOUND)
+        for key in [
+            "activation_dropout",
+            "activation_function",
+            "d_model",
+            "decoder_attention_heads",
+            "decoder_ffn_dim",
+            "decoder_layerdrop",
+            "decoder_layers",
+            "decoder_start_token_id",
+            "dropout",
+            "encoder_attention_heads",
+            "encoder_ffn_dim",
+            "encoder_layerdrop",
+            "encoder_layers",
+            "is_encoder_decoder",
+            "max_source_positions",
+            "max_target_positions",
+            "num_layers_of_each_stage",
+            "num_mel_bins",
+        ]
+    },
     **{key: refused(NO_OWN_CODE) for key in ["alpha", "beta", "mup_scale_factor", "output_mult", "use_mup"]},
     **{
         key: refused(SPARSE)

@@ -7,7 +7,6 @@ from mindllm.config.mindformers.rules import Table, decided, idle, only, used
 
 NO_LAYOUT_FILES = "no layout files are needed: checkpoints hold whole parameters"
 DECLARED = "strategies are declared beside the mathematics, not searched"
-NO_CONTEXT_PARALLEL = "a sequence is not split over devices here yet"
 SUMS = "gradients are sums over tokens, divided once by the tokens of the global batch"
 
 PARALLEL: Table = {
@@ -24,7 +23,7 @@ PARALLEL: Table = {
     "parallel.enable_parallel_optimizer": used(),
     "parallel.parallel_optimizer_config.gradient_accumulation_shard": used(),
     "parallel.parallel_optimizer_config.parallel_optimizer_threshold": used(),
-    "parallel.parallel_optimizer_config.optimizer_weight_shard_size": used(),
+    "parallel.parallel_optimizer_config.optimizer_weight_shard_size": decided(),
     "parallel.pipeline_config.pipeline_interleave": decided("parallel.pipeline_config.pipeline_interleave"),
     "parallel.pipeline_config.pipeline_scheduler": decided("parallel.pipeline_config.pipeline_scheduler"),
     "parallel.strategy_ckpt_save_file": idle(NO_LAYOUT_FILES),
@@ -40,13 +39,14 @@ PARALLEL: Table = {
     "parallel_config.optimizer_shard": idle(
         "another name of parallel.enable_parallel_optimizer, which decides", "parallel.enable_parallel_optimizer"
     ),
-    "parallel_config.context_parallel": only(1, None, reason="sequences stay whole", otherwise=NO_CONTEXT_PARALLEL),
-    "parallel_config.context_parallel_algo": idle("context_parallel is 1, and this is a part of it"),
-    "parallel_config.ulysses_degree_in_cp": idle("context_parallel is 1, and this is a part of it"),
+    "parallel_config.context_parallel": decided("parallel_config.context_parallel"),
+    "parallel_config.context_parallel_algo": decided("parallel_config.context_parallel_algo"),
+    "parallel_config.ulysses_degree_in_cp": decided("parallel_config.context_parallel_algo"),
     "parallel_config.seq_split_num": only(
         1, None, reason="sequences stay whole", otherwise="sequences are not cut into pieces of a pipeline here"
     ),
     "parallel_config.expert_parallel": decided("parallel_config.expert_parallel"),
+    "parallel_config.expert_model_parallel": decided("parallel_config.expert_model_parallel"),
     "parallel_config.mem_coeff": idle(DECLARED),
     "recompute_config.recompute": decided("recompute_config.recompute"),
     "recompute_config.select_recompute": decided("recompute_config.select_recompute"),

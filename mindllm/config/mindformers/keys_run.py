@@ -114,6 +114,8 @@ RUN: Table = {
     "context.save_graphs_path": used(),
     "context.memory_optimize_level": used(),
     "context.jit_config.jit_level": used(),
+    "context.jit_level": moved("context.jit_config.jit_level"),
+    "context.infer_boost": idle("kernels are chosen for the device"),
     "context.enable_graph_kernel": used(),
     "context.runtime_num_threads": used(),
     "context.deterministic": decided("train_precision_sync"),

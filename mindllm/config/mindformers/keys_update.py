@@ -54,6 +54,7 @@ UPDATE: Table = {
     "runner_wrapper.type": only(
         "MFTrainOneStepCell", reason="the only kind of step", otherwise="only MFTrainOneStepCell is a kind of step here"
     ),
+    "runner_wrapper.sens": refused("a fixed loss scale is written as scale_sense"),
     "runner_wrapper.scale_sense": decided("runner_wrapper.scale_sense"),
     "runner_wrapper.scale_sense.type": decided("runner_wrapper.scale_sense.type"),
     "runner_wrapper.scale_sense.loss_scale_value": decided("runner_wrapper.scale_sense.loss_scale_value"),

@@ -10,6 +10,7 @@ from typing import Any
 
 from mindllm.config.layer_counts import StageLayers, layer_counts
 from mindllm.config.mindformers.reading import Reading
+from mindllm.config.parallel import OTHER_CONTEXT_ALGORITHMS
 
 SIZES = ("data_parallel", "model_parallel", "pipeline_stage")
 MODES = {
@@ -24,7 +25,11 @@ MODES = {
     "stand_alone": 1,
     "manual_parallel": 1,
 }
+WHOLE_SEQUENCES = "context_parallel is 1: every device has whole sequences"
 SINGLE = "use_parallel is false: one device"
+WHOLE_SEQUENCES = (
+    "seq_split_num is 1, no sequence is cut: what is computed is the same, the micro batches come in another order"
+)
 ALWAYS_SPLIT = "use_legacy is false: such networks split the table of tokens over model_parallel, whatever is written"
 
 
@@ -33,10 +38,12 @@ def translate_mesh(reading: Reading) -> None:
     distributed = bool(reading.get("use_parallel", False))
     for name in SIZES:
         _size(reading, f"parallel_config.{name}", distributed)
+    _context_parallel(reading, distributed)
     _sequence_parallel(reading, distributed)
     _vocabulary(reading, distributed)
     _mode(reading)
     _slices(reading)
+    _optimizer_share(reading)
     stages = reading.count("parallel_config.pipeline_stage") if distributed else 1
     _batch(reading, stages)
     _schedule(reading, stages)
@@ -49,6 +56,30 @@ def _size(reading: Reading, key: str, distributed: bool) -> None:
         reading.use(key)
     else:
         reading.idle(key, SINGLE)
+
+
+def _context_parallel(reading: Reading, distributed: bool) -> None:
+    """How a sequence is shared: keys that mean something only where devices share one."""
+    size, algorithm = "parallel_config.context_parallel", "parallel_config.context_parallel_algo"
+    ring, both = "model.model_config.use_ring_attention", "parallel_config.ulysses_degree_in_cp"
+    shares = distributed and reading.count(size) > 1
+    if reading.has(size) and reading.get(size) is None:
+        reading.idle(size, WHOLE_SEQUENCES)
+    else:
+        _size(reading, size, distributed)
+    for key in filter(reading.has, (algorithm, ring, both)):
+        if not shares:
+            reading.idle(key, WHOLE_SEQUENCES)
+        elif key == ring and reading.get(ring):
+            reading.refuse(
+                ring, "MindSpore 2.10 crashes when it compiles ring attention; write false: keys are gathered"
+            )
+        elif key != algorithm:
+            reading.idle(key, "context_parallel_algo decides")
+        elif reading.get(algorithm) in OTHER_CONTEXT_ALGORITHMS:
+            reading.refuse(algorithm, OTHER_CONTEXT_ALGORITHMS[reading.word(algorithm)])
+        else:
+            reading.use(algorithm)
 
 
 def _sequence_parallel(reading: Reading, distributed: bool) -> None:
@@ -105,6 +136,19 @@ def _slices(reading: Reading) -> None:
         reading.refuse(strategy, f"a batch is split over data_parallel {replicas} here")
 
 
+def _optimizer_share(reading: Reading) -> None:
+    """MindSpore drops a share of the optimizer's state that does not divide the replicas of a weight."""
+    key = "parallel.parallel_optimizer_config.optimizer_weight_shard_size"
+    if not reading.has(key):
+        return
+    share, replicas = reading.get(key), reading.count("parallel_config.data_parallel")
+    copies = replicas * reading.count("parallel_config.model_parallel")  # of weights that tensor parallel leaves whole
+    if isinstance(share, int) and share > 0 and copies % share:
+        reading.translate(key, key, -1, f"does not divide data_parallel {replicas}: MindSpore takes all replicas then")
+    else:
+        reading.use(key)
+
+
 def _batch(reading: Reading, stages: int) -> None:
     """Samples per replica and micro batch; what multiplies them."""
     batch, copies = "runner_config.batch_size", "micro_batch_interleave_num"
@@ -158,7 +202,9 @@ def _schedule(reading: Reading, stages: int) -> None:
         else:
             reading.idle(interleave, "there is no pipeline")
     if reading.has(scheduler):
-        if stages > 1:
+        if stages > 1 and reading.get(scheduler) == "seqpipe" and reading.get("parallel_config.seq_split_num", 1) == 1:
+            reading.translate(scheduler, scheduler, "1f1b", WHOLE_SEQUENCES)
+        elif stages > 1:
             reading.use(scheduler)
         else:
             reading.idle(scheduler, "there is no pipeline")

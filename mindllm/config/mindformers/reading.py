@@ -10,6 +10,7 @@ from mindllm.config.document import Document, KeyPath, Origin, Problem, child, c
 from mindllm.config.mindformers.rules import Outcome
 
 NOTHING = object()
+AS_WRITTEN = "--mindformers.ignored_keys=as_written"
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,7 @@ class Reading:
     """Their document, ours as far as it is written, and the entries so far.
 
     Functions that translate several keys together claim them here; a key that is claimed is not looked up in the tables.
+    ``assumed`` are values of keys that the YAML leaves to a Hugging Face directory.
     """
 
     theirs: Document
@@ -41,13 +43,15 @@ class Reading:
     ours: Document = field(default_factory=Document)
     entries: dict[KeyPath, Entry] = field(default_factory=dict)
     unknown: list[Problem] = field(default_factory=list)
+    assumed: dict[str, Any] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
 
     def get(self, key: str, default: Any = None) -> Any:
-        """Their value under a dotted key; ``default`` where there is none, or null."""
+        """Their value under a dotted key; where there is none, or null, what is ``assumed``, or ``default``."""
         value: Any = self.theirs.data
         for part in path_of(key):
             value = child(value, part)
-        return default if value is None else value
+        return self.assumed.get(key, default) if value is None else value
 
     def number(self, key: str, default: float) -> float:
         """Their number under ``key``; ``default`` for anything else, which is told when its own key is translated."""
@@ -71,6 +75,10 @@ class Reading:
         for part in around:
             section = child(section, part)
         return isinstance(section, dict) and last in section
+
+    def left(self, key: str) -> bool:
+        """Whether the key is written and nothing has been decided about it."""
+        return self.has(key) and not self.claimed(path_of(key))
 
     def put(self, key: str, value: Any, source: KeyPath = ()) -> None:
         """Writes ``value`` under our dotted ``key``; mistakes found in it later name the place of ``source``."""

@@ -13,7 +13,7 @@ from typing import Any
 
 from mindllm.config.layer_counts import StageLayers
 from mindllm.config.mindformers.mesh import planned_layers
-from mindllm.config.mindformers.reading import Reading
+from mindllm.config.mindformers.reading import AS_WRITTEN, Reading
 from mindllm.config.mindformers.rules import Outcome
 from mindllm.config.recompute import LEVEL_SEPARATOR
 
@@ -24,8 +24,7 @@ SELECTIONS = (
     "select_recompute_exclude",
     "select_comm_recompute_exclude",
 )
-OPTION = "--mindformers.ignored_keys=as_written"
-PASSED_TO_NOTHING = f"no release from 1.3 to 2.1 passes it on to a layer; {OPTION} takes it at its word"
+PASSED_TO_NOTHING = f"no release from 1.3 to 2.1 passes it on to a layer; {AS_WRITTEN} takes it at its word"
 RENAMED = {  # operators of mcore networks under the names of our layers
     r"mlp\.mul": r"feed_forward\.mul",
     r"mlp\.activation_func\.mul": r"feed_forward\.mul",
@@ -182,7 +181,7 @@ def _known(reading: Reading, pattern: str) -> tuple[str | None, str]:
         return pattern, ""
     return (
         None,
-        f"it matches no operator of a layer, where MindFormers does nothing without a word; {OPTION} refuses it",
+        f"it matches no operator of a layer, where MindFormers does nothing without a word; {AS_WRITTEN} refuses it",
     )
 
 
@@ -213,4 +212,4 @@ def _slices(reading: Reading) -> None:
     if reading.as_written or reading.get(f"{SECTION}.recompute", False) is True or not reading.get(key):
         reading.use(key)
     else:
-        reading.idle(key, f"MindFormers uses it with recompute: true only; {OPTION} takes it at its word")
+        reading.idle(key, f"MindFormers uses it with recompute: true only; {AS_WRITTEN} takes it at its word")

@@ -31,9 +31,16 @@ def _mode(reading: Reading) -> None:
     elif mode == "predict_with_train_model":
         reading.translate(key, key, "predict")
     elif mode == "eval":
-        reading.refuse(key, "a part of train_dataset's files is evaluated here; write --run_mode=train and do_eval")
+        reading.refuse(key, _why_not_evaluated(reading))
     else:
         reading.use(key)
+
+
+def _why_not_evaluated(reading: Reading) -> str:
+    metric = reading.word("metric.type")
+    if metric and metric != "PerplexityMetric":
+        return f"{metric} scores generated text, which is not here; python -m toolkit.evaluate has other tasks"
+    return "a part of train_dataset's files is evaluated here; write --run_mode=train and do_eval"
 
 
 def _evaluation(reading: Reading) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import PurePath
 from typing import Any
 
+from mindllm.config.mindformers.directory import expected_tokenizer
 from mindllm.config.mindformers.reading import Reading, leaves, path_of
 from mindllm.config.mindformers.rules import Outcome
 from mindllm.errors import nearest
@@ -34,6 +35,8 @@ LOADED_NAMES = ("json", "csv", "parquet", "text", "arrow")
 
 def translate_text(reading: Reading) -> None:
     """Sections ``train_dataset``, ``train_dataset_task`` and ``processor``; the schedule must have been translated."""
+    if reading.get("run_mode", "train") in ("train", "finetune") and not reading.get("train_dataset"):
+        reading.refuse("train_dataset", "no data set is named, and MindFormers cannot train without one, either")
     _task(reading)
     theirs = reading.word(f"{LOADER}.type")
     if theirs:
@@ -300,3 +303,7 @@ def _tokenizer(reading: Reading) -> None:
             reading.idle(
                 key, "tokenizer.json or tokenizer.model is read here: name it as vocab_file where text is encoded"
             )
+    expected = expected_tokenizer(reading)
+    if expected and not taken:
+        reason = "expected in pretrained_model_dir when the run starts"
+        reading.left_out(TOKENIZER, TOKENIZER, expected, reason)

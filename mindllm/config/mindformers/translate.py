@@ -7,6 +7,8 @@ from typing import Any
 
 from mindllm.config.document import Document, KeyPath, Problem, closest_origin, dotted
 from mindllm.config.mindformers.architecture import translate_architecture
+from mindllm.config.mindformers.directory import read_directory
+from mindllm.config.mindformers.ignored import drop_unread
 from mindllm.config.mindformers.mesh import translate_mesh
 from mindllm.config.mindformers.reading import Reading, leaves, shown
 from mindllm.config.mindformers.recomputation import translate_recomputation
@@ -17,7 +19,11 @@ from mindllm.config.mindformers.text import translate_text
 from mindllm.config.mindformers.update import translate_update
 from mindllm.errors import nearest
 
-NETWORK_KEYS = ("model.arch.type", ".architectures", ".model_type")
+NETWORK_KEYS = (
+    "model",
+    "model.arch.type",
+    *(f"{at}.{name}" for at in ("model", "model.model_config") for name in ("architectures", "model_type")),
+)
 SUBJECTS: tuple[Callable[[Reading], Any], ...] = (
     translate_mesh,
     translate_architecture,
@@ -31,6 +37,8 @@ SUBJECTS: tuple[Callable[[Reading], Any], ...] = (
 def translate(theirs: Document, as_written: bool = False) -> Reading:
     """Translates a whole document; mistakes and refusals are in the result, nothing is raised."""
     reading = Reading(theirs, as_written)
+    drop_unread(reading)
+    read_directory(reading)
     _plain_keys(reading)
     for subject in SUBJECTS:
         subject(reading)
@@ -134,7 +142,7 @@ def _value_at_path(data: Any, path: KeyPath) -> Any:
 def _wrong_values(reading: Reading) -> list[Problem]:
     """The refusals, one line for all keys that are refused for the same reason."""
     by_reason: dict[str, list[Any]] = {}
-    network_first = sorted(reading.entries.values(), key=lambda entry: not entry.key.endswith(NETWORK_KEYS))
+    network_first = sorted(reading.entries.values(), key=lambda entry: entry.key not in NETWORK_KEYS)
     for entry in network_first:
         if entry.outcome is Outcome.REFUSED:
             by_reason.setdefault(entry.reason, []).append(entry)

@@ -11,7 +11,7 @@ from mindllm.parallel.sharding.dropout import dropout
 from mindllm.parallel.sharding.table import Table, on
 from mindllm.tune.adapter import LoraAdapter, RowLengths
 
-TOKENS: Dimension = "dp"
+TOKENS: Dimension = ("dp", "cp")
 SCALAR: Layout = ()
 WHOLE: Layout = (None, None)
 INNER: Layout = (TOKENS, "tp")
@@ -26,6 +26,8 @@ def beside_split_output(at: str, cell: LoraAdapter) -> Table:
         f"{at}.up": on(low, ("tp", None)),
         f"{at}.add": on(INNER, INNER),
     }
+    if cell.has_values:
+        table[f"{at}.values"] = on(low, (None,))
     if cell.drops:
         table |= dropout(f"{at}.dropout", TOKENS)
     if cell.has_lengths:
@@ -43,12 +45,23 @@ def beside_split_input(at: str, cell: LoraAdapter, rows: Dimension) -> Table:
         f"{at}.up": on(low, WHOLE),
         f"{at}.add": on(low, low),
     }
+    if cell.has_values:
+        table[f"{at}.values"] = on(low, (None,))
     if cell.drops:
         table |= dropout(f"{at}.dropout", TOKENS, "tp")
     if cell.has_lengths:
         columns: Layout = (None, "tp")
         table |= _lengths(f"{at}.lengths", cell.lengths, columns, columns, None)
         table |= {f"{at}.divide": on((None,), (None,)), f"{at}.rescale": on(low, (None,))}
+    return table
+
+
+def behind_part(at: str, rows: Dimension) -> Table:
+    """What stands behind a part of a layer, whose tokens are split by ``rows``: its weights are whole everywhere."""
+    tokens: Layout = (rows, None)
+    table = {f"{at}.add": on(tokens, tokens), f"{at}.down.activation.gelu": on(tokens)}
+    for name in ("down", "up"):
+        table |= {f"{at}.{name}.matmul": on(tokens, WHOLE), f"{at}.{name}.bias_add": on(tokens, (None,))}
     return table
 
 

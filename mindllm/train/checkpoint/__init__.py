@@ -9,7 +9,7 @@ for all and writes the manifest. They meet on the shared file system alone, so i
 
 **Reading.** ``load_checkpoint(path, peers=...)`` verifies (each process a share of the files) and reads headers only.
 ``checkpoint.slice(name, offsets, shape)`` reads a block of a tensor, from whole files or from parts of any layout;
-``read_slices(source, slices)`` does so of one tensor, also of those ``pretrained_weights`` finds in a Hugging Face directory.
+``read_slices(source, slices)`` does so of one tensor, also of those ``find_pretrained`` finds in a Hugging Face directory.
 """
 
 from mindllm.train.checkpoint.joint import Peers

@@ -10,9 +10,11 @@ from pathlib import Path
 import numpy as np
 
 from mindllm.config import ModelConfig, RunConfig, is_hugging_face
+from mindllm.config.tuning import OF_ALL_WEIGHTS
 from mindllm.errors import UserError, nearest
 from mindllm.models.weight_shapes import weight_shapes
 from mindllm.train.checkpoint.adapters.adapter import Adapter, Base, adapter_of_checkpoint, trained_beside
+from mindllm.train.checkpoint.adapters.bottlenecks import is_bottlenecks, read_bottlenecks
 from mindllm.train.checkpoint.adapters.merging import adapted, merged
 from mindllm.train.checkpoint.adapters.peft import is_peft, read_peft
 from mindllm.train.checkpoint.formats import code_of
@@ -33,11 +35,15 @@ class Pretrained:
     path: str
     adapter: Adapter | None = None
 
-    def whole(self, model: ModelConfig) -> Mapping[str, TensorSource]:
-        """All weights of ``model`` without adapters; the adapter is merged into them."""
+    def model(self, base: ModelConfig) -> ModelConfig:
+        """What :meth:`whole` has the weights of: ``base``, or what merging the adapter makes of it."""
+        return base.base if self.adapter is None else self.adapter.model(base).merged
+
+    def whole(self, base: ModelConfig) -> Mapping[str, TensorSource]:
+        """All weights of :meth:`model`; the adapter is merged into them."""
         if self.adapter is None:
             return self.base
-        return merged(self.adapter.model(model), self.base, self.adapter.weights)
+        return merged(self.adapter.model(base), self.base, self.adapter.weights)
 
     def of(self, config: RunConfig) -> Mapping[str, TensorSource]:
         """The weights that the model of a run is given; those that are absent begin as in any run.
@@ -46,21 +52,29 @@ class Pretrained:
             UserError: the adapter is of another kind than those the run trains.
         """
         model = config.model.config
-        if model.pet_config is None or model.pet_config.pet_type == "full":
+        if model.pet_config is None or model.pet_config.pet_type in OF_ALL_WEIGHTS:
+            if self.model(model).architecture.layers != model.base.architecture.layers:
+                raise self._other_kind(config)
             return self.whole(model)
         weights = adapted(model, self.base)
         if self.adapter is None:
             return weights
-        wanted, found = weight_shapes(model), weight_shapes(self.adapter.model(model))
-        scales = {item.scale for layer in model.architecture.layers for item in layer.adapters}
-        theirs = self.adapter.pet.scale
-        if wanted != found or scales != {theirs}:
-            raise config.error(
-                "model.model_config.pet_config",
-                f"is not that of {self.adapter.path}: {_described(self.adapter)}; write the same, or merge the adapter first "
-                "(python -m toolkit.weights merge)",
-            )
+        theirs = self.adapter.model(model)
+        if weight_shapes(model) != weight_shapes(theirs) or _scales(model) != _scales(theirs):
+            raise self._other_kind(config)
         return {**weights, **self.adapter.weights}
+
+    def _other_kind(self, config: RunConfig) -> UserError:
+        assert self.adapter is not None
+        return config.error(
+            "model.model_config.pet_config",
+            f"is not that of {self.adapter.path}: {_described(self.adapter)}; write the same, or merge the adapter first "
+            "(python -m toolkit.weights merge)",
+        )
+
+
+def _scales(model: ModelConfig) -> set[float]:
+    return {item.scale for layer in model.architecture.layers for item in layer.adapters}
 
 
 def _described(adapter: Adapter) -> str:
@@ -69,13 +83,14 @@ def _described(adapter: Adapter) -> str:
     return ", ".join(f"{key} {value}" for key, value in changed.items())
 
 
-def pretrained_weights(config: RunConfig) -> Mapping[str, TensorSource]:
-    """The weights of ``load_checkpoint``, with the adapter of the run in them: for what evaluates or writes.
+def merged_pretrained(config: RunConfig) -> tuple[ModelConfig, Mapping[str, TensorSource]]:
+    """The weights of ``load_checkpoint``, with the adapter of the run in them, and the model they are of: for what evaluates.
 
     Raises:
         UserError: there are none, they are damaged, or do not fit.
     """
-    return find_pretrained(config).whole(config.model.config.base)
+    found, base = find_pretrained(config), config.model.config.base
+    return found.model(base), found.whole(base)
 
 
 def find_pretrained(config: RunConfig, base: Base | None = None) -> Pretrained:
@@ -177,6 +192,8 @@ def read_adapter(path: Path, model: ModelConfig) -> Adapter:
     Raises:
         UserError: it is none, is damaged, or of another model.
     """
+    if is_bottlenecks(path):
+        return read_bottlenecks(path)
     if is_peft(path):
         return read_peft(path, model)
     adapter = adapter_of_checkpoint(load_checkpoint(path, option="ADAPTER", with_optimizer=False))

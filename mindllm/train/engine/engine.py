@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from mindllm.config import RunConfig, override_config
+from mindllm.config.tuning_state import further_state
 from mindllm.models.weight_shapes import weight_shapes
 from mindllm.train.checkpoint import Checkpoint, RankTensors
 from mindllm.train.optimizer import state_shapes
@@ -98,7 +99,7 @@ class Engine(ABC):
         """
         if not self.simulated:  # one rank's checkpoint is all that a simulated rank has
             weights = trained_signatures(self.config)
-            checkpoint.require(weights, state_signatures(weights))
+            checkpoint.require(weights, state_signatures(self.config, weights))
         self.put({**checkpoint.weights, **checkpoint.optimizer})
 
 
@@ -113,10 +114,11 @@ def trained_signatures(config: RunConfig) -> Signatures:
     return {name: signature for name, signature in weight_signatures(config).items() if name in trained}
 
 
-def state_signatures(weights: Signatures) -> Signatures:
+def state_signatures(config: RunConfig, weights: Signatures) -> Signatures:
     """Shape and dtype of all that the optimizer keeps for these weights."""
-    shapes = {name: shape for name, (shape, _) in weights.items()}
-    return {name: (shape, np.dtype(np.float32)) for name, shape in state_shapes(shapes).items()}
+    shapes = state_shapes({name: shape for name, (shape, _) in weights.items()})
+    shapes |= further_state(config.model.config.architecture)
+    return {name: (shape, np.dtype(np.float32)) for name, shape in shapes.items()}
 
 
 def evaluation_config(config: RunConfig) -> RunConfig:

@@ -21,6 +21,7 @@ from mindllm.train.engine.engine import Batch, Engine, StepResult
 from mindllm.train.optimizer import AdamW, is_state
 from mindllm.train.ranks import ALONE, Ranks
 from mindllm.train.step import AccumulateStep, ApplyAccumulated, ForwardBackward, TrainStep
+from mindllm.train.tuned_optimizer import Optimizer, make_optimizer
 
 
 class SummedLoss(nn.Cell):
@@ -53,17 +54,14 @@ class ReplicaEngine(Engine):
         initialise({**self.weights, **self.frozen}, config.seed)
         self._evaluation = SummedLoss(self.model)
         self._evaluation.set_train(False)
-        self.optimizer: AdamW | None = None
+        self.optimizer: Optimizer | None = None
         if training:
             self._build_training()
 
     def _build_training(self) -> None:
         wrapper = self.config.runner_wrapper
         clip = wrapper.max_grad_norm if wrapper.use_clip_grad else None
-        model = self.config.model.config
-        self.optimizer = AdamW(
-            self.model.trainable_params(), self.config.optimizer, model.topk_bias_update_rate, model.pet_config
-        )
+        self.optimizer = make_optimizer(self.model.trainable_params(), self.config)
         self.parts = self.config.runner_config.gradient_accumulation_steps
         several = self.ranks.count > 1
         self._accumulates = several or self.parts > 1
@@ -123,7 +121,7 @@ class ReplicaEngine(Engine):
         return [f"{what} {name}" for name, count in zip(self.weights, bad, strict=True) if count]
 
     def counted(self) -> Mapping[str, np.ndarray]:
-        if self.optimizer is None or not self.optimizer.counts:
+        if not isinstance(self.optimizer, AdamW) or not self.optimizer.counts:
             return {}
         return {item.name: item.asnumpy() for item in self.optimizer.expert_loads.counted}
 

@@ -6,7 +6,7 @@ the published files, ``model.save(directory)`` writes a directory as published, 
 
 from functools import partial
 
-from references import chatglm, internlm2, llama_names, qwen
+from references import chatglm, internlm2, llama_names, qwen, telechat
 from references.parts import Reference
 
 REFERENCES = {
@@ -15,6 +15,7 @@ REFERENCES = {
     "chatglm3": chatglm.random_tiny,
     "chatglm3-32k": partial(chatglm.random_tiny, rope_ratio=50),
     "internlm2": internlm2.random_tiny,
+    "telechat": telechat.random_tiny,
 }
 
 

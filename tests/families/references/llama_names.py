@@ -1,8 +1,9 @@
-"""Decoders of published code that kept Llama's structure and names: Baichuan 1 and 2, InternLM 1, Aquila 1 and 2.
+"""Decoders of published code that kept Llama's structure and names: Baichuan 1 and 2, InternLM 1, Aquila 1 and 2, TeleChat 3.
 
 What differs: Baichuan packs query, key and value in ``W_pack``, its 13B has ALiBi instead of rotations, Baichuan 2 scores against
 the normalised rows of its head; InternLM has biases at all four projections of the attention (``bias``); Aquila has no difference
-(its 34B groups the queries). Read in modeling_baichuan.py, modeling_internlm.py and modeling_aquila.py of their directories.
+(its 34B groups the queries), nor has TeleChat 3. Read in modeling_baichuan.py, modeling_internlm.py and modeling_aquila.py of
+their directories.
 """
 
 import torch
@@ -39,6 +40,12 @@ FAMILIES = {
     "aquila-grouped": {
         "architectures": ["AquilaForCausalLM"],
         "model_type": "aquila",
+        "num_key_value_heads": 2,
+        **ROTARY,
+    },
+    "telechat3": {
+        "architectures": ["TeleChat3ForCausalLM"],
+        "model_type": "telechat3",
         "num_key_value_heads": 2,
         **ROTARY,
     },

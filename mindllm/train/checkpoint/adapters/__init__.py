@@ -1,6 +1,6 @@
 """What was trained beside a frozen model, in files: of our checkpoints and of PEFT; and together with its base again.
 
-Read in this order: ``adapter`` (the value, and how a base is known again), ``peft``, ``merging``.
+Read in this order: ``adapter`` (the value, and how a base is known again), ``peft``, ``bottlenecks``, ``merging``.
 """
 
 from mindllm.train.checkpoint.adapters.adapter import Adapter, Base, fingerprint

@@ -1,16 +1,30 @@
-"""Adapters put into the weights they stand beside, and taken out again: lazily, a tensor at a time, in fp32.
+"""What was trained put into the weights it stands beside, and taken out again: lazily, a tensor at a time, in fp32.
 
-LoRA: ``W + s B A``. DoRA: the rows of that, each with its trained length (Liu et al., 2024, equation 5).
+LoRA: ``W + s B A``; AdaLoRA: ``W + s B diag(E) A``. DoRA: the rows of the first, each with its trained length (Liu et al., 2024,
+equation 5).
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 import numpy as np
 
 from mindllm.config import ModelConfig
-from mindllm.config.tuning import MAGNITUDE, WEIGHT, A, AdapterSpec, B
+from mindllm.config.tuning import (
+    BOTTLENECK,
+    LLAMAPRO,
+    LOW_RANK,
+    MAGNITUDE,
+    VALUES,
+    WEIGHT,
+    A,
+    AdapterSpec,
+    B,
+    PetConfig,
+    layer_origins,
+)
 from mindllm.errors import UserError
 from mindllm.models.row_lengths import row_lengths
 from mindllm.models.weight_shapes import weight_shapes
@@ -18,18 +32,19 @@ from mindllm.train.checkpoint.family_weights import Lazy
 from mindllm.train.checkpoint.tensors import TensorSource
 
 Weights = Mapping[str, TensorSource]
+LAYER = re.compile(r"model\.layers\.(\d+)\.")
 
 
 def merged(model: ModelConfig, base: Weights, trained: Weights) -> dict[str, TensorSource]:
-    """All weights of ``model`` without its adapters that compute what it computes with them."""
-    adapters = _adapters(model)
+    """All weights of ``model.merged``, which computes with them what ``model`` computes with its base and what was trained."""
+    adapters, origins = _adapters(model), _names_in_base(model)
     return {
         name: _with_adapter(name, adapters[name], base, trained)
         if name in adapters
         else trained[name]
         if name in trained
-        else base[name]
-        for name in weight_shapes(model.base)
+        else base[origins[name]]
+        for name in weight_shapes(model.merged)
     }
 
 
@@ -39,10 +54,7 @@ def unmerged(model: ModelConfig, whole: Weights, trained: Weights) -> dict[str, 
     Raises:
         UserError: they cannot be known: lengths of rows or whole modules were replaced.
     """
-    pet = model.pet_config
-    if pet is not None and (pet.use_dora or pet.modules_to_save or pet.pet_type != "lora"):
-        why = "use_dora replaces lengths of rows" if pet.use_dora else "whole modules were replaced"
-        raise UserError(f"this adapter cannot be taken out of merged weights: {why}; keep the base")
+    require_reversible(model.pet_config)
     adapters = _adapters(model)
     return {
         name: _with_adapter(name, adapters[name], whole, trained, sign=-1.0) if name in adapters else whole[name]
@@ -50,9 +62,26 @@ def unmerged(model: ModelConfig, whole: Weights, trained: Weights) -> dict[str, 
     }
 
 
+def require_reversible(pet: PetConfig | None) -> None:
+    """Raises UserError where merged weights do not say what they were merged from."""
+    if pet is not None and (pet.use_dora or pet.modules_to_save or pet.pet_type not in LOW_RANK):
+        why = "use_dora replaces lengths of rows" if pet.use_dora else "whole modules were replaced"
+        why = {LLAMAPRO: "new layers stand between those of its base", BOTTLENECK: "bottlenecks are never merged"}.get(
+            pet.pet_type, why
+        )
+        raise UserError(f"this adapter cannot be taken out of merged weights: {why}; keep the base")
+
+
 def adapted(model: ModelConfig, base: Weights) -> dict[str, TensorSource]:
-    """The weights of the tuned ``model`` that follow from its ``base``: these, and the lengths of rows that DoRA begins with."""
-    found: dict[str, TensorSource] = dict(base)
+    """The weights of the tuned ``model`` that follow from its ``base``: these; the lengths of rows that DoRA begins with; copies
+    of layers that begin by adding nothing (LLaMA Pro: Wu et al., 2024, section 3.2).
+    """
+    origins = _names_in_base(model)
+    found: dict[str, TensorSource] = {name: base[theirs] for name, theirs in origins.items() if theirs in base}
+    for number, origin in enumerate(layer_origins(model.pet_config, model.num_layers)):
+        if origin.copied:
+            names = [f"model.layers.{number}.{name}" for name in model.architecture.layers[number].last_of_branches()]
+            found |= {name: np.zeros(tuple(base[origins[name]].shape), np.float32) for name in names}
     for name, (prefix, adapter) in _adapters(model).items():
         if adapter.dora:
             found[f"{prefix}.{MAGNITUDE}"] = Lazy(
@@ -61,6 +90,17 @@ def adapted(model: ModelConfig, base: Weights) -> dict[str, TensorSource]:
                 lambda source=base[name]: row_lengths(np.asarray(source, np.float32)),  # type: ignore[misc]
             )
     return found
+
+
+def _names_in_base(model: ModelConfig) -> dict[str, str]:
+    """The weights of ``model.merged`` by the name of the one that they are, or begin as a copy of, in the base."""
+    numbers = [origin.number for origin in layer_origins(model.pet_config, model.num_layers)]
+    return {name: _in_layer(name, numbers) for name in weight_shapes(model.merged)}
+
+
+def _in_layer(name: str, numbers: list[int]) -> str:
+    found = LAYER.match(name)
+    return name if found is None else f"model.layers.{numbers[int(found[1])]}.{name[found.end() :]}"
 
 
 def _adapters(model: ModelConfig) -> dict[str, tuple[str, AdapterSpec]]:
@@ -79,9 +119,13 @@ def _with_adapter(
     shared = adapter.first_matrix_of or adapter.module
     first = trained[f"{path.removesuffix(adapter.module)}{shared}.{A}"]
     second = trained[f"{path}.{B}"]
+    values = trained[f"{path.removesuffix(adapter.module)}{shared}.{VALUES}"] if adapter.has_values else None
 
     def make() -> np.ndarray:
-        update = np.asarray(second, np.float32) @ np.asarray(first, np.float32)
+        columns = np.asarray(second, np.float32)
+        update = (columns if values is None else columns * np.asarray(values, np.float32)) @ np.asarray(
+            first, np.float32
+        )
         weight = np.asarray(base[name], np.float32) + np.float32(sign * adapter.scale) * update
         if not adapter.dora:
             return weight

@@ -16,7 +16,7 @@ import numpy as np
 from mindllm.config import ModelConfig
 from mindllm.config.families.weight_table import Weight
 from mindllm.config.hugging_face import read_json
-from mindllm.config.tuning import MAGNITUDE, WEIGHT, A, B, PetConfig, is_adapter_weight
+from mindllm.config.tuning import ADALORA, LOW_RANK, MAGNITUDE, VALUES, WEIGHT, A, B, PetConfig, is_adapter_weight
 from mindllm.errors import UserError, shortened
 from mindllm.train.checkpoint.adapters.adapter import Adapter, Base
 from mindllm.train.checkpoint.family_weights import FamilyWeights
@@ -28,6 +28,21 @@ from mindllm.train.checkpoint.whole_directory import refuse_existing, whole_dire
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
 THEIR_A, THEIR_B, THEIR_MAGNITUDE = "lora_A.weight", "lora_B.weight", "lora_magnitude_vector"
+THEIR_VALUES = "lora_E"
+NAMES_OF_ADALORA = {"lora_A": THEIR_A, "lora_B": THEIR_B, "lora_E": THEIR_VALUES}
+"""AdaLoRA's tensors, which are no modules in PEFT, and what they are called here while they are read."""
+KEYS_OF_ADALORA = {
+    "adalora_init_r": "init_r",
+    "adalora_target_r": "target_r",
+    "adalora_tinit": "tinit",
+    "adalora_tfinal": "tfinal",
+    "adalora_delta_t": "deltaT",
+    "adalora_beta1": "beta1",
+    "adalora_beta2": "beta2",
+    "adalora_orth_reg_weight": "orth_reg_weight",
+}
+THEIR_ADALORA = "ADALORA"
+KINDS = ("LORA", THEIR_ADALORA)
 FINGERPRINT = "base_fingerprint"  # a text in the header of our files, which PEFT passes over
 UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {  # keys that must not say anything else, where they are there
     "bias": ("none",),
@@ -59,6 +74,8 @@ def read_peft(directory: Path, model: ModelConfig) -> Adapter:
         raise UserError(f"{directory}: has no {WEIGHTS_FILE}; adapters in pickled files are not read")
     _refuse_unsupported(directory / CONFIG_FILE, content)
     found = {name.removeprefix(PREFIX): tensor for name, tensor in tensors_of_file(path).items()}
+    if content["peft_type"] == THEIR_ADALORA:
+        found = _with_all_ranks(content, found)
     family = FamilyWeights(model)
     weights = dict(_ours(family, found))
     if found:
@@ -69,10 +86,13 @@ def read_peft(directory: Path, model: ModelConfig) -> Adapter:
 
 
 def _refuse_unsupported(path: Path, content: Mapping[str, Any]) -> None:
-    if content.get("peft_type") != "LORA":
+    if content.get("peft_type") not in KINDS:
         kind = shortened(content.get("peft_type"))
-        raise UserError(f"{path}: peft_type: this kind of adapter is not read (value {kind}); read are LORA")
+        read = f"{', '.join(KINDS)}, and BOTTLENECK of our own"
+        raise UserError(f"{path}: peft_type: this kind of adapter is not read (value {kind}); read are {read}")
     for key, allowed in UNSUPPORTED.items():
+        if key == "rank_pattern" and content["peft_type"] == THEIR_ADALORA:
+            continue
         if key in content and content[key] not in allowed:
             raise UserError(
                 f"{path}: {key}: this is not supported (value {shortened(content[key])}); without: {allowed[0]}"
@@ -87,15 +107,42 @@ def _ours(family: FamilyWeights, found: dict[str, TensorSource]) -> Iterator[tup
             yield from pair.items()
         module = weight.theirs.removesuffix(WEIGHT)
         first, second = found.pop(f"{module}.{THEIR_A}", None), found.pop(f"{module}.{THEIR_B}", None)
-        lengths = found.pop(f"{module}.{THEIR_MAGNITUDE}", None)
+        lengths, values = found.pop(f"{module}.{THEIR_MAGNITUDE}", None), found.pop(f"{module}.{THEIR_VALUES}", None)
         if first is None or second is None or not weight.theirs.endswith(WEIGHT):
             continue
         ours = [name.removesuffix(WEIGHT) for name in weight.ours]
         yield f"{ours[0]}.{A}", np.asarray(first, np.float32)
+        if values is not None:
+            yield f"{ours[0]}.{VALUES}", np.asarray(values, np.float32).reshape(-1)
         for kind, source in ((B, second), (MAGNITUDE, lengths)):
             if source is not None:
                 parts = _apart(family, weight, np.asarray(source, np.float32))
                 yield from ((f"{name}.{kind}", part) for name, part in zip(ours, parts, strict=True))
+
+
+def _with_all_ranks(content: Mapping[str, Any], found: Mapping[str, TensorSource]) -> dict[str, TensorSource]:
+    """The tensors of AdaLoRA as those of LoRA are called, with the ranks that were removed and left out, as zeros."""
+    pattern = {
+        name.removeprefix(PREFIX).rpartition(".")[0]: kept for name, kept in (content.get("rank_pattern") or {}).items()
+    }
+    return dict(_of_all_ranks(pattern, found))
+
+
+def _of_all_ranks(
+    pattern: Mapping[str, list[bool]], found: Mapping[str, TensorSource]
+) -> Iterator[tuple[str, TensorSource]]:
+    for name, tensor in found.items():
+        module, _, kind = name.rpartition(".")
+        if kind not in NAMES_OF_ADALORA:
+            yield name, tensor
+            continue
+        values = np.asarray(tensor, np.float32)
+        by_rank = values.T if kind == "lora_B" else values
+        kept = np.array(pattern.get(module, [True] * len(by_rank)), bool)
+        if kept.sum() == len(by_rank) < len(kept):
+            by_rank, few = np.zeros((len(kept), *by_rank.shape[1:]), np.float32), by_rank
+            by_rank[kept] = few
+        yield f"{module}.{NAMES_OF_ADALORA[kind]}", np.ascontiguousarray(by_rank.T if kind == "lora_B" else by_rank)
 
 
 def _apart(family: FamilyWeights, weight: Weight, values: np.ndarray) -> list[np.ndarray]:
@@ -111,6 +158,16 @@ def _pet_config(path: Path, content: Mapping[str, Any], weights: Mapping[str, Te
     modules = {".".join(name.split(".")[3:-1]): None for name in weights if name.endswith(f".{B}")}
     saved = {name.rpartition(".")[0].split(".")[-1]: None for name in weights if not is_adapter_weight(name)}
     try:
+        if content["peft_type"] == THEIR_ADALORA:
+            keys = {ours: content[theirs] for ours, theirs in KEYS_OF_ADALORA.items()}
+            return PetConfig(
+                pet_type="adalora",
+                lora_alpha=float(content["lora_alpha"]),
+                lora_dropout=float(content.get("lora_dropout") or 0.0),
+                target_modules=tuple(modules),
+                modules_to_save=tuple(saved),
+                **keys,
+            )
         return PetConfig(
             lora_rank=content["r"],
             lora_alpha=float(content["lora_alpha"]),
@@ -157,7 +214,11 @@ def _theirs(
         if not adapted:
             continue
         module = PREFIX + weight.theirs.removesuffix(WEIGHT)
-        yield f"{module}.{THEIR_A}", np.asarray(weights[f"{adapted[0]}.{A}"], np.float32)
+        first, second = THEIR_A, THEIR_B
+        if f"{adapted[0]}.{VALUES}" in weights:
+            first, second, third = NAMES_OF_ADALORA
+            yield f"{module}.{third}", np.asarray(weights[f"{adapted[0]}.{VALUES}"], np.float32).reshape(-1, 1)
+        yield f"{module}.{first}", np.asarray(weights[f"{adapted[0]}.{A}"], np.float32)
         rank = weights[f"{adapted[0]}.{A}"].shape[0]
         rows = [
             np.asarray(weights[f"{name}.{B}"], np.float32)
@@ -165,7 +226,7 @@ def _theirs(
             else np.zeros((family.ours[f"{name}{WEIGHT}"][0], rank), np.float32)
             for name in ours
         ]
-        yield f"{module}.{THEIR_B}", np.ascontiguousarray(family.together(weight, rows))
+        yield f"{module}.{second}", np.ascontiguousarray(family.together(weight, rows))
         lengths = [weights.get(f"{name}.{MAGNITUDE}") for name in ours]
         if any(one is not None for one in lengths):
             if len(adapted) < len(ours):
@@ -181,25 +242,26 @@ def _content(
     model: ModelConfig, family: FamilyWeights, tensors: Mapping[str, TensorSource], base: Base | None
 ) -> dict[str, Any]:
     pet = model.pet_config
-    if pet is None or pet.pet_type != "lora":
+    if pet is None or pet.pet_type not in LOW_RANK:
         raise UserError(
             "PEFT's format holds adapters; these weights are of a model that was trained without (pet_type)"
         )
     names = [name.removeprefix(PREFIX) for name in tensors]
-    modules = [name.removesuffix(f".{THEIR_A}") for name in names if name.endswith(THEIR_A)]
+    modules = [name.partition(".lora_A")[0] for name in names if ".lora_A" in name]
     saved = [name.rpartition(".")[0] for name in names if "lora_" not in name]
     transposed = any(
         weight.transposed for name, weight in family.weights.items() if name.removesuffix(WEIGHT) in modules
     )
+    own: dict[str, Any] = {"peft_type": "LORA", "r": pet.rank, "use_rslora": pet.use_rslora, "use_dora": pet.use_dora}
+    if pet.pet_type == ADALORA:
+        own = {"peft_type": THEIR_ADALORA, "r": pet.adalora_target_r, "total_step": 1 << 30, "rank_pattern": None}
+        own |= {theirs: getattr(pet, ours) for ours, theirs in KEYS_OF_ADALORA.items()}
     return {
-        "peft_type": "LORA",
+        **own,
         "task_type": "CAUSAL_LM",
         "base_model_name_or_path": base.path if base and base.path else None,
-        "r": pet.lora_rank,
         "lora_alpha": pet.lora_alpha,
         "lora_dropout": pet.lora_dropout,
-        "use_rslora": pet.use_rslora,
-        "use_dora": pet.use_dora,
         "target_modules": _below_layers(modules),
         "modules_to_save": _below_layers(saved) or None,
         "bias": "none",

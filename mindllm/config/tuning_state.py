@@ -1,0 +1,88 @@
+"""What optimizers of tuned models keep beside moments: names and shapes, known without building anything."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from mindllm.config.tuning import ADALORA, GALORE, LISA, VALUES, A, B, PetConfig
+
+if TYPE_CHECKING:
+    from mindllm.config.architecture import Architecture
+    from mindllm.config.layers import Shapes
+
+IMPORTANCE, UNCERTAINTY, KEPT_RANKS, STEPS_TAKEN = "importance", "uncertainty", "kept_ranks", "steps_taken"
+PROJECTION, INTERVAL, STEPS_IN_INTERVAL = "projection", "interval", "steps_in_interval"
+LAYER_POWERS = ("layer_beta1_power", "layer_beta2_power")
+PREFIXES = tuple(f"{kind}." for kind in (IMPORTANCE, UNCERTAINTY, KEPT_RANKS, PROJECTION))
+NUMBERS = (STEPS_TAKEN, INTERVAL, STEPS_IN_INTERVAL, *LAYER_POWERS)
+
+
+@dataclass(frozen=True)
+class Triplets:
+    """One adapter of AdaLoRA by the names of its weights: A, E, and B, in parts where projections of ours share the others."""
+
+    first: str
+    values: str
+    seconds: tuple[str, ...]
+
+
+def triplets(architecture: Architecture) -> tuple[Triplets, ...]:
+    """All adapters of a model whose ranks are allocated."""
+    return tuple(_triplets(architecture))
+
+
+def _triplets(architecture: Architecture) -> Iterator[Triplets]:
+    for number, layer in enumerate(architecture.layers):
+        together: dict[str, list[str]] = {}
+        for adapter in layer.adapters:
+            together.setdefault(adapter.first_matrix_of or adapter.module, []).append(adapter.module)
+        for first, modules in together.items():
+            path = f"model.layers.{number}"
+            yield Triplets(
+                f"{path}.{first}.{A}", f"{path}.{first}.{VALUES}", tuple(f"{path}.{one}.{B}" for one in modules)
+            )
+
+
+def further_state(architecture: Architecture) -> Shapes:
+    """Shapes by name, all fp32, of what is kept beside the state that every run has, and where this has other shapes."""
+    pet = architecture.pet
+    if pet is not None and pet.pet_type == ADALORA:
+        return _of_ranks(architecture)
+    if pet is not None and pet.pet_type == GALORE:
+        return _of_projections(architecture, pet)
+    return dict.fromkeys((INTERVAL, STEPS_IN_INTERVAL, *LAYER_POWERS), ()) if pet and pet.pet_type == LISA else {}
+
+
+def is_projected(name: str, shape: tuple[int, ...]) -> bool:
+    """Whether GaLore projects the gradient of a weight: those of all matrices in layers."""
+    return name.startswith("model.layers.") and len(shape) == 2
+
+
+def projected_shapes(shape: tuple[int, ...], rank: int) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Shapes of the projection and of the moments of a matrix: its shorter side is projected."""
+    rows, columns = shape
+    return ((rank, columns), (rows, rank)) if rows >= columns else ((rows, rank), (rank, columns))
+
+
+def _of_projections(architecture: Architecture, pet: PetConfig) -> Shapes:
+    found: Shapes = {STEPS_IN_INTERVAL: ()}
+    for name, shape in architecture.trained_shapes().items():
+        if is_projected(name, shape):
+            projection, low = projected_shapes(shape, pet.galore_rank)
+            found |= {f"{PROJECTION}.{name}": projection, f"adam_m.{name}": low, f"adam_v.{name}": low}
+    return found
+
+
+def _of_ranks(architecture: Architecture) -> Shapes:
+    groups, shapes = triplets(architecture), architecture.trained_shapes()
+    names = [name for group in groups for name in (group.first, group.values, *group.seconds)]
+    means = {f"{kind}.{name}": shapes[name] for kind in (IMPORTANCE, UNCERTAINTY) for name in names}
+    kept = {f"{KEPT_RANKS}.{group.values}": shapes[group.values] for group in groups}
+    return {**means, **kept, STEPS_TAKEN: ()}
+
+
+def is_further_state(name: str) -> bool:
+    """Whether a parameter is such state."""
+    return name in NUMBERS or name.startswith(PREFIXES)
