@@ -18,7 +18,7 @@ from mindllm.compiled.device.inside_program import MIND_IR, PARAMETERS
 from mindllm.compiled.execute.elementary import ELEMENTARY
 from mindllm.compiled.execute.kernels import cpu_kernel
 from mindllm.compiled.execute.lockstep import Lockstep
-from mindllm.compiled.execute.machine import ASSIGNMENTS, CONTROL, Machine
+from mindllm.compiled.execute.machine import ASSIGNMENTS, CONTROL, DATASET, Machine
 from mindllm.compiled.execute.references import REFERENCES
 from mindllm.compiled.execute.state import slices_of, whole_shape
 from mindllm.compiled.graph import CALL, COLLECTIVES, CONSTANT, CompiledGraph, Node, TensorType
@@ -30,7 +30,7 @@ from mindllm.parallel.parameter_layout import ParameterLayout
 
 WIDTH = 0.1  # of the normal distribution that weights are drawn from
 INTEGERS = 8  # an integer of a batch is below: a token, a label, a position that any program has
-EXECUTED = {*CONTROL, *ASSIGNMENTS, *REFERENCES, *ELEMENTARY, *COLLECTIVES, CALL, CONSTANT, "Cast"}
+EXECUTED = {*CONTROL, *ASSIGNMENTS, *REFERENCES, *ELEMENTARY, *COLLECTIVES, CALL, CONSTANT, DATASET, "Cast"}
 
 
 @dataclass(frozen=True)
@@ -117,21 +117,32 @@ class Program:
             RunFailed: an operator or an exchange that cannot be executed here.
         """
         inputs = {rank.graph.rank: self._batch(rank, number) for rank in self.ranks}
+        for machine, rank in zip(self.machines, self.ranks, strict=True):
+            machine.dataset = tuple(self._columns(rank, number, _read_by_graph(rank.graph)))
         with np.errstate(all="ignore"):
             return Lockstep(self.machines, inputs).run()
 
     def _batch(self, rank: ProgramRank, step: int) -> list[np.ndarray]:
-        """The rows of the global batch that a rank is given, drawn by step and column."""
+        """The rows of the global batch that a rank is given."""
+        given = (item.type for item in rank.graph.step.inputs)
+        return self._columns(rank, number=step, kinds=[kind for kind in given if isinstance(kind, TensorType)])
+
+    def _columns(self, rank: ProgramRank, number: int, kinds: Sequence[TensorType]) -> list[np.ndarray]:
+        """A rank's part of columns of these types, drawn by step and column."""
         slices = rank.slices or self.stage_devices
         index = rank.graph.rank % self.stage_devices * slices // self.stage_devices
         found = []
-        for column, given in enumerate(rank.graph.step.inputs):
-            if not isinstance(given.type, TensorType):
-                continue
-            shape = given.type.shape
-            whole = _drawn(f"batch {step} {column}", (shape[0] * slices, *shape[1:]) if shape else (), given.type.dtype)
+        for column, kind in enumerate(kinds):
+            shape = kind.shape
+            whole = _drawn(f"batch {number} {column}", (shape[0] * slices, *shape[1:]) if shape else (), kind.dtype)
             found.append(np.split(whole, slices)[index] if shape else whole)
         return found
+
+
+def _read_by_graph(graph: CompiledGraph) -> tuple[TensorType, ...]:
+    """Types of the batch that a graph reads itself, where its dataset is sunk into it."""
+    found = graph.find(DATASET)
+    return found[0].tensors if found else ()
 
 
 def _drawn(name: str, shape: tuple[int, ...], dtype: str, width: float = 1.0) -> np.ndarray:
