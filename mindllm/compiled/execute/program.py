@@ -22,7 +22,7 @@ from mindllm.compiled.execute.machine import ASSIGNMENTS, CONTROL, DATASET, Mach
 from mindllm.compiled.execute.references import REFERENCES
 from mindllm.compiled.execute.state import slices_of, whole_shape
 from mindllm.compiled.graph import CALL, COLLECTIVES, CONSTANT, CompiledGraph, Node, TensorType
-from mindllm.compiled.kept_program import KeptRank
+from mindllm.compiled.kept_program import KeptRank, with_own_groups
 from mindllm.compiled.mind_ir import parse_mind_ir
 from mindllm.errors import UserError
 from mindllm.json_text import parse_json
@@ -59,7 +59,8 @@ def read_rank(kept: KeptRank) -> ProgramRank:
             f"{kept.directory}: holds no graph that can be executed ({MIND_IR} and {PARAMETERS}: {reason}); run "
             "toolkit.offline again. Of a step under mindspore.jit none is kept"
         ) from None
-    return ProgramRank(parse_mind_ir(data, kept.number, layouts), initial, slices)
+    graph = with_own_groups(parse_mind_ir(data, kept.number, layouts), kept.simulation)
+    return ProgramRank(graph, initial, slices)
 
 
 def without_kernel(ranks: Iterable[ProgramRank]) -> Mapping[str, int]:
@@ -128,13 +129,15 @@ class Program:
         return self._columns(rank, number=step, kinds=[kind for kind in given if isinstance(kind, TensorType)])
 
     def _columns(self, rank: ProgramRank, number: int, kinds: Sequence[TensorType]) -> list[np.ndarray]:
-        """A rank's part of columns of these types, drawn by step and column."""
+        """A rank's part of columns of these types, drawn by step and column; what stands beside tokens is a mask of ones."""
+        tokens = any("int" in kind.dtype for kind in kinds)
         slices = rank.slices or self.stage_devices
         index = rank.graph.rank % self.stage_devices * slices // self.stage_devices
         found = []
         for column, kind in enumerate(kinds):
             shape = kind.shape
             whole = _drawn(f"batch {number} {column}", (shape[0] * slices, *shape[1:]) if shape else (), kind.dtype)
+            whole = np.ones_like(whole) if tokens and whole.dtype.kind == "f" else whole
             found.append(np.split(whole, slices)[index] if shape else whole)
         return found
 
