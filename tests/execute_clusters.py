@@ -38,6 +38,7 @@ CASES: dict[str, dict[str, Any]] = {
         "expert_parallel": 4,
         "model": {"model_type": "mixtral", "expert_num": 4, "num_experts_chosen": 2},
     },
+    "sequences": {"context_parallel": 2, "runner_config": {"batch_size": 1}},
     "tied": {"pp": 2, "micro": 2, "model": {"tie_word_embeddings": True}},
 }
 REAL = "in its own dtype"

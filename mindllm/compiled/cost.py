@@ -7,7 +7,7 @@ field.
 |---|---|
 | matrix products, ``[.., m, k] x [.., k, n]`` | ``2 m k n`` for each matrix |
 | GroupedMatmul, ``[tokens, k]`` by one of ``[experts, k, n]`` each | ``2 tokens k n`` |
-| FlashAttentionScore | ``4 s_q s_kv d`` a head and sequence: two products (Dao et al., 2022); half if causal |
+| FlashAttentionScore | ``4 s_q s_kv d`` a head and sequence: two products (Dao et al., 2022); half if causal; what a band has |
 | its gradient | 2.5 times as many: five products instead of two (Dao, 2023, section 3.1) |
 | others with arithmetic | operations for each element of the largest tensor, from :data:`PER_ELEMENT` |
 | those that only move, compare or choose (:data:`WITHOUT_ARITHMETIC`) | 0 |
@@ -22,6 +22,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 
 from mindllm.compiled.graph import COLLECTIVES, CompiledGraph, Node, TensorType
 
@@ -38,7 +41,8 @@ PRODUCTS = frozenset(
 GROUPED = "GroupedMatmul"
 ATTENTION, ATTENTION_GRADIENT = "FlashAttentionScore", "FlashAttentionScoreGrad"
 BACKWARD_RATIO = 2.5
-CAUSAL = (2, 3)  # values of the input sparse_mode: causal, aligned left or right
+CAUSAL, BAND = (2, 3), 4  # values of the input sparse_mode: causal, aligned left or right; a band, aligned right
+PRE_TOKENS, NEXT_TOKENS_END = -5, -3  # where among its inputs the bounds of a band stand
 SEQUENCE_DIMENSION = {"BSH": 1, "BNSD": 2, "SBH": 0, "BSND": 1, "TND": 0}
 LAYOUT_CODES = tuple(SEQUENCE_DIMENSION)  # MindSpore also writes a layout as its place in this order
 
@@ -178,10 +182,24 @@ def _products(graph: CompiledGraph, node: Node, given: Sequence[TensorType]) -> 
         layout, mode = (graph.constants.get(name) for name in node.inputs[-2:])
         if isinstance(layout, int) and 0 <= layout < len(LAYOUT_CODES):
             layout = LAYOUT_CODES[layout]
-        keys = given[1].shape[SEQUENCE_DIMENSION.get(str(layout), 1)]
-        forward = 4.0 * math.prod(given[0].shape) * keys * (0.5 if mode in CAUSAL else 1.0)
+        dimension = SEQUENCE_DIMENSION.get(str(layout), 1)
+        queries, keys = (tensor.shape[dimension] for tensor in given[:2])
+        share = 0.5 if mode in CAUSAL else 1.0
+        if mode == BAND:
+            before, after = (graph.constants.get(name) for name in node.inputs[PRE_TOKENS:NEXT_TOKENS_END])
+            share = _share_of_band(queries, keys, before, after)
+        forward = 4.0 * math.prod(given[0].shape) * keys * share
         return forward if node.op == ATTENTION else forward * BACKWARD_RATIO
     return 0.0
+
+
+def _share_of_band(queries: int, keys: int, before: Any, after: Any) -> float:
+    """How much of ``queries x keys`` is in a band that is counted from the last of both; half of the pairs on its edges."""
+    row = np.arange(queries) + (keys - queries)
+    first, last = np.maximum(row - before, 0), np.minimum(row + after + 1, keys)
+    edges = (row - before >= 0) & (row - before < keys), (row + after < keys) & (row + after >= 0)
+    seen = np.maximum(last - first, 0).sum() - 0.5 * (edges[0].sum() + edges[1].sum())
+    return float(seen) / (queries * keys)
 
 
 def _arithmetic(node: Node, given: Sequence[TensorType]) -> float:

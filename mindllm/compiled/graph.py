@@ -6,8 +6,9 @@ micro-batches from it. Whoever executes a graph needs what :class:`Node` says ab
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -143,12 +144,31 @@ class Node:
     @property
     def input_strategy(self) -> tuple[tuple[int, ...], ...] | None:
         """Into how many parts each dimension of each input was cut, if somebody said so."""
-        return self.attributes.get("in_strategy")
+        return self.attributes.get("in_strategy") or _parts(self.attributes.get("in_layout"))
 
     @property
     def output_strategy(self) -> tuple[tuple[int, ...], ...] | None:
         """The same of each output."""
-        return self.attributes.get("out_strategy")
+        return self.attributes.get("out_strategy") or _parts(self.attributes.get("out_layout"))
+
+
+def _parts(layouts: Any) -> tuple[tuple[int, ...], ...] | None:
+    """The same of layouts that name axes. Those of an operator of several tensors, which are one input, stand in a tuple."""
+    if layouts is None:
+        return None
+    found: list[tuple[int, ...]] = []
+    for layout in layouts:
+        if isinstance(layout, Mapping):
+            found.append(tuple(_cuts(layout["device_matrix"], axis) for axis in layout["tensor_map"]))
+        else:
+            found.extend(_parts(layout) or ())
+    return tuple(found)
+
+
+def _cuts(devices: Sequence[int], axis: int | Sequence[int]) -> int:
+    """Parts of a dimension that is split over an axis, or several, counted from the right; -1: it is not."""
+    axes = (axis,) if isinstance(axis, int) else axis
+    return math.prod(devices[-1 - axis] for axis in axes if axis >= 0)
 
 
 @dataclass(frozen=True)

@@ -193,6 +193,8 @@ def _value(attribute: Any) -> Any:
     kind = _kind(attribute)
     if kind in SEQUENCES:
         return tuple(_value(value) for value in attribute.values)
+    if kind == "DICT":
+        return {entry.name: _value(entry.values[0]) for entry in attribute.values}
     if kind == "TENSORS":
         values = [
             _array(tensor) if tensor.raw_data or 0 in tensor.dims else _dtype(tensor) for tensor in attribute.tensors

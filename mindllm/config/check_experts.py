@@ -96,7 +96,7 @@ def _devices(config: RunConfig) -> Iterator[Finding]:
         message = f"must divide model_parallel {sizes.model_parallel} (value {tensor})"
         yield (*MESH, "expert_model_parallel"), message
         return
-    devices = sizes.data_parallel * sizes.model_parallel
+    devices = sizes.stage_device_num
     if devices % (groups * tensor) or groups * tensor % sizes.model_parallel:
         shape = f"data_parallel {sizes.data_parallel} x model_parallel {sizes.model_parallel}"
         possible = [

@@ -18,7 +18,9 @@ def check_mesh(config: RunConfig) -> Iterator[Finding]:
     """Devices and the kind of parallelism."""
     mesh, parallel = config.parallel_config, config.parallel
     if not config.use_parallel and mesh.device_num > 1:
-        sizes = f"{mesh.data_parallel} x {mesh.model_parallel} x {mesh.pipeline_stage}"
+        sizes = " x ".join(
+            map(str, (mesh.data_parallel, mesh.context_parallel, mesh.model_parallel, mesh.pipeline_stage))
+        )
         asked = f"parallel_config asks for {mesh.device_num} devices ({sizes})"
         yield ("use_parallel",), f"{asked}, but this is false; write use_parallel: true, or sizes of 1"
     if parallel.parallel_mode == 0 and mesh.device_num > mesh.data_parallel:
@@ -33,8 +35,11 @@ def check_mesh(config: RunConfig) -> Iterator[Finding]:
     if optimizer.gradient_accumulation_shard and not parallel.enable_parallel_optimizer:
         yield (*settings, "gradient_accumulation_shard"), "needs parallel.enable_parallel_optimizer: true (value true)"
     share = optimizer.optimizer_weight_shard_size
-    if share == 0 or (share > 0 and mesh.data_parallel % share):
-        message = f"must be -1 or divide data_parallel {mesh.data_parallel} (value {share})"
+    replicas = mesh.data_parallel * mesh.context_parallel
+    if share == 0 or (share > 0 and replicas % share):
+        of_what = f"data_parallel {mesh.data_parallel}"
+        of_what += f" x context_parallel {mesh.context_parallel}" * (mesh.context_parallel > 1)
+        message = f"must be -1 or divide {of_what} (value {share})"
         yield (*settings, "optimizer_weight_shard_size"), message
 
 
@@ -67,7 +72,7 @@ def wrong_number_of_devices(config: RunConfig) -> str:
     """
     mesh = config.parallel_config
     stages = mesh.pipeline_stage
-    others = mesh.device_num // stages // mesh.data_parallel
+    others = mesh.stage_device_num // mesh.data_parallel
     if compiles_for(mesh.data_parallel * others, stages):
         return ""
     possible = [size for size in range(1, 2 * mesh.data_parallel + 8) if compiles_for(size * others, stages)]
@@ -90,10 +95,13 @@ def check_sharding(config: RunConfig) -> Iterator[Finding]:
     if ranks == 1:
         return
     model = config.model.config
-    everyone = ranks * config.parallel_config.data_parallel
+    everyone = config.parallel_config.stage_device_num
     if model.norm_head and model.vocab_size % everyone and not model.vocab_size % ranks:
         message = f"rows of a normalised head are shared by all {everyone} devices of a stage, which do not divide it"
-        yield (*MODEL, "vocab_size"), f"{message} (value {model.vocab_size}); write parallel_config.data_parallel: 1"
+        yield (
+            (*MODEL, "vocab_size"),
+            f"{message} (value {model.vocab_size}); write 1 for data_parallel and context_parallel",
+        )
     keys = ["num_heads", "n_kv_heads", "intermediate_size", "hidden_size"]
     if not (
         model.tie_word_embeddings and config.parallel_config.vocab_emb_dp

@@ -51,9 +51,10 @@ def _not_computed(config: RunConfig, pet: PetConfig) -> Iterator[tuple[KeyPath, 
     if model.topk_bias_update_rate and any(ROUTER_BIAS in layer.frozen for layer in model.architecture.layers):
         message = f"changes biases of routers, which are frozen (value {model.topk_bias_update_rate}); write 0"
         yield (*MODEL, "topk_bias_update_rate"), message
-    if pet.use_dora and sizes.data_parallel > 1 and sizes.model_parallel > 1:
+    if pet.use_dora and sizes.data_parallel * sizes.context_parallel > 1 and sizes.model_parallel > 1:
+        replicas = sizes.data_parallel * sizes.context_parallel
         message = (
-            f"lengths of rows are not split over replicas (data_parallel {sizes.data_parallel}) of tensor-parallel devices "
+            f"lengths of rows are not split over {replicas} replicas (data_parallel) of tensor-parallel devices "
             f"(model_parallel {sizes.model_parallel}) yet; write use_dora: false, or 1 for one of them"
         )
         yield (*SECTION, "use_dora"), message

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from mindllm.config.check_context_parallel import check_context_parallel
 from mindllm.config.check_experts import check_experts
 from mindllm.config.check_generation import check_generation
 from mindllm.config.check_latent_attention import check_latent_attention
@@ -60,6 +61,7 @@ def check_run(config: RunConfig) -> Iterator[Finding]:
         check_mesh,
         check_devices,
         check_sharding,
+        check_context_parallel,
         check_pipeline,
         check_offset,
         check_recompute,

@@ -17,6 +17,13 @@ OTHER_SCHEDULERS = {
 }
 """Schedulers of MindSpore that mindllm does not use, and what models would need for them."""
 
+GATHER, ULYSSES = "colossalai_cp", "ulysses_cp"
+OTHER_CONTEXT_ALGORITHMS = {
+    "hybrid_cp": "context_parallel is one axis of devices, not two; write ulysses_cp while heads divide, else colossalai_cp",
+    "ring_cp": "MindSpore 2.10 crashes when it compiles ring attention; write colossalai_cp, which gathers keys and values",
+}
+"""Ways of MindFormers and others to share a sequence that mindllm does not have."""
+
 
 def _parallel_mode(value: Any) -> Any:
     return PARALLEL_MODES.get(value.lower(), value) if isinstance(value, str) else value
@@ -27,6 +34,12 @@ def _scheduler(value: Any) -> Any:
         raise ValueError(
             f"MindSpore's {value} needs {OTHER_SCHEDULERS[value]}, which mindllm does not have; write 1f1b"
         )
+    return value
+
+
+def _context_algorithm(value: Any) -> Any:
+    if isinstance(value, str) and value in OTHER_CONTEXT_ALGORITHMS:
+        raise ValueError(f"{value} is not available: {OTHER_CONTEXT_ALGORITHMS[value]}")
     return value
 
 
@@ -90,6 +103,19 @@ class ParallelConfig(Section):
     model_parallel: PositiveInt = Field(
         default=1, description="Ranks that share each layer's weights (tensor parallel)."
     )
+    context_parallel: PositiveInt = Field(default=1, description="Ranks that share each sequence (context parallel).")
+    context_parallel_algo: Annotated[Literal["colossalai_cp", "ulysses_cp"], BeforeValidator(_context_algorithm)] = (
+        Field(
+            default="colossalai_cp",
+            description="What attention exchanges over `context_parallel`: `colossalai_cp` gathers keys and values for each "
+            "rank's queries; `ulysses_cp` exchanges the sequence for heads.",
+        )
+    )
+    context_parallel_balanced: bool = Field(
+        default=False,
+        description="Gives each rank of a sequence a piece from its beginning and one from its end, so that all compute as many "
+        "scores of the causal triangle (`colossalai_cp`, fused attention).",
+    )
     pipeline_stage: PositiveInt = Field(default=1, description="Pipeline stages.")
     expert_parallel: PositiveInt = Field(
         default=1, description="Groups of devices of a stage that share the experts; each has some of them."
@@ -116,5 +142,20 @@ class ParallelConfig(Section):
 
     @property
     def device_num(self) -> int:
-        """Devices of the mesh: data_parallel * model_parallel * pipeline_stage."""
-        return self.data_parallel * self.model_parallel * self.pipeline_stage
+        """Devices of the mesh: data_parallel * context_parallel * model_parallel * pipeline_stage."""
+        return self.stage_device_num * self.pipeline_stage
+
+    @property
+    def stage_device_num(self) -> int:
+        """Devices of one pipeline stage."""
+        return self.data_parallel * self.context_parallel * self.model_parallel
+
+    @property
+    def gathers_context(self) -> bool:
+        """Whether ranks that share a sequence gather its keys and values."""
+        return self.context_parallel > 1 and self.context_parallel_algo == GATHER
+
+    @property
+    def exchanges_heads(self) -> bool:
+        """Whether ranks that share a sequence exchange it for heads."""
+        return self.context_parallel > 1 and self.context_parallel_algo == ULYSSES

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import mindspore as ms
 from mindspore import Tensor, nn
 from mindspore import ops as P
 
 from mindllm.config.latent_attention import LatentAttentionSpec
 from mindllm.config.layers import AlibiSpec, AttentionSpec, RotarySpec
 from mindllm.models.dropout import AttentionDropout
+from mindllm.models.flash_attention import BalancedFlashAttention, FlashAttention
 from mindllm.models.kernels import Kernels
 from mindllm.models.linear import Linear, Operand, SoftCap
 from mindllm.models.norm import make_norm
@@ -165,43 +165,6 @@ class CausalAttention(ComposedAttention):
         return self.softmax(self.reshape(scores, (-1, scores.shape[-1])))
 
 
-class FlashAttention(nn.Cell):
-    """The fused kernel of Ascend (Dao, 2023): shapes of :class:`ComposedAttention`, uint8 mask with 1 = masked."""
-
-    # Values of sparse_mode.
-    WHOLE_MASK = 0
-    CAUSAL_BY_COMPRESSED_MASK = 2  # the mask is 2048 x 2048 whatever the length, the upper triangle is skipped
-    BAND_BY_COMPRESSED_MASK = 4  # the same, and keys further back than pre_tokens are skipped too
-
-    def __init__(self, spec: AnyAttention, document_masks: bool, seq_length: int) -> None:
-        super().__init__()
-        self.masks_of_rows = document_masks
-        mode, band = self.CAUSAL_BY_COMPRESSED_MASK, {}
-        if document_masks:
-            mode = self.WHOLE_MASK
-        elif spec.window is not None and spec.window < seq_length:
-            mode, band = self.BAND_BY_COMPRESSED_MASK, {"pre_tokens": spec.window - 1, "next_tokens": 0}
-        self.flash_attention = ms.ops.operations.nn_ops.FlashAttentionScore(
-            head_num=spec.num_heads,
-            keep_prob=1.0,
-            scale_value=spec.scale,
-            input_layout="BNSD",
-            sparse_mode=mode,
-            **band,
-        )
-
-    def construct(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        mask: Tensor,
-        bias: Tensor | None = None,
-        random: Tensor | None = None,
-    ) -> Tensor:
-        return self.flash_attention(query, key, value, None, None, None, mask, None)[3]
-
-
 class Attention(nn.Cell):
     """Projections, rotation, attention and output projection: ``[batch · seq, hidden] -> [batch · seq, hidden]``."""
 
@@ -261,6 +224,8 @@ class Attention(nn.Cell):
 
 def attention_core(spec: AnyAttention, kernels: Kernels, seq_length: int) -> nn.Cell:
     """Causal attention of heads, in the form the device is good at."""
+    if kernels.balanced:
+        return BalancedFlashAttention(spec, kernels.sequence_ranks, seq_length)
     if kernels.flash_attention:
         return FlashAttention(spec, kernels.document_masks, seq_length)
     return (CausalAttention if kernels.cpu else ComposedAttention)(spec, kernels, seq_length)

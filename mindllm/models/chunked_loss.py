@@ -28,28 +28,32 @@ class TokenLosses(nn.Cell):
 
 
 class SequenceChunks(nn.Cell):
-    """``losses`` over slices along the sequence, which parallel devices hold whole, by the compiler's recomputation."""
+    """``losses`` over slices along the sequence, by the compiler's recomputation. Where ``ranks`` devices share a sequence, a
+    slice has a part of what each of them holds.
+    """
 
-    def __init__(self, losses: nn.Cell, model: ModelConfig) -> None:
+    def __init__(self, losses: nn.Cell, model: ModelConfig, ranks: int = 1) -> None:
         super().__init__(auto_prefix=False)
         self.losses = losses
         self.losses.recompute()
         self.chunks = model.loss_chunks
         self.hidden_size = model.hidden_size
-        self.length = model.seq_length
-        self.split_hidden = P.Split(axis=1, output_num=self.chunks)
-        self.split_labels = P.Split(axis=1, output_num=self.chunks)
-        self.concat = P.Concat(axis=1)
+        self.length = model.seq_length // ranks
+        self.around = (-1,) if ranks == 1 else (-1, ranks)
+        axis = len(self.around)
+        self.split_hidden = P.Split(axis=axis, output_num=self.chunks)
+        self.split_labels = P.Split(axis=axis, output_num=self.chunks)
+        self.concat = P.Concat(axis=axis)
         self.reshape = P.Reshape()
 
     def construct(self, hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
-        slices = self.split_hidden(self.reshape(hidden, (-1, self.length, self.hidden_size)))
-        labels = self.split_labels(self.reshape(labels, (-1, self.length)))
+        slices = self.split_hidden(self.reshape(hidden, (*self.around, self.length, self.hidden_size)))
+        labels = self.split_labels(self.reshape(labels, (*self.around, self.length)))
         parts: tuple[Tensor, ...] = ()
         for index in range(self.chunks):
             part = self.reshape(slices[index], (-1, self.hidden_size))
             losses = self.losses(part, weight, self.reshape(labels[index], (-1,)))
-            parts = (*parts, self.reshape(losses, (-1, self.length // self.chunks)))
+            parts = (*parts, self.reshape(losses, (*self.around, self.length // self.chunks)))
         return self.reshape(self.concat(parts), (-1,))
 
 
@@ -117,4 +121,8 @@ def in_chunks(losses: TokenLosses, model: ModelConfig, kernels: Kernels) -> nn.C
     """``losses`` in ``model.loss_chunks`` slices, in the form the device is good at."""
     if model.loss_chunks == 1:
         return losses
-    return OrderedChunks(losses, model.loss_chunks, kernels) if kernels.cpu else SequenceChunks(losses, model)
+    return (
+        OrderedChunks(losses, model.loss_chunks, kernels)
+        if kernels.cpu
+        else SequenceChunks(losses, model, kernels.sequence_ranks)
+    )

@@ -62,7 +62,7 @@ class PositionEmbedding(nn.Cell):
         super().__init__()
         shape = (positions, model.hidden_size)
         self.embedding_weight = normal_parameter("embedding_weight", shape, model.initializer_range)
-        self.in_order = Tensor(np.arange(model.seq_length, dtype=np.int32))
+        self.in_order = Tensor(kernels.positions(model.seq_length))
         self.gather = P.Gather()
         self.reshape = P.Reshape()
         self.add = P.Add()
@@ -198,8 +198,9 @@ class ContextTables(nn.Cell):
         self.biased = isinstance(context.position, AlibiSpec)
         if isinstance(context.position, RotarySpec):
             cos, sin = rotary_tables(context.position, context.head_dim, seq_length)
-            self.rotary_cos = constant("rotary_cos", cos)
-            self.rotary_sin = constant("rotary_sin", sin)
+            positions = kernels.positions(seq_length)
+            self.rotary_cos = constant("rotary_cos", cos[positions])
+            self.rotary_sin = constant("rotary_sin", sin[positions])
         if self.biased:
             self.alibi_bias = constant("alibi_bias", alibi_bias(context.num_heads, seq_length))
         mask = causal_mask(seq_length, kernels, context.window)

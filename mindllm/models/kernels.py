@@ -9,8 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import mindspore as ms
+import numpy as np
 
 from mindllm.config import ModelConfig
+from mindllm.models.sequence_order import balanced_order
 
 DTYPES = {"float32": ms.float32, "float16": ms.float16, "bfloat16": ms.bfloat16}
 
@@ -24,7 +26,8 @@ class Kernels:
     dtype of hidden states between layers, where it is another than ``activation``. ``cpu`` chooses forms that
     are fast on one CPU; they are never sharded. ``document_masks``: rows hold several documents that do not see each
     other, so masks are made for every row in the graph instead of being the causal one for all. ``norm``, ``softmax`` and
-    ``rotary`` are the dtypes inside the norms, the attention's softmax and the rotation.
+    ``rotary`` are the dtypes inside the norms, the attention's softmax and the rotation. ``sequence_ranks`` devices
+    share each sequence, where ``balanced`` in balanced halves: tokens stand in the order of :mod:`mindllm.models.sequence_order`.
     """
 
     fused: bool
@@ -37,11 +40,17 @@ class Kernels:
     softmax: ms.dtype = ms.float32
     rotary: ms.dtype = ms.float32
     residual: ms.dtype | None = None
+    sequence_ranks: int = 1
+    balanced: bool = False
 
     @property
     def hidden(self) -> ms.dtype:
         """The dtype in which hidden states flow between layers and are added up."""
         return self.activation if self.residual is None else self.residual
+
+    def positions(self, length: int) -> np.ndarray:
+        """The position of each token of a sequence as they stand, int32 ``[length]``."""
+        return balanced_order(length, self.sequence_ranks) if self.balanced else np.arange(length, dtype=np.int32)
 
     @property
     def rounds_operands(self) -> bool:

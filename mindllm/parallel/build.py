@@ -17,6 +17,7 @@ from mindllm.parallel.pipeline import (
     Copies,
     Inputs,
     MicroBatches,
+    SequenceOrder,
     fuse_gradient_communication,
     fusion_of_others,
     place_on_stages,
@@ -50,8 +51,11 @@ class ParallelModel:
 
 def kernels_of(config: RunConfig) -> Kernels:
     """The operators the model is written with. Forms made for one CPU are not used on several devices."""
-    kernels = replica_kernels(config)
-    return kernels if mesh_of(config).devices == 1 else replace(kernels, cpu=False)
+    kernels, sizes = replica_kernels(config), config.parallel_config
+    if mesh_of(config).devices == 1:
+        return kernels
+    balanced = sizes.context_parallel_balanced
+    return replace(kernels, cpu=False, sequence_ranks=sizes.context_parallel, balanced=balanced)
 
 
 def replica_kernels(config: RunConfig) -> Kernels:
@@ -94,6 +98,7 @@ def build_parallel_model(config: RunConfig) -> ParallelModel:
         place_on_stages(model, plan, config.model.config, kernels)
     apply_sharding(model, sharding_table(model, config.parallel_config), mesh)
     fuse_gradient_communication(model, plan, config.parallel_config.gradient_aggregation_group)
+    order = SequenceOrder(kernels.positions(config.model.config.seq_length), mesh) if kernels.balanced else None
     whole = _with_loss(config, model, kernels)
     if isinstance(whole, PreferenceLoss):
         _place_pairs(whole, config, plan, mesh)
@@ -101,10 +106,10 @@ def build_parallel_model(config: RunConfig) -> ParallelModel:
         whole = Copies(whole, config.micro_batch_interleave_num)
     parts = config.parallel_config.micro_batch_num * config.runner_config.gradient_accumulation_steps
     if parts == 1 and plan.stages == 1:
-        return ParallelModel(model, Inputs(whole, documents, drops), plan, mesh)
+        return ParallelModel(model, Inputs(whole, documents, drops, order=order), plan, mesh)
     reused = _can_be_reused(config)
     network = MicroBatches(whole, parts, plan.stages > 1, reused)
-    return ParallelModel(model, Inputs(network, documents, drops), plan, mesh, parts, reused)
+    return ParallelModel(model, Inputs(network, documents, drops, order=order), plan, mesh, parts, reused)
 
 
 def _announced_plan(config: RunConfig) -> LayerPlan:

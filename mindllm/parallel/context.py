@@ -96,8 +96,8 @@ def parallel_context(config: RunConfig, rank: int) -> dict[str, Any]:
         },
         **_inputs(config),
     }
-    if config.parallel_config.expert_parallel > 1:
-        keywords["enable_alltoall"] = True  # else tokens are gathered on all devices of their experts, and sliced
+    if config.parallel_config.expert_parallel > 1 or config.parallel_config.context_parallel > 1:
+        keywords["enable_alltoall"] = True  # else what is exchanged is gathered on all devices, and sliced
     if parallel.enable_parallel_optimizer:
         keywords["parallel_optimizer_config"] = _parallel_optimizer(config)
     if parallel.strategy_ckpt_save_file:

@@ -2,7 +2,9 @@
 
 A layout becomes the tuple of integers MindSpore's operators are sharded with. Such a tuple carries no axis names: the
 compiler lays devices out along the dimensions from left to right, and ranks that hold copies innermost. So axes must be
-written in the order of the mesh; this module refuses any other order, which would compile and silently move data.
+written in the order of the mesh; any other order would compile and silently move data. Where sequences are shared, heads
+``[batch, heads, seq, channels]`` have their axes in another order: these become layouts that name axes (:meth:`Mesh.named`).
+Elsewhere another order is refused.
 """
 
 from __future__ import annotations
@@ -10,22 +12,27 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from mindllm.config import RunConfig
+
+if TYPE_CHECKING:
+    from mindspore.parallel import Layout as NamedLayout
 
 Dimension = str | tuple[str, ...] | None
 """What one dimension of a tensor is split over: an axis, several axes (the first one outermost), or nothing."""
 Layout = tuple[Dimension, ...]
 Strategy = tuple[int, ...]
 
-DATA, TENSOR = "dp", "tp"
+DATA, CONTEXT, TENSOR = "dp", "cp", "tp"
 REPLICA, EXPERT, EXPERT_TENSOR = "replica", "ep", "etp"
 """Axes of the same devices, in the same order, as experts are laid out on them: replicas of groups of experts."""
 
 
 @dataclass(frozen=True)
 class Mesh:
-    """The devices: pipeline stages, and in each of them data-parallel groups of tensor-parallel neighbours.
+    """The devices: pipeline stages, and in each of them data-parallel groups of tensor-parallel neighbours. Where sequences are
+    shared, a data-parallel group is context-parallel groups of such neighbours, each with its part of the sequence.
 
     Experts see those of a stage otherwise: ``expert_parallel`` groups of ``expert_tensor_parallel`` neighbours share the experts,
     and what is left are replicas of them.
@@ -36,11 +43,12 @@ class Mesh:
     pipeline_stage: int = 1
     expert_parallel: int = 1
     expert_tensor_parallel: int | None = None
+    context_parallel: int = 1
 
     @property
     def axes(self) -> dict[str, int]:
         """Sizes of the axes inside a stage, the outermost first."""
-        return {DATA: self.data_parallel, TENSOR: self.model_parallel}
+        return {DATA: self.data_parallel, CONTEXT: self.context_parallel, TENSOR: self.model_parallel}
 
     @property
     def expert_axes(self) -> dict[str, int]:
@@ -62,8 +70,9 @@ class Mesh:
         return rank // self.stage_devices
 
     def ranks_along(self, axis: str, rank: int) -> tuple[int, ...]:
-        """Global ranks that differ from ``rank`` only along ``axis`` ("pp", "dp" or "tp")."""
-        inner = {"tp": 1, "dp": self.model_parallel, "pp": self.stage_devices}[axis]
+        """Global ranks that differ from ``rank`` only along ``axis`` ("pp", "dp", "cp" or "tp")."""
+        shared = self.context_parallel * self.model_parallel
+        inner = {"tp": 1, "cp": self.model_parallel, "dp": shared, "pp": self.stage_devices}[axis]
         size = {**self.axes, "pp": self.pipeline_stage}[axis]
         first = rank - rank // inner % size * inner
         return tuple(first + index * inner for index in range(size))
@@ -72,6 +81,14 @@ class Mesh:
         """Number of slices of each dimension."""
         sizes = {**self.axes, **self.expert_axes}
         return tuple(math.prod(sizes[axis] for axis in axes_of(dimension)) for dimension in layout)
+
+    def named(self, layout: Layout) -> NamedLayout:
+        """MindSpore's layout that names its axes."""
+        from mindspore.parallel import Layout as NamedLayout
+
+        axes = self.axes
+        devices = NamedLayout(tuple(axes.values()), tuple(axes))
+        return devices(*("None" if dimension is None else dimension for dimension in layout))
 
     def check(self, layouts: Iterable[Layout]) -> None:
         """Raises ``ValueError`` for layouts of one operator that integers cannot express on this mesh."""
@@ -85,6 +102,7 @@ class Mesh:
             unknown = [axis for axis in axes if axis not in order]
             if unknown:
                 raise ValueError(f"unknown axis '{unknown[0]}' in {layout}; axes: {', '.join(order)}")
+            axes = [axis for axis in axes if sizes[axis] > 1 or axis != CONTEXT]
             if axes != sorted(set(axes), key=order.index):
                 raise ValueError(f"axes of {layout} must be different and in the order {', '.join(order)}")
             used.update(axes)
@@ -110,4 +128,5 @@ def mesh_of(config: RunConfig) -> Mesh:
         sizes.pipeline_stage,
         sizes.expert_parallel,
         sizes.expert_tensor_parallel,
+        sizes.context_parallel,
     )

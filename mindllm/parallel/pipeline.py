@@ -7,6 +7,7 @@ forward and backward passes. A chunk needs no mark: it begins where the stage fa
 from __future__ import annotations
 
 import mindspore as ms
+import numpy as np
 from mindspore import Tensor, lazy_inline, nn
 from mindspore import ops as P
 
@@ -17,6 +18,7 @@ from mindllm.config import ModelConfig
 from mindllm.models import CausalLM, Kernels
 from mindllm.models.decoder import AttentionTables
 from mindllm.parallel.layer_plan import LayerPlan
+from mindllm.parallel.layout import DATA, Mesh
 
 MESSAGE_OF_A_PIPELINE = 2  # without groups of layers: the gradients of a stage are exchanged at its end
 
@@ -63,16 +65,41 @@ def fusion_of_others(plan: LayerPlan, groups: int) -> int:
     return MESSAGE_OF_A_PIPELINE if plan.stages > 1 else groups
 
 
+class SequenceOrder(nn.Cell):
+    """Columns ``[batch, seq]`` in the order in which tokens stand where devices share sequences."""
+
+    def __init__(self, positions: np.ndarray, mesh: Mesh) -> None:
+        super().__init__(auto_prefix=False)
+        self.positions = Tensor(positions)
+        self.gather = P.Gather().shard((mesh.strategy((DATA, None)), (1,)))
+
+    def construct(self, columns: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        arranged: tuple[Tensor, ...] = ()
+        for column in columns:
+            arranged = (*arranged, self.gather(column, self.positions, 1))
+        return arranged
+
+
 class Inputs(nn.Cell):
     """Gives a network the batch's columns by their places. ``sharded``: marks them as what the dataset gives, so that they are
     split as ``dataset_strategy`` says.
 
     Columns are those of :func:`mindllm.parallel.context.input_columns`, in their order. What dropout is drawn by, the last one
-    of a model that ``drops``, is always given, and passed on where ``drop`` says.
+    of a model that ``drops``, is always given, and passed on where ``drop`` says. ``order``: in which tokens stand, if another.
     """
 
-    def __init__(self, network: nn.Cell, documents: bool, drops: bool, sharded: bool = True) -> None:
+    def __init__(
+        self,
+        network: nn.Cell,
+        documents: bool,
+        drops: bool,
+        sharded: bool = True,
+        order: SequenceOrder | None = None,
+    ) -> None:
         super().__init__(auto_prefix=False)
+        self.arranges = order is not None
+        if order is not None:
+            self.order = order
         self.network = network
         self.sharded = sharded
         self.dataset = _VirtualDataset()
@@ -81,6 +108,8 @@ class Inputs(nn.Cell):
     def construct(self, drop: bool, *columns: Tensor) -> Tensor:
         if self.sharded:
             columns = self.dataset(*columns)
+        if self.arranges:
+            columns = self.order(columns)
         if self.drops and not drop:
             columns = columns[:-1]
         if self.drops and drop and not self.documents:

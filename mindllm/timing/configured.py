@@ -19,6 +19,9 @@ def workload_of(config: RunConfig) -> Workload:
     if config.parallel.pipeline_config.pipeline_scheduler != "1f1b":
         key, value = "parallel.pipeline_config.pipeline_scheduler", config.parallel.pipeline_config.pipeline_scheduler
         raise config.error(key, f"only the time of 1f1b is modelled (value {value}); write 1f1b")
+    if sizes.context_parallel > 1:
+        key, message = "parallel_config.context_parallel", "the time of exchanging keys and values is not modelled"
+        raise config.error(key, f"{message} (value {sizes.context_parallel}); write 1")
     if model.fp32_residual_connection:
         raise config.error("model.model_config.fp32_residual_connection", "its time is not modelled; write false")
     pet = model.pet_config

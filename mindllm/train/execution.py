@@ -70,7 +70,8 @@ def execution_of(config: RunConfig, environment: Mapping[str, str] = os.environ)
 def describe(config: RunConfig, execution: Execution) -> str:
     """One line for the log: the mesh, and who executes it."""
     sizes = config.parallel_config
-    mesh = f"dp {sizes.data_parallel} x tp {sizes.model_parallel} x pp {sizes.pipeline_stage}"
+    context = f"cp {sizes.context_parallel} x " if sizes.context_parallel > 1 else ""
+    mesh = f"dp {sizes.data_parallel} x {context}tp {sizes.model_parallel} x pp {sizes.pipeline_stage}"
     if execution.executor is Executor.LOCKSTEP:
         return f"{mesh}: the {sizes.device_num} ranks are executed together, in lock-step in this process"
     simulated = ", in MindSpore's dry run: nothing is computed" if execution.ranks.simulated else ""

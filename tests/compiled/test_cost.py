@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from mindllm.compiled.cost import Cost, cost, step_cost, uncounted
+from mindllm.compiled.cost import Cost, _share_of_band, cost, step_cost, uncounted
 
 TOKENS, HIDDEN, WIDTH, VOCABULARY, LAYERS = 64, 64, 96, 128, 2
 ATTENTION_WEIGHTS = HIDDEN * (HIDDEN + 2 * HIDDEN // 2 + HIDDEN)  # two of four heads for keys and values
@@ -49,3 +49,17 @@ def test_operators_whose_cost_is_not_known_are_named(compiled):
     strange = replace(function.nodes[0], name="strange", op="Erfinv")
     changed = replace(graph, functions=(replace(function, nodes=(*function.nodes, strange)), *graph.functions[1:]))
     assert uncounted(changed) == ("Erfinv",)
+
+
+@pytest.mark.parametrize(
+    ("queries", "keys", "before", "after", "pairs"),
+    [
+        (8, 8, 8, 0, 32),  # a causal triangle, half of its diagonal
+        (4, 8, 8, 0, 4 * 6),  # its last queries
+        (4, 8, 12, -4, 4 * 2),  # the first ones
+        (8, 8, 2, 0, 14),  # each sees itself and two before, the outermost ones half
+        (4, 8, 4, 8, 4 * 6),  # those that stand in reverse
+    ],
+)
+def test_of_a_band_as_much_is_counted_as_is_in_it(queries, keys, before, after, pairs):
+    assert _share_of_band(queries, keys, before, after) * queries * keys == pairs

@@ -88,6 +88,13 @@ def test_mcore_names_are_ours(load):
     ("key", "value", "ours", "expected"),
     [
         ("micro_batch_interleave_num", 2, "runner_config.batch_size", 2),
+        ("parallel_config.context_parallel", 2, "parallel_config.context_parallel", 2),
+        (
+            "parallel_config.context_parallel_algo",
+            "hybrid_cp",
+            "parallel_config.context_parallel_algo",
+            "colossalai_cp",
+        ),
         ("runner_config.gradient_accumulation_steps", 4, "runner_config.gradient_accumulation_steps", 4),
         ("parallel_config.micro_batch_num", 4, "parallel_config.micro_batch_num", 1),
         ("parallel.parallel_mode", 0, "parallel.parallel_mode", 1),
@@ -168,7 +175,8 @@ def test_ignored_keys_can_be_taken_at_their_word(load):
 @pytest.mark.parametrize(
     ("key", "value", "words"),
     [
-        ("parallel_config.context_parallel", 2, "not split over devices"),
+        ("parallel_config.context_parallel", 3, "is not divisible by context_parallel 3"),
+        ("parallel_config", {"context_parallel": 2, "context_parallel_algo": "hybrid_cp"}, "write ulysses_cp"),
         (f"{MODEL}.pet_config", {"pet_type": "lora", "pre_seq_len": 8}, "adapters other than LoRA"),
         (f"{MODEL}.num_nextn_predict_layers", 1, "prediction layers"),
         (f"{MODEL}.res_dtype", "float16", "--model.model_config.res_dtype=bfloat16"),

@@ -37,14 +37,14 @@ def test_experts_see_the_same_devices_in_the_same_order():
         mesh.check([("dp", "ep")])
 
 
-@given(SIZES, SIZES, SIZES)
-def test_ranks_of_an_axis_differ_in_that_coordinate_alone(dp, tp, pp):
-    mesh = Mesh(dp, tp, pp)
-    coordinates = list(itertools.product(range(pp), range(dp), range(tp)))  # of rank 0, 1, ...
+@given(SIZES, SIZES, SIZES, SIZES)
+def test_ranks_of_an_axis_differ_in_that_coordinate_alone(dp, cp, tp, pp):
+    mesh = Mesh(dp, tp, pp, context_parallel=cp)
+    coordinates = list(itertools.product(range(pp), range(dp), range(cp), range(tp)))  # of rank 0, 1, ...
     assert len(coordinates) == mesh.devices
     for rank, place in enumerate(coordinates):
         assert mesh.stage_of(rank) == place[0]
-        for position, axis in enumerate(("pp", "dp", "tp")):
+        for position, axis in enumerate(("pp", "dp", "cp", "tp")):
             others = [
                 r for r, other in enumerate(coordinates) if _without(other, position) == _without(place, position)
             ]
@@ -58,15 +58,25 @@ def _without(place, position):
 @pytest.mark.parametrize(
     ("layouts", "message"),
     [
-        ([("tp", "dp")], "in the order dp, tp"),
+        ([("tp", "dp")], "in the order dp, cp, tp"),
         ([("dp", "dp")], "must be different"),
-        ([("cp", None)], "unknown axis 'cp'"),
+        ([("sp", None)], "unknown axis 'sp'"),
         ([(None, "tp")], "copies along 'dp', outside of 'tp'"),
     ],
 )
 def test_refuses_what_integers_would_place_elsewhere(layouts, message):
     with pytest.raises(ValueError, match=message):
         Mesh(2, 2).check(layouts)
+
+
+def test_layouts_that_name_axes_have_them_in_any_order():
+    mesh = Mesh(2, 2, context_parallel=4)
+    with pytest.raises(ValueError, match="in the order dp, cp, tp"):
+        mesh.check([("dp", "tp", "cp", None)])
+    named = mesh.named(("dp", ("tp", "cp"), None)).to_dict()
+    assert named["device_matrix"] == (2, 4, 2)
+    assert named["tensor_map"] == (2, (0, 1), -1)
+    Mesh(2, 2).check([("dp", "tp", "cp", None)])  # without such devices the axis is nowhere
 
 
 def test_accepts_copies_inside_and_axes_of_size_one():

@@ -8,6 +8,7 @@ from small_cluster import cluster_run
 
 from mindllm.errors import UserError
 from mindllm.models import CausalLM, Kernels
+from mindllm.parallel.build import kernels_of
 from mindllm.parallel.layout import Mesh
 from mindllm.parallel.operators import operators
 from mindllm.parallel.sharding import FOLLOWERS, Sharding, apply_sharding, sharding_table
@@ -23,7 +24,7 @@ def kernels(fused, flash):
 def form(fused=True, flash=True, **changes):
     """Model, table and configuration of one form of the decoder."""
     keys = ("qkv_has_bias", "attn_proj_has_bias", "tie_word_embeddings", "loss_chunks")
-    model = {key: changes.pop(key) for key in keys if key in changes}
+    model = {**changes.pop("model", {}), **{key: changes.pop(key) for key in keys if key in changes}}
     config = cluster_run(dp=2, tp=2, model=model, **changes)
     chosen = kernels(fused, flash)
     lm = CausalLM(config.model.config, chosen)
@@ -58,6 +59,39 @@ def test_strategies_of_a_layer_under_sequence_parallelism():
     assert layer.attention.wo.matmul.attrs["in_strategy"] == ((2, 4), (1, 4))
     assert layer.attention.wo.matmul.attrs["out_strategy"] == ((8, 1),)
     assert layer.attention.attention.flash_attention.attrs["in_strategy"][0] == (2, 4, 1, 1)
+
+
+@pytest.mark.parametrize("flash", [True, False])
+def test_heads_of_a_shared_sequence_have_layouts_that_name_axes(flash):
+    """Queries stay where they are, keys are whole; between attention and attention integers say it all."""
+    model, table, _ = form(flash=flash, context_parallel=2)
+    apply_sharding(model, table, Mesh(2, 2, context_parallel=2))
+    layer = model.model.layers[0]
+    core = layer.attention.attention
+    query, key = (core.flash_attention if flash else core.scores).attrs["in_layout"][:2]
+    assert (query["tensor_map"], key["tensor_map"]) == ((2, 0, 1, -1), (2, 0, -1, -1))
+    assert layer.attention.transpose.attrs["in_strategy"] == ((2, 2, 2, 1),)
+    assert layer.attention_norm.norm.attrs["in_strategy"] == ((4, 1), (1,))
+
+
+def test_slices_of_the_loss_and_balanced_halves_have_an_entry_for_every_operator():
+    config = cluster_run(context_parallel=2, tp=2, context_parallel_balanced=True, model={"loss_chunks": 2})
+    model = CausalLM(config.model.config, kernels_of(config))
+    table = sharding_table(model, config.parallel_config)
+    assert set(table) == {path for path, op in operators(model).items() if op.name not in FOLLOWERS}
+    apply_sharding(model, table, Mesh(1, 2, context_parallel=2))
+    core = model.model.layers[0].attention.attention
+    assert core.split_query.attrs["in_layout"][0]["tensor_map"] == (2, 0, 1, -1, -1, -1)
+    assert core.split_key.attrs["in_layout"][0]["tensor_map"] == (2, 0, -1, -1, -1, -1)
+    assert core.join_keys.attrs["self_define_shard"]
+    assert model.losses.split_hidden.attrs["in_strategy"] == ((1, 2, 1, 1),)
+
+
+def test_with_heads_for_the_sequence_attention_has_some_heads_of_all_of_it():
+    model, table, _ = form(context_parallel=2, context_parallel_algo="ulysses_cp", model={"n_kv_heads": 4})
+    apply_sharding(model, table, Mesh(2, 2, context_parallel=2))
+    layouts = model.model.layers[0].attention.attention.flash_attention.attrs["in_layout"]
+    assert [layout["tensor_map"] for layout in layouts[:3]] == [(2, (0, 1), -1, -1)] * 3
 
 
 def test_an_entry_that_matches_nothing_is_an_error():

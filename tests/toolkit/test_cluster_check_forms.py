@@ -39,3 +39,8 @@ def test_every_way_to_divide_the_work_is_among_the_forms():
     assert {size.vocab_emb_dp for size in sizes} == {True, False}
     assert max(size.pipeline_stage for size in sizes) == 4
     assert {size.expert_parallel for size in sizes} == {1, 2}
+    assert {size.context_parallel_balanced for size in sizes} == {True, False}
+    assert {size.context_parallel_algo for size in sizes if size.context_parallel > 1} == {
+        "colossalai_cp",
+        "ulysses_cp",
+    }

@@ -60,8 +60,8 @@ def test_json_has_everything(theirs, capsys):
 
 
 def test_what_is_refused_is_told_and_nothing_is_written(theirs, tmp_path, capsys):
-    source = theirs(LEGACY, {"parallel_config.context_parallel": 2})
-    with pytest.raises(UserError, match="not split over devices") as caught:
+    source = theirs(LEGACY, {"only_save_strategy": True})
+    with pytest.raises(UserError, match=r"toolkit\.dry_run") as caught:
         main([str(source), "-o", str(tmp_path / "ours.yaml")])
     assert caught.value.exit_code == 2
     assert "refused" in capsys.readouterr().out
@@ -89,7 +89,7 @@ def test_run_llm_takes_theirs_and_its_options(theirs, capsys):
 def test_the_count_is_by_network_and_reason(theirs, tmp_path, capsys):
     theirs(LEGACY, name="a.yaml")
     theirs(MCORE, name="b.yaml")
-    theirs(LEGACY, {"parallel_config.context_parallel": 2}, name="c.yaml")
+    theirs(LEGACY, {"only_save_strategy": True}, name="c.yaml")
     theirs(LEGACY, {"run_mode": "predict"}, name="d.yaml")
     (tmp_path / "other.yaml").write_text("seed: 1\n")
     results = list(convert_all([tmp_path]))
@@ -97,7 +97,7 @@ def test_the_count_is_by_network_and_reason(theirs, tmp_path, capsys):
     assert count([str(tmp_path)]) == 0
     shown = capsys.readouterr().out
     assert "LlamaForCausalLM" in shown
-    assert "not split over devices" in shown
+    assert "toolkit.dry_run" in shown
     with pytest.raises(UserError, match="no YAML of MindFormers below"):
         count([str(tmp_path / "nothing")])
 

@@ -93,6 +93,10 @@ def test_the_command_prints_a_line_for_each_stage(capsys):
         (("--model.model_config.compute_dtype=float64",), "compute_dtype"),
         (("--model.model_config.fp32_residual_connection=true",), "its time is not modelled"),
         (("--parallel.parallel_optimizer_config.gradient_accumulation_shard=true",), "its time is not modelled"),
+        (
+            ("--use_parallel=true", "--parallel_config.context_parallel=2"),
+            "the time of exchanging keys and values is not modelled",
+        ),
     ],
 )
 def test_what_cannot_be_predicted_is_refused(arguments, said):

@@ -112,7 +112,10 @@ def judge(
     say: Say = lambda text: None,
 ) -> Outcome:
     """The answer to comparisons of all steps; where one differs, also the operator at which it begins."""
-    of_tables = tuple(table_problems(graphs, reference.tables))
+    from mindllm.parallel.build import kernels_of
+
+    positions = kernels_of(config).positions(config.model.config.seq_length)
+    of_tables = tuple(table_problems(graphs, reference.tables, positions))
     for step, comparison in enumerate(comparisons):
         if problems := comparison.problems():
             say("looking for the first operator that differs")

@@ -119,10 +119,17 @@ def describe(outcome: Outcome) -> str:
 def layout(config: RunConfig) -> str:
     """The layout as its users say it: ``dp2 tp2 pp2 micro 4, sequence parallel, optimizer parallel``."""
     sizes, parallel = config.parallel_config, config.parallel
-    mesh = {"dp": sizes.data_parallel, "tp": sizes.model_parallel, "pp": sizes.pipeline_stage}
+    mesh = {
+        "dp": sizes.data_parallel,
+        "cp": sizes.context_parallel,
+        "tp": sizes.model_parallel,
+        "pp": sizes.pipeline_stage,
+    }
     words = [" ".join(f"{axis}{size}" for axis, size in mesh.items() if size > 1)]
     words[0] += f" micro {sizes.micro_batch_num}" if sizes.pipeline_stage > 1 else ""
     words += [f"interleave {config.model.config.pp_interleave_num}"] * (config.model.config.pp_interleave_num > 1)
+    words += ["heads for sequence (Ulysses)"] * sizes.exchanges_heads
+    words += ["balanced halves"] * sizes.context_parallel_balanced
     words += ["sequence parallel"] * sizes.use_seq_parallel
     words += ["optimizer parallel"] * parallel.enable_parallel_optimizer
     words += [f"{config.runner_config.gradient_accumulation_steps} accumulation steps"] * (

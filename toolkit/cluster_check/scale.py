@@ -122,12 +122,12 @@ def kept_layers(plan: LayerPlan, specs: Sequence[Hashable]) -> list[int]:
 def model_sizes(config: RunConfig) -> dict[str, Any]:
     """Small values of the keys of ``model_config`` that are widths or lengths."""
     model, sizes = config.model.config, config.parallel_config
-    tensor, devices = sizes.model_parallel, sizes.data_parallel * sizes.model_parallel
+    tensor, devices = sizes.model_parallel, sizes.stage_device_num
     sharing = min(2, model.num_heads // model.n_kv_heads)
-    kv_heads = _multiple(SMALLEST_HEADS // sharing, tensor)
+    kv_heads = _multiple(SMALLEST_HEADS // sharing, tensor * (sizes.context_parallel if sizes.exchanges_heads else 1))
     heads = kv_heads * sharing
     head_dim, hidden = _widths(heads, model.hidden_size, devices)
-    sequence = _multiple(SMALLEST_SEQUENCE, math.lcm(model.loss_chunks, tensor))
+    sequence = _multiple(SMALLEST_SEQUENCE, math.lcm(model.loss_chunks, 2, tensor) * sizes.context_parallel)
     return {
         "num_heads": heads,
         "n_kv_heads": kv_heads,

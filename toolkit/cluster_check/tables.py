@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
+from mindllm.compiled.execute.state import slices_of, whole_shape
 from mindllm.compiled.graph import CompiledGraph
 
 ROUNDING = 1e-6
@@ -19,15 +20,24 @@ def below_tables(name: str) -> str:
     return rest if dot and stage.isdecimal() else inside
 
 
-def table_problems(graphs: Sequence[CompiledGraph], tables: Mapping[str, np.ndarray]) -> Iterator[str]:
+def table_problems(
+    graphs: Sequence[CompiledGraph], tables: Mapping[str, np.ndarray], positions: np.ndarray
+) -> Iterator[str]:
     """Tables of each rank that are not those of the single device, by their names below those of a stage's tables.
 
-    One that has another shape or dtype there, such as the mask of a fused attention, is seen only where it is used.
+    ``positions``: of the tokens of a sequence as they stand on the ranks. Of a table that ranks of a sequence share, each rank's
+    part is compared. One that has another shape or dtype there, such as the
+    mask of a fused attention, is seen only where it is used.
     """
     for graph in graphs:
         for parameter in graph.parameters.values():
             found, wanted = parameter.initial, tables.get(below_tables(parameter.name))
-            if found is None or wanted is None or (found.shape, found.dtype) != (wanted.shape, wanted.dtype):
+            if found is None or wanted is None:
+                continue
+            if found.shape == parameter.shape and wanted.shape == whole_shape(parameter):
+                ordered = wanted[positions] if len(wanted) == len(positions) else wanted
+                wanted = ordered[slices_of(parameter, graph.rank)]
+            if (found.shape, found.dtype) != (wanted.shape, wanted.dtype):
                 continue
             error = float(np.max(np.abs(np.subtract(found, wanted, dtype=np.float64)), initial=0.0))
             if not error <= ROUNDING:

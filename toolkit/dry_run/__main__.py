@@ -83,10 +83,11 @@ def _check_cluster(config: RunConfig, options: argparse.Namespace) -> None:
         raise config.error("context.device_target", f"only Ascend devices are simulated (value {target}); write Ascend")
     sizes = config.parallel_config
     if options.rank_size not in (None, sizes.device_num):
-        product = f"{sizes.data_parallel} x {sizes.model_parallel} x {sizes.pipeline_stage}"
+        mesh = (sizes.data_parallel, sizes.context_parallel, sizes.model_parallel, sizes.pipeline_stage)
+        product = " x ".join(map(str, mesh))
         raise UserError(
-            f"RANK_SIZE is {options.rank_size}, but {options.config} has {sizes.device_num} devices (data x model x pipeline "
-            f"parallel: {product}); "
+            f"RANK_SIZE is {options.rank_size}, but {options.config} has {sizes.device_num} devices (data x context x model x "
+            f"pipeline parallel: {product}); "
             f"write {sizes.device_num}, or change parallel_config"
         )
     if options.stage_num not in (None, sizes.pipeline_stage):

@@ -120,7 +120,8 @@ class _Advisor:
 
     def _shard_optimizer(self) -> str | None:
         """The state of the optimizer over data-parallel ranks."""
-        if self.config.parallel.enable_parallel_optimizer or self.config.parallel_config.data_parallel == 1:
+        sizes = self.config.parallel_config
+        if self.config.parallel.enable_parallel_optimizer or sizes.data_parallel * sizes.context_parallel == 1:
             return None
         key = "parallel.enable_parallel_optimizer"
         return self._switch("optimizer state sharded over data-parallel ranks", key)

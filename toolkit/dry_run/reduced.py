@@ -59,8 +59,7 @@ def reduced_run(config: RunConfig, like: Stage, point: Point) -> tuple[RunConfig
     alone = like.place == ONLY
     changes["runner_config.gradient_accumulation_steps"] = point.micro_batches if alone else 1
     changes["parallel_config.micro_batch_num"] = 1 if alone else max(point.micro_batches, stages)
-    sizes = config.parallel_config
-    return override_config(config, changes), number * sizes.data_parallel * sizes.model_parallel
+    return override_config(config, changes), number * config.parallel_config.stage_device_num
 
 
 def _pipeline(config: RunConfig, like: Stage, point: Point) -> tuple[int, int, int]:
@@ -100,8 +99,7 @@ def middle_deepening(config: RunConfig, number: int) -> int:
 
 def is_possible(config: RunConfig, stages: int) -> bool:
     """Whether MindSpore accepts a pipeline of so many stages like those of ``config``."""
-    sizes = config.parallel_config
-    return compiles_for(sizes.data_parallel * sizes.model_parallel, stages)
+    return compiles_for(config.parallel_config.stage_device_num, stages)
 
 
 def deepening(config: RunConfig, fewest: int, most: int) -> int | None:

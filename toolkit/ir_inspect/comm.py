@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -24,19 +24,23 @@ INSIDE, BETWEEN = "inside a node", "between nodes"
 
 TENSOR, GRADIENT, NORM = "tensor parallel", "gradient", "gradient norm"
 OPTIMIZER, PIPELINE, LAYOUT = "optimizer parallel", "pipeline", "layout change"
-LOSS, MODEL = "loss", "model"
+CONTEXT, LOSS, MODEL = "context parallel", "loss", "model"
 CAUSES = {
     TENSOR: "partial sums of split products, and with sequence parallelism tokens gathered for them",
     GRADIENT: "gradients added over data-parallel copies",
     NORM: "the norm of all gradients",
     OPTIMIZER: "weights gathered from, and gradients scattered to, the ranks that keep their slices",
     PIPELINE: "activations and their gradients between stages",
+    CONTEXT: "keys and values gathered, or heads exchanged for the sequence, where devices share sequences",
     LAYOUT: "operators next to each other are split differently: see the command redundant",
     LOSS: "the loss added over ranks",
     MODEL: "written in the model",
 }
 REDISTRIBUTION, RESHAPE = "redistribution_op", "Reshape"
 POINT_TO_POINT = ("Send", "Receive")
+SEQUENCE_AXIS = "cp"  # of layouts, here and in MindFormers
+SCORING = frozenset({"FlashAttentionScore", "BatchMatMul"})
+SHAPING = frozenset({"Reshape", "Split", "Concat", "StridedSlice", "Cast"})
 
 
 @dataclass(frozen=True)
@@ -95,6 +99,8 @@ def cause_of(operators: Operators, node: Node) -> str:
     if "mirror" in name.lower():
         return GRADIENT
     if REDISTRIBUTION in name:
+        if is_of_attention(operators, node):
+            return CONTEXT
         return TENSOR if gathers_for_products(operators, node) else LAYOUT
     if "forward_op" in name or node.op == "ReduceScatter":
         return LOSS if math.prod(node.shapes[0]) == 1 else TENSOR
@@ -106,6 +112,39 @@ def gathers_for_products(operators: Operators, node: Node) -> bool:
     following = _behind_reshapes(operators, node)
     in_forward = [user for user in following if user.op != PARTIAL and operators.phase(user) != BACKWARD]
     return node.op == "AllGather" and bool(in_forward) and all(user.op in PRODUCTS for user in in_forward)
+
+
+def is_of_attention(operators: Operators, node: Node) -> bool:
+    """Whether it brings parts of a sequence to attention, or from it: next to what reads and makes scores, over ranks that share
+    sequences (an axis called cp of an operator's layout).
+    """
+    around = [*_through(operators.consumers, node), *_through(operators.producers, node)]
+    return any(
+        core.op in SCORING and node.ranks == _ranks_of_sequence(core, operators.graph.rank)
+        for core in around
+        if core.attributes.get("in_layout")
+    )
+
+
+def _through(neighbours: Callable[[Node], Iterable[Node]], node: Node) -> Iterator[Node]:
+    """Neighbours, past operators that only cut, join and shape what an exchange gives or takes."""
+    for other in neighbours(node):
+        if other.op in SHAPING:
+            yield from _through(neighbours, other)
+        else:
+            yield other
+
+
+def _ranks_of_sequence(core: Node, rank: int) -> tuple[int, ...]:
+    """The ranks that differ from ``rank`` only along the axis of a layout over which sequences are split."""
+    layout = next(iter(core.attributes["in_layout"]))
+    names, sizes = layout.get("alias_name", ()), layout.get("device_matrix", ())
+    if SEQUENCE_AXIS not in names:
+        return ()
+    axis = names.index(SEQUENCE_AXIS)
+    step = math.prod(sizes[axis + 1 :])
+    first = rank - rank // step % sizes[axis] * step
+    return tuple(first + index * step for index in range(sizes[axis]))
 
 
 def _behind_reshapes(operators: Operators, node: Node) -> Iterator[Node]:

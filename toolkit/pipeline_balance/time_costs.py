@@ -18,7 +18,7 @@ from mindllm.compiled.cost import bytes_of, uncounted
 from mindllm.compiled.graph import COLLECTIVES, CompiledGraph, Function, Node
 from mindllm.compiled.graph_file import load, save
 from mindllm.config import RunConfig
-from mindllm.parallel.context import mesh_of
+from mindllm.parallel.layout import CONTEXT, mesh_of
 from mindllm.planning.problem import RecomputeKind
 from mindllm.timing.device import Device
 from mindllm.timing.graph_operators import operator_time, transfer_time
@@ -115,10 +115,14 @@ def _of_type(config: RunConfig, layer: LayerType, kinds: Mapping[str, RecomputeK
 def _small_stage(
     config: RunConfig, layer: LayerType, kinds: Mapping[str, RecomputeKind], place: str, names: Sequence[str]
 ) -> CompiledGraph:
-    """The graph of a stage that holds a layer of each of ``names``, in a pipeline of two; kept like the simulations."""
+    """The graph of a stage that holds a layer of each of ``names``, in a pipeline of two; kept like the simulations.
+
+    Of ranks that share a sequence it is the last one's, which has the most of the causal triangle: the others wait for it.
+    """
     runs = tuple(Run(0, layer.kind(kinds[name]), 1) for name in names)
     like = Stage(0 if place == FIRST else 1, 0, place, runs, 2)
-    small, rank = reduced_run(one_chunk(config), like, Point((1,) * len(runs), 2, 2))
+    small, first = reduced_run(one_chunk(config), like, Point((1,) * len(runs), 2, 2))
+    rank = mesh_of(small).ranks_along(CONTEXT, first)[-1]
     file = kept_file(small, rank, ".graph")
     graph = read_kept(file, load)
     if graph is None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mindllm.compiled.asked_for.communication import gradient_fusion
+from mindllm.compiled.asked_for.context import sequences
 from mindllm.compiled.asked_for.finding import Finding
 from mindllm.compiled.asked_for.optimizer_state import optimizer_state
 from mindllm.compiled.asked_for.placement import chunks, micro_batches, stages
@@ -35,5 +36,6 @@ def findings(config: RunConfig, graphs: Sequence[CompiledGraph]) -> tuple[Findin
         optimizer_state(config, mesh, ranks),
         gradient_fusion(config, plan, mesh, ranks),
         shardings(config, mesh, ranks),
+        sequences(config, mesh, ranks),
     )
     return tuple(finding for finding in found if finding is not None)

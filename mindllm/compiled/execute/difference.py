@@ -178,7 +178,7 @@ class _Groups:
     def _ranks(self, rank: int) -> list[tuple[int, ...]]:
         stage = self.mesh.stage_of(rank) * self.mesh.stage_devices
         whole = tuple(range(stage, stage + self.mesh.stage_devices))
-        along = [self.mesh.ranks_along(axis, rank) for axis in ("tp", "dp")]
+        along = [self.mesh.ranks_along(axis, rank) for axis in ("tp", "cp", "dp")]
         return list(dict.fromkeys([(rank,), *along, whole]))
 
     def _together(self, record: Record) -> Iterator[tuple[tuple[int, ...], list[Record]]]:

@@ -66,9 +66,10 @@ def _state_bytes(config: RunConfig) -> int:
     sizes = config.parallel_config
     weights = config.model.config.architecture.trained_parameter_count() * FP32
     frozen = config.model.config.parameter_count() * FP32 - weights
-    copies = 1 if config.parallel.enable_parallel_optimizer else sizes.data_parallel
+    replicas = sizes.data_parallel * sizes.context_parallel
+    copies = 1 if config.parallel.enable_parallel_optimizer else replicas
     accumulates = sizes.pipeline_stage > 1 or config.runner_config.gradient_accumulation_steps > 1
-    return weights * (3 * copies + (sizes.data_parallel if accumulates else 1)) + frozen * sizes.data_parallel
+    return weights * (3 * copies + (replicas if accumulates else 1)) + frozen * replicas
 
 
 def _activation_bytes(config: RunConfig) -> int:

@@ -47,7 +47,8 @@ def _part(rank: int, parameter: Parameter, whole: Mapping[str, Any]) -> np.ndarr
     elif parameter.initial is not None and not parameter.initial.ndim:
         value = np.full(parameter.shape, parameter.initial)
     elif parameter.initial is not None:
-        value = parameter.initial[slices_of(parameter, rank)]
+        is_cut = parameter.initial.shape == parameter.shape  # the compiler cuts tables that devices share
+        value = parameter.initial if is_cut else parameter.initial[slices_of(parameter, rank)]
     else:
         raise RunFailed(f"rank {rank} has a parameter {parameter.name} that a single device does not have")
     if value.shape != parameter.shape:

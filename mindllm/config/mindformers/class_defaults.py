@@ -73,13 +73,10 @@ REASON = "left out: the default of MindFormers' class"
 def with_class_defaults(theirs: Document) -> tuple[Document, frozenset[str]]:
     """``theirs`` with what its class has besides, and the keys that were added."""
     model = theirs.data.get("model")
-    said = model.get("model_config") if isinstance(model, dict) else None
-    if (
-        not isinstance(model, dict)
-        or not isinstance(said, dict)
-        or model.get("arch")
-        or theirs.data.get("pretrained_model_dir")
-    ):
+    if not isinstance(model, dict):
+        return theirs, frozenset()
+    said = model.get("model_config")
+    if not isinstance(said, dict) or model.get("arch") or theirs.data.get("pretrained_model_dir"):
         return theirs, frozenset()
     kind = said.get("model_type")
     written = {_one_name(f"{MODEL}.{key}") for key, value in said.items() if value is not None}

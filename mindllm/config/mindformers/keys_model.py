@@ -126,7 +126,7 @@ MODEL_KEYS: Table = {
     "use_flash_attention": decided("use_flash_attention"),
     "use_attn_mask_compression": idle("a causal mask is always compressed"),
     "use_eod_attn_mask_compression": idle("masks follow from where documents begin"),
-    "use_ring_attention": idle("context_parallel is 1, and this is a part of it"),
+    "use_ring_attention": decided("parallel_config.context_parallel_algo"),
     "use_fused_rope": idle(KERNEL),
     "use_fused_swiglu": idle(KERNEL),
     "fused_rms_norm": idle(KERNEL),

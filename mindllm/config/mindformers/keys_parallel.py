@@ -7,7 +7,6 @@ from mindllm.config.mindformers.rules import Table, decided, idle, only, used
 
 NO_LAYOUT_FILES = "no layout files are needed: checkpoints hold whole parameters"
 DECLARED = "strategies are declared beside the mathematics, not searched"
-NO_CONTEXT_PARALLEL = "a sequence is not split over devices here yet"
 SUMS = "gradients are sums over tokens, divided once by the tokens of the global batch"
 
 PARALLEL: Table = {
@@ -40,9 +39,9 @@ PARALLEL: Table = {
     "parallel_config.optimizer_shard": idle(
         "another name of parallel.enable_parallel_optimizer, which decides", "parallel.enable_parallel_optimizer"
     ),
-    "parallel_config.context_parallel": only(1, None, reason="sequences stay whole", otherwise=NO_CONTEXT_PARALLEL),
-    "parallel_config.context_parallel_algo": idle("context_parallel is 1, and this is a part of it"),
-    "parallel_config.ulysses_degree_in_cp": idle("context_parallel is 1, and this is a part of it"),
+    "parallel_config.context_parallel": decided("parallel_config.context_parallel"),
+    "parallel_config.context_parallel_algo": decided("parallel_config.context_parallel_algo"),
+    "parallel_config.ulysses_degree_in_cp": decided("parallel_config.context_parallel_algo"),
     "parallel_config.seq_split_num": only(
         1, None, reason="sequences stay whole", otherwise="sequences are not cut into pieces of a pipeline here"
     ),

@@ -10,6 +10,7 @@ from typing import Any
 
 from mindllm.config.layer_counts import StageLayers, layer_counts
 from mindllm.config.mindformers.reading import Reading
+from mindllm.config.parallel import OTHER_CONTEXT_ALGORITHMS
 
 SIZES = ("data_parallel", "model_parallel", "pipeline_stage")
 MODES = {
@@ -24,6 +25,7 @@ MODES = {
     "stand_alone": 1,
     "manual_parallel": 1,
 }
+WHOLE_SEQUENCES = "context_parallel is 1: every device has whole sequences"
 SINGLE = "use_parallel is false: one device"
 WHOLE_SEQUENCES = (
     "seq_split_num is 1, no sequence is cut: what is computed is the same, the micro batches come in another order"
@@ -36,6 +38,7 @@ def translate_mesh(reading: Reading) -> None:
     distributed = bool(reading.get("use_parallel", False))
     for name in SIZES:
         _size(reading, f"parallel_config.{name}", distributed)
+    _context_parallel(reading, distributed)
     _sequence_parallel(reading, distributed)
     _vocabulary(reading, distributed)
     _mode(reading)
@@ -53,6 +56,30 @@ def _size(reading: Reading, key: str, distributed: bool) -> None:
         reading.use(key)
     else:
         reading.idle(key, SINGLE)
+
+
+def _context_parallel(reading: Reading, distributed: bool) -> None:
+    """How a sequence is shared: keys that mean something only where devices share one."""
+    size, algorithm = "parallel_config.context_parallel", "parallel_config.context_parallel_algo"
+    ring, both = "model.model_config.use_ring_attention", "parallel_config.ulysses_degree_in_cp"
+    shares = distributed and reading.count(size) > 1
+    if reading.has(size) and reading.get(size) is None:
+        reading.idle(size, WHOLE_SEQUENCES)
+    else:
+        _size(reading, size, distributed)
+    for key in filter(reading.has, (algorithm, ring, both)):
+        if not shares:
+            reading.idle(key, WHOLE_SEQUENCES)
+        elif key == ring and reading.get(ring):
+            reading.refuse(
+                ring, "MindSpore 2.10 crashes when it compiles ring attention; write false: keys are gathered"
+            )
+        elif key != algorithm:
+            reading.idle(key, "context_parallel_algo decides")
+        elif reading.get(algorithm) in OTHER_CONTEXT_ALGORITHMS:
+            reading.refuse(algorithm, OTHER_CONTEXT_ALGORITHMS[reading.word(algorithm)])
+        else:
+            reading.use(algorithm)
 
 
 def _sequence_parallel(reading: Reading, distributed: bool) -> None:

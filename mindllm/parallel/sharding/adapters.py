@@ -11,7 +11,7 @@ from mindllm.parallel.sharding.dropout import dropout
 from mindllm.parallel.sharding.table import Table, on
 from mindllm.tune.adapter import LoraAdapter, RowLengths
 
-TOKENS: Dimension = "dp"
+TOKENS: Dimension = ("dp", "cp")
 SCALAR: Layout = ()
 WHOLE: Layout = (None, None)
 INNER: Layout = (TOKENS, "tp")

@@ -1,7 +1,8 @@
 """One function for each class of cell: from a cell at a path to the layouts of its operators.
 
 Tensor parallelism splits heads, the feed-forward width and the vocabulary (Shoeybi et al., 2019); with sequence
-parallelism the tokens between those parts are split over the same devices (Korthikanti et al., 2022). Functions read the cell
+parallelism the tokens between those parts are split over the same devices (Korthikanti et al., 2022). Context parallelism splits
+every sequence, and attention exchanges what it needs of the rest (``attention_heads.py``). Functions read the cell
 they are given, so the table has an entry for every operator of the model as it was built, and for nothing else.
 """
 
@@ -13,26 +14,28 @@ from mindspore import nn
 
 from mindllm.config.parallel import ParallelConfig
 from mindllm.models import CausalLM
-from mindllm.models.attention import Attention, ComposedAttention, FlashAttention
+from mindllm.models.attention import Attention, ComposedAttention
 from mindllm.models.causal_lm import Head, UnitRows
 from mindllm.models.chunked_loss import SequenceChunks
 from mindllm.models.decoder import Decoder, DecoderLayer, TokenEmbedding
 from mindllm.models.experts import Experts
 from mindllm.models.feed_forward import FeedForward
+from mindllm.models.flash_attention import BalancedFlashAttention, FlashAttention
 from mindllm.models.latent_attention import LatentAttention
 from mindllm.models.linear import Linear, SoftCap
 from mindllm.models.norm import LayerNorm, RMSNorm
 from mindllm.models.rotary import RotaryEmbedding
 from mindllm.parallel.layout import Dimension, Layout
 from mindllm.parallel.sharding.adapters import behind_part, beside_split_input, beside_split_output
+from mindllm.parallel.sharding.attention_heads import BATCH, HEADS, SEQUENCE, SHARED_HEADS, SplitHeads, split_heads
 from mindllm.parallel.sharding.dropout import attention_dropout, dropout, embedding_noise
 from mindllm.parallel.sharding.experts import routed_experts
 from mindllm.parallel.sharding.table import Table, on
 
-TOKENS: Dimension = "dp"
-SPREAD: Dimension = ("dp", "tp")
+TOKENS: Dimension = (BATCH, SEQUENCE)
+SPREAD: Dimension = (BATCH, SEQUENCE, "tp")
 SCALAR: Layout = ()
-HEADS: Layout = ("dp", "tp", None, None)  # [batch, heads, seq, head_dim]
+COLUMNS: Layout = (BATCH, SEQUENCE)
 INNER: Layout = (TOKENS, "tp")  # [tokens, heads · head_dim] and [tokens, feed-forward width]
 
 
@@ -41,13 +44,13 @@ def sharding_table(lm: CausalLM, parallel: ParallelConfig) -> Table:
     rows = SPREAD if parallel.use_seq_parallel else TOKENS  # of hidden states between attention and feed-forward
     whole_vocabulary = lm.tied and parallel.vocab_emb_dp
     return {
-        **_decoder("model", lm.model, rows, parallel.vocab_emb_dp),
+        **_decoder("model", lm.model, rows, parallel.vocab_emb_dp, split_heads(parallel)),
         **_chunks("losses", lm.losses),
         **_head_and_loss(lm, whole_vocabulary, parallel.model_parallel > 1),
     }
 
 
-def _decoder(at: str, cell: Decoder, rows: Dimension, whole_table: bool) -> Table:
+def _decoder(at: str, cell: Decoder, rows: Dimension, whole_table: bool, heads: SplitHeads) -> Table:
     table = _token_embedding(f"{at}.tok_embeddings", cell.tok_embeddings, rows, whole_table)
     if cell.adds_noise:
         table |= embedding_noise(f"{at}.embedding_noise", rows)
@@ -59,11 +62,11 @@ def _decoder(at: str, cell: Decoder, rows: Dimension, whole_table: bool) -> Tabl
         table |= dropout(f"{at}.embedding_dropout", rows)
     if cell.document_masks:
         for number in range(len(cell.tables)):
-            table |= _tables_of_rows(f"{at}.tables.{number}")
+            table |= _tables_of_rows(f"{at}.tables.{number}", heads.rows)
     if any(cell.drops):
-        table |= {f"{at}.dropout_keys.{number}.mul": on((TOKENS, None), SCALAR) for number in range(len(cell.layers))}
+        table |= {f"{at}.dropout_keys.{number}.mul": on(COLUMNS, SCALAR) for number in range(len(cell.layers))}
     for number, layer in enumerate(cell.layers):
-        table |= _layer(f"{at}.layers.{number}", layer, rows)
+        table |= _layer(f"{at}.layers.{number}", layer, rows, heads)
     return table | _norm(f"{at}.norm_out", cell.norm_out, (rows, None))
 
 
@@ -74,15 +77,17 @@ def _token_embedding(at: str, cell: TokenEmbedding, rows: Dimension, whole_table
     return {f"{at}.gather": on((None, None), (rows,)) if whole_table else split, **scaled}
 
 
-def _tables_of_rows(at: str) -> Table:
-    """Masks ``[batch, 1, seq, seq]`` from where documents begin, and rows of tables at the positions of tokens."""
-    mask: Layout = (TOKENS, None, None, None)
-    whole: Layout = (None, None, None, None)
+def _tables_of_rows(at: str, rows: Dimension) -> Table:
+    """Masks ``[batch, 1, seq, seq]`` from where documents begin, for the ``rows`` of queries, and rows of tables at the positions
+    of tokens.
+    """
+    mask: Layout = (BATCH, None, rows, None)
+    causal: Layout = (None, None, rows, None)
     return {
-        f"{at}.document_mask.less": on(whole, mask),
-        f"{at}.document_mask.maximum": on(mask, whole),
+        f"{at}.document_mask.less": on((None, None, None, None), mask),
+        f"{at}.document_mask.maximum": on(mask, causal),
         f"{at}.document_mask.far_below": on(mask, SCALAR),
-        f"{at}.document_mask.minimum": on(mask, whole),
+        f"{at}.document_mask.minimum": on(mask, causal),
         f"{at}.gather": on((None, None), (TOKENS,)),
     }
 
@@ -91,28 +96,28 @@ def _position_embedding(at: str, rows: Dimension, of_rows: bool) -> Table:
     """Every device looks up all positions, ``[seq, hidden]``, and adds them to its part of ``[batch, seq, hidden]``; or those
     ``of_rows``, which come with the batch.
     """
-    sequence: Dimension = "tp" if rows == SPREAD else None
+    sequence: Dimension = (SEQUENCE, "tp") if rows == SPREAD else SEQUENCE
     if of_rows:
-        part: Layout = (TOKENS, sequence, None)
+        part: Layout = (BATCH, sequence, None)
         return {f"{at}.gather": on((None, None), (TOKENS,)), f"{at}.add": on(part, part)}
     return {
         f"{at}.gather": on((None, None), (None,)),
-        f"{at}.add": on((TOKENS, sequence, None), (sequence, None)),
+        f"{at}.add": on((BATCH, sequence, None), (sequence, None)),
     }
 
 
-def _layer(at: str, cell: DecoderLayer, rows: Dimension) -> Table:
+def _layer(at: str, cell: DecoderLayer, rows: Dimension, heads: SplitHeads) -> Table:
     hidden: Layout = (rows, None)
     table = {
         **_norm(f"{at}.attention_norm", cell.attention_norm, hidden),
-        **ATTENTIONS[type(cell.attention)](f"{at}.attention", cell.attention, rows),
+        **ATTENTIONS[type(cell.attention)](f"{at}.attention", cell.attention, rows, heads),
         f"{at}.attention_add": on(hidden, hidden),
         **_norm(f"{at}.ffn_norm", cell.ffn_norm, hidden),
         **FEED_FORWARDS[type(cell.feed_forward)](f"{at}.feed_forward", cell.feed_forward, rows),
         f"{at}.ffn_add": on(hidden, hidden),
     }
     if cell.adds_to_loss:
-        table[f"{at}.add_to_loss"] = on((TOKENS,), (TOKENS,))
+        table[f"{at}.add_to_loss"] = on((BATCH,), (BATCH,))
     if cell.adapts_attention:
         table |= behind_part(f"{at}.attention_adapter", rows)
     if cell.adapts_feed_forward:
@@ -147,25 +152,25 @@ def _norm(at: str, cell: nn.Cell, x: Layout) -> Table:
     }
 
 
-def _attention(at: str, cell: Attention, rows: Dimension) -> Table:
+def _attention(at: str, cell: Attention, rows: Dimension, heads: SplitHeads) -> Table:
     """Query, key and value are split by heads, the output projection sums over heads."""
     table: Table = {}
     for name in ("wq", "wk", "wv"):
         table |= _split_output(f"{at}.{name}", getattr(cell, name))
-    table[f"{at}.transpose"] = on((TOKENS, None, "tp", None))
+    table[f"{at}.transpose"] = on(SHARED_HEADS)
     if cell.norms_heads:
         table |= _norm(f"{at}.query_norm", cell.query_norm, HEADS) | _norm(f"{at}.key_norm", cell.key_norm, HEADS)
     if cell.rotates:
         table |= _rotary(f"{at}.rotary", cell.rotary)
-    table |= ATTENTION_CORES[type(cell.attention)](f"{at}.attention", cell.attention)
+    table |= ATTENTION_CORES[type(cell.attention)](f"{at}.attention", cell.attention, heads)
     table[f"{at}.merge_transpose"] = on(HEADS)
     return table | _split_input(f"{at}.wo", cell.wo, rows)
 
 
-def _latent_attention(at: str, cell: LatentAttention, rows: Dimension) -> Table:
+def _latent_attention(at: str, cell: LatentAttention, rows: Dimension, heads: SplitHeads) -> Table:
     """What is narrow is whole on every tensor-parallel rank; what heads are made of it is split by heads."""
     whole: Layout = (TOKENS, None)
-    of_all_heads: Layout = (TOKENS, None, None, None)  # [batch, 1, seq, channels]
+    of_all_heads: Layout = (BATCH, None, SEQUENCE, None)  # [batch, 1, seq, channels]
     down = ("wq_down",) if cell.compresses_queries else ()
     of_queries = ("wq_up_plain", "wq_up_rotary") if cell.compresses_queries else ("wq_plain", "wq_rotary")
     table: Table = {f"{at}.{name}.matmul": on(whole, (None, None)) for name in (*down, "wkv_down", "wk_rotary")}
@@ -174,7 +179,7 @@ def _latent_attention(at: str, cell: LatentAttention, rows: Dimension) -> Table:
     if cell.compresses_queries:
         table |= _norm(f"{at}.query_latent_norm", cell.query_latent_norm, whole)
     table |= _norm(f"{at}.key_value_latent_norm", cell.key_value_latent_norm, whole)
-    table[f"{at}.transpose"] = on((TOKENS, None, "tp", None))
+    table[f"{at}.transpose"] = on(SHARED_HEADS)
     table |= _rotary(f"{at}.query_rotary", cell.query_rotary)
     table |= _rotary(f"{at}.key_rotary", cell.key_rotary, of_all_heads)
     table[f"{at}.to_all_heads"] = on(of_all_heads, (None, "tp", None, None))
@@ -182,7 +187,7 @@ def _latent_attention(at: str, cell: LatentAttention, rows: Dimension) -> Table:
     if cell.pads_values:
         table |= {f"{at}.padding.first": on(HEADS), f"{at}.padding.concat": on(HEADS, HEADS), f"{at}.cut": on(HEADS)}
         table[f"{at}.padding.spread"] = on(HEADS, (None, None, None, None))
-    table |= ATTENTION_CORES[type(cell.attention)](f"{at}.attention", cell.attention)
+    table |= ATTENTION_CORES[type(cell.attention)](f"{at}.attention", cell.attention, heads)
     table[f"{at}.merge_transpose"] = on(HEADS)
     return table | _split_input(f"{at}.wo", cell.wo, rows)
 
@@ -222,7 +227,7 @@ def _linear(at: str, cell: nn.Cell) -> Linear:
 
 def _rotary(at: str, cell: RotaryEmbedding, heads: Layout = HEADS) -> Table:
     """Heads and tables ``[seq, head_dim]``, or ``[batch, 1, seq, head_dim]`` where positions come with the batch."""
-    table: Layout = (TOKENS, None, None, None) if cell.tables_of_rows else (None, None)
+    table: Layout = (BATCH, None, SEQUENCE, None) if cell.tables_of_rows else (SEQUENCE, None)
     return {
         f"{at}.mul_cos": on(heads, table),
         f"{at}.mul_sin": on(heads, table),
@@ -233,33 +238,49 @@ def _rotary(at: str, cell: RotaryEmbedding, heads: Layout = HEADS) -> Table:
     }
 
 
-def _flash_attention(at: str, cell: FlashAttention) -> Table:
-    """Query, key, value, and the mask, which has only sequence dimensions, or is one for every row."""
-    return {f"{at}.flash_attention": on(HEADS, HEADS, HEADS, _mask(cell))}
+def _flash_attention(at: str, cell: FlashAttention, heads: SplitHeads) -> Table:
+    """Query, key, value, and the mask: one for every row, or compressed and for all."""
+    mask = heads.mask_of_rows if cell.masks_of_rows else (None, None)
+    return {f"{at}.flash_attention": on(heads.queries, heads.keys, heads.keys, mask)}
 
 
-def _mask(cell: FlashAttention | ComposedAttention) -> Layout:
-    return (TOKENS, None, None, None) if cell.masks_of_rows else (None, None)
+def _balanced_flash_attention(at: str, cell: BalancedFlashAttention, heads: SplitHeads) -> Table:
+    """Pieces ``[batch, heads, ranks, 2, piece, head_dim]`` of queries are split over ranks, those of keys are whole."""
+    pieces: Layout = (BATCH, heads.heads, heads.rows, None, None, None)
+    of_keys: Layout = (BATCH, heads.heads, None, None, None, None)
+    scored = on(heads.queries, heads.keys, heads.keys, (None, None))
+    return {
+        f"{at}.split_query": on(pieces),
+        f"{at}.split_key": on(of_keys),
+        f"{at}.split_value": on(of_keys),
+        f"{at}.join_keys": on(heads.keys, heads.keys),
+        f"{at}.join_values": on(heads.keys, heads.keys),
+        f"{at}.early": scored,
+        f"{at}.late": scored,
+        f"{at}.join": on(pieces, pieces),
+    }
 
 
-def _composed_attention(at: str, cell: ComposedAttention) -> Table:
+def _composed_attention(at: str, cell: ComposedAttention, heads: SplitHeads) -> Table:
     """The same from elementary operators; ALiBi's bias is ``[1, heads, 1, seq]``."""
+    queries = heads.queries
     table = {
-        f"{at}.mul": on(HEADS, SCALAR),
-        f"{at}.scores": on(HEADS, HEADS),
-        f"{at}.add": on(HEADS, _mask(cell)),
-        f"{at}.softmax": on(HEADS),
-        f"{at}.context": on(HEADS, HEADS),
+        f"{at}.mul": on(queries, SCALAR),
+        f"{at}.scores": on(queries, heads.keys),
+        f"{at}.add": on(queries, heads.mask_of_rows if cell.masks_of_rows else (heads.rows, None)),
+        f"{at}.softmax": on(queries),
+        f"{at}.context": on(queries, heads.keys),
     }
     if cell.biased:
-        table[f"{at}.add_bias"] = on(HEADS, (None, "tp", None, None))
+        table[f"{at}.add_bias"] = on(queries, (None, heads.heads, None, None))
     if cell.drops:
-        table |= attention_dropout(f"{at}.dropout", HEADS)
-    return table | (_soft_cap(f"{at}.soft_cap", cell.soft_cap, HEADS) if cell.capped else {})
+        table |= attention_dropout(f"{at}.dropout", queries)
+    return table | (_soft_cap(f"{at}.soft_cap", cell.soft_cap, queries) if cell.capped else {})
 
 
 ATTENTION_CORES: dict[type[nn.Cell], Callable[..., Table]] = {
     FlashAttention: _flash_attention,
+    BalancedFlashAttention: _balanced_flash_attention,
     ComposedAttention: _composed_attention,
 }
 
@@ -295,12 +316,14 @@ FEED_FORWARDS: dict[type[nn.Cell], Callable[..., Table]] = {FeedForward: _feed_f
 
 
 def _chunks(at: str, cell: nn.Cell) -> Table:
-    """Hidden states ``[batch, seq, hidden]``, labels and losses ``[batch, seq]`` in slices of the sequence."""
+    """Hidden states ``[batch, seq, hidden]``, labels and losses ``[batch, seq]`` in slices of the sequence, or of the part of it
+    that each rank has: ``[batch, ranks, seq / ranks, hidden]``.
+    """
     if not isinstance(cell, SequenceChunks):
         return {}
-    columns: Layout = (TOKENS, None)
+    columns: Layout = (*(BATCH, SEQUENCE)[: len(cell.around)], None)
     return {
-        f"{at}.split_hidden": on((TOKENS, None, None)),
+        f"{at}.split_hidden": on((*columns, None)),
         f"{at}.split_labels": on(columns),
         f"{at}.concat": on(*[columns] * cell.chunks),
     }
@@ -337,9 +360,9 @@ def _head_and_loss(lm: CausalLM, whole_vocabulary: bool, is_split: bool) -> Tabl
 def _balance_of_rows() -> Table:
     """What layers add for each sequence, times the number of its tokens."""
     return {
-        "tokens_of_rows": on((TOKENS, None)),
-        "balance_mul": on((TOKENS,), (TOKENS,)),
-        "balance_sum": on((TOKENS,)),
+        "tokens_of_rows": on((BATCH, None)),
+        "balance_mul": on((BATCH,), (BATCH,)),
+        "balance_sum": on((BATCH,)),
         "add_balance": on(SCALAR, SCALAR),
     }
 

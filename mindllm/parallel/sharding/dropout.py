@@ -5,7 +5,6 @@ from __future__ import annotations
 from mindllm.parallel.layout import Dimension, Layout
 from mindllm.parallel.sharding.table import Table, on
 
-TOKENS: Dimension = "dp"
 SCALAR: Layout = ()
 
 
@@ -17,7 +16,7 @@ def dropout(at: str, rows: Dimension, columns: Dimension = None) -> Table:
 def attention_dropout(at: str, heads: Layout) -> Table:
     """The same for weights ``[batch, heads, q, k]``."""
     return {
-        f"{at}.of_heads": on((TOKENS, None, None, None), (None, "tp", None, None)),
+        f"{at}.of_heads": on((heads[0], None, heads[2], None), (None, heads[1], None, None)),
         f"{at}.bits": on(heads, (None, None, None, None)),
         **_drop(f"{at}.drop", heads),
     }

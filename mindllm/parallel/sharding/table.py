@@ -25,6 +25,11 @@ class Sharding:
     output: Layout | None = None
 
 
+OF_SEVERAL = "Concat"  # the operator whose tensors are one input, a tuple
+NEEDS_TO_BE_TOLD = frozenset({OF_SEVERAL, "ReduceMean"})
+"""Operators of which the compiler derives nothing from named axes: the output's layout, that of the input, is told, too."""
+TOLD = "self_define_shard"
+
 Table = dict[str, Sharding]
 """Shardings by path, such as ``model.layers.0.attention.wq.matmul``."""
 
@@ -60,9 +65,23 @@ def _shard(path: str, operator: Primitive, sharding: Sharding, mesh: Mesh) -> No
     try:
         mesh.check(layouts)
     except ValueError as error:
-        raise ValueError(f"sharding of '{path}': {error}") from None
+        if mesh.context_parallel == 1:
+            raise ValueError(f"sharding of '{path}': {error}") from None
+        _shard_by_name(operator, sharding, mesh)
+        return
     inputs = tuple(mesh.strategy(layout) for layout in sharding.inputs)
     if sharding.output is None:
         operator.shard(inputs)
     else:
         operator.shard(inputs, (mesh.strategy(sharding.output),))
+
+
+def _shard_by_name(operator: Primitive, sharding: Sharding, mesh: Mesh) -> None:
+    inputs: tuple = tuple(map(mesh.named, sharding.inputs))
+    output = sharding.output
+    if operator.name in NEEDS_TO_BE_TOLD:
+        operator.add_prim_attr(TOLD, True)
+        output = sharding.inputs[0]
+    if operator.name == OF_SEVERAL:
+        inputs = (inputs,)
+    operator.shard(inputs, None if output is None else (mesh.named(output),))

@@ -1,0 +1,96 @@
+"""Cross checks of context parallelism: sequences, and with the exchange for heads the heads, that its ranks divide."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from mindllm.config.document import KeyPath
+from mindllm.config.parallel import ULYSSES
+from mindllm.config.run import RunConfig
+
+Finding = tuple[KeyPath, str]
+MODEL: KeyPath = ("model", "model_config")
+MESH: KeyPath = ("parallel_config",)
+
+
+def check_context_parallel(config: RunConfig) -> Iterator[Finding]:
+    """What ranks of one sequence divide, and what is not computed on parts of a sequence."""
+    sizes = config.parallel_config
+    if sizes.context_parallel == 1:
+        for key, wanted in (("context_parallel_algo", ULYSSES), ("context_parallel_balanced", True)):
+            if getattr(sizes, key) == wanted:
+                yield (*MESH, key), f"sequences are whole (value {wanted}); write context_parallel, too"
+        return
+    yield from _sequence(config)
+    yield from _heads(config)
+    yield from _balanced(config)
+    yield from _not_computed(config)
+
+
+def _sequence(config: RunConfig) -> Iterator[Finding]:
+    model, sizes = config.model.config, config.parallel_config
+    parts, of = sizes.context_parallel, f"context_parallel {sizes.context_parallel}"
+    if sizes.use_seq_parallel and sizes.model_parallel > 1:
+        parts *= sizes.model_parallel
+        of += f" x model_parallel {sizes.model_parallel} (use_seq_parallel)"
+    if sizes.context_parallel_balanced and parts % (2 * sizes.context_parallel):
+        parts *= 2
+        of += " x 2 (context_parallel_balanced)"
+    if model.seq_length % parts:
+        below = model.seq_length // parts * parts
+        advice = f"{below} or {below + parts}" if below else f"{parts}"
+        yield (*MODEL, "seq_length"), f"is not divisible by {of} (value {model.seq_length}); write {advice}"
+
+
+def _heads(config: RunConfig) -> Iterator[Finding]:
+    """Every rank of an exchange for heads gets some of them."""
+    model, sizes = config.model.config, config.parallel_config
+    if not sizes.exchanges_heads:
+        return
+    ranks = sizes.model_parallel * sizes.context_parallel
+    for key in ("num_heads", "n_kv_heads"):
+        heads = getattr(model, key)
+        if heads % ranks:
+            most = max(n for n in range(1, heads + 1) if heads % (n * sizes.model_parallel) == 0 or n == 1)
+            yield (
+                (*MODEL, key),
+                f"is not divisible by model_parallel {sizes.model_parallel} x context_parallel {sizes.context_parallel}, which "
+                f"ulysses_cp shares heads over (value {heads}); write context_parallel {most}, or colossalai_cp",
+            )
+
+
+def _balanced(config: RunConfig) -> Iterator[Finding]:
+    """Pieces of both halves are for a causal triangle that is not computed whole."""
+    model, sizes = config.model.config, config.parallel_config
+    if not sizes.context_parallel_balanced:
+        return
+    key = (*MESH, "context_parallel_balanced")
+    kinds = model.architecture.kinds()
+    fused = all(kind.attention.can_be_fused for kind in kinds) and config.context.device_target != "CPU"
+    if sizes.exchanges_heads:
+        yield key, f"with {ULYSSES} every rank has whole sequences (value True); write false"
+    elif config.train_dataset.document_columns:
+        yield key, "masks of documents are computed whole, which takes every rank as long (value True); write false"
+    elif not fused or model.use_flash_attention is False:
+        yield key, "composed attention computes every score, on every rank as many (value True); write false"
+    elif any(kind.attention.window is not None and kind.attention.window < model.seq_length for kind in kinds):
+        yield key, "windows are as long everywhere in a sequence (value True); write false"
+
+
+def _not_computed(config: RunConfig) -> Iterator[Finding]:
+    model, size = config.model.config, config.parallel_config.context_parallel
+    key = (*MESH, "context_parallel")
+    if model.expert_num > 1:
+        yield (
+            key,
+            f"tokens compete for experts within whole sequences (value {size}); write 1, and a larger data_parallel",
+        )
+    if config.learns_pairs:
+        yield key, f"what a pair is judged by is a sum over whole sequences (value {size}); write 1"
+    if model.kv_lora_rank is not None:
+        yield key, f"latent attention is not computed on parts of a sequence yet (value {size}); write 1"
+    if (model.seq_length // size) % model.loss_chunks:
+        message = (
+            f"must divide the {model.seq_length // size} tokens of each rank of a sequence (value {model.loss_chunks})"
+        )
+        yield (*MODEL, "loss_chunks"), message

@@ -1,0 +1,71 @@
+"""Sequences that several devices share: what is counted, and what is refused before anything is compiled."""
+
+import pytest
+from small_cluster import cluster_run
+
+from mindllm.errors import UserError
+
+ULYSSES = {"context_parallel_algo": "ulysses_cp"}
+BALANCED = {"context_parallel": 2, "context_parallel_balanced": True}
+DOCUMENTS = {"data_loader": {"config": {"data_path": "corpus", "reset_attention_mask": True}}}
+EXPERTS = {"model_type": "mixtral", "expert_num": 4, "num_experts_chosen": 2}
+
+
+def test_devices_of_a_sequence_are_counted():
+    sizes = cluster_run(dp=2, tp=2, pp=2, micro=2, context_parallel=2).parallel_config
+    assert (sizes.device_num, sizes.stage_device_num) == (16, 8)
+    assert (sizes.gathers_context, sizes.exchanges_heads) == (True, False)
+
+
+def test_replicas_of_weights_are_those_of_data_and_context_parallelism():
+    optimizer = {"enable_parallel_optimizer": True, "parallel_optimizer_config": {"optimizer_weight_shard_size": 4}}
+    cluster_run(dp=2, context_parallel=2, parallel=optimizer)
+    with pytest.raises(UserError, match=r"must be -1 or divide data_parallel 2 \(value 4\)"):
+        cluster_run(dp=2, parallel=optimizer)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"context_parallel": 2, "model": {"seq_length": 31}},
+            r"seq_length: is not divisible by context_parallel 2 \(value 31\); write 30 or 32",
+        ),
+        (
+            {"context_parallel": 2, "tp": 2, "use_seq_parallel": True, "model": {"seq_length": 30}},
+            r"context_parallel 2 x model_parallel 2 \(use_seq_parallel\) \(value 30\); write 28 or 32",
+        ),
+        (
+            {"context_parallel": 4, "tp": 2, **ULYSSES},
+            r"num_heads: is not divisible by model_parallel 2 x context_parallel 4",
+        ),
+        ({"context_parallel": 4, **ULYSSES}, r"n_kv_heads: .* \(value 2\); write context_parallel 2, or colossalai_cp"),
+        (ULYSSES, r"context_parallel_algo: sequences are whole .* write context_parallel, too"),
+        (
+            {"context_parallel": 2, "context_parallel_algo": "hybrid_cp"},
+            "hybrid_cp is not available: .* write ulysses_cp",
+        ),
+        ({"context_parallel": 2, "context_parallel_algo": "ring_cp"}, "MindSpore 2.10 crashes .* write colossalai_cp"),
+        (
+            {"context_parallel": 2, "model": EXPERTS},
+            "context_parallel: tokens compete for experts within whole sequences",
+        ),
+        ({"context_parallel": 2, "model": {"loss_chunks": 32}}, "loss_chunks: must divide the 16 tokens of each rank"),
+        ({**BALANCED, **ULYSSES}, "context_parallel_balanced: with ulysses_cp every rank has whole sequences"),
+        (
+            {"context_parallel_balanced": True},
+            "context_parallel_balanced: sequences are whole .* context_parallel, too",
+        ),
+        (
+            {**BALANCED, "model": {"seq_length": 30}},
+            r"context_parallel 2 x 2 \(context_parallel_balanced\) .* write 28 or 32",
+        ),
+        ({**BALANCED, "model": {"sliding_window": 8}}, "context_parallel_balanced: windows are as long everywhere"),
+        ({**BALANCED, "model": {"use_flash_attention": False}}, "context_parallel_balanced: composed attention"),
+        ({**BALANCED, "train_dataset": DOCUMENTS}, "context_parallel_balanced: masks of documents are computed whole"),
+        ({"dp": 3, "context_parallel": 2}, "data_parallel: makes 6 devices, and MindSpore compiles for"),
+    ],
+)
+def test_what_cannot_be_shared_is_refused(changes, message):
+    with pytest.raises(UserError, match=message):
+        cluster_run(**changes)
