@@ -201,3 +201,13 @@ def test_what_the_class_of_a_network_has_where_a_yaml_says_nothing(tmp_path):
     told = {entry.key: entry for entry in convert(read_file(path)).entries}
     assert told[f"{MODEL}.num_attention_heads"].reason.startswith("left out")
     assert told[f"{MODEL}.num_attention_heads"].origin is None
+
+
+@pytest.mark.parametrize(
+    ("chunks", "offset", "placed"), [(1, [-1, 2], ((29, 33),)), (2, [[1, 0], [0, 0]], ((16, 15), (15, 16)))]
+)
+def test_offsets_that_leave_out_layers_ahead_have_them_on_the_last_stage(tmp_path, chunks, offset, placed):
+    """61 layers and one ahead: the newer names place the 61 alone, then the last stage has one more."""
+    ahead = {**DEEPSEEK_V3, "num_nextn_predict_layers": 1, "offset": offset, "pp_interleave_num": chunks}
+    changes = {**mcore(ahead), "parallel": {"pipeline_config": {"pipeline_interleave": chunks > 1}}}
+    assert make_plan(load_config(writer(tmp_path)(MCORE, changes))).counts == placed

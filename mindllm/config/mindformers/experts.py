@@ -230,7 +230,7 @@ def _latent_attention(reading: Reading) -> None:
 
 
 def _prediction(reading: Reading) -> None:
-    """Layers that predict further tokens, and the factor of their loss. Theirs are counted by ``offset`` as ours are."""
+    """Layers that predict further tokens, and the factor of their loss."""
     if max(reading.number(key, 0) for key in AHEAD) > 0:
         _first(reading, "num_nextn_predict_layers", AHEAD)
         _first(reading, "mtp_loss_factor", AHEAD_FACTORS)

@@ -155,7 +155,7 @@ def _batch(reading: Reading, stages: int) -> None:
     """Samples per replica and micro batch; what multiplies them."""
     batch, copies = "runner_config.batch_size", "micro_batch_interleave_num"
     own, factor = reading.get(batch, 1), reading.get(copies, 1)
-    whole = _is_count(own) and _is_count(factor)
+    whole = is_count(own) and is_count(factor)
     if reading.has(batch):
         reason = f"batch_size x {copies} {factor}" if factor != 1 else ""
         reading.translate(batch, batch, own * factor if whole else own, reason)
@@ -227,7 +227,7 @@ def planned_layers(reading: Reading) -> StageLayers | None:
     model = reading.ours.data.get("model", {}).get("model_config", {})
     stages = reading.ours.data.get("parallel_config", {}).get("pipeline_stage", 1)
     chunks, layers = model.get("pp_interleave_num", 1), model.get("num_layers")
-    if not all(map(_is_count, (stages, chunks, layers))):
+    if not all(map(is_count, (stages, chunks, layers))):
         return None
     try:
         return layer_counts(layers + model.get("num_nextn_predict_layers", 0), stages, chunks, model.get("offset", 0))
@@ -235,5 +235,6 @@ def planned_layers(reading: Reading) -> StageLayers | None:
         return None
 
 
-def _is_count(value: Any) -> bool:
+def is_count(value: Any) -> bool:
+    """Whether a value is a positive whole number."""
     return isinstance(value, int) and not isinstance(value, bool) and value > 0

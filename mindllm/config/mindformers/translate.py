@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from mindllm.config.document import Document, KeyPath, Problem, closest_origin, dotted
+from mindllm.config.mindformers.ahead import place_layers_ahead
 from mindllm.config.mindformers.architecture import translate_architecture
 from mindllm.config.mindformers.directory import read_directory
 from mindllm.config.mindformers.ignored import drop_unread
@@ -27,6 +28,7 @@ NETWORK_KEYS = (
 SUBJECTS: tuple[Callable[[Reading], Any], ...] = (
     translate_mesh,
     translate_architecture,
+    place_layers_ahead,
     translate_recomputation,
     translate_update,
     translate_text,
