@@ -18,9 +18,8 @@ def check_mesh(config: RunConfig) -> Iterator[Finding]:
     """Devices and the kind of parallelism."""
     mesh, parallel = config.parallel_config, config.parallel
     if not config.use_parallel and mesh.device_num > 1:
-        sizes = " x ".join(
-            map(str, (mesh.data_parallel, mesh.context_parallel, mesh.model_parallel, mesh.pipeline_stage))
-        )
+        context = (mesh.context_parallel,) if mesh.context_parallel > 1 else ()
+        sizes = " x ".join(map(str, (mesh.data_parallel, *context, mesh.model_parallel, mesh.pipeline_stage)))
         asked = f"parallel_config asks for {mesh.device_num} devices ({sizes})"
         yield ("use_parallel",), f"{asked}, but this is false; write use_parallel: true, or sizes of 1"
     if parallel.parallel_mode == 0 and mesh.device_num > mesh.data_parallel:
@@ -153,7 +152,11 @@ def check_offset(config: RunConfig) -> Iterator[Finding]:
         yield (*MODEL, "num_layers"), f"{wanted} (value {model.layer_count})"
         return
     try:
-        _layers(config)
+        last = _layers(config)[-1][-1]
+        if last < model.num_nextn_predict_layers:
+            ahead = f"the last stage, which has {last} layers"
+            message = f"must all be on {ahead} (value {model.num_nextn_predict_layers}); write another offset"
+            yield (*MODEL, "num_nextn_predict_layers"), message
     except ValueError as error:
         yield (*MODEL, "offset"), f"{error} (value {_listed(model.offset)})"
 
