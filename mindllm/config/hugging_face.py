@@ -10,6 +10,7 @@ from mindllm.config.families import FAMILIES, family_named, family_of
 from mindllm.config.families.family import Family
 from mindllm.config.model import ModelConfig
 from mindllm.config.plausible import refuse_implausible
+from mindllm.config.quantisation import KEY, QuantisationConfig, read_quantisation
 from mindllm.errors import UserError, shortened
 
 CONFIG = "config.json"
@@ -43,6 +44,17 @@ def family_in(directory: Path | str) -> Family:
     """The family of a directory of Hugging Face; errors as :func:`read_model_config`."""
     path = Path(directory) / CONFIG
     return _family(path, read_json(path))
+
+
+def quantisation_in(directory: Path | str) -> QuantisationConfig | None:
+    """In which codes a directory of Hugging Face holds projections; None where it holds numbers.
+
+    Raises:
+        UserError: they are of a form that is not read.
+    """
+    path = Path(directory) / CONFIG
+    content = read_json(path).get(KEY)
+    return None if content is None else read_quantisation(path, content)
 
 
 def config_json(model: ModelConfig, dtype: str, special_tokens: dict[str, Any]) -> dict[str, Any]:

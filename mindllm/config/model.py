@@ -16,6 +16,7 @@ from mindllm.config.architecture_keys import architecture_of, merged_model
 from mindllm.config.experts import BalanceLoss
 from mindllm.config.layer_counts import Offset
 from mindllm.config.layers import Activation
+from mindllm.config.quantisation import QuantisationConfig
 from mindllm.config.rope_scaling import RopeScaling
 from mindllm.config.section import DType, List, PositiveInt, Section
 from mindllm.config.tuning import PetConfig
@@ -215,6 +216,15 @@ class ModelConfig(Section):
         gt=0,
         description="Tokens of a sequence that an expert takes at most, relative to an even share; null: all that come.",
     )
+    num_nextn_predict_layers: int = Field(
+        default=0,
+        ge=0,
+        description="Layers behind the others that predict further tokens, in training only (DeepSeek-V3); `offset` and the "
+        "lists of `recompute_config` count them as the last layers.",
+    )
+    mtp_loss_factor: float = Field(
+        default=0.1, ge=0, description="Factor of their mean loss, which is added to that of the next token."
+    )
     scale_embeddings: bool = Field(
         default=False, description="Embeddings are multiplied by the square root of `hidden_size`."
     )
@@ -261,6 +271,13 @@ class ModelConfig(Section):
     pet_config: PetConfig | None = Field(
         default=None, description="Parameter-efficient tuning; null: all weights are trained."
     )
+    quantization_config: QuantisationConfig | None = Field(
+        default=None, description="In which codes the files hold projections; it comes from `config.json`."
+    )
+    quantised_base: Literal["codes", "float32"] = Field(
+        default="codes",
+        description="Frozen projections of a model in codes stay so and are dequantised on use, or become float32.",
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -278,6 +295,11 @@ class ModelConfig(Section):
         return (self.eos_token_id,) if isinstance(self.eos_token_id, int) else self.eos_token_id
 
     @property
+    def placed_layers(self) -> int:
+        """The layers that pipeline stages hold: also those that predict ahead."""
+        return self.num_layers + self.num_nextn_predict_layers
+
+    @property
     def architecture(self) -> Architecture:
         """What these keys describe."""
         return architecture_of(self)
@@ -286,6 +308,13 @@ class ModelConfig(Section):
     def base(self) -> ModelConfig:
         """The same model without adapters, all of it trained: what files of weights hold."""
         return self if self.pet_config is None else self.model_copy(update={"pet_config": None})
+
+    @property
+    def frozen(self) -> ModelConfig:
+        """The same model without adapters, none of it trained: projections of a model in codes stay so."""
+        if self.quantization_config is None:
+            return self.base
+        return self.model_copy(update={"pet_config": PetConfig(pet_type="full", freeze_include=("*",))})
 
     @property
     def merged(self) -> ModelConfig:

@@ -311,15 +311,15 @@ def targets(pet: PetConfig, module: str, files: Files, layer: int = 0) -> bool:
     if wanted == ALL:
         return True
     if isinstance(wanted, str):
-        return any(re.fullmatch(wanted, f"model.layers.{layer}.{name}") for name in _aliases(module, files))
+        return any(re.fullmatch(wanted, f"model.layers.{layer}.{name}") for name in aliases(module, files))
     return any(_names(name, module, files) for name in wanted)
 
 
 def _names(name: str, module: str, files: Files) -> bool:
-    return any(alias == name or alias.endswith(f".{name}") for alias in _aliases(module, files))
+    return any(alias == name or alias.endswith(f".{name}") for alias in aliases(module, files))
 
 
-def _aliases(module: str, files: Files) -> tuple[str, ...]:
+def aliases(module: str, files: Files) -> tuple[str, ...]:
     """What a projection is called here, and in the files of the family."""
     return (module, *(theirs for theirs, ours in files.items() if module in ours))
 

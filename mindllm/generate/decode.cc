@@ -69,6 +69,127 @@ void Product(const float *x, const float *w, const float *bias, float *y, int64_
   }
 }
 
+// A matrix [out, in]: floats, or codes of 4 or 8 bits in groups of columns, W = (table[code] - zero) * scale.
+struct Matrix {
+  const float *weight = nullptr;
+  const uint8_t *codes = nullptr;    // [out, groups, bytes of a group], the first of two codes in the low bits
+  const float *scales = nullptr;     // [out, groups]
+  const float *zeros = nullptr;      // [out, groups], or none
+  const int32_t *places = nullptr;   // [in]: where each column stands among the codes, or none: as it is
+  const float *table = nullptr;      // what codes mean; none: the number they are
+  int64_t out = 0, in = 0, groups = 1, bytes = 0;
+  bool nibbles = false;
+
+  int64_t group() const { return in / groups; }
+};
+
+// x [batch, in] in the order in which codes are read: columns as they stand among the codes, and of two codes in a byte those in
+// the low bits before those in the high bits, group by group. sums [batch, groups]: those of each group.
+void Arrange(const float *x, const Matrix &m, int64_t batch, float *arranged, float *sums) {
+  const int64_t group = m.group(), half = group / 2;
+  for (int64_t b = 0; b < batch; ++b) {
+    float *row = arranged + b * m.in;
+    for (int64_t i = 0; i < m.in; ++i) {
+      const int64_t place = m.places == nullptr ? i : m.places[i];
+      const int64_t first = place / group * group, offset = place - first;
+      row[m.nibbles ? first + (offset & 1) * half + offset / 2 : place] = x[b * m.in + i];
+    }
+    for (int64_t g = 0; g < m.groups; ++g) {
+      float sum = 0.0f;
+      for (int64_t i = 0; i < group; ++i) sum += row[g * group + i];
+      sums[b * m.groups + g] = sum;
+    }
+  }
+}
+
+template <bool Table>
+inline float Value(const float *table, int code) {
+  return Table ? table[code] : static_cast<float>(code);
+}
+
+// Products of `Rows` arranged rows with row n of a matrix in codes: group by group, scaled when a group is summed up.
+template <int Rows, bool Nibbles, bool Table>
+inline void DotCodes(const float *x, const float *x_sums, const Matrix &m, int64_t n, float *result, int64_t stride) {
+  const int64_t group = m.group(), half = group / 2;
+  float totals[Rows][kLanes] = {}, corrections[Rows] = {};
+  for (int64_t g = 0; g < m.groups; ++g) {
+    const uint8_t *codes = m.codes + (n * m.groups + g) * m.bytes;
+    const float *from = x + g * group;
+    float sums[Rows][kLanes] = {};
+    int64_t i = 0;
+    for (; i + kLanes <= m.bytes; i += kLanes) {
+      float low[kLanes], high[kLanes];
+#pragma omp simd
+      for (int lane = 0; lane < kLanes; ++lane) {
+        const int code = codes[i + lane];
+        low[lane] = Value<Table>(m.table, Nibbles ? code & 15 : code);
+        if (Nibbles) high[lane] = Value<Table>(m.table, code >> 4);
+      }
+      for (int row = 0; row < Rows; ++row) {
+        const float *at = from + row * m.in + i;
+#pragma omp simd
+        for (int lane = 0; lane < kLanes; ++lane) {
+          sums[row][lane] = std::fma(at[lane], low[lane], sums[row][lane]);
+          if (Nibbles) sums[row][lane] = std::fma(at[half + lane], high[lane], sums[row][lane]);
+        }
+      }
+    }
+    for (; i < m.bytes; ++i) {
+      const float low = Value<Table>(m.table, Nibbles ? codes[i] & 15 : codes[i]);
+      const float high = Nibbles ? Value<Table>(m.table, codes[i] >> 4) : 0.0f;
+      for (int row = 0; row < Rows; ++row) {
+        const float *at = from + row * m.in + i;
+        float &sum = sums[row][i % kLanes];
+        sum = std::fma(at[0], low, sum);
+        if (Nibbles) sum = std::fma(at[half], high, sum);
+      }
+    }
+    const float scale = m.scales[n * m.groups + g];
+    const float zero = m.zeros == nullptr ? 0.0f : m.zeros[n * m.groups + g] * scale;
+    for (int row = 0; row < Rows; ++row) {
+#pragma omp simd
+      for (int lane = 0; lane < kLanes; ++lane) totals[row][lane] = std::fma(scale, sums[row][lane], totals[row][lane]);
+      corrections[row] = std::fma(zero, x_sums[row * m.groups + g], corrections[row]);
+    }
+  }
+  for (int row = 0; row < Rows; ++row) {
+    for (int half_lanes = kLanes / 2; half_lanes > 0; half_lanes /= 2) {
+#pragma omp simd
+      for (int lane = 0; lane < half_lanes; ++lane) totals[row][lane] += totals[row][lane + half_lanes];
+    }
+    result[row * stride] = totals[row][0] - corrections[row];
+  }
+}
+
+template <bool Nibbles, bool Table>
+void ProductCodes(const float *x, const float *sums, const Matrix &m, const float *bias, float *y, int64_t batch) {
+#pragma omp for schedule(static) nowait
+  for (int64_t n = 0; n < m.out; ++n) {
+    int64_t b = 0;
+    const auto at = [&](int64_t row) { return x + row * m.in; };
+    const auto sums_at = [&](int64_t row) { return sums + row * m.groups; };
+    for (; b + 4 <= batch; b += 4) DotCodes<4, Nibbles, Table>(at(b), sums_at(b), m, n, y + b * m.out + n, m.out);
+    for (; b < batch; ++b) DotCodes<1, Nibbles, Table>(at(b), sums_at(b), m, n, y + b * m.out + n, m.out);
+    if (bias != nullptr) {
+      for (b = 0; b < batch; ++b) y[b * m.out + n] += bias[n];
+    }
+  }
+}
+
+// The same as Product above of a matrix in either form. Each thread arranges the input for itself: that takes one part in as many
+// as there are rows for it, and no barrier.
+void Product(const float *x, const Matrix &m, const float *bias, float *y, int64_t batch) {
+  if (m.codes == nullptr) return Product(x, m.weight, bias, y, batch, m.in, m.out);
+  static thread_local std::vector<float> scratch;
+  scratch.resize(batch * (m.in + m.groups));
+  float *arranged = scratch.data(), *sums = arranged + batch * m.in;
+  Arrange(x, m, batch, arranged, sums);
+  if (m.nibbles && m.table != nullptr) return ProductCodes<true, true>(arranged, sums, m, bias, y, batch);
+  if (m.nibbles) return ProductCodes<true, false>(arranged, sums, m, bias, y, batch);
+  if (m.table != nullptr) return ProductCodes<false, true>(arranged, sums, m, bias, y, batch);
+  ProductCodes<false, false>(arranged, sums, m, bias, y, batch);
+}
+
 // What a layer has beside its weights: eps of the norms, scale of the scores, what is added to the weights of norms (0, or 1 for
 // those stored around zero), and whether the gate is the tanh form of GELU instead of SiLU.
 struct Numbers {
@@ -142,27 +263,55 @@ const float *Floats(void *pointer) { return static_cast<const float *>(pointer);
 // An input that a layer may not have: then one number stands in its place.
 const float *Optional(void *pointer, const int64_t *shape) { return shape[0] > 1 ? Floats(pointer) : nullptr; }
 
+constexpr int kWithoutCodes = 23;  // inputs and output of a layer whose matrices are floats
+constexpr int kTable = 22;         // where what codes mean stands; behind it three tensors for each matrix
+
+// Input `index`, the one that is the `which`-th matrix of a layer: floats [out, in], or codes [out, groups, bytes].
+Matrix MatrixAt(int index, int which, int count, void **params, const int *dimensions, int64_t **shapes) {
+  Matrix m;
+  m.out = shapes[index][0];
+  if (count == kWithoutCodes || dimensions[index] == 2) {
+    m.in = shapes[index][1];
+    m.weight = Floats(params[index]);
+    return m;
+  }
+  const int own = kTable + 1 + 3 * which;
+  m.codes = static_cast<const uint8_t *>(params[index]);
+  m.groups = shapes[index][1];
+  m.bytes = shapes[index][2];
+  m.scales = Floats(params[own]);
+  m.zeros = dimensions[own + 1] > 1 ? Floats(params[own + 1]) : nullptr;
+  m.places = shapes[own + 2][0] > 1 ? static_cast<const int32_t *>(params[own + 2]) : nullptr;
+  const int64_t kinds = shapes[kTable][0];  // 16 or 256 values, or with one more the numbers themselves
+  m.nibbles = kinds <= 17;
+  m.table = kinds % 2 == 0 ? Floats(params[kTable]) : nullptr;
+  m.in = m.groups * m.bytes * (m.nibbles ? 2 : 1);
+  return m;
+}
+
 }  // namespace
 
 // Inputs: x [batch, hidden], cos and sin [batch, d], positions int32 [batch], numbers [4], attention norm, wq, wk, wv, wo, ffn
 // norm, w1, w3, w2, keys and values [batch * kv_heads * capacity, d], which get the new token; biases of wq, wk, wv, wo and norms
-// of query and key heads [d], or [1] for what there is not. Output: x after the layer.
-extern "C" int decode_layer(int, void **params, int *, int64_t **shapes, const char **, void *, void *) {
+// of query and key heads [d], or [1] for what there is not. Where matrices are in codes, further: what codes mean, and scales, zeros
+// and places of columns of each of the seven, or [1]. Output: x after the layer.
+extern "C" int decode_layer(int count, void **params, int *dimensions, int64_t **shapes, const char **, void *, void *) {
   const float *x = Floats(params[0]), *cos = Floats(params[1]), *sin = Floats(params[2]);
   const int32_t *positions = static_cast<const int32_t *>(params[3]);
   const float *given = Floats(params[4]);
   const Numbers numbers{given[0], given[1], given[2], given[3]};
-  const float *attention_norm = Floats(params[5]), *wq = Floats(params[6]), *wk = Floats(params[7]), *wv = Floats(params[8]);
-  const float *wo = Floats(params[9]), *ffn_norm = Floats(params[10]);
-  const float *w1 = Floats(params[11]), *w3 = Floats(params[12]), *w2 = Floats(params[13]);
+  const float *attention_norm = Floats(params[5]), *ffn_norm = Floats(params[10]);
+  const auto matrix = [&](int index, int which) { return MatrixAt(index, which, count, params, dimensions, shapes); };
+  const Matrix wq = matrix(6, 0), wk = matrix(7, 1), wv = matrix(8, 2), wo = matrix(9, 3);
+  const Matrix w1 = matrix(11, 4), w3 = matrix(12, 5), w2 = matrix(13, 6);
   float *keys = static_cast<float *>(params[14]), *values = static_cast<float *>(params[15]);
   const float *bq = Optional(params[16], shapes[16]), *bk = Optional(params[17], shapes[17]);
   const float *bv = Optional(params[18], shapes[18]), *bo = Optional(params[19], shapes[19]);
   const float *query_norm = Optional(params[20], shapes[20]), *key_norm = Optional(params[21], shapes[21]);
-  float *y = static_cast<float *>(params[22]);
+  float *y = static_cast<float *>(params[count - 1]);
 
   const int64_t batch = shapes[0][0], hidden = shapes[0][1], width = shapes[14][1];
-  const int64_t query_size = shapes[6][0], key_size = shapes[7][0], inner = shapes[11][0];
+  const int64_t query_size = wq.out, key_size = wk.out, inner = w1.out;
   const int64_t heads = query_size / width, kv_heads = key_size / width, group = heads / kv_heads;
   const int64_t capacity = shapes[14][0] / (batch * kv_heads);
   if (width > kWidestHead) return 1;
@@ -179,9 +328,9 @@ extern "C" int decode_layer(int, void **params, int *, int64_t **shapes, const c
 #pragma omp parallel
   {
     Norm(x, attention_norm, numbers, normed, batch, hidden);
-    Product(normed, wq, bq, query, batch, hidden, query_size);
-    Product(normed, wk, bk, key, batch, hidden, key_size);
-    Product(normed, wv, bv, value, batch, hidden, key_size);
+    Product(normed, wq, bq, query, batch);
+    Product(normed, wk, bk, key, batch);
+    Product(normed, wv, bv, value, batch);
 #pragma omp barrier
 #pragma omp for collapse(2) schedule(static)
     for (int64_t b = 0; b < batch; ++b) {
@@ -201,12 +350,12 @@ extern "C" int decode_layer(int, void **params, int *, int64_t **shapes, const c
         }
       }
     }
-    Product(context, wo, bo, middle, batch, query_size, hidden);
+    Product(context, wo, bo, middle, batch);
 #pragma omp barrier
     Add(x, middle, batch * hidden);
     Norm(middle, ffn_norm, numbers, normed, batch, hidden);
-    Product(normed, w1, nullptr, gate, batch, hidden, inner);
-    Product(normed, w3, nullptr, up, batch, hidden, inner);
+    Product(normed, w1, nullptr, gate, batch);
+    Product(normed, w3, nullptr, up, batch);
 #pragma omp barrier
 #pragma omp for collapse(2) schedule(static)
     for (int64_t b = 0; b < batch; ++b) {
@@ -215,7 +364,7 @@ extern "C" int decode_layer(int, void **params, int *, int64_t **shapes, const c
         g = Gate(g, numbers.gelu != 0.0f) * up[b * inner + i];
       }
     }
-    Product(gate, w2, nullptr, y, batch, inner, hidden);
+    Product(gate, w2, nullptr, y, batch);
 #pragma omp barrier
     Add(middle, y, batch * hidden);
   }

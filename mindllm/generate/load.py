@@ -6,9 +6,10 @@ from mindllm.config import RunConfig
 from mindllm.data.tokenizer import Tokenizer
 from mindllm.generate.generator import Generator
 from mindllm.generate.terminal import terminal
-from mindllm.models.weights import assign, model_weights
+from mindllm.models.weights import assign, held_codes, model_weights
 from mindllm.train.checkpoint import CheckpointStore
-from mindllm.train.checkpoint.pretrained import merged_pretrained
+from mindllm.train.checkpoint.pretrained import find_pretrained
+from mindllm.train.checkpoint.quantised.held import in_codes
 from mindllm.train.device import set_up_device
 from mindllm.tune.transform import build_tuned_model
 
@@ -26,10 +27,14 @@ def need_weights(config: RunConfig) -> None:
 
 def load_generator(config: RunConfig, tokenizer: Tokenizer) -> Generator:
     """Builds the model on the device of the run and loads its weights. Raises UserError when they do not fit."""
-    device = config.context.device_target
-    model_config, pretrained = merged_pretrained(config)
+    device, pretrained = config.context.device_target, find_pretrained(config)
+    model_config = config.model.config.base
+    weights = pretrained.whole(model_config)
+    # What an adapter was merged into is not rounded to codes again.
+    model_config = model_config.frozen if pretrained.adapter is None else pretrained.model(model_config)
+    weights = in_codes(model_config, weights)
     set_up_device(config)
     with terminal.status("building the model"):
         model = build_tuned_model(model_config, device)
-        assign(model_weights(model), pretrained)
+        assign({**model_weights(model), **held_codes(model)}, weights)
         return Generator(model, model_config, tokenizer, device_target=device)

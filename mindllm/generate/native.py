@@ -18,6 +18,9 @@ from mindllm.config.layers import AttentionSpec, FeedForwardSpec, LayerSpec, Rot
 from mindllm.generate.cache import CachedDecoder
 from mindllm.models import Kernels
 from mindllm.models.attention import Attention
+from mindllm.models.feed_forward import FeedForward
+from mindllm.models.linear import Linear
+from mindllm.quantise.tables import table_of
 
 LARGEST_BATCH = 16  # above it the matrix products of the back end are faster
 WIDEST_HEAD = 512  # kWidestHead of the source
@@ -80,6 +83,11 @@ class NativeDecoder(nn.Cell):
         self.head = P.Custom(f"{path}:decode_head", _logits_shape, _first, func_type="aot")
         numbers = np.array(_numbers(config, config.architecture.layers[0]), np.float32)
         self.numbers = Parameter(Tensor(numbers), name="cache.numbers", requires_grad=False)
+        table = _table(config)
+        self.in_codes = table is not None
+        if table is not None:
+            self.table = Parameter(Tensor(table), name="cache.table", requires_grad=False)
+            self.no_places = Parameter(Tensor(np.zeros(1, np.int32)), name="cache.no_places", requires_grad=False)
         self.nothing = Parameter(Tensor(np.zeros(1, np.float32)), name="cache.nothing", requires_grad=False)
         self.gather = P.Gather()
         self.reshape = P.Reshape()
@@ -102,17 +110,18 @@ class NativeDecoder(nn.Cell):
                 positions,
                 self.numbers,
                 cached.layer.attention_norm.weight,
-                attention.wq.weight,
-                attention.wk.weight,
-                attention.wv.weight,
-                attention.wo.weight,
+                self.matrix(attention.wq),
+                self.matrix(attention.wk),
+                self.matrix(attention.wv),
+                self.matrix(attention.wo),
                 cached.layer.ffn_norm.weight,
-                feed_forward.w1.weight,
-                feed_forward.w3.weight,
-                feed_forward.w2.weight,
+                self.matrix(feed_forward.w1),
+                self.matrix(feed_forward.w3),
+                self.matrix(feed_forward.w2),
                 cached.cache.keys,
                 cached.cache.values,
                 *self.optional(attention),
+                *self.codes(attention, feed_forward),
             )
         return self.head(x, self.numbers, lm.model.norm_out.weight, lm.head_weight())
 
@@ -124,6 +133,42 @@ class NativeDecoder(nn.Cell):
         if attention.norms_heads:
             return (*found, attention.query_norm.weight, attention.key_norm.weight)
         return (*found, self.nothing, self.nothing)
+
+    def matrix(self, linear: Linear) -> Tensor:
+        """The weight, or the codes in its place."""
+        return linear.held.codes if linear.in_codes else linear.weight
+
+    def codes(self, attention: Attention, feed_forward: FeedForward) -> tuple[Tensor, ...]:
+        """What codes mean, and what belongs to those of each matrix, in the order of the kernel; or nothing."""
+        if not self.in_codes:
+            return ()
+        found: tuple[Tensor, ...] = (self.table,)
+        for linear in (attention.wq, attention.wk, attention.wv, attention.wo):
+            found = (*found, *self.of_codes(linear))
+        for linear in (feed_forward.w1, feed_forward.w3, feed_forward.w2):
+            found = (*found, *self.of_codes(linear))
+        return found
+
+    def of_codes(self, linear: Linear) -> tuple[Tensor, Tensor, Tensor]:
+        """Scales, zeros and places of columns of one matrix."""
+        if not linear.in_codes:
+            return self.nothing, self.nothing, self.no_places
+        held = linear.held
+        zeros = held.zeros if held.has_zeros else self.nothing
+        return held.scales, zeros, held.columns if held.ordered else self.no_places
+
+
+def _table(config: ModelConfig) -> np.ndarray | None:
+    """What the codes of a model mean, as the kernel is told: values; for numbers from 0 on, one value more than there are codes.
+
+    None where nothing is in codes.
+    """
+    names = {spec.code for layer in config.architecture.layers for spec in layer.codes}
+    if not names:
+        return None
+    (name,) = names
+    values = table_of(name)
+    return np.zeros(len(values) + 1, np.float32) if name in ("uint4", "uint8") else np.array(values)
 
 
 def _first(x, *_):

@@ -8,6 +8,7 @@ from mindspore import ops as P
 from mindspore.common.initializer import initializer
 
 from mindllm.config.layers import Activation
+from mindllm.models.held_codes import HeldCodes
 from mindllm.models.kernels import Kernels
 from mindllm.models.weights import normal_parameter
 
@@ -82,6 +83,8 @@ class SoftCap(nn.Cell):
 class Linear(nn.Cell):
     """``[tokens, in] -> [tokens, out]`` in the compute dtype; fp32 weight ``[out, in]`` and optional bias ``[out]``.
 
+    A weight that is held in codes (:meth:`hold`) is dequantised on use.
+
     ``activation`` is a cell applied to the result; it lives here so that its path is ``feed_forward.w1.activation``. An
     ``adapter`` (:meth:`attach`) makes of the operand ``[tokens, in]``, the product ``[tokens, out]``, the weight and ``random``
     what takes the place of the product.
@@ -109,6 +112,17 @@ class Linear(nn.Cell):
         if activation is not None:
             self.activation = activation
         self.has_adapter = False
+        self.in_codes = False
+
+    def hold(self, codes: HeldCodes) -> None:
+        """Puts codes in the place of the weight, which is no parameter any more."""
+        self.held = codes
+        self.in_codes = True
+        del self.weight
+
+    def matrix(self) -> Tensor:
+        """The weight ``[out, in]``; one that is held in codes is made anew."""
+        return self.held() if self.in_codes else self.weight
 
     def attach(self, adapter: nn.Cell) -> None:
         """Puts an adapter beside the weight."""
@@ -118,9 +132,10 @@ class Linear(nn.Cell):
     def construct(self, x: Tensor, random: Tensor | None = None) -> Tensor:
         """``random``, int32 ``[batch, seq]``: what the adapter's dropout is drawn by."""
         x = self.operand(x)
-        y = self.matmul(x, self.operand(self.weight))
+        weight = self.matrix()
+        y = self.matmul(x, self.operand(weight))
         if self.has_adapter:
-            y = self.adapter(x, y, self.weight, random)
+            y = self.adapter(x, y, weight, random)
         if self.has_bias:
             y = self.bias_add(y, self.cast(self.bias, y.dtype))
         if self.has_activation:

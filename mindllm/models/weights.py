@@ -16,6 +16,7 @@ from numpy.typing import ArrayLike
 from mindllm.config import ModelConfig
 from mindllm.models.expert_load import is_probe
 from mindllm.models.row_lengths import row_lengths
+from mindllm.quantise.held import rounded
 
 NUMPY_DTYPES: dict[ms.dtype, np.dtype] = {
     ms.float32: np.dtype(np.float32),
@@ -61,6 +62,11 @@ def model_weights(model: nn.Cell) -> dict[str, Parameter]:
     return {item.name: item for item in model.get_parameters() if _is_weight(item)}
 
 
+def held_codes(model: nn.Cell) -> dict[str, Parameter]:
+    """The tensors of projections that are held in codes, by name; they are neither trained nor saved."""
+    return {item.name: item for item in model.get_parameters() if hasattr(item, "code_of")}
+
+
 def _is_weight(parameter: Parameter) -> bool:
     return not getattr(parameter, "is_constant", False) and not is_probe(parameter.name)
 
@@ -77,8 +83,12 @@ def drawn_value(name: str, shape: tuple[int, ...], parameter: Parameter, seed: i
     """What the whole weight ``name`` of ``shape`` begins with; None for one that begins with ones or zeros.
 
     ``parameter``: the weight, or a part of it. ``initial_std`` says that it is drawn, ``lengths_of`` (name, shape and deviation
-    of another weight) that it begins with the lengths of the rows of that one.
+    of another weight) that it begins with the lengths of the rows of that one, ``code_of`` (the same and a specification of
+    codes) that it is a part of the codes of that one.
     """
+    if hasattr(parameter, "code_of"):
+        weight, whole, std, spec = parameter.code_of
+        return rounded(initial_value(weight, whole, std, seed), spec)[name.rpartition(".")[2]]
     if hasattr(parameter, "lengths_of"):
         weight, whole, std = parameter.lengths_of
         return row_lengths(initial_value(weight, whole, std, seed))

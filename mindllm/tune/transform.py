@@ -11,6 +11,7 @@ from mindllm.config import LayerSpec, ModelConfig
 from mindllm.config.tuning import MAGNITUDE, VALUES, A, B, layer_origins
 from mindllm.models import CausalLM, Kernels, build_model
 from mindllm.models.decoder import DecoderLayer
+from mindllm.models.held_codes import HeldCodes
 from mindllm.models.linear import Linear
 from mindllm.models.weights import model_weights
 from mindllm.tune.adapter import LoraAdapter
@@ -26,6 +27,7 @@ def tune(lm: CausalLM, model: ModelConfig, kernels: Kernels) -> None:
     if pet is None:
         return
     for number, (layer, spec) in enumerate(zip(lm.model.layers, model.architecture.layers, strict=True)):
+        _hold(layer, spec, f"model.layers.{number}")
         _attach(layer, spec, kernels, f"model.layers.{number}")
     weights, trained = model_weights(lm), model.architecture.trained_shapes()
     for number, (origin, spec) in enumerate(
@@ -42,6 +44,15 @@ def build_tuned_model(model: ModelConfig, device_target: str = "CPU") -> CausalL
     lm = build_model(model, device_target)
     tune(lm, model, Kernels.choose(model, device_target))
     return lm
+
+
+def _hold(layer: nn.Cell, spec: LayerSpec, path: str) -> None:
+    """Projections of one layer as codes, where they are held so."""
+    for code in spec.codes:
+        projection, codes = _projection(layer, code.module), HeldCodes(code)
+        drawn = _drawing(projection.weight)
+        projection.hold(codes)
+        codes.name_below(f"{path}.{code.module}", drawn)
 
 
 def _attach(layer: DecoderLayer, spec: LayerSpec, kernels: Kernels, path: str) -> None:
@@ -66,7 +77,11 @@ def _attach(layer: DecoderLayer, spec: LayerSpec, kernels: Kernels, path: str) -
         cell.lora_b.name = f"{name}.{B}"
         if adapter.dora:
             cell.lora_magnitude.name = f"{name}.{MAGNITUDE}"
-            cell.lora_magnitude.lengths_of = _drawing(_projection(layer, adapter.module).weight)
+            cell.lora_magnitude.lengths_of = _drawn(_projection(layer, adapter.module))
+
+
+def _drawn(projection: Linear) -> tuple[str, tuple[int, ...], float]:
+    return projection.held.drawn if projection.in_codes else _drawing(projection.weight)
 
 
 def _begin_as_nothing(last_of_branches: Iterable[Parameter]) -> None:
@@ -86,5 +101,5 @@ def _projection(layer: nn.Cell, module: str) -> Linear:
     for name in module.split("."):
         cell = getattr(cell, name)
     if not isinstance(cell, Linear):
-        raise TypeError(f"{module} is of class {type(cell).__name__}, to which no adapter can be attached")
+        raise TypeError(f"{module} is of class {type(cell).__name__}, which is neither adapted nor held in codes")
     return cell

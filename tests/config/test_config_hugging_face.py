@@ -153,7 +153,7 @@ def test_generation_config_knows_the_ends_of_a_text_better(directory):
         ({"model_type": "bert"}, "model_type: this model is not supported (value bert); supported: llama, qwen2, "),
         ({"hidden_act": "gelu"}, "hidden_act: this model is not supported (value gelu)"),
         ({"mlp_bias": True}, "mlp_bias: this model is not supported (value True)"),
-        ({"quantization_config": {"bits": 4}}, "quantization_config: this model is not supported"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config.quant_method: missing"),
         ({"num_hidden_layers": None, "vocab_size": None}, "vocab_size, num_hidden_layers: missing"),
         ({"num_hidden_layers": "3"}, "num_hidden_layers: "),
         ({"num_hidden_layers": 0}, "num_hidden_layers: "),

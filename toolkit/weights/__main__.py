@@ -19,6 +19,7 @@ EXAMPLE = """examples:
   python -m toolkit.weights export output/llama3-8b/checkpoint/llm-400 exported/llama3-8b --dtype bfloat16
   python -m toolkit.weights adapter output/llama3-8b_lora/checkpoint/llm-60 exported/adapter
   python -m toolkit.weights merge exported/adapter exported/llama3-8b_tuned --base models/llama3-8b --dtype bfloat16
+  python -m toolkit.weights quantise models/llama3-8b exported/llama3-8b-int4 --method gptq --calibration text.txt
 
 run_llm.py reads a Hugging Face directory itself (--load_checkpoint DIRECTORY); import makes a checkpoint of one.
 """
@@ -65,6 +66,7 @@ def make_parser() -> CommandParser:
     exporting.add_argument("target", type=output_directory, metavar="HF_DIRECTORY", help="must not exist, or be empty")
     add_export_options(exporting)
     _add_adapter_commands(commands)
+    _add_quantise_command(commands)
     describing = commands.add_parser("info", help="architecture, files and types of any of them, checked")
     describing.add_argument("path", type=Path, metavar="PATH")
     for command in commands.choices.values():
@@ -90,6 +92,33 @@ def _add_adapter_commands(commands: Any) -> None:
     taking_out.add_argument("target", type=output_directory, metavar="HF_DIRECTORY", help="must not exist, or be empty")
     for command in (merging, taking_out):
         add_format_options(command)
+
+
+def _add_quantise_command(commands: Any) -> None:
+    rounding = commands.add_parser("quantise", help="a model in codes of 4 or 8 bits, as files of GPTQ or AWQ")
+    rounding.add_argument("source", type=Path, metavar="WEIGHTS", help="Hugging Face directory or checkpoint")
+    rounding.add_argument("target", type=output_directory, metavar="HF_DIRECTORY", help="must not exist, or be empty")
+    rounding.add_argument(
+        "--method", choices=("rtn", "gptq", "awq"), default="gptq", help="rtn: to the nearest code (default gptq)"
+    )
+    rounding.add_argument("--bits", type=int, choices=(4, 8), default=4)
+    rounding.add_argument("--group", type=_positive, default=128, metavar="N", help="columns that share a scale (128)")
+    rounding.add_argument("--calibration", type=Path, metavar="FILE", help="text that gptq and awq look at")
+    rounding.add_argument("--samples", type=_positive, default=64, metavar="N", help="pieces of the text (64)")
+    rounding.add_argument("--length", type=_positive, default=512, metavar="N", help="tokens of a piece (512)")
+    rounding.add_argument("--act-order", action="store_true", help="gptq: columns with the largest inputs first")
+    add_export_options(rounding)
+    rounding.set_defaults(dtype="float16")
+
+
+def _positive(text: str) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        value = 0
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be a number of at least 1 (value {text})")
+    return value
 
 
 def add_export_options(parser: argparse.ArgumentParser) -> None:
@@ -119,6 +148,20 @@ def _convert(options: argparse.Namespace) -> Path:
         if options.command == "merge":
             return merge(options.source, options.target, options.base, written)
         return unmerge(options.source, options.adapter, options.target, written)
+    if options.command == "quantise":
+        from toolkit.weights.quantise import Options, quantise_weights
+
+        chosen = Options(
+            options.method,
+            options.bits,
+            options.group,
+            options.act_order,
+            options.calibration,
+            options.samples,
+            options.length,
+            options.tokenizer,
+        )
+        return quantise_weights(options.source, options.target, chosen, options.dtype, options.max_shard_size)
     if options.command == "import":
         return import_weights(options.source, options.target, options.model)
     return export_weights(options.source, options.target, options.dtype, options.max_shard_size, options.tokenizer)

@@ -64,7 +64,7 @@ def merge(source: Path, directory: Path, base: Path | None, options: Mapping[str
     """
     refuse_existing(directory)
     place = base or _named_base(source)
-    beneath = _whole(place)
+    beneath = read_whole(place)
     adapter = read_adapter(source, beneath.model)
     if adapter.pet.pet_type == BOTTLENECK:
         raise UserError(
@@ -82,7 +82,7 @@ def unmerge(source: Path, taken_out: Path, directory: Path, options: Mapping[str
     What merging rounded stays rounded: with ``--dtype float32`` on both ways the base comes back to fp32 precision.
     """
     refuse_existing(directory)
-    whole = _whole(source)
+    whole = read_whole(source)
     adapter = read_adapter(taken_out, whole.model)
     require_reversible(adapter.pet)
     return _export(directory, whole, unmerged(adapter.model(whole.model), whole.weights, adapter.weights), options)
@@ -106,7 +106,8 @@ def _named_base(source: Path) -> Path:
     return Path(path)
 
 
-def _whole(path: Path) -> Whole:
+def read_whole(path: Path) -> Whole:
+    """A model and all its weights, from a Hugging Face directory or a checkpoint; none is read yet."""
     if is_hugging_face(path):
         model = read_model_config(path)
         tokenizer = next((path / name for name in TOKENIZER_FILES if (path / name).is_file()), None)

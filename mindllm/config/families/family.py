@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from mindllm.config.architecture_keys import layer_types
 from mindllm.config.families.weight_table import WeightTable
 from mindllm.config.model import ModelConfig
+from mindllm.config.quantisation import KEY, read_quantisation
 from mindllm.errors import UserError, shortened
 
 Content = dict[str, Any]
@@ -65,7 +66,7 @@ class Family:
         Raises:
             UserError: the content is incomplete, or describes what is not computed.
         """
-        for key, allowed in {**self.only, "quantization_config": ()}.items():
+        for key, allowed in self.only.items():
             value = content.get(key)
             if value is not None and value not in allowed:
                 wanted = " or ".join(map(str, allowed)) or "nothing"
@@ -79,8 +80,10 @@ class Family:
         ]
         if missing:
             raise UserError(f"{path}: {', '.join(missing)}: missing; it is not the {path.name} of a {self.name} model")
+        quantised = content.get(KEY)
         fields = {ours: given_or(content, theirs, default) for ours, (theirs, default) in self.keys.items()}
         fields |= {**self.fixed, **self.read(path, content), **({"model_type": self.name} if self.named else {})}
+        fields |= {} if quantised is None else {KEY: read_quantisation(path, quantised)}
         return self._validated(path, fields)
 
     def content(self, model: ModelConfig) -> Content:
@@ -125,7 +128,14 @@ class Family:
 
 
 TRAINING_KEYS = (
-    *("aux_loss_types", "aux_loss_factors", "z_loss_factor", "capacity_factor", "topk_bias_update_rate"),
+    *(
+        "mtp_loss_factor",
+        "aux_loss_types",
+        "aux_loss_factors",
+        "z_loss_factor",
+        "capacity_factor",
+        "topk_bias_update_rate",
+    ),
     *("embedding_dropout", "attention_dropout", "hidden_dropout"),
 )
 """What a run decides about its training: how experts are kept balanced, and what is dropped."""
@@ -142,6 +152,7 @@ RUN_KEYS = frozenset(
         ),
         *("use_flash_attention", "loss_chunks", "bos_token_id", "eos_token_id", "pad_token_id", "offset"),
         *TRAINING_KEYS,
+        *(KEY, "quantised_base"),
         *("pp_interleave_num", "initializer_range", "multiple_of", "ffn_dim_multiplier", "param_init_type"),
     }
 )

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import numpy as np
 
 from mindllm.config import ModelConfig, config_json
 from mindllm.config.hugging_face import CONFIG, GENERATION_CONFIG
+from mindllm.config.quantisation import KEY
 from mindllm.data.tokenizer import Tokenizer
 from mindllm.data.tokenizer_files import copy_tokenizer
 from mindllm.train.checkpoint.converted import Converted, numpy_dtype
@@ -24,7 +26,20 @@ from mindllm.train.checkpoint.whole_directory import refuse_existing, whole_dire
 
 SHARD_NAME = "model-{number:05d}-of-{count:05d}.safetensors"
 FRAMEWORK = "pt"  # the layout of the tensors, which transformers asks for: that of PyTorch
-Shards = dict[str, dict[str, Converted]]  # file name: tensors by their names
+Shards = dict[str, dict[str, TensorSource]]  # file name: tensors by their names
+
+
+@dataclass(frozen=True)
+class InCodes:
+    """Matrices of a directory that are written in codes.
+
+    Attributes:
+        config: ``quantization_config`` of the ``config.json``.
+        tensors: in the place of each matrix, by its name in the files, tensors by theirs.
+    """
+
+    config: Mapping[str, Any]
+    tensors: Mapping[str, Mapping[str, TensorSource]]
 
 
 def export_hugging_face(
@@ -35,6 +50,7 @@ def export_hugging_face(
     dtype: str = "float32",
     max_shard_bytes: int = 5 * 10**9,
     tokenizer: Tokenizer | None = None,
+    codes: InCodes | None = None,
 ) -> Path:
     """Writes ``config.json``, the weights in files of at most ``max_shard_bytes``, and the files of the tokenizer.
 
@@ -43,6 +59,7 @@ def export_hugging_face(
     Arguments:
         weights: by our names; each becomes an array when its turn comes.
         dtype: float32, float16 or bfloat16.
+        codes: what is written in codes instead.
 
     Raises:
         UserError: the directory is there and not empty, the model is no Llama of Hugging Face, or a value too large for dtype.
@@ -51,7 +68,10 @@ def export_hugging_face(
     directory = Path(directory)
     refuse_existing(directory)
     content = config_json(model, dtype, _special_tokens(model, tokenizer))
-    shards = _shards(model, weights, numpy_dtype(dtype), max_shard_bytes)
+    if codes is not None:
+        content[KEY] = dict(codes.config)
+    tensors = _tensors(model, weights, numpy_dtype(dtype), codes.tensors if codes is not None else {})
+    shards = _shards(tensors, max_shard_bytes)
     with whole_directory(directory) as temporary:
         _refuse_if_full(temporary, shards)
         _write_shards(temporary, shards)
@@ -75,14 +95,24 @@ def _special_tokens(model: ModelConfig, tokenizer: Tokenizer | None) -> dict[str
     return {key: named[key] if value is None else value for key, value in own.items()}
 
 
-def _shards(model: ModelConfig, weights: Mapping[str, TensorSource], dtype: np.dtype, limit: int) -> Shards:
-    """Tensors in the order of the layers, cut into files of at most ``limit`` bytes."""
-    groups: list[dict[str, Converted]] = [{}]
+def _tensors(
+    model: ModelConfig,
+    weights: Mapping[str, TensorSource],
+    dtype: np.dtype,
+    replaced: Mapping[str, Mapping[str, TensorSource]],
+) -> Iterator[dict[str, TensorSource]]:
+    """Tensors in the order of the layers; those of one matrix together."""
     for name, source in FamilyWeights(model).write(weights).items():
-        tensor = {name: Converted(name, source, dtype)}
-        if groups[-1] and payload_bytes(groups[-1]) + payload_bytes(tensor) > limit:
+        yield dict(replaced[name]) if name in replaced else {name: Converted(name, source, dtype)}
+
+
+def _shards(tensors: Iterable[dict[str, TensorSource]], limit: int) -> Shards:
+    """Tensors cut into files of at most ``limit`` bytes."""
+    groups: list[dict[str, TensorSource]] = [{}]
+    for together in tensors:
+        if groups[-1] and payload_bytes(groups[-1]) + payload_bytes(together) > limit:
             groups.append({})
-        groups[-1] |= tensor
+        groups[-1] |= together
     if len(groups) == 1:
         return {WEIGHTS_FILE: groups[0]}
     return {SHARD_NAME.format(number=index + 1, count=len(groups)): group for index, group in enumerate(groups)}

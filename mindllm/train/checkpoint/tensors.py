@@ -34,8 +34,9 @@ CODES = {
     "uint16": "U16",
     "uint8": "U8",
     "bool": "BOOL",
+    "float8_e4m3fn": "F8_E4M3",
 }
-NOT_IN_NUMPY = {"bfloat16": np.dtype(ml_dtypes.bfloat16)}
+NOT_IN_NUMPY = {"bfloat16": np.dtype(ml_dtypes.bfloat16), "float8_e4m3fn": np.dtype(ml_dtypes.float8_e4m3fn)}
 DTYPES = {code: NOT_IN_NUMPY.get(name) or np.dtype(name).newbyteorder("<") for name, code in CODES.items()}
 METADATA = "__metadata__"
 LARGEST_HEADER = 100 << 20  # what the library accepts

@@ -12,7 +12,8 @@ import numpy as np
 from mindspore import Parameter, Tensor, nn
 
 from mindllm.config import RunConfig
-from mindllm.models.weights import HostCopy, assign, initialise, model_weights, trained_weights
+from mindllm.models.causal_lm import for_evaluation
+from mindllm.models.weights import HostCopy, assign, held_codes, initialise, model_weights, trained_weights
 from mindllm.parallel import build_replica
 from mindllm.train.checkpoint import RankTensors
 from mindllm.train.compile_cache import cached_compilation
@@ -51,8 +52,9 @@ class ReplicaEngine(Engine):
         self.model = build_replica(config)
         self.weights = trained_weights(self.model)
         self.frozen = {name: item for name, item in model_weights(self.model).items() if name not in self.weights}
+        self.frozen |= held_codes(self.model)
         initialise({**self.weights, **self.frozen}, config.seed)
-        self._evaluation = SummedLoss(self.model)
+        self._evaluation = SummedLoss(for_evaluation(self.model))
         self._evaluation.set_train(False)
         self.optimizer: Optimizer | None = None
         if training:

@@ -1,0 +1,5 @@
+"""Weights as codes of 4 or 8 bits with a scale for every group: their one form here, and how weights are rounded to it.
+
+Read in this order: ``tables`` (what codes mean), ``codes`` (the form), ``nearest``, ``gptq``, ``awq`` (three ways of rounding).
+Arrays of numpy alone: no framework, no files.
+"""

@@ -1,0 +1,25 @@
+"""The tensors as which a model holds a projection in codes."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mindllm.config.quantisation import CODES, COLUMNS, SCALES, ZEROS, CodeSpec
+from mindllm.quantise.codes import Codes
+from mindllm.quantise.nearest import quantise
+
+
+def held_tensors(codes: Codes) -> dict[str, np.ndarray]:
+    """What the tensors of ``HeldCodes`` hold of a matrix, by their names below the projection."""
+    found = {CODES: codes.packed, SCALES: codes.scales[:, :, None, None]}
+    if codes.zeros is not None:
+        found[ZEROS] = codes.zeros[:, :, None, None]
+    if codes.columns is not None:
+        found[COLUMNS] = np.argsort(codes.columns).astype(np.int32)  # where each column of the matrix stands
+    return found
+
+
+def rounded(weight: np.ndarray, spec: CodeSpec) -> dict[str, np.ndarray]:
+    """The same of a weight ``[out, in]`` that is rounded to codes now."""
+    found = held_tensors(quantise(weight, spec.code, spec.group))
+    return {**found, **({COLUMNS: np.arange(spec.in_features, dtype=np.int32)} if spec.ordered else {})}
