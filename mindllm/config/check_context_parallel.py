@@ -85,6 +85,11 @@ def _not_computed(config: RunConfig) -> Iterator[Finding]:
             key,
             f"tokens compete for experts within whole sequences (value {size}); write 1, and a larger data_parallel",
         )
+    sizes = config.parallel_config
+    of_rows = sizes.exchanges_heads and config.train_dataset.document_columns  # then all tables are made from the batch
+    if sizes.pipeline_stage > 1 and not of_rows:
+        message = f"MindSpore 2.10 does not cut tables of positions and masks inside a pipeline (value {size})"
+        yield key, f"{message}; write pipeline_stage: 1, or ulysses_cp where rows hold documents (reset_attention_mask)"
     if config.learns_pairs:
         yield key, f"what a pair is judged by is a sum over whole sequences (value {size}); write 1"
     if model.kv_lora_rank is not None:
