@@ -38,6 +38,33 @@ CASES: dict[str, dict[str, Any]] = {
         "expert_parallel": 4,
         "model": {"model_type": "mixtral", "expert_num": 4, "num_experts_chosen": 2},
     },
+    "prediction": {
+        "pp": 2,
+        "micro": 2,
+        "model": {
+            **{
+                "model_type": "deepseek_v3",
+                "n_kv_heads": 4,
+                "rms_norm_eps": 1e-6,
+                "kv_lora_rank": 16,
+                "q_lora_rank": 24,
+            },
+            **{
+                "qk_nope_head_dim": 12,
+                "qk_rope_head_dim": 8,
+                "v_head_dim": 10,
+                "expert_num": 4,
+                "num_experts_chosen": 2,
+            },
+            **{"moe_shared_expert_intermediate_size": 32, "moe_intermediate_size": 32, "use_gating_sigmoid": True},
+            **{
+                "balance_via_topk_bias": True,
+                "first_k_dense_replace": 1,
+                "num_nextn_predict_layers": 1,
+                "offset": [0, 1],
+            },
+        },
+    },
     "sequences": {"context_parallel": 2, "runner_config": {"batch_size": 1}},
     "tied": {"pp": 2, "micro": 2, "model": {"tie_word_embeddings": True}},
 }

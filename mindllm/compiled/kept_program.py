@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from mindllm.compiled.graph import CompiledGraph
+from mindllm.compiled.graph import CompiledGraph, Node, groups_of
 from mindllm.compiled.ir_text import read_ir_text
 from mindllm.compiled.simulation import Simulation, load_simulation
 from mindllm.errors import UserError
@@ -19,6 +19,7 @@ from mindllm.errors import UserError
 SIMULATION = "simulation.json.gz"
 TRAINING_GRAPH = "*_validate_*.ir"
 CONFIG = "config.yaml"  # a copy of the YAML that the program was given with --config
+RANKS = "group_rank_ids"
 RANK = re.compile(r"rank_(\d+)")
 
 
@@ -47,7 +48,24 @@ class KeptRank:
                 f"{self.directory}: holds {len(found) or 'no'} training graph{'s' * (len(found) > 1)} ({TRAINING_GRAPH}); "
                 "run python -m toolkit.offline again, with another --keep"
             )
-        return read_ir_text(found[0], self.number)
+        return with_own_groups(read_ir_text(found[0], self.number), self.simulation)
+
+
+def with_own_groups(graph: CompiledGraph, simulation: Simulation) -> CompiledGraph:
+    """The graph with the ranks of groups that the program made itself: the compiler takes these for the world."""
+    known = {collective.group: collective.ranks for collective in simulation.collectives if collective.ranks}
+
+    def corrected(node: Node) -> Node:
+        ranks = known.get(node.attributes.get("group", ""))
+        if ranks is None or ranks == node.ranks:
+            return node
+        return replace(node, attributes={**node.attributes, RANKS: ranks})
+
+    functions = tuple(
+        replace(function, nodes=tuple(corrected(node) if node.exchanges else node for node in function.nodes))
+        for function in graph.functions
+    )
+    return replace(graph, functions=functions, groups=groups_of(functions))
 
 
 def kept_ranks(directory: Path) -> list[KeptRank]:

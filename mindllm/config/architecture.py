@@ -50,7 +50,10 @@ class HeadSpec:
 
 @dataclass(frozen=True)
 class Architecture:
-    """Everything about a decoder that decides its weights and what it computes from tokens; ``pet``: what of it is trained."""
+    """Everything about a decoder that decides its weights and what it computes from tokens; ``pet``: what of it is trained.
+
+    The last of ``layers`` may be those that predict ahead.
+    """
 
     vocab_size: int
     hidden_size: int
@@ -63,6 +66,16 @@ class Architecture:
     def kinds(self) -> tuple[LayerSpec, ...]:
         """The different layers, in the order in which they first appear."""
         return tuple(dict.fromkeys(self.layers))
+
+    @property
+    def main_layers(self) -> tuple[LayerSpec, ...]:
+        """The layers through which hidden states go to the head: all but those that predict ahead."""
+        return tuple(layer for layer in self.layers if not layer.predicts_ahead)
+
+    @property
+    def predictions(self) -> int:
+        """How many layers predict ahead."""
+        return len(self.layers) - len(self.main_layers)
 
     @property
     def drops(self) -> bool:
@@ -121,7 +134,7 @@ class Architecture:
         """Model FLOPs of forward and backward for a token in a sequence of ``seq_length``."""
         trained = is_trained(self.pet, self.head_weight)
         head = (FORWARD_AND_BACKWARD - (0 if trained else GRADIENT)) * self.vocab_size * self.hidden_size
-        return head + sum(layer.flops_per_token(seq_length) for layer in self.layers)
+        return head * (1 + self.predictions) + sum(layer.flops_per_token(seq_length) for layer in self.layers)
 
 
 def _below(path: str, shapes: Shapes) -> Shapes:

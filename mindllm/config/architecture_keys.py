@@ -98,12 +98,13 @@ def projections_in_files(model: ModelConfig) -> dict[str, tuple[str, ...]]:
 
 def _plain_architecture(model: ModelConfig) -> Architecture:
     norm = _norm(model)
-    with_experts = expert_layers(model)
+    with_experts, types = (_of_all_layers(kinds, model) for kinds in (_with_experts(model), _with_windows(model)))
     kinds = {
         (kind, experts): _layer(model, norm, kind == SLIDING, experts)
         for kind in (FULL, SLIDING)
         for experts in {*with_experts}
     }
+    layers = [kinds[kind] for kind in zip(types, with_experts, strict=False)]
     learned = model.position_embedding_type == "learned_absolute"
     return Architecture(
         vocab_size=model.vocab_size,
@@ -114,14 +115,18 @@ def _plain_architecture(model: ModelConfig) -> Architecture:
             norm=norm if model.embedding_norm else None,
             dropout=model.embedding_dropout,
         ),
-        layers=tuple(kinds[kind] for kind in zip(layer_types(model), with_experts, strict=False)),
+        layers=tuple(replace(layer, predicts_ahead=number >= model.num_layers) for number, layer in enumerate(layers)),
         final_norm=norm,
         head=HeadSpec(model.tie_word_embeddings, model.norm_head, model.final_logit_softcapping),
     )
 
 
 def layer_types(model: ModelConfig) -> tuple[str, ...]:
-    """Whether each layer has a window: ``full_attention`` or ``sliding_attention``."""
+    """Whether each layer has a window, ``full_attention`` or ``sliding_attention``, but for those that predict ahead."""
+    return _with_windows(model)[: model.num_layers]
+
+
+def _with_windows(model: ModelConfig) -> tuple[str, ...]:
     if model.layer_types is not None:
         return model.layer_types
     if model.sliding_window is None:
@@ -132,8 +137,17 @@ def layer_types(model: ModelConfig) -> tuple[str, ...]:
     )
 
 
+def _of_all_layers(kinds: tuple[Any, ...], model: ModelConfig) -> tuple[Any, ...]:
+    """What is said of layers, also of those that predict ahead: these are like the last one where a list leaves them out."""
+    return (*kinds, *kinds[-1:] * (model.placed_layers - len(kinds)))
+
+
 def expert_layers(model: ModelConfig) -> tuple[bool, ...]:
-    """Whether each layer's feed-forward is a mixture of experts."""
+    """Whether each layer's feed-forward is a mixture of experts, but for those that predict ahead."""
+    return _with_experts(model)[: model.num_layers]
+
+
+def _with_experts(model: ModelConfig) -> tuple[bool, ...]:
     if model.expert_num == 1:
         return (False,) * model.num_layers
     every = model.moe_layer_freq
@@ -142,8 +156,13 @@ def expert_layers(model: ModelConfig) -> tuple[bool, ...]:
 
 
 def keys_of_layers(model: ModelConfig, layers: Sequence[LayerSpec]) -> dict[str, Any]:
-    """The keys of ``model_config`` that give ``model`` these of its layers instead of its own, in this order."""
-    keys: dict[str, Any] = {"num_layers": len(layers)}
+    """The keys of ``model_config`` that give ``model`` these of its layers instead of its own, in this order, in which those
+    that predict ahead are the last ones.
+    """
+    ahead = sum(layer.predicts_ahead for layer in layers)
+    keys: dict[str, Any] = {"num_layers": len(layers) - ahead}
+    if model.num_nextn_predict_layers:
+        keys["num_nextn_predict_layers"] = ahead
     windows = {layer.attention.window for layer in model.architecture.layers}
     if len(windows) > 1 or model.layer_types is not None:
         keys["layer_types"] = [FULL if layer.attention.window is None else SLIDING for layer in layers]

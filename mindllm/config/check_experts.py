@@ -29,7 +29,7 @@ def check_experts(config: RunConfig) -> Iterator[Finding]:
 def _layers(config: RunConfig) -> Iterator[Finding]:
     model = config.model.config
     listed = model.moe_layer_freq
-    if not isinstance(listed, int) and len(listed) != model.num_layers:
+    if not isinstance(listed, int) and len(listed) not in (model.num_layers, model.placed_layers):
         message = f"must hold {model.num_layers} entries, one for each layer (num_layers), not {len(listed)}"
         yield (*MODEL, "moe_layer_freq"), message
     elif isinstance(listed, int) and not any(

@@ -153,7 +153,11 @@ def check_offset(config: RunConfig) -> Iterator[Finding]:
         yield (*MODEL, "num_layers"), f"{wanted} (value {model.layer_count})"
         return
     try:
-        _layers(config)
+        last = _layers(config)[-1][-1]
+        if last < model.num_nextn_predict_layers:
+            ahead = f"the last stage, which has {last} layers"
+            message = f"must all be on {ahead} (value {model.num_nextn_predict_layers}); write another offset"
+            yield (*MODEL, "num_nextn_predict_layers"), message
     except ValueError as error:
         yield (*MODEL, "offset"), f"{error} (value {_listed(model.offset)})"
 

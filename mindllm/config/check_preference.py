@@ -52,6 +52,13 @@ def _reference(config: RunConfig) -> Iterator[tuple[KeyPath, str]]:
         stages = config.parallel_config.pipeline_stage
         message = f"a second model, the reference, does not go through a pipeline yet (value {stages}); write 1"
         yield ("parallel_config", "pipeline_stage"), message
+    if (copies := config.micro_batch_interleave_num) > 1:
+        message = f"pairs of answers are not cut into copies that overlap yet (value {copies}); write 1"
+        yield ("micro_batch_interleave_num",), message
+    if config.parallel_config.context_parallel > 1:
+        ways = config.parallel_config.context_parallel
+        message = f"pairs of answers are not learnt from parts of their sequences yet (value {ways}); write 1"
+        yield ("parallel_config", "context_parallel"), message
     if config.parallel_config.model_parallel > 1 or config.context.device_target != "CPU":
         yield from accumulated_pairs(config)
     if any(layer.adds_to_loss for layer in model.base.architecture.kinds()):

@@ -17,6 +17,7 @@ from mindllm.config.check_parallel import (
     check_recompute,
     check_sharding,
 )
+from mindllm.config.check_prediction import check_prediction
 from mindllm.config.check_preference import check_preference
 from mindllm.config.check_tuning import check_tuning
 from mindllm.config.document import KeyPath
@@ -54,6 +55,7 @@ def check_run(config: RunConfig) -> Iterator[Finding]:
         check_latent_attention,
         check_layers,
         check_experts,
+        check_prediction,
         check_tuning,
         check_preference,
         check_sequence,
@@ -177,7 +179,7 @@ def check_layers(config: RunConfig) -> Iterator[Finding]:
     """What tells layers apart, and attention that has no fused kernel."""
     model = config.model.config
     types = model.layer_types
-    if types is not None and len(types) != model.num_layers:
+    if types is not None and len(types) not in (model.num_layers, model.placed_layers):
         message = f"must hold {model.num_layers} entries, one for each layer (num_layers), not {len(types)}"
         yield (*MODEL, "layer_types"), message
     if model.sliding_window is None:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 Shapes = dict[str, tuple[int, ...]]
 Activation = Literal["silu", "gelu_tanh", "quick_gelu"]
+JOINT_PROJECTION = "eh_proj.weight"  # of embeddings and hidden states, in a layer that predicts ahead
 GRADIENT = 2.0  # those of the product that yields the gradient of a weight
 FORWARD_AND_BACKWARD = 6.0  # floating-point operations per weight of a matrix product and token: 2 forward, 4 backward
 
@@ -180,6 +181,10 @@ class LayerSpec:
     ``norm_output``: there are norms behind attention and feed-forward too, before they are added (Gemma 2, GLM-4). ``dropout`` is
     that of both results before they are added. ``adapters`` stand beside projections, ``bottlenecks`` behind the two parts;
     ``frozen`` are the weights that training does not change, and ``codes`` says which of them are held in codes.
+
+    ``predicts_ahead``: a layer behind the others, in training only, whose hidden states predict the token one further than those
+    it is given (DeepSeek-V3, section 2.2): before it a projection of the embeddings of the next tokens and those hidden states,
+    each through a norm, behind it a norm of its own.
     """
 
     attention: AttentionSpec | LatentAttentionSpec
@@ -191,6 +196,7 @@ class LayerSpec:
     bottlenecks: tuple[BottleneckSpec, ...] = ()
     frozen: tuple[str, ...] = ()
     codes: tuple[CodeSpec, ...] = ()
+    predicts_ahead: bool = False
 
     @property
     def drops(self) -> bool:
@@ -218,7 +224,8 @@ class LayerSpec:
     def name(self) -> str:
         """A word for tables in which the layers of a model are told apart."""
         attention = "global" if self.attention.window is None else "window"
-        return attention if isinstance(self.feed_forward, FeedForwardSpec) else f"{attention} experts"
+        name = attention if isinstance(self.feed_forward, FeedForwardSpec) else f"{attention} experts"
+        return f"{name} prediction" if self.predicts_ahead else name
 
     def weights(self) -> Shapes:
         """Names below the layer, in the order of the checkpoint."""
@@ -226,7 +233,15 @@ class LayerSpec:
         parts = {"attention": self.attention.weights(), "feed_forward": self.feed_forward.weights()}
         norms = {norm: self.norm.weights(hidden) for norm in self.norms}
         own = {f"{part}.{name}": shape for part, shapes in {**norms, **parts}.items() for name, shape in shapes.items()}
-        return {**own, **{name: shape for added in self.added for name, shape in added.weights().items()}}
+        around = self._around_prediction() if self.predicts_ahead else {}
+        return {**own, **around, **{name: shape for added in self.added for name, shape in added.weights().items()}}
+
+    def _around_prediction(self) -> Shapes:
+        """The weights before and behind a layer that predicts ahead, with DeepSeek's names."""
+        hidden = self.attention.hidden_size
+        norms = ("enorm", "hnorm", "final_norm")
+        around = {f"{norm}.{name}": shape for norm in norms for name, shape in self.norm.weights(hidden).items()}
+        return {**around, JOINT_PROJECTION: (hidden, 2 * hidden)}
 
     def last_of_branches(self) -> tuple[str, ...]:
         """The weights after which attention and feed-forward are added to the hidden states: with zeros there the layer adds
@@ -242,6 +257,8 @@ class LayerSpec:
     def flops_per_token(self, seq_length: int) -> float:
         """Matrix products of forward and backward; a frozen weight has no product for its gradient."""
         products = self.attention.flops_per_token(seq_length) + self.feed_forward.flops_per_token()
+        if self.predicts_ahead:
+            products += FORWARD_AND_BACKWARD * math.prod(self._around_prediction()[JOINT_PROJECTION])
         matrices = (shape for added in self.added for shape in added.weights().values() if len(shape) > 1)
         return products + FORWARD_AND_BACKWARD * sum(map(math.prod, matrices)) - self._not_computed()
 

@@ -216,6 +216,15 @@ class ModelConfig(Section):
         gt=0,
         description="Tokens of a sequence that an expert takes at most, relative to an even share; null: all that come.",
     )
+    num_nextn_predict_layers: int = Field(
+        default=0,
+        ge=0,
+        description="Layers behind the others that predict further tokens, in training only (DeepSeek-V3); `offset` and the "
+        "lists of `recompute_config` count them as the last layers.",
+    )
+    mtp_loss_factor: float = Field(
+        default=0.1, ge=0, description="Factor of their mean loss, which is added to that of the next token."
+    )
     scale_embeddings: bool = Field(
         default=False, description="Embeddings are multiplied by the square root of `hidden_size`."
     )
@@ -284,6 +293,11 @@ class ModelConfig(Section):
         if self.eos_token_id is None:
             return ()
         return (self.eos_token_id,) if isinstance(self.eos_token_id, int) else self.eos_token_id
+
+    @property
+    def placed_layers(self) -> int:
+        """The layers that pipeline stages hold: also those that predict ahead."""
+        return self.num_layers + self.num_nextn_predict_layers
 
     @property
     def architecture(self) -> Architecture:

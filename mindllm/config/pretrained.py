@@ -22,6 +22,7 @@ PREFERENCES = {
     "seq_length",
     "initializer_range",
     "eos_token_id",
+    "num_nextn_predict_layers",
     *TRAINING_KEYS,
 }  # what a run may choose; the rest is the weights' own
 

@@ -18,7 +18,8 @@ from mindllm.config.layers import AlibiSpec, AttentionContext, RotarySpec
 from mindllm.models import CausalLM, Kernels
 from mindllm.models.alibi import alibi_bias
 from mindllm.models.attention import AnyAttention, ComposedAttention, Tables
-from mindllm.models.decoder import MASKED, DecoderLayer
+from mindllm.models.decoder import MASKED
+from mindllm.models.decoder_layer import DecoderLayer
 from mindllm.models.rotary import rotary_tables
 
 
@@ -172,7 +173,7 @@ class CachedDecoder(nn.Cell):
         self.lm = lm
         architecture = model.architecture
         if caches is None:
-            specs = [spec.attention for spec in architecture.layers]
+            specs = [spec.attention for spec in architecture.main_layers]
             names = [f"cache.{index}" for index in range(len(specs))]
             caches = [
                 LayerCache(name, batch, capacity, spec, kernels.activation)
@@ -184,7 +185,7 @@ class CachedDecoder(nn.Cell):
         self.layers = nn.CellList(
             [
                 CachedLayer(layer, cache, attention[spec.attention])
-                for layer, cache, spec in zip(lm.model.layers, caches, architecture.layers, strict=True)
+                for layer, cache, spec in zip(lm.model.layers, caches, architecture.main_layers, strict=False)
             ],
             auto_prefix=False,
         )

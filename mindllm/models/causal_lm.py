@@ -13,6 +13,7 @@ from mindllm.models.decoder import Decoder
 from mindllm.models.kernels import Kernels
 from mindllm.models.linear import Operand, SoftCap
 from mindllm.models.loss import CpuCrossEntropy, CrossEntropy
+from mindllm.models.prediction import Ahead, PredictionLoss
 from mindllm.models.weights import normal_parameter
 
 
@@ -77,7 +78,15 @@ class CausalLM(nn.Cell):
         self.reshape = P.Reshape()
         self.mul = P.Mul()
         self.sum = P.ReduceSum()
-        if self.model.adds_to_loss:
+        depths = range(config.num_nextn_predict_layers)
+        self.predicts_ahead = bool(depths)
+        if self.predicts_ahead:
+            factor = config.mtp_loss_factor / len(depths)
+            self.ahead = nn.CellList([Ahead(depth + 1, config.seq_length, kernels.document_masks) for depth in depths])
+            self.prediction_losses = nn.CellList([PredictionLoss(factor) for _ in depths])
+            self.add_prediction = P.Add()
+        self.adds_balance = any(layer.adds_to_loss for layer in config.architecture.layers)
+        if self.adds_balance:
             self.cast = P.Cast()
             self.tokens_of_rows = P.ReduceSum(keep_dims=True)
             self.balance_mul = P.Mul()
@@ -102,19 +111,65 @@ class CausalLM(nn.Cell):
         position_ids: Tensor | None = None,
         random: Tensor | None = None,
     ) -> Tensor:
-        """All inputs ``[batch, seq]``; returns the loss, a scalar in nats: that of tokens whose mask is 1, and what layers add
-        to the mean loss of a sequence times the number of its tokens.
+        """All inputs ``[batch, seq]``; returns the loss, a scalar in nats: that of tokens whose mask is 1, what layers add to the
+        mean loss of a sequence times the number of its tokens, and the mean over layers that predict ahead of theirs times its
+        factor.
 
         What the last three are is said at :class:`Decoder`; the first two of them need ``kernels.document_masks``.
         """
+        if not self.predicts_ahead:
+            return self.next_token_loss(input_ids, labels, loss_mask, segment_starts, position_ids, random)
+        ids: tuple[Tensor, ...] = ()
+        for ahead in self.ahead:
+            ids = (*ids, ahead(input_ids))
+        states, added = self.model(input_ids, segment_starts, position_ids, random, ids)
+        weight = self.head_weight()
+        loss = self.masked(self.losses(states[0], weight, self.reshape(labels, (-1,))), loss_mask)
+        for index, ahead in enumerate(self.ahead):
+            losses = self.losses(states[index + 1], weight, self.reshape(ahead(labels), (-1,)))
+            mask = self.reshape(ahead.mask(loss_mask, segment_starts), (-1,))
+            loss = self.add_prediction(loss, self.prediction_losses[index](losses, mask))
+        return loss if added is None else self.balanced(loss, added, loss_mask)
+
+    def next_token_loss(
+        self,
+        input_ids: Tensor,
+        labels: Tensor,
+        loss_mask: Tensor,
+        segment_starts: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        random: Tensor | None = None,
+    ) -> Tensor:
+        """The same without layers that predict ahead: what models are evaluated by."""
         decoded = self.model(input_ids, segment_starts, position_ids, random)
         hidden = decoded[0] if self.model.adds_to_loss else decoded
-        losses = self.losses(hidden, self.head_weight(), self.reshape(labels, (-1,)))
-        loss = self.sum(self.mul(losses, self.reshape(loss_mask, (-1,))))
-        if not self.model.adds_to_loss:
-            return loss
+        loss = self.masked(self.losses(hidden, self.head_weight(), self.reshape(labels, (-1,))), loss_mask)
+        return self.balanced(loss, decoded[1], loss_mask) if self.model.adds_to_loss else loss
+
+    def masked(self, losses: Tensor, loss_mask: Tensor) -> Tensor:
+        """The sum of the losses of tokens whose mask is 1."""
+        return self.sum(self.mul(losses, self.reshape(loss_mask, (-1,))))
+
+    def balanced(self, loss: Tensor, added: Tensor, loss_mask: Tensor) -> Tensor:
+        """``loss`` and what layers add for each sequence, times the number of its tokens."""
         tokens = self.reshape(self.tokens_of_rows(self.cast(loss_mask, ms.float32), 1), (-1,))
-        return self.add_balance(loss, self.balance_sum(self.balance_mul(decoded[1], tokens)))
+        return self.add_balance(loss, self.balance_sum(self.balance_mul(added, tokens)))
+
+
+class NextTokenLoss(nn.Cell):
+    """The loss of a model without its layers that predict ahead; inputs as those of :class:`CausalLM`."""
+
+    def __init__(self, lm: CausalLM) -> None:
+        super().__init__(auto_prefix=False)
+        self.lm = lm
+
+    def construct(self, input_ids: Tensor, labels: Tensor, loss_mask: Tensor, *further: Tensor | None) -> Tensor:
+        return self.lm.next_token_loss(input_ids, labels, loss_mask, *further)
+
+
+def for_evaluation(whole: nn.Cell) -> nn.Cell:
+    """What evaluates in place of a cell that gives a loss: of a model that predicts ahead, the loss of the next token alone."""
+    return NextTokenLoss(whole) if isinstance(whole, CausalLM) and whole.predicts_ahead else whole
 
 
 def build_model(config: ModelConfig, device_target: str = "CPU") -> CausalLM:

@@ -13,32 +13,29 @@ from mindspore import Tensor, nn
 from mindspore import ops as P
 
 from mindllm.config import ModelConfig
-from mindllm.config.experts import ExpertsSpec
-from mindllm.config.latent_attention import LatentAttentionSpec
-from mindllm.config.layers import AlibiSpec, AttentionContext, LayerSpec, RotarySpec
+from mindllm.config.layers import AlibiSpec, AttentionContext, RotarySpec
 from mindllm.models.alibi import alibi_bias
-from mindllm.models.attention import Attention, Tables
+from mindllm.models.attention import Tables
+from mindllm.models.decoder_layer import DecoderLayer
 from mindllm.models.dropout import Dropout, EmbeddingNoise, Keys
-from mindllm.models.experts import Experts
-from mindllm.models.feed_forward import FeedForward
 from mindllm.models.kernels import Kernels
-from mindllm.models.latent_attention import LatentAttention
 from mindllm.models.norm import make_norm
+from mindllm.models.prediction import PredictionLayer
 from mindllm.models.rotary import rotary_tables
 from mindllm.models.weights import Spread, constant, normal_parameter
 
 COMPRESSED_MASK_SIZE = 2048  # what FlashAttentionScore wants with a compressed causal mask
-EMBEDDINGS, ATTENTION_OUTPUT, FEED_FORWARD_OUTPUT, NOISE = 2, 3, 4, 5  # salts of the numbers that are drawn by
+EMBEDDINGS, NOISE = 2, 5  # salts of the numbers that are drawn by, besides those of layers
 MASKED = -1e9  # far below any score, and finite, so that a fully masked row stays finite
 
 
-class TokenEmbedding(nn.Cell):
-    """``[batch, seq]`` token ids -> ``[batch · seq, hidden]`` in hidden states' dtype, scaled where the architecture says."""
+class Lookup(nn.Cell):
+    """A lookup of token ids ``[batch, seq]`` in a table ``[vocab, hidden]`` -> ``[batch · seq, hidden]`` in hidden states' dtype,
+    scaled where the architecture says.
+    """
 
     def __init__(self, model: ModelConfig, kernels: Kernels) -> None:
         super().__init__()
-        shape = (model.vocab_size, model.hidden_size)
-        self.embedding_weight = normal_parameter("embedding_weight", shape, model.initializer_range)
         self.gather = P.Gather()
         self.reshape = P.Reshape()
         self.cast = P.Cast()
@@ -49,10 +46,29 @@ class TokenEmbedding(nn.Cell):
             self.mul = P.Mul()
             self.scale = Tensor(scale, kernels.operand).astype(kernels.hidden)  # rounded as published models do
 
-    def construct(self, input_ids: Tensor) -> Tensor:
-        x = self.gather(self.embedding_weight, self.reshape(input_ids, (-1,)), 0)
+    def looked_up(self, table: Tensor, input_ids: Tensor) -> Tensor:
+        x = self.gather(table, self.reshape(input_ids, (-1,)), 0)
         x = self.cast(x, self.output_dtype)
         return self.mul(x, self.scale) if self.scales else x
+
+
+class SharedEmbedding(Lookup):
+    """A lookup in a table that another cell has."""
+
+    def construct(self, table: Tensor, input_ids: Tensor) -> Tensor:
+        return self.looked_up(table, input_ids)
+
+
+class TokenEmbedding(Lookup):
+    """A lookup with its table."""
+
+    def __init__(self, model: ModelConfig, kernels: Kernels) -> None:
+        super().__init__(model, kernels)
+        shape = (model.vocab_size, model.hidden_size)
+        self.embedding_weight = normal_parameter("embedding_weight", shape, model.initializer_range)
+
+    def construct(self, input_ids: Tensor) -> Tensor:
+        return self.looked_up(self.embedding_weight, input_ids)
 
 
 class PositionEmbedding(nn.Cell):
@@ -81,109 +97,6 @@ class PositionEmbedding(nn.Cell):
         """The vectors ``[batch, tokens, hidden]`` of positions ``[batch, tokens]``."""
         rows = self.gather(self.embedding_weight, self.reshape(position_ids, (-1,)), 0)
         return self.cast(self.reshape(rows, (*position_ids.shape, -1)), self.output_dtype)
-
-
-class DecoderLayer(nn.Cell):
-    """``x += attention(norm(x)); x += feed_forward(norm(x))`` on ``[batch · seq, hidden]``, with norms behind both where
-    the specification has them.
-
-    Returns hidden states; where ``adds_to_loss``, as the specification says, they come with what each sequence adds to the mean
-    loss of its tokens, fp32 ``[batch]``.
-    """
-
-    def __init__(self, spec: LayerSpec, kernels: Kernels, spread: Spread, seq_length: int) -> None:
-        super().__init__()
-        hidden = spec.attention.hidden_size
-        self.attention_norm = make_norm(hidden, spec.norm, kernels)
-        if isinstance(spec.attention, LatentAttentionSpec):
-            self.attention = LatentAttention(spec.attention, kernels, spread, seq_length)
-        else:
-            self.attention = Attention(spec.attention, kernels, spread, seq_length)
-        self.ffn_norm = make_norm(hidden, spec.norm, kernels)
-        self.has_experts = isinstance(spec.feed_forward, ExpertsSpec)
-        if isinstance(spec.feed_forward, ExpertsSpec):
-            self.feed_forward = Experts(spec.feed_forward, kernels, spread, seq_length)
-        else:
-            self.feed_forward = FeedForward(spec.feed_forward, kernels, spread)
-        self.attention_add = P.Add()
-        self.ffn_add = P.Add()
-        self.is_wider = kernels.hidden != kernels.activation
-        if self.is_wider:
-            self.cast = P.Cast()
-            self.hidden_dtype = kernels.hidden
-        self.adds_to_loss = spec.adds_to_loss
-        if spec.adds_to_loss:
-            self.add_to_loss = P.Add()
-        self.drops = spec.dropout > 0
-        if self.drops:
-            self.attention_dropout = Dropout(spec.dropout, hidden, ATTENTION_OUTPUT)
-            self.ffn_dropout = Dropout(spec.dropout, hidden, FEED_FORWARD_OUTPUT)
-        self.norm_output = spec.norm_output
-        if spec.norm_output:
-            self.attention_post_norm = make_norm(hidden, spec.norm, kernels)
-            self.ffn_post_norm = make_norm(hidden, spec.norm, kernels)
-        self.adapts_attention = self.adapts_feed_forward = False
-
-    def attach_behind_attention(self, adapter: nn.Cell) -> None:
-        """Sends what the attention yields, ``[batch · seq, hidden]``, through ``adapter``, which keeps its form."""
-        self.attention_adapter, self.adapts_attention = adapter, True
-
-    def attach_behind_feed_forward(self, adapter: nn.Cell) -> None:
-        """The same behind the feed-forward."""
-        self.feed_forward_adapter, self.adapts_feed_forward = adapter, True
-
-    def construct(
-        self,
-        x: Tensor,
-        batch: int,
-        tables: Tables,
-        mask: Tensor,
-        added: Tensor | None = None,
-        random: Tensor | None = None,
-    ) -> Tensor | tuple[Tensor, Tensor]:
-        """``added``: what layers before have added; it goes from layer to layer so that it is computed on their stages.
-        ``random``, int32 ``[batch, seq]``: what dropout is drawn by; None: nothing is dropped.
-        """
-        x = self.after_attention(x, self.attention(self.attention_norm(x), batch, tables, mask, random), random)
-        if not self.adds_to_loss:
-            return self.after_feed_forward(x, batch, True, random)
-        x, own = self.after_feed_forward(x, batch, True, random)
-        return x, own if added is None else self.add_to_loss(added, own)
-
-    def after_attention(self, x: Tensor, attended: Tensor, random: Tensor | None = None) -> Tensor:
-        """The residual connection around the attention."""
-        if self.adapts_attention:
-            attended = self.attention_adapter(attended)
-        if self.norm_output:
-            attended = self.attention_post_norm(attended)
-        if self.drops:
-            attended = self.attention_dropout(attended, random)
-        return self.attention_add(x, self.widened(attended))
-
-    def after_feed_forward(
-        self, x: Tensor, batch: int, may_drop: bool = True, random: Tensor | None = None
-    ) -> Tensor | tuple[Tensor, Tensor]:
-        """The second half of the layer. ``may_drop``: experts that are full let tokens go."""
-        if self.adds_to_loss:
-            y, added = self.feed_forward(self.ffn_norm(x), batch, may_drop, random)
-            return self.around_feed_forward(x, y, random), added
-        if self.has_experts:
-            return self.around_feed_forward(x, self.feed_forward(self.ffn_norm(x), batch, may_drop, random), random)
-        return self.around_feed_forward(x, self.feed_forward(self.ffn_norm(x), random), random)
-
-    def around_feed_forward(self, x: Tensor, y: Tensor, random: Tensor | None) -> Tensor:
-        """The residual connection around the feed-forward."""
-        if self.adapts_feed_forward:
-            y = self.feed_forward_adapter(y)
-        if self.norm_output:
-            y = self.ffn_post_norm(y)
-        if self.drops:
-            y = self.ffn_dropout(y, random)
-        return self.ffn_add(x, self.widened(y))
-
-    def widened(self, y: Tensor) -> Tensor:
-        """What is added to hidden states, in their dtype."""
-        return self.cast(y, self.hidden_dtype) if self.is_wider else y
 
 
 class ContextTables(nn.Cell):
@@ -296,6 +209,10 @@ class Decoder(nn.Cell):
 
     ``table_of_layer`` names the copy of the tables each layer reads. All share one here; where layers live on different
     devices there is a copy for each group of layers.
+
+    ``ahead``: for each layer that predicts ahead, the token ids ``[batch, seq]`` as it is given them. Then the result is a tuple
+    of hidden states, the decoder's and those of each such layer, and what all layers add to the loss, or None. Without
+    ``ahead`` these layers are not computed.
     """
 
     def __init__(self, model: ModelConfig, kernels: Kernels) -> None:
@@ -315,8 +232,15 @@ class Decoder(nn.Cell):
                 model.hidden_size, embedding.norm, replace(kernels, activation=kernels.hidden)
             )
         self.layers = nn.CellList(
-            [DecoderLayer(spec, kernels, spread, model.seq_length) for spec in architecture.layers]
+            [
+                (PredictionLayer if spec.predicts_ahead else DecoderLayer)(spec, kernels, spread, model.seq_length)
+                for spec in architecture.layers
+            ]
         )
+        self.depth = len(architecture.main_layers)
+        self.predictions = architecture.predictions
+        if self.predictions:
+            self.lookup_ahead = SharedEmbedding(model, kernels)
         self.norm_out = make_norm(model.hidden_size, architecture.final_norm, kernels)
         self.drops_embeddings = embedding.dropout > 0
         if self.drops_embeddings:
@@ -328,7 +252,7 @@ class Decoder(nn.Cell):
         self.table_of_layer = (0,) * len(architecture.layers)
         contexts = architecture.contexts()
         self.context_of_layer = tuple(contexts.index(spec.attention.context) for spec in architecture.layers)
-        self.adds_to_loss = any(spec.adds_to_loss for spec in architecture.layers)
+        self.adds_to_loss = any(spec.adds_to_loss for spec in architecture.main_layers)
         self.document_masks = kernels.document_masks
 
     def construct(
@@ -337,7 +261,8 @@ class Decoder(nn.Cell):
         segment_starts: Tensor | None = None,
         position_ids: Tensor | None = None,
         random: Tensor | None = None,
-    ) -> Tensor | tuple[Tensor, Tensor]:
+        ahead: tuple[Tensor, ...] | None = None,
+    ) -> Tensor | tuple[Tensor | tuple[Tensor, ...], Tensor | None]:
         if not self.document_masks and not (segment_starts is None and position_ids is None):
             raise ValueError("the model was built without document_masks and cannot keep documents apart")
         batch = input_ids.shape[0]
@@ -348,17 +273,42 @@ class Decoder(nn.Cell):
                 of_rows = (*of_rows, tables.of_rows(segment_starts, position_ids))
         added = None
         for index, layer in enumerate(self.layers):
-            context, copy = self.context_of_layer[index], self.table_of_layer[index]
-            tables, mask = of_rows[copy][context] if of_rows else self.tables[copy](context)
-            own = self.dropout_keys[index](random) if self.drops[index] and random is not None else None
-            if layer.adds_to_loss:
-                x, added = layer(x, batch, tables, mask, added, own)
-            elif own is not None:
-                x = layer(x, batch, tables, mask, None, own)
-            else:
-                x = layer(x, batch, tables, mask)
+            if index < self.depth:
+                tables, mask = self.tables_of(index, of_rows)
+                own = self.dropout_keys[index](random) if self.drops[index] and random is not None else None
+                if layer.adds_to_loss:
+                    x, added = layer(x, batch, tables, mask, added, own)
+                elif own is not None:
+                    x = layer(x, batch, tables, mask, None, own)
+                else:
+                    x = layer(x, batch, tables, mask)
         hidden = self.norm_out(x)
+        if ahead is not None:
+            return self.predicted(hidden, added, ahead, of_rows, random)
         return (hidden, added) if self.adds_to_loss else hidden
+
+    def predicted(
+        self, hidden: Tensor, added: Tensor | None, ahead: tuple[Tensor, ...], of_rows: tuple, random: Tensor | None
+    ) -> tuple[tuple[Tensor, ...], Tensor | None]:
+        """The hidden states behind the final norm, then those of each layer that predicts ahead, and what all add to the loss."""
+        states: tuple[Tensor, ...] = (hidden,)
+        for index, layer in enumerate(self.layers):
+            if index >= self.depth:
+                tables, mask = self.tables_of(index, of_rows)
+                own = self.dropout_keys[index](random) if self.drops[index] and random is not None else None
+                ids = ahead[index - self.depth]
+                embedded = self.lookup_ahead(self.tok_embeddings.embedding_weight, ids)
+                if layer.adds_to_loss:
+                    hidden, added = layer(hidden, ids.shape[0], tables, mask, added, own, embedded)
+                else:
+                    hidden = layer(hidden, ids.shape[0], tables, mask, None, own, embedded)
+                states = (*states, hidden)
+        return states, added
+
+    def tables_of(self, index: int, of_rows: tuple) -> tuple[Tables, Tensor]:
+        """What layer ``index`` reads besides hidden states; ``of_rows``: that of each copy, where documents are kept apart."""
+        context, copy = self.context_of_layer[index], self.table_of_layer[index]
+        return of_rows[copy][context] if of_rows else self.tables[copy](context)
 
     def embedded(
         self, input_ids: Tensor, batch: int, position_ids: Tensor | None, random: Tensor | None = None

@@ -73,7 +73,8 @@ class Router(nn.Cell):
     def choice(self, scores: Tensor) -> Tensor:
         """The experts of each token, the best first: int32 ``[batch, seq, chosen]``."""
         if self.has_bias:
-            scores = self.bias_add(scores, P.stop_gradient(self.bias))
+            # Its gradient is zero by itself, for places have none. Stopped, it has no shape in a network that is compiled once.
+            scores = self.bias_add(scores, self.bias)
         if self.limited:
             scores = self.groups(scores)
         return self.topk(scores, self.chosen)[1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from mindspore import nn
@@ -10,6 +11,7 @@ from mindspore import nn
 from mindllm.config import RunConfig
 from mindllm.config.check_preference import accumulated_pairs
 from mindllm.models import CausalLM, Kernels
+from mindllm.models.causal_lm import for_evaluation
 from mindllm.parallel.context import optimizer_level
 from mindllm.parallel.layer_plan import LayerPlan, make_plan
 from mindllm.parallel.layout import Mesh, mesh_of
@@ -38,11 +40,12 @@ class ParallelModel:
     """A model and how it lies on its devices.
 
     ``network`` maps ``[batch, seq]`` inputs to the loss summed over all micro batches; ``parts`` is their number, and
-    ``reused`` says whether they share one compiled graph.
+    ``reused`` says whether they share one compiled graph. ``evaluated`` is the same without layers that predict ahead.
     """
 
     model: CausalLM
     network: nn.Cell
+    evaluated: nn.Cell
     plan: LayerPlan
     mesh: Mesh
     parts: int = 1
@@ -86,12 +89,13 @@ def build_parallel_model(config: RunConfig) -> ParallelModel:
     Raises:
         UserError: recompute patterns that match nothing, contradictory lists, pairs of answers that would be accumulated.
     """
-    mesh, documents = mesh_of(config), bool(config.train_dataset.document_columns)
-    drops = config.model.config.architecture.drops
+    mesh = mesh_of(config)
     if mesh.devices == 1:
         whole = build_replica(config)
         model = whole.policy if isinstance(whole, PreferenceLoss) else whole
-        return ParallelModel(model, Inputs(whole, documents, drops, sharded=False), make_plan(config), mesh)
+        return _parallel_model(
+            model, whole, lambda network: _inputs(network, config, sharded=False), make_plan(config), mesh
+        )
     _refuse_codes(config)
     plan, kernels = _announced_plan(config), kernels_of(config)
     model = _build(config, kernels, plan)
@@ -103,14 +107,37 @@ def build_parallel_model(config: RunConfig) -> ParallelModel:
     whole = _with_loss(config, model, kernels)
     if isinstance(whole, PreferenceLoss):
         _place_pairs(whole, config, plan, mesh)
-    if config.micro_batch_interleave_num > 1:
-        whole = Copies(whole, config.micro_batch_interleave_num)
+    copies = config.micro_batch_interleave_num
     parts = config.parallel_config.micro_batch_num * config.runner_config.gradient_accumulation_steps
-    if parts == 1 and plan.stages == 1:
-        return ParallelModel(model, Inputs(whole, documents, drops, order=order), plan, mesh)
-    reused = _can_be_reused(config)
-    network = MicroBatches(whole, parts, plan.stages > 1, reused)
-    return ParallelModel(model, Inputs(network, documents, drops, order=order), plan, mesh, parts, reused)
+    at_once, reused = parts == 1 and plan.stages == 1, _can_be_reused(config)
+
+    def around(network: nn.Cell) -> nn.Cell:
+        network = Copies(network, copies) if copies > 1 else network
+        network = network if at_once else MicroBatches(network, parts, plan.stages > 1, reused)
+        return _inputs(network, config, order=order)
+
+    return _parallel_model(model, whole, around, plan, mesh, parts, reused and not at_once)
+
+
+def _parallel_model(
+    model: CausalLM,
+    whole: nn.Cell,
+    around: Callable[[nn.Cell], nn.Cell],
+    plan: LayerPlan,
+    mesh: Mesh,
+    parts: int = 1,
+    reused: bool = False,
+) -> ParallelModel:
+    """``around`` gives the cell with the loss, or the one that evaluates, what it is fed by."""
+    network, evaluated = around(whole), for_evaluation(whole)
+    return ParallelModel(
+        model, network, network if evaluated is whole else around(evaluated), plan, mesh, parts, reused
+    )
+
+
+def _inputs(network: nn.Cell, config: RunConfig, sharded: bool = True, order: SequenceOrder | None = None) -> Inputs:
+    documents = bool(config.train_dataset.document_columns)
+    return Inputs(network, documents, config.model.config.architecture.drops, sharded, order)
 
 
 def _refuse_codes(config: RunConfig) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mindllm.config.architecture import EMBEDDING, Architecture
 from mindllm.config.layers import LayerSpec
@@ -27,6 +27,15 @@ def embedding_work(architecture: Architecture, tokens: float, strategy: Strategy
     if strategy.vocabulary_parallel:
         found.append(Exchange("embedding.reduce", "AllReduce", size))
     return tuple(found)
+
+
+def prediction_work(architecture: Architecture, tokens: float, strategy: Strategy, numerics: Numerics) -> Work:
+    """What a layer that predicts ahead has beside itself, forward: the lookup of tokens to come, norm, logits, loss."""
+    lookup, head = (
+        embedding_work(architecture, tokens, strategy),
+        head_work(architecture, tokens, strategy, numerics),
+    )
+    return tuple(replace(one, name=f"ahead.{one.name}") for one in (*lookup, *head))
 
 
 def head_work(architecture: Architecture, tokens: float, strategy: Strategy, numerics: Numerics) -> Work:
@@ -81,11 +90,14 @@ def place_parameters(workload: Workload, place: int, layers: range) -> Held:
         held += table_parameters(architecture, EMBEDDING, table / (ranks if strategy.vocabulary_parallel else 1))
     if place == workload.plan.stages * workload.plan.chunks - 1 and (place or not architecture.head.tied):
         held += table_parameters(architecture, architecture.head_weight, table / ranks)
+    if place and architecture.predictions and place == workload.plan.stages * workload.plan.chunks - 1:
+        held += table_parameters(architecture, EMBEDDING, table / (ranks if strategy.vocabulary_parallel else 1))
     return held
 
 
 EXPERTS = "feed_forward.experts."
 WHOLE_ON_A_RANK = (
+    "eh_proj.",
     "feed_forward.router.",
     "attention.wq_down.",
     "attention.wkv_down.",

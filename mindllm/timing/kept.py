@@ -21,6 +21,8 @@ def kept_results(spec: LayerSpec, tokens: int, seq_length: int, strategy: Strate
     """Bytes of each."""
     hidden = HALF * tokens * spec.attention.hidden_size / strategy.sequence_ranks
     found = {"residuals": 2 * hidden, **{f"{norm}.norm": hidden for norm in spec.norms[:2]}}
+    if spec.predicts_ahead:  # both operands of what joins them, the joint one, and what the last norm is given
+        found["around_prediction"] = 5 * hidden
     found |= _attention(spec, tokens, seq_length, strategy, numerics)
     if isinstance(spec.feed_forward, FeedForwardSpec):
         return found | _dense(spec.feed_forward, tokens, strategy, "feed_forward")

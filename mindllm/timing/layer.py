@@ -33,6 +33,11 @@ def _forward(
 ) -> Iterator[Operator | Exchange]:
     hidden = HALF * tokens * spec.attention.hidden_size
     outside = hidden / strategy.sequence_ranks
+    if spec.predicts_ahead:
+        width = spec.attention.hidden_size
+        yield from (elementwise(f"{name}.norm", outside, NORM_PASSES[0]) for name in ("enorm", "hnorm"))
+        yield elementwise("join", outside, 4.0)
+        yield product("eh_proj.matmul", tokens / strategy.sequence_ranks, 2 * width, width, numerics.compute)
     attention = attention_work(spec.attention, tokens, seq_length, strategy, numerics)
     feed_forward: Iterator[Operator | Exchange]
     if isinstance(spec.feed_forward, FeedForwardSpec):

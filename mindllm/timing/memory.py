@@ -84,5 +84,6 @@ def _working(workload: Workload, stage: int) -> float:
     }
     again = max((layer_bytes(workload, spec, LayerAssignment(stage), tokens) for spec in recomputed), default=0.0)
     if stage == plan.stages - 1:
-        again = max(again, LOGITS * tokens * workload.architecture.vocab_size / strategy.model_parallel)
+        heads = 1 + workload.architecture.predictions  # all logits are there when the loss is
+        again = max(again, heads * LOGITS * tokens * workload.architecture.vocab_size / strategy.model_parallel)
     return again

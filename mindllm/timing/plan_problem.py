@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from mindllm.config.layers import LayerSpec
@@ -10,10 +9,9 @@ from mindllm.parallel.layer_plan import DEFAULT_PATTERNS, LayerAssignment
 from mindllm.planning.problem import STANDARD_KINDS, Problem, make_problem
 from mindllm.timing.device import Device
 from mindllm.timing.ends import layer_parameters, table_parameters
-from mindllm.timing.layer import backward_work, forward_work, repeated_work
 from mindllm.timing.memory import LOGITS, layer_bytes, state_bytes
 from mindllm.timing.step import TimedWork
-from mindllm.timing.step_work import StepWork, step_work
+from mindllm.timing.step_work import StepWork, spec_part, step_work
 from mindllm.timing.workload import Workload
 
 MILLISECONDS, MIB = 1e3, 1 << 20
@@ -80,12 +78,12 @@ def _runs(workload: Workload) -> list[tuple[LayerSpec, int]]:
 def _layer(number: int, spec: LayerSpec, count: int, workload: Workload, timed: TimedWork) -> dict[str, Any]:
     sizes = workload.strategy
     tokens = sizes.micro_batch_size * workload.seq_length
-    forward = forward_work(spec, float(tokens), workload.seq_length, sizes, workload.numerics)
-    backward = timed.spent(backward_work(forward, spec.frozen)).seconds
+    part = spec_part(workload, spec, KINDS["none"])
+    backward = timed.spent(part.backward).seconds
     whole = layer_bytes(workload, spec, KINDS["none"], tokens)
     kinds = {}
     for name, own in KINDS.items():
-        again = timed.spent(repeated_work(forward, replace(own), sizes.repeat_exchanges)).seconds
+        again = timed.spent(spec_part(workload, spec, own).repeated).seconds
         kept = layer_bytes(workload, spec, own, tokens)
         kinds[name] = {
             "backward": MILLISECONDS * (backward + again),
@@ -95,7 +93,7 @@ def _layer(number: int, spec: LayerSpec, count: int, workload: Workload, timed: 
     return {
         "name": f"layers {number}",
         "count": count,
-        "forward": MILLISECONDS * timed.spent(forward).seconds,
+        "forward": MILLISECONDS * timed.spent(part.forward).seconds,
         "parameter_mb": state_bytes(layer_parameters(spec, sizes), workload) / MIB,
         "kinds": kinds,
     }

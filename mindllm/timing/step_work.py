@@ -8,12 +8,15 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 
+from mindllm.config.layers import LayerSpec
 from mindllm.config.tuning import is_trained
+from mindllm.parallel.layer_plan import LayerAssignment
 from mindllm.timing.ends import (
     Held,
     embedding_work,
     head_work,
     place_parameters,
+    prediction_work,
     replica_exchanges,
     update_operator,
 )
@@ -93,12 +96,16 @@ def layer_key(workload: Workload, number: int) -> Hashable:
 
 def layer_part(workload: Workload, number: int) -> Part:
     """The passes of one layer, by each of its copies."""
-    spec, own, strategy = workload.architecture.layers[number], workload.plan.layers[number], workload.strategy
-    forward = forward_work(spec, _tokens(workload) / strategy.copies, workload.seq_length, strategy, workload.numerics)
-    again = repeated_work(forward, own, strategy.repeat_exchanges)
-    return Part(
-        forward * strategy.copies, backward_work(forward, spec.frozen) * strategy.copies, again * strategy.copies
-    )
+    return spec_part(workload, workload.architecture.layers[number], workload.plan.layers[number])
+
+
+def spec_part(workload: Workload, spec: LayerSpec, own: LayerAssignment) -> Part:
+    """The same of any layer, recomputed as ``own`` says. What a layer that predicts ahead has beside itself is not repeated."""
+    strategy, tokens, copies = workload.strategy, _tokens(workload) / workload.strategy.copies, workload.strategy.copies
+    layer = forward_work(spec, tokens, workload.seq_length, strategy, workload.numerics)
+    beside = prediction_work(workload.architecture, tokens, strategy, workload.numerics) if spec.predicts_ahead else ()
+    forward, again = (*layer, *beside), repeated_work(layer, own, strategy.repeat_exchanges)
+    return Part(forward * copies, backward_work(forward, spec.frozen) * copies, again * copies)
 
 
 def _tokens(workload: Workload) -> float:

@@ -76,7 +76,7 @@ class DistributedStep(nn.Cell):
     Args:
         parallel: the model on its devices.
         weights: those of all stages; the compiler drops what is not of this rank's.
-        optimizer: updates ``weights``, or all but the first one: a tied embedding belongs to the first stage. The last
+        optimizer: updates ``weights``, or all but the first one: a shared embedding belongs to the first stage. The last
             stage sends its part of the gradient there, and must neither update it nor count it in the norm.
         positions: tokens of a whole global batch, masked or not.
         slices: parts the input arrays are given in; 1 where every rank holds the whole batch.
@@ -134,7 +134,7 @@ class DistributedLoss(nn.Cell):
 
     def __init__(self, parallel: ParallelModel) -> None:
         super().__init__(auto_prefix=False)
-        self.network = parallel.network
+        self.network = parallel.evaluated
 
     def construct(self, *columns: Tensor) -> Tensor:
         return self.network(False, *columns)
@@ -176,9 +176,15 @@ def distributed_step(config: RunConfig, parallel: ParallelModel, rank: int) -> D
 
 
 def _embedding_is_elsewhere(parallel: ParallelModel, rank: int) -> bool:
-    """Whether this rank's stage uses the embedding of the first stage as its head, and the first one trains it."""
+    """Whether the embedding of the first stage is used on this rank's, and the first one trains it: a head that is tied to it,
+    or layers that predict ahead and look up tokens in it.
+    """
     embedding = parallel.model.model.tok_embeddings.embedding_weight
-    return parallel.model.tied and embedding.requires_grad and parallel.mesh.stage_of(rank) > 0
+    return (
+        (parallel.model.tied or parallel.model.predicts_ahead)
+        and embedding.requires_grad
+        and parallel.mesh.stage_of(rank) > 0
+    )
 
 
 def example_inputs(config: RunConfig, training: bool = True) -> list[Tensor]:

@@ -155,6 +155,29 @@ def test_pieces_of_arrays():
     assert references["Copy"](x) is not x
 
 
+def test_a_table_and_its_gradient():
+    table, indices, gradient = normal(7, 4), np.array([[1, 6], [1, 0]], np.int32), normal(2, 2, 4)
+    weights = leaf(table)
+    wanted = torch.nn.functional.embedding(torch.tensor(indices), weights)
+    wanted.backward(torch.tensor(gradient))
+    np.testing.assert_array_equal(subject.embedding(indices, table, None, None, 2.0, False), wanted.detach())
+    np.testing.assert_allclose(subject.embedding_gradient(gradient, indices, 7, None, False), weights.grad, **CLOSE)
+    outside = np.array([-1, 2, 7])
+    np.testing.assert_array_equal(subject.embedding(outside, table), np.stack([0 * table[0], table[2], 0 * table[0]]))
+    assert not subject.embedding_gradient(normal(3, 4), np.array([-1, 9, 7]), 7).any()
+
+
+def test_what_says_whether_all_is_finite():
+    references = subject.REFERENCES
+    assert references["ReduceAll"](np.array([True, True]), None, False)
+    assert not references["ReduceAll"](np.array([[True, False]]), (0, 1), False)
+    np.testing.assert_array_equal(references["ReduceAll"](np.array([[True, False]]), (0,), False), [True, False])
+    np.testing.assert_array_equal(
+        references["Outer"](np.arange(3.0), np.arange(2.0)), np.outer(np.arange(3.0), np.arange(2.0))
+    )
+    assert references["NPUGetFloatStatusV2"](np.ones(8, np.int32)).tolist() == [0] * 8
+
+
 def test_what_a_reference_does_not_know_is_refused():
     x = normal(1, 1, 2, 4)
     with pytest.raises(NotImplementedError, match="mode 7"):

@@ -178,7 +178,6 @@ def test_ignored_keys_can_be_taken_at_their_word(load):
         ("parallel_config.context_parallel", 3, "is not divisible by context_parallel 3"),
         ("parallel_config", {"context_parallel": 2, "context_parallel_algo": "hybrid_cp"}, "write ulysses_cp"),
         (f"{MODEL}.pet_config", {"pet_type": "lora", "pre_seq_len": 8}, "adapters other than LoRA"),
-        (f"{MODEL}.num_nextn_predict_layers", 1, "prediction layers"),
         (f"{MODEL}.res_dtype", "float16", "--model.model_config.res_dtype=bfloat16"),
         ("optimizer.type", "Muon", "not here yet"),
         ("lr_schedule.type", "MegatronLR", "not here yet"),

@@ -8,6 +8,7 @@ from mindllm.config.families import family_of
 from mindllm.config.load import read_file
 from mindllm.config.mindformers.convert import convert
 from mindllm.errors import UserError
+from mindllm.parallel.layer_plan import make_plan
 from tests.config.mindformers_files import LEGACY, MCORE, writer
 
 MODEL = "model.model_config"
@@ -152,7 +153,8 @@ def test_how_experts_of_mcore_are_chosen_and_balanced(tmp_path):
         ({**QWEN3_MOE, "moe_router_dtype": "bfloat16"}, "computes in float32"),
         ({**QWEN3_MOE, "moe_router_score_function": "sqrtsoftplus"}, "sigmoid or softmax"),
         ({**QWEN3_MOE, "n_group": 4, "topk_group": 2}, "no qwen3_moe model has n_group 4"),
-        ({**DEEPSEEK_V3, "num_nextn_predict_layers": 1}, "prediction layers"),
+        ({**QWEN3_MOE, "num_nextn_predict_layers": 1}, "no qwen3_moe model has num_nextn_predict_layers 1"),
+        ({**DEEPSEEK_V3, "num_nextn_predict_layers": 1, "mtp_num_layers": 2}, "contradicts"),
         ({**DEEPSEEK_V3, "scaling_factor": ...}, "yarn needs"),
     ],
 )
@@ -160,6 +162,17 @@ def test_what_would_change_the_result_is_refused(tmp_path, keys, words):
     with pytest.raises(UserError) as caught:
         load_config(writer(tmp_path)(MCORE, mcore(keys)))
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("keys", "factor"), [({}, 0.3), ({"mtp_loss_scaling_factor": ...}, 0.1), ({"mtp_loss_factor": 0.3}, 0.3)]
+)
+def test_layers_that_predict_ahead_are_counted_by_offset_and_recomputed_as_there(tmp_path, keys, factor):
+    ahead = {**DEEPSEEK_V3, "num_nextn_predict_layers": 1, "offset": 0, **keys}
+    config = load_config(writer(tmp_path)(MCORE, mcore(ahead)))
+    model = config.model.config
+    assert (model.num_layers, model.num_nextn_predict_layers, model.mtp_loss_factor) == (61, 1, factor)
+    assert [sum(layer.stage == stage for layer in make_plan(config).layers) for stage in (0, 1)] == [31, 31]
 
 
 def test_without_experts_their_keys_change_nothing(tmp_path):

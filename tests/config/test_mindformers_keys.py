@@ -112,6 +112,19 @@ def test_whole_sequences_need_no_order_of_pieces(theirs):
     stages = {"parallel_config": {"data_parallel": 1, "model_parallel": 1, "pipeline_stage": 4, "micro_batch_num": 8}}
     path = theirs(LEGACY, {**stages, "parallel.pipeline_config": {"pipeline_scheduler": "seqpipe"}})
     assert load_config(path).parallel.pipeline_config.pipeline_scheduler == "1f1b"
+    assert "seq_split_num is 1" in reasons(path)["parallel.pipeline_config.pipeline_scheduler"]
+
+
+def test_a_ring_of_keys_is_gathered(theirs):
+    ring = {
+        "parallel_config.context_parallel": 2,
+        "parallel_config.data_parallel": 4,
+        f"{MODEL}.use_ring_attention": True,
+    }
+    config = load_config(theirs(LEGACY, ring)).parallel_config
+    assert (config.context_parallel, config.context_parallel_algo) == (2, "colossalai_cp")
+    with pytest.raises(UserError, match="crashes when it compiles a ring"):
+        load_config(theirs(LEGACY, {**ring, "parallel_config.context_parallel_algo": "ulysses_cp"}))
 
 
 @pytest.mark.parametrize(("share", "taken"), [(256, -1), (4, 4), (-1, -1)])

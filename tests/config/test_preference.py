@@ -46,6 +46,11 @@ def test_pairs_need_no_section_and_have_the_columns_of_documents(load):
             "does not go through a pipeline yet",
         ),
         (
+            [*PAIRS, "--use_parallel", "--parallel_config.context_parallel=2"],
+            "parallel_config.context_parallel",
+            "are not learnt from parts of their sequences yet",
+        ),
+        (
             [*PAIRS, "--use_parallel", "--parallel_config.model_parallel=2", ACCUMULATES],
             "runner_config.gradient_accumulation_steps",
             "cannot accumulate beside a reference",

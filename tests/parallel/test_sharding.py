@@ -6,12 +6,16 @@ import mindspore as ms
 import pytest
 from small_cluster import cluster_run
 
+from mindllm.config.preference import PreferenceConfig
 from mindllm.errors import UserError
 from mindllm.models import CausalLM, Kernels
+from mindllm.models.weights import model_weights
 from mindllm.parallel.build import kernels_of
 from mindllm.parallel.layout import Mesh
 from mindllm.parallel.operators import operators
 from mindllm.parallel.sharding import FOLLOWERS, Sharding, apply_sharding, sharding_table
+from mindllm.parallel.sharding.preference import pairs_table
+from mindllm.tune.preference import PairLosses
 from mindllm.tune.transform import tune
 
 WITHOUT_ENTRY = {"Cast", "Reshape"}
@@ -143,6 +147,32 @@ def test_adapters_are_sharded_as_their_projections(pet, mesh):
     assert not any(item.parallel_optimizer for item in lm.get_parameters() if not item.requires_grad)
 
 
+def test_bottlenecks_have_the_tokens_of_their_rank_and_whole_weights():
+    config = cluster_run(
+        dp=2, tp=2, use_seq_parallel=True, model={"pet_config": {"pet_type": "adapter", "adapter_length": 4}}
+    )
+    lm, chosen = CausalLM(config.model.config, kernels(True, True)), kernels(True, True)
+    tune(lm, config.model.config, chosen)
+    assert set(model_weights(lm)) == set(config.model.config.architecture.weight_shapes())
+    table = sharding_table(lm, config.parallel_config)
+    assert set(table) == {path for path, op in operators(lm).items() if op.name not in FOLLOWERS}
+    apply_sharding(lm, table, Mesh(2, 2))
+    for cell in (lm.model.layers[0].attention_adapter, lm.model.layers[1].feed_forward_adapter):
+        assert cell.down.matmul.attrs["in_strategy"] == ((4, 1), (1, 1))
+        assert cell.up.bias_add.attrs["in_strategy"] == ((4, 1), (1,))
+
+
 def test_lengths_of_rows_on_replicas_of_tensor_parallel_devices_are_refused():
     with pytest.raises(UserError, match="use_dora: lengths of rows are not split"):
         cluster_run(dp=2, tp=2, model={"pet_config": {"use_dora": True}})
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"label_smoothing": 0.1}, {"loss_type": "hinge"}, {"loss_type": "ipo"}], ids=str
+)
+def test_every_operator_of_the_loss_of_pairs_has_one_entry(options):
+    cell = PairLosses(PreferenceConfig.model_validate(options))
+    table = pairs_table(cell)
+    assert set(table) == {path for path, op in operators(cell).items() if op.name not in FOLLOWERS}
+    apply_sharding(cell, table, Mesh(2, 2))
+    assert cell.probe.parallel_optimizer is False

@@ -11,11 +11,12 @@ from mindllm.compiled.cost import bytes_of, cost
 from mindllm.config import load_config
 from mindllm.config.experts import ExpertsSpec
 from mindllm.config.layers import FORWARD_AND_BACKWARD
+from mindllm.parallel.layer_plan import LayerAssignment
 from mindllm.timing.configured import workload_of
-from mindllm.timing.ends import Held, layer_parameters
+from mindllm.timing.ends import Held, layer_parameters, place_parameters
 from mindllm.timing.layer import backward_work, forward_work
 from mindllm.timing.memory import kept_bytes, stage_bytes
-from mindllm.timing.step_work import step_work
+from mindllm.timing.step_work import spec_part, step_work
 from mindllm.timing.work import Exchange, Operator
 from mindllm.timing.workload import Numerics, Strategy
 
@@ -111,3 +112,21 @@ def test_a_compiled_rank_has_these_products_and_exchanges(name):
             elif isinstance(one, Operator) and one.sizes:
                 predicted["products"] += one.flops * count
     assert predicted == compiled
+
+
+def test_a_layer_that_predicts_ahead_takes_its_projection_and_a_head():
+    one_device = ("data_parallel=1", "model_parallel=1", "use_seq_parallel=false")
+    workload = workload_of(form("prediction_layers", *(f"--parallel_config.{change}" for change in one_device)))
+    architecture, spec = workload.architecture, workload.architecture.layers[-1]
+    part = spec_part(workload, spec, LayerAssignment(1, recompute=True))
+    tokens, hidden = workload.strategy.micro_batch_size * workload.seq_length, architecture.hidden_size
+    for name, size in (("eh_proj", 2 * hidden * hidden), ("ahead.lm_head", hidden * architecture.vocab_size)):
+        flops = sum(one.flops for one in (*part.forward, *part.backward) if one.name.startswith(f"{name}.matmul"))
+        assert flops == FORWARD_AND_BACKWARD * tokens * size
+    assert "ahead.embedding.lookup" in {one.name for one in part.forward}
+    again = {one.name for one in part.repeated}
+    assert "eh_proj.matmul" in again
+    assert not any(name.startswith("ahead.") for name in again)
+    held, layers = place_parameters(workload, 1, range(1, 3)), architecture.layers[1:]
+    tables = 2 * architecture.vocab_size * hidden  # its head, and what is looked up
+    assert held == sum((layer_parameters(layer, workload.strategy) for layer in layers), Held(trained=tables))

@@ -13,6 +13,7 @@ from mindllm.errors import RunFailed, UserError
 from toolkit.benchmark.sweep import run as sweep_run
 from toolkit.benchmark.sweep.__main__ import main
 from toolkit.benchmark.sweep.figures import of_dry_run, of_run, of_steps, percentile
+from toolkit.benchmark.sweep.picture import draw, series
 from toolkit.benchmark.sweep.plan import SWEEPS, points, read_sweep
 from toolkit.benchmark.sweep.process import watched
 from toolkit.benchmark.sweep.run import RESULTS, read_results, run_sweep
@@ -163,6 +164,7 @@ def test_the_command_writes_tables_and_ends_with_what_failed(sweep_of, tmp_path,
     sweep_of(axes={LENGTH: [8, 16]})
     assert main(["--config", "sweep.yaml", "--output", "out"]) == 0
     assert "out of memory" in capsys.readouterr().out
+    assert (tmp_path / "out" / "sweep" / "table.png").stat().st_size > 1000
     assert "| 16 | out of memory |" in (tmp_path / "out" / "sweep" / "table.md").read_text()
     assert main(["--config", "sweep.yaml", "--list"]) == 0
     monkeypatch.setattr(sweep_run, "TRAIN", python("raise SystemExit(1)"))
@@ -201,6 +203,13 @@ def test_tables_of_two_kinds():
     page = html("T", AXES, COLUMNS, ROWS)
     assert '<td class="axis" rowspan="2">a</td>' in page
     assert page.count("<tr") == 4
+
+
+def test_a_picture_has_bars_for_what_was_found_and_none_where_nothing_was():
+    assert series(AXES, ROWS)[0] == ["1", "2"]
+    assert list(series(AXES, ROWS)[1]) == ["a", "b"]
+    assert draw("T", AXES, COLUMNS, ROWS).startswith(b"\x89PNG")
+    assert draw("T", AXES, COLUMNS, ROWS[2:]) == b""
 
 
 def test_figures_of_steps_leave_out_the_warm_up():

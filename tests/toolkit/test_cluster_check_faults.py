@@ -71,6 +71,13 @@ def twice(node: Node) -> list[Node]:
     return [once, replace(node, inputs=(once.name, *node.inputs[1:]))]
 
 
+def emptied(node: Node) -> list[Node]:
+    """What the node yields, times zero."""
+    constant = Node(CONSTANT, f"{node.name}_zero", (), OtherType("FLOAT"), "", {}, value=0.0)
+    before = replace(node, name=f"{node.name}_before")
+    return [before, constant, Node("Muls", node.name, (before.name, constant.name), node.type, node.scope, {})]
+
+
 def times(node: Node, factor: float, operand: int = 0) -> list[Node]:
     """The node behind a multiplication of one operand."""
     constant = Node(CONSTANT, f"{node.name}_factor", (), OtherType("FLOAT"), "", {}, value=factor)
@@ -212,6 +219,19 @@ def test_a_tied_embedding_whose_stages_disagree(tied):
     assert outcome.comparisons[0].problems() == []
     assert outcome.problems[0].startswith("step 5: loss: ")
     assert outcome.first_difference
+
+
+@pytest.mark.slow
+def test_an_embedding_gradient_of_the_last_stage_that_is_not_added(graph_cache):
+    """The first stage receives what layers that predict ahead have looked up, and adds nothing."""
+    cluster = compiled_cluster("prediction", graph_cache)
+    assert judged(cluster).ok
+    table = "model.tok_embeddings.embedding_weight"
+    shape = cluster.graphs[0].parameters[table].type.shape
+    receives = lambda node: node.op == "Receive" and node.backward and node.type.shape == shape  # noqa: E731
+    assert any(map(receives, cluster.graphs[0].nodes()))
+    outcome = judged(cluster, [tampered(cluster.graphs[0], receives, emptied), cluster.graphs[1]])
+    assert any(table in problem for problem in outcome.problems)
 
 
 def test_ranks_that_wait_for_each_other_are_named(tied):

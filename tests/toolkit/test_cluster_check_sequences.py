@@ -9,6 +9,7 @@ from execute_clusters import Compiled, compiled_cluster, judged, tampered
 
 from mindllm.compiled.asked_for import findings
 from mindllm.compiled.graph import CompiledGraph, Node, OtherType
+from toolkit.cluster_check.locate import NOWHERE, locate
 
 WEIGHT = "model.layers.1.feed_forward.w2.weight"
 ATTENTION = ("FlashAttentionScore", "FlashAttentionScoreGrad")
@@ -29,6 +30,7 @@ def scalars(graph: CompiledGraph, node: Node) -> list:
 def test_every_layer_gathers_keys_and_values_and_attends_from_its_part(shared):
     outcome = judged(shared)
     assert outcome.ok, outcome.problems
+    assert locate(shared.config, shared.graphs, shared.reference, 0, shared.cache) == NOWHERE
     found = {finding.what: finding for finding in findings(shared.config, shared.graphs)}
     assert all(finding.holds for finding in found.values())
     assert found["sequences"].asked == found["sequences"].found == "keys and values gathered over 2 ranks"

@@ -34,3 +34,33 @@ def test_a_smaller_run_has_the_layers_it_was_asked_for():
 def test_layers_of_one_kind_carry_no_specification():
     (stage,) = stages_of(cluster_run())
     assert [run.kind.spec for run in stage.runs] == [None]
+
+
+AHEAD = {
+    **{"model_type": "deepseek_v3", "num_layers": 5, "n_kv_heads": 4, "rms_norm_eps": 1e-6, "kv_lora_rank": 16},
+    **{"q_lora_rank": 24, "qk_nope_head_dim": 12, "qk_rope_head_dim": 8, "v_head_dim": 10, "expert_num": 4},
+    **{"num_experts_chosen": 2, "moe_shared_expert_intermediate_size": 32, "moe_intermediate_size": 32},
+    **{
+        "use_gating_sigmoid": True,
+        "balance_via_topk_bias": True,
+        "first_k_dense_replace": 2,
+        "num_nextn_predict_layers": 1,
+    },
+}
+
+
+def names(config):
+    return [layer.name for layer in config.model.config.architecture.layers]
+
+
+def test_layers_that_predict_ahead_stay_on_the_last_stage_of_every_smaller_run():
+    config = cluster_run(pp=2, micro=2, model=AHEAD, recompute_config={"recompute": [0, 1]})
+    first, last = stages_of(config)
+    assert last.recompute == "1 full (global experts), 1 none (global experts), 1 none (global experts prediction)"
+    small, rank = reduced_run(config, first, Point((1, 1), 2, 2))
+    assert names(small) == ["global", *["global experts"] * 2, "global experts prediction"]
+    assert ([run.count for run in stages_of(small)[1].runs], rank) == ([1, 1], 0)
+    small, rank = reduced_run(config, last, Point((1, 2, 1), 1, 2))
+    assert names(small) == [*["global experts"] * 4, "global experts prediction"]
+    assert small.model.config.num_layers == 4
+    assert [run.kind.recomputation for run in stages_of(small)[1].runs] == ["full", "none", "none"]

@@ -78,12 +78,15 @@ def test_the_log_and_the_dashboard_name_the_busiest_and_what_was_dropped():
 
 def test_metrics_have_the_tokens_of_every_expert_every_so_many_steps(tmp_path):
     config = cluster_run(use_parallel=False, model=EXPERTS)
-    state = SimpleNamespace(output_dir=tmp_path, step=0, scores={}, expert_loads=LOADS, preference={}, config=config)
+    seen = {"expert_loads": LOADS, "preference": {}, "mtp_loss": None}
+    state = SimpleNamespace(output_dir=tmp_path, step=0, scores={}, config=config, **seen)
     monitor = MetricsMonitor(expert_load_steps=2)
     monitor.begin(state)
     for step in (1, 2):
         monitor.step_end(state, StepRecord(step, 1, 2.0, 0.1, 1.0, False, 1.0, 64, 1.0, 8.0, 8.0, 1.0, 0.0, 0.0))
+        state.mtp_loss = 3.5
     monitor.close()
     first, second = map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines())
     assert "experts" not in first
+    assert ("mtp_loss" in first, second["mtp_loss"]) == (False, 3.5)
     assert second["experts"] == [{"layer": 3, "tokens": [32, 16, 64, 16], "dropped": 16}]

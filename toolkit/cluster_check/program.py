@@ -52,32 +52,26 @@ def check_program(directory: Path, single: Path | None, steps: int) -> ProgramOu
         Deadlock: ranks that wait for each other.
     """
     kept = kept_ranks(directory)
-    missing = sorted(set(range(kept[-1].number + 1)) - {rank.number for rank in kept})
     stages = max(rank.simulation.stage for rank in kept) + 1
-    if missing:
-        raise UserError(
-            f"{directory}: holds no rank {', '.join(map(str, missing))}; run toolkit.offline with --ranks all"
-        )
     ranks = [read_rank(rank) for rank in kept]
-    _check_complete(ranks, directory)
     alone = [read_rank(rank) for rank in kept_ranks(single)] if single else []
     if len(alone) > 1:
         raise UserError(f"--single {single}: holds {len(alone)} ranks; name what was kept of the program on one device")
     if unknown := without_kernel([*ranks, *alone]):
         named = ", ".join(f"{name} ({count})" for name, count in unknown.items())
         raise RunFailed(f"{directory}: nothing here computes {named}: the graphs of all ranks cannot be executed")
+    _check_complete(ranks, directory)
     return _executed(ranks, alone, stages, steps)
 
 
 def _check_complete(ranks: Sequence[ProgramRank], directory: Path) -> None:
-    """Every rank that another one exchanges data with is there."""
+    """All ranks are there, those that others exchange data with, too."""
     there = {rank.graph.rank for rank in ranks}
     wanted = {other for rank in ranks for node in rank.graph.collectives() for other in node.ranks}
-    if wanted - there:
-        raise UserError(
-            f"{directory}: holds ranks 0 to {max(there)}, and they exchange data with {min(wanted - there)}; run toolkit.offline "
-            "with --ranks all"
-        )
+    missing = sorted((wanted | set(range(max(there)))) - there)
+    if missing:
+        named = ", ".join(map(str, missing))
+        raise UserError(f"{directory}: holds no rank {named}; run toolkit.offline with --ranks all")
 
 
 def _executed(ranks: Sequence[ProgramRank], alone: Sequence[ProgramRank], stages: int, steps: int) -> ProgramOutcome:

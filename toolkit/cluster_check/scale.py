@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from mindllm.config import (
+    LayerSpec,
     ModelConfig,
     ParallelConfig,
     ParallelContextConfig,
@@ -99,11 +100,13 @@ def single_device(config: RunConfig) -> RunConfig:
     )
 
 
-def kept_layers(plan: LayerPlan, specs: Sequence[Hashable]) -> list[int]:
+def kept_layers(plan: LayerPlan, specs: Sequence[LayerSpec]) -> list[int]:
     """Numbers of as few layers as show what ``plan`` has: every kind of layer of every place, in order, and uneven stages.
 
-    A kind is a specification and a recomputation; numbers may repeat.
+    A kind is a specification and a recomputation; numbers may repeat, but for those of layers that predict ahead, which stay the
+    last ones.
     """
+    ahead = {number for number, spec in enumerate(specs) if spec.predicts_ahead}
     counts = sorted({count for row in plan.counts for count in row})
     kept: list[int] = []
     for chunk, stage in itertools.product(range(plan.chunks), range(plan.stages)):
@@ -113,9 +116,10 @@ def kept_layers(plan: LayerPlan, specs: Sequence[Hashable]) -> list[int]:
             layer = plan.layers[number]
             kinds.setdefault((layer.recompute, tuple(sorted(layer.patterns.items())), specs[number]), number)
         at_least = min(len(place), SMALLEST_LAYERS) if plan.stages == 1 else 1
-        first_of_each = list(kinds.values())
-        wanted = at_least + counts.index(len(place))
-        kept += first_of_each + first_of_each[-1:] * (wanted - len(first_of_each))
+        first_of_each = [number for number in kinds.values() if number not in ahead]
+        last = [number for number in place if number in ahead]
+        wanted = at_least + counts.index(len(place)) - len(last)
+        kept += first_of_each + first_of_each[-1:] * (wanted - len(first_of_each)) + last
     return kept
 
 

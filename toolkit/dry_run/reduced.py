@@ -46,16 +46,23 @@ def reduced_run(config: RunConfig, like: Stage, point: Point) -> tuple[RunConfig
     """
     stages, number, chunks = _pipeline(config, like, point)
     runs = [Run(run.chunk, run.kind, count) for run, count in zip(like.runs, point.layers, strict=True)]
+    architecture = config.model.config.architecture
+    plain = architecture.main_layers[
+        -1 if architecture.predictions else 0
+    ]  # those that predict ahead are like the last one
     placed = [
-        (kind, kind.assignment(stage, chunk))
+        (kind.spec or plain, kind.assignment(stage, chunk))
         for chunk in range(chunks)
         for stage in range(stages)
         for kind in (_kinds(runs, chunk) if stage == number else [PLAIN])
     ]
+    if number < stages - 1:  # layers that predict ahead look up tokens on the last stage, and the first one hears of it
+        ahead = architecture.layers[len(architecture.main_layers) :]
+        placed += [(spec, PLAIN.assignment(stages - 1, chunks - 1)) for spec in ahead]
     changes = render_plan(LayerPlan(stages, chunks, tuple(layer for _, layer in placed)))
     model = config.model.config
-    specs = [kind.spec or model.architecture.layers[0] for kind, _ in placed]
-    changes |= {f"model.model_config.{key}": value for key, value in keys_of_layers(model, specs).items()}
+    keys = keys_of_layers(model, [spec for spec, _ in placed])
+    changes |= {f"model.model_config.{key}": value for key, value in keys.items()}
     alone = like.place == ONLY
     changes["runner_config.gradient_accumulation_steps"] = point.micro_batches if alone else 1
     changes["parallel_config.micro_batch_num"] = 1 if alone else max(point.micro_batches, stages)

@@ -148,6 +148,12 @@ def _check(config: RunConfig) -> None:
     target = config.context.device_target
     if target != "Ascend":
         raise config.error("context.device_target", f"only Ascend devices are simulated (value {target}); write Ascend")
+    ahead = config.model.config.num_nextn_predict_layers
+    if ahead:
+        raise config.error(
+            "model.model_config.num_nextn_predict_layers",
+            f"layers that predict ahead cannot leave the last stage, which no plan knows of (value {ahead}); write 0",
+        )
     pipeline = config.parallel.pipeline_config
     if pipeline.pipeline_scheduler != "1f1b":
         key, value = "parallel.pipeline_config.pipeline_scheduler", pipeline.pipeline_scheduler

@@ -32,11 +32,14 @@ PARTIAL = frozenset(
         "ReduceMean",
         "RmsNormGrad",
         "UnsortedSegmentSum",
+        "FlashAttentionScoreGrad",  # of keys, from the queries of one rank of a sequence
     }
     | {"Add", *COLLECTIVES}
 )
 """Operators that may yield a part of a sum (or of a maximum), or pass one on."""
 OF_THE_LOSS = ("CausalLM.Grad_", "network.Grad_", "cross_entropy", "losses")
+GATHER, SCATTER = "AllGather", "ReduceScatter"
+CUTS, JOINS = frozenset({"Split", "SplitTensor"}), frozenset({"Concat"})
 UPDATE = "update"
 CHECKED_OF_THE_NORM = "Square"  # of a gradient; its sums are divided by the number of copies
 
@@ -114,7 +117,10 @@ def first_difference(
     """
     known = _Reference.of(reference, tolerance)
     groups = _Groups(records, mesh)
+    stacked = {graph.rank: set(_stacked(graph)) for graph in graphs}
     for record in records:
+        if record.node.name in stacked.get(record.rank, ()):
+            continue
         place = record.origin.place if record.node.op in COLLECTIVES else record.place
         if not _is_checked(record) or place not in known.records:
             continue
@@ -122,6 +128,19 @@ def first_difference(
             continue
         return _explained(record, known, groups, graphs[record.rank])
     return None
+
+
+def _stacked(graph: CompiledGraph) -> Iterator[str]:
+    """Exchanges whose parts lie on top of each other, whatever dimension is cut: the compiler cuts and joins what is gathered,
+    and what is to be scattered, in an operator of its own.
+    """
+    ops = {node.name: node.op for node in graph.nodes()}
+    for node in graph.nodes():
+        source = node.inputs[0] if node.inputs else ""
+        if node.op in CUTS and ops.get(source) == GATHER:
+            yield source
+        elif node.op == SCATTER and ops.get(source) in JOINS:
+            yield node.name
 
 
 def is_block(value: np.ndarray, whole: np.ndarray, tolerance: float) -> bool:

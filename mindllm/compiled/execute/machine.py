@@ -20,6 +20,7 @@ Observer = Callable[[int, Node, tuple[Value, ...], Value], None]
 Fault = Callable[[Node, Value], Value]
 """Given every computed node and its result, and returns what goes on in its place."""
 
+DATASET = "GetNext"
 PASSES_ON = frozenset({"Depend", "TensorMove", "StopGradient"})
 
 
@@ -52,7 +53,8 @@ class Machine:
         mindspore_kernels: MindSpore's CPU kernels instead of numpy wherever there is one.
         observer: told of every node, for those who look for a difference.
 
-    ``fault``, where it is set, may change results: what goes wrong on one rank alone.
+    ``fault``, where it is set, may change results: what goes wrong on one rank alone. ``dataset`` is what the operator yields by
+    which a graph reads its batch itself.
     """
 
     def __init__(
@@ -67,6 +69,7 @@ class Machine:
         self.parameters = {name: Parameter(name, parameters[name]) for name in graph.parameters}
         self.observer = observer
         self.fault: Fault | None = None
+        self.dataset: tuple[np.ndarray, ...] = ()
         self._mindspore_kernels = mindspore_kernels
         self._kernels: dict[str, Callable[..., Value]] = {}
         self._steps = {function.name: _steps_of(function) for function in graph.functions}
@@ -105,6 +108,8 @@ class Machine:
     def _execute(self, node: Node, operands: tuple[Value, ...], values: Mapping[str, Value]) -> Run:
         if node.op in CONTROL:
             return CONTROL[node.op](operands)
+        if node.op == DATASET and self.dataset:
+            return self.dataset
         if node.op == CALL:
             closure = self._value(node.callee, values)
             return (yield from self._call(self.graph.function(closure.function), (*closure.arguments, *operands)))

@@ -18,11 +18,11 @@ from mindllm.compiled.device.inside_program import MIND_IR, PARAMETERS
 from mindllm.compiled.execute.elementary import ELEMENTARY
 from mindllm.compiled.execute.kernels import cpu_kernel
 from mindllm.compiled.execute.lockstep import Lockstep
-from mindllm.compiled.execute.machine import ASSIGNMENTS, CONTROL, Machine
+from mindllm.compiled.execute.machine import ASSIGNMENTS, CONTROL, DATASET, Machine
 from mindllm.compiled.execute.references import REFERENCES
 from mindllm.compiled.execute.state import slices_of, whole_shape
 from mindllm.compiled.graph import CALL, COLLECTIVES, CONSTANT, CompiledGraph, Node, TensorType
-from mindllm.compiled.kept_program import KeptRank
+from mindllm.compiled.kept_program import KeptRank, with_own_groups
 from mindllm.compiled.mind_ir import parse_mind_ir
 from mindllm.errors import UserError
 from mindllm.json_text import parse_json
@@ -30,7 +30,7 @@ from mindllm.parallel.parameter_layout import ParameterLayout
 
 WIDTH = 0.1  # of the normal distribution that weights are drawn from
 INTEGERS = 8  # an integer of a batch is below: a token, a label, a position that any program has
-EXECUTED = {*CONTROL, *ASSIGNMENTS, *REFERENCES, *ELEMENTARY, *COLLECTIVES, CALL, CONSTANT, "Cast"}
+EXECUTED = {*CONTROL, *ASSIGNMENTS, *REFERENCES, *ELEMENTARY, *COLLECTIVES, CALL, CONSTANT, DATASET, "Cast"}
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,8 @@ def read_rank(kept: KeptRank) -> ProgramRank:
             f"{kept.directory}: holds no graph that can be executed ({MIND_IR} and {PARAMETERS}: {reason}); run "
             "toolkit.offline again. Of a step under mindspore.jit none is kept"
         ) from None
-    return ProgramRank(parse_mind_ir(data, kept.number, layouts), initial, slices)
+    graph = with_own_groups(parse_mind_ir(data, kept.number, layouts), kept.simulation)
+    return ProgramRank(graph, initial, slices)
 
 
 def without_kernel(ranks: Iterable[ProgramRank]) -> Mapping[str, int]:
@@ -117,21 +118,34 @@ class Program:
             RunFailed: an operator or an exchange that cannot be executed here.
         """
         inputs = {rank.graph.rank: self._batch(rank, number) for rank in self.ranks}
+        for machine, rank in zip(self.machines, self.ranks, strict=True):
+            machine.dataset = tuple(self._columns(rank, number, _read_by_graph(rank.graph)))
         with np.errstate(all="ignore"):
             return Lockstep(self.machines, inputs).run()
 
     def _batch(self, rank: ProgramRank, step: int) -> list[np.ndarray]:
-        """The rows of the global batch that a rank is given, drawn by step and column."""
+        """The rows of the global batch that a rank is given."""
+        given = (item.type for item in rank.graph.step.inputs)
+        return self._columns(rank, number=step, kinds=[kind for kind in given if isinstance(kind, TensorType)])
+
+    def _columns(self, rank: ProgramRank, number: int, kinds: Sequence[TensorType]) -> list[np.ndarray]:
+        """A rank's part of columns of these types, drawn by step and column; what stands beside tokens is a mask of ones."""
+        tokens = any("int" in kind.dtype for kind in kinds)
         slices = rank.slices or self.stage_devices
         index = rank.graph.rank % self.stage_devices * slices // self.stage_devices
         found = []
-        for column, given in enumerate(rank.graph.step.inputs):
-            if not isinstance(given.type, TensorType):
-                continue
-            shape = given.type.shape
-            whole = _drawn(f"batch {step} {column}", (shape[0] * slices, *shape[1:]) if shape else (), given.type.dtype)
+        for column, kind in enumerate(kinds):
+            shape = kind.shape
+            whole = _drawn(f"batch {number} {column}", (shape[0] * slices, *shape[1:]) if shape else (), kind.dtype)
+            whole = np.ones_like(whole) if tokens and whole.dtype.kind == "f" else whole
             found.append(np.split(whole, slices)[index] if shape else whole)
         return found
+
+
+def _read_by_graph(graph: CompiledGraph) -> tuple[TensorType, ...]:
+    """Types of the batch that a graph reads itself, where its dataset is sunk into it."""
+    found = graph.find(DATASET)
+    return found[0].tensors if found else ()
 
 
 def _drawn(name: str, shape: tuple[int, ...], dtype: str, width: float = 1.0) -> np.ndarray:

@@ -65,6 +65,20 @@ def swiglu_gradient(gradient: Array, x: Array, axis: int = -1) -> Array:
     return np.concatenate([silu_gradient(gradient * second, first), gradient * silu(first)], axis)
 
 
+def embedding(indices: Array, table: Array, *_: Any) -> Array:
+    """Rows of ``table``; zeros for an index outside of it."""
+    inside = (indices >= 0) & (indices < len(table))
+    return np.where(inside[..., None], table[np.where(inside, indices, 0)], np.zeros((), table.dtype))
+
+
+def embedding_gradient(gradient: Array, indices: Array, rows: int, *_: Any) -> Array:
+    """Gradient of the table: sums over equal indices."""
+    total = np.zeros((int(rows), gradient.shape[-1]), gradient.dtype)
+    inside = (indices >= 0) & (indices < int(rows))
+    np.add.at(total, indices[inside], gradient[inside])
+    return total
+
+
 def rotary(x: Array, cos: Array, sin: Array, mode: int = HALVES) -> Array:
     """Pairs of channels turned by the angles of the tables (Su et al., 2021): ``x · cos + half_turned(x) · sin``."""
     return _ordered(x, mode) * cos + _half_turned(x, mode) * sin
@@ -223,6 +237,11 @@ REFERENCES: dict[str, Kernel] = {
     "LayerNormGradExt": layer_norm_gradient,
     "GeluExt": gelu,
     "GeluGradExt": gelu_gradient,
+    "Embedding": embedding,
+    "EmbeddingDenseBackward": embedding_gradient,
+    "Outer": np.outer,
+    "ReduceAll": lambda x, axes=None, keep_dims=False: np.all(x, axis=axes or None, keepdims=keep_dims),
+    **dict.fromkeys(("NPUGetFloatStatusV2", "NPUClearFloatStatusV2"), lambda status, *_: np.zeros_like(status)),
     "SortExt": sorted_values,
     "TopkExt": largest_values,
     "SliceExt": slice_along,

@@ -1,7 +1,7 @@
 """DeepSeek-V2 and V3 (DeepSeek-AI, 2024): latent attention, first layers dense, then narrow experts beside shared ones.
 
-V2 scores by softmax and does not renormalise; V3 scores by sigmoids, with a bias that the choice alone sees. The layers that
-predict further tokens, which files of V3 hold behind the others, are not read.
+V2 scores by softmax and does not renormalise; V3 scores by sigmoids, with a bias that the choice alone sees. Files of V3 hold
+layers that predict further tokens behind the others, each with a copy of the embedding and the head.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from mindllm.config.families import llama
 from mindllm.config.families.expert_keys import GATE_UP_DOWN, experts_weights, fused_experts
 from mindllm.config.families.family import REQUIRED, Content, Family, given_or
 from mindllm.config.families.rotary_keys import read_rotary, write_rotary
-from mindllm.config.families.weight_table import Weight, renamed
+from mindllm.config.families.weight_table import EMBEDDING, HEAD, OUR_LAYER, Weight, in_layers, renamed
 from mindllm.config.model import ModelConfig
 from mindllm.errors import UserError, shortened
 
@@ -52,6 +52,18 @@ LAYER = (
 )
 WEIGHTS = replace(
     llama.llama_weights(LAYER, neighbours=True), fused=fused_experts("mlp", GATE_UP_DOWN), further_layers=True
+)
+AHEAD = {
+    "enorm.weight": "enorm.weight",
+    "hnorm.weight": "hnorm.weight",
+    "eh_proj.weight": "eh_proj.weight",
+    "final_norm.weight": "shared_head.norm.weight",
+}
+THEIR_LAYER = "model.layers.{layer}"
+WITH_PREDICTION = replace(
+    WEIGHTS,
+    weights=(*WEIGHTS.weights, *in_layers(OUR_LAYER, THEIR_LAYER, renamed(AHEAD))),
+    copies=((f"{THEIR_LAYER}.embed_tokens.weight", EMBEDDING), (f"{THEIR_LAYER}.shared_head.head.weight", HEAD)),
 )
 GREEDY, LIMITED = "greedy", "group_limited_greedy"
 
@@ -154,11 +166,12 @@ V3 = Family(
         "routed_scaling_factor": ("routed_scaling_factor", 2.5),
         "norm_topk_prob": ("norm_topk_prob", True),
         "first_k_dense_replace": ("first_k_dense_replace", 3),
+        "num_nextn_predict_layers": ("num_nextn_predict_layers", 0),
     },
-    weights=WEIGHTS,
+    weights=WITH_PREDICTION,
     fixed={"use_gating_sigmoid": True, "balance_via_topk_bias": True},
     only={**ONLY, "scoring_func": ("sigmoid",), "topk_method": ("noaux_tc",)},
-    written={**WRITTEN, "scoring_func": "sigmoid", "topk_method": "noaux_tc", "num_nextn_predict_layers": 0},
+    written={**WRITTEN, "scoring_func": "sigmoid", "topk_method": "noaux_tc"},
     read=lambda path, content: read_latent(path, content, 1),
     write=write_latent,
     tiny={"deepseek_v3": {**TINY, "model_type": "deepseek_v3", "num_experts_per_tok": 2, "rope_scaling": YARN}},

@@ -128,7 +128,14 @@ class Family:
 
 
 TRAINING_KEYS = (
-    *("aux_loss_types", "aux_loss_factors", "z_loss_factor", "capacity_factor", "topk_bias_update_rate"),
+    *(
+        "mtp_loss_factor",
+        "aux_loss_types",
+        "aux_loss_factors",
+        "z_loss_factor",
+        "capacity_factor",
+        "topk_bias_update_rate",
+    ),
     *("embedding_dropout", "attention_dropout", "hidden_dropout"),
 )
 """What a run decides about its training: how experts are kept balanced, and what is dropped."""

@@ -56,6 +56,7 @@ class WeightTable:
         fused: tensors with all experts in which files may hold them instead.
         aliases: other names of theirs, to the one in ``weights``.
         further_layers: files may hold layers behind the last one, which are not read.
+        copies: what layers that predict ahead have in files and share here, their name to ours.
     """
 
     weights: tuple[Weight, ...]
@@ -65,6 +66,7 @@ class WeightTable:
     fused: tuple[FusedExperts, ...] = ()
     aliases: tuple[tuple[str, str], ...] = ()
     further_layers: bool = False
+    copies: tuple[tuple[str, str], ...] = ()
 
     @property
     def table(self) -> Mapping[str, str]:

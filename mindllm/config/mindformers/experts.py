@@ -34,7 +34,6 @@ from mindllm.config.mindformers.keys_experts import (
 from mindllm.config.mindformers.reading import Reading, path_of, shown
 
 NO_EXPERTS = "there are no experts"
-PREDICTION = "prediction layers (multi-token prediction) are not here yet"
 EXPERT_PARALLEL = "parallel_config.expert_parallel"
 EXPERT_TENSOR = "parallel_config.expert_model_parallel"
 
@@ -231,9 +230,11 @@ def _latent_attention(reading: Reading) -> None:
 
 
 def _prediction(reading: Reading) -> None:
-    """Layers that predict further tokens: refused where there are some."""
-    ahead = max(reading.number(f"{MODEL}.{name}", 0) for name in AHEAD) > 0
-    for name in (*AHEAD, *AHEAD_FACTORS):
-        key = f"{MODEL}.{name}"
+    """Layers that predict further tokens, and the factor of their loss. Theirs are counted by ``offset`` as ours are."""
+    if max(reading.number(key, 0) for key in AHEAD) > 0:
+        _first(reading, "num_nextn_predict_layers", AHEAD)
+        _first(reading, "mtp_loss_factor", AHEAD_FACTORS)
+        return
+    for key in (*AHEAD, *AHEAD_FACTORS):
         if reading.has(key):
-            reading.refuse(key, PREDICTION) if ahead else reading.idle(key, "one token is predicted")
+            reading.idle(key, "one token is predicted")

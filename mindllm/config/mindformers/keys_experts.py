@@ -40,7 +40,7 @@ GROUPS = {
     "topk_group": (f"{MODEL}.topk_group", f"{MODEL}.moe_router_group_topk", f"{LEGACY}.topk_group"),
 }
 LATENT = ("kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
-AHEAD = ("mtp_depth", "num_nextn_predict_layers", "mtp_num_layers")
+AHEAD = tuple(f"{MODEL}.{name}" for name in ("num_nextn_predict_layers", "mtp_num_layers", "mtp_depth"))
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ LISTED = (f"{LEGACY}.aux_loss_types", f"{LEGACY}.aux_loss_factors")
 CAPACITY, GROUPED, DROPS = (f"{LEGACY}.{name}" for name in ("capacity_factor", "use_gmm", "enable_sdrop"))
 METHOD = f"{LEGACY}.topk_method"
 LATENT_SWITCH = f"{MODEL}.multi_latent_attention"
-AHEAD_FACTORS = ("mtp_loss_factor", "mtp_loss_scaling_factor")
+AHEAD_FACTORS = tuple(f"{MODEL}.{name}" for name in ("mtp_loss_scaling_factor", "mtp_loss_factor"))
 
 
 def expert_keys() -> tuple[str, ...]:
@@ -107,6 +107,6 @@ def expert_keys() -> tuple[str, ...]:
 
 def keys_below(section: str) -> dict[str, Rule]:
     """The rows of a key table for these keys of ``section``."""
-    others = [f"{MODEL}.{name}" for name in (*LATENT, *AHEAD, *AHEAD_FACTORS)] + [LATENT_SWITCH]
+    others = [f"{MODEL}.{name}" for name in LATENT] + [*AHEAD, *AHEAD_FACTORS, LATENT_SWITCH]
     names = [key.removeprefix(f"{section}.") for key in (*expert_keys(), *others) if key.startswith(f"{section}.")]
     return {name: decided() for name in names}

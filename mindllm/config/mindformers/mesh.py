@@ -26,8 +26,10 @@ MODES = {
     "manual_parallel": 1,
 }
 WHOLE_SEQUENCES = "context_parallel is 1: every device has whole sequences"
+GATHERED = "colossalai_cp"
+NO_RING = "keys are gathered: the same result with more memory; MindSpore 2.10 crashes when it compiles a ring"
 SINGLE = "use_parallel is false: one device"
-WHOLE_SEQUENCES = (
+UNCUT_SEQUENCES = (
     "seq_split_num is 1, no sequence is cut: what is computed is the same, the micro batches come in another order"
 )
 ALWAYS_SPLIT = "use_legacy is false: such networks split the table of tokens over model_parallel, whatever is written"
@@ -70,10 +72,10 @@ def _context_parallel(reading: Reading, distributed: bool) -> None:
     for key in filter(reading.has, (algorithm, ring, both)):
         if not shares:
             reading.idle(key, WHOLE_SEQUENCES)
+        elif key == ring and reading.get(ring) and reading.get(algorithm, GATHERED) != GATHERED:
+            reading.refuse(ring, f"MindSpore 2.10 crashes when it compiles a ring; write {algorithm}: {GATHERED}")
         elif key == ring and reading.get(ring):
-            reading.refuse(
-                ring, "MindSpore 2.10 crashes when it compiles ring attention; write false: keys are gathered"
-            )
+            reading.translate(ring, algorithm, GATHERED, NO_RING)
         elif key != algorithm:
             reading.idle(key, "context_parallel_algo decides")
         elif reading.get(algorithm) in OTHER_CONTEXT_ALGORITHMS:
@@ -203,7 +205,7 @@ def _schedule(reading: Reading, stages: int) -> None:
             reading.idle(interleave, "there is no pipeline")
     if reading.has(scheduler):
         if stages > 1 and reading.get(scheduler) == "seqpipe" and reading.get("parallel_config.seq_split_num", 1) == 1:
-            reading.translate(scheduler, scheduler, "1f1b", WHOLE_SEQUENCES)
+            reading.translate(scheduler, scheduler, "1f1b", UNCUT_SEQUENCES)
         elif stages > 1:
             reading.use(scheduler)
         else:
@@ -228,7 +230,7 @@ def planned_layers(reading: Reading) -> StageLayers | None:
     if not all(map(_is_count, (stages, chunks, layers))):
         return None
     try:
-        return layer_counts(layers, stages, chunks, model.get("offset", 0))
+        return layer_counts(layers + model.get("num_nextn_predict_layers", 0), stages, chunks, model.get("offset", 0))
     except (ValueError, TypeError):
         return None
 

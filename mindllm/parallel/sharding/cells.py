@@ -17,13 +17,15 @@ from mindllm.models import CausalLM
 from mindllm.models.attention import Attention, ComposedAttention
 from mindllm.models.causal_lm import Head, UnitRows
 from mindllm.models.chunked_loss import SequenceChunks
-from mindllm.models.decoder import Decoder, DecoderLayer, TokenEmbedding
+from mindllm.models.decoder import Decoder, Lookup
+from mindllm.models.decoder_layer import DecoderLayer
 from mindllm.models.experts import Experts
 from mindllm.models.feed_forward import FeedForward
 from mindllm.models.flash_attention import BalancedFlashAttention, FlashAttention
 from mindllm.models.latent_attention import LatentAttention
 from mindllm.models.linear import Linear, SoftCap
 from mindllm.models.norm import LayerNorm, RMSNorm
+from mindllm.models.prediction import PredictionLayer
 from mindllm.models.rotary import RotaryEmbedding
 from mindllm.parallel.layout import Dimension, Layout
 from mindllm.parallel.sharding.adapters import behind_part, beside_split_input, beside_split_output
@@ -47,11 +49,14 @@ def sharding_table(lm: CausalLM, parallel: ParallelConfig) -> Table:
         **_decoder("model", lm.model, rows, parallel.vocab_emb_dp, split_heads(parallel)),
         **_chunks("losses", lm.losses),
         **_head_and_loss(lm, whole_vocabulary, parallel.model_parallel > 1),
+        **(_ahead(lm, SPREAD if whole_vocabulary else TOKENS) if lm.predicts_ahead else {}),
     }
 
 
 def _decoder(at: str, cell: Decoder, rows: Dimension, whole_table: bool, heads: SplitHeads) -> Table:
-    table = _token_embedding(f"{at}.tok_embeddings", cell.tok_embeddings, rows, whole_table)
+    table = _lookup(f"{at}.tok_embeddings", cell.tok_embeddings, rows, whole_table)
+    if cell.predictions:
+        table |= _lookup(f"{at}.lookup_ahead", cell.lookup_ahead, rows, whole_table)
     if cell.adds_noise:
         table |= embedding_noise(f"{at}.embedding_noise", rows)
     if cell.learns_positions:
@@ -70,7 +75,7 @@ def _decoder(at: str, cell: Decoder, rows: Dimension, whole_table: bool, heads: 
     return table | _norm(f"{at}.norm_out", cell.norm_out, (rows, None))
 
 
-def _token_embedding(at: str, cell: TokenEmbedding, rows: Dimension, whole_table: bool) -> Table:
+def _lookup(at: str, cell: Lookup, rows: Dimension, whole_table: bool) -> Table:
     """Weight ``[vocab, hidden]`` and ids ``[tokens]``. A split table looks up its part and adds the parts."""
     split = on(("tp", None), (TOKENS,), out=(rows, None))
     scaled = {f"{at}.mul": on((rows, None), SCALAR)} if cell.scales else {}
@@ -128,7 +133,16 @@ def _layer(at: str, cell: DecoderLayer, rows: Dimension, heads: SplitHeads) -> T
     if cell.norm_output:
         table |= _norm(f"{at}.attention_post_norm", cell.attention_post_norm, hidden)
         table |= _norm(f"{at}.ffn_post_norm", cell.ffn_post_norm, hidden)
-    return table
+    return table | (_around_prediction(at, cell, hidden) if isinstance(cell, PredictionLayer) else {})
+
+
+def _around_prediction(at: str, cell: PredictionLayer, hidden: Layout) -> Table:
+    """Rows stay where they are, and every device multiplies those it has by the whole projection ``[hidden, 2 · hidden]``."""
+    norms = ("enorm", "hnorm", "final_norm")
+    table = {
+        path: entry for name in norms for path, entry in _norm(f"{at}.{name}", getattr(cell, name), hidden).items()
+    }
+    return {**table, f"{at}.join": on(hidden, hidden), f"{at}.eh_proj.matmul": on(hidden, (None, None))}
 
 
 def _norm(at: str, cell: nn.Cell, x: Layout) -> Table:
@@ -353,8 +367,32 @@ def _head_and_loss(lm: CausalLM, whole_vocabulary: bool, is_split: bool) -> Tabl
         f"{loss}.loss": on(token, token),
         "mul": on(token, token),
         "sum": on(token),
-        **(_balance_of_rows() if lm.model.adds_to_loss else {}),
+        **(_balance_of_rows() if lm.adds_balance else {}),
     }
+
+
+def _ahead(lm: CausalLM, rows: Dimension) -> Table:
+    """Columns ``[batch, seq]`` some tokens further, and losses ``[tokens]`` of what is predicted."""
+    column: Layout = (BATCH, None)
+    token: Layout = (rows,)
+    table: Table = {"add_prediction": on(SCALAR, SCALAR)}
+    for number in range(len(lm.ahead)):
+        ahead, loss = f"ahead.{number}", f"prediction_losses.{number}"
+        table |= {
+            f"{ahead}.gather": on(column, (None,)),
+            f"{ahead}.there": on(column, (None, None)),
+            f"{loss}.mul": on(token, token),
+            f"{loss}.sum": on(token),
+            f"{loss}.tokens": on(token),
+            f"{loss}.scale": on(SCALAR, SCALAR),
+            f"{loss}.join": on((None,), (None,)),
+            f"{loss}.weigh": on((None,), (None,)),
+            f"{loss}.probe_sum": on((None,)),
+            f"{loss}.add": on(SCALAR, SCALAR),
+        }
+        if lm.ahead[number].documents:
+            table |= {f"{ahead}.{name}": on(column, column) for name in ("same_document", "inside")}
+    return table
 
 
 def _balance_of_rows() -> Table:

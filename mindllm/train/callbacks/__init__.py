@@ -21,6 +21,7 @@ from mindllm.train.callbacks.first_step import FirstStep
 from mindllm.train.callbacks.loss_monitor import LossMonitor
 from mindllm.train.callbacks.metrics import MetricsMonitor
 from mindllm.train.callbacks.nan_monitor import NaNMonitor
+from mindllm.train.callbacks.prediction_loss import PredictionLossMonitor
 from mindllm.train.callbacks.preference import PreferenceMonitor
 from mindllm.train.callbacks.profiler import ProfileMonitor
 from mindllm.train.callbacks.simulation import SimulatedCheckpoints, SimulationMonitor
@@ -56,6 +57,8 @@ def make_callbacks(
         made.insert(0, FirstStep())
         if config.model.config.expert_num > 1:
             made.insert(0, ExpertLoadMonitor(_steps_between_lines(config)))
+        if config.model.config.num_nextn_predict_layers:
+            made.insert(0, PredictionLossMonitor(_steps_between_lines(config)))
         if config.learns_pairs:
             made.insert(0, PreferenceMonitor(_steps_between_lines(config)))
     made = [callback for callback in made if ranks.is_first or not callback.of_first_rank]

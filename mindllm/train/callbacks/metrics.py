@@ -32,7 +32,8 @@ class MetricsMonitor(Callback):
     def step_end(self, state: RunState, record: StepRecord) -> None:
         scores = {"scores": dict(state.scores)} if state.scores else {}
         experts = {"experts": loads} if (loads := self._expert_loads(state, record)) else {}
-        self.waiting.append(asdict(record) | state.preference | scores | experts)
+        ahead = {} if state.mtp_loss is None else {"mtp_loss": state.mtp_loss}
+        self.waiting.append(asdict(record) | ahead | state.preference | scores | experts)
         self._write()
 
     def _expert_loads(self, state: RunState, record: StepRecord) -> list[dict[str, Any]]:

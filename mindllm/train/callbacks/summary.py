@@ -43,7 +43,8 @@ class SummaryMonitor(Callback):
     def step_end(self, state: RunState, record: StepRecord) -> None:
         if self.writer is None or (record.step % self.collect_freq and not state.scores):
             return
-        scalars = {**state.scores, **state.preference, **load_scalars(state.expert_loads)}
+        ahead = {} if state.mtp_loss is None else {"mtp_loss": state.mtp_loss}
+        scalars = {**state.scores, **ahead, **state.preference, **load_scalars(state.expert_loads)}
         self.writer.write(PLUGIN, scalar_event(record, scalars).SerializeToString())
         self.writer.flush()
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from mindllm.config import ModelConfig
 from mindllm.config.families import family_of
-from mindllm.config.families.weight_table import Weight, WeightTable
+from mindllm.config.families.weight_table import EMBEDDING, LAYER, Weight, WeightTable
 from mindllm.config.latent_attention import LatentAttentionSpec
 from mindllm.config.layers import AttentionSpec, RotarySpec
 from mindllm.models.weight_shapes import weight_shapes
@@ -43,6 +43,12 @@ class FamilyWeights:
         self.ours = weight_shapes(model.base)
         self.attention = model.architecture.layers[0].attention
         self.weights = {weight.theirs: weight for weight in self.table.of(self.ours)}
+        layers = range(model.num_layers, model.placed_layers)  # those that predict ahead
+        self.copies = {
+            theirs.replace(LAYER, str(layer)): EMBEDDING if model.tie_word_embeddings else ours
+            for layer in layers
+            for theirs, ours in self.table.copies
+        }
         self.order = _row_order(self.attention, self.table.neighbours)
 
     def shapes(self) -> dict[str, Shape]:
@@ -64,7 +70,8 @@ class FamilyWeights:
 
     def write(self, weights: Mapping[str, TensorSource]) -> dict[str, TensorSource]:
         """Their tensors by name, from our weights."""
-        return {name: self.write_one(weight, weights) for name, weight in self.weights.items()}
+        written = {name: self.write_one(weight, weights) for name, weight in self.weights.items()}
+        return {**written, **{name: weights[ours] for name, ours in self.copies.items()}}
 
     def read_one(self, weight: Weight, source: TensorSource) -> dict[str, TensorSource]:
         """Our weights in one tensor of theirs that is no expert's."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from mindllm.train.checkpoint.loading import differences, floating_dtype
 from mindllm.train.checkpoint.quantised.directory import with_matrices
 from mindllm.train.checkpoint.tensors import TensorSource
 
+logger = logging.getLogger(__name__)
 HEAD, EMBEDDING = "lm_head.weight", "model.tok_embeddings.embedding_weight"  # our names
 
 
@@ -30,7 +32,7 @@ def read_weights(directory: Path | str, model: ModelConfig) -> dict[str, Convert
     directory = Path(directory)
     family = FamilyWeights(model)
     tensors = _matrices(directory, tensors_of_directory(directory), family)
-    tensors = _without_further_layers(tensors, model, family)
+    tensors = _of_model(tensors, directory, model, family)
     found = by_expert(_known(tensors, family), family.table)
     if model.tie_word_embeddings:
         _drop_equal_head(found, family)
@@ -57,13 +59,28 @@ def _matrices(directory: Path, tensors: dict[str, TensorSource], family: FamilyW
     return with_matrices(directory, tensors, section, transposed)
 
 
-def _without_further_layers(
-    found: dict[str, TensorSource], model: ModelConfig, family: FamilyWeights
+def _of_model(
+    found: dict[str, TensorSource], directory: Path, model: ModelConfig, family: FamilyWeights
 ) -> dict[str, TensorSource]:
+    """Without layers behind those of the model, and without what layers that predict ahead share with the others here.
+
+    Raises:
+        UserError: a layer that predicts ahead is not there.
+    """
     if not family.table.further_layers:
         return found
-    layers = {name: re.match(r"model\.layers\.(\d+)\.", name) for name in found}
-    return {name: found[name] for name, layer in layers.items() if not (layer and int(layer[1]) >= model.num_layers)}
+    matches = {name: re.match(r"model\.layers\.(\d+)\.", name) for name in found}
+    layers = {name: int(layer[1]) for name, layer in matches.items() if layer}
+    there = {*layers.values()}
+    if absent := [layer for layer in range(model.num_layers, model.placed_layers) if layer not in there]:
+        raise UserError(
+            f"{directory} does not hold layer {absent[0]}, which predicts ahead; write model.model_config."
+            f"num_nextn_predict_layers: {absent[0] - model.num_layers}"
+        )
+    if further := sorted(layer for layer in there if layer >= model.placed_layers):
+        logger.info("%s: layers from %d on, which predict ahead, are not read", directory, further[0])
+    kept = (name for name in found if layers.get(name, 0) < model.placed_layers and name not in family.copies)
+    return {name: found[name] for name in kept}
 
 
 def _known(found: dict[str, TensorSource], family: FamilyWeights) -> dict[str, TensorSource]:

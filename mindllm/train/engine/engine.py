@@ -86,8 +86,9 @@ class Engine(ABC):
     def counted(self) -> Mapping[str, np.ndarray]:
         """What the last step counted by gradients, by the counter's name, as far as this process knows; not scaled.
 
-        Of experts each is fp32 ``[experts + 1]``: the tokens of every expert, then the choices that were dropped; of pairs of
-        answers there is one, of what :mod:`mindllm.tune.preference` names.
+        Of experts each is fp32 ``[experts + 1]``: the tokens of every expert, then the choices that were dropped; of a layer that
+        predicts ahead fp32 ``[2]``: the sum of its losses and the number of its tokens; of pairs of answers there is one, of
+        what :mod:`mindllm.tune.preference` names.
         """
         return {}
 

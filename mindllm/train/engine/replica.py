@@ -12,6 +12,7 @@ import numpy as np
 from mindspore import Parameter, Tensor, nn
 
 from mindllm.config import RunConfig
+from mindllm.models.causal_lm import for_evaluation
 from mindllm.models.weights import HostCopy, assign, held_codes, initialise, model_weights, trained_weights
 from mindllm.parallel import build_replica
 from mindllm.train.checkpoint import RankTensors
@@ -53,7 +54,7 @@ class ReplicaEngine(Engine):
         self.frozen = {name: item for name, item in model_weights(self.model).items() if name not in self.weights}
         self.frozen |= held_codes(self.model)
         initialise({**self.weights, **self.frozen}, config.seed)
-        self._evaluation = SummedLoss(self.model)
+        self._evaluation = SummedLoss(for_evaluation(self.model))
         self._evaluation.set_train(False)
         self.optimizer: Optimizer | None = None
         if training:

@@ -9,11 +9,22 @@ from mindllm.command import CommandParser, output_directory, run_command
 from mindllm.config import RunConfig
 from mindllm.console import error_console, output
 from mindllm.errors import CheckFailed, UserError
+from mindllm.extras import advice
 from mindllm.files import atomic_open
 from mindllm.tables import Table, figures, texts
 from toolkit.benchmark.sweep.figures import COLUMNS
+from toolkit.benchmark.sweep.picture import draw
 from toolkit.benchmark.sweep.plan import SWEEPS, Sweep, points, read_sweep
-from toolkit.benchmark.sweep.run import FAILED, OUT_OF_MEMORY, REFUSED, TIMED_OUT, Result, run_sweep, synthetic_text
+from toolkit.benchmark.sweep.run import (
+    FAILED,
+    OUT_OF_MEMORY,
+    REFUSED,
+    RESULTS,
+    TIMED_OUT,
+    Result,
+    run_sweep,
+    synthetic_text,
+)
 from toolkit.benchmark.sweep.tables import cells, headings, html, markdown
 
 EXAMPLES = """example:
@@ -21,6 +32,7 @@ EXAMPLES = """example:
   python -m toolkit.benchmark.sweep --config sweep.yaml --output output_sweep/mine --again failed
   python -m toolkit.benchmark.sweep --config sweep.yaml --list
 """
+PAGES = {"table.md": markdown, "table.html": html}
 STATUSES = (FAILED, TIMED_OUT, OUT_OF_MEMORY, REFUSED)
 
 
@@ -76,15 +88,30 @@ def make_parser() -> CommandParser:
 
 
 def _show(sweep: Sweep, columns: Sequence[str], results: Sequence[Result], directory: Path) -> None:
-    """Prints the table and writes it as ``table.md`` and ``table.html``."""
+    """Prints the table and writes it as pages and as a picture."""
     axes = list(sweep.axes)
-    for name, render in (("table.md", markdown), ("table.html", html)):
+    for name, render in PAGES.items():
         with atomic_open(directory / name) as file:
             file.write(render(sweep.title, axes, columns, results))
+    written = [*PAGES, RESULTS, *_picture(sweep.title, axes, columns, results, directory / "table.png")]
     names = headings(axes, columns)
     rows = [(*(result["labels"][axis] for axis in axes), *cells(result, columns)) for result in results]
     output.print(Table(sweep.title, [*texts(*names[: len(axes)]), *figures(*names[len(axes) :])], rows, keys=len(axes)))
-    output.print(f"{directory}/table.md, table.html, results.jsonl", markup=False)
+    output.print(f"{directory}: {', '.join(written)}", markup=False)
+
+
+def _picture(title: str, axes: list[str], columns: Sequence[str], results: Sequence[Result], path: Path) -> list[str]:
+    """Writes the picture where there is something to draw, and matplotlib; returns its name."""
+    try:
+        content = draw(title, axes, columns, results)
+    except ModuleNotFoundError as error:
+        error_console.print(f"no picture: {advice(error)}")
+        return []
+    if not content:
+        return []
+    with atomic_open(path, "wb") as file:
+        file.write(content)
+    return [path.name]
 
 
 if __name__ == "__main__":

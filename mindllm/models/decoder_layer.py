@@ -1,0 +1,123 @@
+"""One layer of the decoder: attention and feed-forward, each behind a norm and beside a residual connection."""
+
+from __future__ import annotations
+
+from mindspore import Tensor, nn
+from mindspore import ops as P
+
+from mindllm.config.experts import ExpertsSpec
+from mindllm.config.latent_attention import LatentAttentionSpec
+from mindllm.config.layers import LayerSpec
+from mindllm.models.attention import Attention, Tables
+from mindllm.models.dropout import Dropout
+from mindllm.models.experts import Experts
+from mindllm.models.feed_forward import FeedForward
+from mindllm.models.kernels import Kernels
+from mindllm.models.latent_attention import LatentAttention
+from mindllm.models.norm import make_norm
+from mindllm.models.weights import Spread
+
+ATTENTION_OUTPUT, FEED_FORWARD_OUTPUT = 3, 4  # salts of the numbers that are drawn by
+
+
+class DecoderLayer(nn.Cell):
+    """``x += attention(norm(x)); x += feed_forward(norm(x))`` on ``[batch · seq, hidden]``, with norms behind both where
+    the specification has them.
+
+    Returns hidden states; where ``adds_to_loss``, as the specification says, they come with what each sequence adds to the mean
+    loss of its tokens, fp32 ``[batch]``.
+    """
+
+    def __init__(self, spec: LayerSpec, kernels: Kernels, spread: Spread, seq_length: int) -> None:
+        super().__init__()
+        hidden = spec.attention.hidden_size
+        self.attention_norm = make_norm(hidden, spec.norm, kernels)
+        if isinstance(spec.attention, LatentAttentionSpec):
+            self.attention = LatentAttention(spec.attention, kernels, spread, seq_length)
+        else:
+            self.attention = Attention(spec.attention, kernels, spread, seq_length)
+        self.ffn_norm = make_norm(hidden, spec.norm, kernels)
+        self.has_experts = isinstance(spec.feed_forward, ExpertsSpec)
+        if isinstance(spec.feed_forward, ExpertsSpec):
+            self.feed_forward = Experts(spec.feed_forward, kernels, spread, seq_length)
+        else:
+            self.feed_forward = FeedForward(spec.feed_forward, kernels, spread)
+        self.attention_add = P.Add()
+        self.ffn_add = P.Add()
+        self.is_wider = kernels.hidden != kernels.activation
+        if self.is_wider:
+            self.cast = P.Cast()
+            self.hidden_dtype = kernels.hidden
+        self.adds_to_loss = spec.adds_to_loss
+        if spec.adds_to_loss:
+            self.add_to_loss = P.Add()
+        self.drops = spec.dropout > 0
+        if self.drops:
+            self.attention_dropout = Dropout(spec.dropout, hidden, ATTENTION_OUTPUT)
+            self.ffn_dropout = Dropout(spec.dropout, hidden, FEED_FORWARD_OUTPUT)
+        self.norm_output = spec.norm_output
+        if spec.norm_output:
+            self.attention_post_norm = make_norm(hidden, spec.norm, kernels)
+            self.ffn_post_norm = make_norm(hidden, spec.norm, kernels)
+        self.adapts_attention = self.adapts_feed_forward = False
+
+    def attach_behind_attention(self, adapter: nn.Cell) -> None:
+        """Sends what the attention yields, ``[batch · seq, hidden]``, through ``adapter``, which keeps its form."""
+        self.attention_adapter, self.adapts_attention = adapter, True
+
+    def attach_behind_feed_forward(self, adapter: nn.Cell) -> None:
+        """The same behind the feed-forward."""
+        self.feed_forward_adapter, self.adapts_feed_forward = adapter, True
+
+    def construct(
+        self,
+        x: Tensor,
+        batch: int,
+        tables: Tables,
+        mask: Tensor,
+        added: Tensor | None = None,
+        random: Tensor | None = None,
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """``added``: what layers before have added; it goes from layer to layer so that it is computed on their stages.
+        ``random``, int32 ``[batch, seq]``: what dropout is drawn by; None: nothing is dropped.
+        """
+        x = self.after_attention(x, self.attention(self.attention_norm(x), batch, tables, mask, random), random)
+        if not self.adds_to_loss:
+            return self.after_feed_forward(x, batch, True, random)
+        x, own = self.after_feed_forward(x, batch, True, random)
+        return x, own if added is None else self.add_to_loss(added, own)
+
+    def after_attention(self, x: Tensor, attended: Tensor, random: Tensor | None = None) -> Tensor:
+        """The residual connection around the attention."""
+        if self.adapts_attention:
+            attended = self.attention_adapter(attended)
+        if self.norm_output:
+            attended = self.attention_post_norm(attended)
+        if self.drops:
+            attended = self.attention_dropout(attended, random)
+        return self.attention_add(x, self.widened(attended))
+
+    def after_feed_forward(
+        self, x: Tensor, batch: int, may_drop: bool = True, random: Tensor | None = None
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """The second half of the layer. ``may_drop``: experts that are full let tokens go."""
+        if self.adds_to_loss:
+            y, added = self.feed_forward(self.ffn_norm(x), batch, may_drop, random)
+            return self.around_feed_forward(x, y, random), added
+        if self.has_experts:
+            return self.around_feed_forward(x, self.feed_forward(self.ffn_norm(x), batch, may_drop, random), random)
+        return self.around_feed_forward(x, self.feed_forward(self.ffn_norm(x), random), random)
+
+    def around_feed_forward(self, x: Tensor, y: Tensor, random: Tensor | None) -> Tensor:
+        """The residual connection around the feed-forward."""
+        if self.adapts_feed_forward:
+            y = self.feed_forward_adapter(y)
+        if self.norm_output:
+            y = self.ffn_post_norm(y)
+        if self.drops:
+            y = self.ffn_dropout(y, random)
+        return self.ffn_add(x, self.widened(y))
+
+    def widened(self, y: Tensor) -> Tensor:
+        """What is added to hidden states, in their dtype."""
+        return self.cast(y, self.hidden_dtype) if self.is_wider else y

@@ -1,0 +1,116 @@
+"""Multi-token prediction (DeepSeek-V3, section 2.2): layers behind the decoder, each of which predicts one token further.
+
+Layer ``k`` (1, 2, …) sees at position ``i`` the hidden states of the layer before it, or of the decoder behind its final norm,
+and the embedding of token ``i + k``; what it makes of them predicts token ``i + k + 1``. Embedding and head are those of the
+model.
+"""
+
+from __future__ import annotations
+
+import mindspore as ms
+import numpy as np
+from mindspore import Parameter, Tensor, nn
+from mindspore import ops as P
+from mindspore.common.initializer import initializer
+
+from mindllm.config.layers import LayerSpec
+from mindllm.models.attention import Tables
+from mindllm.models.decoder_layer import DecoderLayer
+from mindllm.models.expert_load import LOSS_PROBE
+from mindllm.models.kernels import Kernels
+from mindllm.models.linear import Linear
+from mindllm.models.norm import make_norm
+from mindllm.models.weights import Spread
+
+
+class PredictionLayer(DecoderLayer):
+    """A decoder layer with a norm and a projection for what it is given before it, and a norm behind it.
+
+    ``[batch · seq, hidden]`` hidden states and embeddings of the tokens to come -> hidden states behind the norm, in the dtype of
+    activations, and what layers add to the loss as :class:`DecoderLayer` has it.
+    """
+
+    def __init__(self, spec: LayerSpec, kernels: Kernels, spread: Spread, seq_length: int) -> None:
+        super().__init__(spec, kernels, spread, seq_length)
+        hidden = spec.attention.hidden_size
+        self.enorm = make_norm(hidden, spec.norm, kernels)
+        self.hnorm = make_norm(hidden, spec.norm, kernels)
+        self.join = P.Concat(axis=1)
+        self.eh_proj = Linear(2 * hidden, hidden, kernels, spread.inner)
+        self.final_norm = make_norm(hidden, spec.norm, kernels)
+
+    def construct(
+        self,
+        x: Tensor,
+        batch: int,
+        tables: Tables,
+        mask: Tensor,
+        added: Tensor | None = None,
+        random: Tensor | None = None,
+        embeddings: Tensor | None = None,
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """As of the layer; ``embeddings`` are always given."""
+        x = self.widened(self.eh_proj(self.join((self.enorm(embeddings), self.hnorm(x)))))
+        if not self.adds_to_loss:
+            return self.final_norm(super().construct(x, batch, tables, mask, added, random))
+        x, added = super().construct(x, batch, tables, mask, added, random)
+        return self.final_norm(x), added
+
+
+class Ahead(nn.Cell):
+    """Columns ``[batch, seq]`` -> the same, ``depth`` tokens further: at position ``i`` what stands at ``i + depth``.
+
+    At the last ``depth`` positions, which have no such token, the last one stands. ``documents``: rows have several of them.
+    """
+
+    def __init__(self, depth: int, length: int, documents: bool) -> None:
+        super().__init__()
+        positions = np.arange(length, dtype=np.int32)
+        self.places = Tensor(np.minimum(positions + depth, length - 1))
+        self.exists = Tensor((positions + depth < length).astype(np.float32).reshape(1, length))
+        self.gather = P.Gather()
+        self.there = P.Mul()
+        self.documents = documents
+        if documents:
+            self.same_document = P.Equal()
+            self.inside = P.Mul()
+        self.cast = P.Cast()
+
+    def construct(self, column: Tensor) -> Tensor:
+        return self.gather(column, self.places, 1)
+
+    def mask(self, loss_mask: Tensor, segment_starts: Tensor | None) -> Tensor:
+        """The mask of what is predicted, fp32: the token is there, counts, and is in the document of its position."""
+        mask = self.there(self.cast(self.gather(loss_mask, self.places, 1), ms.float32), self.exists)
+        if segment_starts is None or not self.documents:
+            return mask
+        same = self.same_document(self.gather(segment_starts, self.places, 1), segment_starts)
+        return self.inside(mask, self.cast(same, ms.float32))
+
+
+class PredictionLoss(nn.Cell):
+    """Losses and mask of the tokens that one layer predicts, both ``[batch · seq]`` -> their sum times ``factor``.
+
+    The gradient of ``probe``, a weight that is always zero, has the sum and the number of these tokens
+    (:mod:`mindllm.models.expert_load`).
+    """
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.factor = factor
+        self.probe = Parameter(initializer("zeros", (2,), ms.float32), name=LOSS_PROBE)
+        self.mul = P.Mul()
+        self.sum = P.ReduceSum()
+        self.scale = P.Mul()
+        self.tokens = P.ReduceSum()
+        self.join = P.Concat()
+        self.reshape = P.Reshape()
+        self.weigh = P.Mul()
+        self.probe_sum = P.ReduceSum()
+        self.add = P.Add()
+
+    def construct(self, losses: Tensor, mask: Tensor) -> Tensor:
+        loss = self.sum(self.mul(losses, mask))
+        sums = (self.reshape(loss, (1,)), self.reshape(self.tokens(mask), (1,)))
+        counted = P.stop_gradient(self.join(sums))
+        return self.add(self.scale(loss, self.factor), self.probe_sum(self.weigh(counted, self.probe)))
