@@ -102,6 +102,28 @@ void Arrange(const float *x, const Matrix &m, int64_t batch, float *arranged, fl
   }
 }
 
+// kLanes numbers at once, in the vectors of GCC: loops over bytes it does not vectorise well by itself.
+typedef float FloatVector __attribute__((vector_size(kLanes * sizeof(float))));
+typedef int32_t IntVector __attribute__((vector_size(kLanes * sizeof(int32_t))));
+typedef uint8_t ByteVector __attribute__((vector_size(kLanes)));
+
+template <typename Vector>
+inline Vector Load(const void *from) {
+  Vector found;
+  std::memcpy(&found, from, sizeof found);
+  return found;
+}
+
+// What codes mean: the numbers they are, one of 16 values, or one of 256.
+template <bool Nibbles, bool Table>
+inline FloatVector Values(const float *table, ByteVector codes) {
+  if (!Table) return __builtin_convertvector(__builtin_convertvector(codes, IntVector), FloatVector);
+  if (Nibbles) return __builtin_shuffle(Load<FloatVector>(table), __builtin_convertvector(codes, IntVector));
+  FloatVector found;
+  for (int lane = 0; lane < kLanes; ++lane) found[lane] = table[codes[lane]];
+  return found;
+}
+
 template <bool Table>
 inline float Value(const float *table, int code) {
   return Table ? table[code] : static_cast<float>(code);
@@ -111,53 +133,41 @@ inline float Value(const float *table, int code) {
 template <int Rows, bool Nibbles, bool Table>
 inline void DotCodes(const float *x, const float *x_sums, const Matrix &m, int64_t n, float *result, int64_t stride) {
   const int64_t group = m.group(), half = group / 2;
-  float totals[Rows][kLanes] = {}, corrections[Rows] = {};
+  FloatVector totals[Rows] = {};
+  float corrections[Rows] = {};
   for (int64_t g = 0; g < m.groups; ++g) {
     const uint8_t *codes = m.codes + (n * m.groups + g) * m.bytes;
     const float *from = x + g * group;
-    float sums[Rows][kLanes] = {};
+    FloatVector sums[Rows] = {};
     int64_t i = 0;
     for (; i + kLanes <= m.bytes; i += kLanes) {
-      float low[kLanes], high[kLanes];
-#pragma omp simd
-      for (int lane = 0; lane < kLanes; ++lane) {
-        const int code = codes[i + lane];
-        low[lane] = Value<Table>(m.table, Nibbles ? code & 15 : code);
-        if (Nibbles) high[lane] = Value<Table>(m.table, code >> 4);
-      }
-      for (int row = 0; row < Rows; ++row) {
-        const float *at = from + row * m.in + i;
-#pragma omp simd
-        for (int lane = 0; lane < kLanes; ++lane) {
-          sums[row][lane] = std::fma(at[lane], low[lane], sums[row][lane]);
-          if (Nibbles) sums[row][lane] = std::fma(at[half + lane], high[lane], sums[row][lane]);
-        }
-      }
+      const ByteVector bytes = Load<ByteVector>(codes + i);
+      const FloatVector low = Values<Nibbles, Table>(m.table, Nibbles ? bytes & 15 : bytes);
+      for (int row = 0; row < Rows; ++row) sums[row] += Load<FloatVector>(from + row * m.in + i) * low;
+      if (!Nibbles) continue;
+      const FloatVector high = Values<Nibbles, Table>(m.table, bytes >> 4);
+      for (int row = 0; row < Rows; ++row) sums[row] += Load<FloatVector>(from + row * m.in + half + i) * high;
     }
     for (; i < m.bytes; ++i) {
       const float low = Value<Table>(m.table, Nibbles ? codes[i] & 15 : codes[i]);
       const float high = Nibbles ? Value<Table>(m.table, codes[i] >> 4) : 0.0f;
       for (int row = 0; row < Rows; ++row) {
         const float *at = from + row * m.in + i;
-        float &sum = sums[row][i % kLanes];
-        sum = std::fma(at[0], low, sum);
-        if (Nibbles) sum = std::fma(at[half], high, sum);
+        sums[row][i % kLanes] += at[0] * low;
+        if (Nibbles) sums[row][i % kLanes] += at[half] * high;
       }
     }
     const float scale = m.scales[n * m.groups + g];
     const float zero = m.zeros == nullptr ? 0.0f : m.zeros[n * m.groups + g] * scale;
     for (int row = 0; row < Rows; ++row) {
-#pragma omp simd
-      for (int lane = 0; lane < kLanes; ++lane) totals[row][lane] = std::fma(scale, sums[row][lane], totals[row][lane]);
+      totals[row] += scale * sums[row];
       corrections[row] = std::fma(zero, x_sums[row * m.groups + g], corrections[row]);
     }
   }
   for (int row = 0; row < Rows; ++row) {
-    for (int half_lanes = kLanes / 2; half_lanes > 0; half_lanes /= 2) {
-#pragma omp simd
-      for (int lane = 0; lane < half_lanes; ++lane) totals[row][lane] += totals[row][lane + half_lanes];
-    }
-    result[row * stride] = totals[row][0] - corrections[row];
+    float total = 0.0f;
+    for (int lane = 0; lane < kLanes; ++lane) total += totals[row][lane];
+    result[row * stride] = total - corrections[row];
   }
 }
 
