@@ -73,7 +73,7 @@ PER_ELEMENT = {
     "RotaryPositionEmbeddingGrad": 3,
     "AdamWeightDecay": 13,
     "Adam": 12,
-    **dict.fromkeys(("UnsortedSegmentSum", "FloorDiv", "CumSum", "GatherDGradV2"), 1),
+    **dict.fromkeys(("UnsortedSegmentSum", "ScatterNd", "FloorDiv", "CumSum", "GatherDGradV2"), 1),
     "SigmoidGrad": 3,
     **dict.fromkeys(("TanhGrad", "RsqrtGrad", "SqrtGrad"), 2),
 }

@@ -17,14 +17,14 @@ from mindllm.config.experts import RouterSpec
 PROBE = "feed_forward.load.probe"
 PAIRS_PROBE = "pairs.probe"
 """The same of what is counted of pairs of answers (``tune/preference.py``)."""
-LOSS_PROBE = "losses_ahead.probe"
-"""The same of what layers predict ahead (``prediction.py``)."""
+LOSS_PROBE = "prediction_losses."
+"""What names of counters of what layers predict ahead have in them (``prediction.py``)."""
 ROUTER_BIAS = "feed_forward.router.bias"
 
 
 def is_probe(name: str) -> bool:
     """Whether a parameter is no weight but such a counter."""
-    return name.endswith((PROBE, PAIRS_PROBE, LOSS_PROBE))
+    return name.endswith((PROBE, PAIRS_PROBE)) or LOSS_PROBE in name
 
 
 class ExpertLoad(nn.Cell):

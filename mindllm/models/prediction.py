@@ -16,7 +16,6 @@ from mindspore.common.initializer import initializer
 from mindllm.config.layers import LayerSpec
 from mindllm.models.attention import Tables
 from mindllm.models.decoder_layer import DecoderLayer
-from mindllm.models.expert_load import LOSS_PROBE
 from mindllm.models.kernels import Kernels
 from mindllm.models.linear import Linear
 from mindllm.models.norm import make_norm
@@ -98,7 +97,7 @@ class PredictionLoss(nn.Cell):
     def __init__(self, factor: float) -> None:
         super().__init__()
         self.factor = factor
-        self.probe = Parameter(initializer("zeros", (2,), ms.float32), name=LOSS_PROBE)
+        self.probe = Parameter(initializer("zeros", (2,), ms.float32), name="probe")
         self.mul = P.Mul()
         self.sum = P.ReduceSum()
         self.scale = P.Mul()

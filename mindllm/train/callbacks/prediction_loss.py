@@ -35,5 +35,5 @@ def prediction_loss(counted: Mapping[str, np.ndarray]) -> float | None:
 
     None where nothing was counted: there are no such layers, or they are on another stage.
     """
-    sums = [values for name, values in counted.items() if name.endswith(LOSS_PROBE) and values.any()]
+    sums = [values for name, values in counted.items() if LOSS_PROBE in name and values.any()]
     return float(np.mean([loss / tokens for loss, tokens in sums])) if sums else None
