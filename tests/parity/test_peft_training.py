@@ -130,6 +130,7 @@ def test_five_steps_of_adalora_are_those_of_peft(tmp_path):
         kept.append(found.sum())
     assert kept[0] == 5 * len(values)
     assert kept[0] > kept[1] > kept[2] >= kept[3] == kept[4] == 2 * len(values)
+    theirs.peft_config["default"].rank_pattern = None  # or files leave out the ranks that were removed
     close({item.name: item.asnumpy() for item in parameters}, read_back(theirs, config, tmp_path / "after"))
 
 

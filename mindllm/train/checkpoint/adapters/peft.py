@@ -254,7 +254,7 @@ def _content(
     )
     own: dict[str, Any] = {"peft_type": "LORA", "r": pet.rank, "use_rslora": pet.use_rslora, "use_dora": pet.use_dora}
     if pet.pet_type == ADALORA:
-        own = {"peft_type": THEIR_ADALORA, "r": pet.adalora_target_r, "total_step": 1 << 30, "rank_pattern": None}
+        own = {"peft_type": THEIR_ADALORA, "total_step": 1 << 30, "rank_pattern": None}
         own |= {theirs: getattr(pet, ours) for ours, theirs in KEYS_OF_ADALORA.items()}
     return {
         **own,
