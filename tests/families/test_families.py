@@ -20,6 +20,7 @@ from safetensors.numpy import load_file  # noqa: E402
 from mindllm.config import read_model_config  # noqa: E402
 from mindllm.config.families import FAMILIES, family_of  # noqa: E402
 from mindllm.config.generation import GenerationConfig  # noqa: E402
+from mindllm.config.parallel import ParallelConfig  # noqa: E402
 from mindllm.generate.generator import Generator  # noqa: E402
 from mindllm.models import CausalLM, Kernels, build_model  # noqa: E402
 from mindllm.models.weights import HostCopy, assign, trained_weights  # noqa: E402
@@ -112,7 +113,7 @@ def test_files_come_back_bit_equal_and_transformers_loads_them(pair, tmp_path):
 def test_every_operator_is_sharded(pair, fused):
     kernels = Kernels(fused=fused, flash_attention=False, activation=ms.float16, operand=ms.float16)
     model = CausalLM(pair.config, kernels)
-    parallel = SimpleNamespace(use_seq_parallel=True, vocab_emb_dp=True, model_parallel=2)
+    parallel = ParallelConfig(use_seq_parallel=True, vocab_emb_dp=True, model_parallel=2)
     table = sharding_table(model, parallel)
     assert set(table) == {path for path, op in operators(model).items() if op.name not in FOLLOWERS}
     apply_sharding(model, table, Mesh(1, 2))

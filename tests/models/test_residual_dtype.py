@@ -1,13 +1,12 @@
 """Hidden states between layers in float32 beside layers that compute in float16."""
 
-from types import SimpleNamespace
-
 import mindspore as ms
 import numpy as np
 import pytest
 from mindspore import ParameterTuple, Tensor
 
 from mindllm.config import ModelConfig
+from mindllm.config.parallel import ParallelConfig
 from mindllm.models import CausalLM, Kernels
 from mindllm.models.weights import initialise, trained_weights
 from mindllm.parallel.layout import Mesh
@@ -61,6 +60,6 @@ def test_a_model_with_every_part_computes_what_float32_does():
 def test_its_operators_are_sharded():
     config = ModelConfig(**SIZES, compute_dtype="float16", fp32_residual_connection=True, **EVERYTHING)
     model = CausalLM(config, Kernels.choose(config, "Ascend"))
-    table = sharding_table(model, SimpleNamespace(use_seq_parallel=True, vocab_emb_dp=True, model_parallel=2))
+    table = sharding_table(model, ParallelConfig(use_seq_parallel=True, vocab_emb_dp=True, model_parallel=2))
     assert set(table) == {path for path, op in operators(model).items() if op.name not in FOLLOWERS}
     apply_sharding(model, table, Mesh(1, 2))

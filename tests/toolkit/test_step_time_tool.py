@@ -30,6 +30,7 @@ from toolkit.tune.search import pareto, search
 
 ROOT = Path(__file__).parents[2]
 RUN = str(ROOT / "configs/llama2/pretrain_llama2_13b_16p.yaml")
+TINY = str(ROOT / "configs/llama2/pretrain_llama2_tiny.yaml")
 DATA = Path(__file__).parent / "ground_truth"
 DEVICE = read_device(DEFAULT)
 GB = 1 << 30
@@ -94,7 +95,7 @@ def test_the_command_prints_a_line_for_each_stage(capsys):
         (("--model.model_config.fp32_residual_connection=true",), "its time is not modelled"),
         (("--parallel.parallel_optimizer_config.gradient_accumulation_shard=true",), "its time is not modelled"),
         (
-            ("--use_parallel=true", "--parallel_config.context_parallel=2"),
+            ("--config", TINY, "--use_parallel=true", "--parallel_config.context_parallel=2"),
             "the time of exchanging keys and values is not modelled",
         ),
     ],
