@@ -11,6 +11,7 @@ from mindllm.config.families.family import Family
 from mindllm.config.model import ModelConfig
 from mindllm.config.plausible import refuse_implausible
 from mindllm.config.quantisation import KEY, QuantisationConfig, read_quantisation
+from mindllm.config.weight_names import weight_names
 from mindllm.errors import UserError, shortened
 
 CONFIG = "config.json"
@@ -31,13 +32,21 @@ def read_model_config(directory: Path | str) -> ModelConfig:
     path = Path(directory) / CONFIG
     content = read_json(path)
     refuse_implausible(path, content)
-    model = _family(path, content).model(path, content)
+    model = _without_absent_layers(path.parent, _family(path, content).model(path, content))
     ends = _end_of_text(path.with_name(GENERATION_CONFIG), content)
     if ends is None:
         return model
     if not isinstance(ends, int) and not (isinstance(ends, list) and ends and all(type(end) is int for end in ends)):
         raise UserError(f"{path}: eos_token_id: must be a token, or a list of tokens (value {shortened(ends)})")
     return model.model_copy(update={"eos_token_id": tuple(ends) if isinstance(ends, list) else ends})
+
+
+def _without_absent_layers(directory: Path, model: ModelConfig) -> ModelConfig:
+    """Layers that predict ahead stand in ``config.json`` also where they were not saved: transformers does not know them."""
+    names = weight_names(directory) if model.num_nextn_predict_layers else None
+    if names is None or any(name.startswith(f"model.layers.{model.num_layers}.") for name in names):
+        return model
+    return model.model_copy(update={"num_nextn_predict_layers": 0})
 
 
 def family_in(directory: Path | str) -> Family:
