@@ -126,7 +126,7 @@ class CausalLM(nn.Cell):
         weight = self.head_weight()
         loss = self.masked(self.losses(states[0], weight, self.reshape(labels, (-1,))), loss_mask)
         for index, ahead in enumerate(self.ahead):
-            losses = self.losses(states[index + 1], weight, self.reshape(ahead(labels), (-1,)))
+            losses = self.losses(states[index + 1], weight, self.reshape(ahead.labels(labels), (-1,)))
             mask = self.reshape(ahead.mask(loss_mask, segment_starts), (-1,))
             loss = self.add_prediction(loss, self.prediction_losses[index](losses, mask))
         return loss if added is None else self.balanced(loss, added, loss_mask)

@@ -60,6 +60,7 @@ class Ahead(nn.Cell):
     """Columns ``[batch, seq]`` -> the same, ``depth`` tokens further: at position ``i`` what stands at ``i + depth``.
 
     At the last ``depth`` positions, which have no such token, the last one stands. ``documents``: rows have several of them.
+    Each column has an operator of its own: a function that is called twice is split over devices twice (MindSpore 2.10).
     """
 
     def __init__(self, depth: int, length: int, documents: bool) -> None:
@@ -68,22 +69,29 @@ class Ahead(nn.Cell):
         self.places = Tensor(np.minimum(positions + depth, length - 1))
         self.exists = Tensor((positions + depth < length).astype(np.float32).reshape(1, length))
         self.gather = P.Gather()
+        self.gather_labels = P.Gather()
+        self.gather_mask = P.Gather()
         self.there = P.Mul()
         self.documents = documents
         if documents:
+            self.gather_starts = P.Gather()
             self.same_document = P.Equal()
             self.inside = P.Mul()
         self.cast = P.Cast()
 
-    def construct(self, column: Tensor) -> Tensor:
-        return self.gather(column, self.places, 1)
+    def construct(self, tokens: Tensor) -> Tensor:
+        return self.gather(tokens, self.places, 1)
+
+    def labels(self, labels: Tensor) -> Tensor:
+        """What the layer predicts."""
+        return self.gather_labels(labels, self.places, 1)
 
     def mask(self, loss_mask: Tensor, segment_starts: Tensor | None) -> Tensor:
         """The mask of what is predicted, fp32: the token is there, counts, and is in the document of its position."""
-        mask = self.there(self.cast(self.gather(loss_mask, self.places, 1), ms.float32), self.exists)
+        mask = self.there(self.cast(self.gather_mask(loss_mask, self.places, 1), ms.float32), self.exists)
         if segment_starts is None or not self.documents:
             return mask
-        same = self.same_document(self.gather(segment_starts, self.places, 1), segment_starts)
+        same = self.same_document(self.gather_starts(segment_starts, self.places, 1), segment_starts)
         return self.inside(mask, self.cast(same, ms.float32))
 
 

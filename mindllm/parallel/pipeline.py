@@ -49,7 +49,8 @@ def place_on_stages(lm: CausalLM, plan: LayerPlan, model: ModelConfig, kernels: 
 
 def fuse_gradient_communication(lm: CausalLM, plan: LayerPlan, groups: int) -> None:
     """Gives parameters whose gradients are exchanged in one message the same number (MindFormers' rule)."""
-    for cell in (lm.model.tok_embeddings, lm.model.norm_out, lm.lm_head):
+    ahead = lm.prediction_losses if lm.predicts_ahead else ()
+    for cell in (lm.model.tok_embeddings, lm.model.norm_out, lm.lm_head, *ahead):
         cell.set_comm_fusion(fusion_of_others(plan, groups))
     for number, layer in enumerate(lm.model.layers):
         layer.set_comm_fusion(fusion_of_layer(number, plan, groups))

@@ -136,4 +136,6 @@ def test_every_family_is_tested():
         "baichuan",
         "qwen",
         "aquila",
+        "telechat",
+        "telechat3",
     }

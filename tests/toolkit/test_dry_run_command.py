@@ -109,7 +109,7 @@ def test_the_second_time_nothing_is_simulated(place):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--rank_size", "8"], r"RANK_SIZE is 8, but .*run.yaml has 4 devices \(.* 2 x 1 x 2\); write 4"),
+        (["--rank_size", "8"], r"RANK_SIZE is 8, but .*run.yaml has 4 devices \(.* 2 x 1 x 1 x 2\); write 4"),
         (["--stage_num", "4"], r"STAGES is 4, but .*run.yaml has parallel_config.pipeline_stage 2; write 2"),
         (["--stages", "7"], r"there is no such stage; write 0 to 1"),
         (["--parallel_config.micro_batch_nun=8"], r"did you mean 'micro_batch_num'"),

@@ -379,7 +379,7 @@ def _ahead(lm: CausalLM, rows: Dimension) -> Table:
     for number in range(len(lm.ahead)):
         ahead, loss = f"ahead.{number}", f"prediction_losses.{number}"
         table |= {
-            f"{ahead}.gather": on(column, (None,)),
+            **{f"{ahead}.{name}": on(column, (None,)) for name in ("gather", "gather_labels", "gather_mask")},
             f"{ahead}.there": on(column, (None, None)),
             f"{loss}.mul": on(token, token),
             f"{loss}.sum": on(token),
@@ -392,6 +392,7 @@ def _ahead(lm: CausalLM, rows: Dimension) -> Table:
         }
         if lm.ahead[number].documents:
             table |= {f"{ahead}.{name}": on(column, column) for name in ("same_document", "inside")}
+            table[f"{ahead}.gather_starts"] = on(column, (None,))
     return table
 
 
