@@ -161,7 +161,11 @@ def test_operators_know_their_source_lines(compiled):
     product = compiled(ALL).find("MatMul", lambda n: n.path.endswith("1.attention.wq"))[0]
     line = compiled(ALL).source(product)[-1]
     assert line.text == Path(line.file).read_text(encoding="utf-8").splitlines()[line.line - 1].strip()
-    assert {Path(line.file).name for line in compiled(ALL).source(product)} >= {"decoder.py", "decoder_layer.py", "attention.py"}
+    assert {Path(line.file).name for line in compiled(ALL).source(product)} >= {
+        "decoder.py",
+        "decoder_layer.py",
+        "attention.py",
+    }
 
 
 @pytest.mark.compiles(ALL)
