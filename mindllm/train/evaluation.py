@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from mindllm.console import track
 from mindllm.data import EvaluationStream, bits_per_byte
+from mindllm.errors import UserError
 from mindllm.launch.heartbeat import heart
 
 if TYPE_CHECKING:
@@ -68,6 +69,11 @@ class Evaluator:
         self.of_pairs = of_pairs
 
     def run(self, engine: Engine) -> EvaluationResult | PairEvaluationResult:
+        """The mean over all batches.
+
+        Raises:
+            UserError: nothing of them counts: all that is to be learnt was cut off.
+        """
         total, tokens = 0.0, 0.0
         steps = range(len(self.stream))
         for index in track(steps, "evaluating", shown=self.progress):
@@ -76,6 +82,11 @@ class Evaluator:
             total, tokens = total + loss, tokens + count
         if engine.simulated:
             return EvaluationResult(math.nan, math.nan, None, 0, None)
+        if not tokens:
+            raise UserError(
+                "no token of the held-out rows counts: what is to be answered lies behind model.model_config.seq_length; "
+                "write a larger one, or take other rows"
+            )
         mean = total / tokens
         if self.of_pairs:
             return PairEvaluationResult(mean, int(tokens))
