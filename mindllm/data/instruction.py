@@ -9,12 +9,11 @@ from itertools import pairwise
 
 import numpy as np
 
-from mindllm.data.chat_template import ChatTemplate, RenderedChat, Span, chat_template_of
+from mindllm.data.chat_template import RenderedChat, Span
+from mindllm.data.conversation_rows import ConversationRows
 from mindllm.data.conversations import conversation_of
-from mindllm.data.records import RecordTable, record_files
 from mindllm.data.rows import Row
 from mindllm.data.tokenizer import Tokenizer, is_cuttable
-from mindllm.errors import UserError
 
 logger = logging.getLogger(__name__)
 
@@ -43,11 +42,10 @@ class RowCounts:
         return text
 
 
-class InstructionRows:
-    """The rows of ``paths`` (files or directories), as ``handler`` reads them and the chat template writes them.
+class InstructionRows(ConversationRows):
+    """Rows of one conversation each, as ``handler`` reads them; tokenized when they are read.
 
-    Rows are tokenized when they are read; of plain jsonl files only the places of lines are held. A row of more than
-    ``seq_length`` + 1 tokens is cut there.
+    A row of more than ``seq_length`` + 1 tokens is cut there.
     """
 
     def __init__(
@@ -59,28 +57,17 @@ class InstructionRows:
         handler: str = "auto",
         chat_template: str = "",
     ) -> None:
-        self.table = RecordTable(record_files(paths))
-        self.tokenizer = tokenizer
-        self.seq_length = seq_length
+        super().__init__(paths, tokenizer, seq_length, chat_template)
         self.handler = handler
-        self.template: ChatTemplate = chat_template_of(tokenizer, chat_template)
-        self._truncation_is_told = False
-
-    def __len__(self) -> int:
-        return len(self.table)
 
     def chat(self, number: int) -> RenderedChat:
         """Returns the text of row ``number``; raises UserError naming it where it is no conversation."""
         place = self.table.name(number)
         return self.template.render(conversation_of(self.table[number], self.handler, place), place)
 
-    def fault(self, number: int) -> str:
-        """Why row ``number`` cannot be used, with its place; empty where it can. It is read and written out, not tokenized."""
-        try:
-            self.chat(number)
-        except UserError as error:
-            return str(error)
-        return ""
+    def check(self, number: int) -> RenderedChat:
+        """As :meth:`chat`: a row is not tokenized for it."""
+        return self.chat(number)
 
     def whole_row(self, number: int) -> Row:
         """Returns row ``number`` in its full length."""

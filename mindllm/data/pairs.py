@@ -12,15 +12,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mindllm.data.chat_template import ChatTemplate, chat_template_of
+from mindllm.data.conversation_rows import ConversationRows
 from mindllm.data.conversations import Conversation
 from mindllm.data.instruction import encode_chat, trained_tokens
 from mindllm.data.mind_record import IGNORED
 from mindllm.data.preferences import pair_of
-from mindllm.data.records import RecordTable, record_files
 from mindllm.data.rows import HeldOutRows, Row, RowDataset, assemble
-from mindllm.data.tokenizer import Tokenizer
-from mindllm.errors import UserError
 
 logger = logging.getLogger(__name__)
 Arrays = dict[str, np.ndarray]
@@ -46,18 +43,8 @@ class PairCounts:
         return text
 
 
-class PairRows:
-    """The pairs in ``paths`` (files or directories), tokenized when they are read, as the chat template writes them."""
-
-    def __init__(self, paths: Sequence[str], tokenizer: Tokenizer, seq_length: int, *, chat_template: str = "") -> None:
-        self.table = RecordTable(record_files(paths))
-        self.tokenizer = tokenizer
-        self.seq_length = seq_length
-        self.template: ChatTemplate = chat_template_of(tokenizer, chat_template)
-        self._truncation_is_told = False
-
-    def __len__(self) -> int:
-        return len(self.table)
+class PairRows(ConversationRows):
+    """Rows of two answers each, tokenized when they are read."""
 
     def whole_rows(self, number: int) -> list[Row]:
         """Chosen and rejected of pair ``number`` in their full length; raises UserError naming it where it is no pair."""
@@ -70,13 +57,9 @@ class PairRows:
         ids, places = encode_chat(chat, self.tokenizer)
         return Row(np.array(ids, dtype=np.int32), trained_tokens(places, chat.spans[shared:]))
 
-    def fault(self, number: int) -> str:
-        """Why pair ``number`` cannot be used, with its place; empty where it can."""
-        try:
-            self.whole_rows(number)
-        except UserError as error:
-            return str(error)
-        return ""
+    def check(self, number: int) -> list[Row]:
+        """As :meth:`whole_rows`."""
+        return self.whole_rows(number)
 
     def rows(self, numbers: Sequence[int]) -> list[Row]:
         """Chosen and rejected of each of these pairs in turn, cut where they do not fit a sample together."""

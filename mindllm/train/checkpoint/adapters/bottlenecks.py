@@ -8,7 +8,6 @@ of the base in the header.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +18,10 @@ from mindllm.config.hugging_face import read_json
 from mindllm.config.tuning import BOTTLENECK, KEYS_OF, PetConfig
 from mindllm.errors import UserError
 from mindllm.train.checkpoint.adapters.adapter import Adapter, Base
-from mindllm.train.checkpoint.adapters.peft import CONFIG_FILE, FINGERPRINT, WEIGHTS_FILE, is_peft
+from mindllm.train.checkpoint.adapters.peft import CONFIG_FILE, FINGERPRINT, WEIGHTS_FILE, is_peft, write_adapter_files
 from mindllm.train.checkpoint.formats.file import tensors_of_file
-from mindllm.train.checkpoint.hugging_face_export import FRAMEWORK, write_file, write_json
-from mindllm.train.checkpoint.tensors import TensorSource, read_metadata, write_tensors
-from mindllm.train.checkpoint.whole_directory import refuse_existing, whole_directory
+from mindllm.train.checkpoint.tensors import TensorSource, read_metadata
+from mindllm.train.checkpoint.whole_directory import refuse_existing
 
 KIND = "BOTTLENECK"
 KEYS = [key for key, kinds in KEYS_OF.items() if BOTTLENECK in kinds]
@@ -68,9 +66,4 @@ def write_bottlenecks(
         **said,
     }
     tensors = {name: weights[name] for name in model.architecture.trained_shapes()}
-    metadata = {FINGERPRINT: base.fingerprint} if base and base.fingerprint else {}
-    with whole_directory(directory) as temporary:
-        write = partial(write_tensors, tensors=tensors, framework=FRAMEWORK, metadata=metadata)
-        write_file(temporary / WEIGHTS_FILE, write)
-        write_json(temporary / CONFIG_FILE, content)
-    return directory
+    return write_adapter_files(directory, content, tensors, base)

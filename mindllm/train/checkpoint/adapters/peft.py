@@ -191,12 +191,18 @@ def write_peft(directory: Path, model: ModelConfig, weights: Mapping[str, Tensor
     refuse_existing(directory)
     family = FamilyWeights(model)
     tensors = dict(_theirs(family, model, weights))
-    content = _content(model, family, tensors, base)
+    return write_adapter_files(directory, _content(model, family, tensors, base), tensors, base)
+
+
+def write_adapter_files(
+    directory: Path, content: Mapping[str, Any], tensors: Mapping[str, TensorSource], base: Base | None
+) -> Path:
+    """The two files of an adapter as ``directory``, whole or not at all; the fingerprint of the base is in the header."""
     metadata = {FINGERPRINT: base.fingerprint} if base and base.fingerprint else {}
     with whole_directory(directory) as temporary:
         write = partial(write_tensors, tensors=tensors, framework=FRAMEWORK, metadata=metadata)
         write_file(temporary / WEIGHTS_FILE, write)
-        write_json(temporary / CONFIG_FILE, content)
+        write_json(temporary / CONFIG_FILE, dict(content))
     return directory
 
 
