@@ -30,6 +30,7 @@ class JobProcess:
     ) -> None:
         self.name = name
         self.log = log
+        self.code: int | None = None
         with open(log, "wb") as output:
             self.process = subprocess.Popen(
                 command,
@@ -48,19 +49,38 @@ class JobProcess:
             )
 
     def poll(self) -> int | None:
-        """The exit code, negative the signal that killed it; None while it runs."""
-        return self.process.poll()
+        """The exit code, negative the signal that killed it; None while it runs.
+
+        It is looked at and stays a zombie until ``kill``, without the lock of ``Popen``: a second signal that is answered with
+        KeyboardInterrupt while that one is taken would leave it taken, and who waits for the process then waits for ever.
+        """
+        if self.code is None:
+            self.code = self._look(os.WNOHANG)
+        return self.code
 
     def send(self, number: int) -> None:
         """Sends a signal to the process, not to what it has started."""
         if self.poll() is None:
-            self.process.send_signal(number)
+            os.kill(self.process.pid, number)
 
     def kill(self) -> None:
         """Ends the process and everything it has started, at once."""
+        if self.process.returncode is not None:
+            return
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
+        if self.code is None:
+            self.code = self._look(0)
+        with suppress(ChildProcessError):  # an interrupt came after it
+            os.waitpid(self.process.pid, 0)
+        self.process.returncode = self.code
+
+    def _look(self, options: int) -> int | None:
+        """The exit code, without taking it from who asks next."""
+        ended = os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOWAIT | options)
+        if ended is None:
+            return None
+        return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
 
     def ending(self) -> str:
         """How it ended, for people."""

@@ -6,10 +6,14 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+
+from mindllm.launch.process import JobProcess
 
 ROOT = Path(__file__).resolve().parents[2]
 LAUNCHER = ROOT / "scripts" / "msrun_launcher.sh"
@@ -148,6 +152,37 @@ def test_a_second_interrupt_ends_ranks_that_do_not_react():
         assert process.poll() is None
     process.send_signal(signal.SIGINT)
     finish(process, 130)
+
+
+def test_a_process_that_was_looked_at_while_an_interrupt_came_can_be_ended():
+    process = JobProcess("rank 0", ["sleep", "1000"], {}, Path("log"))
+    process.process._waitpid_lock = taken = TakenByAnInterrupt()
+    with suppress(KeyboardInterrupt):
+        process.poll()
+    ending = threading.Thread(target=process.kill, daemon=True)
+    ending.start()
+    ending.join(timeout=30)
+    taken.release()
+    assert not ending.is_alive()
+    assert process.poll() == -signal.SIGKILL
+
+
+class TakenByAnInterrupt:
+    """A lock that an interrupt finds between its being taken and what releases it."""
+
+    def __init__(self):
+        self.lock = threading.Lock()
+        self.release = lambda: self.lock.locked() and self.lock.release()
+
+    def acquire(self, blocking=True):
+        self.lock.acquire(blocking)
+        raise KeyboardInterrupt
+
+    def __enter__(self):
+        self.lock.acquire()
+
+    def __exit__(self, *exception):
+        self.release()
 
 
 def test_ranks_die_with_their_launcher():

@@ -145,6 +145,5 @@ class _Rank:
 
     def close(self) -> None:
         """Ends the process if it runs, and removes what nobody reads any more."""
-        if self.process.poll() is None:
-            self.process.kill()
+        self.process.kill()
         shutil.rmtree(self.raw, ignore_errors=True)
