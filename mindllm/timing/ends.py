@@ -76,7 +76,7 @@ class Held:
         """Whose optimizer state a rank keeps, and which it updates."""
         if not strategy.optimizer_shard:
             return self.updated
-        return self.trained / strategy.data_parallel + self.experts / strategy.expert_replicas
+        return self.trained / strategy.replicas + self.experts / strategy.expert_replicas
 
 
 def place_parameters(workload: Workload, place: int, layers: range) -> Held:

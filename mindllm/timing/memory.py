@@ -39,11 +39,10 @@ def stage_bytes(workload: Workload) -> tuple[float, ...]:
 def kept_bytes(workload: Workload) -> tuple[float, ...]:
     """What a micro-batch keeps of every layer, ``[layers]``."""
     sizes: dict[object, float] = {}
-    tokens = workload.strategy.micro_batch_size * workload.seq_length
     for number, own in enumerate(workload.plan.layers):
         key = layer_key(workload, number)
         if key not in sizes:
-            sizes[key] = layer_bytes(workload, workload.architecture.layers[number], own, tokens)
+            sizes[key] = layer_bytes(workload, workload.architecture.layers[number], own, workload.rank_tokens)
     return tuple(sizes[layer_key(workload, number)] for number in range(len(workload.plan.layers)))
 
 
@@ -76,7 +75,7 @@ def state_bytes(held: Held, workload: Workload) -> float:
 def _working(workload: Workload, stage: int) -> float:
     """The most that is needed for a moment: one layer computed again, or the logits of the last stage."""
     strategy, plan = workload.strategy, workload.plan
-    tokens = strategy.micro_batch_size * workload.seq_length
+    tokens = workload.rank_tokens
     recomputed = {
         spec
         for spec, own in zip(workload.architecture.layers, plan.layers, strict=True)

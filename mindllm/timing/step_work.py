@@ -109,8 +109,8 @@ def spec_part(workload: Workload, spec: LayerSpec, own: LayerAssignment) -> Part
 
 
 def _tokens(workload: Workload) -> float:
-    """Of a micro-batch of one replica."""
-    return float(workload.strategy.micro_batch_size * workload.seq_length)
+    """Of a micro-batch on one rank."""
+    return float(workload.rank_tokens)
 
 
 def _embedding(workload: Workload) -> Work:

@@ -14,7 +14,7 @@ from mindllm.timing.device import Device
 from mindllm.timing.memory import stage_bytes
 from mindllm.timing.step import step_time
 from mindllm.timing.workload import Workload
-from toolkit.tune.candidates import Candidate
+from toolkit.tune.candidates import Candidate, read_candidate
 
 GB = 1 << 30
 ROOM = 0.95  # of the limit: what gaps between blocks and kernels' workspace leave
@@ -38,7 +38,7 @@ class Judged:
 
 def read_judged(tree: dict[str, Any]) -> Judged:
     """The inverse of :meth:`Judged.tree`."""
-    return Judged(Candidate(**tree["candidate"]), tree["tokens_per_second_per_device"], tuple(tree["memory"]))
+    return Judged(read_candidate(tree["candidate"]), tree["tokens_per_second_per_device"], tuple(tree["memory"]))
 
 
 def judge(config: RunConfig, candidate: Candidate, device: Device, limit: float) -> Judged | None:

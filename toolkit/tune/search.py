@@ -21,7 +21,7 @@ from mindllm.timing.plan_problem import plan_problem
 from mindllm.timing.step import StepTime, step_time
 from toolkit.dry_run.cache import versions
 from toolkit.pipeline_balance.yaml_plan import write_plan
-from toolkit.tune.candidates import Candidate, candidates
+from toolkit.tune.candidates import Candidate, Sharing, candidates
 from toolkit.tune.judge import ROOM, Judged, even_counts, judge, read_judged
 
 FILE = "candidates.jsonl"
@@ -140,5 +140,6 @@ def own(config: RunConfig, device: Device) -> Planned:
         sizes.data_parallel, sizes.model_parallel, sizes.pipeline_stage, workload.plan.chunks, strategy.micro_batch_size,
         strategy.micro_batches * strategy.accumulation, strategy.sequence_parallel, strategy.optimizer_shard,
         sizes.expert_parallel, sizes.expert_tensor_parallel if routed else None,
+        Sharing(sizes.context_parallel, sizes.exchanges_heads, sizes.context_parallel_balanced),
     )  # fmt: skip
     return Planned(candidate, config, step_time(workload, device), stage_bytes(workload))
