@@ -55,7 +55,8 @@ def test_rows_of_former_sittings_stay_on_the_page(tmp_path, monkeypatch):
 def test_a_small_yaml_is_compared_with_what_is_found(tmp_path, monkeypatch):
     (tmp_path / "tiny.yaml").write_text(
         f"base: {tune_shipped.SHIPPED / 'llama2/pretrain_llama2_7b_8p.yaml'}\n"
-        "model:\n  model_config:\n    num_layers: 2\nparallel_config:\n  data_parallel: 2\n  pipeline_stage: 1\n  micro_batch_num: 1\n"
+        "model:\n  model_config:\n    num_layers: 2\n"
+        "parallel_config:\n  data_parallel: 2\n  pipeline_stage: 1\n  micro_batch_num: 1\n"
     )
     monkeypatch.setattr(tune_shipped, "SHIPPED", tmp_path)
     found = tune_shipped.beside("tiny", tune_shipped.read_device(tune_shipped.DEFAULT), 1, 1.0)
