@@ -76,12 +76,11 @@ def _working(workload: Workload, stage: int) -> float:
     """The most that is needed for a moment: one layer computed again, or the logits of the last stage."""
     strategy, plan = workload.strategy, workload.plan
     tokens = workload.rank_tokens
-    recomputed = {
-        spec
-        for spec, own in zip(workload.architecture.layers, plan.layers, strict=True)
-        if own.stage == stage and own.recompute
-    }
-    again = max((layer_bytes(workload, spec, LayerAssignment(stage), tokens) for spec in recomputed), default=0.0)
+    layers, kinds = workload.architecture.layers, workload.architecture.kind_numbers
+    recomputed = {kind for kind, own in zip(kinds, plan.layers, strict=True) if own.stage == stage and own.recompute}
+    again = max(
+        (layer_bytes(workload, layers[kind], LayerAssignment(stage), tokens) for kind in recomputed), default=0.0
+    )
     if stage == plan.stages - 1:
         heads = 1 + workload.architecture.predictions  # all logits are there when the loss is
         again = max(again, heads * LOGITS * tokens * workload.architecture.vocab_size / strategy.model_parallel)

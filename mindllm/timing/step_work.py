@@ -91,7 +91,7 @@ def step_work(workload: Workload) -> StepWork:
 def layer_key(workload: Workload, number: int) -> Hashable:
     """Equal for layers that take equally long."""
     own = workload.plan.layers[number]
-    return workload.architecture.layers[number], own.recompute, tuple(sorted(own.patterns.items()))
+    return workload.architecture.kind_numbers[number], own.recompute, tuple(own.patterns.items())
 
 
 def layer_part(workload: Workload, number: int) -> Part:

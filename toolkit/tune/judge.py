@@ -9,7 +9,6 @@ from typing import Any
 
 from mindllm.config import RunConfig, layer_counts
 from mindllm.parallel.layer_plan import LayerAssignment, LayerPlan
-from mindllm.timing.configured import workload_of
 from mindllm.timing.device import Device
 from mindllm.timing.memory import stage_bytes
 from mindllm.timing.step import step_time
@@ -41,9 +40,8 @@ def read_judged(tree: dict[str, Any]) -> Judged:
     return Judged(read_candidate(tree["candidate"]), tree["tokens_per_second_per_device"], tuple(tree["memory"]))
 
 
-def judge(config: RunConfig, candidate: Candidate, device: Device, limit: float) -> Judged | None:
-    """Predicts a candidate; None where no recomputation makes it fit."""
-    base = workload_of(config)
+def judge(config: RunConfig, base: Workload, candidate: Candidate, device: Device, limit: float) -> Judged | None:
+    """Predicts a candidate of a run, whose own workload is ``base``; None where no recomputation makes it fit."""
     counts = even_counts(config.model.config.layer_count, candidate.pipeline_stage, candidate.chunks)
     kept, full = (
         replace(base, strategy=candidate.strategy(config), plan=_plan(counts, again))

@@ -53,10 +53,11 @@ def search(config: RunConfig, devices: int, batch: int, device: Device, limit: f
     wanted = list(candidates(config, devices, batch, device, left_out))
     key = _key(config, device, limit)
     known = _known(directory / FILE, key)
+    base = workload_of(config)
     missing = [one for one in wanted if one.name not in known]
     with (directory / FILE).open("a", encoding="utf-8") as file:
         for one in track(missing, "predicting strategies"):
-            known[one.name] = judge(config, one, device, limit)
+            known[one.name] = judge(config, base, one, device, limit)
             found = known[one.name]
             line = {"run": key, "name": one.name, "judged": found.tree() if found else None}
             file.write(json.dumps(line) + "\n")
