@@ -184,7 +184,7 @@ def test_ignored_keys_can_be_taken_at_their_word(load):
         ("train_dataset_task.type", "MultiTurnDataset", "not here yet"),
         ("train_dataset.data_loader.type", "ToolAlpacaDataLoader", "not here yet"),
         ("model.arch.type", "LamaForCausalLM", "did you mean 'LlamaForCausalLM'?"),
-        ("swap_config", {"swap": True}, "not moved to the host"),
+        ("swap_config", {"swap": True}, "the micro-batches of a pipeline share"),
         ("only_save_strategy", True, "toolkit.dry_run"),
         ("layer_scale", True, "same rate"),
         ("parallel_config.seq_split_num", 2, "not cut into pieces"),
