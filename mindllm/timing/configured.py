@@ -26,6 +26,8 @@ def workload_of(config: RunConfig) -> Workload:
         raise config.error("runner_config.batch_size", f"{message}; write 1")
     if model.fp32_residual_connection:
         raise config.error("model.model_config.fp32_residual_connection", "its time is not modelled; write false")
+    if config.swap_config.swap:
+        raise config.error("swap_config.swap", "the time of copies to the host and back is not modelled; write false")
     pet = model.pet_config
     if pet is not None and pet.pet_type in (ADALORA, GALORE):
         message = f"the time of what its optimizer does beside AdamW is not modelled (value {pet.pet_type})"
