@@ -22,6 +22,7 @@ from mindllm.parallel.pipeline import (
     SequenceOrder,
     fuse_gradient_communication,
     fusion_of_others,
+    mark_where_parts_end,
     place_on_stages,
 )
 from mindllm.parallel.plan_text import plan_lines
@@ -111,6 +112,8 @@ def build_parallel_model(config: RunConfig) -> ParallelModel:
     copies = config.micro_batch_interleave_num
     parts = config.parallel_config.micro_batch_num * config.runner_config.gradient_accumulation_steps
     at_once, reused = parts == 1 and plan.stages == 1, _can_be_reused(config)
+    if parts > 1 and plan.stages == 1:
+        mark_where_parts_end(model)
 
     def around(network: nn.Cell) -> nn.Cell:
         network = Copies(network, copies) if copies > 1 else network

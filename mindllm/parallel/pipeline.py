@@ -19,7 +19,9 @@ from mindllm.models import CausalLM, Kernels
 from mindllm.models.decoder import AttentionTables
 from mindllm.parallel.layer_plan import LayerPlan
 from mindllm.parallel.layout import DATA, Mesh
+from mindllm.parallel.operators import operators_of
 
+FIRST_OPERATORS = ("gather", "down", "matmul", "norm")  # what multiplies by a weight, by its name in its cell
 MESSAGE_OF_A_PIPELINE = 2  # without groups of layers: the gradients of a stage are exchanged at its end
 
 
@@ -196,6 +198,21 @@ class MicroBatches(nn.Cell):
             loss = self.network(*self.part(index, columns))
             total = loss if total is None else self.add[index](total, loss)
         return total
+
+
+def mark_where_parts_end(lm: CausalLM) -> None:
+    """Marks the operator whose gradient ends the backward pass of a part: the first one with a weight that is trained.
+
+    MindSpore 2.10 marks the first one with any weight. Where that is frozen there is no such gradient, and compiling ends
+    with "Cannot find grad_accumulation border node".
+    """
+    for _, cell in lm.cells_and_names():
+        trained = any(parameter.requires_grad for parameter in cell.get_parameters(expand=False))
+        operators = operators_of(cell)
+        first = next((name for name in FIRST_OPERATORS if name in operators), None)
+        if trained and first:
+            operators[first].add_prim_attr("first_parameter_cnode", 0)
+            return
 
 
 class TokenCount(nn.Cell):

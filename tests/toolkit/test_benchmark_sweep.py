@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 import yaml
 
-from mindllm.errors import RunFailed, UserError
+from mindllm.errors import CheckFailed, RunFailed, UserError
 from toolkit.benchmark.sweep import run as sweep_run
 from toolkit.benchmark.sweep.__main__ import main
 from toolkit.benchmark.sweep.figures import of_dry_run, of_run, of_steps, percentile
@@ -150,26 +152,40 @@ def test_every_point_is_a_line_out_of_memory_is_one_too_and_none_is_repeated(swe
     assert results[0]["figures"]["trained_parameters"] < results[0]["figures"]["parameters"]
     assert results[2]["why"] == "Allocate memory failed"
     assert Path("calls").read_text().split() == ["8", "32"]
-    assert len(told) == 6
+    begun = [line for line in told if line[0].isdigit()]
+    assert len(begun) == 2 + 5  # what was refused is looked at again
+    assert told[1].startswith("  ok after ")
+    assert told[3].startswith("  refused after 0 s: ")
     assert yaml.safe_load(Path(results[0]["config"]).read_text())["runner_config"]["train_steps"] == sweep.steps
     lines = [json.loads(line) for line in (tmp_path / "out" / RESULTS).read_text().splitlines()]
     assert {line["key"] for line in lines} == {point.key for point in found} == set(read_results(tmp_path / "out"))
     run_sweep(sweep, found, tmp_path / "out", told.append, again=("out of memory",))
-    assert len(told) == 7
+    assert len([line for line in told if line[0].isdigit()]) == 7 + 1 + 3
 
 
 def test_the_command_writes_tables_and_ends_with_what_failed(sweep_of, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sweep_run, "TRAIN", python(RUNS))
     sweep_of(axes={LENGTH: [8, 16]})
-    assert main(["--config", "sweep.yaml", "--output", "out"]) == 0
-    assert "out of memory" in capsys.readouterr().out
+    assert main(["--config", "sweep.yaml", "--output", "out", "--markdown", "page.md"]) == 0
+    assert (
+        "python -m toolkit.benchmark.sweep --config sweep.yaml --output out --markdown page.md"
+        in Path("page.md").read_text()
+    )
+    assert "| 16 | out of memory |" in Path("page.md").read_text()
+    printed = capsys.readouterr().out
+    assert "out of memory: Allocate memory failed" in printed
     assert (tmp_path / "out" / "sweep" / "table.png").stat().st_size > 1000
     assert "| 16 | out of memory |" in (tmp_path / "out" / "sweep" / "table.md").read_text()
     assert main(["--config", "sweep.yaml", "--list"]) == 0
     monkeypatch.setattr(sweep_run, "TRAIN", python("raise SystemExit(1)"))
     sweep_of(axes={LENGTH: [24]})
-    with pytest.raises(Exception, match="1 of 1 points failed"):
+    with pytest.raises(CheckFailed, match="1 of 1 points failed"):
+        main(["--config", "sweep.yaml", "--output", "out"])
+    refuses = "import sys; print('error: no such checkpoint', file=sys.stderr); sys.exit(2)"
+    monkeypatch.setattr(sweep_run, "TRAIN", python(refuses))
+    sweep_of(axes={LENGTH: [40, 48]})
+    with pytest.raises(CheckFailed, match="no point of 2 has figures; refused: no such checkpoint"):
         main(["--config", "sweep.yaml", "--output", "out"])
 
 
@@ -184,6 +200,43 @@ ROWS = [
     result("out of memory", None, model="b", length="2"),
 ]
 AXES, COLUMNS = ("model", "length"), ("tokens_per_s", "trained_parameters")
+
+
+def test_a_sweep_that_is_killed_leaves_no_process_behind(tmp_path):
+    program = f"""
+import sys
+from pathlib import Path
+from toolkit.benchmark.sweep.process import watched
+sleeps = "import os, time; open('pid', 'w').write(str(os.getpid())); time.sleep(60)"
+watched([sys.executable, "-c", sleeps], Path({str(tmp_path)!r}), None, 60)
+"""
+    sweep = subprocess.Popen(python(program), cwd=tmp_path)
+    while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
+        time.sleep(0.05)
+    point = Path("/proc") / (tmp_path / "pid").read_text()
+    sweep.kill()
+    sweep.wait()
+    deadline = time.monotonic() + 30
+    while point.exists() and "State:\tZ" not in (point / "status").read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_memory_of_steps_is_what_was_taken_once_the_first_one_was_over(tmp_path):
+    program = """
+import time
+large = bytearray(b"1") * (200 << 20)
+time.sleep(0.4)
+del large
+open("metrics", "w").close()
+time.sleep(0.4)
+open("metrics", "w").write("step")
+time.sleep(0.6)
+"""
+    metrics = tmp_path / "metrics"
+    moved = f"import os; os.chdir({str(tmp_path)!r})\n{program}"
+    ended = watched(python(moved), tmp_path, None, 60, begun=metrics)
+    assert 0 < ended.later_bytes < 150 << 20 < ended.peak_bytes
 
 
 def test_cells_are_merged_only_below_merged_ones():

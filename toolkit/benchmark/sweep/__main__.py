@@ -2,30 +2,34 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from mindllm.command import CommandParser, output_directory, run_command
+from mindllm.command import CommandParser, output_directory, output_file, run_command
 from mindllm.config import RunConfig
 from mindllm.console import error_console, output
 from mindllm.errors import CheckFailed, UserError
 from mindllm.extras import advice
 from mindllm.files import atomic_open
 from mindllm.tables import Table, figures, texts
+from toolkit.benchmark.report import write_markdown
 from toolkit.benchmark.sweep.figures import COLUMNS
+from toolkit.benchmark.sweep.means import mean_rows
 from toolkit.benchmark.sweep.picture import draw
 from toolkit.benchmark.sweep.plan import SWEEPS, Sweep, points, read_sweep
 from toolkit.benchmark.sweep.run import (
     FAILED,
+    OK,
     OUT_OF_MEMORY,
-    REFUSED,
     RESULTS,
     TIMED_OUT,
     Result,
     run_sweep,
     synthetic_text,
 )
-from toolkit.benchmark.sweep.tables import cells, headings, html, markdown
+from toolkit.benchmark.sweep.tables import headings, html, markdown, reasons_of, rows_of
 
 EXAMPLES = """example:
   python -m toolkit.benchmark.sweep --config batch_size
@@ -33,7 +37,7 @@ EXAMPLES = """example:
   python -m toolkit.benchmark.sweep --config sweep.yaml --list
 """
 PAGES = {"table.md": markdown, "table.html": html}
-STATUSES = (FAILED, TIMED_OUT, OUT_OF_MEMORY, REFUSED)
+STATUSES = (FAILED, TIMED_OUT, OUT_OF_MEMORY)  # refused ones are looked at again at every start
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -51,9 +55,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not any(isinstance(point.config, RunConfig) for point in found):
         raise UserError(f"{source}: no point of the sweep is a run: {found[0].refused}")
     results = run_sweep(sweep, found, directory, error_console.print, options.again)
-    _show(sweep, columns, results, directory)
+    shown = mean_rows(sweep.mean_over, results) if sweep.mean_over else results
+    _show(sweep, columns, shown, directory)
+    if options.markdown is not None:
+        command = shlex.join(["python", "-m", "toolkit.benchmark.sweep", *(arguments or sys.argv[1:])])
+        names = headings(sweep.shown_axes, columns)
+        table = ("Results", names, list(rows_of(sweep.shown_axes, columns, shown)))
+        write_markdown(options.markdown, sweep.title, sweep.description, command, [table])
     if failed := [result for result in results if result["status"] in (FAILED, TIMED_OUT)]:
         raise CheckFailed(f"{len(failed)} of {len(results)} points failed; {failed[0]['why']}")
+    if not any(result["status"] == OK for result in results):
+        raise CheckFailed(f"no point of {len(results)} has figures; {results[0]['status']}: {results[0]['why']}")
     return 0
 
 
@@ -83,20 +95,25 @@ def make_parser() -> CommandParser:
         metavar="STATUS",
         help=f"run these again: {', '.join(STATUSES)}",
     )
+    parser.add_argument(
+        "--markdown", type=output_file, metavar="FILE", help="write the table, with this command, to FILE as well"
+    )
     parser.add_argument("--list", action="store_true", help="shows the points, and which of them are no runs")
     return parser
 
 
 def _show(sweep: Sweep, columns: Sequence[str], results: Sequence[Result], directory: Path) -> None:
     """Prints the table and writes it as pages and as a picture."""
-    axes = list(sweep.axes)
+    axes = sweep.shown_axes
     for name, render in PAGES.items():
         with atomic_open(directory / name) as file:
             file.write(render(sweep.title, axes, columns, results))
     written = [*PAGES, RESULTS, *_picture(sweep.title, axes, columns, results, directory / "table.png")]
     names = headings(axes, columns)
-    rows = [(*(result["labels"][axis] for axis in axes), *cells(result, columns)) for result in results]
+    rows = rows_of(axes, columns, results)
     output.print(Table(sweep.title, [*texts(*names[: len(axes)]), *figures(*names[len(axes) :])], rows, keys=len(axes)))
+    for reason in reasons_of(results):
+        output.print(f"  {reason}")
     output.print(f"{directory}: {', '.join(written)}", markup=False)
 
 

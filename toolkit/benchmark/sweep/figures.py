@@ -13,8 +13,17 @@ from mindllm.errors import RunFailed
 from mindllm.json_text import parse_json
 from mindllm.train.metrics_file import read_metrics
 
+METRICS = "metrics.jsonl"
 Figures = dict[str, float | int | None]
-MEASURED = ("tokens_per_s", "step_p50_s", "step_p95_s", "compile_s", "peak_memory_mb", "trained_parameters")
+MEASURED = (
+    "tokens_per_s",
+    "step_p50_s",
+    "step_p95_s",
+    "compile_s",
+    "peak_memory_mb",
+    "step_memory_mb",
+    "trained_parameters",
+)
 COLUMNS = {
     "measure": MEASURED,
     "tune": ("train_loss", "held_out_loss", *MEASURED),
@@ -62,7 +71,7 @@ def percentile(values: Sequence[float], percent: float) -> float:
 
 def of_run(directory: Path, warmup: int, tunes: bool) -> Figures:
     """Those of a run that trained in ``directory``; of one that ``tunes`` with losses and scores."""
-    records = read_metrics(directory / "metrics.jsonl")
+    records = read_metrics(directory / METRICS)
     figures = of_steps(records, warmup)
     if not tunes:
         return figures

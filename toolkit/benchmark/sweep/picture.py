@@ -10,6 +10,7 @@ from toolkit.benchmark.sweep.run import OUT_OF_MEMORY, Result
 SHOWN = 4  # figures, the first ones that any point has
 WIDTH, HEIGHT = 7.0, 3.0  # inches of one figure
 BARS = 0.8  # of the room of a label
+LETTERS = 50  # of all labels, which stand side by side upright
 
 
 def series(axes: Sequence[str], results: Sequence[Result]) -> tuple[list[str], dict[str, dict[str, Result]]]:
@@ -42,11 +43,13 @@ def draw(title: str, axes: Sequence[str], columns: Sequence[str], results: Seque
             places = [index - BARS / 2 + width * (number + 0.5) for index in range(len(labels))]
             shown = [points.get(label) for label in labels]
             heights = [(point["figures"].get(name) or 0) if point else 0 for point in shown]
-            plot.bar(places, heights, width, label=group or None)
+            spreads = [(point.get("deviations", {}).get(name) or 0) if point else 0 for point in shown]
+            plot.bar(places, heights, width, label=group or None, yerr=spreads if any(spreads) else None)
             for place, point in zip(places, shown, strict=True):
                 if point is not None and point["status"] == OUT_OF_MEMORY:
                     plot.text(place, 0, " out of memory", rotation=90, ha="center", va="bottom", fontsize=7)
-        plot.set_xticks(range(len(labels)), labels)
+        leaning = sum(map(len, labels)) > LETTERS
+        plot.set_xticks(range(len(labels)), labels, rotation=30 if leaning else 0, ha="right" if leaning else "center")
         plot.set_xlabel(axes[-1].rpartition(".")[2])
         plot.set_ylabel(name.replace("_", " "))
         if len(axes) > 1:

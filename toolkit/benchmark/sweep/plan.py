@@ -11,7 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from mindllm.config import RunConfig, load_config, override_config, render_config
@@ -32,6 +32,7 @@ class Sweep(Section):
     """The YAML of a sweep."""
 
     title: str = Field(description="Heading of its table.")
+    description: str = Field(default="", description="What is compared, for the page of --markdown.")
     base: str = Field(
         description="The run YAML: a path from here or from the file, or one of those that come with mindllm."
     )
@@ -52,6 +53,10 @@ class Sweep(Section):
         description="By dotted key a list of values; or by any name a mapping of labels to changes by dotted key."
     )
     columns: List[str] = Field(default=(), description="Figures of the table; none: those of the mode.")
+    mean_over: str = Field(
+        default="",
+        description="An axis, such as seed, whose points are one row of the table: mean and standard deviation; empty: none.",
+    )
 
     @field_validator("axes")
     @classmethod
@@ -62,6 +67,23 @@ class Sweep(Section):
         if not axes:
             raise PydanticCustomError("no_axes", "needs at least one axis")
         return axes
+
+    @model_validator(mode="after")
+    def _mean_is_over_an_axis(self) -> Sweep:
+        if self.mean_over and self.mean_over not in self.axes:
+            raise PydanticCustomError(
+                "mean_over",
+                "mean_over names no axis (value {name}); axes: {axes}",
+                {"name": self.mean_over, "axes": ", ".join(self.axes)},
+            )
+        if self.mean_over and len(self.axes) == 1:
+            raise PydanticCustomError("mean_over", "mean_over needs an axis beside {name}", {"name": self.mean_over})
+        return self
+
+    @property
+    def shown_axes(self) -> list[str]:
+        """Axes that make rows of the table."""
+        return [axis for axis in self.axes if axis != self.mean_over]
 
     @property
     def memory_limit(self) -> int | None:

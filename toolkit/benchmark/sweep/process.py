@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from mindllm.launch.process import die_with_parent
+
 INTERVAL = 0.1  # seconds between two looks at its memory
 GROUP, RESIDENT = 2, 21  # fields of /proc/PID/stat behind the name: process group, resident pages
 OUT_OF_MEMORY = (
@@ -25,12 +27,13 @@ OUT_OF_MEMORY = (
 
 @dataclass(frozen=True)
 class Ended:
-    """``over`` says which limit ended it: memory, time, or none (empty)."""
+    """``over`` says which limit ended it: memory, time, or none (empty); ``later_bytes``: the peak once ``begun`` was written."""
 
     code: int
     output: str
     errors: str
     peak_bytes: int
+    later_bytes: int
     over: str
 
     @property
@@ -42,11 +45,22 @@ class Ended:
 
 
 def watched(
-    command: Sequence[str], logs: Path, memory: int | None, seconds: float, environment: Mapping[str, str] | None = None
+    command: Sequence[str],
+    logs: Path,
+    memory: int | None,
+    seconds: float,
+    environment: Mapping[str, str] | None = None,
+    begun: Path | None = None,
 ) -> Ended:
-    """Runs ``command`` to its end, or to that of ``memory`` bytes or ``seconds``; ``logs``: where its output goes."""
+    """Runs ``command`` to its end, or to that of ``memory`` bytes or ``seconds``.
+
+    Args:
+        logs: where its output goes.
+        environment: added to this process's.
+        begun: a file that is empty, or not there, until what is to be measured begins.
+    """
     logs.mkdir(parents=True, exist_ok=True)
-    peak, over, deadline = 0, "", time.monotonic() + seconds
+    peak, later, over, deadline = 0, 0, "", time.monotonic() + seconds
     with open(logs / "output", "w+b") as output, open(logs / "errors", "w+b") as errors:
         process = subprocess.Popen(
             list(command),
@@ -55,10 +69,14 @@ def watched(
             stderr=errors,
             env={**os.environ, **(environment or {})},
             start_new_session=True,
+            preexec_fn=die_with_parent,  # a sweep that is killed leaves no run behind
         )
         try:
             while process.poll() is None:
-                peak = max(peak, resident_bytes(process.pid))
+                taken = resident_bytes(process.pid)
+                peak = max(peak, taken)
+                if begun is not None and begun.is_file() and begun.stat().st_size:
+                    later = max(later, taken)
                 over = "memory" if memory and peak > memory else "time" if time.monotonic() > deadline else ""
                 if over:
                     break
@@ -66,7 +84,7 @@ def watched(
         finally:
             _end(process)
         printed, told = (Path(file.name).read_text(encoding="utf-8", errors="replace") for file in (output, errors))
-    return Ended(process.returncode, printed, told, peak, over)
+    return Ended(process.returncode, printed, told, peak, later, over)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

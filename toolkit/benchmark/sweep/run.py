@@ -6,6 +6,7 @@ import json
 import logging
 import shutil
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from mindllm.errors import RunFailed
 from mindllm.files import atomic_open
 from mindllm.json_text import parse_json
 from toolkit.benchmark.report import machine
-from toolkit.benchmark.sweep.figures import of_dry_run, of_run, of_size, of_step_time
+from toolkit.benchmark.sweep.figures import METRICS, of_dry_run, of_run, of_size, of_step_time
 from toolkit.benchmark.sweep.plan import Point, Sweep, in_directory
 from toolkit.benchmark.sweep.process import Ended, watched
 
@@ -48,13 +49,17 @@ def run_sweep(
 ) -> list[Result]:
     """Results of all points in their order. Those with a status of ``again`` are run once more."""
     directory.mkdir(parents=True, exist_ok=True)
-    known = {key: result for key, result in read_results(directory).items() if result["status"] not in again}
+    tried = (*again, REFUSED)  # what was refused may be there by now, such as a checkpoint
+    known = {key: result for key, result in read_results(directory).items() if result["status"] not in tried}
     _write(directory, known.values())  # without a torn line and without what is run again
     results = []
     for number, point in enumerate(points, start=1):
         if point.key not in known:
             say(f"{number} of {len(points)}: {point.describe()}")
+            start = time.monotonic()
             known[point.key] = _result(sweep, point, directory)
+            ended, why = known[point.key]["status"], known[point.key]["why"].partition("\n")[0]
+            say(f"  {ended} after {time.monotonic() - start:.0f} s{': ' * bool(why)}{why}")
             with open(directory / RESULTS, "a", encoding="utf-8") as file:
                 file.write(json.dumps(known[point.key]) + "\n")
         results.append({**known[point.key], "labels": dict(point.labels)})
@@ -87,8 +92,12 @@ def _result(sweep: Sweep, point: Point, directory: Path) -> Result:
 
 
 def _trained(sweep: Sweep, place: Path) -> tuple[str, str, Mapping[str, Any]]:
-    ended = watched([*TRAIN, "--config", str(place / "config.yaml")], place, sweep.memory_limit, sweep.timeout)
-    peak = {"peak_memory_mb": round(ended.peak_bytes / 2**20)}
+    command = [*TRAIN, "--config", str(place / "config.yaml")]
+    metrics = place / "run" / METRICS
+    ended = watched(command, place, sweep.memory_limit, sweep.timeout, begun=metrics)
+    peak: dict[str, Any] = {"peak_memory_mb": round(ended.peak_bytes / 2**20)}
+    if ended.later_bytes:
+        peak["step_memory_mb"] = round(ended.later_bytes / 2**20)
     if problem := _problem(ended):
         return *problem, peak
     return OK, "", {**of_run(place / "run", sweep.warmup, sweep.mode == "tune"), **peak}
