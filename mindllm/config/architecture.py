@@ -8,6 +8,7 @@ over the whole sequence or window (NOT halved for the causal mask); embedding lo
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from mindllm.config.layers import (
     FORWARD_AND_BACKWARD,
@@ -66,6 +67,12 @@ class Architecture:
     def kinds(self) -> tuple[LayerSpec, ...]:
         """The different layers, in the order in which they first appear."""
         return tuple(dict.fromkeys(self.layers))
+
+    @cached_property
+    def kind_numbers(self) -> tuple[int, ...]:
+        """Of every layer the number of the first one that is equal: cheaper to compare than layers are, ``[layers]``."""
+        first: dict[LayerSpec, int] = {}
+        return tuple(first.setdefault(layer, number) for number, layer in enumerate(self.layers))
 
     @property
     def main_layers(self) -> tuple[LayerSpec, ...]:

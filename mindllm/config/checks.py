@@ -19,6 +19,7 @@ from mindllm.config.check_parallel import (
 )
 from mindllm.config.check_prediction import check_prediction
 from mindllm.config.check_preference import check_preference
+from mindllm.config.check_swap import check_swap
 from mindllm.config.check_tuning import check_tuning
 from mindllm.config.document import KeyPath
 from mindllm.config.model import llama_intermediate_size
@@ -68,6 +69,7 @@ def check_run(config: RunConfig) -> Iterator[Finding]:
         check_pipeline,
         check_offset,
         check_recompute,
+        check_swap,
     ):
         yield from check(config)
 

@@ -21,6 +21,7 @@ from mindllm.config.preference import PreferenceConfig
 from mindllm.config.recompute import RecomputeConfig
 from mindllm.config.runtime import ContextConfig, ExportConfig, RunnerConfig, TrainerConfig
 from mindllm.config.section import List, PositiveInt, Section
+from mindllm.config.swap import SwapConfig
 from mindllm.errors import UserError
 
 
@@ -93,6 +94,7 @@ class RunConfig(Section):
     recompute_config: RecomputeConfig = Field(
         default_factory=RecomputeConfig, description="Activations computed again instead of kept."
     )
+    swap_config: SwapConfig = Field(default_factory=SwapConfig, description="Activations that wait on the host.")
     model: ModelSection = Field(description="The network.")
     optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig, description="The update.")
     lr_schedule: LrSchedule | None = Field(

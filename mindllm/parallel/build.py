@@ -29,6 +29,7 @@ from mindllm.parallel.recompute import apply_recompute
 from mindllm.parallel.reuse import reuse_equal_layers
 from mindllm.parallel.sharding import apply_sharding, sharding_table
 from mindllm.parallel.sharding.preference import pairs_table
+from mindllm.parallel.swap import apply_swap
 from mindllm.tune.preference import PreferenceLoss, base_of
 from mindllm.tune.transform import tune
 
@@ -159,6 +160,7 @@ def _build(config: RunConfig, kernels: Kernels, plan: LayerPlan) -> CausalLM:
     model = CausalLM(config.model.config, kernels)
     tune(model, config.model.config, kernels)
     apply_recompute(model.model.layers, plan, config)
+    apply_swap(model.model.layers, plan, config)
     return model
 
 

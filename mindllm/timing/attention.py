@@ -1,6 +1,7 @@
 """The operators of attention on one rank, forward, from normed hidden states to the output projection.
 
 Heads are split over tensor-parallel ranks. What latent attention has besides heads, its narrow vectors, is whole on each.
+Ranks of a sequence have a part of its tokens; for scores they gather its keys and values, or exchange tokens for heads.
 """
 
 from __future__ import annotations
@@ -9,24 +10,26 @@ from collections.abc import Iterator
 
 from mindllm.config.latent_attention import LatentAttentionSpec
 from mindllm.config.layers import AttentionSpec, RotarySpec
-from mindllm.timing.work import ATTENTION, HALF, MASK, NORM_PASSES, Operator, elementwise, product
+from mindllm.timing.work import ATTENTION, HALF, MASK, NORM_PASSES, Exchange, Operator, elementwise, product
 from mindllm.timing.workload import Numerics, Strategy
 
-CAUSAL = 0.5  # of the scores, which a fused kernel leaves out
 OF_HEADS = ("wq_plain", "wq_rotary", "wq_up_plain", "wq_up_rotary", "wk_plain", "wv")
 """Projections of latent attention that heads are made by; the others make what all heads share."""
 
 
 def attention_work(
     spec: AttentionSpec | LatentAttentionSpec, tokens: float, seq_length: int, strategy: Strategy, numerics: Numerics
-) -> Iterator[Operator]:
-    """One micro-batch of ``tokens`` tokens in sequences of ``seq_length``."""
+) -> Iterator[Operator | Exchange]:
+    """One micro-batch, of which the rank has ``tokens`` tokens, in sequences of ``seq_length``."""
     heads = spec.num_heads / strategy.model_parallel
     if isinstance(spec, LatentAttentionSpec):
         yield from _latent_projections(spec, tokens, heads, strategy, numerics)
     else:
         yield from _projections(spec, tokens, strategy, numerics)
-    yield from _scores(spec, tokens, seq_length, heads, numerics)
+    given, yielded = _context_exchanges(spec, tokens, heads, strategy)
+    yield from given
+    yield from _scores(spec, tokens, seq_length, strategy, numerics)
+    yield from yielded
     yield product("attention.wo.matmul", tokens, heads * spec.value_dim, spec.hidden_size, numerics.compute)
 
 
@@ -60,23 +63,63 @@ def _latent_projections(
         yield elementwise("attention.cut", HALF * tokens * heads * spec.value_dim, 2.0)
 
 
+def _context_exchanges(
+    spec: AttentionSpec | LatentAttentionSpec, tokens: float, heads: float, strategy: Strategy
+) -> tuple[list[Exchange], list[Exchange]]:
+    """What ranks of a sequence exchange before scores, and behind them."""
+    if strategy.context_parallel == 1:
+        return [], []
+    queries, results = (HALF * tokens * heads * width for width in (spec.head_dim, spec.value_dim))
+    shared = spec.kv_heads / spec.num_heads
+    before = {"keys": queries * shared, "values": results * shared}
+    if not strategy.exchanges_heads:
+        ranks = strategy.context_parallel
+        return [
+            Exchange(f"attention.{name}.gather", "AllGather", ranks * size, "cp") for name, size in before.items()
+        ], []
+    before = {"queries": queries, **before}
+    exchanged = [Exchange(f"attention.{name}.exchange", "AlltoAll", size, "cp") for name, size in before.items()]
+    return exchanged, [Exchange("attention.results.exchange", "AlltoAll", results, "cp")]
+
+
 def _scores(
-    spec: AttentionSpec | LatentAttentionSpec, tokens: float, seq_length: int, heads: float, numerics: Numerics
+    spec: AttentionSpec | LatentAttentionSpec, tokens: float, seq_length: int, strategy: Strategy, numerics: Numerics
 ) -> Iterator[Operator]:
-    """Scores, softmax and their product with the values: one fused kernel, in which values are as wide as keys, or five."""
+    """Scores, softmax and their product with the values: one fused kernel, in which values are as wide as keys, or five.
+
+    Ranks of a sequence have the queries of their part and all keys, or some heads of the whole sequence.
+    """
+    heads, ranks = spec.num_heads / strategy.model_parallel, strategy.context_parallel
+    queries = seq_length / (1 if strategy.exchanges_heads else ranks)
+    if strategy.exchanges_heads:
+        heads, tokens = heads / ranks, tokens * ranks
+    sequences = tokens / queries
     if _fused(spec, numerics):
-        seen = min(seq_length, spec.window or seq_length)
-        flops = 4.0 * tokens * seen * heads * spec.head_dim * CAUSAL
-        traffic = HALF * tokens * spec.head_dim * (2 * heads + 2 * heads * spec.kv_heads / spec.num_heads)
+        first = (
+            0.0 if strategy.context_balanced else seq_length - queries
+        )  # the last rank takes longest, others wait for it
+        seen = seq_length if numerics.whole_masks else seen_keys(seq_length, spec.window, first)
+        rows = 2 * tokens + 2 * sequences * seq_length * spec.kv_heads / spec.num_heads
+        flops, traffic = 4.0 * tokens * seen * heads * spec.head_dim, HALF * rows * heads * spec.head_dim
         yield Operator("attention.flash_attention", ATTENTION, flops, traffic, dtype=numerics.compute)
         return
-    batch = tokens / seq_length * heads
-    scores = HALF * batch * seq_length * seq_length
-    yield product("attention.scores", seq_length, spec.head_dim, seq_length, numerics.compute, batch)
+    batch = sequences * heads
+    scores = HALF * batch * queries * seq_length
+    yield product("attention.scores", queries, spec.head_dim, seq_length, numerics.compute, batch)
     yield elementwise("attention.softmax", scores, 2.0)
     if numerics.dropout:
         yield elementwise("attention.dropout", scores, 2 + MASK)
-    yield product("attention.context", seq_length, seq_length, spec.value_dim, numerics.compute, batch)
+    yield product("attention.context", queries, seq_length, spec.value_dim, numerics.compute, batch)
+
+
+def seen_keys(length: float, window: float | None = None, first: float = 0.0) -> float:
+    """Keys that queries from ``first`` to the end of a sequence see, their mean: those before them, at most ``window``."""
+    window = min(length, window or length)
+
+    def before(position: float) -> float:  # the integral of min(query, window)
+        return position**2 / 2 if position <= window else window**2 / 2 + window * (position - window)
+
+    return (before(length) - before(first)) / (length - first)
 
 
 def _fused(spec: AttentionSpec | LatentAttentionSpec, numerics: Numerics) -> bool:

@@ -19,11 +19,15 @@ def workload_of(config: RunConfig) -> Workload:
     if config.parallel.pipeline_config.pipeline_scheduler != "1f1b":
         key, value = "parallel.pipeline_config.pipeline_scheduler", config.parallel.pipeline_config.pipeline_scheduler
         raise config.error(key, f"only the time of 1f1b is modelled (value {value}); write 1f1b")
-    if sizes.context_parallel > 1:
-        key, message = "parallel_config.context_parallel", "the time of exchanging keys and values is not modelled"
-        raise config.error(key, f"{message} (value {sizes.context_parallel}); write 1")
+    if sizes.context_parallel > 1 and runner.batch_size > 1:
+        message = (
+            f"the time of layout changes between sequences that ranks share is not modelled (value {runner.batch_size})"
+        )
+        raise config.error("runner_config.batch_size", f"{message}; write 1")
     if model.fp32_residual_connection:
         raise config.error("model.model_config.fp32_residual_connection", "its time is not modelled; write false")
+    if config.swap_config.swap:
+        raise config.error("swap_config.swap", "the time of copies to the host and back is not modelled; write false")
     pet = model.pet_config
     if pet is not None and pet.pet_type in (ADALORA, GALORE):
         message = f"the time of what its optimizer does beside AdamW is not modelled (value {pet.pet_type})"
@@ -50,8 +54,12 @@ def workload_of(config: RunConfig) -> Workload:
         expert_parallel=sizes.expert_parallel,
         expert_model_parallel=sizes.expert_model_parallel,
         copies=config.micro_batch_interleave_num,
+        context_parallel=sizes.context_parallel,
+        exchanges_heads=sizes.exchanges_heads,
+        context_balanced=sizes.context_parallel_balanced,
     )
     computes_it = all(kind.attention.can_be_fused for kind in model.architecture.kinds())
     fused = model.use_flash_attention is not False and computes_it  # auto: every described device has the kernel
-    numerics = Numerics(model.compute_dtype, WHOLE, fused, model.architecture.drops)
+    documents = bool(config.train_dataset.document_columns)
+    numerics = Numerics(model.compute_dtype, WHOLE, fused, model.architecture.drops, whole_masks=documents)
     return Workload(model.architecture, model.seq_length, strategy, make_plan(config), numerics)

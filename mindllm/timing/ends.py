@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from mindllm.config.architecture import EMBEDDING, Architecture
 from mindllm.config.layers import LayerSpec
@@ -67,6 +69,9 @@ class Held:
     def __add__(self, other: Held) -> Held:
         return Held(self.trained + other.trained, self.frozen + other.frozen, self.experts + other.experts)
 
+    def __rmul__(self, count: int) -> Held:
+        return Held(count * self.trained, count * self.frozen, count * self.experts)
+
     @property
     def updated(self) -> float:
         """All that training changes."""
@@ -76,23 +81,31 @@ class Held:
         """Whose optimizer state a rank keeps, and which it updates."""
         if not strategy.optimizer_shard:
             return self.updated
-        return self.trained / strategy.data_parallel + self.experts / strategy.expert_replicas
+        return self.trained / strategy.replicas + self.experts / strategy.expert_replicas
 
 
 def place_parameters(workload: Workload, place: int, layers: range) -> Held:
     """What a rank holds of a place with these layers."""
     architecture, strategy = workload.architecture, workload.strategy
     ranks, held = strategy.model_parallel, Held()
-    for number in layers:
-        held += layer_parameters(architecture.layers[number], strategy)
+    for kind, count in Counter(architecture.kind_numbers[layers.start : layers.stop]).items():
+        held += count * _kinds_parameters(workload)[kind]
     table = architecture.vocab_size * architecture.hidden_size
     if place == 0:
         held += table_parameters(architecture, EMBEDDING, table / (ranks if strategy.vocabulary_parallel else 1))
-    if place == workload.plan.stages * workload.plan.chunks - 1 and (place or not architecture.head.tied):
+    last = place == workload.plan.stages * workload.plan.chunks - 1
+    if last and (place or not architecture.head.tied):
         held += table_parameters(architecture, architecture.head_weight, table / ranks)
-    if place and architecture.predictions and place == workload.plan.stages * workload.plan.chunks - 1:
+    if place and last and architecture.predictions:
         held += table_parameters(architecture, EMBEDDING, table / (ranks if strategy.vocabulary_parallel else 1))
     return held
+
+
+@lru_cache(maxsize=256)
+def _kinds_parameters(workload: Workload) -> dict[int, Held]:
+    """What a rank holds of each kind of layer."""
+    layers = workload.architecture.layers
+    return {kind: layer_parameters(layers[kind], workload.strategy) for kind in set(workload.architecture.kind_numbers)}
 
 
 EXPERTS = "feed_forward.experts."

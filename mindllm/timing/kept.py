@@ -30,7 +30,10 @@ def kept_results(spec: LayerSpec, tokens: int, seq_length: int, strategy: Strate
 
 
 def _attention(spec: LayerSpec, tokens: int, seq_length: int, strategy: Strategy, numerics: Numerics) -> Kept:
-    """Query, key, value and context of the rank's heads; in the composed form scores and their softmax; narrow vectors."""
+    """Query, key, value and context of the rank's heads; in the composed form scores and their softmax; narrow vectors.
+
+    Ranks of a sequence keep the keys and values that they gathered; or, with heads exchanged, the context before and behind that.
+    """
     attention, ranks = spec.attention, strategy.model_parallel
     fused = numerics.fused_attention and attention.can_be_fused
     found: Kept = {}
@@ -40,7 +43,11 @@ def _attention(spec: LayerSpec, tokens: int, seq_length: int, strategy: Strategy
         narrow = attention.key_value_rank + (attention.query_rank or 0)
         found["attention.latents"] = 2 * HALF * tokens * narrow  # before and behind their norms
     else:
-        heads = (2 * attention.num_heads + 2 * attention.kv_heads) * attention.head_dim
+        exchanged = (
+            strategy.exchanges_heads or strategy.context_balanced
+        )  # the kernel's results are put into another order
+        gathered = 1 if strategy.exchanges_heads else strategy.context_parallel
+        heads = ((2 + exchanged) * attention.num_heads + 2 * gathered * attention.kv_heads) * attention.head_dim
     found["attention.heads"] = HALF * tokens * heads / ranks
     if not fused:
         found["attention.scores"] = 2 * HALF * tokens * seq_length * attention.num_heads / ranks

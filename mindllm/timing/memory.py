@@ -39,11 +39,10 @@ def stage_bytes(workload: Workload) -> tuple[float, ...]:
 def kept_bytes(workload: Workload) -> tuple[float, ...]:
     """What a micro-batch keeps of every layer, ``[layers]``."""
     sizes: dict[object, float] = {}
-    tokens = workload.strategy.micro_batch_size * workload.seq_length
     for number, own in enumerate(workload.plan.layers):
         key = layer_key(workload, number)
         if key not in sizes:
-            sizes[key] = layer_bytes(workload, workload.architecture.layers[number], own, tokens)
+            sizes[key] = layer_bytes(workload, workload.architecture.layers[number], own, workload.rank_tokens)
     return tuple(sizes[layer_key(workload, number)] for number in range(len(workload.plan.layers)))
 
 
@@ -76,13 +75,12 @@ def state_bytes(held: Held, workload: Workload) -> float:
 def _working(workload: Workload, stage: int) -> float:
     """The most that is needed for a moment: one layer computed again, or the logits of the last stage."""
     strategy, plan = workload.strategy, workload.plan
-    tokens = strategy.micro_batch_size * workload.seq_length
-    recomputed = {
-        spec
-        for spec, own in zip(workload.architecture.layers, plan.layers, strict=True)
-        if own.stage == stage and own.recompute
-    }
-    again = max((layer_bytes(workload, spec, LayerAssignment(stage), tokens) for spec in recomputed), default=0.0)
+    tokens = workload.rank_tokens
+    layers, kinds = workload.architecture.layers, workload.architecture.kind_numbers
+    recomputed = {kind for kind, own in zip(kinds, plan.layers, strict=True) if own.stage == stage and own.recompute}
+    again = max(
+        (layer_bytes(workload, layers[kind], LayerAssignment(stage), tokens) for kind in recomputed), default=0.0
+    )
     if stage == plan.stages - 1:
         heads = 1 + workload.architecture.predictions  # all logits are there when the loss is
         again = max(again, heads * LOGITS * tokens * workload.architecture.vocab_size / strategy.model_parallel)

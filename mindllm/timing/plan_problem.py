@@ -36,7 +36,7 @@ def plan_problem(workload: Workload, device: Device, limit: float, name: str) ->
     }
     table = architecture.vocab_size * architecture.hidden_size / sizes.model_parallel
     memory = state_bytes(table_parameters(architecture, architecture.head_weight, table), workload) / MIB
-    logits = LOGITS * sizes.micro_batch_size * workload.seq_length * architecture.vocab_size / sizes.model_parallel
+    logits = LOGITS * workload.rank_tokens * architecture.vocab_size / sizes.model_parallel
     fields: dict[str, Any] = {
         "name": name,
         "stages": plan.stages,
@@ -77,7 +77,7 @@ def _runs(workload: Workload) -> list[tuple[LayerSpec, int]]:
 
 def _layer(number: int, spec: LayerSpec, count: int, workload: Workload, timed: TimedWork) -> dict[str, Any]:
     sizes = workload.strategy
-    tokens = sizes.micro_batch_size * workload.seq_length
+    tokens = workload.rank_tokens
     part = spec_part(workload, spec, KINDS["none"])
     backward = timed.spent(part.backward).seconds
     whole = layer_bytes(workload, spec, KINDS["none"], tokens)

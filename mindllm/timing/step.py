@@ -123,12 +123,15 @@ def _table(workload: Workload) -> Timetable | None:
 def groups(strategy: Strategy) -> dict[str, Group]:
     """The group of a rank along each axis of the mesh: tensor-parallel ranks are neighbours, stages are furthest apart.
 
+    Ranks of a sequence come next to them; to gradients they are replicas like the others.
+
     To experts a stage is (replica, ep, etp), the last of them neighbours.
     """
     return {
         "tp": Group(strategy.model_parallel),
-        "dp": Group(strategy.data_parallel, strategy.model_parallel),
-        "pp": Group(2, strategy.model_parallel * strategy.data_parallel),
+        "cp": Group(strategy.context_parallel, strategy.model_parallel),
+        "dp": Group(strategy.replicas, strategy.model_parallel),
+        "pp": Group(2, strategy.model_parallel * strategy.replicas),
         "etp": Group(strategy.expert_ranks),
         "ep": Group(strategy.expert_parallel, strategy.expert_ranks),
         "replica": Group(strategy.expert_replicas, strategy.expert_parallel * strategy.expert_ranks),

@@ -91,7 +91,7 @@ def step_work(workload: Workload) -> StepWork:
 def layer_key(workload: Workload, number: int) -> Hashable:
     """Equal for layers that take equally long."""
     own = workload.plan.layers[number]
-    return workload.architecture.layers[number], own.recompute, tuple(sorted(own.patterns.items()))
+    return workload.architecture.kind_numbers[number], own.recompute, tuple(own.patterns.items())
 
 
 def layer_part(workload: Workload, number: int) -> Part:
@@ -109,8 +109,8 @@ def spec_part(workload: Workload, spec: LayerSpec, own: LayerAssignment) -> Part
 
 
 def _tokens(workload: Workload) -> float:
-    """Of a micro-batch of one replica."""
-    return float(workload.strategy.micro_batch_size * workload.seq_length)
+    """Of a micro-batch on one rank."""
+    return float(workload.rank_tokens)
 
 
 def _embedding(workload: Workload) -> Work:

@@ -23,6 +23,9 @@ class Strategy:
         expert_parallel: groups of devices of a stage that share the experts.
         expert_model_parallel: ranks that share the weights of one expert; None: ``model_parallel``.
         copies: parts of a micro-batch with operators of their own, which exchange while those of others compute.
+        context_parallel: ranks that share each sequence.
+        exchanges_heads: whether attention exchanges their parts of a sequence for heads; otherwise it gathers keys and values.
+        context_balanced: whether their queries see as many keys.
     """
 
     data_parallel: int = 1
@@ -38,6 +41,9 @@ class Strategy:
     expert_parallel: int = 1
     expert_model_parallel: int | None = None
     copies: int = 1
+    context_parallel: int = 1
+    exchanges_heads: bool = False
+    context_balanced: bool = False
 
     @property
     def sequence_ranks(self) -> int:
@@ -52,11 +58,16 @@ class Strategy:
     @property
     def expert_replicas(self) -> int:
         """Devices of a stage that hold the same part of the same experts."""
-        return self.data_parallel * self.model_parallel // (self.expert_parallel * self.expert_ranks)
+        return self.replicas * self.model_parallel // (self.expert_parallel * self.expert_ranks)
+
+    @property
+    def replicas(self) -> int:
+        """Devices of a stage that hold the same part of its weights: those of a sequence are replicas, too."""
+        return self.data_parallel * self.context_parallel
 
     @property
     def devices(self) -> int:
-        return self.data_parallel * self.model_parallel * self.pipeline_stage
+        return self.replicas * self.model_parallel * self.pipeline_stage
 
     @property
     def global_batch(self) -> int:
@@ -72,6 +83,7 @@ class Numerics:
         compute: type of matrix products.
         gradient_bytes: of a gradient as replicas exchange it.
         fused_attention: whether scores stay on chip.
+        whole_masks: whether every score is computed, seen or not: rows hold documents.
         dropout: whether attention and residuals have it.
     """
 
@@ -79,6 +91,7 @@ class Numerics:
     gradient_bytes: int = 4
     fused_attention: bool = True
     dropout: bool = False
+    whole_masks: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,6 +108,11 @@ class Workload:
     def tokens(self) -> int:
         """Tokens of a step."""
         return self.strategy.global_batch * self.seq_length
+
+    @property
+    def rank_tokens(self) -> int:
+        """Tokens of a micro-batch that a rank of its sequences has."""
+        return self.strategy.micro_batch_size * self.seq_length // self.strategy.context_parallel
 
     @property
     def model_flops(self) -> float:

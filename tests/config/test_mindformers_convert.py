@@ -172,6 +172,40 @@ def test_ignored_keys_can_be_taken_at_their_word(load):
             load(LEGACY, changes, wrong)
 
 
+PIPELINE = {
+    "parallel_config.pipeline_stage": 2,
+    "parallel_config.micro_batch_num": 4,
+    "recompute_config.recompute": False,
+}
+
+
+def test_results_that_wait_on_the_host_have_their_names_here(load, account):
+    """MindFormers' patterns of attention; one that finds nothing does nothing there."""
+    operators = [
+        {"op_name": r".*\.flash_attention", "backward_prefetch": 3, "layers": True},
+        {"op_name": [r"feed_forward\.mul", r"mlp\.nothing"], "backward_prefetch": 2, "layers": [0, 1]},
+    ]
+    swap = {"swap_config": {"swap": True, "op_swap": operators}, **PIPELINE}
+    assert load(LEGACY, swap).swap_config.of_layer(1) == {
+        r"attention\.attention\.flash_attention": 3,
+        r"feed_forward\.mul": 2,
+    }
+    assert "mlp" in account(LEGACY, swap)["swap_config.op_swap"].reason
+    plain = load(LEGACY, {"swap_config": {"swap": True, "default_prefetch": 4}, **PIPELINE})
+    assert plain.swap_config.of_layer(5) == {r"attention\.attention\.flash_attention": 4}
+    whole = load(
+        LEGACY, {"swap_config": {"swap": True, "layer_swap": {"backward_prefetch": 1, "layers": [3]}}, **PIPELINE}
+    )
+    assert (whole.swap_config.of_layer(3), whole.swap_config.of_layer(4)) == ({"": 1}, {})
+    off = account(LEGACY, {"swap_config": {"swap": False, "op_swap": operators}})
+    assert {one.outcome for key, one in off.items() if key.startswith("swap_config")} == {Outcome.WITHOUT_EFFECT}
+
+
+def test_lists_of_recomputation_beside_swapping_are_refused(load):
+    with pytest.raises(UserError, match="a list has numbers of layers in MindFormers"):
+        load(LEGACY, {"swap_config": {"swap": True}, **PIPELINE, "recompute_config.recompute": [1, 0]})
+
+
 @pytest.mark.parametrize(
     ("key", "value", "words"),
     [
@@ -184,7 +218,7 @@ def test_ignored_keys_can_be_taken_at_their_word(load):
         ("train_dataset_task.type", "MultiTurnDataset", "not here yet"),
         ("train_dataset.data_loader.type", "ToolAlpacaDataLoader", "not here yet"),
         ("model.arch.type", "LamaForCausalLM", "did you mean 'LlamaForCausalLM'?"),
-        ("swap_config", {"swap": True}, "not moved to the host"),
+        ("swap_config", {"swap": True}, "the micro-batches of a pipeline share"),
         ("only_save_strategy", True, "toolkit.dry_run"),
         ("layer_scale", True, "same rate"),
         ("parallel_config.seq_split_num", 2, "not cut into pieces"),

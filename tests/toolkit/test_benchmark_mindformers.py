@@ -48,10 +48,13 @@ def test_pages_are_written_from_what_the_tool_says(tmp_path, monkeypatch):
     python.touch()
     former = {"stage": 0, "used_peak_mb": 7000, "actual_peak_mb": 7000, **ROW, "case": "nothing recomputed, O1"}
     rows.write_text(json.dumps([{**former, "program": program} for program in (mindformers.THEIRS, mindformers.OURS)]))
+    page.write_text("# Old\n\n## What differs\nWords of an author.\n")
     asked = ["--rows", str(rows), "--cases", "all recomputed, O0", "--markdown", str(page)]
     assert mindformers.main(["--python", str(python), *asked]) == 0
     assert [row["case"] for row in json.loads(rows.read_text())] == ["all recomputed, O0"] * 4 + [former["case"]] * 2
     text = page.read_text()
+    assert text.startswith("# Beside MindFormers")
+    assert text.endswith("\n## What differs\nWords of an author.\n")
     assert "| nothing recomputed, O1 | 0 | 7,000 | 7,000 | +0.0% |" in text
     assert "| all recomputed, O0 | 1 | mindllm | 12 | 2 full | AllGather 4, Send 1 |" in text
     assert "| all recomputed, O0 | 0 | 1,000 | 900 | -10.0% |" in text

@@ -25,7 +25,7 @@ from toolkit.step_time.explain import changes
 from toolkit.step_time.stage_times import stage_times
 from toolkit.step_time.timeline import events
 from toolkit.tune.__main__ import main as tune
-from toolkit.tune.candidates import candidates
+from toolkit.tune.candidates import candidates, read_candidate
 from toolkit.tune.search import pareto, search
 
 ROOT = Path(__file__).parents[2]
@@ -96,7 +96,7 @@ def test_the_command_prints_a_line_for_each_stage(capsys):
         (("--parallel.parallel_optimizer_config.gradient_accumulation_shard=true",), "its time is not modelled"),
         (
             ("--config", TINY, "--use_parallel=true", "--parallel_config.context_parallel=2"),
-            "the time of exchanging keys and values is not modelled",
+            "the time of layout changes between sequences",
         ),
     ],
 )
@@ -201,7 +201,7 @@ def test_strategies_divide_devices_batch_and_heads(run):
     found = list(candidates(run, 16, 64, DEVICE, left_out))
     assert len({one.name for one in found}) == len(found) > 50
     for one in found:
-        assert one.data_parallel * one.model_parallel * one.pipeline_stage == 16
+        assert one.data_parallel * one.sharing.ranks * one.model_parallel * one.pipeline_stage == 16
         assert one.data_parallel * one.micro_batch_size * one.micro_batches == 64
         assert 40 % one.model_parallel == 0
         assert one.pipeline_stage == 1 or one.micro_batches >= one.pipeline_stage
@@ -238,6 +238,21 @@ def test_a_search_goes_on_where_it_was(tmp_path, run):
     front = pareto(first.judged)
     assert front[0] == first.judged[0]
     assert all(max(low.memory) < max(high.memory) for high, low in pairwise(front))
+
+
+def test_sequences_are_shared_where_a_run_may_share_them(run):
+    """Balanced where that changes something; not in a pipeline, and heads only as far as they go round."""
+    wanted = [*candidates(small(run), 16, 8, DEVICE, Counter())]
+    shared = [one for one in wanted if one.sharing.ranks > 1]
+    assert {one.pipeline_stage for one in shared} == {1}
+    assert {one.micro_batch_size for one in shared} == {1}
+    assert {(one.sharing.heads, one.sharing.balanced) for one in shared} == {(False, True), (True, False)}
+    assert all(8 % (one.model_parallel * one.sharing.ranks) == 0 for one in shared if one.sharing.heads)
+    assert {one.data_parallel * one.sharing.ranks * one.model_parallel * one.pipeline_stage for one in wanted} == {16}
+    one = next(one for one in shared if one.sharing.heads)
+    strategy = workload_of(override_config(small(run), one.overrides())).strategy
+    assert strategy == one.strategy(small(run))
+    assert read_candidate(one.tree()) == one
 
 
 def test_the_best_strategy_is_written_as_a_run_and_beats_the_yaml(capsys, tmp_path, run):

@@ -25,10 +25,8 @@ from mindllm.compiled.kept_program import kept_stages
 from mindllm.compiled.operators import Operators
 from mindllm.console import error_console
 from mindllm.errors import CheckFailed, RunFailed, UserError
-from mindllm.files import atomic_open
-from mindllm.json_text import parse_json
 from mindllm.timing.stage_graph import list_of_layers, seen_layers
-from toolkit.benchmark.report import Tables, write_markdown
+from toolkit.benchmark.report import Tables, keep_rows, kept_rows, write_markdown
 
 LEFT_OUT = object()
 ROOT = Path(__file__).resolve().parents[2]
@@ -182,20 +180,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--rows",
         type=output_file,
         metavar="FILE",
-        help="keeps what was measured (JSON), so that a page is made in sittings",
+        help="keeps what was measured (JSON), so that a page is made in sittings (docs/benchmarks/mindformers.json)",
     )
     parser.add_argument("--markdown", type=Path, required=True, metavar="FILE", help="the page to write")
     options = parser.parse_args(arguments)
     if not options.python.is_file():
         raise UserError(f"{options.python} is not there; bash scripts/mindformers.sh makes it")
-    rows = _kept_rows(options.rows, options.cases)
+    rows = kept_rows(options.rows, "case", options.cases)
     with tempfile.TemporaryDirectory(prefix="mindllm_beside_") as name:
         for case in options.cases:
             rows += measure(Programs(options.python.absolute(), Path(name)), case)
             rows.sort(key=lambda row: list(CASES).index(row["case"]))
-            if options.rows:
-                with atomic_open(options.rows) as file:
-                    json.dump(rows, file, indent=1)
+            keep_rows(options.rows, rows)
             write_page(options.markdown, rows)
     return 0
 
@@ -206,14 +202,8 @@ def write_page(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     asked = "" if measured == list(CASES) else f"--cases {' '.join(map(repr, measured))} "
     command = f"python -m toolkit.benchmark.mindformers {asked}--markdown {path}"
     others = [text for name, text in OF_OTHERS.items() if any(case.startswith(name) for case in measured)]
-    write_markdown(path, "Beside MindFormers", "\n".join([DESCRIPTION.strip(), *others]), command, tables(rows))
-
-
-def _kept_rows(path: Path | None, again: Sequence[str]) -> list[dict[str, Any]]:
-    """What a former sitting measured, without the cases that are measured again."""
-    if path is None or not path.is_file():
-        return []
-    return [row for row in parse_json(path.read_bytes()) if row["case"] not in again]
+    description = "\n".join([DESCRIPTION.strip(), *others])
+    write_markdown(path, "Beside MindFormers", description, command, tables(rows), kept_from="What differs")
 
 
 def measure(programs: Programs, case: str) -> list[dict[str, Any]]:

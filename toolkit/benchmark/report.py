@@ -2,28 +2,60 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import date
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 from mindllm.files import atomic_open
+from mindllm.json_text import parse_json
 
 LIBRARIES = ("mindspore", "torch", "transformers", "numpy")
 Tables = Sequence[tuple[str, Sequence[str], Sequence[Sequence[str]]]]  # (title, columns, rows) of each
 
 
-def write_markdown(path: Path, title: str, description: str, command: str, tables: Tables) -> None:
-    """Writes a page with ``tables``, the ``command`` that made them and the machine they were made on."""
+def write_markdown(
+    path: Path, title: str, description: str, command: str, tables: Tables, kept_from: str | None = None
+) -> None:
+    """Writes a page with ``tables``, the ``command`` that made them and the machine they were made on.
+
+    What an author wrote below them stays: all from the heading ``kept_from`` on.
+    """
+    written_by_hand = _from_heading(path, kept_from) if kept_from else ""
     parts = [f"# {title}\n\n{description.strip()}\n\nMade by\n\n```bash\n{command}\n```\n\n{machine()}\n"]
     for caption, columns, rows in tables:
         lines = [_line(columns), _line(["---"] * len(columns)), *map(_line, rows)]
         parts.append(f"\n## {caption}\n\n" + "\n".join(lines) + "\n")
+    parts.append(written_by_hand)
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_open(path) as file:
         file.write("".join(parts))
+
+
+def _from_heading(path: Path, heading: str) -> str:
+    """A page from ``## heading`` on; empty where it has none."""
+    text = path.read_text(encoding="utf-8") if path.is_file() else ""
+    at = text.find(f"\n## {heading}\n")
+    return text[at:] if at >= 0 else ""
+
+
+def kept_rows(path: Path | None, key: str, again: Collection[str]) -> list[dict[str, Any]]:
+    """What former sittings measured (JSON), without the rows whose ``key`` is measured again."""
+    if path is None or not path.is_file():
+        return []
+    return [row for row in parse_json(path.read_bytes()) if row[key] not in again]
+
+
+def keep_rows(path: Path | None, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Writes them for :func:`kept_rows`."""
+    if path is not None:
+        with atomic_open(path) as file:
+            json.dump(rows, file, indent=1)
+            file.write("\n")
 
 
 def machine() -> str:

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from mindllm.errors import UserError
-from mindllm.timing.attention import CAUSAL
+from mindllm.timing.attention import seen_keys
 from mindllm.timing.kernels import Kernel
 from mindllm.timing.layer import FLASH_BACKWARD
 from mindllm.timing.work import ATTENTION, MATRIX, VECTOR, Operator
@@ -113,8 +113,7 @@ def _attention(kind: str, shapes: list[Shape], dtype: str, traffic: float) -> Op
     query, key = shapes[0], shapes[1] if len(shapes) > 1 else ()
     if len(query) != len(key) or len(query) not in (3, 4):
         return f"{kind}: in another layout"
-    seen = key[-2]
-    flops = 4.0 * math.prod(query) * seen * CAUSAL * ATTENTIONS[kind]
+    flops = 4.0 * math.prod(query) * seen_keys(key[-2]) * ATTENTIONS[kind]
     return Operator(kind, ATTENTION, flops, traffic, dtype=dtype)
 
 

@@ -6,13 +6,42 @@ import itertools
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from mindllm.config import RunConfig
+from mindllm.config.check_context_parallel import check_context_parallel
+from mindllm.config.parallel import GATHER, ULYSSES
 from mindllm.timing.device import Device
 from mindllm.timing.workload import Strategy
 
 MICRO_BATCH_SIZES = (1, 2, 4, 8)
 CHUNKS = (1, 2, 3, 4)
+
+
+@dataclass(frozen=True)
+class Sharing:
+    """How many ranks share each sequence, whether they exchange it for heads, and whether in balanced halves."""
+
+    ranks: int = 1
+    heads: bool = False
+    balanced: bool = False
+
+    @property
+    def name(self) -> str:
+        form = "of heads" if self.heads else "in halves" if self.balanced else ""
+        return f" cp{self.ranks} {form}".rstrip() if self.ranks > 1 else ""
+
+    def keys(self) -> dict[str, object]:
+        """Of ``parallel_config``."""
+        return {
+            "context_parallel": self.ranks,
+            "context_parallel_algo": ULYSSES if self.heads else GATHER,
+            "context_parallel_balanced": self.balanced,
+        }
+
+
+GATHERED, BALANCED, OF_HEADS = (False, False), (False, True), (True, False)
+FORMS = (GATHERED, BALANCED, OF_HEADS)
 
 
 @dataclass(frozen=True)
@@ -29,6 +58,7 @@ class Candidate:
     optimizer_shard: bool
     expert_parallel: int = 1
     expert_model_parallel: int | None = None
+    sharing: Sharing = Sharing()
 
     @property
     def name(self) -> str:
@@ -38,7 +68,7 @@ class Candidate:
             "" if self.expert_model_parallel is None else f" ep{self.expert_parallel} x {self.expert_model_parallel}"
         )
         return (
-            f"dp{self.data_parallel} tp{self.model_parallel} pp{self.pipeline_stage}{chunks}{experts}, "
+            f"dp{self.data_parallel}{self.sharing.name} tp{self.model_parallel} pp{self.pipeline_stage}{chunks}{experts}, "
             f"{self.micro_batches} of {self.micro_batch_size}{marks}"
         )
 
@@ -58,6 +88,9 @@ class Candidate:
             repeat_exchanges=config.recompute_config.mp_comm_recompute,
             expert_parallel=self.expert_parallel,
             expert_model_parallel=self.expert_model_parallel,
+            context_parallel=self.sharing.ranks,
+            exchanges_heads=self.sharing.heads,
+            context_balanced=self.sharing.balanced,
         )
 
     def overrides(self) -> dict[str, object]:
@@ -66,6 +99,7 @@ class Candidate:
         return {
             "use_parallel": True,
             "parallel_config.data_parallel": self.data_parallel,
+            **{f"parallel_config.{key}": value for key, value in self.sharing.keys().items()},
             "parallel_config.model_parallel": self.model_parallel,
             "parallel_config.pipeline_stage": self.pipeline_stage,
             "parallel_config.expert_parallel": self.expert_parallel,
@@ -83,6 +117,11 @@ class Candidate:
         return asdict(self)
 
 
+def read_candidate(tree: dict[str, Any]) -> Candidate:
+    """The inverse of :meth:`Candidate.tree`."""
+    return Candidate(**{**tree, "sharing": Sharing(**tree["sharing"])})
+
+
 def candidates(
     config: RunConfig, devices: int, batch: int, device: Device, left_out: Counter[str]
 ) -> Iterator[Candidate]:
@@ -96,14 +135,16 @@ def candidates(
             if stages > config.model.config.layer_count:
                 left_out["more stages than layers"] += 1
                 continue
-            yield from _split(config, devices // tensor // stages, tensor, stages, batch, left_out)
+            ranks = devices // tensor // stages
+            for sharing in sharings(config, ranks, tensor, stages):
+                yield from _split(config, sharing, ranks // sharing.ranks, tensor, stages, batch, left_out)
 
 
 def _split(
-    config: RunConfig, replicas: int, tensor: int, stages: int, batch: int, left_out: Counter[str]
+    config: RunConfig, sharing: Sharing, replicas: int, tensor: int, stages: int, batch: int, left_out: Counter[str]
 ) -> Iterator[Candidate]:
     experts = expert_groups(config, replicas, tensor)
-    for size in MICRO_BATCH_SIZES:
+    for size in MICRO_BATCH_SIZES if sharing.ranks == 1 else MICRO_BATCH_SIZES[:1]:
         if batch % (replicas * size):
             left_out["the global batch is not divisible by replicas x micro-batch"] += 1
             continue
@@ -116,10 +157,26 @@ def _split(
                 left_out["chunks need a layer each, and micro-batches in groups of the stages"] += 1
                 continue
             switches = itertools.product(
-                (False, True)[: 1 + (tensor > 1)], (False, True)[: 1 + (replicas > 1)], experts
+                (False, True)[: 1 + (tensor > 1)], (False, True)[: 1 + (replicas * sharing.ranks > 1)], experts
             )
             for sequence, shard, (groups, ranks) in switches:
-                yield Candidate(replicas, tensor, stages, chunks, size, micro, sequence, shard, groups, ranks)
+                yield Candidate(replicas, tensor, stages, chunks, size, micro, sequence, shard, groups, ranks, sharing)
+
+
+def sharings(config: RunConfig, devices: int, tensor: int, stages: int) -> Iterator[Sharing]:
+    """Sequences whole, and shared in each form that the run may have; in balanced halves wherever that changes something."""
+    yield Sharing()
+    for ranks in _divisors(devices)[1:]:
+        forms = [form for form in FORMS if _may_share(config, Sharing(ranks, *form), tensor, stages)]
+        if BALANCED in forms:
+            forms.remove(GATHERED)
+        yield from (Sharing(ranks, *form) for form in forms)
+
+
+def _may_share(config: RunConfig, sharing: Sharing, tensor: int, stages: int) -> bool:
+    changes = {"model_parallel": tensor, "pipeline_stage": stages, "use_seq_parallel": tensor > 1, **sharing.keys()}
+    sizes = config.parallel_config.model_copy(update=changes)
+    return not any(check_context_parallel(config.model_copy(update={"parallel_config": sizes})))
 
 
 def expert_groups(config: RunConfig, replicas: int, tensor: int) -> list[tuple[int, int | None]]:

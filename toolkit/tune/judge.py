@@ -9,12 +9,11 @@ from typing import Any
 
 from mindllm.config import RunConfig, layer_counts
 from mindllm.parallel.layer_plan import LayerAssignment, LayerPlan
-from mindllm.timing.configured import workload_of
 from mindllm.timing.device import Device
 from mindllm.timing.memory import stage_bytes
 from mindllm.timing.step import step_time
 from mindllm.timing.workload import Workload
-from toolkit.tune.candidates import Candidate
+from toolkit.tune.candidates import Candidate, read_candidate
 
 GB = 1 << 30
 ROOM = 0.95  # of the limit: what gaps between blocks and kernels' workspace leave
@@ -38,12 +37,11 @@ class Judged:
 
 def read_judged(tree: dict[str, Any]) -> Judged:
     """The inverse of :meth:`Judged.tree`."""
-    return Judged(Candidate(**tree["candidate"]), tree["tokens_per_second_per_device"], tuple(tree["memory"]))
+    return Judged(read_candidate(tree["candidate"]), tree["tokens_per_second_per_device"], tuple(tree["memory"]))
 
 
-def judge(config: RunConfig, candidate: Candidate, device: Device, limit: float) -> Judged | None:
-    """Predicts a candidate; None where no recomputation makes it fit."""
-    base = workload_of(config)
+def judge(config: RunConfig, base: Workload, candidate: Candidate, device: Device, limit: float) -> Judged | None:
+    """Predicts a candidate of a run, whose own workload is ``base``; None where no recomputation makes it fit."""
     counts = even_counts(config.model.config.layer_count, candidate.pipeline_stage, candidate.chunks)
     kept, full = (
         replace(base, strategy=candidate.strategy(config), plan=_plan(counts, again))

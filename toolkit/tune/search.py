@@ -21,7 +21,7 @@ from mindllm.timing.plan_problem import plan_problem
 from mindllm.timing.step import StepTime, step_time
 from toolkit.dry_run.cache import versions
 from toolkit.pipeline_balance.yaml_plan import write_plan
-from toolkit.tune.candidates import Candidate, candidates
+from toolkit.tune.candidates import Candidate, Sharing, candidates
 from toolkit.tune.judge import ROOM, Judged, even_counts, judge, read_judged
 
 FILE = "candidates.jsonl"
@@ -53,10 +53,11 @@ def search(config: RunConfig, devices: int, batch: int, device: Device, limit: f
     wanted = list(candidates(config, devices, batch, device, left_out))
     key = _key(config, device, limit)
     known = _known(directory / FILE, key)
+    base = workload_of(config)
     missing = [one for one in wanted if one.name not in known]
     with (directory / FILE).open("a", encoding="utf-8") as file:
         for one in track(missing, "predicting strategies"):
-            known[one.name] = judge(config, one, device, limit)
+            known[one.name] = judge(config, base, one, device, limit)
             found = known[one.name]
             line = {"run": key, "name": one.name, "judged": found.tree() if found else None}
             file.write(json.dumps(line) + "\n")
@@ -140,5 +141,6 @@ def own(config: RunConfig, device: Device) -> Planned:
         sizes.data_parallel, sizes.model_parallel, sizes.pipeline_stage, workload.plan.chunks, strategy.micro_batch_size,
         strategy.micro_batches * strategy.accumulation, strategy.sequence_parallel, strategy.optimizer_shard,
         sizes.expert_parallel, sizes.expert_tensor_parallel if routed else None,
+        Sharing(sizes.context_parallel, sizes.exchanges_heads, sizes.context_parallel_balanced),
     )  # fmt: skip
     return Planned(candidate, config, step_time(workload, device), stage_bytes(workload))

@@ -21,7 +21,7 @@ Fault = Callable[[Node, Value], Value]
 """Given every computed node and its result, and returns what goes on in its place."""
 
 DATASET = "GetNext"
-PASSES_ON = frozenset({"Depend", "TensorMove", "StopGradient"})
+PASSES_ON = frozenset({"Depend", "TensorMove", "StopGradient", "MoveTo"})
 
 
 @dataclass

@@ -85,10 +85,12 @@ RUN: Table = {
     "use_checkpoint_health_monitor": only(False, None, reason="off", otherwise="checkpoints are checked by checksums"),
     "monitor_config.*": idle("it only watches; metrics.jsonl has loss, norm, rate and throughput"),
     "tensorboard.*": idle("it only watches; callbacks: SummaryMonitor writes files for a dashboard"),
-    "swap_config.swap": only(
-        False, None, reason="nothing is swapped", otherwise="activations are recomputed here, not moved to the host"
-    ),
-    "swap_config.*": idle("swap_config.swap is off, and this is a part of it"),
+    "swap_config.swap": decided("swap_config.swap"),
+    "swap_config.default_prefetch": decided("swap_config.default_prefetch"),
+    "swap_config.layer_swap": decided("swap_config.layer_swap"),
+    "swap_config.layer_swap.*": decided("swap_config.layer_swap"),
+    "swap_config.op_swap": decided("swap_config.op_swap"),
+    "swap_config.op_swap.*": decided("swap_config.op_swap"),
     "infer.*": idle("files of MindSpore Lite; run_mode predict compiles its own graphs"),
     "trainer.type": only(
         "CausalLanguageModelingTrainer",

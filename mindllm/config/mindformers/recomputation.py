@@ -144,7 +144,7 @@ def _patterns(reading: Reading, key: str, value: dict[str, Any], layers: StageLa
     kept: dict[str, Any] = {}
     path = (SECTION, key.removeprefix(f"{SECTION}."))
     for theirs, counts in value.items():
-        ours, reason = _known(reading, theirs)
+        ours, reason = known_pattern(reading, theirs)
         if ours is None:
             reading.note((*path, theirs), Outcome.WITHOUT_EFFECT, reason=reason)
             continue
@@ -160,14 +160,14 @@ def _patterns(reading: Reading, key: str, value: dict[str, Any], layers: StageLa
 
 
 def _pattern_list(reading: Reading, key: str, value: list[str]) -> None:
-    found = {theirs: _known(reading, theirs) for theirs in value}
+    found = {theirs: known_pattern(reading, theirs) for theirs in value}
     kept = list(dict.fromkeys(ours for ours, _ in found.values() if ours is not None))
     dropped = [theirs for theirs, (ours, _) in found.items() if ours is None]
     reason = f"left out, {found[dropped[0]][1]}: {', '.join(dropped)}" if dropped else ""
     reading.translate(key, key, kept or False, reason)
 
 
-def _known(reading: Reading, pattern: str) -> tuple[str | None, str]:
+def known_pattern(reading: Reading, pattern: str) -> tuple[str | None, str]:
     """Our pattern for one of theirs, or None and why there is none."""
     if pattern in RENAMED:
         return RENAMED[pattern], "the operator's name here"

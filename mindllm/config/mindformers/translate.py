@@ -15,6 +15,7 @@ from mindllm.config.mindformers.reading import Reading, leaves, shown
 from mindllm.config.mindformers.recomputation import translate_recomputation
 from mindllm.config.mindformers.rules import Outcome, Rule, is_section, pattern_of, places, rule_for, siblings
 from mindllm.config.mindformers.session import translate_session
+from mindllm.config.mindformers.swapping import translate_swap
 from mindllm.config.mindformers.tables import KEYS
 from mindllm.config.mindformers.text import translate_text
 from mindllm.config.mindformers.update import translate_update
@@ -30,6 +31,7 @@ SUBJECTS: tuple[Callable[[Reading], Any], ...] = (
     translate_architecture,
     place_layers_ahead,
     translate_recomputation,
+    translate_swap,
     translate_update,
     translate_text,
     translate_session,

@@ -16,11 +16,11 @@ import numpy as np
 from mindllm.config import ModelConfig, config_json
 from mindllm.config.hugging_face import CONFIG, GENERATION_CONFIG
 from mindllm.config.quantisation import KEY
+from mindllm.config.weight_names import INDEX_FILE, WEIGHTS_FILE
 from mindllm.data.tokenizer import Tokenizer
 from mindllm.data.tokenizer_files import copy_tokenizer
 from mindllm.train.checkpoint.converted import Converted, numpy_dtype
 from mindllm.train.checkpoint.family_weights import FamilyWeights
-from mindllm.train.checkpoint.formats.directory import INDEX_FILE, WEIGHTS_FILE
 from mindllm.train.checkpoint.tensors import HashingWriter, TensorSource, payload_bytes, write_tensors
 from mindllm.train.checkpoint.whole_directory import refuse_existing, whole_directory
 

@@ -7,20 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from mindllm.config.hugging_face import read_json
+from mindllm.config.weight_names import INDEX_FILE, WEIGHTS_FILE, index_of
 from mindllm.errors import UserError
 from mindllm.train.checkpoint.formats.file import tensors_of_file
 
-WEIGHTS_FILE = "model.safetensors"
 PICKLED_FILE = "pytorch_model.bin"
 COMPUTED = ("rotary_emb.inv_freq", "rotary_pos_emb.inv_freq")  # tables that old files hold and every model computes
-
-
-def index_of(file: str) -> str:
-    """The name of the index that lists the shards of ``file``."""
-    return f"{file}.index.json"
-
-
-INDEX_FILE = index_of(WEIGHTS_FILE)
 
 
 def weight_files(directory: Path) -> list[Path]:

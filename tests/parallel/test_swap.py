@@ -1,0 +1,92 @@
+"""Swapping marks what is named for the host, and refuses what would not be moved."""
+
+import numpy as np
+import pytest
+from small_cluster import cluster_run
+
+from mindllm.compiled.execute.machine import CONTROL
+from mindllm.config.swap import ATTENTION, SwapConfig
+from mindllm.errors import UserError
+from mindllm.models.causal_lm import CausalLM
+from mindllm.parallel.build import kernels_of
+from mindllm.parallel.layer_plan import make_plan
+from mindllm.parallel.operators import operators
+from mindllm.parallel.recompute import apply_recompute
+from mindllm.parallel.swap import apply_swap
+from mindllm.timing.configured import workload_of
+
+MUL = r"feed_forward\.mul"
+
+
+def run(recompute=None, **swap):
+    return cluster_run(pp=2, micro=2, recompute_config=recompute or {}, swap_config={"swap": True, **swap})
+
+
+def marked(config):
+    """Operators that come back from the host, and how early."""
+    model, plan = CausalLM(config.model.config, kernels_of(config)), make_plan(config)
+    apply_recompute(model.model.layers, plan, config)
+    apply_swap(model.model.layers, plan, config)
+    found = operators(model.model.layers)
+    return {path: one.attrs["backward_prefetch"] for path, one in found.items() if one.attrs.get("offload")}
+
+
+def test_attention_is_moved_where_nothing_is_named():
+    assert marked(run(default_prefetch=3)) == {f"{n}.attention.attention.flash_attention": 3 for n in (0, 1)}
+
+
+def test_operators_of_some_layers_are_moved():
+    found = marked(run(op_swap=[{"op_name": [MUL], "layers": [1], "backward_prefetch": 2}]))
+    assert found == {"1.feed_forward.mul": 2}
+
+
+def test_of_a_whole_layer_what_is_computed_again_is_left_out():
+    found = marked(run({"select_recompute": [MUL]}, layer_swap={"layers": [0]}))
+    assert "0.feed_forward.w1.matmul" in found
+    assert "0.feed_forward.mul" not in found
+    assert not any(path.startswith("1.") for path in found)
+
+
+@pytest.mark.parametrize(
+    ("recompute", "swap", "said"),
+    [
+        ({"recompute": True}, {}, "layer 0 is recomputed as a whole"),
+        ({"select_recompute": [MUL]}, {"op_swap": {"op_name": MUL}}, "names what layer 0 computes again"),
+        ({}, {"op_swap": {"op_name": r"feed_forward\.mull"}}, "matches no operator"),
+    ],
+)
+def test_what_would_not_be_moved_is_refused(recompute, swap, said):
+    with pytest.raises(UserError, match=said):
+        marked(run(recompute, **swap))
+
+
+@pytest.mark.parametrize(
+    ("stages", "swap", "said"),
+    [
+        (1, {"swap": True}, "a network that the micro-batches of a pipeline share"),
+        (2, {"swap": True, "layer_swap": {"layers": [2]}}, "names layer 2, where layers have numbers from 0 to 1"),
+        (2, {"op_swap": {"op_name": MUL}}, "nothing is moved to the host"),
+        (2, {"swap": True, "layer_swap": {"layers": [-1]}}, "swap_config.layer_swap"),
+    ],
+)
+def test_swapping_that_cannot_be_is_refused(stages, swap, said):
+    with pytest.raises(UserError, match=said):
+        cluster_run(pp=stages, micro=stages, swap_config=swap)
+
+
+def test_the_first_entry_of_a_layer_counts():
+    both = ({"op_name": MUL, "layers": [0], "backward_prefetch": 5}, {"op_name": MUL, "backward_prefetch": 2})
+    swap = SwapConfig.model_validate({"swap": True, "op_swap": both})
+    assert (swap.of_layer(0), swap.of_layer(1)) == ({MUL: 5}, {MUL: 2})
+    assert SwapConfig().of_layer(0) == {}
+    assert SwapConfig(swap=True).of_layer(1) == {ATTENTION: 1}
+
+
+def test_a_copy_to_the_host_changes_no_value():
+    value = np.arange(3.0)
+    assert CONTROL["MoveTo"]((value, "CPU", True)) is value
+
+
+def test_its_time_is_not_predicted():
+    with pytest.raises(UserError, match="copies to the host and back is not modelled"):
+        workload_of(run())
