@@ -173,7 +173,7 @@ def _unequal_replicas(program: Program) -> Iterator[str]:
 def _differences(
     program: Program, outputs: Mapping[int, Any], device: Program, said: Mapping[int, Any], parts: int = 1
 ) -> Iterator[tuple[str, tuple[float, str]]]:
-    """By kind the largest error, and where it is: of parameters, and of what the last stage returns, sums over ``parts`` or not."""
+    """By kind the largest error, and where: of parameters, and of what the last stage returns, sums over ``parts`` or not."""
     (single,) = device.machines
     worst: dict[str, tuple[float, str]] = {}
 
