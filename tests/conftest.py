@@ -52,54 +52,25 @@ WITHOUT_MINDSPORE = (
 )
 """Rooms and files whose tests are done in a minute together: MindSpore compiles and computes nothing in them."""
 
-
-AGAIN = (
-    "compiled/test_asked_for.py::test_a_graph_is_what_its_own_yaml_asks_for[interleaved all]",
-    "compiled/test_asked_for.py::test_a_graph_is_what_its_own_yaml_asks_for[dp2 accumulating]",
-    "compiled/test_asked_for.py::test_so_it_is_in_other_forms[tied tp2]",
-    "compiled/test_asked_for.py::test_optimizer_parallel_that_was_dropped",
-    "compiled/test_compiled_collectives.py::test_replicas_that_share_optimizer_state_count_their_copies",
-    "compiled/test_compiled_pipeline.py::test_a_tied_embedding_is_sent_and_its_gradient_returned",
-    "compiled/test_liveness.py::test_compiled_graphs_run_every_call_and_keep_to_bounds",
-    "compiled/test_simulate_rank.py::test_layers_of_other_stages_change_nothing",
-    "compiled/test_stand_in.py::test_several_at_once_make_it_once",
-    "end_to_end/test_evaluation_on_tasks.py::test_processes_share_the_requests",
-    "end_to_end/test_several_processes.py::test_two_processes_go_on_where_one_has_stopped_until_one_of_them_is_killed",
-    "end_to_end/test_simulated_runs.py::test_what_it_saved_is_no_start_of_a_real_run",
-    "generate/test_generate_beams.py::test_batches_and_the_graph_path_find_the_same",
-    "generate/test_generate_generator.py::test_a_stop_string_ends_the_text_within_tokens[keys1]",
-    "generate/test_generate_generator.py::test_half_precision_gives_the_logits_of_the_full_forward[float16]",
-    "generate/test_generate_native.py::test_logits_equal_those_of_the_cells[multi-head-None]",
-    "generate/test_generate_predict.py::test_the_lines_of_a_file_are_prompts",
-    "models/test_chunked_loss.py::test_chunks_change_neither_loss_nor_gradients[fields0-1e-06-True]",
-    "models/test_chunked_loss.py::test_chunks_change_neither_loss_nor_gradients[fields2-0.005-True]",
-    "toolkit/test_cluster_check_faults.py::test_healthy_clusters_pass_and_nothing_is_suspected[tied]",
-    "toolkit/test_ir_inspect.py::test_a_pipeline_sends_each_micro_batch_and_gathers_weights_once",
-    "toolkit/test_ir_inspect_recompute.py::test_what_is_saved_is_what_the_same_run_keeps_without_recomputation",
-    "toolkit/test_weights_tool.py::test_memory_of_converting_is_that_of_a_few_tensors",
-    "train/test_compile_cache.py::test_it_can_be_switched_off",
-    "train/test_engine.py::test_a_run_on_packs_learns_what_its_rows_alone_would_teach",
-    "train/test_engine.py::test_lower_precision_follows_fp32_closely_but_is_not_fp32[float16]",
-    "train/test_engine.py::test_whether_a_step_overflows_does_not_depend_on_how_its_batch_is_cut",
-    "train/test_optimizer.py::test_equals_pytorch_with_graph_kernels",
-    "tune/test_resuming.py::test_a_run_goes_on_from_a_snapshot_bit_for_bit[galore]",
-    "tune/test_resuming.py::test_a_run_goes_on_from_a_snapshot_bit_for_bit[lisa]",
-)
+AGAIN = tuple(line for line in (TESTS / "shown_again.txt").read_text().splitlines() if not line.startswith("#"))
 """Long cases of what other tests show as well: slow tests, with the marks that stand beside others."""
 WRITTEN = "families/test_families.py::test_greedy_text_with_a_cache_is_theirs"
 WRITTEN_BY = ("llama", "gemma2", "glm4", "bloom", "deepseek_v2", "mixtral")
 """Families whose text is compared in every run of the tests; their caches differ. That of the others is slow."""
 
 
-def pytest_collection_modifyitems(items):
+def pytest_collection_modifyitems(config, items):
     """Marks all other tests ``compiles``: a new file is one of them until it is named above. Marks what is shown again slow."""
     quick = [TESTS / name for name in WITHOUT_MINDSPORE]
-    for item in items:
-        name = item.nodeid.removeprefix("tests/")
+    names = {item.nodeid.removeprefix("tests/"): item for item in items}
+    for name, item in names.items():
         if name in AGAIN or (name.startswith(WRITTEN) and name.partition("[")[2].rstrip("]") not in WRITTEN_BY):
             item.add_marker(pytest.mark.slow)
         if not any(item.path.is_relative_to(path) for path in quick):
             item.add_marker(pytest.mark.compiles)
+    whole = {name.partition("::")[0] for name in names} if not any("::" in argument for argument in config.args) else ()
+    if unknown := [name for name in AGAIN if name.partition("::")[0] in whole and name not in names]:
+        raise pytest.UsageError(f"shown_again.txt names tests that are not there: {', '.join(unknown)}")
 
 
 @pytest.fixture(autouse=True)

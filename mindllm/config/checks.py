@@ -35,6 +35,7 @@ FILES_OF = {
     "PreferenceDataLoader": "the path of a file of pairs of answers",
 }
 MODEL: KeyPath = ("model", "model_config")
+LONGEST_COMPOSED = 2**15  # tokens: 4 GiB in fp32 for the mask, and for the scores of each head
 
 
 def check_run(config: RunConfig) -> Iterator[Finding]:
@@ -197,6 +198,12 @@ def check_layers(config: RunConfig) -> Iterator[Finding]:
     if model.use_flash_attention is True and not fused:
         message = "the kernel has no soft cap and takes ALiBi in a form that is not used (value true); write auto"
         yield (*MODEL, "use_flash_attention"), message
+    composed = not fused or model.use_flash_attention is False
+    if composed and config.context.device_target != "CPU" and model.seq_length > LONGEST_COMPOSED:
+        size = f"{model.seq_length**2 * 4 / 2**30:,.0f} GiB"
+        reason = "composed attention (ALiBi, soft caps, dropout, use_flash_attention: false) has a mask and scores of"
+        message = f"{reason} [seq, seq], {size} each (value {model.seq_length}); write at most {LONGEST_COMPOSED}"
+        yield (*MODEL, "seq_length"), message
 
 
 def check_sequence(config: RunConfig) -> Iterator[Finding]:

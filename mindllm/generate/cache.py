@@ -1,4 +1,4 @@
-"""The static key/value cache, and the decoder that reads and extends it: one graph per number of tokens given at once.
+"""The decoder that reads and extends a static key/value cache: one graph per number of tokens given at once.
 
 Prefill and decode are the same cell on ``[batch, tokens]`` of different widths: the prompt padded to a bucket, then one token
 a step. All shapes are static; where a token stands is data, so rows of a batch may be of different lengths.
@@ -14,103 +14,35 @@ from mindspore import Parameter, Tensor, lazy_inline, nn
 from mindspore import ops as P
 
 from mindllm.config import ModelConfig
-from mindllm.config.layers import AlibiSpec, AttentionContext, RotarySpec
+from mindllm.config.latent_attention import LatentAttentionSpec
+from mindllm.config.layers import AlibiSpec, AttentionContext, AttentionSpec, RotarySpec
+from mindllm.generate.cached_attention import CompressedAttention, WholeAttention
+from mindllm.generate.layer_cache import CacheForm, FirstOfCache, LayerCache
 from mindllm.models import CausalLM, Kernels
 from mindllm.models.alibi import alibi_bias
-from mindllm.models.attention import AnyAttention, ComposedAttention, Tables
+from mindllm.models.attention import Tables
 from mindllm.models.decoder import MASKED
 from mindllm.models.decoder_layer import DecoderLayer
 from mindllm.models.rotary import rotary_tables
 
-
-class LayerCache(nn.Cell):
-    """Keys and values of one layer, as rows ``[batch · kv_heads · capacity, head_dim]``, values with their own width.
-
-    One row per token and head lets one ``ScatterUpdate`` write any tokens of any rows in place (the CPU kernel copies nothing
-    else), and the matrix products of attention read the whole as ``[batch, kv_heads, capacity, head_dim]`` without a transpose.
-    """
-
-    def __init__(self, name: str, batch: int, capacity: int, spec: AnyAttention, dtype: ms.dtype) -> None:
-        super().__init__()
-        self.shape = (batch, spec.kv_heads, capacity, spec.head_dim)
-        self.shape_of_values = (*self.shape[:3], spec.value_dim)
-        rows = batch * spec.kv_heads * capacity
-        keys, values = (np.zeros((rows, width), np.float32) for width in (spec.head_dim, spec.value_dim))
-        self.keys = Parameter(Tensor(keys, dtype), name=f"{name}.keys", requires_grad=False)
-        self.values = Parameter(Tensor(values, dtype), name=f"{name}.values", requires_grad=False)
-        self.update = P.ScatterUpdate()
-        self.reshape = P.Reshape()
-
-    def construct(self, slots: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Writes ``[batch, kv_heads, tokens, d]`` to rows ``slots``; returns all, ``[batch, kv_heads, capacity, d]``."""
-        keys = self.update(self.keys, slots, self.as_rows(key))
-        values = self.update(self.values, slots, self.as_rows(value))
-        return self.reshape(keys, self.shape), self.reshape(values, self.shape_of_values)
-
-    def as_rows(self, x: Tensor) -> Tensor:
-        """``[batch, kv_heads, tokens, d] -> [batch · kv_heads · tokens, d]``."""
-        return self.reshape(x, (-1, x.shape[-1]))
-
-
-class FirstOfCache(nn.Cell):
-    """The first sequence of ``cache`` alone: what many share goes through the model once, and is then copied to the others."""
-
-    def __init__(self, cache: LayerCache) -> None:
-        super().__init__(auto_prefix=False)
-        self.cache = cache
-        self.shape = (1, *cache.shape[1:])
-        self.shape_of_values = (1, *cache.shape_of_values[1:])
-        self.rows = cache.shape[1] * cache.shape[2]
-        self.slice = P.Slice()
-
-    def construct(self, slots: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """As :class:`LayerCache` of a batch of one."""
-        cache = self.cache
-        keys = cache.update(cache.keys, slots, cache.as_rows(key))
-        values = cache.update(cache.values, slots, cache.as_rows(value))
-        keys = self.slice(keys, (0, 0), (self.rows, keys.shape[1]))
-        values = self.slice(values, (0, 0), (self.rows, values.shape[1]))
-        return cache.reshape(keys, self.shape), cache.reshape(values, self.shape_of_values)
-
-
-class ReorderedCache(nn.Cell):
-    """Gives every sequence of the caches the past of another one: what a beam search does when beams die and split."""
-
-    def __init__(self, caches: Sequence[LayerCache]) -> None:
-        super().__init__(auto_prefix=False)
-        self.caches = nn.CellList(caches, auto_prefix=False)
-        self.gather = P.Gather()
-        self.assign = P.Assign()
-        self.reshape = P.Reshape()
-
-    def construct(self, sources: Tensor) -> Tensor:
-        """``sources`` int32 ``[batch]``: the row whose keys and values each row takes. Returns them."""
-        for cache in self.caches:
-            for content, shape in ((cache.keys, cache.shape), (cache.values, cache.shape_of_values)):
-                moved = self.gather(self.reshape(content, shape), sources, 0)
-                self.assign(content, cache.as_rows(moved))
-        return sources
+ATTENTIONS = {AttentionSpec: WholeAttention, LatentAttentionSpec: CompressedAttention}
 
 
 class CachedLayer(nn.Cell):
     """A decoder layer whose tokens attend to the cache: ``[batch · tokens, hidden] -> [batch · tokens, hidden]``."""
 
     @lazy_inline(policy="front")
-    def __init__(self, layer: DecoderLayer, cache: LayerCache | FirstOfCache, attention: ComposedAttention) -> None:
+    def __init__(self, layer: DecoderLayer, attention: WholeAttention | CompressedAttention) -> None:
         super().__init__(auto_prefix=False)
         self.layer = layer
-        self.cache = cache
         self.attention = attention
-        self.batch = cache.shape[0]
+        self.cache = attention.cache
+        self.batch = attention.batch
 
     def construct(self, x: Tensor, slots: Tensor, tables: Tables, mask: Tensor) -> Tensor:
         layer = self.layer
-        query, key, value = layer.attention.project(layer.attention_norm(x), self.batch, tables)
-        keys, values = self.cache(slots, key, value)
-        context = self.attention(query, keys, values, mask, tables[0] if layer.attention.biased else None)
-        x = layer.after_feed_forward(
-            layer.after_attention(x, layer.attention.output(context)), self.batch, may_drop=False
-        )
+        attended = self.attention(layer.attention_norm(x), slots, tables, mask)
+        x = layer.after_feed_forward(layer.after_attention(x, attended), self.batch, may_drop=False)
         return x[0] if layer.adds_to_loss else x
 
 
@@ -172,20 +104,16 @@ class CachedDecoder(nn.Cell):
         super().__init__(auto_prefix=False)
         self.lm = lm
         architecture = model.architecture
+        specs = [spec.attention for spec in architecture.main_layers]
         if caches is None:
-            specs = [spec.attention for spec in architecture.main_layers]
-            names = [f"cache.{index}" for index in range(len(specs))]
             caches = [
-                LayerCache(name, batch, capacity, spec, kernels.activation)
-                for name, spec in zip(names, specs, strict=True)
+                LayerCache(f"cache.{index}", batch, capacity, CacheForm.of(spec), kernels.activation)
+                for index, spec in enumerate(specs)
             ]
-        attention = {
-            kind.attention: ComposedAttention(kind.attention, kernels, capacity) for kind in architecture.kinds()
-        }
         self.layers = nn.CellList(
             [
-                CachedLayer(layer, cache, attention[spec.attention])
-                for layer, cache, spec in zip(lm.model.layers, caches, architecture.main_layers, strict=False)
+                CachedLayer(layer, ATTENTIONS[type(spec)](layer.attention, spec, cache, kernels, capacity))
+                for layer, spec, cache in zip(lm.model.layers, specs, caches, strict=False)
             ],
             auto_prefix=False,
         )
@@ -194,8 +122,7 @@ class CachedDecoder(nn.Cell):
             [CachedContext(context, capacity, model.seq_length, f"_{n}" if n else "") for n, context in contexts],
             auto_prefix=False,
         )
-        kv_heads = architecture.layers[0].attention.kv_heads
-        heads = np.arange(batch * kv_heads, dtype=np.int32).reshape(batch, kv_heads, 1)
+        heads = np.arange(batch * caches[0].form.heads, dtype=np.int32).reshape(batch, -1, 1)
         self.first_slots = Tensor(heads * capacity)
         self.minimum = P.Minimum()
         self.last_position = Tensor(model.seq_length - 1, ms.int32)  # padding may stand where no position was learnt

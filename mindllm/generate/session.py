@@ -8,7 +8,8 @@ import numpy as np
 from mindspore import Tensor
 
 from mindllm.config import ModelConfig
-from mindllm.generate.cache import CachedDecoder, ReorderedCache
+from mindllm.generate.cache import CachedDecoder
+from mindllm.generate.layer_cache import ReorderedCache
 from mindllm.generate.native import NativeDecoder, supports
 from mindllm.generate.native_library import library
 from mindllm.models import CausalLM, Kernels

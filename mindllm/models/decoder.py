@@ -102,7 +102,8 @@ class PositionEmbedding(nn.Cell):
 class ContextTables(nn.Cell):
     """What layers of one context read: position tables for ``seq_length`` positions, and the mask.
 
-    They are parameters without gradient: constants would be copied into the compiled graph once per use.
+    They are parameters without gradient: constants would be copied into the compiled graph once per use. Where documents are kept
+    apart a mask is made for each row (:class:`DocumentMask`), and none is here.
     """
 
     def __init__(self, context: AttentionContext, seq_length: int, kernels: Kernels) -> None:
@@ -116,45 +117,61 @@ class ContextTables(nn.Cell):
             self.rotary_sin = constant("rotary_sin", sin[positions])
         if self.biased:
             self.alibi_bias = constant("alibi_bias", alibi_bias(context.num_heads, seq_length))
-        mask = causal_mask(seq_length, kernels, context.window)
-        if (
-            kernels.document_masks
-        ):  # as those of rows are: a parameter that is reshaped is split over all devices, and gathered
-            mask = mask[np.newaxis, np.newaxis]
-        self.attention_mask = constant("attention_mask", mask)
+        if kernels.document_masks:
+            self.document_mask = DocumentMask(seq_length, context.window, kernels.flash_attention)
+        else:
+            self.attention_mask = constant("attention_mask", causal_mask(seq_length, kernels, context.window))
 
     def construct(self) -> tuple[Tables, Tensor]:
+        return self.positions(), self.attention_mask
+
+    def positions(self) -> Tables:
+        """What is read about positions."""
         if self.rotates:
-            return (self.rotary_cos, self.rotary_sin), self.attention_mask
+            return (self.rotary_cos, self.rotary_sin)
         if self.biased:
-            return (self.alibi_bias,), self.attention_mask
-        return (), self.attention_mask
+            return (self.alibi_bias,)
+        return ()
 
 
 class DocumentMask(nn.Cell):
-    """The causal mask ``[1, 1, seq, seq]`` -> one for every row, ``[batch, 1, seq, seq]``, that hides earlier documents too.
+    """What a query of a row may not see, ``[batch, 1, seq, seq]``: keys behind it, those more than ``window - 1`` before it, and
+    other documents. For the fused kernel uint8 with 1 = masked, else fp32 that is added to the scores.
 
-    ``segment_starts``, int32 ``[batch, seq]``: where in its row the document of each token begins. Of a key before the
-    causal diagonal, that is all a query must know. Same dtype and meaning as the causal mask.
+    ``segment_starts``, int32 ``[batch, seq]``: where in its row the document of each token begins. Of a key before the query,
+    that is all a query must know. Without them documents see each other, and one mask ``[1, 1, seq, seq]`` is for all rows.
+
+    Numbers of places are compared, so no whole mask need be anywhere (of 131,072 tokens it has 16 GiB): devices that share a
+    sequence have the rows of their queries. ``keys`` is a parameter, for the compiler would compare constants by itself.
     """
 
-    def __init__(self, length: int) -> None:
+    def __init__(self, length: int, window: int | None, fused: bool) -> None:
         super().__init__()
-        self.columns = Tensor(np.arange(length, dtype=np.int32).reshape(1, 1, 1, length))
-        self.less = P.Less()
+        places = np.arange(length, dtype=np.int32)
+        self.keys = constant("keys", places.reshape(1, 1, 1, length))
+        self.queries = Tensor(places.reshape(1, 1, length, 1))
+        self.behind = P.Greater()
+        self.before = P.Less()
+        self.either = P.LogicalOr()
+        self.windowed = window is not None and window < length
+        if window is not None and window < length:
+            self.first_seen = Tensor(np.maximum(places - window + 1, 0).reshape(1, 1, length, 1))
+            self.later = P.Maximum()
+        self.fused = fused
+        self.far_below = P.Mul()
         self.reshape = P.Reshape()
         self.cast = P.Cast()
-        self.maximum = P.Maximum()
-        self.far_below = P.Mul()
-        self.minimum = P.Minimum()
 
-    def construct(self, segment_starts: Tensor, causal: Tensor) -> Tensor:
-        starts = self.reshape(segment_starts, (segment_starts.shape[0], 1, -1, 1))
-        hidden = self.less(self.columns, starts)
-        if causal.dtype == ms.uint8:
-            mask = self.cast(self.maximum(self.cast(hidden, ms.int32), self.cast(causal, ms.int32)), ms.uint8)
-        else:
-            mask = self.minimum(self.far_below(self.cast(hidden, ms.float32), MASKED), causal)
+    def construct(self, segment_starts: Tensor | None) -> Tensor:
+        hidden = self.behind(self.keys, self.queries)
+        if segment_starts is not None:
+            starts = self.reshape(segment_starts, (segment_starts.shape[0], 1, -1, 1))
+            if self.windowed:
+                starts = self.later(starts, self.first_seen)
+            hidden = self.either(self.before(self.keys, starts), hidden)
+        elif self.windowed:
+            hidden = self.either(self.before(self.keys, self.first_seen), hidden)
+        mask = self.cast(hidden, ms.uint8) if self.fused else self.far_below(self.cast(hidden, ms.float32), MASKED)
         return P.stop_gradient(mask)  # or the compiler looks for the gradient of an exchange of integers
 
 
@@ -170,7 +187,6 @@ class AttentionTables(nn.Cell):
             [ContextTables(context, model.seq_length, kernels) for context in model.architecture.contexts()]
         )
         if kernels.document_masks:
-            self.document_mask = DocumentMask(model.seq_length)
             self.gather = P.Gather()
             self.reshape = P.Reshape()
 
@@ -181,12 +197,10 @@ class AttentionTables(nn.Cell):
         """The tables of each context as the documents of each row want them, made once for all layers."""
         made: tuple[tuple[Tables, Tensor], ...] = ()
         for context in self.contexts:
-            tables, mask = context()
-            if segment_starts is not None:
-                mask = self.document_mask(segment_starts, mask)
+            tables = context.positions()
             if len(tables) == 2:  # rotary; ALiBi's bias differs by a number per row only, which no softmax sees
                 tables = (self.at_positions(tables[0], position_ids), self.at_positions(tables[1], position_ids))
-            made = (*made, (tables, mask))
+            made = (*made, (tables, context.document_mask(segment_starts)))
         return made
 
     def at_positions(self, table: Tensor, position_ids: Tensor | None) -> Tensor:
@@ -327,12 +341,12 @@ class Decoder(nn.Cell):
 def causal_mask(seq_length: int, kernels: Kernels, window: int | None = None) -> np.ndarray:
     """Hides keys behind the query, and those more than ``window - 1`` before it.
 
-    Composed attention: additive fp32 ``[seq, seq]``; flash attention: uint8, 1 = masked, ``[2048, 2048]`` for all lengths
-    unless masks differ by row (the compressed form is the triangle in every case, windows are told by number).
+    Composed attention: additive fp32 ``[seq, seq]``; flash attention: uint8, 1 = masked, ``[2048, 2048]`` for all lengths (the
+    compressed form is the triangle in every case, windows are told by number).
     """
-    if kernels.flash_attention and not kernels.document_masks:
+    if kernels.flash_attention:
         return np.triu(np.ones((COMPRESSED_MASK_SIZE, COMPRESSED_MASK_SIZE), np.uint8), k=1)
     hidden = np.triu(np.ones((seq_length, seq_length), bool), k=1)
     if window is not None:
         hidden |= np.tril(np.ones((seq_length, seq_length), bool), k=-window)
-    return hidden.astype(np.uint8) if kernels.flash_attention else np.where(hidden, MASKED, 0.0).astype(np.float32)
+    return np.where(hidden, MASKED, 0.0).astype(np.float32)

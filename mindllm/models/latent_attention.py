@@ -67,27 +67,33 @@ class LatentAttention(nn.Cell):
 
     def project(self, x: Tensor, batch: int, tables: Tables) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values of ``x`` ``[batch · seq, hidden]``: ``[batch, heads, seq, d]`` with their own ``d``."""
-        latent = self.key_value_latent_norm(self.wkv_down(x))
-        key = self.join_key(
-            (self.heads(self.wk_plain(latent), batch, self.plain_dim), self.turned_key(x, batch, tables))
-        )
-        value = self.heads(self.wv(latent), batch, self.value_dim)
-        return self.query(x, batch, tables), key, value
+        key, value = self.keys_and_values(self.narrow(x), self.turned_key(x, batch, tables), batch)
+        return self.join_query(self.query(x, batch, tables)), key, value
 
-    def query(self, x: Tensor, batch: int, tables: Tables) -> Tensor:
-        """Queries ``[batch, heads, seq, plain + turned]``."""
+    def narrow(self, x: Tensor) -> Tensor:
+        """What keys and values are made of, ``[batch · seq, key_value_rank]``."""
+        return self.key_value_latent_norm(self.wkv_down(x))
+
+    def turned_key(self, x: Tensor, batch: int, tables: Tables) -> Tensor:
+        """The part of the keys that is one for all heads: ``[batch, 1, seq, turned]``."""
+        key = self.reshape(self.wk_rotary(x), (batch, 1, -1, self.rotary_dim))
+        return self.key_rotary(key, tables[0], tables[1])
+
+    def keys_and_values(self, narrow: Tensor, turned: Tensor, batch: int) -> tuple[Tensor, Tensor]:
+        """Those of all heads, ``[batch, heads, seq, d]``, of what :meth:`narrow` and :meth:`turned_key` give."""
+        turned = self.to_all_heads(turned, self.nothing)
+        key = self.join_key((self.heads(self.wk_plain(narrow), batch, self.plain_dim), turned))
+        return key, self.heads(self.wv(narrow), batch, self.value_dim)
+
+    def query(self, x: Tensor, batch: int, tables: Tables) -> tuple[Tensor, Tensor]:
+        """The plain and the turned part of queries, ``[batch, heads, seq, d]``."""
         if self.compresses_queries:
             latent = self.query_latent_norm(self.wq_down(x))
             plain, turned = self.wq_up_plain(latent), self.wq_up_rotary(latent)
         else:
             plain, turned = self.wq_plain(x), self.wq_rotary(x)
         turned = self.query_rotary(self.heads(turned, batch, self.rotary_dim), tables[0], tables[1])
-        return self.join_query((self.heads(plain, batch, self.plain_dim), turned))
-
-    def turned_key(self, x: Tensor, batch: int, tables: Tables) -> Tensor:
-        """The part of the keys that is one for all heads, for each of them: ``[batch, heads, seq, turned]``."""
-        key = self.reshape(self.wk_rotary(x), (batch, 1, -1, self.rotary_dim))
-        return self.to_all_heads(self.key_rotary(key, tables[0], tables[1]), self.nothing)
+        return self.heads(plain, batch, self.plain_dim), turned
 
     def output(self, context: Tensor) -> Tensor:
         """``[batch, heads, seq, value] -> [batch · seq, hidden]``."""

@@ -42,10 +42,12 @@ def test_a_fork_that_finds_sources_parsed_compiles_what_a_process_of_its_own_doe
 
 def test_once_a_rank_has_failed_no_other_is_begun():
     begun, ended = [], []
+    processes = []  # or the next one that is started takes the exit code of one that nobody holds
 
     def start(rank):
         begun.append(rank)
-        return subprocess.Popen([sys.executable, "-c", f"raise SystemExit({int(rank == 1)})"]).pid
+        processes.append(subprocess.Popen([sys.executable, "-c", f"raise SystemExit({int(rank == 1)})"]))
+        return processes[-1].pid
 
     compile_each(range(6), 1, start, ended.append)
     assert begun == ended == [0, 1]

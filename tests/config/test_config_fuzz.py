@@ -52,7 +52,7 @@ schedules = st.sampled_from(
 positive = st.floats(1e-30, 1e30)
 
 
-@QUICK
+@settings(QUICK, max_examples=30)
 @given(
     rate=positive,
     kind=schedules,

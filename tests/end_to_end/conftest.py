@@ -60,6 +60,7 @@ def config_file(corpus):
         **RUN,
         "train_dataset": {"data_loader": {"config": {"data_path": str(corpus / "corpus"), "split": "80,20"}}},
         "processor": {"tokenizer": {"vocab_file": str(corpus / "tokenizer.json")}},
+        "context": {**RUN["context"], "compile_cache_path": str(corpus / "compiled")},  # most runs have the same graph
     }
     path = corpus / "run.yaml"
     path.write_text(yaml.safe_dump(run))

@@ -44,7 +44,8 @@ class FullForward(nn.Cell):
         self.model = model
 
     def construct(self, input_ids):
-        logits = self.model.logits(self.model.model(input_ids))
+        decoded = self.model.model(input_ids)
+        logits = self.model.logits(decoded[0] if self.model.model.adds_to_loss else decoded)
         return P.reshape(logits, (*input_ids.shape, -1))
 
 

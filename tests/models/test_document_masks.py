@@ -9,7 +9,7 @@ import pytest
 from mindllm.config import ModelConfig
 from mindllm.data.rows import Row, assemble
 from mindllm.models import CausalLM, Kernels
-from mindllm.models.decoder import causal_mask
+from mindllm.models.decoder import DocumentMask
 from mindllm.models.weights import assign, trained_weights
 from mindllm.train.step import ForwardBackward
 
@@ -82,16 +82,18 @@ def test_one_document_is_the_causal_model():
     assert apart[0] == pytest.approx(plain[0], rel=1e-6)
 
 
-def test_the_fused_kernel_of_an_accelerator_gets_a_whole_mask_of_bytes():
-    from mindllm.models.decoder import DocumentMask
-
-    config = ModelConfig(vocab_size=8, hidden_size=8, num_layers=1, num_heads=1, seq_length=5)
-    kernels = Kernels(True, True, ms.float16, ms.float16, document_masks=True)
-    causal = causal_mask(config.seq_length, kernels)
+@pytest.mark.parametrize("window", [None, 2])
+@pytest.mark.parametrize("apart", [True, False])
+def test_the_fused_kernel_of_an_accelerator_gets_a_whole_mask_of_bytes(window, apart):
     starts = np.array([[0, 0, 2, 2, 2], [0, 0, 0, 3, 3]], np.int32)
-    mask = DocumentMask(5)(ms.Tensor(starts), ms.Tensor(causal[None, None])).asnumpy()
-    assert (mask.dtype, mask.shape) == (np.uint8, (2, 1, 5, 5))
+    mask = DocumentMask(5, window, fused=True)(ms.Tensor(starts) if apart else None).asnumpy()
+    assert (mask.dtype, mask.shape) == (np.uint8, (2 if apart else 1, 1, 5, 5))
     query, key = np.arange(5)[:, None], np.arange(5)[None]
-    for row in range(2):
-        visible = (key <= query) & (key >= starts[row][:, None])
-        assert np.array_equal(mask[row, 0] == 0, visible)
+    near = (key <= query) & (key > query - (window or 5))
+    for row in range(len(mask)):
+        assert np.array_equal(mask[row, 0] == 0, near & (key >= starts[row][:, None]) if apart else near)
+
+
+def test_no_tensor_of_the_model_grows_with_the_square_of_the_sequence():
+    model = random_model(True, 512)
+    assert max(item.size for item in model.get_parameters()) < 512 * 512

@@ -47,6 +47,17 @@ def test_groups_of_layers_stay_whole():
     assert design_for([Point((5,), 1, 1)], step=4) is None
 
 
+def test_stages_of_few_layers_in_a_long_pipeline_are_found_from_short_ones():
+    """As in DeepSeek-V3's first stage: nothing can be left out of its layers, but 16 micro-batches alive are long to compile."""
+    config = pipeline(16, 48, 32, dp=8, recompute_config={"recompute": True})
+    simulations = FormulaSimulations()
+    forecast = forecast_stages(config, stages_of(config), simulations)
+    assert [memory.peak for memory in forecast] == [profile(config, stage.rank).peak for stage in stages_of(config)]
+    sizes = [request.config.parallel_config for request in simulations.asked]
+    assert max(size.pipeline_stage for size in sizes) <= 6
+    assert max(size.micro_batch_num for size in sizes) <= 8
+
+
 def test_a_long_pipeline_is_forecast_from_short_ones():
     config = pipeline(8, 80, 64, dp=8, recompute_config={"recompute": True})
     simulations = FormulaSimulations()

@@ -129,11 +129,13 @@ def design_for(
         rests = {count % step if run in varied else count for count in counts[run]}
         if len(rests) > 1:
             return None
-    if not varied or (together and len({counts[run][0] for run in runs}) > 1):
+    if together and (not varied or len({counts[run][0] for run in runs}) > 1):
         return None
     layers = tuple(_fewest(max(counts[run]), step) if run in varied else counts[run][0] for run in runs)
     alive = [target.alive for target in targets]
     vary_alive = shorter and (max(alive) > FEWEST_ALIVE + 1 or max(alive) > min(alive))
+    if not varied and not (vary_alive and max(alive) > FEWEST_ALIVE + 3 * deepening):
+        return None  # few layers, and few micro-batches alive
     first = FEWEST_ALIVE + (max(alive) - FEWEST_ALIVE) % deepening if vary_alive else alive[0]
     deeper = first + deepening * vary_alive
     passing = max(first, deeper - 1, length(first) - 2, length(deeper) - 2)  # more pass than the deeper one keeps alive

@@ -17,7 +17,7 @@ from mindllm.models import CausalLM
 from mindllm.models.attention import Attention, ComposedAttention
 from mindllm.models.causal_lm import Head, UnitRows
 from mindllm.models.chunked_loss import SequenceChunks
-from mindllm.models.decoder import Decoder, Lookup
+from mindllm.models.decoder import AttentionTables, Decoder, Lookup
 from mindllm.models.decoder_layer import DecoderLayer
 from mindllm.models.experts import Experts
 from mindllm.models.feed_forward import FeedForward
@@ -66,8 +66,8 @@ def _decoder(at: str, cell: Decoder, rows: Dimension, whole_table: bool, heads: 
     if cell.drops_embeddings:
         table |= dropout(f"{at}.embedding_dropout", rows)
     if cell.document_masks:
-        for number in range(len(cell.tables)):
-            table |= _tables_of_rows(f"{at}.tables.{number}", heads.rows)
+        for number, tables in enumerate(cell.tables):
+            table |= _tables_of_rows(f"{at}.tables.{number}", tables, heads.rows)
     if any(cell.drops):
         table |= {f"{at}.dropout_keys.{number}.mul": on(COLUMNS, SCALAR) for number in range(len(cell.layers))}
     for number, layer in enumerate(cell.layers):
@@ -82,19 +82,25 @@ def _lookup(at: str, cell: Lookup, rows: Dimension, whole_table: bool) -> Table:
     return {f"{at}.gather": on((None, None), (rows,)) if whole_table else split, **scaled}
 
 
-def _tables_of_rows(at: str, rows: Dimension) -> Table:
+def _tables_of_rows(at: str, cell: AttentionTables, rows: Dimension) -> Table:
     """Masks ``[batch, 1, seq, seq]`` from where documents begin, for the ``rows`` of queries, and rows of tables at the positions
     of tokens.
     """
-    mask: Layout = (BATCH, None, rows, None)
-    causal: Layout = (None, None, rows, None)
-    return {
-        f"{at}.document_mask.less": on((None, None, None, None), mask),
-        f"{at}.document_mask.maximum": on(mask, causal),
-        f"{at}.document_mask.far_below": on(mask, SCALAR),
-        f"{at}.document_mask.minimum": on(mask, causal),
-        f"{at}.gather": on((None, None), (TOKENS,)),
-    }
+    keys: Layout = (None, None, None, None)
+    queries: Layout = (None, None, rows, None)  # [1, 1, seq, 1], and what they hide in every row
+    of_rows: Layout = (BATCH, None, rows, None)
+    table = {f"{at}.gather": on((None, None), (TOKENS,))}
+    for number, context in enumerate(cell.contexts):
+        mask = f"{at}.contexts.{number}.document_mask"
+        table |= {
+            f"{mask}.behind": on(keys, queries),
+            f"{mask}.before": on(keys, of_rows),
+            f"{mask}.either": on(of_rows, queries),
+            f"{mask}.far_below": on(of_rows, SCALAR),
+        }
+        if context.document_mask.windowed:
+            table[f"{mask}.later"] = on(of_rows, queries)
+    return table
 
 
 def _position_embedding(at: str, rows: Dimension, of_rows: bool) -> Table:
