@@ -67,7 +67,8 @@ def step_key(config: RunConfig) -> str:
 
 
 def _of_configuration(config: RunConfig) -> dict[str, Any]:
-    sections = ("model", "optimizer", "runner_wrapper", "parallel", "parallel_config", "recompute_config", "context")
+    of_devices = ("parallel", "parallel_config", "recompute_config", "swap_config", "context")
+    sections = ("model", "optimizer", "runner_wrapper", *of_devices)
     loss = ["preference"] if config.learns_pairs else []
     runner = config.runner_config
     return {

@@ -14,6 +14,7 @@ from mindllm.compiled.graph import CONSTANT, Node, OtherType, TupleType
 from mindllm.compiled.kept_program import kept_ranks
 from mindllm.errors import CheckFailed, RunFailed, UserError
 from toolkit.cluster_check.__main__ import main
+from toolkit.cluster_check.program import _error, begun_alike, check_program
 
 
 @pytest.fixture(scope="module")
@@ -75,6 +76,41 @@ def test_what_is_not_finite_is_found(kept, monkeypatch, capsys):
     faulty(monkeypatch, 1, lambda value: value * np.float32(np.inf))
     assert main(["--program", str(kept["cluster"]), "--steps", "1"]) == CheckFailed.exit_code
     assert "is not finite" in capsys.readouterr().out
+
+
+def test_a_single_device_begins_with_what_ranks_are_known_to_begin_with(kept):
+    """MindSpore fills its parameters when they are made, and what they began with is not kept: a norm's ones are lost."""
+    (alone,) = (execution.read_rank(rank) for rank in kept_ranks(kept["single"]))
+    ranks = [execution.read_rank(rank) for rank in kept_ranks(kept["cluster"])]
+    known = [replace(rank, initial={**rank.initial, "layers.0.first": 1.0, "own": 2.0}) for rank in ranks]
+    (begun,) = begun_alike([replace(alone, initial={"own": 3.0})], known)
+    assert (begun.initial["layers.0.first"], begun.initial["own"]) == (1.0, 3.0)
+    assert check_program(kept["cluster"], kept["single"], 1).ok
+    one = execution.Program([begun], 1).machines[0].values()["layers.0.first"]
+    assert (one == 1.0).all()
+
+
+def test_what_the_single_device_has_as_well_is_no_problem_of_the_ranks(kept, monkeypatch, capsys):
+    """MindFormers' dense network divides zero by zero for a counter of experts."""
+    step = execution.Program.step
+
+    def spoiled(self, number):
+        outputs = step(self, number)
+        for machine in self.machines:
+            held = machine.parameters["layers.1.second"]
+            held.value = np.full_like(held.value, np.nan)
+        return outputs
+
+    monkeypatch.setattr(execution.Program, "step", spoiled)
+    assert main(["--program", str(kept["cluster"]), "--single", str(kept["single"]), "--steps", "1"]) == 0
+    assert "not finite on the single device either: layers.1.second" in capsys.readouterr().out
+    assert main(["--program", str(kept["cluster"]), "--steps", "1"]) == CheckFailed.exit_code
+
+
+def test_a_number_that_only_one_side_has_is_an_infinite_error():
+    ones, gap = np.ones(2, np.float32), np.array([1.0, np.nan], np.float32)
+    assert _error(ones, gap) == _error(gap, ones) == np.inf
+    assert _error(gap, 2 * gap) == 0.5
 
 
 def test_operators_without_a_kernel_are_named_with_their_number(kept, monkeypatch):

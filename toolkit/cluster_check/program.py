@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from mindllm.compiled.execute.machine import Machine
 from mindllm.compiled.execute.program import Program, ProgramRank, read_rank, without_kernel
 from mindllm.compiled.execute.state import slices_of
 from mindllm.compiled.kept_program import kept_ranks
@@ -22,11 +24,15 @@ WHOLE, HALF = (
 )  # of the largest element: differences that rounding makes, in fp32 and where a graph has bf16 or fp16
 
 
+NOTHING = (0.0, "")
+
+
 @dataclass(frozen=True)
 class ProgramOutcome:
     """What was found. ``problems`` are lines; errors are shares of the largest element of a tensor, by kind.
 
-    ``compared``: whether a single device was there to compare with; ``summed``: micro-batches whose losses are returned as a sum.
+    ``compared``: whether a single device was there to compare with; ``summed``: micro-batches whose losses are returned as a sum;
+    ``unfinished``: parameters that are not finite on the single device either.
     """
 
     ranks: int
@@ -35,6 +41,7 @@ class ProgramOutcome:
     exchanges: int
     compared: bool
     summed: int = 1
+    unfinished: tuple[str, ...] = ()
     errors: Mapping[str, float] = field(default_factory=dict)
     problems: tuple[str, ...] = ()
 
@@ -54,7 +61,7 @@ def check_program(directory: Path, single: Path | None, steps: int) -> ProgramOu
     kept = kept_ranks(directory)
     stages = max(rank.simulation.stage for rank in kept) + 1
     ranks = [read_rank(rank) for rank in kept]
-    alone = [read_rank(rank) for rank in kept_ranks(single)] if single else []
+    alone = begun_alike([read_rank(rank) for rank in kept_ranks(single)] if single else [], ranks)
     if len(alone) > 1:
         raise UserError(f"--single {single}: holds {len(alone)} ranks; name what was kept of the program on one device")
     if unknown := without_kernel([*ranks, *alone]):
@@ -62,6 +69,15 @@ def check_program(directory: Path, single: Path | None, steps: int) -> ProgramOu
         raise RunFailed(f"{directory}: nothing here computes {named}: the graphs of all ranks cannot be executed")
     _check_complete(ranks, directory)
     return _executed(ranks, alone, stages, steps)
+
+
+def begun_alike(alone: Sequence[ProgramRank], ranks: Sequence[ProgramRank]) -> list[ProgramRank]:
+    """What is known of the ranks' first values holds for a single device, too.
+
+    There MindSpore fills a parameter when it is made, so that afterwards nobody can tell that it began with ones.
+    """
+    known = {name: value for rank in ranks for name, value in rank.initial.items()}
+    return [replace(rank, initial={**known, **rank.initial}) for rank in alone]
 
 
 def _check_complete(ranks: Sequence[ProgramRank], directory: Path) -> None:
@@ -79,19 +95,21 @@ def _executed(ranks: Sequence[ProgramRank], alone: Sequence[ProgramRank], stages
     tolerance = HALF if any(_is_short(rank) for rank in (*ranks, *alone)) else WHOLE
     errors: dict[str, float] = {}
     summed = 1
+    unfinished: set[str] = set()
     problems: list[str] = []
     for number in range(1, steps + 1):
         outputs = program.step(number)
-        problems += (f"step {number}: {line}" for line in _not_finite(program, outputs))
+        said = device.step(number) if device is not None else {}
+        if device is not None:
+            unfinished |= _without_number(device.machines[0])
+        problems += (f"step {number}: {line}" for line in _not_finite(program, outputs, unfinished))
         problems += (f"step {number}: {line}" for line in _unequal_replicas(program))
         if device is not None:
-            said = device.step(number)
-            found = dict(_differences(program, outputs, device, said))
             parts = micro_batches_of(ranks[-1].graph)
-            if parts > 1 and not found.get("returned", (0.0, ""))[0] <= tolerance:
-                again = dict(_differences(program, outputs, device, said, parts))
-                if again["returned"][0] <= tolerance:
-                    found, summed = again, parts
+            found = dict(_differences(program, outputs, device, said))
+            again = dict(_differences(program, outputs, device, said, parts)) if parts > 1 else found
+            if again.get("returned", NOTHING)[0] < found.get("returned", NOTHING)[0]:
+                found, summed = again, parts
             for kind, (error, where) in found.items():
                 errors[kind] = max(error, errors.get(kind, 0.0))
                 if not error <= tolerance:
@@ -105,7 +123,10 @@ def _executed(ranks: Sequence[ProgramRank], alone: Sequence[ProgramRank], stages
         for node in function.nodes
         if node.exchanges
     )
-    return ProgramOutcome(len(ranks), stages, steps, exchanges, device is not None, summed, errors, tuple(problems))
+    alike, said_otherwise = tuple(sorted(unfinished)), tuple(problems)
+    return ProgramOutcome(
+        len(ranks), stages, steps, exchanges, device is not None, summed, alike, errors, said_otherwise
+    )
 
 
 def _is_short(rank: ProgramRank) -> bool:
@@ -120,14 +141,20 @@ def _arrays(value: Any) -> Iterator[np.ndarray]:
         yield np.asarray(value)
 
 
-def _not_finite(program: Program, outputs: Mapping[int, Any]) -> Iterator[str]:
+def _not_finite(program: Program, outputs: Mapping[int, Any], expected: Collection[str]) -> Iterator[str]:
+    """What is not finite on ranks, the parameters aside that are ``expected`` not to be."""
     for machine in program.machines:
         if not all(np.isfinite(array).all() for array in _arrays(outputs[machine.rank])):
             yield f"rank {machine.rank} returns what is not finite"
-        for name, value in machine.values().items():
-            if value.dtype.kind == "f" and not np.isfinite(value).all():
-                yield f"rank {machine.rank}: {name} is not finite"
-                break
+        for name in sorted(_without_number(machine) - set(expected))[:1]:
+            yield f"rank {machine.rank}: {name} is not finite"
+
+
+def _without_number(machine: Machine) -> set[str]:
+    """Parameters that are not finite somewhere."""
+    return {
+        name for name, value in machine.values().items() if value.dtype.kind == "f" and not np.isfinite(value).all()
+    }
 
 
 def _unequal_replicas(program: Program) -> Iterator[str]:
@@ -146,19 +173,22 @@ def _unequal_replicas(program: Program) -> Iterator[str]:
 def _differences(
     program: Program, outputs: Mapping[int, Any], device: Program, said: Mapping[int, Any], parts: int = 1
 ) -> Iterator[tuple[str, tuple[float, str]]]:
-    """By kind the largest error, and where it is: of what the last stage returns, a sum over ``parts``, and of parameters."""
+    """By kind the largest error, and where: of parameters, and of what the last stage returns, sums over ``parts`` or not."""
     (single,) = device.machines
     worst: dict[str, tuple[float, str]] = {}
 
     def note(kind: str, found: np.ndarray, wanted: np.ndarray, where: str) -> None:
-        error = float(np.abs(found - wanted).max() / max(np.abs(wanted).max(), 1e-12)) if found.size else 0.0
-        if kind not in worst or not error <= worst[kind][0]:
+        error = _error(found, wanted) if found.size else 0.0
+        if kind not in worst or error > worst[kind][0]:
             worst[kind] = (error, where)
 
     for machine in program.machines[-program.stage_devices :]:
         for found, wanted in zip(_arrays(outputs[machine.rank]), _arrays(said[single.rank]), strict=False):
-            if found.shape == wanted.shape:
-                note("returned", found / parts, wanted, f"what rank {machine.rank} returns")
+            if found.shape == wanted.shape and found.size:
+                summed = _error(found, wanted) > _error(
+                    found / parts, wanted
+                )  # a loss is, and what a step says beside is not
+                note("returned", found / parts if summed else found, wanted, f"what rank {machine.rank} returns")
     values = single.values()
     for machine in program.machines:
         for name, value in machine.values().items():
@@ -166,6 +196,14 @@ def _differences(
                 part = values[name][slices_of(machine.graph.parameters[name], machine.rank)]
                 note("parameters", value, part, f"{name} on rank {machine.rank}")
     yield from worst.items()
+
+
+def _error(found: np.ndarray, wanted: np.ndarray) -> float:
+    """The largest difference as a share of the largest element; infinite where only one of them is no number."""
+    neither = np.isnan(found) & np.isnan(wanted)
+    off = np.where(neither, 0.0, np.abs(found - wanted)).max()
+    largest = np.abs(np.where(np.isnan(wanted), 0.0, wanted)).max()
+    return math.inf if np.isnan(off) else float(off / max(largest, 1e-12))
 
 
 def lines(outcome: ProgramOutcome) -> Iterator[str | Table]:
@@ -179,6 +217,8 @@ def lines(outcome: ProgramOutcome) -> Iterator[str | Table]:
         yield Table("largest errors", [*texts("what"), *figures("share of the largest element")], rows)
     if outcome.summed > 1:
         yield f"the ranks return the sum over {outcome.summed} micro-batches of what the single device returns"
+    if outcome.unfinished:
+        yield f"not finite on the single device either: {', '.join(outcome.unfinished)}"
     yield from outcome.problems
     if outcome.ok and outcome.compared:
         yield "the ranks together compute what the single device does"

@@ -24,6 +24,7 @@ from mindllm.config import (
     keys_of_layers,
     override_config,
 )
+from mindllm.config.swap import SwapConfig
 from mindllm.parallel.layer_plan import LayerPlan, make_plan
 from mindllm.parallel.plan_text import render_plan
 
@@ -65,10 +66,23 @@ def scaled(config: RunConfig, real_dtype: bool = False) -> RunConfig:
             **_rank(config.model.config),
             **{key: value for key, value in render_plan(plan).items() if _matters(key, plan)},
             **({} if real_dtype else _in_fp32()),
+            **_swapped(config, kept),
             **_optimizer(config, sizes),
             **_of_the_run(config),
         },
     )
+
+
+def _swapped(config: RunConfig, kept: Sequence[int]) -> dict[str, Any]:
+    """The layers that ``swap_config`` numbers, by their places among those that are ``kept``."""
+    found: dict[str, Any] = {}
+    for key in ("layer_swap", "op_swap"):
+        if named := getattr(config.swap_config, key):
+            places = [[at for at, number in enumerate(kept) if one.holds(number)] for one in named]
+            found[f"swap_config.{key}"] = [
+                {**one.model_dump(), "layers": held} for one, held in zip(named, places, strict=True)
+            ]
+    return found
 
 
 def _rank(model: ModelConfig) -> dict[str, Any]:
@@ -91,6 +105,7 @@ def single_device(config: RunConfig) -> RunConfig:
             "parallel_config": ParallelConfig().model_dump(),
             "parallel": ParallelContextConfig().model_dump(),
             "recompute_config": RecomputeConfig().model_dump(),
+            "swap_config": SwapConfig().model_dump(),
             "runner_config.batch_size": config.global_batch_size,
             "runner_config.gradient_accumulation_steps": 1,
             "micro_batch_interleave_num": 1,

@@ -71,7 +71,13 @@ def forecast_stages(config: RunConfig, stages: Sequence[Stage], simulations: Sim
 
     Stages that are alike share simulations. Where the simulation that checks an extrapolation disagrees with it, the stages
     are simulated with all their layers.
+
+    Raises:
+        UserError: layers are named by their numbers.
     """
+    if config.swap_config.numbers():
+        message = "memory is told of small runs, whose layers have other numbers; write layers: true"
+        raise config.error("swap_config", message)
     planned = [planned for alike in _alike(config, stages) for planned in _designs(config, alike)]
     found, failed = _carry_out(config, planned, simulations)
     for larger in (lambda target: whole_stage(target, _micro_step(config)), exact_stage):
