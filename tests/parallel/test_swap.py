@@ -90,3 +90,28 @@ def test_a_copy_to_the_host_changes_no_value():
 def test_its_time_is_not_predicted():
     with pytest.raises(UserError, match="copies to the host and back is not modelled"):
         workload_of(run())
+
+
+def test_a_smaller_run_moves_what_it_kept_of_the_named_layers():
+    from toolkit.cluster_check.scale import scaled, single_device
+
+    config = cluster_run(
+        pp=2,
+        micro=2,
+        model={"num_layers": 8},
+        swap_config={"swap": True, "op_swap": {"op_name": MUL, "layers": [0, 7]}},
+    )
+    small = scaled(config)
+    assert small.model.config.num_layers < 8
+    assert small.swap_config.of_layer(0) == {MUL: 1}
+    assert not single_device(small).swap_config.swap
+
+
+def test_memory_of_numbered_layers_is_not_forecast():
+    from toolkit.dry_run.forecast import forecast_stages
+    from toolkit.dry_run.simulations import Simulations
+    from toolkit.dry_run.stages import stages_of
+
+    config = run(op_swap={"op_name": MUL, "layers": [1]})
+    with pytest.raises(UserError, match="whose layers have other numbers"):
+        forecast_stages(config, stages_of(config), Simulations(None, None, estimates=True))
