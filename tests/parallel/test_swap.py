@@ -1,10 +1,14 @@
 """Swapping marks what is named for the host, and refuses what would not be moved."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from small_cluster import cluster_run
 
+from mindllm.compiled.compile_rank import compile_rank
 from mindllm.compiled.execute.machine import CONTROL
+from mindllm.config import load_config
 from mindllm.config.swap import ATTENTION, SwapConfig
 from mindllm.errors import UserError
 from mindllm.models.causal_lm import CausalLM
@@ -14,6 +18,7 @@ from mindllm.parallel.operators import operators
 from mindllm.parallel.recompute import apply_recompute
 from mindllm.parallel.swap import apply_swap
 from mindllm.timing.configured import workload_of
+from toolkit import cluster_check
 
 MUL = r"feed_forward\.mul"
 
@@ -115,3 +120,15 @@ def test_memory_of_numbered_layers_is_not_forecast():
     config = run(op_swap={"op_name": MUL, "layers": [1]})
     with pytest.raises(UserError, match="whose layers have other numbers"):
         forecast_stages(config, stages_of(config), Simulations(None, None, estimates=True))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("rank", "moved"), [(0, 8), (2, 10)])
+def test_a_compiled_rank_moves_results_to_the_host_and_back(rank, moved):
+    """Each way a MoveTo: of the four results of the fused kernel, and of the last layer's product of gate and input.
+
+    What the backward pass does not read stays where it is: of the other products nothing is moved.
+    """
+    config = load_config(Path(cluster_check.__file__).parent / "forms" / "swapped.yaml")
+    nodes = [node.op for function in compile_rank(config, rank).functions for node in function.nodes]
+    assert nodes.count("MoveTo") == moved
