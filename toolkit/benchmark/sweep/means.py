@@ -27,7 +27,8 @@ def _row(labels: dict[str, str], group: Sequence[Result]) -> Result:
     status = first["status"]
     if finished and len(finished) < len(group):
         status = f"{status} ({len(group) - len(finished)} of {len(group)})"
-    figures, deviations = {}, {}
+    figures: dict[str, float | None] = {}
+    deviations: dict[str, float] = {}
     for name in {name: None for result in finished or group for name in result["figures"]}:
         values = [result["figures"].get(name) for result in finished or group]
         known = [value for value in values if value is not None]
