@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from mindllm.config.document import KeyPath
+from mindllm.config.layers import AlibiSpec
 from mindllm.config.parallel import ULYSSES
 from mindllm.config.run import RunConfig
 
@@ -43,10 +44,13 @@ def _sequence(config: RunConfig) -> Iterator[Finding]:
 
 
 def _heads(config: RunConfig) -> Iterator[Finding]:
-    """Every rank of an exchange for heads gets some of them."""
+    """Every rank of an exchange for heads gets some of them, and no table that goes by heads."""
     model, sizes = config.model.config, config.parallel_config
     if not sizes.exchanges_heads:
         return
+    if any(isinstance(kind.attention.position, AlibiSpec) for kind in model.architecture.kinds()):
+        message = f"parts of ALiBi's slopes by heads that are shared twice are not proved (value {ULYSSES})"
+        yield (*MESH, "context_parallel_algo"), f"{message}; write colossalai_cp"
     ranks = sizes.model_parallel * sizes.context_parallel
     for key in ("num_heads", "n_kv_heads"):
         heads = getattr(model, key)
