@@ -36,7 +36,7 @@ class Constant:
         found: Any = device
         for part in self.path:
             found = found[part] if isinstance(part, int) else getattr(found, part)
-        return found.value
+        return found.value if found is not None else 0.0
 
 
 def constants(device: Device) -> dict[str, Constant]:
@@ -54,6 +54,7 @@ def constants(device: Device) -> dict[str, Constant]:
     for number, link in enumerate(device.links):
         found[link.name] = Constant(("links", number, "efficiency"), 0.3, 1.0)
         found[f"{link.name} latency"] = Constant(("links", number, "latency"), 0.7)
+        found[f"{link.name} part groups"] = Constant(("links", number, "part_groups"), 1.0, 1.0)
     return {name: constant for name, constant in found.items() if constant.of(device) > 0}
 
 

@@ -60,11 +60,17 @@ class Link(Model):
     efficiency: Share
     latency: Span = Field(description="Seconds of an exchange of next to nothing.")
     oversubscription: float = Field(default=1.0, ge=1, allow_inf_nan=False)
+    part_groups: Share | None = Field(
+        default=None,
+        description="Part of the bandwidth that groups reach together which have several devices of a node each, but not all: "
+        "where their rings take the same ports; null: all of it.",
+    )
 
-    def rate(self, members: int) -> float:
+    def rate(self, members: int, part_of_node: bool = False) -> float:
         """Bytes a second that each of so many devices sends to the others at once."""
         ports = members - 1 if self.topology == "mesh" else 1
-        return self.bandwidth.value * self.efficiency.value * ports / self.oversubscription
+        reached = self.part_groups.value if part_of_node and self.part_groups else 1.0
+        return self.bandwidth.value * self.efficiency.value * ports * reached / self.oversubscription
 
 
 class Efficiency(Model):
@@ -98,6 +104,11 @@ class Device(Model):
     links: tuple[Link, ...] = Field(min_length=1)
     efficiency: Efficiency
     overlap: Share = Field(description="Part of the exchanges between replicas that runs behind computation.")
+    gradient_overlap: Share | None = Field(
+        default=None,
+        description="Part of the sums of gradients between tensor-parallel ranks that runs behind gradients of weights; "
+        "null: none.",
+    )
     step_overhead: Span = Field(description="Seconds of a step beside all that is modelled: data, host, logging.")
 
     @model_validator(mode="after")

@@ -33,12 +33,16 @@ class Group:
 
 @dataclass(frozen=True)
 class Leg:
-    """What one link carries of an exchange: ``members`` send ``bytes`` each, ``rounds`` latencies pass."""
+    """What one link carries of an exchange: ``members`` send ``bytes`` each, ``rounds`` latencies pass.
+
+    ``part_of_node``: behind the link within, the group has several devices, but other groups have some, too.
+    """
 
     link: int
     members: int
     bytes: float
     rounds: int
+    part_of_node: bool = False
 
 
 def legs(op: str, size: float, group: Group, device: Device) -> list[Leg]:
@@ -58,7 +62,8 @@ def legs(op: str, size: float, group: Group, device: Device) -> list[Leg]:
         if members > 1:
             outside = inside * (members - 1)  # ranks that this link is on the way to
             sent = size / group.size * outside if op in TO_EACH else size / inside * (members - 1) / members
-            found.append(Leg(number, members, times * sent, times))
+            shared = inside > 1 and group.stride > 1
+            found.append(Leg(number, members, times * sent, times, shared))
             inside *= members
         if inside >= group.size:
             return found
@@ -69,7 +74,7 @@ def legs(op: str, size: float, group: Group, device: Device) -> list[Leg]:
 def leg_seconds(leg: Leg, device: Device) -> float:
     """Seconds of one leg."""
     link = device.links[leg.link]
-    return leg.rounds * link.latency.value + leg.bytes / link.rate(leg.members)
+    return leg.rounds * link.latency.value + leg.bytes / link.rate(leg.members, leg.part_of_node)
 
 
 def exchange_seconds(op: str, size: float, group: Group, device: Device) -> float:

@@ -11,7 +11,7 @@ from mindllm.timing.device import Device
 from mindllm.timing.ends import layer_parameters, table_parameters
 from mindllm.timing.memory import LOGITS, layer_bytes, state_bytes
 from mindllm.timing.step import TimedWork
-from mindllm.timing.step_work import StepWork, spec_part, step_work
+from mindllm.timing.step_work import spec_part, step_work
 from mindllm.timing.workload import Workload
 
 MILLISECONDS, MIB = 1e3, 1 << 20
@@ -32,7 +32,11 @@ def plan_problem(workload: Workload, device: Device, limit: float, name: str) ->
     timed = TimedWork(work, device)
     plan, architecture, sizes = workload.plan, workload.architecture, workload.strategy
     ends = {
-        end: [MILLISECONDS * timed.spent(part).seconds for part in _passes(work, end)] for end in ("embedding", "head")
+        end: [
+            MILLISECONDS * timed.spent(work.parts[end].forward).seconds,
+            MILLISECONDS * timed.gradients(work.parts[end].backward).seconds,
+        ]
+        for end in ("embedding", "head")
     }
     table = architecture.vocab_size * architecture.hidden_size / sizes.model_parallel
     memory = state_bytes(table_parameters(architecture, architecture.head_weight, table), workload) / MIB
@@ -60,10 +64,6 @@ def plan_problem(workload: Workload, device: Device, limit: float, name: str) ->
     return make_problem(fields, name)
 
 
-def _passes(work: StepWork, end: str) -> tuple[Any, Any]:
-    return work.parts[end].forward, work.parts[end].backward
-
-
 def _runs(workload: Workload) -> list[tuple[LayerSpec, int]]:
     """Equal layers that follow each other."""
     found: list[tuple[LayerSpec, int]] = []
@@ -79,7 +79,7 @@ def _layer(number: int, spec: LayerSpec, count: int, workload: Workload, timed: 
     sizes = workload.strategy
     tokens = workload.rank_tokens
     part = spec_part(workload, spec, KINDS["none"])
-    backward = timed.spent(part.backward).seconds
+    backward = timed.gradients(part.backward).seconds
     whole = layer_bytes(workload, spec, KINDS["none"], tokens)
     kinds = {}
     for name, own in KINDS.items():

@@ -8,7 +8,7 @@ Exchanges between replicas run behind the last backward pass as far as the devic
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -19,12 +19,14 @@ from mindllm.planning.schedules.simulate import Timeline, simulate, step_times
 from mindllm.planning.schedules.steady import is_long, simulate_long
 from mindllm.timing.device import Device
 from mindllm.timing.exchanges import Group, exchange_seconds
+from mindllm.timing.layer import SPLIT_INPUT
 from mindllm.timing.operators import operator_seconds
 from mindllm.timing.step_work import StageUpdate, StepWork, step_work
 from mindllm.timing.work import Exchange, Operator, Work
 from mindllm.timing.workload import Strategy, Workload
 
 REPEATED, HOST = "recomputation", "host"
+SUMS = ("AllReduce", "ReduceScatter")
 
 
 @dataclass(frozen=True)
@@ -158,7 +160,7 @@ class TimedWork:
         parts: dict[Hashable, tuple[Pass, Pass]] = {}
         for name, part in work.parts.items():
             again = self.spent(part.repeated, REPEATED)
-            passes = self.spent(part.forward), _added([(self.spent(part.backward), 1), (again, 1)])
+            passes = self.spent(part.forward), _added([(self.gradients(part.backward), 1), (again, 1)])
             parts[name] = (overlapped(passes[0], self.strategy.copies), overlapped(passes[1], self.strategy.copies))
         stages = work.workload.plan.stages
         self.forward, self.backward = (
@@ -192,6 +194,22 @@ class TimedWork:
         waits = len(work) * self.device.efficiency.host.value - sum(compute.values()) - sum(exchanged.values())
         return Pass({**compute, HOST: waits} if waits > 0 else compute, exchanged)
 
+    def gradients(self, work: Work) -> Pass:
+        """A backward pass; the sum of an input's gradient may run behind the gradient of the weight that it met.
+
+        Only products of columns have such a sum: behind those of rows nothing is added up (Shoeybi et al., 2019).
+        """
+        found, share = self.spent(work), self.device.gradient_overlap
+        if share is None:
+            return found
+        summed = sum(
+            self._exchange(one) for one in work if isinstance(one, Exchange) and one.op in SUMS and one.axis == "tp"
+        )
+        weights = sum(
+            operator_seconds(one, self.device) for one in work if isinstance(one, Operator) and _of_columns(one)
+        )
+        return hiding(found, SUMS, share.value * min(summed, weights))
+
     def _exchange(self, one: Exchange) -> float:
         return exchange_seconds(one.op, one.bytes, self.groups[one.axis], self.device)
 
@@ -211,10 +229,21 @@ class TimedWork:
 def overlapped(one: Pass, copies: int) -> Pass:
     """A pass of so many copies, of which one exchanges while others compute; those of the first one are waited for."""
     computed, exchanged = sum(one.compute.values()), sum(one.exchanged.values())
-    hidden = min(computed, exchanged) * (copies - 1) / copies
-    if not hidden:
+    return hiding(one, one.exchanged, min(computed, exchanged) * (copies - 1) / copies)
+
+
+def hiding(one: Pass, kinds: Collection[str], seconds: float) -> Pass:
+    """A pass of whose exchanges of some kinds ``seconds`` run behind computation."""
+    if not seconds:
         return one
-    return Pass(one.compute, {op: seconds * (1 - hidden / exchanged) for op, seconds in one.exchanged.items()})
+    left = 1 - seconds / sum(taken for op, taken in one.exchanged.items() if op in kinds)
+    return Pass(one.compute, {op: taken * (left if op in kinds else 1) for op, taken in one.exchanged.items()})
+
+
+def _of_columns(one: Operator) -> bool:
+    """Whether it is the gradient of a weight that tensor parallelism splits by columns."""
+    module = one.name.removesuffix(".weight").removesuffix(".matmul").rpartition(".")[2]
+    return one.name.endswith(".weight") and module not in SPLIT_INPUT
 
 
 def _added(passes: Sequence[tuple[Pass, int]]) -> Pass:

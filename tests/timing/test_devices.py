@@ -4,7 +4,7 @@ import pytest
 
 from mindllm.errors import UserError
 from mindllm.timing.calibrate import constants, uncalibrated
-from mindllm.timing.device import DEFAULT, DEVICES, read_device, shipped_devices
+from mindllm.timing.device import DEFAULT, DEVICES, Share, read_device, shipped_devices
 from mindllm.timing.exchanges import Group, exchange_seconds
 from mindllm.timing.operators import operator_seconds
 from mindllm.timing.work import MATRIX, Operator, elementwise, product
@@ -107,3 +107,20 @@ def test_a_calibrated_device_remembers_what_was_assumed():
     assert assumed.efficiency.matrix.value == DEVICE.efficiency.matrix.assumed != DEVICE.efficiency.matrix.value
     assert list(constants(assumed)) == list(constants(DEVICE))
     assert "host" not in constants(DEVICE)  # described as nothing, it stays nothing
+
+
+def test_groups_of_a_part_of_a_node_share_ports_where_the_link_says_so():
+    device = read_device("a100_80g")
+    shared = Share(value=0.25, source="four groups at one port")
+    outer = device.links[-1].model_copy(update={"part_groups": shared})
+    meeting = device.model_copy(update={"links": (*device.links[:-1], outer)})
+    alone, part, whole = Group(4, 8), Group(8, 4), Group(32, 1)
+    slower = [
+        exchange_seconds("AllReduce", MEGABYTES, group, meeting)
+        / exchange_seconds("AllReduce", MEGABYTES, group, device)
+        for group in (alone, part, whole)
+    ]
+    assert slower[0] == slower[2] == 1
+    assert 2 < slower[1] < 4
+    assert "InfiniBand part groups" in constants(meeting)
+    assert "InfiniBand part groups" not in constants(device)

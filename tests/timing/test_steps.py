@@ -119,6 +119,23 @@ def test_the_ends_of_a_pipeline_wait_for_one_neighbour():
     assert blocked(3, 1.0).tolist() == [[1.0, 2.0, 1.0], [1.0, 2.0, 1.0]]
 
 
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+def test_sums_of_gradients_run_behind_gradients_of_weights_where_the_device_says_so(sequence_parallel):
+    """Korthikanti et al., 2022, table 4: backward passes of 11.9 and, sequence parallel, 11.8 ms; forward ones keep all of it."""
+    device = read_device("a100_80g")
+    waiting = device.model_copy(update={"gradient_overlap": None})
+    run = workload(layers=1, model_parallel=8, sequence_parallel=sequence_parallel)
+    hiding, whole = step_time(run, device), step_time(run, waiting)
+    sums = "ReduceScatter" if sequence_parallel else "AllReduce"
+    assert hiding.forward[0].exchanged == whole.forward[0].exchanged
+    left = hiding.backward[0].exchanged[sums] / whole.backward[0].exchanged[sums]
+    assert 0.45 < left < 0.7  # half of a layer's; embedding and loss are waited for
+    assert hiding.backward[0].compute == whole.backward[0].compute
+    assert (
+        not sequence_parallel or hiding.backward[0].exchanged["AllGather"] == whole.backward[0].exchanged["AllGather"]
+    )
+
+
 def test_calibration_finds_the_device_that_made_the_steps():
     truth = with_constants(uncalibrated(DEVICE), {"matrix": 0.62, "HCCS": 0.55}, "the truth")
     runs = [workload(layers=4, micro_batch_size=size) for size in (1, 4)]

@@ -22,7 +22,7 @@ from mindllm.console import output, track
 from mindllm.errors import UserError
 from mindllm.tables import Table, figures, texts
 from mindllm.timing.calibrate import Measured, calibrate, uncalibrated
-from mindllm.timing.device import Device, read_device
+from mindllm.timing.device import Device, Share, read_device
 from mindllm.timing.step import step_seconds
 from toolkit.benchmark.published_steps import korthikanti, read_atlas, read_rows, vtrain
 from toolkit.benchmark.report import Tables, write_markdown
@@ -117,11 +117,13 @@ def vtrain_table(data: Path, splits: int) -> tuple[str, Sequence[str], Lines]:
 
 
 def vtrain_cluster() -> Device:
-    """A100 with four ports of InfiniBand for eight devices, as vTrain's cluster has them."""
+    """A100 with four ports of InfiniBand for eight devices, as vTrain's cluster has them; how groups share them is not known."""
     device = uncalibrated(read_device("a100_80g"))
     outer = device.links[-1]
     rate = outer.bandwidth.model_copy(update={"value": FOURTH, "source": "four ports for eight devices"})
-    return device.model_copy(update={"links": (*device.links[:-1], outer.model_copy(update={"bandwidth": rate}))})
+    shared = Share(value=1.0, source="assumed: groups do not meet at ports")
+    link = outer.model_copy(update={"bandwidth": rate, "part_groups": shared})
+    return device.model_copy(update={"links": (*device.links[:-1], link)})
 
 
 def _held_out(rows: Sequence[Measured], device: Device, splits: int) -> Iterator[dict[int, float]]:
