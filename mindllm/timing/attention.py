@@ -101,7 +101,7 @@ def _scores(
         seen = seq_length if numerics.whole_masks else seen_keys(seq_length, spec.window, first)
         rows = 2 * tokens + 2 * sequences * seq_length * spec.kv_heads / spec.num_heads
         flops, traffic = 4.0 * tokens * seen * heads * spec.head_dim, HALF * rows * heads * spec.head_dim
-        yield Operator("attention.flash_attention", ATTENTION, flops, traffic, dtype=numerics.compute)
+        yield Operator("attention.attention.flash_attention", ATTENTION, flops, traffic, dtype=numerics.compute)
         return
     batch = sequences * heads
     scores = HALF * batch * queries * seq_length

@@ -26,8 +26,6 @@ def workload_of(config: RunConfig) -> Workload:
         raise config.error("runner_config.batch_size", f"{message}; write 1")
     if model.fp32_residual_connection:
         raise config.error("model.model_config.fp32_residual_connection", "its time is not modelled; write false")
-    if config.swap_config.swap:
-        raise config.error("swap_config.swap", "the time of copies to the host and back is not modelled; write false")
     pet = model.pet_config
     if pet is not None and pet.pet_type in (ADALORA, GALORE):
         message = f"the time of what its optimizer does beside AdamW is not modelled (value {pet.pet_type})"
@@ -62,4 +60,6 @@ def workload_of(config: RunConfig) -> Workload:
     fused = model.use_flash_attention is not False and computes_it  # auto: every described device has the kernel
     documents = bool(config.train_dataset.document_columns)
     numerics = Numerics(model.compute_dtype, WHOLE, fused, model.architecture.drops, whole_masks=documents)
-    return Workload(model.architecture, model.seq_length, strategy, make_plan(config), numerics)
+    plan, swap = make_plan(config), config.swap_config
+    moved = tuple(tuple(swap.of_layer(number).items()) for number in range(len(plan.layers))) if swap.swap else ()
+    return Workload(model.architecture, model.seq_length, strategy, plan, numerics, model.loss_chunks, moved)

@@ -101,6 +101,9 @@ class Device(Model):
     matrix_flops: Mapping[str, Figure] = Field(min_length=1, description="By dtype of the operands.")
     vector_flops: Figure
     memory_bandwidth: Figure
+    host_bandwidth: Figure | None = Field(
+        default=None, description="Bytes a second to the host's memory, and as many back; null: not known."
+    )
     links: tuple[Link, ...] = Field(min_length=1)
     efficiency: Efficiency
     overlap: Share = Field(description="Part of the exchanges between replicas that runs behind computation.")
@@ -130,6 +133,17 @@ class Device(Model):
                 f"it has {', '.join(self.matrix_flops)}"
             )
         return self.matrix_flops[dtype].value
+
+    @property
+    def host_rate(self) -> float:
+        """Bytes a second between the memory of the device and the host's.
+
+        Raises:
+            UserError: the device has no such figure.
+        """
+        if self.host_bandwidth is None:
+            raise UserError(f"device {self.name}: has no host_bandwidth, which the copies of swap_config need")
+        return self.host_bandwidth.value
 
     def link_for(self, span: int) -> int:
         """Number of the innermost link that joins the devices of a block of ``span`` ranks.

@@ -12,7 +12,7 @@ from mindllm.config.architecture import EMBEDDING, Architecture
 from mindllm.config.layers import LayerSpec
 from mindllm.config.tuning import is_trained
 from mindllm.timing.work import HALF, NORM_PASSES, WHOLE, Axis, Exchange, Operator, Work, elementwise, product
-from mindllm.timing.workload import Numerics, Strategy, Workload
+from mindllm.timing.workload import Strategy, Workload
 
 LOSS_PASSES = (
     4.0  # of logits in single precision: cast, maximum, sum of exponentials, and the gradient's read in between
@@ -31,31 +31,64 @@ def embedding_work(architecture: Architecture, tokens: float, strategy: Strategy
     return tuple(found)
 
 
-def prediction_work(architecture: Architecture, tokens: float, strategy: Strategy, numerics: Numerics) -> Work:
+def prediction_work(workload: Workload, tokens: float) -> Work:
     """What a layer that predicts ahead has beside itself, forward: the lookup of tokens to come, norm, logits, loss."""
-    lookup, head = (
-        embedding_work(architecture, tokens, strategy),
-        head_work(architecture, tokens, strategy, numerics),
+    return of_tokens_ahead(
+        (*embedding_work(workload.architecture, tokens, workload.strategy), *head_work(workload, tokens))
     )
-    return tuple(replace(one, name=f"ahead.{one.name}") for one in (*lookup, *head))
 
 
-def head_work(architecture: Architecture, tokens: float, strategy: Strategy, numerics: Numerics) -> Work:
+def of_tokens_ahead(work: Work) -> Work:
+    """The same operators under the names of those that predict ahead."""
+    return tuple(replace(one, name=f"ahead.{one.name}") for one in work)
+
+
+def head_work(workload: Workload, tokens: float) -> Work:
     """Forward of the last place: norm, logits, loss."""
-    return tuple(_head(architecture, tokens, strategy, numerics))
+    return (*_before_loss(workload, tokens), *loss_work(workload, tokens))
 
 
-def _head(
-    architecture: Architecture, tokens: float, strategy: Strategy, numerics: Numerics
-) -> Iterator[Operator | Exchange]:
-    hidden, columns = architecture.hidden_size, architecture.vocab_size / strategy.model_parallel
-    size = HALF * tokens * hidden
-    yield elementwise("norm_out.norm", size / strategy.sequence_ranks, NORM_PASSES[0])
-    if strategy.sequence_parallel:
+def _before_loss(workload: Workload, tokens: float) -> Iterator[Operator | Exchange]:
+    size = HALF * tokens * workload.architecture.hidden_size
+    yield elementwise("norm_out.norm", size / workload.strategy.sequence_ranks, NORM_PASSES[0])
+    if workload.strategy.sequence_parallel:
         yield Exchange("lm_head.gather", "AllGather", size)
-    yield product("lm_head.matmul", tokens, hidden, columns, numerics.compute)
+
+
+def loss_work(workload: Workload, tokens: float) -> Work:
+    """Logits and loss, forward, slice by slice."""
+    return workload.loss_chunks * tuple(_slice(workload, tokens / workload.loss_chunks))
+
+
+def _slice(workload: Workload, tokens: float) -> Iterator[Operator | Exchange]:
+    hidden, columns = workload.architecture.hidden_size, _columns(workload)
+    yield product("lm_head.matmul", tokens, hidden, columns, workload.numerics.compute)
     yield elementwise("loss.cross_entropy", WHOLE * tokens * columns, LOSS_PASSES)
     yield Exchange("loss.reduce", "AllReduce", 3 * WHOLE * tokens)
+
+
+def repeated_loss(workload: Workload, tokens: float) -> Work:
+    """What the backward pass computes again of :func:`head_work`: of a loss in slices no logits are kept."""
+    return loss_work(workload, tokens) if workload.loss_chunks > 1 else ()
+
+
+def sums_of_slices(workload: Workload) -> Work:
+    """Every slice of the loss has a gradient of the head's weight; they are added up."""
+    size = HALF * workload.architecture.hidden_size * _columns(workload)
+    return (workload.loss_chunks - 1) * (elementwise("lm_head.weight_sum", size, 3.0),)
+
+
+def _columns(workload: Workload) -> float:
+    return workload.architecture.vocab_size / workload.strategy.model_parallel
+
+
+def shared_table(workload: Workload) -> Exchange | None:
+    """The embedding that the last stage is sent in every step, and whose gradient it sends back; None where it needs none."""
+    architecture, strategy = workload.architecture, workload.strategy
+    if workload.plan.stages == 1 or not (architecture.head.tied or architecture.predictions):
+        return None
+    ranks = strategy.model_parallel if strategy.vocabulary_parallel else 1
+    return Exchange("embedding", "Send", WHOLE * architecture.vocab_size * architecture.hidden_size / ranks, "pp")
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from mindllm.timing.ends import Held
 from mindllm.timing.kept import kept_results
 from mindllm.timing.layer import forward_work, repeated_work
 from mindllm.timing.step_work import layer_key, step_work
+from mindllm.timing.swapped import moved_bytes
 from mindllm.timing.work import HALF, WHOLE, Operator
 from mindllm.timing.workload import Workload
 
@@ -37,12 +38,13 @@ def stage_bytes(workload: Workload) -> tuple[float, ...]:
 
 
 def kept_bytes(workload: Workload) -> tuple[float, ...]:
-    """What a micro-batch keeps of every layer, ``[layers]``."""
+    """What a micro-batch keeps of every layer on the device, ``[layers]``."""
     sizes: dict[object, float] = {}
     for number, own in enumerate(workload.plan.layers):
         key = layer_key(workload, number)
         if key not in sizes:
-            sizes[key] = layer_bytes(workload, workload.architecture.layers[number], own, workload.rank_tokens)
+            whole = layer_bytes(workload, workload.architecture.layers[number], own, workload.rank_tokens)
+            sizes[key] = whole - moved_bytes(step_work(workload).parts[key].moved)
     return tuple(sizes[layer_key(workload, number)] for number in range(len(workload.plan.layers)))
 
 
@@ -82,6 +84,8 @@ def _working(workload: Workload, stage: int) -> float:
         (layer_bytes(workload, layers[kind], LayerAssignment(stage), tokens) for kind in recomputed), default=0.0
     )
     if stage == plan.stages - 1:
-        heads = 1 + workload.architecture.predictions  # all logits are there when the loss is
-        again = max(again, heads * LOGITS * tokens * workload.architecture.vocab_size / strategy.model_parallel)
+        whole = workload.loss_chunks == 1
+        heads = 1 + workload.architecture.predictions if whole else 1  # without slices all logits are there at once
+        logits = heads * LOGITS * tokens * workload.architecture.vocab_size / strategy.model_parallel
+        again = max(again, logits / workload.loss_chunks)
     return again

@@ -31,16 +31,14 @@ def plan_problem(workload: Workload, device: Device, limit: float, name: str) ->
     work = step_work(workload)
     timed = TimedWork(work, device)
     plan, architecture, sizes = workload.plan, workload.architecture, workload.strategy
-    ends = {
-        end: [
-            MILLISECONDS * timed.spent(work.parts[end].forward).seconds,
-            MILLISECONDS * timed.gradients(work.parts[end].backward).seconds,
-        ]
-        for end in ("embedding", "head")
-    }
+    ends = {}
+    for end in ("embedding", "head"):
+        part = work.parts[end]
+        backward = timed.gradients(part.backward).seconds + timed.spent(part.repeated).seconds
+        ends[end] = [MILLISECONDS * timed.spent(part.forward).seconds, MILLISECONDS * backward]
     table = architecture.vocab_size * architecture.hidden_size / sizes.model_parallel
     memory = state_bytes(table_parameters(architecture, architecture.head_weight, table), workload) / MIB
-    logits = LOGITS * workload.rank_tokens * architecture.vocab_size / sizes.model_parallel
+    logits = LOGITS * workload.rank_tokens * architecture.vocab_size / sizes.model_parallel / workload.loss_chunks
     fields: dict[str, Any] = {
         "name": name,
         "stages": plan.stages,

@@ -22,10 +22,11 @@ from mindllm.timing.exchanges import Group, exchange_seconds
 from mindllm.timing.layer import SPLIT_INPUT
 from mindllm.timing.operators import operator_seconds
 from mindllm.timing.step_work import StageUpdate, StepWork, step_work
+from mindllm.timing.swapped import late_seconds, moved_bytes
 from mindllm.timing.work import Exchange, Operator, Work
 from mindllm.timing.workload import Strategy, Workload
 
-REPEATED, HOST = "recomputation", "host"
+REPEATED, HOST, COPIES = "recomputation", "host", "copies of the host"
 SUMS = ("AllReduce", "ReduceScatter")
 
 
@@ -164,7 +165,10 @@ class TimedWork:
             parts[name] = (overlapped(passes[0], self.strategy.copies), overlapped(passes[1], self.strategy.copies))
         stages = work.workload.plan.stages
         self.forward, self.backward = (
-            tuple(_added([(parts[name][which], count) for name, count in place.items()]) for place in work.places)
+            tuple(
+                self._copying(place, which, _added([(parts[name][which], count) for name, count in place.items()]))
+                for place in work.places
+            )
             for which in (0, 1)
         )
         self.send = self._send() if stages > 1 else 0.0
@@ -210,6 +214,20 @@ class TimedWork:
         )
         return hiding(found, SUMS, share.value * min(summed, weights))
 
+    def _copying(self, place: Mapping[Hashable, int], backward: int, one: Pass) -> Pass:
+        """A pass with what it waits for copies to the host or, backward, from there."""
+        moving = {name: count for name, count in place.items() if self.work.parts[name].moved}
+        if not moving:
+            return one
+        parts, rate = self.work.parts, self.device.host_rate
+        waits = sum(count * moved_bytes(parts[name].moved) for name, count in moving.items()) / rate - one.seconds
+        if backward:
+            operators = sum(count * len(parts[name].backward) for name, count in place.items())
+            each = one.seconds / operators
+            late = sum(count * late_seconds(parts[name].moved, rate, each) for name, count in moving.items())
+            waits = max(waits, late)
+        return Pass(one.compute, {**one.exchanged, COPIES: waits}) if waits > 0 else one
+
     def _exchange(self, one: Exchange) -> float:
         return exchange_seconds(one.op, one.bytes, self.groups[one.axis], self.device)
 
@@ -223,7 +241,20 @@ class TimedWork:
         exchanged = sum(self._exchange(one) for one in update.exchanges if isinstance(one, Exchange))
         room = sum(one.seconds for one in self.backward[stage :: self.work.workload.plan.stages])
         hidden = min(exchanged * self.device.overlap.value, room)
-        return StageEnd(exchanged - hidden, hidden, operator_seconds(update.update, self.device))
+        waits, behind = self._table() if stage == 0 else (0.0, 0.0)
+        return StageEnd(exchanged - hidden + waits, hidden + behind, operator_seconds(update.update, self.device))
+
+    def _table(self) -> tuple[float, float]:
+        """Seconds of the embedding's way to the last stage and its gradient's way back: waited for, and hidden.
+
+        The first micro-batch is on its way to the last stage meanwhile, and the last one on its way back.
+        """
+        if self.work.table is None:
+            return 0.0, 0.0
+        seconds = self._exchange(self.work.table)
+        ways = [sum(one.seconds for one in passes[:-1]) for passes in (self.forward, self.backward)]
+        waits = sum(max(0.0, seconds - way) for way in ways)
+        return waits, 2 * seconds - waits
 
 
 def overlapped(one: Pass, copies: int) -> Pass:

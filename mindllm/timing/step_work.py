@@ -15,23 +15,29 @@ from mindllm.timing.ends import (
     Held,
     embedding_work,
     head_work,
+    of_tokens_ahead,
     place_parameters,
     prediction_work,
+    repeated_loss,
     replica_exchanges,
+    shared_table,
+    sums_of_slices,
     update_operator,
 )
 from mindllm.timing.layer import backward_work, forward_work, repeated_work
+from mindllm.timing.swapped import Moved, moved_results
 from mindllm.timing.work import HALF, Exchange, Operator, Work
-from mindllm.timing.workload import Workload
+from mindllm.timing.workload import Swap, Workload
 
 
 @dataclass(frozen=True)
 class Part:
-    """A layer, or an end of the model: its passes for one micro-batch."""
+    """A layer, or an end of the model: its passes for one micro-batch, and what they move to the host and back."""
 
     forward: Work
     backward: Work
     repeated: Work = ()
+    moved: tuple[Moved, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -51,6 +57,7 @@ class StepWork:
         parts: layers that differ, and the ends, by any key.
         places: how often each place (chunk x stages + stage) has each part.
         sent: bytes of hidden states between stages that every tensor-parallel rank has whole.
+        table: the embedding that first and last stage share, sent there and its gradient back once per step.
     """
 
     workload: Workload
@@ -58,6 +65,7 @@ class StepWork:
     places: tuple[Counter[Hashable], ...]
     updates: tuple[StageUpdate, ...]
     sent: Exchange
+    table: Exchange | None = None
 
 
 @lru_cache(maxsize=256)
@@ -75,47 +83,63 @@ def step_work(workload: Workload) -> StepWork:
     places = [Counter(keys[number] for number in held) for held in numbers]
     architecture = workload.architecture
     frozen = () if is_trained(architecture.pet, architecture.head_weight) else ("lm_head.weight",)
-    for place, name, work in ((0, "embedding", _embedding(workload)), (-1, "head", _head(workload))):
-        parts[name] = Part(work, backward_work(work, frozen))
-        places[place][name] += 1
+    tokens = _tokens(workload)
+    lookup, head = embedding_work(architecture, tokens, workload.strategy), head_work(workload, tokens)
+    backward = (*backward_work(head, frozen), *(() if frozen else sums_of_slices(workload)))
+    parts["embedding"] = Part(lookup, backward_work(lookup))
+    parts["head"] = Part(head, backward, repeated_loss(workload, tokens))
+    places[0]["embedding"] += 1
+    places[-1]["head"] += 1
     updates = []
     for stage in range(plan.stages):
         own = range(stage, len(counts), plan.stages)
         held = sum((place_parameters(workload, place, numbers[place]) for place in own), Held())
         update = update_operator(held, workload.strategy)
         updates.append(StageUpdate(held, replica_exchanges(held, workload), update))
-    sent = Exchange("between stages", "Send", HALF * _tokens(workload) * workload.architecture.hidden_size, "pp")
-    return StepWork(workload, parts, tuple(places), tuple(updates), sent)
+    sent = Exchange("between stages", "Send", HALF * tokens * architecture.hidden_size, "pp")
+    return StepWork(workload, parts, tuple(places), tuple(updates), sent, shared_table(workload))
 
 
 def layer_key(workload: Workload, number: int) -> Hashable:
     """Equal for layers that take equally long."""
     own = workload.plan.layers[number]
-    return workload.architecture.kind_numbers[number], own.recompute, tuple(own.patterns.items())
+    return (
+        workload.architecture.kind_numbers[number],
+        own.recompute,
+        tuple(own.patterns.items()),
+        _swap(workload, number),
+    )
 
 
 def layer_part(workload: Workload, number: int) -> Part:
     """The passes of one layer, by each of its copies."""
-    return spec_part(workload, workload.architecture.layers[number], workload.plan.layers[number])
+    return spec_part(
+        workload, workload.architecture.layers[number], workload.plan.layers[number], _swap(workload, number)
+    )
 
 
-def spec_part(workload: Workload, spec: LayerSpec, own: LayerAssignment) -> Part:
-    """The same of any layer, recomputed as ``own`` says. What a layer that predicts ahead has beside itself is not repeated."""
+def _swap(workload: Workload, number: int) -> Swap:
+    return workload.swap[number] if workload.swap else ()
+
+
+def spec_part(workload: Workload, spec: LayerSpec, own: LayerAssignment, swap: Swap = ()) -> Part:
+    """The same of any layer, recomputed as ``own`` says. What a layer that predicts ahead has beside itself is not repeated,
+    but for a loss in slices.
+    """
     strategy, tokens, copies = workload.strategy, _tokens(workload) / workload.strategy.copies, workload.strategy.copies
     layer = forward_work(spec, tokens, workload.seq_length, strategy, workload.numerics)
-    beside = prediction_work(workload.architecture, tokens, strategy, workload.numerics) if spec.predicts_ahead else ()
-    forward, again = (*layer, *beside), repeated_work(layer, own, strategy.repeat_exchanges)
-    return Part(forward * copies, backward_work(forward, spec.frozen) * copies, again * copies)
+    again = repeated_work(layer, own, strategy.repeat_exchanges)
+    beside: Work = ()
+    sums: Work = ()
+    if spec.predicts_ahead:
+        beside, sums = prediction_work(workload, tokens), of_tokens_ahead(sums_of_slices(workload))
+        again = (*again, *of_tokens_ahead(repeated_loss(workload, tokens)))
+    forward = (*layer, *beside)
+    backward = (*backward_work(forward, spec.frozen), *sums)
+    moved = moved_results(workload, spec, own, swap, layer)
+    return Part(forward * copies, backward * copies, again * copies, moved)
 
 
 def _tokens(workload: Workload) -> float:
     """Of a micro-batch on one rank."""
     return float(workload.rank_tokens)
-
-
-def _embedding(workload: Workload) -> Work:
-    return embedding_work(workload.architecture, _tokens(workload), workload.strategy)
-
-
-def _head(workload: Workload) -> Work:
-    return head_work(workload.architecture, _tokens(workload), workload.strategy, workload.numerics)

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from mindllm.config.architecture import Architecture
 from mindllm.parallel.layer_plan import LayerPlan
 
+Swap = tuple[tuple[str, int], ...]
+"""Patterns of operators whose results wait on the host, and how many operators before its use each comes back."""
+
 
 @dataclass(frozen=True)
 class Strategy:
@@ -96,13 +99,20 @@ class Numerics:
 
 @dataclass(frozen=True, eq=False)
 class Workload:
-    """All that decides how long a step takes, but the device; equal to itself alone, so that its work is taken apart once."""
+    """All that decides how long a step takes, but the device; equal to itself alone, so that its work is taken apart once.
+
+    Attributes:
+        loss_chunks: slices of the loss, whose logits are computed again for the gradient where there are several.
+        swap: what waits on the host, layer by layer; empty: nothing.
+    """
 
     architecture: Architecture
     seq_length: int
     strategy: Strategy
     plan: LayerPlan
     numerics: Numerics = Numerics()
+    loss_chunks: int = 1
+    swap: tuple[Swap, ...] = ()
 
     @property
     def tokens(self) -> int:

@@ -14,7 +14,7 @@ from mindllm.timing.calibrate import Measured, calibrate, constants, uncalibrate
 from mindllm.timing.configured import workload_of
 from mindllm.timing.device import DEFAULT, read_device
 from mindllm.timing.layer import backward_work, forward_work, repeated_work
-from mindllm.timing.memory import stage_bytes
+from mindllm.timing.memory import kept_bytes, stage_bytes
 from mindllm.timing.step import blocked, step_seconds, step_time
 from mindllm.timing.step_work import step_work
 from mindllm.timing.work import Exchange, Operator
@@ -113,6 +113,95 @@ def test_steps_on_several_devices_at_once_are_those_of_each():
 def test_a_dtype_that_the_device_lacks_is_an_error():
     with pytest.raises(UserError, match="has no float8"):
         step_time(replace(workload(), numerics=Numerics("float8")), DEVICE)
+
+
+def test_a_loss_in_slices_computes_the_heads_product_again_and_holds_fewer_logits():
+    whole = workload(pipeline_stage=2, micro_batches=4, micro_batch_size=4)
+    sliced = replace(whole, loss_chunks=4)
+    head, again = step_work(sliced).parts["head"].forward, step_work(sliced).parts["head"].repeated
+    works = (head, again, step_work(whole).parts["head"].forward)
+    flops = [sum(one.flops for one in work if isinstance(one, Operator)) for work in works]
+    assert flops[0] == flops[1] == flops[2]
+    assert [one.name for one in again].count("lm_head.matmul") == 4
+    assert step_work(whole).parts["head"].repeated == ()
+    first, last = ([step.backward[at].compute for step in map(step_on_device, (whole, sliced))] for at in (0, -1))
+    assert "recomputation" in last[1]
+    assert "recomputation" not in last[0]
+    assert first[0] == first[1]
+    saved = np.array(stage_bytes(whole)) - np.array(stage_bytes(sliced))
+    assert saved[0] == 0 < saved[1]
+
+
+def step_on_device(run):
+    return step_time(run, DEVICE)
+
+
+def test_slices_have_gradients_of_the_weight_that_are_added_up():
+    parts = [step_work(replace(workload(), loss_chunks=count)).parts["head"].backward for count in (1, 3)]
+    assert [[one.name for one in part].count("lm_head.weight_sum") for part in parts] == [0, 2]
+
+
+@pytest.mark.parametrize(("stages", "tied", "sent"), [(1, True, False), (4, False, False), (4, True, True)])
+def test_a_table_that_two_stages_share_is_sent_and_waited_for_beyond_the_first_micro_batch(stages, tied, sent):
+    run = workload(layers=16, pipeline_stage=stages, micro_batches=4)
+    head = replace(run.architecture.head, tied=tied)
+    run = replace(run, architecture=replace(run.architecture, head=head))
+    assert (step_work(run).table is not None) == sent
+    end = step_time(run, DEVICE).ends[0]
+    slow = DEVICE.model_copy(update={"links": tuple(_slowed(link) for link in DEVICE.links)})
+    late = step_time(run, slow).ends[0]
+    assert (end.hidden > 0) == sent  # one replica: nothing else is exchanged
+    assert end.exposed == 0
+    assert (late.exposed > 0) == sent
+
+
+def _slowed(link):
+    return link.model_copy(update={"bandwidth": link.bandwidth.model_copy(update={"value": 1e6})})
+
+
+KERNEL = r"attention\.attention\.flash_attention"
+
+
+def _swapping(pattern, ahead):
+    run = workload(layers=4, pipeline_stage=2, micro_batches=4)
+    return run, replace(run, swap=((), ((pattern, ahead),), (), ()))
+
+
+def _on_host(bandwidth):
+    return DEVICE.model_copy(update={"host_bandwidth": DEVICE.host_bandwidth.model_copy(update={"value": bandwidth})})
+
+
+@pytest.mark.parametrize(("pattern", "hidden_sizes"), [(KERNEL, 1), (r"attention\.w[qkv]\.matmul", 3), ("", None)])
+def test_results_that_wait_on_the_host_leave_the_device(pattern, hidden_sizes):
+    """The kernel yields a hidden state; queries, keys, values are one each; without a pattern all goes that a layer keeps."""
+    run, swapping = _swapping(pattern, 2)
+    saved = np.array(stage_bytes(run)) - np.array(stage_bytes(swapping))
+    in_flight = 2  # micro-batches that the first of two stages keeps
+    expected = in_flight * kept_bytes(run)[1]
+    if hidden_sizes:
+        expected = in_flight * hidden_sizes * 2 * run.rank_tokens * SIZES["hidden_size"]
+    assert saved.tolist() == pytest.approx([expected, 0])
+
+
+def test_copies_are_waited_for_where_they_take_longer_than_what_runs_beside_them():
+    run, swapping = _swapping(KERNEL, 2)
+    plain = step_time(run, DEVICE)
+    fast, soon, slow = (step_time(swapping, _on_host(rate)) for rate in (1e15, 5e9, 1e7))
+    assert fast.seconds == plain.seconds
+    assert "copies of the host" not in soon.forward[0].exchanged  # hidden behind the pass
+    assert "copies of the host" in soon.backward[0].exchanged  # two operators are not long enough
+    assert slow.forward[0].seconds == pytest.approx(2 * run.rank_tokens * SIZES["hidden_size"] / 1e7)
+    assert slow.forward[1].seconds == plain.forward[1].seconds
+    earlier = step_time(_swapping(KERNEL, 30)[1], _on_host(5e9))
+    assert earlier.seconds < soon.seconds
+
+
+def test_swapping_on_a_device_without_the_hosts_link_or_of_what_nobody_keeps_is_an_error():
+    _, swapping = _swapping(KERNEL, 1)
+    with pytest.raises(UserError, match="has no host_bandwidth"):
+        step_time(swapping, read_device("atlas_900_a3"))
+    with pytest.raises(UserError, match="'nothing', of whose results"):
+        step_time(_swapping("nothing", 1)[1], DEVICE)
 
 
 def test_the_ends_of_a_pipeline_wait_for_one_neighbour():

@@ -49,6 +49,10 @@ class Planned:
 
 def search(config: RunConfig, devices: int, batch: int, device: Device, limit: float, directory: Path) -> Found:
     """Judges every candidate; those of an interrupted search of the same run are not judged again."""
+    if config.swap_config.swap:
+        raise config.error(
+            "swap_config.swap", "a search chooses recomputation, not what waits on the host; write false"
+        )
     left_out = Counter[str]()
     wanted = list(candidates(config, devices, batch, device, left_out))
     key = _key(config, device, limit)
