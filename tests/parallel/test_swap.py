@@ -18,6 +18,7 @@ from mindllm.parallel.operators import operators
 from mindllm.parallel.recompute import apply_recompute
 from mindllm.parallel.swap import apply_swap
 from mindllm.timing.configured import workload_of
+from mindllm.timing.step_work import step_work
 from toolkit import cluster_check
 
 MUL = r"feed_forward\.mul"
@@ -92,9 +93,12 @@ def test_a_copy_to_the_host_changes_no_value():
     assert CONTROL["MoveTo"]((value, "CPU", True)) is value
 
 
-def test_its_time_is_not_predicted():
-    with pytest.raises(UserError, match="copies to the host and back is not modelled"):
-        workload_of(run())
+def test_the_model_of_time_moves_what_is_marked():
+    config = run(default_prefetch=3)
+    ((moved,), _) = (part.moved for name, part in step_work(workload_of(config)).parts.items() if name != "embedding")
+    model, paths = config.model.config, marked(config)
+    assert set(paths.values()) == {moved.ahead}
+    assert moved.bytes == 2 * config.runner_config.batch_size * model.seq_length * model.hidden_size
 
 
 def test_a_smaller_run_moves_what_it_kept_of_the_named_layers():

@@ -97,8 +97,8 @@ def test_heads_are_exchanged_before_attention_and_back_behind_it():
     queries, keys = (HALF * LENGTH / 2 * count * WIDTH for count in (HEADS, KEY_HEADS))
     assert [one[1:] for one in exchanges(forward)] == [("AlltoAll", size) for size in (queries, keys, keys, queries)]
     names = [one.name for one in forward]
-    assert names.index("attention.values.exchange") < names.index("attention.flash_attention")
-    assert names.index("attention.flash_attention") < names.index("attention.results.exchange")
+    assert names.index("attention.values.exchange") < names.index("attention.attention.flash_attention")
+    assert names.index("attention.attention.flash_attention") < names.index("attention.results.exchange")
 
 
 def test_an_exchange_of_a_sequence_takes_the_links_between_its_ranks():
