@@ -87,5 +87,7 @@ def _working(workload: Workload, stage: int) -> float:
         whole = workload.loss_chunks == 1
         heads = 1 + workload.architecture.predictions if whole else 1  # without slices all logits are there at once
         logits = heads * LOGITS * tokens * workload.architecture.vocab_size / strategy.model_parallel
-        again = max(again, logits / workload.loss_chunks)
+        slices = 0 if whole else workload.loss_chunks  # each has a gradient of the head's weight until all are added up
+        table = workload.architecture.vocab_size * workload.architecture.hidden_size / strategy.model_parallel
+        again = max(again, logits / workload.loss_chunks + slices * HALF * table)
     return again
