@@ -64,7 +64,12 @@ def model_weights(model: nn.Cell) -> dict[str, Parameter]:
 
 def held_codes(model: nn.Cell) -> dict[str, Parameter]:
     """The tensors of projections that are held in codes, by name; they are neither trained nor saved."""
-    return {item.name: item for item in model.get_parameters() if hasattr(item, "code_of")}
+    return {item.name: item for item in model.get_parameters() if is_of_codes(item)}
+
+
+def is_of_codes(parameter: Parameter) -> bool:
+    """Whether it is one of the tensors that a projection in codes is held as."""
+    return hasattr(parameter, "code_of")
 
 
 def _is_weight(parameter: Parameter) -> bool:
@@ -86,7 +91,7 @@ def drawn_value(name: str, shape: tuple[int, ...], parameter: Parameter, seed: i
     of another weight) that it begins with the lengths of the rows of that one, ``code_of`` (the same and a specification of
     codes) that it is a part of the codes of that one.
     """
-    if hasattr(parameter, "code_of"):
+    if is_of_codes(parameter):
         weight, whole, std, spec = parameter.code_of
         return rounded(initial_value(weight, whole, std, seed), spec)[name.rpartition(".")[2]]
     if hasattr(parameter, "lengths_of"):

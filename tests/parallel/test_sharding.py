@@ -147,6 +147,39 @@ def test_adapters_are_sharded_as_their_projections(pet, mesh):
     assert not any(item.parallel_optimizer for item in lm.get_parameters() if not item.requires_grad)
 
 
+@pytest.mark.parametrize("section", [{"code": "uint4", "act_order": True}, {"code": "nf4"}])
+@pytest.mark.parametrize("mesh", [Mesh(1, 2), Mesh(2, 2)])
+def test_codes_are_split_as_the_matrix_they_make(section, mesh):
+    """By rows those of projections whose output is split, by groups of columns those whose input is."""
+    targets = {"modules_to_not_convert": ["wo", "w2"]} if "act_order" in section else {}
+    codes = {"quant_method": "gptq", "group_size": 8, **section, **targets}
+    config = cluster_run(dp=2, tp=2, model={"quantization_config": codes, "pet_config": {"lora_rank": 4}})
+    chosen = kernels(fused=True, flash=True)
+    lm = CausalLM(config.model.config, chosen)
+    tune(lm, config.model.config, chosen)
+    table = sharding_table(lm, config.parallel_config)
+    assert set(table) == {path for path, op in operators(lm).items() if op.name not in WITHOUT_ENTRY}
+    apply_sharding(lm, table, mesh)
+    layer = lm.model.layers[0]
+    kept = "act_order" not in section  # what is split by columns
+    for cell, parts in ((layer.attention.wq, (2, 1)), (layer.feed_forward.w1, (2, 1))):
+        assert strategies(cell.held.look_up) == [(1, 1), (*parts, 1)]
+        assert strategies(cell.held.multiply) == [(*parts, 1, 1)] * 2
+        if cell.held.ordered:
+            assert strategies(cell.held.place) == [(2, 1), (1,)]
+            assert strategies(cell.held.subtract) == [(*parts, 1, 1)] * 2
+    for cell in (layer.attention.wo, layer.feed_forward.w2):
+        assert cell.in_codes == kept
+        if kept:
+            assert strategies(cell.held.look_up) == [(1, 1), (1, 2, 1)]
+            assert strategies(cell.held.multiply) == [(1, 2, 1, 1)] * 2
+
+
+def strategies(operator):
+    """Parts of each dimension along the innermost of the named axes, tensor parallelism."""
+    return [tuple(2 if axis == 0 else 1 for axis in item["tensor_map"]) for item in operator.attrs["in_layout"]]
+
+
 def test_bottlenecks_have_the_tokens_of_their_rank_and_whole_weights():
     config = cluster_run(
         dp=2, tp=2, use_seq_parallel=True, model={"pet_config": {"pet_type": "adapter", "adapter_length": 4}}

@@ -19,24 +19,28 @@ FOLLOWERS = frozenset({"Cast", "Reshape"})
 
 @dataclass(frozen=True)
 class Sharding:
-    """Layouts of an operator's tensor inputs and, where the compiler must be told, of its output."""
+    """Layouts of an operator's tensor inputs and, where the compiler must be told, of its output.
+
+    ``named``: they are given to the compiler by the names of axes, for integers cannot express copies along an outer axis.
+    """
 
     inputs: tuple[Layout, ...]
     output: Layout | None = None
+    named: bool = False
 
 
 OF_SEVERAL = "Concat"  # the operator whose tensors are one input, a tuple
-NEEDS_TO_BE_TOLD = frozenset({OF_SEVERAL, "ReduceMean"})
-"""Operators of which the compiler derives nothing from named axes: the output's layout, that of the input, is told, too."""
+NEEDS_TO_BE_TOLD = frozenset({OF_SEVERAL, "ReduceMean", "Gather"})
+"""Operators of which the compiler derives nothing from named axes: their output's layout, mostly the input's, is told, too."""
 TOLD = "self_define_shard"
 
 Table = dict[str, Sharding]
 """Shardings by path, such as ``model.layers.0.attention.wq.matmul``."""
 
 
-def on(*inputs: Layout, out: Layout | None = None) -> Sharding:
+def on(*inputs: Layout, out: Layout | None = None, named: bool = False) -> Sharding:
     """The sharding with these layouts of the inputs."""
-    return Sharding(inputs, out)
+    return Sharding(inputs, out, named)
 
 
 def apply_sharding(model: nn.Cell, table: Mapping[str, Sharding], mesh: Mesh) -> None:
@@ -61,6 +65,9 @@ def apply_sharding(model: nn.Cell, table: Mapping[str, Sharding], mesh: Mesh) ->
 
 
 def _shard(path: str, operator: Primitive, sharding: Sharding, mesh: Mesh) -> None:
+    if sharding.named:
+        _shard_by_name(operator, sharding, mesh)
+        return
     layouts = sharding.inputs if sharding.output is None else (*sharding.inputs, sharding.output)
     try:
         mesh.check(layouts)
@@ -81,7 +88,7 @@ def _shard_by_name(operator: Primitive, sharding: Sharding, mesh: Mesh) -> None:
     output = sharding.output
     if operator.name in NEEDS_TO_BE_TOLD:
         operator.add_prim_attr(TOLD, True)
-        output = sharding.inputs[0]
+        output = output or sharding.inputs[0]
     if operator.name == OF_SEVERAL:
         inputs = (inputs,)
     operator.shard(inputs, None if output is None else (mesh.named(output),))
