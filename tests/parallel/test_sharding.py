@@ -7,7 +7,6 @@ import pytest
 from small_cluster import cluster_run
 
 from mindllm.config.preference import PreferenceConfig
-from mindllm.errors import UserError
 from mindllm.models import CausalLM, Kernels
 from mindllm.models.weights import model_weights
 from mindllm.parallel.build import kernels_of
@@ -195,9 +194,23 @@ def test_bottlenecks_have_the_tokens_of_their_rank_and_whole_weights():
         assert cell.up.bias_add.attrs["in_strategy"] == ((4, 1), (1,))
 
 
-def test_lengths_of_rows_on_replicas_of_tensor_parallel_devices_are_refused():
-    with pytest.raises(UserError, match="use_dora: lengths of rows are not split"):
-        cluster_run(dp=2, tp=2, model={"pet_config": {"use_dora": True}})
+def test_lengths_of_rows_have_copies_on_replicas_of_tensor_parallel_devices():
+    """Sums over columns that are split are products, which the compiler completes; no other sum is over a split dimension."""
+    config = cluster_run(dp=2, tp=2, model={"pet_config": {"lora_rank": 4, "use_dora": True}})
+    chosen = kernels(fused=True, flash=True)
+    lm = CausalLM(config.model.config, chosen)
+    tune(lm, config.model.config, chosen)
+    apply_sharding(lm, sharding_table(lm, config.parallel_config), Mesh(2, 2))
+    of_rows, of_columns = (
+        cell.adapter.lengths for cell in (lm.model.layers[0].attention.wq, lm.model.layers[0].attention.wo)
+    )
+    assert strategies(of_rows.square) == [(2, 1)]
+    assert strategies(of_rows.sum) == [(2, 1), (1, 1)]
+    assert strategies(of_rows.sum_cross) == [(2, 1)]
+    assert strategies(of_columns.sum) == [(1, 2), (1, 2)]
+    assert strategies(of_columns.sum_cross) == [(1, 1)]
+    assert "self_define_shard" not in of_columns.sum.attrs
+    assert of_rows.sum_cross.attrs["self_define_shard"]
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,9 @@ from mindllm.parallel.sharding.table import Table, on
 
 def codes_split_by_rows(at: str, cell: HeldCodes) -> Table:
     """Of a projection whose output is split; an order of columns is the same for all rows."""
-    table = _codes(at, cell, ("tp", None))
-    return table | ({f"{at}.place": on(("tp", None), (None,), named=True)} if cell.ordered else {})
+    rows: Layout = ("tp", None)
+    table = _codes(at, cell, rows)
+    return table | ({f"{at}.place": on(rows, (None,), out=rows, named=True)} if cell.ordered else {})
 
 
 def codes_split_by_columns(at: str, cell: HeldCodes) -> Table:

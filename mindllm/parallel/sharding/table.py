@@ -21,7 +21,8 @@ FOLLOWERS = frozenset({"Cast", "Reshape"})
 class Sharding:
     """Layouts of an operator's tensor inputs and, where the compiler must be told, of its output.
 
-    ``named``: they are given to the compiler by the names of axes, for integers cannot express copies along an outer axis.
+    ``named``: they are given to the compiler by the names of axes, for integers cannot express copies along an outer axis. With
+    that of the output the operator computes on its parts as they are, and exchanges nothing: no sum may be over split dimensions.
     """
 
     inputs: tuple[Layout, ...]
@@ -30,8 +31,8 @@ class Sharding:
 
 
 OF_SEVERAL = "Concat"  # the operator whose tensors are one input, a tuple
-NEEDS_TO_BE_TOLD = frozenset({OF_SEVERAL, "ReduceMean", "Gather"})
-"""Operators of which the compiler derives nothing from named axes: their output's layout, mostly the input's, is told, too."""
+NEEDS_TO_BE_TOLD = frozenset({OF_SEVERAL, "ReduceMean"})
+"""Operators of which the compiler derives nothing from named axes: the output's layout, that of the input, is told, too."""
 TOLD = "self_define_shard"
 
 Table = dict[str, Sharding]
@@ -87,8 +88,9 @@ def _shard_by_name(operator: Primitive, sharding: Sharding, mesh: Mesh) -> None:
     inputs: tuple = tuple(map(mesh.named, sharding.inputs))
     output = sharding.output
     if operator.name in NEEDS_TO_BE_TOLD:
+        output = sharding.inputs[0]
+    if operator.name in NEEDS_TO_BE_TOLD or (sharding.named and output is not None):
         operator.add_prim_attr(TOLD, True)
-        output = output or sharding.inputs[0]
     if operator.name == OF_SEVERAL:
         inputs = (inputs,)
     operator.shard(inputs, None if output is None else (mesh.named(output),))
