@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import mindspore as ms
+import ml_dtypes
 import numpy as np
 from mindspore import Parameter, Tensor, nn
 from mindspore.common.initializer import Normal, initializer
@@ -21,6 +22,7 @@ from mindllm.quantise.held import rounded
 NUMPY_DTYPES: dict[ms.dtype, np.dtype] = {
     ms.float32: np.dtype(np.float32),
     ms.float16: np.dtype(np.float16),
+    ms.bfloat16: np.dtype(ml_dtypes.bfloat16),
     ms.int32: np.dtype(np.int32),
 }
 
@@ -41,6 +43,14 @@ class Spread:
 def normal_parameter(name: str, shape: tuple[int, ...], std: float) -> Parameter:
     """An fp32 weight drawn from ``N(0, std²)``: lazily by MindSpore in a parallel run, by :func:`initialise` otherwise."""
     parameter = Parameter(initializer(Normal(sigma=std), shape, ms.float32), name=name)
+    parameter.initial_std = std
+    return parameter
+
+
+def frozen_parameter(weight: Parameter, dtype: ms.dtype) -> Parameter:
+    """A drawn weight that is not trained, in ``dtype``, by the same name and drawn as it was."""
+    std = weight.initial_std
+    parameter = Parameter(initializer(Normal(sigma=std), weight.shape, dtype), name=weight.name, requires_grad=False)
     parameter.initial_std = std
     return parameter
 
@@ -81,7 +91,7 @@ def initialise(parameters: Mapping[str, Parameter], seed: int) -> None:
     for name, parameter in parameters.items():
         value = drawn_value(name, tuple(parameter.shape), parameter, seed)
         if value is not None:
-            parameter.set_data(Tensor(value))
+            parameter.set_data(Tensor(value, parameter.dtype))
 
 
 def drawn_value(name: str, shape: tuple[int, ...], parameter: Parameter, seed: int) -> np.ndarray | None:
@@ -134,7 +144,7 @@ def signatures(parameters: Mapping[str, Parameter]) -> dict[str, tuple[tuple[int
 def assign(parameters: Mapping[str, Parameter], arrays: Mapping[str, ArrayLike]) -> None:
     """Copies ``arrays``, or what becomes one when its turn comes, into the parameters of the same names.
 
-    Shapes and dtypes must be those of :func:`signatures`.
+    Shapes must be those of :func:`signatures`; values are rounded to the dtypes of the parameters.
     """
     for name, parameter in parameters.items():
-        parameter.set_data(Tensor(np.array(arrays[name])))
+        parameter.set_data(Tensor(np.array(arrays[name]), parameter.dtype))

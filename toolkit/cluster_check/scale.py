@@ -67,7 +67,7 @@ def scaled(config: RunConfig, real_dtype: bool = False) -> RunConfig:
             **_rank(config.model.config),
             **_group(config.model.config),
             **{key: value for key, value in render_plan(plan).items() if _matters(key, plan)},
-            **({} if real_dtype else _in_fp32()),
+            **({} if real_dtype else _in_fp32(config.model.config)),
             **_swapped(config, kept),
             **_optimizer(config, sizes),
             **_of_the_run(config),
@@ -254,8 +254,10 @@ def _matters(key: str, plan: LayerPlan) -> bool:
     return plan.stages > 1 or not key.startswith(("model.", "parallel_config."))
 
 
-def _in_fp32() -> Mapping[str, Any]:
-    keys = ("compute_dtype", "layernorm_compute_type", "softmax_compute_type", "rotary_dtype")
+def _in_fp32(model: ModelConfig) -> Mapping[str, Any]:
+    keys = ["compute_dtype", "layernorm_compute_type", "softmax_compute_type", "rotary_dtype"]
+    if model.pet_config is not None and model.pet_config.frozen_dtype != "float32":
+        keys.append("pet_config.frozen_dtype")
     return {f"model.model_config.{key}": "float32" for key in keys}
 
 

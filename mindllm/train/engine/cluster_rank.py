@@ -136,7 +136,8 @@ class ClusterRankEngine(Engine):
 
     def _put(self, name: str, array: Any) -> None:
         part = np.ascontiguousarray(read_slices(array, self._layouts[name].slices(self.ranks.rank)))
-        self._parameters[name].set_data(Tensor(part.reshape(self._parameters[name].shape)), slice_shape=True)
+        parameter = self._parameters[name]
+        parameter.set_data(Tensor(part.reshape(parameter.shape), parameter.dtype), slice_shape=True)
 
 
 def share_of(config: RunConfig, rank: int) -> Share:
