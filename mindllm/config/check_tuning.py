@@ -34,7 +34,7 @@ def check_tuning(config: RunConfig) -> Iterator[tuple[KeyPath, str]]:
 
 def _not_computed(config: RunConfig, pet: PetConfig) -> Iterator[tuple[KeyPath, str]]:
     """What is not here yet, alone or on several devices."""
-    model, sizes = config.model.config, config.parallel_config
+    model = config.model.config
     kinds = model.base.architecture.kinds()
     if pet.pet_type == BOTTLENECK and config.export_hf.directory:
         message = f"no Hugging Face model has bottlenecks (value {config.export_hf.directory}); leave it out"
@@ -51,13 +51,6 @@ def _not_computed(config: RunConfig, pet: PetConfig) -> Iterator[tuple[KeyPath, 
     if model.topk_bias_update_rate and any(ROUTER_BIAS in layer.frozen for layer in model.architecture.layers):
         message = f"changes biases of routers, which are frozen (value {model.topk_bias_update_rate}); write 0"
         yield (*MODEL, "topk_bias_update_rate"), message
-    if pet.use_dora and sizes.data_parallel * sizes.context_parallel > 1 and sizes.model_parallel > 1:
-        replicas = sizes.data_parallel * sizes.context_parallel
-        message = (
-            f"lengths of rows are not split over {replicas} replicas (data_parallel) of tensor-parallel devices "
-            f"(model_parallel {sizes.model_parallel}) yet; write use_dora: false, or 1 for one of them"
-        )
-        yield (*SECTION, "use_dora"), message
 
 
 def _no_budget(config: RunConfig, pet: PetConfig) -> Iterator[tuple[KeyPath, str]]:

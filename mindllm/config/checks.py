@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from mindllm.config.check_codes import check_codes
 from mindllm.config.check_context_parallel import check_context_parallel
 from mindllm.config.check_experts import check_experts
 from mindllm.config.check_generation import check_generation
@@ -59,6 +60,7 @@ def check_run(config: RunConfig) -> Iterator[Finding]:
         check_experts,
         check_prediction,
         check_tuning,
+        check_codes,
         check_preference,
         check_sequence,
         check_tokens,

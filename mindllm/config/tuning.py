@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field, field_validator
 from pydantic_core import PydanticCustomError
 
-from mindllm.config.section import List, PositiveInt, Section
+from mindllm.config.section import DType, List, PositiveInt, Section
 from mindllm.errors import nearest
 
 if TYPE_CHECKING:
@@ -51,6 +51,7 @@ KEYS_OF: Mapping[str, tuple[str, ...]] = {
     ),
     **dict.fromkeys(("lora_alpha", "lora_dropout", "modules_to_save"), LOW_RANK),
     "target_modules": (*LOW_RANK, BOTTLENECK),
+    "frozen_dtype": (*LOW_RANK, BOTTLENECK, LLAMAPRO),
     **dict.fromkeys(
         (
             "adalora_init_r",
@@ -103,6 +104,11 @@ class PetConfig(Section):
     )
     modules_to_save: List[str] = Field(
         default=(), description="Parts trained whole beside the adapters, by name: norm_out, tok_embeddings, lm_head, …"
+    )
+    frozen_dtype: DType = Field(
+        default="float32",
+        description="Type that matrices which are not trained are held in; what is computed with them is not changed by it, but "
+        "for their rounding. Embeddings of a CPU, norms and biases stay float32, and codes stay codes.",
     )
     lora_plus_lr_ratio: float | None = Field(
         default=None, gt=0, description="LoRA+: learning rate of the second matrices relative to that of the first."

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import mindspore as ms
+import ml_dtypes
 import numpy as np
 from mindspore import Parameter, Tensor, nn
 from mindspore.common.initializer import Normal, initializer
@@ -21,6 +22,7 @@ from mindllm.quantise.held import rounded
 NUMPY_DTYPES: dict[ms.dtype, np.dtype] = {
     ms.float32: np.dtype(np.float32),
     ms.float16: np.dtype(np.float16),
+    ms.bfloat16: np.dtype(ml_dtypes.bfloat16),
     ms.int32: np.dtype(np.int32),
 }
 
@@ -45,6 +47,14 @@ def normal_parameter(name: str, shape: tuple[int, ...], std: float) -> Parameter
     return parameter
 
 
+def frozen_parameter(weight: Parameter, dtype: ms.dtype) -> Parameter:
+    """A drawn weight that is not trained, in ``dtype``, by the same name and drawn as it was."""
+    std = weight.initial_std
+    parameter = Parameter(initializer(Normal(sigma=std), weight.shape, dtype), name=weight.name, requires_grad=False)
+    parameter.initial_std = std
+    return parameter
+
+
 def constant(name: str, value: np.ndarray) -> Parameter:
     """A tensor that belongs to the graph but is neither trained nor saved."""
     parameter = Parameter(Tensor(value), name=name, requires_grad=False)
@@ -64,7 +74,12 @@ def model_weights(model: nn.Cell) -> dict[str, Parameter]:
 
 def held_codes(model: nn.Cell) -> dict[str, Parameter]:
     """The tensors of projections that are held in codes, by name; they are neither trained nor saved."""
-    return {item.name: item for item in model.get_parameters() if hasattr(item, "code_of")}
+    return {item.name: item for item in model.get_parameters() if is_of_codes(item)}
+
+
+def is_of_codes(parameter: Parameter) -> bool:
+    """Whether it is one of the tensors that a projection in codes is held as."""
+    return hasattr(parameter, "code_of")
 
 
 def _is_weight(parameter: Parameter) -> bool:
@@ -76,7 +91,7 @@ def initialise(parameters: Mapping[str, Parameter], seed: int) -> None:
     for name, parameter in parameters.items():
         value = drawn_value(name, tuple(parameter.shape), parameter, seed)
         if value is not None:
-            parameter.set_data(Tensor(value))
+            parameter.set_data(Tensor(value, parameter.dtype))
 
 
 def drawn_value(name: str, shape: tuple[int, ...], parameter: Parameter, seed: int) -> np.ndarray | None:
@@ -86,7 +101,7 @@ def drawn_value(name: str, shape: tuple[int, ...], parameter: Parameter, seed: i
     of another weight) that it begins with the lengths of the rows of that one, ``code_of`` (the same and a specification of
     codes) that it is a part of the codes of that one.
     """
-    if hasattr(parameter, "code_of"):
+    if is_of_codes(parameter):
         weight, whole, std, spec = parameter.code_of
         return rounded(initial_value(weight, whole, std, seed), spec)[name.rpartition(".")[2]]
     if hasattr(parameter, "lengths_of"):
@@ -129,7 +144,7 @@ def signatures(parameters: Mapping[str, Parameter]) -> dict[str, tuple[tuple[int
 def assign(parameters: Mapping[str, Parameter], arrays: Mapping[str, ArrayLike]) -> None:
     """Copies ``arrays``, or what becomes one when its turn comes, into the parameters of the same names.
 
-    Shapes and dtypes must be those of :func:`signatures`.
+    Shapes must be those of :func:`signatures`; values are rounded to the dtypes of the parameters.
     """
     for name, parameter in parameters.items():
-        parameter.set_data(Tensor(np.array(arrays[name])))
+        parameter.set_data(Tensor(np.array(arrays[name]), parameter.dtype))

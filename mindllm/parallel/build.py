@@ -98,7 +98,6 @@ def build_parallel_model(config: RunConfig) -> ParallelModel:
         return _parallel_model(
             model, whole, lambda network: _inputs(network, config, sharded=False), make_plan(config), mesh
         )
-    _refuse_codes(config)
     plan, kernels = _announced_plan(config), kernels_of(config)
     model = _build(config, kernels, plan)
     if plan.stages > 1:
@@ -142,13 +141,6 @@ def _parallel_model(
 def _inputs(network: nn.Cell, config: RunConfig, sharded: bool = True, order: SequenceOrder | None = None) -> Inputs:
     documents = bool(config.train_dataset.document_columns)
     return Inputs(network, documents, config.model.config.architecture.drops, sharded, order)
-
-
-def _refuse_codes(config: RunConfig) -> None:
-    """Projections in codes have no layouts yet."""
-    if any(layer.codes for layer in config.model.config.architecture.kinds()):
-        message = "projections in codes are not split over devices yet (value codes); write quantised_base: float32"
-        raise config.error("model.model_config.quantised_base", message)
 
 
 def _announced_plan(config: RunConfig) -> LayerPlan:

@@ -66,12 +66,13 @@ def layer_bytes(workload: Workload, spec: LayerSpec, own: LayerAssignment, token
 def state_bytes(held: Held, workload: Workload) -> float:
     """Of the parameters a rank holds: weights, moments, gradients, and the weights in half precision that products read.
 
-    Frozen ones have no moments and no gradients, and are whole on every replica.
+    Frozen ones have no moments and no gradients, and are whole on every replica; in half precision they are what products read.
     """
-    strategy = workload.strategy
+    strategy, pet = workload.strategy, workload.architecture.pet
     accumulates = strategy.micro_batches * strategy.accumulation > 1
     trained = held.own(strategy) * STATE + held.updated * (HALF + (WHOLE if accumulates else HALF))
-    return trained + held.frozen * (WHOLE + HALF)
+    in_half = pet is not None and pet.frozen_dtype != "float32"
+    return trained + held.frozen * (HALF if in_half else WHOLE + HALF)
 
 
 def _working(workload: Workload, stage: int) -> float:

@@ -88,9 +88,9 @@ class ProjectedAdamW(nn.Cell):
         correction2 = 1.0 - self.plain.beta2_power * self.beta2 if self.corrects else Tensor(1.0, ms.float32)
         for number, place in enumerate(self.projected):
             weight, projection = self.weights[number], ops.depend(self.projections[number], done)
-            gradient = gradients[place] * coefficient
-            tall = self.tall[number]
+            gradient, tall = gradients[place], self.tall[number]
             low = self.by_rows(gradient, projection) if tall else self.by_columns(projection, gradient)
+            low = low * coefficient  # of the gradient there would be a scaled copy for every weight at once
             moment1 = self.beta1 * self.moments1[number] + (1.0 - self.beta1) * low
             moment2 = self.beta2 * self.moments2[number] + (1.0 - self.beta2) * ops.square(low)
             step = (moment1 / correction1) / (ops.sqrt(moment2 / correction2) + self.eps)
@@ -111,7 +111,8 @@ class ProjectedAdamW(nn.Cell):
         """New projections of all weights from their gradients."""
         done = self.steps * 1.0
         for number, place in enumerate(self.projected):
-            gradient, projection, start = gradients[place], self.projections[number], self.starts[number]
+            gradient = ops.depend(gradients[place], done)  # one after the other: each has scaled and squared copies
+            projection, start = self.projections[number], self.starts[number]
             if self.tall[number]:
                 vectors = self.vectors(gradient, start)
                 done = ops.depend(done, ops.assign(projection, self.transpose(vectors, (1, 0))))

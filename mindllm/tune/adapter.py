@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 
 import mindspore as ms
+import numpy as np
 from mindspore import Parameter, Tensor, nn
 from mindspore import ops as P
 from mindspore.common.initializer import initializer
@@ -61,7 +62,7 @@ class LoraAdapter(nn.Cell):
         self.has_lengths = spec.dora
         if spec.dora:
             self.lora_magnitude = Parameter(initializer("ones", (spec.out_features,), ms.float32), name=MAGNITUDE)
-            self.lengths = RowLengths(spec.scale)
+            self.lengths = RowLengths(spec.scale, spec.in_features)
             self.divide = P.Div()
             self.rescale = P.Mul()
             self.cast = P.Cast()
@@ -83,14 +84,18 @@ class LoraAdapter(nn.Cell):
 class RowLengths(nn.Cell):
     """Lengths ``[out]`` of the rows of ``W + s B A`` in fp32, without forming it.
 
-    ``|w + s b A|² = |w|² + 2 s (W Aᵀ · b) + s² (b A Aᵀ · b)`` row by row: the largest product is ``[out, rank]``.
+    ``|w + s b A|² = |w|² + 2 s (W Aᵀ · b) + s² (b A Aᵀ · b)`` row by row: the largest product is ``[out, rank]``. ``|w|²`` is
+    a product with ones, because columns may be split over devices that have replicas: of the operators that add over such
+    devices, MindSpore 2.10 takes axes by name of matrix products alone.
     """
 
-    def __init__(self, scale: float) -> None:
+    def __init__(self, scale: float, in_features: int) -> None:
         super().__init__()
         self.factor = scale
+        self.ones = Tensor(np.ones((1, in_features), np.float32))
+        self.cast = P.Cast()
         self.square = P.Square()
-        self.sum = P.ReduceSum()
+        self.sum = P.MatMul(transpose_b=True)
         self.along = P.MatMul(transpose_b=True)
         self.products = P.MatMul(transpose_b=True)
         self.mix = P.MatMul()
@@ -98,14 +103,16 @@ class RowLengths(nn.Cell):
         self.scaled = P.Mul()
         self.both = P.Add()
         self.against = P.Mul()
-        self.sum_cross = P.ReduceSum()
+        self.sum_cross = P.ReduceSum(keep_dims=True)
         self.total = P.Add()
         self.root = P.Sqrt()
+        self.reshape = P.Reshape()
 
     def construct(self, weight: Tensor, first: Tensor, second: Tensor) -> Tensor:
-        """W ``[out, in]``, A ``[rank, in]`` and B ``[out, rank]``."""
-        own = self.sum(self.square(weight), 1)
+        """W ``[out, in]`` in any type, A ``[rank, in]`` and B ``[out, rank]``."""
+        weight = self.cast(weight, ms.float32)
+        own = self.sum(self.square(weight), self.ones)
         along = self.twice(self.along(weight, first), 2.0 * self.factor)
         mixed = self.scaled(self.mix(second, self.products(first, first)), self.factor**2)
         cross = self.sum_cross(self.against(self.both(along, mixed), second), 1)
-        return self.root(self.total(own, cross))
+        return self.reshape(self.root(self.total(own, cross)), (-1,))

@@ -6,13 +6,17 @@ import numpy as np
 from mindspore import Parameter
 
 from mindllm.config import RunConfig
-from mindllm.models.weights import drawn_value, model_weights
+from mindllm.models.weights import drawn_value, held_codes, model_weights
 from mindllm.tune.transform import build_tuned_model
 
 
 def initial_weights(config: RunConfig) -> dict[str, np.ndarray]:
-    """The weights of the whole model by name, fp32, adapters and frozen ones too: those that one device begins with."""
-    weights = model_weights(build_tuned_model(config.model.config))
+    """The weights of the whole model by name, fp32, adapters and frozen ones too: those that one device begins with.
+
+    Projections that are held in codes are their codes, in the dtypes of these.
+    """
+    model = build_tuned_model(config.model.config)
+    weights = {**model_weights(model), **held_codes(model)}
     return {name: _value(name, parameter, config.seed) for name, parameter in weights.items()}
 
 

@@ -5,17 +5,29 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterable
 
+import mindspore as ms
 from mindspore import Parameter, nn
 
 from mindllm.config import LayerSpec, ModelConfig
 from mindllm.config.tuning import MAGNITUDE, VALUES, A, B, layer_origins
 from mindllm.models import CausalLM, Kernels, build_model
-from mindllm.models.decoder import DecoderLayer
+from mindllm.models.causal_lm import Head
+from mindllm.models.decoder import DecoderLayer, TokenEmbedding
+from mindllm.models.experts import ExpertLinear
 from mindllm.models.held_codes import HeldCodes
+from mindllm.models.kernels import DTYPES
 from mindllm.models.linear import Linear
-from mindllm.models.weights import model_weights
+from mindllm.models.weights import frozen_parameter, model_weights
 from mindllm.tune.adapter import LoraAdapter
 from mindllm.tune.bottleneck import Bottleneck
+
+MATRICES: dict[type[nn.Cell], str] = {
+    Linear: "weight",
+    ExpertLinear: "weight",
+    Head: "weight",
+    TokenEmbedding: "embedding_weight",
+}
+"""Cells whose matrix can be held in another type than fp32, and its attribute."""
 
 
 def tune(lm: CausalLM, model: ModelConfig, kernels: Kernels) -> None:
@@ -37,6 +49,26 @@ def tune(lm: CausalLM, model: ModelConfig, kernels: Kernels) -> None:
             _begin_as_nothing([weights[f"model.layers.{number}.{name}"] for name in spec.last_of_branches()])
     for name, parameter in weights.items():
         parameter.requires_grad = name in trained
+    if pet.frozen_dtype != "float32":
+        _hold_frozen(lm, DTYPES[pet.frozen_dtype], kernels)
+
+
+def _hold_frozen(lm: CausalLM, dtype: ms.dtype, kernels: Kernels) -> None:
+    """Matrices that are not trained, in ``dtype``: operands of products are cast in any case, rows that are looked up too.
+
+    What is computed from a table as a whole stays in fp32, and so does an embedding on a CPU, which looks up no bf16.
+    """
+    for _, cell in lm.cells_and_names():
+        name = MATRICES.get(type(cell), "")
+        weight = getattr(cell, name, None) if name else None
+        if weight is not None and not weight.requires_grad and not _needs_fp32(cell, lm, kernels):
+            setattr(cell, name, frozen_parameter(weight, dtype))
+
+
+def _needs_fp32(cell: nn.Cell, lm: CausalLM, kernels: Kernels) -> bool:
+    if isinstance(cell, TokenEmbedding):
+        return not kernels.fused or (lm.tied and lm.normalised)
+    return isinstance(cell, Head) and lm.normalised
 
 
 def build_tuned_model(model: ModelConfig, device_target: str = "CPU") -> CausalLM:

@@ -135,6 +135,28 @@ def test_operators_that_are_selected_or_excluded_otherwise(compiled):
     assert violated(excluded)["recomputation"][0] == "rank 0: layer 0 does not recompute feed_forward.mul"
 
 
+@pytest.mark.compiles("select")
+def test_what_makes_a_matrix_of_codes_is_always_repeated(compiled):
+    """The same operator, selected by nobody, is no mistake inside the cell that holds codes."""
+
+    def in_codes(node: Node) -> str:
+        return node.scope.replace("feed_forward-FeedForward/", "feed_forward-FeedForward/held-HeldCodes/")
+
+    graph = compiled("select")
+    functions = tuple(
+        replace(
+            function,
+            nodes=tuple(
+                replace(node, scope=in_codes(node)) if node.instance == "mul" else node for node in function.nodes
+            ),
+        )
+        for function in graph.functions
+    )
+    silu = r"feed_forward\.w1\.activation\.silu"
+    found = asked(replace(graph, functions=functions), "select", recompute_config={"select_recompute": {silu: [1]}})
+    assert violated(found) == {}
+
+
 @pytest.mark.compiles(ALL)
 def test_chunks_that_are_placed_otherwise(compiled):
     found = violated(

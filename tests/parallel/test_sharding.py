@@ -7,7 +7,6 @@ import pytest
 from small_cluster import cluster_run
 
 from mindllm.config.preference import PreferenceConfig
-from mindllm.errors import UserError
 from mindllm.models import CausalLM, Kernels
 from mindllm.models.weights import model_weights
 from mindllm.parallel.build import kernels_of
@@ -147,6 +146,39 @@ def test_adapters_are_sharded_as_their_projections(pet, mesh):
     assert not any(item.parallel_optimizer for item in lm.get_parameters() if not item.requires_grad)
 
 
+@pytest.mark.parametrize("section", [{"code": "uint4", "act_order": True}, {"code": "nf4"}])
+@pytest.mark.parametrize("mesh", [Mesh(1, 2), Mesh(2, 2)])
+def test_codes_are_split_as_the_matrix_they_make(section, mesh):
+    """By rows those of projections whose output is split, by groups of columns those whose input is."""
+    targets = {"modules_to_not_convert": ["wo", "w2"]} if "act_order" in section else {}
+    codes = {"quant_method": "gptq", "group_size": 8, **section, **targets}
+    config = cluster_run(dp=2, tp=2, model={"quantization_config": codes, "pet_config": {"lora_rank": 4}})
+    chosen = kernels(fused=True, flash=True)
+    lm = CausalLM(config.model.config, chosen)
+    tune(lm, config.model.config, chosen)
+    table = sharding_table(lm, config.parallel_config)
+    assert set(table) == {path for path, op in operators(lm).items() if op.name not in WITHOUT_ENTRY}
+    apply_sharding(lm, table, mesh)
+    layer = lm.model.layers[0]
+    kept = "act_order" not in section  # what is split by columns
+    for cell, parts in ((layer.attention.wq, (2, 1)), (layer.feed_forward.w1, (2, 1))):
+        assert strategies(cell.held.look_up) == [(1, 1), (*parts, 1)]
+        assert strategies(cell.held.multiply) == [(*parts, 1, 1)] * 2
+        if cell.held.ordered:
+            assert strategies(cell.held.place) == [(2, 1), (1,)]
+            assert strategies(cell.held.subtract) == [(*parts, 1, 1)] * 2
+    for cell in (layer.attention.wo, layer.feed_forward.w2):
+        assert cell.in_codes == kept
+        if kept:
+            assert strategies(cell.held.look_up) == [(1, 1), (1, 2, 1)]
+            assert strategies(cell.held.multiply) == [(1, 2, 1, 1)] * 2
+
+
+def strategies(operator):
+    """Parts of each dimension along the innermost of the named axes, tensor parallelism."""
+    return [tuple(2 if axis == 0 else 1 for axis in item["tensor_map"]) for item in operator.attrs["in_layout"]]
+
+
 def test_bottlenecks_have_the_tokens_of_their_rank_and_whole_weights():
     config = cluster_run(
         dp=2, tp=2, use_seq_parallel=True, model={"pet_config": {"pet_type": "adapter", "adapter_length": 4}}
@@ -162,9 +194,23 @@ def test_bottlenecks_have_the_tokens_of_their_rank_and_whole_weights():
         assert cell.up.bias_add.attrs["in_strategy"] == ((4, 1), (1,))
 
 
-def test_lengths_of_rows_on_replicas_of_tensor_parallel_devices_are_refused():
-    with pytest.raises(UserError, match="use_dora: lengths of rows are not split"):
-        cluster_run(dp=2, tp=2, model={"pet_config": {"use_dora": True}})
+def test_lengths_of_rows_have_copies_on_replicas_of_tensor_parallel_devices():
+    """Sums over columns that are split are products, which the compiler completes; no other sum is over a split dimension."""
+    config = cluster_run(dp=2, tp=2, model={"pet_config": {"lora_rank": 4, "use_dora": True}})
+    chosen = kernels(fused=True, flash=True)
+    lm = CausalLM(config.model.config, chosen)
+    tune(lm, config.model.config, chosen)
+    apply_sharding(lm, sharding_table(lm, config.parallel_config), Mesh(2, 2))
+    of_rows, of_columns = (
+        cell.adapter.lengths for cell in (lm.model.layers[0].attention.wq, lm.model.layers[0].attention.wo)
+    )
+    assert strategies(of_rows.square) == [(2, 1)]
+    assert strategies(of_rows.sum) == [(2, 1), (1, 1)]
+    assert strategies(of_rows.sum_cross) == [(2, 1)]
+    assert strategies(of_columns.sum) == [(1, 2), (1, 2)]
+    assert strategies(of_columns.sum_cross) == [(1, 1)]
+    assert "self_define_shard" not in of_columns.sum.attrs
+    assert of_rows.sum_cross.attrs["self_define_shard"]
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from mindllm.config import load_config
 from mindllm.models.weights import held_codes
 from mindllm.train.checkpoint.pretrained import find_pretrained
 from mindllm.train.engine import ReplicaEngine
+from mindllm.tune.initial_weights import initial_weights
 
 YAML = """
 lr_schedule: {{type: ConstantWarmUpLR, learning_rate: 1e-2}}
@@ -52,3 +53,15 @@ def test_steps_are_those_beside_dequantised_weights(kind, tmp_path, monkeypatch)
     for name, weight in codes.weights.items():
         np.testing.assert_allclose(weight.asnumpy(), floats.weights[name].asnumpy(), atol=2e-5, err_msg=name)
     assert all(np.array_equal(item.asnumpy(), before[name]) for name, item in held.items())
+
+
+def test_what_ranks_begin_with_has_the_codes_of_one_device(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    save(tmp_path / "base", "gptq")
+    made = engine("base")
+    drawn = ReplicaEngine(made.config, training=False)
+    found, held = initial_weights(made.config), held_codes(drawn.model)
+    assert held
+    for name, item in {**drawn.weights, **held}.items():
+        assert found[name].dtype == item.asnumpy().dtype, name
+        np.testing.assert_array_equal(found[name], item.asnumpy(), err_msg=name)

@@ -29,6 +29,7 @@ from mindllm.parallel.layer_plan import LayerPlan, make_plan
 from mindllm.parallel.plan_text import render_plan
 
 SMALLEST_RANK = 4
+SMALLEST_GROUP = 4  # columns that share a scale
 WIDTHS = {"lora": "lora_rank", "adapter": "adapter_length"}  # of what tuning adds, by `pet_type`
 SMALLEST_HEADS = 4
 SMALLEST_HEAD = 16
@@ -64,8 +65,9 @@ def scaled(config: RunConfig, real_dtype: bool = False) -> RunConfig:
         {
             **{f"model.model_config.{key}": value for key, value in sizes.items()},
             **_rank(config.model.config),
+            **_group(config.model.config),
             **{key: value for key, value in render_plan(plan).items() if _matters(key, plan)},
-            **({} if real_dtype else _in_fp32()),
+            **({} if real_dtype else _in_fp32(config.model.config)),
             **_swapped(config, kept),
             **_optimizer(config, sizes),
             **_of_the_run(config),
@@ -91,6 +93,14 @@ def _rank(model: ModelConfig) -> dict[str, Any]:
         return {}
     key = WIDTHS[model.pet_config.pet_type]
     return {f"model.model_config.pet_config.{key}": min(getattr(model.pet_config, key), SMALLEST_RANK)}
+
+
+def _group(model: ModelConfig) -> dict[str, Any]:
+    """Groups of columns in codes that the small model can be divided by; rows that are one group stay so."""
+    section = model.quantization_config
+    if section is None or not section.group_size:
+        return {}
+    return {"model.model_config.quantization_config.group_size": min(section.group_size, SMALLEST_GROUP)}
 
 
 def single_device(config: RunConfig) -> RunConfig:
@@ -244,8 +254,10 @@ def _matters(key: str, plan: LayerPlan) -> bool:
     return plan.stages > 1 or not key.startswith(("model.", "parallel_config."))
 
 
-def _in_fp32() -> Mapping[str, Any]:
-    keys = ("compute_dtype", "layernorm_compute_type", "softmax_compute_type", "rotary_dtype")
+def _in_fp32(model: ModelConfig) -> Mapping[str, Any]:
+    keys = ["compute_dtype", "layernorm_compute_type", "softmax_compute_type", "rotary_dtype"]
+    if model.pet_config is not None and model.pet_config.frozen_dtype != "float32":
+        keys.append("pet_config.frozen_dtype")
     return {f"model.model_config.{key}": "float32" for key in keys}
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from mindllm.config import RunConfig
 from mindllm.data.mind_record import IGNORED
 from mindllm.data.random_keys import RANDOM_KEYS, random_keys
-from mindllm.models.weights import assign
+from mindllm.models.weights import assign, held_codes
 from mindllm.train.engine import ReplicaEngine, StepResult
 from toolkit.cluster_check.tables import below_tables
 
@@ -100,7 +100,9 @@ class SingleDevice:
     def __init__(self, config: RunConfig) -> None:
         self.engine = ReplicaEngine(config)
         weights = {**self.engine.frozen, **self.engine.weights}
-        assign(weights, {name: _disturbed(name, array) for name, array in self._arrays(weights).items()})
+        begins = self._arrays(weights)
+        codes = held_codes(self.engine.model)  # no two parts of them are equal, and any sum with them would be none
+        assign(weights, {name: item if name in codes else _disturbed(name, item) for name, item in begins.items()})
 
     def state(self) -> Arrays:
         """Weights and optimizer state by name."""

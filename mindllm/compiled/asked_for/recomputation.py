@@ -16,6 +16,7 @@ from mindllm.parallel.layer_plan import EXCLUDES, LayerAssignment, LayerPlan
 SELECT, EXCLUDE = next(iter(EXCLUDES.items()))
 COMMUNICATION = "select_comm_recompute"
 COMMUNICATION_MARK = "recompute_comm_op"
+OF_CODES = "held"  # the cell whose operators make a matrix out of codes, and are marked in any plan
 
 
 def recomputation(plan: LayerPlan, ranks: Sequence[Operators]) -> Finding:
@@ -42,7 +43,12 @@ class _Layer:
 
     def __init__(self, asked: LayerAssignment, operators: list[tuple[Node, str]], repeated: int) -> None:
         self.asked, self.operators, self.repeated = asked, operators, repeated
-        self.flagged = [path for node, path in operators if is_flagged(node)]
+        self.flagged = [path for node, path in operators if is_flagged(node) and not self._is_always(path)]
+
+    def _is_always(self, path: str) -> bool:
+        """Whether it is marked without being asked for."""
+        asked = self.asked.recompute or any(_matches(pattern, path) for pattern in self.asked.applied(SELECT))
+        return OF_CODES in path.split(".") and not asked
 
     @property
     def is_whole(self) -> bool:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from mindllm.compiled.execute.kernels import ROUNDED
 from mindllm.compiled.execute.machine import Machine
 from mindllm.compiled.graph import CompiledGraph, Parameter
 from mindllm.errors import RunFailed
@@ -55,7 +56,15 @@ def _part(rank: int, parameter: Parameter, whole: Mapping[str, Any]) -> np.ndarr
         raise RunFailed(
             f"rank {rank}: its layout gives {parameter.name} the shape {list(value.shape)}, its graph {list(parameter.shape)}"
         )
-    return value
+    return _rounded(value, parameter.dtype)
+
+
+def _rounded(value: np.ndarray, dtype: str) -> np.ndarray:
+    """What a parameter in half precision holds; numbers of a type that numpy has not are computed with in fp32."""
+    if dtype not in ROUNDED or value.dtype == ROUNDED[dtype]:
+        return value
+    held = value.astype(ROUNDED[dtype])
+    return held if dtype == "float16" else held.astype(np.float32)
 
 
 def state_parts(machine: Machine) -> dict[str, Part]:

@@ -32,7 +32,7 @@ def beside_split_output(at: str, cell: LoraAdapter) -> Table:
         table |= dropout(f"{at}.dropout", TOKENS)
     if cell.has_lengths:
         table |= _lengths(f"{at}.lengths", cell.lengths, ("tp", None), WHOLE, "tp")
-        table |= {f"{at}.divide": on(("tp",), ("tp",)), f"{at}.rescale": on(INNER, ("tp",))}
+        table |= {f"{at}.divide": on(("tp",), ("tp",), named=True), f"{at}.rescale": on(INNER, ("tp",))}
     return table
 
 
@@ -52,7 +52,7 @@ def beside_split_input(at: str, cell: LoraAdapter, rows: Dimension) -> Table:
     if cell.has_lengths:
         columns: Layout = (None, "tp")
         table |= _lengths(f"{at}.lengths", cell.lengths, columns, columns, None)
-        table |= {f"{at}.divide": on((None,), (None,)), f"{at}.rescale": on(low, (None,))}
+        table |= {f"{at}.divide": on((None,), (None,), named=True), f"{at}.rescale": on(low, (None,))}
     return table
 
 
@@ -69,16 +69,16 @@ def _lengths(at: str, cell: RowLengths, weight: Layout, first: Layout, out: Dime
     """Sums over columns that are split are added over the devices; ``out``: how what has one number for each row is split."""
     by_row: Layout = (out, None)
     return {
-        f"{at}.square": on(weight),
-        f"{at}.sum": on(weight),
-        f"{at}.along": on(weight, first),
-        f"{at}.products": on(first, first),
-        f"{at}.mix": on(by_row, WHOLE),
-        f"{at}.twice": on(by_row, SCALAR),
-        f"{at}.scaled": on(by_row, SCALAR),
-        f"{at}.both": on(by_row, by_row),
-        f"{at}.against": on(by_row, by_row),
-        f"{at}.sum_cross": on(by_row),
-        f"{at}.total": on((out,), (out,)),
-        f"{at}.root": on((out,)),
+        f"{at}.square": on(weight, named=True),
+        f"{at}.sum": on(weight, (None, weight[1]), named=True),
+        f"{at}.along": on(weight, first, named=True),
+        f"{at}.products": on(first, first, named=True),
+        f"{at}.mix": on(by_row, WHOLE, named=True),
+        f"{at}.twice": on(by_row, SCALAR, named=True),
+        f"{at}.scaled": on(by_row, SCALAR, named=True),
+        f"{at}.both": on(by_row, by_row, named=True),
+        f"{at}.against": on(by_row, by_row, named=True),
+        f"{at}.sum_cross": on(by_row, out=by_row, named=True),
+        f"{at}.total": on(by_row, by_row, named=True),
+        f"{at}.root": on(by_row, named=True),
     }

@@ -30,6 +30,7 @@ from mindllm.models.rotary import RotaryEmbedding
 from mindllm.parallel.layout import Dimension, Layout
 from mindllm.parallel.sharding.adapters import behind_part, beside_split_input, beside_split_output
 from mindllm.parallel.sharding.attention_heads import BATCH, HEADS, SEQUENCE, SHARED_HEADS, SplitHeads, split_heads
+from mindllm.parallel.sharding.codes import codes_split_by_columns, codes_split_by_rows
 from mindllm.parallel.sharding.dropout import attention_dropout, dropout, embedding_noise
 from mindllm.parallel.sharding.experts import routed_experts
 from mindllm.parallel.sharding.table import Table, on
@@ -227,6 +228,8 @@ def _split_output(at: str, cell: nn.Cell) -> Table:
             for name in ("silu", "gelu", "quick_gelu")
             if hasattr(linear.activation, name)
         }
+    if linear.in_codes:
+        table |= codes_split_by_rows(f"{at}.held", linear.held)
     return table | (beside_split_output(f"{at}.adapter", linear.adapter) if linear.has_adapter else {})
 
 
@@ -236,6 +239,8 @@ def _split_input(at: str, cell: nn.Cell, rows: Dimension) -> Table:
     linear = _linear(at, cell)
     if linear.has_bias:
         table[f"{at}.bias_add"] = on((rows, None), (None,))  # once, after the sum
+    if linear.in_codes:
+        table |= codes_split_by_columns(f"{at}.held", linear.held)
     return table | (beside_split_input(f"{at}.adapter", linear.adapter, rows) if linear.has_adapter else {})
 
 

@@ -19,10 +19,15 @@ FOLLOWERS = frozenset({"Cast", "Reshape"})
 
 @dataclass(frozen=True)
 class Sharding:
-    """Layouts of an operator's tensor inputs and, where the compiler must be told, of its output."""
+    """Layouts of an operator's tensor inputs and, where the compiler must be told, of its output.
+
+    ``named``: they are given to the compiler by the names of axes, for integers cannot express copies along an outer axis. With
+    that of the output the operator computes on its parts as they are, and exchanges nothing: no sum may be over split dimensions.
+    """
 
     inputs: tuple[Layout, ...]
     output: Layout | None = None
+    named: bool = False
 
 
 OF_SEVERAL = "Concat"  # the operator whose tensors are one input, a tuple
@@ -34,9 +39,9 @@ Table = dict[str, Sharding]
 """Shardings by path, such as ``model.layers.0.attention.wq.matmul``."""
 
 
-def on(*inputs: Layout, out: Layout | None = None) -> Sharding:
+def on(*inputs: Layout, out: Layout | None = None, named: bool = False) -> Sharding:
     """The sharding with these layouts of the inputs."""
-    return Sharding(inputs, out)
+    return Sharding(inputs, out, named)
 
 
 def apply_sharding(model: nn.Cell, table: Mapping[str, Sharding], mesh: Mesh) -> None:
@@ -61,6 +66,9 @@ def apply_sharding(model: nn.Cell, table: Mapping[str, Sharding], mesh: Mesh) ->
 
 
 def _shard(path: str, operator: Primitive, sharding: Sharding, mesh: Mesh) -> None:
+    if sharding.named:
+        _shard_by_name(operator, sharding, mesh)
+        return
     layouts = sharding.inputs if sharding.output is None else (*sharding.inputs, sharding.output)
     try:
         mesh.check(layouts)
@@ -80,8 +88,9 @@ def _shard_by_name(operator: Primitive, sharding: Sharding, mesh: Mesh) -> None:
     inputs: tuple = tuple(map(mesh.named, sharding.inputs))
     output = sharding.output
     if operator.name in NEEDS_TO_BE_TOLD:
-        operator.add_prim_attr(TOLD, True)
         output = sharding.inputs[0]
+    if operator.name in NEEDS_TO_BE_TOLD or (sharding.named and output is not None):
+        operator.add_prim_attr(TOLD, True)
     if operator.name == OF_SEVERAL:
         inputs = (inputs,)
     operator.shard(inputs, None if output is None else (mesh.named(output),))

@@ -20,7 +20,7 @@ from mindspore.communication import GlobalComm, get_process_group_ranks
 
 from mindllm.config import RunConfig
 from mindllm.errors import RunFailed
-from mindllm.models.weights import HostCopy, drawn_value
+from mindllm.models.weights import HostCopy, drawn_value, is_of_codes
 from mindllm.parallel import build_parallel_model, mesh_of, set_parallel_context
 from mindllm.parallel.context import input_columns
 from mindllm.parallel.parameter_layout import ParameterLayout
@@ -136,7 +136,8 @@ class ClusterRankEngine(Engine):
 
     def _put(self, name: str, array: Any) -> None:
         part = np.ascontiguousarray(read_slices(array, self._layouts[name].slices(self.ranks.rank)))
-        self._parameters[name].set_data(Tensor(part.reshape(self._parameters[name].shape)), slice_shape=True)
+        parameter = self._parameters[name]
+        parameter.set_data(Tensor(part.reshape(parameter.shape), parameter.dtype), slice_shape=True)
 
 
 def share_of(config: RunConfig, rank: int) -> Share:
@@ -156,14 +157,15 @@ def _initialise_with_zeros(parameters: Iterable[Parameter]) -> None:
 
 
 def _own_parameters(cell: nn.Cell, config: RunConfig) -> tuple[dict[str, Parameter], dict[str, ParameterLayout]]:
-    """Weights and optimizer state that the compiler has left on this rank, and how each is cut."""
+    """Weights, codes and optimizer state that the compiler has left on this rank, and how each is cut."""
     weights = weight_signatures(config)
     rank = ms.get_auto_parallel_context("global_rank")
     parameters: dict[str, Parameter] = {}
     layouts: dict[str, ParameterLayout] = {}
     for parameter in cell.get_parameters():
         name = parameter.name
-        known = name in weights or name in POWERS or name.startswith(tuple(f"{moment}." for moment in MOMENTS))
+        is_state = name in POWERS or name.startswith(tuple(f"{moment}." for moment in MOMENTS))
+        known = name in weights or is_state or is_of_codes(parameter)
         if not known or (name not in cell.parameter_layout_dict and name not in POWERS):
             continue
         parameters[name] = parameter
