@@ -12,6 +12,7 @@ from mindllm.config import RunConfig
 from mindllm.config.check_preference import accumulated_pairs
 from mindllm.models import CausalLM, Kernels
 from mindllm.models.causal_lm import for_evaluation
+from mindllm.models.grouped_experts import GroupedFeedForward
 from mindllm.parallel.context import optimizer_level
 from mindllm.parallel.layer_plan import LayerPlan, make_plan
 from mindllm.parallel.layout import Mesh, mesh_of
@@ -103,6 +104,9 @@ def build_parallel_model(config: RunConfig) -> ParallelModel:
     model = _build(config, kernels, plan)
     if plan.stages > 1:
         place_on_stages(model, plan, config.model.config, kernels)
+    for _, cell in model.cells_and_names():
+        if isinstance(cell, GroupedFeedForward):
+            cell.split()
     apply_sharding(model, sharding_table(model, config.parallel_config), mesh)
     fuse_gradient_communication(model, plan, config.parallel_config.gradient_aggregation_group)
     order = SequenceOrder(kernels.positions(config.model.config.seq_length), mesh) if kernels.balanced else None

@@ -22,6 +22,14 @@ INNER: Layout = ("replica", "ep", None, "etp")  # [batch, experts, capacity, wid
 def routed_experts(at: str, cell: Experts, rows: Dimension) -> Table:
     """All but the shared expert; ``rows`` is how tokens are split between the parts of a layer."""
     hidden: Layout = (TOKENS, None, None)
+    if cell.grouped:
+        return {
+            **_router(f"{at}.router", cell.router, rows),
+            **_grouped(f"{at}.experts"),
+            f"{at}.kept": on(ROUTED, ROUTED),
+            **_load(f"{at}.load"),
+            **({f"{at}.add_load": on((TOKENS,), (TOKENS,))} if cell.balances else {}),
+        }
     return {
         **_router(f"{at}.router", cell.router, rows),
         **_dispatch(f"{at}.dispatch", cell.dispatch),
@@ -150,6 +158,13 @@ def _dispatch(at: str, cell: Dispatch) -> Table:
         **{f"{at}.{name}": on(ROUTED, SCALAR) for name in ("first_is_zero", "fits", "clip", "of_expert")},
         f"{at}.add": on(ROUTED, ROUTED),
     }
+
+
+def _grouped(at: str) -> Table:
+    """Every device sorts its own tokens, and has all experts."""
+    tokens: Layout = (TOKENS, None)
+    matrices: Layout = (None, None, None)
+    return {f"{at}.on_parts": on(tokens, ROUTED, ROUTED, ROUTED, matrices, matrices, matrices, out=tokens)}
 
 
 def _experts(at: str, cell: ExpertFeedForward) -> Table:

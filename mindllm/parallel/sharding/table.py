@@ -10,6 +10,7 @@ from mindspore.ops import Primitive
 
 from mindllm.errors import nearest
 from mindllm.models.expert_load import ROUTER_BIAS, is_probe
+from mindllm.models.grouped_experts import GroupedFeedForward
 from mindllm.parallel.layout import Layout, Mesh
 from mindllm.parallel.operators import operators
 
@@ -29,6 +30,8 @@ OF_SEVERAL = "Concat"  # the operator whose tensors are one input, a tuple
 NEEDS_TO_BE_TOLD = frozenset({OF_SEVERAL, "ReduceMean"})
 """Operators of which the compiler derives nothing from named axes: the output's layout, that of the input, is told, too."""
 TOLD = "self_define_shard"
+PARTS = "Morph"
+"""The operator that stands for others, which compute what each device has: they have no layouts, it has."""
 
 Table = dict[str, Sharding]
 """Shardings by path, such as ``model.layers.0.attention.wq.matmul``."""
@@ -45,7 +48,8 @@ def apply_sharding(model: nn.Cell, table: Mapping[str, Sharding], mesh: Mesh) ->
     Raises:
         ValueError: an entry that matches no operator, an operator without an entry, or layouts the mesh cannot hold.
     """
-    found = operators(model)
+    inside = tuple(f"{path}." for path, cell in model.cells_and_names() if isinstance(cell, GroupedFeedForward))
+    found = {path: one for path, one in operators(model).items() if one.name == PARTS or not path.startswith(inside)}
     for path in table:
         if path not in found:
             raise ValueError(f"sharding table: '{path}' matches no operator{nearest(path, found)}")
@@ -61,6 +65,9 @@ def apply_sharding(model: nn.Cell, table: Mapping[str, Sharding], mesh: Mesh) ->
 
 
 def _shard(path: str, operator: Primitive, sharding: Sharding, mesh: Mesh) -> None:
+    if operator.name == PARTS:
+        _shard_by_name(operator, sharding, mesh)
+        return
     layouts = sharding.inputs if sharding.output is None else (*sharding.inputs, sharding.output)
     try:
         mesh.check(layouts)
@@ -80,8 +87,9 @@ def _shard_by_name(operator: Primitive, sharding: Sharding, mesh: Mesh) -> None:
     inputs: tuple = tuple(map(mesh.named, sharding.inputs))
     output = sharding.output
     if operator.name in NEEDS_TO_BE_TOLD:
-        operator.add_prim_attr(TOLD, True)
         output = sharding.inputs[0]
+    if operator.name in NEEDS_TO_BE_TOLD or operator.name == PARTS:
+        operator.add_prim_attr(TOLD, True)
     if operator.name == OF_SEVERAL:
         inputs = (inputs,)
     operator.shard(inputs, None if output is None else (mesh.named(output),))
