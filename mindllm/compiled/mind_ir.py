@@ -122,12 +122,22 @@ def _function(graph: Any, reader: _NodeReader) -> Function:
     )
 
 
+def _with_ranks(operators: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Attributes of operators with the ranks of their groups: gradients of a model's own exchanges have the name alone."""
+    named = [one for one in operators.values() if "group" in one and "group_rank_ids" in one]
+    groups = {one["group"]: one["group_rank_ids"] for one in named}
+    return {
+        name: {**one, "group_rank_ids": groups[one["group"]]} if one.get("group") in groups else one
+        for name, one in operators.items()
+    }
+
+
 class _NodeReader:
     """Reads nodes; operators with their attributes stand apart from them and are read once."""
 
     def __init__(self, primitives: Mapping[str, Any]) -> None:
         self.operators = {name: primitive.op_type for name, primitive in primitives.items()}
-        self.attributes = {name: _attributes(primitive.attribute) for name, primitive in primitives.items()}
+        self.attributes = _with_ranks({name: _attributes(one.attribute) for name, one in primitives.items()})
         self.instances = {name: primitive.instance_name for name, primitive in primitives.items()}
 
     def node(self, node: Any) -> Node:

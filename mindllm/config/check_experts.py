@@ -126,8 +126,8 @@ def _grouped(config: RunConfig) -> Iterator[Finding]:
     if model.capacity_factor is not None:
         message = f"products of sorted tokens have no capacity (value {model.capacity_factor}); write null"
         yield (*MODEL, "capacity_factor"), message
-    for key in ("expert_parallel", "model_parallel"):
-        if (value := getattr(sizes, key)) > 1:
-            advice = "write 1, or moe_grouped_gemm: false"
-            message = f"experts of moe_grouped_gemm are whole on every device (value {value}); {advice}"
-            yield (*MESH, key), message
+    if sizes.expert_tensor_parallel > 1:
+        message = (
+            f"experts of moe_grouped_gemm are whole on their devices (value {sizes.expert_tensor_parallel}); write 1"
+        )
+        yield (*MESH, "expert_model_parallel"), message

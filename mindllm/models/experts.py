@@ -154,7 +154,7 @@ class Experts(nn.Cell):
     ) -> tuple[Tensor, Tensor]:
         chosen, weights, mask, added = self.router(x, batch)
         if self.grouped:
-            y, kept = self.experts(x, chosen, weights, mask), self.kept(mask, 2, chosen)  # ones
+            y, kept = self.experts(x, chosen, weights), self.kept(mask, 2, chosen)  # ones
         else:
             y, kept = self.routed(x, chosen, weights, mask, may_drop)
         if self.has_shared:

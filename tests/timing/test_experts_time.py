@@ -44,6 +44,32 @@ def test_products_of_experts_are_those_of_their_places(capacity, computed):
     assert flops == pytest.approx(32 * (spec.flops_per_token(16) + (computed - 1) * chosen))
 
 
+def test_experts_of_sorted_tokens_compute_what_is_chosen_wherever_they_are():
+    spec = workload_of(form("grouped_experts")).architecture.layers[0]
+    flops = sum(one.flops for one in passes(spec, 32, 16, Strategy()) if isinstance(one, Operator))
+    assert flops == pytest.approx(32 * spec.flops_per_token(16))
+    shared = Strategy(4, expert_parallel=2)
+    work = passes(spec, 8, 16, shared)
+    assert 4 * sum(one.flops for one in work if isinstance(one, Operator)) == pytest.approx(flops)
+    moved = [(one.op, one.bytes) for one in work if isinstance(one, Exchange)]
+    bytes_moved = 2 * 8 * 2 * spec.attention.hidden_size  # in half precision, of both ranks of a group
+    assert moved == [("AllGather", bytes_moved), ("ReduceScatter", bytes_moved)] * 2
+
+
+def test_ranks_keep_room_for_whatever_may_come():
+    run = workload_of(form("grouped_experts"))
+    alone = workload_of(
+        form(
+            "grouped_experts",
+            "--parallel_config.model_parallel=1",
+            "--parallel_config.data_parallel=4",
+            "--parallel_config.expert_parallel=1",
+            "--parallel_config.use_seq_parallel=false",
+        )
+    )
+    assert kept_bytes(run)[0] > kept_bytes(alone)[0]
+
+
 @pytest.mark.parametrize(("groups", "ranks"), [(1, 2), (2, 2), (4, 1)])
 def test_devices_share_what_experts_compute_and_hold(groups, ranks):
     """Of two replicas with two ranks each: all devices together compute what one would, and hold it as often as said."""

@@ -53,8 +53,8 @@ def unpermute_gradient(
 
 
 def grouped_product(rows: tuple[Array, ...], matrices: tuple[Array, ...], *others: Any) -> tuple[Array]:
-    """``GroupedMatmul`` of one tensor by one: rows of group ``g``, up to ``ends[g]``, by its matrix; or, where groups are cut from
-    what is summed over, ``[m, k]`` by ``[k, n]`` as a matrix for each group.
+    """``GroupedMatmul`` of one tensor by one: rows of group ``g``, up to ``ends[g]``, by its matrix; or, where groups are cut
+    from what is summed over, ``[m, k]`` by ``[k, n]`` as a matrix for each group.
 
     The kernel does not write rows behind the last group: here they are not numbers, so that it shows if anybody reads them.
     """

@@ -161,10 +161,10 @@ def _dispatch(at: str, cell: Dispatch) -> Table:
 
 
 def _grouped(at: str) -> Table:
-    """Every device sorts its own tokens, and has all experts."""
-    tokens: Layout = (TOKENS, None)
-    matrices: Layout = (None, None, None)
-    return {f"{at}.on_parts": on(tokens, ROUTED, ROUTED, ROUTED, matrices, matrices, matrices, out=tokens)}
+    """Every device sorts tokens for the experts it has; those of a group of experts have different tokens."""
+    tokens: Layout = (("replica", "ep"), None)
+    matrices: Layout = ("ep", None, None)
+    return {f"{at}.on_parts": on(tokens, tokens, tokens, matrices, matrices, matrices, out=tokens)}
 
 
 def _experts(at: str, cell: ExpertFeedForward) -> Table:
