@@ -14,6 +14,7 @@ from mindllm.config.layers import FORWARD_AND_BACKWARD
 from mindllm.parallel.layer_plan import LayerAssignment
 from mindllm.timing.configured import workload_of
 from mindllm.timing.ends import Held, layer_parameters, place_parameters
+from mindllm.timing.kept import kept_results
 from mindllm.timing.layer import backward_work, forward_work
 from mindllm.timing.memory import kept_bytes, stage_bytes
 from mindllm.timing.step_work import spec_part, step_work
@@ -51,23 +52,19 @@ def test_experts_of_sorted_tokens_compute_what_is_chosen_wherever_they_are():
     shared = Strategy(4, expert_parallel=2)
     work = passes(spec, 8, 16, shared)
     assert 4 * sum(one.flops for one in work if isinstance(one, Operator)) == pytest.approx(flops)
-    moved = [(one.op, one.bytes) for one in work if isinstance(one, Exchange)]
+    moved = [(one.op, one.bytes) for one in work if isinstance(one, Exchange) and one.axis == "ep"]
     bytes_moved = 2 * 8 * 2 * spec.attention.hidden_size  # in half precision, of both ranks of a group
     assert moved == [("AllGather", bytes_moved), ("ReduceScatter", bytes_moved)] * 2
 
 
-def test_ranks_keep_room_for_whatever_may_come():
-    run = workload_of(form("grouped_experts"))
-    alone = workload_of(
-        form(
-            "grouped_experts",
-            "--parallel_config.model_parallel=1",
-            "--parallel_config.data_parallel=4",
-            "--parallel_config.expert_parallel=1",
-            "--parallel_config.use_seq_parallel=false",
-        )
-    )
-    assert kept_bytes(run)[0] > kept_bytes(alone)[0]
+def test_ranks_that_share_experts_keep_room_for_whatever_may_come():
+    spec = workload_of(form("grouped_experts")).architecture.layers[0]
+    alone, shared = (kept_results(spec, 8, 16, Strategy(4, expert_parallel=groups), COMPOSED) for groups in (1, 2))
+    assert shared["feed_forward.experts.mul"] == 2 * alone["feed_forward.experts.mul"]
+    places = replace(spec, feed_forward=replace(spec.feed_forward, grouped=False))
+    chosen = spec.feed_forward.router.chosen / spec.feed_forward.router.experts
+    with_places = kept_results(places, 16, 16, Strategy(4), COMPOSED)["feed_forward.experts.mul"]
+    assert 2 * alone["feed_forward.experts.mul"] == chosen * with_places
 
 
 @pytest.mark.parametrize(("groups", "ranks"), [(1, 2), (2, 2), (4, 1)])
