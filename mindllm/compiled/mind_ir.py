@@ -35,6 +35,7 @@ from mindllm.compiled.graph import (
 )
 from mindllm.compiled.sources import Sources
 from mindllm.errors import UserError
+from mindllm.parallel.layout import RANKS_OF_GROUP
 from mindllm.parallel.parameter_layout import ParameterLayout
 
 REFERENCE = "REF::"
@@ -123,9 +124,12 @@ def _function(graph: Any, reader: _NodeReader) -> Function:
 
 
 def _with_ranks(operators: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Attributes of operators with the ranks of their groups: gradients of a model's own exchanges have the name alone."""
-    named = [one for one in operators.values() if "group" in one and "group_rank_ids" in one]
-    groups = {one["group"]: one["group_rank_ids"] for one in named}
+    """Attributes of operators; those in groups that the model made have their ranks. The compiler gives these all ranks of the
+    stage, and gradients of their operators have the name of the group alone.
+    """
+    groups = {
+        one["group"]: one[RANKS_OF_GROUP] for one in operators.values() if RANKS_OF_GROUP in one and "group" in one
+    }
     return {
         name: {**one, "group_rank_ids": groups[one["group"]]} if one.get("group") in groups else one
         for name, one in operators.items()

@@ -208,13 +208,11 @@ class SharedExperts(nn.Cell):
     A rank computes the choices of its own experts alone. It has rows for all choices: that is the most that can come.
     """
 
-    def __init__(self, group: str, ranks: tuple[int, ...], first: int, own: int) -> None:
+    def __init__(self, group: str, first: int, own: int) -> None:
         super().__init__()
         self.first, self.own = first, own
         self.gather_tokens, self.gather_chosen, self.gather_weights = (P.AllGather(group) for _ in range(3))
         self.scatter = P.ReduceScatter(P.ReduceOp.SUM, group)
-        for exchange in (self.gather_tokens, self.gather_chosen, self.gather_weights, self.scatter):
-            exchange.add_prim_attr("group_rank_ids", list(ranks))
         self.from_first = P.Sub()
         self.is_before = P.Less()
         self.is_behind = P.GreaterEqual()
@@ -244,9 +242,9 @@ class GroupedFeedForward(nn.Cell):
     def __init__(self, experts: int, spec: FeedForwardSpec, kernels: Kernels, spread: Spread) -> None:
         super().__init__()
         inner, outer = (spec.width, spec.hidden_size), (spec.hidden_size, spec.width)
-        product, self.orders = (GroupedProduct, SortedTokens) if kernels.fused else (BlockProduct, TokensInBlocks)
+        product = GroupedProduct if kernels.fused else BlockProduct
         self.experts = experts
-        self.order = self.orders(experts)
+        self.order = SortedTokens(experts) if kernels.fused else TokensInBlocks(experts)
         self.w1 = product(experts, inner, kernels, spread.inner)
         self.activation = ACTIVATIONS[spec.activation]()
         self.w3 = product(experts, inner, kernels, spread.inner)
@@ -257,14 +255,14 @@ class GroupedFeedForward(nn.Cell):
         self.cast = P.Cast()
         self.reshape = P.Reshape()
 
-    def split(self, group: str, ranks: tuple[int, ...], rank: int) -> None:
-        """Makes one operator of what device ``rank`` computes. ``ranks`` share the experts, in the order of their parts, and
-        communicate as ``group``.
+    def split(self, group: str, ranks: int, place: int) -> None:
+        """Makes one operator of what a device computes. So many ``ranks``, which communicate as ``group``, share the experts;
+        this one has the part at ``place``.
         """
-        if len(ranks) > 1:
-            own = self.experts // len(ranks)
-            self.shared = SharedExperts(group, ranks, ranks.index(rank) * own, own)
-            self.order = self.orders(own, shared=True)
+        if ranks > 1:
+            own = self.experts // ranks
+            self.shared = SharedExperts(group, place * own, own)
+            self.order = type(self.order)(own, shared=True)
             self.is_shared = True
         self.on_parts = P.Morph(self.mixture, first_of, first_of)
         self.is_split = True

@@ -7,7 +7,8 @@ from mindspore import nn
 from mindspore.communication import create_group
 
 from mindllm.models.grouped_experts import GroupedFeedForward
-from mindllm.parallel.layout import Mesh
+from mindllm.parallel.layout import RANKS_OF_GROUP, Mesh
+from mindllm.parallel.operators import operators_of
 
 
 def split_grouped_experts(model: nn.Cell, mesh: Mesh) -> None:
@@ -21,4 +22,8 @@ def split_grouped_experts(model: nn.Cell, mesh: Mesh) -> None:
     if len(ranks) > 1:
         create_group(group, list(ranks))
     for cell in cells:
-        cell.split(group, ranks, rank)
+        cell.split(group, len(ranks), ranks.index(rank))
+        if cell.is_shared:
+            for operator in operators_of(cell.shared).values():
+                if "group" in operator.attrs:
+                    operator.add_prim_attr(RANKS_OF_GROUP, list(ranks))

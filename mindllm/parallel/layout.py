@@ -24,6 +24,9 @@ Dimension = str | tuple[str, ...] | None
 Layout = tuple[Dimension, ...]
 Strategy = tuple[int, ...]
 
+RANKS_OF_GROUP = "ranks_of_group"
+"""Attribute of exchanges that a model itself has, for whoever reads its graph: the compiler knows the ranks of its own groups."""
+
 DATA, CONTEXT, TENSOR = "dp", "cp", "tp"
 REPLICA, EXPERT, EXPERT_TENSOR = "replica", "ep", "etp"
 """Axes of the same devices, in the same order, as experts are laid out on them: replicas of groups of experts."""

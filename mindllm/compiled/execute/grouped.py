@@ -5,6 +5,7 @@ Operands are those of MindSpore's operators, in their order; arithmetic is fp32.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -71,7 +72,7 @@ def grouped_product(rows: tuple[Array, ...], matrices: tuple[Array, ...], *other
     return (result,)
 
 
-GROUPED = {
+GROUPED: dict[str, Callable[..., Any]] = {
     "MoeTokenPermute": permute,
     "MoeTokenPermuteGrad": permute_gradient,
     **dict.fromkeys(("InnerMoeTokenUnpermute", "MoeTokenUnpermute"), unpermute),
