@@ -27,15 +27,33 @@ class TokenLosses(nn.Cell):
         return self.cross_entropy(self.head(hidden, weight), labels)
 
 
+class Turn(nn.Cell):
+    """Lets slices take turns: the next one begins when this one's losses are there, and backward this one's gradient begins
+    when that of the next one's hidden states is there. Both pass through as they are.
+
+    What is recomputed waits for the gradient of its result. Without turns the gradients of all losses are there at once, and a
+    device brings back the logits of all slices before it is done with one.
+    """
+
+    def construct(self, losses: Tensor, following: Tensor) -> tuple[Tensor, Tensor]:
+        return losses, ops.depend(following, losses)
+
+    def bprop(
+        self, losses: Tensor, following: Tensor, out: tuple[Tensor, Tensor], dout: tuple[Tensor, Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        return ops.depend(dout[0], dout[1]), dout[1]
+
+
 class SequenceChunks(nn.Cell):
-    """``losses`` over slices along the sequence, by the compiler's recomputation. Where ``ranks`` devices share a sequence, a
-    slice has a part of what each of them holds.
+    """``losses`` over slices along the sequence one after another, by the compiler's recomputation. Where ``ranks`` devices
+    share a sequence, a slice has a part of what each of them holds.
     """
 
     def __init__(self, losses: nn.Cell, model: ModelConfig, ranks: int = 1) -> None:
         super().__init__(auto_prefix=False)
         self.losses = losses
         self.losses.recompute()
+        self.turn = Turn()
         self.chunks = model.loss_chunks
         self.hidden_size = model.hidden_size
         self.length = model.seq_length // ranks
@@ -50,11 +68,17 @@ class SequenceChunks(nn.Cell):
         slices = self.split_hidden(self.reshape(hidden, (*self.around, self.length, self.hidden_size)))
         labels = self.split_labels(self.reshape(labels, (*self.around, self.length)))
         parts: tuple[Tensor, ...] = ()
-        for index in range(self.chunks):
-            part = self.reshape(slices[index], (-1, self.hidden_size))
-            losses = self.losses(part, weight, self.reshape(labels[index], (-1,)))
-            parts = (*parts, self.reshape(losses, (*self.around, self.length // self.chunks)))
-        return self.reshape(self.concat(parts), (-1,))
+        losses = self.of_slice(slices[0], weight, labels[0])
+        for index in range(1, self.chunks):
+            losses, following = self.turn(losses, slices[index])
+            parts = (*parts, losses)
+            losses = self.of_slice(following, weight, labels[index])
+        return self.reshape(self.concat((*parts, losses)), (-1,))
+
+    def of_slice(self, hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
+        """The losses of one slice, in its shape."""
+        losses = self.losses(self.reshape(hidden, (-1, self.hidden_size)), weight, self.reshape(labels, (-1,)))
+        return self.reshape(losses, (*self.around, self.length // self.chunks))
 
 
 class OrderedChunks(nn.Cell):

@@ -24,6 +24,7 @@ EVERYTHING = {
 }
 # Long rows, so that activations outweigh the mask.
 LONG = {"seq_length": 2048, "vocab_size": 512}
+MANY_LOGITS = {"seq_length": 1024, "vocab_size": 8192}
 INTERLEAVED = {
     "pp": 2,
     "micro": 4,
@@ -37,6 +38,8 @@ CASES = {
     "tp2": (1, {"tp": 2, "model": LONG}, False),
     "tp2 full": (1, {"tp": 2, "model": LONG, "recompute_config": {"recompute": True}}, False),
     "interleaved": (0, INTERLEAVED, False),
+    "logits": (0, {"dp": 2, "model": MANY_LOGITS}, False),
+    "logits in slices": (0, {"dp": 2, "model": {**MANY_LOGITS, "loss_chunks": 4}}, False),
 }
 can_simulate = installed_software() is not None or any(map(shutil.which, COMPILERS))
 needs_compiler = pytest.mark.skipif(not can_simulate, reason="simulating a device needs a C compiler")

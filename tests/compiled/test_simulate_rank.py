@@ -61,6 +61,12 @@ def test_parameters_are_held_as_the_slices_the_configuration_says(simulated):
     assert not last & set(sizes) - {"beta1_power", "beta2_power"}
 
 
+@pytest.mark.simulates("logits", "logits in slices")
+def test_the_logits_of_one_slice_are_there_at_a_time(simulated):
+    whole, sliced = (simulated(name).peak_by_category()[ACTIVATIONS] for name in ("logits", "logits in slices"))
+    assert sliced < 0.5 * whole
+
+
 @pytest.mark.simulates("tp2", "tp2 full")
 def test_full_recomputation_saves_activations_and_nothing_else(simulated):
     kept, again = (simulated(name).peak_by_category() for name in ("tp2", "tp2 full"))

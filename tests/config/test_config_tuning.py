@@ -40,6 +40,8 @@ PET = "--model.model_config.pet_config={{pet_type: {}}}"
 ALONE = (
     "--use_parallel=false",
     "--parallel_config.data_parallel=1",
+    "--parallel_config.pipeline_stage=1",
+    "--parallel_config.micro_batch_num=1",
     "--parallel.enable_parallel_optimizer=false",
     "--runner_config.train_steps=100",
 )
@@ -47,7 +49,7 @@ ALONE = (
 
 def load(name, *options, **keys):
     text = ", ".join(f"{key}: {value}" for key, value in keys.items())
-    alone = ALONE if keys.get("pet_type") in ("adalora", "galore", "lisa") and not options else ()
+    alone = ALONE if keys.get("pet_type") in ("adalora", "galore", "lisa", "llamapro") and not options else ()
     return load_config(CONFIGS / name, [*alone, *options, f"--model.model_config.pet_config={{{text}}}"]).model.config
 
 

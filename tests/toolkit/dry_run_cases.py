@@ -26,7 +26,7 @@ WORKING = {"full": 45, "select": 22, "none": 5}  # MB that the backward pass of 
 COMMUNICATED = 15  # MB more of a recomputed layer whose tensor-parallel communication is not repeated
 WINDOWED = 0.8  # is what a layer keeps that has a window, and others have none
 TABLES = 12  # MB that layers of another type read
-LOSS = 60  # MB that the loss needs before
+LOSS = 60  # MB that the loss needs before, of one slice
 
 
 def profile(config: RunConfig, rank: int) -> Profile:
@@ -38,7 +38,9 @@ def profile(config: RunConfig, rank: int) -> Profile:
     kept = stage.alive * sum(_of_a_layer(config, run) * run.count for run in stage.runs)
     if config.parallel_config.model_parallel > 1 and not config.recompute_config.mp_comm_recompute:
         kept += COMMUNICATED * stage.alive * sum(run.count for run in stage.runs if run.kind.recompute)
-    kept += LOSS if stage.place == LAST else WORKING[stage.runs[-1].kind.recomputation]
+    kept += (
+        LOSS / config.model.config.loss_chunks if stage.place == LAST else WORKING[stage.runs[-1].kind.recomputation]
+    )
     kept += TABLES * (len({run.kind.spec for run in stage.runs}) - 1)
     always = {WEIGHT: 30 * stage.layers, MOMENT: 60 * stage.layers, GRADIENT: 10 * stage.layers}
     moments = {

@@ -260,3 +260,12 @@ def test_advice_says_what_communication_that_is_not_repeated_costs():
 def test_every_stage_has_a_place(stages):
     places = [stage.place for stage in stages_of(pipeline(stages, 8, stages))]
     assert places == {1: ["only"], 2: ["first", "last"], 4: ["first", "middle", "middle", "last"]}[stages]
+
+
+def test_a_short_last_stage_is_advised_to_slice_its_loss():
+    config, simulations = pipeline(2, 8, 8), FormulaSimulations()
+    memories = forecast_stages(config, stages_of(config), simulations)
+    last = memories[-1]
+    text = shortage([last], config, last.actual_peak - 40 * MIB, simulations)
+    assert f"saves 45 MB of stage {last.stage.number}): model.model_config.loss_chunks: 4" in text
+    assert "loss_chunks" not in shortage(memories[:1], config, memories[0].actual_peak - MIB, simulations)

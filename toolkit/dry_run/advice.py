@@ -1,4 +1,4 @@
-"""What would make stages fit that do not: more recomputation, other places for layers, sharded state, repeated communication.
+"""What would make stages fit that do not: recomputation, other places for layers, sharded state, a sliced loss.
 
 Every piece of advice is itself a forecast: the changed stages are extrapolated from small simulations as the others are.
 """
@@ -18,6 +18,7 @@ from toolkit.dry_run.stages import LayerKind, Run, Stage, stages_of
 
 MIB = 1 << 20
 SELECT = "select_recompute"
+SLICES = 4  # of the loss, for one there is now
 
 
 def shortage(memories: Sequence[StageMemory], config: RunConfig, limit: int, simulations: Simulations) -> str:
@@ -64,6 +65,7 @@ class _Advisor:
             self._move_layers,
             self._shard_optimizer,
             self._repeat_communication,
+            self._slice_losses,
         ]
         yield from filter(None, (change() for change in changes))
 
@@ -136,9 +138,17 @@ class _Advisor:
         key = "recompute_config.mp_comm_recompute"
         return self._switch("results of tensor-parallel communication not kept in recomputed layers", key)
 
-    def _switch(self, what: str, key: str) -> str | None:
-        """The short stages with ``key`` switched on, and what that saves."""
-        changed = override_config(self.config, {key: True})
+    def _slice_losses(self) -> str | None:
+        """The logits of the last stage a slice at a time, computed again for the gradient."""
+        model, sizes = self.config.model.config, self.config.parallel_config
+        slices, rows = SLICES * model.loss_chunks, model.seq_length // sizes.context_parallel
+        if rows % slices or all(memory.stage.number < sizes.pipeline_stage - 1 for memory in self.short):
+            return None
+        return self._switch("logits of one slice at a time", "model.model_config.loss_chunks", slices)
+
+    def _switch(self, what: str, key: str, value: bool | int = True) -> str | None:
+        """The short stages with ``value`` for ``key``, and what that saves."""
+        changed = override_config(self.config, {key: value})
         found = forecast_stages(changed, [memory.stage for memory in self.short], self.simulations)
         worst = max(found, key=lambda memory: memory.actual_peak)
         pairs = zip(self.short, found, strict=True)
@@ -146,10 +156,11 @@ class _Advisor:
             f"{(before.actual_peak - after.actual_peak) // MIB} MB of stage {before.stage.number}"
             for before, after in pairs
         )
+        text = str(value).lower()
         if worst.actual_peak <= self.limit:
-            return f"{what} (at most {worst.actual_peak // MIB} MB, saves {saved}): {key}: true"
+            return f"{what} (at most {worst.actual_peak // MIB} MB, saves {saved}): {key}: {text}"
         short = _short(worst, self.limit)
-        self.least.append(f"{key}: true saves {saved} and leaves stage {worst.stage.number} {short} MB short")
+        self.least.append(f"{key}: {text} saves {saved} and leaves stage {worst.stage.number} {short} MB short")
         return None
 
     def _forecast(self, stages: Iterator[Stage] | Sequence[Stage]) -> dict[Stage, StageMemory]:
