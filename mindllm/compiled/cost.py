@@ -6,7 +6,7 @@ field.
 | operators | operations |
 |---|---|
 | matrix products, ``[.., m, k] x [.., k, n]`` | ``2 m k n`` for each matrix |
-| GroupedMatmul, ``[tokens, k]`` by one of ``[experts, k, n]`` each | ``2 tokens k n`` |
+| GroupedMatmul, ``[rows, k]`` by one of ``[experts, k, n]`` each | ``2 rows k n``, those behind the last group included |
 | FlashAttentionScore | ``4 s_q s_kv d`` a head and sequence: two products (Dao et al., 2022); half if causal; what a band has |
 | its gradient | 2.5 times as many: five products instead of two (Dao, 2023, section 3.1) |
 | others with arithmetic | operations for each element of the largest tensor, from :data:`PER_ELEMENT` |
@@ -73,6 +73,9 @@ PER_ELEMENT = {
     "RotaryPositionEmbeddingGrad": 3,
     "AdamWeightDecay": 13,
     "Adam": 12,
+    "MoeTokenPermuteGrad": 1,  # rows of a token added up
+    **dict.fromkeys(("MoeTokenUnpermute", "InnerMoeTokenUnpermute"), 2),  # weighted, and added up
+    "MoeTokenUnpermuteGrad": 3,  # a product for the rows, a product and a sum for their weights
     **dict.fromkeys(("UnsortedSegmentSum", "ScatterNd", "FloorDiv", "CumSum", "GatherDGradV2"), 1),
     "SigmoidGrad": 3,
     **dict.fromkeys(("TanhGrad", "RsqrtGrad", "SqrtGrad"), 2),
@@ -101,7 +104,7 @@ COMPARES = (
 )
 MOVES = (
     *("Assign", "BroadcastTo", "Cast", "Concat", "Copy", "Fill", "FillV2", "Full", "Gather", "GatherD", "GetNext"),
-    *("Embedding", "OneHotExt"),
+    *("Embedding", "MaskedFill", "MoeTokenPermute", "OneHotExt"),
     *("MakeList", "OneHot", "OnesLike", "Ones", "Pack", "Range", "ScalarToTensor", "Shape", "Slice", "SliceExt"),
     *("Split", "SplitV", "SplitWithSize", "Stack", "StridedSlice", "StridedSliceGrad", "TensorMove", "TensorShape"),
     *(

@@ -35,6 +35,7 @@ from mindllm.compiled.graph import (
 )
 from mindllm.compiled.sources import Sources
 from mindllm.errors import UserError
+from mindllm.parallel.layout import RANKS_OF_GROUP
 from mindllm.parallel.parameter_layout import ParameterLayout
 
 REFERENCE = "REF::"
@@ -122,12 +123,25 @@ def _function(graph: Any, reader: _NodeReader) -> Function:
     )
 
 
+def _with_ranks(operators: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Attributes of operators; those in groups that the model made have their ranks. The compiler gives these all ranks of the
+    stage, and gradients of their operators have the name of the group alone.
+    """
+    groups = {
+        one["group"]: one[RANKS_OF_GROUP] for one in operators.values() if RANKS_OF_GROUP in one and "group" in one
+    }
+    return {
+        name: {**one, "group_rank_ids": groups[one["group"]]} if one.get("group") in groups else one
+        for name, one in operators.items()
+    }
+
+
 class _NodeReader:
     """Reads nodes; operators with their attributes stand apart from them and are read once."""
 
     def __init__(self, primitives: Mapping[str, Any]) -> None:
         self.operators = {name: primitive.op_type for name, primitive in primitives.items()}
-        self.attributes = {name: _attributes(primitive.attribute) for name, primitive in primitives.items()}
+        self.attributes = _with_ranks({name: _attributes(one.attribute) for name, one in primitives.items()})
         self.instances = {name: primitive.instance_name for name, primitive in primitives.items()}
 
     def node(self, node: Any) -> Node:

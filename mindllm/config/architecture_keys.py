@@ -280,6 +280,7 @@ def _experts(model: ModelConfig) -> ExpertsSpec:
         _feed_forward(model, shared) if shared else None,
         model.use_shared_expert_gating,
         model.capacity_factor,
+        model.moe_grouped_gemm,
     )
 
 

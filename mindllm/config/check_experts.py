@@ -24,6 +24,8 @@ def check_experts(config: RunConfig) -> Iterator[Finding]:
     yield from _routing(config)
     yield from _balance(config)
     yield from _devices(config)
+    if model.moe_grouped_gemm:
+        yield from _grouped(config)
 
 
 def _layers(config: RunConfig) -> Iterator[Finding]:
@@ -116,3 +118,16 @@ def _devices(config: RunConfig) -> Iterator[Finding]:
     if shared is not None and shared % sizes.model_parallel:
         message = f"is not divisible by parallel_config.model_parallel {sizes.model_parallel} (value {shared})"
         yield (*MODEL, "moe_shared_expert_intermediate_size"), message
+
+
+def _grouped(config: RunConfig) -> Iterator[Finding]:
+    """What experts without places cannot do."""
+    model, sizes = config.model.config, config.parallel_config
+    if model.capacity_factor is not None:
+        message = f"products of sorted tokens have no capacity (value {model.capacity_factor}); write null"
+        yield (*MODEL, "capacity_factor"), message
+    if sizes.expert_tensor_parallel > 1:
+        message = (
+            f"experts of moe_grouped_gemm are whole on their devices (value {sizes.expert_tensor_parallel}); write 1"
+        )
+        yield (*MESH, "expert_model_parallel"), message

@@ -56,7 +56,8 @@ class ExpertsSpec:
     """``Σ weight · expert(x)`` over the chosen experts, and a ``shared`` one that sees all tokens, if there is one.
 
     ``shared_gate``: the shared expert's result is multiplied by a sigmoid of ``x``. ``capacity_factor``: an expert takes at most
-    ``capacity_factor · chosen · length / experts`` tokens of a sequence, the first ones; None: all that come.
+    ``capacity_factor · chosen · length / experts`` tokens of a sequence, the first ones; None: all that come. ``grouped``: tokens
+    are sorted by expert, and there are no places but those of the choices.
     """
 
     router: RouterSpec
@@ -64,6 +65,7 @@ class ExpertsSpec:
     shared: FeedForwardSpec | None = None
     shared_gate: bool = False
     capacity_factor: float | None = None
+    grouped: bool = False
 
     @property
     def hidden_size(self) -> int:

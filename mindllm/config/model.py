@@ -216,6 +216,11 @@ class ModelConfig(Section):
         gt=0,
         description="Tokens of a sequence that an expert takes at most, relative to an even share; null: all that come.",
     )
+    moe_grouped_gemm: bool = Field(
+        default=False,
+        description="Tokens are sorted by expert, and each expert's are one group of a matrix product: nothing is dropped, and "
+        "nothing computed for places that stay empty. Needs `capacity_factor: null`.",
+    )
     num_nextn_predict_layers: int = Field(
         default=0,
         ge=0,

@@ -16,6 +16,7 @@ from mindllm.config.experts import ExpertsSpec
 from mindllm.config.layers import FeedForwardSpec
 from mindllm.models.expert_load import ExpertLoad
 from mindllm.models.feed_forward import FeedForward
+from mindllm.models.grouped_experts import GroupedFeedForward
 from mindllm.models.kernels import Kernels
 from mindllm.models.linear import ACTIVATIONS, Linear, Operand
 from mindllm.models.router import Router
@@ -121,15 +122,20 @@ class Experts(nn.Cell):
         self.load = ExpertLoad(spec.router)
         if self.balances:
             self.add_load = P.Add()
-        self.dispatch = Dispatch(spec, length)
-        self.gather_tokens = P.Gather(1)
-        self.depart = P.Mul()  # by one: all products with tokens take them from one exchange
-        self.experts = ExpertFeedForward(count, spec.expert, kernels, spread)
-        self.arrive = P.Mul()  # by one: where results are back at their tokens' devices
-        self.collect = P.Gather(1)
-        self.weigh = P.Mul()
-        self.keep = P.Mul()
-        self.sum = P.ReduceSum()
+        self.grouped = spec.grouped
+        if spec.grouped:
+            self.experts = GroupedFeedForward(count, spec.expert, kernels, spread)
+            self.kept = P.GatherD()
+        else:
+            self.dispatch = Dispatch(spec, length)
+            self.gather_tokens = P.Gather(1)
+            self.depart = P.Mul()  # by one: all products with tokens take them from one exchange
+            self.experts = ExpertFeedForward(count, spec.expert, kernels, spread)
+            self.arrive = P.Mul()  # by one: where results are back at their tokens' devices
+            self.collect = P.Gather(1)
+            self.weigh = P.Mul()
+            self.keep = P.Mul()
+            self.sum = P.ReduceSum()
         self.has_shared = spec.shared is not None
         if spec.shared is not None:
             self.shared = FeedForward(spec.shared, kernels, spread)
@@ -147,7 +153,10 @@ class Experts(nn.Cell):
         self, x: Tensor, batch: int, may_drop: bool = True, random: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         chosen, weights, mask, added = self.router(x, batch)
-        y, kept = self.routed(x, chosen, weights, mask, may_drop)
+        if self.grouped:
+            y, kept = self.experts(x, chosen, weights), self.kept(mask, 2, chosen)  # ones
+        else:
+            y, kept = self.routed(x, chosen, weights, mask, may_drop)
         if self.has_shared:
             y = self.shared_add(y, self.seen_by_all(x, random))
         counted = self.load(mask, kept)

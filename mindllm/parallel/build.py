@@ -13,6 +13,7 @@ from mindllm.config.check_preference import accumulated_pairs
 from mindllm.models import CausalLM, Kernels
 from mindllm.models.causal_lm import for_evaluation
 from mindllm.parallel.context import optimizer_level
+from mindllm.parallel.grouped_experts import split_grouped_experts
 from mindllm.parallel.layer_plan import LayerPlan, make_plan
 from mindllm.parallel.layout import Mesh, mesh_of
 from mindllm.parallel.pipeline import (
@@ -102,6 +103,7 @@ def build_parallel_model(config: RunConfig) -> ParallelModel:
     model = _build(config, kernels, plan)
     if plan.stages > 1:
         place_on_stages(model, plan, config.model.config, kernels)
+    split_grouped_experts(model, mesh)
     apply_sharding(model, sharding_table(model, config.parallel_config), mesh)
     fuse_gradient_communication(model, plan, config.parallel_config.gradient_aggregation_group)
     order = SequenceOrder(kernels.positions(config.model.config.seq_length), mesh) if kernels.balanced else None
@@ -174,6 +176,7 @@ def _place_pairs(whole: PreferenceLoss, config: RunConfig, plan: LayerPlan, mesh
     """
     for path, message in accumulated_pairs(config):
         raise config.error(".".join(map(str, path)), message)
+    split_grouped_experts(whole.reference, mesh)
     apply_sharding(whole.reference, sharding_table(whole.reference, config.parallel_config), mesh)
     apply_sharding(whole.pairs, pairs_table(whole.pairs), mesh)
     whole.pairs.set_comm_fusion(fusion_of_others(plan, config.parallel_config.gradient_aggregation_group))

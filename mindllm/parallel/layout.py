@@ -24,6 +24,9 @@ Dimension = str | tuple[str, ...] | None
 Layout = tuple[Dimension, ...]
 Strategy = tuple[int, ...]
 
+RANKS_OF_GROUP = "ranks_of_group"
+"""Attribute of exchanges that a model itself has, for whoever reads its graph: the compiler knows the ranks of its own groups."""
+
 DATA, CONTEXT, TENSOR = "dp", "cp", "tp"
 REPLICA, EXPERT, EXPERT_TENSOR = "replica", "ep", "etp"
 """Axes of the same devices, in the same order, as experts are laid out on them: replicas of groups of experts."""
@@ -77,6 +80,11 @@ class Mesh:
         first = rank - rank // inner % size * inner
         return tuple(first + index * inner for index in range(size))
 
+    def expert_ranks(self, rank: int) -> tuple[int, ...]:
+        """Global ranks that share the experts with ``rank``, where each has whole ones."""
+        first = rank - rank % self.expert_parallel
+        return tuple(range(first, first + self.expert_parallel))
+
     def strategy(self, layout: Layout) -> Strategy:
         """Number of slices of each dimension."""
         sizes = {**self.axes, **self.expert_axes}
@@ -86,7 +94,8 @@ class Mesh:
         """MindSpore's layout that names its axes."""
         from mindspore.parallel import Layout as NamedLayout
 
-        axes = self.axes
+        named = {axis for dimension in layout for axis in axes_of(dimension)}
+        axes = self.expert_axes if named & {*self.expert_axes} else self.axes
         devices = NamedLayout(tuple(axes.values()), tuple(axes))
         return devices(*("None" if dimension is None else dimension for dimension in layout))
 

@@ -1,7 +1,8 @@
 """The operators of a feed-forward on one rank, dense or a mixture of experts, forward, from normed hidden states to its result.
 
 Experts compute in static shapes, as the model does (``mindllm/models/experts.py``): every one has as many places as the capacity
-says, whether tokens want them or not. So how evenly a router spreads its tokens costs no time here; it costs tokens.
+says, whether tokens want them or not. So how evenly a router spreads its tokens costs no time here; it costs tokens. Experts of
+sorted tokens (``grouped_experts.py``) compute what is chosen: the time is that of a router that spreads tokens evenly.
 """
 
 from __future__ import annotations
@@ -38,6 +39,10 @@ def experts_work(
 ) -> Iterator[Operator | Exchange]:
     """Router, places, the way to the experts, their products, the way back, the weighted sum, and a shared expert."""
     at, router, hidden = "feed_forward", spec.router, spec.hidden_size
+    if spec.grouped:
+        yield from _sorted_work(spec, tokens, strategy, numerics)
+        yield from _seen_by_all(spec, tokens, strategy, numerics)
+        return
     rows = HALF * routed_places(spec, tokens, seq_length) * hidden
     own = rows * strategy.expert_ranks / strategy.model_parallel
     yield product(f"{at}.router.matmul", tokens / strategy.sequence_ranks, hidden, router.experts, ROUTER)
@@ -51,12 +56,49 @@ def experts_work(
     if strategy.expert_ranks < strategy.model_parallel:
         yield Exchange(f"{at}.arrive.gather", "AllGather", rows)
     yield elementwise(f"{at}.collect", HALF * tokens * router.chosen * hidden, COLLECTED_PASSES)
+    yield from _seen_by_all(spec, tokens, strategy, numerics)
+
+
+def _seen_by_all(spec: ExpertsSpec, tokens: float, strategy: Strategy, numerics: Numerics) -> Iterator[Operator]:
+    at, hidden = "feed_forward", spec.hidden_size
     if spec.shared is not None:
         yield from feed_forward_work(spec.shared, tokens, strategy, numerics, f"{at}.shared")
         yield elementwise(f"{at}.shared_add", HALF * tokens * hidden, 3.0)
     if spec.shared_gate:
         yield product(f"{at}.shared_gate.matmul", tokens / strategy.sequence_ranks, hidden, 1, numerics.compute)
         yield elementwise(f"{at}.gate_mul", HALF * tokens * hidden, 2.0)
+
+
+def _sorted_work(
+    spec: ExpertsSpec, tokens: float, strategy: Strategy, numerics: Numerics
+) -> Iterator[Operator | Exchange]:
+    """Each device has its share of the tokens; those that share experts gather theirs, and add up what they make of them."""
+    at, router, hidden, expert = "feed_forward", spec.router, spec.hidden_size, spec.expert
+    share, groups = tokens / strategy.model_parallel, strategy.expert_parallel
+    rows, moved = rows_held(spec, tokens, strategy), HALF * share * groups * hidden
+    yield product(f"{at}.router.matmul", tokens / strategy.sequence_ranks, hidden, router.experts, ROUTER)
+    yield elementwise(f"{at}.router.scores", WHOLE * tokens * router.experts, ROUTED_PASSES + 2 * router.chosen)
+    if groups > 1:
+        yield Exchange(f"{at}.experts.gather_tokens", "AllGather", moved, "ep")
+    yield elementwise(f"{at}.experts.permute", HALF * rows * hidden, 2.0)
+    own, computed = router.experts / groups, share * router.chosen
+    sizes = {"w1": (hidden, expert.width), "w3": (hidden, expert.width), "w2": (expert.width, hidden)}
+    for name, (inner, outer) in sizes.items():
+        yield elementwise(f"{at}.experts.{name}.transpose", HALF * own * inner * outer, 2.0)
+        yield product(f"{at}.experts.{name}.matmul", computed / own, inner, outer, numerics.compute, own)
+        if name == "w3":
+            yield elementwise(f"{at}.experts.activation.{expert.activation}", HALF * rows * expert.width, 2.0)
+            yield elementwise(f"{at}.experts.mul", HALF * rows * expert.width, 3.0)
+    yield elementwise(f"{at}.experts.unpermute", HALF * rows * hidden, 2.0)
+    if groups > 1:
+        yield Exchange(f"{at}.experts.scatter", "ReduceScatter", moved, "ep")
+    if strategy.model_parallel > 1 and not strategy.sequence_parallel:
+        yield Exchange(f"{at}.experts.results", "AllGather", HALF * tokens * hidden)
+
+
+def rows_held(spec: ExpertsSpec, tokens: float, strategy: Strategy) -> float:
+    """Rows of sorted tokens that a rank has room for, when each of its replicas has ``tokens`` tokens: whatever may come."""
+    return tokens / strategy.model_parallel * strategy.expert_parallel * spec.router.chosen
 
 
 def _products(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from mindllm.config.experts import ExpertsSpec
 from mindllm.config.latent_attention import LatentAttentionSpec
 from mindllm.config.layers import FeedForwardSpec, LayerSpec
-from mindllm.timing.feed_forward import own_places
+from mindllm.timing.feed_forward import own_places, rows_held
 from mindllm.timing.work import HALF, WHOLE
 from mindllm.timing.workload import Numerics, Strategy
 
@@ -63,6 +63,8 @@ def _dense(spec: FeedForwardSpec, tokens: int, strategy: Strategy, at: str) -> K
 def _experts(spec: ExpertsSpec, tokens: int, seq_length: int, strategy: Strategy) -> Kept:
     """Of every place of a rank's experts, wanted or not; of every choice of a token, what its expert says."""
     at, places = "feed_forward.experts", own_places(spec, tokens, seq_length, strategy)
+    if spec.grouped:
+        places = rows_held(spec, tokens, strategy)
     inner = HALF * places * spec.expert.width / strategy.expert_ranks
     found = {
         "feed_forward.router": ROUTED * WHOLE * tokens * spec.router.experts,
@@ -71,6 +73,6 @@ def _experts(spec: ExpertsSpec, tokens: int, seq_length: int, strategy: Strategy
         f"{at}.activation.{spec.expert.activation}": inner,
         f"{at}.w3": inner,
         f"{at}.mul": inner,
-        "feed_forward.collect": HALF * tokens * spec.router.chosen * spec.hidden_size,
+        "feed_forward.collect": HALF * (places if spec.grouped else tokens * spec.router.chosen) * spec.hidden_size,
     }
     return found if spec.shared is None else found | _dense(spec.shared, tokens, strategy, "feed_forward.shared")

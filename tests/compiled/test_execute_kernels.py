@@ -111,4 +111,4 @@ def test_mindspore_kernels_are_chosen_on_request():
 
 def test_an_operator_without_a_kernel_is_named():
     with pytest.raises(NotImplementedError, match="no kernel of the CPU does"):
-        choose(node("GroupedMatmul"))(A, B)
+        choose(node("GroupedMatmulV4"))(A, B)

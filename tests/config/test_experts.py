@@ -88,6 +88,23 @@ def test_mistakes_name_the_key(override, words):
     assert words in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        ({}, "capacity_factor: products of sorted tokens have no capacity (value 1.5); write null"),
+        (
+            {"model.model_config.capacity_factor": "null", "parallel_config.model_parallel": 2},
+            "expert_model_parallel: experts of moe_grouped_gemm are whole on their devices (value 2); write 1",
+        ),
+    ],
+)
+def test_experts_of_sorted_tokens_take_all_and_are_whole(overrides, words):
+    given = [f"--{key}={value}" for key, value in {"model.model_config.moe_grouped_gemm": "true", **overrides}.items()]
+    with pytest.raises(UserError) as error:
+        load_config(MIXTRAL, given)
+    assert words in str(error.value)
+
+
 def test_groups_that_do_not_fill_the_devices_are_told_what_does():
     with pytest.raises(UserError) as error:
         load_config(QWEN2, ["--parallel_config.expert_parallel=16"])

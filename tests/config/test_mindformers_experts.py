@@ -129,6 +129,23 @@ def test_every_legacy_key_is_accounted_for(tmp_path):
     assert {f"moe_config.{key}" for key in MIXTRAL["moe_config"]} <= entries
 
 
+@pytest.mark.parametrize(("ranks", "whole"), [(1, True), (3, False)])
+@pytest.mark.parametrize("name", ["mixtral", "qwen3_moe"])
+def test_grouped_products_are_those_of_sorted_tokens_where_experts_are_whole(tmp_path, name, ranks, whole):
+    tree, changes, _ = RUNS[name]
+    changes = {
+        **changes,
+        "use_parallel": True,
+        "parallel_config.model_parallel": ranks,
+        "parallel_config.expert_parallel": 1,
+    }
+    if name == "mixtral":
+        changes["moe_config"] = {**changes["moe_config"], "use_gmm": True}
+    ours = convert(read_file(writer(tmp_path)(tree, changes)), ()).document.data["model"]["model_config"]
+    assert ours.get("moe_grouped_gemm", False) == whole
+    assert "capacity_factor" not in ours
+
+
 def test_how_experts_of_mcore_are_chosen_and_balanced(tmp_path):
     model = load_config(writer(tmp_path)(MCORE, mcore(DEEPSEEK_V3))).model.config
     assert (model.use_gating_sigmoid, model.n_group, model.topk_group, model.routed_scaling_factor) == (True, 8, 4, 2.5)

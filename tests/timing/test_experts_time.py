@@ -14,6 +14,7 @@ from mindllm.config.layers import FORWARD_AND_BACKWARD
 from mindllm.parallel.layer_plan import LayerAssignment
 from mindllm.timing.configured import workload_of
 from mindllm.timing.ends import Held, layer_parameters, place_parameters
+from mindllm.timing.kept import kept_results
 from mindllm.timing.layer import backward_work, forward_work
 from mindllm.timing.memory import kept_bytes, stage_bytes
 from mindllm.timing.step_work import spec_part, step_work
@@ -42,6 +43,28 @@ def test_products_of_experts_are_those_of_their_places(capacity, computed):
     flops = sum(one.flops for one in passes(spec, 32, 16, Strategy()) if isinstance(one, Operator))
     chosen = FORWARD_AND_BACKWARD * experts.router.chosen * sum(a * b for a, b in experts.expert.matrices().values())
     assert flops == pytest.approx(32 * (spec.flops_per_token(16) + (computed - 1) * chosen))
+
+
+def test_experts_of_sorted_tokens_compute_what_is_chosen_wherever_they_are():
+    spec = workload_of(form("grouped_experts")).architecture.layers[0]
+    flops = sum(one.flops for one in passes(spec, 32, 16, Strategy()) if isinstance(one, Operator))
+    assert flops == pytest.approx(32 * spec.flops_per_token(16))
+    shared = Strategy(4, expert_parallel=2)
+    work = passes(spec, 8, 16, shared)
+    assert 4 * sum(one.flops for one in work if isinstance(one, Operator)) == pytest.approx(flops)
+    moved = [(one.op, one.bytes) for one in work if isinstance(one, Exchange) and one.axis == "ep"]
+    bytes_moved = 2 * 8 * 2 * spec.attention.hidden_size  # in half precision, of both ranks of a group
+    assert moved == [("AllGather", bytes_moved), ("ReduceScatter", bytes_moved)] * 2
+
+
+def test_ranks_that_share_experts_keep_room_for_whatever_may_come():
+    spec = workload_of(form("grouped_experts")).architecture.layers[0]
+    alone, shared = (kept_results(spec, 8, 16, Strategy(4, expert_parallel=groups), COMPOSED) for groups in (1, 2))
+    assert shared["feed_forward.experts.mul"] == 2 * alone["feed_forward.experts.mul"]
+    places = replace(spec, feed_forward=replace(spec.feed_forward, grouped=False))
+    chosen = spec.feed_forward.router.chosen / spec.feed_forward.router.experts
+    with_places = kept_results(places, 16, 16, Strategy(4), COMPOSED)["feed_forward.experts.mul"]
+    assert 2 * alone["feed_forward.experts.mul"] == chosen * with_places
 
 
 @pytest.mark.parametrize(("groups", "ranks"), [(1, 2), (2, 2), (4, 1)])

@@ -182,14 +182,15 @@ def _may_share(config: RunConfig, sharing: Sharing, tensor: int, stages: int) ->
 def expert_groups(config: RunConfig, replicas: int, tensor: int) -> list[tuple[int, int | None]]:
     """Ways to share experts among the devices of a stage: groups, and ranks of each (one, or the tensor-parallel ones).
 
-    For a dense model the one way there is. A group never holds a part of a replica's tensor-parallel ranks.
+    For a dense model the one way there is. A group never holds a part of a replica's tensor-parallel ranks. Experts of sorted
+    tokens are whole on their devices.
     """
     model = config.model.config
     if model.expert_num == 1:
         return [(1, None)]
     return [
         (groups, ranks)
-        for ranks in sorted({1, tensor})
+        for ranks in ([1] if model.moe_grouped_gemm else sorted({1, tensor}))
         if model.moe_intermediate_size % ranks == 0
         for groups in _divisors(replicas * tensor // ranks)
         if model.expert_num % groups == 0 and groups * ranks % tensor == 0

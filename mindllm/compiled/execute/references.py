@@ -13,6 +13,7 @@ import numpy as np
 from scipy import special
 
 from mindllm.compiled.execute.attention import attention, attention_gradient
+from mindllm.compiled.execute.grouped import GROUPED
 
 Array = np.ndarray
 Kernel = Callable[..., Any]
@@ -251,5 +252,7 @@ REFERENCES: dict[str, Kernel] = {
     "InplaceZero": np.zeros_like,
     "FlashAttentionScore": attention,
     "FlashAttentionScoreGrad": attention_gradient,
+    "TransposeExtView": lambda x, first, second: np.swapaxes(x, first, second),
+    **GROUPED,
 }
 """By MindSpore's name of the operator."""

@@ -134,6 +134,7 @@ TRAINING_KEYS = (
         "aux_loss_factors",
         "z_loss_factor",
         "capacity_factor",
+        "moe_grouped_gemm",
         "topk_bias_update_rate",
     ),
     *("embedding_dropout", "attention_dropout", "hidden_dropout"),

@@ -63,24 +63,38 @@ def _experts(reading: Reading) -> None:
     _scores(reading)
     _balance(reading)
     _capacity(reading)
-    _devices(reading)
+    _grouped(reading, _devices(reading))
     for key, fixed in FIXED.items():
         if reading.has(key):
             _fixed(reading, key, fixed)
 
 
-def _devices(reading: Reading) -> None:
+def _devices(reading: Reading) -> bool:
     """Legacy networks split an expert over ``model_parallel`` as we do. Those of mcore do not: here neither, where the groups of
-    experts fill the tensor-parallel ranks."""
+    experts fill the tensor-parallel ranks. Returns whether experts are whole on their devices."""
     if reading.has(EXPERT_PARALLEL):
         reading.use(EXPERT_PARALLEL)
     ranks = reading.count("parallel_config.model_parallel") if reading.get("use_parallel") else 1
     if reading.has(EXPERT_TENSOR):
         reading.use(EXPERT_TENSOR)
-    elif ranks > 1 and reading.count(EXPERT_PARALLEL) % ranks == 0 and not reading.get("model.arch.type"):
+        return reading.get(EXPERT_TENSOR) == 1
+    if ranks > 1 and reading.count(EXPERT_PARALLEL) % ranks == 0 and not reading.get("model.arch.type"):
         reading.left_out(
             EXPERT_TENSOR, EXPERT_TENSOR, 1, "left out: an expert of mcore networks is whole on its device"
         )
+        return True
+    return ranks == 1
+
+
+def _grouped(reading: Reading, whole: bool) -> None:
+    """Products of sorted tokens, where experts are whole; what is computed is the same as with room for all tokens."""
+    for key in GROUPED:
+        if reading.get(key) and whole:
+            reading.translate(key, f"{MODEL}.moe_grouped_gemm")
+        elif reading.has(key):
+            reading.idle(
+                key, "experts are split over devices: each has room for all tokens" if reading.get(key) else KERNEL
+            )
 
 
 def _first(reading: Reading, ours: str, keys: tuple[str, ...]) -> None:
@@ -203,13 +217,11 @@ def _one_loss(reading: Reading, listed: bool) -> None:
 
 
 def _capacity(reading: Reading) -> None:
-    if reading.has(GROUPED):
-        reading.idle(GROUPED, "without a capacity, nothing is dropped" if reading.get(GROUPED) else KERNEL)
     if reading.has(DROPS):
         reading.idle(DROPS, "tokens beyond the capacity of an expert are dropped")
     if not reading.has(CAPACITY):
         return
-    if reading.get(GROUPED) or reading.number(CAPACITY, 0) <= 0:
+    if any(map(reading.get, GROUPED)) or reading.number(CAPACITY, 0) <= 0:
         reading.idle(CAPACITY, "grouped products take all tokens")
     else:
         reading.translate(CAPACITY, f"{MODEL}.capacity_factor", reason="of the tokens of a sequence")

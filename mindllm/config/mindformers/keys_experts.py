@@ -56,7 +56,7 @@ OFF = (False, None)
 FIXED = {
     **{
         f"{MODEL}.{name}": Fixed(KERNEL)
-        for name in ("moe_grouped_gemm", "moe_permute_fusion", "use_fused_ops_topkrouter", "npu_nums_per_device")
+        for name in ("moe_permute_fusion", "use_fused_ops_topkrouter", "npu_nums_per_device")
     },
     f"{MODEL}.moe_token_dispatcher_type": Fixed(TRAVEL),
     f"{MODEL}.moe_token_drop_policy": Fixed("no token is dropped without a capacity"),
@@ -92,7 +92,8 @@ PRE_SOFTMAX = f"{MODEL}.moe_router_pre_softmax"
 SHARED_WIDTH = f"{MODEL}.moe_shared_expert_intermediate_size"
 RATES = (f"{MODEL}.moe_router_bias_update_rate", f"{LEGACY}.topk_bias_update_rate")
 LISTED = (f"{LEGACY}.aux_loss_types", f"{LEGACY}.aux_loss_factors")
-CAPACITY, GROUPED, DROPS = (f"{LEGACY}.{name}" for name in ("capacity_factor", "use_gmm", "enable_sdrop"))
+CAPACITY, DROPS = (f"{LEGACY}.{name}" for name in ("capacity_factor", "enable_sdrop"))
+GROUPED = (f"{MODEL}.moe_grouped_gemm", f"{LEGACY}.use_gmm")
 METHOD = f"{LEGACY}.topk_method"
 LATENT_SWITCH = f"{MODEL}.multi_latent_attention"
 AHEAD_FACTORS = tuple(f"{MODEL}.{name}" for name in ("mtp_loss_scaling_factor", "mtp_loss_factor"))
@@ -100,8 +101,8 @@ AHEAD_FACTORS = tuple(f"{MODEL}.{name}" for name in ("mtp_loss_scaling_factor", 
 
 def expert_keys() -> tuple[str, ...]:
     """Every key that is about experts."""
-    rows = (*SAME.values(), *GROUPS.values(), SHARED, FACTORS, SCORES, RATES, LISTED)
-    alone = (KIND, PRE_SOFTMAX, SHARED_WIDTH, CAPACITY, GROUPED, DROPS, METHOD)
+    rows = (*SAME.values(), *GROUPS.values(), GROUPED, SHARED, FACTORS, SCORES, RATES, LISTED)
+    alone = (KIND, PRE_SOFTMAX, SHARED_WIDTH, CAPACITY, DROPS, METHOD)
     return (*(key for row in rows for key in row), *alone, *FIXED)
 
 

@@ -22,6 +22,14 @@ INNER: Layout = ("replica", "ep", None, "etp")  # [batch, experts, capacity, wid
 def routed_experts(at: str, cell: Experts, rows: Dimension) -> Table:
     """All but the shared expert; ``rows`` is how tokens are split between the parts of a layer."""
     hidden: Layout = (TOKENS, None, None)
+    if cell.grouped:
+        return {
+            **_router(f"{at}.router", cell.router, rows),
+            **_grouped(f"{at}.experts"),
+            f"{at}.kept": on(ROUTED, ROUTED),
+            **_load(f"{at}.load"),
+            **({f"{at}.add_load": on((TOKENS,), (TOKENS,))} if cell.balances else {}),
+        }
     return {
         **_router(f"{at}.router", cell.router, rows),
         **_dispatch(f"{at}.dispatch", cell.dispatch),
@@ -150,6 +158,13 @@ def _dispatch(at: str, cell: Dispatch) -> Table:
         **{f"{at}.{name}": on(ROUTED, SCALAR) for name in ("first_is_zero", "fits", "clip", "of_expert")},
         f"{at}.add": on(ROUTED, ROUTED),
     }
+
+
+def _grouped(at: str) -> Table:
+    """Every device sorts tokens for the experts it has; those of a group of experts have different tokens."""
+    tokens: Layout = (("replica", "ep"), None)
+    matrices: Layout = ("ep", None, None)
+    return {f"{at}.on_parts": on(tokens, tokens, tokens, matrices, matrices, matrices, out=tokens, named=True)}
 
 
 def _experts(at: str, cell: ExpertFeedForward) -> Table:

@@ -10,6 +10,7 @@ from mindspore.ops import Primitive
 
 from mindllm.errors import nearest
 from mindllm.models.expert_load import ROUTER_BIAS, is_probe
+from mindllm.models.grouped_experts import GroupedFeedForward
 from mindllm.parallel.layout import Layout, Mesh
 from mindllm.parallel.operators import operators
 
@@ -34,6 +35,8 @@ OF_SEVERAL = "Concat"  # the operator whose tensors are one input, a tuple
 NEEDS_TO_BE_TOLD = frozenset({OF_SEVERAL, "ReduceMean"})
 """Operators of which the compiler derives nothing from named axes: the output's layout, that of the input, is told, too."""
 TOLD = "self_define_shard"
+PARTS = "Morph"
+"""The operator that stands for others, which compute what each device has: they have no layouts, it has."""
 
 Table = dict[str, Sharding]
 """Shardings by path, such as ``model.layers.0.attention.wq.matmul``."""
@@ -50,7 +53,8 @@ def apply_sharding(model: nn.Cell, table: Mapping[str, Sharding], mesh: Mesh) ->
     Raises:
         ValueError: an entry that matches no operator, an operator without an entry, or layouts the mesh cannot hold.
     """
-    found = operators(model)
+    inside = tuple(f"{path}." for path, cell in model.cells_and_names() if isinstance(cell, GroupedFeedForward))
+    found = {path: one for path, one in operators(model).items() if one.name == PARTS or not path.startswith(inside)}
     for path in table:
         if path not in found:
             raise ValueError(f"sharding table: '{path}' matches no operator{nearest(path, found)}")
