@@ -18,7 +18,9 @@ from mindllm.timing.work import HALF, WHOLE, Operator
 from mindllm.timing.workload import Workload
 
 STATE = 3 * WHOLE  # weight and two moments
-LOGITS = 2 * WHOLE + HALF  # of a logit: in single precision, its gradient, and as the product yields it
+LOGITS = (
+    4 * WHOLE + HALF
+)  # of a logit: as the product yields it, and what a dry run has of it in single precision at once
 MOST_SIMULATED = 4  # micro-batches per stage after which a pipeline holds no more
 
 

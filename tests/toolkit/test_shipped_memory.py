@@ -1,0 +1,19 @@
+"""What is shipped fits the devices that it names, by the formula that prunes strategies."""
+
+from __future__ import annotations
+
+import pytest
+
+from mindllm.config import load_config
+from mindllm.timing.device import DEFAULT, read_device
+from toolkit.benchmark.tune_shipped import SHIPPED, shipped
+from toolkit.tune.judge import GB
+from toolkit.tune.search import own
+
+DEVICE = read_device(DEFAULT)
+
+
+@pytest.mark.parametrize("name", shipped())
+def test_a_shipped_strategy_fits_its_devices(name):
+    config = load_config(SHIPPED / f"{name}.yaml")
+    assert max(own(config, DEVICE).memory) <= float(config.context.max_device_memory.removesuffix("GB")) * GB
