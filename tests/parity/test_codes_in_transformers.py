@@ -43,7 +43,7 @@ def base(tmp_path_factory):
     """A model with its tokenizer, and a text."""
     place = tmp_path_factory.mktemp("base")
     (place / "text.txt").write_text(TEXT)
-    train_tokenizer([TEXT], 300, place / "tokenizer.json")
+    train_tokenizer([TEXT], 280, place / "tokenizer.json")
     random = np.random.default_rng(0)
     weights = {
         name: random.normal(len(shape) == 1, 0.2, shape).astype(np.float32)
@@ -60,7 +60,7 @@ def logits(directory, **options):
 
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, **options)
     with torch.no_grad(), torch.compiler.set_stance("force_eager"):  # kernels would be compiled for each shape
-        return model(torch.arange(24)[None] * 37 % 300).logits.numpy(), model
+        return model(torch.arange(24)[None] * 37 % 280).logits.numpy(), model
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -89,7 +89,11 @@ def beside(name: str, device: Device, best: int, seconds: float) -> dict[str, An
         planned = plan_best(config, judged, device, limit, best, seconds)
     except UserError as error:
         return {**row, "reason": str(error).splitlines()[0].removeprefix(f"{path}:")}
-    return {**row, "found": _told(planned[0])} if planned else {**row, "reason": "no strategy fits by the formula"}
+    return (
+        {**row, "found": _told(planned[0])}
+        if planned
+        else {**row, "reason": "no plan of the best candidates fits by the formula"}
+    )
 
 
 def _told(one: Planned) -> dict[str, Any]:
