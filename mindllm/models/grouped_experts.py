@@ -25,19 +25,26 @@ LARGEST_BLOCK, SMALLEST_BLOCK = 128, 8
 BLOCKS_OF_EXPERT = 2  # that an even share of the rows fills at least
 
 
-class GroupedProduct(nn.Cell):
-    """Rows of each expert by its matrix: ``[rows, in] -> [rows, out]``; fp32 weight ``[experts, out, in]``."""
+class ExpertMatrices(nn.Cell):
+    """The matrices of all experts, fp32 weight ``[experts, out, in]``."""
 
     def __init__(self, experts: int, shape: tuple[int, int], kernels: Kernels, std: float) -> None:
         super().__init__()
         self.weight = normal_parameter("weight", (experts, *shape), std)
         self.operand = Operand(kernels)
-        self.transpose = P.Transpose()
-        self.matmul = GroupedMatmul(ONE_TENSOR, GROUPS_OF_ROWS)
 
     def matrices(self) -> Tensor:
         """The weight as operand of the product."""
         return self.operand(self.weight)
+
+
+class GroupedProduct(ExpertMatrices):
+    """Rows of each expert by its matrix: ``[rows, in] -> [rows, out]``."""
+
+    def __init__(self, experts: int, shape: tuple[int, int], kernels: Kernels, std: float) -> None:
+        super().__init__(experts, shape, kernels, std)
+        self.transpose = P.Transpose()
+        self.matmul = GroupedMatmul(ONE_TENSOR, GROUPS_OF_ROWS)
 
     def construct(self, rows: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
         """``ends`` int64 ``[experts]``: behind which row the group of each ends."""
@@ -98,21 +105,15 @@ class SortedTokens(nn.Cell):
         return self.unpermute(self.cleared(y, ends), places, weights, False, None)
 
 
-class BlockProduct(nn.Cell):
+class BlockProduct(ExpertMatrices):
     """:class:`GroupedProduct` of rows in blocks, ``[blocks, rows, in] -> [blocks, rows, out]``, with a copy of its expert's
     matrix for each block. ``owners`` int32 ``[blocks]`` are the experts of the blocks.
     """
 
     def __init__(self, experts: int, shape: tuple[int, int], kernels: Kernels, std: float) -> None:
-        super().__init__()
-        self.weight = normal_parameter("weight", (experts, *shape), std)
-        self.operand = Operand(kernels)
+        super().__init__(experts, shape, kernels, std)
         self.of_block = P.Gather()
         self.matmul = P.BatchMatMul(transpose_b=True)
-
-    def matrices(self) -> Tensor:
-        """The weight as operand of the product."""
-        return self.operand(self.weight)
 
     def construct(self, rows: Tensor, weight: Tensor, owners: Tensor) -> Tensor:
         return self.matmul(self.operand(rows), self.of_block(weight, owners, 0))

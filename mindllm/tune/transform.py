@@ -14,6 +14,7 @@ from mindllm.models import CausalLM, Kernels, build_model
 from mindllm.models.causal_lm import Head
 from mindllm.models.decoder import DecoderLayer, TokenEmbedding
 from mindllm.models.experts import ExpertLinear
+from mindllm.models.grouped_experts import BlockProduct, GroupedProduct
 from mindllm.models.held_codes import HeldCodes
 from mindllm.models.kernels import DTYPES
 from mindllm.models.linear import Linear
@@ -24,6 +25,8 @@ from mindllm.tune.bottleneck import Bottleneck
 MATRICES: dict[type[nn.Cell], str] = {
     Linear: "weight",
     ExpertLinear: "weight",
+    GroupedProduct: "weight",
+    BlockProduct: "weight",
     Head: "weight",
     TokenEmbedding: "embedding_weight",
 }

@@ -68,6 +68,8 @@ def test_forms_that_are_not_computed_are_refused():
         product(normal(4, HIDDEN), normal(1, HIDDEN, WIDTH), np.array([4]), subject.ALL_ROWS)
     with pytest.raises(NotImplementedError, match="3 of 18 choices"):
         subject.permute(normal(TOKENS, HIDDEN), CHOICES, 3)
+    with pytest.raises(NotImplementedError, match="MoeTokenUnpermute in padded mode"):
+        subject.unpermute(normal(4, HIDDEN), np.arange(4), None, True)
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,17 @@ def test_matrices_that_are_not_trained_are_held_in_it():
     }
 
 
+@pytest.mark.parametrize("target", ["CPU", "Ascend"])
+@pytest.mark.parametrize("grouped", [False, True])
+def test_matrices_of_experts_are_too(target, grouped):
+    experts = {"model_type": "mixtral", "expert_num": 4, "num_experts_chosen": 2, "moe_grouped_gemm": grouped}
+    pet = {"lora_rank": 4, "target_modules": ["wq"], **HALF}
+    model = tuned_run(pet, **experts).model.config
+    found = [item.dtype for item in build_tuned_model(model, target).get_parameters() if ".experts." in item.name]
+    assert len(found) == 3 * model.num_layers
+    assert set(found) == {ms.bfloat16}
+
+
 def test_a_step_in_bf16_is_the_same_to_the_bit():
     """Products read the weights rounded in both cases."""
     losses = []

@@ -27,13 +27,15 @@ def permute(tokens: Array, experts: Array, kept: int | None = None, padded: bool
     return tokens[order // (experts.size // len(tokens))], places
 
 
-def permute_gradient(gradient: Array, places: Array, chosen: int = 1, *_: Any) -> Array:
+def permute_gradient(gradient: Array, places: Array, chosen: int = 1, padded: bool = False) -> Array:
     """Gradient of the tokens: the sum over their rows."""
+    _check("MoeTokenPermuteGrad", padded)
     return gradient[places].reshape(-1, int(chosen), gradient.shape[1]).sum(1)
 
 
-def unpermute(rows: Array, places: Array, weights: Array | None = None, *_: Any) -> Array:
+def unpermute(rows: Array, places: Array, weights: Array | None = None, padded: bool = False, *_: Any) -> Array:
     """``InnerMoeTokenUnpermute``: the rows of each token, times its weights ``[tokens, chosen]``, added up."""
+    _check("MoeTokenUnpermute", padded)
     if weights is None:
         return rows[places]
     of_tokens = rows[places].reshape(*weights.shape, rows.shape[1])
@@ -41,9 +43,10 @@ def unpermute(rows: Array, places: Array, weights: Array | None = None, *_: Any)
 
 
 def unpermute_gradient(
-    rows: Array, gradient: Array, places: Array, weights: Array | None = None, *_: Any
+    rows: Array, gradient: Array, places: Array, weights: Array | None = None, padded: bool = False, *_: Any
 ) -> tuple[Array, Array | None]:
     """Gradients of rows and weights."""
+    _check("MoeTokenUnpermuteGrad", padded)
     of_rows = np.zeros_like(rows)
     if weights is None:
         of_rows[places] = gradient
@@ -51,6 +54,12 @@ def unpermute_gradient(
     of_rows[places] = (weights[..., None] * gradient[:, None]).reshape(-1, rows.shape[1])
     of_tokens = rows[places].reshape(*weights.shape, rows.shape[1])
     return of_rows, (of_tokens * gradient[:, None]).sum(-1)
+
+
+def _check(operator: str, padded: bool) -> None:
+    """Refuses rows with places that nobody has; what ``restore_shape`` says behind it matters there only."""
+    if padded:
+        raise NotImplementedError(f"{operator} in padded mode")
 
 
 def grouped_product(rows: tuple[Array, ...], matrices: tuple[Array, ...], *others: Any) -> tuple[Array]:
