@@ -1,8 +1,9 @@
 """Memory of a stage by formula: state, what micro-batches keep, working memory.
 
 It prunes and ranks; a dry run has the last word. What a layer keeps is added up operator by operator (``kept.py``); a fully
-recomputed layer keeps its input. In its backward pass a layer needs the rest again, when those behind it have freed theirs. The
-planner's problem (``plan_problem.py``) is made of the same figures; both add them up in ``planning/schedules/held_memory.py``.
+recomputed layer keeps its input. In its backward pass a layer needs the rest again, and its gradients, when those behind it have
+freed theirs. The planner's problem (``plan_problem.py``) is made of the same figures; both add them up in
+``planning/schedules/held_memory.py``.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from mindllm.parallel.layer_plan import LayerAssignment
 from mindllm.planning.schedules.held_memory import held_memory, working_memory
 from mindllm.planning.schedules.orders import stage_orders
 from mindllm.timing.ends import Held
-from mindllm.timing.kept import kept_results
+from mindllm.timing.kept import gradients_at_once, kept_results
 from mindllm.timing.layer import forward_work, repeated_work
 from mindllm.timing.step_work import layer_key, step_work
 from mindllm.timing.swapped import moved_bytes
-from mindllm.timing.work import HALF, WHOLE, Operator
+from mindllm.timing.work import HALF, WHOLE
 from mindllm.timing.workload import Workload
 
 STATE = 3 * WHOLE  # weight and two moments
@@ -70,9 +71,11 @@ def _needs(workload: Workload) -> list[tuple[float, float]]:
 
 
 def layer_needs(workload: Workload, spec: LayerSpec, own: LayerAssignment) -> tuple[float, float]:
-    """What a micro-batch keeps of one layer, and what its backward pass needs beside that: all that is computed again."""
-    kept, whole = (layer_bytes(workload, spec, one, workload.rank_tokens) for one in (own, LayerAssignment(own.stage)))
-    return kept, whole - kept
+    """What a micro-batch keeps of one layer, and what its backward pass needs beside that: what is computed again, gradients."""
+    tokens = workload.rank_tokens
+    kept, whole = (layer_bytes(workload, spec, one, tokens) for one in (own, LayerAssignment(own.stage)))
+    gradients = gradients_at_once(spec, tokens, workload.seq_length, workload.strategy, workload.numerics)
+    return kept, whole - kept + gradients
 
 
 def layer_bytes(workload: Workload, spec: LayerSpec, own: LayerAssignment, tokens: int) -> float:
@@ -85,8 +88,7 @@ def layer_bytes(workload: Workload, spec: LayerSpec, own: LayerAssignment, token
     if own.patterns:
         forward = forward_work(spec, float(tokens), workload.seq_length, strategy, numerics)
         for one in repeated_work(forward, own):
-            if isinstance(one, Operator):
-                kept.pop(one.name, None)
+            kept.pop(one.name, None)
     return max(given, sum(kept.values()))
 
 

@@ -13,11 +13,23 @@ from mindllm.planning.plan import Plan, evaluate
 from mindllm.planning.solve import solve
 from mindllm.timing.configured import workload_of
 from mindllm.timing.device import DEFAULT, read_device
+from mindllm.timing.kept import gradients_at_once, kept_results
 from mindllm.timing.memory import loss_bytes, stage_bytes
 from mindllm.timing.plan_problem import KINDS, plan_problem
 from toolkit.benchmark.tune_shipped import SHIPPED
 from toolkit.pipeline_balance.yaml_plan import write_plan
 
+KEPT = {f"recompute_config.{key}": False for key in ("recompute", "select_recompute", "select_comm_recompute")}
+DRY_RUNS = [
+    ("13b_16p", {"select_recompute": [8, 0, 0, 0]}, {0: 57_617, 1: 53_899, 2: 45_150, 3: 39_594}),
+    ("13b_16p", {"recompute": [10, 9, 8, 9]}, {0: 31_664, 1: 31_163, 2: 31_677, 3: 32_016}),
+    ("13b_64p", {}, {0: 41_175, 1: 31_676}),
+    (
+        "70b_64p",
+        {"select_recompute": [6, 0, 0, 0, 0, 0, 0, 0]},
+        {0: 58_049, 1: 57_819, 2: 53_090, 6: 34_175, 7: 30_570},
+    ),
+]  # used MB of stages in MindSpore's dry run of Llama 2 (docs/planning_a_run.md)
 DEVICE = read_device(DEFAULT)
 MIB, GIB = 1 << 20, 1 << 30
 LIMIT = 58 * GIB
@@ -108,3 +120,22 @@ def test_a_table_that_every_rank_has_whole_is_in_the_problem():
     assert not workload.strategy.vocabulary_parallel
     problem = plan_problem(workload, DEVICE, LIMIT, "run")
     assert problem.head.memory_mb == pytest.approx(workload.strategy.model_parallel * problem.tail.memory_mb)
+
+
+@pytest.mark.parametrize(("size", "recompute", "found"), DRY_RUNS)
+def test_the_formula_is_within_a_hundredth_of_dry_runs(size, recompute, found):
+    config = load_config(SHIPPED / "llama2" / f"pretrain_llama2_{size}.yaml")
+    changes = KEPT | {f"recompute_config.{key}": value for key, value in recompute.items()}
+    changes["model.model_config.offset"] = [0] * config.parallel_config.pipeline_stage
+    memory = stage_bytes(workload_of(override_config(config, changes)))
+    assert {stage: memory[stage] / MIB for stage in found} == pytest.approx(found, rel=0.01)
+
+
+def test_a_layer_keeps_capped_scores_in_single_precision_and_their_softmax_twice():
+    """Gemma 2's layer in a dry run: what tanh and softmax yield, and weights in half precision; two gradients of these."""
+    workload = workload_of(load_config(SHIPPED / "gemma" / "pretrain_gemma2_9b.yaml"))
+    spec = workload.architecture.layers[0]
+    of_one_rank = (spec, workload.rank_tokens, workload.seq_length, workload.strategy, workload.numerics)
+    scores = 2048 * MIB  # in single precision
+    assert kept_results(*of_one_rank)["attention.scores"] == 2.5 * scores
+    assert gradients_at_once(*of_one_rank) == 1.5 * scores  # two, but for the weights, which are gone by then
