@@ -17,12 +17,12 @@ from mindllm.planning.solve import Infeasible, solve
 from mindllm.timing.configured import workload_of
 from mindllm.timing.device import Device
 from mindllm.timing.memory import stage_bytes
-from mindllm.timing.plan_problem import plan_problem
 from mindllm.timing.step import StepTime, step_time
 from toolkit.dry_run.cache import versions
+from toolkit.pipeline_balance.by_formula import formula_problem, plain_keys
 from toolkit.pipeline_balance.yaml_plan import write_plan
 from toolkit.tune.candidates import Candidate, Sharing, candidates
-from toolkit.tune.judge import ROOM, Judged, even_counts, judge, read_judged
+from toolkit.tune.judge import Judged, judge, read_judged
 
 FILE = "candidates.jsonl"
 
@@ -93,33 +93,19 @@ def _known(path: Path, key: str) -> dict[str, Judged | None]:
 def plan_best(
     config: RunConfig, judged: Sequence[Judged], device: Device, limit: float, count: int, seconds: float
 ) -> list[Planned]:
-    """The best candidates with layers placed and recomputed as the planner says, the fastest first.
-
-    Without those whose plan is over the limit after all: the planner does not count a layer while it is computed again.
-    """
+    """The best candidates with layers placed and recomputed as the planner says, the fastest first."""
     found: dict[str, Planned] = {}
     for one in track(judged[:count], "planning the best"):
         try:
-            planned = _planned(config, one.candidate, device, limit, seconds)
+            found[one.candidate.name] = _planned(config, one.candidate, device, limit, seconds)
         except (Infeasible, UserError):
             continue
-        if max(planned.memory) <= limit:
-            found[one.candidate.name] = planned
     return sorted(found.values(), key=lambda planned: planned.step.seconds)
 
 
 def _planned(config: RunConfig, candidate: Candidate, device: Device, limit: float, seconds: float) -> Planned:
-    sizes, model = candidate, config.model.config
-    counts = even_counts(model.layer_count, sizes.pipeline_stage, sizes.chunks)
-    average = model.layer_count // (sizes.pipeline_stage * sizes.chunks)
-    offset = [[count - average for count in row] for row in counts]
-    plain = {
-        **candidate.overrides(),
-        "model.model_config.offset": offset if sizes.chunks > 1 else offset[0],
-        **{f"recompute_config.{key}": False for key in ("recompute", "select_recompute", "select_comm_recompute")},
-    }
-    bare = override_config(config, plain)
-    problem = plan_problem(workload_of(bare), device, ROOM * limit, candidate.name)
+    plain = {**candidate.overrides(), **plain_keys(config, candidate.pipeline_stage, candidate.chunks)}
+    problem = formula_problem(override_config(config, plain), device, limit, candidate.name)
     best = solve(problem, seconds).best
     written = write_plan(problem, best.plan)
     if written is None:
