@@ -73,13 +73,9 @@ def _not_shared(config: RunConfig, pet: PetConfig) -> Iterator[tuple[KeyPath, st
         if getattr(sizes, key) > 1:
             message = f"{kind} needs the whole model on every device (value {getattr(sizes, key)}); write 1"
             yield ("parallel_config", key), message
-    if pet.pet_type == GALORE and sizes.data_parallel > 1 and config.parallel.enable_parallel_optimizer:
-        message = f"{kind} projects whole gradients, and devices would have parts of them (value True); write false"
+    if pet.pet_type != LISA and sizes.data_parallel > 1 and config.parallel.enable_parallel_optimizer:
+        message = f"{kind} needs whole gradients, and devices would have parts of them (value True); write false"
         yield ("parallel", "enable_parallel_optimizer"), message
-    on_cpu = config.context.device_target == "CPU" and not config.parallel.enable_parallel_optimizer
-    if pet.pet_type == ADALORA and sizes.data_parallel > 1 and not on_cpu:
-        message = f"{kind} is for one device, or replicas on CPU without enable_parallel_optimizer"
-        yield ("parallel_config", "data_parallel"), f"{message} (value {sizes.data_parallel}); write 1"
     if config.model.config.expert_num > 1 and pet.pet_type != ADALORA:
         message = f"experts are not trained with {kind} yet (value {pet.pet_type}); write pet_type: full, or lora"
         yield (*SECTION, "pet_type"), message

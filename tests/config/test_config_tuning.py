@@ -163,7 +163,7 @@ def test_mistakes_are_one_line(keys, key, words):
             "pipeline_stage",
             "needs the whole model",
         ),
-        (["--runner_config.train_steps=100"], "data_parallel", "is for one device, or replicas on CPU"),
+        (["--runner_config.train_steps=100"], "enable_parallel_optimizer", "needs whole gradients"),
         ([*ALONE, "--runner_config.train_steps=null", "--runner_config.epochs=1"], "train_steps", "write its steps"),
         (
             [*ALONE, "--runner_config.train_steps=9", PET.format("adalora, adalora_tinit: 9")],
@@ -179,7 +179,7 @@ def test_where_ranks_are_not_allocated(options, key, words):
 
 
 def test_projections_need_whole_gradients():
-    with pytest.raises(UserError, match="pet_type galore projects whole gradients"):
+    with pytest.raises(UserError, match="pet_type galore needs whole gradients"):
         load_config(CONFIGS / QWEN, [PET.format("galore"), "--parallel.enable_parallel_optimizer=true"])
     with pytest.raises(UserError, match="pet_type galore needs the whole model"):
         load_config(
