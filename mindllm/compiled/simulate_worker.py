@@ -38,6 +38,7 @@ def simulate(config: RunConfig, rank: int) -> None:
     import mindspore as ms
     from mindspore.communication import init
     from mindspore.communication._comm_helper import GlobalComm
+    from mindspore.nn.utils import no_init_parameters
 
     context = config.context
     GlobalComm.CHECK_ENVS = False
@@ -49,7 +50,8 @@ def simulate(config: RunConfig, rank: int) -> None:
     from mindllm.train.distributed_step import build_distributed_step, example_inputs
 
     calm_callback_thread(Path(ms.__file__).parent)
-    step = build_distributed_step(config, rank)
+    with no_init_parameters():  # on one device weights would be drawn as soon as they are made
+        step = build_distributed_step(config, rank)
     leave_uninitialised(step.get_parameters())
     with refusals_explained(step):
         step(*example_inputs(config))

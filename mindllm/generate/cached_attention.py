@@ -78,10 +78,10 @@ class CompressedAttention(nn.Cell):
     def to_vectors(self, plain: Tensor, turned: Tensor, held: Tensor, mask: Tensor) -> Tensor:
         """What heads see, ``[batch, heads, tokens, value]``, of the cache ``[batch, 1, capacity, narrow + turned]``."""
         spec, attention = self.spec, self.attention
-        query = self.join_query((self.of_keys(plain, attention.wk_plain.matrix()), turned))
+        query = self.join_query((self.of_keys(plain, attention.wk_plain.matrix(plain)), turned))
         seen = self.absorbed_core(query, held, held, mask)
         seen = self.cut(seen, (0, 0, 0, 0), (*seen.shape[:3], spec.key_value_rank))
-        return self.of_values(seen, attention.wv.matrix())
+        return self.of_values(seen, attention.wv.matrix(seen))
 
     def to_keys(self, plain: Tensor, turned: Tensor, held: Tensor, mask: Tensor) -> Tensor:
         """The same by keys and values of all heads."""

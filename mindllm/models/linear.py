@@ -120,9 +120,9 @@ class Linear(nn.Cell):
         self.in_codes = True
         del self.weight
 
-    def matrix(self) -> Tensor:
-        """The weight ``[out, in]``; one that is held in codes is made anew."""
-        return self.held() if self.in_codes else self.weight
+    def matrix(self, x: Tensor) -> Tensor:
+        """The weight ``[out, in]``, to multiply ``x`` with; one that is held in codes is made anew."""
+        return self.held(x) if self.in_codes else self.weight
 
     def attach(self, adapter: nn.Cell) -> None:
         """Puts an adapter beside the weight."""
@@ -132,7 +132,7 @@ class Linear(nn.Cell):
     def construct(self, x: Tensor, random: Tensor | None = None) -> Tensor:
         """``random``, int32 ``[batch, seq]``: what the adapter's dropout is drawn by."""
         x = self.operand(x)
-        weight = self.matrix()
+        weight = self.matrix(x)
         y = self.matmul(x, self.operand(weight))
         if self.has_adapter:
             y = self.adapter(x, y, weight, random)

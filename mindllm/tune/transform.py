@@ -42,7 +42,7 @@ def tune(lm: CausalLM, model: ModelConfig, kernels: Kernels) -> None:
     if pet is None:
         return
     for number, (layer, spec) in enumerate(zip(lm.model.layers, model.architecture.layers, strict=True)):
-        _hold(layer, spec, f"model.layers.{number}")
+        _hold(layer, spec, kernels, f"model.layers.{number}")
         _attach(layer, spec, kernels, f"model.layers.{number}")
     weights, trained = model_weights(lm), model.architecture.trained_shapes()
     for number, (origin, spec) in enumerate(
@@ -81,10 +81,10 @@ def build_tuned_model(model: ModelConfig, device_target: str = "CPU") -> CausalL
     return lm
 
 
-def _hold(layer: nn.Cell, spec: LayerSpec, path: str) -> None:
+def _hold(layer: nn.Cell, spec: LayerSpec, kernels: Kernels, path: str) -> None:
     """Projections of one layer as codes, where they are held so."""
     for code in spec.codes:
-        projection, codes = _projection(layer, code.module), HeldCodes(code)
+        projection, codes = _projection(layer, code.module), HeldCodes(code, kernels.cpu)
         drawn = _drawing(projection.weight)
         projection.hold(codes)
         codes.name_below(f"{path}.{code.module}", drawn)
