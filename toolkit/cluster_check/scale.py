@@ -120,6 +120,7 @@ def single_device(config: RunConfig) -> RunConfig:
             "runner_config.gradient_accumulation_steps": 1,
             "micro_batch_interleave_num": 1,
             "model.model_config.pp_interleave_num": 1,
+            "model.model_config.fine_grain_interleave": 1,
             "model.model_config.offset": 0,
         },
     )
