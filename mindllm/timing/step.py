@@ -141,16 +141,17 @@ def groups(strategy: Strategy) -> dict[str, Group]:
     }
 
 
-def blocked(sends: np.ndarray) -> np.ndarray:
+def blocked(sends: np.ndarray, chunks: int) -> np.ndarray:
     """What passes take longer where a stage waits for what it sends and receives, ``[2, places]``, from the seconds of a send
     between each two neighbours, ``[places - 1]``.
 
-    Megatron-LM's schedules exchange with one neighbour at a time, in both directions at once: behind a forward pass they send
-    hidden states on and receive a gradient, behind a backward pass they send one back and receive the next hidden states.
+    Megatron-LM's schedules exchange in both directions at once. Behind a forward pass they send hidden states on and receive a
+    gradient, behind a backward pass they send one back and receive the next hidden states. With several ``chunks`` both
+    neighbours are served in one call behind a pass of each kind: each waits for half of it.
     """
     waits = np.zeros((2, len(sends) + 1))
     waits[0, :-1] = waits[1, 1:] = sends
-    return waits
+    return waits if chunks == 1 else np.broadcast_to(waits.mean(axis=0), waits.shape)
 
 
 class TimedWork:
@@ -195,7 +196,7 @@ class TimedWork:
         times = np.array([[one.seconds for one in passes] for passes in (self.forward, self.backward)])
         if self.device.software != "megatron":
             return times
-        return times + blocked(np.full(times.shape[1] - 1, self.send))
+        return times + blocked(np.full(times.shape[1] - 1, self.send), self.work.workload.plan.chunks)
 
     @property
     def delay(self) -> float:

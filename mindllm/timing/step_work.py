@@ -45,11 +45,11 @@ class Part:
 
     def of_rows(self, outside: bool) -> Part:
         """What it has ``outside`` attention proper, or inside it."""
-        chosen = (
+        forward, backward, repeated = (
             tuple(one for one in work if is_of_rows(one) == outside)
             for work in (self.forward, self.backward, self.repeated)
         )
-        return Part(*chosen)
+        return Part(forward, backward, repeated)
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from mindllm.timing.device import DEFAULT, read_device
 from mindllm.timing.step import step_time
 from mindllm.timing.step_work import step_work
 from mindllm.timing.work import Exchange
-from toolkit.cluster_check.scale import single_device
+from toolkit.cluster_check.scale import scaled, single_device
 from toolkit.step_time.explain import interleaved
 
 FORMS = Path(__file__).parents[2] / "toolkit/cluster_check/forms"
@@ -127,3 +127,9 @@ def test_what_would_hide_exchanges_is_named():
     assert interleaved(workload_of(load_config(FORMS / "experts.yaml"))).keys() <= {
         "two copies (micro_batch_interleave_num 2)"
     }
+
+
+def test_a_small_model_keeps_a_layer_between_the_first_and_the_last():
+    config = override_config(load_config(FORM), {"model.model_config.num_layers": 8})
+    assert scaled(config).model.config.num_layers == 3
+    assert scaled(override_config(config, {KEY: 1})).model.config.num_layers == 2

@@ -205,7 +205,8 @@ def test_swapping_on_a_device_without_the_hosts_link_or_of_what_nobody_keeps_is_
 
 
 def test_passes_wait_for_an_exchange_with_one_neighbour_in_both_directions():
-    assert blocked(np.array([1.0, 5.0])).tolist() == [[1.0, 5.0, 0.0], [0.0, 1.0, 5.0]]
+    assert blocked(np.array([1.0, 5.0]), 1).tolist() == [[1.0, 5.0, 0.0], [0.0, 1.0, 5.0]]
+    assert blocked(np.array([1.0, 5.0]), 3).tolist() == [[0.5, 3.0, 2.5]] * 2, "in one call with both neighbours"
 
 
 @pytest.mark.parametrize("sequence_parallel", [False, True])

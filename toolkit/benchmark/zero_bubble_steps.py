@@ -1,9 +1,9 @@
 """Throughput of four pipeline schedules from the measured passes of Qi et al. (2024, table 6), beside what they measured.
 
 The passes are means over stages. First and last stage hold a layer less and the embedding or the head instead; how long those
-take relative to a layer is the operator model's. Every pass also waits for what its stage exchanges: in Megatron-LM's schedules
-with one neighbour, in both directions at once; in the zero-bubble ones, whose passes come in no such pairs, for its own receive
-and its own send. The time of a send is a mean, too, and is longer between nodes of eight devices, as the described links have it.
+take relative to a layer is the operator model's. Every pass also waits for what its stage exchanges. In Megatron-LM's schedules
+that is in both directions at once, and longer between nodes of eight devices, as the described links have it. In the zero-bubble
+ones passes come in no such pairs: each waits for its own receive and its own send, of which the measured mean is taken.
 """
 
 from __future__ import annotations
@@ -64,11 +64,11 @@ def throughputs(row: Mapping[str, str], device: Device) -> Iterator[tuple[str, f
     samples = 1e3 * micro * size / stages  # times are milliseconds
     for name, chunks in (("1F1B", 1), ("1F1BI", depth)):
         own = shares.reshape(depth, stages).sum(axis=0) if chunks == 1 else shares
-        passes = np.array([forward * own, (backward + weight) * own]) + blocked(sends(row, device, len(own)))
+        passes = np.array([forward * own, (backward + weight) * own]) + blocked(sends(row, device, len(own)), chunks)
         table = timetable(stage_orders("1f1b", stages, chunks, micro), chunks)
         yield name, samples / simulate(table, passes[0], passes[1]).makespan
     own = shares.reshape(depth, stages).sum(axis=0)
-    waits = one_by_one(sends(row, device, stages))
+    waits = one_by_one(float(row["Tcomm"]), stages)
     held = (34 * int(row["hidden"]) + 5 * int(row["heads"]) * SEQUENCE) * np.ones(stages)
     kept = 32 * int(row["hidden"]) * np.ones(stages)
     f, b, w = forward * own + waits[0], backward * own + waits[1], weight * own
@@ -93,11 +93,10 @@ def sends(row: Mapping[str, str], device: Device, places: int) -> np.ndarray:
     return np.resize(between, places - 1)
 
 
-def one_by_one(sends: np.ndarray) -> np.ndarray:
-    """What passes take longer that wait for their receive and their send, ``[2, places]``; those of the ends have one of them."""
-    waits = np.zeros((2, len(sends) + 1))
-    waits[:, :-1] += sends
-    waits[:, 1:] += sends
+def one_by_one(send: float, stages: int) -> np.ndarray:
+    """What passes take longer that wait for their receive and their send, ``[2, stages]``; those of the ends have one of them."""
+    waits = np.full((2, stages), 2.0 * send)
+    waits[:, [0, -1]] = send
     return waits
 
 
