@@ -129,8 +129,8 @@ def single_device(config: RunConfig) -> RunConfig:
 def kept_layers(plan: LayerPlan, specs: Sequence[LayerSpec], ends_differ: bool = False) -> list[int]:
     """Numbers of as few layers as show what ``plan`` has: every kind of layer of every place, in order, and uneven stages.
 
-    A kind is a specification and a recomputation, and where ``ends_differ`` whether it is the model's first or last layer; numbers
-    may repeat, but for those of layers that predict ahead, which stay the last ones.
+    A kind is a specification and a recomputation, and where ``ends_differ`` whether it is the model's first or last layer.
+    Numbers may repeat, but for those of layers that predict ahead, which stay the last ones.
     """
     ends = (0, len(specs) - 1) if ends_differ else ()
     ahead = {number for number, spec in enumerate(specs) if spec.predicts_ahead}
