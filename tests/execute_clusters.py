@@ -38,6 +38,11 @@ CASES: dict[str, dict[str, Any]] = {
         "expert_parallel": 4,
         "model": {"model_type": "mixtral", "expert_num": 4, "num_experts_chosen": 2},
     },
+    "sorted experts": {
+        "dp": 4,
+        "expert_parallel": 2,
+        "model": {"model_type": "mixtral", "expert_num": 4, "num_experts_chosen": 2, "moe_grouped_gemm": True},
+    },
     "prediction": {
         "pp": 2,
         "micro": 2,

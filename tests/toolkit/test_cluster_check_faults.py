@@ -62,6 +62,16 @@ def reduces_expert_gradient(node: Node) -> bool:
     )
 
 
+def numbers_experts(node: Node) -> bool:
+    """Experts counted from the first one of the rank, where ranks share them and tokens are sorted."""
+    return node.op == "Sub" and "shared-SharedExperts" in node.scope
+
+
+def adds_gradients_of_tokens(node: Node) -> bool:
+    """Gradients of the tokens that ranks gathered, for those that had them."""
+    return node.op == "ReduceScatter" and "shared-SharedExperts/Grad_AllGather" in node.scope
+
+
 def dropped(node: Node) -> list[Node]:
     return [replace(node, op="TensorMove")]
 
@@ -73,7 +83,12 @@ def twice(node: Node) -> list[Node]:
 
 def emptied(node: Node) -> list[Node]:
     """What the node yields, times zero."""
-    constant = Node(CONSTANT, f"{node.name}_zero", (), OtherType("FLOAT"), "", {}, value=0.0)
+    return yielding(node, 0.0)
+
+
+def yielding(node: Node, factor: float) -> list[Node]:
+    """What the node yields, times a factor."""
+    constant = Node(CONSTANT, f"{node.name}_factor", (), OtherType("FLOAT"), "", {}, value=factor)
     before = replace(node, name=f"{node.name}_before")
     return [before, constant, Node("Muls", node.name, (before.name, constant.name), node.type, node.scope, {})]
 
@@ -110,6 +125,22 @@ def test_a_gradient_of_experts_that_is_not_added_over_their_replicas(graph_cache
     )
     outcome = judged(cluster, everywhere(cluster, reduces_expert_gradient, dropped))
     assert any(EXPERTS in problem for problem in outcome.problems)
+
+
+SORTED_TOKENS_FAULTS = {
+    "the sum over replicas is missing": (reduces_expert_gradient, dropped),
+    "experts are numbered from the first rank's": (numbers_experts, dropped),
+    "gradients of gathered tokens are averaged": (adds_gradients_of_tokens, lambda node: yielding(node, 0.5)),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", [None, *SORTED_TOKENS_FAULTS])
+def test_sorted_tokens_whose_ranks_do_not_do_what_they_must(fault, graph_cache):
+    cluster = compiled_cluster("sorted experts", graph_cache)
+    outcome = judged(cluster, everywhere(cluster, *SORTED_TOKENS_FAULTS[fault]) if fault else None)
+    assert outcome.ok == (fault is None)
+    assert fault is None or any("experts" in problem for problem in [*outcome.problems, outcome.first_difference])
 
 
 @pytest.mark.parametrize("name", [pytest.param("biased", marks=pytest.mark.slow), "tied", f"tied {REAL}"])

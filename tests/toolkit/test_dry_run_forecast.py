@@ -5,16 +5,17 @@ from dry_run_cases import BACKWARD, KEPT, STEP, WEIGHT, FormulaSimulations, pipe
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mindllm.compiled.simulation import ACTIVATIONS, CATEGORIES, Block, Simulation
+from mindllm.compiled.simulation import ACTIVATIONS, CATEGORIES, OTHER, Block, Simulation
 from toolkit.dry_run.advice import shortage
 from toolkit.dry_run.extrapolate import design_for, whole_stage
 from toolkit.dry_run.forecast import forecast_stages, simulate_stages
-from toolkit.dry_run.moments import bytes_of, fullest, moments_of
+from toolkit.dry_run.moments import Use, bytes_of, fullest, moments_of
 from toolkit.dry_run.profile import load_profile, profile_of, save_profile, thinned
 from toolkit.dry_run.reduced import Point, point_of, reduced_run
 from toolkit.dry_run.stages import stages_of
 
 MIB = 1 << 20
+TOKENS = Use(OTHER, "inputs0", "", False)
 COUNTS = st.integers(0, 10**9)
 
 
@@ -160,6 +161,27 @@ def test_a_moment_that_jumps_far_below_the_peak_does_not_matter():
     forecast, truth = forecast_and_truth(Bent(STEP, lambda layers, micro: 40 * (micro % 2)))
     assert {"extrapolated: 4 smaller runs"} == {memory.method for memory in forecast}
     assert [memory.used_peak for memory in forecast] == truth
+
+
+class WithTokens(FormulaSimulations):
+    """The tokens of the step, 2 MB for each micro-batch, are there at the peak of some simulations and not of others."""
+
+    def profiles(self, requests):
+        found = super().profiles(requests)
+        for request, one in zip(requests, found, strict=True):
+            layers = next(stage.layers for stage in stages_of(request.config) if stage.rank == request.rank)
+            if layers % 2:
+                one.moments[BACKWARD][TOKENS] = 2 * MIB * request.config.parallel_config.micro_batch_num
+            object.__setattr__(one, "used_peak", bytes_of(fullest(one.moments)))
+        return found
+
+
+def test_inputs_that_come_and_go_do_not_spoil_an_extrapolation():
+    """As in DeepSeek-V3's middle stages, one of whose simulations has the loss mask at its peak later than the others."""
+    forecast, truth = forecast_and_truth(WithTokens())
+    assert {"extrapolated: 4 smaller runs"} == {memory.method for memory in forecast}
+    assert [memory.used_peak - size for memory, size in zip(forecast, truth, strict=True)] == [32 * MIB] * 2
+    assert all(memory.peak[TOKENS] == 32 * MIB for memory in forecast)
 
 
 def test_a_reduced_run_has_the_stage_that_is_asked_for():

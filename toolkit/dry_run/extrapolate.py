@@ -5,8 +5,9 @@ With the operators of a layer fixed, the bytes at a moment of one kind are
     a + b·layers + alive·(c + d·layers) + e·micro-batches,
 
 ``layers`` for each run of equal layers: weights, optimizer state and gradients grow with layers, kept activations with
-layers and micro-batches alive, the bookkeeping of a step with its micro-batches. Small simulations give the coefficients
-moment by moment; the peak is the fullest extrapolated moment. A further, larger simulation checks it.
+layers and micro-batches alive, the bookkeeping of a step with its micro-batches. Inputs of the step, which the runtime brings
+when it gets to them, count as there if a simulation has them at that moment, and are not compared. Small simulations give
+the coefficients moment by moment; the peak is the fullest extrapolated moment. A further, larger simulation checks it.
 """
 
 from __future__ import annotations
@@ -78,8 +79,10 @@ class Design:
         """The moments of a stage at ``target``, from those of the corners; kinds they do not all have are left out."""
         weights = self._weights(target)
         kinds = set.intersection(*(set(moments[point]) for point in weights))
+        fills = {kind: {point: moments[point][kind] for point in weights} for kind in kinds}
         return {
-            kind: _combined([(factor, moments[point][kind]) for point, factor in weights.items()]) for kind in kinds
+            kind: _combined([(factor, fill[point]) for point, factor in weights.items()]) | _inputs(target, fill)
+            for kind, fill in fills.items()
         }
 
     def _weights(self, target: Point) -> dict[Point, int]:
@@ -175,9 +178,23 @@ def _fewest(most: int, step: int) -> int:
     return FEWEST_LAYERS + (most - FEWEST_LAYERS) % step if most > FEWEST_LAYERS else most
 
 
-def _combined(parts: Sequence[tuple[int, Fill]]) -> Fill:
+def _inputs(target: Point, fills: Mapping[Point, Fill]) -> dict[Use, int]:
+    """The inputs that one of the simulations has at a moment, with the rows of all micro-batches.
+
+    Whether they are there at that moment is the runtime's affair and differs between simulations, so they are not linear.
+    """
+    sizes: dict[Use, int] = {}
+    for point, fill in fills.items():
+        for use, size in fill.items():
+            if use.is_input:
+                sizes[use] = max(sizes.get(use, 0), size * target.micro_batches // point.micro_batches)
+    return sizes
+
+
+def _combined(parts: Sequence[tuple[int, Fill]]) -> dict[Use, int]:
     sums: dict[Use, int] = {}
     for factor, fill in parts:
         for use, size in fill.items():
-            sums[use] = sums.get(use, 0) + factor * size
+            if not use.is_input:
+                sums[use] = sums.get(use, 0) + factor * size
     return {use: size for use, size in sums.items() if size}

@@ -8,7 +8,7 @@ from functools import cached_property
 
 from mindllm.config import RunConfig
 from toolkit.dry_run.extrapolate import FEWEST_ALIVE, Design, design_for, exact_stage, whole_stage
-from toolkit.dry_run.moments import Fill, Moments, by_category, bytes_of, fullest
+from toolkit.dry_run.moments import Fill, Moments, by_category, bytes_of, fullest, own_bytes_of
 from toolkit.dry_run.profile import Profile
 from toolkit.dry_run.reduced import Point, deepening, middle_deepening, pipeline_length, point_of, reduced_run
 from toolkit.dry_run.simulations import Request, Simulations
@@ -165,10 +165,11 @@ def _reliable(design: Design, profiles: Mapping[Point, Profile]) -> set[str] | N
     Without one, micro-batches are all that is extrapolated, and they should matter next to nothing.
     """
     predicted, seen = _checked(design, profiles)
-    tolerance = TOLERANCE * seen.used_peak + TOLERATED_BYTES
-    sizes = {kind: bytes_of(fill) for kind, fill in seen.moments.items()}
-    right = {kind for kind, size in sizes.items() if abs(bytes_of(predicted.get(kind, {})) - size) <= tolerance}
-    return right if max((sizes[kind] for kind in right), default=0) >= seen.used_peak - tolerance else None
+    sizes = {kind: own_bytes_of(fill) for kind, fill in seen.moments.items()}
+    peak = max(sizes.values())
+    tolerance = TOLERANCE * peak + TOLERATED_BYTES
+    right = {kind for kind, size in sizes.items() if abs(own_bytes_of(predicted.get(kind, {})) - size) <= tolerance}
+    return right if max((sizes[kind] for kind in right), default=0) >= peak - tolerance else None
 
 
 def _understood(target: Point, design: Design, profiles: Mapping[Point, Profile], right: Set[str]) -> bool:
@@ -179,16 +180,19 @@ def _understood(target: Point, design: Design, profiles: Mapping[Point, Profile]
     """
     predicted, seen = _checked(design, profiles)
     there = design.predict(target, _moments(profiles)) if design.check else predicted
-    peak = max(bytes_of(there[kind]) for kind in right)
+    peak = max(own_bytes_of(there[kind]) for kind in right)
     for kind, fill in seen.moments.items():
         if kind in right:
             continue
         if design.check is None or kind not in there:
-            if bytes_of(fill) >= NEAR * seen.used_peak:
+            if own_bytes_of(fill) >= NEAR * own_bytes_of(seen.peak):
                 return False
             continue
-        more = max(0, bytes_of(fill) - bytes_of(predicted[kind]))
-        if bytes_of(there[kind]) + more * _distance(design.base, target) / _distance(design.base, design.check) > peak:
+        more = max(0, own_bytes_of(fill) - own_bytes_of(predicted[kind]))
+        if (
+            own_bytes_of(there[kind]) + more * _distance(design.base, target) / _distance(design.base, design.check)
+            > peak
+        ):
             return False
     return True
 

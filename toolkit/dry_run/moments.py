@@ -16,6 +16,7 @@ from mindllm.compiled.simulation import CATEGORIES, Block, Simulation, operator_
 LAYER = re.compile(r"(layers-CellList/|layers\.)\d+")
 NUMBER = re.compile(r"(-op\d+|-\d+)$")
 WRAPPERS = re.compile(r"^(network\.)+")
+INPUT = re.compile(r"inputs\d+")
 GRADIENT_LEVEL = re.compile(r"\.Grad_\w+")
 
 
@@ -31,6 +32,11 @@ class Use:
     operator: str
     backward: bool
 
+    @property
+    def is_input(self) -> bool:
+        """Whether it is a tensor the step is given. The runtime brings it when it gets to it, and frees it when it likes."""
+        return not self.operator and INPUT.fullmatch(self.path) is not None
+
 
 Fill = Mapping[Use, int]
 """Bytes of every use at one moment."""
@@ -41,6 +47,11 @@ Moments = Mapping[str, Fill]
 def bytes_of(fill: Fill) -> int:
     """All that is in use."""
     return sum(fill.values())
+
+
+def own_bytes_of(fill: Fill) -> int:
+    """The same without inputs of the step: what an operator's place in the step decides."""
+    return sum(size for use, size in fill.items() if not use.is_input)
 
 
 def by_category(fill: Fill) -> Mapping[str, int]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from mindllm.command import CommandParser, output_file, run_command
-from mindllm.config import load_config
+from mindllm.config import RunConfig, load_config
 from mindllm.config.yaml_tree import write_yaml
 from mindllm.console import error_console, output, print_json
 from mindllm.errors import CheckFailed, UserError
@@ -35,6 +35,7 @@ EXAMPLES = """example:
   python -m toolkit.pipeline_balance --config run.yaml --max_memory 58GB --validate --apply --output planned.yaml
   python -m toolkit.pipeline_balance --config run.yaml --device my_device.yaml --parallel_config.micro_batch_num=64
   python -m toolkit.pipeline_balance --config run.yaml --interleave 1 2 4 --validate --apply --output planned.yaml
+  python -m toolkit.pipeline_balance --config run.yaml --formula --interleave 1 2 --yaml plan.yaml
   python -m toolkit.pipeline_balance --problem problem.json --picture schedule.png
   python -m toolkit.pipeline_balance --problem layers.json --stages 16 --micro_batches 32 --max_memory 53GB --explain
   python -m toolkit.pipeline_balance --measured init.yaml --micro_batches 64 --max_memory 58GB --json
@@ -50,10 +51,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options, overrides = _parser().parse_known_args(arguments)
     _check(options, overrides)
     console = error_console if options.json else output
-    simulations = configured = fit = found = None
-    if options.config is not None:
+    simulations = configured = fit = found = run = None
+    if options.formula:
+        run, problems = _by_formula(options, overrides)
+    elif options.config is not None:
         simulations, configured = _configured(options, overrides)
-        problems = [configured.problem]
+        run, problems = configured.config, [configured.problem]
     elif options.simulated:
         problems, found = _simulated(options)
     else:
@@ -76,7 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     else:
         solution, validated = _plan_problems(options, problems, console), None
     _print(options, console, solution, validated, found)
-    _write(options, solution, configured, console)
+    _write(options, solution, run, console)
     if options.explain:
         from toolkit.pipeline_balance.explain import explain, lines
 
@@ -106,6 +109,11 @@ def _parser() -> argparse.ArgumentParser:
         metavar="DIR",
         help="directories that toolkit.offline kept of a program, with other offsets or recomputation each; the plan is written "
         "as keys of MindFormers",
+    )
+    parser.add_argument(
+        "--formula",
+        action="store_true",
+        help="costs of --config from the architecture alone, as tune has them: in seconds, for a layer that predicts ahead too",
     )
     given = parser.add_argument_group("what the file does not say, or says otherwise")
     given.add_argument("--instance", metavar="NAME", help="one of the instances that the file of --problem holds")
@@ -162,6 +170,9 @@ def _check(options: argparse.Namespace, overrides: Sequence[str]) -> None:
             raise UserError(f"{overrides[0]}: no such option; keys of a run go with --config")
         if options.apply == OF_CONFIG:
             raise UserError("--apply: needs a RUN.yaml, or --config")
+    if options.formula and (options.config is None or options.validate):
+        with_what = "--validate, which corrects costs of small runs" if options.validate else "no --config RUN.yaml"
+        raise UserError(f"--formula: does not go with {with_what}")
     if options.layers and not options.simulated:
         raise UserError("--layers: belongs to --simulated DIR, which is not given")
     if options.simulated and options.apply:
@@ -237,6 +248,15 @@ def _configured(options: argparse.Namespace, overrides: Sequence[str]) -> tuple[
     return simulations, configured_problem(with_memory(config, options.max_memory), device, simulations)
 
 
+def _by_formula(options: argparse.Namespace, overrides: Sequence[str]) -> tuple[RunConfig, list[Problem]]:
+    """The run, and its problem for every number of chunks that is asked for."""
+    from toolkit.pipeline_balance.by_formula import formula_problems
+    from toolkit.pipeline_balance.configured import with_memory
+
+    config = with_memory(load_config(options.config, overrides), options.max_memory)
+    return config, formula_problems(config, read_device(options.device or DEFAULT), options.interleave)
+
+
 def _plan_run(
     options: argparse.Namespace, configured: Configured, simulations: Simulations, console: Console
 ) -> tuple[Solution, Validated | None]:
@@ -304,7 +324,7 @@ def _manual(options: argparse.Namespace, problem: Problem, console: Console) -> 
     return 0
 
 
-def _write(options: argparse.Namespace, solution: Solution, configured: Configured | None, console: Console) -> None:
+def _write(options: argparse.Namespace, solution: Solution, run: RunConfig | None, console: Console) -> None:
     best = solution.best
     if options.picture:
         draw_schedule(best, options.picture)
@@ -323,8 +343,8 @@ def _write(options: argparse.Namespace, solution: Solution, configured: Configur
     if options.apply:
         from toolkit.pipeline_balance.validate import planned_config, write_run
 
-        if options.apply == OF_CONFIG and configured:
-            planned = planned_config(configured.config, best.problem, best.plan)
+        if options.apply == OF_CONFIG and run:
+            planned = planned_config(run, best.problem, best.plan)
         else:
             planned = load_config(options.apply, written.overrides(best.problem))
         write_run(options.output, planned)

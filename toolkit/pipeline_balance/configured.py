@@ -152,7 +152,7 @@ def _check(config: RunConfig) -> None:
     if ahead:
         raise config.error(
             "model.model_config.num_nextn_predict_layers",
-            f"layers that predict ahead cannot leave the last stage, which no plan knows of (value {ahead}); write 0",
+            f"layers that predict ahead are not simulated in small runs (value {ahead}); plan with --formula, or write 0",
         )
     pipeline = config.parallel.pipeline_config
     if pipeline.pipeline_scheduler != "1f1b":

@@ -7,16 +7,16 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Any
 
-from mindllm.config import RunConfig, layer_counts
+from mindllm.config import RunConfig
 from mindllm.parallel.layer_plan import LayerAssignment, LayerPlan
 from mindllm.timing.device import Device
 from mindllm.timing.memory import stage_bytes
 from mindllm.timing.step import step_time
 from mindllm.timing.workload import Workload
+from toolkit.pipeline_balance.by_formula import ROOM, even_counts
 from toolkit.tune.candidates import Candidate, read_candidate
 
 GB = 1 << 30
-ROOM = 0.95  # of the limit: what gaps between blocks and kernels' workspace leave
 
 
 @dataclass(frozen=True)
@@ -53,13 +53,6 @@ def judge(config: RunConfig, base: Workload, candidate: Candidate, device: Devic
     workload = replace(kept, plan=_plan(counts, fitted))
     memory = stage_bytes(workload)
     return Judged(candidate, step_time(workload, device).tokens_per_device, memory) if max(memory) <= limit else None
-
-
-def even_counts(layers: int, stages: int, chunks: int) -> tuple[tuple[int, ...], ...]:
-    """Layers per ``[chunk][stage]``; what is left over is on the first stages, for the last has the head."""
-    left = layers % (stages * chunks)
-    offset = tuple(tuple(int(chunk * stages + at < left) for at in range(stages)) for chunk in range(chunks))
-    return layer_counts(layers, stages, chunks, offset)
 
 
 def _plan(counts: tuple[tuple[int, ...], ...], recomputed: Counter[int]) -> LayerPlan:

@@ -17,12 +17,12 @@ from mindllm.planning.solve import Infeasible, solve
 from mindllm.timing.configured import workload_of
 from mindllm.timing.device import Device
 from mindllm.timing.memory import stage_bytes
-from mindllm.timing.plan_problem import plan_problem
 from mindllm.timing.step import StepTime, step_time
 from toolkit.dry_run.cache import versions
+from toolkit.pipeline_balance.by_formula import formula_problem, plain_keys
 from toolkit.pipeline_balance.yaml_plan import write_plan
 from toolkit.tune.candidates import Candidate, Sharing, candidates
-from toolkit.tune.judge import ROOM, Judged, even_counts, judge, read_judged
+from toolkit.tune.judge import Judged, judge, read_judged
 
 FILE = "candidates.jsonl"
 
@@ -109,17 +109,8 @@ def plan_best(
 
 
 def _planned(config: RunConfig, candidate: Candidate, device: Device, limit: float, seconds: float) -> Planned:
-    sizes, model = candidate, config.model.config
-    counts = even_counts(model.layer_count, sizes.pipeline_stage, sizes.chunks)
-    average = model.layer_count // (sizes.pipeline_stage * sizes.chunks)
-    offset = [[count - average for count in row] for row in counts]
-    plain = {
-        **candidate.overrides(),
-        "model.model_config.offset": offset if sizes.chunks > 1 else offset[0],
-        **{f"recompute_config.{key}": False for key in ("recompute", "select_recompute", "select_comm_recompute")},
-    }
-    bare = override_config(config, plain)
-    problem = plan_problem(workload_of(bare), device, ROOM * limit, candidate.name)
+    plain = {**candidate.overrides(), **plain_keys(config, candidate.pipeline_stage, candidate.chunks)}
+    problem = formula_problem(override_config(config, plain), device, limit, candidate.name)
     best = solve(problem, seconds).best
     written = write_plan(problem, best.plan)
     if written is None:
