@@ -33,9 +33,7 @@ def plan_problem(workload: Workload, device: Device, limit: float, name: str) ->
     plan, architecture, sizes = workload.plan, workload.architecture, workload.strategy
     ends = {}
     for end in ("embedding", "head"):
-        part = work.parts[end]
-        backward = timed.gradients(part.backward).seconds + timed.spent(part.repeated).seconds
-        ends[end] = [MILLISECONDS * timed.spent(part.forward).seconds, MILLISECONDS * backward]
+        ends[end] = [MILLISECONDS * one.seconds for one in timed.passes(work.parts[end])]
     table = architecture.vocab_size * architecture.hidden_size / sizes.model_parallel
     memory = state_bytes(table_parameters(architecture, architecture.head_weight, table), workload) / MIB
     logits = LOGITS * workload.rank_tokens * architecture.vocab_size / sizes.model_parallel / workload.loss_chunks
@@ -76,22 +74,21 @@ def _runs(workload: Workload) -> list[tuple[LayerSpec, int]]:
 def _layer(number: int, spec: LayerSpec, count: int, workload: Workload, timed: TimedWork) -> dict[str, Any]:
     sizes = workload.strategy
     tokens = workload.rank_tokens
-    part = spec_part(workload, spec, KINDS["none"])
-    backward = timed.gradients(part.backward).seconds
+    forward = timed.passes(spec_part(workload, spec, KINDS["none"]))[0].seconds
     whole = layer_bytes(workload, spec, KINDS["none"], tokens)
     kinds = {}
     for name, own in KINDS.items():
-        again = timed.spent(spec_part(workload, spec, own).repeated).seconds
+        backward = timed.passes(spec_part(workload, spec, own))[1].seconds
         kept = layer_bytes(workload, spec, own, tokens)
         kinds[name] = {
-            "backward": MILLISECONDS * (backward + again),
+            "backward": MILLISECONDS * backward,
             "activation_mb": kept / MIB,
             "transient_mb": (whole - kept) / MIB,
         }
     return {
         "name": f"layers {number}",
         "count": count,
-        "forward": MILLISECONDS * timed.spent(part.forward).seconds,
+        "forward": MILLISECONDS * forward,
         "parameter_mb": state_bytes(layer_parameters(spec, sizes), workload) / MIB,
         "kinds": kinds,
     }

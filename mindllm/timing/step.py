@@ -163,7 +163,7 @@ class TimedWork:
         self.groups = groups(self.strategy)
         parts: dict[Hashable, tuple[Pass, Pass]] = {}
         for name, part in work.parts.items():
-            parts[name] = self._passes(part)
+            parts[name] = self.passes(part)
         stages = work.workload.plan.stages
         self.forward, self.backward = (
             tuple(
@@ -175,7 +175,7 @@ class TimedWork:
         self.send = self._send() if stages > 1 else 0.0
         self.ends = tuple(self._end(stage, update) for stage, update in enumerate(work.updates))
 
-    def _passes(self, part: Part) -> tuple[Pass, Pass]:
+    def passes(self, part: Part) -> tuple[Pass, Pass]:
         """Forward and backward pass, of whose exchanges some run behind what other copies or parts of rows compute."""
         if part.row_parts == 1:
             forward, backward = self._both(part)
