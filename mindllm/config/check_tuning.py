@@ -67,15 +67,15 @@ def _no_budget(config: RunConfig, pet: PetConfig) -> Iterator[tuple[KeyPath, str
 
 
 def _not_shared(config: RunConfig, pet: PetConfig) -> Iterator[tuple[KeyPath, str]]:
-    """What is updated by more than its own gradient is updated where all of the model is."""
+    """What is updated by more than its own gradient is updated where all of the model is; layers are drawn anywhere."""
     sizes, kind = config.parallel_config, f"pet_type {pet.pet_type}"
-    for key in ("model_parallel", "pipeline_stage"):
+    for key in ("model_parallel", "pipeline_stage") if pet.pet_type != LISA else ():
         if getattr(sizes, key) > 1:
             message = f"{kind} needs the whole model on every device (value {getattr(sizes, key)}); write 1"
             yield ("parallel_config", key), message
-    if sizes.data_parallel > 1 and (config.context.device_target != "CPU" or config.parallel.enable_parallel_optimizer):
-        message = f"{kind} is for one device, or replicas on CPU without enable_parallel_optimizer"
-        yield ("parallel_config", "data_parallel"), f"{message} (value {sizes.data_parallel}); write 1"
+    if pet.pet_type != LISA and sizes.data_parallel > 1 and config.parallel.enable_parallel_optimizer:
+        message = f"{kind} needs whole gradients, and devices would have parts of them (value True); write false"
+        yield ("parallel", "enable_parallel_optimizer"), message
     if config.model.config.expert_num > 1 and pet.pet_type != ADALORA:
         message = f"experts are not trained with {kind} yet (value {pet.pet_type}); write pet_type: full, or lora"
         yield (*SECTION, "pet_type"), message

@@ -55,9 +55,14 @@ def further_state(architecture: Architecture) -> Shapes:
     return dict.fromkeys((INTERVAL, STEPS_IN_INTERVAL, *LAYER_POWERS), ()) if pet and pet.pet_type == LISA else {}
 
 
+def is_of_layer(name: str) -> bool:
+    """Whether a weight belongs to a layer, of which LISA draws some, and not to embeddings, norm or head."""
+    return name.startswith("model.layers.")
+
+
 def is_projected(name: str, shape: tuple[int, ...]) -> bool:
     """Whether GaLore projects the gradient of a weight: those of all matrices in layers."""
-    return name.startswith("model.layers.") and len(shape) == 2
+    return is_of_layer(name) and len(shape) == 2
 
 
 def projected_shapes(shape: tuple[int, ...], rank: int) -> tuple[tuple[int, int], tuple[int, int]]:

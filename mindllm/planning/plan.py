@@ -9,9 +9,10 @@ from functools import cached_property
 
 import numpy as np
 
-from mindllm.planning.problem import ZERO_BUBBLE, End, KindCost, Problem
+from mindllm.planning.problem import ZERO_BUBBLE, End, Problem
 from mindllm.planning.schedules import steady
-from mindllm.planning.schedules.orders import Orders, alive_in_backward, stage_orders, timetable
+from mindllm.planning.schedules.held_memory import held_memory, working_memory
+from mindllm.planning.schedules.orders import Orders, stage_orders, timetable
 from mindllm.planning.schedules.simulate import Timeline, simulate
 from mindllm.planning.schedules.steady import simulate_long
 from mindllm.planning.zero_bubble.operation_order import StageCosts, whole_step
@@ -78,18 +79,6 @@ def room_for(problem: Problem, stage: int, layers: Sequence[tuple[int, int]]) ->
     return limit - fixed if start <= limit + 1e-9 else -np.inf
 
 
-def working_memory(costs: Sequence[KindCost], frees: bool = True) -> float:
-    """What the backward pass through a place needs at its fullest moment beyond all that its layers keep, in MB.
-
-    It goes from the last layer to the first; when it gets to one, those behind it have freed what they kept, if it ``frees``.
-    """
-    most = freed = 0.0
-    for cost in reversed(costs):
-        most = max(most, cost.transient_mb - freed)
-        freed += frees * cost.activation_mb
-    return most
-
-
 def plan_costs(problem: Problem, plan: Plan) -> Costs:
     """Adds up layers, head and tail."""
     rows = []
@@ -97,6 +86,7 @@ def plan_costs(problem: Problem, plan: Plan) -> Costs:
     for place, kinds in enumerate(plan.places):
         held = [(problem.layers[next(layers)], kind) for kind in kinds]
         costs = [layer.kinds[kind] for layer, kind in held]
+        needs = [(cost.activation_mb, cost.transient_mb) for cost in costs]
         ends = end_of(problem, place)
         rows.append((
             sum(layer.forward for layer, _ in held) + sum(end.forward for end in ends),
@@ -104,7 +94,7 @@ def plan_costs(problem: Problem, plan: Plan) -> Costs:
             sum(layer.weight_gradient for layer, _ in held) + sum(end.weight_gradient for end in ends),
             sum(cost.activation_mb for cost in costs) + sum(end.activation_mb for end in ends),
             sum(layer.parameter_mb for layer, _ in held) + sum(end.memory_mb for end in ends),
-            max(working_memory(costs, problem.backward_frees), tail_working(problem, place)),
+            max(working_memory(needs, problem.backward_frees), tail_working(problem, place)),
             sum(layer.start_mb for layer, _ in held),
         ))  # fmt: skip
     return Costs(*np.array(rows, float).T)
@@ -143,14 +133,7 @@ class Evaluation:
 def peak_memory(problem: Problem, costs: Costs, orders: Orders) -> np.ndarray:
     """Parameters and either static memory and the fullest backward pass, or the start of a step, ``[stages]``, MB."""
     shape = (problem.chunks, problem.stages)
-    activation, working = costs.activation.reshape(shape), costs.transient.reshape(shape)
-    held = [
-        max(
-            float((vectors @ activation[:, stage]).max()) + working[chunk, stage]
-            for chunk, vectors in enumerate(moments)
-        )
-        for stage, moments in enumerate(alive_in_backward(orders, problem.chunks))
-    ]
+    held = held_memory(costs.activation.reshape(shape), costs.transient.reshape(shape), orders)
     fixed = costs.parameter.reshape(shape).sum(axis=0)
     start = costs.start.reshape(shape).sum(axis=0) + np.array(problem.per_stage("start_mb"))
     backward = np.array(problem.per_stage("static_mb")) + np.array(problem.per_stage("transient_mb")) + held

@@ -119,19 +119,37 @@ class Held:
 
 def place_parameters(workload: Workload, place: int, layers: range) -> Held:
     """What a rank holds of a place with these layers."""
-    architecture, strategy = workload.architecture, workload.strategy
-    ranks, held = strategy.model_parallel, Held()
-    for kind, count in Counter(architecture.kind_numbers[layers.start : layers.stop]).items():
+    held = Held()
+    for kind, count in Counter(workload.architecture.kind_numbers[layers.start : layers.stop]).items():
         held += count * _kinds_parameters(workload)[kind]
-    table = architecture.vocab_size * architecture.hidden_size
     if place == 0:
-        held += table_parameters(architecture, EMBEDDING, table / (ranks if strategy.vocabulary_parallel else 1))
-    last = place == workload.plan.stages * workload.plan.chunks - 1
-    if last and (place or not architecture.head.tied):
-        held += table_parameters(architecture, architecture.head_weight, table / ranks)
-    if place and last and architecture.predictions:
-        held += table_parameters(architecture, EMBEDDING, table / (ranks if strategy.vocabulary_parallel else 1))
-    return held
+        held += embedding_parameters(workload)
+    return held + last_parameters(workload) if place == _places(workload) - 1 else held
+
+
+def embedding_parameters(workload: Workload) -> Held:
+    """What a rank holds of the embedding: all of it, or its part of the vocabulary."""
+    architecture, strategy = workload.architecture, workload.strategy
+    table = architecture.vocab_size * architecture.hidden_size
+    ranks = strategy.model_parallel if strategy.vocabulary_parallel else 1
+    return table_parameters(architecture, EMBEDDING, table / ranks)
+
+
+def last_parameters(workload: Workload) -> Held:
+    """What a rank holds of the last place beside its layers: the head, and the embedding where layers predict ahead.
+
+    Where it is the first place, too, the embedding is there, and a tied head is the embedding.
+    """
+    architecture, alone = workload.architecture, _places(workload) == 1
+    held = Held()
+    if not (alone and architecture.head.tied):
+        table = architecture.vocab_size * architecture.hidden_size
+        held += table_parameters(architecture, architecture.head_weight, table / workload.strategy.model_parallel)
+    return held + embedding_parameters(workload) if architecture.predictions and not alone else held
+
+
+def _places(workload: Workload) -> int:
+    return workload.plan.stages * workload.plan.chunks
 
 
 @lru_cache(maxsize=256)

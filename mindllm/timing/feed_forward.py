@@ -20,6 +20,11 @@ ROUTED_PASSES = 14.0
 COLLECTED_PASSES = 5.0  # of the chosen experts' results: gathered, weighed, added up
 
 
+def sorts_split_tokens(spec: FeedForwardSpec | ExpertsSpec) -> bool:
+    """Whether it takes tokens as they are split between layers, so that they need not be gathered."""
+    return isinstance(spec, ExpertsSpec) and spec.grouped and spec.shared is None
+
+
 def feed_forward_work(
     spec: FeedForwardSpec, tokens: float, strategy: Strategy, numerics: Numerics, at: str = "feed_forward"
 ) -> Iterator[Operator]:

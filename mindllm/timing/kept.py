@@ -1,7 +1,9 @@
 """What a micro-batch keeps of a layer for its backward pass, by the operator that yields it.
 
-Inputs of products, of norms and of activations are kept (Korthikanti et al., 2022, section 4). Results that recomputation may
-repeat have the names of their operators; others (the residuals, what goes into attention's kernel) have names of their own.
+Inputs of products, of norms and of activations are kept (Korthikanti et al., 2022, section 4), in the form that MindSpore's dry
+run shows: norms read single precision, and of a sequence that is split products keep what was gathered. Results that
+recomputation may repeat have the names of their operators; others (the residuals, what goes into attention's kernel) have names
+of their own.
 """
 
 from __future__ import annotations
@@ -9,18 +11,25 @@ from __future__ import annotations
 from mindllm.config.experts import ExpertsSpec
 from mindllm.config.latent_attention import LatentAttentionSpec
 from mindllm.config.layers import FeedForwardSpec, LayerSpec
-from mindllm.timing.feed_forward import own_places, rows_held
+from mindllm.timing.feed_forward import own_places, rows_held, sorts_split_tokens
 from mindllm.timing.work import HALF, WHOLE
 from mindllm.timing.workload import Numerics, Strategy
 
 ROUTED = 3  # tensors of [tokens, experts] in single precision: logits, scores, and scores as the losses see them
+STATISTICS = 16 * WHOLE  # of a query and head, for the kernel's gradient: eight maxima and eight sums
 Kept = dict[str, float]
 
 
 def kept_results(spec: LayerSpec, tokens: int, seq_length: int, strategy: Strategy, numerics: Numerics) -> Kept:
     """Bytes of each."""
-    hidden = HALF * tokens * spec.attention.hidden_size / strategy.sequence_ranks
-    found = {"residuals": 2 * hidden, **{f"{norm}.norm": hidden for norm in spec.norms[:2]}}
+    whole = HALF * tokens * spec.attention.hidden_size
+    hidden = whole / strategy.sequence_ranks
+    found = {
+        "residuals": WHOLE / HALF * len(spec.norms) * hidden,
+        **{f"{norm}.norm": hidden for norm in spec.norms[:2]},
+    }
+    for norm in spec.norms[: 1 if sorts_split_tokens(spec.feed_forward) else 2]:  # gathered, it is kept instead
+        found |= {f"{norm}.gather": whole - hidden} if strategy.sequence_parallel else {}
     if spec.predicts_ahead:  # both operands of what joins them, the joint one, and what the last norm is given
         found["around_prediction"] = 5 * hidden
     found |= _attention(spec, tokens, seq_length, strategy, numerics)
@@ -29,17 +38,37 @@ def kept_results(spec: LayerSpec, tokens: int, seq_length: int, strategy: Strate
     return found | _experts(spec.feed_forward, tokens, seq_length, strategy)
 
 
-def _attention(spec: LayerSpec, tokens: int, seq_length: int, strategy: Strategy, numerics: Numerics) -> Kept:
-    """Query, key, value and context of the rank's heads; in the composed form scores and their softmax; narrow vectors.
+def gradients_at_once(spec: LayerSpec, tokens: int, seq_length: int, strategy: Strategy, numerics: Numerics) -> float:
+    """Bytes of gradients at the fullest moment of a layer's backward pass, beside all that it kept.
 
-    Ranks of a sequence keep the keys and values that they gathered; or, with heads exchanged, the context before and behind that.
+    Those of all results of the feed-forward part; or those of scores and of their softmax, in single precision, when the weights
+    in half precision are gone. Both are what dry runs of Llama 2 and Gemma 2 show.
+    """
+    kept = kept_results(spec, tokens, seq_length, strategy, numerics)
+    inside = sum(size for name, size in kept.items() if name.startswith("feed_forward."))
+    if numerics.fused_attention and spec.attention.can_be_fused:
+        return inside
+    return max(inside, (2 * WHOLE - HALF) * _scores(spec, tokens, seq_length, strategy))
+
+
+def _scores(spec: LayerSpec, tokens: int, seq_length: int, strategy: Strategy) -> float:
+    """How many a rank has."""
+    return tokens * seq_length * spec.attention.num_heads / strategy.model_parallel
+
+
+def _attention(spec: LayerSpec, tokens: int, seq_length: int, strategy: Strategy, numerics: Numerics) -> Kept:
+    """Query, key, value and context of the rank's heads; narrow vectors; scores in the composed form.
+
+    What the kernel yields is kept for its own gradient and, in another order, for the product behind it. Of a score the softmax
+    is kept, in half precision, too, and what a soft cap yields. Ranks of a sequence keep the keys and values that they gathered;
+    or, with heads exchanged, the context before and behind that.
     """
     attention, ranks = spec.attention, strategy.model_parallel
     fused = numerics.fused_attention and attention.can_be_fused
     found: Kept = {}
     if isinstance(attention, LatentAttentionSpec):
         value = attention.head_dim if fused else attention.value_dim  # the kernel has values as wide as keys
-        heads = attention.num_heads * (2 * attention.head_dim + value + attention.value_dim)
+        heads = attention.num_heads * (2 * attention.head_dim + (1 + fused) * value + attention.value_dim)
         narrow = attention.key_value_rank + (attention.query_rank or 0)
         found["attention.latents"] = 2 * HALF * tokens * narrow  # before and behind their norms
     else:
@@ -47,10 +76,13 @@ def _attention(spec: LayerSpec, tokens: int, seq_length: int, strategy: Strategy
             strategy.exchanges_heads or strategy.context_balanced
         )  # the kernel's results are put into another order
         gathered = 1 if strategy.exchanges_heads else strategy.context_parallel
-        heads = ((2 + exchanged) * attention.num_heads + 2 * gathered * attention.kv_heads) * attention.head_dim
+        heads = ((2 + fused + exchanged) * attention.num_heads + 2 * gathered * attention.kv_heads) * attention.head_dim
     found["attention.heads"] = HALF * tokens * heads / ranks
-    if not fused:
-        found["attention.scores"] = 2 * HALF * tokens * seq_length * attention.num_heads / ranks
+    if fused:
+        found["attention.statistics"] = STATISTICS * tokens * attention.num_heads / ranks
+    else:
+        capped = attention.soft_cap is not None
+        found["attention.scores"] = ((1 + capped) * WHOLE + HALF) * _scores(spec, tokens, seq_length, strategy)
     return found
 
 

@@ -15,7 +15,7 @@ from mindllm.config.layers import FeedForwardSpec, LayerSpec
 from mindllm.errors import UserError
 from mindllm.parallel.layer_plan import LayerAssignment
 from mindllm.timing.attention import attention_work
-from mindllm.timing.feed_forward import experts_work, feed_forward_work
+from mindllm.timing.feed_forward import experts_work, feed_forward_work, sorts_split_tokens
 from mindllm.timing.work import ATTENTION, HALF, MASK, NORM_PASSES, Exchange, Operator, Work, elementwise, product
 from mindllm.timing.workload import Numerics, Strategy
 
@@ -44,20 +44,19 @@ def _forward(
         yield product("eh_proj.matmul", tokens / strategy.sequence_ranks, 2 * width, width, numerics.compute)
     attention = attention_work(spec.attention, tokens, seq_length, strategy, numerics)
     feed_forward: Iterator[Operator | Exchange]
-    sorts_split_tokens = False  # experts take tokens as they are split between layers
+    splits = sorts_split_tokens(spec.feed_forward)
     if isinstance(spec.feed_forward, FeedForwardSpec):
         feed_forward, summed = feed_forward_work(spec.feed_forward, tokens, strategy, numerics), True
     else:  # what experts yield is whole on every rank: only a shared one leaves sums to add
         feed_forward = experts_work(spec.feed_forward, tokens, seq_length, strategy, numerics)
         summed = spec.feed_forward.shared is not None
-        sorts_split_tokens = spec.feed_forward.grouped and not summed
     parts = (
         ("attention", spec.norms[0], attention, True),
         ("feed_forward", spec.norms[1], feed_forward, summed),
     )
     for part, norm, inside, adds_up in parts:
         yield elementwise(f"{norm}.norm", outside, NORM_PASSES[0])
-        if strategy.sequence_parallel and not (part == "feed_forward" and sorts_split_tokens):
+        if strategy.sequence_parallel and not (part == "feed_forward" and splits):
             yield Exchange(f"{norm}.gather", "AllGather", hidden)
         yield from inside
         yield from adapter_work(spec, part, tokens, strategy, numerics)

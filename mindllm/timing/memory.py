@@ -1,20 +1,27 @@
-"""Memory of a stage by formula: state, what micro-batches keep, logits. It prunes and ranks; a dry run has the last word.
+"""Memory of a stage by formula: state, what micro-batches keep, working memory.
 
-What a layer keeps is added up operator by operator (``kept.py``). A fully recomputed layer keeps its input, and one
-layer at a time keeps everything again.
+It prunes and ranks; a dry run has the last word. What a layer keeps is added up operator by operator (``kept.py``); a fully
+recomputed layer keeps its input. In its backward pass a layer needs the rest again, and its gradients, when those behind it have
+freed theirs. The planner's problem (``plan_problem.py``) is made of the same figures; both add them up in
+``planning/schedules/held_memory.py``.
 """
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
+import numpy as np
+
 from mindllm.config.layers import LayerSpec
 from mindllm.parallel.layer_plan import LayerAssignment
-from mindllm.planning.schedules.orders import alive, stage_orders
+from mindllm.planning.schedules.held_memory import held_memory, working_memory
+from mindllm.planning.schedules.orders import stage_orders
 from mindllm.timing.ends import Held
-from mindllm.timing.kept import kept_results
+from mindllm.timing.kept import gradients_at_once, kept_results
 from mindllm.timing.layer import forward_work, repeated_work
 from mindllm.timing.step_work import layer_key, step_work
 from mindllm.timing.swapped import moved_bytes
-from mindllm.timing.work import HALF, WHOLE, Operator
+from mindllm.timing.work import HALF, WHOLE
 from mindllm.timing.workload import Workload
 
 STATE = 3 * WHOLE  # weight and two moments
@@ -29,25 +36,46 @@ def stage_bytes(workload: Workload) -> tuple[float, ...]:
     plan, strategy = workload.plan, workload.strategy
     micro = min(strategy.micro_batches, MOST_SIMULATED * plan.stages)
     orders = stage_orders("1f1b", plan.stages, plan.chunks, micro)
-    work, found = step_work(workload), []
-    kept = kept_bytes(workload)
-    for stage, vectors in enumerate(alive(orders, plan.chunks)):
-        own = [sum(kept[n] for n, layer in enumerate(plan.layers) if (layer.stage, layer.chunk) == (stage, chunk))
-               for chunk in range(plan.chunks)]  # fmt: skip
-        held = max(sum(count * size for count, size in zip(vector.tolist(), own, strict=True)) for vector in vectors)
-        found.append(state_bytes(work.updates[stage].parameters, workload) + held + _working(workload, stage))
-    return tuple(found)
+    layers: list[list[tuple[float, float]]] = [[] for _ in range(plan.stages * plan.chunks)]
+    for own, needs in zip(plan.layers, _needs(workload), strict=True):
+        layers[own.chunk * plan.stages + own.stage].append(needs)
+    kept = np.array([sum(size for size, _ in held) for held in layers])
+    working = np.array([working_memory(held) for held in layers])
+    working[-1] = max(working[-1], loss_bytes(workload))
+    shape = (plan.chunks, plan.stages)
+    held = held_memory(kept.reshape(shape), working.reshape(shape), orders)
+    updates = step_work(workload).updates
+    return tuple(
+        state_bytes(update.parameters, workload) + float(size) for update, size in zip(updates, held, strict=True)
+    )
 
 
 def kept_bytes(workload: Workload) -> tuple[float, ...]:
     """What a micro-batch keeps of every layer on the device, ``[layers]``."""
-    sizes: dict[object, float] = {}
+    return tuple(kept for kept, _ in _needs(workload))
+
+
+def _needs(workload: Workload) -> list[tuple[float, float]]:
+    """What every layer keeps of a micro-batch on the device, and its working memory beside that, ``[layers]``.
+
+    What waits on the host is back when the layer's backward pass needs it.
+    """
+    found: dict[Hashable, tuple[float, float]] = {}
     for number, own in enumerate(workload.plan.layers):
         key = layer_key(workload, number)
-        if key not in sizes:
-            whole = layer_bytes(workload, workload.architecture.layers[number], own, workload.rank_tokens)
-            sizes[key] = whole - moved_bytes(step_work(workload).parts[key].moved)
-    return tuple(sizes[layer_key(workload, number)] for number in range(len(workload.plan.layers)))
+        if key not in found:
+            kept, working = layer_needs(workload, workload.architecture.layers[number], own)
+            moved = moved_bytes(step_work(workload).parts[key].moved)
+            found[key] = kept - moved, working + moved
+    return [found[layer_key(workload, number)] for number in range(len(workload.plan.layers))]
+
+
+def layer_needs(workload: Workload, spec: LayerSpec, own: LayerAssignment) -> tuple[float, float]:
+    """What a micro-batch keeps of one layer, and what its backward pass needs beside that: what is computed again, gradients."""
+    tokens = workload.rank_tokens
+    kept, whole = (layer_bytes(workload, spec, one, tokens) for one in (own, LayerAssignment(own.stage)))
+    gradients = gradients_at_once(spec, tokens, workload.seq_length, workload.strategy, workload.numerics)
+    return kept, whole - kept + gradients
 
 
 def layer_bytes(workload: Workload, spec: LayerSpec, own: LayerAssignment, tokens: int) -> float:
@@ -60,8 +88,7 @@ def layer_bytes(workload: Workload, spec: LayerSpec, own: LayerAssignment, token
     if own.patterns:
         forward = forward_work(spec, float(tokens), workload.seq_length, strategy, numerics)
         for one in repeated_work(forward, own):
-            if isinstance(one, Operator):
-                kept.pop(one.name, None)
+            kept.pop(one.name, None)
     return max(given, sum(kept.values()))
 
 
@@ -77,20 +104,11 @@ def state_bytes(held: Held, workload: Workload) -> float:
     return trained + held.frozen * (HALF if in_half else WHOLE + HALF)
 
 
-def _working(workload: Workload, stage: int) -> float:
-    """The most that is needed for a moment: one layer computed again, or the logits of the last stage."""
-    strategy, plan = workload.strategy, workload.plan
-    tokens = workload.rank_tokens
-    layers, kinds = workload.architecture.layers, workload.architecture.kind_numbers
-    recomputed = {kind for kind, own in zip(kinds, plan.layers, strict=True) if own.stage == stage and own.recompute}
-    again = max(
-        (layer_bytes(workload, layers[kind], LayerAssignment(stage), tokens) for kind in recomputed), default=0.0
-    )
-    if stage == plan.stages - 1:
-        whole = workload.loss_chunks == 1
-        heads = 1 + workload.architecture.predictions if whole else 1  # without slices all logits are there at once
-        logits = heads * LOGITS * tokens * workload.architecture.vocab_size / strategy.model_parallel
-        slices = 0 if whole else workload.loss_chunks  # each has a gradient of the head's weight until all are added up
-        table = workload.architecture.vocab_size * workload.architecture.hidden_size / strategy.model_parallel
-        again = max(again, logits / workload.loss_chunks + slices * HALF * table)
-    return again
+def loss_bytes(workload: Workload) -> float:
+    """What the last place needs while its layers still hold all that they kept: logits, of one slice of several."""
+    vocabulary = workload.architecture.vocab_size / workload.strategy.model_parallel
+    whole = workload.loss_chunks == 1
+    heads = 1 + workload.architecture.predictions if whole else 1  # without slices all logits are there at once
+    logits = heads * LOGITS * workload.rank_tokens * vocabulary
+    slices = 0 if whole else workload.loss_chunks  # each has a gradient of the head's weight until all are added up
+    return logits / workload.loss_chunks + slices * HALF * vocabulary * workload.architecture.hidden_size

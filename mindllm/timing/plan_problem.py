@@ -8,8 +8,8 @@ from mindllm.config.layers import LayerSpec
 from mindllm.parallel.layer_plan import DEFAULT_PATTERNS, LayerAssignment
 from mindllm.planning.problem import STANDARD_KINDS, Problem, make_problem
 from mindllm.timing.device import Device
-from mindllm.timing.ends import layer_parameters, table_parameters
-from mindllm.timing.memory import LOGITS, layer_bytes, state_bytes
+from mindllm.timing.ends import Held, embedding_parameters, last_parameters, layer_parameters
+from mindllm.timing.memory import layer_needs, loss_bytes, state_bytes
 from mindllm.timing.step import TimedWork
 from mindllm.timing.step_work import spec_part, step_work
 from mindllm.timing.workload import Workload
@@ -30,13 +30,10 @@ def plan_problem(workload: Workload, device: Device, limit: float, name: str) ->
     """
     work = step_work(workload)
     timed = TimedWork(work, device)
-    plan, architecture, sizes = workload.plan, workload.architecture, workload.strategy
+    plan, sizes = workload.plan, workload.strategy
     ends = {}
     for end in ("embedding", "head"):
         ends[end] = [MILLISECONDS * one.seconds for one in timed.passes(work.parts[end])]
-    table = architecture.vocab_size * architecture.hidden_size / sizes.model_parallel
-    memory = state_bytes(table_parameters(architecture, architecture.head_weight, table), workload) / MIB
-    logits = LOGITS * workload.rank_tokens * architecture.vocab_size / sizes.model_parallel / workload.loss_chunks
     fields: dict[str, Any] = {
         "name": name,
         "stages": plan.stages,
@@ -45,12 +42,16 @@ def plan_problem(workload: Workload, device: Device, limit: float, name: str) ->
         "layers": [
             _layer(number, spec, count, workload, timed) for number, (spec, count) in enumerate(_runs(workload))
         ],
-        "head": {"forward": ends["embedding"][0], "backward": ends["embedding"][1], "memory_mb": memory},
+        "head": {
+            "forward": ends["embedding"][0],
+            "backward": ends["embedding"][1],
+            "memory_mb": _state(embedding_parameters(workload), workload),
+        },
         "tail": {
             "forward": ends["head"][0],
             "backward": ends["head"][1],
-            "memory_mb": memory,
-            "transient_mb": logits / MIB,
+            "memory_mb": _state(last_parameters(workload), workload),
+            "transient_mb": loss_bytes(workload) / MIB,
         },
         "limit_mb": limit / MIB,
         "recompute_kinds": {kind: STANDARD_KINDS[kind].model_dump() for kind in KINDS},
@@ -71,24 +72,25 @@ def _runs(workload: Workload) -> list[tuple[LayerSpec, int]]:
     return found
 
 
+def _state(held: Held, workload: Workload) -> float:
+    return state_bytes(held, workload) / MIB
+
+
 def _layer(number: int, spec: LayerSpec, count: int, workload: Workload, timed: TimedWork) -> dict[str, Any]:
-    sizes = workload.strategy
-    tokens = workload.rank_tokens
     forward = timed.passes(spec_part(workload, spec, KINDS["none"]))[0].seconds
-    whole = layer_bytes(workload, spec, KINDS["none"], tokens)
     kinds = {}
     for name, own in KINDS.items():
         backward = timed.passes(spec_part(workload, spec, own))[1].seconds
-        kept = layer_bytes(workload, spec, own, tokens)
+        kept, working = layer_needs(workload, spec, own)
         kinds[name] = {
             "backward": MILLISECONDS * backward,
             "activation_mb": kept / MIB,
-            "transient_mb": (whole - kept) / MIB,
+            "transient_mb": working / MIB,
         }
     return {
         "name": f"layers {number}",
         "count": count,
         "forward": MILLISECONDS * forward,
-        "parameter_mb": state_bytes(layer_parameters(spec, sizes), workload) / MIB,
+        "parameter_mb": _state(layer_parameters(spec, workload.strategy), workload),
         "kinds": kinds,
     }

@@ -11,6 +11,7 @@ import numpy as np
 from mindspore import ParameterTuple, Tensor, lazy_inline, nn, ops
 
 from mindllm.config import RunConfig
+from mindllm.config.tuning import ADALORA
 from mindllm.parallel import ParallelModel, build_parallel_model, set_parallel_context
 from mindllm.parallel.context import input_columns
 from mindllm.parallel.pipeline import TokenCount
@@ -82,6 +83,7 @@ class DistributedStep(nn.Cell):
         slices: parts the input arrays are given in; 1 where every rank holds the whole batch.
         sharded_optimizer: with a parallel optimizer, gradients leave the backward pass as slices; otherwise they stay
             in the accumulators.
+        norm: of all gradients.
     """
 
     def __init__(
@@ -93,6 +95,7 @@ class DistributedStep(nn.Cell):
         positions: int,
         slices: int,
         sharded_optimizer: bool,
+        norm: nn.Cell,
     ) -> None:
         super().__init__(auto_prefix=False)
         self.network = SeededLoss(parallel.network)
@@ -103,7 +106,7 @@ class DistributedStep(nn.Cell):
         self.accumulates = parallel.parts > 1 or parallel.plan.stages > 1
         separate = parallel.reused and parallel.plan.stages == 1
         optimizer = ReusedOptimizer(optimizer) if separate else optimizer
-        self.update = ApplyGradients(optimizer, max_grad_norm, GlobalNorm())
+        self.update = ApplyGradients(optimizer, max_grad_norm, norm)
         self.reads_accumulators = self.accumulates and not sharded_optimizer
         if self.accumulates:
             self.accu_grads = weights.clone(prefix="accu_grads", init="zeros")  # the compiler knows them by this name
@@ -171,8 +174,18 @@ def distributed_step(config: RunConfig, parallel: ParallelModel, rank: int) -> D
         positions=config.global_batch_size * config.model.config.seq_length,
         slices=input_slices(config),
         sharded_optimizer=config.parallel.enable_parallel_optimizer,
+        norm=_norm(config),
     )
     return step.set_train()
+
+
+def _norm(config: RunConfig) -> nn.Cell:
+    """The compiler adds squares over the devices, and divides those of a gradient by the devices that have the same one where
+    it finds the way from weight to square. AdaLoRA's penalty, which is added to gradients, hides that way; but there every
+    device has the whole model.
+    """
+    pet = config.model.config.pet_config
+    return GlobalNorm(whole=pet is not None and pet.pet_type == ADALORA)
 
 
 def _embedding_is_elsewhere(parallel: ParallelModel, rank: int) -> bool:

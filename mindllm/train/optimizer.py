@@ -14,12 +14,14 @@ from mindspore import ops as P
 
 from mindllm.config import OptimizerConfig
 from mindllm.config.tuning import PetConfig
-from mindllm.config.tuning_state import is_further_state
+from mindllm.config.tuning_state import NUMBERS, is_further_state
 from mindllm.models.expert_load import is_probe
 from mindllm.train.expert_loads import ExpertLoads
 
 MOMENTS = ("adam_m", "adam_v")
 POWERS = ("beta1_power", "beta2_power")
+SCALARS = (*POWERS, *NUMBERS)
+"""Names of state that is one number, the same on every rank."""
 update = ops.MultitypeFuncGraph("adamw_update")
 
 

@@ -24,6 +24,27 @@ from mindllm.train.optimizer import MOMENTS, AdamW, FusedAdam
 
 INTERVALS = 4096  # after so many of them the same draws come again
 LAYER = re.compile(r"model\.layers\.(\d+)\.")
+# Maps over tuples, as those of AdamW: from these the compiler takes the weights that another pipeline stage has.
+times = ops.MultitypeFuncGraph("times")
+update_drawn = ops.MultitypeFuncGraph("update_drawn")
+
+
+@times.register("Tensor", "Tensor")
+def _times(factor, gradient):
+    return gradient * factor
+
+
+@update_drawn.register(
+    "Function", "Tensor", "Tensor", "Tensor", "Tensor", "Tensor",
+    "Tensor", "Tensor", "Tensor", "Tensor", "Tensor", "Tensor",
+)  # fmt: skip
+def _update_drawn(
+    kernel, goes_on, rate, correction1, correction2, coefficient, drawn, decay, weight, moment1, moment2, gradient
+):
+    """Updates a weight at a rate of zero if its layer was not drawn; moments begin anew where an interval begins."""
+    cleared = ops.assign(moment1, moment1 * goes_on), ops.assign(moment2, moment2 * goes_on)
+    rate = ops.depend(rate * drawn, cleared)
+    return kernel(weight, moment1, moment2, rate, correction1, correction2, decay, gradient * coefficient)
 
 
 def drawn_layers(seed: int, interval: int, layers: int, active: int) -> np.ndarray:
@@ -51,14 +72,19 @@ class LayerDraw(nn.Cell):
         self.draws = tuple(Tensor(column.astype(np.float32)) for column in draws.T)
         self.interval = Parameter(Tensor(0.0, ms.float32), name=INTERVAL, requires_grad=False)
         self.steps = Parameter(Tensor(0.0, ms.float32), name=STEPS_IN_INTERVAL, requires_grad=False)
+        self.always = Tensor(1.0, ms.float32)
         self.gather = P.Gather()
+        self.map = ops.HyperMap()
 
     def construct(self, gradients: tuple[Tensor, ...], unscale: Tensor) -> tuple[Tensor, ...]:
+        return self.map(times, self.factors(), gradients)
+
+    def factors(self) -> tuple[Tensor, ...]:
+        """1 for every weight that is trained, 0 for the others."""
         drawn = self.drawn()
         found: tuple[Tensor, ...] = ()
-        for place, gradient in enumerate(gradients):
-            layer = self.layer_of[place]
-            found = (*found, gradient if layer < 0 else gradient * drawn[layer])
+        for layer in self.layer_of:
+            found = (*found, self.always if layer < 0 else drawn[layer])
         return found
 
     def drawn(self) -> tuple[Tensor, ...]:
@@ -83,7 +109,6 @@ class SampledLayers(nn.Cell):
         layer_of = self.prepare.layer_of
         self.outside = tuple(place for place, layer in enumerate(layer_of) if layer < 0)
         self.inside = tuple(place for place, layer in enumerate(layer_of) if layer >= 0)
-        self.layer_of = tuple(layer_of[place] for place in self.inside)
         self.plain = AdamW([parameters[place] for place in self.outside], config)
         self.weights = ParameterTuple([parameters[place] for place in self.inside])
         self.moments1 = self.weights.clone(prefix=MOMENTS[0], init="zeros")
@@ -95,31 +120,23 @@ class SampledLayers(nn.Cell):
         self.beta1, self.beta2 = config.betas
         self.length = float(pet.lisa_step_interval)
         self.kernel = FusedAdam(config)
+        self.map = ops.HyperMap()
 
     def construct(self, gradients: tuple[Tensor, ...], coefficient: Tensor, rate: Tensor) -> Tensor:
         """One step; ``gradients`` of layers that were not drawn are zeros."""
-        drawn, steps, interval = self.prepare.drawn(), self.prepare.steps * 1.0, self.prepare.interval * 1.0
+        steps, interval = self.prepare.steps * 1.0, self.prepare.interval * 1.0
         goes_on = ops.cast(steps > 0.0, ms.float32)
         power1 = self.beta1 * (goes_on * self.power1 + 1.0 - goes_on)
         power2 = self.beta2 * (goes_on * self.power2 + 1.0 - goes_on)
-        done = power1
-        for number, place in enumerate(self.inside):
-            moment1, moment2 = self.moments1[number], self.moments2[number]
-            done = ops.depend(done, ops.assign(moment1, moment1 * goes_on))
-            done = ops.depend(done, ops.assign(moment2, moment2 * goes_on))
-            own_rate = ops.depend(rate * drawn[self.layer_of[number]], done)
-            gradient = gradients[place] * coefficient
-            updated = self.kernel(
-                self.weights[number],
-                moment1,
-                moment2,
-                own_rate,
-                1.0 - power1,
-                1.0 - power2,
-                self.decays[number],
-                gradient,
-            )
-            done = ops.depend(done, updated)
+        factors = self.prepare.factors()
+        of_layers: tuple[Tensor, ...] = ()
+        drawn: tuple[Tensor, ...] = ()
+        for place in self.inside:
+            of_layers, drawn = (*of_layers, gradients[place]), (*drawn, factors[place])
+        common = ops.partial(update_drawn, self.kernel, goes_on, rate, 1.0 - power1, 1.0 - power2, coefficient)
+        done = ops.depend(
+            power1, self.map(common, drawn, self.decays, self.weights, self.moments1, self.moments2, of_layers)
+        )
         of_others: tuple[Tensor, ...] = ()
         for place in self.outside:
             of_others = (*of_others, gradients[place])

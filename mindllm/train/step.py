@@ -25,6 +25,15 @@ def _square_sum(gradient):
     return expand_slice_sum(ops.reduce_sum(ops.square(ops.cast(gradient, ms.float32)), ()), 0)
 
 
+whole_square_sum = ops.MultitypeFuncGraph("whole_square_sum")
+expand_sum = P.ExpandDims()
+
+
+@whole_square_sum.register("Tensor")
+def _whole_square_sum(gradient):
+    return expand_sum(ops.reduce_sum(ops.square(gradient), ()), 0)
+
+
 square_sum_by_rows = ops.MultitypeFuncGraph("square_sum_by_rows")
 
 
@@ -35,17 +44,21 @@ def _square_sum_by_rows(gradient):
 
 
 class GlobalNorm(nn.Cell):
-    """Euclidean norm of all gradients together, fp32 scalar, wherever slices of them are."""
+    """Euclidean norm of all gradients together, fp32 scalar, wherever slices of them are.
 
-    def __init__(self) -> None:
+    ``whole``: they are whole on this device, and the compiler adds nothing over devices.
+    """
+
+    def __init__(self, whole: bool = False) -> None:
         super().__init__()
+        self.square_sum = whole_square_sum if whole else square_sum
         self.map = ops.HyperMap()
         self.sum = P.AddN()
         self.sqrt = P.Sqrt()
         self.reshape = P.Reshape()
 
     def construct(self, gradients: tuple[Tensor, ...]) -> Tensor:
-        return self.reshape(self.sqrt(self.sum(self.map(square_sum, gradients))), ())
+        return self.reshape(self.sqrt(self.sum(self.map(self.square_sum, gradients))), ())
 
 
 class LocalNorm(nn.Cell):

@@ -163,7 +163,7 @@ def test_mistakes_are_one_line(keys, key, words):
             "pipeline_stage",
             "needs the whole model",
         ),
-        (["--runner_config.train_steps=100"], "data_parallel", "is for one device, or replicas on CPU"),
+        (["--runner_config.train_steps=100"], "enable_parallel_optimizer", "needs whole gradients"),
         ([*ALONE, "--runner_config.train_steps=null", "--runner_config.epochs=1"], "train_steps", "write its steps"),
         (
             [*ALONE, "--runner_config.train_steps=9", PET.format("adalora, adalora_tinit: 9")],
@@ -178,10 +178,17 @@ def test_where_ranks_are_not_allocated(options, key, words):
     assert f"{key}: " in str(refused.value)
 
 
+def test_projections_need_whole_gradients():
+    with pytest.raises(UserError, match="pet_type galore needs whole gradients"):
+        load_config(CONFIGS / QWEN, [PET.format("galore"), "--parallel.enable_parallel_optimizer=true"])
+    with pytest.raises(UserError, match="pet_type galore needs the whole model"):
+        load_config(
+            CONFIGS / QWEN, [PET.format("galore"), *ALONE, "--parallel_config.model_parallel=2", "--use_parallel=true"]
+        )
+
+
 @pytest.mark.parametrize("kind", ["galore", "lisa"])
-def test_optimizers_that_need_the_whole_model_say_so(kind):
-    with pytest.raises(UserError, match=f"pet_type {kind} is for one device"):
-        load_config(CONFIGS / QWEN, [PET.format(kind)])
+def test_experts_are_not_among_projected_or_drawn_weights(kind):
     mixtral = CONFIGS / "mixtral/pretrain_mixtral_8x7b.yaml"
     with pytest.raises(UserError, match=f"experts are not trained with pet_type {kind} yet"):
         load_config(mixtral, [PET.format(kind), *ALONE, "--parallel_config.expert_parallel=1"])

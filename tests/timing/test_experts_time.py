@@ -107,7 +107,7 @@ def test_experts_keep_their_places_and_recomputation_frees_them():
     run = workload_of(form("experts_and_tensor_parallel", "--recompute_config.recompute=false"))
     again = workload_of(form("experts_and_tensor_parallel", "--recompute_config.recompute=true"))
     assert isinstance(run.architecture.layers[1].feed_forward, ExpertsSpec)
-    assert kept_bytes(run)[1] > 2 * kept_bytes(run)[0] > 2 * kept_bytes(again)[1]
+    assert kept_bytes(run)[1] > 1.5 * kept_bytes(run)[0] > 1.5 * kept_bytes(again)[1]
     tighter = replace(run.architecture.layers[1].feed_forward, capacity_factor=0.5)
     layers = (run.architecture.layers[0], replace(run.architecture.layers[1], feed_forward=tighter))
     limited = replace(run, architecture=replace(run.architecture, layers=layers))

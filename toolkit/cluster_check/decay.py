@@ -13,6 +13,7 @@ import numpy as np
 from mindllm.compiled.execute.cluster import Cluster
 from mindllm.compiled.execute.state import MOMENTS
 from mindllm.config import OptimizerConfig
+from mindllm.config.tuning_state import LAYER_POWERS, is_of_layer
 
 Arrays = Mapping[str, np.ndarray]
 POWERS = ("beta1_power", "beta2_power")
@@ -21,20 +22,32 @@ TOLERANCE = 1e-3
 
 
 class Updates:
-    """One optimizer step of a single device: weights and state ``before`` and ``after`` it, at a learning ``rate``."""
+    """One optimizer step of a single device: weights and state ``before`` and ``after`` it, at a learning ``rate``.
+
+    Weights whose moments are projected (GaLore) are left out: their update does not follow from moments alone.
+    """
 
     def __init__(self, optimizer: OptimizerConfig, rate: float, before: Arrays, after: Arrays) -> None:
         self.epsilon, self.rate = optimizer.eps, rate
-        weights = [name for name in before if f"{MOMENTS[0]}{name}" in after]
+        moments = {name: after.get(f"{MOMENTS[0]}{name}") for name in before}
+        weights = [
+            name for name, moment in moments.items() if moment is not None and moment.shape == before[name].shape
+        ]
         self.decays = {name: self.decay(name, before, after) for name in weights}
 
     def decay(self, name: str, before: Arrays, after: Arrays) -> float:
-        """The decay in the update of one weight: ``w' = w - rate · (m̂ / (√v̂ + ε) + decay · w)``, by least squares over ``w``."""
+        """The decay in the update of one weight: ``w' = w - rate · (m̂ / (√v̂ + ε) + decay · w)``, by least squares over ``w``.
+
+        Zero where LISA did not draw the weight's layer; of those that it draws, the correction begins anew.
+        """
         old, new, *moments = (
             np.asarray(array, np.float64)
             for array in (before[name], after[name], *(after[f"{prefix}{name}"] for prefix in MOMENTS))
         )
-        first, second = (moment / (1 - float(after[power])) for moment, power in zip(moments, POWERS, strict=True))
+        if np.array_equal(old, new):
+            return 0.0
+        powers = LAYER_POWERS if LAYER_POWERS[0] in after and is_of_layer(name) else POWERS
+        first, second = (moment / (1 - float(after[power])) for moment, power in zip(moments, powers, strict=True))
         decayed = (old - new) / self.rate - first / (np.sqrt(second) + self.epsilon)
         return float(np.sum(decayed * old) / np.sum(old * old))
 

@@ -22,8 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mindllm.config import ParallelConfig
-from mindllm.planning.plan import working_memory
-from mindllm.planning.problem import KindCost
+from mindllm.planning.schedules.held_memory import working_memory
 from mindllm.planning.schedules.orders import alive, stage_orders
 from toolkit.dry_run.stages import FIRST, LAST, MIDDLE
 from toolkit.pipeline_balance.small_runs import AT_START, LAST_LAYERS, TOGETHER, WHOLE, Measured, SmallRuns
@@ -139,10 +138,7 @@ def _of_other_types(layers: Mapping[str, LayerMemory], together: float | None, l
     """What layers of all types on one stage need beyond those of one, from the constant of the run that has one of each."""
     if together is None:
         return 0.0
-    held = [
-        KindCost(backward=0, activation_mb=layer.activation[WHOLE], transient_mb=layer.transient[WHOLE])
-        for layer in layers.values()
-    ]
+    held = [(layer.activation[WHOLE], layer.transient[WHOLE]) for layer in layers.values()]
     return max(0.0, together - lightest - working_memory(held))
 
 

@@ -93,18 +93,13 @@ def _known(path: Path, key: str) -> dict[str, Judged | None]:
 def plan_best(
     config: RunConfig, judged: Sequence[Judged], device: Device, limit: float, count: int, seconds: float
 ) -> list[Planned]:
-    """The best candidates with layers placed and recomputed as the planner says, the fastest first.
-
-    Without those whose plan is over the limit after all: the planner does not count a layer while it is computed again.
-    """
+    """The best candidates with layers placed and recomputed as the planner says, the fastest first."""
     found: dict[str, Planned] = {}
     for one in track(judged[:count], "planning the best"):
         try:
-            planned = _planned(config, one.candidate, device, limit, seconds)
+            found[one.candidate.name] = _planned(config, one.candidate, device, limit, seconds)
         except (Infeasible, UserError):
             continue
-        if max(planned.memory) <= limit:
-            found[one.candidate.name] = planned
     return sorted(found.values(), key=lambda planned: planned.step.seconds)
 
 

@@ -10,6 +10,7 @@ from mindllm.compiled.execute.state import ACCUMULATORS, MOMENTS
 from mindllm.compiled.graph import Parameter
 from mindllm.compiled.operators import Operators
 from mindllm.config import RunConfig
+from mindllm.config.tuning_state import further_state
 from mindllm.models.expert_load import ROUTER_BIAS
 from mindllm.parallel.context import optimizer_level
 from mindllm.parallel.layout import Mesh
@@ -79,8 +80,10 @@ def _followers(
     assert weight.layout is not None
     level = optimizer_level(config) if config.parallel.enable_parallel_optimizer else "level1"
     accumulated = weight.shape if level != "level1" else weight.layout.slice_shape
+    projected = further_state(config.model.config.architecture)
+    moments = (f"{prefix}{weight.name}" for prefix in MOMENTS)
     wanted = {
-        **{f"{prefix}{weight.name}": weight.shape for prefix in MOMENTS},
+        **{name: projected.get(name, weight.shape) for name in moments},
         f"{ACCUMULATORS}{weight.name}": accumulated,
     }
     return [(parameters[name], shape) for name, shape in wanted.items() if name in parameters]

@@ -10,6 +10,7 @@ import numpy as np
 from mindllm.compiled.execute.kernels import ROUNDED
 from mindllm.compiled.execute.machine import Machine
 from mindllm.compiled.graph import CompiledGraph, Parameter
+from mindllm.config.tuning_state import is_further_state
 from mindllm.errors import RunFailed
 from mindllm.train.checkpoint.parts import Part
 from mindllm.train.checkpoint.tensors import read_slices
@@ -78,8 +79,8 @@ def state_parts(machine: Machine) -> dict[str, Part]:
 
 
 def is_optimizer_state(name: str) -> bool:
-    """Whether a parameter is the optimizer's own: a moment, or a power of its betas."""
-    return name.startswith(MOMENTS) or name.endswith(POWER)
+    """Whether a parameter is the optimizer's own: a moment, a power of its betas, or what tuning keeps beside them."""
+    return name.startswith(MOMENTS) or name.endswith(POWER) or is_further_state(name)
 
 
 def put_parts(machine: Machine, whole: Mapping[str, Any]) -> None:

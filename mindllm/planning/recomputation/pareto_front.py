@@ -15,7 +15,7 @@ class Front:
 
     Attributes:
         activation: MB per micro-batch, ``[mixes]``.
-        working: MB that the backward pass needs beyond that, ``[mixes]`` (``plan.working_memory``).
+        working: MB that the backward pass needs beyond that, ``[mixes]`` (``schedules/held_memory.py``).
         backward: time, ``[mixes]``.
         counts: layers of each ``(layer kind, recompute kind)``, ``[mixes, layer kinds, recompute kinds]``.
     """

@@ -30,7 +30,7 @@ from mindllm.train.distributed_step import distributed_loss, distributed_step, e
 from mindllm.train.engine.columns import inputs
 from mindllm.train.engine.engine import Batch, Engine, StepResult, evaluation_config, weight_signatures
 from mindllm.train.expert_loads import LOAD
-from mindllm.train.optimizer import MOMENTS, POWERS
+from mindllm.train.optimizer import MOMENTS, SCALARS, is_state
 from mindllm.train.ranks import Ranks
 from mindllm.train.share import Share
 
@@ -119,14 +119,14 @@ class ClusterRankEngine(Engine):
         return {item.name: item.asnumpy() for item in self._step.get_parameters() if item.name.startswith(LOAD)}
 
     def held(self) -> Mapping[int, RankTensors]:
-        state = {name for name in self._parameters if name in POWERS or name.startswith(MOMENTS)}
+        state = {name for name in self._parameters if is_state(name)}
         owned = [name for name in self._parameters if f"{MOMENTS[0]}.{name}" in state]
         weights, optimizer = ({name: self._part(name) for name in names} for names in (owned, sorted(state)))
         return {self.ranks.rank: RankTensors(weights, optimizer)}
 
     def _part(self, name: str) -> Part:
         layout, rank = self._layouts[name], self.ranks.rank
-        earlier = rank if name in POWERS else layout.copies_before(rank)  # every rank of every stage has the powers
+        earlier = rank if name in SCALARS else layout.copies_before(rank)  # every rank of every stage has them
         return Part(layout.full_shape, layout.slices(rank), HostCopy(self._parameters[name]), earlier)
 
     def put(self, arrays: Mapping[str, Any]) -> None:
@@ -164,9 +164,8 @@ def _own_parameters(cell: nn.Cell, config: RunConfig) -> tuple[dict[str, Paramet
     layouts: dict[str, ParameterLayout] = {}
     for parameter in cell.get_parameters():
         name = parameter.name
-        is_state = name in POWERS or name.startswith(tuple(f"{moment}." for moment in MOMENTS))
-        known = name in weights or is_state or is_of_codes(parameter)
-        if not known or (name not in cell.parameter_layout_dict and name not in POWERS):
+        known = name in weights or is_state(name) or is_of_codes(parameter)
+        if not known or (name not in cell.parameter_layout_dict and name not in SCALARS):
             continue
         parameters[name] = parameter
         layouts[name] = _layout(name, parameter, cell.parameter_layout_dict.get(name), rank, mesh_of(config).devices)

@@ -1,0 +1,141 @@
+"""The formula of memory and the planner's problem of the same run: one memory of every stage."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import pytest
+
+from mindllm.config import load_config, override_config
+from mindllm.parallel.layer_plan import LayerPlan
+from mindllm.planning.plan import Plan, evaluate
+from mindllm.planning.solve import solve
+from mindllm.timing.configured import workload_of
+from mindllm.timing.device import DEFAULT, read_device
+from mindllm.timing.kept import gradients_at_once, kept_results
+from mindllm.timing.memory import loss_bytes, stage_bytes
+from mindllm.timing.plan_problem import KINDS, plan_problem
+from toolkit.benchmark.tune_shipped import SHIPPED
+from toolkit.pipeline_balance.yaml_plan import write_plan
+
+KEPT = {f"recompute_config.{key}": False for key in ("recompute", "select_recompute", "select_comm_recompute")}
+DRY_RUNS = [
+    ("13b_16p", {"select_recompute": [8, 0, 0, 0]}, {0: 57_617, 1: 53_899, 2: 45_150, 3: 39_594}),
+    ("13b_16p", {"recompute": [10, 9, 8, 9]}, {0: 31_664, 1: 31_163, 2: 31_677, 3: 32_016}),
+    ("13b_64p", {}, {0: 41_175, 1: 31_676}),
+    (
+        "70b_64p",
+        {"select_recompute": [6, 0, 0, 0, 0, 0, 0, 0]},
+        {0: 58_049, 1: 57_819, 2: 53_090, 6: 34_175, 7: 30_570},
+    ),
+]  # used MB of stages in MindSpore's dry run of Llama 2 (docs/planning_a_run.md)
+DEVICE = read_device(DEFAULT)
+MIB, GIB = 1 << 20, 1 << 30
+LIMIT = 58 * GIB
+MIXED = ("full", "select", "none")
+FAMILIES = {
+    "bloom/pretrain_bloom_7b1": "scores that no kernel fuses",
+    "deepseek/pretrain_deepseek_v2_lite": "layers of two kinds, experts",
+    "deepseek/pretrain_deepseek_v3_671b": "a layer that predicts ahead",
+    "gemma/pretrain_gemma2_9b": "capped scores, a table that every rank has whole, a tied head, a loss in slices",
+    "gpt2/pretrain_gpt2": "one stage, a tied head",
+    "llama2/finetune_llama2_7b_lora": "frozen weights",
+    "llama2/pretrain_llama2_13b_16p": "selected operators",
+    "llama2/pretrain_llama2_70b_64p": "sequence parallel",
+    "mixtral/pretrain_mixtral_8x7b": "experts",
+    "qwen3_moe/pretrain_qwen3_moe_235b_a22b": "experts with tensor parallel ranks",
+}
+
+
+def mixed(workload):
+    """The same run with kinds of recomputation in turns, and the planner's plan of it."""
+    kinds = itertools.cycle(MIXED)
+    layers, names = [], {}
+    for layer in workload.plan.layers:
+        name = next(kinds)
+        layers.append(replace(KINDS[name], stage=layer.stage, chunk=layer.chunk))
+        names.setdefault((layer.chunk, layer.stage), []).append(name)
+    plan = LayerPlan(workload.plan.stages, workload.plan.chunks, tuple(layers))
+    return replace(workload, plan=plan), Plan(tuple(tuple(names[place]) for place in sorted(names)))
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_planner_and_the_formula_say_the_same_of_every_stage(name):
+    workload, plan = mixed(workload_of(load_config(SHIPPED / f"{name}.yaml")))
+    found = evaluate(plan_problem(workload, DEVICE, LIMIT, name), plan)
+    assert (found.peak_mb * MIB).tolist() == pytest.approx(stage_bytes(workload), rel=1e-9)
+
+
+def test_they_agree_on_several_chunks():
+    chunks = {"model.model_config.pp_interleave_num": 2, "model.model_config.offset": [[0, 0], [0, 0]],
+              "parallel.pipeline_config.pipeline_interleave": True, "recompute_config.recompute": False}  # fmt: skip
+    config = override_config(load_config(SHIPPED / "llama2" / "pretrain_llama2_7b_8p.yaml"), chunks)
+    workload, plan = mixed(workload_of(config))
+    found = evaluate(plan_problem(workload, DEVICE, LIMIT, "chunks"), plan)
+    assert (found.peak_mb * MIB).tolist() == pytest.approx(stage_bytes(workload), rel=1e-9)
+
+
+@pytest.mark.parametrize("name", ["gemma/pretrain_gemma2_9b", "llama2/pretrain_llama2_13b_16p"])
+def test_a_plan_that_was_applied_needs_what_the_planner_said(name):
+    config = load_config(SHIPPED / f"{name}.yaml")
+    problem = plan_problem(workload_of(config), DEVICE, LIMIT, name)
+    best = solve(problem, 600.0).best
+    planned = override_config(config, write_plan(problem, best.plan).overrides(problem))
+    memory = stage_bytes(workload_of(planned))
+    assert memory == pytest.approx((best.peak_mb * MIB).tolist(), rel=1e-9)
+    assert max(memory) <= LIMIT
+
+
+def test_a_layer_is_computed_again_when_those_behind_it_have_freed_theirs():
+    """One stage and one micro-batch: of two layers recomputed, and one, only the last one's own memory counts twice."""
+    config = load_config(SHIPPED / "llama2" / "pretrain_llama2_13b_16p.yaml")
+    workload = workload_of(config)
+    stages = range(workload.plan.stages)
+
+    def memory(*names):
+        """Of the second stage, whose first layers are recomputed so; all that follow are kept."""
+        layers = list(workload.plan.layers)
+        own = [number for number, layer in enumerate(layers) if layer.stage == 1]
+        for number, name in itertools.zip_longest(own, names, fillvalue="none"):
+            layers[number] = replace(KINDS[name], stage=1)
+        return stage_bytes(replace(workload, plan=LayerPlan(len(stages), 1, tuple(layers))))[1]
+
+    assert memory("full") < memory()
+    every = len([layer for layer in workload.plan.layers if layer.stage == 1])
+    last = memory(*["none"] * (every - 1), "full")
+    assert last > memory("full")
+    assert memory(*["full"] * every) < memory(*["full"] * (every - 1))
+
+
+def test_the_head_of_layers_that_predict_ahead_and_slices_of_the_loss_are_in_the_problem():
+    for name in ("deepseek/pretrain_deepseek_v3_671b", "gemma/pretrain_gemma2_9b"):
+        workload = workload_of(load_config(SHIPPED / f"{name}.yaml"))
+        assert plan_problem(workload, DEVICE, LIMIT, name).tail.transient_mb == loss_bytes(workload) / MIB
+
+
+def test_a_table_that_every_rank_has_whole_is_in_the_problem():
+    """``vocab_emb_dp``: tensor parallel ranks hold all of the embedding, but a part of the head."""
+    workload = workload_of(load_config(SHIPPED / "gemma" / "pretrain_gemma2_9b.yaml"))
+    assert not workload.strategy.vocabulary_parallel
+    problem = plan_problem(workload, DEVICE, LIMIT, "run")
+    assert problem.head.memory_mb == pytest.approx(workload.strategy.model_parallel * problem.tail.memory_mb)
+
+
+@pytest.mark.parametrize(("size", "recompute", "found"), DRY_RUNS)
+def test_the_formula_is_within_a_hundredth_of_dry_runs(size, recompute, found):
+    config = load_config(SHIPPED / "llama2" / f"pretrain_llama2_{size}.yaml")
+    changes = KEPT | {f"recompute_config.{key}": value for key, value in recompute.items()}
+    changes["model.model_config.offset"] = [0] * config.parallel_config.pipeline_stage
+    memory = stage_bytes(workload_of(override_config(config, changes)))
+    assert {stage: memory[stage] / MIB for stage in found} == pytest.approx(found, rel=0.01)
+
+
+def test_a_layer_keeps_capped_scores_in_single_precision_and_their_softmax_twice():
+    """Gemma 2's layer in a dry run: what tanh and softmax yield, and weights in half precision; two gradients of these."""
+    workload = workload_of(load_config(SHIPPED / "gemma" / "pretrain_gemma2_9b.yaml"))
+    spec = workload.architecture.layers[0]
+    of_one_rank = (spec, workload.rank_tokens, workload.seq_length, workload.strategy, workload.numerics)
+    scores = 2048 * MIB  # in single precision
+    assert kept_results(*of_one_rank)["attention.scores"] == 2.5 * scores
+    assert gradients_at_once(*of_one_rank) == 1.5 * scores  # two, but for the weights, which are gone by then
