@@ -392,7 +392,11 @@ def test_networks_of_the_new_kind_split_their_table(load, account):
         ({f"{MODEL}.fine_grain_interleave": 1}, Outcome.WITHOUT_EFFECT, "at once"),
         ({"parallel_config.model_parallel": 1}, Outcome.WITHOUT_EFFECT, "without model_parallel"),
         ({"micro_batch_interleave_num": 2}, Outcome.WITHOUT_EFFECT, "whole copies"),
-        ({"parallel_config.pipeline_stage": 2}, Outcome.WITHOUT_EFFECT, "stage to stage"),
+        (
+            {"parallel_config.pipeline_stage": 2, "parallel_config.micro_batch_num": 2},
+            Outcome.WITHOUT_EFFECT,
+            "stage to stage",
+        ),
         ({f"{MODEL}.hidden_dropout": 0.1}, Outcome.WITHOUT_EFFECT, "whole sequences"),
     ],
     ids=str,
