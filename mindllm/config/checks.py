@@ -8,6 +8,7 @@ from mindllm.config.check_codes import check_codes
 from mindllm.config.check_context_parallel import check_context_parallel
 from mindllm.config.check_experts import check_experts
 from mindllm.config.check_generation import check_generation
+from mindllm.config.check_interleaved_rows import check_interleaved_rows
 from mindllm.config.check_latent_attention import check_latent_attention
 from mindllm.config.check_limits import check_limits
 from mindllm.config.check_parallel import (
@@ -68,6 +69,7 @@ def check_run(config: RunConfig) -> Iterator[Finding]:
         check_devices,
         check_sharding,
         check_context_parallel,
+        check_interleaved_rows,
         check_pipeline,
         check_offset,
         check_recompute,

@@ -273,6 +273,11 @@ class ModelConfig(Section):
         description="Layers beyond the even share: one number, one per stage, or one list of stages per chunk.",
     )
     pp_interleave_num: PositiveInt = Field(default=1, description="Chunks of layers per pipeline stage.")
+    fine_grain_interleave: PositiveInt = Field(
+        default=1,
+        description="Parts in which a layer takes its tokens outside attention: while one computes, another exchanges between "
+        "tensor-parallel ranks; 1: all at once.",
+    )
     pet_config: PetConfig | None = Field(
         default=None, description="Parameter-efficient tuning; null: all weights are trained."
     )

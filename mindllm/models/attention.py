@@ -199,22 +199,41 @@ class Attention(nn.Cell):
         self, x: Tensor, batch: int, tables: Tables, random: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Normed and rotated queries and keys, and values, of ``x`` ``[batch · seq, hidden]``: ``[batch, heads, seq, d]``."""
-        query = self.heads(self.wq(x, random), batch, self.num_heads)
+        query = self.queries(self.wq(x, random), batch, tables)
+        key = self.keys(self.wk(x, random), batch, tables)
+        return query, key, self.heads(self.wv(x, random), batch, self.kv_heads)
+
+    def queries(self, rows: Tensor, batch: int, tables: Tables) -> Tensor:
+        """Normed and rotated heads ``[batch, heads, seq, d]`` of ``rows`` ``[batch · seq, heads · d]``."""
+        query = self.heads(rows, batch, self.num_heads)
         if self.norms_heads:
             query = self.query_norm(query)
-        if self.rotates:
-            query = self.rotary(query, tables[0], tables[1])
-        key = self.heads(self.wk(x, random), batch, self.kv_heads)
+        return self.rotary(query, tables[0], tables[1]) if self.rotates else query
+
+    def keys(self, rows: Tensor, batch: int, tables: Tables) -> Tensor:
+        """The same of keys."""
+        key = self.heads(rows, batch, self.kv_heads)
         if self.norms_heads:
             key = self.key_norm(key)
-        if self.rotates:
-            key = self.rotary(key, tables[0], tables[1])
-        return query, key, self.heads(self.wv(x, random), batch, self.kv_heads)
+        return self.rotary(key, tables[0], tables[1]) if self.rotates else key
+
+    def merged(self, context: Tensor) -> Tensor:
+        """``[batch, heads, seq, d] -> [batch · seq, heads · d]``."""
+        return self.reshape(self.merge_transpose(context, (0, 2, 1, 3)), (-1, self.num_heads * self.head_dim))
 
     def output(self, context: Tensor, random: Tensor | None = None) -> Tensor:
         """``[batch, heads, seq, d] -> [batch · seq, hidden]``."""
-        merged = self.merge_transpose(context, (0, 2, 1, 3))
-        return self.wo(self.reshape(merged, (-1, self.num_heads * self.head_dim)), random)
+        return self.wo(self.merged(context), random)
+
+    def rows(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values of any rows ``[rows, hidden]``, as they are projected: ``[rows, heads · d]``."""
+        return self.wq(x), self.wk(x), self.wv(x)
+
+    def attended(self, query: Tensor, key: Tensor, value: Tensor, batch: int, tables: Tables, mask: Tensor) -> Tensor:
+        """What :meth:`rows` of whole sequences attend to, before the output projection: ``[batch · seq, heads · d]``."""
+        query, key = self.queries(query, batch, tables), self.keys(key, batch, tables)
+        value = self.heads(value, batch, self.kv_heads)
+        return self.merged(self.attention(query, key, value, mask, tables[0] if self.biased else None, None))
 
     def construct(self, x: Tensor, batch: int, tables: Tables, mask: Tensor, random: Tensor | None = None) -> Tensor:
         query, key, value = self.project(x, batch, tables, random)

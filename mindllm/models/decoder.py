@@ -18,6 +18,7 @@ from mindllm.models.alibi import alibi_bias
 from mindllm.models.attention import Tables
 from mindllm.models.decoder_layer import DecoderLayer
 from mindllm.models.dropout import Dropout, EmbeddingNoise, Keys
+from mindllm.models.interleaved_layer import InterleavedLayer
 from mindllm.models.kernels import Kernels
 from mindllm.models.norm import make_norm
 from mindllm.models.prediction import PredictionLayer
@@ -246,10 +247,7 @@ class Decoder(nn.Cell):
                 model.hidden_size, embedding.norm, replace(kernels, activation=kernels.hidden)
             )
         self.layers = nn.CellList(
-            [
-                (PredictionLayer if spec.predicts_ahead else DecoderLayer)(spec, kernels, spread, model.seq_length)
-                for spec in architecture.layers
-            ]
+            [_layer(number, model, kernels, spread) for number in range(len(architecture.layers))]
         )
         self.depth = len(architecture.main_layers)
         self.predictions = architecture.predictions
@@ -336,6 +334,14 @@ class Decoder(nn.Cell):
         if self.norms_embeddings:
             x = self.embedding_norm(x)
         return self.embedding_dropout(x, random) if self.drops_embeddings else x
+
+
+def _layer(number: int, model: ModelConfig, kernels: Kernels, spread: Spread) -> DecoderLayer:
+    layers = model.architecture.layers
+    spec, length = layers[number], model.seq_length
+    if kernels.row_parts > 1:
+        return InterleavedLayer(spec, kernels, spread, length, first=number == 0, last=number == len(layers) - 1)
+    return (PredictionLayer if spec.predicts_ahead else DecoderLayer)(spec, kernels, spread, length)
 
 
 def causal_mask(seq_length: int, kernels: Kernels, window: int | None = None) -> np.ndarray:

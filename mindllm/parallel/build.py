@@ -29,6 +29,7 @@ from mindllm.parallel.pipeline import (
 from mindllm.parallel.plan_text import plan_lines
 from mindllm.parallel.recompute import apply_recompute
 from mindllm.parallel.reuse import reuse_equal_layers
+from mindllm.parallel.row_parts import mark_row_parts
 from mindllm.parallel.sharding import apply_sharding, sharding_table
 from mindllm.parallel.sharding.preference import pairs_table
 from mindllm.parallel.swap import apply_swap
@@ -61,7 +62,8 @@ def kernels_of(config: RunConfig) -> Kernels:
     if mesh_of(config).devices == 1:
         return kernels
     balanced = sizes.context_parallel_balanced
-    return replace(kernels, cpu=False, sequence_ranks=sizes.context_parallel, balanced=balanced)
+    parts = config.model.config.fine_grain_interleave
+    return replace(kernels, cpu=False, sequence_ranks=sizes.context_parallel, balanced=balanced, row_parts=parts)
 
 
 def replica_kernels(config: RunConfig) -> Kernels:
@@ -105,6 +107,7 @@ def build_parallel_model(config: RunConfig) -> ParallelModel:
         place_on_stages(model, plan, config.model.config, kernels)
     split_grouped_experts(model, mesh)
     apply_sharding(model, sharding_table(model, config.parallel_config), mesh)
+    mark_row_parts(model)
     fuse_gradient_communication(model, plan, config.parallel_config.gradient_aggregation_group)
     order = SequenceOrder(kernels.positions(config.model.config.seq_length), mesh) if kernels.balanced else None
     whole = _with_loss(config, model, kernels)

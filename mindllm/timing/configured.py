@@ -52,6 +52,7 @@ def workload_of(config: RunConfig) -> Workload:
         expert_parallel=sizes.expert_parallel,
         expert_model_parallel=sizes.expert_model_parallel,
         copies=config.micro_batch_interleave_num,
+        row_parts=model.fine_grain_interleave,
         context_parallel=sizes.context_parallel,
         exchanges_heads=sizes.exchanges_heads,
         context_balanced=sizes.context_parallel_balanced,

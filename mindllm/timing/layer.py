@@ -20,6 +20,10 @@ from mindllm.timing.work import ATTENTION, HALF, MASK, NORM_PASSES, Exchange, Op
 from mindllm.timing.workload import Numerics, Strategy
 
 SPLIT_INPUT = ("wo", "w2")  # projections whose input tensor parallelism splits; it splits the output of the others
+OF_SEQUENCES = tuple(
+    f"attention.{name}" for name in ("attention.", "scores", "softmax", "dropout", "context", "apply_rotary")
+)
+"""What attention computes between its projections, by the beginnings of names."""
 FLASH_BACKWARD = 2.5  # five products instead of two (Dao, 2023, section 3.1)
 
 
@@ -62,6 +66,19 @@ def _forward(
         if spec.norm_output:
             yield elementwise(f"{part}_post_norm.norm", outside, NORM_PASSES[0])
         yield elementwise(f"{part}.residual", outside, 3 + MASK * numerics.dropout)
+
+
+def in_row_parts(whole: Work, part: Work, count: int) -> Work:
+    """A layer of which ``count`` parts of the rows go their own ways outside attention, from its work with all rows and with
+    those of one part.
+    """
+    cut = tuple(one for one in part if is_of_rows(one))
+    return (*(one for one in whole if not is_of_rows(one)), *cut * count)
+
+
+def is_of_rows(one: Operator | Exchange) -> bool:
+    """Whether it is outside attention proper, where no token sees another."""
+    return not any(one.name.startswith(name) for name in OF_SEQUENCES)
 
 
 def adapter_work(

@@ -33,9 +33,7 @@ def plan_problem(workload: Workload, device: Device, limit: float, name: str) ->
     plan, sizes = workload.plan, workload.strategy
     ends = {}
     for end in ("embedding", "head"):
-        part = work.parts[end]
-        backward = timed.gradients(part.backward).seconds + timed.spent(part.repeated).seconds
-        ends[end] = [MILLISECONDS * timed.spent(part.forward).seconds, MILLISECONDS * backward]
+        ends[end] = [MILLISECONDS * one.seconds for one in timed.passes(work.parts[end])]
     fields: dict[str, Any] = {
         "name": name,
         "stages": plan.stages,
@@ -79,21 +77,20 @@ def _state(held: Held, workload: Workload) -> float:
 
 
 def _layer(number: int, spec: LayerSpec, count: int, workload: Workload, timed: TimedWork) -> dict[str, Any]:
-    part = spec_part(workload, spec, KINDS["none"])
-    backward = timed.gradients(part.backward).seconds
+    forward = timed.passes(spec_part(workload, spec, KINDS["none"]))[0].seconds
     kinds = {}
     for name, own in KINDS.items():
-        again = timed.spent(spec_part(workload, spec, own).repeated).seconds
+        backward = timed.passes(spec_part(workload, spec, own))[1].seconds
         kept, working = layer_needs(workload, spec, own)
         kinds[name] = {
-            "backward": MILLISECONDS * (backward + again),
+            "backward": MILLISECONDS * backward,
             "activation_mb": kept / MIB,
             "transient_mb": working / MIB,
         }
     return {
         "name": f"layers {number}",
         "count": count,
-        "forward": MILLISECONDS * timed.spent(part.forward).seconds,
+        "forward": MILLISECONDS * forward,
         "parameter_mb": _state(layer_parameters(spec, workload.strategy), workload),
         "kinds": kinds,
     }

@@ -21,7 +21,7 @@ from mindllm.timing.device import Device
 from mindllm.timing.exchanges import Group, exchange_seconds
 from mindllm.timing.layer import SPLIT_INPUT
 from mindllm.timing.operators import operator_seconds
-from mindllm.timing.step_work import StageUpdate, StepWork, step_work
+from mindllm.timing.step_work import Part, StageUpdate, StepWork, step_work
 from mindllm.timing.swapped import late_seconds, moved_bytes
 from mindllm.timing.work import Exchange, Operator, Work
 from mindllm.timing.workload import Strategy, Workload
@@ -141,14 +141,17 @@ def groups(strategy: Strategy) -> dict[str, Group]:
     }
 
 
-def blocked(places: int, send: float) -> np.ndarray:
-    """What passes take longer where a stage waits for what it receives and what it sends, ``[2, places]``.
+def blocked(sends: np.ndarray, chunks: int) -> np.ndarray:
+    """What passes take longer where a stage waits for what it sends and receives, ``[2, places]``, from the seconds of a send
+    between each two neighbours, ``[places - 1]``.
 
-    Every pass does both, but at the ends of the model: Megatron-LM's schedules call both and go on when they are done.
+    Megatron-LM's schedules exchange in both directions at once. Behind a forward pass they send hidden states on and receive a
+    gradient, behind a backward pass they send one back and receive the next hidden states. With several ``chunks`` both
+    neighbours are served in one call behind a pass of each kind: each waits for half of it.
     """
-    waits = np.full((2, places), 2.0 * send)
-    waits[:, [0, -1]] = send
-    return waits
+    waits = np.zeros((2, len(sends) + 1))
+    waits[0, :-1] = waits[1, 1:] = sends
+    return waits if chunks == 1 else np.broadcast_to(waits.mean(axis=0), waits.shape)
 
 
 class TimedWork:
@@ -160,9 +163,7 @@ class TimedWork:
         self.groups = groups(self.strategy)
         parts: dict[Hashable, tuple[Pass, Pass]] = {}
         for name, part in work.parts.items():
-            again = self.spent(part.repeated, REPEATED)
-            passes = self.spent(part.forward), _added([(self.gradients(part.backward), 1), (again, 1)])
-            parts[name] = (overlapped(passes[0], self.strategy.copies), overlapped(passes[1], self.strategy.copies))
+            parts[name] = self.passes(part)
         stages = work.workload.plan.stages
         self.forward, self.backward = (
             tuple(
@@ -174,11 +175,28 @@ class TimedWork:
         self.send = self._send() if stages > 1 else 0.0
         self.ends = tuple(self._end(stage, update) for stage, update in enumerate(work.updates))
 
+    def passes(self, part: Part) -> tuple[Pass, Pass]:
+        """Forward and backward pass, of whose exchanges some run behind what other copies or parts of rows compute."""
+        if part.row_parts == 1:
+            forward, backward = self._both(part)
+            return overlapped(forward, self.strategy.copies), overlapped(backward, self.strategy.copies)
+        forward, backward = (
+            _added([(overlapped(cut, part.row_parts), 1), (whole, 1)])
+            for cut, whole in zip(self._both(part.of_rows(True)), self._both(part.of_rows(False)), strict=True)
+        )
+        return forward, backward
+
+    def _both(self, part: Part) -> tuple[Pass, Pass]:
+        again = self.spent(part.repeated, REPEATED)
+        return self.spent(part.forward), _added([(self.gradients(part.backward), 1), (again, 1)])
+
     @property
     def durations(self) -> np.ndarray:
         """Of forward and backward passes, ``[2, places]``."""
         times = np.array([[one.seconds for one in passes] for passes in (self.forward, self.backward)])
-        return times + blocked(times.shape[1], self.send) if self.device.software == "megatron" else times
+        if self.device.software != "megatron":
+            return times
+        return times + blocked(np.full(times.shape[1] - 1, self.send), self.work.workload.plan.chunks)
 
     @property
     def delay(self) -> float:

@@ -24,7 +24,7 @@ from mindllm.timing.ends import (
     sums_of_slices,
     update_operator,
 )
-from mindllm.timing.layer import backward_work, forward_work, repeated_work
+from mindllm.timing.layer import backward_work, forward_work, in_row_parts, is_of_rows, repeated_work
 from mindllm.timing.swapped import Moved, moved_results
 from mindllm.timing.work import HALF, Exchange, Operator, Work
 from mindllm.timing.workload import Swap, Workload
@@ -32,12 +32,24 @@ from mindllm.timing.workload import Swap, Workload
 
 @dataclass(frozen=True)
 class Part:
-    """A layer, or an end of the model: its passes for one micro-batch, and what they move to the host and back."""
+    """A layer, or an end of the model: its passes for one micro-batch, and what they move to the host and back.
+
+    ``row_parts``: parts of the tokens that operators outside attention are of, and exchange apart from each other.
+    """
 
     forward: Work
     backward: Work
     repeated: Work = ()
     moved: tuple[Moved, ...] = ()
+    row_parts: int = 1
+
+    def of_rows(self, outside: bool) -> Part:
+        """What it has ``outside`` attention proper, or inside it."""
+        forward, backward, repeated = (
+            tuple(one for one in work if is_of_rows(one) == outside)
+            for work in (self.forward, self.backward, self.repeated)
+        )
+        return Part(forward, backward, repeated)
 
 
 @dataclass(frozen=True)
@@ -127,7 +139,10 @@ def spec_part(workload: Workload, spec: LayerSpec, own: LayerAssignment, swap: S
     but for a loss in slices.
     """
     strategy, tokens, copies = workload.strategy, _tokens(workload) / workload.strategy.copies, workload.strategy.copies
-    layer = forward_work(spec, tokens, workload.seq_length, strategy, workload.numerics)
+    layer = whole = forward_work(spec, tokens, workload.seq_length, strategy, workload.numerics)
+    if strategy.row_parts > 1:
+        part = forward_work(spec, tokens / strategy.row_parts, workload.seq_length, strategy, workload.numerics)
+        layer = in_row_parts(whole, part, strategy.row_parts)
     again = repeated_work(layer, own, strategy.repeat_exchanges)
     beside: Work = ()
     sums: Work = ()
@@ -136,8 +151,8 @@ def spec_part(workload: Workload, spec: LayerSpec, own: LayerAssignment, swap: S
         again = (*again, *of_tokens_ahead(repeated_loss(workload, tokens)))
     forward = (*layer, *beside)
     backward = (*backward_work(forward, spec.frozen), *sums)
-    moved = moved_results(workload, spec, own, swap, layer)
-    return Part(forward * copies, backward * copies, again * copies, moved)
+    moved = moved_results(workload, spec, own, swap, whole)
+    return Part(forward * copies, backward * copies, again * copies, moved, strategy.row_parts)
 
 
 def _tokens(workload: Workload) -> float:

@@ -26,6 +26,7 @@ class Strategy:
         expert_parallel: groups of devices of a stage that share the experts.
         expert_model_parallel: ranks that share the weights of one expert; None: ``model_parallel``.
         copies: parts of a micro-batch with operators of their own, which exchange while those of others compute.
+        row_parts: parts in which a layer takes its tokens outside attention, which exchange while those of others compute.
         context_parallel: ranks that share each sequence.
         exchanges_heads: whether attention exchanges their parts of a sequence for heads; otherwise it gathers keys and values.
         context_balanced: whether their queries see as many keys.
@@ -44,6 +45,7 @@ class Strategy:
     expert_parallel: int = 1
     expert_model_parallel: int | None = None
     copies: int = 1
+    row_parts: int = 1
     context_parallel: int = 1
     exchanges_heads: bool = False
     context_balanced: bool = False

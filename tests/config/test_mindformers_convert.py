@@ -382,3 +382,29 @@ def test_networks_of_the_new_kind_split_their_table(load, account):
     assert "whatever is written" in account(MCORE, {key: True})[key].reason
     assert load(MCORE, {"parallel_config.model_parallel": 1}).parallel_config.vocab_emb_dp
     assert load(LEGACY, {"use_parallel": True, "parallel_config.model_parallel": 2}).parallel_config.vocab_emb_dp
+
+
+@pytest.mark.parametrize(
+    ("changes", "outcome", "said"),
+    [
+        ({}, Outcome.USED, ""),
+        ({f"{MODEL}.fine_grain_interleave": 4}, Outcome.TRANSLATED, "MindSpore orders 2 parts"),
+        ({f"{MODEL}.fine_grain_interleave": 1}, Outcome.WITHOUT_EFFECT, "at once"),
+        ({"parallel_config.model_parallel": 1}, Outcome.WITHOUT_EFFECT, "without model_parallel"),
+        ({"micro_batch_interleave_num": 2}, Outcome.WITHOUT_EFFECT, "whole copies"),
+        (
+            {"parallel_config.pipeline_stage": 2, "parallel_config.micro_batch_num": 2},
+            Outcome.WITHOUT_EFFECT,
+            "stage to stage",
+        ),
+        ({f"{MODEL}.hidden_dropout": 0.1}, Outcome.WITHOUT_EFFECT, "whole sequences"),
+    ],
+    ids=str,
+)
+def test_tokens_are_taken_in_parts_where_layers_can_be_cut(account, load, changes, outcome, said):
+    mesh = {"use_parallel": True, "parallel_config.model_parallel": 2, "parallel_config.data_parallel": 4}
+    changes = {**mesh, f"{MODEL}.fine_grain_interleave": 2, **changes}
+    entry = account(LEGACY, changes)[f"{MODEL}.fine_grain_interleave"]
+    assert (entry.outcome, said in entry.reason) == (outcome, True)
+    parts = load(LEGACY, changes).model.config.fine_grain_interleave
+    assert parts == (1 if outcome is Outcome.WITHOUT_EFFECT else 2)

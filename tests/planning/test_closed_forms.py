@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from planning_problems import random_problem
+from planning_problems import LONGEST, random_problem
 
 from mindllm.planning.one_chunk.gpipe import GPipe
 from mindllm.planning.one_chunk.one_f_one_b import OneFOneB, closed_form
@@ -107,14 +107,14 @@ def test_what_is_decided_is_what_all_splits_say(kind, schedule, width):
 def test_no_plan_as_quick_as_the_limit_has_a_longer_stage():
     for seed in range(10):
         problem = random_problem(seed, 3, 9, 3, 1 + seed, layer_kinds=1 + seed % 2)
-        best = solve(problem, 1).best
+        best = solve(problem, LONGEST).best
         assert max(best.plan.counts) <= longest_stage(problem, best.line.makespan)
 
 
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize(("micro_batches", "layer_kinds", "seed"), [(16, 2, 0), (64, 1, 0), (96, 1, 1)])
 def test_few_micro_batches_on_64_stages_are_planned_optimally(micro_batches, layer_kinds, seed):
-    solution = solve(random_decoder(seed, 64, 200, 8, micro_batches, 1, layer_kinds), 60)
+    solution = solve(random_decoder(seed, 64, 200, 8, micro_batches, 1, layer_kinds), LONGEST)
     assert solution.gap <= 1e-6
     assert solution.best.fits
 
@@ -126,11 +126,11 @@ def test_few_micro_batches_on_64_stages_are_planned_optimally(micro_batches, lay
 def test_many_seeds_of_few_micro_batches_are_planned_optimally(stages, micro_batches):
     for seed in range(200, 204):
         for layer_kinds in (1, 2):
-            solution = solve(random_decoder(seed, stages, 200, 8, micro_batches, 1, layer_kinds), 60)
+            solution = solve(random_decoder(seed, stages, 200, 8, micro_batches, 1, layer_kinds), LONGEST)
             assert solution.gap <= 1e-6
 
 
 def test_gpipe_with_two_kinds_of_layers_is_planned_optimally():
     problem = random_decoder(0, 16, 96, 8, 32, 1, 2)
     problem = make_problem({**problem.model_dump(), "schedule": "gpipe", "limit_mb": 2 * problem.limit_mb}, "gpipe")
-    assert solve(problem, 20).gap <= 1e-6
+    assert solve(problem, LONGEST).gap <= 1e-6

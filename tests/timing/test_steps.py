@@ -204,8 +204,9 @@ def test_swapping_on_a_device_without_the_hosts_link_or_of_what_nobody_keeps_is_
         step_time(_swapping("nothing", 1)[1], DEVICE)
 
 
-def test_the_ends_of_a_pipeline_wait_for_one_neighbour():
-    assert blocked(3, 1.0).tolist() == [[1.0, 2.0, 1.0], [1.0, 2.0, 1.0]]
+def test_passes_wait_for_an_exchange_with_one_neighbour_in_both_directions():
+    assert blocked(np.array([1.0, 5.0]), 1).tolist() == [[1.0, 5.0, 0.0], [0.0, 1.0, 5.0]]
+    assert blocked(np.array([1.0, 5.0]), 3).tolist() == [[0.5, 3.0, 2.5]] * 2, "in one call with both neighbours"
 
 
 @pytest.mark.parametrize("sequence_parallel", [False, True])

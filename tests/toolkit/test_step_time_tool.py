@@ -18,7 +18,7 @@ from mindllm.timing.plan_problem import plan_problem
 from mindllm.timing.step import step_time
 from toolkit.benchmark.published_steps import atlas, even_plan, korthikanti, read_atlas, read_rows, vtrain
 from toolkit.benchmark.step_time import errors, korthikanti_table
-from toolkit.benchmark.zero_bubble_steps import place_shares
+from toolkit.benchmark.zero_bubble_steps import place_shares, sends
 from toolkit.step_time.__main__ import main
 from toolkit.step_time.calibrate import read_measured
 from toolkit.step_time.explain import changes
@@ -174,6 +174,15 @@ def test_every_published_row_is_read():
     shares = place_shares(read_rows(DATA / "zero_bubble.csv")[0], read_device("a100_80g"), 3, 8)
     assert shares.sum() == pytest.approx(8)
     assert shares[0] < shares[1]
+
+
+def test_sends_between_nodes_take_longer_than_the_measured_mean():
+    two_nodes, one = (read_rows(DATA / "zero_bubble.csv")[number] for number in (6, 0))
+    found = sends(two_nodes, read_device("a100_80g"), 48)
+    assert found[:15].mean() == pytest.approx(float(two_nodes["Tcomm"]))
+    assert found[7] == pytest.approx(found[15]), "the other node, and back to the first stage"
+    assert found[7] > 5 * found[0]
+    assert sends(one, read_device("a100_80g"), 24) == pytest.approx(float(one["Tcomm"]))
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,7 @@ def scaled(config: RunConfig, real_dtype: bool = False) -> RunConfig:
         UserError: the configuration has contradictory lists of recomputation.
     """
     plan, specs = make_plan(config), config.model.config.architecture.layers
-    kept = kept_layers(plan, specs)
+    kept = kept_layers(plan, specs, config.model.config.fine_grain_interleave > 1)
     plan, specs = replace(plan, layers=tuple(plan.layers[n] for n in kept)), tuple(specs[n] for n in kept)
     sizes = {**model_sizes(config), **keys_of_layers(config.model.config, specs)}
     return override_config(
@@ -120,17 +120,19 @@ def single_device(config: RunConfig) -> RunConfig:
             "runner_config.gradient_accumulation_steps": 1,
             "micro_batch_interleave_num": 1,
             "model.model_config.pp_interleave_num": 1,
+            "model.model_config.fine_grain_interleave": 1,
             "model.model_config.offset": 0,
         },
     )
 
 
-def kept_layers(plan: LayerPlan, specs: Sequence[LayerSpec]) -> list[int]:
+def kept_layers(plan: LayerPlan, specs: Sequence[LayerSpec], ends_differ: bool = False) -> list[int]:
     """Numbers of as few layers as show what ``plan`` has: every kind of layer of every place, in order, and uneven stages.
 
-    A kind is a specification and a recomputation; numbers may repeat, but for those of layers that predict ahead, which stay the
-    last ones.
+    A kind is a specification and a recomputation, and where ``ends_differ`` whether it is the model's first or last layer.
+    Numbers may repeat, but for those of layers that predict ahead, which stay the last ones.
     """
+    ends = (0, len(specs) - 1) if ends_differ else ()
     ahead = {number for number, spec in enumerate(specs) if spec.predicts_ahead}
     counts = sorted({count for row in plan.counts for count in row})
     kept: list[int] = []
@@ -138,8 +140,8 @@ def kept_layers(plan: LayerPlan, specs: Sequence[LayerSpec]) -> list[int]:
         place = [n for n, layer in enumerate(plan.layers) if (layer.chunk, layer.stage) == (chunk, stage)]
         kinds: dict[Hashable, int] = {}
         for number in place:
-            layer = plan.layers[number]
-            kinds.setdefault((layer.recompute, tuple(sorted(layer.patterns.items())), specs[number]), number)
+            layer, end = plan.layers[number], number if number in ends else None
+            kinds.setdefault((end, layer.recompute, tuple(sorted(layer.patterns.items())), specs[number]), number)
         at_least = min(len(place), SMALLEST_LAYERS) if plan.stages == 1 else 1
         first_of_each = [number for number in kinds.values() if number not in ahead]
         last = [number for number in place if number in ahead]

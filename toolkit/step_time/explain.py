@@ -6,10 +6,12 @@ from dataclasses import replace
 
 import numpy as np
 
+from mindllm.config.check_interleaved_rows import MOST, can_be_cut
 from mindllm.parallel.layer_plan import LayerAssignment, LayerPlan
 from mindllm.planning.schedules.simulate import simulate
 from mindllm.timing.device import Device
 from mindllm.timing.step import StepTime, step_time
+from mindllm.timing.workload import Workload
 
 FASTER = 2.0
 
@@ -21,6 +23,7 @@ def changes(step: StepTime) -> dict[str, float]:
         f"{link.name} {FASTER:g} times as fast": step_time(workload, faster(device, number)).seconds
         for number, link in enumerate(device.links)
     }
+    found |= {name: step_time(other, device).seconds for name, other in interleaved(workload).items()}
     plan = workload.plan
     if any(layer.recompute or layer.patterns for layer in plan.layers):
         kept = LayerPlan(plan.stages, plan.chunks, tuple(LayerAssignment(at.stage, at.chunk) for at in plan.layers))
@@ -28,6 +31,26 @@ def changes(step: StepTime) -> dict[str, float]:
     if plan.stages > 1:
         found["stages in perfect balance"] = balanced(step)
         found["no bubble at all"] = step.seconds - schedule(step) + busiest(step)
+    return found
+
+
+def interleaved(workload: Workload) -> dict[str, Workload]:
+    """The workload without the copies or parts that hide exchanges; where there are none, with each kind that it may have."""
+    strategy = workload.strategy
+    if strategy.copies > 1:
+        return {"one copy (micro_batch_interleave_num 1)": replace(workload, strategy=replace(strategy, copies=1))}
+    if strategy.row_parts > 1:
+        name = "tokens at once (fine_grain_interleave 1)"
+        return {name: replace(workload, strategy=replace(strategy, row_parts=1))}
+    if strategy.model_parallel == 1:
+        return {}
+    found = {}
+    if can_be_cut(workload.architecture) and strategy.context_parallel == strategy.pipeline_stage == 1:
+        parts = replace(strategy, row_parts=MOST)
+        found[f"tokens in parts (fine_grain_interleave {MOST})"] = replace(workload, strategy=parts)
+    if strategy.micro_batch_size % 2 == 0:
+        copies = replace(strategy, copies=2)
+        found["two copies (micro_batch_interleave_num 2)"] = replace(workload, strategy=copies)
     return found
 
 

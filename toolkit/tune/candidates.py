@@ -109,6 +109,8 @@ class Candidate:
             "runner_config.batch_size": self.micro_batch_size,
             "runner_config.gradient_accumulation_steps": 1 if piped else self.micro_batches,
             "parallel.enable_parallel_optimizer": self.optimizer_shard,
+            "micro_batch_interleave_num": 1,
+            "model.model_config.fine_grain_interleave": 1,
             "model.model_config.pp_interleave_num": self.chunks,
             "parallel.pipeline_config.pipeline_interleave": self.chunks > 1,
         }

@@ -154,7 +154,14 @@ RUN_KEYS = frozenset(
         *("use_flash_attention", "loss_chunks", "bos_token_id", "eos_token_id", "pad_token_id", "offset"),
         *TRAINING_KEYS,
         *(KEY, "quantised_base"),
-        *("pp_interleave_num", "initializer_range", "multiple_of", "ffn_dim_multiplier", "param_init_type"),
+        *(
+            "pp_interleave_num",
+            "fine_grain_interleave",
+            "initializer_range",
+            "multiple_of",
+            "ffn_dim_multiplier",
+            "param_init_type",
+        ),
     }
 )
 """Keys of ``model_config`` that a run chooses: they are no part of the architecture."""

@@ -117,7 +117,7 @@ MODEL_KEYS: Table = {
     # distribution
     "offset": decided("offset"),
     "pp_interleave_num": decided("pp_interleave_num"),
-    "fine_grain_interleave": idle("it only overlaps communication with computing"),
+    "fine_grain_interleave": decided("fine_grain_interleave"),
     "parallel_optimizer": idle("enable_parallel_optimizer shards the embedding's state as every other"),
     "lm_head_dp": idle("vocab_emb_dp says how the tables are split"),
     "no_recompute_layers": refused("recompute_config says the layers of every stage"),

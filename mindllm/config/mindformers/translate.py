@@ -13,6 +13,7 @@ from mindllm.config.mindformers.ignored import drop_unread
 from mindllm.config.mindformers.mesh import translate_mesh
 from mindllm.config.mindformers.reading import Reading, leaves, shown
 from mindllm.config.mindformers.recomputation import translate_recomputation
+from mindllm.config.mindformers.row_parts import translate_row_parts
 from mindllm.config.mindformers.rules import Outcome, Rule, is_section, pattern_of, places, rule_for, siblings
 from mindllm.config.mindformers.session import translate_session
 from mindllm.config.mindformers.swapping import translate_swap
@@ -30,6 +31,7 @@ SUBJECTS: tuple[Callable[[Reading], Any], ...] = (
     translate_mesh,
     translate_architecture,
     place_layers_ahead,
+    translate_row_parts,
     translate_recomputation,
     translate_swap,
     translate_update,

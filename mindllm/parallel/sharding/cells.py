@@ -22,6 +22,7 @@ from mindllm.models.decoder_layer import DecoderLayer
 from mindllm.models.experts import Experts
 from mindllm.models.feed_forward import FeedForward
 from mindllm.models.flash_attention import BalancedFlashAttention, FlashAttention
+from mindllm.models.interleaved_layer import InterleavedLayer
 from mindllm.models.latent_attention import LatentAttention
 from mindllm.models.linear import Linear, SoftCap
 from mindllm.models.norm import LayerNorm, RMSNorm
@@ -140,7 +141,23 @@ def _layer(at: str, cell: DecoderLayer, rows: Dimension, heads: SplitHeads) -> T
     if cell.norm_output:
         table |= _norm(f"{at}.attention_post_norm", cell.attention_post_norm, hidden)
         table |= _norm(f"{at}.ffn_post_norm", cell.ffn_post_norm, hidden)
+    if isinstance(cell, InterleavedLayer):
+        table |= _parts_of_rows(at, cell)
     return table | (_around_prediction(at, cell, hidden) if isinstance(cell, PredictionLayer) else {})
+
+
+def _parts_of_rows(at: str, cell: InterleavedLayer) -> Table:
+    """Every device cuts and joins the rows that it has, whole on its tensor-parallel ranks: so with sequence parallelism, too,
+    rows that are joined are in their order.
+    """
+    parts = len(cell.behind)
+    whole: Layout = (TOKENS, None)
+    table = {f"{at}.behind.{index}.slice": on(INNER) for index in range(parts)}
+    if cell.first:
+        table |= {f"{at}.beside.{index}.slice": on(whole) for index in range(parts)}
+    else:
+        table |= {f"{at}.{name}": on(*[INNER] * parts) for name in ("join_query", "join_key", "join_value")}
+    return table | ({f"{at}.join": on(*[whole] * parts)} if cell.last else {})
 
 
 def _around_prediction(at: str, cell: PredictionLayer, hidden: Layout) -> Table:
