@@ -42,8 +42,6 @@ def can_be_cut(architecture: Architecture) -> bool:
 
 def _not_cut(config: RunConfig) -> Iterator[str]:
     yield from _whole_layers(config.model.config.architecture)
-    if config.parallel_config.pipeline_stage > 1:
-        yield "parts that go from stage to stage have not been executed yet (pipeline_stage)"
     if config.parallel_config.context_parallel > 1:
         yield "parts of sequences that ranks share (context_parallel) are not taken in parts again"
     if config.micro_batch_interleave_num > 1:

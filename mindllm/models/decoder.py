@@ -340,7 +340,8 @@ def _layer(number: int, model: ModelConfig, kernels: Kernels, spread: Spread) ->
     layers = model.architecture.layers
     spec, length = layers[number], model.seq_length
     if kernels.row_parts > 1:
-        return InterleavedLayer(spec, kernels, spread, length, first=number == 0, last=number == len(layers) - 1)
+        first, last = not number or number - 1 in kernels.joins, number == len(layers) - 1 or number in kernels.joins
+        return InterleavedLayer(spec, kernels, spread, length, first, last)
     return (PredictionLayer if spec.predicts_ahead else DecoderLayer)(spec, kernels, spread, length)
 
 

@@ -38,8 +38,8 @@ class RowPart(nn.Cell):
 class InterleavedLayer(DecoderLayer):
     """:class:`DecoderLayer` with a dense feed-forward, of whose rows ``kernels.row_parts`` parts go their own ways.
 
-    The ``first`` layer of a model is given all rows ``[batch · seq, hidden]`` and cuts them, the ``last`` one joins them; between
-    layers they stay apart.
+    The ``first`` layer of a model or stage is given all rows ``[batch · seq, hidden]`` and cuts them, the ``last`` one joins
+    them; between layers they stay apart.
     """
 
     def __init__(

@@ -28,7 +28,8 @@ class Kernels:
     other, so masks are made for every row in the graph instead of being the causal one for all. ``norm``, ``softmax`` and
     ``rotary`` are the dtypes inside the norms, the attention's softmax and the rotation. ``sequence_ranks`` devices
     share each sequence, where ``balanced`` in balanced halves: tokens stand in the order of :mod:`mindllm.models.sequence_order`.
-    ``row_parts``: parts in which layers take their rows outside attention (:mod:`mindllm.models.interleaved_layer`).
+    ``row_parts``: parts in which layers take their rows outside attention (:mod:`mindllm.models.interleaved_layer`); behind the
+    layers ``joins`` rows go to another stage, whole.
     """
 
     fused: bool
@@ -44,6 +45,7 @@ class Kernels:
     sequence_ranks: int = 1
     balanced: bool = False
     row_parts: int = 1
+    joins: frozenset[int] = frozenset()
 
     @property
     def hidden(self) -> ms.dtype:

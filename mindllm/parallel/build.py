@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -62,8 +63,15 @@ def kernels_of(config: RunConfig) -> Kernels:
     if mesh_of(config).devices == 1:
         return kernels
     balanced = sizes.context_parallel_balanced
+    kernels = replace(kernels, cpu=False, sequence_ranks=sizes.context_parallel, balanced=balanced)
     parts = config.model.config.fine_grain_interleave
-    return replace(kernels, cpu=False, sequence_ranks=sizes.context_parallel, balanced=balanced, row_parts=parts)
+    return replace(kernels, row_parts=parts, joins=_ends_of_stages(config)) if parts > 1 else kernels
+
+
+def _ends_of_stages(config: RunConfig) -> frozenset[int]:
+    """Numbers of the layers behind which another stage goes on."""
+    places = [(layer.chunk, layer.stage) for layer in make_plan(config).layers]
+    return frozenset(number for number, (own, behind) in enumerate(itertools.pairwise(places)) if own != behind)
 
 
 def replica_kernels(config: RunConfig) -> Kernels:

@@ -394,8 +394,8 @@ def test_networks_of_the_new_kind_split_their_table(load, account):
         ({"micro_batch_interleave_num": 2}, Outcome.WITHOUT_EFFECT, "whole copies"),
         (
             {"parallel_config.pipeline_stage": 2, "parallel_config.micro_batch_num": 2},
-            Outcome.WITHOUT_EFFECT,
-            "stage to stage",
+            Outcome.USED,
+            "",
         ),
         ({f"{MODEL}.hidden_dropout": 0.1}, Outcome.WITHOUT_EFFECT, "whole sequences"),
     ],

@@ -13,6 +13,7 @@ from mindllm.config.parallel import ParallelConfig
 from mindllm.errors import UserError
 from mindllm.models import CausalLM, Kernels
 from mindllm.models.weights import initialise, model_weights
+from mindllm.parallel.build import kernels_of
 from mindllm.parallel.layout import Mesh
 from mindllm.parallel.operators import operators
 from mindllm.parallel.row_parts import BLOCK, ON_ITS_OWN_ROWS, mark_row_parts
@@ -39,7 +40,6 @@ KEY = "model.model_config.fine_grain_interleave"
         (("--model.model_config.seq_length=33", "--parallel_config.use_seq_parallel=false"), "loads"),
         (("--model.model_config.seq_length=34", "--runner_config.batch_size=1"), "34 tokens of a micro-batch"),
         (("--micro_batch_interleave_num=2",), "makes whole copies"),
-        (("--parallel_config.pipeline_stage=2", "--parallel_config.micro_batch_num=2"), "have not been executed yet"),
         (("--model.model_config.hidden_dropout=0.1",), "dropout is drawn for whole sequences"),
         (("--model.model_config.expert_num=2",), "they are not taken in parts"),
     ],
@@ -51,6 +51,14 @@ def test_parts_that_make_no_sense_are_refused(overrides, said):
     with pytest.raises(UserError) as error:
         load_config(FORM, overrides)
     assert said in str(error.value)
+
+
+def test_tokens_go_whole_from_stage_to_stage():
+    config = load_config(FORMS / "interleaved_rows_over_stages.yaml")
+    assert kernels_of(config).joins == {1}
+    uneven = override_config(config, {"model.model_config.offset": [1, -1]})
+    assert kernels_of(uneven).joins == {2}
+    assert kernels_of(load_config(FORM)).joins == set()
 
 
 def test_one_device_takes_its_tokens_at_once():

@@ -38,8 +38,6 @@ def _not_cut(reading: Reading) -> str:
     sizes = reading.ours.data.get("parallel_config", {})
     if sizes.get("model_parallel", 1) == 1:
         return "without model_parallel a layer exchanges nothing, and MindFormers cuts nothing"
-    if sizes.get("pipeline_stage", 1) > 1:
-        return "parts do not go from stage to stage yet"
     if sizes.get("context_parallel", 1) > 1:
         return "ranks share each sequence"
     if reading.ours.data.get("micro_batch_interleave_num", 1) > 1:
