@@ -7,13 +7,14 @@ from mindspore import ops as P
 
 from mindllm.config.latent_attention import LatentAttentionSpec
 from mindllm.config.layers import AlibiSpec, AttentionSpec, RotarySpec
+from mindllm.models.alibi import alibi_bias
 from mindllm.models.dropout import AttentionDropout
 from mindllm.models.flash_attention import BalancedFlashAttention, FlashAttention
 from mindllm.models.kernels import Kernels
 from mindllm.models.linear import Linear, Operand, SoftCap
 from mindllm.models.norm import make_norm
 from mindllm.models.rotary import RotaryEmbedding
-from mindllm.models.weights import Spread
+from mindllm.models.weights import Spread, constant
 
 ATTENTION_SALT = 1  # of the numbers that dropout is drawn by
 Tables = tuple[Tensor, ...]
@@ -186,6 +187,10 @@ class Attention(nn.Cell):
         if self.rotates:
             self.rotary = RotaryEmbedding(spec.head_dim, kernels)
         self.biased = isinstance(spec.position, AlibiSpec)
+        # Over stages every layer has its own: MindSpore 2.10 cuts a table by heads on the stage of its cell, and no other.
+        self.own_bias = self.biased and not kernels.cpu and kernels.sequence_ranks == 1
+        if self.own_bias:
+            self.alibi_bias = constant("alibi_bias", alibi_bias(spec.num_heads, seq_length))
         self.attention = attention_core(spec, kernels, seq_length)
         self.reshape = P.Reshape()
         self.transpose = P.Transpose()
@@ -233,11 +238,17 @@ class Attention(nn.Cell):
         """What :meth:`rows` of whole sequences attend to, before the output projection: ``[batch · seq, heads · d]``."""
         query, key = self.queries(query, batch, tables), self.keys(key, batch, tables)
         value = self.heads(value, batch, self.kv_heads)
-        return self.merged(self.attention(query, key, value, mask, tables[0] if self.biased else None, None))
+        return self.merged(self.attention(query, key, value, mask, self.bias(tables), None))
+
+    def bias(self, tables: Tables) -> Tensor | None:
+        """ALiBi's ``[1, heads, 1, seq]``; None without."""
+        if self.own_bias:
+            return self.alibi_bias
+        return tables[0] if self.biased else None
 
     def construct(self, x: Tensor, batch: int, tables: Tables, mask: Tensor, random: Tensor | None = None) -> Tensor:
         query, key, value = self.project(x, batch, tables, random)
-        context = self.attention(query, key, value, mask, tables[0] if self.biased else None, random)
+        context = self.attention(query, key, value, mask, self.bias(tables), random)
         return self.output(context, random)
 
 
