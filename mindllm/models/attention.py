@@ -18,7 +18,7 @@ from mindllm.models.weights import Spread, constant
 
 ATTENTION_SALT = 1  # of the numbers that dropout is drawn by
 Tables = tuple[Tensor, ...]
-"""What attention reads about positions: rotary cosines and sines, ALiBi's bias, or nothing."""
+"""What all layers of a context read about positions: rotary cosines and sines, or nothing."""
 AnyAttention = AttentionSpec | LatentAttentionSpec
 
 
@@ -187,9 +187,9 @@ class Attention(nn.Cell):
         if self.rotates:
             self.rotary = RotaryEmbedding(spec.head_dim, kernels)
         self.biased = isinstance(spec.position, AlibiSpec)
-        # Over stages every layer has its own: MindSpore 2.10 cuts a table by heads on the stage of its cell, and no other.
-        self.own_bias = self.biased and not kernels.cpu and kernels.sequence_ranks == 1
-        if self.own_bias:
+        if (
+            self.biased
+        ):  # every layer's own: one of the decoder is not cut by heads in all layers that MindSpore 2.10 compiles
             self.alibi_bias = constant("alibi_bias", alibi_bias(spec.num_heads, seq_length))
         self.attention = attention_core(spec, kernels, seq_length)
         self.reshape = P.Reshape()
@@ -238,17 +238,15 @@ class Attention(nn.Cell):
         """What :meth:`rows` of whole sequences attend to, before the output projection: ``[batch · seq, heads · d]``."""
         query, key = self.queries(query, batch, tables), self.keys(key, batch, tables)
         value = self.heads(value, batch, self.kv_heads)
-        return self.merged(self.attention(query, key, value, mask, self.bias(tables), None))
+        return self.merged(self.attention(query, key, value, mask, self.bias(), None))
 
-    def bias(self, tables: Tables) -> Tensor | None:
+    def bias(self) -> Tensor | None:
         """ALiBi's ``[1, heads, 1, seq]``; None without."""
-        if self.own_bias:
-            return self.alibi_bias
-        return tables[0] if self.biased else None
+        return self.alibi_bias if self.biased else None
 
     def construct(self, x: Tensor, batch: int, tables: Tables, mask: Tensor, random: Tensor | None = None) -> Tensor:
         query, key, value = self.project(x, batch, tables, random)
-        context = self.attention(query, key, value, mask, self.bias(tables), random)
+        context = self.attention(query, key, value, mask, self.bias(), random)
         return self.output(context, random)
 
 

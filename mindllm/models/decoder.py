@@ -13,8 +13,7 @@ from mindspore import Tensor, nn
 from mindspore import ops as P
 
 from mindllm.config import ModelConfig
-from mindllm.config.layers import AlibiSpec, AttentionContext, RotarySpec
-from mindllm.models.alibi import alibi_bias
+from mindllm.config.layers import AttentionContext, RotarySpec
 from mindllm.models.attention import Tables
 from mindllm.models.decoder_layer import DecoderLayer
 from mindllm.models.dropout import Dropout, EmbeddingNoise, Keys
@@ -110,14 +109,11 @@ class ContextTables(nn.Cell):
     def __init__(self, context: AttentionContext, seq_length: int, kernels: Kernels) -> None:
         super().__init__()
         self.rotates = isinstance(context.position, RotarySpec)
-        self.biased = isinstance(context.position, AlibiSpec)
         if isinstance(context.position, RotarySpec):
             cos, sin = rotary_tables(context.position, context.head_dim, seq_length)
             positions = kernels.positions(seq_length)
             self.rotary_cos = constant("rotary_cos", cos[positions])
             self.rotary_sin = constant("rotary_sin", sin[positions])
-        if self.biased:
-            self.alibi_bias = constant("alibi_bias", alibi_bias(context.num_heads, seq_length))
         if kernels.document_masks:
             self.document_mask = DocumentMask(seq_length, context.window, kernels.flash_attention)
         else:
@@ -130,8 +126,6 @@ class ContextTables(nn.Cell):
         """What is read about positions."""
         if self.rotates:
             return (self.rotary_cos, self.rotary_sin)
-        if self.biased:
-            return (self.alibi_bias,)
         return ()
 
 
@@ -199,7 +193,7 @@ class AttentionTables(nn.Cell):
         made: tuple[tuple[Tables, Tensor], ...] = ()
         for context in self.contexts:
             tables = context.positions()
-            if len(tables) == 2:  # rotary; ALiBi's bias differs by a number per row only, which no softmax sees
+            if tables:  # ALiBi's bias differs by a number per row only, which no softmax sees: it stays as it is
                 tables = (self.at_positions(tables[0], position_ids), self.at_positions(tables[1], position_ids))
             made = (*made, (tables, context.document_mask(segment_starts)))
         return made
