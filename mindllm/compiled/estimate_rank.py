@@ -14,7 +14,7 @@ from mindllm.compiled.graph import COLLECTIVES, CompiledGraph
 from mindllm.compiled.liveness import CONSTANT_VALUE, OUTPUT, PARAMETER, Liveness, estimate
 from mindllm.compiled.memory_tracker import category
 from mindllm.compiled.own_stage import own_stage_only
-from mindllm.compiled.simulate_rank import DEVICE_MEMORY, limit_of
+from mindllm.compiled.simulate_rank import DEVICE_MEMORY
 from mindllm.compiled.simulation import Block, Collective, Simulation, Task
 from mindllm.compiled.unrolled import Memory, Unrolled
 from mindllm.config import RunConfig
@@ -42,7 +42,7 @@ def estimate_rank(config: RunConfig, rank: int, timeout: float = 3600.0) -> Simu
         rank=rank,
         stage=stage,
         device_memory=DEVICE_MEMORY,
-        limit=limit_of(config),
+        limit=config.context.device_memory,
         used_peak=memory.peak,
         actual_peak=memory.peak,
         blocks=tuple(_blocks(memory, rename)),

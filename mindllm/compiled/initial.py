@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mindllm.compiled.execute.state import ACCUMULATORS, is_optimizer_state
+from mindllm.compiled.execute.state import ACCUMULATORS
+from mindllm.config.optimizer_state import is_state
 from mindllm.models.expert_load import is_probe
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ def initial_values(step: nn.Cell, names: Collection[str]) -> dict[str, np.ndarra
 
 def _is_weight(parameter: Parameter) -> bool:
     """Whether it is the model's, trained or frozen: no table, and no copy of a weight, such as a moment."""
-    is_copy = is_optimizer_state(parameter.name) or parameter.name.startswith(ACCUMULATORS)
+    is_copy = is_state(parameter.name) or parameter.name.startswith(ACCUMULATORS)
     return not (is_copy or getattr(parameter, "is_constant", False) or is_probe(parameter.name))
 
 

@@ -18,7 +18,6 @@ from mindllm.errors import UserError
 from mindllm.parallel.layout import mesh_of
 
 DEVICE_MEMORY = 64 << 30  # an Ascend 910B
-GIB = 1 << 30
 ENVIRONMENT = {
     "MS_SIMULATION_LEVEL": "1",
     "MS_ALLOC_CONF": "memory_tracker:True",
@@ -81,7 +80,7 @@ def simulate_rank(config: RunConfig, rank: int, timeout: float = 3600.0, whole: 
         rank=rank,
         stage=mesh.stage_of(rank),
         device_memory=DEVICE_MEMORY,
-        limit=limit_of(config),
+        limit=config.context.device_memory,
         used_peak=tracked.used_peak,
         actual_peak=tracked.actual_peak,
         blocks=tracked.blocks,
@@ -89,11 +88,6 @@ def simulate_rank(config: RunConfig, rank: int, timeout: float = 3600.0, whole: 
         collectives=tracked.collectives,
         messages=messages,
     )
-
-
-def limit_of(config: RunConfig) -> int:
-    """Bytes of ``context.max_device_memory``, in which MindSpore counts a GB as 2**30."""
-    return int(float(config.context.max_device_memory.removesuffix("GB")) * GIB)
 
 
 def unknown_lines(output: str) -> list[str]:

@@ -114,3 +114,8 @@ class ContextConfig(Section):
     runtime_num_threads: PositiveInt | None = Field(
         default=None, description="Threads of the CPU runtime; null: MindSpore's choice."
     )
+
+    @property
+    def device_memory(self) -> int:
+        """Bytes of ``max_device_memory``, in which MindSpore counts a GB as 2**30."""
+        return int(float(self.max_device_memory.removesuffix("GB")) * (1 << 30))

@@ -6,22 +6,18 @@ Megatron-LM.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import mindspore as ms
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 from mindspore import ops as P
 
 from mindllm.config import OptimizerConfig
+from mindllm.config.optimizer_state import MOMENTS, POWERS
 from mindllm.config.tuning import PetConfig
-from mindllm.config.tuning_state import NUMBERS, is_further_state
 from mindllm.models.expert_load import is_probe
 from mindllm.train.expert_loads import ExpertLoads
 
-MOMENTS = ("adam_m", "adam_v")
-POWERS = ("beta1_power", "beta2_power")
-SCALARS = (*POWERS, *NUMBERS)
-"""Names of state that is one number, the same on every rank."""
 update = ops.MultitypeFuncGraph("adamw_update")
 
 
@@ -42,17 +38,6 @@ def _update_at_own_rate(
 ):
     """The same at ``factor`` times the rate."""
     return kernel(weight, moment1, moment2, rate * factor, correction1, correction2, decay, gradient * coefficient)
-
-
-def state_shapes(weights: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
-    """Shapes of the optimizer's state by name, all fp32, from those of the weights it updates."""
-    moments = {f"{moment}.{name}": shape for moment in MOMENTS for name, shape in weights.items()}
-    return {**moments, **dict.fromkeys(POWERS, ())}
-
-
-def is_state(name: str) -> bool:
-    """Whether a parameter is the optimizer's own and belongs into checkpoints."""
-    return name in POWERS or name.startswith(tuple(f"{moment}." for moment in MOMENTS)) or is_further_state(name)
 
 
 class AdamW(nn.Cell):

@@ -20,9 +20,9 @@ from mindspore import ops as P
 from mindspore.common.initializer import initializer
 
 from mindllm.config import OptimizerConfig
+from mindllm.config.optimizer_state import MOMENTS, PROJECTION, STEPS_IN_INTERVAL, is_projected, projected_shapes
 from mindllm.config.tuning import PetConfig
-from mindllm.config.tuning_state import PROJECTION, STEPS_IN_INTERVAL, is_projected, projected_shapes
-from mindllm.train.optimizer import MOMENTS, AdamW
+from mindllm.train.optimizer import AdamW
 
 ITERATIONS = 16
 TINY = 1e-20  # nothing is divided by zero, and a gradient that is zero keeps the vectors of the start

@@ -18,9 +18,9 @@ from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 from mindspore import ops as P
 
 from mindllm.config import OptimizerConfig
+from mindllm.config.optimizer_state import INTERVAL, LAYER_POWERS, MOMENTS, STEPS_IN_INTERVAL
 from mindllm.config.tuning import PetConfig
-from mindllm.config.tuning_state import INTERVAL, LAYER_POWERS, STEPS_IN_INTERVAL
-from mindllm.train.optimizer import MOMENTS, AdamW, FusedAdam
+from mindllm.train.optimizer import AdamW, FusedAdam
 
 INTERVALS = 4096  # after so many of them the same draws come again
 LAYER = re.compile(r"model\.layers\.(\d+)\.")

@@ -22,7 +22,7 @@ expand_slice_sum = P.ExpandDims().add_prim_attr("grad_scale", True)
 
 @square_sum.register("Tensor")
 def _square_sum(gradient):
-    return expand_slice_sum(ops.reduce_sum(ops.square(ops.cast(gradient, ms.float32)), ()), 0)
+    return expand_slice_sum(_of_squares(gradient, ()), 0)
 
 
 whole_square_sum = ops.MultitypeFuncGraph("whole_square_sum")
@@ -31,7 +31,7 @@ expand_sum = P.ExpandDims()
 
 @whole_square_sum.register("Tensor")
 def _whole_square_sum(gradient):
-    return expand_sum(ops.reduce_sum(ops.square(gradient), ()), 0)
+    return expand_sum(_of_squares(gradient, ()), 0)
 
 
 square_sum_by_rows = ops.MultitypeFuncGraph("square_sum_by_rows")
@@ -39,8 +39,11 @@ square_sum_by_rows = ops.MultitypeFuncGraph("square_sum_by_rows")
 
 @square_sum_by_rows.register("Tensor")
 def _square_sum_by_rows(gradient):
-    rows = ops.reduce_sum(ops.square(ops.cast(gradient, ms.float32)), -1)
-    return ops.reshape(ops.reduce_sum(rows, ()), (1,))
+    return ops.reshape(ops.reduce_sum(_of_squares(gradient, -1), ()), (1,))
+
+
+def _of_squares(gradient, axis):
+    return ops.reduce_sum(ops.square(ops.cast(gradient, ms.float32)), axis)
 
 
 class GlobalNorm(nn.Cell):

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from mindspore import Parameter
 
 from mindllm.config import RunConfig
+from mindllm.config.optimizer_state import triplets
 from mindllm.config.tuning import ADALORA, GALORE, LISA, PetConfig
-from mindllm.config.tuning_state import triplets
 from mindllm.models.expert_load import is_probe
 from mindllm.train.optimizer import AdamW
 from mindllm.train.projected_optimizer import ProjectedAdamW

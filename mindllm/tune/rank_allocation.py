@@ -18,8 +18,8 @@ from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 from mindspore import ops as P
 from mindspore.common.initializer import initializer
 
+from mindllm.config.optimizer_state import IMPORTANCE, KEPT_RANKS, STEPS_TAKEN, UNCERTAINTY, Triplets
 from mindllm.config.tuning import PetConfig
-from mindllm.config.tuning_state import IMPORTANCE, KEPT_RANKS, STEPS_TAKEN, UNCERTAINTY, Triplets
 
 add_penalty = ops.MultitypeFuncGraph("add_penalty")
 

@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 
 from mindllm.config import keys_of_layers, load_config
+from mindllm.config.optimizer_state import further_state, state_shapes
 from mindllm.config.tuning import is_trained
-from mindllm.config.tuning_state import further_state
 from mindllm.errors import UserError
-from mindllm.train.optimizer import state_shapes
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 QWEN, LLAMA3 = "qwen/pretrain_qwen_7b.yaml", "llama3/pretrain_llama3_8b.yaml"

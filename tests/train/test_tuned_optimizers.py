@@ -8,8 +8,8 @@ import pytest
 from mindspore import Parameter, Tensor
 
 from mindllm.config.optimizer import OptimizerConfig
+from mindllm.config.optimizer_state import PROJECTION
 from mindllm.config.tuning import PetConfig
-from mindllm.config.tuning_state import PROJECTION
 from mindllm.train.projected_optimizer import ProjectedAdamW
 from mindllm.train.sampled_layers import SampledLayers, drawn_layers
 

@@ -72,7 +72,7 @@ def beside(name: str, device: Device, best: int, seconds: float) -> dict[str, An
     if not path.is_file():
         raise UserError(f"--configs {name}: {path} is not there")
     config = load_config(path)
-    devices, limit = config.parallel_config.device_num, float(config.context.max_device_memory.removesuffix("GB")) * GB
+    devices, limit = config.parallel_config.device_num, config.context.device_memory
     error_console.print(f"{name}: {devices} devices")
     row: dict[str, Any] = {
         "config": name,

@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from mindllm.compiled.execute.cluster import Cluster, ClusterStep
-from mindllm.compiled.execute.state import is_optimizer_state, state_parts
+from mindllm.compiled.execute.state import state_parts
+from mindllm.config.optimizer_state import is_state
 from mindllm.train.engine import StepResult
 
 
@@ -46,7 +47,7 @@ class TensorError:
 
     @property
     def is_moment(self) -> bool:
-        return is_optimizer_state(self.name)
+        return is_state(self.name)
 
 
 @dataclass(frozen=True)
@@ -118,7 +119,7 @@ def _negligible(state: Mapping[str, np.ndarray]) -> dict[str, float]:
     """By kind of moment the absolute error that is rounding of gradients which are zero."""
     largest: dict[str, float] = {}
     for name, array in state.items():
-        if is_optimizer_state(name):
+        if is_state(name):
             largest[_kind(name)] = max(largest.get(_kind(name), 0.0), float(np.max(np.abs(array), initial=0.0)))
     return {kind: size * (ROUNDING**2 if kind in SQUARES else ROUNDING) for kind, size in largest.items()}
 

@@ -11,12 +11,10 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from mindllm.compiled.execute.cluster import Cluster
-from mindllm.compiled.execute.state import MOMENTS
 from mindllm.config import OptimizerConfig
-from mindllm.config.tuning_state import LAYER_POWERS, is_of_layer
+from mindllm.config.optimizer_state import LAYER_POWERS, MOMENT_PREFIXES, POWERS, is_of_layer
 
 Arrays = Mapping[str, np.ndarray]
-POWERS = ("beta1_power", "beta2_power")
 TOLERANCE = 1e-3
 """Of a decay, which is a number such as 0.1; rounding of fp32 changes it by about 1e-5."""
 
@@ -29,7 +27,7 @@ class Updates:
 
     def __init__(self, optimizer: OptimizerConfig, rate: float, before: Arrays, after: Arrays) -> None:
         self.epsilon, self.rate = optimizer.eps, rate
-        moments = {name: after.get(f"{MOMENTS[0]}{name}") for name in before}
+        moments = {name: after.get(f"{MOMENT_PREFIXES[0]}{name}") for name in before}
         weights = [
             name for name, moment in moments.items() if moment is not None and moment.shape == before[name].shape
         ]
@@ -42,7 +40,7 @@ class Updates:
         """
         old, new, *moments = (
             np.asarray(array, np.float64)
-            for array in (before[name], after[name], *(after[f"{prefix}{name}"] for prefix in MOMENTS))
+            for array in (before[name], after[name], *(after[f"{prefix}{name}"] for prefix in MOMENT_PREFIXES))
         )
         if np.array_equal(old, new):
             return 0.0
@@ -56,7 +54,7 @@ class Updates:
         for machine, old in zip(cluster.machines, before, strict=True):
             new = machine.values()
             for name, wanted in self.decays.items():
-                if f"{MOMENTS[0]}{name}" not in new:
+                if f"{MOMENT_PREFIXES[0]}{name}" not in new:
                     continue
                 found = self.decay(name, old, new)
                 if not abs(found - wanted) <= TOLERANCE:

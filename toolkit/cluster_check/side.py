@@ -8,9 +8,9 @@ from typing import Any
 
 from mindllm.compiled.execute.cluster import Cluster
 from mindllm.compiled.execute.machine import Observer
-from mindllm.compiled.execute.state import is_optimizer_state
 from mindllm.compiled.graph import CompiledGraph
 from mindllm.config import RunConfig
+from mindllm.config.optimizer_state import is_state
 from mindllm.parallel.layout import mesh_of
 from mindllm.train.engine import StepResult
 from toolkit.cluster_check.compare import TOLERANCES, Comparison, compare
@@ -40,7 +40,7 @@ class Reference:
         """What a cluster that begins with this step is given: the state, but its own optimizer's at the start of the run."""
         if step:
             return {**self.frozen, **self.before(step)}
-        return {**self.frozen, **{name: item for name, item in self.initial.items() if not is_optimizer_state(name)}}
+        return {**self.frozen, **{name: item for name, item in self.initial.items() if not is_state(name)}}
 
 
 def train_single(config: RunConfig, steps: int) -> Reference:

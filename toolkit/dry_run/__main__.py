@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mindllm.command import CommandParser, output_directory, positive, run_command
-from mindllm.compiled.simulate_rank import DEVICE_MEMORY, limit_of
+from mindllm.compiled.simulate_rank import DEVICE_MEMORY
 from mindllm.config import RunConfig, load_config
 from mindllm.console import error_console, output, print_json
 from mindllm.errors import CheckFailed, UserError
@@ -38,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     simulations.prepare_source_lines(config)
     find = simulate_stages if options.full else forecast_stages
     memories = find(config, stages, simulations)
-    limit = limit_of(config)
+    limit = config.context.device_memory
     _write(memories, config, limit, options.output, simulations.source_lines(config))
     if options.json:
         print_json(json_report(memories, limit))

@@ -12,8 +12,6 @@ from mindllm.timing.device import Device
 from mindllm.timing.plan_problem import plan_problem
 
 ROOM = 0.95  # of the limit: what gaps between blocks and kernels' workspace leave
-MIB = 1 << 20
-GB = 1024 * MIB  # what MindSpore takes max_device_memory for
 
 
 def formula_problems(config: RunConfig, device: Device, numbers: Sequence[int] | None) -> list[Problem]:
@@ -34,7 +32,7 @@ def formula_problems(config: RunConfig, device: Device, numbers: Sequence[int] |
             f"(value {model.num_nextn_predict_layers}); write 1 or 0"
         )
         raise config.error("model.model_config.num_nextn_predict_layers", message)
-    limit = float(config.context.max_device_memory.removesuffix("GB")) * GB
+    limit = config.context.device_memory
     name = config.trainer.model_name or "run"
     return [
         formula_problem(override_config(config, plain_keys(config, stages, chunks)), device, limit, name)

@@ -23,7 +23,8 @@ from toolkit.pipeline_balance.offered_kinds import layer_kind, offered_kinds
 from toolkit.pipeline_balance.small_runs import run_small
 from toolkit.pipeline_balance.time_costs import LayerTimes, TimeCosts, time_costs
 
-GB = 1024  # MB of 2**20 bytes: what MindSpore takes max_device_memory for
+GB = 1024  # MB
+MIB = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ def configured_problem(config: RunConfig, device: Device, simulations: Simulatio
     kinds, types, runs = offered_kinds(config), layer_types(config), layer_runs(config)
     memory = fit_memory(run_small(config, types, kinds, simulations))
     times = time_costs(config, types, kinds, device)
-    limit = float(config.context.max_device_memory.removesuffix("GB")) * GB
+    limit = config.context.device_memory / MIB
     sizes, model = config.parallel_config, config.model.config
     updates = sum(times.layers[layer.name].step * count for layer, count in runs)
     fields: dict[str, Any] = {

@@ -64,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     config, device = load_config(options.config, overrides), read_device(options.device)
     devices = options.devices or config.parallel_config.device_num
     batch = options.global_batch or config.global_batch_size
-    limit = float(config.context.max_device_memory.removesuffix("GB")) * GB
+    limit = config.context.device_memory
     Path(options.output).mkdir(parents=True, exist_ok=True)
     found = search(config, devices, batch, device, limit, Path(options.output))
     if not found.judged:

@@ -6,11 +6,11 @@ import math
 from collections.abc import Mapping, Sequence
 
 from mindllm.compiled.asked_for.finding import Finding, Mistake, together
-from mindllm.compiled.execute.state import ACCUMULATORS, MOMENTS
+from mindllm.compiled.execute.state import ACCUMULATORS
 from mindllm.compiled.graph import Parameter
 from mindllm.compiled.operators import Operators
 from mindllm.config import RunConfig
-from mindllm.config.tuning_state import further_state
+from mindllm.config.optimizer_state import MOMENT_PREFIXES, further_state
 from mindllm.models.expert_load import ROUTER_BIAS
 from mindllm.parallel.context import optimizer_level
 from mindllm.parallel.layout import Mesh
@@ -27,7 +27,9 @@ def optimizer_state(config: RunConfig, mesh: Mesh, ranks: Sequence[Operators]) -
     mistakes, cut, asked = [], set(), set()
     for rank in ranks:
         parameters = rank.graph.parameters
-        for name in (moment.removeprefix(MOMENTS[0]) for moment in parameters if moment.startswith(MOMENTS[0])):
+        for name in (
+            moment.removeprefix(MOMENT_PREFIXES[0]) for moment in parameters if moment.startswith(MOMENT_PREFIXES[0])
+        ):
             weight = parameters.get(name)
             if weight is None or weight.layout is None or name.endswith(ROUTER_BIAS):  # which is whole everywhere
                 continue
@@ -81,7 +83,7 @@ def _followers(
     level = optimizer_level(config) if config.parallel.enable_parallel_optimizer else "level1"
     accumulated = weight.shape if level != "level1" else weight.layout.slice_shape
     projected = further_state(config.model.config.architecture)
-    moments = (f"{prefix}{weight.name}" for prefix in MOMENTS)
+    moments = (f"{prefix}{weight.name}" for prefix in MOMENT_PREFIXES)
     wanted = {
         **{name: projected.get(name, weight.shape) for name in moments},
         f"{ACCUMULATORS}{weight.name}": accumulated,

@@ -6,12 +6,12 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 
 from mindllm.compiled.asked_for.finding import Finding, Mistake, numbers_text, together
-from mindllm.compiled.execute.state import MOMENTS
 from mindllm.compiled.graph import Node
 from mindllm.compiled.operators import FORWARD, REFERENCE, Operators, layer_of
 from mindllm.compiled.schedule import FORWARD as FORWARD_PASS
 from mindllm.compiled.schedule import micro_batch_schedule
 from mindllm.config import RunConfig
+from mindllm.config.optimizer_state import MOMENT_PREFIXES
 from mindllm.parallel.layer_plan import LayerPlan
 from mindllm.parallel.layout import Mesh
 
@@ -99,7 +99,9 @@ def _layers_at(plan: LayerPlan, chunk: int, stage: int) -> set[int]:
 
 def _layers_held(rank: Operators) -> set[int]:
     """Layers with a weight that this rank updates."""
-    moments = (name.removeprefix(MOMENTS[0]) for name in rank.graph.parameters if name.startswith(MOMENTS[0]))
+    moments = (
+        name.removeprefix(MOMENT_PREFIXES[0]) for name in rank.graph.parameters if name.startswith(MOMENT_PREFIXES[0])
+    )
     return {where[0] for name in moments if (where := layer_of(name))}
 
 

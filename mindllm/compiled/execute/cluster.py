@@ -11,8 +11,9 @@ import numpy as np
 from mindllm.compiled.execute.faults import overflowing
 from mindllm.compiled.execute.lockstep import Lockstep
 from mindllm.compiled.execute.machine import Machine, Observer
-from mindllm.compiled.execute.state import initial_parts, is_optimizer_state, put_parts, state_parts
+from mindllm.compiled.execute.state import initial_parts, put_parts, state_parts
 from mindllm.compiled.graph import CompiledGraph
+from mindllm.config.optimizer_state import is_state
 from mindllm.train.checkpoint.parts import RankTensors
 from mindllm.train.expert_loads import LOAD
 
@@ -114,6 +115,6 @@ def rows_of(batch: Mapping[str, np.ndarray], rank: int, stage_devices: int, slic
 def _held(machine: Machine) -> RankTensors:
     parts = state_parts(machine)
     return RankTensors(
-        weights={name: part for name, part in parts.items() if not is_optimizer_state(name)},
-        optimizer={name: part for name, part in parts.items() if is_optimizer_state(name)},
+        weights={name: part for name, part in parts.items() if not is_state(name)},
+        optimizer={name: part for name, part in parts.items() if is_state(name)},
     )

@@ -10,14 +10,12 @@ import numpy as np
 from mindllm.compiled.execute.kernels import ROUNDED
 from mindllm.compiled.execute.machine import Machine
 from mindllm.compiled.graph import CompiledGraph, Parameter
-from mindllm.config.tuning_state import is_further_state
+from mindllm.config.optimizer_state import MOMENT_PREFIXES, is_state
 from mindllm.errors import RunFailed
 from mindllm.train.checkpoint.parts import Part
 from mindllm.train.checkpoint.tensors import read_slices
 
 ACCUMULATORS = "accu_grads."
-MOMENTS = ("adam_m.", "adam_v.")
-POWER = "_power"
 
 
 def slices_of(parameter: Parameter, rank: int) -> tuple[slice, ...]:
@@ -74,13 +72,8 @@ def state_parts(machine: Machine) -> dict[str, Part]:
     return {
         name: Part(whole_shape(parameter), slices_of(parameter, machine.rank), machine.parameters[name].value)
         for name, parameter in parameters.items()
-        if is_optimizer_state(name) or f"{MOMENTS[0]}{name}" in parameters
+        if is_state(name) or f"{MOMENT_PREFIXES[0]}{name}" in parameters
     }
-
-
-def is_optimizer_state(name: str) -> bool:
-    """Whether a parameter is the optimizer's own: a moment, a power of its betas, or what tuning keeps beside them."""
-    return name.startswith(MOMENTS) or name.endswith(POWER) or is_further_state(name)
 
 
 def put_parts(machine: Machine, whole: Mapping[str, Any]) -> None:

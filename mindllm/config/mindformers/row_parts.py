@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from mindllm.config.check_interleaved_rows import MOST
 from mindllm.config.mindformers.mesh import is_count
 from mindllm.config.mindformers.reading import Reading
 
-MOST = 2
 KEY = "model.model_config.fine_grain_interleave"
 WHOLE = {
     "expert_num": "experts take their tokens at once",

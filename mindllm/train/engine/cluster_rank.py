@@ -19,6 +19,7 @@ from mindspore.common.initializer import Zero
 from mindspore.communication import GlobalComm, get_process_group_ranks
 
 from mindllm.config import RunConfig
+from mindllm.config.optimizer_state import MOMENT_PREFIXES, SCALARS, is_state
 from mindllm.errors import RunFailed
 from mindllm.models.weights import HostCopy, drawn_value, is_of_codes
 from mindllm.parallel import build_parallel_model, mesh_of, set_parallel_context
@@ -30,7 +31,6 @@ from mindllm.train.distributed_step import distributed_loss, distributed_step, e
 from mindllm.train.engine.columns import inputs
 from mindllm.train.engine.engine import Batch, Engine, StepResult, evaluation_config, weight_signatures
 from mindllm.train.expert_loads import LOAD
-from mindllm.train.optimizer import MOMENTS, SCALARS, is_state
 from mindllm.train.ranks import Ranks
 from mindllm.train.share import Share
 
@@ -120,7 +120,7 @@ class ClusterRankEngine(Engine):
 
     def held(self) -> Mapping[int, RankTensors]:
         state = {name for name in self._parameters if is_state(name)}
-        owned = [name for name in self._parameters if f"{MOMENTS[0]}.{name}" in state]
+        owned = [name for name in self._parameters if f"{MOMENT_PREFIXES[0]}{name}" in state]
         weights, optimizer = ({name: self._part(name) for name in names} for names in (owned, sorted(state)))
         return {self.ranks.rank: RankTensors(weights, optimizer)}
 

@@ -14,10 +14,9 @@ from typing import Any
 import numpy as np
 
 from mindllm.config import RunConfig, override_config
-from mindllm.config.tuning_state import further_state
+from mindllm.config.optimizer_state import further_state, state_shapes
 from mindllm.models.weight_shapes import weight_shapes
 from mindllm.train.checkpoint import Checkpoint, RankTensors
-from mindllm.train.optimizer import state_shapes
 from mindllm.train.ranks import Ranks
 
 Batch = Mapping[str, np.ndarray]

@@ -12,6 +12,7 @@ import numpy as np
 from mindspore import Parameter, Tensor, nn
 
 from mindllm.config import RunConfig
+from mindllm.config.optimizer_state import is_state
 from mindllm.models.causal_lm import for_evaluation
 from mindllm.models.weights import HostCopy, assign, held_codes, initialise, model_weights, trained_weights
 from mindllm.parallel import build_replica
@@ -19,7 +20,7 @@ from mindllm.train.checkpoint import RankTensors
 from mindllm.train.compile_cache import cached_compilation
 from mindllm.train.engine.columns import further_inputs, inputs, parts
 from mindllm.train.engine.engine import Batch, Engine, StepResult
-from mindllm.train.optimizer import AdamW, is_state
+from mindllm.train.optimizer import AdamW
 from mindllm.train.ranks import ALONE, Ranks
 from mindllm.train.step import AccumulateStep, ApplyAccumulated, ForwardBackward, TrainStep
 from mindllm.train.tuned_optimizer import Optimizer, make_optimizer

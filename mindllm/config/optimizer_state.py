@@ -1,8 +1,8 @@
-"""What optimizers of tuned models keep beside moments: names and shapes, known without building anything."""
+"""What optimizers keep: names and shapes, known without building anything. Those of tuned models keep more than moments."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -12,11 +12,16 @@ if TYPE_CHECKING:
     from mindllm.config.architecture import Architecture
     from mindllm.config.layers import Shapes
 
+MOMENTS = ("adam_m", "adam_v")
+MOMENT_PREFIXES = tuple(f"{moment}." for moment in MOMENTS)
+"""What stands before the name of a weight in those of its moments."""
+POWERS = ("beta1_power", "beta2_power")
 IMPORTANCE, UNCERTAINTY, KEPT_RANKS, STEPS_TAKEN = "importance", "uncertainty", "kept_ranks", "steps_taken"
 PROJECTION, INTERVAL, STEPS_IN_INTERVAL = "projection", "interval", "steps_in_interval"
 LAYER_POWERS = ("layer_beta1_power", "layer_beta2_power")
 PREFIXES = tuple(f"{kind}." for kind in (IMPORTANCE, UNCERTAINTY, KEPT_RANKS, PROJECTION))
-NUMBERS = (STEPS_TAKEN, INTERVAL, STEPS_IN_INTERVAL, *LAYER_POWERS)
+SCALARS = (*POWERS, STEPS_TAKEN, INTERVAL, STEPS_IN_INTERVAL, *LAYER_POWERS)
+"""Names of state that is one number, the same on every rank."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +48,12 @@ def _triplets(architecture: Architecture) -> Iterator[Triplets]:
             yield Triplets(
                 f"{path}.{first}.{A}", f"{path}.{first}.{VALUES}", tuple(f"{path}.{one}.{B}" for one in modules)
             )
+
+
+def state_shapes(weights: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    """Shapes by name, all fp32, of the state that every run has, from those of the weights it updates."""
+    moments = {f"{prefix}{name}": shape for prefix in MOMENT_PREFIXES for name, shape in weights.items()}
+    return {**moments, **dict.fromkeys(POWERS, ())}
 
 
 def further_state(architecture: Architecture) -> Shapes:
@@ -76,7 +87,7 @@ def _of_projections(architecture: Architecture, pet: PetConfig) -> Shapes:
     for name, shape in architecture.trained_shapes().items():
         if is_projected(name, shape):
             projection, low = projected_shapes(shape, pet.galore_rank)
-            found |= {f"{PROJECTION}.{name}": projection, f"adam_m.{name}": low, f"adam_v.{name}": low}
+            found |= {f"{PROJECTION}.{name}": projection, **{f"{prefix}{name}": low for prefix in MOMENT_PREFIXES}}
     return found
 
 
@@ -88,6 +99,6 @@ def _of_ranks(architecture: Architecture) -> Shapes:
     return {**means, **kept, STEPS_TAKEN: ()}
 
 
-def is_further_state(name: str) -> bool:
-    """Whether a parameter is such state."""
-    return name in NUMBERS or name.startswith(PREFIXES)
+def is_state(name: str) -> bool:
+    """Whether a parameter is the optimizer's own and belongs into checkpoints."""
+    return name in SCALARS or name.startswith((*MOMENT_PREFIXES, *PREFIXES))
