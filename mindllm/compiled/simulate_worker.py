@@ -6,6 +6,7 @@ Started by ``simulate_rank``, with the environment it sets, in a directory that 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -50,9 +51,14 @@ def simulate(config: RunConfig, rank: int) -> None:
     from mindllm.train.distributed_step import build_distributed_step, example_inputs
 
     calm_callback_thread(Path(ms.__file__).parent)
-    with no_init_parameters():  # on one device weights would be drawn as soon as they are made
+    alone = config.parallel_config.device_num == 1
+    # On one device weights would be drawn as soon as they are made. Elsewhere they are made when they are cut; what
+    # no_init_parameters leaves on the class makes MindSpore 2.10 fill them on the host instead.
+    with no_init_parameters() if alone else nullcontext():
         step = build_distributed_step(config, rank)
     leave_uninitialised(step.get_parameters())
+    if alone:
+        step.init_parameters_data()
     with refusals_explained(step):
         step(*example_inputs(config))
     ms.runtime.synchronize()

@@ -1,6 +1,7 @@
 """MindSpore's own dry run of small ranks: memory that adds up, the order of execution, what is exchanged with whom."""
 
 import math
+import resource
 from collections import Counter
 from pathlib import Path
 
@@ -147,3 +148,13 @@ def test_lines_of_mindspore_that_nobody_knows_are_shown():
     known = "[WARNING] ME(1,7f,python):2026 [mindspore/x.cc:1] Initialize] This is simulation mode with level 1."
     unknown = "[ERROR] DEVICE(1,7f,python):2026 [mindspore/x.cc:1] F] something new"
     assert unknown_lines("\n".join([known, unknown, "", unknown])) == [unknown]
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_weights_take_no_memory_of_the_host(replicas):
+    vocabulary, hidden = 300_000, 1024
+    model = {"vocab_size": vocabulary, "hidden_size": hidden, "num_layers": 1}
+    simulation = simulate_rank(cluster_run(dp=replicas, model=model), 0)
+    weights = 2 * vocabulary * hidden * 4  # of embedding and head; their moments and gradients have as much each
+    assert simulation.peak_by_category()[WEIGHTS] >= weights
+    assert 1024 * resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss < weights

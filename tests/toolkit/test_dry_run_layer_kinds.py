@@ -2,6 +2,8 @@
 
 from small_cluster import cluster_run
 
+from mindllm.compiled.own_stage import own_stage_only
+from mindllm.parallel.layer_plan import make_plan
 from toolkit.dry_run.reduced import Point, reduced_run
 from toolkit.dry_run.stages import stages_of
 
@@ -27,7 +29,7 @@ def test_a_smaller_run_has_the_layers_it_was_asked_for():
     stage = stages_of(config)[1]
     small, rank = reduced_run(config, stage, Point((2, 1), 1, 2))
     windows = [layer.attention.window for layer in small.model.config.architecture.layers]
-    assert windows == [8, 8, 8, None]
+    assert windows == [None, 8, 8, None]
     assert rank == 1
 
 
@@ -51,6 +53,17 @@ AHEAD = {
 
 def names(config):
     return [layer.name for layer in config.model.config.architecture.layers]
+
+
+def test_what_layers_add_to_the_loss_goes_on_through_other_stages_of_smaller_runs():
+    model = {**AHEAD, "num_layers": 6, "num_nextn_predict_layers": 0, "first_k_dense_replace": 1}
+    config = cluster_run(pp=2, micro=2, model={**model, "aux_loss_types": ["expert"], "aux_loss_factors": [0.1]})
+    first, last = stages_of(config)
+    runs = [reduced_run(config, first, Point((1, 1), 2, 2))[0], reduced_run(config, last, Point((2,), 1, 2))[0]]
+    runs += [own_stage_only(config, stage)[0] for stage in (0, 1)]
+    for small in runs:
+        ends = {layer.stage: number for number, layer in enumerate(make_plan(small).layers)}
+        assert all(small.model.config.architecture.layers[number].adds_to_loss for number in ends.values())
 
 
 def test_layers_that_predict_ahead_stay_on_the_last_stage_of_every_smaller_run():

@@ -48,8 +48,8 @@ def reduced_run(config: RunConfig, like: Stage, point: Point) -> tuple[RunConfig
     runs = [Run(run.chunk, run.kind, count) for run, count in zip(like.runs, point.layers, strict=True)]
     architecture = config.model.config.architecture
     plain = architecture.main_layers[
-        -1 if architecture.predictions else 0
-    ]  # those that predict ahead are like the last one
+        -1
+    ]  # what layers add to the loss goes on to the last stage, through layers that add to it
     placed = [
         (kind.spec or plain, kind.assignment(stage, chunk))
         for chunk in range(chunks)
