@@ -16,6 +16,8 @@ from toolkit.dry_run.stages import stages_of
 
 MIB = 1 << 20
 TOKENS = Use(OTHER, "inputs0", "", False)
+RESULT = Use(ACTIVATIONS, "cross_entropy", "Exp", False)
+AFTER = "Default/cross_entropy-CrossEntropy/Mul"
 COUNTS = st.integers(0, 10**9)
 
 
@@ -182,6 +184,26 @@ def test_inputs_that_come_and_go_do_not_spoil_an_extrapolation():
     assert {"extrapolated: 4 smaller runs"} == {memory.method for memory in forecast}
     assert [memory.used_peak - size for memory, size in zip(forecast, truth, strict=True)] == [32 * MIB] * 2
     assert all(memory.peak[TOKENS] == 32 * MIB for memory in forecast)
+
+
+class WithResult(FormulaSimulations):
+    """What an operator yields is gone in some simulations at a moment after the peak, when it is still there in others."""
+
+    def profiles(self, requests):
+        found = super().profiles(requests)
+        for request, one in zip(requests, found, strict=True):
+            layers = next(stage.layers for stage in stages_of(request.config) if stage.rank == request.rank)
+            after = {use: size - 64 * MIB if use == KEPT else size for use, size in one.moments[BACKWARD].items()}
+            one.moments[AFTER] = {**after, RESULT: 32 * MIB} if layers % 2 else after
+        return found
+
+
+def test_a_result_that_is_not_always_there_yet_is_not_multiplied_by_layers():
+    """As in InternLM 2's last stage, where one of four simulations still has the exponentials of the logits."""
+    forecast, truth = forecast_and_truth(WithResult())
+    assert {"extrapolated: 4 smaller runs"} == {memory.method for memory in forecast}
+    assert [memory.used_peak for memory in forecast] == truth
+    assert all(memory.moments.get(AFTER, {}).get(RESULT, 0) <= 32 * MIB for memory in forecast)
 
 
 def test_a_reduced_run_has_the_stage_that_is_asked_for():

@@ -5,9 +5,11 @@ With the operators of a layer fixed, the bytes at a moment of one kind are
     a + b·layers + alive·(c + d·layers) + e·micro-batches,
 
 ``layers`` for each run of equal layers: weights, optimizer state and gradients grow with layers, kept activations with
-layers and micro-batches alive, the bookkeeping of a step with its micro-batches. Inputs of the step, which the runtime brings
-when it gets to them, count as there if a simulation has them at that moment, and are not compared. Small simulations give
-the coefficients moment by moment; the peak is the fullest extrapolated moment. A further, larger simulation checks it.
+layers and micro-batches alive, the bookkeeping of a step with its micro-batches. Small simulations give the coefficients
+moment by moment; the peak is the fullest extrapolated moment. A further, larger simulation checks it.
+
+Inputs of the step, which the runtime brings when it gets to them, and results that not all simulations have at a moment count
+as there if one of them has them then. Inputs are not compared.
 """
 
 from __future__ import annotations
@@ -81,7 +83,7 @@ class Design:
         kinds = set.intersection(*(set(moments[point]) for point in weights))
         fills = {kind: {point: moments[point][kind] for point in weights} for kind in kinds}
         return {
-            kind: _combined([(factor, fill[point]) for point, factor in weights.items()]) | _inputs(target, fill)
+            kind: _combined([(factor, fill[point]) for point, factor in weights.items()]) | _now_and_then(target, fill)
             for kind, fill in fills.items()
         }
 
@@ -178,16 +180,20 @@ def _fewest(most: int, step: int) -> int:
     return FEWEST_LAYERS + (most - FEWEST_LAYERS) % step if most > FEWEST_LAYERS else most
 
 
-def _inputs(target: Point, fills: Mapping[Point, Fill]) -> dict[Use, int]:
-    """The inputs that one of the simulations has at a moment, with the rows of all micro-batches.
+def _now_and_then(target: Point, fills: Mapping[Point, Fill]) -> dict[Use, int]:
+    """What the simulations do not all have at a moment: as much as the one with most.
 
-    Whether they are there at that moment is the runtime's affair and differs between simulations, so they are not linear.
+    Whether an operator's result is there already, or an input of the step, is the runtime's affair and differs between
+    simulations, so it is not linear. Inputs have the rows of all micro-batches.
     """
     sizes: dict[Use, int] = {}
-    for point, fill in fills.items():
-        for use, size in fill.items():
-            if use.is_input:
-                sizes[use] = max(sizes.get(use, 0), size * target.micro_batches // point.micro_batches)
+    for use in set().union(*fills.values()):
+        if use.is_input:
+            sizes[use] = max(
+                fill.get(use, 0) * target.micro_batches // point.micro_batches for point, fill in fills.items()
+            )
+        elif not all(use in fill for fill in fills.values()):
+            sizes[use] = max(fill.get(use, 0) for fill in fills.values())
     return sizes
 
 
