@@ -49,7 +49,8 @@ def compile_to(config: RunConfig, rank: int, output: Path, training: bool = True
 
     from mindllm.train.distributed_step import build_distributed_loss, build_distributed_step, example_inputs
 
-    ms.set_context(mode=ms.GRAPH_MODE, max_call_depth=config.context.max_call_depth)
+    ms.set_context(mode=ms.GRAPH_MODE)
+    ms.set_recursion_limit(config.context.max_call_depth)
     cell = build_distributed_step(config, rank) if training else build_distributed_loss(config, rank)
     with refusals_explained(cell):
         graph = front_end.compile_cell(cell, *example_inputs(config, training))

@@ -40,3 +40,9 @@ def test_what_the_user_did_wrong_comes_back_as_such():
 def test_a_compile_that_takes_too_long():
     with pytest.raises(CompileFailed, match="took longer than 0 s"):
         subject.compile_rank(cluster_run(tp=2), 0, timeout=0.1)
+
+
+def test_the_depth_of_calls_is_the_one_of_the_configuration():
+    """A model of 28 layers on 16 stages (DeepSeek-V2 236B as it is checked) needs more than MindSpore's own limit of 1000."""
+    with pytest.raises(CompileFailed, match="depth limit 20"):
+        subject.compile_rank(cluster_run(dp=2, context={"max_call_depth": 20}), 0)
