@@ -11,9 +11,11 @@ from rich.console import Console
 
 from mindllm.errors import UserError
 from mindllm.planning.deadline import OutOfTime
+from mindllm.planning.one_chunk.planner import solve_one_chunk
 from mindllm.planning.plan import evaluate
 from mindllm.planning.problem import make_problem
 from mindllm.planning.recomputation.feasible import lightest_split
+from mindllm.planning.recomputation.mixes import Mixes
 from mindllm.planning.schedules import steady
 from mindllm.planning.schedules.orders import stage_orders, timetable
 from mindllm.planning.schedules.simulate import simulate
@@ -73,6 +75,19 @@ def test_solvers_stop_at_the_deadline():
     program.deadline = -1.0
     with pytest.raises(OutOfTime):
         program.solve()
+
+
+def test_fronts_of_one_chunk_are_not_made_after_the_deadline(monkeypatch):
+    problem = random_problem(1, 4, 16)
+    with pytest.raises(OutOfTime):
+        Mixes(problem, -1.0).front(((0, 4),))
+    made = []
+    even = even_split(problem)
+    monkeypatch.setattr(Mixes, "_with_layer", lambda self, front, *kind: made.append(front) or front)
+    with pytest.raises(OutOfTime):
+        solve_one_chunk(problem, -1.0, even)
+    assert even is not None
+    assert not made
 
 
 @pytest.mark.parametrize("delay", [0.0, 0.5, 30.0])

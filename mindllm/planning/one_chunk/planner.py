@@ -37,8 +37,9 @@ def solve_one_chunk(problem: Problem, deadline: float, even: Evaluation | None) 
     Raises:
         OutOfTime: there was no plan at the deadline.
     """
-    mixes, orders = Mixes(problem), orders_of(problem)
+    mixes, orders = Mixes(problem, math.inf if even is None else deadline), orders_of(problem)
     programme, best = _programme(problem, mixes, even, deadline)
+    mixes.deadline = math.inf  # what a plan that was found is written with
     if best is None:
         return None, math.inf
     low, best = _least_bound(programme, best, deadline)

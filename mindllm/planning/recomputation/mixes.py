@@ -10,11 +10,13 @@ each kind holding the next; a mix that no list can say (one layer ``select``, on
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from functools import cache
 
 import numpy as np
 
+from mindllm.planning.deadline import check
 from mindllm.planning.problem import Problem
 from mindllm.planning.recomputation.pareto_front import Front, pruned, thinned
 
@@ -24,10 +26,10 @@ ROUGH = 96  # mixes of each of two runs that are combined where not all are aske
 
 
 class Mixes:
-    """Fronts of all runs of layers of one problem, made when asked for."""
+    """Fronts of all runs of layers of one problem, made when asked for; after ``deadline`` no more, but :class:`OutOfTime`."""
 
-    def __init__(self, problem: Problem) -> None:
-        self.problem = problem
+    def __init__(self, problem: Problem, deadline: float = math.inf) -> None:
+        self.problem, self.deadline = problem, deadline
         self._chains = tuple(tuple(chain) for chain in chains(problem))
         self._ends = list(itertools.accumulate(layer.count for layer in problem.layers))
         self._made: dict[tuple[Names, Runs], list[Front]] = {}
@@ -62,6 +64,7 @@ class Mixes:
         freed = self.problem.backward_frees
         best, counts = np.inf, None
         for working, level in second.levels():
+            check(self.deadline)
             most = (room - max(working, tail_mb)) / held - first.activation
             rest = room - first.working - held * first.activation  # for the first run's own moment
             alive = held - freed
@@ -109,6 +112,7 @@ class Mixes:
         """Fronts by the rank of their last layer in the chain; a later layer may not be recomputed more."""
         key = (names, runs)
         if key not in self._made:
+            check(self.deadline)
             kind, count = runs[-1]
             rest = (*runs[:-1], (kind, count - 1)) if count > 1 else runs[:-1]
             before = self._by_rank(names, rest) if rest else [self._nothing()]
