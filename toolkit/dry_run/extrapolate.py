@@ -8,8 +8,8 @@ With the operators of a layer fixed, the bytes at a moment of one kind are
 layers and micro-batches alive, the bookkeeping of a step with its micro-batches. Small simulations give the coefficients
 moment by moment; the peak is the fullest extrapolated moment. A further, larger simulation checks it.
 
-Inputs of the step, which the runtime brings when it gets to them, and results that not all simulations have at a moment count
-as there if one of them has them then. Inputs are not compared.
+Inputs of the step, which the runtime brings when it gets to them, count as there if a simulation has them at that moment, and are
+not compared.
 """
 
 from __future__ import annotations
@@ -77,13 +77,19 @@ class Design:
         """All simulations."""
         return [*self.corners, self.check] if self.check else self.corners
 
-    def predict(self, target: Point, moments: Mapping[Point, Moments]) -> Moments:
-        """The moments of a stage at ``target``, from those of the corners; kinds they do not all have are left out."""
+    def predict(self, target: Point, moments: Mapping[Point, Moments], growing: bool = True) -> Moments:
+        """The moments of a stage at ``target``, from those of the corners; kinds they do not all have are left out.
+
+        ``growing``: what some corners do not have grows from nothing; otherwise its being there is chance (the results of
+        an operator that others were quicker than), and it counts as in the corner with most.
+        """
         weights = self._weights(target)
         kinds = set.intersection(*(set(moments[point]) for point in weights))
         fills = {kind: {point: moments[point][kind] for point in weights} for kind in kinds}
         return {
-            kind: _combined([(factor, fill[point]) for point, factor in weights.items()]) | _now_and_then(target, fill)
+            kind: _combined([(factor, fill[point]) for point, factor in weights.items()])
+            | ({} if growing else _now_and_then(fill))
+            | _inputs(target, fill)
             for kind, fill in fills.items()
         }
 
@@ -180,21 +186,27 @@ def _fewest(most: int, step: int) -> int:
     return FEWEST_LAYERS + (most - FEWEST_LAYERS) % step if most > FEWEST_LAYERS else most
 
 
-def _now_and_then(target: Point, fills: Mapping[Point, Fill]) -> dict[Use, int]:
-    """What the simulations do not all have at a moment: as much as the one with most.
+def _inputs(target: Point, fills: Mapping[Point, Fill]) -> dict[Use, int]:
+    """The inputs that one of the simulations has at a moment, with the rows of all micro-batches.
 
-    Whether an operator's result is there already, or an input of the step, is the runtime's affair and differs between
-    simulations, so it is not linear. Inputs have the rows of all micro-batches.
+    Whether they are there at that moment is the runtime's affair and differs between simulations, so they are not linear.
     """
     sizes: dict[Use, int] = {}
-    for use in set().union(*fills.values()):
-        if use.is_input:
-            sizes[use] = max(
-                fill.get(use, 0) * target.micro_batches // point.micro_batches for point, fill in fills.items()
-            )
-        elif not all(use in fill for fill in fills.values()):
-            sizes[use] = max(fill.get(use, 0) for fill in fills.values())
+    for point, fill in fills.items():
+        for use, size in fill.items():
+            if use.is_input:
+                sizes[use] = max(sizes.get(use, 0), size * target.micro_batches // point.micro_batches)
     return sizes
+
+
+def _now_and_then(fills: Mapping[Point, Fill]) -> dict[Use, int]:
+    """What some of the simulations do not have at a moment: as much as the one with most."""
+    uses = {use for fill in fills.values() for use in fill if not use.is_input}
+    return {
+        use: max(fill.get(use, 0) for fill in fills.values())
+        for use in uses
+        if not all(use in fill for fill in fills.values())
+    }
 
 
 def _combined(parts: Sequence[tuple[int, Fill]]) -> dict[Use, int]:

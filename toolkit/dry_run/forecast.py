@@ -175,12 +175,15 @@ def _reliable(design: Design, profiles: Mapping[Point, Profile]) -> set[str] | N
 def _understood(target: Point, design: Design, profiles: Mapping[Point, Profile], right: Set[str]) -> bool:
     """Whether no moment that was extrapolated wrong can be the peak at ``target``.
 
-    What such a moment had more than was said grows, at most, with the distance from the base; of one that had less, what is
-    said is enough. Where nothing was said of a moment, it must be far below the peak.
+    Of such a moment, what not all simulations have is taken to be there by chance. What it had more than was said then grows,
+    at most, with the distance from the base; of one that had less, what is said is enough. Where nothing was said of a
+    moment, it must be far below the peak.
     """
-    predicted, seen = _checked(design, profiles)
-    there = design.predict(target, _moments(profiles)) if design.check else predicted
-    peak = max(own_bytes_of(there[kind]) for kind in right)
+    predicted, seen = _checked(design, profiles, growing=False)
+    there = sure = predicted
+    if design.check:
+        sure, there = (design.predict(target, _moments(profiles), growing) for growing in (True, False))
+    peak = max(own_bytes_of(sure[kind]) for kind in right)
     for kind, fill in seen.moments.items():
         if kind in right:
             continue
@@ -197,10 +200,10 @@ def _understood(target: Point, design: Design, profiles: Mapping[Point, Profile]
     return True
 
 
-def _checked(design: Design, profiles: Mapping[Point, Profile]) -> tuple[Moments, Profile]:
+def _checked(design: Design, profiles: Mapping[Point, Profile], growing: bool = True) -> tuple[Moments, Profile]:
     """What is said of the checking simulation, or the one nearest to it, and what it says itself."""
     if design.check:
-        return design.predict(design.check, _moments(profiles)), profiles[design.check]
+        return design.predict(design.check, _moments(profiles), growing), profiles[design.check]
     return profiles[design.base].moments, profiles[design.steady or design.base]
 
 
