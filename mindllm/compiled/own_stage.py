@@ -27,7 +27,7 @@ def own_stage_only(config: RunConfig, stage: int) -> tuple[RunConfig, Callable[[
     kept = [
         number
         for number, place in enumerate(places)
-        if place[1] == stage or number == 0 or number >= ahead or place != places[number + 1]
+        if place[1] == stage or number >= ahead or place != places[number + 1]
     ]
     smaller = replace(plan, layers=tuple(plan.layers[number] for number in kept))
     keys = keys_of_layers(model, [model.architecture.layers[number] for number in kept])

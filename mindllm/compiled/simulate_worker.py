@@ -57,8 +57,6 @@ def simulate(config: RunConfig, rank: int) -> None:
     with no_init_parameters() if alone else nullcontext():
         step = build_distributed_step(config, rank)
     leave_uninitialised(step.get_parameters())
-    if alone:
-        step.init_parameters_data()
     with refusals_explained(step):
         step(*example_inputs(config))
     ms.runtime.synchronize()

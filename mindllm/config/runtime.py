@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Literal
 
 from pydantic import Field
@@ -72,6 +73,13 @@ class JitConfig(Section):
     jit_level: Literal["O0", "O1", "O2"] = Field(default="O0", description="Optimisation level of the graph compiler.")
 
 
+def bytes_of(size: str) -> int:
+    """Bytes of ``58GB`` as MindSpore counts them, a GB as 2**30; ValueError where it is no such size."""
+    if not re.fullmatch(DEVICE_MEMORY_PATTERN, size):
+        raise ValueError(f"{size} is no size such as 58GB")
+    return int(float(size.removesuffix("GB")) * (1 << 30))
+
+
 class ContextConfig(Section):
     """Section ``context``: what is handed to MindSpore's context."""
 
@@ -117,5 +125,5 @@ class ContextConfig(Section):
 
     @property
     def device_memory(self) -> int:
-        """Bytes of ``max_device_memory``, in which MindSpore counts a GB as 2**30."""
-        return int(float(self.max_device_memory.removesuffix("GB")) * (1 << 30))
+        """Bytes of ``max_device_memory``."""
+        return bytes_of(self.max_device_memory)

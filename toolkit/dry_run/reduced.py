@@ -47,9 +47,7 @@ def reduced_run(config: RunConfig, like: Stage, point: Point) -> tuple[RunConfig
     stages, number, chunks = _pipeline(config, like, point)
     runs = [Run(run.chunk, run.kind, count) for run, count in zip(like.runs, point.layers, strict=True)]
     architecture = config.model.config.architecture
-    plain = architecture.main_layers[
-        -1
-    ]  # what layers add to the loss goes on to the last stage, through layers that add to it
+    plain = architecture.main_layers[-1]  # what earlier layers add to the loss goes on through layers that add to it
     placed = [
         (kind.spec or plain, kind.assignment(stage, chunk))
         for chunk in range(chunks)

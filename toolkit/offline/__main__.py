@@ -6,13 +6,15 @@ import argparse
 import os
 import shlex
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from mindllm.command import CommandParser, output_directory, positive, run_command
 from mindllm.compiled.device.wheel import wheel_of
 from mindllm.compiled.kept_program import CONFIG
-from mindllm.compiled.program import GIB, Report, shell_environment
+from mindllm.compiled.program import Report, shell_environment
 from mindllm.compiled.simulation import MIB
+from mindllm.config.runtime import bytes_of
 from mindllm.console import output, print_json
 from mindllm.errors import CheckFailed, UserError
 from mindllm.files import atomic_open
@@ -124,13 +126,10 @@ def _devices(options: argparse.Namespace, command: Sequence[str]) -> int:
 
 
 def _limit(text: str) -> int:
-    try:
-        value = float(text.removesuffix("GB"))
-    except ValueError:
-        value = 0
-    if not text.endswith("GB") or value <= 0:
-        raise UserError(f"--max_device_memory {text}: is not a size; write as MindSpore does, 58GB")
-    return int(value * GIB)
+    with suppress(ValueError):
+        if limit := bytes_of(text):
+            return limit
+    raise UserError(f"--max_device_memory {text}: is not a size; write as MindSpore does, 58GB")
 
 
 def _ranks(text: str, devices: int) -> tuple[int, Choose]:
