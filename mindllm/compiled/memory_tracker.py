@@ -100,9 +100,9 @@ def _block(row: Mapping[str, str], nodes: Mapping[int, str]) -> Block:
 def category(kind: str, node: str, users: list[str]) -> str:
     """What a block is there for, from who writes it and who reads it.
 
-    A parameter is known by its name. Of the rest, outputs of exchanges are communication buffers; what the optimizer
-    computes counts as its state; what the backward pass hands to the optimizer, or to an exchange or accumulator outside
-    of it, is a gradient.
+    A parameter is known by its name. Of the rest, outputs of exchanges are communication buffers; what the backward pass hands
+    to the optimizer, or to an exchange or accumulator outside of it, is a gradient; what the optimizer computes counts as its
+    state, and so does what only the optimizer reads, for operators of functions that it maps have no scope.
     """
     if kind == "Weight":
         return _category_of_parameter(node)
@@ -114,6 +114,8 @@ def category(kind: str, node: str, users: list[str]) -> str:
         return OPTIMIZER
     if node.startswith(BACKWARD) and users and all(UPDATE.search(user) or _accumulates(user) for user in users):
         return GRADIENTS
+    if users and all(UPDATE.search(user) for user in users):
+        return OPTIMIZER
     return ACTIVATIONS
 
 

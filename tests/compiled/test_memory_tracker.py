@@ -20,6 +20,13 @@ BACKWARD = "Gradients/Default/network-Net/first-Dense/Grad_MatMul/MatMul-op0"
         ("Kernel", MINDFORMERS + "optimizer-AdamW/Mul-op0", [], OPTIMIZER),
         ("Kernel", MINDFORMERS + "clip_grad_norm-ClipGradNorm/Mul-op3", [], OPTIMIZER),
         ("Kernel", "Default/optimizer-Momentum/ApplyMomentum-op0", [], OPTIMIZER),
+        (
+            "Kernel",
+            "Default/Mul-op2",
+            ["Default/update-ApplyGradients/optimizer-AdamW/kernel-FusedAdam/Sub-op4"],
+            OPTIMIZER,
+        ),
+        ("Kernel", "Default/Mul-op2", ["Default/network-Net/first-Dense/MatMul-op0"], ACTIVATIONS),
         ("Kernel", BACKWARD, ["Default/optimizer-Momentum/ApplyMomentum-op0"], GRADIENTS),
         ("Kernel", BACKWARD, ["Gradients/Default/network-Net/Grad_ReLU/ReluGrad-op0"], ACTIVATIONS),
         ("Kernel", "Default/network-Net/AllGather-op0", [], COMMUNICATION),
