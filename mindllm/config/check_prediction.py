@@ -29,7 +29,8 @@ def check_prediction(config: RunConfig) -> Iterator[tuple[KeyPath, str]]:
         message = f"layers that predict ahead have none (value {model.embedding_dropout}); write 0"
         yield (*MODEL, "embedding_dropout"), message
     if pet is not None and pet.pet_type != "full":
-        message = f"models with layers that predict ahead are tuned as a whole (value {pet.pet_type}); write full"
+        message = f"models with layers that predict ahead are tuned as a whole (value {pet.pet_type})"
+        message += "; write full, or num_nextn_predict_layers: 0"
         yield (*MODEL, "pet_config", "pet_type"), message
     if pet is not None and pet.neftune_noise_alpha is not None:
         message = f"layers that predict ahead have no noise (value {pet.neftune_noise_alpha}); write null"

@@ -6,9 +6,8 @@ from collections.abc import Iterator
 
 from mindllm.config.architecture_keys import projections_in_files
 from mindllm.config.document import KeyPath
-from mindllm.config.latent_attention import LatentAttentionSpec
 from mindllm.config.run import RunConfig
-from mindllm.config.tuning import ADALORA, BOTTLENECK, GALORE, LISA, LOW_RANK, PetConfig, mistakes
+from mindllm.config.tuning import ADALORA, BOTTLENECK, GALORE, LISA, PetConfig, mistakes
 
 MODEL: KeyPath = ("model", "model_config")
 SECTION: KeyPath = (*MODEL, "pet_config")
@@ -35,15 +34,9 @@ def check_tuning(config: RunConfig) -> Iterator[tuple[KeyPath, str]]:
 def _not_computed(config: RunConfig, pet: PetConfig) -> Iterator[tuple[KeyPath, str]]:
     """What is not here yet, alone or on several devices."""
     model = config.model.config
-    kinds = model.base.architecture.kinds()
     if pet.pet_type == BOTTLENECK and config.export_hf.directory:
         message = f"no Hugging Face model has bottlenecks (value {config.export_hf.directory}); leave it out"
         yield ("export_hf", "directory"), message
-    if pet.pet_type in LOW_RANK and any(isinstance(kind.attention, LatentAttentionSpec) for kind in kinds):
-        yield (
-            (*SECTION, "pet_type"),
-            f"latent attention has no adapters yet (value {pet.pet_type}); write pet_type: full",
-        )
     if pet.pet_type in (ADALORA, GALORE, LISA):
         yield from _not_shared(config, pet)
     if pet.pet_type == ADALORA:

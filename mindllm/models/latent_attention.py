@@ -65,48 +65,56 @@ class LatentAttention(nn.Cell):
         """``[batch · seq, heads · width] -> [batch, heads, seq, width]``."""
         return self.transpose(self.reshape(x, (batch, -1, self.num_heads, width)), (0, 2, 1, 3))
 
-    def project(self, x: Tensor, batch: int, tables: Tables) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values of ``x`` ``[batch · seq, hidden]``: ``[batch, heads, seq, d]`` with their own ``d``."""
-        key, value = self.keys_and_values(self.narrow(x), self.turned_key(x, batch, tables), batch)
-        return self.join_query(self.query(x, batch, tables)), key, value
+    def project(
+        self, x: Tensor, batch: int, tables: Tables, random: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values of ``x`` ``[batch · seq, hidden]``: ``[batch, heads, seq, d]`` with their own ``d``.
 
-    def narrow(self, x: Tensor) -> Tensor:
+        ``random``, here and below, is what the dropout of adapters is drawn by.
+        """
+        turned = self.turned_key(x, batch, tables, random)
+        key, value = self.keys_and_values(self.narrow(x, random), turned, batch, random)
+        return self.join_query(self.query(x, batch, tables, random)), key, value
+
+    def narrow(self, x: Tensor, random: Tensor | None = None) -> Tensor:
         """What keys and values are made of, ``[batch · seq, key_value_rank]``."""
-        return self.key_value_latent_norm(self.wkv_down(x))
+        return self.key_value_latent_norm(self.wkv_down(x, random))
 
-    def turned_key(self, x: Tensor, batch: int, tables: Tables) -> Tensor:
+    def turned_key(self, x: Tensor, batch: int, tables: Tables, random: Tensor | None = None) -> Tensor:
         """The part of the keys that is one for all heads: ``[batch, 1, seq, turned]``."""
-        key = self.reshape(self.wk_rotary(x), (batch, 1, -1, self.rotary_dim))
+        key = self.reshape(self.wk_rotary(x, random), (batch, 1, -1, self.rotary_dim))
         return self.key_rotary(key, tables[0], tables[1])
 
-    def keys_and_values(self, narrow: Tensor, turned: Tensor, batch: int) -> tuple[Tensor, Tensor]:
+    def keys_and_values(
+        self, narrow: Tensor, turned: Tensor, batch: int, random: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Those of all heads, ``[batch, heads, seq, d]``, of what :meth:`narrow` and :meth:`turned_key` give."""
         turned = self.to_all_heads(turned, self.nothing)
-        key = self.join_key((self.heads(self.wk_plain(narrow), batch, self.plain_dim), turned))
-        return key, self.heads(self.wv(narrow), batch, self.value_dim)
+        key = self.join_key((self.heads(self.wk_plain(narrow, random), batch, self.plain_dim), turned))
+        return key, self.heads(self.wv(narrow, random), batch, self.value_dim)
 
-    def query(self, x: Tensor, batch: int, tables: Tables) -> tuple[Tensor, Tensor]:
+    def query(self, x: Tensor, batch: int, tables: Tables, random: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """The plain and the turned part of queries, ``[batch, heads, seq, d]``."""
         if self.compresses_queries:
-            latent = self.query_latent_norm(self.wq_down(x))
-            plain, turned = self.wq_up_plain(latent), self.wq_up_rotary(latent)
+            latent = self.query_latent_norm(self.wq_down(x, random))
+            plain, turned = self.wq_up_plain(latent, random), self.wq_up_rotary(latent, random)
         else:
-            plain, turned = self.wq_plain(x), self.wq_rotary(x)
+            plain, turned = self.wq_plain(x, random), self.wq_rotary(x, random)
         turned = self.query_rotary(self.heads(turned, batch, self.rotary_dim), tables[0], tables[1])
         return self.heads(plain, batch, self.plain_dim), turned
 
-    def output(self, context: Tensor) -> Tensor:
+    def output(self, context: Tensor, random: Tensor | None = None) -> Tensor:
         """``[batch, heads, seq, value] -> [batch · seq, hidden]``."""
         merged = self.merge_transpose(context, (0, 2, 1, 3))
-        return self.wo(self.reshape(merged, (-1, self.num_heads * self.value_dim)))
+        return self.wo(self.reshape(merged, (-1, self.num_heads * self.value_dim)), random)
 
     def construct(self, x: Tensor, batch: int, tables: Tables, mask: Tensor, random: Tensor | None = None) -> Tensor:
-        query, key, value = self.project(x, batch, tables)
+        query, key, value = self.project(x, batch, tables, random)
         if not self.pads_values:
-            return self.output(self.attention(query, key, value, mask, None, random))
+            return self.output(self.attention(query, key, value, mask, None, random), random)
         context = self.attention(query, key, self.padding(value), mask)
         size = (context.shape[0], context.shape[1], context.shape[2], self.value_dim)
-        return self.output(self.cut(context, (0, 0, 0, 0), size))
+        return self.output(self.cut(context, (0, 0, 0, 0), size), random)
 
 
 class Padding(nn.Cell):

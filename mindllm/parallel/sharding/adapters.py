@@ -17,22 +17,23 @@ WHOLE: Layout = (None, None)
 INNER: Layout = (TOKENS, "tp")
 
 
-def beside_split_output(at: str, cell: LoraAdapter) -> Table:
-    """Of a weight ``[out, in]`` that is split by rows."""
+def beside_split_output(at: str, cell: LoraAdapter, rows: Dimension = "tp") -> Table:
+    """Of a weight ``[out, in]`` that is split by ``rows``; None: it is whole."""
     low: Layout = (TOKENS, None)
+    product: Layout = (TOKENS, rows)
     table = {
         f"{at}.down": on(low, WHOLE),
         f"{at}.scale": on(low, SCALAR),
-        f"{at}.up": on(low, ("tp", None)),
-        f"{at}.add": on(INNER, INNER),
+        f"{at}.up": on(low, (rows, None)),
+        f"{at}.add": on(product, product),
     }
     if cell.has_values:
         table[f"{at}.values"] = on(low, (None,))
     if cell.drops:
         table |= dropout(f"{at}.dropout", TOKENS)
     if cell.has_lengths:
-        table |= _lengths(f"{at}.lengths", cell.lengths, ("tp", None), WHOLE, "tp")
-        table |= {f"{at}.divide": on(("tp",), ("tp",), named=True), f"{at}.rescale": on(INNER, ("tp",))}
+        table |= _lengths(f"{at}.lengths", cell.lengths, (rows, None), WHOLE, rows)
+        table |= {f"{at}.divide": on((rows,), (rows,), named=True), f"{at}.rescale": on(product, (rows,))}
     return table
 
 

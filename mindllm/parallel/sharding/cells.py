@@ -211,7 +211,9 @@ def _latent_attention(at: str, cell: LatentAttention, rows: Dimension, heads: Sp
     of_all_heads: Layout = (BATCH, None, SEQUENCE, None)  # [batch, 1, seq, channels]
     down = ("wq_down",) if cell.compresses_queries else ()
     of_queries = ("wq_up_plain", "wq_up_rotary") if cell.compresses_queries else ("wq_plain", "wq_rotary")
-    table: Table = {f"{at}.{name}.matmul": on(whole, (None, None)) for name in (*down, "wkv_down", "wk_rotary")}
+    table: Table = {}
+    for name in (*down, "wkv_down", "wk_rotary"):
+        table |= _split_output(f"{at}.{name}", getattr(cell, name), None)
     for name in (*of_queries, "wk_plain", "wv"):
         table |= _split_output(f"{at}.{name}", getattr(cell, name))
     if cell.compresses_queries:
@@ -233,21 +235,22 @@ def _latent_attention(at: str, cell: LatentAttention, rows: Dimension, heads: Sp
 ATTENTIONS: dict[type[nn.Cell], Callable[..., Table]] = {Attention: _attention, LatentAttention: _latent_attention}
 
 
-def _split_output(at: str, cell: nn.Cell) -> Table:
-    """A projection ``[tokens, in] -> [tokens, out]`` whose weight ``[out, in]`` is split by rows."""
+def _split_output(at: str, cell: nn.Cell, rows: Dimension = "tp") -> Table:
+    """A projection ``[tokens, in] -> [tokens, out]`` whose weight ``[out, in]`` is split by ``rows``; None: it is whole."""
     linear = _linear(at, cell)
-    table = {f"{at}.matmul": on((TOKENS, None), ("tp", None))}
+    product: Layout = (TOKENS, rows)
+    table = {f"{at}.matmul": on((TOKENS, None), (rows, None))}
     if linear.has_bias:
-        table[f"{at}.bias_add"] = on(INNER, ("tp",))
+        table[f"{at}.bias_add"] = on(product, (rows,))
     if linear.has_activation:
         table |= {
-            f"{at}.activation.{name}": on(INNER)
+            f"{at}.activation.{name}": on(product)
             for name in ("silu", "gelu", "quick_gelu")
             if hasattr(linear.activation, name)
         }
     if linear.in_codes:
-        table |= codes_split_by_rows(f"{at}.held", linear.held)
-    return table | (beside_split_output(f"{at}.adapter", linear.adapter) if linear.has_adapter else {})
+        table |= codes_split_by_rows(f"{at}.held", linear.held, rows)
+    return table | (beside_split_output(f"{at}.adapter", linear.adapter, rows) if linear.has_adapter else {})
 
 
 def _split_input(at: str, cell: nn.Cell, rows: Dimension) -> Table:

@@ -8,15 +8,15 @@ layouts name axes.
 from __future__ import annotations
 
 from mindllm.models.held_codes import HeldCodes
-from mindllm.parallel.layout import Layout
+from mindllm.parallel.layout import Dimension, Layout
 from mindllm.parallel.sharding.table import Table, on
 
 
-def codes_split_by_rows(at: str, cell: HeldCodes) -> Table:
-    """Of a projection whose output is split; an order of columns is the same for all rows."""
-    rows: Layout = ("tp", None)
-    table = _codes(at, cell, rows)
-    return table | ({f"{at}.place": on(rows, (None,), out=rows, named=True)} if cell.ordered else {})
+def codes_split_by_rows(at: str, cell: HeldCodes, rows: Dimension = "tp") -> Table:
+    """Of a projection whose output is split by ``rows`` (None: whole); an order of columns is the same for all rows."""
+    split: Layout = (rows, None)
+    table = _codes(at, cell, split)
+    return table | ({f"{at}.place": on(split, (None,), out=split, named=True)} if cell.ordered else {})
 
 
 def codes_split_by_columns(at: str, cell: HeldCodes) -> Table:
