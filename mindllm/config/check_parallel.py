@@ -159,6 +159,14 @@ def check_offset(config: RunConfig) -> Iterator[Finding]:
             yield (*MODEL, "num_nextn_predict_layers"), message
     except ValueError as error:
         yield (*MODEL, "offset"), f"{error} (value {_listed(model.offset)})"
+        return
+    adding = [layer.adds_to_loss for layer in model.architecture.layers]
+    if stages > 1 and any(adding) and not any(adding[-last:]):
+        message = (
+            f"the last stage has {last} layers and none with experts, to which others send what they add to the loss "
+            f"(value {_listed(model.offset)}); write an offset that gives it one"
+        )
+        yield (*MODEL, "offset"), message
 
 
 def check_recompute(config: RunConfig) -> Iterator[Finding]:

@@ -105,6 +105,15 @@ def test_experts_of_sorted_tokens_take_all_and_are_whole(overrides, words):
     assert words in str(error.value)
 
 
+def test_the_last_stage_has_a_layer_with_experts_where_any_has():
+    """Or the compiler takes memory until the system ends it."""
+    dense_last = f"--model.model_config.moe_layer_freq={[1] * 20 + [0] * 8}"
+    with pytest.raises(UserError) as error:
+        load_config(QWEN2, [dense_last])
+    assert "model.model_config.offset: the last stage has 7 layers and none with experts" in str(error.value)
+    load_config(QWEN2, [dense_last, "--model.model_config.offset=[0,0,-2,2]"])
+
+
 def test_groups_that_do_not_fill_the_devices_are_told_what_does():
     with pytest.raises(UserError) as error:
         load_config(QWEN2, ["--parallel_config.expert_parallel=16"])

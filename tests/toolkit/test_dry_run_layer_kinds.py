@@ -5,7 +5,7 @@ from small_cluster import cluster_run
 from mindllm.compiled.own_stage import own_stage_only
 from mindllm.parallel.layer_plan import make_plan
 from toolkit.dry_run.reduced import Point, reduced_run
-from toolkit.dry_run.stages import stages_of
+from toolkit.dry_run.stages import Stage, stages_of
 
 MODEL = {"num_layers": 12, "model_type": "gemma2", "sliding_window": 8, "sliding_window_pattern": 2, "seq_length": 32}
 MODEL |= {
@@ -64,6 +64,15 @@ def test_what_layers_add_to_the_loss_goes_on_through_other_stages_of_smaller_run
     for small in runs:
         ends = {layer.stage: number for number, layer in enumerate(make_plan(small).layers)}
         assert all(small.model.config.architecture.layers[number].adds_to_loss for number in ends.values())
+
+
+def test_a_small_last_stage_of_dense_layers_stands_behind_dense_ones():
+    """As the planner asks for: of a mixture, the last stage with layers of each type."""
+    model = {**AHEAD, "num_layers": 6, "num_nextn_predict_layers": 0, "first_k_dense_replace": 1}
+    first, last = stages_of(cluster_run(pp=2, micro=2, model=model))
+    dense = Stage(1, last.rank, last.place, first.runs[:1], 1)
+    small, _ = reduced_run(cluster_run(pp=2, micro=2, model=model), dense, Point((2,), 1, 2))
+    assert names(small) == ["global"] * 3
 
 
 def test_layers_that_predict_ahead_stay_on_the_last_stage_of_every_smaller_run():

@@ -47,7 +47,10 @@ def reduced_run(config: RunConfig, like: Stage, point: Point) -> tuple[RunConfig
     stages, number, chunks = _pipeline(config, like, point)
     runs = [Run(run.chunk, run.kind, count) for run, count in zip(like.runs, point.layers, strict=True)]
     architecture = config.model.config.architecture
-    plain = architecture.main_layers[-1]  # what earlier layers add to the loss goes on through layers that add to it
+    plain = architecture.main_layers[-1]
+    own = [run.kind.spec or plain for run in runs]
+    if plain.adds_to_loss and number == stages - 1 and not any(spec.adds_to_loss for spec in own):
+        plain = own[0]  # what earlier layers add to the loss would have nowhere to go
     placed = [
         (kind.spec or plain, kind.assignment(stage, chunk))
         for chunk in range(chunks)
