@@ -28,6 +28,7 @@ STATE = 3 * WHOLE  # weight and two moments
 LOGITS = (
     4 * WHOLE + HALF
 )  # of a logit: as the product yields it, and what a dry run has of it in single precision at once
+CAPPED_LOGITS = 5 * WHOLE  # of one under a soft cap: the cap's tanh and product, and three of the cross entropy
 MOST_SIMULATED = 4  # micro-batches per stage after which a pipeline holds no more
 
 
@@ -109,6 +110,7 @@ def loss_bytes(workload: Workload) -> float:
     vocabulary = workload.architecture.vocab_size / workload.strategy.model_parallel
     whole = workload.loss_chunks == 1
     heads = 1 + workload.architecture.predictions if whole else 1  # without slices all logits are there at once
-    logits = heads * LOGITS * workload.rank_tokens * vocabulary
+    of_one = LOGITS if workload.architecture.head.soft_cap is None else CAPPED_LOGITS
+    logits = heads * of_one * workload.rank_tokens * vocabulary
     slices = 0 if whole else workload.loss_chunks  # each has a gradient of the head's weight until all are added up
     return logits / workload.loss_chunks + slices * HALF * vocabulary * workload.architecture.hidden_size

@@ -87,6 +87,13 @@ def test_a_plan_that_was_applied_needs_what_the_planner_said(name):
     assert max(memory) <= LIMIT
 
 
+def test_capped_logits_are_what_a_dry_run_has_of_them_at_once():
+    """Gemma 2 2B without slices of the loss: five tensors of 8,192 tokens by 256,000 numbers in single precision."""
+    config = load_config(SHIPPED / "gemma" / "pretrain_gemma2_2b.yaml")
+    whole = override_config(config, {"model.model_config.loss_chunks": 1})
+    assert loss_bytes(workload_of(whole)) == 5 * 8_000 * MIB
+
+
 def test_a_layer_is_computed_again_when_those_behind_it_have_freed_theirs():
     """One stage and one micro-batch: of two layers recomputed, and one, only the last one's own memory counts twice."""
     config = load_config(SHIPPED / "llama2" / "pretrain_llama2_13b_16p.yaml")
