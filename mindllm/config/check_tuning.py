@@ -62,11 +62,11 @@ def _no_budget(config: RunConfig, pet: PetConfig) -> Iterator[tuple[KeyPath, str
 def _not_shared(config: RunConfig, pet: PetConfig) -> Iterator[tuple[KeyPath, str]]:
     """What is updated by more than its own gradient is updated where all of the model is; layers are drawn anywhere."""
     sizes, kind = config.parallel_config, f"pet_type {pet.pet_type}"
-    for key in ("model_parallel", "pipeline_stage") if pet.pet_type != LISA else ():
+    for key in ("model_parallel", "pipeline_stage") if pet.pet_type == GALORE else ():
         if getattr(sizes, key) > 1:
             message = f"{kind} needs the whole model on every device (value {getattr(sizes, key)}); write 1"
             yield ("parallel_config", key), message
-    if pet.pet_type != LISA and sizes.data_parallel > 1 and config.parallel.enable_parallel_optimizer:
+    if pet.pet_type == GALORE and sizes.data_parallel > 1 and config.parallel.enable_parallel_optimizer:
         message = f"{kind} needs whole gradients, and devices would have parts of them (value True); write false"
         yield ("parallel", "enable_parallel_optimizer"), message
     if config.model.config.expert_num > 1 and pet.pet_type != ADALORA:

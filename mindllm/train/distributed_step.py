@@ -6,17 +6,23 @@ the tokens of the whole global batch, clipped by the norm over all devices, and 
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import mindspore as ms
 import numpy as np
-from mindspore import ParameterTuple, Tensor, lazy_inline, nn, ops
+from mindspore import Parameter, ParameterTuple, Tensor, lazy_inline, nn, ops
 
 from mindllm.config import RunConfig
 from mindllm.config.tuning import ADALORA
+from mindllm.models.expert_load import is_probe
 from mindllm.parallel import ParallelModel, build_parallel_model, set_parallel_context
 from mindllm.parallel.context import input_columns
 from mindllm.parallel.pipeline import TokenCount
+from mindllm.parallel.sharding.weights import weight_cuts
+from mindllm.parallel.weight_cut import WeightCut
+from mindllm.train.part_exchange import NormOfParts
 from mindllm.train.step import ApplyGradients, GlobalNorm
-from mindllm.train.tuned_optimizer import make_optimizer
+from mindllm.train.tuned_optimizer import make_optimizer, shares_weights
 
 accumulated = ops.MultitypeFuncGraph("accumulated")
 clear_accumulated = ops.MultitypeFuncGraph("clear_accumulated")
@@ -164,7 +170,8 @@ def distributed_step(config: RunConfig, parallel: ParallelModel, rank: int) -> D
     """The training step of ``rank`` for a model on its devices."""
     weights = ParameterTuple(parallel.network.trainable_params())
     owned = weights[1:] if _embedding_is_elsewhere(parallel, rank) else weights
-    optimizer = make_optimizer(owned, config)
+    cuts = weight_cuts(parallel.model, config) if _asks_for_parts(config) else None
+    optimizer = make_optimizer(owned, config, cuts, rank)
     wrapper = config.runner_wrapper
     step = DistributedStep(
         parallel,
@@ -174,18 +181,26 @@ def distributed_step(config: RunConfig, parallel: ParallelModel, rank: int) -> D
         positions=config.global_batch_size * config.model.config.seq_length,
         slices=input_slices(config),
         sharded_optimizer=config.parallel.enable_parallel_optimizer,
-        norm=_norm(config),
+        norm=_norm(config, owned, cuts),
     )
     return step.set_train()
 
 
-def _norm(config: RunConfig) -> nn.Cell:
-    """The compiler adds squares over the devices, and divides those of a gradient by the devices that have the same one where
-    it finds the way from weight to square. AdaLoRA's penalty, which is added to gradients, hides that way; but there every
-    device has the whole model.
-    """
+def _asks_for_parts(config: RunConfig) -> bool:
+    """Whether what is trained is updated by more than a device's own part of a gradient."""
     pet = config.model.config.pet_config
-    return GlobalNorm(whole=pet is not None and pet.pet_type == ADALORA)
+    return pet is not None and pet.pet_type == ADALORA
+
+
+def _norm(config: RunConfig, weights: Sequence[Parameter], cuts: Mapping[str, WeightCut] | None) -> nn.Cell:
+    """The compiler adds squares over the devices, and divides those of a gradient by the devices that have the same one where
+    it finds the way from weight to square. AdaLoRA's penalty, which is added to gradients, hides that way.
+    """
+    if cuts is None:
+        return GlobalNorm()
+    if not shares_weights(config, cuts):
+        return GlobalNorm(whole=True)
+    return NormOfParts([cuts[weight.name] for weight in weights if not is_probe(weight.name)])
 
 
 def _embedding_is_elsewhere(parallel: ParallelModel, rank: int) -> bool:

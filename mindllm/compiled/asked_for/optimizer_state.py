@@ -11,12 +11,13 @@ from mindllm.compiled.graph import Parameter
 from mindllm.compiled.operators import Operators
 from mindllm.config import RunConfig
 from mindllm.config.optimizer_state import MOMENT_PREFIXES, further_state
+from mindllm.config.tuning import VALUES
 from mindllm.models.expert_load import ROUTER_BIAS
 from mindllm.parallel.context import optimizer_level
 from mindllm.parallel.layout import Mesh
 from mindllm.parallel.parameter_layout import NOT_CUT, ParameterLayout
+from mindllm.parallel.weight_cut import optimizer_shards
 
-BYTES, KILOBYTE = 4, 1024
 LEVELS = {"level1": "optimizer state", "level2": "optimizer state and accumulators", "level3": "weights, too"}
 
 
@@ -31,7 +32,9 @@ def optimizer_state(config: RunConfig, mesh: Mesh, ranks: Sequence[Operators]) -
             moment.removeprefix(MOMENT_PREFIXES[0]) for moment in parameters if moment.startswith(MOMENT_PREFIXES[0])
         ):
             weight = parameters.get(name)
-            if weight is None or weight.layout is None or name.endswith(ROUTER_BIAS):  # which is whole everywhere
+            if (
+                weight is None or weight.layout is None or name.endswith((ROUTER_BIAS, VALUES))
+            ):  # which is whole everywhere
                 continue
             wanted, found = parts_asked_for(config, mesh, weight.layout), _parts(weight)
             asked |= {name} if wanted > 1 else set()
@@ -53,21 +56,9 @@ def optimizer_state(config: RunConfig, mesh: Mesh, ranks: Sequence[Operators]) -
 
 
 def parts_asked_for(config: RunConfig, mesh: Mesh, layout: ParameterLayout) -> int:
-    """Into how many parts the optimizer cuts dimension 0 of what tensor parallelism leaves of a weight.
-
-    MindSpore leaves a weight whole that is smaller than the threshold, or whose dimension 0 the parts would not divide.
-    """
-    parallel = config.parallel
-    if not parallel.enable_parallel_optimizer or not layout.slice_shape:
-        return 1
+    """Into how many parts the optimizer cuts dimension 0 of what tensor parallelism leaves of a weight."""
     cuts = math.prod(layout.device_matrix[-1 - axis] for axis in layout.tensor_map if axis != NOT_CUT)
-    replicas, size = mesh.stage_devices // cuts, parallel.parallel_optimizer_config.optimizer_weight_shard_size
-    parts = replicas if size == -1 or replicas % size else size
-    small = (
-        math.prod(layout.slice_shape) * BYTES
-        < parallel.parallel_optimizer_config.parallel_optimizer_threshold * KILOBYTE
-    )
-    return 1 if small or layout.slice_shape[0] % parts else parts
+    return optimizer_shards(config, mesh, layout.slice_shape, cuts)
 
 
 def _parts(weight: Parameter) -> int:

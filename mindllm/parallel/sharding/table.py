@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from mindspore import nn
 from mindspore.ops import Primitive
 
+from mindllm.config.tuning import VALUES
 from mindllm.errors import nearest
 from mindllm.models.expert_load import ROUTER_BIAS, is_probe
 from mindllm.models.grouped_experts import GroupedFeedForward
@@ -35,6 +36,8 @@ OF_SEVERAL = "Concat"  # the operator whose tensors are one input, a tuple
 NEEDS_TO_BE_TOLD = frozenset({OF_SEVERAL, "ReduceMean"})
 """Operators of which the compiler derives nothing from named axes: the output's layout, that of the input, is told, too."""
 TOLD = "self_define_shard"
+WHOLE = (ROUTER_BIAS, VALUES)
+"""Ends of the names of weights that are trained and that no optimizer cuts: what changes them must know them as a whole."""
 PARTS = "Morph"
 """The operator that stands for others, which compute what each device has: they have no layouts, it has."""
 
@@ -65,7 +68,7 @@ def apply_sharding(model: nn.Cell, table: Mapping[str, Sharding], mesh: Mesh) ->
             raise ValueError(f"sharding table: 0 entries for operator '{path}'; there must be one")
         _shard(path, operator, table[path], mesh)
     for parameter in model.get_parameters():
-        if not parameter.requires_grad or is_probe(parameter.name) or parameter.name.endswith(ROUTER_BIAS):
+        if not parameter.requires_grad or is_probe(parameter.name) or parameter.name.endswith(WHOLE):
             parameter.parallel_optimizer = False  # nothing an optimizer would hold, or must know as a whole
 
 

@@ -1,0 +1,83 @@
+"""The cut of every trained weight, read off the sharding table by the operator that reads the weight.
+
+The tests hold it to the layouts that MindSpore's compiler gives the weights.
+"""
+
+from __future__ import annotations
+
+from mindspore import Parameter, nn
+
+from mindllm.config import RunConfig
+from mindllm.models import CausalLM
+from mindllm.parallel.layout import CONTEXT, DATA, TENSOR, Dimension, Layout, Mesh, axes_of, mesh_of
+from mindllm.parallel.sharding.cells import sharding_table
+from mindllm.parallel.sharding.table import Table
+from mindllm.parallel.weight_cut import WeightCut, optimizer_shards
+
+READERS: dict[str, tuple[tuple[str, int], ...]] = {
+    "weight": (("matmul", 1), ("norm", 1)),
+    "bias": (("bias_add", 1), ("norm", 2)),
+    "embedding_weight": (("gather", 0),),
+    "lora_a": (("down", 1),),
+    "lora_b": (("up", 1),),
+    "lora_e": (("values", 1),),
+    "lora_magnitude": (("divide", 0),),
+}
+"""By attribute of a cell that is a weight: the operator of the cell that reads it, and as which of its inputs."""
+OF_UNIT_ROWS = ("unit_rows.square", 0)
+"""What reads the head's weight where its rows are divided by their lengths."""
+
+
+def weight_cuts(model: CausalLM, config: RunConfig) -> dict[str, WeightCut]:
+    """The cut of every trained weight by its name. On one device all are whole.
+
+    Raises:
+        UserError: a weight whose cut is not known, such as that of routed experts.
+    """
+    mesh = mesh_of(config)
+    table = sharding_table(model, config.parallel_config) if mesh.devices > 1 else {}
+    found: dict[str, WeightCut] = {}
+    for path, cell in model.cells_and_names():
+        for name, weight in cell.parameters_and_names(expand=False):
+            if weight.requires_grad and weight.name not in found:
+                layout = _layout(path, cell, name, table) if table else (None,) * len(weight.shape)
+                found[weight.name] = _cut(config, mesh, weight, layout)
+    return found
+
+
+def _layout(path: str, cell: nn.Cell, name: str, table: Table) -> Layout | None:
+    """The layout that the operator which reads a weight wants it in."""
+    own = name.rpartition(".")[2]
+    if path == "lm_head" and OF_UNIT_ROWS[0] in table:
+        return table[OF_UNIT_ROWS[0]].inputs[OF_UNIT_ROWS[1]]
+    for operator, place in READERS.get(own, ()):
+        if (entry := table.get(f"{path}.{operator}")) is not None and place < len(entry.inputs):
+            return entry.inputs[place]
+    return None
+
+
+def _cut(config: RunConfig, mesh: Mesh, weight: Parameter, layout: Layout | None) -> WeightCut:
+    shape = tuple(weight.shape)
+    ways = [_ways(mesh, dimension) for dimension in layout or ()]
+    split = [place for place, count in enumerate(ways) if count != 1]
+    if layout is None or 0 in ways or len(split) > 1:
+        pet = config.model.config.pet_config
+        kind = "" if pet is None else pet.pet_type
+        message = f"is not known for weights such as {weight.name} on devices that share the model (value {kind})"
+        raise config.error("model.model_config.pet_config.pet_type", f"{message}; write pet_type: lora, or full")
+    dimension = split[0] if split else 0
+    count = ways[dimension] if split else 1
+    part = tuple(size // (count if place == dimension else 1) for place, size in enumerate(shape))
+    shards = optimizer_shards(config, mesh, part, count) if weight.parallel_optimizer else 1
+    return WeightCut(shape, dimension, count, shards, mesh.stage_devices)
+
+
+def _ways(mesh: Mesh, dimension: Dimension) -> int:
+    """Neighbours that have different parts of a dimension; 0 for ranks that are no neighbours."""
+    axes = [axis for axis in axes_of(dimension) if mesh.axes.get(axis) != 1]
+    if any(axis not in mesh.axes for axis in axes):
+        return 0
+    if not axes or axes == [TENSOR]:
+        return mesh.model_parallel if axes else 1
+    everyone = [axis for axis in (DATA, CONTEXT, TENSOR) if mesh.axes[axis] > 1]
+    return mesh.stage_devices if axes == everyone else 0
