@@ -71,7 +71,7 @@ def parse_mind_ir(
     for tensor in model.graph.parameter:
         name = local_name(tensor.name)
         layout = (layouts or {}).get(name)
-        if layout is not None:
+        if layout is not None and layout.optimizer_group:
             layout = replace(layout, optimizer_ranks=groups.get(layout.optimizer_group, ()))
         begins = (initial or {}).get(name)
         parameters[name] = Parameter(name, tensor.name, tuple(tensor.dims), _dtype(tensor), layout, begins)

@@ -55,6 +55,7 @@ def compile_to(config: RunConfig, rank: int, output: Path, training: bool = True
     with refusals_explained(cell):
         graph = front_end.compile_cell(cell, *example_inputs(config, training))
     layouts = {name: ParameterLayout.from_front_end(layout) for name, layout in graph.parameter_layouts.items()}
+    layouts |= getattr(cell, "state_layouts", {})
     sources = sources_in(Path(os.environ[TEXT_DIRECTORY]))
     begins = initial_values(cell, parameter_names(graph.mind_ir))
     write_graph(output / GRAPH, rank, graph.mind_ir, layouts, sources, begins)

@@ -37,8 +37,8 @@ def _not_computed(config: RunConfig, pet: PetConfig) -> Iterator[tuple[KeyPath, 
     if pet.pet_type == BOTTLENECK and config.export_hf.directory:
         message = f"no Hugging Face model has bottlenecks (value {config.export_hf.directory}); leave it out"
         yield ("export_hf", "directory"), message
-    if pet.pet_type in (ADALORA, GALORE, LISA):
-        yield from _not_shared(config, pet)
+    if pet.pet_type in (GALORE, LISA):
+        yield from _no_experts(config, pet)
     if pet.pet_type == ADALORA:
         yield from _no_budget(config, pet)
     if model.topk_bias_update_rate and any(ROUTER_BIAS in layer.frozen for layer in model.architecture.layers):
@@ -59,16 +59,8 @@ def _no_budget(config: RunConfig, pet: PetConfig) -> Iterator[tuple[KeyPath, str
         yield ("runner_config", "train_steps"), f"{message} (value {steps}); write more"
 
 
-def _not_shared(config: RunConfig, pet: PetConfig) -> Iterator[tuple[KeyPath, str]]:
-    """What is updated by more than its own gradient is updated where all of the model is; layers are drawn anywhere."""
-    sizes, kind = config.parallel_config, f"pet_type {pet.pet_type}"
-    for key in ("model_parallel", "pipeline_stage") if pet.pet_type == GALORE else ():
-        if getattr(sizes, key) > 1:
-            message = f"{kind} needs the whole model on every device (value {getattr(sizes, key)}); write 1"
-            yield ("parallel_config", key), message
-    if pet.pet_type == GALORE and sizes.data_parallel > 1 and config.parallel.enable_parallel_optimizer:
-        message = f"{kind} needs whole gradients, and devices would have parts of them (value True); write false"
-        yield ("parallel", "enable_parallel_optimizer"), message
-    if config.model.config.expert_num > 1 and pet.pet_type != ADALORA:
-        message = f"experts are not trained with {kind} yet (value {pet.pet_type}); write pet_type: full, or lora"
-        yield (*SECTION, "pet_type"), message
+def _no_experts(config: RunConfig, pet: PetConfig) -> Iterator[tuple[KeyPath, str]]:
+    """Experts are one weight of three dimensions, which is neither projected nor drawn."""
+    if config.model.config.expert_num > 1:
+        message = f"experts are not trained with pet_type {pet.pet_type} yet (value {pet.pet_type})"
+        yield (*SECTION, "pet_type"), f"{message}; write pet_type: full, or lora"

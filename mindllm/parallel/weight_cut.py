@@ -22,14 +22,14 @@ class WeightCut:
 
     Attributes:
         shape: of the whole weight.
-        split: the dimension that neighbours have parts of; only where there are several ``ways``.
-        ways: neighbours that have different parts.
+        split: the dimension that neighbours have parts of; None: they have the same.
+        ways: neighbours; they have the same shards.
         shards: parts that the optimizer cuts dimension 0 of such a part into, over ranks that would hold copies.
         devices: of a stage.
     """
 
     shape: tuple[int, ...]
-    split: int = 0
+    split: int | None = None
     ways: int = 1
     shards: int = 1
     devices: int = 1
@@ -37,12 +37,12 @@ class WeightCut:
     @property
     def is_whole(self) -> bool:
         """Whether every rank of the stage has all of it."""
-        return self.ways == self.shards == 1
+        return self.split is None and self.shards == 1
 
     @property
     def copies(self) -> int:
         """Ranks of the stage that hold the same part."""
-        return self.devices // (self.ways * self.shards)
+        return self.devices // ((1 if self.split is None else self.ways) * self.shards)
 
     @property
     def part_shape(self) -> tuple[int, ...]:
@@ -56,7 +56,7 @@ class WeightCut:
     def part(self, dimension: int, rank: int) -> int:
         """The number of the part that global ``rank`` has of a dimension."""
         neighbour, shard, _ = self._place(rank)
-        outer = neighbour if dimension == self.split and self.ways > 1 else 0
+        outer = neighbour if dimension == self.split else 0
         return outer * (self.shards if dimension == 0 else 1) + (shard if dimension == 0 else 0)
 
     def first(self, dimension: int, rank: int) -> int:
@@ -74,7 +74,7 @@ class WeightCut:
     def layout(self, rank: int) -> ParameterLayout:
         """The same as MindSpore says it of ``rank``."""
         matrix = (self.devices // self.ways, self.ways)
-        tensor_map = tuple(0 if n == self.split and self.ways > 1 else NOT_CUT for n in range(len(self.shape)))
+        tensor_map = tuple(0 if n == self.split else NOT_CUT for n in range(len(self.shape)))
         neighbour, _, copy = self._place(rank)
         begin = rank - rank % self.devices
         sharing = tuple(begin + (copy * self.shards + s) * self.ways + neighbour for s in range(self.shards))

@@ -13,10 +13,11 @@ import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, lazy_inline, nn, ops
 
 from mindllm.config import RunConfig
-from mindllm.config.tuning import ADALORA
+from mindllm.config.tuning import ADALORA, GALORE
 from mindllm.models.expert_load import is_probe
 from mindllm.parallel import ParallelModel, build_parallel_model, set_parallel_context
 from mindllm.parallel.context import input_columns
+from mindllm.parallel.parameter_layout import ParameterLayout
 from mindllm.parallel.pipeline import TokenCount
 from mindllm.parallel.sharding.weights import weight_cuts
 from mindllm.parallel.weight_cut import WeightCut
@@ -90,6 +91,9 @@ class DistributedStep(nn.Cell):
         sharded_optimizer: with a parallel optimizer, gradients leave the backward pass as slices; otherwise they stay
             in the accumulators.
         norm: of all gradients.
+
+    Attributes:
+        state_layouts: by name, of optimizer state that the compiler knows no layout of.
     """
 
     def __init__(
@@ -107,6 +111,7 @@ class DistributedStep(nn.Cell):
         self.network = SeededLoss(parallel.network)
         self.gradient = ops.value_and_grad(self.network, None, weights)
         self.first_updated = len(weights) - len(optimizer.parameters)
+        self.state_layouts: Mapping[str, ParameterLayout] = getattr(optimizer, "layouts", {})
         self.tokens = TokenCount(slices, parallel.mesh.devices)
         self.positions = float(positions)
         self.accumulates = parallel.parts > 1 or parallel.plan.stages > 1
@@ -170,7 +175,9 @@ def distributed_step(config: RunConfig, parallel: ParallelModel, rank: int) -> D
     """The training step of ``rank`` for a model on its devices."""
     weights = ParameterTuple(parallel.network.trainable_params())
     owned = weights[1:] if _embedding_is_elsewhere(parallel, rank) else weights
-    cuts = weight_cuts(parallel.model, config) if _asks_for_parts(config) else None
+    pet = config.model.config.pet_config
+    asks = pet is not None and pet.pet_type in (ADALORA, GALORE)  # for more than a device's own part of a gradient
+    cuts = weight_cuts(parallel.model, config) if asks else None
     optimizer = make_optimizer(owned, config, cuts, rank)
     wrapper = config.runner_wrapper
     step = DistributedStep(
@@ -186,17 +193,12 @@ def distributed_step(config: RunConfig, parallel: ParallelModel, rank: int) -> D
     return step.set_train()
 
 
-def _asks_for_parts(config: RunConfig) -> bool:
-    """Whether what is trained is updated by more than a device's own part of a gradient."""
-    pet = config.model.config.pet_config
-    return pet is not None and pet.pet_type == ADALORA
-
-
 def _norm(config: RunConfig, weights: Sequence[Parameter], cuts: Mapping[str, WeightCut] | None) -> nn.Cell:
     """The compiler adds squares over the devices, and divides those of a gradient by the devices that have the same one where
     it finds the way from weight to square. AdaLoRA's penalty, which is added to gradients, hides that way.
     """
-    if cuts is None:
+    pet = config.model.config.pet_config
+    if pet is None or pet.pet_type != ADALORA or cuts is None:
         return GlobalNorm()
     if not shares_weights(config, cuts):
         return GlobalNorm(whole=True)

@@ -15,6 +15,7 @@ import numpy as np
 from mindspore import Tensor, nn
 from mindspore import ops as P
 from mindspore.communication import create_group
+from mindspore.ops import Primitive
 
 from mindllm.parallel.layout import RANKS_OF_GROUP
 from mindllm.parallel.weight_cut import WeightCut
@@ -22,8 +23,8 @@ from mindllm.parallel.weight_cut import WeightCut
 _made: set[str] = set()
 
 
-def sum_over(ranks: Sequence[int]) -> P.AllReduce:
-    """The operator that adds over these ranks, the own one among them."""
+def in_group(kind: type[Primitive], ranks: Sequence[int]) -> Primitive:
+    """An operator of this kind that exchanges with these ranks, the own one among them."""
     numbers = ",".join(map(str, ranks))
     group = (
         f"{len(ranks)}-parts-{zlib.crc32(numbers.encode())}"  # names begin with the size, as those the compiler makes
@@ -31,7 +32,7 @@ def sum_over(ranks: Sequence[int]) -> P.AllReduce:
     if group not in _made:
         create_group(group, list(ranks))
         _made.add(group)
-    operator = P.AllReduce(P.ReduceOp.SUM, group)
+    operator = kind(group=group)
     operator.add_prim_attr(RANKS_OF_GROUP, list(ranks))
     return operator
 
@@ -48,7 +49,7 @@ class SumOverParts(nn.Cell):
         super().__init__(auto_prefix=False)
         self.exchanges = cut.parts(dimension) > 1
         if self.exchanges:
-            self.add = sum_over(cut.ranks_along(dimension, rank))
+            self.add = in_group(P.AllReduce, cut.ranks_along(dimension, rank))
 
     def construct(self, x: Tensor) -> Tensor:
         return self.add(x) if self.exchanges else x
@@ -78,6 +79,24 @@ class WholeRows(nn.Cell):
         inside = self.inside if x.ndim == 1 else self.inside_rows
         x = self.gather(x, self.index, 0) * inside
         return self.add(x) if self.gathers else x
+
+
+class JoinedParts(nn.Cell):
+    """A matrix with the parts of one dimension put together; in a cell that is opened when tensors are a device's parts."""
+
+    def __init__(self, cut: WeightCut, dimension: int, rank: int) -> None:
+        super().__init__(auto_prefix=False)
+        self.exchanges, self.dimension = cut.parts(dimension) > 1, dimension
+        if self.exchanges:
+            self.gather = in_group(P.AllGather, cut.ranks_along(dimension, rank))
+            self.transpose = P.Transpose()
+
+    def construct(self, x: Tensor) -> Tensor:
+        if not self.exchanges:
+            return x
+        if self.dimension == 0:
+            return self.gather(x)
+        return self.transpose(self.gather(self.transpose(x, (1, 0))), (1, 0))
 
 
 class SumOverDevices(nn.Cell):

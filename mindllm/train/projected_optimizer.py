@@ -7,47 +7,50 @@ since, are optimizer state. Other weights have AdamW's update.
 
 Singular vectors are found by orthogonal iteration (Golub & Van Loan, section 8.2.4), because accelerators have matrix products
 and QR, and no SVD. It finds the first ones of a gradient whose singular values differ, up to their signs.
+
+On devices that share the model each has a part of a gradient (``projected_matrix.py``). Projections are whole on a stage, moments
+are cut along the longer side, as the weight is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import mindspore as ms
 import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
-from mindspore import ops as P
 from mindspore.common.initializer import initializer
 
 from mindllm.config import OptimizerConfig
 from mindllm.config.optimizer_state import MOMENTS, PROJECTION, STEPS_IN_INTERVAL, is_projected, projected_shapes
 from mindllm.config.tuning import PetConfig
+from mindllm.parallel.parameter_layout import ParameterLayout
+from mindllm.parallel.weight_cut import WeightCut
 from mindllm.train.optimizer import AdamW
-
-ITERATIONS = 16
-TINY = 1e-20  # nothing is divided by zero, and a gradient that is zero keeps the vectors of the start
-
-
-class SingularVectors(nn.Cell):
-    """A matrix ``[m, n]`` and orthonormal ``start [n, rank]`` -> its first right singular vectors ``[n, rank]``."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.square, self.product = P.MatMul(transpose_a=True), P.MatMul()
-
-    def construct(self, matrix: Tensor, start: Tensor) -> Tensor:
-        scale = ops.sqrt(ops.reduce_sum(ops.square(matrix), ())) + TINY
-        square = self.square(matrix / scale, matrix / scale)
-        vectors = start
-        for _ in range(ITERATIONS):
-            vectors = ops.qr(self.product(square, vectors) + TINY * start)[0]
-        return vectors
+from mindllm.train.projected_matrix import ProjectedMatrix
 
 
 class ProjectedAdamW(nn.Cell):
-    """The interface of :class:`mindllm.train.optimizer.AdamW`."""
+    """The interface of :class:`mindllm.train.optimizer.AdamW`.
 
-    def __init__(self, parameters: Sequence[Parameter], config: OptimizerConfig, pet: PetConfig) -> None:
+    Args:
+        cuts: of the parameters over the devices of a stage, by name; None: this device has all of them.
+        rank: this device.
+        elsewhere: weights of other pipeline stages, by name, which the compiler takes out of tuples.
+
+    Attributes:
+        layouts: of the state whose shape is not that of a weight, by name.
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[Parameter],
+        config: OptimizerConfig,
+        pet: PetConfig,
+        cuts: Mapping[str, WeightCut] | None = None,
+        rank: int = 0,
+        elsewhere: Collection[str] = (),
+    ) -> None:
         super().__init__(auto_prefix=False)
         self.parameters = ParameterTuple(parameters)
         self.counts, self.updated, self.prepare = False, tuple(range(len(parameters))), None
@@ -57,7 +60,9 @@ class ProjectedAdamW(nn.Cell):
         self.plain = AdamW([parameters[place] for place in self.others], config)
         weights = [parameters[place] for place in self.projected]
         self.weights = ParameterTuple(weights)
-        self.tall = tuple(item.shape[0] >= item.shape[1] for item in weights)
+        cuts = cuts or {name: WeightCut(shape) for name, shape in shapes.items()}
+        matrices = [ProjectedMatrix(cuts[item.name], rank) for item in weights]
+        self.matrices = nn.CellList(matrices)
         kept = [projected_shapes(tuple(item.shape), pet.galore_rank) for item in weights]
         self.projections = ParameterTuple(
             [
@@ -65,61 +70,80 @@ class ProjectedAdamW(nn.Cell):
                 for item, (projection, _) in zip(weights, kept, strict=True)
             ]
         )
+        low = [matrix.low_cut(pet.galore_rank) for matrix in matrices]
         self.moments1, self.moments2 = (
-            ParameterTuple([_zeros(f"{moment}.{item.name}", low) for item, (_, low) in zip(weights, kept, strict=True)])
+            ParameterTuple(
+                [_zeros(f"{moment}.{item.name}", cut.part_shape) for item, cut in zip(weights, low, strict=True)]
+            )
             for moment in MOMENTS
         )
+        self.layouts: dict[str, ParameterLayout] = {}
+        for item, cut, (projection, _) in zip(weights, low, kept, strict=True):
+            self.layouts |= {f"{moment}.{item.name}": cut.layout(rank) for moment in MOMENTS}
+            whole = WeightCut(projection, devices=cut.devices)
+            self.layouts[f"{PROJECTION}.{item.name}"] = whole.layout(rank)
         self.starts = tuple(Tensor(_start(min(item.shape), pet.galore_rank)) for item in weights)
+        self.chains = _chains([item.name in elsewhere for item in weights])
         self.steps = Parameter(Tensor(0.0, ms.float32), name=STEPS_IN_INTERVAL, requires_grad=False)
         self.gap, self.scale = float(pet.galore_update_proj_gap), pet.galore_scale
         self.beta1, self.beta2 = config.betas
         self.eps, self.decay, self.corrects = config.eps, config.weight_decay, config.bias_correction
-        self.vectors = SingularVectors()
-        self.product, self.by_rows, self.by_columns = P.MatMul(), P.MatMul(transpose_b=True), P.MatMul(transpose_a=True)
-        self.transpose = P.Transpose()
 
     def construct(self, gradients: tuple[Tensor, ...], coefficient: Tensor, rate: Tensor) -> Tensor:
         """One step with ``coefficient * gradients``."""
         steps = self.steps * 1.0
-        done = steps
+        begun = steps
         if steps == 0.0:
-            done = ops.depend(done, self.refreshed(gradients))
+            begun = ops.depend(begun, self.refreshed(gradients))
         correction1 = 1.0 - self.plain.beta1_power * self.beta1 if self.corrects else Tensor(1.0, ms.float32)
         correction2 = 1.0 - self.plain.beta2_power * self.beta2 if self.corrects else Tensor(1.0, ms.float32)
-        for number, place in enumerate(self.projected):
-            weight, projection = self.weights[number], ops.depend(self.projections[number], done)
-            gradient, tall = gradients[place], self.tall[number]
-            low = self.by_rows(gradient, projection) if tall else self.by_columns(projection, gradient)
-            low = low * coefficient  # of the gradient there would be a scaled copy for every weight at once
-            moment1 = self.beta1 * self.moments1[number] + (1.0 - self.beta1) * low
-            moment2 = self.beta2 * self.moments2[number] + (1.0 - self.beta2) * ops.square(low)
-            step = (moment1 / correction1) / (ops.sqrt(moment2 / correction2) + self.eps)
-            back = self.product(step, projection) if tall else self.product(projection, step)
-            done = ops.depend(done, ops.assign(self.moments1[number], moment1))
-            done = ops.depend(done, ops.assign(self.moments2[number], moment2))
-            moved = weight - rate * (self.scale * back + self.decay * weight)
-            done = ops.depend(done, ops.assign(weight, moved))
+        all_done: tuple[Tensor, ...] = ()
+        for numbers in self.chains:
+            done = begun
+            for number in numbers:
+                weight, projection = self.weights[number], ops.depend(self.projections[number], done)
+                before1, before2 = self.moments1[number], self.moments2[number]
+                low = self.matrices[number].low(before1, gradients[self.projected[number]], projection)
+                low = low * coefficient  # of the gradient there would be a scaled copy for every weight at once
+                moment1 = self.beta1 * before1 + (1.0 - self.beta1) * low
+                moment2 = self.beta2 * before2 + (1.0 - self.beta2) * ops.square(low)
+                step = (moment1 / correction1) / (ops.sqrt(moment2 / correction2) + self.eps)
+                back = self.matrices[number].back(weight, step, projection)
+                done = ops.depend(done, ops.assign(before1, moment1))
+                done = ops.depend(done, ops.assign(before2, moment2))
+                moved = weight - rate * (self.scale * back + self.decay * weight)
+                done = ops.depend(done, ops.assign(weight, moved))
+            all_done = (*all_done, done)
         of_others: tuple[Tensor, ...] = ()
         for place in self.others:
             of_others = (*of_others, gradients[place])
-        done = ops.depend(done, self.plain(of_others, ops.depend(coefficient, done), rate))
+        done = self.plain(of_others, ops.depend(coefficient, all_done), rate)
         ends = ops.cast(steps + 1.0 >= self.gap, ms.float32)
         ops.assign(self.steps, ops.depend((steps + 1.0) * (1.0 - ends), done))
         return done
 
-    def refreshed(self, gradients: tuple[Tensor, ...]) -> Tensor:
+    def refreshed(self, gradients: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """New projections of all weights from their gradients."""
-        done = self.steps * 1.0
-        for number, place in enumerate(self.projected):
-            gradient = ops.depend(gradients[place], done)  # one after the other: each has scaled and squared copies
-            projection, start = self.projections[number], self.starts[number]
-            if self.tall[number]:
-                vectors = self.vectors(gradient, start)
-                done = ops.depend(done, ops.assign(projection, self.transpose(vectors, (1, 0))))
-            else:
-                vectors = self.vectors(self.transpose(gradient, (1, 0)), start)
-                done = ops.depend(done, ops.assign(projection, vectors))
-        return done
+        all_done: tuple[Tensor, ...] = ()
+        for numbers in self.chains:
+            done = self.steps * 1.0
+            for number in numbers:  # one after the other: each has scaled and squared copies
+                gradient = ops.depend(gradients[self.projected[number]], done)
+                projection = self.projections[number]
+                found = self.matrices[number].vectors(projection, gradient, self.starts[number])
+                done = ops.depend(done, ops.assign(projection, found))
+            all_done = (*all_done, done)
+        return all_done
+
+
+def _chains(elsewhere: Sequence[bool]) -> tuple[tuple[int, ...], ...]:
+    """Numbers of weights that are updated one after the other: all of this stage; those of other stages each alone.
+
+    MindSpore's compiler follows every path from a weight of another stage to the tuples it takes it out of, again and again where
+    paths meet: through a chain of weights it would not come to an end.
+    """
+    own = tuple(number for number, foreign in enumerate(elsewhere) if not foreign)
+    return (own, *((number,) for number, foreign in enumerate(elsewhere) if foreign))
 
 
 def _zeros(name: str, shape: tuple[int, ...]) -> Parameter:

@@ -10,12 +10,13 @@ from mindllm.config import RunConfig
 from mindllm.config.optimizer_state import triplets
 from mindllm.config.tuning import ADALORA, GALORE, LISA, PetConfig
 from mindllm.models.expert_load import is_probe
+from mindllm.parallel.layer_plan import make_plan
 from mindllm.parallel.layout import mesh_of
 from mindllm.parallel.weight_cut import WeightCut
 from mindllm.train.optimizer import AdamW
 from mindllm.train.projected_optimizer import ProjectedAdamW
 from mindllm.train.rank_allocation import OrthogonalPenalty, RankAllocation
-from mindllm.train.sampled_layers import SampledLayers
+from mindllm.train.sampled_layers import LAYER, SampledLayers
 
 Optimizer = AdamW | ProjectedAdamW | SampledLayers
 
@@ -33,7 +34,7 @@ def make_optimizer(
     model = config.model.config
     pet = model.pet_config
     if pet is not None and pet.pet_type == GALORE:
-        return ProjectedAdamW(parameters, config.optimizer, pet)
+        return ProjectedAdamW(parameters, config.optimizer, pet, cuts, rank, _elsewhere(parameters, config, rank))
     if pet is not None and pet.pet_type == LISA:
         return SampledLayers(parameters, config.optimizer, pet, model.num_layers, config.seed)
     if pet is not None and pet.pet_type == ADALORA:
@@ -57,6 +58,13 @@ def _with_rank_allocation(
     several = cuts is not None and shares_weights(config, cuts)
     allocation = RankAllocation(weights, groups, pet, steps, whole, rank, several)
     return AdamW(parameters, config.optimizer, model.topk_bias_update_rate, pet, penalty, allocation)
+
+
+def _elsewhere(parameters: Sequence[Parameter], config: RunConfig, rank: int) -> frozenset[str]:
+    """Weights in layers of other pipeline stages than that of ``rank``."""
+    plan, stage = make_plan(config), mesh_of(config).stage_of(rank)
+    found = {item.name: LAYER.match(item.name) for item in parameters}
+    return frozenset(name for name, one in found.items() if one and plan.layers[int(one[1])].stage != stage)
 
 
 def shares_weights(config: RunConfig, cuts: Mapping[str, WeightCut]) -> bool:

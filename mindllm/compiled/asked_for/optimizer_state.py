@@ -74,9 +74,18 @@ def _followers(
     level = optimizer_level(config) if config.parallel.enable_parallel_optimizer else "level1"
     accumulated = weight.shape if level != "level1" else weight.layout.slice_shape
     projected = further_state(config.model.config.architecture)
-    moments = (f"{prefix}{weight.name}" for prefix in MOMENT_PREFIXES)
+    names = [f"{prefix}{weight.name}" for prefix in MOMENT_PREFIXES]
     wanted = {
-        **{name: projected.get(name, weight.shape) for name in moments},
+        **{name: _moment_shape(weight, projected.get(name)) for name in names},
         f"{ACCUMULATORS}{weight.name}": accumulated,
     }
     return [(parameters[name], shape) for name, shape in wanted.items() if name in parameters]
+
+
+def _moment_shape(weight: Parameter, projected: tuple[int, ...] | None) -> tuple[int, ...]:
+    """That of the weight; of a ``projected`` moment the side that is the weight's is cut as the weight."""
+    assert weight.layout is not None
+    if projected is None:
+        return weight.shape
+    rows, columns = weight.layout.full_shape
+    return (weight.shape[0], projected[1]) if rows >= columns else (projected[0], weight.shape[1])

@@ -65,8 +65,8 @@ def _cut(config: RunConfig, mesh: Mesh, weight: Parameter, layout: Layout | None
         kind = "" if pet is None else pet.pet_type
         message = f"is not known for weights such as {weight.name} on devices that share the model (value {kind})"
         raise config.error("model.model_config.pet_config.pet_type", f"{message}; write pet_type: lora, or full")
-    dimension = split[0] if split else 0
-    count = ways[dimension] if split else 1
+    dimension = split[0] if split else None
+    count = 1 if dimension is None else ways[dimension]
     part = tuple(size // (count if place == dimension else 1) for place, size in enumerate(shape))
     shards = optimizer_shards(config, mesh, part, count) if weight.parallel_optimizer else 1
     return WeightCut(shape, dimension, count, shards, mesh.stage_devices)
