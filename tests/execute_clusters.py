@@ -19,6 +19,14 @@ from toolkit.cluster_check.side import Reference, train_cluster, train_single
 
 OPTIMIZER = {"enable_parallel_optimizer": True}
 BIASED = {"qkv_has_bias": True, "attn_proj_has_bias": True}
+ALLOCATED = {
+    "pet_config": {
+        **{"pet_type": "adalora", "adalora_init_r": 4, "adalora_target_r": 2, "target_modules": ["wq", "wo", "w2"]},
+        **{"adalora_tfinal": 7, "adalora_orth_reg_weight": 2.0, "modules_to_save": ["norm_out", "lm_head"]},
+    }
+}
+TWO_PARTS = {"gradient_accumulation_steps": 2}
+PROJECTED = {"pet_config": {"pet_type": "galore", "galore_rank": 4, "galore_update_proj_gap": 2}}
 CASES: dict[str, dict[str, Any]] = {
     "biased": {
         "dp": 2,
@@ -72,6 +80,12 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "sequences": {"context_parallel": 2, "runner_config": {"batch_size": 1}},
     "tied": {"pp": 2, "micro": 2, "model": {"tie_word_embeddings": True}},
+    "ranks of neighbours": {"tp": 2, "runner_config": TWO_PARTS, "model": ALLOCATED},
+    "ranks of stages": {"pp": 2, "micro": 2, "model": ALLOCATED},
+    "ranks of slices": {"dp": 2, "parallel": OPTIMIZER, "model": ALLOCATED},
+    "projections of neighbours": {"tp": 2, "runner_config": TWO_PARTS, "model": PROJECTED},
+    "projections of stages": {"pp": 2, "micro": 2, "model": PROJECTED},
+    "projections of slices": {"dp": 2, "parallel": OPTIMIZER, "model": PROJECTED},
 }
 REAL = "in its own dtype"
 """A cluster computes in fp32, or, with this behind the name of its case, in the fp16 of its YAML."""

@@ -77,11 +77,7 @@ class ProjectedAdamW(nn.Cell):
             )
             for moment in MOMENTS
         )
-        self.layouts: dict[str, ParameterLayout] = {}
-        for item, cut, (projection, _) in zip(weights, low, kept, strict=True):
-            self.layouts |= {f"{moment}.{item.name}": cut.layout(rank) for moment in MOMENTS}
-            whole = WeightCut(projection, devices=cut.devices)
-            self.layouts[f"{PROJECTION}.{item.name}"] = whole.layout(rank)
+        self.layouts = _layouts([item.name for item in weights], low, [shape for shape, _ in kept], rank)
         self.starts = tuple(Tensor(_start(min(item.shape), pet.galore_rank)) for item in weights)
         self.chains = _chains([item.name in elsewhere for item in weights])
         self.steps = Parameter(Tensor(0.0, ms.float32), name=STEPS_IN_INTERVAL, requires_grad=False)
@@ -144,6 +140,17 @@ def _chains(elsewhere: Sequence[bool]) -> tuple[tuple[int, ...], ...]:
     """
     own = tuple(number for number, foreign in enumerate(elsewhere) if not foreign)
     return (own, *((number,) for number, foreign in enumerate(elsewhere) if foreign))
+
+
+def _layouts(
+    names: Sequence[str], low: Sequence[WeightCut], projections: Sequence[tuple[int, ...]], rank: int
+) -> dict[str, ParameterLayout]:
+    """Those of moments, which are cut as ``low`` says, and of projections, which are whole; all by weight."""
+    found: dict[str, ParameterLayout] = {}
+    for name, cut, shape in zip(names, low, projections, strict=True):
+        found |= {f"{moment}.{name}": cut.layout(rank) for moment in MOMENTS}
+        found[f"{PROJECTION}.{name}"] = WeightCut(shape, devices=cut.devices).layout(rank)
+    return found
 
 
 def _zeros(name: str, shape: tuple[int, ...]) -> Parameter:

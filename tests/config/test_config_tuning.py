@@ -152,17 +152,6 @@ def test_mistakes_are_one_line(keys, key, words):
 @pytest.mark.parametrize(
     ("options", "key", "words"),
     [
-        (
-            [*ALONE, "--parallel_config.model_parallel=2", "--use_parallel=true"],
-            "model_parallel",
-            "needs the whole model",
-        ),
-        (
-            [*ALONE, "--parallel_config.pipeline_stage=2", "--use_parallel=true"],
-            "pipeline_stage",
-            "needs the whole model",
-        ),
-        (["--runner_config.train_steps=100"], "enable_parallel_optimizer", "needs whole gradients"),
         ([*ALONE, "--runner_config.train_steps=null", "--runner_config.epochs=1"], "train_steps", "write its steps"),
         (
             [*ALONE, "--runner_config.train_steps=9", PET.format("adalora, adalora_tinit: 9")],
@@ -177,13 +166,13 @@ def test_where_ranks_are_not_allocated(options, key, words):
     assert f"{key}: " in str(refused.value)
 
 
-def test_projections_need_whole_gradients():
-    with pytest.raises(UserError, match="pet_type galore needs whole gradients"):
-        load_config(CONFIGS / QWEN, [PET.format("galore"), "--parallel.enable_parallel_optimizer=true"])
-    with pytest.raises(UserError, match="pet_type galore needs the whole model"):
-        load_config(
-            CONFIGS / QWEN, [PET.format("galore"), *ALONE, "--parallel_config.model_parallel=2", "--use_parallel=true"]
-        )
+@pytest.mark.parametrize("kind", ["adalora", "galore", "lisa"])
+def test_every_kind_is_there_in_every_layout(kind):
+    layout = ["--parallel_config.model_parallel=2", "--parallel_config.pipeline_stage=2"]
+    steps = ["--runner_config.train_steps=100", "--parallel_config.micro_batch_num=2"]
+    config = load_config(CONFIGS / QWEN, [PET.format(kind), *layout, *steps])
+    assert config.parallel.enable_parallel_optimizer
+    assert config.model.config.pet_config.pet_type == kind
 
 
 @pytest.mark.parametrize("kind", ["galore", "lisa"])

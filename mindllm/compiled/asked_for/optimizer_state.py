@@ -11,11 +11,10 @@ from mindllm.compiled.graph import Parameter
 from mindllm.compiled.operators import Operators
 from mindllm.config import RunConfig
 from mindllm.config.optimizer_state import MOMENT_PREFIXES, further_state
-from mindllm.config.tuning import VALUES
-from mindllm.models.expert_load import ROUTER_BIAS
 from mindllm.parallel.context import optimizer_level
 from mindllm.parallel.layout import Mesh
 from mindllm.parallel.parameter_layout import NOT_CUT, ParameterLayout
+from mindllm.parallel.sharding.table import WHOLE
 from mindllm.parallel.weight_cut import optimizer_shards
 
 LEVELS = {"level1": "optimizer state", "level2": "optimizer state and accumulators", "level3": "weights, too"}
@@ -32,9 +31,7 @@ def optimizer_state(config: RunConfig, mesh: Mesh, ranks: Sequence[Operators]) -
             moment.removeprefix(MOMENT_PREFIXES[0]) for moment in parameters if moment.startswith(MOMENT_PREFIXES[0])
         ):
             weight = parameters.get(name)
-            if (
-                weight is None or weight.layout is None or name.endswith((ROUTER_BIAS, VALUES))
-            ):  # which is whole everywhere
+            if weight is None or weight.layout is None or name.endswith(WHOLE):  # which is whole everywhere
                 continue
             wanted, found = parts_asked_for(config, mesh, weight.layout), _parts(weight)
             asked |= {name} if wanted > 1 else set()

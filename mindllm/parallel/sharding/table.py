@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from mindspore import nn
+from mindspore import Parameter, nn
 from mindspore.ops import Primitive
 
 from mindllm.config.tuning import VALUES
@@ -68,8 +68,13 @@ def apply_sharding(model: nn.Cell, table: Mapping[str, Sharding], mesh: Mesh) ->
             raise ValueError(f"sharding table: 0 entries for operator '{path}'; there must be one")
         _shard(path, operator, table[path], mesh)
     for parameter in model.get_parameters():
-        if not parameter.requires_grad or is_probe(parameter.name) or parameter.name.endswith(WHOLE):
-            parameter.parallel_optimizer = False  # nothing an optimizer would hold, or must know as a whole
+        if not is_shared_by_optimizer(parameter):
+            parameter.parallel_optimizer = False
+
+
+def is_shared_by_optimizer(parameter: Parameter) -> bool:
+    """Whether the parallel optimizer may cut it: an optimizer holds something of it, and need not know it as a whole."""
+    return parameter.requires_grad and not is_probe(parameter.name) and not parameter.name.endswith(WHOLE)
 
 
 def _shard(path: str, operator: Primitive, sharding: Sharding, mesh: Mesh) -> None:

@@ -9,9 +9,10 @@ from mindspore import Parameter, nn
 
 from mindllm.config import RunConfig
 from mindllm.models import CausalLM
+from mindllm.models.expert_load import is_probe
 from mindllm.parallel.layout import CONTEXT, DATA, TENSOR, Dimension, Layout, Mesh, axes_of, mesh_of
 from mindllm.parallel.sharding.cells import sharding_table
-from mindllm.parallel.sharding.table import Table
+from mindllm.parallel.sharding.table import Table, is_shared_by_optimizer
 from mindllm.parallel.weight_cut import WeightCut, optimizer_shards
 
 READERS: dict[str, tuple[tuple[str, int], ...]] = {
@@ -29,18 +30,19 @@ OF_UNIT_ROWS = ("unit_rows.square", 0)
 
 
 def weight_cuts(model: CausalLM, config: RunConfig) -> dict[str, WeightCut]:
-    """The cut of every trained weight by its name. On one device all are whole.
+    """The cut of every trained weight by its name. Where devices are replicas the optimizer alone cuts.
 
     Raises:
         UserError: a weight whose cut is not known, such as that of routed experts.
     """
     mesh = mesh_of(config)
-    table = sharding_table(model, config.parallel_config) if mesh.devices > 1 else {}
+    splits = mesh.model_parallel * mesh.expert_parallel > 1
+    table = sharding_table(model, config.parallel_config) if splits else {}
     found: dict[str, WeightCut] = {}
     for path, cell in model.cells_and_names():
         for name, weight in cell.parameters_and_names(expand=False):
-            if weight.requires_grad and weight.name not in found:
-                layout = _layout(path, cell, name, table) if table else (None,) * len(weight.shape)
+            if weight.requires_grad and not is_probe(weight.name) and weight.name not in found:
+                layout = _layout(path, cell, name, table) if splits else (None,) * len(weight.shape)
                 found[weight.name] = _cut(config, mesh, weight, layout)
     return found
 
@@ -63,18 +65,19 @@ def _cut(config: RunConfig, mesh: Mesh, weight: Parameter, layout: Layout | None
     if layout is None or 0 in ways or len(split) > 1:
         pet = config.model.config.pet_config
         kind = "" if pet is None else pet.pet_type
-        message = f"is not known for weights such as {weight.name} on devices that share the model (value {kind})"
+        message = f"needs to know how {weight.name} is cut over devices, and does not (value {kind})"
         raise config.error("model.model_config.pet_config.pet_type", f"{message}; write pet_type: lora, or full")
     dimension = split[0] if split else None
     count = 1 if dimension is None else ways[dimension]
     part = tuple(size // (count if place == dimension else 1) for place, size in enumerate(shape))
-    shards = optimizer_shards(config, mesh, part, count) if weight.parallel_optimizer else 1
+    shards = optimizer_shards(config, mesh, part, count) if is_shared_by_optimizer(weight) else 1
     return WeightCut(shape, dimension, count, shards, mesh.stage_devices)
 
 
 def _ways(mesh: Mesh, dimension: Dimension) -> int:
     """Neighbours that have different parts of a dimension; 0 for ranks that are no neighbours."""
-    axes = [axis for axis in axes_of(dimension) if mesh.axes.get(axis) != 1]
+    sizes = {**mesh.expert_axes, **mesh.axes}
+    axes = [axis for axis in axes_of(dimension) if sizes[axis] > 1]
     if any(axis not in mesh.axes for axis in axes):
         return 0
     if not axes or axes == [TENSOR]:

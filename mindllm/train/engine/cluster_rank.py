@@ -158,17 +158,20 @@ def _initialise_with_zeros(parameters: Iterable[Parameter]) -> None:
 
 def _own_parameters(cell: nn.Cell, config: RunConfig) -> tuple[dict[str, Parameter], dict[str, ParameterLayout]]:
     """Weights, codes and optimizer state that the compiler has left on this rank, and how each is cut."""
-    weights = weight_signatures(config)
+    weights, found = weight_signatures(config), cell.parameter_layout_dict
+    of_state: Mapping[str, ParameterLayout] = getattr(cell, "state_layouts", {})
     rank = ms.get_auto_parallel_context("global_rank")
     parameters: dict[str, Parameter] = {}
     layouts: dict[str, ParameterLayout] = {}
     for parameter in cell.get_parameters():
         name = parameter.name
         known = name in weights or is_state(name) or is_of_codes(parameter)
-        if not known or (name not in cell.parameter_layout_dict and name not in SCALARS):
-            continue
-        parameters[name] = parameter
-        layouts[name] = _layout(name, parameter, cell.parameter_layout_dict.get(name), rank, mesh_of(config).devices)
+        if name in of_state:
+            if name.partition(".")[2] in found:  # else its weight is another stage's
+                parameters[name], layouts[name] = parameter, of_state[name]
+        elif known and (name in found or name in SCALARS):
+            parameters[name] = parameter
+            layouts[name] = _layout(name, parameter, found.get(name), rank, mesh_of(config).devices)
     return parameters, layouts
 
 
