@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from command_line import ROOT, run
+from safetensors import safe_open
 
 from mindllm.compiled.device.stand_in import COMPILERS
 from mindllm.config import load_config
@@ -126,3 +127,37 @@ def test_every_stage_of_a_shipped_run(path, any_corpus, simulate, tmp_path):
         printed = simulate(path, tmp_path / "out", rank, devices, *options, f"--train_dataset_dir={any_corpus}")
         for line in MEMORY_LINES:
             assert line in printed
+
+
+WIDE = (
+    "model.layers.1.feed_forward.w2.weight"  # [32, 88], of which tensor-parallel ranks have columns, and replicas rows
+)
+TUNED = {
+    "galore": (
+        "{pet_type: galore, galore_rank: 4, galore_update_proj_gap: 2}",
+        {f"adam_m.{WIDE}": (4, 44), f"projection.{WIDE}": (32, 4), "steps_in_interval": ()},
+    ),
+    "adalora": (
+        "{pet_type: adalora, adalora_init_r: 4, adalora_target_r: 2}",
+        {
+            "importance.model.layers.1.attention.wq.lora_a": (1, 32),
+            "kept_ranks.model.layers.1.attention.wq.lora_e": (4,),
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", ["galore", pytest.param("adalora", marks=pytest.mark.slow)])
+def test_state_that_the_compiler_knows_no_layout_of_is_saved_and_resumed(kind, config_file, simulate, tmp_path):
+    output, (section, wanted) = tmp_path / "out", TUNED[kind]
+    options = (*EIGHT, f"--model.model_config.pet_config={section}", "--do_eval=false")
+    printed = simulate(config_file, output, 5, 8, *options, "--runner_config.stop_step=2")
+    own = assert_ran(printed, output, 5, 2)
+    shapes = {}
+    for file in (own / "checkpoint" / "llm-2").glob("*.safetensors"):
+        with safe_open(file, "numpy") as tensors:
+            names = tensors.keys()
+            shapes |= {name: tuple(tensors.get_slice(name).get_shape()) for name in names}
+    assert {name: shapes.get(name) for name in wanted} == wanted
+    printed = simulate(config_file, output, 5, 8, *options, "--resume_training")
+    assert_ran(printed, output, 5, 3)
