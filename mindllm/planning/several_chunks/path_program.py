@@ -32,6 +32,7 @@ class PathProgram:
         columns: place, index of the layer kind and recompute kind of each of the first columns.
         deadline: after which no answer is looked for.
         counts_of: the column of the number of layers of each kind in each place, ``[places, layer kinds]``.
+        stage_counts, stage_kinds: columns of the number of layers of one kind on one stage, and which kind that is.
     """
 
     def __init__(self, problem: Problem, table: Timetable) -> None:
@@ -88,6 +89,7 @@ class PathProgram:
         for stage, vectors in enumerate(alive(self.table.orders, problem.chunks)):
             self._memory_rows(stage, vectors)
         self.stage_counts: list[int] = []
+        self.stage_kinds: list[int] = []
 
     @property
     def most(self) -> int:
@@ -236,6 +238,7 @@ class PathProgram:
         number = self.solver.getNumCol()
         self.solver.addVar(0, most)
         self.stage_counts.append(number)
+        self.stage_kinds.append(layer)
         self._row(0, 0, np.append(mine, number), np.append(np.ones(len(mine)), -1.0))
         times = self.forward[mine] + self.backward[mine]
         for slope, intercept in hull(floor):
