@@ -11,12 +11,14 @@ from planning_problems import every_plan, random_problem
 
 from mindllm.planning.plan import evaluate, orders_of
 from mindllm.planning.recomputation.mixes import Mixes
+from mindllm.planning.recomputation.stage_choice import StageChoice
 from mindllm.planning.schedules.orders import timetable
 from mindllm.planning.several_chunks.bound_process import BoundProcess, tree_of
 from mindllm.planning.several_chunks.layer_box import PLACES, STAGES, Box, above, below
 from mindllm.planning.several_chunks.layer_descent import LayerDescent
 from mindllm.planning.several_chunks.path_program import PathProgram
 from mindllm.planning.several_chunks.reoptimise import Reoptimiser
+from mindllm.planning.several_chunks.stage_rounding import StageRounding
 from mindllm.planning.solve import solve
 
 CASES = [
@@ -129,6 +131,33 @@ def test_recomputation_of_a_split_is_the_best_there_is():
         plans = Reoptimiser(program_of(problem), Mixes(problem))
         assert plans.choose_recomputation(np.array(counts), soon())
         assert plans.best_time == pytest.approx(least, rel=1e-3)
+
+
+@settings(max_examples=15, deadline=None)
+@given(seed=st.integers(0, 10_000), layer_kinds=st.integers(1, 2), working=st.booleans())
+def test_rounded_recomputation_of_a_split_fits_and_is_near_the_best(seed, layer_kinds, working):
+    problem = random_problem(seed, 2, 6, 3, 4, 2, "1f1b", layer_kinds, working=working)
+    problem = problem.with_limit(problem.per_stage("limit_mb")[0] * 1.5)
+    least: dict[tuple[int, ...], float] = {}
+    for done in fitting(problem):
+        least[done.plan.counts] = min(least.get(done.plan.counts, math.inf), done.line.makespan)
+    choice = StageChoice(problem, Mixes(problem), orders_of(problem))
+    rounding = StageRounding(program_of(problem), choice, np.random.default_rng(0))
+    for counts, makespan in least.items():
+        for in_order in (True, False):
+            plan = rounding.plan(np.array(counts), in_order, soon())
+            assert plan is not None
+            done = evaluate(problem, plan)
+            assert done.plan.counts == counts
+            assert done.fits
+            assert makespan * (1 - 1e-9) <= done.line.makespan <= makespan * 1.03
+
+
+def test_a_split_that_fits_no_memory_is_not_rounded():
+    problem = small_problem(0, 1, "1f1b").with_limit(1000)
+    choice = StageChoice(problem, Mixes(problem), orders_of(problem))
+    rounding = StageRounding(program_of(problem), choice, np.random.default_rng(0))
+    assert rounding.plan(np.array([2, 1, 1, 2]), True, soon()) is None
 
 
 def test_planning_all_stages_anew_gives_the_best_plan():

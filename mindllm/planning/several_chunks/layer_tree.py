@@ -56,11 +56,11 @@ class LayerTree:
             tell(min(value, self.enough))
 
         program, ticket = self.program, itertools.count()
-        stage_high = np.array(program.solver.getLp().col_upper_)[self.stage_columns]
+        stage_low, stage_high = program.stage_limits()
         places = np.ones(program.problem.places, int)
         kinds = np.tile([layer.count for layer in program.problem.layers], (len(places), 1))
-        root = Box(places, places * program.most, kinds, np.zeros(len(self.stage_columns)), stage_high)
-        first, _ = self._separated(root, 400, deadline)
+        root = Box(places, places * program.most, kinds, stage_low, stage_high)
+        first, _ = self._separated(root, 400, deadline, report)
         report(first)
         if self.kinds > 1:  # the layers of one kind alone are sooner decided by dividing
             first, root = self._refute(root, first, time.monotonic() + REFUTING * (deadline - time.monotonic()), report)
@@ -195,14 +195,14 @@ class LayerTree:
             whole = self.program.by_kind(box.low)
             decided = (box.low == box.high).all()
             self.program.limit_counts(whole if decided else 0 * whole, whole if decided else box.kind_high)
-        if len(self.stage_columns):
-            self.program.solver.changeColsBounds(
-                len(self.stage_columns), self.stage_columns, box.stage_low.astype(float), box.stage_high.astype(float)
-            )
+        self.program.limit_stages(box.stage_low, box.stage_high)
 
-    def _separated(self, box: Box, rounds: int, deadline: float) -> tuple[float, np.ndarray]:
+    def _separated(
+        self, box: Box, rounds: int, deadline: float, report: Callable[[float], None] = lambda _: None
+    ) -> tuple[float, np.ndarray]:
         bound, values = self._solve(box)
         for _ in range(rounds):
+            report(bound)
             if not bound < self.enough or time.monotonic() > deadline:
                 break
             found, new = self.program.separate(values)
