@@ -114,7 +114,7 @@ class _Planner:
         """Splits from the best so far and from answers of the program, and the recomputation of the best."""
         starts = []
         for number in range(DIVES + 1):
-            start = dive(self.program, self.random, deadline) if number < DIVES else self.split
+            start = dive(self.program, self.random, deadline) if number else self.split
             if start is not None and time.monotonic() < deadline and not self.proved(bound()):
                 value = self.descent.judge(start, deadline, self.value * (1 + FAR))
                 self._take(start, value, deadline)
