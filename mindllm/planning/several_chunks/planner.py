@@ -34,6 +34,7 @@ DESCENT = 2.0  # seconds, at most, of the search with simulated steps
 DIVES = 3
 NEAR_PATHS = 400  # known when recomputation is chosen
 NEAR = 0.003  # share by which a split may be judged worse than the best and still get its recomputation chosen
+QUICK = 16  # places whose recomputation a mixed-integer program chooses in little time
 DESCENDING = 0.8  # share of the time that is left that a search for splits may take
 FAR = 0.03  # beyond which a split is not judged more precisely
 WANDER = 1.5  # seconds of a search by simulated steps
@@ -168,6 +169,8 @@ class _Planner:
             self.split, self.value = split, value
         if value < min(self.value * (1 + NEAR), self.best_time) and split.tobytes() not in self.chosen:
             self._round(split, deadline)
+            if self.problem.places <= QUICK and value < self.best_time * (1 - PROVEN):
+                self._choose(split, deadline)
 
     def _round(self, split: np.ndarray, deadline: float) -> None:
         """Rounds the recomputation that the program wants for a split; every further time in another order of stages."""
