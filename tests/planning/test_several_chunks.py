@@ -5,15 +5,20 @@ import time
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from planning_problems import every_plan, random_problem
 
 from mindllm.planning.plan import evaluate, orders_of
 from mindllm.planning.recomputation.mixes import Mixes
+from mindllm.planning.recomputation.stage_choice import StageChoice
 from mindllm.planning.schedules.orders import timetable
 from mindllm.planning.several_chunks.bound_process import BoundProcess, tree_of
+from mindllm.planning.several_chunks.layer_box import PLACES, STAGES, Box, above, below
 from mindllm.planning.several_chunks.layer_descent import LayerDescent
 from mindllm.planning.several_chunks.path_program import PathProgram
 from mindllm.planning.several_chunks.reoptimise import Reoptimiser
+from mindllm.planning.several_chunks.stage_rounding import StageRounding
 from mindllm.planning.solve import solve
 
 CASES = [
@@ -71,6 +76,42 @@ def test_a_better_plan_than_the_best_is_not_ruled_out(seed, layer_kinds, schedul
         assert max(reports) <= optimum * (1 + 1e-9)
 
 
+@settings(max_examples=20, deadline=None)
+@given(seed=st.integers(0, 10_000), layers=st.sampled_from((5, 6)), kinds=st.sampled_from((2, 3)))
+def test_the_tree_ends_below_the_optimum_and_near_it(seed, layers, kinds):
+    """Layers that divide evenly over stages and layers that do not, told of a plan that is a little worse."""
+    problem = random_problem(seed, 2, layers, kinds, 4, 2)
+    problem = problem.with_limit(problem.per_stage("limit_mb")[0] * 1.5)
+    found = fitting(problem)
+    if not found:
+        return
+    optimum = min(done.line.makespan for done in found)
+    reports = []
+    tree_of(problem, 1.02 * optimum, 1e-4, soon()).bound(soon(), reports.append)
+    assert max(reports) <= optimum * (1 + 1e-9)
+    assert reports[-1] >= optimum * (1 - 2e-3)
+
+
+@settings(max_examples=60)
+@given(
+    low=st.lists(st.integers(0, 3), min_size=4, max_size=4),
+    width=st.lists(st.integers(0, 3), min_size=4, max_size=4),
+    order=st.permutations(range(4)),
+    names=st.sampled_from((PLACES, STAGES)),
+    divide=st.sampled_from((above, below)),
+    count=st.integers(0, 6),
+)
+def test_a_divided_box_holds_the_same_numbers_once(low, width, order, names, divide, count):
+    low = np.array(low)
+    box = Box(low, low + width, np.zeros((4, 1)), low, low + width)
+    parts = list(divide(box, names, np.array(order[:3]), count))
+    for numbers in np.ndindex(*(np.array(width) + 1)):
+        held = [
+            ((low + numbers >= getattr(b, names[0])) & (low + numbers <= getattr(b, names[1]))).all() for b in parts
+        ]
+        assert sum(held) == 1
+
+
 def test_a_split_is_judged_below_all_of_its_plans():
     problem = small_problem(1, 2, "1f1b")
     descent = LayerDescent(program_of(problem), np.random.default_rng(0))
@@ -90,6 +131,33 @@ def test_recomputation_of_a_split_is_the_best_there_is():
         plans = Reoptimiser(program_of(problem), Mixes(problem))
         assert plans.choose_recomputation(np.array(counts), soon())
         assert plans.best_time == pytest.approx(least, rel=1e-3)
+
+
+@settings(max_examples=15, deadline=None)
+@given(seed=st.integers(0, 10_000), layer_kinds=st.integers(1, 2), working=st.booleans())
+def test_rounded_recomputation_of_a_split_fits_and_is_near_the_best(seed, layer_kinds, working):
+    problem = random_problem(seed, 2, 6, 3, 4, 2, "1f1b", layer_kinds, working=working)
+    problem = problem.with_limit(problem.per_stage("limit_mb")[0] * 1.5)
+    least: dict[tuple[int, ...], float] = {}
+    for done in fitting(problem):
+        least[done.plan.counts] = min(least.get(done.plan.counts, math.inf), done.line.makespan)
+    choice = StageChoice(problem, Mixes(problem), orders_of(problem))
+    rounding = StageRounding(program_of(problem), choice, np.random.default_rng(0))
+    for counts, makespan in least.items():
+        for in_order in (True, False):
+            plan = rounding.plan(np.array(counts), in_order, soon())
+            assert plan is not None
+            done = evaluate(problem, plan)
+            assert done.plan.counts == counts
+            assert done.fits
+            assert makespan * (1 - 1e-9) <= done.line.makespan <= makespan * 1.03
+
+
+def test_a_split_that_fits_no_memory_is_not_rounded():
+    problem = small_problem(0, 1, "1f1b").with_limit(1000)
+    choice = StageChoice(problem, Mixes(problem), orders_of(problem))
+    rounding = StageRounding(program_of(problem), choice, np.random.default_rng(0))
+    assert rounding.plan(np.array([2, 1, 1, 2]), True, soon()) is None
 
 
 def test_planning_all_stages_anew_gives_the_best_plan():

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -13,6 +15,27 @@ from mindllm.planning.recomputation.pareto_front import Front
 from mindllm.planning.schedules.orders import Orders, alive_in_backward
 
 COMBINATIONS = 4096  # tried for a stage; fronts are thinned until no more are needed
+NEAR = 1500  # likewise, of mixes near a time that is asked for
+FINE = 512  # mixes of a chunk among which those are sought
+
+
+@dataclass(frozen=True)
+class NearChoices:
+    """Choices of one mix for each chunk of a stage that fit its memory.
+
+    Attributes:
+        fronts: mixes of each chunk.
+        picks: which of them each choice takes, ``[chunks, choices]``.
+        backward: time of each chunk's backward pass with head and tail, ``[chunks, choices]``.
+    """
+
+    fronts: list[Front]
+    picks: np.ndarray
+    backward: np.ndarray
+
+    def mixes(self, index: int) -> tuple[np.ndarray, ...]:
+        """The counts of the mixes of one choice."""
+        return tuple(front.counts[pick[index]] for front, pick in zip(self.fronts, self.picks, strict=True))
 
 
 class StageChoice:
@@ -56,16 +79,45 @@ class StageChoice:
     def plan(self, counts: np.ndarray) -> Plan:
         """The plan chosen for one split, ``[places]``, that fits the memory."""
         numbers = self._number(counts[None])[0]
-        stages = self.problem.stages
-        places: list[tuple[str, ...]] = [()] * self.problem.places
+        stages, chosen = self.problem.stages, []
         for stage in range(stages):
-            mine = range(stage, self.problem.places, stages)
-            choice = self._choose(stage, tuple(int(numbers[place]) for place in mine))
+            choice = self._choose(stage, tuple(numbers[stage::stages].tolist()))
             if choice is None:
                 raise ValueError(f"stage {stage} cannot hold these layers")
-            for place, mix in zip(mine, choice[2], strict=True):
-                places[place] = tuple(self.mixes.written(self._runs[numbers[place]], mix))
-        return Plan(tuple(places))
+            chosen.append(choice[2])
+        return self.plan_of(counts, chosen)
+
+    def plan_of(self, counts: np.ndarray, mixes: Sequence[Sequence[np.ndarray]]) -> Plan:
+        """The plan of one split, ``[places]``, with the counts of the mixes of every stage's chunks."""
+        numbers, stages = self._number(counts[None])[0], self.problem.stages
+        return Plan(
+            tuple(
+                tuple(self.mixes.written(self._runs[number], mixes[place % stages][place // stages]))
+                for place, number in enumerate(numbers)
+            )
+        )
+
+    def near(self, stage: int, counts: np.ndarray, backward: np.ndarray) -> NearChoices:
+        """Choices of a stage in one split, ``[places]``, with backward times near those wanted, ``[places]``.
+
+        When none of them fits the memory, choices from mixes of all times.
+        """
+        numbers = self._number(counts[None])[0][stage :: self.problem.stages].tolist()
+        most = max(2, int(NEAR ** (1 / self.problem.chunks) + 1e-9))
+        ends = [sum(end.backward for end in end_of(self.problem, place)) for place in self._places(stage)]
+        wanted = [backward[place] - end for place, end in zip(self._places(stage), ends, strict=True)]
+        fronts = []
+        for number, time in zip(numbers, wanted, strict=True):
+            front = self.mixes.front(self._runs[number], FINE)
+            fronts.append(front.take(np.sort(np.argsort(np.abs(front.backward - time), kind="stable")[:most])))
+        for tried in (fronts, [self._thin(number) for number in numbers]):
+            picks = _product(tuple(len(front.backward) for front in tried))
+            room = room_for(self.problem, stage, [part for number in numbers for part in self._runs[number]])
+            picks = picks[:, self._memory(stage, tried, picks) <= room + 1e-9]
+            if picks.shape[1]:
+                break
+        times = [front.backward[pick] + end for front, pick, end in zip(tried, picks, ends, strict=True)]
+        return NearChoices(tried, picks, np.array(times))
 
     def _number(self, counts: np.ndarray) -> np.ndarray:
         """The number of the run of layers in every place."""

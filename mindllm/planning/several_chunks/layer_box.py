@@ -7,6 +7,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+Names = tuple[str, str]  # of the least and the greatest numbers of layers in a box
+PLACES: Names = ("low", "high")
+STAGES: Names = ("stage_low", "stage_high")
+
 
 @dataclass(frozen=True)
 class Box:
@@ -18,54 +22,44 @@ class Box:
     stage_low: np.ndarray
     stage_high: np.ndarray
 
-    def places(self, low: np.ndarray, high: np.ndarray) -> Box:
-        """This box with other bounds of places."""
-        return replace(self, low=low, high=high)
+    def bounded(self, names: Names, low: np.ndarray, high: np.ndarray) -> Box:
+        """This box with other bounds of its places or stages."""
+        return replace(self, **dict(zip(names, (low, high), strict=True)))
 
     def limited(self, index: int, limits: tuple[int, int], stages: int) -> Box:
         """This box with other bounds of the stage, or behind ``stages`` of the place, at ``index``."""
-        names = ("stage_low", "stage_high") if index < stages else ("low", "high")
-        low, high = (getattr(self, name).copy() for name in names)
-        where = index if index < stages else index - stages
-        low[where], high[where] = limits
-        return replace(self, **dict(zip(names, (low, high), strict=True)))
+        names, where = (STAGES, index) if index < stages else (PLACES, index - stages)
+        low, high = (_changed(getattr(self, name), where, limit) for name, limit in zip(names, limits, strict=True))
+        return self.bounded(names, low, high)
 
     def size(self) -> float:
         """The sum of all widths."""
         return float((self.high - self.low).sum() + (self.stage_high - self.stage_low).sum())
 
 
-def above(box: Box, places: np.ndarray, most: int) -> Iterator[Box]:
-    """No place has more than ``most`` layers; or the first that has more is each in turn."""
-    high = box.high.copy()
-    high[places] = np.minimum(high[places], most)
-    yield box.places(box.low, high)
-    high = box.high.copy()
-    for place in places:
-        if box.high[place] > most:
-            low = box.low.copy()
-            low[place] = max(low[place], most + 1)
-            yield box.places(low, high.copy())
-            high[place] = most
+def above(box: Box, names: Names, members: np.ndarray, most: int) -> Iterator[Box]:
+    """No member has more than ``most`` layers; or the first that has more is each in turn."""
+    low, high = (getattr(box, name) for name in names)
+    yield box.bounded(names, low, _changed(high, members, np.minimum(high[members], most)))
+    for number, member in enumerate(members):
+        if high[member] > most:
+            before = members[:number]
+            at_most = _changed(high, before, np.minimum(high[before], most))
+            yield box.bounded(names, _changed(low, member, max(low[member], most + 1)), at_most)
 
 
-def below(box: Box, places: np.ndarray, least: int) -> Iterator[Box]:
-    """No place has less than ``least`` layers; or the first that has less is each in turn."""
-    low = box.low.copy()
-    low[places] = np.maximum(low[places], least)
-    yield box.places(low, box.high)
-    low = box.low.copy()
-    for place in places:
-        if box.low[place] < least:
-            high = box.high.copy()
-            high[place] = min(high[place], least - 1)
-            yield box.places(low.copy(), high)
-            low[place] = least
+def below(box: Box, names: Names, members: np.ndarray, least: int) -> Iterator[Box]:
+    """No member has less than ``least`` layers; or the first that has less is each in turn."""
+    low, high = (getattr(box, name) for name in names)
+    yield box.bounded(names, _changed(low, members, np.maximum(low[members], least)), high)
+    for number, member in enumerate(members):
+        if low[member] < least:
+            before = members[:number]
+            at_least = _changed(low, before, np.maximum(low[before], least))
+            yield box.bounded(names, at_least, _changed(high, member, min(high[member], least - 1)))
 
 
-def one_place(box: Box, place: int, most: int) -> Iterator[Box]:
-    """A place has at most ``most`` layers, or more."""
-    high, low = box.high.copy(), box.low.copy()
-    high[place], low[place] = most, most + 1
-    yield box.places(box.low, high)
-    yield box.places(low, box.high)
+def _changed(values: np.ndarray, where: np.ndarray | int, by: np.ndarray | float) -> np.ndarray:
+    found = values.copy()
+    found[where] = by
+    return found

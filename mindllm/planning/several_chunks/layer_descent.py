@@ -7,6 +7,7 @@ recomputation reaches. Its dual values say which layer to move where: as the pro
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 
@@ -17,7 +18,8 @@ from mindllm.planning.several_chunks.path_program import PathProgram
 CLOSE = 3e-4  # simulated and thought step of given layers that count as equal
 BETTER = 1e-5
 PATHS, TOO_MANY = 300, 500  # kept, and known at most
-MOVES = 30  # tried before a split counts as the best of its neighbours
+MOVES = 30  # of each sort, tried before a split counts as the best of its neighbours
+LONGEST_ROW = 64  # stages
 
 
 class LayerDescent:
@@ -46,32 +48,57 @@ class LayerDescent:
         return bound
 
     def descend(self, totals: np.ndarray, deadline: float) -> tuple[np.ndarray, float]:
-        """Moves one layer at a time to the first better neighbour, until none is or ``deadline``."""
+        """Moves layers to the first better neighbour, until none is or ``deadline``."""
         current = self.judge(totals, deadline)
         if not math.isfinite(current):
             return totals, current
         gains, better = self._gains, True
         while better:
             better = False
-            for source, target in self._moves(totals, gains):
+            for moved in self._moves(totals, gains):
                 if time.monotonic() > deadline:
                     return totals, current
-                moved = totals.copy()
-                moved[source] -= 1
-                moved[target] += 1
                 found = self.judge(moved, deadline, current * (1 - BETTER))
+                if time.monotonic() > deadline:  # it may have been judged too well
+                    return totals, current
                 if found < current * (1 - BETTER):
                     totals, current, gains, better = moved, found, self._gains, True
                     break
         return totals, current
 
-    def _moves(self, totals: np.ndarray, gains: np.ndarray) -> np.ndarray:
-        """Places to take a layer from and to give it to, the most promising first, ``[moves, 2]``."""
+    def _moves(self, totals: np.ndarray, gains: np.ndarray) -> list[np.ndarray]:
+        """Splits near this one, the most promising for the layers that they move first."""
+        found = [*self._single_moves(totals, gains), *self._row_moves(totals, gains)]
+        return [moved for _, moved in sorted(found, key=lambda each: -each[0])]
+
+    def _single_moves(self, totals: np.ndarray, gains: np.ndarray) -> list[tuple[float, np.ndarray]]:
+        """One layer goes from one place to another: what that may gain, and the split."""
         source, target = np.divmod(np.arange(len(totals) ** 2), len(totals))
         gain = gains[source] - gains[target]
         possible = np.flatnonzero((totals[source] > 1) & (gain > 0))
         first = possible[np.argsort(-gain[possible])[:MOVES]]
-        return np.stack([source[first], target[first]], axis=1)
+        return [(float(gain[move]), _moved(totals, source[move : move + 1], target[move : move + 1])) for move in first]
+
+    def _row_moves(self, totals: np.ndarray, gains: np.ndarray) -> list[tuple[float, np.ndarray]]:
+        """Stages in a row move a layer each from one chunk to another: what that may gain by layer, and the split.
+
+        Good splits change from stage to stage in few places, and a step between two layer numbers moves with all stages between.
+        """
+        stages = self.program.problem.stages
+        by_chunk = gains.reshape(-1, stages)
+        empty = np.pad((totals.reshape(-1, stages) <= 1).cumsum(axis=1), ((0, 0), (1, 0)))
+        found = []
+        for source, target in itertools.permutations(range(len(by_chunk)), 2):
+            sums = np.append(0.0, (by_chunk[source] - by_chunk[target]).cumsum())
+            for length in range(2, min(stages, LONGEST_ROW) + 1):
+                possible = empty[source, length:] == empty[source, :-length]
+                gain = np.where(possible, sums[length:] - sums[:-length], 0.0) / length
+                first = int(gain.argmax())
+                if gain[first] > 0:
+                    row = np.arange(first, first + length)
+                    found.append((float(gain[first]), source * stages + row, target * stages + row))
+        found.sort(key=lambda each: -each[0])
+        return [(gain, _moved(totals, sources, targets)) for gain, sources, targets in found[:MOVES]]
 
     def shaken(self, totals: np.ndarray) -> np.ndarray:
         """Another split near this one: some stages in a row shift a layer between two chunks, or layers change their places."""
@@ -91,3 +118,10 @@ class LayerDescent:
                     moved[source] -= 1
                     moved[target] += 1
         return moved
+
+
+def _moved(totals: np.ndarray, sources: np.ndarray, targets: np.ndarray) -> np.ndarray:
+    moved = totals.copy()
+    moved[sources] -= 1
+    moved[targets] += 1
+    return moved

@@ -1,9 +1,10 @@
 """A lower bound of plans with whole numbers of layers: branch and bound over the linear program of paths.
 
 In an answer of the program nearly every place holds a fraction of a layer, and deciding one place changes little: its neighbours
-take what it loses. What matters is the largest (or smallest) number of layers in a chunk, because a path may wait for whichever
-stage has it. So a node is divided by chunk: either no place of the chunk has more than k layers, or one of them has; the latter
-are as many nodes as stages, each with the places before it bounded.
+take what it loses. What matters is the fullest (or emptiest) one of a group, because the others wait for it: of the stages,
+then of the places of a chunk. So a node is divided by a group: either none of it has more than k layers, or one of them has; the
+latter are as many nodes as there are members, each with the members before it bounded. Where all stages hold the average number
+of layers at most, one such division decides them all.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import highspy
 import numpy as np
 
 from mindllm.planning.deadline import run_until
-from mindllm.planning.several_chunks.layer_box import Box, above, below, one_place
+from mindllm.planning.several_chunks.layer_box import PLACES, STAGES, Box, Names, above, below
 from mindllm.planning.several_chunks.path_program import PathProgram
 from mindllm.planning.several_chunks.stage_floor import EMPTY
 
@@ -32,6 +33,7 @@ REFUTING = 0.5  # share of the time for steps that are refuted as a whole
 FINE = 2e-4  # to which such steps are searched
 FAILURES = 2  # steps that are not refuted, after which no more are tried
 ROUNDING = 1e-6
+DOUBT = 0.01  # by which a stage's number of layers must differ from a whole one to be divided by
 
 
 class LayerTree:
@@ -42,6 +44,7 @@ class LayerTree:
         self.kinds = len(program.problem.layers)
         self.enough = best * (1 - proven)  # a node with this bound needs no dividing
         self.stage_columns = np.array(program.stage_counts, np.int32)
+        self.stage_kinds = np.array(program.stage_kinds, int)
 
     def bound(self, deadline: float, tell: Callable[[float], None]) -> None:
         """Divides nodes until ``deadline`` or until nothing is left to prove; reports every rise.
@@ -53,13 +56,14 @@ class LayerTree:
             tell(min(value, self.enough))
 
         program, ticket = self.program, itertools.count()
-        stage_high = np.array(program.solver.getLp().col_upper_)[self.stage_columns]
+        stage_low, stage_high = program.stage_limits()
         places = np.ones(program.problem.places, int)
         kinds = np.tile([layer.count for layer in program.problem.layers], (len(places), 1))
-        root = Box(places, places * program.most, kinds, np.zeros(len(self.stage_columns)), stage_high)
-        first, _ = self._separated(root, 400, deadline)
+        root = Box(places, places * program.most, kinds, stage_low, stage_high)
+        first, _ = self._separated(root, 400, deadline, report)
         report(first)
-        first, root = self._refute(root, first, time.monotonic() + REFUTING * (deadline - time.monotonic()), report)
+        if self.kinds > 1:  # the layers of one kind alone are sooner decided by dividing
+            first, root = self._refute(root, first, time.monotonic() + REFUTING * (deadline - time.monotonic()), report)
         heap = [(first, next(ticket), root)]
         reported = first
         while heap and time.monotonic() < deadline:
@@ -191,14 +195,14 @@ class LayerTree:
             whole = self.program.by_kind(box.low)
             decided = (box.low == box.high).all()
             self.program.limit_counts(whole if decided else 0 * whole, whole if decided else box.kind_high)
-        if len(self.stage_columns):
-            self.program.solver.changeColsBounds(
-                len(self.stage_columns), self.stage_columns, box.stage_low.astype(float), box.stage_high.astype(float)
-            )
+        self.program.limit_stages(box.stage_low, box.stage_high)
 
-    def _separated(self, box: Box, rounds: int, deadline: float) -> tuple[float, np.ndarray]:
+    def _separated(
+        self, box: Box, rounds: int, deadline: float, report: Callable[[float], None] = lambda _: None
+    ) -> tuple[float, np.ndarray]:
         bound, values = self._solve(box)
         for _ in range(rounds):
+            report(bound)
             if not bound < self.enough or time.monotonic() > deadline:
                 break
             found, new = self.program.separate(values)
@@ -219,7 +223,7 @@ class LayerTree:
             doubt = np.where(box.low < box.high, np.abs(totals - np.rint(totals)), -1.0)
             place = int(doubt.argmax())
             most = min(math.floor(totals[place] + TOLERANCE), int(box.high[place]) - 1)
-            chosen = list(one_place(box, place, most))
+            chosen = list(above(box, PLACES, np.array([place]), most))
         bounds = [(part, self._solve(part)[0]) for part in chosen]
         return [(part, bound) for part, bound in bounds if bound < self.enough]
 
@@ -239,21 +243,25 @@ class LayerTree:
 
     def _by_chunk(self, box: Box, totals: np.ndarray) -> Iterator[list[Box]]:
         for first in range(0, len(totals), self.stages):
-            places = np.arange(first, first + self.stages)
-            most = math.floor(totals[places].max() - TOLERANCE)
-            if (box.high[places] > most).any() and most >= box.low[places].max():
-                yield list(above(box, places[np.argsort(totals[places])], most))
-            least = math.ceil(totals[places].min() + TOLERANCE)
-            if (box.low[places] < least).any() and least <= box.high[places].min():
-                yield list(below(box, places[np.argsort(-totals[places])], least))
+            yield from self._by_extremes(box, PLACES, np.arange(first, first + self.stages), totals)
 
     def _by_stage(self, box: Box, values: np.ndarray) -> Iterator[list[Box]]:
-        """The stage whose number of layers is farthest from a whole one."""
+        """By the fullest or the emptiest stage, and by the stage whose number of layers is farthest from a whole one."""
         counts = values[self.stage_columns]
-        if not len(counts):
-            return
-        index = int(np.abs(counts - np.rint(counts)).argmax())
-        if abs(counts[index] - np.rint(counts[index])) > 0.01:
-            high, low = box.stage_high.copy(), box.stage_low.copy()
-            high[index], low[index] = math.floor(counts[index]), math.ceil(counts[index])
-            yield [replace(box, stage_high=high), replace(box, stage_low=low)]
+        doubt = np.abs(counts - np.rint(counts))
+        for kind in range(self.kinds):
+            open_ = np.flatnonzero((self.stage_kinds == kind) & (doubt > DOUBT))
+            if len(open_):
+                yield from self._by_extremes(box, STAGES, np.flatnonzero(self.stage_kinds == kind), counts)
+                index = open_[doubt[open_].argmax()]
+                yield list(above(box, STAGES, np.array([index]), math.floor(counts[index])))
+
+    def _by_extremes(self, box: Box, names: Names, members: np.ndarray, counts: np.ndarray) -> Iterator[list[Box]]:
+        """By the largest and by the smallest number of layers that one of the members has; the most telling part comes first."""
+        low, high = (getattr(box, name)[members] for name in names)
+        most = math.floor(counts[members].max() - TOLERANCE)
+        if (high > most).any() and most >= low.max():
+            yield list(above(box, names, members[np.argsort(counts[members])], most))
+        least = math.ceil(counts[members].min() + TOLERANCE)
+        if (low < least).any() and least <= high.min():
+            yield list(below(box, names, members[np.argsort(-counts[members])], least))

@@ -32,6 +32,7 @@ class PathProgram:
         columns: place, index of the layer kind and recompute kind of each of the first columns.
         deadline: after which no answer is looked for.
         counts_of: the column of the number of layers of each kind in each place, ``[places, layer kinds]``.
+        stage_counts, stage_kinds: columns of the number of layers of one kind on one stage, and which kind that is.
     """
 
     def __init__(self, problem: Problem, table: Timetable) -> None:
@@ -88,6 +89,7 @@ class PathProgram:
         for stage, vectors in enumerate(alive(self.table.orders, problem.chunks)):
             self._memory_rows(stage, vectors)
         self.stage_counts: list[int] = []
+        self.stage_kinds: list[int] = []
 
     @property
     def most(self) -> int:
@@ -140,6 +142,21 @@ class PathProgram:
         columns = self.counts_of.ravel().astype(np.int32)
         self.solver.changeColsBounds(len(columns), columns, low.ravel().astype(float), high.ravel().astype(float))
 
+    def any_counts(self) -> tuple[np.ndarray, np.ndarray]:
+        """Bounds for :meth:`limit_counts` that any plan keeps, ``[places, layer kinds]``."""
+        kinds = np.array([min(layer.count, self.most) for layer in self.problem.layers])
+        return np.zeros(self.counts_of.shape, int), np.tile(kinds, (self.problem.places, 1))
+
+    def stage_limits(self) -> tuple[np.ndarray, np.ndarray]:
+        """The bounds of ``stage_counts``."""
+        model = self.solver.getLp()
+        return np.array(model.col_lower_)[self.stage_counts], np.array(model.col_upper_)[self.stage_counts]
+
+    def limit_stages(self, low: np.ndarray, high: np.ndarray) -> None:
+        """Bounds ``stage_counts``."""
+        columns = np.array(self.stage_counts, np.int32)
+        self.solver.changeColsBounds(len(columns), columns, np.asarray(low, float), np.asarray(high, float))
+
     def by_kind(self, totals: np.ndarray) -> np.ndarray:
         """Layers of each kind in each place, ``[places, layer kinds]``: layers stand in model order, ``totals`` in each place."""
         sizes = np.array([layer.count for layer in self.problem.layers])
@@ -161,7 +178,7 @@ class PathProgram:
             check(self.deadline)
         status = self.solver.getModelStatus()
         if status != highspy.HighsModelStatus.kOptimal:
-            return math.inf if status in EMPTY else 0.0, np.zeros(self.step + 1)
+            return math.inf if status in EMPTY else 0.0, np.zeros(self.solver.getNumCol())
         return self.solver.getInfo().objective_function_value, np.array(self.solver.getSolution().col_value)
 
     def totals(self, values: np.ndarray) -> np.ndarray:
@@ -170,10 +187,17 @@ class PathProgram:
 
     def separate(self, values: np.ndarray) -> tuple[float, bool]:
         """Simulates an answer and adds its critical path: the simulated step, and whether the path was new."""
+        known = len(self.known)
+        step = self.simulated_step(values[self.forward_of], values[self.backward_of])
+        return step, len(self.known) > known
+
+    def simulated_step(self, forward: np.ndarray, backward: np.ndarray) -> float:
+        """The step for given times of places, ``[places]`` each; its critical path is known then."""
         delay = self.problem.point_to_point
-        line = simulate(self.table, values[self.forward_of], values[self.backward_of], delay=delay)
-        forward, backward, crossings = critical_path(line, delay)
-        return line.makespan, self.add_path(forward, backward, crossings * delay)
+        line = simulate(self.table, forward, backward, delay=delay)
+        first, second, crossings = critical_path(line, delay)
+        self.add_path(first, second, crossings * delay)
+        return line.makespan
 
     def find_paths(self, deadline: float, close: float = CLOSE) -> tuple[float, np.ndarray]:
         """Adds critical paths of its own answers until the bound is met; returns it and the last answer."""
@@ -236,6 +260,7 @@ class PathProgram:
         number = self.solver.getNumCol()
         self.solver.addVar(0, most)
         self.stage_counts.append(number)
+        self.stage_kinds.append(layer)
         self._row(0, 0, np.append(mine, number), np.append(np.ones(len(mine)), -1.0))
         times = self.forward[mine] + self.backward[mine]
         for slope, intercept in hull(floor):

@@ -23,6 +23,7 @@ from mindllm.planning.several_chunks.bound_process import BoundProcess, tree_of
 from mindllm.planning.several_chunks.layer_descent import LayerDescent
 from mindllm.planning.several_chunks.path_program import PathProgram
 from mindllm.planning.several_chunks.reoptimise import SECONDS, Reoptimiser, dive
+from mindllm.planning.several_chunks.stage_rounding import StageRounding
 
 PROVEN = 1e-4  # a gap that ends the work
 MANY = 6  # chunks beyond which not all profiles are tried
@@ -33,6 +34,9 @@ DESCENT = 2.0  # seconds, at most, of the search with simulated steps
 DIVES = 3
 NEAR_PATHS = 400  # known when recomputation is chosen
 NEAR = 0.003  # share by which a split may be judged worse than the best and still get its recomputation chosen
+QUICK = 16  # places whose recomputation a mixed-integer program chooses in little time
+DESCENDING = 0.8  # share of the time that is left that a search for splits may take
+FAR = 0.03  # beyond which a split is not judged more precisely
 WANDER = 1.5  # seconds of a search by simulated steps
 
 
@@ -68,7 +72,7 @@ def solve_interleaved(problem: Problem, deadline: float) -> tuple[Plan | None, f
             beside = BoundProcess(problem, planner.best_time, PROVEN, deadline - time.monotonic())
             with beside as process, contextlib.suppress(OutOfTime):
                 work(deadline, partial(_highest, bounds, process))
-            bounds += [process.bound, planner.bound]
+            bounds.append(process.bound)
     assert planner.plans.best is not None
     return planner.plans.best.plan, min(max(bounds), planner.best_time)
 
@@ -90,11 +94,11 @@ class _Planner:
         for visits in zip(search.paths.forward, search.paths.backward, search.paths.delays, strict=True):
             self.program.add_path(*visits)
         self.descent = LayerDescent(self.program, self.random)
+        self.rounding = StageRounding(self.program, search.choice, self.random)
         self.plans = Reoptimiser(PathProgram(problem, table), mixes)
         assert search.best is not None
         self.plans.offer(search.choice.plan(search.best))
         self.split, self.value = search.best, math.inf
-        self.bound = 0.0  # of all plans, without branching
         self.together = 2  # stages that are planned anew at once
         self.chosen: dict[bytes, bool] = {}  # splits whose recomputation was looked for, and whether it was found
 
@@ -109,19 +113,25 @@ class _Planner:
 
     def first_plans(self, deadline: float, bound: Callable[[], float]) -> None:
         """Splits from the best so far and from answers of the program, and the recomputation of the best."""
-        self.bound, values = self.program.find_paths(deadline)
-        starts = [*(dive(self.program, values, self.random, deadline) for _ in range(DIVES)), self.split]
-        for start in starts:
+        starts = []
+        for number in range(DIVES + 1):
+            start = dive(self.program, self.random, deadline) if number else self.split
             if start is not None and time.monotonic() < deadline and not self.proved(bound()):
+                value = self.descent.judge(start, deadline, self.value * (1 + FAR))
+                self._take(start, value, deadline)
+                starts.append((value, start))
+        for _, start in sorted(starts, key=lambda each: each[0]):
+            if time.monotonic() < deadline and not self.proved(bound()):
                 self._descend(start, deadline)
 
     def improve(self, deadline: float, bound: Callable[[], float]) -> None:
-        """Goes on in four ways, each with its share of the time, until ``deadline`` or until nothing is left to gain."""
+        """Goes on in five ways, each with its share of the time, until ``deadline`` or until nothing is left to gain."""
         ways = {
+            lambda: self._choose(self.split, deadline): 0.1,
             lambda: self._descend(self.descent.shaken(self.split), deadline): 0.5,
-            lambda: self._wander(deadline): 0.15,
-            lambda: self._choose(self.split, deadline): 0.15,
+            lambda: self._round(self.split, deadline): 0.1,
             lambda: self._plan_anew(deadline): 0.2,
+            lambda: self._wander(deadline): 0.1,
         }
         spent = dict.fromkeys(ways, 0.0)
         while time.monotonic() < deadline and not self.proved(bound()):
@@ -149,11 +159,25 @@ class _Planner:
         self.together = int(np.clip(self.together + more, 2, self.problem.stages))
 
     def _descend(self, start: np.ndarray, deadline: float) -> None:
-        split, value = self.descent.descend(start, deadline)
+        """Looks for better splits from one, and rounds the recomputation of the last."""
+        now = time.monotonic()
+        self._take(*self.descent.descend(start, now + DESCENDING * (deadline - now)), deadline)
+
+    def _take(self, split: np.ndarray, value: float, deadline: float) -> None:
+        """Remembers a split that is judged better than the best, and plans it when it may be."""
         if value < self.value * (1 - PROVEN):
             self.split, self.value = split, value
         if value < min(self.value * (1 + NEAR), self.best_time) and split.tobytes() not in self.chosen:
-            self._choose(split, deadline)
+            self._round(split, deadline)
+            if self.problem.places <= QUICK and value < self.best_time * (1 - PROVEN):
+                self._choose(split, deadline)
+
+    def _round(self, split: np.ndarray, deadline: float) -> None:
+        """Rounds the recomputation that the program wants for a split; every further time in another order of stages."""
+        plan = self.rounding.plan(split, split.tobytes() not in self.chosen, deadline)
+        self.chosen.setdefault(split.tobytes(), False)
+        if plan is not None:
+            self.plans.offer(plan)
 
     def _choose(self, split: np.ndarray, deadline: float) -> None:
         """Chooses the recomputation of a split, unless that is answered."""

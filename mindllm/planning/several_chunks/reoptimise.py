@@ -22,6 +22,7 @@ from mindllm.planning.several_chunks.path_program import Path, PathProgram
 BETTER = 1e-6  # share of the step by which a plan must be shorter to count
 ENOUGH = 5e-4  # gap at which a question is answered
 SECONDS = 4.0  # for a question
+ROUGH = 2e-3  # to which paths are looked for before layers are rounded
 
 
 class Reoptimiser:
@@ -69,10 +70,8 @@ class Reoptimiser:
         assert self.best is not None
         free = np.isin(np.arange(self.problem.places), places)
         counts = self.program.by_kind(np.array(self.best.plan.counts))
-        kinds = np.array([layer.count for layer in self.problem.layers])
-        self.program.limit_counts(
-            np.where(free[:, None], 0, counts), np.where(free[:, None], np.minimum(kinds, self.program.most), counts)
-        )
+        low, high = self.program.any_counts()
+        self.program.limit_counts(np.where(free[:, None], low, counts), np.where(free[:, None], high, counts))
         now = self._mixed(self.best.plan)
         moving = free[self.program.place]
         self._limit_mixed(np.where(moving, 0, now), np.where(moving, highspy.kHighsInf, now))
@@ -133,13 +132,15 @@ class Reoptimiser:
         return Plan(tuple(places))
 
 
-def dive(program: PathProgram, values: np.ndarray, random: np.random.Generator, deadline: float) -> np.ndarray | None:
-    """Whole layers of each place from an answer of the program, a few places at a time; None when that leads nowhere."""
+def dive(program: PathProgram, random: np.random.Generator, deadline: float) -> np.ndarray | None:
+    """Whole layers of each place from answers of the program, a few places at a time; None when that leads nowhere."""
+    program.limit_counts(*program.any_counts())
+    bound, values = program.find_paths(deadline, ROUGH)
     totals = program.totals(values)
     low, high = np.ones(len(totals), int), np.full(len(totals), program.most)
     try:
         while (low < high).any():
-            if time.monotonic() > deadline:
+            if time.monotonic() > deadline or not math.isfinite(bound):
                 return None
             left = np.flatnonzero(low < high)
             doubt = np.abs(totals[left] - np.rint(totals[left])) + 0.1 * random.random(len(left))
