@@ -75,6 +75,8 @@ def _balanced(config: RunConfig) -> Iterator[Finding]:
         yield key, f"with {ULYSSES} every rank has whole sequences (value True); write false"
     elif config.train_dataset.document_columns:
         yield key, "masks of documents are computed whole, which takes every rank as long (value True); write false"
+    elif sizes.pipeline_stage > 1:
+        yield key, "masks are computed whole in a pipeline, which takes every rank as long (value True); write false"
     elif not fused or model.use_flash_attention is False:
         yield key, "composed attention computes every score, on every rank as many (value True); write false"
     elif any(kind.attention.window is not None and kind.attention.window < model.seq_length for kind in kinds):
@@ -89,11 +91,6 @@ def _not_computed(config: RunConfig) -> Iterator[Finding]:
             key,
             f"tokens compete for experts within whole sequences (value {size}); write 1, and a larger data_parallel",
         )
-    sizes = config.parallel_config
-    of_rows = sizes.exchanges_heads and config.train_dataset.document_columns  # then all tables are made from the batch
-    if sizes.pipeline_stage > 1 and not of_rows:
-        message = f"MindSpore 2.10 does not cut tables of positions and masks inside a pipeline (value {size})"
-        yield key, f"{message}; write pipeline_stage: 1, or ulysses_cp where rows hold documents (reset_attention_mask)"
     if config.learns_pairs:
         yield key, f"what a pair is judged by is a sum over whole sequences (value {size}); write 1"
     if model.kv_lora_rank is not None:

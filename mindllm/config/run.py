@@ -143,6 +143,15 @@ class RunConfig(Section):
         return isinstance(self.train_dataset.data_loader, PreferenceDataLoader)
 
     @property
+    def places_from_batch(self) -> bool:
+        """Whether positions and masks are made from columns of the batch: rows hold several documents, or ranks share
+        sequences in a pipeline, where MindSpore 2.10 does not cut tables of them.
+        """
+        sizes = self.parallel_config
+        shared = sizes.context_parallel > 1 and sizes.pipeline_stage > 1
+        return shared or bool(self.train_dataset.document_columns)
+
+    @property
     def global_batch_size(self) -> int:
         """Samples per optimizer step over all ranks, micro batches and accumulation steps."""
         per_replica = self.runner_config.batch_size * self.runner_config.gradient_accumulation_steps

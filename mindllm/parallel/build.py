@@ -77,7 +77,7 @@ def _ends_of_stages(config: RunConfig) -> frozenset[int]:
 def replica_kernels(config: RunConfig) -> Kernels:
     """The operators of a whole model on one device, which reads the columns the batches of the run have."""
     kernels = Kernels.choose(config.model.config, config.context.device_target)
-    return replace(kernels, document_masks=bool(config.train_dataset.document_columns))
+    return replace(kernels, document_masks=config.places_from_batch)
 
 
 def build_replica(config: RunConfig) -> nn.Cell:
@@ -152,8 +152,7 @@ def _parallel_model(
 
 
 def _inputs(network: nn.Cell, config: RunConfig, sharded: bool = True, order: SequenceOrder | None = None) -> Inputs:
-    documents = bool(config.train_dataset.document_columns)
-    return Inputs(network, documents, config.model.config.architecture.drops, sharded, order)
+    return Inputs(network, config.places_from_batch, config.model.config.architecture.drops, sharded, order)
 
 
 def _announced_plan(config: RunConfig) -> LayerPlan:

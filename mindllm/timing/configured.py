@@ -59,8 +59,9 @@ def workload_of(config: RunConfig) -> Workload:
     )
     computes_it = all(kind.attention.can_be_fused for kind in model.architecture.kinds())
     fused = model.use_flash_attention is not False and computes_it  # auto: every described device has the kernel
-    documents = bool(config.train_dataset.document_columns)
-    numerics = Numerics(model.compute_dtype, WHOLE, fused, model.architecture.drops, whole_masks=documents)
+    numerics = Numerics(
+        model.compute_dtype, WHOLE, fused, model.architecture.drops, whole_masks=config.places_from_batch
+    )
     plan, swap = make_plan(config), config.swap_config
     moved = tuple(tuple(swap.of_layer(number).items()) for number in range(len(plan.layers))) if swap.swap else ()
     return Workload(model.architecture, model.seq_length, strategy, plan, numerics, model.loss_chunks, moved)

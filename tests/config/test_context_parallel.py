@@ -71,7 +71,7 @@ def test_replicas_of_weights_are_those_of_data_and_context_parallelism():
         ({**BALANCED, "model": {"sliding_window": 8}}, "context_parallel_balanced: windows are as long everywhere"),
         ({**BALANCED, "model": {"use_flash_attention": False}}, "context_parallel_balanced: composed attention"),
         ({**BALANCED, "train_dataset": DOCUMENTS}, "context_parallel_balanced: masks of documents are computed whole"),
-        ({"context_parallel": 2, "pp": 2, "micro": 2}, "does not cut tables of positions and masks inside a pipeline"),
+        ({**BALANCED, "pp": 2, "micro": 2}, "context_parallel_balanced: masks are computed whole in a pipeline"),
         ({"dp": 3, "context_parallel": 2}, "data_parallel: makes 6 devices, and MindSpore compiles for"),
     ],
 )

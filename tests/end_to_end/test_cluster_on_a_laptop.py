@@ -32,6 +32,11 @@ LAYOUTS = {
         "--batch_size=1",
         "--parallel_config={data_parallel: 2, pipeline_stage: 2, micro_batch_num: 2}",
     ),
+    "cp2_pp2": (
+        "--use_parallel=true",
+        "--batch_size=2",
+        "--parallel_config={context_parallel: 2, pipeline_stage: 2, micro_batch_num: 2}",
+    ),
     "tp2": ("--use_parallel=true", "--batch_size=4", "--parallel_config.model_parallel=2"),
 }
 
@@ -76,7 +81,7 @@ def test_their_checkpoint_is_in_parts(half):
 
 @pytest.mark.parametrize(
     "layout",
-    ["one", *(pytest.param(layout, marks=pytest.mark.slow) for layout in ("dp2", "tp2", "dp4_pp2"))],
+    ["one", *(pytest.param(layout, marks=pytest.mark.slow) for layout in ("dp2", "tp2", "dp4_pp2", "cp2_pp2"))],
 )
 def test_it_goes_on_under_another_layout_and_is_exported(layout, config_file, single, half, tmp_path):
     checkpoint = half[0] / "checkpoint" / f"llm-{HALF}"

@@ -13,7 +13,7 @@ from mindllm.compiled.graph import CompiledGraph
 from mindllm.config import RunConfig, override_config
 from mindllm.parallel.layout import mesh_of
 from toolkit.cluster_check.scale import single_device
-from toolkit.cluster_check.side import Reference, build_cluster
+from toolkit.cluster_check.side import Reference, build_cluster, columns_read
 
 TOLERANCES = {"float32": 1e-4, "bfloat16": 5e-2, "float16": 1e-2}
 """By compute dtype, relative to the largest magnitude of a value."""
@@ -46,7 +46,7 @@ def locate(
     recorders = Recorder(), Recorder()
     for recorder, run, ranks in ((recorders[0], config, graphs), (recorders[1], alone, [graph])):
         cluster = build_cluster(run, ranks, state, observer=recorder)
-        cluster.step(task.batch, task.rate, task.scale)
+        cluster.step(columns_read(run, task.batch), task.rate, task.scale)
     tolerance = TOLERANCES[config.model.config.compute_dtype]
     with np.errstate(all="ignore"):
         found = first_difference(recorders[0].records, recorders[1].records, graphs, mesh_of(config), tolerance)

@@ -6,13 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from mindllm.compiled.execute.cluster import Cluster
 from mindllm.compiled.execute.machine import Observer
 from mindllm.compiled.graph import CompiledGraph
 from mindllm.config import RunConfig
 from mindllm.config.optimizer_state import is_state
+from mindllm.parallel.context import input_columns
 from mindllm.parallel.layout import mesh_of
 from mindllm.train.engine import StepResult
+from mindllm.train.engine.columns import completed
 from toolkit.cluster_check.compare import TOLERANCES, Comparison, compare
 from toolkit.cluster_check.decay import Updates
 from toolkit.cluster_check.scale import single_device
@@ -67,13 +71,18 @@ def train_cluster(
     comparisons = []
     for number, task in enumerate(reference.tasks):
         weights = [machine.values() for machine in cluster.machines]
-        found = cluster.step(task.batch, task.rate, task.scale, task.spoiled)
+        found = cluster.step(columns_read(config, task.batch), task.rate, task.scale, task.spoiled)
         comparison = compare(reference.results[number], reference.states[number], found, cluster, tolerance)
         if not task.overflows:
             updates = Updates(config.optimizer, task.rate, reference.before(number), reference.states[number])
             comparison = replace(comparison, decays=tuple(updates.decay_errors(cluster, weights)))
         comparisons.append(comparison)
     return tuple(comparisons)
+
+
+def columns_read(config: RunConfig, batch: Mapping[str, np.ndarray]) -> Arrays:
+    """The columns of a batch that the graphs of a configuration are given; where it has none, every row is one document."""
+    return dict(completed(batch, input_columns(config)))
 
 
 def build_cluster(
