@@ -3,17 +3,31 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import highspy
+
+clock: Callable[[], float] = time.monotonic
+"""All of the planner reads this clock; a test may put its own in its place."""
 
 
 class OutOfTime(Exception):
     """The deadline passed before there was an answer."""
 
 
+def now() -> float:
+    """The present moment, in seconds."""
+    return clock()
+
+
+def passed(deadline: float) -> bool:
+    """Whether it is later than ``deadline``."""
+    return now() > deadline
+
+
 def check(deadline: float) -> None:
     """Raises :class:`OutOfTime` after ``deadline``."""
-    if time.monotonic() > deadline:
+    if passed(deadline):
         raise OutOfTime
 
 
@@ -22,5 +36,5 @@ def run_until(solver: highspy.Highs, deadline: float) -> None:
     if deadline == float("inf"):
         solver.setOptionValue("time_limit", highspy.kHighsInf)
     else:
-        solver.setOptionValue("time_limit", solver.getRunTime() + max(0.0, deadline - time.monotonic()))
+        solver.setOptionValue("time_limit", solver.getRunTime() + max(0.0, deadline - now()))
     solver.run()

@@ -6,16 +6,16 @@ so most neighbours are dismissed without being simulated.
 
 from __future__ import annotations
 
-import time
-
 import numpy as np
 
+from mindllm.planning.deadline import OutOfTime, passed
 from mindllm.planning.problem import Problem
-from mindllm.planning.recomputation.stage_choice import StageChoice, shifts
+from mindllm.planning.recomputation.stage_choice import StageChoice, one_shift, shifts
 from mindllm.planning.schedules.orders import Timetable
 from mindllm.planning.schedules.simulate import critical_path, simulate, step_times
 
 BATCH = 64  # plans simulated together
+NUMBERS = 2**23  # end times that one simulation may hold
 KEPT = 400  # paths
 
 
@@ -64,17 +64,21 @@ class Search:
 
         After ``deadline`` no more splits are simulated: theirs are infinite, too.
         """
-        forward, backward = self.choice.times(counts)
         found = np.full(len(counts), np.inf)
+        try:
+            forward, backward = self.choice.times(counts, deadline)
+        except OutOfTime:
+            return found
         fits = np.isfinite(forward).all(axis=0)
         bound = np.full(len(counts), np.inf)
         bound[fits] = self.paths.bound(forward[:, fits], backward[:, fits])
         order = np.argsort(bound)
         delay = self.problem.point_to_point
-        for start in range(0, len(order), BATCH):
-            part = order[start : start + BATCH]
+        batch = max(1, min(BATCH, NUMBERS // self.table.size))
+        for start in range(0, len(order), batch):
+            part = order[start : start + batch]
             part = part[bound[part] < below]
-            if not len(part) or (start and time.monotonic() > deadline):
+            if not len(part) or passed(deadline):
                 break
             found[part] = step_times(self.table, forward[:, part], backward[:, part], delay)
             leader = part[found[part].argmin()]
@@ -92,9 +96,9 @@ class Search:
 
     def descend(self, counts: np.ndarray, deadline: float) -> tuple[np.ndarray, float]:
         """Moves one layer at a time while that helps, until ``deadline``."""
-        current = self.times(counts[None])[0]
-        while time.monotonic() < deadline:
-            neighbours = shifts(counts)
+        current = self.times(counts[None], deadline=deadline)[0]
+        while not passed(deadline):
+            neighbours = shifts(counts, self.random)
             if not len(neighbours):
                 break
             times = self.times(neighbours, current, deadline)
@@ -117,12 +121,10 @@ class Search:
 
     def wander(self, deadline: float, target: float) -> None:
         """Starts again near the best split, over and over, until ``deadline`` or until ``target`` is reached."""
-        while self.best is not None and time.monotonic() < deadline and self.best_time > target * (1 + 1e-9):
+        while self.best is not None and not passed(deadline) and self.best_time > target * (1 + 1e-9):
             self._weigh()
             counts = self.best.copy()
             for _ in range(int(self.random.integers(2, 6))):
-                neighbours = shifts(counts)
-                if len(neighbours):
-                    counts = neighbours[self.random.integers(len(neighbours))]
-            if np.isfinite(self.times(counts[None])[0]):
+                counts = one_shift(counts, self.random)
+            if np.isfinite(self.times(counts[None], deadline=deadline)[0]):
                 self.descend(counts, deadline)

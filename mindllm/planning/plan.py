@@ -175,16 +175,26 @@ def is_long(problem: Problem) -> bool:
 
 
 def evaluate(problem: Problem, plan: Plan, deadline: float = math.inf) -> Evaluation:
-    """Simulates a plan. A zero-bubble schedule is searched until ``deadline``; its first one is found in any case."""
+    """Simulates a plan. A zero-bubble schedule is searched until ``deadline``; its first one is found in any case.
+
+    Raises:
+        OutOfTime: of a long pipeline no steady state was found until ``deadline``.
+        NotSteady: nor after the most micro-batches that are simulated.
+    """
     costs = plan_costs(problem, plan)
     split = problem.schedule in ZERO_BUBBLE
     if is_long(problem):
-        line = simulate_long(problem.micro_batches, costs.forward, costs.backward, problem.point_to_point)
+        line = simulate_long(problem.micro_batches, costs.forward, costs.backward, problem.point_to_point, deadline)
         return Evaluation(problem, plan, costs, line)
     orders = zero_bubble_orders(problem, costs, deadline) if split else orders_of(problem)
     weight = costs.weight if split else None
     line = simulate(timetable(orders, problem.chunks), costs.forward, costs.backward, weight, problem.point_to_point)
     return Evaluation(problem, plan, costs, line)
+
+
+def quickest(*found: Evaluation | None) -> Evaluation | None:
+    """Of those that there are, the first with the shortest step."""
+    return min(filter(None, found), key=lambda evaluation: evaluation.step_time, default=None)
 
 
 def even_counts(problem: Problem) -> list[tuple[int, ...]]:

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-import time
 from dataclasses import dataclass
 
 import numpy as np
 
 from mindllm.errors import CheckFailed, UserError
-from mindllm.planning.deadline import OutOfTime
+from mindllm.planning.deadline import OutOfTime, now, passed
 from mindllm.planning.one_chunk.planner import solve_one_chunk
-from mindllm.planning.plan import Evaluation, Plan, evaluate, even_counts, orders_of
+from mindllm.planning.plan import Evaluation, even_counts, orders_of, quickest
 from mindllm.planning.problem import ZERO_BUBBLE, Problem
 from mindllm.planning.recomputation.feasible import lightest_split
 from mindllm.planning.recomputation.mixes import Mixes
 from mindllm.planning.recomputation.stage_choice import StageChoice
+from mindllm.planning.schedules.steady import NotSteady
 from mindllm.planning.several_chunks.planner import solve_interleaved
 from mindllm.planning.zero_bubble.planner import solve_zero_bubble, try_plan
 
-ADVICE = 2.0  # seconds to find out what would fit where nothing does, beyond what is left of the time
+GRACE = 2.0  # seconds beyond the deadline for a first plan, or for what would fit where nothing does
 
 
 @dataclass(frozen=True)
@@ -48,39 +49,45 @@ class Infeasible(CheckFailed):
 
 
 def solve(problem: Problem, seconds: float = 60.0) -> Solution:
-    """Plans ``problem`` within about ``seconds``.
+    """Plans ``problem`` within ``seconds``.
+
+    The even split is simulated in any case. Where it does not fit, a first plan, or what would fit, is looked for :data:`GRACE`
+    seconds longer. A simulation that is under way at the end is awaited.
 
     Raises:
         Infeasible: no split and no recomputation fits the memory.
         UserError: no plan was found in that time.
     """
-    started = time.monotonic()
+    started = now()
     deadline = started + seconds
     even = even_split(problem, deadline)
     try:
-        plan, proved = _solver(problem, even, deadline)
+        best, proved = _solver(problem, even, deadline, deadline if even else deadline + GRACE)
     except OutOfTime:
-        plan, proved = (even.plan if even else None), 0.0
-    if plan is None and math.isinf(proved):
-        raise Infeasible(_what_would_fit(problem, max(deadline, time.monotonic() + ADVICE)))
-    if plan is None:
+        best, proved = None, 0.0
+    best = quickest(best, even)
+    if best is None and math.isinf(proved):
+        raise Infeasible(_what_would_fit(problem, deadline + GRACE))
+    if best is None:
         raise UserError(
             f"{problem.name}: no plan was found in {seconds:g} s, nor that there is none; give more --seconds"
         )
-    best = even if even is not None and plan == even.plan else evaluate(problem, plan, deadline)
-    if even is not None and even.step_time < best.step_time:
-        best = even
     bound = min(max(proved, work_bound(problem)) + problem.exposed_communication, best.step_time)
-    return Solution(best, bound if bound or not best.step_time else None, time.monotonic() - started, even)
+    return Solution(best, bound if bound or not best.step_time else None, now() - started, even)
 
 
-def _solver(problem: Problem, even: Evaluation | None, deadline: float) -> tuple[Plan | None, float]:
-    """The best plan found, None without one, and a proved lower bound of the makespan, infinite where no plan exists."""
+def _solver(
+    problem: Problem, even: Evaluation | None, deadline: float, first: float
+) -> tuple[Evaluation | None, float]:
+    """The best plan found, None without one, and a proved lower bound of the makespan, infinite where no plan exists.
+
+    ``first`` is the deadline of a first plan.
+    """
     if problem.schedule in ZERO_BUBBLE:
-        return solve_zero_bubble(problem, even, deadline)
+        return solve_zero_bubble(problem, even, deadline, first)
     if problem.chunks == 1:
-        return solve_one_chunk(problem, deadline, even)
-    return solve_interleaved(problem, deadline)
+        return solve_one_chunk(problem, even, deadline, first)
+    return solve_interleaved(problem, even, deadline, first)
 
 
 def work_bound(problem: Problem) -> float:
@@ -116,12 +123,14 @@ def _what_would_fit(problem: Problem, deadline: float) -> str:
 
 
 def even_split(problem: Problem, deadline: float = math.inf) -> Evaluation | None:
-    """The better even split with the recomputation that suits it best, or None when it does not fit."""
-    choice = StageChoice(problem, Mixes(problem), orders_of(problem))
-    found = []
-    for counts in even_counts(problem):
-        try:
-            found.append(try_plan(problem, choice.plan(np.array(counts)), deadline))
-        except ValueError:
-            continue
-    return min((tried for tried in found if tried), key=lambda evaluation: evaluation.step_time, default=None)
+    """The better even split with the recomputation that suits it best, or None when it does not fit.
+
+    The first one is simulated however late it is, a second one until ``deadline``.
+    """
+    choice, best = StageChoice(problem, Mixes(problem), orders_of(problem)), None
+    for number, counts in enumerate(even_counts(problem)):
+        if number and passed(deadline):
+            break
+        with contextlib.suppress(ValueError, NotSteady, OutOfTime):
+            best = quickest(best, try_plan(problem, choice.plan(np.array(counts)), deadline))
+    return best

@@ -7,111 +7,137 @@ plans had to be merged or because delays make other chains longer, a local searc
 
 from __future__ import annotations
 
+import contextlib
 import math
-import time
 
 import numpy as np
 
-from mindllm.planning.deadline import OutOfTime, check
+from mindllm.planning.deadline import OutOfTime, check, now, passed
 from mindllm.planning.local_search import Search
 from mindllm.planning.one_chunk.gpipe import GPipe
 from mindllm.planning.one_chunk.one_f_one_b import OneFOneB
 from mindllm.planning.one_chunk.split_program import SplitProgram
-from mindllm.planning.plan import Evaluation, Plan, evaluate, is_long, orders_of
+from mindllm.planning.plan import Evaluation, Plan, evaluate, is_long, orders_of, quickest
 from mindllm.planning.problem import Problem
 from mindllm.planning.recomputation.mixes import Mixes
 from mindllm.planning.recomputation.stage_choice import StageChoice
 from mindllm.planning.recomputation.stage_table import StageTable, held_micro_batches
 from mindllm.planning.schedules.orders import timetable
+from mindllm.planning.schedules.steady import NotSteady
 
 PRECISE = 1e-7  # to which the bound is searched
+ROUNDING = 1e-9  # of sums of layers
 ROUGH = 1e-3  # to which it is searched to know how many layers a stage can have
 NARROW, WIDE = 64, 4096  # partial plans kept, at first and where that does not suffice
 WANDER = 8.0  # seconds of local search where bound and plan do not meet
 CLOSE = 0.01  # a gap above which the search goes on as long as it may
 
 
-def solve_one_chunk(problem: Problem, deadline: float, even: Evaluation | None) -> tuple[Plan | None, float]:
-    """A plan, or None when none fits, and a lower bound of the makespan (infinite when none exists).
+def solve_one_chunk(
+    problem: Problem, even: Evaluation | None, deadline: float, first: float
+) -> tuple[Evaluation | None, float]:
+    """The best plan found, None without one, and a lower bound of the makespan: 0 without one, infinite when no plan exists.
 
-    Raises:
-        OutOfTime: there was no plan at the deadline.
+    ``first`` is the deadline of a first plan where the ``even`` split is none.
     """
-    mixes, orders = Mixes(problem, math.inf if even is None else deadline), orders_of(problem)
-    programme, best = _programme(problem, mixes, even, deadline)
-    mixes.deadline = math.inf  # what a plan that was found is written with
-    if best is None:
-        return None, math.inf
-    low, best = _least_bound(programme, best, deadline)
-    if best.line.makespan > low * (1 + 10 * PRECISE) and not is_long(problem) and time.monotonic() < deadline:
-        search = Search(problem, StageChoice(problem, mixes, orders), timetable(orders, 1))
-        search.descend(np.array(best.plan.counts), deadline)
-        search.wander(min(deadline, time.monotonic() + WANDER), low)
-        search.wander(deadline, low * (1 + CLOSE))
+    found = _OneChunk(problem, even, deadline, first)
+    low = 0.0
+    with contextlib.suppress(OutOfTime):
+        low = found.least_bound(found.programme())
+        found.wander(low)
+    return found.best, low
+
+
+class _OneChunk:
+    """The bisection and the local search, which keep the ``best`` plan they have seen."""
+
+    def __init__(self, problem: Problem, even: Evaluation | None, deadline: float, first: float) -> None:
+        self.problem, self.best, self.deadline = problem, even, deadline
+        self.mixes = Mixes(problem, first)
+
+    def judge(self, plan: Plan) -> float:
+        """The step of a plan, which may be the best; infinite where it cannot be told.
+
+        Raises:
+            NotSteady: it cannot, and there is no other plan.
+        """
+        try:
+            tried = evaluate(self.problem, plan, self.mixes.deadline)
+        except NotSteady:
+            if self.best is None:
+                raise
+            return math.inf
+        self.best = quickest(self.best, tried)
+        return tried.line.makespan
+
+    def programme(self) -> SplitProgram:
+        """The programme with all stages that a plan no worse than the best can have.
+
+        Raises:
+            OutOfTime: it was not known at the deadline.
+        """
+        problem = self.problem
+        kind = GPipe if problem.schedule == "gpipe" else OneFOneB
+        held, most = held_micro_batches(orders_of(problem)), problem.layer_count - problem.stages + 1
+        longest = min(most, math.ceil(problem.layer_count / problem.stages * 1.5) + 2)
+        while True:
+            programme = kind(problem, StageTable(problem, self.mixes, held, longest))
+            found = programme.decide(programme.no_limit(), 1, self.mixes.deadline)
+            if found is not None:
+                self.judge(programme.table.plan(found.counts))
+                self.mixes.deadline = self.deadline
+                self.least_bound(programme, ROUGH)
+            check(self.mixes.deadline)
+            wanted = most if self.best is None else min(most, longest_stage(problem, self.best.line.makespan))
+            if wanted <= longest:
+                return programme
+            longest = wanted if self.best else min(most, 2 * longest)
+
+    def least_bound(self, programme: SplitProgram, precise: float = PRECISE) -> float:
+        """The least step whose bounds can be kept, by bisection; infinite where there is no plan. Judges splits on the way."""
+        if self.best is None:
+            return math.inf
+        low, high, width = 0.0, self.best.line.makespan, NARROW
+        while high - low > precise * high:
+            middle = (low + high) / 2 if low else 0.75 * high
+            try:
+                found = programme.decide(middle, width, self.deadline)
+                if found is None:
+                    low = middle
+                    continue
+                step = self.judge(programme.table.plan(found.counts))
+            except OutOfTime:
+                break
+            if step > middle and found.merged and width < WIDE and not passed(self.deadline):
+                width *= 4
+            else:
+                high = min(middle, step)
+        return low
+
+    def wander(self, low: float) -> None:
+        """A local search where the best plan is above the bound and few enough micro-batches can be simulated."""
+        problem = self.problem
+        if self.best is None or self.best.line.makespan <= low * (1 + 10 * PRECISE) or is_long(problem):
+            return
+        orders = orders_of(problem)
+        search = Search(problem, StageChoice(problem, self.mixes, orders), timetable(orders, 1))
+        search.descend(np.array(self.best.plan.counts), self.deadline)
+        search.wander(min(self.deadline, now() + WANDER), low)
+        search.wander(self.deadline, low * (1 + CLOSE))
         if search.best is not None:
-            best = quicker(best, evaluate(problem, search.choice.plan(search.best)))
-    return best.plan, low
-
-
-def quicker(one: Evaluation | None, other: Evaluation) -> Evaluation:
-    """The one with the shorter step."""
-    return other if one is None or other.line.makespan < one.line.makespan else one
-
-
-def _programme(
-    problem: Problem, mixes: Mixes, best: Evaluation | None, deadline: float
-) -> tuple[SplitProgram, Evaluation | None]:
-    """The programme with all stages that a plan no worse than the best can have, and the best plan known then."""
-    kind = GPipe if problem.schedule == "gpipe" else OneFOneB
-    held, most = held_micro_batches(orders_of(problem)), problem.layer_count - problem.stages + 1
-    longest = min(most, math.ceil(problem.layer_count / problem.stages * 1.5) + 2)
-    while True:
-        programme = kind(problem, StageTable(problem, mixes, held, longest))
-        found = programme.decide(programme.no_limit(), 1, math.inf if best is None else deadline)
-        if found is not None:
-            best = quicker(best, evaluate(problem, programme.table.plan(found.counts)))
-            _, best = _least_bound(programme, best, deadline, ROUGH)
-        check(deadline)
-        wanted = most if best is None else min(most, longest_stage(problem, best.line.makespan))
-        if wanted <= longest:
-            return programme, best
-        longest = wanted if best else min(most, 2 * longest)
+            self.judge(search.choice.plan(search.best))
 
 
 def longest_stage(problem: Problem, limit: float) -> int:
     """Layers of a stage at most, whichever they are, in a step of ``limit``."""
-    each = [layer for layer in problem.layers for _ in range(layer.count)]
+    each = [problem.layers[kind] for kind in problem.layer_order]
     forward = np.array([layer.forward for layer in each])
     backward = np.array([min(kind.backward for kind in layer.kinds.values()) for layer in each])
-    everything = float((forward + backward).sum())
+    sums = np.pad(np.cumsum([forward, backward, forward + backward], axis=1), ((0, 0), (1, 0)))
+    everything = float(sums[2, -1])
     for count in range(1, len(each) + 1):
-        one, other, both = (
-            np.convolve(x, np.ones(count), "valid").min() for x in (forward, backward, forward + backward)
-        )
+        one, other, both = (sums[:, count:] - sums[:, :-count]).min(axis=1)
         least = max(problem.micro_batches * both, everything + (problem.micro_batches - 1) * max(one, other))
-        if least > limit:
+        if least > limit * (1 + ROUNDING):
             return count - 1
     return len(each)
-
-
-def _least_bound(
-    programme: SplitProgram, best: Evaluation, deadline: float, precise: float = PRECISE
-) -> tuple[float, Evaluation]:
-    """The least step whose bounds can be kept, by bisection, and the best of ``best`` and the plans met on the way."""
-    low, high, width = 0.0, best.line.makespan, NARROW
-    while high - low > precise * high:
-        middle = (low + high) / 2 if low else 0.75 * high
-        try:
-            found = programme.decide(middle, width, deadline)
-        except OutOfTime:
-            break
-        if found is None:
-            low = middle
-            continue
-        tried = evaluate(programme.problem, programme.table.plan(found.counts))
-        best = quicker(best, tried)
-        if tried.line.makespan > middle and found.merged and width < WIDE and time.monotonic() < deadline:
-            width *= 4
-        else:
-            high = min(middle, tried.line.makespan)
-    return low, best

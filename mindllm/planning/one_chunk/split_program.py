@@ -112,7 +112,7 @@ class SplitProgram(ABC):
         crossed = 2 * self.delay * np.arange(self.stages)[:, None, None]
         while True:
             check(deadline)
-            before, rest = self._least_sums(allowed)
+            before, rest = self._least_sums(allowed, deadline)
             first = before[:-1, :-1, None]
             behind = np.stack([rest[stage + 1][self.end] for stage in range(self.stages)])
             kept = allowed & (first + self.total + behind + alone + self.base <= target)
@@ -121,17 +121,19 @@ class SplitProgram(ABC):
                 return kept, rest
             allowed = kept
 
-    def _least_sums(self, allowed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _least_sums(self, allowed: np.ndarray, deadline: float) -> tuple[np.ndarray, np.ndarray]:
         """Least time of the stages before and from each on, by the first layer, ``[stages + 1, layers + 1]`` each."""
         layers, total = self.layers, np.where(allowed, self.total, np.inf)
         before, rest = np.full((2, self.stages + 1, layers + 1), np.inf)
         before[0, 0] = rest[self.stages, layers] = 0
         for stage in range(self.stages):
+            check(deadline)
             value = before[stage, :layers, None] + total[stage]
             for count in range(self.longest):  # value[start, count] reaches start + count + 1
                 ends = slice(count + 1, layers + 1)
                 np.minimum(before[stage + 1, ends], value[: layers - count, count], out=before[stage + 1, ends])
         for stage in reversed(range(self.stages)):
+            check(deadline)
             rest[stage, :layers] = (total[stage] + rest[stage + 1][self.end]).min(axis=1)
         return before, rest
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import highspy
 import numpy as np
 
-from mindllm.planning.deadline import OutOfTime, run_until
+from mindllm.planning.deadline import OutOfTime, check, run_until
 from mindllm.planning.plan import end_of, fixed_memory, orders_of, tail_working
 from mindllm.planning.problem import ZERO_BUBBLE, Problem
 from mindllm.planning.recomputation.mixes import Mixes
@@ -56,8 +56,11 @@ def lightest_split(problem: Problem, deadline: float = math.inf) -> Lightest:
         columns = np.arange(place * kinds, (place + 1) * kinds, dtype=np.int32)
         solver.addRow(1, infinity, kinds, columns, np.ones(kinds))
     if kinds > 1:
-        _keep_order(solver, problem, begun)
-    rows = [row for stage in range(problem.stages) for row in _memory_rows(problem, stage)]
+        _keep_order(solver, problem, begun, deadline)
+    rows = []
+    for stage in range(problem.stages):
+        check(deadline)
+        rows += _memory_rows(problem, stage)
     for stage, fixed, factors in rows:
         if np.isfinite(limits[stage]):
             columns = np.append(np.flatnonzero(factors), missing).astype(np.int32)
@@ -71,17 +74,18 @@ def lightest_split(problem: Problem, deadline: float = math.inf) -> Lightest:
     lacking = [(fixed + factors @ answer[:missing] - limits[stage], stage) for stage, fixed, factors in rows]
     more, stage = max(lacking)
     if problem.backward_frees:  # what the mixes of this split really need
-        more, stage = StageChoice(problem, Mixes(problem), orders_of(problem)).missing(counts)
+        more, stage = StageChoice(problem, Mixes(problem, deadline), orders_of(problem)).missing(counts)
     return Lightest(max(0.0, more), stage, counts)
 
 
-def _keep_order(solver: highspy.Highs, problem: Problem, begun: int) -> None:
+def _keep_order(solver: highspy.Highs, problem: Problem, begun: int, deadline: float) -> None:
     """Layers of a kind may stand in a place when none of an earlier kind stand behind it."""
     kinds, infinity = len(problem.layers), highspy.kHighsInf
     for _ in range(problem.places * (kinds - 1)):
         solver.addVar(0, 1)
         solver.changeColIntegrality(solver.getNumCol() - 1, highspy.HighsVarType.kInteger)
     for place in range(problem.places):
+        check(deadline)
         for kind in range(1, kinds):
             switch = begun + place * (kinds - 1) + kind - 1
             count = float(problem.layers[kind].count)

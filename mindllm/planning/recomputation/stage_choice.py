@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from mindllm.planning.deadline import check
 from mindllm.planning.plan import Plan, end_of, fixed_memory, room_for, tail_working
 from mindllm.planning.problem import Problem
 from mindllm.planning.recomputation.mixes import Mixes, Runs
@@ -15,6 +16,7 @@ from mindllm.planning.recomputation.pareto_front import Front
 from mindllm.planning.schedules.orders import Orders, alive_in_backward
 
 COMBINATIONS = 4096  # tried for a stage; fronts are thinned until no more are needed
+SHIFTS = 2**14  # splits beside one
 NEAR = 1500  # likewise, of mixes near a time that is asked for
 FINE = 512  # mixes of a chunk among which those are sought
 
@@ -58,10 +60,13 @@ class StageChoice:
         self.weights = weights
         self._chosen.clear()
 
-    def times(self, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def times(self, counts: np.ndarray, deadline: float = math.inf) -> tuple[np.ndarray, np.ndarray]:
         """Forward and backward time of every place, ``[places, splits]`` each, for layers per place ``[splits, places]``.
 
         Infinite in splits that do not fit the memory.
+
+        Raises:
+            OutOfTime: they were not all known at ``deadline``.
         """
         numbers = self._number(counts)
         forward, backward = np.empty(counts.shape), np.empty(counts.shape)
@@ -69,7 +74,10 @@ class StageChoice:
         for stage in range(stages):
             places = np.arange(stage, self.problem.places, stages)
             unique, which = np.unique(numbers[:, places], axis=0, return_inverse=True)
-            found = [self._choose(stage, tuple(row)) for row in unique.tolist()]
+            found = []
+            for row in unique.tolist():
+                check(deadline)
+                found.append(self._choose(stage, tuple(row)))
             nothing = np.full(len(places), np.inf)
             rows = [choice[:2] if choice else (nothing, nothing) for choice in found]
             table = np.array(rows)
@@ -149,6 +157,7 @@ class StageChoice:
         numbers = self._number(counts[None])[0]
         found = []
         for stage in range(self.problem.stages):
+            check(self.mixes.deadline)
             mine = tuple(int(number) for number in numbers[stage :: self.problem.stages])
             fronts, picks = self._combined(mine)
             fixed, start = fixed_memory(self.problem, stage, [part for number in mine for part in self._runs[number]])
@@ -160,6 +169,7 @@ class StageChoice:
         self, stage: int, runs: list[Runs], numbers: tuple[int, ...]
     ) -> tuple[np.ndarray, np.ndarray, tuple] | None:
         problem, places = self.problem, self._places(stage)
+        check(self.mixes.deadline)
         fronts, picks = self._combined(numbers)
         room = room_for(problem, stage, [part for run in runs for part in run])
         fits = self._memory(stage, fronts, picks) <= room + 1e-9
@@ -204,12 +214,29 @@ def _product(sizes: tuple[int, ...]) -> np.ndarray:
     return np.indices(sizes).reshape(len(sizes), -1)
 
 
-def shifts(counts: np.ndarray) -> np.ndarray:
-    """All splits that differ by one layer moved from a place that has more than one to another, ``[splits, places]``."""
-    pairs = [(a, b) for a, b in itertools.permutations(range(len(counts)), 2) if counts[a] > 1]
-    moved = np.repeat(counts[None], len(pairs), axis=0)
-    rows = np.arange(len(pairs))
-    if len(pairs):
-        moved[rows, [a for a, _ in pairs]] -= 1
-        moved[rows, [b for _, b in pairs]] += 1
+def shifts(counts: np.ndarray, random: np.random.Generator) -> np.ndarray:
+    """Splits that differ by one layer moved from a place that has more than one to another, ``[splits, places]``.
+
+    All of them, or :data:`SHIFTS` of many.
+    """
+    source, target = np.divmod(np.arange(len(counts) ** 2), len(counts))
+    possible = np.flatnonzero((counts[source] > 1) & (source != target))
+    if len(possible) > SHIFTS:
+        possible = np.sort(random.choice(possible, SHIFTS, replace=False))
+    moved = np.repeat(counts[None], len(possible), axis=0)
+    rows = np.arange(len(possible))
+    moved[rows, source[possible]] -= 1
+    moved[rows, target[possible]] += 1
+    return moved
+
+
+def one_shift(counts: np.ndarray, random: np.random.Generator) -> np.ndarray:
+    """One of these splits at random; the same where there is none."""
+    sources = np.flatnonzero(counts > 1)
+    if not len(sources) or len(counts) == 1:
+        return counts
+    source = random.choice(sources)
+    moved = counts.copy()
+    moved[source] -= 1
+    moved[(source + random.integers(1, len(counts))) % len(counts)] += 1
     return moved

@@ -6,6 +6,7 @@ from functools import cached_property
 
 import numpy as np
 
+from mindllm.planning.deadline import check
 from mindllm.planning.plan import Plan, end_of, room_for, tail_working
 from mindllm.planning.problem import Problem
 from mindllm.planning.recomputation.mixes import Mixes, Runs
@@ -23,6 +24,7 @@ class StageTable:
         layers = problem.layer_count
         self.run_of = np.full((layers, self.longest), -1)
         for start in range(layers):
+            check(mixes.deadline)
             for count in range(1, min(self.longest, layers - start) + 1):
                 self.run_of[start, count - 1] = self._runs.setdefault(mixes.runs(start, count), len(self._runs))
 

@@ -8,11 +8,13 @@ Linearity, section 3.7: the periodic regime of a max-plus linear system).
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
 
 from mindllm.errors import UserError
+from mindllm.planning.deadline import check
 from mindllm.planning.schedules.orders import Orders, stage_orders, timetable
 from mindllm.planning.schedules.simulate import Timeline, simulate
 
@@ -20,6 +22,10 @@ LONG = 2**18  # stages x micro-batches from which on not all are simulated
 LARGEST = 2**22  # stages x micro-batches that are simulated
 SAME = 1e-11  # of the end of a pass, by which two periods may differ
 CYCLES = 16  # micro-batches after which the steady state may repeat
+
+
+class NotSteady(UserError):
+    """The most micro-batches that are simulated do not reach a steady state."""
 
 
 def is_long(stages: int, micro_batches: int) -> bool:
@@ -37,15 +43,20 @@ def _few(stages: int) -> int:
     return max(2 * stages, LONG // (2 * stages))
 
 
-def simulate_long(micro_batches: int, forward: np.ndarray, backward: np.ndarray, delay: float) -> Timeline:
+def simulate_long(
+    micro_batches: int, forward: np.ndarray, backward: np.ndarray, delay: float, deadline: float = math.inf
+) -> Timeline:
     """The step of 1F1B with one chunk; times per stage, ``[stages]``.
 
     Raises:
-        UserError: it is not steady after the most micro-batches that are simulated.
+        NotSteady: it is not steady after the most micro-batches that are simulated.
+        OutOfTime: nor after the first of them, and it is later than ``deadline``.
     """
     stages = len(forward)
-    few = _few(stages)
+    few = first = _few(stages)
     while few < micro_batches and stages * few <= LARGEST:
+        if few > first:
+            check(deadline)
         line = simulate(timetable(stage_orders("1f1b", stages, 1, few), 1), forward, backward, delay=delay)
         found = _steady(line, few)
         if found is None:
@@ -57,10 +68,11 @@ def simulate_long(micro_batches: int, forward: np.ndarray, backward: np.ndarray,
             return replace(line, repeated=micro_batches - few, period=period / cycle)
         few += rest
     if stages * micro_batches > LARGEST:
-        raise UserError(
+        raise NotSteady(
             f"{stages} stages x {micro_batches} micro-batches: not steady after {LARGEST // stages} micro-batches, which are the "
             "most that are simulated; give fewer"
         )
+    check(deadline)
     return simulate(timetable(stage_orders("1f1b", stages, 1, micro_batches), 1), forward, backward, delay=delay)
 
 

@@ -8,10 +8,9 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
-from mindllm.planning.deadline import OutOfTime
+from mindllm.planning.deadline import OutOfTime, now
 from mindllm.planning.plan import orders_of
 from mindllm.planning.problem import Problem
 from mindllm.planning.schedules.orders import timetable
@@ -35,15 +34,16 @@ class BoundProcess:
             text=True,
             env={**os.environ, "PYTHONPATH": search},
         )
-        assert self._process.stdin is not None
         question = {"problem": problem.model_dump(mode="json"), "best": best, "proven": proven, "seconds": seconds}
-        with self._process.stdin as stream:
-            stream.write(json.dumps(question))
-        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader = threading.Thread(target=self._ask, args=(json.dumps(question),), daemon=True)
         self._reader.start()
 
-    def _read(self) -> None:
+    def _ask(self, question: str) -> None:
+        """Beside the search: a long question is read when the process has started, which may take seconds."""
+        assert self._process.stdin is not None
         assert self._process.stdout is not None
+        with contextlib.suppress(BrokenPipeError), self._process.stdin as stream:
+            stream.write(question)
         for line in self._process.stdout:
             self.bound = max(self.bound, float(line))
 
@@ -71,7 +71,7 @@ def tree_of(problem: Problem, best: float, proven: float, deadline: float) -> La
 
 def main() -> None:
     """Reads a question from the standard input and prints every rise of the bound."""
-    started = time.monotonic()
+    started = now()
     question = json.load(sys.stdin)
     deadline = started + question["seconds"]
     problem = Problem.model_validate(question["problem"])

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import itertools
 import math
-import time
 
 import numpy as np
 
+from mindllm.planning.deadline import passed
 from mindllm.planning.several_chunks.path_program import PathProgram
 
 CLOSE = 3e-4  # simulated and thought step of given layers that count as equal
@@ -35,7 +35,7 @@ class LayerDescent:
         counts = program.by_kind(totals)
         program.limit_counts(counts, counts)
         bound, values = program.solve()
-        while bound < below and time.monotonic() < deadline:
+        while bound < below and not passed(deadline):
             simulated, new = program.separate(values)
             if simulated <= bound * (1 + CLOSE) or not new:
                 break
@@ -56,10 +56,10 @@ class LayerDescent:
         while better:
             better = False
             for moved in self._moves(totals, gains):
-                if time.monotonic() > deadline:
+                if passed(deadline):
                     return totals, current
                 found = self.judge(moved, deadline, current * (1 - BETTER))
-                if time.monotonic() > deadline:  # it may have been judged too well
+                if passed(deadline):  # it may have been judged too well
                     return totals, current
                 if found < current * (1 - BETTER):
                     totals, current, gains, better = moved, found, self._gains, True

@@ -12,14 +12,13 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import highspy
 import numpy as np
 
-from mindllm.planning.deadline import run_until
+from mindllm.planning.deadline import now, passed, run_until
 from mindllm.planning.several_chunks.layer_box import PLACES, STAGES, Box, Names, above, below
 from mindllm.planning.several_chunks.path_program import PathProgram
 from mindllm.planning.several_chunks.stage_floor import EMPTY
@@ -63,10 +62,10 @@ class LayerTree:
         first, _ = self._separated(root, 400, deadline, report)
         report(first)
         if self.kinds > 1:  # the layers of one kind alone are sooner decided by dividing
-            first, root = self._refute(root, first, time.monotonic() + REFUTING * (deadline - time.monotonic()), report)
+            first, root = self._refute(root, first, now() + REFUTING * (deadline - now()), report)
         heap = [(first, next(ticket), root)]
         reported = first
-        while heap and time.monotonic() < deadline:
+        while heap and not passed(deadline):
             bound, _, box = heapq.heappop(heap)
             if bound > reported * (1 + STEADY):
                 report(bound)
@@ -99,7 +98,7 @@ class LayerTree:
         columns = np.arange(len(program.columns), dtype=np.int32)
         solver.changeColsIntegrality(len(columns), columns, np.array([highspy.HighsVarType.kInteger] * len(columns)))
         try:
-            while bound < self.enough and time.monotonic() < deadline:
+            while bound < self.enough and not passed(deadline):
                 run_until(solver, deadline)
                 if solver.getModelStatus() == highspy.HighsModelStatus.kInfeasible:
                     return math.inf
@@ -124,7 +123,7 @@ class LayerTree:
             report(self.enough)
             return self.enough, box
         low, high, failures = bound, self.enough, 0
-        while high > low * (1 + FINE) and failures < FAILURES and time.monotonic() < deadline:
+        while high > low * (1 + FINE) and failures < FAILURES and not passed(deadline):
             middle = (low + high) / 2
             if self._tightened(inner, middle, deadline) is None:
                 low = middle
@@ -148,7 +147,7 @@ class LayerTree:
             program.solver.changeColCost(program.step, 0.0)
             try:
                 for index, group in enumerate(groups):
-                    if time.monotonic() > deadline:
+                    if passed(deadline):
                         return box
                     limits = self._whole_limits(group)
                     if limits is None:
@@ -203,7 +202,7 @@ class LayerTree:
         bound, values = self._solve(box)
         for _ in range(rounds):
             report(bound)
-            if not bound < self.enough or time.monotonic() > deadline:
+            if not bound < self.enough or passed(deadline):
                 break
             found, new = self.program.separate(values)
             if found <= bound * (1 + 5e-4) or not new:

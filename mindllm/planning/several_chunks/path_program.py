@@ -7,12 +7,11 @@ that the simulator finds critical for the program's own answers (cuts), so the b
 from __future__ import annotations
 
 import math
-import time
 
 import highspy
 import numpy as np
 
-from mindllm.planning.deadline import check, run_until
+from mindllm.planning.deadline import check, passed, run_until
 from mindllm.planning.plan import end_of
 from mindllm.planning.problem import Problem
 from mindllm.planning.schedules.orders import Timetable, alive
@@ -203,7 +202,7 @@ class PathProgram:
         """Adds critical paths of its own answers until the bound is met; returns it and the last answer."""
         bound, values = self.solve()
         centre, centre_time = values, math.inf
-        while math.isfinite(bound) and time.monotonic() < deadline:
+        while math.isfinite(bound) and not passed(deadline):
             new = False
             for share in (1.0, 0.5, 0.2):  # the answer itself, and on the way to it from the best so far
                 point = centre + share * (values - centre)

@@ -5,15 +5,14 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 
 import numpy as np
 
-from mindllm.planning.deadline import OutOfTime
+from mindllm.planning.deadline import OutOfTime, now, passed
 from mindllm.planning.local_search import Search
-from mindllm.planning.plan import Plan, orders_of
+from mindllm.planning.plan import Evaluation, evaluate, orders_of
 from mindllm.planning.problem import Problem
 from mindllm.planning.recomputation.feasible import lightest_split
 from mindllm.planning.recomputation.mixes import Mixes
@@ -27,6 +26,7 @@ from mindllm.planning.several_chunks.stage_rounding import StageRounding
 
 PROVEN = 1e-4  # a gap that ends the work
 MANY = 6  # chunks beyond which not all profiles are tried
+PROFILES = 16  # that are simulated at a time
 FEW = 20_000  # splits that are all simulated
 SMALL = 1500  # operations of a problem that is first tried without a process for the bound
 ALONE = 1.5  # seconds for that
@@ -40,41 +40,56 @@ FAR = 0.03  # beyond which a split is not judged more precisely
 WANDER = 1.5  # seconds of a search by simulated steps
 
 
-def solve_interleaved(problem: Problem, deadline: float) -> tuple[Plan | None, float]:
+def solve_interleaved(
+    problem: Problem, even: Evaluation | None, deadline: float, first: float
+) -> tuple[Evaluation | None, float]:
     """A plan, or None when none was found, and a lower bound of the makespan: 0 without one, infinite when no plan exists.
 
+    ``first`` is the deadline of a first plan where the ``even`` split is none.
+
     Raises:
-        OutOfTime: there was no plan at ``deadline``.
+        OutOfTime: there was no plan at its deadline.
     """
-    orders, mixes = orders_of(problem), Mixes(problem)
+    orders, mixes, started = orders_of(problem), Mixes(problem, first), now()
     table = timetable(orders, problem.chunks)
     search = Search(problem, StageChoice(problem, mixes, orders), table)
+    if even is not None:
+        search.times(np.array([even.plan.counts]), deadline=first)
     if len(problem.kind_names) == 1 and math.comb(problem.layer_count - 1, problem.places - 1) <= FEW:
-        search.times(all_splits(problem))
-        return (search.choice.plan(search.best), search.best_time) if search.best is not None else (None, math.inf)
-    started = time.monotonic()
-    search.times(profiles(problem), deadline=deadline)
+        return _best_of_all(search, first)
+    for some in np.array_split(splits := profiles(problem), max(1, len(splits) // PROFILES)):
+        search.times(some, search.best_time, first if search.best is None else deadline)
     if search.best is None:
-        lightest = lightest_split(problem, deadline)
-        search.times(lightest.counts[None])
+        lightest = lightest_split(problem, first)
+        search.times(lightest.counts[None], deadline=first)
         if search.best is None:
             return None, math.inf if lightest.missing_mb > 0 else 0.0
     search.descend(search.best, started + min(DESCENT, 0.1 * (deadline - started)))
     planner = _Planner(problem, table, mixes, search, deadline)
+    mixes.deadline = deadline
     bounds = [0.0]
     with contextlib.suppress(OutOfTime):
         if table.size <= SMALL:
             tree = tree_of(problem, planner.best_time, PROVEN, deadline)
-            tree.bound(min(deadline, time.monotonic() + ALONE), bounds.append)
-            planner.first_plans(min(deadline, time.monotonic() + ALONE), lambda: max(bounds))
+            tree.bound(min(deadline, now() + ALONE), bounds.append)
+            planner.first_plans(min(deadline, now() + ALONE), lambda: max(bounds))
     for work in (planner.first_plans, planner.improve):
-        if not planner.proved(max(bounds)) and time.monotonic() < deadline:  # begun anew, the proof is quicker
-            beside = BoundProcess(problem, planner.best_time, PROVEN, deadline - time.monotonic())
+        if not planner.proved(max(bounds)) and not passed(deadline):  # begun anew, the proof is quicker
+            beside = BoundProcess(problem, planner.best_time, PROVEN, deadline - now())
             with beside as process, contextlib.suppress(OutOfTime):
                 work(deadline, partial(_highest, bounds, process))
             bounds.append(process.bound)
     assert planner.plans.best is not None
-    return planner.plans.best.plan, min(max(bounds), planner.best_time)
+    return planner.plans.best, min(max(bounds), planner.best_time)
+
+
+def _best_of_all(search: Search, deadline: float) -> tuple[Evaluation | None, float]:
+    """Simulates every split until ``deadline``."""
+    search.times(all_splits(search.problem), deadline=deadline)
+    proved = not passed(deadline)
+    if search.best is None:
+        return None, math.inf if proved else 0.0
+    return evaluate(search.problem, search.choice.plan(search.best)), search.best_time if proved else 0.0
 
 
 def _highest(bounds: list[float], process: BoundProcess) -> float:
@@ -116,12 +131,12 @@ class _Planner:
         starts = []
         for number in range(DIVES + 1):
             start = dive(self.program, self.random, deadline) if number else self.split
-            if start is not None and time.monotonic() < deadline and not self.proved(bound()):
+            if start is not None and not passed(deadline) and not self.proved(bound()):
                 value = self.descent.judge(start, deadline, self.value * (1 + FAR))
                 self._take(start, value, deadline)
                 starts.append((value, start))
         for _, start in sorted(starts, key=lambda each: each[0]):
-            if time.monotonic() < deadline and not self.proved(bound()):
+            if not passed(deadline) and not self.proved(bound()):
                 self._descend(start, deadline)
 
     def improve(self, deadline: float, bound: Callable[[], float]) -> None:
@@ -134,16 +149,16 @@ class _Planner:
             lambda: self._wander(deadline): 0.1,
         }
         spent = dict.fromkeys(ways, 0.0)
-        while time.monotonic() < deadline and not self.proved(bound()):
+        while not passed(deadline) and not self.proved(bound()):
             way = min(ways, key=lambda each: spent[each] / ways[each])
-            begun = time.monotonic()
+            begun = now()
             way()
-            spent[way] += max(time.monotonic() - begun, 0.01)
+            spent[way] += max(now() - begun, 0.01)
 
     def _wander(self, deadline: float) -> None:
         """Looks for splits by simulated steps for a while; a better plan's split is then judged by the program."""
         before = self.search.best_time
-        self.search.wander(min(deadline, time.monotonic() + WANDER), 0.0)
+        self.search.wander(min(deadline, now() + WANDER), 0.0)
         if self.search.best_time < before and self.search.best is not None:
             self.search.choice.weigh(self.search.best_weights)
             self.plans.offer(self.search.choice.plan(self.search.best))
@@ -153,15 +168,15 @@ class _Planner:
         """Plans some stages of the best plan anew: more when that was quick."""
         assert self.plans.best is not None
         self._tell_paths(np.array(self.plans.best.plan.counts), deadline)
-        begun = time.monotonic()
+        begun = now()
         self.plans.plan_anew(self._some_places(self.together), deadline)
-        more = 1 if time.monotonic() - begun < SECONDS / 4 else -1
+        more = 1 if now() - begun < SECONDS / 4 else -1
         self.together = int(np.clip(self.together + more, 2, self.problem.stages))
 
     def _descend(self, start: np.ndarray, deadline: float) -> None:
         """Looks for better splits from one, and rounds the recomputation of the last."""
-        now = time.monotonic()
-        self._take(*self.descent.descend(start, now + DESCENDING * (deadline - now)), deadline)
+        begun = now()
+        self._take(*self.descent.descend(start, begun + DESCENDING * (deadline - begun)), deadline)
 
     def _take(self, split: np.ndarray, value: float, deadline: float) -> None:
         """Remembers a split that is judged better than the best, and plans it when it may be."""

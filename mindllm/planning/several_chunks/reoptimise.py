@@ -8,13 +8,12 @@ program thought, the critical path is a new row and the question is asked again.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Iterable
 
 import highspy
 import numpy as np
 
-from mindllm.planning.deadline import run_until
+from mindllm.planning.deadline import now, passed, run_until
 from mindllm.planning.plan import Evaluation, Plan, evaluate
 from mindllm.planning.recomputation.mixes import Mixes
 from mindllm.planning.several_chunks.path_program import Path, PathProgram
@@ -83,8 +82,8 @@ class Reoptimiser:
     def _ask(self, deadline: float) -> bool:
         """Solves what is left free until its answer takes as long as it thinks, which is True, or time is up."""
         program, solver = self.program, self.program.solver
-        deadline = min(deadline, time.monotonic() + SECONDS)
-        while time.monotonic() < deadline:
+        deadline = min(deadline, now() + SECONDS)
+        while not passed(deadline):
             if math.isfinite(self.best_time):
                 solver.changeColBounds(program.step, 0, self.best_time * (1 - BETTER))
             run_until(solver, deadline)
@@ -140,7 +139,7 @@ def dive(program: PathProgram, random: np.random.Generator, deadline: float) -> 
     low, high = np.ones(len(totals), int), np.full(len(totals), program.most)
     try:
         while (low < high).any():
-            if time.monotonic() > deadline or not math.isfinite(bound):
+            if passed(deadline) or not math.isfinite(bound):
                 return None
             left = np.flatnonzero(low < high)
             doubt = np.abs(totals[left] - np.rint(totals[left])) + 0.1 * random.random(len(left))

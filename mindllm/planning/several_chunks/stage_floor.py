@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import itertools
 import math
-import time
 
 import highspy
 import numpy as np
 
-from mindllm.planning.deadline import run_until
+from mindllm.planning.deadline import passed, run_until
 from mindllm.planning.plan import end_of
 from mindllm.planning.problem import Problem
 from mindllm.planning.schedules.orders import Orders, alive
@@ -74,7 +73,7 @@ class StageFloor:
         """Times from ``first`` layers on up to ``latest``, and how many layers are possible at most; None when out of time."""
         found: Floor = [(0, 0.0)]
         for count in range(max(first, 1), self.layer.count + 1):
-            if time.monotonic() > deadline:
+            if passed(deadline):
                 return None
             least = self.least(count, deadline)
             if least > latest:

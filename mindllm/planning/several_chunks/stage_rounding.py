@@ -8,12 +8,12 @@ the program answers again, and the stages that are left make up for what was los
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Iterable
 
 import highspy
 import numpy as np
 
+from mindllm.planning.deadline import passed
 from mindllm.planning.plan import Plan
 from mindllm.planning.recomputation.stage_choice import NearChoices, StageChoice
 from mindllm.planning.schedules.simulate import step_times
@@ -65,7 +65,7 @@ class StageRounding:
         bound, values = program.solve()
         mixes: list[tuple[np.ndarray, ...]] = [()] * program.problem.stages
         for stage in order:
-            if not math.isfinite(bound) or time.monotonic() > deadline:
+            if not math.isfinite(bound) or passed(deadline):
                 return None
             forward, backward = values[program.forward_of], values[program.backward_of]
             near = self.choice.near(stage, totals, backward)
@@ -81,7 +81,7 @@ class StageRounding:
     def _separated(self, deadline: float) -> tuple[float, np.ndarray]:
         bound, values = self.program.solve()
         for _ in range(ROUNDS - 1):
-            if not math.isfinite(bound) or time.monotonic() > deadline:
+            if not math.isfinite(bound) or passed(deadline):
                 break
             simulated, new = self.program.separate(values)
             if simulated <= bound * (1 + CLOSE) or not new:
@@ -103,7 +103,7 @@ class StageRounding:
         while better and sweeps < SWEEPS:
             better, sweeps = False, sweeps + 1
             for stage in self.random.permutation(self.program.problem.stages):
-                if time.monotonic() > deadline:
+                if passed(deadline):
                     return
                 near = self.choice.near(stage, totals, backward)
                 index, step = self._best(stage, near, forward, backward, best)

@@ -8,12 +8,12 @@ a neighbour is moved by some places. A change for the worse is taken at times, m
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from mindllm.planning.deadline import check, passed
 from mindllm.planning.schedules.orders import BACKWARD, FORWARD, Orders
 
 Kinds = list[int]  # of the operations of a stage
@@ -131,7 +131,12 @@ def fits(costs: StageCosts, stage: int, kinds: Kinds) -> bool:
 def improved(
     costs: StageCosts, kinds: Sequence[Kinds], judge: Judge, effort: int, deadline: float = math.inf
 ) -> list[Kinds]:
-    """The best schedule met until ``deadline``, of about ``effort`` operations timed; the given one where none is better."""
+    """The best schedule met until ``deadline``, of about ``effort`` operations timed; the given one where none is better.
+
+    Raises:
+        OutOfTime: it is later already.
+    """
+    check(deadline)
     current = [list(mine) for mine in kinds]
     best, size = list(current), sum(map(len, kinds))
     line = walk(costs, current)
@@ -140,7 +145,7 @@ def improved(
     least = max(line.times(judge))
     random, tries = np.random.default_rng(0), effort // size
     for number in range(tries):
-        if time.monotonic() > deadline:
+        if passed(deadline):
             break
         warmth = WARMTH * float(costs.forward.mean()) * (1 - number / tries)
         found = _changed(costs, current, line, judge, random)

@@ -17,13 +17,12 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-import time
 
 import numpy as np
 
-from mindllm.planning.deadline import OutOfTime
+from mindllm.planning.deadline import OutOfTime, now, passed
 from mindllm.planning.one_chunk.planner import longest_stage, solve_one_chunk
-from mindllm.planning.plan import Evaluation, Plan, evaluate
+from mindllm.planning.plan import Evaluation, Plan, evaluate, quickest
 from mindllm.planning.problem import Problem
 from mindllm.planning.recomputation.mixes import Mixes
 from mindllm.planning.recomputation.stage_table import StageTable
@@ -119,30 +118,31 @@ def _sums(values: list[float]) -> np.ndarray:
     return np.append(0.0, np.cumsum(values))
 
 
-def solve_zero_bubble(problem: Problem, even: Evaluation | None, deadline: float) -> tuple[Plan | None, float]:
-    """The best of the plans tried, or None when none fits, and a lower bound."""
-    mixes, best = Mixes(problem), even
+def solve_zero_bubble(
+    problem: Problem, even: Evaluation | None, deadline: float, first: float
+) -> tuple[Evaluation | None, float]:
+    """The best of the plans tried, None where none fits, and a lower bound: 0 without one, infinite when no plan exists.
+
+    ``first`` is the deadline of a first plan where the ``even`` split is none.
+    """
+    mixes, best, bound = Mixes(problem, first), even, 0.0
     with contextlib.suppress(OutOfTime):
-        share = time.monotonic() + 0.25 * (deadline - time.monotonic())
-        one_by_one, _ = solve_one_chunk(problem.model_copy(update={"schedule": "1f1b"}), share, None)
+        share = now() + 0.25 * (deadline - now())
+        one_by_one, _ = solve_one_chunk(problem.model_copy(update={"schedule": "1f1b"}), None, share, share)
         if one_by_one is not None:
-            best = _better(best, try_plan(problem, one_by_one, deadline))
-    most = problem.layer_count - problem.stages + 1
-    stages = LoneStages(problem, mixes, min(most, longest_stage(problem, best.line.makespan)) if best else most)
-    bound = stages.bound()
-    if not math.isfinite(bound):
-        return (best.plan if best else None), bound
-    behind = problem.stages - np.arange(problem.stages)
-    profiles = [np.ones_like(behind), behind, np.minimum(2 * behind - 1, problem.stages), 2 * behind - 1]
-    plans = (stages.plan(bound * (1 + slack), profile) for slack, profile in itertools.product(SLACK, profiles))
-    for plan in dict.fromkeys(plan for plan in plans if plan is not None):
-        if best is None or time.monotonic() < deadline:
-            best = _better(best, try_plan(problem, plan, deadline))
-    return (best.plan if best else None), bound
-
-
-def _better(best: Evaluation | None, tried: Evaluation | None) -> Evaluation | None:
-    return min((found for found in (best, tried) if found), key=lambda found: found.step_time, default=None)
+            best = quickest(best, try_plan(problem, one_by_one.plan, deadline))
+        most = problem.layer_count - problem.stages + 1
+        stages = LoneStages(problem, mixes, min(most, longest_stage(problem, best.line.makespan)) if best else most)
+        bound = stages.bound()
+        if not math.isfinite(bound):
+            return best, bound
+        behind = problem.stages - np.arange(problem.stages)
+        profiles = [np.ones_like(behind), behind, np.minimum(2 * behind - 1, problem.stages), 2 * behind - 1]
+        plans = (stages.plan(bound * (1 + slack), profile) for slack, profile in itertools.product(SLACK, profiles))
+        for plan in dict.fromkeys(plan for plan in plans if plan is not None):
+            if best is None or not passed(deadline):
+                best = quickest(best, try_plan(problem, plan, deadline))
+    return best, bound
 
 
 def try_plan(problem: Problem, plan: Plan, deadline: float = math.inf) -> Evaluation | None:

@@ -8,14 +8,15 @@ out, first on a grid, then by chance; then single operations are moved (``operat
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import itertools
 import math
-import time
 from dataclasses import dataclass
 
 import numpy as np
 
+from mindllm.planning.deadline import OutOfTime, check
 from mindllm.planning.schedules.orders import BACKWARD, FORWARD, WEIGHT, Orders
 from mindllm.planning.zero_bubble.operation_order import (
     Judge,
@@ -31,6 +32,7 @@ DEPTHS = (0.0, 0.5, 0.8, 1.0, 1.03, 1.06, 1.25, 1.5)
 """Forward passes under way beyond 1F1B's, as a share of the stages behind."""
 PATIENCE = (0.0, 0.15, 0.3, 0.7, 1.0)
 """The part of a weight gradient that may make the next operation late."""
+LOOK = 512  # operations scheduled between two looks at the clock
 EFFORT = 100_000
 MOVING = 15  # times as many operations are timed for moves: that is so much quicker than to schedule them
 
@@ -44,30 +46,61 @@ def best_orders(
 ) -> Orders:
     """The schedule found whose slowest stage is quickest in the eyes of ``judge``.
 
-    The grid first, then small random changes of its best rule as long as about ``effort`` operations have been scheduled, then
-    moves of single operations. After ``deadline`` the best so far is taken.
+    The plain schedule first, then the grid, then small random changes of the best rule as long as about ``effort`` operations
+    have been scheduled, then moves of single operations. After ``deadline`` the best so far is taken.
+
+    Raises:
+        ValueError: a stage cannot hold one micro-batch.
+    """
+    best = plain(costs, micro_batches)
+    with contextlib.suppress(OutOfTime):
+        best = _by_rules(costs, micro_batches, effort, judge, best, deadline)
+        best = improved(costs, best, judge, MOVING * effort, deadline)
+    return with_micro_batches(best)
+
+
+def plain(costs: StageCosts, micro_batches: int) -> list[Kinds]:
+    """1F1B with each weight gradient behind its backward pass, and no more micro-batches under way than memory holds.
 
     Raises:
         ValueError: a stage cannot hold one micro-batch.
     """
     stages = len(costs.forward)
-    behind = stages - 1 - np.arange(stages)
-    found: list[tuple[float, _Rule, list[Kinds]]] = []
-    for depth, patience in itertools.product(DEPTHS, PATIENCE):
-        if found and time.monotonic() > deadline:
-            break
-        rule = _Rule(behind + 1 + np.rint(depth * behind).astype(int), np.full(stages, patience))
-        found += _tried(costs, micro_batches, rule, judge)
-    if not found:
+    with np.errstate(divide="ignore", invalid="ignore"):
+        room = np.floor(np.where(costs.held > 0, costs.limit * (1 + 1e-12) / costs.held, np.inf))
+    wanted = np.minimum(stages - np.arange(stages), micro_batches)
+    under_way = np.minimum.accumulate(np.minimum(wanted, room)).astype(int)
+    if (under_way < 1).any():
         raise ValueError("a stage cannot hold one micro-batch")
-    best = min(found, key=lambda entry: entry[0])
-    random = np.random.default_rng(0)
-    for _ in range(effort // (3 * stages * micro_batches)):
-        if time.monotonic() > deadline:
-            break
-        for entry in _tried(costs, micro_batches, _changed(best[1], random), judge):
-            best = entry if entry[0] <= best[0] else best
-    return with_micro_batches(improved(costs, best[2], judge, MOVING * effort, deadline))
+    turn = [BACKWARD, WEIGHT, FORWARD]
+    return [[FORWARD] * n + turn * (micro_batches - n) + turn[:2] * n for n in under_way.tolist()]
+
+
+def _by_rules(
+    costs: StageCosts, micro_batches: int, effort: int, judge: Judge, best: list[Kinds], deadline: float
+) -> list[Kinds]:
+    """The best schedule of the grid, changes of its rule, and ``best``."""
+    stages = len(costs.forward)
+    behind = stages - 1 - np.arange(stages)
+    check(deadline)
+    line = walk(costs, best)
+    assert line is not None
+    least, leader = max(line.times(judge)), None
+    with contextlib.suppress(OutOfTime):
+        for depth, patience in itertools.product(DEPTHS, PATIENCE):
+            rule = _Rule(behind + 1 + np.rint(depth * behind).astype(int), np.full(stages, patience))
+            for time, kinds in _tried(costs, micro_batches, rule, judge, deadline):
+                if time < least:
+                    least, leader, best = time, rule, kinds
+        random = np.random.default_rng(0)
+        for _ in range(effort // (3 * stages * micro_batches)):
+            if leader is None:
+                break
+            rule = _changed(leader, random)
+            for time, kinds in _tried(costs, micro_batches, rule, judge, deadline):
+                if time <= least:
+                    least, leader, best = time, rule, kinds
+    return best
 
 
 @dataclass(frozen=True)
@@ -90,11 +123,13 @@ def _changed(rule: _Rule, random: np.random.Generator) -> _Rule:
     return _Rule(wanted, patience)
 
 
-def _tried(costs: StageCosts, micro_batches: int, rule: _Rule, judge: Judge) -> list[tuple[float, _Rule, list[Kinds]]]:
+def _tried(
+    costs: StageCosts, micro_batches: int, rule: _Rule, judge: Judge, deadline: float
+) -> list[tuple[float, list[Kinds]]]:
     """The time and the schedule of a rule; nothing where memory stops it."""
-    kinds = _Greedy(costs, micro_batches, rule).run()
+    kinds = _Greedy(costs, micro_batches, rule).run(deadline)
     line = walk(costs, kinds) if kinds is not None else None
-    return [(max(line.times(judge)), rule, kinds)] if kinds is not None and line is not None else []
+    return [(max(line.times(judge)), kinds)] if kinds is not None and line is not None else []
 
 
 class _Greedy:
@@ -111,9 +146,17 @@ class _Greedy:
         self.arrival[0, FORWARD] = 0.0
         self.events = [(0.0, stage) for stage in range(stages)]
 
-    def run(self) -> list[Kinds] | None:
-        """The kinds of operations of every stage, or None when memory does not let them all be done."""
-        while self.events:
+    def run(self, deadline: float = math.inf) -> list[Kinds] | None:
+        """The kinds of operations of every stage, or None when memory does not let them all be done.
+
+        Raises:
+            OutOfTime: they were not all scheduled at ``deadline``.
+        """
+        for number in itertools.count():
+            if not self.events:
+                break
+            if number % LOOK == 0:
+                check(deadline)
             now, stage = heapq.heappop(self.events)
             if now >= self.free[stage] - 1e-12:
                 self._ask(stage, now)
