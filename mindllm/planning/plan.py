@@ -152,21 +152,26 @@ def orders_of(problem: Problem) -> Orders:
 
 
 def zero_bubble_orders(problem: Problem, costs: Costs, deadline: float) -> Orders:
-    """The zero-bubble schedule of these costs within the memory; activations wait for the weight gradient.
+    """The zero-bubble schedule of these costs within the memory.
 
     Raises:
         ValueError: a stage cannot hold one micro-batch.
     """
+    stages = zero_bubble_costs(problem, costs)
+    return best_orders(stages, problem.micro_batches, ZERO_BUBBLE_EFFORT, whole_step, deadline)
+
+
+def zero_bubble_costs(problem: Problem, costs: Costs) -> StageCosts:
+    """What a zero-bubble schedule is made of; activations wait for the weight gradient."""
     fixed = costs.parameter + costs.transient
     fixed = fixed + np.array(problem.per_stage("static_mb")) + np.array(problem.per_stage("transient_mb"))
     room = np.array(problem.per_stage("limit_mb")) - fixed
     if problem.schedule != "zb":
         room = np.minimum(room, {"zb1p": 1, "zb2p": 2}[problem.schedule] * problem.stages * costs.activation)
-    stages = StageCosts(
+    return StageCosts(
         costs.forward, costs.backward - costs.weight, costs.weight, costs.activation, costs.activation, room,
         problem.point_to_point,
     )  # fmt: skip
-    return best_orders(stages, problem.micro_batches, ZERO_BUBBLE_EFFORT, whole_step, deadline)
 
 
 def is_long(problem: Problem) -> bool:
@@ -195,6 +200,15 @@ def evaluate(problem: Problem, plan: Plan, deadline: float = math.inf) -> Evalua
 def quickest(*found: Evaluation | None) -> Evaluation | None:
     """Of those that there are, the first with the shortest step."""
     return min(filter(None, found), key=lambda evaluation: evaluation.step_time, default=None)
+
+
+def try_plan(problem: Problem, plan: Plan, deadline: float = math.inf) -> Evaluation | None:
+    """The plan with the best schedule found until ``deadline``, or None when memory does not hold one micro-batch."""
+    try:
+        tried = evaluate(problem, plan, deadline)
+    except ValueError:
+        return None
+    return tried if tried.fits else None
 
 
 def even_counts(problem: Problem) -> list[tuple[int, ...]]:

@@ -11,14 +11,14 @@ import numpy as np
 from mindllm.errors import CheckFailed, UserError
 from mindllm.planning.deadline import OutOfTime, now, passed
 from mindllm.planning.one_chunk.planner import solve_one_chunk
-from mindllm.planning.plan import Evaluation, even_counts, orders_of, quickest
+from mindllm.planning.plan import Evaluation, even_counts, orders_of, quickest, try_plan
 from mindllm.planning.problem import ZERO_BUBBLE, Problem
 from mindllm.planning.recomputation.feasible import lightest_split
 from mindllm.planning.recomputation.mixes import Mixes
 from mindllm.planning.recomputation.stage_choice import StageChoice
 from mindllm.planning.schedules.steady import NotSteady
 from mindllm.planning.several_chunks.planner import solve_interleaved
-from mindllm.planning.zero_bubble.planner import solve_zero_bubble, try_plan
+from mindllm.planning.zero_bubble.planner import solve_zero_bubble
 
 GRACE = 2.0  # seconds beyond the deadline for a first plan, or for what would fit where nothing does
 

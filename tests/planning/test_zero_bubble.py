@@ -1,6 +1,7 @@
 """Zero-bubble schedules and plans: timing of changed orders, memory, and the bound against all plans."""
 
 import itertools
+import math
 
 import numpy as np
 import pytest
@@ -8,10 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from planning_problems import every_plan, random_problem
 
+from mindllm.planning import deadline
+from mindllm.planning.deadline import OutOfTime
+from mindllm.planning.plan import Plan, plan_costs, try_plan, zero_bubble_costs
 from mindllm.planning.problem import make_problem
+from mindllm.planning.recomputation.mixes import Mixes
 from mindllm.planning.schedules.orders import timetable
 from mindllm.planning.schedules.simulate import simulate
 from mindllm.planning.solve import solve
+from mindllm.planning.zero_bubble.lone_stages import LoneStages
 from mindllm.planning.zero_bubble.operation_order import (
     StageCosts,
     fits,
@@ -20,8 +26,8 @@ from mindllm.planning.zero_bubble.operation_order import (
     whole_step,
     with_micro_batches,
 )
-from mindllm.planning.zero_bubble.planner import try_plan
 from mindllm.planning.zero_bubble.schedule_search import best_orders
+from mindllm.planning.zero_bubble.split_search import SplitSearch
 
 
 def costs_of(seed, stages):
@@ -79,3 +85,80 @@ def test_no_plan_is_below_the_bound(schedule, layer_kinds, delay, monkeypatch):
         assert solution.best.fits
         assert solution.lower_bound <= min(steps)
         assert solution.best.step_time <= 1.05 * min(steps)
+
+
+def every_order(micro_batches):
+    """All orders of the operations of a stage, micro-batches of each kind in their order."""
+    found = [()]
+    for _ in range(3 * micro_batches):
+        found = [
+            (*order, kind)
+            for order in found
+            for kind in range(3)
+            if order.count(kind) < (order.count(kind - 1) if kind else micro_batches)
+        ]
+    return found
+
+
+def lone_layers(seed, stages, micro_batches, delay):
+    """A layer of its own for each stage, with memory for one micro-batch or a few."""
+    random = np.random.default_rng(seed)
+    layers = []
+    for stage in range(stages):
+        forward, weight = random.uniform(0.8, 1.3), random.uniform(0.5, 1)
+        kinds = {"none": {"backward": weight + random.uniform(0.7, 1.5), "activation_mb": 1}}
+        layers.append({"name": f"{stage}", "count": 1, "forward": forward, "weight_gradient": weight, "kinds": kinds})
+    fields = {"stages": stages, "micro_batches": micro_batches, "schedule": "zb", "layers": layers}
+    fields["head"] = {"forward": random.uniform(0, 1), "backward": 0.6, "weight_gradient": random.uniform(0, 0.5)}
+    fields["tail"] = {"forward": random.uniform(0, 1), "backward": 0.6, "weight_gradient": random.uniform(0, 0.5)}
+    limits = random.integers(1, micro_batches + 1, stages).tolist()
+    return make_problem({**fields, "limit_mb": limits, "point_to_point": delay}, "lone layers")
+
+
+@pytest.mark.parametrize(("stages", "micro_batches"), [(2, 3), (3, 2), (3, 3)])
+def test_schedules_are_near_the_best_of_all_orders_and_none_is_below_the_bound(stages, micro_batches):
+    """Every order on every stage. The bound is close to the best of them, also where memory holds one micro-batch."""
+    gaps = []
+    for seed in range(3):
+        problem = lone_layers(seed, stages, micro_batches, 0.3 * (seed % 2))
+        plan = Plan((("none",),) * stages)
+        costs = zero_bubble_costs(problem, plan_costs(problem, plan))
+        fitting = [[order for order in every_order(micro_batches) if fits(costs, s, order)] for s in range(stages)]
+        lines = (walk(costs, orders) for orders in itertools.product(*fitting))
+        optimum = min(max(line.ends) for line in lines if line is not None)
+        assert try_plan(problem, plan).line.makespan == pytest.approx(optimum, rel=1e-9)
+        stages_alone = LoneStages(problem, Mixes(problem), 1)
+        assert stages_alone.bound() <= optimum * (1 + 1e-9)
+        joint = stages_alone.joint_bound(2 * optimum)
+        assert stages_alone.bound() * (1 - 1e-9) <= joint <= optimum * (1 + 1e-9)
+        gaps.append(optimum / joint - 1)
+    assert np.mean(gaps) < 0.03
+
+
+def test_the_joint_bound_knows_what_stages_behind_recompute():
+    """Memory lets no stage keep two layers' activations, so all of a micro-batch's way back is recomputed."""
+    kinds = {"none": {"backward": 2, "activation_mb": 10}, "full": {"backward": 3, "activation_mb": 1}}
+    layers = [{"name": "body", "count": 4, "forward": 1, "weight_gradient": 1, "kinds": kinds}]
+    fields = {"stages": 4, "micro_batches": 4, "schedule": "zb", "layers": layers, "limit_mb": 4}
+    stages = LoneStages(make_problem(fields, "short of memory"), Mixes(make_problem(fields, "short of memory")), 1)
+    assert stages.joint_bound(100.0) == pytest.approx(stages.bound() + 3)  # one more on each of the three stages behind
+    assert stages.joint_bound(20.0) == 20.0
+    with pytest.raises(OutOfTime):
+        stages.joint_bound(100.0, -1.0)
+
+
+def test_splits_are_searched_until_the_bound_or_the_deadline(monkeypatch):
+    """From a poor split; the clock counts its looks."""
+    problem = zero_bubble_problem(3, "zb", 3, 9, 2, 6)
+    poor = try_plan(problem, Plan((("full",) * 2, ("full",) * 2, ("full",) * 5)))
+    stages = LoneStages(problem, Mixes(problem), 7)
+    search = SplitSearch(stages, poor, math.inf)
+    search.run(poor.line.makespan)
+    assert search.best is poor
+    looks = itertools.count()
+    monkeypatch.setattr(deadline, "clock", lambda: float(next(looks)))
+    search.deadline = 3000.0
+    with pytest.raises(OutOfTime):
+        search.run(0.0)
+    assert search.best.fits
+    assert stages.bound() <= search.best.line.makespan <= 0.8 * poor.line.makespan

@@ -1,13 +1,16 @@
 """How good the plans of ``toolkit.pipeline_balance`` are, and how long they take: random decoders, published ones, bubble rates.
 
 Every row is one problem. The gap is between the plan's simulated step and the proven lower bound of all plans. Seconds are of the
-clock and, beside them, of the processor in the planner's own process: on a busy machine the clock runs on. With several chunks a
-second process proves the bound meanwhile.
+clock and, beside them, of the processor in the planner's own process: on a busy machine the clock runs on, and the planner obeys
+the clock. With several chunks a second process proves the bound meanwhile. Load is the mean number of processes that
+wanted a core in the minute before a row was done, this one included: others used the machine.
 """
 
 from __future__ import annotations
 
 import csv
+import itertools
+import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -20,6 +23,7 @@ from mindllm.command import CommandParser, output_file, run_command
 from mindllm.console import error_console
 from mindllm.errors import UserError
 from mindllm.planning.problem import Problem, make_problem
+from mindllm.planning.recomputation.feasible import lightest_split
 from mindllm.planning.schedules.orders import stage_orders, timetable
 from mindllm.planning.schedules.simulate import simulate
 from mindllm.planning.solve import solve
@@ -32,7 +36,7 @@ from toolkit.pipeline_balance.report import gap_text
 EXAMPLES = """example:
   python -m toolkit.benchmark.pipeline_balance --data tests/toolkit/ground_truth --markdown docs/benchmarks/pipeline_balance.md
 """
-COLUMNS = ("problem", "even split", "plan", "lower bound", "gap", "seconds", "processor s", "reference")
+COLUMNS = ("problem", "even split", "plan", "lower bound", "gap", "seconds", "processor s", "load", "reference")
 ONE_CHUNK = [(16, 192, 8, 64), (32, 200, 8, 128), (64, 200, 8, 512), (64, 200, 8, 256), (8, 200, 8, 32)]
 """Stages, layers, recompute kinds and micro-batches."""
 CORNER = [(64, 200, 8, micro) for micro in (2, 16, 64, 96, 128)]
@@ -41,7 +45,10 @@ CHUNKED = [(16, 2, 64), (16, 3, 64), (16, 4, 64), (16, 4, 128), (16, 3, 16)]
 PUBLIC_OPTIMA = [(16, 16, 53_000, 107_460), (16, 32, 53_000, 169_650), (16, 128, 53_000, 532_530), (16, 64, 50_000, 291_330),
                  (8, 32, 60_000, 278_550)]  # fmt: skip
 INSTANCES = {"pp16-mb64-4k": 1132.66, "pp8-vp2-mb240-8k": 5661.55, "pp4-vp2-mb120-4k": 5868.49}
-TABLES = ("published", "one_chunk", "corner", "chunked", "bubbles")
+ZERO_BUBBLE_SIZES = [(8, 64, 64), (16, 96, 64)]
+"""Stages, layers and micro-batches."""
+MEMORY = (0.02, 0.1, 0.3)
+TABLES = ("published", "one_chunk", "corner", "chunked", "delays", "zero_bubble", "bubbles")
 LOSING = [(4, 8, 2, (1456, 1279)), (8, 32, 2, (5589, 4929)), (4, 16, 4, (4626, 4779)), (8, 32, 1, (3309, 3129))]
 
 
@@ -75,13 +82,16 @@ def random_decoder(
 def row(title: str, problem: Problem, seconds: float, reference: str = "") -> tuple[str, ...]:
     """One solved problem."""
     begun = time.process_time()
-    solution = solve(problem, seconds)
+    try:
+        solution = solve(problem, seconds)
+    except UserError as error:
+        return (title, "does not fit", str(error).removeprefix(f"{problem.name}: "), *[""] * 6)
     processor = time.process_time() - begun
     bound = "none" if solution.lower_bound is None else f"{solution.lower_bound:,.7g}"
     even = f"{solution.even.step_time:,.6g}" if solution.even else "does not fit"
     return (
         title, even, f"{solution.best.step_time:,.7g}", bound, gap_text(solution),
-        f"{solution.solve_seconds:.1f}", f"{processor:.1f}", reference,
+        f"{solution.solve_seconds:.1f}", f"{processor:.1f}", f"{os.getloadavg()[0]:.1f}", reference,
     )  # fmt: skip
 
 
@@ -98,12 +108,47 @@ def one_chunk(sizes: Sequence[tuple[int, int, int, int]], seeds: int, seconds: f
                 )
 
 
-def chunked(seeds: int, seconds: float) -> Iterator[tuple[str, ...]]:
-    """Random decoders of 192 layers with several chunks per stage and five recompute kinds."""
+def chunked(seeds: int, limits: Sequence[float]) -> Iterator[tuple[str, ...]]:
+    """Random decoders of 192 layers with several chunks per stage and five recompute kinds, with each time limit."""
     for stages, chunks, micro in CHUNKED:
-        for seed in range(seeds):
+        for seed, seconds in itertools.product(range(seeds), limits):
             title = f"{stages} stages x {chunks} chunks, 192 layers, 5 recompute kinds, {micro} micro, {seed}"
-            yield row(title, random_decoder(seed, stages, 192, 5, micro, chunks), seconds)
+            yield row(f"{title}; {seconds:g} s", random_decoder(seed, stages, 192, 5, micro, chunks), seconds)
+
+
+def zero_bubble(seeds: int, limits: Sequence[float]) -> Iterator[tuple[str, ...]]:
+    """Random decoders with three recompute kinds and a share of the memory that 1F1B without recomputation takes."""
+    for stages, layers, micro in ZERO_BUBBLE_SIZES:
+        for share, seed, seconds in itertools.product(MEMORY, range(seeds), limits):
+            problem = short_of_memory(random_decoder(seed, stages, layers, 3, micro), share)
+            title = (
+                f"zb, {stages} stages, {layers} layers, 3 recompute kinds, {micro} micro, memory {share:.0%}, {seed}"
+            )
+            yield row(f"{title}; {seconds:g} s", problem, seconds)
+
+
+def short_of_memory(problem: Problem, share: float) -> Problem:
+    """The problem for ``zb``, with a limit between the least that holds a micro-batch and what 1F1B takes at most."""
+    fields = problem.model_dump() | {"schedule": "zb"}
+    for layer in fields["layers"]:
+        layer["weight_gradient"] = 0.9 * layer["forward"]
+    for end in ("head", "tail"):
+        fields[end]["weight_gradient"] = 0.4 * fields[end]["backward"]
+    split = make_problem(fields, problem.name)
+    least = lightest_split(split.with_limit(0)).missing_mb
+    first = split.layers[0]
+    most = split.layer_count / split.stages * (first.parameter_mb + first.kinds["none"].activation_mb * split.stages)
+    return split.with_limit(least + share * (most - least))
+
+
+def delays(seeds: int, limits: Sequence[float]) -> Iterator[tuple[str, ...]]:
+    """1F1B of random decoders whose tensors take a share of a stage's forward pass between stages."""
+    for stages, layers, micro in ((8, 64, 32), (16, 96, 64)):
+        for share, seed, seconds in itertools.product((0.1, 0.5, 1.0), range(seeds), limits):
+            problem = random_decoder(seed, stages, layers, 5, micro)
+            delay = share * 100 * layers / stages
+            title = f"{stages} stages, {layers} layers, 5 recompute kinds, {micro} micro, delay {delay:g}, {seed}"
+            yield row(f"{title}; {seconds:g} s", problem.model_copy(update={"point_to_point": delay}), seconds)
 
 
 def published(data: Path, seconds: float) -> Iterator[tuple[str, ...]]:
@@ -154,17 +199,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="published problems")
     parser.add_argument("--tables", nargs="+", choices=TABLES, default=TABLES, help="which (default: all)")
     parser.add_argument("--seeds", type=int, default=2, help="random problems of each size (default: %(default)s)")
-    parser.add_argument("--seconds", type=float, default=60.0, help="for a problem (default: %(default)s)")
+    parser.add_argument("--few", type=int, metavar="SEEDS", help="likewise of several chunks, delays and zero bubble")
+    help_text = "for a problem; of several the chunked table has all, delays and zero bubble the first, others the last"
+    parser.add_argument("--seconds", type=float, nargs="+", default=[60.0], help=help_text)
     parser.add_argument("--markdown", type=output_file, metavar="FILE", help="page to write")
     options = parser.parse_args(arguments)
     if not (options.data / "zero_bubble.csv").is_file():
         raise UserError(f"--data {options.data}: holds no zero_bubble.csv")
     rates = ("model", "1F1B, ours / paper", "ZB-1p, ours / paper", "ZB-2p, ours / paper", "processor s")
+    few, seconds = options.few or options.seeds, options.seconds[-1]
     makers = {
-        "published": ("Published problems", COLUMNS, lambda: published(options.data, options.seconds)),
-        "one_chunk": ("One chunk per stage", COLUMNS, lambda: one_chunk(ONE_CHUNK, options.seeds, options.seconds)),
-        "corner": ("Few micro-batches", COLUMNS, lambda: one_chunk(CORNER, options.seeds, options.seconds)),
-        "chunked": ("Several chunks per stage", COLUMNS, lambda: chunked(options.seeds, options.seconds)),
+        "published": ("Published problems", COLUMNS, lambda: published(options.data, seconds)),
+        "one_chunk": ("One chunk per stage", COLUMNS, lambda: one_chunk(ONE_CHUNK, options.seeds, seconds)),
+        "corner": ("Few micro-batches", COLUMNS, lambda: one_chunk(CORNER, options.seeds, seconds)),
+        "chunked": ("Several chunks per stage", COLUMNS, lambda: chunked(few, options.seconds)),
+        "delays": ("1F1B with delays", COLUMNS, lambda: delays(few, options.seconds[:1])),
+        "zero_bubble": ("Zero bubble with little memory", COLUMNS, lambda: zero_bubble(few, options.seconds[:1])),
         "bubbles": ("Bubble rates", rates, lambda: bubbles(options.data)),
     }
     tables = [(title, columns, _collect(rows())) for title, columns, rows in map(makers.__getitem__, options.tables)]

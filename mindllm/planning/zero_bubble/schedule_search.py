@@ -12,6 +12,7 @@ import contextlib
 import heapq
 import itertools
 import math
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -80,20 +81,17 @@ def _by_rules(
     costs: StageCosts, micro_batches: int, effort: int, judge: Judge, best: list[Kinds], deadline: float
 ) -> list[Kinds]:
     """The best schedule of the grid, changes of its rule, and ``best``."""
-    stages = len(costs.forward)
-    behind = stages - 1 - np.arange(stages)
     check(deadline)
     line = walk(costs, best)
     assert line is not None
     least, leader = max(line.times(judge)), None
     with contextlib.suppress(OutOfTime):
-        for depth, patience in itertools.product(DEPTHS, PATIENCE):
-            rule = _Rule(behind + 1 + np.rint(depth * behind).astype(int), np.full(stages, patience))
+        for rule in grid(len(costs.forward)):
             for time, kinds in _tried(costs, micro_batches, rule, judge, deadline):
                 if time < least:
                     least, leader, best = time, rule, kinds
         random = np.random.default_rng(0)
-        for _ in range(effort // (3 * stages * micro_batches)):
+        for _ in range(effort // (3 * len(costs.forward) * micro_batches)):
             if leader is None:
                 break
             rule = _changed(leader, random)
@@ -103,15 +101,36 @@ def _by_rules(
     return best
 
 
+def ranked_rules(costs: StageCosts, micro_batches: int, judge: Judge, deadline: float) -> list[Rule]:
+    """The rules of the grid that memory allows, the quickest first."""
+    tried = [(_tried(costs, micro_batches, rule, judge, deadline), rule) for rule in grid(len(costs.forward))]
+    return [rule for found, rule in sorted((each for each in tried if each[0]), key=lambda each: each[0][0][0])]
+
+
+def quick_time(
+    costs: StageCosts, micro_batches: int, rules: Iterable[Rule], judge: Judge, deadline: float = math.inf
+) -> float:
+    """The least time of a few rules; infinite where memory allows none."""
+    found = [tried for rule in rules for tried in _tried(costs, micro_batches, rule, judge, deadline)]
+    return min((time for time, _ in found), default=math.inf)
+
+
 @dataclass(frozen=True)
-class _Rule:
+class Rule:
     """Forward passes under way that are enough, and the share of a weight gradient that may make others late, per stage."""
 
     wanted: np.ndarray
     patience: np.ndarray
 
 
-def _changed(rule: _Rule, random: np.random.Generator) -> _Rule:
+def grid(stages: int) -> Iterator[Rule]:
+    """The same for all stages, by depth and patience."""
+    behind = stages - 1 - np.arange(stages)
+    for depth, patience in itertools.product(DEPTHS, PATIENCE):
+        yield Rule(behind + 1 + np.rint(depth * behind).astype(int), np.full(stages, patience))
+
+
+def _changed(rule: Rule, random: np.random.Generator) -> Rule:
     """The rule with a stretch of stages changed."""
     first = int(random.integers(len(rule.wanted)))
     stretch = slice(first, first + int(random.integers(1, len(rule.wanted) + 1)))
@@ -120,11 +139,11 @@ def _changed(rule: _Rule, random: np.random.Generator) -> _Rule:
         wanted[stretch] = np.maximum(1, wanted[stretch] + random.choice((-1, 1)))
     else:
         patience[stretch] = random.choice(PATIENCE)
-    return _Rule(wanted, patience)
+    return Rule(wanted, patience)
 
 
 def _tried(
-    costs: StageCosts, micro_batches: int, rule: _Rule, judge: Judge, deadline: float
+    costs: StageCosts, micro_batches: int, rule: Rule, judge: Judge, deadline: float
 ) -> list[tuple[float, list[Kinds]]]:
     """The time and the schedule of a rule; nothing where memory stops it."""
     kinds = _Greedy(costs, micro_batches, rule).run(deadline)
@@ -135,7 +154,7 @@ def _tried(
 class _Greedy:
     """One pass through time. Stages are asked in the order of the moments at which they are free or something arrives."""
 
-    def __init__(self, costs: StageCosts, micro_batches: int, rule: _Rule) -> None:
+    def __init__(self, costs: StageCosts, micro_batches: int, rule: Rule) -> None:
         self.costs, self.micro, self.wanted, self.patience = costs, micro_batches, rule.wanted, rule.patience
         stages = len(costs.forward)
         self.kinds: list[Kinds] = [[] for _ in range(stages)]
