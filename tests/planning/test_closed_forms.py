@@ -104,6 +104,30 @@ def test_what_is_decided_is_what_all_splits_say(kind, schedule, width):
             assert programme.decide(optimum * (1 - 1e-7), width) is None
 
 
+@settings(max_examples=60, deadline=None)
+@given(delay=st.floats(0.01, 5), **SIZES)
+def test_with_delays_no_step_that_a_split_reaches_is_ruled_out(stages, micro_batches, seed, delay):
+    """A layer of its own for each stage, so that there is one split; it must be found for the step that it takes."""
+    random = np.random.default_rng(seed)
+    times = random.exponential(1, (2, stages)) ** random.choice([0.1, 1, 3])
+    layers = [
+        {"name": f"{stage}", "count": 1, "forward": first, "kinds": {"none": {"backward": second, "activation_mb": 1}}}
+        for stage, (first, second) in enumerate(times.T.tolist())
+    ]
+    fields = {"stages": stages, "micro_batches": micro_batches, "layers": layers, "point_to_point": delay}
+    problem = make_problem(fields, "one split")
+    table = StageTable(problem, Mixes(problem), held_micro_batches(orders_of(problem)), 1)
+    step = evaluate(problem, table.plan([1] * stages)).step_time
+    assert OneFOneB(problem, table).decide(step * (1 + 1e-9), 64) is not None
+
+
+@pytest.mark.parametrize("seed", [2, 11])
+def test_rounds_with_delays_and_a_last_shorter_one_prove_the_optimum(seed):
+    """Of 11, whose 5 further micro-batches are a round over all 4 stages and one over 1, or over 3 and 2."""
+    stages, micro_batches = {2: (3, 7), 11: (4, 6)}[seed]
+    assert solve(random_problem(seed, stages, 7, 2, micro_batches, delay=400.0), LONGEST).gap <= 1e-6
+
+
 def test_no_plan_as_quick_as_the_limit_has_a_longer_stage():
     for seed in range(10):
         problem = random_problem(seed, 3, 9, 3, 1 + seed, layer_kinds=1 + seed % 2)

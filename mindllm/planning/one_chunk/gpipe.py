@@ -21,7 +21,13 @@ class GPipe(SplitProgram):
         return self.more * self.total
 
     def extend(
-        self, stage: int, values: np.ndarray, forward: np.ndarray, backward: np.ndarray, rest: np.ndarray
+        self,
+        stage: int,
+        values: np.ndarray,
+        forward: np.ndarray,
+        backward: np.ndarray,
+        rest: np.ndarray,
+        near: np.ndarray,
     ) -> Ahead:
         """Adds times and longest passes of the stage."""
         found = np.stack(

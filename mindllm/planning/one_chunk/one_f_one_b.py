@@ -16,7 +16,8 @@ forward passes of a warm-up on one stage, by rounds of a forward and a backward 
 one of them at least once, and by backward passes of a cool-down. No chain is longer.
 
 Where tensors take time between stages, a round over several stages takes it too, and more than one such round can be longest. The
-closed form is then a lower bound, and so are rounds over all stages from one on, as many as there are micro-batches for.
+closed form is then a lower bound, and so are rounds over all stages from one on, as many as there are micro-batches for, and a
+last one over as many of these stages as there are micro-batches left: a round over n stages gains n micro-batches.
 """
 
 from __future__ import annotations
@@ -58,6 +59,9 @@ def rounds_until(
     return rounds
 
 
+MANY = 256  # stages beyond which the last round is not looked for
+
+
 class OneFOneB(SplitProgram):
     """Numbers of a partial plan: P, R and the longest pass.
 
@@ -76,8 +80,19 @@ class OneFOneB(SplitProgram):
         warm = self.warm[:, None, None]
         return (self.more - warm) * self.total + warm * np.maximum(self.forward, self.backward)
 
+    def looks_ahead(self, stage: int) -> int:
+        """Those of the last round behind a stage, which has the micro-batches that rounds over all of them leave."""
+        left = self.more % (self.stages - stage)
+        return max(0, left - 1) if self.delay and self.stages <= MANY else 0
+
     def extend(
-        self, stage: int, values: np.ndarray, forward: np.ndarray, backward: np.ndarray, rest: np.ndarray
+        self,
+        stage: int,
+        values: np.ndarray,
+        forward: np.ndarray,
+        backward: np.ndarray,
+        rest: np.ndarray,
+        near: np.ndarray,
     ) -> Ahead:
         """Adds a stage to P, R and the longest pass."""
         warm, total = self.warm[stage], forward + backward
@@ -89,8 +104,10 @@ class OneFOneB(SplitProgram):
         if warm < self.more:  # the rounds may go on to the last stage
             beyond = np.maximum(beyond, rounds + rest)
         behind = self.stages - 1 - stage
-        most = self.more // (behind + 1)
+        most, left = divmod(self.more, behind + 1)
         if self.delay and most:
-            round_trip = total + rest + 2 * behind * self.delay
-            beyond = np.maximum(beyond, most * round_trip + (self.more - most * (behind + 1)) * total)
+            last = left * total
+            if left:
+                last = np.maximum(last, total + near + 2 * self.looks_ahead(stage) * self.delay)
+            beyond = np.maximum(beyond, most * (total + rest + 2 * behind * self.delay) + last)
         return Ahead(np.stack([down, rounds, *longest]), beyond, least)

@@ -70,9 +70,22 @@ class SplitProgram(ABC):
 
     @abstractmethod
     def extend(
-        self, stage: int, values: np.ndarray, forward: np.ndarray, backward: np.ndarray, rest: np.ndarray
+        self,
+        stage: int,
+        values: np.ndarray,
+        forward: np.ndarray,
+        backward: np.ndarray,
+        rest: np.ndarray,
+        near: np.ndarray,
     ) -> Ahead:
-        """Adds a stage to partial plans; ``rest``: the least time of the stages behind, ``[plans]``."""
+        """Adds a stage to partial plans.
+
+        ``rest`` is the least time of all stages behind, ``near`` that of the next :meth:`looks_ahead`, ``[plans]``.
+        """
+
+    def looks_ahead(self, stage: int) -> int:
+        """For how many stages behind a stage :meth:`extend` needs the least time, beside that of all."""
+        return 0
 
     def no_limit(self) -> float:
         """A step that every split keeps to."""
@@ -90,9 +103,10 @@ class SplitProgram(ABC):
             OutOfTime: it was not decided at ``deadline``.
         """
         allowed, rest = self._allowed(target, deadline)
+        near = [self._least_of_next(stage, allowed, deadline) for stage in range(self.stages)]
         room = target - self.base - rest[0, 0]
         while room >= 0:
-            found = self._pass(target, room, width, allowed, rest, deadline)
+            found = self._pass(target, room, width, allowed, rest, near, deadline)
             if found is None:
                 return None
             split, total = found
@@ -137,9 +151,19 @@ class SplitProgram(ABC):
             rest[stage, :layers] = (total[stage] + rest[stage + 1][self.end]).min(axis=1)
         return before, rest
 
+    def _least_of_next(self, stage: int, allowed: np.ndarray, deadline: float) -> np.ndarray:
+        """Least time of the next :meth:`looks_ahead` stages behind one, by their first layer, ``[layers + 1]``."""
+        check(deadline)
+        least, last = np.zeros(self.layers + 1), stage + self.looks_ahead(stage)
+        for behind in range(last, stage, -1):
+            total = np.where(allowed[behind], self.total[behind], np.inf)
+            least = np.append((total + least[self.end]).min(axis=1), np.inf)
+        return least
+
     def _pass(
-        self, target: float, room: float, width: int, allowed: np.ndarray, rest: np.ndarray, deadline: float
-    ) -> tuple[Split, float] | None:
+        self, target: float, room: float, width: int, allowed: np.ndarray, rest: np.ndarray, near: list[np.ndarray],
+        deadline: float,
+    ) -> tuple[Split, float] | None:  # fmt: skip
         """The split with the least time of all stages where nothing asks for more than ``room`` beyond, and that time."""
         start, values, merged = np.zeros(1, int), np.zeros((self.numbers, 1)), False
         steps = []
@@ -149,7 +173,7 @@ class SplitProgram(ABC):
             first, end = start[parent], start[parent] + count + 1
             times = self.forward[stage, first, count], self.backward[stage, first, count]
             behind = rest[stage + 1, end]
-            ahead = self.extend(stage, values[:, parent], *times, behind)
+            ahead = self.extend(stage, values[:, parent], *times, behind, near[stage][end])
             fits = ahead.values[0] + behind + ahead.beyond + self.base <= target
             fits &= (ahead.beyond <= room) & (ahead.least <= target)
             index = np.flatnonzero(fits)
