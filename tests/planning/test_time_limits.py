@@ -5,6 +5,7 @@ begun afterwards is counted, so no test depends on how fast the machine is.
 """
 
 import itertools
+import threading
 from collections import Counter
 
 import highspy
@@ -153,3 +154,29 @@ def test_a_first_plan_has_a_little_longer(monkeypatch):
         except UserError:
             assert even is None
     assert [given[2:] for given in seen] == [(107.0, 107.0 + GRACE), (107.0, 107.0)]
+
+
+def test_a_solver_that_does_not_look_at_the_clock_is_left_to_itself():
+    """It goes on until the test ends; one that stops by itself is awaited."""
+    end = threading.Event()
+
+    class Deaf:
+        limits = ()
+
+        def setOptionValue(self, _, value):  # noqa: N802 - as HiGHS
+            self.limits += (value,)
+
+        def getRunTime(self):  # noqa: N802
+            return 3.0
+
+        def run(self):
+            end.wait()
+
+    deaf = Deaf()
+    try:
+        with pytest.raises(deadline.OutOfTime):
+            deadline.run_until(deaf, 0.0, 0.0)
+        assert deaf.limits == (3.0,)
+    finally:
+        end.set()
+    deadline.run_until(deaf, deadline.now() + 60, deadline.now() + 60)

@@ -66,7 +66,7 @@ def lightest_split(problem: Problem, deadline: float = math.inf) -> Lightest:
             columns = np.append(np.flatnonzero(factors), missing).astype(np.int32)
             values = np.append(factors[factors != 0], -1.0)
             solver.addRow(-infinity, limits[stage] - fixed, len(columns), columns, values)
-    run_until(solver, deadline)
+    run_until(solver, deadline, deadline)
     if solver.getModelStatus() != highspy.HighsModelStatus.kOptimal:
         raise OutOfTime
     answer = np.array(solver.getSolution().col_value)

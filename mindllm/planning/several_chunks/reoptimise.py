@@ -82,11 +82,11 @@ class Reoptimiser:
     def _ask(self, deadline: float) -> bool:
         """Solves what is left free until its answer takes as long as it thinks, which is True, or time is up."""
         program, solver = self.program, self.program.solver
-        deadline = min(deadline, now() + SECONDS)
+        latest, deadline = deadline, min(deadline, now() + SECONDS)
         while not passed(deadline):
             if math.isfinite(self.best_time):
                 solver.changeColBounds(program.step, 0, self.best_time * (1 - BETTER))
-            run_until(solver, deadline)
+            run_until(solver, deadline, latest)
             if solver.getModelStatus() == highspy.HighsModelStatus.kInfeasible:
                 return True
             if solver.getInfo().primal_solution_status != highspy.SolutionStatus.kSolutionStatusFeasible:
