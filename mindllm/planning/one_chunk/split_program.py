@@ -55,7 +55,9 @@ class SplitProgram(ABC):
     def __init__(self, problem: Problem, table: StageTable) -> None:
         self.problem, self.table = problem, table
         self.possible = np.isfinite(table.times[0])
+        check(table.mixes.deadline)
         self.forward, self.backward = (np.where(self.possible, times, HUGE) for times in table.times)
+        check(table.mixes.deadline)
         self.total = self.forward + self.backward
         self.stages, self.layers, self.longest = self.total.shape
         self.more = problem.micro_batches - 1
@@ -127,9 +129,11 @@ class SplitProgram(ABC):
         while True:
             check(deadline)
             before, rest = self._least_sums(allowed, deadline)
+            check(deadline)
             first = before[:-1, :-1, None]
             behind = np.stack([rest[stage + 1][self.end] for stage in range(self.stages)])
             kept = allowed & (first + self.total + behind + alone + self.base <= target)
+            check(deadline)
             kept &= first + (self.more + 1) * self.total + crossed <= target
             if kept.sum() == allowed.sum():
                 return kept, rest

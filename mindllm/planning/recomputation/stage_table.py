@@ -34,6 +34,7 @@ class StageTable:
         by_run = np.array([
             [self._times(stage, runs) for runs in self._runs] + [(np.inf, np.inf)] for stage in range(self.problem.stages)
         ])  # fmt: skip
+        check(self.mixes.deadline)
         both = by_run[:, self.run_of]
         return both[..., 0], both[..., 1]
 
