@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from planning_problems import judged
+from planning_problems import LONGEST, judged
 
 from mindllm.planning.plan import Plan, orders_of
 from mindllm.planning.problem import make_problem
@@ -33,14 +33,14 @@ RATES = list(csv.DictReader((DATA / "zero_bubble.csv").read_text().splitlines())
 )
 def test_proven_optima_of_a_96_layer_model(stages, micro_batches, limit, optimum):
     setting = Setting(stages=stages, micro_batches=micro_batches, limit_mb=limit)
-    solution = solve(read_problem(DATA / "sapp_test_96_layers.json", setting), 3)
+    solution = solve(read_problem(DATA / "sapp_test_96_layers.json", setting), LONGEST)
     assert solution.best.step_time <= optimum
     assert solution.best.fits
     assert solution.gap <= 1e-6
 
 
 def test_a_mixture_of_experts_model_of_16_stages_is_planned_optimally():
-    solution = solve(read_problem(DATA / "planner_instances.json", instance="pp16-mb64-4k"), 10)
+    solution = solve(read_problem(DATA / "planner_instances.json", instance="pp16-mb64-4k"), LONGEST)
     assert solution.best.step_time == pytest.approx(1132.66, abs=5e-3)
     assert solution.gap <= 1e-6
     assert solution.best.fits

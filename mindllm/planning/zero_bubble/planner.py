@@ -38,15 +38,16 @@ def solve_zero_bubble(
         bound = stages.bound()
         if not math.isfinite(bound):
             return best, bound
-        if best is not None:
-            bound = max(bound, stages.joint_bound(best.line.makespan, deadline))
-            if even is not None:
-                best = _one_by_one(problem, best, deadline)
+        if even is not None:
+            bound = max(bound, stages.joint_bound(even.line.makespan, deadline))
+            best = _one_by_one(problem, best, deadline)
         for plan in _splits_near(stages, bound):
             if best is None or not passed(deadline):
                 best = quickest(best, try_plan(problem, plan, deadline))
         if best is not None:
             mixes.deadline = deadline
+            if even is None:
+                bound = max(bound, stages.joint_bound(best.line.makespan, deadline))
             search = SplitSearch(stages, best, deadline)
             try:
                 search.run(bound * (1 + PROVEN))
