@@ -81,16 +81,16 @@ def _balanced(config: RunConfig) -> Iterator[Finding]:
         yield key, "composed attention computes every score, on every rank as many (value True); write false"
     elif any(kind.attention.window is not None and kind.attention.window < model.seq_length for kind in kinds):
         yield key, "windows are as long everywhere in a sequence (value True); write false"
+    elif model.expert_num > 1 and model.capacity_factor is not None:
+        yield (
+            key,
+            "experts take the first tokens of a sequence, which stands in another order then (value True); write false",
+        )
 
 
 def _not_computed(config: RunConfig) -> Iterator[Finding]:
     model, size = config.model.config, config.parallel_config.context_parallel
     key = (*MESH, "context_parallel")
-    if model.expert_num > 1:
-        yield (
-            key,
-            f"tokens compete for experts within whole sequences (value {size}); write 1, and a larger data_parallel",
-        )
     if config.learns_pairs:
         yield key, f"what a pair is judged by is a sum over whole sequences (value {size}); write 1"
     if model.kv_lora_rank is not None:

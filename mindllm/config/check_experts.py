@@ -99,14 +99,15 @@ def _devices(config: RunConfig) -> Iterator[Finding]:
         yield (*MESH, "expert_model_parallel"), message
         return
     devices = sizes.stage_device_num
-    if devices % (groups * tensor) or groups * tensor % sizes.model_parallel:
-        shape = f"data_parallel {sizes.data_parallel} x model_parallel {sizes.model_parallel}"
+    # Places are those of whole sequences, of which a group of experts takes some; sorted tokens are of no sequence.
+    spanned = sizes.model_parallel * (1 if model.moe_grouped_gemm else sizes.context_parallel)
+    if devices % (groups * tensor) or groups * tensor % spanned:
+        parts = ("data_parallel", *(("context_parallel",) if sizes.context_parallel > 1 else ()), "model_parallel")
+        shape = " x ".join(f"{name} {getattr(sizes, name)}" for name in parts)
         possible = [
             number
             for number in range(1, devices // tensor + 1)
-            if devices % (number * tensor) == 0
-            and number * tensor % sizes.model_parallel == 0
-            and model.expert_num % number == 0
+            if devices % (number * tensor) == 0 and number * tensor % spanned == 0 and model.expert_num % number == 0
         ]
         advice = f"; write {' or '.join(map(str, possible))}" if possible else ""
         message = f"{groups} groups of {tensor} ranks do not fill {shape} evenly (value {groups}){advice}"

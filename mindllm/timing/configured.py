@@ -24,6 +24,12 @@ def workload_of(config: RunConfig) -> Workload:
             f"the time of layout changes between sequences that ranks share is not modelled (value {runner.batch_size})"
         )
         raise config.error("runner_config.batch_size", f"{message}; write 1")
+    if sizes.context_parallel > 1 and model.expert_num > 1:
+        message = (
+            "the time in which ranks that share a sequence route its tokens to experts is not modelled "
+            f"(value {sizes.context_parallel})"
+        )
+        raise config.error("parallel_config.context_parallel", f"{message}; write 1")
     if model.fp32_residual_connection:
         raise config.error("model.model_config.fp32_residual_connection", "its time is not modelled; write false")
     pet = model.pet_config

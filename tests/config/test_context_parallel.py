@@ -48,7 +48,11 @@ def test_replicas_of_weights_are_those_of_data_and_context_parallelism():
         ({"context_parallel": 2, "context_parallel_algo": "ring_cp"}, "MindSpore 2.10 crashes .* write colossalai_cp"),
         (
             {"context_parallel": 2, "model": EXPERTS},
-            "context_parallel: tokens compete for experts within whole sequences",
+            r"expert_parallel: 1 groups of 1 ranks do not fill .* x context_parallel 2 x .*; write 2",
+        ),
+        (
+            {**BALANCED, "expert_parallel": 2, "model": {**EXPERTS, "capacity_factor": 1.0}},
+            "context_parallel_balanced: experts take the first tokens of a sequence",
         ),
         (
             {"context_parallel": 4, "model": {"seq_length": 65536, "use_flash_attention": False}},

@@ -31,6 +31,7 @@ from toolkit.tune.search import pareto, search
 ROOT = Path(__file__).parents[2]
 RUN = str(ROOT / "configs/llama2/pretrain_llama2_13b_16p.yaml")
 TINY = str(ROOT / "configs/llama2/pretrain_llama2_tiny.yaml")
+EXPERTS = str(ROOT / "toolkit/cluster_check/forms/context_parallel_experts.yaml")
 DATA = Path(__file__).parent / "ground_truth"
 DEVICE = read_device(DEFAULT)
 GB = 1 << 30
@@ -97,6 +98,10 @@ def test_the_command_prints_a_line_for_each_stage(capsys):
         (
             ("--config", TINY, "--use_parallel=true", "--parallel_config.context_parallel=2"),
             "the time of layout changes between sequences",
+        ),
+        (
+            ("--config", EXPERTS, "--runner_config.batch_size=1"),
+            "route its tokens to experts is not modelled",
         ),
     ],
 )
@@ -262,6 +267,14 @@ def test_sequences_are_shared_where_a_run_may_share_them(run):
     strategy = workload_of(override_config(small(run), one.overrides())).strategy
     assert strategy == one.strategy(small(run))
     assert read_candidate(one.tree()) == one
+
+
+def test_sequences_of_a_mixture_stay_whole(run):
+    experts = {"model_type": "mixtral", "expert_num": 4, "num_experts_chosen": 2}
+    mixture = override_config(small(run), {f"model.model_config.{key}": value for key, value in experts.items()})
+    wanted = [*candidates(mixture, 16, 8, DEVICE, Counter())]
+    assert wanted
+    assert {one.sharing.ranks for one in wanted} == {1}
 
 
 def test_the_best_strategy_is_written_as_a_run_and_beats_the_yaml(capsys, tmp_path, run):

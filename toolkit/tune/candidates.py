@@ -176,8 +176,11 @@ def sharings(config: RunConfig, devices: int, tensor: int, stages: int) -> Itera
 
 
 def _may_share(config: RunConfig, sharing: Sharing, tensor: int, stages: int) -> bool:
-    """In a pipeline where rows have masks anyway: the formula of memory does not count those that sharing brings."""
-    if stages > 1 and not config.train_dataset.document_columns:
+    """In a pipeline where rows have masks anyway: the formula of memory does not count those that sharing brings.
+
+    Nor beside experts: the exchanges of their tokens are not modelled.
+    """
+    if (stages > 1 and not config.train_dataset.document_columns) or config.model.config.expert_num > 1:
         return False
     changes = {"model_parallel": tensor, "pipeline_stage": stages, "use_seq_parallel": tensor > 1, **sharing.keys()}
     sizes = config.parallel_config.model_copy(update=changes)
