@@ -20,6 +20,16 @@ from mindllm.timing.work import ATTENTION, HALF, MASK, NORM_PASSES, Exchange, Op
 from mindllm.timing.workload import Numerics, Strategy
 
 SPLIT_INPUT = ("wo", "w2")  # projections whose input tensor parallelism splits; it splits the output of the others
+WHOLE_ON_A_RANK = (
+    "eh_proj.",
+    "feed_forward.router.",
+    "attention.wq_down.",
+    "attention.wkv_down.",
+    "attention.wk_rotary.",
+    "attention_adapter.",
+    "feed_forward_adapter.",
+)
+"""Weights that tensor-parallel ranks do not share (``parallel/sharding``); norms and biases are too small to matter."""
 OF_SEQUENCES = tuple(
     f"attention.{name}" for name in ("attention.", "scores", "softmax", "dropout", "context", "apply_rotary")
 )
@@ -99,6 +109,8 @@ def adapter_work(
         inner = adapter.in_features / (ranks if split_input else 1)
         out = adapter.out_features / (1 if split_input else ranks)
         yield product(f"{adapter.module}.adapter.down", tokens, inner, adapter.rank, numerics.compute)
+        if adapter.has_values:
+            yield elementwise(f"{adapter.module}.adapter.values", HALF * tokens * adapter.rank, 2.0)
         yield product(f"{adapter.module}.adapter.up", tokens, adapter.rank, out, numerics.compute)
         yield elementwise(f"{adapter.module}.adapter.add", HALF * tokens * out, 3.0)
 

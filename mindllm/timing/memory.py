@@ -100,7 +100,7 @@ def state_bytes(held: Held, workload: Workload) -> float:
     """
     strategy, pet = workload.strategy, workload.architecture.pet
     accumulates = strategy.micro_batches * strategy.accumulation > 1
-    trained = held.own(strategy) * STATE + held.updated * (HALF + (WHOLE if accumulates else HALF))
+    trained = held.own(strategy) * STATE + held.state + held.updated * (HALF + (WHOLE if accumulates else HALF))
     in_half = pet is not None and pet.frozen_dtype != "float32"
     return trained + held.frozen * (HALF if in_half else WHOLE + HALF)
 
