@@ -100,6 +100,7 @@ class Held:
     Attributes:
         projected: numbers of the trained ones that the rank updates otherwise than by AdamW.
         state: bytes that a rank keeps of optimizer state beside two moments of all it updates; below zero where it is less.
+        codes: bytes of projections that are held in codes.
     """
 
     trained: float = 0.0
@@ -107,6 +108,7 @@ class Held:
     experts: float = 0.0
     projected: float = 0.0
     state: float = 0.0
+    codes: float = 0.0
 
     def __add__(self, other: Held) -> Held:
         return Held(*(one + another for one, another in zip(astuple(self), astuple(other), strict=True)))
@@ -177,13 +179,16 @@ EXPERTS = "feed_forward.experts."
 def layer_parameters(spec: LayerSpec, strategy: Strategy, pet: PetConfig | None = None) -> Held:
     """What a rank holds of a layer that is tuned so."""
     held = Held(projected=projected_size(spec, strategy, pet), state=state_beside(spec, strategy, pet))
+    coded = {f"{code.module}.weight": code.nbytes for code in spec.codes}
     for name, shape in spec.weights().items():
         size = float(math.prod(shape))
         if name.startswith(EXPERTS):
             size /= strategy.expert_parallel * strategy.expert_ranks
         elif not name.startswith(WHOLE_ON_A_RANK):
             size /= strategy.model_parallel
-        if name in spec.frozen:
+        if name in coded:
+            held += Held(codes=coded[name] * size / math.prod(shape))
+        elif name in spec.frozen:
             held += Held(frozen=size)
         else:
             held += Held(experts=size) if name.startswith(EXPERTS) else Held(trained=size)
