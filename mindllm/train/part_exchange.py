@@ -20,6 +20,7 @@ from mindspore.ops import Primitive
 from mindllm.parallel.layout import RANKS_OF_GROUP
 from mindllm.parallel.weight_cut import WeightCut
 
+ADDS = "adds"
 _made: set[str] = set()
 
 
@@ -43,13 +44,16 @@ class SumOverParts(nn.Cell):
     Args:
         cut: of the weight.
         rank: this one.
+        adds: what, as an attribute of the operator in compiled graphs, where cells that a map calls have no scope.
     """
 
-    def __init__(self, cut: WeightCut, dimension: int, rank: int) -> None:
+    def __init__(self, cut: WeightCut, dimension: int, rank: int, adds: str = "") -> None:
         super().__init__(auto_prefix=False)
         self.exchanges = cut.parts(dimension) > 1
         if self.exchanges:
             self.add = in_group(P.AllReduce, cut.ranks_along(dimension, rank))
+            if adds:
+                self.add.add_prim_attr(ADDS, adds)
 
     def construct(self, x: Tensor) -> Tensor:
         return self.add(x) if self.exchanges else x

@@ -34,6 +34,8 @@ Cuts = Mapping[str, WeightCut]
 """By the name of a weight."""
 
 
+OVERLAP_OF_FIRST, OVERLAP_OF_SECOND = "overlap_of_first", "overlap_of_second"
+"""What is added up over parts of A and of B, as compiled graphs have it."""
 penalised = ops.MultitypeFuncGraph("penalised")
 counted = ops.MultitypeFuncGraph("counted")
 chosen = ops.MultitypeFuncGraph("chosen")
@@ -105,7 +107,7 @@ class FirstPenalty(nn.Cell):
     def __init__(self, cut: WeightCut, rank: int) -> None:
         super().__init__(auto_prefix=False)
         self.is_cut = cut.parts(0) > 1
-        self.whole, self.over_columns = WholeRows(cut, rank, gathers=True), SumOverParts(cut, 1, rank)
+        self.whole, self.over_columns = WholeRows(cut, rank, gathers=True), SumOverParts(cut, 1, rank, OVERLAP_OF_FIRST)
         self.unit = Tensor(np.eye(cut.shape[0], dtype=np.float32))
         self.by_rows, self.product = P.MatMul(transpose_b=True), P.MatMul()
 
@@ -130,7 +132,7 @@ class SecondPenalty(nn.Cell):
 
     def __init__(self, cuts: Sequence[WeightCut], unit: int, rank: int) -> None:
         super().__init__(auto_prefix=False)
-        self.over_rows = nn.CellList([SumOverParts(cut, 0, rank) for cut in cuts])
+        self.over_rows = nn.CellList([SumOverParts(cut, 0, rank, OVERLAP_OF_SECOND) for cut in cuts])
         self.unit = Tensor(np.eye(unit, dtype=np.float32))
         self.by_columns, self.product = P.MatMul(transpose_a=True), P.MatMul()
 
