@@ -258,7 +258,8 @@ class ModelConfig(Section):
     rotary_dtype: DType = Field(default="float32", description="Type in which the rotation is applied.")
     param_init_type: Literal["float32"] = Field(default="float32", description="Type of the parameters.")
     use_flash_attention: bool | Literal["auto"] = Field(
-        default="auto", description="Fused attention kernel; auto: where the device has it."
+        default="auto",
+        description="Fused attention kernel, on devices that have one; auto: if it computes this attention.",
     )
     loss_chunks: PositiveInt = Field(
         default=1, description="Slices in which the cross entropy is computed, to save memory."

@@ -62,11 +62,10 @@ class Kernels:
 
     @staticmethod
     def choose(model: ModelConfig, device_target: str) -> Kernels:
-        """Picks operators for ``device_target``; ``use_flash_attention: auto``: where the device has a kernel for it."""
+        """Picks operators for ``device_target``. A CPU has no kernel of fused attention, whatever ``use_flash_attention`` is."""
         on_device = device_target != "CPU"
         computes_it = all(kind.attention.can_be_fused for kind in model.architecture.kinds())
-        wanted = on_device if model.use_flash_attention == "auto" else bool(model.use_flash_attention)
-        flash = wanted and computes_it
+        flash = on_device and model.use_flash_attention is not False and computes_it
         operand = DTYPES[model.compute_dtype]
         keeps_fp32 = not on_device and operand == ms.bfloat16
         return Kernels(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import mindspore as ms
 from mindspore import nn
-from mindspore.communication import create_group
 
 from mindllm.models.grouped_experts import GroupedFeedForward
-from mindllm.parallel.layout import RANKS_OF_GROUP, Mesh
+from mindllm.parallel.groups import group_of, mark_ranks
+from mindllm.parallel.layout import Mesh
 from mindllm.parallel.operators import operators_of
 
 
@@ -18,12 +18,10 @@ def split_grouped_experts(model: nn.Cell, mesh: Mesh) -> None:
         return
     rank = ms.get_auto_parallel_context("global_rank")
     ranks = mesh.expert_ranks(rank)
-    group = f"{len(ranks)}-experts-from-{ranks[0]}"  # names begin with the size, as those the compiler makes
-    if len(ranks) > 1:
-        create_group(group, list(ranks))
+    group = group_of(ranks) if len(ranks) > 1 else ""
     for cell in cells:
         cell.split(group, len(ranks), ranks.index(rank))
         if cell.is_shared:
             for operator in operators_of(cell.shared).values():
                 if "group" in operator.attrs:
-                    operator.add_prim_attr(RANKS_OF_GROUP, list(ranks))
+                    mark_ranks(operator, ranks)

@@ -7,35 +7,17 @@ AllGather would fit the parts alone.
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Sequence
 
 import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn
 from mindspore import ops as P
-from mindspore.communication import create_group
-from mindspore.ops import Primitive
 
-from mindllm.parallel.layout import RANKS_OF_GROUP
+from mindllm.parallel.groups import in_group
 from mindllm.parallel.weight_cut import WeightCut
 
 ADDS = "adds"
-_made: set[str] = set()
-
-
-def in_group(kind: type[Primitive], ranks: Sequence[int]) -> Primitive:
-    """An operator of this kind that exchanges with these ranks, the own one among them."""
-    numbers = ",".join(map(str, ranks))
-    group = (
-        f"{len(ranks)}-parts-{zlib.crc32(numbers.encode())}"  # names begin with the size, as those the compiler makes
-    )
-    if group not in _made:
-        create_group(group, list(ranks))
-        _made.add(group)
-    operator = kind(group=group)
-    operator.add_prim_attr(RANKS_OF_GROUP, list(ranks))
-    return operator
 
 
 class SumOverParts(nn.Cell):

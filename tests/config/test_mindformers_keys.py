@@ -136,3 +136,12 @@ def test_a_share_that_does_not_divide_the_replicas_is_dropped(theirs, share, tak
 def test_the_level_of_compilation_has_two_places(theirs):
     path = theirs(LEGACY, {"context.jit_level": "O0", "context.jit_config": ...})
     assert load_config(path).context.jit_config.jit_level == "O0"
+
+
+def test_a_section_of_generation_counts_before_keys_of_the_model(theirs):
+    section = {"do_sample": True, "top_k": 7, "max_new_tokens": 9, "eos_token_id": [2]}
+    path = theirs(LEGACY, {"generation_config": section, f"{MODEL}.top_k": 3, f"{MODEL}.top_p": 0.5})
+    generation = load_config(path).generation
+    assert (generation.do_sample, generation.top_k, generation.top_p) == (True, 7, 0.5)
+    assert generation.max_new_tokens == 9  # the model's max_decode_length is 512
+    assert reasons(path)[f"{MODEL}.top_k"] == "generation_config.top_k is given"

@@ -56,7 +56,13 @@ OFF = (False, None)
 FIXED = {
     **{
         f"{MODEL}.{name}": Fixed(KERNEL)
-        for name in ("moe_permute_fusion", "use_fused_ops_topkrouter", "npu_nums_per_device")
+        for name in (
+            "moe_permute_fusion",
+            "moe_router_fusion",
+            "use_fused_mla",
+            "use_fused_ops_topkrouter",
+            "npu_nums_per_device",
+        )
     },
     f"{MODEL}.moe_token_dispatcher_type": Fixed(TRAVEL),
     f"{MODEL}.moe_token_drop_policy": Fixed("no token is dropped without a capacity"),

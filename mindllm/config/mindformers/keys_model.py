@@ -14,8 +14,21 @@ INFERENCE = "run_mode predict and chat have their own static key/value cache"
 NO_ADAPTER = "adapters other than LoRA (prefix tuning, P-tuning) are not here"
 NO_OWN_CODE = "a scaling of one model's own code"
 SPARSE = "the attention of DeepSeek-V4 is not here yet"
+GENERATION = "generation_config"
 PICTURES = "models are of text alone: no pictures, no videos"
 SOUND = "models are decoders of text: no encoder, no sound"
+
+WRITING: Table = {  # of generated text; among the keys of the model, or in a section of their own
+    "do_sample": decided("generation.do_sample"),
+    "temperature": decided("generation.temperature"),
+    "top_k": decided("generation.top_k"),
+    "top_p": decided("generation.top_p"),
+    "num_beams": decided("generation.num_beams"),
+    "repetition_penalty": decided("generation.repetition_penalty"),
+    "max_decode_length": decided("generation.max_new_tokens"),
+    "max_new_tokens": decided("generation.max_new_tokens"),
+    "max_length": idle("generation.max_new_tokens says it", "generation.max_new_tokens"),
+}
 
 MODEL_KEYS: Table = {
     # what a family is
@@ -174,15 +187,7 @@ MODEL_KEYS: Table = {
     "use_prompt_flash_attention": idle(INFERENCE),
     "use_incre_flash_attention": idle(INFERENCE),
     "quantization_bit": only(0, None, reason="weights are not quantised", otherwise="weights are not quantised here"),
-    "do_sample": decided("generation.do_sample"),
-    "temperature": decided("generation.temperature"),
-    "top_k": decided("generation.top_k"),
-    "top_p": decided("generation.top_p"),
-    "num_beams": decided("generation.num_beams"),
-    "repetition_penalty": decided("generation.repetition_penalty"),
-    "max_decode_length": decided("generation.max_new_tokens"),
-    "max_new_tokens": decided("generation.max_new_tokens"),
-    "max_length": idle("generation.max_new_tokens says it", "generation.max_new_tokens"),
+    **WRITING,
     "auto_map.*": idle("code beside the YAML is never run"),
     # what is not here
     **keys_below("model.model_config"),
@@ -266,5 +271,12 @@ MODEL: Table = {
         "code beside the YAML is never run; the architecture is one of mindllm's families"
     ),
     **{f"model.model_config.{key}": rule for key, rule in MODEL_KEYS.items()},
+    **{f"{GENERATION}.{key}": rule for key, rule in WRITING.items()},
+    **{
+        f"{GENERATION}.{name}_token_id": idle(
+            "that of the model or its tokenizer counts", f"model.model_config.{name}_token_id"
+        )
+        for name in ("bos", "eos", "pad")
+    },
     **{f"model.{key}": refused(PYNATIVE) for key in MODEL_KEYS if key != "type"},
 }

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from mindllm.config.mindformers.keys_model import GENERATION, WRITING
 from mindllm.config.mindformers.reading import Reading
 
 MODEL = "model.model_config"
+LENGTHS = ("max_new_tokens", "max_decode_length")  # two names of one key
 PROFILE_KEYS = ("profile_start_step", "profile_stop_step", "profile_memory", "profile_rank_ids", "with_stack")
 
 
@@ -64,27 +66,37 @@ def _profile(reading: Reading) -> None:
 
 
 def _generation(reading: Reading) -> None:
+    """What a section of its own says counts before what stands among the keys of the model."""
+    for name in WRITING:
+        given = next((one for one in LENGTHS if reading.has(f"{GENERATION}.{one}")), name) if name in LENGTHS else name
+        if reading.has(f"{GENERATION}.{given}") and reading.has(f"{MODEL}.{name}"):
+            reading.idle(f"{MODEL}.{name}", f"{GENERATION}.{given} is given")
+    sampled = bool(reading.get(f"{GENERATION}.do_sample", reading.get(f"{MODEL}.do_sample", True)))
+    _generation_of(reading, GENERATION, sampled)
+    _generation_of(reading, MODEL, sampled)
+
+
+def _generation_of(reading: Reading, section: str, sampled: bool) -> None:
     """Sampling counts with ``do_sample`` only; lengths and penalties always."""
-    sampled = bool(reading.get(f"{MODEL}.do_sample", True))
     for name in ("do_sample", "temperature", "top_k", "top_p"):
-        key = f"{MODEL}.{name}"
-        if not reading.has(key):
+        key = f"{section}.{name}"
+        if not reading.left(key):
             continue
         if sampled:
             reading.translate(key, f"generation.{name}")
         else:
             reading.idle(key, "the most likely token is taken")
     for name in ("num_beams", "repetition_penalty"):
-        key = f"{MODEL}.{name}"
-        if reading.has(key):
+        key = f"{section}.{name}"
+        if reading.left(key):
             if reading.get(key) == 1:
                 reading.idle(key, "1 is none")
             else:
                 reading.translate(key, f"generation.{name}")
-    longest, new = f"{MODEL}.max_decode_length", f"{MODEL}.max_new_tokens"
-    if reading.has(new):
+    new, longest = (f"{section}.{name}" for name in LENGTHS)
+    if reading.left(new):
         reading.translate(new, "generation.max_new_tokens")
-    if reading.has(longest):
+    if reading.left(longest):
         if reading.has(new):
             reading.idle(longest, "max_new_tokens is given")
         else:
