@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from mindllm.config import RunConfig
-from mindllm.config.tuning import ADALORA, GALORE
 from mindllm.parallel.layer_plan import make_plan
 from mindllm.timing.work import WHOLE
 from mindllm.timing.workload import Numerics, Strategy, Workload
@@ -32,10 +31,6 @@ def workload_of(config: RunConfig) -> Workload:
         raise config.error("parallel_config.context_parallel", f"{message}; write 1")
     if model.fp32_residual_connection:
         raise config.error("model.model_config.fp32_residual_connection", "its time is not modelled; write false")
-    pet = model.pet_config
-    if pet is not None and pet.pet_type in (ADALORA, GALORE):
-        message = f"the time of what its optimizer does beside AdamW is not modelled (value {pet.pet_type})"
-        raise config.error("model.model_config.pet_config.pet_type", message)
     if config.learns_pairs:
         kind = config.train_dataset.data_loader.type
         message = f"the time of the reference beside the model is not modelled (value {kind})"

@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from functools import lru_cache
 
 from mindllm.config.architecture import EMBEDDING, Architecture
 from mindllm.config.layers import LayerSpec
-from mindllm.config.tuning import is_trained
+from mindllm.config.tuning import PetConfig, is_trained
+from mindllm.timing.layer import WHOLE_ON_A_RANK
+from mindllm.timing.tuned_update import projected_size, state_beside
 from mindllm.timing.work import HALF, NORM_PASSES, WHOLE, Axis, Exchange, Operator, Work, elementwise, product
 from mindllm.timing.workload import Strategy, Workload
 
@@ -93,17 +95,26 @@ def shared_table(workload: Workload) -> Exchange | None:
 
 @dataclass(frozen=True)
 class Held:
-    """Parameters that a rank holds, before any split over replicas: those of ``experts`` have replicas of their own."""
+    """Parameters that a rank holds, before any split over replicas: those of ``experts`` have replicas of their own.
+
+    Attributes:
+        projected: numbers of the trained ones that the rank updates otherwise than by AdamW.
+        state: bytes that a rank keeps of optimizer state beside two moments of all it updates; below zero where it is less.
+        codes: bytes of projections that are held in codes.
+    """
 
     trained: float = 0.0
     frozen: float = 0.0
     experts: float = 0.0
+    projected: float = 0.0
+    state: float = 0.0
+    codes: float = 0.0
 
     def __add__(self, other: Held) -> Held:
-        return Held(self.trained + other.trained, self.frozen + other.frozen, self.experts + other.experts)
+        return Held(*(one + another for one, another in zip(astuple(self), astuple(other), strict=True)))
 
     def __rmul__(self, count: int) -> Held:
-        return Held(count * self.trained, count * self.frozen, count * self.experts)
+        return Held(*(count * one for one in astuple(self)))
 
     @property
     def updated(self) -> float:
@@ -156,32 +167,28 @@ def _places(workload: Workload) -> int:
 def _kinds_parameters(workload: Workload) -> dict[int, Held]:
     """What a rank holds of each kind of layer."""
     layers = workload.architecture.layers
-    return {kind: layer_parameters(layers[kind], workload.strategy) for kind in set(workload.architecture.kind_numbers)}
+    return {
+        kind: layer_parameters(layers[kind], workload.strategy, workload.architecture.pet)
+        for kind in set(workload.architecture.kind_numbers)
+    }
 
 
 EXPERTS = "feed_forward.experts."
-WHOLE_ON_A_RANK = (
-    "eh_proj.",
-    "feed_forward.router.",
-    "attention.wq_down.",
-    "attention.wkv_down.",
-    "attention.wk_rotary.",
-    "attention_adapter.",
-    "feed_forward_adapter.",
-)
-"""Weights that tensor-parallel ranks do not share (``parallel/sharding``); norms and biases are too small to matter."""
 
 
-def layer_parameters(spec: LayerSpec, strategy: Strategy) -> Held:
-    """What a rank holds of a layer."""
-    held = Held()
+def layer_parameters(spec: LayerSpec, strategy: Strategy, pet: PetConfig | None = None) -> Held:
+    """What a rank holds of a layer that is tuned so."""
+    held = Held(projected=projected_size(spec, strategy, pet), state=state_beside(spec, strategy, pet))
+    coded = {f"{code.module}.weight": code.nbytes for code in spec.codes}
     for name, shape in spec.weights().items():
         size = float(math.prod(shape))
         if name.startswith(EXPERTS):
             size /= strategy.expert_parallel * strategy.expert_ranks
         elif not name.startswith(WHOLE_ON_A_RANK):
             size /= strategy.model_parallel
-        if name in spec.frozen:
+        if name in coded:
+            held += Held(codes=coded[name] * size / math.prod(shape))
+        elif name in spec.frozen:
             held += Held(frozen=size)
         else:
             held += Held(experts=size) if name.startswith(EXPERTS) else Held(trained=size)
@@ -195,7 +202,7 @@ def table_parameters(architecture: Architecture, name: str, count: float) -> Hel
 
 def update_operator(held: Held, strategy: Strategy) -> Operator:
     """Clipping and AdamW of what a rank updates."""
-    return elementwise("update", held.own(strategy), UPDATE_BYTES + CLIP_BYTES + HALF)
+    return elementwise("update", held.own(strategy) - held.projected, UPDATE_BYTES + CLIP_BYTES + HALF)
 
 
 def replica_exchanges(held: Held, workload: Workload) -> Work:

@@ -12,14 +12,38 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import lru_cache
 
 from mindllm.config.layers import FeedForwardSpec, LayerSpec
+from mindllm.config.quantisation import bits_of
 from mindllm.errors import UserError
 from mindllm.parallel.layer_plan import LayerAssignment
 from mindllm.timing.attention import attention_work
 from mindllm.timing.feed_forward import experts_work, feed_forward_work, sorts_split_tokens
-from mindllm.timing.work import ATTENTION, HALF, MASK, NORM_PASSES, Exchange, Operator, Work, elementwise, product
+from mindllm.timing.work import (
+    ATTENTION,
+    HALF,
+    MASK,
+    NORM_PASSES,
+    WHOLE,
+    Exchange,
+    Operator,
+    Work,
+    elementwise,
+    product,
+)
 from mindllm.timing.workload import Numerics, Strategy
 
 SPLIT_INPUT = ("wo", "w2")  # projections whose input tensor parallelism splits; it splits the output of the others
+WHOLE_ON_A_RANK = (
+    "eh_proj.",
+    "feed_forward.router.",
+    "attention.wq_down.",
+    "attention.wkv_down.",
+    "attention.wk_rotary.",
+    "attention_adapter.",
+    "feed_forward_adapter.",
+)
+"""Weights that tensor-parallel ranks do not share (``parallel/sharding``); norms and biases are too small to matter."""
+HELD = ".held"
+"""Ends the names of operators that make a matrix of codes."""
 OF_SEQUENCES = tuple(
     f"attention.{name}" for name in ("attention.", "scores", "softmax", "dropout", "context", "apply_rotary")
 )
@@ -58,6 +82,7 @@ def _forward(
         yield elementwise(f"{norm}.norm", outside, NORM_PASSES[0])
         if strategy.sequence_parallel and not (part == "feed_forward" and splits):
             yield Exchange(f"{norm}.gather", "AllGather", hidden)
+        yield from held_work(spec, part, strategy)
         yield from inside
         yield from adapter_work(spec, part, tokens, strategy, numerics)
         if adds_up:
@@ -81,6 +106,22 @@ def is_of_rows(one: Operator | Exchange) -> bool:
     return not any(one.name.startswith(name) for name in OF_SEQUENCES)
 
 
+def held_work(spec: LayerSpec, part: str, strategy: Strategy) -> Iterator[Operator]:
+    """What makes the matrices of one part out of codes (``models/held_codes.py``), and brings them to half precision."""
+    for code in spec.codes:
+        if not code.module.startswith(f"{part}."):
+            continue
+        ranks = 1 if f"{code.module}.".startswith(WHOLE_ON_A_RANK) else strategy.model_parallel
+        numbers = code.out_features * code.in_features / ranks
+        packed = numbers * bits_of(code.code) / 8
+        name = f"{code.module}{HELD}"
+        yield elementwise(name, packed, 1.0 + WHOLE)  # to integers that a table is read by
+        yield elementwise(name, WHOLE * (packed + numbers), 1.0)
+        further = 1 + code.has_zeros + code.ordered  # scales, zero points, the order of columns
+        yield from further * (elementwise(name, WHOLE * numbers, 2.0),)
+        yield elementwise(name, numbers, WHOLE + HALF)
+
+
 def adapter_work(
     spec: LayerSpec, part: str, tokens: float, strategy: Strategy, numerics: Numerics
 ) -> Iterator[Operator]:
@@ -99,6 +140,8 @@ def adapter_work(
         inner = adapter.in_features / (ranks if split_input else 1)
         out = adapter.out_features / (1 if split_input else ranks)
         yield product(f"{adapter.module}.adapter.down", tokens, inner, adapter.rank, numerics.compute)
+        if adapter.has_values:
+            yield elementwise(f"{adapter.module}.adapter.values", HALF * tokens * adapter.rank, 2.0)
         yield product(f"{adapter.module}.adapter.up", tokens, adapter.rank, out, numerics.compute)
         yield elementwise(f"{adapter.module}.adapter.add", HALF * tokens * out, 3.0)
 
@@ -135,6 +178,8 @@ def _gradients(one: Operator | Exchange, frozen: Collection[str]) -> Iterator[Op
         yield product(one.name, rows, columns, inner, one.dtype, batch)
         if f"{one.name.removesuffix('.matmul')}.weight" not in frozen:
             yield product(f"{one.name}.weight", inner, rows, columns, one.dtype, batch)
+    elif one.name.endswith(HELD):
+        return  # codes have no gradient; what is made of them is made again (repeated_work)
     elif one.kind == ATTENTION:
         yield Operator(one.name, ATTENTION, one.flops * FLASH_BACKWARD, one.bytes * 2, dtype=one.dtype)
     else:
@@ -152,12 +197,15 @@ def repeated_work(forward: Work, layer: LayerAssignment, repeat_exchanges: bool 
     """What the backward pass computes again of ``forward``.
 
     A whole layer but for what is excluded, or what a pattern selects; exchanges that the patterns of their own key select.
+    Matrices made of codes, whatever is recomputed.
     """
     return tuple(one for one in forward if _repeated(one, layer, repeat_exchanges))
 
 
 def _repeated(one: Operator | Exchange, layer: LayerAssignment, repeat_exchanges: bool) -> bool:
     key = "select_recompute" if isinstance(one, Operator) else "select_comm_recompute"
+    if one.name.endswith(HELD):
+        return not _named(one.name, layer.applied(f"{key}_exclude"))
     if layer.recompute:
         excluded = _named(one.name, layer.applied(f"{key}_exclude"))
         return not excluded and (repeat_exchanges or isinstance(one, Operator))

@@ -97,12 +97,13 @@ def state_bytes(held: Held, workload: Workload) -> float:
     """Of the parameters a rank holds: weights, moments, gradients, and the weights in half precision that products read.
 
     Frozen ones have no moments and no gradients, and are whole on every replica; in half precision they are what products read.
+    Those in codes are matrices only while they are multiplied with.
     """
     strategy, pet = workload.strategy, workload.architecture.pet
     accumulates = strategy.micro_batches * strategy.accumulation > 1
-    trained = held.own(strategy) * STATE + held.updated * (HALF + (WHOLE if accumulates else HALF))
+    trained = held.own(strategy) * STATE + held.state + held.updated * (HALF + (WHOLE if accumulates else HALF))
     in_half = pet is not None and pet.frozen_dtype != "float32"
-    return trained + held.frozen * (HALF if in_half else WHOLE + HALF)
+    return trained + held.codes + held.frozen * (HALF if in_half else WHOLE + HALF)
 
 
 def loss_bytes(workload: Workload) -> float:

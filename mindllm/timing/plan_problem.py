@@ -91,6 +91,6 @@ def _layer(number: int, spec: LayerSpec, count: int, workload: Workload, timed: 
         "name": f"layers {number}",
         "count": count,
         "forward": MILLISECONDS * forward,
-        "parameter_mb": _state(layer_parameters(spec, workload.strategy), workload),
+        "parameter_mb": _state(layer_parameters(spec, workload.strategy, workload.architecture.pet), workload),
         "kinds": kinds,
     }

@@ -23,6 +23,7 @@ from mindllm.timing.layer import SPLIT_INPUT
 from mindllm.timing.operators import operator_seconds
 from mindllm.timing.step_work import Part, StageUpdate, StepWork, step_work
 from mindllm.timing.swapped import late_seconds, moved_bytes
+from mindllm.timing.tuned_update import uncounted_update
 from mindllm.timing.work import Exchange, Operator, Work
 from mindllm.timing.workload import Strategy, Workload
 
@@ -71,6 +72,11 @@ class StepTime:
     def seconds(self) -> float:
         """The whole step."""
         return self.line.makespan * self.workload.strategy.accumulation + _once(self.ends, self.device)
+
+    @property
+    def uncounted(self) -> tuple[str, ...]:
+        """What takes time in a step and no device's description tells."""
+        return uncounted_update(self.workload)
 
     @property
     def tokens_per_device(self) -> float:
@@ -137,6 +143,7 @@ def groups(strategy: Strategy) -> dict[str, Group]:
         "pp": Group(2, strategy.model_parallel * strategy.replicas),
         "etp": Group(strategy.expert_ranks),
         "ep": Group(strategy.expert_parallel, strategy.expert_ranks),
+        "all": Group(strategy.devices),
         "replica": Group(strategy.expert_replicas, strategy.expert_parallel * strategy.expert_ranks),
     }
 
@@ -260,7 +267,10 @@ class TimedWork:
         room = sum(one.seconds for one in self.backward[stage :: self.work.workload.plan.stages])
         hidden = min(exchanged * self.device.overlap.value, room)
         waits, behind = self._table() if stage == 0 else (0.0, 0.0)
-        return StageEnd(exchanged - hidden + waits, hidden + behind, operator_seconds(update.update, self.device))
+        beside = sum(one.times * self.spent(one.work).seconds for one in update.beside)
+        return StageEnd(
+            exchanged - hidden + waits, hidden + behind, operator_seconds(update.update, self.device) + beside
+        )
 
     def _table(self) -> tuple[float, float]:
         """Seconds of the embedding's way to the last stage and its gradient's way back: waited for, and hidden.

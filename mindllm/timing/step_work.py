@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
@@ -26,6 +26,7 @@ from mindllm.timing.ends import (
 )
 from mindllm.timing.layer import backward_work, forward_work, in_row_parts, is_of_rows, repeated_work
 from mindllm.timing.swapped import Moved, moved_results
+from mindllm.timing.tuned_update import Seldom, layer_update, step_update
 from mindllm.timing.work import HALF, Exchange, Operator, Work
 from mindllm.timing.workload import Swap, Workload
 
@@ -54,11 +55,15 @@ class Part:
 
 @dataclass(frozen=True)
 class StageUpdate:
-    """Once per step: exchanges between replicas, and the update of what a rank trains of the parameters it holds."""
+    """Once per step: exchanges between replicas, and the update of what a rank trains of the parameters it holds.
+
+    ``beside``: what its optimizer does beside AdamW.
+    """
 
     parameters: Held
     exchanges: Work
     update: Operator
+    beside: tuple[Seldom, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -107,9 +112,22 @@ def step_work(workload: Workload) -> StepWork:
         own = range(stage, len(counts), plan.stages)
         held = sum((place_parameters(workload, place, numbers[place]) for place in own), Held())
         update = update_operator(held, workload.strategy)
-        updates.append(StageUpdate(held, replica_exchanges(held, workload), update))
+        layers = [number for place in own for number in numbers[place]]
+        updates.append(StageUpdate(held, replica_exchanges(held, workload), update, _beside(workload, layers)))
     sent = Exchange("between stages", "Send", HALF * tokens * architecture.hidden_size, "pp")
     return StepWork(workload, parts, tuple(places), tuple(updates), sent, shared_table(workload))
+
+
+def _beside(workload: Workload, layers: Sequence[int]) -> tuple[Seldom, ...]:
+    """What the optimizer of a stage with these layers does beside AdamW."""
+    architecture = workload.architecture
+    kinds = Counter(architecture.kind_numbers[number] for number in layers)
+    of_layers = tuple(
+        Seldom(count * one.times, one.work)
+        for kind, count in kinds.items()
+        for one in layer_update(architecture.layers[kind], workload)
+    )
+    return of_layers + step_update(workload)
 
 
 def layer_key(workload: Workload, number: int) -> Hashable:

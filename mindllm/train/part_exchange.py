@@ -17,6 +17,8 @@ from mindspore import ops as P
 from mindllm.parallel.groups import in_group
 from mindllm.parallel.weight_cut import WeightCut
 
+ADDS = "adds"
+
 
 class SumOverParts(nn.Cell):
     """What each rank found for its part of one dimension, added up; as it is where that is whole.
@@ -24,13 +26,16 @@ class SumOverParts(nn.Cell):
     Args:
         cut: of the weight.
         rank: this one.
+        adds: what, as an attribute of the operator in compiled graphs, where cells that a map calls have no scope.
     """
 
-    def __init__(self, cut: WeightCut, dimension: int, rank: int) -> None:
+    def __init__(self, cut: WeightCut, dimension: int, rank: int, adds: str = "") -> None:
         super().__init__(auto_prefix=False)
         self.exchanges = cut.parts(dimension) > 1
         if self.exchanges:
             self.add = in_group(P.AllReduce, cut.ranks_along(dimension, rank))
+            if adds:
+                self.add.add_prim_attr(ADDS, adds)
 
     def construct(self, x: Tensor) -> Tensor:
         return self.add(x) if self.exchanges else x

@@ -10,12 +10,15 @@ What is kept between steps are weights of checkpoints: both means, the ranks tha
 On devices that share the model each has parts of A and B, of the layers of its stage; E is whole on a stage. Products of a matrix
 with itself are added over the ranks that have the rest of it, and what triplets matter over all devices at once: so every one
 knows the same numbers and removes the same ranks, of one budget for all stages. Whatever is made for each weight goes through
-tuples, from which the compiler takes the weights of other stages.
+tuples, from which the compiler takes the weights of other stages. They are made by maps: a loop over weights is unrolled into a
+graph for every turn, with all tuples so far among its inputs, and compiles in the square of the weights' number. Weights that are
+cut alike have one cell, which is parsed once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 
 import mindspore as ms
 import numpy as np
@@ -29,6 +32,13 @@ from mindllm.train.part_exchange import SumOverDevices, SumOverParts, WholeRows
 
 Cuts = Mapping[str, WeightCut]
 """By the name of a weight."""
+
+
+OVERLAP_OF_FIRST, OVERLAP_OF_SECOND = "overlap_of_first", "overlap_of_second"
+"""What is added up over parts of A and of B, as compiled graphs have it."""
+penalised = ops.MultitypeFuncGraph("penalised")
+counted = ops.MultitypeFuncGraph("counted")
+chosen = ops.MultitypeFuncGraph("chosen")
 
 
 class OrthogonalPenalty(nn.Cell):
@@ -47,43 +57,49 @@ class OrthogonalPenalty(nn.Cell):
     ) -> None:
         super().__init__(auto_prefix=False)
         self.weights = ParameterTuple(weights)
-        places = {item.name: place for place, item in enumerate(weights)}
-        self.firsts = tuple(places[group.first] for group in groups)
-        self.seconds = tuple(tuple(places[name] for name in group.seconds) for group in groups)
-        self.group_of_first = tuple(self.firsts.index(n) if n in self.firsts else -1 for n in range(len(weights)))
-        members = {place: number for number, parts in enumerate(self.seconds) for place in parts}
-        self.group_of_second = tuple(members.get(n, -1) for n in range(len(weights)))
-        self.of_firsts = nn.CellList([FirstPenalty(cuts[group.first], rank) for group in groups])
-        self.over_rows = nn.CellList(
-            [SumOverParts(cuts[weights[place].name], 0, rank) for parts in self.seconds for place in parts]
+        by_name = {item.name: item for item in weights}
+        together = {name: group.seconds for group in groups for name in group.seconds}
+        self.together = tuple(
+            ParameterTuple([by_name[name] for name in together.get(item.name, (item.name,))]) for item in weights
         )
-        self.number_of = {place: number for number, place in enumerate(members)}
-        self.unit = Tensor(np.eye(weights[self.firsts[0]].shape[0], dtype=np.float32))
+        firsts, nothing = {group.first for group in groups}, NoPenalty()
+        of_first = cache(lambda cut: FirstPenalty(cut, rank))
+        of_second = cache(lambda parts, unit: SecondPenalty(parts, unit, rank))
+        unit = cuts[groups[0].first].shape[0]
+        self.kinds = tuple(
+            of_first(cuts[item.name])
+            if item.name in firsts
+            else of_second(tuple(cuts[name] for name in together[item.name]), unit)
+            if item.name in together
+            else nothing
+            for item in weights
+        )
         self.share = 2.0 * weight / (2 * len(groups))
-        self.by_columns, self.product = P.MatMul(transpose_a=True), P.MatMul()
+        self.map = ops.Map()
 
     def construct(self, gradients: tuple[Tensor, ...], unscale: Tensor) -> tuple[Tensor, ...]:
         """``unscale`` turns a gradient into that of the mean loss per token."""
-        share = self.share / unscale
-        of_seconds: tuple[Tensor, ...] = ()
-        for parts in self.seconds:
-            overlap = -self.unit
-            for place in parts:
-                weight = self.weights[place]
-                overlap = overlap + self.over_rows[self.number_of[place]](self.by_columns(weight, weight))
-            of_seconds = (*of_seconds, overlap * (share / length(overlap)))
-        found: tuple[Tensor, ...] = ()
-        for place, gradient in enumerate(gradients):
-            if self.group_of_first[place] >= 0:
-                gradient = gradient + self.of_firsts[self.group_of_first[place]](self.weights[place], share)
-            elif self.group_of_second[place] >= 0:
-                gradient = gradient + self.product(self.weights[place], of_seconds[self.group_of_second[place]])
-            found = (*found, gradient)
-        return found
+        of_one = ops.partial(penalised, self.share / unscale)
+        return self.map(of_one, self.kinds, self.together, self.weights, gradients)
+
+
+@penalised.register("Tensor", "Function", "Tuple", "Tensor", "Tensor")
+def _penalised(share, kind, together, weight, gradient):
+    return kind(gradient, weight, together, share)
+
+
+class NoPenalty(nn.Cell):
+    """For weights that are none of an adapter's, and for the values of one."""
+
+    def __init__(self) -> None:
+        super().__init__(auto_prefix=False)
+
+    def construct(self, gradient: Tensor, weight: Tensor, together: tuple[Tensor, ...], share: Tensor) -> Tensor:
+        return gradient
 
 
 class FirstPenalty(nn.Cell):
-    """A ``[rank, in]``, or a part of it, -> ``share · (A Aᵀ - 1) A / |A Aᵀ - 1|`` of that part.
+    """A ``[rank, in]``, or a part of it: adds ``share · (A Aᵀ - 1) A / |A Aᵀ - 1|`` of that part to its gradient.
 
     Of some rows of A it is ``(A' Aᵀ) A - A'``: the unit matrix has no rows that fit whole and cut ones alike.
     """
@@ -91,17 +107,40 @@ class FirstPenalty(nn.Cell):
     def __init__(self, cut: WeightCut, rank: int) -> None:
         super().__init__(auto_prefix=False)
         self.is_cut = cut.parts(0) > 1
-        self.whole, self.over_columns = WholeRows(cut, rank, gathers=True), SumOverParts(cut, 1, rank)
+        self.whole, self.over_columns = WholeRows(cut, rank, gathers=True), SumOverParts(cut, 1, rank, OVERLAP_OF_FIRST)
         self.unit = Tensor(np.eye(cut.shape[0], dtype=np.float32))
         self.by_rows, self.product = P.MatMul(transpose_b=True), P.MatMul()
 
-    def construct(self, weight: Tensor, share: Tensor) -> Tensor:
+    def construct(self, gradient: Tensor, weight: Tensor, together: tuple[Tensor, ...], share: Tensor) -> Tensor:
         whole = self.whole(weight)
         overlap = self.over_columns(self.by_rows(whole, whole)) - self.unit
         share = share / length(overlap)
         if self.is_cut:
-            return (self.product(self.over_columns(self.by_rows(weight, whole)), whole) - weight) * share
-        return self.product(overlap * share, weight)
+            own = self.product(self.over_columns(self.by_rows(weight, whole)), whole) - weight
+            return gradient + own * share
+        return gradient + self.product(overlap * share, weight)
+
+
+class SecondPenalty(nn.Cell):
+    """B ``[out, rank]``, or a part of its rows: adds ``share · B (Bᵀ B - 1) / |Bᵀ B - 1|`` of that part to its gradient.
+
+    Args:
+        cuts: of the matrices that are one B ``together``, this one among them.
+        unit: ranks of the adapter.
+        rank: this device.
+    """
+
+    def __init__(self, cuts: Sequence[WeightCut], unit: int, rank: int) -> None:
+        super().__init__(auto_prefix=False)
+        self.over_rows = nn.CellList([SumOverParts(cut, 0, rank, OVERLAP_OF_SECOND) for cut in cuts])
+        self.unit = Tensor(np.eye(unit, dtype=np.float32))
+        self.by_columns, self.product = P.MatMul(transpose_a=True), P.MatMul()
+
+    def construct(self, gradient: Tensor, weight: Tensor, together: tuple[Tensor, ...], share: Tensor) -> Tensor:
+        overlap = -self.unit
+        for number, part in enumerate(together):
+            overlap = overlap + self.over_rows[number](self.by_columns(part, part))
+        return gradient + self.product(weight, overlap * (share / length(overlap)))
 
 
 def length(matrix: Tensor) -> Tensor:
@@ -131,23 +170,30 @@ class RankAllocation(nn.Cell):
         several: bool,
     ) -> None:
         super().__init__(auto_prefix=False)
-        names = [name for group in groups for name in (group.first, group.values, *group.seconds)]
-        places = {item.name: place for place, item in enumerate(weights)}
-        self.places = tuple(places[name] for name in names)
-        self.weights = ParameterTuple([weights[place] for place in self.places])
+        shares = _score_shares(groups, cuts, rank)
+        places = [place for place, item in enumerate(weights) if item.name in shares]
+        self.runs = _runs(places)
+        members = [weights[place] for place in places]
+        self.weights = ParameterTuple(members)
         self.importance = self.weights.clone(prefix=IMPORTANCE, init="zeros")
         self.uncertainty = self.weights.clone(prefix=UNCERTAINTY, init="zeros")
         self.steps = Parameter(Tensor(0.0, ms.float32), name=STEPS_TAKEN, requires_grad=False)
-        place = {name: number for number, name in enumerate(names)}
-        self.groups = tuple((place[g.first], place[g.values], tuple(place[name] for name in g.seconds)) for g in groups)
-        self.kept = ParameterTuple([weights[places[g.values]] for g in groups]).clone(prefix=KEPT_RANKS, init="ones")
+        self.shares = tuple(shares[item.name][1] for item in members)
+        rows = [
+            Tensor(row.reshape(len(groups), 1)) for row in np.eye(len(groups), dtype=np.float32)
+        ]  # of [adapters, rank]
+        self.rows = tuple(rows[shares[item.name][0]] for item in members)
+        by_name = {item.name: item for item in members}
+        self.values = ParameterTuple([by_name[group.values] for group in groups])
+        self.numbers = tuple(Tensor(number, ms.int32) for number in range(len(groups)))
+        self.kept = self.values.clone(prefix=KEPT_RANKS, init="ones")
         self.beta1, self.beta2 = pet.adalora_beta1, pet.adalora_beta2
         removed, chosen, counted, fixed = allocation_schedule(pet, len(groups), total_steps)
         self.last = total_steps
         self.removed = Tensor(removed.astype(np.int32))
         self.chosen, self.counted, self.fixed = (Tensor(item.astype(np.float32)) for item in (chosen, counted, fixed))
-        self.of_adapters = nn.CellList([TripletScores(group, cuts, rank) for group in groups])
         self.everywhere = ScoresOfAll(len(groups), pet.adalora_init_r, several)
+        self.count, self.choose = CountedScores(), ChosenRanks()
         self.sort, self.gather = P.Sort(), P.Gather()
         self.map = ops.HyperMap()
 
@@ -156,77 +202,135 @@ class RankAllocation(nn.Cell):
         step = ops.depend(self.steps, after) + 1.0
         at = ops.cast(ops.minimum(step, float(self.last)), ms.int32)
         counts, chooses, fixed = (self.gather(table, at, 0) for table in (self.counted, self.chosen, self.fixed))
-        scores: tuple[Tensor, ...] = ()
-        done: tuple[Tensor, ...] = ()
-        for number, place in enumerate(self.places):
-            weight = ops.depend(self.weights[number], after)
-            matters = ops.abs(weight * (gradients[place] * coefficient))
-            before, change = self.importance[number], self.uncertainty[number]
-            mean = before + counts * (1.0 - self.beta1) * (matters - before)
-            spread = change + counts * (1.0 - self.beta2) * (ops.abs(matters - mean) - change)
-            scores = (*scores, mean * spread)
-            done = (*done, ops.assign(before, mean), ops.assign(change, spread))
-        of_adapters: tuple[Tensor, ...] = ()
-        for number, (first, values, seconds) in enumerate(self.groups):
-            of_seconds: tuple[Tensor, ...] = ()
-            for second in seconds:
-                of_seconds = (*of_seconds, scores[second])
-            of_adapters = (*of_adapters, self.of_adapters[number](scores[first], scores[values], of_seconds))
-        of_ranks = self.everywhere(of_adapters)
+        of_members: tuple[Tensor, ...] = ()
+        for begin, end in self.runs:
+            of_members = of_members + gradients[begin:end]
+        count = ops.partial(
+            counted, self.count, coefficient, counts * (1.0 - self.beta1), counts * (1.0 - self.beta2), after
+        )
+        scores = self.map(count, self.shares, self.rows, self.weights, self.importance, self.uncertainty, of_members)
+        of_ranks = self.everywhere(scores)
         removed = self.gather(self.removed, at, 0)
         least = self.gather(self.sort(of_ranks.reshape((-1,)))[0], ops.maximum(removed - 1, 0), 0)
         all_stay = ops.cast(removed == 0, ms.float32)
         stay = ops.maximum(ops.cast(of_ranks > least, ms.float32), all_stay)
         masked = ops.maximum(chooses, fixed)
-        for number, (_, values, _) in enumerate(self.groups):
-            kept = chooses * stay[number] + (1.0 - chooses) * self.kept[number]
-            weight = ops.depend(self.weights[values], after)
-            done = (*done, ops.assign(self.weights[values], weight * (masked * kept + (1.0 - masked))))
-            done = (*done, ops.assign(self.kept[number], kept))
+        choose = ops.partial(chosen, self.choose, stay, chooses, masked, 1.0 - masked, after)
+        done = self.map(choose, self.numbers, self.values, self.kept)
         return ops.assign(self.steps, ops.depend(step, done))
 
 
-class TripletScores(nn.Cell):
-    """This rank's share of what the triplets of one adapter matter, ``[rank]``, from what entries of its parts of A, E and B
-    matter.
-    """
+@counted.register(
+    "Function", "Tensor", "Tensor", "Tensor", "Tensor", "Function", "Tensor", "Tensor", "Tensor", "Tensor", "Tensor"
+)
+def _counted(count, coefficient, part1, part2, after, share, row, weight, before, change, gradient):
+    return count(coefficient, part1, part2, after, share, row, weight, before, change, gradient)
 
-    def __init__(self, group: Triplets, cuts: Cuts, rank: int) -> None:
+
+@chosen.register("Function", "Tensor", "Tensor", "Tensor", "Tensor", "Tensor", "Tensor", "Tensor", "Tensor")
+def _chosen(choose, stay, chooses, masked, rest, after, number, values, before):
+    return choose(stay, chooses, masked, rest, after, number, values, before)
+
+
+class CountedScores(nn.Cell):
+    """Adds a step to both means of one weight; this rank's share of what it adds to the triplets, ``[adapters, rank]``."""
+
+    def __init__(self) -> None:
         super().__init__(auto_prefix=False)
-        first, seconds = cuts[group.first], [cuts[name] for name in group.seconds]
-        self.rows = WholeRows(first, rank, gathers=False)
-        self.of_first = 1.0 / (first.copies * first.shape[1])
-        self.of_values = 1.0 / cuts[group.values].copies
-        rows = sum(second.shape[0] for second in seconds)
-        self.of_seconds = tuple(1.0 / (second.copies * rows) for second in seconds)
+        self.times, self.add, self.less, self.size = P.Mul(), P.Add(), P.Sub(), P.Abs()
+        self.assign, self.depend = P.Assign(), P.Depend()
 
-    def construct(self, first: Tensor, values: Tensor, seconds: tuple[Tensor, ...]) -> Tensor:
-        total = self.of_values * values + self.of_first * self.rows(ops.reduce_sum(first, 1))
-        for number, second in enumerate(seconds):
-            total = total + self.of_seconds[number] * ops.reduce_sum(second, 0)
-        return total
+    def construct(self, coefficient, part1, part2, after, share, row, weight, before, change, gradient):
+        matters = self.size(self.times(self.depend(weight, after), self.times(gradient, coefficient)))
+        mean = self.add(before, self.times(part1, self.less(matters, before)))
+        spread = self.add(change, self.times(part2, self.less(self.size(self.less(matters, mean)), change)))
+        scores = self.times(row, share(self.times(mean, spread)))
+        return self.depend(scores, (self.assign(before, mean), self.assign(change, spread)))
+
+
+class ChosenRanks(nn.Cell):
+    """Removes ranks from the values of one adapter."""
+
+    def __init__(self) -> None:
+        super().__init__(auto_prefix=False)
+        self.gather, self.times, self.add = P.Gather(), P.Mul(), P.Add()
+        self.assign, self.depend = P.Assign(), P.Depend()
+
+    def construct(self, stay, chooses, masked, rest, after, number, values, before):
+        kept = self.add(self.times(chooses, self.gather(stay, number, 0)), self.times(1.0 - chooses, before))
+        left = self.times(self.depend(values, after), self.add(self.times(masked, kept), rest))
+        return self.assign(values, left), self.assign(before, kept)
+
+
+def _score_shares(groups: Sequence[Triplets], cuts: Cuts, rank: int) -> dict[str, tuple[int, nn.Cell]]:
+    """By name of a weight: the number of its adapter, and what makes its share of the triplets' scores."""
+    of_first = cache(lambda cut: FirstScores(cut, rank))
+    of_values = cache(lambda copies: ValueScores(copies))
+    of_second = cache(lambda copies, rows: SecondScores(copies, rows))
+    found: dict[str, tuple[int, nn.Cell]] = {}
+    for number, group in enumerate(groups):
+        rows = sum(cuts[name].shape[0] for name in group.seconds)
+        found[group.first] = number, of_first(cuts[group.first])
+        found[group.values] = number, of_values(cuts[group.values].copies)
+        found |= {name: (number, of_second(cuts[name].copies, rows)) for name in group.seconds}
+    return found
+
+
+def _runs(places: Sequence[int]) -> tuple[tuple[int, int], ...]:
+    """First and last but one of numbers that follow one another."""
+    begins = [place for place in places if place - 1 not in places]
+    ends = [place + 1 for place in places if place + 1 not in places]
+    return tuple(zip(begins, ends, strict=True))
+
+
+class FirstScores(nn.Cell):
+    """This rank's share of what the triplets of one adapter matter, ``[rank]``, from what entries of its part of A matter."""
+
+    def __init__(self, cut: WeightCut, rank: int) -> None:
+        super().__init__(auto_prefix=False)
+        self.rows = WholeRows(cut, rank, gathers=False)
+        self.share = 1.0 / (cut.copies * cut.shape[1])
+        self.sum, self.times = P.ReduceSum(), P.Mul()
+
+    def construct(self, scores: Tensor) -> Tensor:
+        return self.times(self.share, self.rows(self.sum(scores, 1)))
+
+
+class ValueScores(nn.Cell):
+    """The same from E, of which there are so many ``copies``."""
+
+    def __init__(self, copies: int) -> None:
+        super().__init__(auto_prefix=False)
+        self.share, self.times = 1.0 / copies, P.Mul()
+
+    def construct(self, scores: Tensor) -> Tensor:
+        return self.times(self.share, scores)
+
+
+class SecondScores(nn.Cell):
+    """The same from a part of B, which has so many ``rows`` in all; there are ``copies`` of the part."""
+
+    def __init__(self, copies: int, rows: int) -> None:
+        super().__init__(auto_prefix=False)
+        self.share = 1.0 / (copies * rows)
+        self.sum, self.times = P.ReduceSum(), P.Mul()
+
+    def construct(self, scores: Tensor) -> Tensor:
+        return self.times(self.share, self.sum(scores, 0))
 
 
 class ScoresOfAll(nn.Cell):
-    """What the triplets of all adapters matter, ``[adapters, rank]``, from those of each, ``[rank]``: added over all devices
+    """What the triplets of all adapters matter, ``[adapters, rank]``, from what each weight adds to them: added over all devices
     where ``several`` have shares of them.
     """
 
     def __init__(self, adapters: int, rank: int, several: bool) -> None:
         super().__init__(auto_prefix=False)
         self.several = several
-        self.stack = P.Stack()
-        if several:
-            self.rows = tuple(Tensor(row.reshape(adapters, 1)) for row in np.eye(adapters, dtype=np.float32))
-            self.add = SumOverDevices((adapters, rank))
+        self.add = SumOverDevices((adapters, rank)) if several else P.AddN()
 
-    def construct(self, of_adapters: tuple[Tensor, ...]) -> Tensor:
-        if not self.several:
-            return self.stack(of_adapters)
-        placed: tuple[Tensor, ...] = ()
-        for number, scores in enumerate(of_adapters):
-            placed = (*placed, self.rows[number] * scores)
-        return self.add(placed)
+    def construct(self, of_weights: tuple[Tensor, ...]) -> Tensor:
+        return self.add(of_weights)
 
 
 def allocation_schedule(

@@ -11,6 +11,8 @@ from execute_clusters import Compiled, compiled_cluster, judged, tampered
 from mindllm.compiled.execute.exchange import Deadlock
 from mindllm.compiled.graph import CompiledGraph, Node
 from mindllm.train.checkpoint import CheckpointStore, load_checkpoint
+from mindllm.train.part_exchange import ADDS
+from mindllm.train.rank_allocation import OVERLAP_OF_FIRST, OVERLAP_OF_SECOND
 from toolkit.cluster_check.compare import TOLERANCES, compare
 from toolkit.cluster_check.scale import single_device
 from toolkit.cluster_check.side import build_cluster
@@ -22,6 +24,11 @@ LAYOUTS = ("neighbours", "stages", "slices")
 def at(*cells: str):
     """Whether an operator exchanges inside of these cells."""
     return lambda node: node.exchanges and all(f"{cell}" in node.scope for cell in cells)
+
+
+def adding(what: str):
+    """Whether an operator adds this up over parts of a weight."""
+    return lambda node: node.attributes.get(ADDS) == what
 
 
 def dropped(node: Node) -> list[Node]:
@@ -39,8 +46,8 @@ def found_in(cluster: Compiled, graphs: list[CompiledGraph]) -> tuple[str, ...]:
 
 MISTAKES = {
     "a budget for each stage": ("ranks of stages", at("ScoresOfAll"), "kept_ranks"),
-    "overlaps of parts of B": ("ranks of neighbours", at("over_rows"), "lora_b"),
-    "overlaps of parts of A": ("ranks of neighbours", at("FirstPenalty"), "lora_a"),
+    "overlaps of parts of B": ("ranks of neighbours", adding(OVERLAP_OF_SECOND), "lora_b"),
+    "overlaps of parts of A": ("ranks of neighbours", adding(OVERLAP_OF_FIRST), "lora_a"),
     "the norm of a part": ("ranks of neighbours", at("NormOfParts"), "no rank can go on"),  # one alone skips
     "products of parts": ("projections of neighbours", at("over_longer"), "projection."),
     "parts of projected gradients": ("projections of neighbours", at("over_shorter"), "adam_m."),

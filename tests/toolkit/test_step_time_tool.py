@@ -18,6 +18,7 @@ from mindllm.timing.plan_problem import plan_problem
 from mindllm.timing.step import step_time
 from toolkit.benchmark.published_steps import atlas, even_plan, korthikanti, read_atlas, read_rows, vtrain
 from toolkit.benchmark.step_time import errors, korthikanti_table
+from toolkit.benchmark.sweep.figures import left_out
 from toolkit.benchmark.zero_bubble_steps import place_shares, sends
 from toolkit.step_time.__main__ import main
 from toolkit.step_time.calibrate import read_measured
@@ -343,3 +344,17 @@ def test_a_program_of_somebody_is_timed_from_its_kept_graphs(tmp_path, capsys):
         main(["--simulated", directory, "--explain"])
     with pytest.raises(UserError, match="keys of a run go with --config"):
         main(["--simulated", directory, "--model.model_config.num_layers=4"])
+
+
+@pytest.mark.parametrize(
+    ("pet", "named"), [("{lora_rank: 8}", ""), ("{pet_type: galore, galore_rank: 8}", "QR of GaLore")]
+)
+def test_what_a_prediction_leaves_out_is_said_wherever_its_seconds_are(pet, named, capsys):
+    given = ["--config", TINY, f"--model.model_config.pet_config={pet}"]
+    main(given)
+    assert ("not counted" in capsys.readouterr().out) == bool(named)
+    main([*given, "--json"])
+    printed = capsys.readouterr().out
+    assert named in " ".join(json.loads(printed)["not_counted"])
+    assert left_out(printed).startswith("step_s leaves out QR of GaLore" if named else "")
+    assert bool(left_out(printed)) == bool(named)

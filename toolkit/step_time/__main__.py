@@ -85,6 +85,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             (name, f"{seconds:.3f}", f"{100 * (step.seconds / seconds - 1):+.1f}%") for name, seconds in found.items()
         ]
         output.print(Table("one change alone", [*texts("change"), *figures("step s", "speed")], rows))
+    if step.uncounted:
+        output.print(f"not counted, because no device's description tells it: {', '.join(step.uncounted)}")
     output.print(
         "operators: from the architecture, not from a compiled graph; memory: by formula, python -m toolkit.dry_run measures it"
     )

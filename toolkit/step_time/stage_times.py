@@ -96,6 +96,7 @@ def report(step: StepTime, stages: Sequence[StageTime], changes: dict[str, float
         "tokens_per_second_per_device": step.tokens_per_device,
         "model_flops_utilisation": step.utilisation,
         "operators": "architecture",
+        "not_counted": list(step.uncounted),
         "stages": [vars(stage) for stage in stages],
         "changes": changes,
     }

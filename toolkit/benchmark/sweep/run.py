@@ -19,7 +19,7 @@ from mindllm.errors import RunFailed
 from mindllm.files import atomic_open
 from mindllm.json_text import parse_json
 from toolkit.benchmark.report import machine
-from toolkit.benchmark.sweep.figures import METRICS, of_dry_run, of_run, of_size, of_step_time
+from toolkit.benchmark.sweep.figures import METRICS, left_out, of_dry_run, of_run, of_size, of_step_time
 from toolkit.benchmark.sweep.plan import Point, Sweep, in_directory
 from toolkit.benchmark.sweep.process import Ended, watched
 
@@ -112,13 +112,14 @@ def _dry(sweep: Sweep, place: Path) -> tuple[str, str, Mapping[str, Any]]:
     if problem := _problem(ended):
         return *problem, figures
     figures |= of_step_time(ended.output)
+    why = left_out(ended.output)
     tool = [sys.executable, "-m", "toolkit.dry_run", *config, "--output", str(place / "dry_run")]
     ended = watched(tool, place / "memory", sweep.memory_limit, sweep.timeout)
     if ended.code == DOES_NOT_FIT:
         return OUT_OF_MEMORY, "does not fit the device", {**figures, **of_dry_run(ended.output)}
     if problem := _problem(ended):
         return *problem, figures
-    return OK, "", {**figures, **of_dry_run(ended.output)}
+    return OK, why, {**figures, **of_dry_run(ended.output)}
 
 
 def _problem(ended: Ended) -> tuple[str, str] | None:

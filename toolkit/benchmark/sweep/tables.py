@@ -90,7 +90,7 @@ def _line(texts: Sequence[str]) -> str:
 
 
 def reasons_of(results: Sequence[Result]) -> list[str]:
-    """Why points have no figures, each reason once."""
+    """Why points have no figures, and what figures leave out, each reason once."""
     found = [f"{result['status']}: {result['why'].splitlines()[0]}" for result in results if result["why"]]
     return list(dict.fromkeys(found))
 
