@@ -26,6 +26,17 @@ WORKING = {"full": 45, "select": 22, "none": 5}  # MB that the backward pass of 
 COMMUNICATED = 15  # MB more of a recomputed layer whose tensor-parallel communication is not repeated
 WINDOWED = 0.8  # is what a layer keeps that has a window, and others have none
 TABLES = 12  # MB that layers of another type read
+AHEAD = {
+    **{"model_type": "deepseek_v3", "num_layers": 5, "n_kv_heads": 4, "rms_norm_eps": 1e-6, "kv_lora_rank": 16},
+    **{"q_lora_rank": 24, "qk_nope_head_dim": 12, "qk_rope_head_dim": 8, "v_head_dim": 10, "expert_num": 4},
+    **{"num_experts_chosen": 2, "moe_shared_expert_intermediate_size": 32, "moe_intermediate_size": 32},
+    **{
+        "use_gating_sigmoid": True,
+        "balance_via_topk_bias": True,
+        "first_k_dense_replace": 2,
+        "num_nextn_predict_layers": 1,
+    },
+}  # keys of a model with a layer that predicts ahead
 LOSS = 60  # MB that the loss needs before, of one slice
 
 

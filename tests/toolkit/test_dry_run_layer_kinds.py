@@ -1,5 +1,6 @@
 """Layers that differ are runs of their own, and stay what they are in smaller runs."""
 
+from dry_run_cases import AHEAD
 from small_cluster import cluster_run
 
 from mindllm.compiled.own_stage import own_stage_only
@@ -36,19 +37,6 @@ def test_a_smaller_run_has_the_layers_it_was_asked_for():
 def test_layers_of_one_kind_carry_no_specification():
     (stage,) = stages_of(cluster_run())
     assert [run.kind.spec for run in stage.runs] == [None]
-
-
-AHEAD = {
-    **{"model_type": "deepseek_v3", "num_layers": 5, "n_kv_heads": 4, "rms_norm_eps": 1e-6, "kv_lora_rank": 16},
-    **{"q_lora_rank": 24, "qk_nope_head_dim": 12, "qk_rope_head_dim": 8, "v_head_dim": 10, "expert_num": 4},
-    **{"num_experts_chosen": 2, "moe_shared_expert_intermediate_size": 32, "moe_intermediate_size": 32},
-    **{
-        "use_gating_sigmoid": True,
-        "balance_via_topk_bias": True,
-        "first_k_dense_replace": 2,
-        "num_nextn_predict_layers": 1,
-    },
-}
 
 
 def names(config):

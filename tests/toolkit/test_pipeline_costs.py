@@ -4,10 +4,11 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import pytest
-from dry_run_cases import LOSS, TABLES, WINDOWED, WORKING, FormulaSimulations, pipeline
+from dry_run_cases import AHEAD, LOSS, TABLES, WINDOWED, WORKING, FormulaSimulations, pipeline
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
 from rich.console import Console
+from small_cluster import cluster_run
 
 from mindllm.compiled.graph import CompiledGraph, Function, Node, Parameter, TensorType
 from mindllm.config import load_config, override_config
@@ -139,6 +140,23 @@ def test_dense_layers_before_experts_are_types_of_their_own():
     plan = Plan((("full", "none", "none", "none"), ("none",) * 4))
     written = validation.planned_config(found.config, found.problem, plan)
     assert written.model.config.architecture.layers == config.model.config.architecture.layers
+
+
+PREDICTION = "global experts prediction"
+
+
+@pytest.mark.parametrize("stages", [2, 4])
+@pytest.mark.parametrize("last", [("none", "none", "none"), ("full", "full", "none"), ("full", "full", "full")])
+def test_a_layer_that_predicts_ahead_is_planned_on_the_last_stage(stages, last):
+    model = {**AHEAD, "num_layers": 3 * stages - 1, "first_k_dense_replace": 1}
+    config = cluster_run(pp=stages, micro=2 * stages, model=model)
+    found = costs.configured_problem(config, DEVICE, FormulaSimulations())
+    assert [(layer.name, layer.count) for layer in found.problem.layers][-1] == (PREDICTION, 1)
+    plan = Plan((*((("none",) * 3,) * (stages - 1)), last))
+    written = validation.planned_config(found.config, found.problem, plan)
+    memories = forecast_stages(written, stages_of(written), FormulaSimulations())
+    assert memories[-1].stage.runs[-1].kind.spec.predicts_ahead
+    assert evaluate(found.problem, plan).peak_mb[-1] == pytest.approx(memories[-1].used_peak / MIB, abs=TABLES + 0.1)
 
 
 def test_the_run_as_it_is_is_judged_too():

@@ -17,7 +17,7 @@ from mindllm.planning.solve import Infeasible
 from mindllm.timing.device import Device
 from toolkit.dry_run.simulations import Simulations
 from toolkit.dry_run.stages import kind_of
-from toolkit.pipeline_balance.layer_types import LayerType, layer_runs, layer_types
+from toolkit.pipeline_balance.layer_types import LayerType, check_ahead, layer_runs, layer_types
 from toolkit.pipeline_balance.memory_costs import LayerMemory, MemoryFit, fit_memory
 from toolkit.pipeline_balance.offered_kinds import layer_kind, offered_kinds
 from toolkit.pipeline_balance.small_runs import run_small
@@ -71,7 +71,8 @@ def configured_problem(config: RunConfig, device: Device, simulations: Simulatio
     """Simulates and compiles small runs of ``config``, and makes a problem of what they cost.
 
     Raises:
-        UserError: the run has no pipeline, no Ascend target, or excludes operators from recomputation.
+        UserError: the run has no pipeline, no Ascend target, several layers that predict ahead, or excludes operators from
+            recomputation.
         CompileFailed: the compiler's own error.
     """
     _check(config)
@@ -149,12 +150,7 @@ def _check(config: RunConfig) -> None:
     target = config.context.device_target
     if target != "Ascend":
         raise config.error("context.device_target", f"only Ascend devices are simulated (value {target}); write Ascend")
-    ahead = config.model.config.num_nextn_predict_layers
-    if ahead:
-        raise config.error(
-            "model.model_config.num_nextn_predict_layers",
-            f"layers that predict ahead are not simulated in small runs (value {ahead}); plan with --formula, or write 0",
-        )
+    check_ahead(config)
     pipeline = config.parallel.pipeline_config
     if pipeline.pipeline_scheduler != "1f1b":
         key, value = "parallel.pipeline_config.pipeline_scheduler", pipeline.pipeline_scheduler

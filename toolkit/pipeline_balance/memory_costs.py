@@ -8,7 +8,8 @@
 last layer, or, in the last stage, of the loss, which no kind changes; its layers' own moment is looked up there, too. How much
 of the former is working memory of the lightest kind cannot be told and does not matter: ``transient`` is what a kind needs
 beyond that. Tables and masks that layers of one type read are in the constants; what those of the others add is known from the
-run with a layer of each type, and is taken to be on every stage.
+run with a layer of each type, and is taken to be on every stage. A layer that predicts ahead is in the constants of the
+last stage but for what its recompute kinds differ in, which is an activation of its own.
 
 When a step starts, a stage may need more than ever after if it keeps little: weights are cast and gathered, and there are no
 activations. That is layers · (parameter + start) + a constant, whatever is recomputed. The first stage keeps more later on.
@@ -108,8 +109,10 @@ def fit_memory(runs: SmallRuns) -> MemoryFit:
     fixed[LAST] = min([*beside[LAST], max(beside.get(LAST_LAYERS, beside[LAST]))])
     tail = min(value for (place, *_), value in alone.items() if place == LAST) - fixed[LAST]
     more = _of_other_types(layers, constant.get((inner, TOGETHER, WHOLE)), lightest)
+    fixed[LAST] -= sum(kinds[WHOLE] for kinds in runs.ahead.values())
+    ahead = {name: LayerMemory(0.0, 0.0, kinds, dict.fromkeys(kinds, 0.0)) for name, kinds in runs.ahead.items()}
     return MemoryFit(
-        layers=layers,
+        layers=layers | ahead,
         started={place: _most(constant, name) for place, name in AT_START.items() if name in beside},
         tail=max(0.0, tail),
         exchanged={key[1]: value for key, value in values.items() if key[0] == EXCHANGED},
@@ -121,9 +124,12 @@ def fit_memory(runs: SmallRuns) -> MemoryFit:
 
 def _layer(name: str, inner: str, lightest: float, values: Mapping[Unknown, float]) -> LayerMemory:
     kinds = [kind for what, place, layer, kind in values if (what, place, layer) == (CONSTANT, inner, name)]
+    most = max(
+        (value for (what, *_), value in values.items() if what == START), default=0.0
+    )  # for types not seen there
     return LayerMemory(
         parameter=max(0.0, values[PARAMETER, "", name, ""]),
-        start=max(0.0, values[START, "", name, ""]),
+        start=max(0.0, values.get((START, "", name, ""), most)),
         activation={kind: max(0.0, values[ACTIVATION, "", name, kind]) for kind in kinds},
         transient={kind: values[CONSTANT, inner, name, kind] - lightest for kind in kinds},
     )

@@ -6,22 +6,28 @@ recomputed fully, which need the most working memory. Where the pipeline is long
 micro-batches alive. Where layers of the model differ, all this is done with each type (the first stage: with the model's first),
 and one more run has a layer of each: what they read, tables of positions and masks, is there for all of them. Most are also runs
 that the dry run of a plan extrapolates from, and what was simulated once is kept.
+
+A layer that predicts ahead is always the last one of the last stage. Runs about that stage have it, kept whole, since it cannot
+be recomputed where layers before it are not, and layers of the model's last type; further ones recompute it and all others, and
+tell its kinds apart.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mindllm.compiled.simulation import ACTIVATIONS
-from mindllm.config import RunConfig, override_config
+from mindllm.config import RunConfig
 from mindllm.planning.problem import RecomputeKind
 from toolkit.dry_run.extrapolate import FEWEST_ALIVE, FEWEST_LAYERS, Design
 from toolkit.dry_run.moments import Fill, Moments, bytes_of
+from toolkit.dry_run.profile import Profile
 from toolkit.dry_run.reduced import Point, deepening, middle_deepening, reduced_run
 from toolkit.dry_run.simulations import Request, Simulations
 from toolkit.dry_run.stages import FIRST, LAST, MIDDLE, Run, Stage
-from toolkit.pipeline_balance.layer_types import LayerType
+from toolkit.pipeline_balance.layer_types import LayerType, main_and_ahead
+from toolkit.pipeline_balance.plain_run import one_chunk
 
 MIB = 1 << 20
 LAST_LAYERS = "last, in its layers"  # at the moment that is the fullest one of a stage without output layer and loss
@@ -57,26 +63,17 @@ class SmallRuns:
     """What the small runs need.
 
     Attributes:
+        ahead: what a layer that predicts ahead needs beyond one that is recomputed fully, in MB by its type and recompute kind;
+            empty where there is none.
         gaps_mb: the largest gaps between blocks, in MB: they do not grow with a stage.
         estimated: whether memory comes from compiled graphs instead of MindSpore's dry run.
     """
 
     measured: tuple[Measured, ...]
+    ahead: Mapping[str, Mapping[str, float]]
     gaps_mb: float
     count: int
     estimated: bool
-
-
-def one_chunk(config: RunConfig) -> RunConfig:
-    """The run without interleaving, offsets and recomputation: what small runs are cut from."""
-    stages = config.parallel_config.pipeline_stage
-    plain = {
-        "model.model_config.pp_interleave_num": 1,
-        "model.model_config.offset": [config.model.config.layer_count % stages] + [0] * (stages - 1),
-        "parallel.pipeline_config.pipeline_interleave": False,
-        **{f"recompute_config.{key}": False for key in ("recompute", "select_recompute", "select_comm_recompute")},
-    }
-    return override_config(config, plain)
 
 
 def run_small(
@@ -88,19 +85,27 @@ def run_small(
     inner = MIDDLE if stages > 2 else FIRST
     longer = deepening(plain, FEWEST_ALIVE, stages) if stages > 2 else None
     design = {FIRST: _design(longer), MIDDLE: _design(middle_deepening(plain, EVEN)), LAST: _design(None, alive=1)}
+    main, ahead = main_and_ahead(types)
+    behind = (Run(0, ahead.kind(kinds[WHOLE]), 1),) if ahead else ()
     wanted = [
-        _Wanted(place, layer.name, name, point, tuple(Run(0, layer.kind(kinds[name]), count) for count in point.layers))
-        for place, layer, name in _combinations(inner, types, kinds)
+        _wanted(place, layer, name, kinds, point, behind if place == LAST else ())
+        for place, layer, name in _combinations(inner, main, main[-1:] if ahead else main, kinds)
         for point in design[place].points
     ]
-    if len(types) > 1:
+    if len(main) > 1:
         base = design[inner].base
-        each = Point((1,) * len(types), base.alive, base.micro_batches)
-        runs = tuple(Run(0, layer.kind(kinds[WHOLE]), 1) for layer in types)
+        each = Point((1,) * len(main), base.alive, base.micro_batches)
+        runs = tuple(Run(0, layer.kind(kinds[WHOLE]), 1) for layer in main)
         wanted.append(_Wanted(inner, TOGETHER, WHOLE, each, runs))
-    profiles = simulations.profiles([one.request(plain) for one in wanted])
+    further = {
+        name: _wanted(LAST, main[-1], FULL, kinds, design[LAST].base, (Run(0, ahead.kind(kinds[name]), 1),))
+        for name in kinds
+        if ahead
+    }
+    profiles = simulations.profiles([one.request(plain) for one in [*wanted, *further.values()]])
+    own, of_ahead = profiles[: len(wanted)], profiles[len(wanted) :]
     rows, moments = list[Measured](), dict[tuple[str, str], str]()
-    for one, profile in zip(wanted, profiles, strict=True):
+    for one, profile in zip(wanted, own, strict=True):
         moment, both = _fullest(profile.moments), (one.layer, one.kind)
         rows.append(one.measured(one.place, profile.moments[moment]))
         if one.kind == FULL and one.place in AT_START:
@@ -111,7 +116,14 @@ def run_small(
             rows.append(one.measured(LAST_LAYERS, profile.moments[moments[both]]))
     gaps = max(profile.gaps for profile in profiles) / MIB
     estimated = any(profile.estimated for profile in profiles)
-    return SmallRuns(tuple(rows), gaps, len(wanted), estimated)
+    beyond = {ahead.name: _beyond_full(dict(zip(further, of_ahead, strict=True)))} if ahead else {}
+    return SmallRuns(tuple(rows), beyond, gaps, len(wanted) + len(set(further) - {WHOLE}), estimated)
+
+
+def _beyond_full(profiles: Mapping[str, Profile]) -> dict[str, float]:
+    """What the fullest moment of each needs beyond that of the one for :data:`FULL`, in MB."""
+    needs = {name: bytes_of(profile.moments[_fullest(profile.moments)]) for name, profile in profiles.items()}
+    return {name: max(0, needed - needs[FULL]) / MIB for name, needed in needs.items()}
 
 
 @dataclass(frozen=True)
@@ -135,12 +147,24 @@ class _Wanted:
         return Measured(place, self.layer, self.kind, self.point.layers[0], self.point.alive, bytes_of(fill) / MIB)
 
 
+def _wanted(
+    place: str, layer: LayerType, name: str, kinds: Mapping[str, RecomputeKind], point: Point, behind: tuple[Run, ...]
+) -> _Wanted:
+    """A run whose layers are all of one type and kind but for those ``behind`` them."""
+    runs = tuple(Run(0, layer.kind(kinds[name]), count) for count in point.layers) + behind
+    larger = replace(point, layers=(*point.layers, *(run.count for run in behind)))
+    return _Wanted(place, layer.name, name, larger, runs)
+
+
 def _combinations(
-    inner: str, types: Sequence[LayerType], kinds: Mapping[str, RecomputeKind]
+    inner: str, types: Sequence[LayerType], last: Sequence[LayerType], kinds: Mapping[str, RecomputeKind]
 ) -> list[tuple[str, LayerType, str]]:
-    """Stage, type of layers and recompute kind of all small runs; those of the inner stage come first."""
+    """Stage, type of layers and recompute kind of all small runs; those of the inner stage come first.
+
+    ``last``: types that the last stage is looked at with.
+    """
     wanted = [(inner, layer, name) for layer in types for name in kinds]
-    ends = {FIRST: types[:1], LAST: types}
+    ends = {FIRST: types[:1], LAST: last}
     return wanted + [
         (place, layer, name)
         for place, held in ends.items()

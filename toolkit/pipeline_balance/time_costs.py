@@ -1,9 +1,12 @@
 """Times of layers, ends and exchanges from the compiled graphs of two small stages, on a described device.
 
 The first stage holds one layer of every recompute kind that may stand together, the last one those that are left; where layers
-of a model differ there are two such stages for each type of them. Operators of a layer are found by their cells; of gradients the
-compiler keeps those of alike layers under the name of one of them, so what is not computed again is shared out evenly. Operators
-that the compiler put between cells (most of the tensor-parallel collectives) belong to the layer whose operators read them.
+of a model differ there are two such stages for each type of them. Of layers that predict ahead both are last stages, with a
+layer of the decoder before them; what a further such layer adds to a stage is what it takes, its lookup, head and loss included.
+
+Operators of a layer are found by their cells; of gradients the compiler keeps those of alike layers under the name of one of
+them, so what is not computed again is shared out evenly. Operators that the compiler put between cells (most of the
+tensor-parallel collectives) belong to the layer whose operators read them.
 """
 
 from __future__ import annotations
@@ -25,12 +28,14 @@ from mindllm.timing.graph_operators import operator_time, transfer_time
 from toolkit.dry_run.cache import kept_file, read_kept
 from toolkit.dry_run.reduced import Point, reduced_run
 from toolkit.dry_run.stages import FIRST, LAST, Run, Stage
-from toolkit.pipeline_balance.layer_types import LayerType, layer_runs
+from toolkit.pipeline_balance.layer_types import LayerType, layer_runs, main_and_ahead
 from toolkit.pipeline_balance.offered_kinds import chains
-from toolkit.pipeline_balance.small_runs import WHOLE, one_chunk
+from toolkit.pipeline_balance.plain_run import one_chunk, without_ahead
+from toolkit.pipeline_balance.small_runs import FULL, WHOLE
 
 LAYER = re.compile(r"layers-CellList/(\d+)-")
 FORWARD, BACKWARD = "forward", "backward"
+BEFORE = "layer of the decoder"  # that layers which predict ahead stand behind
 BETWEEN_STAGES = ("Send", "Receive")
 
 
@@ -79,12 +84,17 @@ def time_costs(
     Raises:
         CompileFailed: the compiler's own error.
     """
-    found = [_of_type(config, layer, kinds, device) for layer in types]
-    last = next(layer for layer, _ in reversed(layer_runs(config)))
+    main, ahead = main_and_ahead(types)
+    plain = without_ahead(config)
+    found = [_of_type(plain, layer, kinds, device) for layer in main]
+    layers = {layer.name: costs.layers[layer.name] for layer, costs in zip(main, found, strict=True)}
+    if ahead:
+        layers[ahead.name] = _of_ahead(one_chunk(config), main[-1], ahead, kinds, device)
+    last = next(layer for layer, _ in reversed(layer_runs(config)) if layer in main)
     return TimeCosts(
-        layers={layer.name: costs.layers[layer.name] for layer, costs in zip(types, found, strict=True)},
+        layers=layers,
         head=found[0].head,
-        tail=found[types.index(last)].tail,
+        tail=found[main.index(last)].tail,
         point_to_point=max(costs.point_to_point for costs in found),
         step_of_end=found[0].step_of_end,
         uncounted=tuple(sorted({name for costs in found for name in costs.uncounted})),
@@ -93,12 +103,10 @@ def time_costs(
 
 def _of_type(config: RunConfig, layer: LayerType, kinds: Mapping[str, RecomputeKind], device: Device) -> TimeCosts:
     """The times of two stages whose layers are all of one type."""
-    together, *others = chains(dict(kinds))
-    apart = [name for row in others for name in row] or [WHOLE]
-    if len(together) == len(apart):
-        together = [*together, WHOLE]
-    first = _StageTimes(_small_stage(config, layer, kinds, FIRST, together), together, device)
-    last = _StageTimes(_small_stage(config, layer, kinds, LAST, apart), apart, device)
+    together, apart = _two_stages(kinds)
+    runs = {place: _one_each(layer, kinds, names) for place, names in ((FIRST, together), (LAST, apart))}
+    first = _StageTimes(_small_stage(config, runs[FIRST], FIRST), together, device)
+    last = _StageTimes(_small_stage(config, runs[LAST], LAST), apart, device)
     forward, backward = first.forward_of_layer, first.backward_of_layer
     step = max(0.0, (first.step - last.step) / (len(together) - len(apart)))
     again = {name: (first if name in together else last).again(name) for name in kinds}
@@ -112,16 +120,43 @@ def _of_type(config: RunConfig, layer: LayerType, kinds: Mapping[str, RecomputeK
     )
 
 
-def _small_stage(
-    config: RunConfig, layer: LayerType, kinds: Mapping[str, RecomputeKind], place: str, names: Sequence[str]
-) -> CompiledGraph:
-    """The graph of a stage that holds a layer of each of ``names``, in a pipeline of two; kept like the simulations.
+def _of_ahead(
+    config: RunConfig, decoder: LayerType, ahead: LayerType, kinds: Mapping[str, RecomputeKind], device: Device
+) -> LayerTimes:
+    """The times of a layer that predicts ahead, from two last stages with more and with fewer of them behind a ``decoder``."""
+    together, apart = _two_stages(kinds)
+    before = (Run(0, decoder.kind(kinds[FULL]), 1),)  # the most recomputed layer comes first
+    many, few = (
+        _StageTimes(_small_stage(config, before + _one_each(ahead, kinds, names), LAST), (BEFORE, *names), device)
+        for names in (together, apart)
+    )
+    more = len(together) - len(apart)
+    return LayerTimes(
+        forward=max(0.0, (many.forward - few.forward) / more),
+        backward=max(0.0, (many.backward - few.backward) / more),
+        again={name: (many if name in together else few).again(name) for name in kinds},
+        step=max(0.0, (many.step - few.step) / more),
+    )
+
+
+def _two_stages(kinds: Mapping[str, RecomputeKind]) -> tuple[list[str], list[str]]:
+    """The recompute kinds of a stage's layers, and those of another stage with fewer layers."""
+    together, *others = chains(dict(kinds))
+    apart = [name for row in others for name in row] or [WHOLE]
+    return ([*together, WHOLE] if len(together) == len(apart) else together), apart
+
+
+def _one_each(layer: LayerType, kinds: Mapping[str, RecomputeKind], names: Sequence[str]) -> tuple[Run, ...]:
+    return tuple(Run(0, layer.kind(kinds[name]), 1) for name in names)
+
+
+def _small_stage(config: RunConfig, runs: tuple[Run, ...], place: str) -> CompiledGraph:
+    """The graph of a stage that holds these layers, in a pipeline of two; kept like the simulations.
 
     Of ranks that share a sequence it is the last one's, which has the most of the causal triangle: the others wait for it.
     """
-    runs = tuple(Run(0, layer.kind(kinds[name]), 1) for name in names)
     like = Stage(0 if place == FIRST else 1, 0, place, runs, 2)
-    small, first = reduced_run(one_chunk(config), like, Point((1,) * len(runs), 2, 2))
+    small, first = reduced_run(config, like, Point((1,) * len(runs), 2, 2))
     rank = mesh_of(small).ranks_along(CONTEXT, first)[-1]
     file = kept_file(small, rank, ".graph")
     graph = read_kept(file, load)

@@ -13,7 +13,8 @@ from mindllm.timing.device import Device
 from mindllm.timing.memory import stage_bytes
 from mindllm.timing.step import step_time
 from mindllm.timing.workload import Workload
-from toolkit.pipeline_balance.by_formula import ROOM, even_counts
+from toolkit.pipeline_balance.by_formula import ROOM
+from toolkit.pipeline_balance.plain_run import even_counts
 from toolkit.tune.candidates import Candidate, read_candidate
 
 GB = 1 << 30

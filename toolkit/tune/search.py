@@ -19,7 +19,8 @@ from mindllm.timing.device import Device
 from mindllm.timing.memory import stage_bytes
 from mindllm.timing.step import StepTime, step_time
 from toolkit.dry_run.cache import versions
-from toolkit.pipeline_balance.by_formula import formula_problem, plain_keys
+from toolkit.pipeline_balance.by_formula import formula_problem
+from toolkit.pipeline_balance.plain_run import plain_keys
 from toolkit.pipeline_balance.yaml_plan import write_plan
 from toolkit.tune.candidates import Candidate, Sharing, candidates
 from toolkit.tune.judge import Judged, judge, read_judged

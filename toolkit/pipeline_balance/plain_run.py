@@ -1,0 +1,42 @@
+"""The run that is planned before anything is planned: layers spread evenly, nothing recomputed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mindllm.config import RunConfig, layer_counts, override_config
+
+
+def one_chunk(config: RunConfig) -> RunConfig:
+    """The plain run without interleaving: what small runs are cut from."""
+    return override_config(config, plain_keys(config, config.parallel_config.pipeline_stage, 1))
+
+
+def without_ahead(config: RunConfig) -> RunConfig:
+    """The same without layers that predict ahead."""
+    if not config.model.config.num_nextn_predict_layers:
+        return one_chunk(config)
+    layers = len(config.model.config.architecture.main_layers)
+    keys = plain_keys(config, config.parallel_config.pipeline_stage, 1, layers)
+    return override_config(config, {**keys, "model.model_config.num_nextn_predict_layers": 0})
+
+
+def plain_keys(config: RunConfig, stages: int, chunks: int, layers: int | None = None) -> dict[str, Any]:
+    """The keys that spread so many layers (None: the run's) evenly over as many stages and chunks, and recompute nothing."""
+    layers = layers or config.model.config.layer_count
+    average = layers // (stages * chunks)
+    offset = [[count - average for count in row] for row in even_counts(layers, stages, chunks)]
+    return {
+        "parallel_config.pipeline_stage": stages,
+        "parallel.pipeline_config.pipeline_interleave": chunks > 1,
+        "model.model_config.pp_interleave_num": chunks,
+        "model.model_config.offset": offset if chunks > 1 else offset[0],
+        **{f"recompute_config.{key}": False for key in ("recompute", "select_recompute", "select_comm_recompute")},
+    }
+
+
+def even_counts(layers: int, stages: int, chunks: int) -> tuple[tuple[int, ...], ...]:
+    """Layers per ``[chunk][stage]``; what is left over is on the first stages, for the last has the head."""
+    left = layers % (stages * chunks)
+    offset = tuple(tuple(int(chunk * stages + at < left) for at in range(stages)) for chunk in range(chunks))
+    return layer_counts(layers, stages, chunks, offset)
