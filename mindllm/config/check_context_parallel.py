@@ -93,8 +93,6 @@ def _not_computed(config: RunConfig) -> Iterator[Finding]:
     key = (*MESH, "context_parallel")
     if config.learns_pairs:
         yield key, f"what a pair is judged by is a sum over whole sequences (value {size}); write 1"
-    if model.kv_lora_rank is not None:
-        yield key, f"latent attention is not computed on parts of a sequence yet (value {size}); write 1"
     if (model.seq_length // size) % model.loss_chunks:
         message = (
             f"must divide the {model.seq_length // size} tokens of each rank of a sequence (value {model.loss_chunks})"

@@ -53,6 +53,8 @@ class LatentAttention(nn.Cell):
         self.join_query = P.Concat(axis=-1)
         self.join_key = P.Concat(axis=-1)
         self.pads_values = kernels.flash_attention and spec.value_dim < spec.head_dim
+        # Slices take no layout that names axes, as heads have it where devices share sequences: there tokens come before heads.
+        self.pads_tokens = self.pads_values and kernels.sequence_ranks > 1
         if self.pads_values:
             self.padding = Padding(spec.head_dim - spec.value_dim)
             self.cut = P.Slice()
@@ -91,7 +93,11 @@ class LatentAttention(nn.Cell):
         """Those of all heads, ``[batch, heads, seq, d]``, of what :meth:`narrow` and :meth:`turned_key` give."""
         turned = self.to_all_heads(turned, self.nothing)
         key = self.join_key((self.heads(self.wk_plain(narrow, random), batch, self.plain_dim), turned))
-        return key, self.heads(self.wv(narrow, random), batch, self.value_dim)
+        value = self.wv(narrow, random)
+        if not self.pads_tokens:
+            return key, self.heads(value, batch, self.value_dim)
+        padded = self.padding(self.reshape(value, (batch, -1, self.num_heads, self.value_dim)))
+        return key, self.transpose(padded, (0, 2, 1, 3))
 
     def query(self, x: Tensor, batch: int, tables: Tables, random: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """The plain and the turned part of queries, ``[batch, heads, seq, d]``."""
@@ -106,19 +112,24 @@ class LatentAttention(nn.Cell):
     def output(self, context: Tensor, random: Tensor | None = None) -> Tensor:
         """``[batch, heads, seq, value] -> [batch · seq, hidden]``."""
         merged = self.merge_transpose(context, (0, 2, 1, 3))
+        if self.pads_tokens:
+            merged = self.without_padding(merged)
         return self.wo(self.reshape(merged, (-1, self.num_heads * self.value_dim)), random)
 
     def construct(self, x: Tensor, batch: int, tables: Tables, mask: Tensor, random: Tensor | None = None) -> Tensor:
         query, key, value = self.project(x, batch, tables, random)
-        if not self.pads_values:
+        if self.pads_tokens or not self.pads_values:
             return self.output(self.attention(query, key, value, mask, None, random), random)
         context = self.attention(query, key, self.padding(value), mask)
-        size = (context.shape[0], context.shape[1], context.shape[2], self.value_dim)
-        return self.output(self.cut(context, (0, 0, 0, 0), size), random)
+        return self.output(self.without_padding(context), random)
+
+    def without_padding(self, x: Tensor) -> Tensor:
+        """The channels of values."""
+        return self.cut(x, (0, 0, 0, 0), (x.shape[0], x.shape[1], x.shape[2], self.value_dim))
 
 
 class Padding(nn.Cell):
-    """``count`` zeros behind the channels of ``[batch, heads, seq, d]``: the fused kernel has one width for keys and values."""
+    """``count`` zeros behind the channels, the last dimension of four: the fused kernel has one width for keys and values."""
 
     def __init__(self, count: int) -> None:
         super().__init__()

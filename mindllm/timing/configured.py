@@ -23,12 +23,13 @@ def workload_of(config: RunConfig) -> Workload:
             f"the time of layout changes between sequences that ranks share is not modelled (value {runner.batch_size})"
         )
         raise config.error("runner_config.batch_size", f"{message}; write 1")
-    if sizes.context_parallel > 1 and model.expert_num > 1:
-        message = (
-            "the time in which ranks that share a sequence route its tokens to experts is not modelled "
-            f"(value {sizes.context_parallel})"
-        )
-        raise config.error("parallel_config.context_parallel", f"{message}; write 1")
+    if sizes.context_parallel > 1:
+        for what, is_there in (("experts", model.expert_num > 1), ("latent attention", model.kv_lora_rank is not None)):
+            if is_there:
+                message = f"exchanges of ranks that share sequences beside {what} are not modelled"
+                raise config.error(
+                    "parallel_config.context_parallel", f"{message} (value {sizes.context_parallel}); write 1"
+                )
     if model.fp32_residual_connection:
         raise config.error("model.model_config.fp32_residual_connection", "its time is not modelled; write false")
     if config.learns_pairs:

@@ -102,7 +102,7 @@ def test_the_command_prints_a_line_for_each_stage(capsys):
         ),
         (
             ("--config", EXPERTS, "--runner_config.batch_size=1"),
-            "route its tokens to experts is not modelled",
+            "share sequences beside experts are not modelled",
         ),
     ],
 )

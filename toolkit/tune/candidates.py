@@ -178,9 +178,12 @@ def sharings(config: RunConfig, devices: int, tensor: int, stages: int) -> Itera
 def _may_share(config: RunConfig, sharing: Sharing, tensor: int, stages: int) -> bool:
     """In a pipeline where rows have masks anyway: the formula of memory does not count those that sharing brings.
 
-    Nor beside experts: the exchanges of their tokens are not modelled.
+    Not beside experts and latent attention, whose exchanges are not modelled.
     """
-    if (stages > 1 and not config.train_dataset.document_columns) or config.model.config.expert_num > 1:
+    model = config.model.config
+    if model.expert_num > 1 or model.kv_lora_rank is not None:
+        return False
+    if stages > 1 and not config.train_dataset.document_columns:
         return False
     changes = {"model_parallel": tensor, "pipeline_stage": stages, "use_seq_parallel": tensor > 1, **sharing.keys()}
     sizes = config.parallel_config.model_copy(update=changes)

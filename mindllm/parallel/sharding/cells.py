@@ -225,8 +225,13 @@ def _latent_attention(at: str, cell: LatentAttention, rows: Dimension, heads: Sp
     table[f"{at}.to_all_heads"] = on(of_all_heads, (None, "tp", None, None))
     table |= {f"{at}.{name}": on(HEADS, HEADS) for name in ("join_query", "join_key")}
     if cell.pads_values:
-        table |= {f"{at}.padding.first": on(HEADS), f"{at}.padding.concat": on(HEADS, HEADS), f"{at}.cut": on(HEADS)}
-        table[f"{at}.padding.spread"] = on(HEADS, (None, None, None, None))
+        padded = SHARED_HEADS if cell.pads_tokens else HEADS
+        table |= {
+            f"{at}.padding.first": on(padded),
+            f"{at}.padding.concat": on(padded, padded),
+            f"{at}.cut": on(padded),
+        }
+        table[f"{at}.padding.spread"] = on(padded, (None, None, None, None))
     table |= ATTENTION_CORES[type(cell.attention)](f"{at}.attention", cell.attention, heads)
     table[f"{at}.merge_transpose"] = on(HEADS)
     return table | _split_input(f"{at}.wo", cell.wo, rows)
