@@ -9,6 +9,7 @@ from rich.console import Console
 from mindllm.planning.plan import evaluate
 from mindllm.tables import Column, Table, figures, texts
 from toolkit.pipeline_balance.configured import Configured
+from toolkit.pipeline_balance.small_runs import FULL
 from toolkit.pipeline_balance.validate import MIB, Round, Validated
 
 
@@ -38,8 +39,15 @@ def print_costs(console: Console, configured: Configured) -> None:
             f"operations of these are not known, only their bytes are in the times: {', '.join(times.uncounted)}"
         )
     static = " ".join(f"{value:,.0f}" for value in problem.per_stage("static_mb"))
-    parameters = [f"{layer.parameter:,.1f} MB" + f" ({name})" * several for name, layer in memory.layers.items()]
+    ahead = memory.runs.ahead
+    parameters = [
+        f"{layer.parameter:,.1f} MB" + f" ({name})" * several
+        for name, layer in memory.layers.items()
+        if name not in ahead
+    ]
     console.print(f"parameters of a layer {', '.join(parameters)}; stages beside layers, MB: {static}")
+    for name in ahead:
+        console.print(f"{name}: MB beyond those of {FULL}, which are beside the layers of the last stage")
     gaps = f"{memory.runs.gaps_mb:,.0f} MB are left for gaps between blocks"
     console.print(f"limit {configured.limit_mb:,.0f} MB (2**20 bytes), of which {gaps}")
     console.print(_residuals(configured))
