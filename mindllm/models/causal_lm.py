@@ -82,7 +82,8 @@ class CausalLM(nn.Cell):
         self.predicts_ahead = bool(depths)
         if self.predicts_ahead:
             factor = config.mtp_loss_factor / len(depths)
-            self.ahead = nn.CellList([Ahead(depth + 1, config.seq_length, kernels.document_masks) for depth in depths])
+            positions = kernels.positions(config.seq_length)
+            self.ahead = nn.CellList([Ahead(depth + 1, positions, kernels.document_masks) for depth in depths])
             self.prediction_losses = nn.CellList([PredictionLoss(factor) for _ in depths])
             self.add_prediction = P.Add()
         self.adds_balance = any(layer.adds_to_loss for layer in config.architecture.layers)

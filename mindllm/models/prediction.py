@@ -59,14 +59,16 @@ class PredictionLayer(DecoderLayer):
 class Ahead(nn.Cell):
     """Columns ``[batch, seq]`` -> the same, ``depth`` tokens further: at position ``i`` what stands at ``i + depth``.
 
-    At the last ``depth`` positions, which have no such token, the last one stands. ``documents``: rows have several of them.
+    At the last ``depth`` positions, which have no such token, the last one stands. ``positions`` are those of tokens as they
+    stand, int ``[seq]``; ``documents``: rows have several of them.
     Each column has an operator of its own: a function that is called twice is split over devices twice (MindSpore 2.10).
     """
 
-    def __init__(self, depth: int, length: int, documents: bool) -> None:
+    def __init__(self, depth: int, positions: np.ndarray, documents: bool) -> None:
         super().__init__()
-        positions = np.arange(length, dtype=np.int32)
-        self.places = Tensor(np.minimum(positions + depth, length - 1))
+        length = len(positions)
+        place_of = np.argsort(positions).astype(np.int32)
+        self.places = Tensor(place_of[np.minimum(positions + depth, length - 1)])
         self.exists = Tensor((positions + depth < length).astype(np.float32).reshape(1, length))
         self.gather = P.Gather()
         self.gather_labels = P.Gather()
