@@ -14,7 +14,7 @@ import pytest
 from planning_problems import random_problem
 
 from mindllm.errors import CheckFailed, UserError
-from mindllm.planning import deadline
+from mindllm.planning import deadline, highs
 from mindllm.planning import solve as solver
 from mindllm.planning.one_chunk import split_program
 from mindllm.planning.problem import make_problem
@@ -175,8 +175,8 @@ def test_a_solver_that_does_not_look_at_the_clock_is_left_to_itself():
     deaf = Deaf()
     try:
         with pytest.raises(deadline.OutOfTime):
-            deadline.run_until(deaf, 0.0, 0.0)
+            highs.run_until(deaf, 0.0, 0.0)
         assert deaf.limits == (3.0,)
     finally:
         end.set()
-    deadline.run_until(deaf, deadline.now() + 60, deadline.now() + 60)
+    highs.run_until(deaf, deadline.now() + 60, deadline.now() + 60)

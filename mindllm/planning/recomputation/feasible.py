@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import highspy
 import numpy as np
 
-from mindllm.planning.deadline import OutOfTime, check, run_until
+from mindllm.planning.deadline import OutOfTime, check
+from mindllm.planning.highs import new_solver, run_until
 from mindllm.planning.plan import end_of, fixed_memory, orders_of, tail_working
 from mindllm.planning.problem import ZERO_BUBBLE, Problem
 from mindllm.planning.recomputation.mixes import Mixes
@@ -37,8 +38,7 @@ def lightest_split(problem: Problem, deadline: float = math.inf) -> Lightest:
     Raises:
         OutOfTime: there was no answer at ``deadline``.
     """
-    solver = highspy.Highs()
-    solver.setOptionValue("output_flag", False)
+    solver = new_solver()
     infinity, kinds, places = highspy.kHighsInf, len(problem.layers), problem.places
     missing = places * kinds
     begun = missing + 1  # whether layers of a kind may stand in a place: those before are used up

@@ -18,7 +18,8 @@ from dataclasses import replace
 import highspy
 import numpy as np
 
-from mindllm.planning.deadline import now, passed, run_until
+from mindllm.planning.deadline import now, passed
+from mindllm.planning.highs import run_until
 from mindllm.planning.several_chunks.layer_box import PLACES, STAGES, Box, Names, above, below
 from mindllm.planning.several_chunks.path_program import PathProgram
 from mindllm.planning.several_chunks.stage_floor import EMPTY

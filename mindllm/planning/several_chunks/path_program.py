@@ -11,7 +11,8 @@ import math
 import highspy
 import numpy as np
 
-from mindllm.planning.deadline import check, passed, run_until
+from mindllm.planning.deadline import check, passed
+from mindllm.planning.highs import new_solver, run_until
 from mindllm.planning.plan import end_of
 from mindllm.planning.problem import Problem
 from mindllm.planning.schedules.orders import Timetable, alive
@@ -57,9 +58,7 @@ class PathProgram:
         self.ends = [end_of(problem, place) for place in range(problem.places)]
         self.fixed_forward = np.array([sum(end.forward for end in ends) for ends in self.ends])
         self.fixed_backward = np.array([sum(end.backward for end in ends) for ends in self.ends])
-        self.solver = highspy.Highs()
-        self.solver.setOptionValue("output_flag", False)
-        self.solver.setOptionValue("threads", 1)
+        self.solver = new_solver()
         self.known: dict[bytes, Path] = {}
         self.deadline = math.inf
         self._build()

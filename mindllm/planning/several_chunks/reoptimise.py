@@ -13,7 +13,8 @@ from collections.abc import Iterable
 import highspy
 import numpy as np
 
-from mindllm.planning.deadline import now, passed, run_until
+from mindllm.planning.deadline import now, passed
+from mindllm.planning.highs import run_until
 from mindllm.planning.plan import Evaluation, Plan, evaluate
 from mindllm.planning.recomputation.mixes import Mixes
 from mindllm.planning.several_chunks.path_program import Path, PathProgram

@@ -12,7 +12,8 @@ import math
 import highspy
 import numpy as np
 
-from mindllm.planning.deadline import passed, run_until
+from mindllm.planning.deadline import passed
+from mindllm.planning.highs import new_solver, run_until
 from mindllm.planning.plan import end_of
 from mindllm.planning.problem import Problem
 from mindllm.planning.schedules.orders import Orders, alive
@@ -30,9 +31,7 @@ class StageFloor:
         self.layer = problem.layers[layer]
         costs = list(self.layer.kinds.values())
         self.columns = [(chunk, cost) for chunk in range(problem.chunks) for cost in costs]
-        self.solver = highspy.Highs()
-        self.solver.setOptionValue("output_flag", False)
-        self.solver.setOptionValue("threads", 1)
+        self.solver = new_solver()
         for number, (_, cost) in enumerate(self.columns):
             self.solver.addVar(0, highspy.kHighsInf)
             self.solver.changeColIntegrality(number, highspy.HighsVarType.kInteger)
