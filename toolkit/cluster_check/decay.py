@@ -26,7 +26,7 @@ class Updates:
     """
 
     def __init__(self, optimizer: OptimizerConfig, rate: float, before: Arrays, after: Arrays) -> None:
-        self.epsilon, self.rate = optimizer.eps, rate
+        self.epsilon, self.rate, self.corrects = optimizer.eps, rate, optimizer.bias_correction
         moments = {name: after.get(f"{MOMENT_PREFIXES[0]}{name}") for name in before}
         weights = [
             name for name, moment in moments.items() if moment is not None and moment.shape == before[name].shape
@@ -36,7 +36,8 @@ class Updates:
     def decay(self, name: str, before: Arrays, after: Arrays) -> float:
         """The decay in the update of one weight: ``w' = w - rate · (m̂ / (√v̂ + ε) + decay · w)``, by least squares over ``w``.
 
-        Zero where LISA did not draw the weight's layer; of those that it draws, the correction begins anew.
+        Without ``optimizer.bias_correction`` moments are taken as they are. Zero where LISA did not draw the weight's layer; of
+        those that it draws, the correction begins anew.
         """
         old, new, *moments = (
             np.asarray(array, np.float64)
@@ -45,7 +46,8 @@ class Updates:
         if np.array_equal(old, new):
             return 0.0
         powers = LAYER_POWERS if LAYER_POWERS[0] in after and is_of_layer(name) else POWERS
-        first, second = (moment / (1 - float(after[power])) for moment, power in zip(moments, powers, strict=True))
+        left = [1 - float(after[power]) if self.corrects else 1.0 for power in powers]
+        first, second = (moment / part for moment, part in zip(moments, left, strict=True))
         decayed = (old - new) / self.rate - first / (np.sqrt(second) + self.epsilon)
         return float(np.sum(decayed * old) / np.sum(old * old))
 
