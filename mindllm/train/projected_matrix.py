@@ -100,5 +100,5 @@ class ProjectedMatrix(nn.Cell):
         square = self.over_longer(self.by_columns(matrix / scale, matrix / scale))
         vectors = start
         for _ in range(ITERATIONS):
-            vectors = ops.qr(self.product(square, vectors) + TINY * start)[0]
+            vectors = ops.qr(self.product(square, vectors) + TINY * vectors)[0]
         return self.transpose(vectors, (1, 0)) if self.tall else vectors

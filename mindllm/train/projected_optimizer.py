@@ -78,8 +78,10 @@ class ProjectedAdamW(nn.Cell):
             for moment in MOMENTS
         )
         self.layouts = _layouts([item.name for item in weights], low, [shape for shape, _ in kept], rank)
-        self.starts = tuple(Tensor(_start(min(item.shape), pet.galore_rank)) for item in weights)
-        self.chains = _chains([item.name in elsewhere for item in weights])
+        widths = {min(item.shape) for item in weights}
+        starts = {width: Tensor(_start(width, pet.galore_rank)) for width in widths}  # of all weights of a width
+        self.starts = tuple(starts[min(item.shape)] for item in weights)
+        self.own, self.foreign = _by_stage([item.name in elsewhere for item in weights])
         self.steps = Parameter(Tensor(0.0, ms.float32), name=STEPS_IN_INTERVAL, requires_grad=False)
         self.gap, self.scale = float(pet.galore_update_proj_gap), pet.galore_scale
         self.beta1, self.beta2 = config.betas
@@ -88,28 +90,18 @@ class ProjectedAdamW(nn.Cell):
     def construct(self, gradients: tuple[Tensor, ...], coefficient: Tensor, rate: Tensor) -> Tensor:
         """One step with ``coefficient * gradients``."""
         steps = self.steps * 1.0
-        begun = steps
+        own: tuple[Tensor, ...] = ()
+        for number in self.own:
+            own = (*own, gradients[self.projected[number]])
         if steps == 0.0:
-            begun = ops.depend(begun, self.refreshed(gradients))
-        correction1 = 1.0 - self.plain.beta1_power * self.beta1 if self.corrects else Tensor(1.0, ms.float32)
-        correction2 = 1.0 - self.plain.beta2_power * self.beta2 if self.corrects else Tensor(1.0, ms.float32)
-        all_done: tuple[Tensor, ...] = ()
-        for numbers in self.chains:
-            done = begun
-            for number in numbers:
-                weight, projection = self.weights[number], ops.depend(self.projections[number], done)
-                before1, before2 = self.moments1[number], self.moments2[number]
-                low = self.matrices[number].low(before1, gradients[self.projected[number]], projection)
-                low = low * coefficient  # of the gradient there would be a scaled copy for every weight at once
-                moment1 = self.beta1 * before1 + (1.0 - self.beta1) * low
-                moment2 = self.beta2 * before2 + (1.0 - self.beta2) * ops.square(low)
-                step = (moment1 / correction1) / (ops.sqrt(moment2 / correction2) + self.eps)
-                back = self.matrices[number].back(weight, step, projection)
-                done = ops.depend(done, ops.assign(before1, moment1))
-                done = ops.depend(done, ops.assign(before2, moment2))
-                moved = weight - rate * (self.scale * back + self.decay * weight)
-                done = ops.depend(done, ops.assign(weight, moved))
-            all_done = (*all_done, done)
+            own = self.refreshed(own)
+        done = steps
+        for place, number in enumerate(self.own):
+            done = self.stepped(number, own[place], coefficient, rate, done)
+        all_done: tuple[Tensor, ...] = (done,)
+        for number in self.foreign:
+            gradient = gradients[self.projected[number]]
+            all_done = (*all_done, self.stepped(number, gradient, coefficient, rate, steps))
         of_others: tuple[Tensor, ...] = ()
         for place in self.others:
             of_others = (*of_others, gradients[place])
@@ -118,28 +110,48 @@ class ProjectedAdamW(nn.Cell):
         ops.assign(self.steps, ops.depend((steps + 1.0) * (1.0 - ends), done))
         return done
 
+    def stepped(self, number: int, gradient: Tensor, coefficient: Tensor, rate: Tensor, done: Tensor) -> Tensor:
+        """One step of a matrix, which begins when ``done`` is there; a value that is there when it ends."""
+        correction1 = 1.0 - self.plain.beta1_power * self.beta1 if self.corrects else Tensor(1.0, ms.float32)
+        correction2 = 1.0 - self.plain.beta2_power * self.beta2 if self.corrects else Tensor(1.0, ms.float32)
+        weight, projection = self.weights[number], ops.depend(self.projections[number], done)
+        before1, before2 = self.moments1[number], self.moments2[number]
+        low = self.matrices[number].low(before1, gradient, projection)
+        low = low * coefficient  # of the gradient there would be a scaled copy for every weight at once
+        moment1 = self.beta1 * before1 + (1.0 - self.beta1) * low
+        moment2 = self.beta2 * before2 + (1.0 - self.beta2) * ops.square(low)
+        step = (moment1 / correction1) / (ops.sqrt(moment2 / correction2) + self.eps)
+        back = self.matrices[number].back(weight, step, projection)
+        done = ops.depend(done, ops.assign(before1, moment1))
+        done = ops.depend(done, ops.assign(before2, moment2))
+        moved = weight - rate * (self.scale * back + self.decay * weight)
+        return ops.depend(done, ops.assign(weight, moved))
+
     def refreshed(self, gradients: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """New projections of all weights from their gradients."""
-        all_done: tuple[Tensor, ...] = ()
-        for numbers in self.chains:
-            done = self.steps * 1.0
-            for number in numbers:  # one after the other: each has scaled and squared copies
-                gradient = ops.depend(gradients[self.projected[number]], done)
-                projection = self.projections[number]
-                found = self.matrices[number].vectors(projection, gradient, self.starts[number])
-                done = ops.depend(done, ops.assign(projection, found))
-            all_done = (*all_done, done)
-        return all_done
+        """Makes projections of this stage's weights anew; their gradients, which are there when that is done.
+
+        What a branch reads is copied before it where anything else reads it, too. So gradients go through the branch.
+        """
+        done = self.steps * 1.0
+        for place, number in enumerate(self.own):  # one after the other: each has scaled and squared copies
+            gradient = ops.depend(gradients[place], done)
+            found = self.matrices[number].vectors(self.projections[number], gradient, self.starts[number])
+            done = ops.depend(done, ops.assign(self.projections[number], found))
+        after: tuple[Tensor, ...] = ()
+        for gradient in gradients:
+            after = (*after, ops.depend(gradient, done))
+        return after
 
 
-def _chains(elsewhere: Sequence[bool]) -> tuple[tuple[int, ...], ...]:
-    """Numbers of weights that are updated one after the other: all of this stage; those of other stages each alone.
+def _by_stage(elsewhere: Sequence[bool]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Numbers of weights of this stage, which are updated one after the other, and of other stages, each alone.
 
     MindSpore's compiler follows every path from a weight of another stage to the tuples it takes it out of, again and again where
-    paths meet: through a chain of weights it would not come to an end.
+    paths meet: through a chain of weights it would not come to an end. Nor does it mend the places of a tuple that a branch gives
+    back, so such a tuple has weights of this stage alone.
     """
-    own = tuple(number for number, foreign in enumerate(elsewhere) if not foreign)
-    return (own, *((number,) for number, foreign in enumerate(elsewhere) if foreign))
+    own, foreign = (tuple(n for n, away in enumerate(elsewhere) if away is where) for where in (False, True))
+    return own, foreign
 
 
 def _layouts(

@@ -38,6 +38,11 @@ CASES = {
     "tp2": (1, {"tp": 2, "model": LONG}, False),
     "tp2 full": (1, {"tp": 2, "model": LONG, "recompute_config": {"recompute": True}}, False),
     "interleaved": (0, INTERLEAVED, False),
+    "galore": (
+        0,
+        {"dp": 2, "model": {"hidden_size": 256, "pet_config": {"pet_type": "galore", "galore_rank": 4}}},
+        False,
+    ),
     "logits": (0, {"dp": 2, "model": MANY_LOGITS}, False),
     "logits in slices": (0, {"dp": 2, "model": {**MANY_LOGITS, "loss_chunks": 4}}, False),
 }

@@ -70,6 +70,16 @@ def test_the_logits_of_one_slice_are_there_at_a_time(simulated):
     assert sliced < 0.5 * whole
 
 
+@pytest.mark.simulates("galore")
+def test_projected_updates_hold_no_second_copy_of_the_gradients(simulated):
+    """The compiler copies what a branch reads, and all of it before the branch, unless nothing else reads it."""
+    simulation = simulated("galore")
+    weights = [block.size for block in simulation.blocks if block.node.startswith("model.layers.")]
+    assert len(weights) == 2 * 9
+    alive = (block for block in simulation.alive(simulation.peak_time) if block.kind != "Weight")
+    assert sum(block.size for block in alive if block.category == OPTIMIZER) < 0.25 * sum(weights)
+
+
 @pytest.mark.simulates("tp2", "tp2 full")
 def test_full_recomputation_saves_activations_and_nothing_else(simulated):
     kept, again = (simulated(name).peak_by_category() for name in ("tp2", "tp2 full"))
