@@ -293,6 +293,7 @@ def test_integers_of_thousands_of_digits_are_refused(problem_file, tmp_path, cap
     assert "0" * 200 not in said
 
 
+@pytest.mark.filterwarnings("error")
 def test_a_problem_without_times_is_planned_and_drawn(problem_file, tmp_path, capsys):
     fields = json.loads(problem_file.read_text(encoding="utf-8"))
     for layer in fields["layers"]:

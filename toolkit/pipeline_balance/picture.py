@@ -45,7 +45,7 @@ def draw_schedule(evaluation: Evaluation, path: Path) -> None:
     height = min(40.0, 2.2 + 0.32 * stages)
     figure, axes = pyplot.subplots(
         2, len(windows), figsize=(14, height + 4), sharex="col", sharey="row", squeeze=False, constrained_layout=True,
-        gridspec_kw={"height_ratios": [height, 4], "width_ratios": [(end - start) or 1.0 for start, end, _ in windows]},
+        gridspec_kw={"height_ratios": [height, 4], "width_ratios": [end - start for start, end, _ in windows]},
     )  # fmt: skip
     for column, window in enumerate(windows):
         _draw_operations(axes[0, column], evaluation, window)
@@ -63,7 +63,9 @@ def draw_schedule(evaluation: Evaluation, path: Path) -> None:
 def windows_of(evaluation: Evaluation) -> list[Window]:
     """The stretches of time that a still picture shows: all, or the start, one period in the middle, and the end."""
     line, problem = evaluation.line, evaluation.problem
-    whole = float(line.end.max()) or 1.0
+    whole = float(line.end.max())
+    if not whole:
+        return [(0.0, 1.0, "")]
     slowest = int(line.busy().argmax())
     mine = line.table.place % problem.stages == slowest
     usual = float(np.mean((line.end - line.start)[mine]))
