@@ -41,7 +41,8 @@ def place_on_stages(lm: CausalLM, plan: LayerPlan, model: ModelConfig, kernels: 
     if lm.model.drops_embeddings:
         lm.model.embedding_dropout.pipeline_stage = 0
     of_predictions = (lm.model.lookup_ahead, *lm.ahead, *lm.prediction_losses) if lm.predicts_ahead else ()
-    for cell in (lm.model.norm_out, lm.lm_head, lm.cross_entropy, lm.losses, *of_predictions):
+    of_head = (lm.lm_head, lm.unit_rows) if lm.normalised else (lm.lm_head,)
+    for cell in (lm.model.norm_out, *of_head, lm.cross_entropy, lm.losses, *of_predictions):
         cell.pipeline_stage = last
     lm.model.tables = nn.CellList([AttentionTables(model, kernels) for _ in range(plan.stages)])
     for stage, tables in enumerate(lm.model.tables):
