@@ -241,6 +241,18 @@ def test_calibration_finds_the_device_that_made_the_steps():
     assert all(constant.of(found.device) <= constant.most for constant in constants(found.device).values())
 
 
+def test_a_step_that_was_held_up_hardly_moves_a_calibration():
+    """One of six takes 60% longer: the others are met as if it were not there."""
+    truth = with_constants(uncalibrated(DEVICE), {"matrix": 0.62}, "the truth")
+    runs = [workload(layers=4, micro_batch_size=size, model_parallel=tp) for size in (1, 2, 4) for tp in (1, 2)]
+    seconds = [float(step_seconds(run, [truth])[0]) for run in runs]
+    seconds[0] *= 1.6
+    rows = [Measured(str(number), run, taken) for number, (run, taken) in enumerate(zip(runs, seconds, strict=True))]
+    found = calibrate(uncalibrated(DEVICE), rows, "measured here").device
+    others = np.array([step_seconds(row.workload, [found])[0] / row.seconds for row in rows[1:]])
+    assert abs(others - 1).max() < 0.02
+
+
 def test_frozen_weights_take_no_gradients_and_no_state():
     lora, full = load_config(LORA), load_config(LORA, ["--model.model_config.pet_config=null"])
     few, all_of_them = step_work(workload_of(lora)), step_work(workload_of(full))
