@@ -1,8 +1,9 @@
 """The few free constants of a device from measured steps: the most likely ones, given how well each was known before.
 
 Constants are fitted as logarithms. Each is held to the described value by a width that says how sure that is (a Gaussian prior),
-so that few rows change only what they speak about; a row counts by the logarithm of predicted over measured time, large ones less
-(Huber, 1964). Levenberg-Marquardt on both together.
+so that few rows change only what they speak about; a row counts by the logarithm of predicted over measured time. Errors are
+taken to have Student's t distribution (Lange, Little and Taylor, 1989): a step that a slow node or a busy network held up says
+next to nothing about the device. Levenberg-Marquardt on both together.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from mindllm.timing.device import Device
 from mindllm.timing.step import step_seconds
 from mindllm.timing.workload import Workload
 
-ROW = 0.04  # spread of measured steps around a good model, as a logarithm
+ROW = 0.02  # spread of undisturbed steps around a good model, as a logarithm
+FREEDOM = 4.0  # degrees of freedom of the errors' distribution; 2 to 4 predict published steps alike
 STEP = 1e-3  # of a logarithm, for differences
 ROUNDS = 30
 SETTLED = 1e-5  # of the sum of squares
@@ -120,8 +122,7 @@ def fitted(
         """[points, rows + constants]."""
         devices = [described(point) for point in points]
         errors = np.log(predicted(devices) / measured[:, None]).T / spread
-        robust = np.sign(errors) * np.sqrt(2 * (np.sqrt(1 + errors**2) - 1))
-        return np.concatenate([robust, np.array(points) / widths], axis=1)
+        return np.concatenate([_tempered(errors), np.array(points) / widths], axis=1)
 
     moves = _least(residuals, len(free), most)
     after = described(moves)
@@ -130,6 +131,11 @@ def fitted(
         dict(zip(free, before.tolist(), strict=True)),
         {name: constant.of(after) for name, constant in free.items()},
     )
+
+
+def _tempered(errors: np.ndarray) -> np.ndarray:
+    """What an error in spreads counts: squared, twice the negative logarithm of its likelihood relative to none."""
+    return np.sign(errors) * np.sqrt((FREEDOM + 1) * np.log1p(errors**2 / FREEDOM))
 
 
 def _least(residuals: Callable[[Sequence[np.ndarray]], np.ndarray], count: int, most: np.ndarray) -> np.ndarray:

@@ -22,6 +22,10 @@ LOSS_PASSES = (
 LOOKUP_PASSES = 2.0
 UPDATE_BYTES = 7 * WHOLE  # AdamW reads gradient, weight and two moments and writes the last three
 CLIP_BYTES = 3 * WHOLE  # the norm reads a gradient, scaling reads and writes it
+SCALED_BYTES = 2 * HALF + 4 * WHOLE
+"""Bytes of a number that a scaled loss adds to an update of Megatron-LM (``optimizer.py``, 2022): a gradient is read in half
+precision and written in single, read and written to be divided by the scale and looked at for infinities; a weight is read again
+for its copy in half precision, and the sum of gradients is set to nothing."""
 
 
 def embedding_work(architecture: Architecture, tokens: float, strategy: Strategy) -> Work:
@@ -200,9 +204,10 @@ def table_parameters(architecture: Architecture, name: str, count: float) -> Hel
     return Held(trained=count) if is_trained(architecture.pet, name) else Held(frozen=count)
 
 
-def update_operator(held: Held, strategy: Strategy) -> Operator:
-    """Clipping and AdamW of what a rank updates."""
-    return elementwise("update", held.own(strategy) - held.projected, UPDATE_BYTES + CLIP_BYTES + HALF)
+def update_operator(held: Held, workload: Workload) -> Operator:
+    """Clipping and AdamW of what a rank updates; behind a scaled loss also what that takes."""
+    passes = UPDATE_BYTES + CLIP_BYTES + HALF + SCALED_BYTES * workload.numerics.scaled_loss
+    return elementwise("update", held.own(workload.strategy) - held.projected, passes)
 
 
 def replica_exchanges(held: Held, workload: Workload) -> Work:

@@ -164,9 +164,23 @@ def bottleneck_work(
 MIRRORED: Mapping[str, str] = {"AllGather": "ReduceScatter", "ReduceScatter": "AllGather"}
 
 
-def backward_work(forward: Work, frozen: Collection[str] = ()) -> Work:
-    """Gradients of ``forward``, in the opposite order; those of weights that are not ``frozen`` are among them."""
-    return tuple(gradient for one in reversed(forward) for gradient in _gradients(one, frozen))
+def backward_work(forward: Work, frozen: Collection[str] = (), adds: bool = False) -> Work:
+    """Gradients of ``forward``, in the opposite order; those of weights that are not ``frozen`` are among them.
+
+    ``adds``: each of these is added to a sum by a kernel of its own, which reads both and writes one.
+    """
+    found = tuple(gradient for one in reversed(forward) for gradient in _gradients(one, frozen))
+    return tuple(each for one in found for each in _summed(one)) if adds else found
+
+
+def _summed(one: Operator | Exchange) -> tuple[Operator | Exchange, ...]:
+    """A gradient, and behind that of a weight the sum that it is added to, in half precision."""
+    if isinstance(one, Exchange) or not (one.sizes and one.name.endswith(".weight")):
+        return (one,)
+    if one.name.startswith(OF_SEQUENCES):
+        return (one,)  # scores have no weights
+    _, rows, _ = one.sizes
+    return one, elementwise(f"{one.name}.sum", HALF * one.flops / (2 * rows), 3.0)
 
 
 def _gradients(one: Operator | Exchange, frozen: Collection[str]) -> Iterator[Operator | Exchange]:

@@ -102,7 +102,8 @@ def step_work(workload: Workload) -> StepWork:
     frozen = () if is_trained(architecture.pet, architecture.head_weight) else ("lm_head.weight",)
     tokens = _tokens(workload)
     lookup, head = embedding_work(architecture, tokens, workload.strategy), head_work(workload, tokens)
-    backward = (*backward_work(head, frozen), *(() if frozen else sums_of_slices(workload)))
+    adds = workload.numerics.adds_gradients
+    backward = (*backward_work(head, frozen, adds), *(() if frozen else sums_of_slices(workload)))
     parts["embedding"] = Part(lookup, backward_work(lookup))
     parts["head"] = Part(head, backward, repeated_loss(workload, tokens))
     places[0]["embedding"] += 1
@@ -111,7 +112,7 @@ def step_work(workload: Workload) -> StepWork:
     for stage in range(plan.stages):
         own = range(stage, len(counts), plan.stages)
         held = sum((place_parameters(workload, place, numbers[place]) for place in own), Held())
-        update = update_operator(held, workload.strategy)
+        update = update_operator(held, workload)
         layers = [number for place in own for number in numbers[place]]
         updates.append(StageUpdate(held, replica_exchanges(held, workload), update, _beside(workload, layers)))
     sent = Exchange("between stages", "Send", HALF * tokens * architecture.hidden_size, "pp")
@@ -168,7 +169,7 @@ def spec_part(workload: Workload, spec: LayerSpec, own: LayerAssignment, swap: S
         beside, sums = prediction_work(workload, tokens), of_tokens_ahead(sums_of_slices(workload))
         again = (*again, *of_tokens_ahead(repeated_loss(workload, tokens)))
     forward = (*layer, *beside)
-    backward = (*backward_work(forward, spec.frozen), *sums)
+    backward = (*backward_work(forward, spec.frozen, workload.numerics.adds_gradients), *sums)
     moved = moved_results(workload, spec, own, swap, whole)
     return Part(forward * copies, backward * copies, again * copies, moved, strategy.row_parts)
 

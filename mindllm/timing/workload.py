@@ -90,6 +90,10 @@ class Numerics:
         fused_attention: whether scores stay on chip.
         whole_masks: whether every score is computed, seen or not: rows hold documents.
         dropout: whether attention and residuals have it.
+        adds_gradients: whether a kernel of its own adds the gradient of a weight to those of earlier micro-batches. Megatron-LM's
+            does for sums in half precision; where its gradient accumulation fusion applies, the product itself adds them.
+        scaled_loss: whether gradients in half precision come from a scaled loss (Micikevicius et al., 2018), so that an update
+            brings them to single precision, divides them by the scale and looks for infinities.
     """
 
     compute: str = "bfloat16"
@@ -97,6 +101,8 @@ class Numerics:
     fused_attention: bool = True
     dropout: bool = False
     whole_masks: bool = False
+    adds_gradients: bool = False
+    scaled_loss: bool = False
 
 
 @dataclass(frozen=True, eq=False)

@@ -241,6 +241,39 @@ def test_calibration_finds_the_device_that_made_the_steps():
     assert all(constant.of(found.device) <= constant.most for constant in constants(found.device).values())
 
 
+def test_a_step_that_was_held_up_hardly_moves_a_calibration():
+    """One of six takes 60% longer: the others are met as if it were not there."""
+    truth = with_constants(uncalibrated(DEVICE), {"matrix": 0.62}, "the truth")
+    runs = [workload(layers=4, micro_batch_size=size, model_parallel=tp) for size in (1, 2, 4) for tp in (1, 2)]
+    seconds = [float(step_seconds(run, [truth])[0]) for run in runs]
+    seconds[0] *= 1.6
+    rows = [Measured(str(number), run, taken) for number, (run, taken) in enumerate(zip(runs, seconds, strict=True))]
+    found = calibrate(uncalibrated(DEVICE), rows, "measured here").device
+    others = np.array([step_seconds(row.workload, [found])[0] / row.seconds for row in rows[1:]])
+    assert abs(others - 1).max() < 0.02
+
+
+def test_gradients_are_added_up_by_kernels_of_their_own_where_products_do_not():
+    """Every weight of the layer's products is read twice and written once, on the ranks that share it."""
+    run = workload(layers=1, model_parallel=2)
+    forward = forward_work(run.architecture.layers[0], 64.0, 64, run.strategy, Numerics(fused_attention=False))
+    plain, adding = backward_work(forward), backward_work(forward, adds=True)
+    sums = [one for one in adding if one.name.endswith(".sum")]
+    assert [one for one in adding if one not in sums] == list(plain)
+    weights = sum(np.prod(shape) for shape in run.architecture.layers[0].weights().values() if len(shape) == 2)
+    assert sum(one.bytes for one in sums) == 3 * 2 * weights / 2
+    step = replace(run, numerics=Numerics(adds_gradients=True))
+    assert step_time(step, DEVICE).seconds > step_time(run, DEVICE).seconds
+
+
+def test_a_scaled_loss_lengthens_the_update_alone():
+    plain = workload(layers=2)
+    scaled = replace(plain, numerics=Numerics(scaled_loss=True))
+    ours, theirs = (step_work(one).updates[0] for one in (scaled, plain))
+    assert ours.update.bytes - theirs.update.bytes == 20 * ours.parameters.trained
+    assert step_work(scaled).parts["head"] == step_work(plain).parts["head"]
+
+
 def test_frozen_weights_take_no_gradients_and_no_state():
     lora, full = load_config(LORA), load_config(LORA, ["--model.model_config.pet_config=null"])
     few, all_of_them = step_work(workload_of(lora)), step_work(workload_of(full))

@@ -19,7 +19,7 @@ from mindllm.parallel.layer_plan import LayerPlan, read_plan
 from mindllm.timing.calibrate import Measured
 from mindllm.timing.workload import Numerics, Strategy, Workload
 
-MEGATRON = Numerics("float16", gradient_bytes=2, fused_attention=False, dropout=True)
+MEGATRON = Numerics("float16", gradient_bytes=2, fused_attention=False, dropout=True, scaled_loss=True)
 SELECTIVE = (
     r"attention\.(scores|softmax|dropout|context)",
 )  # of Korthikanti et al.: what attention computes per pair of tokens
@@ -47,9 +47,10 @@ def read_rows(path: Path) -> list[Row]:
 
 
 def gpt(hidden: int, heads: int, layers: int, vocabulary: int, sequence: int) -> Architecture:
-    """A GPT-3: learned positions, LayerNorm, four times as wide between."""
+    """A GPT-3: learned positions, LayerNorm, four times as wide between, the head is the embedding."""
     learned = {"position_embedding_type": "learned_absolute", "max_position_embedding": sequence}
     sizes = {"hidden_size": hidden, "num_heads": heads, "num_layers": layers, "vocab_size": vocabulary}
+    sizes["tie_word_embeddings"] = True
     found = ModelConfig.model_validate({**sizes, **learned, "seq_length": sequence}).architecture
     feed_forward = FeedForwardSpec(hidden, 4 * hidden, "gelu_tanh", gated=False, bias=True)
     return replace(found, layers=tuple(replace(layer, feed_forward=feed_forward) for layer in found.layers))
@@ -65,7 +66,10 @@ def even_plan(layers: int, stages: int, chunks: int, full: bool, selected: tuple
 
 
 def korthikanti(row: Row) -> Iterator[Measured]:
-    """Fully recomputed, and selectively with sequence parallelism; what was not measured is left out."""
+    """Fully recomputed, and selectively with sequence parallelism; what was not measured is left out.
+
+    The products of weights are taken to add their gradients up themselves: the authors' code came with that fusion.
+    """
     hidden, heads, layers, tp, pp = (int(row[key]) for key in ("hidden", "heads", "layers", "tp", "pp"))
     micro, replicas = int(row["mbs"]), int(row["gpus"]) // tp // pp
     for name, key, full in (("full", "full_recompute_s", True), ("selective", "sp_selective_s", False)):
@@ -80,14 +84,18 @@ def korthikanti(row: Row) -> Iterator[Measured]:
 
 
 def vtrain(row: Row) -> Measured:
-    """Everything is recomputed: nothing else fits the memory of these rows."""
+    """Everything is recomputed: nothing else fits the memory of these rows.
+
+    Gradients are taken to be added up in half precision, Megatron-LM's default of float16, by kernels of their own.
+    """
     keys = ("hidden size", "attention heads", "# layers", "sequence length")
     hidden, heads, layers, sequence = (int(row[key]) for key in keys)
     tp, dp, pp = (int(row[f"{kind} parallelism"]) for kind in ("tensor", "data", "pipeline"))
     micro, batch = int(row["micro batch"]), int(row["global batch"])
     strategy = Strategy(dp, tp, pp, batch // dp // micro, 1, micro)
     architecture = gpt(hidden, heads, layers, VOCABULARY, sequence)
-    workload = Workload(architecture, sequence, strategy, even_plan(layers, pp, 1, full=True), MEGATRON)
+    numerics = replace(MEGATRON, adds_gradients=True)
+    workload = Workload(architecture, sequence, strategy, even_plan(layers, pp, 1, full=True), numerics)
     name = f"{row['Parameters (billion)']}B, dp{dp} tp{tp} pp{pp}, micro-batch {micro}"
     return Measured(name, workload, float(row["iteration time (ms)"]) / 1e3)
 
