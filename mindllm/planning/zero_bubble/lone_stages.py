@@ -37,7 +37,10 @@ NUMBERS = 64  # of micro-batches under way that are told apart
 
 @dataclass(frozen=True)
 class Options:
-    """What a stage may hold and recompute, ``[options]``: layers from ``start`` to ``end``, and as :meth:`LoneStages._asked`."""
+    """What a stage may hold and recompute, ``[options]``: layers from ``start`` to ``end``, and as :meth:`LoneStages._asked`.
+
+    ``alone`` is the least step that the stage alone allows.
+    """
 
     start: np.ndarray
     end: np.ndarray
@@ -48,6 +51,12 @@ class Options:
     weight: np.ndarray
     under_way: np.ndarray
     turns: np.ndarray
+    alone: np.ndarray
+
+    @property
+    def trip(self) -> np.ndarray:
+        """What a micro-batch takes on the stage beside its weight gradient."""
+        return self.forward + self.backward - self.weight
 
     def take(self, chosen: np.ndarray) -> Options:
         """Those at these indices."""
@@ -177,7 +186,9 @@ class LoneStages:
         under_way = np.minimum(self.most[number], self.problem.micro_batches)
         turns = np.ceil(self.problem.micro_batches / under_way)
         times = forward[number, start, count], backward[number, start, count]
-        return Options(start, end, first, final, *times, weight, under_way, turns)
+        return Options(
+            start, end, first, final, *times, weight, under_way, turns, self.steps[number, stage, start, count]
+        )
 
     def plan(self, target: float, under_way: np.ndarray) -> Plan | None:
         """Of the splits of which every stage allows ``target``, the one whose stages together ask for least.

@@ -14,11 +14,13 @@ from mindllm.planning.one_chunk.planner import longest_stage, solve_one_chunk
 from mindllm.planning.plan import Evaluation, Plan, quickest, try_plan
 from mindllm.planning.problem import Problem
 from mindllm.planning.recomputation.mixes import Mixes
+from mindllm.planning.zero_bubble.crossing_bound import CrossingBound
 from mindllm.planning.zero_bubble.lone_stages import LoneStages
 from mindllm.planning.zero_bubble.split_search import SplitSearch
 
 PROVEN = 1e-4  # a gap that ends the work
 SHARE = 0.2  # of the time, for a plan of 1F1B
+CROSSING = 0.5  # of the time that is left, for the bound by crossings
 SLACK = (0.0, 0.03, 0.08, 0.2)  # beyond the bound: splits that keep to it and compute least are tried
 
 
@@ -48,6 +50,7 @@ def solve_zero_bubble(
             mixes.deadline = deadline
             if even is None:
                 bound = max(bound, stages.joint_bound(best.line.makespan, deadline))
+            bound = _by_crossings(stages, best.line.makespan, bound, deadline)
             search = SplitSearch(stages, best, deadline)
             try:
                 search.run(bound * (1 + PROVEN))
@@ -61,6 +64,19 @@ def _one_by_one(problem: Problem, best: Evaluation | None, deadline: float) -> E
     share = now() + SHARE * (deadline - now())
     found, _ = solve_one_chunk(problem.model_copy(update={"schedule": "1f1b"}), None, share, share)
     return best if found is None else quickest(best, try_plan(problem, found.plan, deadline))
+
+
+def _by_crossings(stages: LoneStages, limit: float, bound: float, deadline: float) -> float:
+    """The larger of ``bound`` and what micro-batches that cross each other ask for, found in a share of the time."""
+    share = now() + CROSSING * (deadline - now())
+    with contextlib.suppress(OutOfTime):
+        for found in CrossingBound(stages, limit).rising(share):
+            if not bound < found:
+                break
+            bound = found
+            if bound * (1 + PROVEN) >= limit:
+                break
+    return bound
 
 
 def _splits_near(stages: LoneStages, bound: float) -> Iterator[Plan]:
