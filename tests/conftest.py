@@ -36,6 +36,7 @@ WITHOUT_MINDSPORE = (
     "generate/test_generate_text_stream.py",
     "launch/test_launch_meeting.py",
     "models/test_weight_names.py",
+    "quantise/test_integers.py",
     "quantise/test_quantised_formats.py",
     "quantise/test_rounding.py",
     "test_console.py",

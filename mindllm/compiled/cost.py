@@ -29,14 +29,17 @@ import numpy as np
 from mindllm.compiled.graph import COLLECTIVES, CompiledGraph, Node, TensorType
 
 SIZES = {
-    **dict.fromkeys(("bool", "int8", "uint8"), 1),
+    **dict.fromkeys(("bool", "int8", "uint8", "int4"), 1),  # int4: two codes, which MindSpore counts as one element
     **dict.fromkeys(("float16", "bfloat16", "int16", "uint16"), 2),
     **dict.fromkeys(("float32", "int32", "uint32"), 4),
     **dict.fromkeys(("float64", "int64", "uint64", "complex64"), 8),
     "complex128": 16,
 }
 PRODUCTS = frozenset(
-    {"MatMul", "BatchMatMul", "MatMulExt", "BatchMatMulExt", "Mm", "Dense", "MatMulV2", "BatchMatMulV2"}
+    {
+        *("MatMul", "BatchMatMul", "MatMulExt", "BatchMatMulExt", "Mm", "Dense", "MatMulV2", "BatchMatMulV2"),
+        "WeightQuantBatchMatmul",
+    }
 )
 GROUPED = "GroupedMatmul"
 ATTENTION, ATTENTION_GRADIENT = "FlashAttentionScore", "FlashAttentionScoreGrad"

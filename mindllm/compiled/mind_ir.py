@@ -45,7 +45,7 @@ SEQUENCES = ("TUPLE", "LIST")
 DTYPES = {
     1: "float32", 2: "uint8", 3: "int8", 4: "uint16", 5: "int16", 6: "int32", 7: "int64", 8: "str", 9: "bool",
     10: "float16", 11: "float64", 12: "uint32", 13: "uint64", 14: "complex64", 15: "complex128", 16: "bfloat16",
-    17: "float64",
+    17: "float64", 18: "int4",
 }  # fmt: skip
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from mindllm.config import RunConfig
 from mindllm.data.tokenizer import Tokenizer
+from mindllm.generate.code_products import multiply_by_codes
 from mindllm.generate.generator import Generator
 from mindllm.generate.terminal import terminal
+from mindllm.models import Kernels
 from mindllm.models.weights import assign, held_codes, model_weights
 from mindllm.train.checkpoint import CheckpointStore
 from mindllm.train.checkpoint.pretrained import find_pretrained
@@ -37,4 +39,6 @@ def load_generator(config: RunConfig, tokenizer: Tokenizer) -> Generator:
     with terminal.status("building the model"):
         model = build_tuned_model(model_config, device)
         assign({**model_weights(model), **held_codes(model)}, weights)
+        if device == "Ascend":
+            multiply_by_codes(model, model_config, Kernels.choose(model_config, device))
         return Generator(model, model_config, tokenizer, device_target=device)

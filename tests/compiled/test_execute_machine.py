@@ -28,10 +28,11 @@ def test_an_operator_is_computed_and_an_exchange_carried_out():
     assert np.array_equal(run("AllReduce", group_rank_ids=(5,), op="sum"), X)
 
 
-def test_an_operator_nobody_has_a_kernel_for_is_named_with_rank_and_place():
-    place = "rank 5: Nonsense at Default/network-Loss/Nonsense-op0 cannot be computed here: no kernel of the CPU does"
+@pytest.mark.parametrize("op", ["Nonsense", "WeightQuantBatchMatmul"])
+def test_an_operator_nobody_has_a_kernel_for_is_named_with_rank_and_place(op):
+    place = f"rank 5: {op} at Default/network-Loss/{op}-op0 cannot be computed here: no kernel of the CPU does"
     with pytest.raises(NoKernel, match=place) as error:
-        run("Nonsense")
+        run(op)
     assert error.value.exit_code == 1
 
 
