@@ -16,7 +16,7 @@ from mindspore.ops.operations.comm_ops import _VirtualDataset
 
 from mindllm.config import ModelConfig
 from mindllm.models import CausalLM, Kernels
-from mindllm.models.decoder import AttentionTables
+from mindllm.models.decoder import AttentionTables, Decoder
 from mindllm.parallel.layer_plan import LayerPlan
 from mindllm.parallel.layout import DATA, Mesh
 from mindllm.parallel.operators import operators_of
@@ -31,15 +31,12 @@ def place_on_stages(lm: CausalLM, plan: LayerPlan, model: ModelConfig, kernels: 
     A parameter used on two stages would be sent from one to the other in every step.
     """
     last = plan.stages - 1
-    lm.model.tok_embeddings.pipeline_stage = 0
+    for cell in _of_embedding(lm.model):
+        cell.pipeline_stage = 0
     for number, (layer, assignment) in enumerate(zip(lm.model.layers, plan.layers, strict=True)):
         layer.pipeline_stage = assignment.stage
         if any(lm.model.drops):
             lm.model.dropout_keys[number].pipeline_stage = assignment.stage
-    if lm.model.adds_noise:
-        lm.model.embedding_noise.pipeline_stage = 0
-    if lm.model.drops_embeddings:
-        lm.model.embedding_dropout.pipeline_stage = 0
     of_predictions = (lm.model.lookup_ahead, *lm.ahead, *lm.prediction_losses) if lm.predicts_ahead else ()
     of_head = (lm.lm_head, lm.unit_rows) if lm.normalised else (lm.lm_head,)
     for cell in (lm.model.norm_out, *of_head, lm.cross_entropy, lm.losses, *of_predictions):
@@ -50,10 +47,24 @@ def place_on_stages(lm: CausalLM, plan: LayerPlan, model: ModelConfig, kernels: 
     lm.model.table_of_layer = tuple(assignment.stage for assignment in plan.layers)
 
 
+def _of_embedding(decoder: Decoder) -> list[nn.Cell]:
+    """The cells that make what the first layer gets."""
+    found = [decoder.tok_embeddings]
+    if decoder.adds_noise:
+        found.append(decoder.embedding_noise)
+    if decoder.learns_positions:
+        found.append(decoder.position_embeddings)
+    if decoder.norms_embeddings:
+        found.append(decoder.embedding_norm)
+    if decoder.drops_embeddings:
+        found.append(decoder.embedding_dropout)
+    return found
+
+
 def fuse_gradient_communication(lm: CausalLM, plan: LayerPlan, groups: int) -> None:
     """Gives parameters whose gradients are exchanged in one message the same number (MindFormers' rule)."""
     ahead = lm.prediction_losses if lm.predicts_ahead else ()
-    for cell in (lm.model.tok_embeddings, lm.model.norm_out, lm.lm_head, *ahead):
+    for cell in (*_of_embedding(lm.model), lm.model.norm_out, lm.lm_head, *ahead):
         cell.set_comm_fusion(fusion_of_others(plan, groups))
     for number, layer in enumerate(lm.model.layers):
         layer.set_comm_fusion(fusion_of_layer(number, plan, groups))

@@ -19,6 +19,11 @@ from mindllm.compiled.graph import CompiledGraph
 OPTIMIZER = {"enable_parallel_optimizer": True}
 SHARED_BY_TWO = {"optimizer_weight_shard_size": 2, "parallel_optimizer_threshold": 0}
 SEQUENCE = {"use_seq_parallel": True}
+GEMMA3 = {
+    **{"model_type": "gemma3_text", "hidden_act": "gelu_tanh", "tie_word_embeddings": True, "n_kv_heads": 1},
+    **dict.fromkeys(("layernorm_zero_centered_gamma", "scale_embeddings", "sandwich_norm", "qk_layernorm"), True),
+    **{"sliding_window": 16, "sliding_window_pattern": 2, "rope_local_base_freq": 10000.0},
+}
 FEED_FORWARD = [r"feed_forward\.mul", r"feed_forward\.w1\.activation\.silu"]
 
 CASES = {
@@ -27,6 +32,15 @@ CASES = {
     "dp2": (1, {"dp": 2}),
     "dp2 slices": (0, {"dp": 2, "tp": 2, "parallel": {"full_batch": False}}),
     "dp2 accumulating": (0, {"dp": 2, "runner_config": {"gradient_accumulation_steps": 2}}),
+    "dp2 accumulating, zero-centred norms": (
+        0,
+        {
+            "dp": 2,
+            "runner_config": {"gradient_accumulation_steps": 2},
+            "model": GEMMA3,
+            "parallel": OPTIMIZER,
+        },
+    ),
     "dp2 accumulating, optimizer": (
         0,
         {"dp": 2, "runner_config": {"gradient_accumulation_steps": 2}, "parallel": OPTIMIZER},

@@ -77,6 +77,7 @@ def asks_for_recompute(layer, graph, number):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)  # 80 layers on 8 stages take 13 minutes beside other work
 @pytest.mark.parametrize("path", LLAMA2, ids=lambda path: path.stem)
 def test_every_stage_of_a_shipped_configuration_compiles(path):
     stages = load_config(path).parallel_config.pipeline_stage

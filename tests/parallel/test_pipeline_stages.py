@@ -1,4 +1,4 @@
-"""Cells on pipeline stages: none that multiplies, normalises or looks up is left without one."""
+"""Cells on pipeline stages, and gradients in messages: none is forgotten, whatever an architecture is made of."""
 
 from __future__ import annotations
 
@@ -8,18 +8,44 @@ import pytest
 from mindspore import nn
 from small_cluster import cluster_run
 
+from mindllm.config import RunConfig
 from mindllm.models.causal_lm import CausalLM
 from mindllm.models.decoder import Decoder
 from mindllm.models.kernels import Kernels
 from mindllm.parallel.layer_plan import make_plan
-from mindllm.parallel.pipeline import place_on_stages
+from mindllm.parallel.pipeline import fuse_gradient_communication, place_on_stages
 
+PLAIN = {
+    **{"gated_linear_unit": False, "tie_word_embeddings": True, "normalization": "LayerNorm", "n_kv_heads": 4},
+    **dict.fromkeys(("mlp_has_bias", "qkv_has_bias", "attn_proj_has_bias"), True),
+}
 FORMS = {
     "llama": {},
-    "a head of unit rows": {"model_type": "baichuan", "norm_head": True, "n_kv_heads": 4},
     "a tied head": {"tie_word_embeddings": True},
     "dropout": {"hidden_dropout": 0.1, "attention_dropout": 0.1, "embedding_dropout": 0.1},
+    "noise": {"pet_config": {"neftune_noise_alpha": 5.0, "lora_rank": 4}},
+    "a head of unit rows": {"model_type": "baichuan", "norm_head": True, "n_kv_heads": 4},
+    "a norm of embeddings": {
+        **{
+            "model_type": "bloom",
+            "position_embedding_type": "alibi",
+            "embedding_norm": True,
+            "hidden_act": "gelu_tanh",
+        },
+        **{"intermediate_size": 256, **PLAIN},
+    },
+    "learned positions": {
+        **{"model_type": "gpt2", "position_embedding_type": "learned_absolute", "hidden_act": "gelu_tanh", **PLAIN},
+        "intermediate_size": 256,
+    },
 }
+
+
+def built(form: str) -> tuple[RunConfig, CausalLM, Kernels]:
+    """A run on two stages and its model."""
+    run = cluster_run(pp=2, micro=2, model=FORMS[form])
+    kernels = Kernels.choose(run.model.config, "Ascend")
+    return run, CausalLM(run.model.config, kernels), kernels
 
 
 def unplaced(cell: nn.Cell) -> Iterator[nn.Cell]:
@@ -34,10 +60,14 @@ def unplaced(cell: nn.Cell) -> Iterator[nn.Cell]:
 
 @pytest.mark.parametrize("form", FORMS)
 def test_every_cell_with_operators_is_on_a_stage(form):
-    run = cluster_run(pp=2, micro=2, model=FORMS[form])
-    model = run.model.config
-    kernels = Kernels.choose(model, "Ascend")
-    lm = CausalLM(model, kernels)
+    run, lm, kernels = built(form)
     assert list(unplaced(lm))
-    place_on_stages(lm, make_plan(run), model, kernels)
+    place_on_stages(lm, make_plan(run), run.model.config, kernels)
     assert not list(unplaced(lm))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_gradient_of_a_stage_is_in_its_message(form):
+    run, lm, _ = built(form)
+    fuse_gradient_communication(lm, make_plan(run), 4)
+    assert {item.name for item in lm.get_parameters() if item.requires_grad and item.comm_fusion != 2} == set()

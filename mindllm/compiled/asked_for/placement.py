@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
+from statistics import mode
 
 from mindllm.compiled.asked_for.finding import Finding, Mistake, numbers_text, together
 from mindllm.compiled.graph import Node
@@ -76,12 +77,13 @@ def micro_batches(config: RunConfig, ranks: Sequence[Operators]) -> Finding | No
 
 
 def _runs_of_layers(rank: Operators) -> dict[int, int]:
-    """How often a step runs each layer: as often as the rarest of its operators, some of which serve twice."""
+    """How often a step runs each layer: as often as most of its operators. Some serve twice, and what only weights go into is
+    computed once for all parts of a batch."""
     times: dict[int, Counter[tuple[str, str, str]]] = defaultdict(Counter)
     for node, layer, place in forward_operators(rank):
         if node.input_strategy is not None:
             times[layer][place, node.op, node.instance] += rank.times(node)
-    return {layer: min(found.values()) for layer, found in times.items()}
+    return {layer: mode(found.values()) for layer, found in times.items()}
 
 
 def _layers_of_stage(plan: LayerPlan, stage: int) -> set[int]:
