@@ -1,13 +1,17 @@
-"""Random planning problems, and a judge that shares nothing with the planner: recursion over operations, a walk over memory."""
+"""Random planning problems, and a judge that shares nothing with the planner: recursion over operations, a walk over memory.
+
+Orders of zero-bubble stages are all tried, timed by the planner's own walk, which is tested beside the simulator.
+"""
 
 import itertools
 from functools import cache
 
 import numpy as np
 
-from mindllm.planning.plan import Plan
+from mindllm.planning.plan import Plan, plan_costs, zero_bubble_costs
 from mindllm.planning.problem import make_problem
 from mindllm.planning.recomputation.mixes import chains
+from mindllm.planning.zero_bubble.operation_order import fits, walk
 
 NAMES = ("none", "full", "select", "both", "comm", "k5", "k6", "k7")
 LONGEST = 600.0  # seconds for what ends when it is proved: others may need the machine
@@ -136,3 +140,39 @@ def _mixes(orders, count):
 
 def mixes(problem, count):
     return _mixes(tuple(map(tuple, chains(problem))), count)
+
+
+def every_order(micro_batches):
+    """All orders of the operations of a stage, micro-batches of each kind in their order."""
+    found = [()]
+    for _ in range(3 * micro_batches):
+        found = [
+            (*order, kind)
+            for order in found
+            for kind in range(3)
+            if order.count(kind) < (order.count(kind - 1) if kind else micro_batches)
+        ]
+    return found
+
+
+def lone_layers(seed, stages, micro_batches, delay):
+    """A layer of its own for each stage, with memory for one micro-batch or a few."""
+    random = np.random.default_rng(seed)
+    layers = []
+    for stage in range(stages):
+        forward, weight = random.uniform(0.8, 1.3), random.uniform(0.5, 1)
+        kinds = {"none": {"backward": weight + random.uniform(0.7, 1.5), "activation_mb": 1}}
+        layers.append({"name": f"{stage}", "count": 1, "forward": forward, "weight_gradient": weight, "kinds": kinds})
+    fields = {"stages": stages, "micro_batches": micro_batches, "schedule": "zb", "layers": layers}
+    fields["head"] = {"forward": random.uniform(0, 1), "backward": 0.6, "weight_gradient": random.uniform(0, 0.5)}
+    fields["tail"] = {"forward": random.uniform(0, 1), "backward": 0.6, "weight_gradient": random.uniform(0, 0.5)}
+    limits = random.integers(1, micro_batches + 1, stages).tolist()
+    return make_problem({**fields, "limit_mb": limits, "point_to_point": delay}, "lone layers")
+
+
+def least_of_all_orders(problem, plan):
+    """The shortest step of a zero-bubble plan: every order of operations on every stage that memory allows."""
+    costs, stages = zero_bubble_costs(problem, plan_costs(problem, plan)), range(problem.stages)
+    fitting = [[order for order in every_order(problem.micro_batches) if fits(costs, s, order)] for s in stages]
+    lines = (walk(costs, orders) for orders in itertools.product(*fitting))
+    return min(max(line.ends) for line in lines if line is not None)

@@ -16,10 +16,9 @@ from mindspore.ops.auto_generate import WeightQuantBatchMatmul
 from mindllm.config import ModelConfig
 from mindllm.config.quantisation import CODES, COLUMNS, SCALES, CodeSpec, bits_of
 from mindllm.models import CausalLM, Kernels
-from mindllm.models.held_codes import HeldCodes
 from mindllm.models.linear import Linear
 from mindllm.models.weights import NUMPY_DTYPES
-from mindllm.quantise.codes import Codes
+from mindllm.quantise.held import codes_of
 from mindllm.quantise.integers import Integers, are_integers, integers
 
 OPERANDS = (ms.float16, ms.bfloat16)
@@ -83,18 +82,12 @@ def _replace(layer: nn.Cell, spec: CodeSpec, dtype: ms.dtype) -> None:
     linear = getattr(parent, name)
     if linear.has_adapter or not _can_hold(linear.held.scales.asnumpy(), dtype):
         return
-    product = CodeProduct(linear, integers(_codes(linear.held)), dtype)
+    tensors = {name: getattr(linear.held, name).asnumpy() for name in spec.shapes()}
+    product = CodeProduct(linear, integers(codes_of(spec.code, tensors)), dtype)
     names = {parameter: parameter.name for parameter in product.get_parameters()}
     setattr(parent, name, product)
     for parameter, full in names.items():  # which have become names below ``parent``
         parameter.name = full
-
-
-def _codes(held: HeldCodes) -> Codes:
-    scales = held.scales.asnumpy()[:, :, 0, 0]
-    zeros = held.zeros.asnumpy()[:, :, 0, 0] if held.has_zeros else None
-    columns = np.argsort(held.columns.asnumpy()).astype(np.int32) if held.ordered else None
-    return Codes(held.spec.code, held.codes.asnumpy(), scales, zeros, columns)
 
 
 def _can_hold(scales: np.ndarray, dtype: ms.dtype) -> bool:

@@ -1,10 +1,12 @@
-"""The tensors as which a model holds a projection in codes."""
+"""The tensors as which a model holds a projection in codes, and the codes that such tensors are."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
-from mindllm.config.quantisation import CODES, COLUMNS, SCALES, ZEROS, CodeSpec
+from mindllm.config.quantisation import CODES, COLUMNS, SCALES, ZEROS, CodeName, CodeSpec
 from mindllm.quantise.codes import Codes
 from mindllm.quantise.nearest import quantise
 
@@ -17,6 +19,18 @@ def held_tensors(codes: Codes) -> dict[str, np.ndarray]:
     if codes.columns is not None:
         found[COLUMNS] = np.argsort(codes.columns).astype(np.int32)  # where each column of the matrix stands
     return found
+
+
+def codes_of(code: CodeName, tensors: Mapping[str, np.ndarray]) -> Codes:
+    """The matrix of which :func:`held_tensors` are ``tensors``; ``code``: its kind."""
+    zeros, columns = (tensors.get(name) for name in (ZEROS, COLUMNS))
+    return Codes(
+        code,
+        tensors[CODES],
+        tensors[SCALES][:, :, 0, 0],
+        None if zeros is None else zeros[:, :, 0, 0],
+        None if columns is None else np.argsort(columns).astype(np.int32),
+    )
 
 
 def rounded(weight: np.ndarray, spec: CodeSpec) -> dict[str, np.ndarray]:

@@ -95,13 +95,16 @@ class ProjectedAdamW(nn.Cell):
             own = (*own, gradients[self.projected[number]])
         if steps == 0.0:
             own = self.refreshed(own)
+        correction1 = 1.0 - self.plain.beta1_power * self.beta1 if self.corrects else Tensor(1.0, ms.float32)
+        correction2 = 1.0 - self.plain.beta2_power * self.beta2 if self.corrects else Tensor(1.0, ms.float32)
+        factors = (coefficient, rate, correction1, correction2)
         done = steps
         for place, number in enumerate(self.own):
-            done = self.stepped(number, own[place], coefficient, rate, done)
+            done = self.stepped(number, own[place], factors, done)
         all_done: tuple[Tensor, ...] = (done,)
         for number in self.foreign:
             gradient = gradients[self.projected[number]]
-            all_done = (*all_done, self.stepped(number, gradient, coefficient, rate, steps))
+            all_done = (*all_done, self.stepped(number, gradient, factors, steps))
         of_others: tuple[Tensor, ...] = ()
         for place in self.others:
             of_others = (*of_others, gradients[place])
@@ -110,10 +113,12 @@ class ProjectedAdamW(nn.Cell):
         ops.assign(self.steps, ops.depend((steps + 1.0) * (1.0 - ends), done))
         return done
 
-    def stepped(self, number: int, gradient: Tensor, coefficient: Tensor, rate: Tensor, done: Tensor) -> Tensor:
-        """One step of a matrix, which begins when ``done`` is there; a value that is there when it ends."""
-        correction1 = 1.0 - self.plain.beta1_power * self.beta1 if self.corrects else Tensor(1.0, ms.float32)
-        correction2 = 1.0 - self.plain.beta2_power * self.beta2 if self.corrects else Tensor(1.0, ms.float32)
+    def stepped(self, number: int, gradient: Tensor, factors: tuple[Tensor, ...], done: Tensor) -> Tensor:
+        """One step of a matrix, which begins when ``done`` is there; a value that is there when it ends.
+
+        ``factors``: coefficient of the gradient, learning rate, bias corrections of both moments.
+        """
+        coefficient, rate, correction1, correction2 = factors
         weight, projection = self.weights[number], ops.depend(self.projections[number], done)
         before1, before2 = self.moments1[number], self.moments2[number]
         low = self.matrices[number].low(before1, gradient, projection)

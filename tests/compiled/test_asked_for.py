@@ -14,10 +14,8 @@ from mindllm.compiled.asked_for import Finding, findings
 from mindllm.compiled.graph import CompiledGraph, Node
 
 ALL = "interleaved all"
-ACCUMULATING = (
-    "dp2 accumulating",
-    "dp2 accumulating, zero-centred norms",
-)  # in one a sum of gathered weights serves both parts
+ACCUMULATING = ("dp2 accumulating", "dp2 accumulating, zero-centred norms")
+"""Of the second one, sums of gathered weights serve both parts of a batch."""
 
 
 def asked(graph: CompiledGraph, name: str, **changes: Any) -> dict[str, Finding]:

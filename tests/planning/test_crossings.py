@@ -7,17 +7,16 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_zero_bubble import every_order, lone_layers
+from planning_problems import least_of_all_orders, lone_layers
 
 from mindllm.planning.deadline import OutOfTime
-from mindllm.planning.plan import Plan, plan_costs, zero_bubble_costs
+from mindllm.planning.plan import Plan
 from mindllm.planning.problem import make_problem
 from mindllm.planning.recomputation.mixes import Mixes
 from mindllm.planning.solve import solve
 from mindllm.planning.zero_bubble.crossing_bound import CrossingBound
 from mindllm.planning.zero_bubble.crossings import Trip, crossing_time
 from mindllm.planning.zero_bubble.lone_stages import LoneStages
-from mindllm.planning.zero_bubble.operation_order import fits, walk
 
 
 def trip_of(both, forward, weight, delay=0.0):
@@ -75,11 +74,7 @@ def test_two_places_are_enough_for_each_pair(seed, stages, under_way, delay):
 def test_no_order_of_operations_is_below_the_bound(stages, micro_batches):
     for seed in range(4):
         problem = lone_layers(seed, stages, micro_batches, 0.3 * (seed % 2))
-        plan = Plan((("none",),) * stages)
-        costs = zero_bubble_costs(problem, plan_costs(problem, plan))
-        fitting = [[order for order in every_order(micro_batches) if fits(costs, s, order)] for s in range(stages)]
-        lines = (walk(costs, orders) for orders in itertools.product(*fitting))
-        optimum = min(max(line.ends) for line in lines if line is not None)
+        optimum = least_of_all_orders(problem, Plan((("none",),) * stages))
         bound = CrossingBound(LoneStages(problem, Mixes(problem), 1), 2 * optimum)
         for stage, mine in enumerate(bound.options):
             trip, first, last = bound.trip(stage), float(mine.first.min()), float(mine.final.min())

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from planning_problems import every_plan, random_problem
+from planning_problems import every_plan, least_of_all_orders, lone_layers, random_problem
 
 from mindllm.planning import deadline
 from mindllm.planning.deadline import OutOfTime
-from mindllm.planning.plan import Plan, plan_costs, try_plan, zero_bubble_costs
+from mindllm.planning.plan import Plan, try_plan
 from mindllm.planning.problem import make_problem
 from mindllm.planning.recomputation.mixes import Mixes
 from mindllm.planning.schedules.orders import timetable
@@ -87,34 +87,6 @@ def test_no_plan_is_below_the_bound(schedule, layer_kinds, delay, monkeypatch):
         assert solution.best.step_time <= 1.05 * min(steps)
 
 
-def every_order(micro_batches):
-    """All orders of the operations of a stage, micro-batches of each kind in their order."""
-    found = [()]
-    for _ in range(3 * micro_batches):
-        found = [
-            (*order, kind)
-            for order in found
-            for kind in range(3)
-            if order.count(kind) < (order.count(kind - 1) if kind else micro_batches)
-        ]
-    return found
-
-
-def lone_layers(seed, stages, micro_batches, delay):
-    """A layer of its own for each stage, with memory for one micro-batch or a few."""
-    random = np.random.default_rng(seed)
-    layers = []
-    for stage in range(stages):
-        forward, weight = random.uniform(0.8, 1.3), random.uniform(0.5, 1)
-        kinds = {"none": {"backward": weight + random.uniform(0.7, 1.5), "activation_mb": 1}}
-        layers.append({"name": f"{stage}", "count": 1, "forward": forward, "weight_gradient": weight, "kinds": kinds})
-    fields = {"stages": stages, "micro_batches": micro_batches, "schedule": "zb", "layers": layers}
-    fields["head"] = {"forward": random.uniform(0, 1), "backward": 0.6, "weight_gradient": random.uniform(0, 0.5)}
-    fields["tail"] = {"forward": random.uniform(0, 1), "backward": 0.6, "weight_gradient": random.uniform(0, 0.5)}
-    limits = random.integers(1, micro_batches + 1, stages).tolist()
-    return make_problem({**fields, "limit_mb": limits, "point_to_point": delay}, "lone layers")
-
-
 @pytest.mark.parametrize(("stages", "micro_batches"), [(2, 3), (3, 2), (3, 3)])
 def test_schedules_are_near_the_best_of_all_orders_and_none_is_below_the_bound(stages, micro_batches):
     """Every order on every stage. The bound is close to the best of them, also where memory holds one micro-batch."""
@@ -122,10 +94,7 @@ def test_schedules_are_near_the_best_of_all_orders_and_none_is_below_the_bound(s
     for seed in range(3):
         problem = lone_layers(seed, stages, micro_batches, 0.3 * (seed % 2))
         plan = Plan((("none",),) * stages)
-        costs = zero_bubble_costs(problem, plan_costs(problem, plan))
-        fitting = [[order for order in every_order(micro_batches) if fits(costs, s, order)] for s in range(stages)]
-        lines = (walk(costs, orders) for orders in itertools.product(*fitting))
-        optimum = min(max(line.ends) for line in lines if line is not None)
+        optimum = least_of_all_orders(problem, plan)
         assert try_plan(problem, plan).line.makespan == pytest.approx(optimum, rel=1e-9)
         stages_alone = LoneStages(problem, Mixes(problem), 1)
         assert stages_alone.bound() <= optimum * (1 + 1e-9)

@@ -250,7 +250,8 @@ def _offline(command: Sequence[str], variables: Mapping[str, str], directory: Pa
     keep = directory / "kept"
     tool = [sys.executable, "-m", "toolkit.offline", "--json", "--keep", str(keep), "--", *command]
     ranks = json.loads(_run(tool, {"PYTHONPATH": str(ROOT), **variables}, directory).splitlines()[-1])["ranks"]
-    return [{**rank, **found} for rank, found in zip(ranks, compiled_to(keep), strict=True)]
+    told = ({key: value for key, value in rank.items() if key != "kept"} for rank in ranks)  # a temporary directory
+    return [{**rank, **found} for rank, found in zip(told, compiled_to(keep), strict=True)]
 
 
 def compiled_to(keep: Path) -> list[dict[str, Any]]:
