@@ -38,7 +38,8 @@ def test_pages_are_written_from_what_the_tool_says(tmp_path, monkeypatch):
     def run(command, variables, directory):
         if "toolkit.offline" not in command:
             return ""
-        ranks = [{"stage": stage, "used_peak_mb": next(peaks), "actual_peak_mb": 2500, **ROW} for stage in (0, 1)]
+        found = {**ROW, "actual_peak_mb": 2500, "kept": str(directory)}
+        ranks = [{"stage": stage, "used_peak_mb": next(peaks), **found} for stage in (0, 1)]
         return json.dumps({"ranks": ranks})
 
     monkeypatch.setattr(mindformers, "_run", run)
@@ -52,6 +53,7 @@ def test_pages_are_written_from_what_the_tool_says(tmp_path, monkeypatch):
     asked = ["--rows", str(rows), "--cases", "all recomputed, O0", "--markdown", str(page)]
     assert mindformers.main(["--python", str(python), *asked]) == 0
     assert [row["case"] for row in json.loads(rows.read_text())] == ["all recomputed, O0"] * 4 + [former["case"]] * 2
+    assert "kept" not in rows.read_text()  # the path of a directory that is gone
     text = page.read_text()
     assert text.startswith("# Beside MindFormers")
     assert text.endswith("\n## What differs\nWords of an author.\n")
