@@ -1,5 +1,6 @@
 """Interleaved pipelines: small ones are proved against every plan; the parts of the proof are bounds, and stop when told."""
 
+import itertools
 import math
 import time
 
@@ -20,6 +21,7 @@ from mindllm.planning.several_chunks.path_program import PathProgram
 from mindllm.planning.several_chunks.reoptimise import Reoptimiser
 from mindllm.planning.several_chunks.stage_rounding import StageRounding
 from mindllm.planning.solve import solve
+from toolkit.pipeline_balance.yaml_plan import write_plan
 
 CASES = [
     (seed, layer_kinds, schedule) for seed in range(3) for layer_kinds, schedule in ((1, "1f1b"), (2, "less_memory"))
@@ -167,6 +169,42 @@ def test_planning_all_stages_anew_gives_the_best_plan():
     plans.offer(max(found, key=lambda done: done.line.makespan).plan)
     assert plans.plan_anew(np.arange(problem.places), soon())
     assert plans.best_time == pytest.approx(min(done.line.makespan for done in found), rel=1e-3)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_mix_that_no_yaml_says_gives_way_to_one_that_keeps_no_more(seed):
+    problem, random = random_problem(seed, 2, 12, 3, 4, 2, "1f1b", 2), np.random.default_rng(seed)
+    mixes = Mixes(problem)
+    front, worse = mixes.front(((0, 2), (1, 3))), 0
+    for _ in range(50):
+        first, second = (np.bincount(random.integers(0, 3, count), minlength=3) for count in (2, 3))
+        counts = np.array([first, second])
+        try:
+            written = mixes.written(((0, 2), (1, 3)), counts)
+            order = {name: rank for chain in mixes._chains for rank, name in enumerate(chain)}
+            assert [order[name] for name in written] == sorted(order[name] for name in written)
+        except ValueError:
+            worse += 1
+            found = mixes.instead(((0, 2), (1, 3)), counts)
+            costs = [[layer.kinds[name].activation_mb for name in problem.kind_names] for layer in problem.layers]
+            if found is None:
+                assert (counts * costs).sum() < front.activation.min()
+            else:
+                assert (found * costs).sum() <= (counts * costs).sum() * (1 + 1e-9)
+                assert len(mixes.written(((0, 2), (1, 3)), found)) == 5
+    assert worse
+
+
+def test_plans_of_layers_of_two_kinds_can_be_written():
+    """Of the second kind alone recomputation is cheap, so an answer that minds no order recomputes it behind the first."""
+    problem = random_problem(12007, 3, 9, 3, 11, 2, "less_memory", 2)
+    problem = problem.with_limit(problem.per_stage("limit_mb")[0] * 1.4)
+    plans = Reoptimiser(program_of(problem), Mixes(problem))
+    for counts in itertools.product((1, 2, 3), repeat=5):
+        if 9 - sum(counts) in (1, 2, 3):
+            plans.best = None
+            plans.choose_recomputation(np.array([*counts, 9 - sum(counts)]), soon())
+            assert plans.best is None or write_plan(problem, plans.best.plan) is not None
 
 
 def test_a_plan_over_the_memory_is_not_taken():

@@ -100,13 +100,32 @@ class Mixes:
         return tuple((kind, number) for kind, number in within if number > 0)
 
     def written(self, runs: Runs, counts: np.ndarray) -> list[str]:
-        """Recompute kind of every layer of a mix, from the most recomputed to the least."""
-        names = self.problem.kind_names
+        """Recompute kind of every layer of a mix, from the most recomputed to the least.
+
+        Raises:
+            ValueError: no list of a YAML says that: kinds of two chains, or a run recomputed more than the one before.
+        """
+        names, free = self.problem.kind_names, self.problem.yaml_kinds is None
         for chain in self._chains:
             order = [names.index(name) for name in chain]
             if counts.sum() == counts[:, order].sum():
-                return [names[kind] for layer, _ in runs for kind in order for _ in range(counts[layer, kind])]
+                ranks = [rank for layer, _ in runs for rank in np.repeat(np.arange(len(order)), counts[layer, order])]
+                if free or ranks == sorted(ranks):
+                    return [chain[rank] for rank in ranks]
         raise ValueError("no order of these kinds can be written")
+
+    def instead(self, runs: Runs, counts: np.ndarray) -> np.ndarray | None:
+        """The fastest mix that can be written and keeps no more of a micro-batch than this one; None without one."""
+        layers, names = self.problem.layers, self.problem.kind_names
+        kept = sum(
+            count * layers[layer].kinds[name].activation_mb
+            for layer, _ in runs
+            for name, count in zip(names, counts[layer], strict=True)
+            if count
+        )
+        front = self.front(runs)
+        times = np.where(front.activation <= kept * (1 + 1e-9), front.backward, np.inf)
+        return front.counts[times.argmin()] if np.isfinite(times).any() else None
 
     def _by_rank(self, names: Names, runs: Runs) -> list[Front]:
         """Fronts by the rank of their last layer in the chain; a later layer may not be recomputed more."""

@@ -128,7 +128,9 @@ class Reoptimiser:
             try:
                 places.append(tuple(self.mixes.written(runs, mine)))
             except ValueError:
-                return None
+                if (other := self.mixes.instead(runs, mine)) is None:
+                    return None
+                places.append(tuple(self.mixes.written(runs, other)))
         return Plan(tuple(places))
 
 
