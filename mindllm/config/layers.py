@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 Shapes = dict[str, tuple[int, ...]]
 Activation = Literal["silu", "gelu_tanh", "quick_gelu"]
+ACTIVATION_OPERATORS: dict[Activation, str] = {"silu": "silu", "gelu_tanh": "gelu", "quick_gelu": "quick_gelu"}
+"""The operators that compute them, by the names that patterns of ``recompute_config`` see."""
 JOINT_PROJECTION = "eh_proj.weight"  # of embeddings and hidden states, in a layer that predicts ahead
 GRADIENT = 2.0  # those of the product that yields the gradient of a weight
 FORWARD_AND_BACKWARD = 6.0  # floating-point operations per weight of a matrix product and token: 2 forward, 4 backward
@@ -147,6 +149,11 @@ class FeedForwardSpec:
     gated: bool = True
     bias: bool = False
     out_bias: bool = False
+
+    @property
+    def activation_operator(self) -> str:
+        """As patterns of ``recompute_config`` name it."""
+        return ACTIVATION_OPERATORS[self.activation]
 
     def matrices(self) -> Shapes:
         """The weights of its matrix products."""

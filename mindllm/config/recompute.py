@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import Annotated, Any
 
 from pydantic import Field, PlainValidator
@@ -19,12 +20,12 @@ SELECTION_FORM = f"{COUNTS_FORM}, or a list of operator patterns, or a mapping o
 LEVEL_SEPARATOR = r"\."
 IN_EXPERTS: dict[str, tuple[str, ...]] = {
     r"feed_forward\.mul": (r"feed_forward\.experts\.mul", r"feed_forward\.shared\.mul"),
-    r"feed_forward\.w1\.activation\.silu": (
-        r"feed_forward\.experts\.activation\.silu",
-        r"feed_forward\.shared\.w1\.activation\.silu",
+    r"feed_forward\.w1\.activation\.": (
+        r"feed_forward\.experts\.activation\.",
+        r"feed_forward\.shared\.w1\.activation\.",
     ),
 }
-"""What the patterns that plain counts stand for name in a layer with experts."""
+"""How patterns begin that plain counts stand for, and the same in a layer with experts."""
 
 
 def parse_counts(value: Any) -> LayerCounts:
@@ -107,4 +108,16 @@ class RecomputeConfig(Section):
 
 def forms_of(pattern: str) -> tuple[str, ...]:
     """A pattern, and the same in a layer with experts."""
-    return (pattern, *IN_EXPERTS.get(pattern, ()))
+    forms = [pattern]
+    for start, others in IN_EXPERTS.items():
+        if pattern.startswith(start):
+            forms += [other + pattern.removeprefix(start) for other in others]
+    return tuple(forms)
+
+
+@lru_cache(maxsize=4096)
+def names_operator(pattern: str, path: str) -> bool:
+    """Whether a pattern of ``recompute_config`` names the operator at a dotted path of a layer, or a cell around it."""
+    parts = path.split(".")
+    levels = [form.split(LEVEL_SEPARATOR) for form in forms_of(pattern)]
+    return any(len(parts) >= len(form) and all(map(re.fullmatch, form, parts)) for form in levels)

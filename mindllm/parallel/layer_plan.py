@@ -18,12 +18,12 @@ from mindllm.config.recompute import LayerCounts, LayerSelection
 from mindllm.errors import UserError
 
 DEFAULT_PATTERNS: dict[str, tuple[str, ...]] = {
-    "select_recompute": (r"feed_forward\.mul", r"feed_forward\.w1\.activation\.silu"),
+    "select_recompute": (r"feed_forward\.mul", r"feed_forward\.w1\.activation\..*"),
     "select_comm_recompute": (r".*\.norm",),
     "select_recompute_exclude": (),
     "select_comm_recompute_exclude": (),
 }
-"""Keys of operator patterns, and the patterns that plain counts stand for (MindFormers' defaults)."""
+"""Keys of operator patterns, and the patterns that plain counts stand for (MindFormers' defaults, with any activation)."""
 EXCLUDES = {
     "select_recompute": "select_recompute_exclude",
     "select_comm_recompute": "select_comm_recompute_exclude",
@@ -50,6 +50,10 @@ class LayerAssignment:
     def applied(self, key: str) -> tuple[str, ...]:
         """The patterns under one key of ``recompute_config``."""
         return tuple(self.patterns.get(key, ()))
+
+    def is_default(self, key: str) -> bool:
+        """Whether several patterns apply, and are those that plain counts stand for."""
+        return len(DEFAULT_PATTERNS[key]) > 1 and set(DEFAULT_PATTERNS[key]) == set(self.applied(key))
 
 
 @dataclass(frozen=True)

@@ -48,12 +48,17 @@ def _recompute_layer(layer: nn.Cell, options: RecomputeConfig) -> None:
 
 
 def _select(layer: nn.Cell, number: int, assignment: LayerAssignment, cells: Cells, config: RunConfig) -> None:
-    """Switches patterns on, then the excluded ones off. A pattern may name something in other layers it is for only."""
+    """Switches patterns on, then the excluded ones off.
+
+    A pattern may name something in other layers it is for only; one of those that plain counts stand for need not name
+    anything, as long as another does: a feed-forward without a gate multiplies nothing.
+    """
     for key in IN_ORDER:
         touched = []
         for pattern in assignment.applied(key):
-            if match(layer, pattern) or not any(
-                match(cell, pattern) for cell, of in cells if pattern in of.applied(key)
+            if match(layer, pattern) or not (
+                assignment.is_default(key)
+                or any(match(cell, pattern) for cell, of in cells if pattern in of.applied(key))
             ):
                 touched += _apply_pattern(layer, key, pattern, config)
         if touched:

@@ -32,7 +32,7 @@ def feed_forward_work(
     width = spec.width / strategy.model_parallel
     inner = HALF * tokens * width
     yield product(f"{at}.w1.matmul", tokens, spec.hidden_size, width, numerics.compute)
-    yield elementwise(f"{at}.w1.activation.{spec.activation}", inner, 2.0)
+    yield elementwise(f"{at}.w1.activation.{spec.activation_operator}", inner, 2.0)
     if spec.gated:
         yield product(f"{at}.w3.matmul", tokens, spec.hidden_size, width, numerics.compute)
         yield elementwise(f"{at}.mul", inner, 3.0)
@@ -92,7 +92,7 @@ def _sorted_work(
         yield elementwise(f"{at}.experts.{name}.transpose", HALF * own * inner * outer, 2.0)
         yield product(f"{at}.experts.{name}.matmul", computed / own, inner, outer, numerics.compute, own)
         if name == "w3":
-            yield elementwise(f"{at}.experts.activation.{expert.activation}", HALF * rows * expert.width, 2.0)
+            yield elementwise(f"{at}.experts.activation.{expert.activation_operator}", HALF * rows * expert.width, 2.0)
             yield elementwise(f"{at}.experts.mul", HALF * rows * expert.width, 3.0)
     yield elementwise(f"{at}.experts.unpermute", HALF * rows * hidden, 2.0)
     if groups > 1:
@@ -115,7 +115,7 @@ def _products(
     count, width = places / capacity, expert.width / strategy.expert_ranks
     for name in ("w1", "w3"):
         yield product(f"{at}.{name}.matmul", capacity, expert.hidden_size, width, numerics.compute, count)
-    yield elementwise(f"{at}.activation.{expert.activation}", HALF * places * width, 2.0)
+    yield elementwise(f"{at}.activation.{expert.activation_operator}", HALF * places * width, 2.0)
     yield elementwise(f"{at}.mul", HALF * places * width, 3.0)
     yield product(f"{at}.w2.matmul", capacity, width, expert.hidden_size, numerics.compute, count)
 

@@ -88,7 +88,7 @@ def _attention(spec: LayerSpec, tokens: int, seq_length: int, strategy: Strategy
 
 def _dense(spec: FeedForwardSpec, tokens: int, strategy: Strategy, at: str) -> Kept:
     inner = HALF * tokens * spec.width / strategy.model_parallel
-    found = {f"{at}.w1": inner, f"{at}.w1.activation.{spec.activation}": inner}
+    found = {f"{at}.w1": inner, f"{at}.w1.activation.{spec.activation_operator}": inner}
     return found | ({f"{at}.w3": inner, f"{at}.mul": inner} if spec.gated else {})
 
 
@@ -102,7 +102,7 @@ def _experts(spec: ExpertsSpec, tokens: int, seq_length: int, strategy: Strategy
         "feed_forward.router": ROUTED * WHOLE * tokens * spec.router.experts,
         "feed_forward.depart": HALF * places * spec.hidden_size,
         f"{at}.w1": inner,
-        f"{at}.activation.{spec.expert.activation}": inner,
+        f"{at}.activation.{spec.expert.activation_operator}": inner,
         f"{at}.w3": inner,
         f"{at}.mul": inner,
         "feed_forward.collect": HALF * (places if spec.grouped else tokens * spec.router.chosen) * spec.hidden_size,

@@ -7,12 +7,11 @@ once.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from functools import lru_cache
 
 from mindllm.config.layers import FeedForwardSpec, LayerSpec
 from mindllm.config.quantisation import bits_of
+from mindllm.config.recompute import names_operator
 from mindllm.errors import UserError
 from mindllm.parallel.layer_plan import LayerAssignment
 from mindllm.timing.attention import attention_work
@@ -229,9 +228,4 @@ def _repeated(one: Operator | Exchange, layer: LayerAssignment, repeat_exchanges
 
 
 def _named(name: str, patterns: Iterable[str]) -> bool:
-    return any(_matches(pattern, name) for pattern in patterns)
-
-
-@lru_cache(maxsize=1024)
-def _matches(pattern: str, name: str) -> bool:
-    return re.search(pattern, name) is not None
+    return any(names_operator(pattern, name) for pattern in patterns)

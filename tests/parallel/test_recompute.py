@@ -79,6 +79,41 @@ EXPERTS = {
 }
 
 
+GELU = {
+    "model_type": "gemma",
+    "layernorm_zero_centered_gamma": True,
+    "scale_embeddings": True,
+    "hidden_act": "gelu_tanh",
+}
+PLAIN = {
+    **{
+        "model_type": "gpt2",
+        "normalization": "LayerNorm",
+        "position_embedding_type": "learned_absolute",
+        "n_kv_heads": 4,
+    },
+    **{"gated_linear_unit": False, "qkv_has_bias": True, "attn_proj_has_bias": True, "mlp_has_bias": True},
+}
+
+
+@pytest.mark.parametrize(
+    ("model", "names"),
+    [
+        (GELU, ["mul", "w1.activation.gelu"]),
+        ({**PLAIN, "hidden_act": "gelu_tanh"}, ["w1.activation.gelu"]),
+        ({**PLAIN, "hidden_act": "quick_gelu"}, ["w1.activation.quick_gelu"]),
+    ],
+)
+def test_defaults_mark_any_activation_and_no_product_that_is_not_there(model, names):
+    marks = marked(built(model, select_recompute=[1]))
+    assert marks == {f"model.layers.0.feed_forward.{name}": True for name in names}
+
+
+def test_a_product_that_is_named_alone_must_be_there():
+    with pytest.raises(UserError, match="matches no operator of a layer"):
+        built({**PLAIN, "hidden_act": "gelu_tanh"}, select_recompute=[r"feed_forward\.mul"])
+
+
 def test_defaults_mark_the_activations_of_experts_too():
     model = built(EXPERTS, select_recompute=True)
     assert marked(model) == {

@@ -6,7 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mindllm.config import RecomputeConfig, layer_counts, load_config
+from mindllm.config import RecomputeConfig, layer_counts, load_config, override_config
+from mindllm.config.layers import ACTIVATION_OPERATORS
 from mindllm.config.model import ModelConfig
 from mindllm.errors import UserError
 from mindllm.parallel.layer_plan import read_plan
@@ -21,14 +22,15 @@ from mindllm.timing.work import Exchange, Operator
 from mindllm.timing.workload import Numerics, Strategy, Workload
 
 DEVICE = read_device(DEFAULT)
-LORA = Path(__file__).parents[2] / "configs/llama2/finetune_llama2_7b_lora.yaml"
+SHIPPED = Path(__file__).parents[2] / "configs"
+LORA = SHIPPED / "llama2/finetune_llama2_7b_lora.yaml"
 SIZES = {"vocab_size": 32000, "hidden_size": 4096, "num_heads": 32, "intermediate_size": 11008, "seq_length": 2048}
 
 
-def workload(layers=8, recompute=None, chunks=1, **strategy):
+def workload(layers=8, recompute=None, chunks=1, hidden_act="silu", **strategy):
     """A decoder of Llama's widths."""
     sizes = Strategy(**strategy)
-    architecture = ModelConfig.model_validate({**SIZES, "num_layers": layers}).architecture
+    architecture = ModelConfig.model_validate({**SIZES, "num_layers": layers, "hidden_act": hidden_act}).architecture
     counts = layer_counts(layers, sizes.pipeline_stage, chunks, 0)
     plan = read_plan(counts, RecomputeConfig.model_validate(recompute or {}), lambda key, said: UserError(key + said))
     return Workload(architecture, SIZES["seq_length"], sizes, plan)
@@ -61,6 +63,26 @@ def test_tensor_parallel_ranks_share_products_and_exchange_twice_a_pass():
         run.architecture.layers[0], 64.0, 64, replace(strategy, sequence_parallel=True), run.numerics
     )
     assert [one.op for one in gathered if isinstance(one, Exchange)] == ["AllGather", "ReduceScatter"] * 2
+
+
+@pytest.mark.parametrize("act", ["gelu_tanh", "quick_gelu"])
+@pytest.mark.parametrize("pattern", [True, [r"feed_forward\.w1\.activation\..*"]])
+def test_any_activation_is_selected_by_the_name_of_its_operator(act, pattern):
+    run = workload(layers=1, recompute={"select_recompute": pattern}, hidden_act=act)
+    forward = forward_work(run.architecture.layers[0], 64.0, 64, run.strategy, run.numerics)
+    again = {one.name for one in repeated_work(forward, run.plan.layers[0])}
+    activation = f"feed_forward.w1.activation.{ACTIVATION_OPERATORS[act]}"
+    assert again == {activation} | ({"feed_forward.mul"} if pattern is True else set())
+
+
+@pytest.mark.parametrize("name", ["qwen2_moe/pretrain_qwen2_moe_57b", "deepseek/pretrain_deepseek_v2_lite"])
+def test_experts_are_selected_like_a_dense_feed_forward(name):
+    changes = {"recompute_config.recompute": False, "recompute_config.select_recompute": True}
+    run = workload_of(override_config(load_config(SHIPPED / f"{name}.yaml"), changes))
+    forward = forward_work(run.architecture.layers[-1], 64.0, 64, run.strategy, run.numerics)
+    again = {one.name for one in repeated_work(forward, run.plan.layers[-1])}
+    at = ("feed_forward.experts", "feed_forward.shared")
+    assert again == {f"{where}.mul" for where in at} | {f"{at[0]}.activation.silu", f"{at[1]}.w1.activation.silu"}
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -11,7 +10,7 @@ from typing import Any
 from mindllm.compiled.cost import bytes_of
 from mindllm.compiled.graph import COLLECTIVES, Node
 from mindllm.compiled.operators import FORWARD, ORDERING, Operators, is_flagged, layer_of, without_numbers
-from mindllm.config.recompute import LEVEL_SEPARATOR, forms_of
+from mindllm.config.recompute import LEVEL_SEPARATOR, names_operator
 from mindllm.console import output
 from toolkit.ir_inspect.kept import VIEWS, KeptTensors, Storage
 from toolkit.ir_inspect.source import Inspected
@@ -148,10 +147,8 @@ class _Reader:
             return False
         if pattern.text == WHOLE_LAYER:
             return True
-        forms = [form.split(LEVEL_SEPARATOR) for form in forms_of(pattern.text)]
         name = node.op if node.op in COLLECTIVES else node.instance or node.op
-        path = [*rest.split("."), name] if rest else [name]
-        return any(len(path) >= len(levels) and all(map(re.fullmatch, levels, path)) for levels in forms)
+        return names_operator(pattern.text, f"{rest}.{name}" if rest else name)
 
     def _exchanges_beside(self, node: Node) -> Iterator[Node]:
         """The collectives the compiler put behind or before an operator, past conversions."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
@@ -10,7 +9,7 @@ from mindllm.compiled.asked_for.finding import Finding, Mistake, numbers_text, t
 from mindllm.compiled.asked_for.placement import forward_operators
 from mindllm.compiled.graph import Node
 from mindllm.compiled.operators import RECOMPUTED, Operators, is_flagged, layer_of
-from mindllm.config.recompute import LEVEL_SEPARATOR, forms_of
+from mindllm.config.recompute import names_operator
 from mindllm.parallel.layer_plan import EXCLUDES, LayerAssignment, LayerPlan
 
 SELECT, EXCLUDE = next(iter(EXCLUDES.items()))
@@ -47,7 +46,7 @@ class _Layer:
 
     def _is_always(self, path: str) -> bool:
         """Whether it is marked without being asked for."""
-        asked = self.asked.recompute or any(_matches(pattern, path) for pattern in self.asked.applied(SELECT))
+        asked = self.asked.recompute or any(names_operator(pattern, path) for pattern in self.asked.applied(SELECT))
         return OF_CODES in path.split(".") and not asked
 
     @property
@@ -63,7 +62,9 @@ class _Layer:
             yield from self._of_selected()
         for pattern in self.asked.applied(COMMUNICATION):
             marks = [
-                node.attributes.get(COMMUNICATION_MARK) for node, path in self.operators if _matches(pattern, path)
+                node.attributes.get(COMMUNICATION_MARK)
+                for node, path in self.operators
+                if names_operator(pattern, path)
             ]
             if not marks or not all(marks):
                 yield f"does not repeat the communication beside '{pattern}'"
@@ -81,18 +82,20 @@ class _Layer:
 
     def _of_selected(self) -> Iterator[str]:
         selected = self.asked.applied(SELECT)
-        for pattern in selected:
-            matched = [path for _, path in self.operators if _matches(pattern, path)]
-            if not matched or any(p not in self.flagged and not self._is_excluded(p) for p in matched):
+        found = {pattern: [path for _, path in self.operators if names_operator(pattern, path)] for pattern in selected}
+        one_is_enough = self.asked.is_default(SELECT) and any(found.values())
+        for pattern, matched in found.items():
+            missing = not matched and not one_is_enough
+            if missing or any(p not in self.flagged and not self._is_excluded(p) for p in matched):
                 yield f"does not recompute '{pattern}'"
-        wrong = [path for path in self.flagged if not any(_matches(pattern, path) for pattern in selected)]
+        wrong = [path for path in self.flagged if not any(names_operator(pattern, path) for pattern in selected)]
         if wrong and len(wrong) == len(self.operators):
             yield "is recomputed, which nobody asked for"
         elif wrong:
             yield f"recomputes {', '.join(sorted(set(wrong)))}, which nobody asked for"
 
     def _is_excluded(self, path: str) -> bool:
-        return any(_matches(pattern, path) for pattern in self.asked.applied(EXCLUDE))
+        return any(names_operator(pattern, path) for pattern in self.asked.applied(EXCLUDE))
 
 
 def _by_layer(rank: Operators) -> dict[int, list[tuple[Node, str]]]:
@@ -110,13 +113,6 @@ def _repeated(rank: Operators) -> dict[int, int]:
         if rank.phase(node) == RECOMPUTED and (where := layer_of(rank.place(node))):
             found[where[0]] += 1
     return found
-
-
-def _matches(pattern: str, path: str) -> bool:
-    """Whether a pattern of ``recompute_config`` names the operator at ``path``, or a cell around it."""
-    names = path.split(".")
-    forms = [form.split(LEVEL_SEPARATOR) for form in forms_of(pattern)]
-    return any(len(names) >= len(levels) and all(map(re.fullmatch, levels, names)) for levels in forms)
 
 
 def _text(whole: set[int], some: set[int]) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from mindspore import nn
 
+from mindllm.config.layers import ACTIVATION_OPERATORS
 from mindllm.config.parallel import ParallelConfig
 from mindllm.models import CausalLM
 from mindllm.models.attention import Attention, ComposedAttention
@@ -250,7 +251,7 @@ def _split_output(at: str, cell: nn.Cell, rows: Dimension = "tp") -> Table:
     if linear.has_activation:
         table |= {
             f"{at}.activation.{name}": on(product)
-            for name in ("silu", "gelu", "quick_gelu")
+            for name in ACTIVATION_OPERATORS.values()
             if hasattr(linear.activation, name)
         }
     if linear.in_codes:

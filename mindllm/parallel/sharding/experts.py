@@ -6,6 +6,7 @@ over ``ep``: the compiler exchanges between the two by AlltoAll.
 
 from __future__ import annotations
 
+from mindllm.config.layers import ACTIVATION_OPERATORS
 from mindllm.models.experts import Dispatch, ExpertFeedForward, ExpertLinear, Experts
 from mindllm.models.router import Balance, BestGroups, GroupBalance, Router, Scores
 from mindllm.parallel.layout import Dimension, Layout
@@ -179,6 +180,6 @@ def _experts(at: str, cell: ExpertFeedForward) -> Table:
         if not isinstance(linear, ExpertLinear):
             raise TypeError(f"no sharding is known for '{at}.{name}' of class {type(linear).__name__}")
         table[f"{at}.{name}.matmul"] = on(x, weight)
-    names = [name for name in ("silu", "gelu", "quick_gelu") if hasattr(cell.activation, name)]
+    names = [name for name in ACTIVATION_OPERATORS.values() if hasattr(cell.activation, name)]
     table |= {f"{at}.activation.{name}": on(INNER) for name in names}
     return {**table, f"{at}.mul": on(INNER, INNER)}
