@@ -76,6 +76,12 @@ def test_one_chunk_plans_hold_what_they_say():
     one_chunk(100, seed=1)
 
 
+def test_a_plan_whose_longest_chain_turns_before_a_short_last_stage_is_proved():
+    """Its chain goes down to the fifth of six stages and has gained micro-batches on the first ones."""
+    problem = random_problem(900_154, 6, 23, 5, 3, layer_kinds=2, working=True)
+    assert check(problem, 30).gap <= 1e-6
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2, 12))
 def test_thousands_of_one_chunk_plans_hold_what_they_say(seed):

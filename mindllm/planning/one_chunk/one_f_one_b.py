@@ -65,7 +65,8 @@ MANY = 256  # stages beyond which the last round is not looked for
 class OneFOneB(SplitProgram):
     """Numbers of a partial plan: P, R and the longest pass.
 
-    Of the two longest passes the longer is taken for both. The last stage, whose w is 0, asks for no less than the closed form.
+    Of the chains those that go down to the last stage, whose w is 0, and those that turn where they began to gain: k = j. Others
+    are longest where a stage behind the longest passes takes less than one of them (:class:`EveryChain`).
     """
 
     numbers = 4
@@ -111,3 +112,29 @@ class OneFOneB(SplitProgram):
                 last = np.maximum(last, total + near + 2 * self.looks_ahead(stage) * self.delay)
             beyond = np.maximum(beyond, most * (total + rest + 2 * behind * self.delay) + last)
         return Ahead(np.stack([down, rounds, *longest]), beyond, least)
+
+
+class EveryChain(OneFOneB):
+    """The closed form as it is, with two more numbers: the longest R_k + w_k F_k and R_k + w_k B_k so far."""
+
+    numbers = 6
+
+    def extend(
+        self,
+        stage: int,
+        values: np.ndarray,
+        forward: np.ndarray,
+        backward: np.ndarray,
+        rest: np.ndarray,
+        near: np.ndarray,
+    ) -> Ahead:
+        """Adds a stage to these, too."""
+        ahead = super().extend(stage, values[:4], forward, backward, rest, near)
+        down, rounds, longest = ahead.values[0], ahead.values[1], ahead.values[2:]
+        gained = np.maximum(values[4:], rounds + self.warm[stage] * longest)
+        crossed = down + 2 * stage * self.delay + self.warm[stage] * longest + gained[::-1]
+        return Ahead(
+            np.concatenate([ahead.values, gained]),
+            np.maximum(ahead.beyond, gained.max(axis=0)),
+            np.maximum(ahead.least, crossed.max(axis=0)),
+        )

@@ -1,8 +1,9 @@
 """Planning with one chunk per stage: the step has a closed form, whose least value over all splits is found by bisection.
 
 For a step to beat, a dynamic programme finds a split that keeps to it or proves that there is none (``split_program.py``). Splits
-that it finds are simulated; without delays the closed forms are exact, so plan and bound meet. Where they do not, because partial
-plans had to be merged or because delays make other chains longer, a local search improves the plan.
+that it finds are simulated; without delays the closed forms are exact, so plan and bound meet, of 1F1B where the programme minds
+every chain, which it does when fewer do not suffice. Where they do not meet, because partial plans had to be merged or because
+delays make other chains longer, a local search improves the plan.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import numpy as np
 from mindllm.planning.deadline import OutOfTime, check, now, passed
 from mindllm.planning.local_search import Search
 from mindllm.planning.one_chunk.gpipe import GPipe
-from mindllm.planning.one_chunk.one_f_one_b import OneFOneB
+from mindllm.planning.one_chunk.one_f_one_b import EveryChain, OneFOneB
 from mindllm.planning.one_chunk.split_program import SplitProgram
 from mindllm.planning.plan import Evaluation, Plan, evaluate, is_long, orders_of, quickest
 from mindllm.planning.problem import Problem
@@ -43,7 +44,10 @@ def solve_one_chunk(
     found = _OneChunk(problem, even, deadline, first)
     low = 0.0
     with contextlib.suppress(OutOfTime):
-        low = found.least_bound(found.programme())
+        programme = found.programme()
+        low = found.least_bound(programme)
+        if isinstance(programme, OneFOneB) and not problem.point_to_point and not found.meets(low):
+            low = found.least_bound(EveryChain(problem, programme.table), low=low)
         found.wander(low)
     return found.best, low
 
@@ -93,11 +97,18 @@ class _OneChunk:
                 return programme
             longest = wanted if self.best else min(most, 2 * longest)
 
-    def least_bound(self, programme: SplitProgram, precise: float = PRECISE) -> float:
-        """The least step whose bounds can be kept, by bisection; infinite where there is no plan. Judges splits on the way."""
+    def meets(self, low: float) -> bool:
+        """Whether there is no plan, or the best is the lower bound."""
+        return self.best is None or self.best.line.makespan <= low * (1 + 10 * PRECISE)
+
+    def least_bound(self, programme: SplitProgram, precise: float = PRECISE, low: float = 0.0) -> float:
+        """The least step whose bounds can be kept, by bisection from ``low``; infinite where there is no plan.
+
+        Judges splits on the way.
+        """
         if self.best is None:
             return math.inf
-        low, high, width = 0.0, self.best.line.makespan, NARROW
+        high, width = self.best.line.makespan, NARROW
         while high - low > precise * high:
             middle = (low + high) / 2 if low else 0.75 * high
             try:
@@ -117,7 +128,7 @@ class _OneChunk:
     def wander(self, low: float) -> None:
         """A local search where the best plan is above the bound and few enough micro-batches can be simulated."""
         problem = self.problem
-        if self.best is None or self.best.line.makespan <= low * (1 + 10 * PRECISE) or is_long(problem):
+        if self.meets(low) or self.best is None or is_long(problem):
             return
         orders = orders_of(problem)
         search = Search(problem, StageChoice(problem, self.mixes, orders), timetable(orders, 1))
