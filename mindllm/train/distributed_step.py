@@ -207,13 +207,14 @@ def _norm(config: RunConfig, weights: Sequence[Parameter], cuts: Mapping[str, We
 
 def _embedding_is_elsewhere(parallel: ParallelModel, rank: int) -> bool:
     """Whether the embedding of the first stage is used on this rank's, and the first one trains it: a head that is tied to it,
-    or layers that predict ahead and look up tokens in it.
+    or layers that predict ahead and look up tokens in it. Both are on the last stage; of those between the compiler drops the
+    embedding like other weights that are not theirs, and would drop an output with what reads its gradient.
     """
-    embedding = parallel.model.model.tok_embeddings.embedding_weight
+    embedding, stage = parallel.model.model.tok_embeddings.embedding_weight, parallel.mesh.stage_of(rank)
     return (
         (parallel.model.tied or parallel.model.predicts_ahead)
         and embedding.requires_grad
-        and parallel.mesh.stage_of(rank) > 0
+        and 0 < stage == parallel.plan.stages - 1
     )
 
 

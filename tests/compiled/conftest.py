@@ -98,6 +98,7 @@ CASES = {
     ),
     "tied first": (0, {"pp": 2, "micro": 2, "model": {"tie_word_embeddings": True}}),
     "tied last": (1, {"pp": 2, "micro": 2, "model": {"tie_word_embeddings": True}}),
+    "tied between": (1, {"pp": 4, "micro": 4, "model": {"tie_word_embeddings": True, "num_layers": 4}}),
     "all": (6, {"dp": 2, "tp": 2, "pp": 2, "micro": 2, "parallel": OPTIMIZER, **SEQUENCE}),
     "interleaved all": (
         5,  # the second device of stage 1

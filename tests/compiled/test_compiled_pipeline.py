@@ -68,6 +68,16 @@ def test_a_tied_embedding_is_sent_and_its_gradient_returned(compiled):
     assert f"adam_m.{weight}" not in last.parameters
 
 
+@pytest.mark.compiles("tied between", FIRST)
+def test_a_stage_between_those_of_a_tied_embedding_gives_back_all_four(compiled):
+    """It has no gradient of the embedding: what would read one took an output of the step with it."""
+    between = compiled("tied between")
+    assert not [key for key in between.parameters if "embed" in key]
+    for graph in (between, compiled(FIRST)):
+        loss, norm, finite, tokens = graph.types[graph.step.output].items
+        assert [found.dtype for found in (loss, norm, finite, tokens)] == ["float32", "float32", "bool", "float32"]
+
+
 @pytest.mark.compiles("all")
 def test_the_network_is_compiled_once_for_all_micro_batches(compiled):
     graph = compiled("all")

@@ -14,8 +14,11 @@ from mindllm.compiled.execute.machine import Machine, Observer
 from mindllm.compiled.execute.state import initial_parts, put_parts, state_parts
 from mindllm.compiled.graph import CompiledGraph
 from mindllm.config.optimizer_state import is_state
+from mindllm.errors import RunFailed
 from mindllm.train.checkpoint.parts import RankTensors
 from mindllm.train.expert_loads import LOAD
+
+STEP_OUTPUTS = 4  # loss, norm, whether all is finite, tokens
 
 
 @dataclass(frozen=True)
@@ -67,7 +70,7 @@ class Cluster:
 
         Raises:
             Deadlock: ranks that wait for each other.
-            RunFailed: the rank to spoil computes no gradient of a weight.
+            RunFailed: the rank to spoil computes no gradient of a weight; a rank whose compiled step has lost a result.
         """
         scalars = (np.float32(rate), np.float32(scale))
         inputs = {
@@ -76,6 +79,9 @@ class Cluster:
         }
         with np.errstate(all="ignore"), overflowing(self.machines, spoiled) as where:
             outputs = Lockstep(self.machines, inputs).run()
+        for rank, given in outputs.items():
+            if len(given) != STEP_OUTPUTS:
+                raise RunFailed(f"rank {rank}: its step gives back {len(given)} values, not {STEP_OUTPUTS}")
         columns = list(zip(*(outputs[machine.rank] for machine in self.machines), strict=True))
         losses, norms = (tuple(map(float, column)) for column in columns[:2])
         return ClusterStep(
