@@ -95,9 +95,10 @@ class ProjectedMatrix(nn.Cell):
     def singular_vectors(self, projection: Tensor, gradient: Tensor, start: Tensor) -> Tensor:
         """:meth:`vectors` of a part."""
         gradient = self.join_shorter(gradient)
-        matrix = gradient if self.tall else self.transpose(gradient, (1, 0))
-        scale = ops.sqrt(self.over_longer(ops.reduce_sum(ops.square(matrix), ()))) + TINY
-        square = self.over_longer(self.by_columns(matrix / scale, matrix / scale))
+        scale = ops.sqrt(self.over_longer(ops.reduce_sum(ops.square(gradient), ()))) + TINY
+        scaled = gradient * (1.0 / scale)  # a CPU's kernels of division and transposition keep two indices per element
+        product = self.by_columns if self.tall else self.by_rows
+        square = self.over_longer(product(scaled, scaled))
         vectors = start
         for _ in range(ITERATIONS):
             vectors = ops.qr(self.product(square, vectors) + TINY * vectors)[0]
