@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mindspore as ms
 from mindspore import Tensor, nn
 from mindspore import ops as P
 
@@ -13,6 +14,7 @@ from mindllm.models.flash_attention import BalancedFlashAttention, FlashAttentio
 from mindllm.models.kernels import Kernels
 from mindllm.models.linear import Linear, Operand, SoftCap
 from mindllm.models.norm import make_norm
+from mindllm.models.outer import Repeated
 from mindllm.models.rotary import RotaryEmbedding
 from mindllm.models.weights import Spread, constant
 
@@ -46,6 +48,9 @@ class ComposedAttention(nn.Cell):
         self.drops = spec.dropout > 0
         if self.drops:
             self.dropout = AttentionDropout(spec.dropout, spec.num_heads, seq_length, ATTENTION_SALT)
+        self.repeats = kernels.same_shapes and kernels.softmax == ms.float32
+        if self.repeats:
+            self.repeated = Repeated()
         self.output_dtype = kernels.activation
         self.reshape = P.Reshape()
         self.scores = P.BatchMatMul(transpose_b=True)
@@ -94,7 +99,8 @@ class ComposedAttention(nn.Cell):
             scores = self.soft_cap(scores)
         if self.biased:
             scores = self.add_bias(scores, self.cast(bias, self.softmax_dtype))
-        scores = self.add(scores, self.cast(mask, self.softmax_dtype))
+        mask = self.cast(mask, self.softmax_dtype)
+        scores = self.add(scores, self.repeated(mask, scores.shape) if self.repeats and mask.ndim == 2 else mask)
         weights = self.cast(self.normalised(scores), self.output_dtype)
         if self.drops:
             weights = self.reshape(weights, (batch, self.num_heads, rows, columns))

@@ -24,7 +24,8 @@ class Kernels:
     ``activation`` is the dtype of what layers compute, ``operand`` the one operands of matrix products are rounded
     to. They differ only for bf16 on CPU: what layers compute stays fp32 and only operands are rounded. ``residual`` is the
     dtype of hidden states between layers, where it is another than ``activation``. ``cpu`` chooses forms that
-    are fast on one CPU; they are never sharded. ``document_masks``: rows hold several documents that do not see each
+    are fast on one CPU; they are never sharded. ``same_shapes``: products do not broadcast (:mod:`mindllm.models.outer`), on a
+    CPU that does not fuse them. ``document_masks``: rows hold several documents that do not see each
     other, so masks are made for every row in the graph instead of being the causal one for all. ``norm``, ``softmax`` and
     ``rotary`` are the dtypes inside the norms, the attention's softmax and the rotation. ``sequence_ranks`` devices
     share each sequence, where ``balanced`` in balanced halves: tokens stand in the order of :mod:`mindllm.models.sequence_order`.
@@ -37,6 +38,7 @@ class Kernels:
     activation: ms.dtype
     operand: ms.dtype
     cpu: bool = False
+    same_shapes: bool = False
     document_masks: bool = False
     norm: ms.dtype = ms.float32
     softmax: ms.dtype = ms.float32
@@ -61,8 +63,11 @@ class Kernels:
         return self.activation != self.operand
 
     @staticmethod
-    def choose(model: ModelConfig, device_target: str) -> Kernels:
-        """Picks operators for ``device_target``. A CPU has no kernel of fused attention, whatever ``use_flash_attention`` is."""
+    def choose(model: ModelConfig, device_target: str, fuses: bool = True) -> Kernels:
+        """Picks operators for ``device_target``. A CPU has no kernel of fused attention, whatever ``use_flash_attention`` is.
+
+        ``fuses``: elementwise operators are fused, so that what broadcasts costs nothing.
+        """
         on_device = device_target != "CPU"
         computes_it = all(kind.attention.can_be_fused for kind in model.architecture.kinds())
         flash = on_device and model.use_flash_attention is not False and computes_it
@@ -74,6 +79,7 @@ class Kernels:
             activation=ms.float32 if keeps_fp32 else operand,
             operand=operand,
             cpu=not on_device,
+            same_shapes=not on_device and not fuses and DTYPES[model.layernorm_compute_type] == ms.float32,
             norm=DTYPES[model.layernorm_compute_type],
             softmax=DTYPES[model.softmax_compute_type],
             rotary=DTYPES[model.rotary_dtype],

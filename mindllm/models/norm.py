@@ -9,6 +9,7 @@ from mindspore.common.initializer import initializer
 
 from mindllm.config.layers import NormSpec
 from mindllm.models.kernels import Kernels
+from mindllm.models.outer import Outer
 
 
 class RMSNorm(nn.Cell):
@@ -34,11 +35,18 @@ class RMSNorm(nn.Cell):
         else:
             self.eps = spec.eps
             self.square = P.Square()
-            self.mean = P.ReduceMean(keep_dims=True)
             self.add = P.Add()
             self.rsqrt = P.Rsqrt()
-            self.mul = P.Mul()
             self.norm = P.Mul()
+        self.same_shapes = kernels.same_shapes
+        if self.same_shapes:
+            self.part = 1.0 / width  # the gradient of a mean would divide
+            self.sum = P.ReduceSum(keep_dims=True)
+            self.factors = Outer()
+            self.reshape = P.Reshape()
+        elif not self.fused:
+            self.mean = P.ReduceMean(keep_dims=True)
+            self.mul = P.Mul()
 
     def construct(self, x: Tensor) -> Tensor:
         x = self.cast(x, self.compute_dtype)
@@ -47,6 +55,10 @@ class RMSNorm(nn.Cell):
             weight = self.add_one(weight, 1.0)
         if self.fused:
             return self.cast(self.norm(x, weight)[0], self.output_dtype)
+        if self.same_shapes:
+            variance = self.sum(self.square(x), -1) * self.part
+            factors = self.factors(self.rsqrt(self.add(variance, self.eps)), weight)
+            return self.cast(self.norm(x, self.reshape(factors, x.shape)), self.output_dtype)
         variance = self.mean(self.square(x), -1)
         x = self.mul(x, self.rsqrt(self.add(variance, self.eps)))
         return self.cast(self.norm(x, weight), self.output_dtype)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 
+import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn
 from mindspore import ops as P
@@ -16,6 +17,7 @@ from mindspore import ops as P
 from mindllm.config.layers import RotarySpec
 from mindllm.config.rope_scaling import DynamicRopeScaling, LinearRopeScaling, Llama3RopeScaling, YarnRopeScaling
 from mindllm.models.kernels import Kernels
+from mindllm.models.outer import Repeated
 
 
 def inverse_frequencies(rotary: RotarySpec, head_dim: int, length: int) -> np.ndarray:
@@ -106,6 +108,9 @@ class RotaryEmbedding(nn.Cell):
         self.add = P.Add()
         self.tables_of_rows = kernels.document_masks
         self.by_matrix = kernels.cpu
+        self.repeats = kernels.same_shapes and kernels.rotary == ms.float32
+        if self.repeats:
+            self.repeated = Repeated()
         if self.by_matrix:
             self.matrix = Tensor(half_turn_matrix(head_dim), self.compute_dtype)
             self.matmul = P.MatMul()
@@ -119,6 +124,8 @@ class RotaryEmbedding(nn.Cell):
         x = self.cast(x, self.compute_dtype)
         cos = self.cast(cos, self.compute_dtype)
         sin = self.cast(sin, self.compute_dtype)
+        if self.repeats and cos.ndim == 2:
+            cos, sin = self.repeated(cos, x.shape), self.repeated(sin, x.shape)
         y = self.add(self.mul_cos(x, cos), self.mul_sin(self.half_turned(x), sin))
         return self.cast(y, self.output_dtype)
 

@@ -74,20 +74,22 @@ def _ends_of_stages(config: RunConfig) -> frozenset[int]:
     return frozenset(number for number, (own, behind) in enumerate(itertools.pairwise(places)) if own != behind)
 
 
-def replica_kernels(config: RunConfig) -> Kernels:
+def replica_kernels(config: RunConfig, fuses: bool = True) -> Kernels:
     """The operators of a whole model on one device, which reads the columns the batches of the run have."""
-    kernels = Kernels.choose(config.model.config, config.context.device_target)
+    kernels = Kernels.choose(config.model.config, config.context.device_target, fuses)
     return replace(kernels, document_masks=config.places_from_batch)
 
 
-def build_replica(config: RunConfig) -> nn.Cell:
+def build_replica(config: RunConfig, fuses: bool = True) -> nn.Cell:
     """Builds the whole model for one device, with its loss: nothing but recomputation is applied to it.
+
+    ``fuses``: elementwise operators are fused there.
 
     Raises:
         UserError: recompute patterns that match nothing, contradictory lists.
     """
     plan = _announced_plan(config)
-    kernels = replica_kernels(config)
+    kernels = replica_kernels(config, fuses)
     model = _build(config, kernels, plan)
     if kernels.cpu:
         reuse_equal_layers(model.model.layers, plan, config)

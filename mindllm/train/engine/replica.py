@@ -18,6 +18,7 @@ from mindllm.models.weights import HostCopy, assign, held_codes, initialise, mod
 from mindllm.parallel import build_replica
 from mindllm.train.checkpoint import RankTensors
 from mindllm.train.compile_cache import cached_compilation
+from mindllm.train.device import uses_graph_kernels
 from mindllm.train.engine.columns import further_inputs, inputs, parts
 from mindllm.train.engine.engine import Batch, Engine, StepResult
 from mindllm.train.optimizer import AdamW
@@ -50,7 +51,7 @@ class ReplicaEngine(Engine):
     def __init__(self, config: RunConfig, training: bool = True, ranks: Ranks = ALONE) -> None:
         super().__init__(config, ranks)
         self.simulated = ranks.simulated
-        self.model = build_replica(config)
+        self.model = build_replica(config, uses_graph_kernels(config))
         self.weights = trained_weights(self.model)
         self.frozen = {name: item for name, item in model_weights(self.model).items() if name not in self.weights}
         self.frozen |= held_codes(self.model)
