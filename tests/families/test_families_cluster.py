@@ -49,6 +49,7 @@ def test_all_ranks_compute_what_one_device_does(name, graph_cache):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)  # DeepSeek-V3, beside other work
 @pytest.mark.parametrize("path", PRETRAIN, ids=lambda path: path.stem)
 def test_a_shipped_size_compiles_in_its_parallel_form(path):
     config = load_config(path)
