@@ -84,7 +84,7 @@ def test_select_and_communication_counts_are_independent():
 
 def test_full_recomputation_wins_and_excludes_stay():
     plan = make_plan(planned(4, recompute=[2], select_recompute=[3], select_recompute_exclude={GATE: [1]}))
-    assert with_pattern(plan, "select_recompute", SILU) == [2]
+    assert with_pattern(plan, "select_recompute", MUL) == [2]
     assert with_pattern(plan, "select_recompute_exclude", GATE) == [0]
 
 
