@@ -79,7 +79,7 @@ class Kernels:
             activation=ms.float32 if keeps_fp32 else operand,
             operand=operand,
             cpu=not on_device,
-            same_shapes=not on_device and not fuses and DTYPES[model.layernorm_compute_type] == ms.float32,
+            same_shapes=not on_device and not fuses,
             norm=DTYPES[model.layernorm_compute_type],
             softmax=DTYPES[model.softmax_compute_type],
             rotary=DTYPES[model.rotary_dtype],

@@ -38,7 +38,7 @@ class RMSNorm(nn.Cell):
             self.add = P.Add()
             self.rsqrt = P.Rsqrt()
             self.norm = P.Mul()
-        self.same_shapes = kernels.same_shapes
+        self.same_shapes = kernels.same_shapes and kernels.norm == ms.float32
         if self.same_shapes:
             self.part = 1.0 / width  # the gradient of a mean would divide
             self.sum = P.ReduceSum(keep_dims=True)

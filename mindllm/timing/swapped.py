@@ -6,12 +6,12 @@ not back when it is needed: it is called back a few operators before.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mindllm.config.latent_attention import LatentAttentionSpec
 from mindllm.config.layers import AttentionSpec, LayerSpec
+from mindllm.config.recompute import names_operator
 from mindllm.errors import UserError
 from mindllm.parallel.layer_plan import LayerAssignment
 from mindllm.timing.kept import kept_results
@@ -84,7 +84,7 @@ def _of_heads(workload: Workload, spec: LayerSpec, name: str) -> float:
 
 
 def _names(pattern: str, name: str) -> bool:
-    return not pattern or re.search(pattern, name) is not None
+    return not pattern or names_operator(pattern, name)
 
 
 def moved_bytes(moved: Sequence[Moved]) -> float:
