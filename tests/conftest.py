@@ -74,6 +74,19 @@ def pytest_collection_modifyitems(config, items):
         raise pytest.UsageError(f"shown_again.txt names tests that are not there: {', '.join(unknown)}")
 
 
+@pytest.fixture
+def port():
+    """A free port whose successor is free, too, for commands that take the one they are given.
+
+    Both are below those Linux gives to outgoing connections, which keep theirs for a minute after their end.
+    """
+    from mindllm.launch.__main__ import HOST, free_port, refusal
+
+    while refusal((found := free_port(0)) + 1, HOST):
+        pass
+    return found
+
+
 @pytest.fixture(autouse=True)
 def _scratch_working_directory(tmp_path_factory, monkeypatch):
     """MindSpore writes rank_*/ and kernel_meta/ into the working directory."""

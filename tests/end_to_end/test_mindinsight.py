@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import time
 import urllib.error
@@ -35,17 +34,10 @@ def eventually(question, seconds=180):
     return answer
 
 
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(1200)  # the first time it installs
-def test_the_dashboard_shows_the_scalars_of_a_run_and_ends_with_an_interrupt(finished):
+def test_the_dashboard_shows_the_scalars_of_a_run_and_ends_with_an_interrupt(finished, port):
     output, _ = finished
-    port = free_port()
     process = subprocess.Popen(
         ["bash", SCRIPT, output, "--port", str(port)],
         stdout=subprocess.PIPE,

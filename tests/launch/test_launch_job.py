@@ -87,9 +87,11 @@ def wait_for_both(text):
         wait_for(Path(f"log/worker_{rank}.log"), text)
 
 
-def wait_for(path, text):
+def wait_for(path, text, launchers=()):
     deadline = time.monotonic() + 60
     while not path.exists() or text not in path.read_text():
+        ended = [launcher.communicate()[0] for launcher in launchers if launcher.poll() is not None]
+        assert not ended, ended
         assert time.monotonic() < deadline, f"no '{text}' in {path}"
         time.sleep(0.02)
 

@@ -3,7 +3,6 @@
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -11,13 +10,6 @@ from pathlib import Path
 
 import pytest
 from test_launch_job import AGREE_TO_STOP, PRELUDE, ROOT, assert_all_gone, wait_for
-
-
-@pytest.fixture
-def port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def begin(script, port, node, arguments=(), local=2, workers=4):
@@ -41,6 +33,12 @@ def finish(launchers, expect):
     assert not any("Traceback" in text for text in printed), printed
     assert_all_gone()
     return printed
+
+
+def wait_for_all(launchers, text):
+    """Until all ranks have written ``text``."""
+    for rank in range(4):
+        wait_for(Path(f"log_{rank // 2}/worker_{rank}.log"), text, launchers)
 
 
 def test_ranks_of_both_nodes_meet_and_each_knows_its_place(port):
@@ -79,8 +77,7 @@ seat.sum([1.0])
 def test_a_node_that_is_lost_ends_the_job(port):
     script = "print('up', flush=True)\nseat.sum([1.0])\ntime.sleep(1000)"
     launchers = [begin(script, port, node) for node in range(2)]
-    for rank in range(4):
-        wait_for(Path(f"log_{rank // 2}/worker_{rank}.log"), "up")
+    wait_for_all(launchers, "up")
     launchers[1].kill()
     first, _ = finish(launchers, [1, -9])
     assert "was lost with its node" in first
@@ -89,8 +86,7 @@ def test_a_node_that_is_lost_ends_the_job(port):
 def test_ranks_end_with_the_first_node(port):
     script = "print('up', flush=True)\nseat.sum([1.0])\ntime.sleep(1000)"
     launchers = [begin(script, port, node) for node in range(2)]
-    for rank in range(4):
-        wait_for(Path(f"log_{rank // 2}/worker_{rank}.log"), "up")
+    wait_for_all(launchers, "up")
     launchers[0].kill()
     _, other = finish(launchers, [-9, 1])
     assert "the launcher of node 0 is gone" in other
@@ -99,8 +95,7 @@ def test_ranks_end_with_the_first_node(port):
 @pytest.mark.parametrize("asked", [0, 1])
 def test_a_signal_to_either_node_stops_all_ranks_in_their_own_way(port, asked):
     launchers = [begin(AGREE_TO_STOP, port, node) for node in range(2)]
-    for rank in range(4):
-        wait_for(Path(f"log_{rank // 2}/worker_{rank}.log"), "training")
+    wait_for_all(launchers, "training")
     launchers[asked].send_signal(signal.SIGTERM)
     finish(launchers, [0, 0])
     assert "saved" in Path("log_1/worker_3.log").read_text()

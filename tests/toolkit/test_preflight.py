@@ -22,13 +22,6 @@ TINY = ROOT / "configs" / "llama2" / "pretrain_llama2_tiny.yaml"
 LARGE = ROOT / "configs" / "llama2" / "pretrain_llama2_13b.yaml"
 
 
-@pytest.fixture
-def port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 def run(*arguments):
     script = ["bash", str(ROOT / "scripts" / "preflight.sh"), *map(str, arguments)]
     environment = {
