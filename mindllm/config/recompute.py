@@ -84,16 +84,20 @@ class RecomputeConfig(Section):
     )
     select_recompute: Selection = Field(
         default=False,
-        description="Operators inside layers: counts for the default patterns, patterns for all layers, or both.",
+        description=r"Operators inside layers. Counts stand for `feed_forward\.mul` and `feed_forward\.w1\.activation\..*`, any "
+        "activation (MindFormers' own default names SiLU alone); patterns apply to all layers, a mapping to as many as it says.",
     )
     select_comm_recompute: Selection = Field(
-        default=False, description="Operators whose inserted communication is repeated; forms as `select_recompute`."
+        default=False,
+        description=r"Operators whose inserted communication is repeated. Forms as `select_recompute`; counts mean `.*\.norm`.",
     )
     select_recompute_exclude: Selection = Field(
-        default=False, description="Operators kept even inside recomputed layers; forms as `select_recompute`."
+        default=False,
+        description="Operators kept even inside recomputed layers: patterns, for all layers or with counts.",
     )
     select_comm_recompute_exclude: Selection = Field(
-        default=False, description="Operators whose communication is not repeated; forms as `select_recompute`."
+        default=False,
+        description="Operators whose communication is not repeated: patterns, for all layers or with counts.",
     )
     parallel_optimizer_comm_recompute: bool = Field(
         default=False, description="Repeats the weight all-gather of the sharded optimizer in recomputed layers."

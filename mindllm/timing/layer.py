@@ -43,6 +43,8 @@ WHOLE_ON_A_RANK = (
 """Weights that tensor-parallel ranks do not share (``parallel/sharding``); norms and biases are too small to matter."""
 HELD = ".held"
 """Ends the names of operators that make a matrix of codes."""
+SELECTING = ("select_recompute", "select_recompute_exclude")
+"""Keys of patterns that choose operators, of layers that are not and that are recomputed as a whole."""
 OF_SEQUENCES = tuple(
     f"attention.{name}" for name in ("attention.", "scores", "softmax", "dropout", "context", "apply_rotary")
 )
@@ -225,6 +227,18 @@ def _repeated(one: Operator | Exchange, layer: LayerAssignment, repeat_exchanges
     if isinstance(one, Exchange) and one.op != "AllGather":
         return False  # what a product of rows yields is kept: only what gathers its operand is repeated
     return _named(one.name, layer.applied(key))
+
+
+def pattern_matches(forward: Work, layer: LayerAssignment) -> dict[tuple[str, str], bool]:
+    """Keys and patterns that choose operators of the layer to repeat or to keep, and whether one in ``forward`` is named.
+
+    What plain counts stand for names parts that some layers do not have, and is not among them.
+    """
+    key = SELECTING[layer.recompute]
+    if layer.is_default(key):
+        return {}
+    names = [one.name for one in forward if isinstance(one, Operator)]
+    return {(key, each): any(_named(name, (each,)) for name in names) for each in layer.applied(key)}
 
 
 def _named(name: str, patterns: Iterable[str]) -> bool:

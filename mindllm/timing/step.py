@@ -21,7 +21,7 @@ from mindllm.timing.device import Device
 from mindllm.timing.exchanges import Group, exchange_seconds
 from mindllm.timing.layer import SPLIT_INPUT
 from mindllm.timing.operators import operator_seconds
-from mindllm.timing.step_work import Part, StageUpdate, StepWork, step_work
+from mindllm.timing.step_work import Part, StageUpdate, StepWork, step_work, uncounted_patterns
 from mindllm.timing.swapped import late_seconds, moved_bytes
 from mindllm.timing.tuned_update import uncounted_update
 from mindllm.timing.work import Exchange, Operator, Work
@@ -75,8 +75,8 @@ class StepTime:
 
     @property
     def uncounted(self) -> tuple[str, ...]:
-        """What takes time in a step and no device's description tells."""
-        return uncounted_update(self.workload)
+        """What takes time in a step and is not in its seconds."""
+        return (*uncounted_update(self.workload), *uncounted_patterns(self.workload))
 
     @property
     def tokens_per_device(self) -> float:

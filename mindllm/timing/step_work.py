@@ -24,7 +24,14 @@ from mindllm.timing.ends import (
     sums_of_slices,
     update_operator,
 )
-from mindllm.timing.layer import backward_work, forward_work, in_row_parts, is_of_rows, repeated_work
+from mindllm.timing.layer import (
+    backward_work,
+    forward_work,
+    in_row_parts,
+    is_of_rows,
+    pattern_matches,
+    repeated_work,
+)
 from mindllm.timing.swapped import Moved, moved_results
 from mindllm.timing.tuned_update import Seldom, layer_update, step_update
 from mindllm.timing.work import HALF, Exchange, Operator, Work
@@ -129,6 +136,24 @@ def _beside(workload: Workload, layers: Sequence[int]) -> tuple[Seldom, ...]:
         for one in layer_update(architecture.layers[kind], workload)
     )
     return of_layers + step_update(workload)
+
+
+def uncounted_patterns(workload: Workload) -> tuple[str, ...]:
+    """Patterns of ``recompute_config`` that name no operator of any layer they apply to, as far as the model of time has them.
+
+    The compiled graph may have such an operator: it has more of them, most of which take next to no time.
+    """
+    found: dict[tuple[str, str], bool] = {}
+    for number in {layer_key(workload, number): number for number in range(len(workload.plan.layers))}.values():
+        own, spec = workload.plan.layers[number], workload.architecture.layers[number]
+        forward = forward_work(spec, _tokens(workload), workload.seq_length, workload.strategy, workload.numerics)
+        for pattern, matches in pattern_matches(forward, own).items():
+            found[pattern] = matches or found.get(pattern, False)
+    return tuple(
+        f"what {key} names with '{pattern}', of which the model of time has nothing"
+        for (key, pattern), matches in sorted(found.items())
+        if not matches
+    )
 
 
 def layer_key(workload: Workload, number: int) -> Hashable:

@@ -18,8 +18,10 @@ from mindllm.timing.workload import Strategy, Workload
 
 Cuts = tuple[tuple[Axis, int], ...]
 ROUNDS = 16  # of orthogonal iteration (train/projected_matrix.py)
-REFRESH_UNCOUNTED = "QR of GaLore's {rounds} rounds for new projections, every {gap} steps"
-ORDER_UNCOUNTED = "the order of AdaLoRA's {scores} scores, every step"
+REFRESH_UNCOUNTED = (
+    "QR of GaLore's {rounds} rounds for new projections, every {gap} steps (no device's description tells)"
+)
+ORDER_UNCOUNTED = "the order of AdaLoRA's {scores} scores, every step (no device's description tells)"
 # Operators and the tensors that they read and write, of an entry of a weight or of what is named.
 COUNTED = (2, 3, 2, 3, 2, 3, 3, 2, 3, 2, 3, 3, 2, 2, 1)  # AdaLoRA: both means of what an entry matters, and its share
 CHOSEN = (2, 2, 2, 3, 2, 2, 3, 2, 2)  # AdaLoRA: the values of one adapter

@@ -86,6 +86,33 @@ def test_experts_are_selected_like_a_dense_feed_forward(name):
 
 
 @pytest.mark.parametrize(
+    ("recompute", "named"),
+    [
+        ({"select_recompute": True}, []),
+        ({"select_recompute": [r"feed_forward\.mul", r"attention\.merger\.reshape"]}, [r"attention\.merger\.reshape"]),
+        (
+            {"recompute": True, "select_recompute_exclude": [r"attention\.merger\.reshape"]},
+            [r"attention\.merger\.reshape"],
+        ),
+        ({"recompute": True, "select_recompute": [r"attention\.merger\.reshape"]}, []),
+    ],
+)
+@pytest.mark.parametrize("act", ["silu", "gelu_tanh"])
+def test_patterns_that_name_nothing_of_the_model_of_time_are_said(recompute, named, act):
+    said = step_time(workload(recompute=recompute, hidden_act=act), DEVICE).uncounted
+    assert [one.split("'")[1] for one in said] == named
+
+
+def test_a_pattern_of_layers_with_experts_is_known_where_one_layer_has_them():
+    config = load_config(SHIPPED / "deepseek/pretrain_deepseek_v2_lite.yaml")
+    config = override_config(
+        config,
+        {"recompute_config.recompute": False, "recompute_config.select_recompute": [r"feed_forward\.experts\.mul"]},
+    )
+    assert step_time(workload_of(config), DEVICE).uncounted == ()
+
+
+@pytest.mark.parametrize(
     ("recompute", "expected"),
     [
         ({}, set()),

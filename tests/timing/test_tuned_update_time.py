@@ -65,8 +65,8 @@ def test_every_step_of_galore_projects_and_every_so_many_find_projections_anew()
 def test_what_no_description_of_a_device_tells_is_named():
     (galore,) = step_time(workload(GALORE), DEVICE).uncounted
     (adalora,) = step_time(workload(ADALORA), DEVICE).uncounted
-    assert galore == "QR of GaLore's 16 rounds for new projections, every 200 steps"
-    assert adalora == f"the order of AdaLoRA's {4 * 7 * 16} scores, every step"
+    assert galore == "QR of GaLore's 16 rounds for new projections, every 200 steps (no device's description tells)"
+    assert adalora == f"the order of AdaLoRA's {4 * 7 * 16} scores, every step (no device's description tells)"
 
 
 def test_the_choice_of_ranks_is_work_of_every_layer_and_one_sum_over_all_devices():

@@ -86,7 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ]
         output.print(Table("one change alone", [*texts("change"), *figures("step s", "speed")], rows))
     if step.uncounted:
-        output.print(f"not counted, because no device's description tells it: {', '.join(step.uncounted)}")
+        output.print(f"not counted: {'; '.join(step.uncounted)}")
     output.print(
         "operators: from the architecture, not from a compiled graph; memory: by formula, python -m toolkit.dry_run measures it"
     )

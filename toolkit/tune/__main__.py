@@ -133,7 +133,7 @@ def _show(title: str, found: Found, best: Sequence[Planned], hand: Planned | Non
         f"{found.tried} strategies, {found.kept} known from before, {len(found.judged)} fit; {_reasons(found)}"
     )
     if uncounted := best[0].step.uncounted:
-        output.print(f"not counted, because no device's description tells it: {', '.join(uncounted)}")
+        output.print(f"not counted: {'; '.join(uncounted)}")
     output.print(f"{directory / PAGE}: memory and speed of all")
 
 

@@ -102,7 +102,7 @@ def of_step_time(printed: str) -> Figures:
 def left_out(printed: str) -> str:
     """What the predicted time leaves out; empty where nothing."""
     missing = _object(printed)["not_counted"]
-    return f"step_s leaves out {', '.join(missing)}" if missing else ""
+    return f"step_s leaves out {'; '.join(missing)}" if missing else ""
 
 
 def _object(printed: str) -> Mapping[str, Any]:
