@@ -28,10 +28,13 @@ def start(config_file, output, *options, cwd=None, limit=resource.RLIM_INFINITY)
     )
 
 
-def run(config_file, output, *options, expect=0, typed=None):
+def run(config_file, output, *options, expect=0, typed=None, seconds=300):
     """Runs it to its end, with ``typed`` as its input; checks the exit code, and returns what it printed."""
     process = start(config_file, output, *options)
-    printed, _ = process.communicate(typed, timeout=300)
+    try:
+        printed, _ = process.communicate(typed, timeout=seconds)
+    finally:
+        process.kill()
     assert process.returncode == expect, printed
     assert "Traceback" not in printed
     return printed
