@@ -226,12 +226,12 @@ def test_memory_of_steps_is_what_was_taken_once_the_first_one_was_over(tmp_path)
     program = """
 import time
 large = bytearray(b"1") * (200 << 20)
-time.sleep(0.4)
+time.sleep(1)
 del large
 open("metrics", "w").close()
-time.sleep(0.4)
+time.sleep(1)
 open("metrics", "w").write("step")
-time.sleep(0.6)
+time.sleep(1.5)
 """
     metrics = tmp_path / "metrics"
     moved = f"import os; os.chdir({str(tmp_path)!r})\n{program}"

@@ -141,7 +141,7 @@ def test_a_rank_whose_file_is_removed_is_told_who_gave_up(tmp_path, monkeypatch)
 
 
 def test_a_rank_that_never_comes_is_named_when_its_time_is_over(tmp_path):
-    ranks = stores(tmp_path, timeout=0.3)
+    ranks = stores(tmp_path, timeout=2.0)
     first, second = save_all([ranks[0], ranks[1]], 7)
     assert "rank 2 did not write into" in str(first)
     assert "every node must see the same directory" in str(first)

@@ -119,7 +119,7 @@ def test_all_ranks_agree_on_the_name_of_the_run_and_the_next_run_has_another(tmp
 
 def test_a_directory_of_one_node_alone_is_refused_and_its_ranks_are_named(tmp_path):
     shared, local = tmp_path / "shared", tmp_path / "local"
-    first, _, third, fourth = roll([shared, shared, local, local], timeout=0.5)
+    first, _, third, fourth = roll([shared, shared, local, local], timeout=2.0)
     assert "ranks 2, 3 did not appear in" in first
     assert "a directory that all nodes share" in first
     assert "rank 0 did not answer in" in third
@@ -128,7 +128,7 @@ def test_a_directory_of_one_node_alone_is_refused_and_its_ranks_are_named(tmp_pa
 
 def test_ranks_of_a_run_that_died_are_not_taken_for_this_one(tmp_path):
     roll([tmp_path] * 3)
-    first, _ = roll([tmp_path, tmp_path / "elsewhere"], timeout=0.5)
+    first, _ = roll([tmp_path, tmp_path / "elsewhere"], timeout=2.0)
     assert "rank 1 did not appear" in first
 
 
