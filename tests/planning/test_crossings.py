@@ -77,9 +77,11 @@ def test_no_order_of_operations_is_below_the_bound(stages, micro_batches):
         optimum = least_of_all_orders(problem, Plan((("none",),) * stages))
         bound = CrossingBound(LoneStages(problem, Mixes(problem), 1), 2 * optimum)
         for stage, mine in enumerate(bound.options):
-            trip, first, last = bound.trip(stage), float(mine.first.min()), float(mine.final.min())
-            found = crossing_time(trip, int(mine.under_way.max()), micro_batches, 10**6)
-            assert first + found + max(0.0, last - trip.weight) <= optimum * (1 + 1e-9)
+            for number in {int(each) for each in mine.under_way if each >= 2}:
+                assert bound.asked(stage, number, 10**6, math.inf) <= optimum * (1 + 1e-9)
+        for limit in (1 + 1e-6, 1.1, 2):
+            risen = CrossingBound(LoneStages(problem, Mixes(problem), 1), limit * optimum).rising(math.inf)
+            assert all(found <= optimum * (1 + 1e-9) for found in itertools.islice(risen, 4))
 
 
 def test_micro_batches_cannot_return_to_a_stage_in_time_for_each_other():

@@ -126,8 +126,18 @@ def test_splits_are_searched_until_the_bound_or_the_deadline(monkeypatch):
     assert search.best is poor
     looks = itertools.count()
     monkeypatch.setattr(deadline, "clock", lambda: float(next(looks)))
-    search.deadline = 3000.0
+    search.deadline = 9000.0
     with pytest.raises(OutOfTime):
         search.run(0.0)
     assert search.best.fits
     assert stages.bound() <= search.best.line.makespan <= 0.8 * poor.line.makespan
+
+
+def test_a_moved_layer_is_tried_with_the_room_that_stages_had_and_with_the_least_recomputation():
+    problem = zero_bubble_problem(3, "zb", 3, 9, 2, 6)
+    roomy = try_plan(problem, Plan((("full",) * 2, ("full",) * 2, ("full",) * 5)))
+    search = SplitSearch(LoneStages(problem, Mixes(problem), 7), roomy, math.inf)
+    split = search._found()
+    moved = [each.numbers.tolist() for each in search._neighbours(split) if each.counts.tolist() == [2, 3, 4]]
+    assert split.numbers.tolist() in moved
+    assert any(numbers[2] < split.numbers[2] for numbers in moved)

@@ -1,12 +1,15 @@
-"""A bound of all plans by a stage whose few micro-batches cross each other (``crossings.py``), with the least times of all.
+"""A bound of all plans by stages whose few micro-batches cross each other (``crossings.py``).
 
 Only runs of layers count that a plan quicker than a limit can have: that alone allow it, and that the other stages can complete.
-Where memory is so short that they are nearly the same in all plans, their least times are nearly those of each.
+A run that may hold a number of micro-batches asks for what these ask for where they cross each other, with the least times of all
+such runs and of all that may be behind. What asks for more than the limit is left out, which makes the least times of the others
+longer; the joint bound of what is left, each run with what it asks for, is the bound.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
@@ -20,20 +23,30 @@ WIDTHS = (32, 64, 128, 256, 512)  # of the front, one after another
 
 
 class CrossingBound:
-    """The stage of which most is asked when it holds no more than :data:`MOST` micro-batches, of all plans below ``limit``."""
+    """What stages that hold no more than :data:`MOST` micro-batches ask for, of all plans below ``limit``."""
 
     def __init__(self, stages: LoneStages, limit: float) -> None:
-        self.problem, self.limit = stages.problem, limit
+        self.stages, self.problem, self.limit = stages, stages.problem, limit
         self.options = completed(stages.problem, [mine.take(mine.alone < limit) for mine in stages.options])
         asked = [self._in_turn(stage, back) for stage, back in enumerate(self._back())]
-        kept = [mine.take(time < limit) for mine, time in zip(self.options, asked, strict=True)]
-        self.options = completed(stages.problem, kept)
-        back = self._back()
-        self.behind = np.array([*(float(least.min()) for least in back), 0.0])
-        self.stage, self.promising = 0, False
+        self._keep([mine.take(time < limit) for mine, time in zip(self.options, asked, strict=True)])
+
+    def _keep(self, options: list[Options]) -> None:
+        """Goes on with these, as far as they stand in some split."""
+        self.options = completed(self.problem, options)
+        self.back = self._back()
+
+    @property
+    def promising(self) -> list[tuple[int, int]]:
+        """Stages and numbers of micro-batches that may ask for more than is known, those that ask for most first."""
+        found = []
         for stage, mine in enumerate(self.options):
-            if len(mine.start) and 2 <= mine.under_way.max() <= MOST and not self.promising:
-                self.stage, self.promising = stage, bool(self._in_turn(stage, back[stage]).min() > NEAR * limit)
+            in_turn = self._in_turn(stage, self.back[stage])
+            for number in range(2, MOST + 1):
+                least = float(in_turn[mine.under_way == number].min(initial=np.inf))
+                if NEAR * self.limit < least < np.inf:
+                    found.append((least, stage, number))
+        return [(stage, number) for _, stage, number in sorted(found, reverse=True)]
 
     def _back(self) -> list[np.ndarray]:
         """The least way from each stage to the last one and back by the layer it starts with, ``[stages][layers + 1]``."""
@@ -56,21 +69,34 @@ class CrossingBound:
         mine = self.options[stage]
         return mine.first + mine.turns * (back[mine.start] + mine.weight)
 
-    def trip(self, stage: int) -> Trip:
-        """With the least of each time over all splits."""
-        mine = self.options[stage]
+    def trip(self, stage: int, chosen: Options) -> Trip:
+        """With the least of each time over all splits, of the stage itself over what is ``chosen``."""
         least, turned = np.full(self.problem.layer_count + 1, np.inf), []
-        least[mine.start] = 0.0
-        for each in self.options[stage:]:
+        least[chosen.start] = 0.0
+        for each in (chosen, *self.options[stage + 1 :]):
             values, least = least[each.start] + each.trip, np.full(len(least), np.inf)
             np.minimum.at(least, each.end, values)
             turned.append(float(least.min()))
             least += self._crossing
-        turned[-1] = self.behind[stage]
         forward, backward, weight = (
-            float(time.min()) for time in (mine.forward, mine.backward - mine.weight, mine.weight)
+            float(time.min()) for time in (chosen.forward, chosen.backward - chosen.weight, chosen.weight)
         )
-        return Trip(forward, backward, weight, np.array(turned), self.behind[stage + 1 :])
+        beyond = [float(least.min()) for least in self.back[stage + 1 :]]
+        return Trip(forward, backward, weight, np.array(turned), np.array([*beyond, 0.0]))
+
+    def asked(self, stage: int, number: int, width: int, deadline: float) -> float:
+        """The step that a stage with room for that many micro-batches asks for at least.
+
+        Raises:
+            OutOfTime: at ``deadline``.
+        """
+        chosen = self.options[stage].take(self.options[stage].under_way == number)
+        trip = self.trip(stage, chosen)
+        late = max(0.0, float(chosen.final.min()) - trip.weight)
+        found = crossing_time(
+            trip, min(number, self.problem.micro_batches), self.problem.micro_batches, width, deadline
+        )
+        return float(chosen.first.min()) + found + late
 
     def rising(self, deadline: float) -> Iterator[float]:
         """Lower bounds of the step of all plans, with wider and wider fronts.
@@ -78,14 +104,19 @@ class CrossingBound:
         Raises:
             OutOfTime: at ``deadline``.
         """
-        if not self.promising:
-            return
-        mine, trip = self.options[self.stage], self.trip(self.stage)
-        late = max(0.0, float(mine.final.min()) - trip.weight)
-        under_way, micro_batches = int(mine.under_way.max()), self.problem.micro_batches
         for width in WIDTHS:
-            found = crossing_time(trip, under_way, micro_batches, width, deadline)
-            yield min(self.limit, float(mine.first.min()) + found + late)
+            for stage, number in self.promising:
+                mine = self.options[stage]
+                same = mine.under_way == number
+                if not same.any():
+                    continue  # left out meanwhile
+                asked = self.asked(stage, number, width, deadline)
+                if asked <= mine.alone[same].min():
+                    continue
+                alone = np.where(same, np.maximum(mine.alone, asked), mine.alone)
+                kept = replace(mine, alone=alone).take(alone < self.limit)
+                self._keep([*self.options[:stage], kept, *self.options[stage + 1 :]])
+                yield self.stages.joint_bound(self.limit, deadline, self.options)
 
 
 def completed(problem: Problem, options: list[Options]) -> list[Options]:

@@ -19,6 +19,7 @@ recomputation. The least of the largest over all splits is the bound.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 
@@ -139,24 +140,26 @@ class LoneStages:
             largest = np.append(np.maximum(least[stage], largest[self.end]).min(axis=1), np.inf)
         return float(largest[0])
 
-    def joint_bound(self, limit: float, deadline: float = math.inf) -> float:
+    def joint_bound(self, limit: float, deadline: float = math.inf, options: Sequence[Options] | None = None) -> float:
         """The same where the way to the last stage and back is that through the recomputation that the stages behind choose.
 
         From the last stage on, with the Pareto front of that way and of the largest step asked for; ``limit`` where all is above.
+        Of ``options``, for every stage, where they are given.
 
         Raises:
             OutOfTime: at ``deadline``.
         """
-        problem, end = self.problem, np.full(1, self.layers)
+        problem, end, given = self.problem, np.full(1, self.layers), self.options if options is None else options
         values = np.zeros((2, 1))  # the way, the largest step asked for
         for stage in reversed(range(self.stages)):
             check(deadline)
-            option, label = _joined(self.options[stage].end, end)
-            mine = self.options[stage].take(option)
+            option, label = _joined(given[stage].end, end)
+            mine = given[stage].take(option)
             trip = values[0, label] + (2 * problem.point_to_point if stage < self.stages - 1 else 0.0)
             asked = self._asked(
                 mine.first, trip, mine.final, mine.forward, mine.backward, mine.weight, mine.under_way, mine.turns
             )
+            asked = np.maximum(asked, mine.alone)
             found = np.stack([trip + mine.forward + mine.backward - mine.weight, np.maximum(values[1, label], asked)])
             kept = np.flatnonzero(found[1] < limit)
             if not len(kept):

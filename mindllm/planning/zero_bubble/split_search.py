@@ -7,6 +7,7 @@ plan, and scheduled with all care where that promises something.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 import numpy as np
@@ -52,10 +53,18 @@ class SplitSearch:
         Raises:
             OutOfTime: at the deadline.
         """
-        start = self._cheapest(np.array(self.best.plan.counts))
+        start = self._found()
         while self.best.line.makespan > target:
             self._descend(start)
             start = self._shaken()
+
+    def _found(self) -> _Split:
+        """The split of the best plan, with the room that its recomputation leaves."""
+        costs = zero_bubble_costs(self.problem, self.best.costs)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            room = np.where(costs.held > 0, costs.limit * (1 + 1e-12) / costs.held, np.inf)
+        numbers = np.searchsorted(self.stages.fewest, np.minimum(room, self.stages.fewest[-1]), side="right") - 1
+        return _Split(np.array(self.best.plan.counts), numbers)
 
     def _descend(self, split: _Split) -> None:
         """Goes to the first quicker neighbour until there is none among those that ask least."""
@@ -103,19 +112,26 @@ class SplitSearch:
         found = steps[:, np.arange(counts.shape[1]), starts, np.minimum(counts, steps.shape[3]) - 1]
         return np.where(counts <= steps.shape[3], found, np.inf)
 
-    def _cheapest(self, counts: np.ndarray) -> _Split:
-        return _Split(counts, self._asked(counts[None]).argmin(axis=0)[0])
+    def _roomy(self, asked: np.ndarray, numbers: np.ndarray) -> np.ndarray:
+        """The recomputation that asks least and leaves each stage the room of ``numbers``, ``[splits, stages]``.
+
+        Where there is none, the least asking. ``asked`` is as :meth:`_asked` says. What asks least alone may leave so little room
+        that stages wait for each other.
+        """
+        enough = np.where(np.arange(len(asked))[:, None, None] >= numbers, asked, np.inf)
+        return np.where(np.isfinite(enough.min(axis=0)), enough.argmin(axis=0), asked.argmin(axis=0))
 
     def _neighbours(self, split: _Split) -> list[_Split]:
         """Those that may be quicker than the best, the least asking first."""
-        counts = shifts(split.counts, self.random)
+        counts = np.concatenate([split.counts[None], shifts(split.counts, self.random)])
         asked = self._asked(counts)
-        numbers = asked.argmin(axis=0)
-        least = asked.min(axis=0)
+        tight, roomy = asked.argmin(axis=0), self._roomy(asked, split.numbers)
+        counts, numbers = np.concatenate([counts, counts]), np.concatenate([tight, roomy])
+        asks = np.take_along_axis(np.concatenate([asked, asked], axis=1), numbers[None], axis=0)[0]
         found = [
             ((float(worst), float(total)), _Split(*both))
             for worst, total, both in zip(
-                least.max(axis=1), least.sum(axis=1), zip(counts, numbers, strict=True), strict=True
+                asks.max(axis=1), asks.sum(axis=1), zip(counts, numbers, strict=True), strict=True
             )
             if worst < self.best.line.makespan * (1 - BETTER)
         ]
@@ -128,16 +144,19 @@ class SplitSearch:
                 if asks.max() < self.best.line.makespan * (1 - BETTER):
                     found.append(((float(asks.max()), float(asks.sum())), _Split(split.counts, changed)))
         found.sort(key=lambda each: each[0])
-        return [neighbour for _, neighbour in found[:TRIED]]
+        different = {neighbour.key: neighbour for _, neighbour in found}
+        different.pop(split.key, None)
+        return list(itertools.islice(different.values(), TRIED))
 
     def _shaken(self) -> _Split:
-        """A split some moves from the best one that may be quicker."""
+        """A split some moves from the best one that may be quicker, with room as it has."""
+        numbers = self._found().numbers
         for _ in range(1000):
             check(self.deadline)
             counts = np.array(self.best.plan.counts)
             for _ in range(self.random.integers(1, SHAKES + 1)):
                 counts = one_shift(counts, self.random)
-            split = self._cheapest(counts)
-            if self._asked(counts[None]).min(axis=0).max() < self.best.line.makespan:
-                return split
-        return self._cheapest(np.array(self.best.plan.counts))
+            asked = self._asked(counts[None])
+            if asked.min(axis=0).max() < self.best.line.makespan:
+                return _Split(counts, self._roomy(asked, numbers)[0])
+        return self._found()
