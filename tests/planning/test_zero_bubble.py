@@ -17,6 +17,7 @@ from mindllm.planning.recomputation.mixes import Mixes
 from mindllm.planning.schedules.orders import timetable
 from mindllm.planning.schedules.simulate import simulate
 from mindllm.planning.solve import solve
+from mindllm.planning.zero_bubble import planner
 from mindllm.planning.zero_bubble.lone_stages import LoneStages
 from mindllm.planning.zero_bubble.operation_order import (
     StageCosts,
@@ -141,3 +142,15 @@ def test_a_moved_layer_is_tried_with_the_room_that_stages_had_and_with_the_least
     moved = [each.numbers.tolist() for each in search._neighbours(split) if each.counts.tolist() == [2, 3, 4]]
     assert split.numbers.tolist() in moved
     assert any(numbers[2] < split.numbers[2] for numbers in moved)
+
+
+def test_a_bound_by_crossings_that_does_not_rise_at_once_is_waited_for(monkeypatch):
+    class Slow:
+        def __init__(self, stages, limit):
+            pass
+
+        def rising(self, deadline):
+            yield from (3.0, 2.0, 7.0, 10.0, 99.0)
+
+    monkeypatch.setattr(planner, "CrossingBound", Slow)
+    assert planner._by_crossings(None, 10.0, 1.0, math.inf) == 10.0

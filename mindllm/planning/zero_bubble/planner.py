@@ -71,9 +71,7 @@ def _by_crossings(stages: LoneStages, limit: float, bound: float, deadline: floa
     share = now() + CROSSING * (deadline - now())
     with contextlib.suppress(OutOfTime):
         for found in CrossingBound(stages, limit).rising(share):
-            if not bound < found:
-                break
-            bound = found
+            bound = max(bound, found)
             if bound * (1 + PROVEN) >= limit:
                 break
     return bound
