@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
+import pytest
+
 from mindllm.config import load_config
+from mindllm.timing.configured import workload_of
 from mindllm.timing.device import DEFAULT, read_device
+from mindllm.timing.memory import stage_bytes
 from toolkit.benchmark.tune_shipped import SHIPPED
 from toolkit.pipeline_balance.by_formula import ROOM
+from toolkit.tune import confirm
 from toolkit.tune.candidates import Candidate
 from toolkit.tune.judge import GB, Judged
 from toolkit.tune.search import plan_best
@@ -24,3 +31,29 @@ def test_scores_that_no_kernel_fuses_are_in_the_plan():
     found = plan_best(config, judged, device, LIMIT, len(judged), 600.0)
     assert {one.candidate for one in found} == set(candidates)
     assert all(max(one.memory) <= ROOM * LIMIT for one in found)
+
+
+@pytest.mark.parametrize(("missed", "plans"), [(2 * GB, 1), (12 * GB, 2), (200 * GB, 1)])
+def test_what_does_not_fit_in_the_dry_run_is_planned_again_with_what_the_formula_missed_left_free(
+    missed, plans, monkeypatch, capsys
+):
+    config, device = load_config(SHIPPED / "llama2" / "pretrain_llama2_7b_8p.yaml"), read_device(DEFAULT)
+    judged = [Judged(Candidate(4, 1, 2, 1, 1, 32, False, True), 0.0, (0.0,))]
+    (planned,) = plan_best(config, judged, device, LIMIT, 1, 600.0)
+    simulated = []
+
+    def forecast(run, stages, simulations):
+        simulated.append(run)
+        return [SimpleNamespace(actual_peak=formula + missed) for formula in stage_bytes(workload_of(run))]
+
+    monkeypatch.setattr(confirm, "forecast_stages", forecast)
+    held = confirm.held_to_dry_run(config, [planned], device, LIMIT, 600.0)
+    said = capsys.readouterr().err
+    assert len(simulated) == plans
+    assert ("planned again" in said) == (plans == 2)
+    if missed == 200 * GB:
+        assert held == []
+        assert "does not fit" in said
+    else:
+        assert max(held[0].memory) <= LIMIT
+        assert (held[0].step.seconds > planned.step.seconds) == (plans == 2)

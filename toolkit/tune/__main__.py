@@ -48,7 +48,10 @@ def make_parser() -> CommandParser:
     )
     parser.add_argument("--seconds", type=float, default=5.0, help="for each plan (default: %(default)s)")
     parser.add_argument(
-        "--dry_run", type=_positive, metavar="K", help="of the best ones, simulated by MindSpore's dry run"
+        "--dry_run",
+        type=_positive,
+        metavar="K",
+        help="of the best ones, simulated by MindSpore's dry run, and planned again where they do not fit",
     )
     parser.add_argument("--apply", type=output_file, metavar="YAML", help="writes the best as a run")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of the tables")
@@ -71,7 +74,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         raise CheckFailed(f"none of {found.tried} strategies fits {limit / GB:g} GB; {_reasons(found)}")
     best = plan_best(config, found.judged, device, limit, options.best, options.seconds)
     if options.dry_run:
-        best = held_to_dry_run(best, options.dry_run, limit)
+        from toolkit.tune.confirm import held_to_dry_run
+
+        best = held_to_dry_run(config, best[: options.dry_run], device, limit, options.seconds)
     if not best:
         raise CheckFailed("none of the best strategies fits when its layers are planned; give more --best or --seconds")
     same = (config.parallel_config.device_num, config.global_batch_size) == (devices, batch)
@@ -90,27 +95,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             file.write(render_config(best[0].config))
         error_console.print(f"wrote {options.apply}")
     return 0
-
-
-def held_to_dry_run(best: Sequence[Planned], count: int, limit: float) -> list[Planned]:
-    """The first ``count``, with memory from MindSpore's dry run; those that do not fit are left out."""
-    from dataclasses import replace
-
-    from toolkit.dry_run.forecast import forecast_stages
-    from toolkit.dry_run.simulations import Simulations, can_simulate
-    from toolkit.dry_run.stages import stages_of
-
-    simulations, found = Simulations(None, error_console, estimates=not can_simulate()), []
-    for one in best[:count]:
-        memory = tuple(
-            float(stage.actual_peak) for stage in forecast_stages(one.config, stages_of(one.config), simulations)
-        )
-        fits = max(memory) <= limit
-        error_console.print(
-            f"{one.candidate.name}: dry run {max(memory) / GB:.1f} GB, {'fits' if fits else 'does not fit'}"
-        )
-        found += [replace(one, memory=memory)] if fits else []
-    return found
 
 
 def _show(title: str, found: Found, best: Sequence[Planned], hand: Planned | None, directory: Path) -> None:

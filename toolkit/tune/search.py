@@ -98,13 +98,19 @@ def plan_best(
     found: dict[str, Planned] = {}
     for one in track(judged[:count], "planning the best"):
         try:
-            found[one.candidate.name] = _planned(config, one.candidate, device, limit, seconds)
+            found[one.candidate.name] = plan_one(config, one.candidate, device, limit, seconds)
         except (Infeasible, UserError):
             continue
     return sorted(found.values(), key=lambda planned: planned.step.seconds)
 
 
-def _planned(config: RunConfig, candidate: Candidate, device: Device, limit: float, seconds: float) -> Planned:
+def plan_one(config: RunConfig, candidate: Candidate, device: Device, limit: float, seconds: float) -> Planned:
+    """A candidate with layers placed and recomputed as the planner says.
+
+    Raises:
+        Infeasible: nothing fits ``limit`` bytes.
+        UserError: no plan was found in ``seconds``, or none that a YAML says.
+    """
     plain = {**candidate.overrides(), **plain_keys(config, candidate.pipeline_stage, candidate.chunks)}
     problem = formula_problem(override_config(config, plain), device, limit, candidate.name)
     best = solve(problem, seconds).best

@@ -1,0 +1,63 @@
+"""The best strategies held to MindSpore's dry run.
+
+One that does not fit is planned again, with as much memory left free as the formula was wrong by.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from mindllm.config import RunConfig
+from mindllm.console import error_console
+from mindllm.errors import UserError
+from mindllm.planning.solve import Infeasible
+from mindllm.timing.device import Device
+from toolkit.dry_run.forecast import forecast_stages
+from toolkit.dry_run.simulations import Simulations, can_simulate
+from toolkit.dry_run.stages import stages_of
+from toolkit.pipeline_balance.by_formula import ROOM
+from toolkit.tune.judge import GB
+from toolkit.tune.search import Planned, plan_one
+
+ROUNDS = 3  # plans of a strategy
+
+
+def held_to_dry_run(
+    config: RunConfig, best: Sequence[Planned], device: Device, limit: float, seconds: float
+) -> list[Planned]:
+    """Those that fit, the fastest first, with the memory that the dry run finds.
+
+    Args:
+        config: the run whose strategies they are.
+        best: planned by the formula of memory.
+        limit: of a device, bytes.
+        seconds: for each plan.
+    """
+    simulations = Simulations(None, error_console, estimates=not can_simulate())
+    found = [_held(config, one, simulations, device, limit, seconds) for one in best]
+    return sorted((one for one in found if one is not None), key=lambda planned: planned.step.seconds)
+
+
+def _held(
+    config: RunConfig, one: Planned, simulations: Simulations, device: Device, limit: float, seconds: float
+) -> Planned | None:
+    """One strategy, planned until it fits; None where it does not in :data:`ROUNDS` plans."""
+    for left in reversed(range(ROUNDS)):
+        stages = forecast_stages(one.config, stages_of(one.config), simulations)
+        memory = tuple(float(stage.actual_peak) for stage in stages)
+        told = f"{one.candidate.name}: dry run {max(memory) / GB:.1f} GB"
+        if max(memory) <= limit:
+            error_console.print(f"{told}, fits")
+            return replace(one, memory=memory)
+        missed = max(real - formula for real, formula in zip(memory, one.memory, strict=True) if real > limit)
+        try:
+            if left:
+                one = plan_one(config, one.candidate, device, (limit - missed) / ROOM, seconds)
+        except (Infeasible, UserError):
+            left = 0
+        if not left:
+            error_console.print(f"{told}, does not fit")
+            return None
+        error_console.print(f"{told}, does not fit; planned again with {missed / GB:.1f} GB left free")
+    return None
