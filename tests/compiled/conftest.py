@@ -29,6 +29,7 @@ FEED_FORWARD = [r"feed_forward\.mul", r"feed_forward\.w1\.activation\.silu"]
 CASES = {
     "tp2": (0, {"tp": 2}),
     "tp2 sequence": (1, {"tp": 2, **SEQUENCE}),
+    "tp2 sequence, rows in parts": (0, {"tp": 2, "model": {"fine_grain_interleave": 2}, **SEQUENCE}),
     "dp2": (1, {"dp": 2}),
     "dp2 slices": (0, {"dp": 2, "tp": 2, "parallel": {"full_batch": False}}),
     "dp2 accumulating": (0, {"dp": 2, "runner_config": {"gradient_accumulation_steps": 2}}),

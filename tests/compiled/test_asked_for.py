@@ -47,7 +47,9 @@ def compiled_case(name: str, *marks: pytest.MarkDecorator):
 @pytest.mark.parametrize(
     "name",
     [
-        *map(compiled_case, (ALL, "all", *ACCUMULATING, "dp2 optimizer level 3", "select")),
+        *map(
+            compiled_case, (ALL, "all", *ACCUMULATING, "tp2 sequence, rows in parts", "dp2 optimizer level 3", "select")
+        ),
         *(compiled_case(name, pytest.mark.slow) for name in ("dp4 shared optimizer state", "full", "comm")),
     ],
 )

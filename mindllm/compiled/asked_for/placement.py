@@ -16,6 +16,8 @@ from mindllm.config.optimizer_state import MOMENT_PREFIXES
 from mindllm.parallel.layer_plan import LayerPlan
 from mindllm.parallel.layout import Mesh
 
+ATTENTION = "attention.attention."  # the cell of scores and what they weigh, in a layer
+
 
 def forward_operators(rank: Operators) -> Iterator[tuple[Node, int, str]]:
     """The operators of the forward pass inside layers, with the number of the layer and the rest of their place."""
@@ -77,13 +79,20 @@ def micro_batches(config: RunConfig, ranks: Sequence[Operators]) -> Finding | No
 
 
 def _runs_of_layers(rank: Operators) -> dict[int, int]:
-    """How often a step runs each layer: as often as most of its operators. Some serve twice, and what only weights go into is
-    computed once for all parts of a batch."""
+    """How often a step runs each layer: as often as most operators of its attention, which always has whole sequences.
+
+    Others may take tokens in parts (``fine_grain_interleave``); some serve twice, and what only weights go into is computed once
+    for all parts of a batch.
+    """
     times: dict[int, Counter[tuple[str, str, str]]] = defaultdict(Counter)
     for node, layer, place in forward_operators(rank):
         if node.input_strategy is not None:
             times[layer][place, node.op, node.instance] += rank.times(node)
-    return {layer: mode(found.values()) for layer, found in times.items()}
+    return {layer: mode(_of_attention(found) or found.values()) for layer, found in times.items()}
+
+
+def _of_attention(times: Counter[tuple[str, str, str]]) -> list[int]:
+    return [number for (place, _, _), number in times.items() if f"{place}.".startswith(ATTENTION)]
 
 
 def _layers_of_stage(plan: LayerPlan, stage: int) -> set[int]:
