@@ -20,7 +20,7 @@ from toolkit.pipeline_balance.by_formula import ROOM
 from toolkit.tune.judge import GB
 from toolkit.tune.search import Planned, plan_one
 
-ROUNDS = 3  # plans of a strategy
+PLANS = 3  # of a strategy
 
 
 def held_to_dry_run(
@@ -40,10 +40,13 @@ def held_to_dry_run(
 
 
 def _held(
-    config: RunConfig, one: Planned, simulations: Simulations, device: Device, limit: float, seconds: float
+    config: RunConfig, first: Planned, simulations: Simulations, device: Device, limit: float, seconds: float
 ) -> Planned | None:
-    """One strategy, planned until it fits; None where it does not in :data:`ROUNDS` plans."""
-    for left in reversed(range(ROUNDS)):
+    """One strategy, planned until it fits; None where it does not in :data:`PLANS` plans."""
+    one: Planned | None = first
+    for left in reversed(range(PLANS)):
+        if one is None:
+            break
         stages = forecast_stages(one.config, stages_of(one.config), simulations)
         memory = tuple(float(stage.actual_peak) for stage in stages)
         told = f"{one.candidate.name}: dry run {max(memory) / GB:.1f} GB"
@@ -51,13 +54,16 @@ def _held(
             error_console.print(f"{told}, fits")
             return replace(one, memory=memory)
         missed = max(real - formula for real, formula in zip(memory, one.memory, strict=True) if real > limit)
-        try:
-            if left:
-                one = plan_one(config, one.candidate, device, (limit - missed) / ROOM, seconds)
-        except (Infeasible, UserError):
-            left = 0
-        if not left:
-            error_console.print(f"{told}, does not fit")
-            return None
-        error_console.print(f"{told}, does not fit; planned again with {missed / GB:.1f} GB left free")
+        one = _with_less(config, one, device, (limit - missed) / ROOM, seconds) if left else None
+        error_console.print(
+            f"{told}, does not fit{f'; planned again with {missed / GB:.1f} GB left free' if one else ''}"
+        )
     return None
+
+
+def _with_less(config: RunConfig, one: Planned, device: Device, limit: float, seconds: float) -> Planned | None:
+    """The same strategy planned for less memory; None where nothing fits that."""
+    try:
+        return plan_one(config, one.candidate, device, limit, seconds)
+    except (Infeasible, UserError):
+        return None
