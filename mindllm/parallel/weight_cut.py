@@ -93,7 +93,8 @@ class WeightCut:
 def optimizer_shards(config: RunConfig, mesh: Mesh, part_shape: tuple[int, ...], parts: int) -> int:
     """Into how many shards the optimizer cuts dimension 0 of what tensor parallelism leaves of a weight in so many ``parts``.
 
-    MindSpore leaves a weight whole that is smaller than the threshold, or whose dimension 0 the shards would not divide.
+    MindSpore leaves a weight whole that is smaller than the threshold before tensor parallelism cuts it, or whose dimension 0 the
+    shards would not divide.
     """
     parallel = config.parallel
     if not parallel.enable_parallel_optimizer or not part_shape:
@@ -101,5 +102,5 @@ def optimizer_shards(config: RunConfig, mesh: Mesh, part_shape: tuple[int, ...],
     options = parallel.parallel_optimizer_config
     replicas, size = mesh.stage_devices // parts, options.optimizer_weight_shard_size
     shards = replicas if size == -1 or replicas % size else size
-    small = math.prod(part_shape) * BYTES < options.parallel_optimizer_threshold * KILOBYTE
+    small = math.prod(part_shape) * parts * BYTES < options.parallel_optimizer_threshold * KILOBYTE
     return 1 if small or part_shape[0] % shards else shards

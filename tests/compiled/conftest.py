@@ -55,6 +55,15 @@ CASES = {
         0,
         {"dp": 4, "parallel": {**OPTIMIZER, "parallel_optimizer_config": SHARED_BY_TWO}},
     ),
+    "dp2 tp2, parts below the threshold": (
+        0,
+        {
+            "dp": 2,
+            "tp": 2,
+            "parallel": {**OPTIMIZER, "parallel_optimizer_config": {"parallel_optimizer_threshold": 8}},
+            **SEQUENCE,
+        },
+    ),  # weights of 8192 bytes, of which each tensor-parallel rank has 4096
     "dp2 tp2": (3, {"dp": 2, "tp": 2, "parallel": OPTIMIZER, **SEQUENCE}),
     "split vocabulary": (0, {"dp": 2, "tp": 2, "vocab_emb_dp": False, **SEQUENCE}),
     "composed": (

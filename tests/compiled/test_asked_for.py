@@ -14,6 +14,7 @@ from mindllm.compiled.asked_for import Finding, findings
 from mindllm.compiled.graph import CompiledGraph, Node
 
 ALL = "interleaved all"
+THRESHOLD = "dp2 tp2, parts below the threshold"
 ACCUMULATING = ("dp2 accumulating", "dp2 accumulating, zero-centred norms")
 """Of the second one, sums of gathered weights serve both parts of a batch."""
 
@@ -48,7 +49,8 @@ def compiled_case(name: str, *marks: pytest.MarkDecorator):
     "name",
     [
         *map(
-            compiled_case, (ALL, "all", *ACCUMULATING, "tp2 sequence, rows in parts", "dp2 optimizer level 3", "select")
+            compiled_case,
+            (ALL, "all", *ACCUMULATING, THRESHOLD, "tp2 sequence, rows in parts", "dp2 optimizer level 3", "select"),
         ),
         *(compiled_case(name, pytest.mark.slow) for name in ("dp4 shared optimizer state", "full", "comm")),
     ],
