@@ -50,7 +50,9 @@ class ParallelOptimizerConfig(Section):
         default=False, description="Keeps accumulated gradients sharded over the data-parallel ranks."
     )
     parallel_optimizer_threshold: int = Field(
-        default=64, ge=0, description="Parameters below this size (KB) are not sharded."
+        default=64,
+        ge=0,
+        description="Parameters below this size (KB, before tensor parallelism cuts them) are not sharded.",
     )
     optimizer_weight_shard_size: int = Field(
         default=-1, ge=-1, description="Ranks that share one copy of the optimizer state; -1: all data-parallel ranks."
