@@ -238,7 +238,7 @@ def pattern_matches(forward: Work, layer: LayerAssignment) -> dict[tuple[str, st
     if layer.is_default(key):
         return {}
     names = [one.name for one in forward if isinstance(one, Operator)]
-    return {(key, each): any(_named(name, (each,)) for name in names) for each in layer.applied(key)}
+    return {(key, each): any(names_operator(each, name) for name in names) for each in layer.applied(key)}
 
 
 def _named(name: str, patterns: Iterable[str]) -> bool:

@@ -54,6 +54,12 @@ class StageCosts:
     limit: np.ndarray
     delay: float = 0.0
 
+    @property
+    def room(self) -> np.ndarray:
+        """Micro-batches whose activations a stage holds at once, ``[stages]``; infinite where they take no memory."""
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return np.floor(np.where(self.held > 0, self.limit * (1 + 1e-12) / self.held, np.inf))
+
 
 @dataclass(frozen=True)
 class Walk:

@@ -67,10 +67,8 @@ def plain(costs: StageCosts, micro_batches: int) -> list[Kinds]:
         ValueError: a stage cannot hold one micro-batch.
     """
     stages = len(costs.forward)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        room = np.floor(np.where(costs.held > 0, costs.limit * (1 + 1e-12) / costs.held, np.inf))
     wanted = np.minimum(stages - np.arange(stages), micro_batches)
-    under_way = np.minimum.accumulate(np.minimum(wanted, room)).astype(int)
+    under_way = np.minimum.accumulate(np.minimum(wanted, costs.room)).astype(int)
     if (under_way < 1).any():
         raise ValueError("a stage cannot hold one micro-batch")
     turn = [BACKWARD, WEIGHT, FORWARD]

@@ -60,10 +60,8 @@ class SplitSearch:
 
     def _found(self) -> _Split:
         """The split of the best plan, with the room that its recomputation leaves."""
-        costs = zero_bubble_costs(self.problem, self.best.costs)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            room = np.where(costs.held > 0, costs.limit * (1 + 1e-12) / costs.held, np.inf)
-        numbers = np.searchsorted(self.stages.fewest, np.minimum(room, self.stages.fewest[-1]), side="right") - 1
+        room = zero_bubble_costs(self.problem, self.best.costs).room
+        numbers = np.searchsorted(self.stages.fewest, room, side="right") - 1
         return _Split(np.array(self.best.plan.counts), numbers)
 
     def _descend(self, split: _Split) -> None:
