@@ -16,6 +16,7 @@ from mindllm.planning.recomputation.mixes import Mixes
 from mindllm.planning.solve import solve
 from mindllm.planning.zero_bubble.crossing_bound import CrossingBound
 from mindllm.planning.zero_bubble.crossings import Trip, crossing_time
+from mindllm.planning.zero_bubble.joint_bound import joint_bound
 from mindllm.planning.zero_bubble.lone_stages import LoneStages
 
 
@@ -110,6 +111,6 @@ def test_plans_of_little_memory_are_proved_by_crossings():
     bound = CrossingBound(stages, solution.best.step_time * 1.01)
     assert bound.promising
     risen = next(bound.rising(math.inf))
-    assert stages.joint_bound(1000.0) * 1.01 < risen <= solution.best.step_time
+    assert joint_bound(problem, stages.options, 1000.0) * 1.01 < risen <= solution.best.step_time
     assert not CrossingBound(stages, 1.0).promising
     assert list(CrossingBound(stages, 1.0).rising(math.inf)) == []

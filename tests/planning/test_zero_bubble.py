@@ -18,6 +18,7 @@ from mindllm.planning.schedules.orders import timetable
 from mindllm.planning.schedules.simulate import simulate
 from mindllm.planning.solve import solve
 from mindllm.planning.zero_bubble import planner
+from mindllm.planning.zero_bubble.joint_bound import allowed, joint_bound
 from mindllm.planning.zero_bubble.lone_stages import LoneStages
 from mindllm.planning.zero_bubble.operation_order import (
     StageCosts,
@@ -99,22 +100,28 @@ def test_schedules_are_near_the_best_of_all_orders_and_none_is_below_the_bound(s
         assert try_plan(problem, plan).line.makespan == pytest.approx(optimum, rel=1e-9)
         stages_alone = LoneStages(problem, Mixes(problem), 1)
         assert stages_alone.bound() <= optimum * (1 + 1e-9)
-        joint = stages_alone.joint_bound(2 * optimum)
-        assert stages_alone.bound() * (1 - 1e-9) <= joint <= optimum * (1 + 1e-9)
+        joint = joint_bound(problem, stages_alone.options, 2 * optimum)
+        assert stages_alone.bound() * (1 - 1e-7) <= joint <= optimum * (1 + 1e-9)
         gaps.append(optimum / joint - 1)
     assert np.mean(gaps) < 0.03
 
 
-def test_the_joint_bound_knows_what_stages_behind_recompute():
+def test_the_joint_bound_knows_what_other_stages_recompute():
     """Memory lets no stage keep two layers' activations, so all of a micro-batch's way back is recomputed."""
     kinds = {"none": {"backward": 2, "activation_mb": 10}, "full": {"backward": 3, "activation_mb": 1}}
     layers = [{"name": "body", "count": 4, "forward": 1, "weight_gradient": 1, "kinds": kinds}]
     fields = {"stages": 4, "micro_batches": 4, "schedule": "zb", "layers": layers, "limit_mb": 4}
-    stages = LoneStages(make_problem(fields, "short of memory"), Mixes(make_problem(fields, "short of memory")), 1)
-    assert stages.joint_bound(100.0) == pytest.approx(stages.bound() + 3)  # one more on each of the three stages behind
-    assert stages.joint_bound(20.0) == 20.0
+    problem = make_problem(fields, "short of memory")
+    stages = LoneStages(problem, Mixes(problem), 1)
+    joint = joint_bound(problem, stages.options, 100.0)
+    assert joint == pytest.approx(stages.bound() + 3)  # one more on each of the three stages behind
+    assert joint_bound(problem, stages.options, 20.0) == 20.0
+    alone = [mine.final[mine.start == stage].tolist() for stage, mine in enumerate(stages.options)]
+    assert alone == [[0], [2], [3], [4]]  # of the stages before, and a weight gradient
+    assert [mine.final.tolist() for mine in allowed(problem, stages.options, 100.0)] == [[0], [3], [5], [7]]
+    assert not any(len(mine.start) for mine in allowed(problem, stages.options, joint * (1 - 1e-6)))
     with pytest.raises(OutOfTime):
-        stages.joint_bound(100.0, -1.0)
+        joint_bound(problem, stages.options, 100.0, -1.0)
 
 
 def test_splits_are_searched_until_the_bound_or_the_deadline(monkeypatch):

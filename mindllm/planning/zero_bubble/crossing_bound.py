@@ -1,20 +1,21 @@
 """A bound of all plans by stages whose few micro-batches cross each other (``crossings.py``).
 
-Only runs of layers count that a plan quicker than a limit can have: that alone allow it, and that the other stages can complete.
-A run that may hold a number of micro-batches asks for what these ask for where they cross each other, with the least times of all
-such runs and of all that may be behind. What asks for more than the limit is left out, which makes the least times of the others
-longer; the joint bound of what is left, each run with what it asks for, is the bound.
+Only runs of layers count that a plan quicker than a limit can have (``joint_bound.py``). A run that may hold a number of
+micro-batches asks for what these ask for where they cross each other, with the least times of all such runs and of all that may
+be behind. What asks for more than the limit is left out, which makes the least times of the others longer; the joint bound of
+what is left, each run with what it asks for, is the bound.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from mindllm.planning.problem import Problem
 from mindllm.planning.zero_bubble.crossings import Trip, crossing_time
+from mindllm.planning.zero_bubble.joint_bound import allowed, joint_bound, ways_back
 from mindllm.planning.zero_bubble.lone_stages import LoneStages, Options
 
 MOST = 5  # micro-batches under way, of which all ways to cross are tried
@@ -26,15 +27,13 @@ class CrossingBound:
     """What stages that hold no more than :data:`MOST` micro-batches ask for, of all plans below ``limit``."""
 
     def __init__(self, stages: LoneStages, limit: float) -> None:
-        self.stages, self.problem, self.limit = stages, stages.problem, limit
-        self.options = completed(stages.problem, [mine.take(mine.alone < limit) for mine in stages.options])
-        asked = [self._in_turn(stage, back) for stage, back in enumerate(self._back())]
-        self._keep([mine.take(time < limit) for mine, time in zip(self.options, asked, strict=True)])
+        self.problem, self.limit = stages.problem, limit
+        self._keep(stages.options)
 
-    def _keep(self, options: list[Options]) -> None:
-        """Goes on with these, as far as they stand in some split."""
-        self.options = completed(self.problem, options)
-        self.back = self._back()
+    def _keep(self, options: Sequence[Options], deadline: float = math.inf) -> None:
+        """Goes on with these, as far as a step below the limit can have them."""
+        self.options = allowed(self.problem, options, self.limit, deadline)
+        self.back = ways_back(self.problem, self.options)
 
     @property
     def promising(self) -> list[tuple[int, int]]:
@@ -47,17 +46,6 @@ class CrossingBound:
                 if NEAR * self.limit < least < np.inf:
                     found.append((least, stage, number))
         return [(stage, number) for _, stage, number in sorted(found, reverse=True)]
-
-    def _back(self) -> list[np.ndarray]:
-        """The least way from each stage to the last one and back by the layer it starts with, ``[stages][layers + 1]``."""
-        layers, found = self.problem.layer_count, []
-        least = np.append(np.full(layers, np.inf), -self._crossing)
-        for mine in reversed(self.options):
-            values = mine.trip + self._crossing + least[mine.end]
-            least = np.full(layers + 1, np.inf)
-            np.minimum.at(least, mine.start, values)
-            found.append(least)
-        return found[::-1]
 
     @property
     def _crossing(self) -> float:
@@ -115,18 +103,5 @@ class CrossingBound:
                     continue
                 alone = np.where(same, np.maximum(mine.alone, asked), mine.alone)
                 kept = replace(mine, alone=alone).take(alone < self.limit)
-                self._keep([*self.options[:stage], kept, *self.options[stage + 1 :]])
-                yield self.stages.joint_bound(self.limit, deadline, self.options)
-
-
-def completed(problem: Problem, options: list[Options]) -> list[Options]:
-    """Those that stand in some split of all layers."""
-    reached = np.zeros((problem.stages + 1, problem.layer_count + 1), bool)
-    reached[0, 0] = True
-    for stage, mine in enumerate(options):
-        reached[stage + 1, mine.end[reached[stage, mine.start]]] = True
-    left = np.zeros_like(reached)
-    left[-1, -1] = True
-    for stage in reversed(range(problem.stages)):
-        left[stage, options[stage].start[left[stage + 1, options[stage].end]]] = True
-    return [mine.take(reached[stage, mine.start] & left[stage + 1, mine.end]) for stage, mine in enumerate(options)]
+                self._keep([*self.options[:stage], kept, *self.options[stage + 1 :]], deadline)
+                yield joint_bound(self.problem, self.options, self.limit, deadline)

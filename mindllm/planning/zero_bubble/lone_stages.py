@@ -12,33 +12,29 @@ pass is done, what is then longer on the way back. The second: a micro-batch giv
 stage and back, and the last one goes on to the first stage.
 
 f, t and w are the forward pass, all passes and the weight gradient of the stage; what is before and behind is known from the
-layers there, taken with their quickest recomputation, or behind with that of the split. More micro-batches under way need more
-recomputation. The least of the largest over all splits is the bound.
+layers there, taken with their quickest recomputation (``joint_bound.py`` takes that of the other stages). More micro-batches
+under way need more recomputation. The least of the largest over all splits is the bound.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 
 import numpy as np
 
-from mindllm.planning.deadline import check
-from mindllm.planning.one_chunk.split_program import merge, undominated
 from mindllm.planning.plan import Plan
 from mindllm.planning.problem import Problem
 from mindllm.planning.recomputation.mixes import Mixes
 from mindllm.planning.recomputation.stage_table import StageTable
 
-WIDTH = 32  # of the Pareto front kept of those with the same layers
 NUMBERS = 64  # of micro-batches under way that are told apart
 
 
 @dataclass(frozen=True)
 class Options:
-    """What a stage may hold and recompute, ``[options]``: layers from ``start`` to ``end``, and as :meth:`LoneStages._asked`.
+    """What a stage may hold and recompute, ``[options]``: layers from ``start`` to ``end``, and as :func:`asked` says.
 
     ``alone`` is the least step that the stage alone allows.
     """
@@ -58,6 +54,13 @@ class Options:
     def trip(self) -> np.ndarray:
         """What a micro-batch takes on the stage beside its weight gradient."""
         return self.forward + self.backward - self.weight
+
+    def asked(self, beyond: np.ndarray, micro_batches: int) -> np.ndarray:
+        """The least step with the way ``beyond`` from the next stage to the last one and back."""
+        found = asked(
+            micro_batches, self.first, beyond, self.final, self.forward, self.backward, self.weight, self.under_way, self.turns
+        )  # fmt: skip
+        return np.maximum(self.alone, found)
 
     def take(self, chosen: np.ndarray) -> Options:
         """Those at these indices."""
@@ -107,7 +110,7 @@ class LoneStages:
             trip = trip + problem.tail.forward + problem.tail.backward - problem.tail.weight_gradient
         weight = weight + self._end_weight(stage)
         turns = math.ceil(micro / number)
-        return self._asked(first, trip, final, forward, backward, weight, min(number, micro), turns)
+        return asked(micro, first, trip, final, forward, backward, weight, min(number, micro), turns)
 
     def _around(self, stage: int, start: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Forward passes before a stage, and what is left on those stages when its own last backward pass is done."""
@@ -122,52 +125,12 @@ class LoneStages:
         head, tail = self.problem.head, self.problem.tail
         return head.weight_gradient * (stage == 0) + tail.weight_gradient * (stage == self.stages - 1)
 
-    def _asked(
-        self, first: np.ndarray, trip: np.ndarray, final: np.ndarray, forward: np.ndarray, backward: np.ndarray,
-        weight: np.ndarray, under_way: np.ndarray | int, turns: np.ndarray | int,
-    ) -> np.ndarray:  # fmt: skip
-        """The larger of the two; ``trip`` goes to the last stage and back, ``final`` is behind the last backward pass."""
-        total = forward + backward
-        work = self.problem.micro_batches * total
-        waiting = np.maximum(0.0, trip - (under_way - 1) * forward) + np.maximum(0.0, final - under_way * weight)
-        again = turns * (trip + total) + np.maximum(0.0, final - weight)
-        return first + np.maximum(work + waiting, again)
-
     def bound(self) -> float:
         """The least of the largest over all splits."""
         largest, least = np.append(np.full(self.layers, np.inf), 0.0), self.steps.min(axis=0)
         for stage in reversed(range(self.stages)):
             largest = np.append(np.maximum(least[stage], largest[self.end]).min(axis=1), np.inf)
         return float(largest[0])
-
-    def joint_bound(self, limit: float, deadline: float = math.inf, options: Sequence[Options] | None = None) -> float:
-        """The same where the way to the last stage and back is that through the recomputation that the stages behind choose.
-
-        From the last stage on, with the Pareto front of that way and of the largest step asked for; ``limit`` where all is above.
-        Of ``options``, for every stage, where they are given.
-
-        Raises:
-            OutOfTime: at ``deadline``.
-        """
-        problem, end, given = self.problem, np.full(1, self.layers), self.options if options is None else options
-        values = np.zeros((2, 1))  # the way, the largest step asked for
-        for stage in reversed(range(self.stages)):
-            check(deadline)
-            option, label = _joined(given[stage].end, end)
-            mine = given[stage].take(option)
-            trip = values[0, label] + (2 * problem.point_to_point if stage < self.stages - 1 else 0.0)
-            asked = self._asked(
-                mine.first, trip, mine.final, mine.forward, mine.backward, mine.weight, mine.under_way, mine.turns
-            )
-            asked = np.maximum(asked, mine.alone)
-            found = np.stack([trip + mine.forward + mine.backward - mine.weight, np.maximum(values[1, label], asked)])
-            kept = np.flatnonzero(found[1] < limit)
-            if not len(kept):
-                return limit
-            kept = kept[undominated(mine.start[kept], found[:, kept])]
-            leaders, values = merge(mine.start[kept], found[:, kept], WIDTH)
-            end = mine.start[kept[leaders]]
-        return float(values[1, end == 0].min(initial=limit))
 
     @cached_property
     def options(self) -> list[Options]:
@@ -220,11 +183,16 @@ class LoneStages:
         return self.tables[number].place(stage, start, count)
 
 
-def _joined(keys: np.ndarray, groups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """All pairs of an index into ``keys`` and one into ``groups``, which rise, with the same value."""
-    low, high = np.searchsorted(groups, keys), np.searchsorted(groups, keys, side="right")
-    one = np.repeat(np.arange(len(keys)), high - low)
-    return one, np.arange(len(one)) - np.repeat((high - low).cumsum() - high, high - low)
+def asked(
+    micro_batches: int, first: np.ndarray, trip: np.ndarray, final: np.ndarray, forward: np.ndarray, backward: np.ndarray,
+    weight: np.ndarray, under_way: np.ndarray | int, turns: np.ndarray | int,
+) -> np.ndarray:  # fmt: skip
+    """The larger of the two; ``trip`` goes to the last stage and back, ``final`` is behind the last backward pass."""
+    total = forward + backward
+    work = micro_batches * total
+    waiting = np.maximum(0.0, trip - (under_way - 1) * forward) + np.maximum(0.0, final - under_way * weight)
+    again = turns * (trip + total) + np.maximum(0.0, final - weight)
+    return first + np.maximum(work + waiting, again)
 
 
 def _sums(values: list[float]) -> np.ndarray:

@@ -15,6 +15,7 @@ from mindllm.planning.plan import Evaluation, Plan, quickest, try_plan
 from mindllm.planning.problem import Problem
 from mindllm.planning.recomputation.mixes import Mixes
 from mindllm.planning.zero_bubble.crossing_bound import CrossingBound
+from mindllm.planning.zero_bubble.joint_bound import joint_bound
 from mindllm.planning.zero_bubble.lone_stages import LoneStages
 from mindllm.planning.zero_bubble.split_search import SplitSearch
 
@@ -41,7 +42,7 @@ def solve_zero_bubble(
         if not math.isfinite(bound):
             return best, bound
         if even is not None:
-            bound = max(bound, stages.joint_bound(even.line.makespan, deadline))
+            bound = max(bound, joint_bound(problem, stages.options, even.line.makespan, deadline))
             best = _one_by_one(problem, best, deadline)
         for plan in _splits_near(stages, bound):
             if best is None or not passed(deadline):
@@ -49,7 +50,7 @@ def solve_zero_bubble(
         if best is not None:
             mixes.deadline = deadline
             if even is None:
-                bound = max(bound, stages.joint_bound(best.line.makespan, deadline))
+                bound = max(bound, joint_bound(problem, stages.options, best.line.makespan, deadline))
             bound = _by_crossings(stages, best.line.makespan, bound, deadline)
             search = SplitSearch(stages, best, deadline)
             try:
