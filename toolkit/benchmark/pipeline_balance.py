@@ -48,6 +48,8 @@ INSTANCES = {"pp16-mb64-4k": 1132.66, "pp8-vp2-mb240-8k": 5661.55, "pp4-vp2-mb12
 ZERO_BUBBLE_SIZES = [(8, 64, 64), (16, 96, 64)]
 """Stages, layers and micro-batches."""
 MEMORY = (0.02, 0.1, 0.3)
+ROOM = (0.5, 0.625, 0.75, 0.875)
+"""Micro-batches that memory holds, of as many as there are stages."""
 TABLES = ("published", "one_chunk", "corner", "chunked", "delays", "zero_bubble", "bubbles")
 LOSING = [(4, 8, 2, (1456, 1279)), (8, 32, 2, (5589, 4929)), (4, 16, 4, (4626, 4779)), (8, 32, 1, (3309, 3129))]
 
@@ -125,6 +127,18 @@ def zero_bubble(seeds: int, limits: Sequence[float]) -> Iterator[tuple[str, ...]
                 f"zb, {stages} stages, {layers} layers, 3 recompute kinds, {micro} micro, memory {share:.0%}, {seed}"
             )
             yield row(f"{title}; {seconds:g} s", problem, seconds)
+        for share, seconds in itertools.product(ROOM, limits):
+            title = f"zb, {stages} stages, equal layers, {micro} micro, memory for {round(share * stages)}"
+            yield row(f"{title}; {seconds:g} s", equal_layers(stages, layers, micro, share), seconds)
+
+
+def equal_layers(stages: int, layers: int, micro_batches: int, share: float) -> Problem:
+    """Layers that cannot be recomputed, for ``zb``, and memory for a share of the micro-batches that 1F1B keeps."""
+    mine = layers // stages
+    costs = {"none": {"backward": 200, "activation_mb": 100}}
+    layer = {"name": "body", "count": layers, "forward": 100, "weight_gradient": 95, "kinds": costs}
+    sizes = {"stages": stages, "micro_batches": micro_batches, "limit_mb": mine * 100 * round(share * stages)}
+    return make_problem({**sizes, "schedule": "zb", "layers": [layer]}, f"{layers} equal layers")
 
 
 def short_of_memory(problem: Problem, share: float) -> Problem:

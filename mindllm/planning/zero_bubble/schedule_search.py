@@ -1,8 +1,9 @@
 """Zero-bubble schedules: the backward pass in two parts, of which the weights' gradient may wait (Qi et al. 2024, 2401.10241).
 
 A stage always does what is ready, in an order of preference: forward passes until enough are under way, then backward passes,
-then weight gradients in what would be a wait. How many are enough, and how much of a wait suffices for a gradient, is tried
-out, first on a grid, then by chance; then single operations are moved (``operation_order.py``). Memory decides with them:
+then weight gradients in what would be a wait. How many are enough, how much of a wait suffices for a gradient, and when forward
+passes start, is tried out (``rules.py``), first on a grid, then by chance; then single operations are moved
+(``operation_order.py``). Memory decides with them:
 ``zb1p`` keeps within the activations of 1F1B's first stage on all stages, ``zb2p`` within twice that, ``zb`` within the limit.
 """
 
@@ -13,7 +14,6 @@ import heapq
 import itertools
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -28,11 +28,9 @@ from mindllm.planning.zero_bubble.operation_order import (
     walk,
     with_micro_batches,
 )
+from mindllm.planning.zero_bubble.rules import Rule, grid
 
-DEPTHS = (0.0, 0.5, 0.8, 1.0, 1.03, 1.06, 1.25, 1.5)
-"""Forward passes under way beyond 1F1B's, as a share of the stages behind."""
-PATIENCE = (0.0, 0.15, 0.3, 0.7, 1.0)
-"""The part of a weight gradient that may make the next operation late."""
+EVEN = 1e-9  # a changed rule as good as the best one so far takes its place
 LOOK = 512  # operations scheduled between two looks at the clock
 EFFORT = 100_000
 MOVING = 15  # times as many operations are timed for moves: that is so much quicker than to schedule them
@@ -78,30 +76,31 @@ def plain(costs: StageCosts, micro_batches: int) -> list[Kinds]:
 def _by_rules(
     costs: StageCosts, micro_batches: int, effort: int, judge: Judge, best: list[Kinds], deadline: float
 ) -> list[Kinds]:
-    """The best schedule of the grid, changes of its rule, and ``best``."""
+    """The best schedule of the grid, changes of the best rules with and without a beat, and ``best``."""
     check(deadline)
     line = walk(costs, best)
     assert line is not None
-    least, leader = max(line.times(judge)), None
-    with contextlib.suppress(OutOfTime):
-        for rule in grid(len(costs.forward)):
-            for time, kinds in _tried(costs, micro_batches, rule, judge, deadline):
-                if time < least:
-                    least, leader, best = time, rule, kinds
-        random = np.random.default_rng(0)
+    least, leaders = max(line.times(judge)), dict[bool, tuple[float, Rule]]()
+    random = np.random.default_rng(0), np.random.default_rng(1)
+
+    def tries() -> Iterator[tuple[Rule, float]]:
+        yield from zip(grid(costs, micro_batches), itertools.repeat(0.0))
         for _ in range(effort // (3 * len(costs.forward) * micro_batches)):
-            if leader is None:
-                break
-            rule = _changed(leader, random)
+            yield from [(leader.changed(random[on_beats]), EVEN) for on_beats, (_, leader) in leaders.items()]
+
+    with contextlib.suppress(OutOfTime):
+        for rule, even in tries():
             for time, kinds in _tried(costs, micro_batches, rule, judge, deadline):
-                if time <= least:
-                    least, leader, best = time, rule, kinds
+                if time < leaders.get(rule.beat > 0, (math.inf, rule))[0] * (1 + even):
+                    leaders[rule.beat > 0] = time, rule
+                if time < least:
+                    least, best = time, kinds
     return best
 
 
 def ranked_rules(costs: StageCosts, micro_batches: int, judge: Judge, deadline: float) -> list[Rule]:
     """The rules of the grid that memory allows, the quickest first."""
-    tried = [(_tried(costs, micro_batches, rule, judge, deadline), rule) for rule in grid(len(costs.forward))]
+    tried = [(_tried(costs, micro_batches, rule, judge, deadline), rule) for rule in grid(costs, micro_batches)]
     return [rule for found, rule in sorted((each for each in tried if each[0]), key=lambda each: each[0][0][0])]
 
 
@@ -111,33 +110,6 @@ def quick_time(
     """The least time of a few rules; infinite where memory allows none."""
     found = [tried for rule in rules for tried in _tried(costs, micro_batches, rule, judge, deadline)]
     return min((time for time, _ in found), default=math.inf)
-
-
-@dataclass(frozen=True)
-class Rule:
-    """Forward passes under way that are enough, and the share of a weight gradient that may make others late, per stage."""
-
-    wanted: np.ndarray
-    patience: np.ndarray
-
-
-def grid(stages: int) -> Iterator[Rule]:
-    """The same for all stages, by depth and patience."""
-    behind = stages - 1 - np.arange(stages)
-    for depth, patience in itertools.product(DEPTHS, PATIENCE):
-        yield Rule(behind + 1 + np.rint(depth * behind).astype(int), np.full(stages, patience))
-
-
-def _changed(rule: Rule, random: np.random.Generator) -> Rule:
-    """The rule with a stretch of stages changed."""
-    first = int(random.integers(len(rule.wanted)))
-    stretch = slice(first, first + int(random.integers(1, len(rule.wanted) + 1)))
-    wanted, patience = rule.wanted.copy(), rule.patience.copy()
-    if random.random() < 0.5:
-        wanted[stretch] = np.maximum(1, wanted[stretch] + random.choice((-1, 1)))
-    else:
-        patience[stretch] = random.choice(PATIENCE)
-    return Rule(wanted, patience)
 
 
 def _tried(
@@ -160,7 +132,7 @@ class _Greedy:
         self.memory = np.zeros(stages)
         self.free = np.zeros(stages)
         self.arrival = np.full((stages, 2, micro_batches), np.inf)
-        self.arrival[0, FORWARD] = 0.0
+        self.arrival[0, FORWARD] = rule.starts(costs, micro_batches)
         self.events = [(0.0, stage) for stage in range(stages)]
 
     def run(self, deadline: float = math.inf) -> list[Kinds] | None:

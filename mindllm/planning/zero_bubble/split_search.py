@@ -17,7 +17,8 @@ from mindllm.planning.plan import Evaluation, Plan, plan_costs, quickest, try_pl
 from mindllm.planning.recomputation.stage_choice import one_shift, shifts
 from mindllm.planning.zero_bubble.lone_stages import LoneStages
 from mindllm.planning.zero_bubble.operation_order import whole_step
-from mindllm.planning.zero_bubble.schedule_search import Rule, quick_time, ranked_rules
+from mindllm.planning.zero_bubble.rules import Rule
+from mindllm.planning.zero_bubble.schedule_search import quick_time, ranked_rules
 
 RULES = 3
 TRIED = 24  # neighbours that are timed before the search starts again from another split
