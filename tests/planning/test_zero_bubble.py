@@ -21,6 +21,7 @@ from mindllm.planning.solve import solve
 from mindllm.planning.zero_bubble import planner
 from mindllm.planning.zero_bubble.joint_bound import allowed, joint_bound
 from mindllm.planning.zero_bubble.lone_stages import LoneStages
+from mindllm.planning.zero_bubble.near_splits import _periodic, near_splits
 from mindllm.planning.zero_bubble.operation_order import (
     StageCosts,
     fits,
@@ -207,3 +208,53 @@ def test_a_bound_by_crossings_that_does_not_rise_at_once_is_waited_for(monkeypat
 
     monkeypatch.setattr(planner, "CrossingBound", Slow)
     assert planner._by_crossings(None, 10.0, 1.0, math.inf) == 10.0
+
+
+@pytest.mark.parametrize(
+    ("period", "room", "way"),
+    [(3, 2, 5), (3, 1, math.inf), (4, 2, 4), (4, 1, math.inf), (3.5, 2, 5.5), (2.9, 9, math.inf)],
+)
+def test_passes_of_a_period_wait_for_a_gap_that_is_long_enough(period, room, way):
+    """Two stages of unit times: the last one's backward pass comes back 3 after the first one's forward pass.
+
+    With a period of 3 that is when the next forward pass starts, so it waits for 1; with 3.5 it would run into it; with 4 it ends
+    just before, and the weight gradient takes its place between the two.
+    """
+    fields = {"stages": 2, "micro_batches": 8, "schedule": "zb", "limit_mb": room}
+    kinds = {"none": {"backward": 2, "activation_mb": 1}}
+    fields["layers"] = [{"name": "body", "count": 2, "forward": 1, "weight_gradient": 1, "kinds": kinds}]
+    problem = make_problem(fields, "unit times")
+    first, last = allowed(problem, LoneStages(problem, Mixes(problem), 1).options, 1e9)
+    onward = _periodic(problem, period)
+    behind = onward(last, np.zeros(1))
+    assert behind.tolist() == [2 if period >= 3 else math.inf]
+    assert onward(first, behind).tolist() == [pytest.approx(way)]
+
+
+def test_splits_near_the_bound_ask_for_no_more_than_the_best_plan():
+    for seed in range(4):
+        problem = zero_bubble_problem(seed, "zb", 3, 9, 2, 6)
+        stages = LoneStages(problem, Mixes(problem), 7)
+        best = 1.3 * stages.bound()
+        bound = joint_bound(problem, stages.options, best)
+        plans = list(near_splits(stages, bound, best, math.inf))
+        assert len(set(plans)) > 2
+        assert all(sum(plan.counts) == 9 and len(plan.counts) == 3 for plan in plans)
+        steps = [tried.line.makespan for plan in set(plans) if (tried := try_plan(problem, plan))]
+        assert len(steps) == len(set(plans))
+        assert bound <= min(steps) <= 1.1 * bound
+        with pytest.raises(OutOfTime):
+            list(near_splits(stages, bound, best, -1.0))
+
+
+def test_a_search_begins_with_the_best_of_the_splits_that_it_is_given():
+    problem = zero_bubble_problem(3, "zb", 3, 9, 2, 6)
+    poor = try_plan(problem, Plan((("full",) * 2, ("full",) * 2, ("full",) * 5)))
+    stages = LoneStages(problem, Mixes(problem), 7)
+    search = SplitSearch(stages, poor, math.inf)
+    search.begin([])
+    assert search.best is poor
+    near = list(near_splits(stages, stages.bound(), poor.line.makespan, math.inf))
+    search.begin(near)
+    assert search.best.line.makespan < 0.9 * poor.line.makespan
+    assert search.best.plan in near

@@ -19,6 +19,7 @@ under way need more recomputation. The least of the largest over all splits is t
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 
@@ -176,6 +177,14 @@ class LoneStages:
             count = int(best[start]) + 1
             places.append(self.place(int(value[:, stage, start, count - 1].argmin()), stage, start, count))
             start += count
+        return Plan(tuple(places))
+
+    def plan_of(self, options: Sequence[Options], chosen: Sequence[int]) -> Plan:
+        """The plan of one of the options of each stage."""
+        most, places = np.minimum(self.most, self.problem.micro_batches), []
+        for stage, (mine, index) in enumerate(zip(options, chosen, strict=True)):
+            start, number = int(mine.start[index]), int(np.searchsorted(most, mine.under_way[index]))
+            places.append(self.place(number, stage, start, int(mine.end[index]) - start))
         return Plan(tuple(places))
 
     def place(self, number: int, stage: int, start: int, count: int) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from mindllm.planning.deadline import OutOfTime, now, passed
+from mindllm.planning.deadline import OutOfTime, now
 from mindllm.planning.one_chunk.planner import longest_stage, solve_one_chunk
 from mindllm.planning.plan import Evaluation, Plan, quickest, try_plan
 from mindllm.planning.problem import Problem
@@ -17,6 +17,7 @@ from mindllm.planning.recomputation.mixes import Mixes
 from mindllm.planning.zero_bubble.crossing_bound import CrossingBound
 from mindllm.planning.zero_bubble.joint_bound import joint_bound
 from mindllm.planning.zero_bubble.lone_stages import LoneStages
+from mindllm.planning.zero_bubble.near_splits import near_splits
 from mindllm.planning.zero_bubble.split_search import SplitSearch
 
 PROVEN = 1e-4  # a gap that ends the work
@@ -44,20 +45,27 @@ def solve_zero_bubble(
         if even is not None:
             bound = max(bound, joint_bound(problem, stages.options, even.line.makespan, deadline))
             best = _one_by_one(problem, best, deadline)
-        for plan in _splits_near(stages, bound):
-            if best is None or not passed(deadline):
-                best = quickest(best, try_plan(problem, plan, deadline))
+        if best is None:
+            best = _first(stages, bound, deadline)
         if best is not None:
             mixes.deadline = deadline
             if even is None:
                 bound = max(bound, joint_bound(problem, stages.options, best.line.makespan, deadline))
-            bound = _by_crossings(stages, best.line.makespan, bound, deadline)
             search = SplitSearch(stages, best, deadline)
             try:
+                near = near_splits(stages, bound, best.line.makespan, deadline)
+                search.begin(itertools.chain(near, _splits_near(stages, bound)))
+                bound = _by_crossings(stages, search.best.line.makespan, bound, deadline)
                 search.run(bound * (1 + PROVEN))
             finally:
                 best = search.best
     return best, bound
+
+
+def _first(stages: LoneStages, bound: float, deadline: float) -> Evaluation | None:
+    """A plan that fits."""
+    plans = (try_plan(stages.problem, plan, deadline) for plan in _splits_near(stages, bound))
+    return next(filter(None, plans), None)
 
 
 def _one_by_one(problem: Problem, best: Evaluation | None, deadline: float) -> Evaluation | None:

@@ -99,8 +99,9 @@ def _by_rules(
 
 
 def ranked_rules(costs: StageCosts, micro_batches: int, judge: Judge, deadline: float) -> list[Rule]:
-    """The rules of the grid that memory allows, the quickest first."""
-    tried = [(_tried(costs, micro_batches, rule, judge, deadline), rule) for rule in grid(costs, micro_batches)]
+    """Every third rule of the grid, as far as memory allows them, the quickest first."""
+    some = itertools.islice(grid(costs, micro_batches), 0, None, 3)
+    tried = [(_tried(costs, micro_batches, rule, judge, deadline), rule) for rule in some]
     return [rule for found, rule in sorted((each for each in tried if each[0]), key=lambda each: each[0][0][0])]
 
 

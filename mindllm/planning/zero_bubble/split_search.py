@@ -8,6 +8,7 @@ plan, and scheduled with all care where that promises something.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,6 +22,7 @@ from mindllm.planning.zero_bubble.rules import Rule
 from mindllm.planning.zero_bubble.schedule_search import quick_time, ranked_rules
 
 RULES = 3
+STARTS = 2  # of the splits near the bound
 TRIED = 24  # neighbours that are timed before the search starts again from another split
 BETTER = 1e-5
 PROMISING = 1e-3  # by which the quick time may be above the best one's and still be scheduled with all care
@@ -47,6 +49,23 @@ class SplitSearch:
         self.random = np.random.default_rng(0)
         self.known: dict[bytes, float] = {}
         self.rules: list[Rule] = []
+        self.starts: list[_Split] = []
+        self.scheduled = {best.plan}
+
+    def begin(self, near: Iterable[Plan]) -> None:
+        """Looks at plans that may be near the best one, by the rules that suit the first of them.
+
+        The search starts from those that take least.
+
+        Raises:
+            OutOfTime: at the deadline.
+        """
+        splits = {split.key: split for split in map(self._split, dict.fromkeys(near))}
+        if splits:
+            self._learn_rules(next(iter(splits.values())))
+            self.starts = sorted(splits.values(), key=self._time)[:STARTS]
+            for split in self.starts:
+                self._schedule(self._plan(split))
 
     def run(self, target: float) -> None:
         """Searches until the best step is ``target``.
@@ -54,20 +73,23 @@ class SplitSearch:
         Raises:
             OutOfTime: at the deadline.
         """
-        start = self._found()
+        starts = itertools.chain(self.starts, [self._found()], iter(self._shaken, None))
         while self.best.line.makespan > target:
-            self._descend(start)
-            start = self._shaken()
+            self._descend(next(starts))
+
+    def _split(self, plan: Plan) -> _Split:
+        """The split of a plan, with the room that its recomputation leaves."""
+        room = zero_bubble_costs(self.problem, plan_costs(self.problem, plan)).room
+        numbers = np.searchsorted(self.stages.fewest, room, side="right") - 1
+        return _Split(np.array(plan.counts), numbers)
 
     def _found(self) -> _Split:
-        """The split of the best plan, with the room that its recomputation leaves."""
-        room = zero_bubble_costs(self.problem, self.best.costs).room
-        numbers = np.searchsorted(self.stages.fewest, room, side="right") - 1
-        return _Split(np.array(self.best.plan.counts), numbers)
+        """The split of the best plan."""
+        return self._split(self.best.plan)
 
     def _descend(self, split: _Split) -> None:
         """Goes to the first quicker neighbour until there is none among those that ask least."""
-        self._learn_rules()
+        self._learn_rules(split)
         current, better = self._time(split), True
         while better:
             better = False
@@ -77,8 +99,9 @@ class SplitSearch:
                     split, current, better = neighbour, time, True
                     break
 
-    def _learn_rules(self) -> None:
-        costs = zero_bubble_costs(self.problem, self.best.costs)
+    def _learn_rules(self, split: _Split) -> None:
+        """Rules that suit this split."""
+        costs = zero_bubble_costs(self.problem, plan_costs(self.problem, self._plan(split)))
         self.rules = ranked_rules(costs, self.problem.micro_batches, whole_step, self.deadline)[:RULES]
         self.known.clear()
 
@@ -90,10 +113,15 @@ class SplitSearch:
             costs = zero_bubble_costs(self.problem, plan_costs(self.problem, plan))
             time = quick_time(costs, self.problem.micro_batches, self.rules, whole_step, self.deadline)
             self.known[split.key] = time
-            if time < self.best.line.makespan * (1 + PROMISING) and plan != self.best.plan:
-                tried = try_plan(self.problem, plan, self.deadline)
-                self.best = quickest(self.best, tried) or self.best
+            if time < self.best.line.makespan * (1 + PROMISING):
+                self._schedule(plan)
         return self.known[split.key]
+
+    def _schedule(self, plan: Plan) -> None:
+        """With all care, if it was not yet."""
+        if plan not in self.scheduled:
+            self.scheduled.add(plan)
+            self.best = quickest(self.best, try_plan(self.problem, plan, self.deadline)) or self.best
 
     def _plan(self, split: _Split) -> Plan:
         starts = split.counts.cumsum() - split.counts
