@@ -123,17 +123,29 @@ def _tried(
 
 
 class _Greedy:
-    """One pass through time. Stages are asked in the order of the moments at which they are free or something arrives."""
+    """One pass through time. Stages are asked in the order of the moments at which they are free or something arrives.
+
+    All numbers are kept in lists: single elements of arrays take three times as long.
+    """
 
     def __init__(self, costs: StageCosts, micro_batches: int, rule: Rule) -> None:
-        self.costs, self.micro, self.wanted, self.patience = costs, micro_batches, rule.wanted, rule.patience
         stages = len(costs.forward)
+        self.micro, self.delay, self.last = micro_batches, costs.delay, stages - 1
+        self.wanted: list[int] = rule.wanted.tolist()
+        self.early: list[float] = (
+            (1 - rule.patience) * costs.weight
+        ).tolist()  # of a weight gradient, before others come
+        self.times: list[list[float]] = [costs.forward.tolist(), costs.backward.tolist(), costs.weight.tolist()]
+        self.change: list[list[float]] = [
+            costs.held.tolist(), (costs.kept - costs.held).tolist(), (-costs.kept).tolist()
+        ]  # fmt: skip
+        self.most: list[float] = (costs.limit * (1 + 1e-12) - costs.held).tolist()  # before a forward pass
         self.kinds: list[Kinds] = [[] for _ in range(stages)]
-        self.done = np.zeros((stages, 3), int)
-        self.memory = np.zeros(stages)
-        self.free = np.zeros(stages)
-        self.arrival = np.full((stages, 2, micro_batches), np.inf)
-        self.arrival[0, FORWARD] = rule.starts(costs, micro_batches)
+        self.done = [[0, 0, 0] for _ in range(stages)]
+        self.memory = [0.0] * stages
+        self.free = [0.0] * stages
+        self.arrival = [[[math.inf] * micro_batches for _ in range(2)] for _ in range(stages)]
+        self.arrival[0][FORWARD] = rule.starts(costs, micro_batches).tolist()
         self.events = [(0.0, stage) for stage in range(stages)]
 
     def run(self, deadline: float = math.inf) -> list[Kinds] | None:
@@ -150,47 +162,41 @@ class _Greedy:
             now, stage = heapq.heappop(self.events)
             if now >= self.free[stage] - 1e-12:
                 self._ask(stage, now)
-        return self.kinds if (self.done == self.micro).all() else None
+        return self.kinds if all(done == [self.micro] * 3 for done in self.done) else None
 
     def _ask(self, stage: int, now: float) -> None:
-        forward, backward, weight = self.done[stage].tolist()
-        costs = self.costs
-        room = self.memory[stage] + costs.held[stage] <= costs.limit[stage] * (1 + 1e-12)
-        next_forward = self.arrival[stage, FORWARD, forward] if forward < self.micro and room else np.inf
-        next_backward = self.arrival[stage, BACKWARD, backward] if backward < forward else np.inf
-        wanted = forward - backward < self.wanted[stage]
-        if next_forward <= now and wanted:
+        forward, backward, weight = self.done[stage]
+        arrival = self.arrival[stage]
+        room = self.memory[stage] <= self.most[stage]
+        next_forward = arrival[FORWARD][forward] if forward < self.micro and room else math.inf
+        next_backward = arrival[BACKWARD][backward] if backward < forward else math.inf
+        if forward - backward >= self.wanted[stage]:
+            next_forward = math.inf
+        if next_forward <= now:
             self._do(stage, FORWARD, forward, now)
         elif next_backward <= now:
             self._do(stage, BACKWARD, backward, now)
-        elif weight < backward:
-            nearest = min(next_backward, next_forward if wanted else np.inf)
-            if now + (1 - self.patience[stage]) * costs.weight[stage] <= nearest:
-                self._do(stage, WEIGHT, weight, now)
-            else:
-                heapq.heappush(self.events, (nearest, stage))
         else:
-            nearest = min(next_backward, next_forward if wanted else np.inf)
-            if np.isfinite(nearest):
+            nearest = min(next_backward, next_forward)
+            if weight < backward and now + self.early[stage] <= nearest:
+                self._do(stage, WEIGHT, weight, now)
+            elif nearest < math.inf:
                 heapq.heappush(self.events, (nearest, stage))
 
     def _do(self, stage: int, what: int, micro: int, now: float) -> None:
-        costs = self.costs
-        end = now + (costs.forward, costs.backward, costs.weight)[what][stage]
+        end = now + self.times[what][stage]
         self.kinds[stage].append(what)
-        self.done[stage, what] += 1
+        self.done[stage][what] += 1
         self.free[stage] = end
-        released = costs.held[stage] - costs.kept[stage]
-        self.memory[stage] += (costs.held[stage], -released, -costs.kept[stage])[what]
+        self.memory[stage] += self.change[what][stage]
         heapq.heappush(self.events, (end, stage))
-        last = len(costs.forward) - 1
-        if what == FORWARD and stage == last:
-            self.arrival[stage, BACKWARD, micro] = end
+        if what == FORWARD and stage == self.last:
+            self.arrival[stage][BACKWARD][micro] = end
         elif what == FORWARD:
-            self._send(stage + 1, FORWARD, micro, end + costs.delay)
-        elif what == BACKWARD and stage > 0:
-            self._send(stage - 1, BACKWARD, micro, end + costs.delay)
+            self._send(stage + 1, FORWARD, micro, end + self.delay)
+        elif what == BACKWARD and stage:
+            self._send(stage - 1, BACKWARD, micro, end + self.delay)
 
     def _send(self, stage: int, what: int, micro: int, when: float) -> None:
-        self.arrival[stage, what, micro] = when
+        self.arrival[stage][what][micro] = when
         heapq.heappush(self.events, (max(when, self.free[stage]), stage))
