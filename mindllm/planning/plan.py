@@ -18,7 +18,7 @@ from mindllm.planning.schedules.steady import simulate_long
 from mindllm.planning.zero_bubble.operation_order import StageCosts, whole_step
 from mindllm.planning.zero_bubble.schedule_search import best_orders
 
-ZERO_BUBBLE_EFFORT = 10_000  # operations scheduled beyond the grid, for each plan that is judged
+ZERO_BUBBLE_EFFORT = 30_000  # operations scheduled beyond the grid, for each plan that is judged
 
 
 @dataclass(frozen=True)

@@ -32,8 +32,8 @@ from mindllm.planning.zero_bubble.rules import Rule, grid
 
 EVEN = 1e-9  # a changed rule as good as the best one so far takes its place
 LOOK = 512  # operations scheduled between two looks at the clock
-EFFORT = 100_000
-MOVING = 15  # times as many operations are timed for moves: that is so much quicker than to schedule them
+EFFORT = 300_000
+MOVING = 5  # times as many operations are timed for moves: that is so much quicker than to schedule them
 
 
 def best_orders(
