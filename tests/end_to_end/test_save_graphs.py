@@ -1,5 +1,7 @@
 """``context.save_graphs`` writes the graphs of a run where ``save_graphs_path`` says, and ``ir_inspect`` reads them."""
 
+from pathlib import Path
+
 import pytest
 from command_line import run
 from test_several_processes import end, launch
@@ -22,8 +24,8 @@ def test_graphs_are_written_when_asked_for_and_can_be_inspected(config_file, tmp
     run(config_file, tmp_path / "output", *options, *written)
     graph = read_graph(_step_graph(tmp_path / "graphs")).graph
     assert graph.parameters["model.layers.0.attention.wq.weight"].shape == (32, 32)
-    product = graph.find("MatMul", lambda node: not node.backward)[0]
-    assert graph.source(product)[-1].file.endswith("linear.py")
+    products = graph.find("MatMul", lambda node: not node.backward)
+    assert "linear.py" in {Path(line.file).name for product in products for line in graph.source(product)[-1:]}
 
 
 @pytest.mark.slow
