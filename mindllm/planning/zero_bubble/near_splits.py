@@ -1,16 +1,17 @@
 """Splits from which a search for zero-bubble plans starts: those that ask for little more than the bound, and still go well.
 
-Of the runs of layers that a step below a limit can have (``joint_bound.py``) two kinds of splits are made: that with the
-shortest way to the last stage and back, and for several periods that whose micro-batches, one in each period, come back soonest
-where passes and weight gradients of a stage do not overlap. With such a period T a backward pass starts on a stage V after the
-forward pass, the latter at 0 in the period; so V mod T leaves room for the forward pass before it, for itself, and for the weight
-gradient behind it or before it. From the forward pass to the weight gradient it takes no more periods than memory holds
-micro-batches. As waiting is allowed, the least V of the stages behind is best, and a dynamic program from the last stage on finds
-the least of all splits.
+Splits by profile leave their stages room for numbers of micro-batches that are said beforehand. The others need none: of the runs
+of layers that a step below a limit can have (``joint_bound.py``) two kinds of splits are made, that with the shortest way to the
+last stage and back, and for several periods that whose micro-batches, one in each period, come back soonest where passes and
+weight gradients of a stage do not overlap. With such a period T a backward pass starts on a stage V after the forward pass, the
+latter at 0 in the period; so V mod T leaves room for the forward pass before it, for itself, and for the weight gradient behind
+it or before it. From the forward pass to the weight gradient it takes no more periods than memory holds micro-batches. As waiting
+is allowed, the least V of the stages behind is best, and a dynamic program from the last stage on finds the least of all splits.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
@@ -25,6 +26,7 @@ LIMITS = 6  # between the bound and the best step
 PERIODS = (0.9, 0.92, 0.94, 0.96, 0.98, 1.0, 1.03)  # of the limit's share for a micro-batch
 ABOVE = 1e-3  # the first limit above the bound
 EXACT = 1e-7  # of a period, by which times may overlap
+SLACK = (0.0, 0.03, 0.08, 0.2)  # beyond the bound: splits that keep to it and compute least are tried
 
 Onward = Callable[[Options, np.ndarray], np.ndarray]
 """From the least values behind each run of layers, ``[options]``, to those with the run; infinite where it is not possible."""
@@ -45,6 +47,14 @@ def near_splits(stages: LoneStages, bound: float, best: float, deadline: float) 
             chosen = _least(problem, options, onward)
             if chosen is not None:
                 yield stages.plan_of(options, chosen)
+
+
+def splits_by_profile(stages: LoneStages, bound: float) -> Iterator[Plan]:
+    """Splits that ask for little more than the bound, with several profiles of micro-batches under way."""
+    behind = stages.stages - np.arange(stages.stages)
+    profiles = [np.ones_like(behind), behind, np.minimum(2 * behind - 1, stages.stages), 2 * behind - 1]
+    plans = (stages.plan(bound * (1 + slack), profile) for slack, profile in itertools.product(SLACK, profiles))
+    yield from dict.fromkeys(plan for plan in plans if plan is not None)
 
 
 def _least(problem: Problem, options: Sequence[Options], onward: Onward) -> list[int] | None:

@@ -5,25 +5,21 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-from collections.abc import Iterator
-
-import numpy as np
 
 from mindllm.planning.deadline import OutOfTime, now
 from mindllm.planning.one_chunk.planner import longest_stage, solve_one_chunk
-from mindllm.planning.plan import Evaluation, Plan, quickest, try_plan
+from mindllm.planning.plan import Evaluation, quickest, try_plan
 from mindllm.planning.problem import Problem
 from mindllm.planning.recomputation.mixes import Mixes
 from mindllm.planning.zero_bubble.crossing_bound import CrossingBound
 from mindllm.planning.zero_bubble.joint_bound import joint_bound
 from mindllm.planning.zero_bubble.lone_stages import LoneStages
-from mindllm.planning.zero_bubble.near_splits import near_splits
+from mindllm.planning.zero_bubble.near_splits import near_splits, splits_by_profile
 from mindllm.planning.zero_bubble.split_search import SplitSearch
 
 PROVEN = 1e-4  # a gap that ends the work
 SHARE = 0.2  # of the time, for a plan of 1F1B
 CROSSING = 0.5  # of the time that is left, for the bound by crossings
-SLACK = (0.0, 0.03, 0.08, 0.2)  # beyond the bound: splits that keep to it and compute least are tried
 
 
 def solve_zero_bubble(
@@ -54,7 +50,7 @@ def solve_zero_bubble(
             search = SplitSearch(stages, best, deadline)
             try:
                 near = near_splits(stages, bound, best.line.makespan, deadline)
-                search.begin(itertools.chain(near, _splits_near(stages, bound)))
+                search.begin(itertools.chain(near, splits_by_profile(stages, bound)))
                 bound = _by_crossings(stages, search.best.line.makespan, bound, deadline)
                 search.run(bound * (1 + PROVEN))
             finally:
@@ -64,7 +60,7 @@ def solve_zero_bubble(
 
 def _first(stages: LoneStages, bound: float, deadline: float) -> Evaluation | None:
     """A plan that fits."""
-    plans = (try_plan(stages.problem, plan, deadline) for plan in _splits_near(stages, bound))
+    plans = (try_plan(stages.problem, plan, deadline) for plan in splits_by_profile(stages, bound))
     return next(filter(None, plans), None)
 
 
@@ -84,11 +80,3 @@ def _by_crossings(stages: LoneStages, limit: float, bound: float, deadline: floa
             if bound * (1 + PROVEN) >= limit:
                 break
     return bound
-
-
-def _splits_near(stages: LoneStages, bound: float) -> Iterator[Plan]:
-    """Splits that ask for little more than the bound, with several profiles of micro-batches under way."""
-    behind = stages.stages - np.arange(stages.stages)
-    profiles = [np.ones_like(behind), behind, np.minimum(2 * behind - 1, stages.stages), 2 * behind - 1]
-    plans = (stages.plan(bound * (1 + slack), profile) for slack, profile in itertools.product(SLACK, profiles))
-    yield from dict.fromkeys(plan for plan in plans if plan is not None)

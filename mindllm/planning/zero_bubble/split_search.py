@@ -1,8 +1,8 @@
 """Local search over splits for a zero-bubble schedule, guided by what each stage alone asks of a step.
 
 A layer is moved between two stages, or a stage changes for how many micro-batches under way its layers are recomputed. Neighbours
-of which some stage alone asks for more than the best step are dismissed; the others are timed by the few rules that suit the best
-plan, and scheduled with all care where that promises something.
+of which some stage alone asks for more than the best step are dismissed; the others are timed by the few rules that suit the
+split the descent began with, and scheduled with all care where that promises something.
 """
 
 from __future__ import annotations
