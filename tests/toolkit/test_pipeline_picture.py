@@ -5,9 +5,11 @@ import json
 import numpy as np
 import pytest
 
-from mindllm.planning.plan import evaluate
+from mindllm.planning.plan import Plan, evaluate, try_plan
 from mindllm.planning.problem import make_problem
+from mindllm.planning.schedules.orders import FORWARD
 from mindllm.planning.solve import even_split
+from toolkit.pipeline_balance import picture
 from toolkit.pipeline_balance.picture import NAMES, draw_schedule, stage_memory, windows_of
 from toolkit.pipeline_balance.schedule_page import page_data
 
@@ -67,6 +69,20 @@ def test_of_many_the_start_one_period_and_the_end_are_shown(chunks, tmp_path):
     assert period[1] - period[0] == pytest.approx(each, rel=0.05)
     draw_schedule(drawn, tmp_path / "many.png")
     assert (tmp_path / "many.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_period_is_as_long_as_the_schedule_needs_to_repeat(monkeypatch):
+    """Short of memory, zero bubble starts forward passes of equal stages in pairs."""
+    kinds = {"none": {"backward": 200, "activation_mb": 100}}
+    layers = [{"name": "body", "count": 8, "forward": 100, "weight_gradient": 95, "kinds": kinds}]
+    fields = {"stages": 8, "micro_batches": 24, "schedule": "zb", "limit_mb": 600, "layers": layers}
+    drawn = try_plan(make_problem(fields, "pairs"), Plan((("none",),) * 8))
+    _, period, _ = windows_of(drawn)
+    assert period[2] == "one period"
+    first = drawn.line.start[(drawn.line.table.place == 0) & (drawn.line.table.what == FORWARD)]
+    assert ((first >= period[0] - 1e-9) & (first < period[1] - 1e-9)).sum() == 2
+    monkeypatch.setattr(picture, "LONGEST", 1)
+    assert windows_of(drawn)[1][2] == "the middle"
 
 
 def test_the_page_has_every_operation_with_its_name(tmp_path):

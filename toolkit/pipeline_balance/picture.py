@@ -22,7 +22,10 @@ NAMES = {FORWARD: "forward", BACKWARD: "backward", WEIGHT: "weight gradient"}
 COLOURS = {FORWARD: "#4878a8", BACKWARD: "#5a9e6f", WEIGHT: "#d98c3f"}
 WIDE = 60.0  # operations of a stage that can be told apart side by side
 SHARES = (0.4, 0.2, 0.4)  # of such a width, for start, period and end
+TICKS = 10  # of all times
 LABELLED = 1500  # operations that get the number of their micro-batch
+LONGEST = 6  # times the micro-batches after which a schedule may repeat
+REPEATED = 0.01  # of the time between two micro-batches, by which it may differ
 SAME = 1e-9  # of the step: moments that are one
 FORMATS = (".png", ".svg", ".html")
 
@@ -40,6 +43,7 @@ def draw_schedule(evaluation: Evaluation, path: Path) -> None:
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
+    from matplotlib.ticker import MaxNLocator
 
     stages, windows = evaluation.problem.stages, windows_of(evaluation)
     height = min(40.0, 2.2 + 0.32 * stages)
@@ -50,6 +54,8 @@ def draw_schedule(evaluation: Evaluation, path: Path) -> None:
     for column, window in enumerate(windows):
         _draw_operations(axes[0, column], evaluation, window)
         _draw_memory(axes[1, column], evaluation, window)
+        share = (window[1] - window[0]) / sum(end - start for start, end, _ in windows)
+        axes[1, column].xaxis.set_major_locator(MaxNLocator(max(1, round(TICKS * share))))
     axes[0, 0].set(ylabel="stage", ylim=(stages - 0.4, -0.6))
     axes[0, 0].set_yticks(range(0, stages, max(1, stages // 16)))
     axes[1, 0].set(ylabel="memory, MB", ylim=(0, None))
@@ -73,17 +79,24 @@ def windows_of(evaluation: Evaluation) -> list[Window]:
     start = max(SHARES[0] * WIDE * usual, 1.2 * line.end[line.table.what == BACKWARD].min())
     if period is None or whole <= max(WIDE * usual, 2 * start + 2 * (period[1] - period[0])):
         return [(0.0, whole, "")]
-    return [(0.0, start, "start"), (*period, "one period"), (whole - start, whole, "end")]
+    return [(0.0, start, "start"), period, (whole - start, whole, "end")]
 
 
-def _period(line: Timeline, stage: int, micro_batches: int) -> tuple[float, float] | None:
-    """From a forward pass of the stage in the middle of the step to the same pass of some micro-batches later."""
-    first = (line.table.place == stage) & (line.table.what == FORWARD)
-    starts = line.start[first]
-    middle = len(starts) // 2 // micro_batches * micro_batches
+def _period(line: Timeline, stage: int, micro_batches: int) -> Window | None:
+    """From a forward pass of the stage in the middle of the step to where those behind it repeat, whole ``micro_batches`` later.
+
+    What does not repeat in :data:`LONGEST` of them is only called the middle.
+    """
+    starts = line.start[(line.table.place == stage) & (line.table.what == FORWARD)]
+    gaps, middle = np.diff(starts), len(starts) // 2 // micro_batches * micro_batches
     if middle + micro_batches >= len(starts):
         return None
-    return float(starts[middle]), float(starts[middle + micro_batches])
+    for length in range(micro_batches, (LONGEST + 1) * micro_batches, micro_batches):
+        this, next_one = gaps[middle : middle + length], gaps[middle + length : middle + 2 * length]
+        if len(next_one) == length and np.abs(this - next_one).max() <= REPEATED * this.mean():
+            return float(starts[middle]), float(starts[middle + length]), "one period"
+    length = min(LONGEST * micro_batches, len(gaps) - middle)
+    return float(starts[middle]), float(starts[middle + length]), "the middle"
 
 
 def _title(figure: Any, evaluation: Evaluation) -> None:
