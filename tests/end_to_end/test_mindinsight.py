@@ -57,7 +57,7 @@ def test_the_dashboard_shows_the_scalars_of_a_run_and_ends_with_an_interrupt(fin
         shown = eventually(lambda: (ask(port, "scalar/metadata", **query) or {}).get("metadatas"))
     finally:
         os.killpg(process.pid, signal.SIGINT)  # as the terminal does
-    process.communicate(timeout=180)  # its stop command loads much
+    process.communicate(timeout=60)
     assert process.returncode == 130
     assert ask(port, "train-jobs") is None
     records = read_lines(output / "metrics.jsonl")

@@ -12,7 +12,7 @@ from planning_problems import every_plan, least_of_all_orders, lone_layers, rand
 
 from mindllm.planning import deadline
 from mindllm.planning.deadline import OutOfTime
-from mindllm.planning.plan import Plan, try_plan
+from mindllm.planning.plan import Plan, plan_costs, try_plan, zero_bubble_costs
 from mindllm.planning.problem import make_problem
 from mindllm.planning.recomputation.mixes import Mixes
 from mindllm.planning.schedules.orders import timetable
@@ -258,3 +258,13 @@ def test_a_search_begins_with_the_best_of_the_splits_that_it_is_given():
     search.begin(near)
     assert search.best.line.makespan < 0.9 * poor.line.makespan
     assert search.best.plan in near
+
+
+def test_a_plan_without_room_is_read_as_one_of_least_room():
+    """As a plan that fits to the last bit may be, where the limit is rounded."""
+    problem = zero_bubble_problem(3, "zb", 3, 9, 2, 6)
+    poor = try_plan(problem, Plan((("full",) * 2, ("full",) * 2, ("full",) * 5)))
+    search = SplitSearch(LoneStages(problem, Mixes(problem), 7), poor, math.inf)
+    without = Plan((("none",) * 7, ("full",), ("full",)))
+    assert zero_bubble_costs(problem, plan_costs(problem, without)).room[0] < 1
+    assert search._split(without).numbers[0] == 0

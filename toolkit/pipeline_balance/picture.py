@@ -21,8 +21,8 @@ from toolkit.pipeline_balance.schedule_page import write_page
 NAMES = {FORWARD: "forward", BACKWARD: "backward", WEIGHT: "weight gradient"}
 COLOURS = {FORWARD: "#4878a8", BACKWARD: "#5a9e6f", WEIGHT: "#d98c3f"}
 WIDE = 60.0  # operations of a stage that can be told apart side by side
-SHARES = (0.4, 0.2, 0.4)  # of such a width, for start, period and end
-TICKS = 10  # of all times
+SHARES = (0.4, 0.2)  # of such a width, for start and end, and for the middle where nothing repeats
+TICKS = 10  # on the axes of all stretches together
 LABELLED = 1500  # operations that get the number of their micro-batch
 LONGEST = 6  # times the micro-batches after which a schedule may repeat
 REPEATED = 0.01  # of the time between two micro-batches, by which it may differ
@@ -67,7 +67,7 @@ def draw_schedule(evaluation: Evaluation, path: Path) -> None:
 
 
 def windows_of(evaluation: Evaluation) -> list[Window]:
-    """The stretches of time that a still picture shows: all, or the start, one period in the middle, and the end."""
+    """The stretches of time that a still picture shows: all, or the start, one period or the middle, and the end."""
     line, problem = evaluation.line, evaluation.problem
     whole = float(line.end.max())
     if not whole:
@@ -77,26 +77,25 @@ def windows_of(evaluation: Evaluation) -> list[Window]:
     usual = float(np.mean((line.end - line.start)[mine]))
     period = _period(line, slowest, problem.stages if problem.chunks > 1 else 1)
     start = max(SHARES[0] * WIDE * usual, 1.2 * line.end[line.table.what == BACKWARD].min())
-    if period is None or whole <= max(WIDE * usual, 2 * start + 2 * (period[1] - period[0])):
+    half = SHARES[1] * WIDE * usual / 2
+    middle = (*period, "one period") if period else (whole / 2 - half, whole / 2 + half, "the middle")
+    if whole <= max(WIDE * usual, 2 * start + 2 * (middle[1] - middle[0])):
         return [(0.0, whole, "")]
-    return [(0.0, start, "start"), period, (whole - start, whole, "end")]
+    return [(0.0, start, "start"), middle, (whole - start, whole, "end")]
 
 
-def _period(line: Timeline, stage: int, micro_batches: int) -> Window | None:
+def _period(line: Timeline, stage: int, micro_batches: int) -> tuple[float, float] | None:
     """From a forward pass of the stage in the middle of the step to where those behind it repeat, whole ``micro_batches`` later.
 
-    What does not repeat in :data:`LONGEST` of them is only called the middle.
+    None where they do not within :data:`LONGEST` of them.
     """
     starts = line.start[(line.table.place == stage) & (line.table.what == FORWARD)]
     gaps, middle = np.diff(starts), len(starts) // 2 // micro_batches * micro_batches
-    if middle + micro_batches >= len(starts):
-        return None
     for length in range(micro_batches, (LONGEST + 1) * micro_batches, micro_batches):
         this, next_one = gaps[middle : middle + length], gaps[middle + length : middle + 2 * length]
         if len(next_one) == length and np.abs(this - next_one).max() <= REPEATED * this.mean():
-            return float(starts[middle]), float(starts[middle + length]), "one period"
-    length = min(LONGEST * micro_batches, len(gaps) - middle)
-    return float(starts[middle]), float(starts[middle + length]), "the middle"
+            return float(starts[middle]), float(starts[middle + length])
+    return None
 
 
 def _title(figure: Any, evaluation: Evaluation) -> None:

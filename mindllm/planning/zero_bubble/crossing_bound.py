@@ -33,14 +33,14 @@ class CrossingBound:
     def _keep(self, options: Sequence[Options], deadline: float = math.inf) -> None:
         """Goes on with these, as far as a step below the limit can have them."""
         self.options = allowed(self.problem, options, self.limit, deadline)
-        self.back = ways_back(self.problem, self.options)
+        self.back = ways_back(self.problem, self.options)[:-1]
 
     @property
     def promising(self) -> list[tuple[int, int]]:
         """Stages and numbers of micro-batches that may ask for more than is known, those that ask for most first."""
         found = []
         for stage, mine in enumerate(self.options):
-            in_turn = self._in_turn(stage, self.back[stage])
+            in_turn = self._in_turn(stage)
             for number in range(2, MOST + 1):
                 least = float(in_turn[mine.under_way == number].min(initial=np.inf))
                 if NEAR * self.limit < least < np.inf:
@@ -52,10 +52,10 @@ class CrossingBound:
         """Of a tensor to the next stage and of one back."""
         return 2 * self.problem.point_to_point
 
-    def _in_turn(self, stage: int, back: np.ndarray) -> np.ndarray:
-        """A step whose micro-batches follow each other in their places with the least way ``back``, ``[options]``."""
+    def _in_turn(self, stage: int) -> np.ndarray:
+        """A step whose micro-batches follow each other in their places with the least way back, ``[options]``."""
         mine = self.options[stage]
-        return mine.first + mine.turns * (back[mine.start] + mine.weight)
+        return mine.first + mine.turns * (self.back[stage][mine.start] + mine.weight)
 
     def trip(self, stage: int, chosen: Options) -> Trip:
         """With the least of each time over all splits, of the stage itself over what is ``chosen``."""

@@ -65,24 +65,23 @@ def allowed(problem: Problem, options: Sequence[Options], limit: float, deadline
 
 
 def ways_back(problem: Problem, options: Sequence[Options]) -> list[np.ndarray]:
-    """The least way from each stage to the last one and back by the layer it starts with, ``[stages][layers + 1]``."""
-    found = []
-    for mine, trip in zip(options, _beyond(problem, options), strict=True):
+    """The least way from each stage to the last one and back by the layer it starts with, ``[stages + 1][layers + 1]``.
+
+    Behind the last stage, minus the tensors between two, which every stage adds to what is behind it.
+    """
+    crossing = 2 * problem.point_to_point
+    found = [np.append(np.full(problem.layer_count, np.inf), -crossing)]
+    for mine in reversed(options):
         least = np.full(problem.layer_count + 1, np.inf)
-        np.minimum.at(least, mine.start, trip + mine.trip)
+        np.minimum.at(least, mine.start, crossing + found[-1][mine.end] + mine.trip)
         found.append(least)
-    return found
+    return found[::-1]
 
 
 def _beyond(problem: Problem, options: Sequence[Options]) -> list[np.ndarray]:
     """The least way from the next stage to the last one and back, tensors between them included, ``[stages][options]``."""
-    crossing, found = 2 * problem.point_to_point, []
-    least = np.append(np.full(problem.layer_count, np.inf), -crossing)
-    for mine in reversed(options):
-        found.append(crossing + least[mine.end])
-        least = np.full(problem.layer_count + 1, np.inf)
-        np.minimum.at(least, mine.start, found[-1] + mine.trip)
-    return found[::-1]
+    behind = ways_back(problem, options)[1:]
+    return [2 * problem.point_to_point + least[mine.end] for mine, least in zip(options, behind, strict=True)]
 
 
 def _left_behind(problem: Problem, options: Sequence[Options]) -> list[np.ndarray]:

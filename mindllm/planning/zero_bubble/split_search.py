@@ -73,7 +73,8 @@ class SplitSearch:
         Raises:
             OutOfTime: at the deadline.
         """
-        starts = itertools.chain(self.starts, [self._found()], iter(self._shaken, None))
+        first = {split.key: split for split in (*self.starts, self._found())}
+        starts = itertools.chain(first.values(), iter(self._shaken, None))
         while self.best.line.makespan > target:
             self._descend(next(starts))
 
@@ -81,7 +82,7 @@ class SplitSearch:
         """The split of a plan, with the room that its recomputation leaves."""
         room = zero_bubble_costs(self.problem, plan_costs(self.problem, plan)).room
         numbers = np.searchsorted(self.stages.fewest, room, side="right") - 1
-        return _Split(np.array(plan.counts), numbers)
+        return _Split(np.array(plan.counts), np.maximum(numbers, 0))  # a plan that fits exactly may round to no room
 
     def _found(self) -> _Split:
         """The split of the best plan."""
