@@ -10,6 +10,7 @@ the same kernels differently, so the first start from it would compile them all 
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 import os
@@ -22,9 +23,49 @@ import mindspore as ms
 
 import mindllm
 from mindllm.config import RunConfig
+from mindllm.config.tuning import ADALORA, LISA
 from mindllm.train.device import cache_directory, uses_graph_kernels
 
 PREFIX = "step-"
+CONSTANTS_WITH = {LISA: ("seed",), ADALORA: ("runner_config.train_steps",)}
+"""Keys that are constants of the graph with a tuner: the draws of layers, the schedule of ranks."""
+NOT_COMPILED = (
+    "seed",
+    "output_dir",
+    "load_checkpoint",
+    "load_adapter",
+    "adapter_id",
+    "pretrained_model_dir",
+    "resume_training",
+    "overwrite",
+    "do_eval",
+    "eval_step_interval",
+    "profile",  # and all that begin with it
+    "with_stack",
+    "trainer.",
+    "runner_config.epochs",
+    "runner_config.train_steps",
+    "runner_config.stop_step",
+    "runner_config.step_timeout",
+    "runner_config.slow_rank_factor",
+    "context.device_id",
+    "context.lockstep_step_seconds",
+    "context.compile_cache",  # and its path
+    "lr_schedule",  # a rate is an input of the step
+    "train_dataset.",  # but for the columns of a batch, and pairs of answers
+    "preference.",  # unless pairs are learned from
+    "eval_dataset.",
+    "eval_tasks",
+    "evaluation.",
+    "processor.",
+    "generation.",
+    "input_data",
+    "predict_batch_size",
+    "save_file",
+    "export_hf.",
+    "callbacks",
+)
+"""Beginnings of dotted keys that change between starts of one run and leave its step as it is, as a test shows of each."""
 
 
 @contextlib.contextmanager
@@ -57,21 +98,40 @@ def _keep(directory: Path, kept: Path) -> None:
 
 
 def step_key(config: RunConfig) -> str:
-    """A hash of what a compiled step depends on."""
-    text = json.dumps([_of_configuration(config), ms.__version__], sort_keys=True, default=str)
-    sources = sorted(Path(mindllm.__file__).parent.rglob("*.py"))
-    digest = hashlib.sha256(text.encode())
-    for source in sources:
+    """Returns a hash of what a compiled step depends on: the configuration (:func:`compiled_keys`), sources, versions."""
+    text = json.dumps([compiled_keys(config), ms.__version__], sort_keys=True, default=str)
+    return hashlib.sha256(text.encode() + sources_digest()).hexdigest()[:16]
+
+
+@functools.cache
+def sources_digest() -> bytes:
+    """Returns a hash of all sources of the package."""
+    digest = hashlib.sha256()
+    for source in sorted(Path(mindllm.__file__).parent.rglob("*.py")):
         digest.update(source.read_bytes())
-    return digest.hexdigest()[:16]
+    return digest.digest()
 
 
-def _of_configuration(config: RunConfig) -> dict[str, Any]:
-    of_devices = ("parallel", "parallel_config", "recompute_config", "swap_config", "context")
-    sections = ("model", "optimizer", "runner_wrapper", *of_devices)
-    loss = ["preference"] if config.learns_pairs else []
-    runner = config.runner_config
-    return {
-        **{name: getattr(config, name).model_dump() for name in (*sections, *loss)},
-        "batch": [runner.batch_size, runner.gradient_accumulation_steps, config.train_dataset.document_columns],
+def compiled_keys(config: RunConfig) -> dict[str, Any]:
+    """Returns all keys of ``config`` by dotted name, but those of :data:`NOT_COMPILED`; of the data what its batches hold.
+
+    A key that is new in the schema counts until it is shown not to.
+    """
+    pet = config.model.config.pet_config
+    constants = CONSTANTS_WITH.get(pet.pet_type, ()) if pet is not None else ()
+    keys = {
+        name: value
+        for name, value in flat_keys(config.model_dump(mode="json"))
+        if name in constants or not name.startswith(NOT_COMPILED)
     }
+    loss = config.preference.model_dump(mode="json") if config.learns_pairs else None
+    return keys | {"columns": config.train_dataset.document_columns, "pairs": loss}
+
+
+def flat_keys(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields the leaves of nested mappings with their dotted names; a list, or an empty mapping, is a leaf."""
+    if not isinstance(tree, dict) or not tree:
+        yield path, tree
+        return
+    for key, value in tree.items():
+        yield from flat_keys(value, f"{path}.{key}" if path else str(key))
