@@ -21,6 +21,7 @@ from mindllm.errors import CheckFailed, RunFailed, UserError
 from mindllm.extras import advice
 from mindllm.files import obstacle
 from mindllm.interrupts import INTERRUPTED, raise_on_interrupt
+from mindllm.leaving import leave
 
 READER_GONE = 141
 IMPOSSIBLE = {  # errors of the system that are about the path a user gave, not about the state of the machine
@@ -48,14 +49,37 @@ class CommandParser(argparse.ArgumentParser):
         super().error(visible(message))
 
 
-def run_command(main: Callable[[Sequence[str] | None], int | None], arguments: Sequence[str] | None = None) -> None:
-    """Runs ``main`` and leaves the process with its exit code; mistakes of the user are printed without a traceback."""
+def run_command(main: Callable[[Sequence[str] | None], int | None], arguments: Sequence[str] | None = None) -> NoReturn:
+    """Runs ``main`` and ends with its exit code; mistakes of the user are printed without a traceback.
+
+    Without ``arguments`` it runs the command line of this process, which it leaves (:mod:`mindllm.leaving`); with them it raises
+    SystemExit, or an error that is none of the user's, in whatever program calls it.
+    """
+    if arguments is not None:
+        sys.exit(exit_code(main, arguments))
+    try:
+        code = exit_code(main)
+    except SystemExit as end:  # a parser's, which has said why
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        if isinstance(end.code, str):
+            error_console.print(visible(end.code))
+    except BaseException:
+        sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+        code = RunFailed.exit_code
+    leave(code)
+
+
+def exit_code(main: Callable[[Sequence[str] | None], int | None], arguments: Sequence[str] | None = None) -> int:
+    """Runs ``main`` and returns the exit code, when all that was printed is written and a mistake of the user is told."""
+    if sys.stdout is None:  # closed by who has started this
+        sys.stdout = io.StringIO()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # what the terminal has no character for is escaped, not a traceback
             stream.reconfigure(errors="backslashreplace")
     raise_on_interrupt()
     try:
         code = main(arguments) or 0
+        sys.stdout.flush()
     except (UserError, RunFailed, CheckFailed) as error:
         error_console.print(styled(("error:", "bold red"), f" {error}"))
         code = error.exit_code
@@ -82,9 +106,11 @@ def run_command(main: Callable[[Sequence[str] | None], int | None], arguments: S
         sys.stdout.flush()
     except BrokenPipeError:
         code = READER_GONE
+    except OSError:  # a full disk, told above; where something else had failed before, that counts
+        code = code or RunFailed.exit_code
     if code == READER_GONE:  # nothing more can be written there, not even by the interpreter when it ends
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    sys.exit(code)
+    return code
 
 
 def _of_system(error: OSError) -> str:

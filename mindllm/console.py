@@ -56,6 +56,12 @@ class PlainConsole(Console):
         )
         self.has_width = width is not None
 
+    def on_broken_pipe(self) -> None:
+        """Nobody reads any more: of the output that ends a command, of errors it does not."""
+        self.quiet = True
+        if not self.stderr:
+            raise BrokenPipeError
+
     @property
     def table_width(self) -> int | None:
         """Columns a table may take; None: as many as it likes."""

@@ -1,6 +1,6 @@
 """Ctrl-C before there is anything to save, and while MindSpore has a handler of its own.
 
-Only the standard library is imported here: this is what a command line does first. Python's own answer to Ctrl-C, an exception
+Little is imported here: this is what a command line does first. Python's own answer to Ctrl-C, an exception
 wherever the program is, becomes a page of tracebacks in the middle of an import and a fatal error in a callback of native code.
 """
 
@@ -9,9 +9,10 @@ from __future__ import annotations
 import _thread
 import os
 import signal
-import sys
 import threading
 from types import FrameType
+
+from mindllm.leaving import tidy_up
 
 INTERRUPTED = 130
 
@@ -42,9 +43,7 @@ def raise_on_interrupt() -> None:
 
 def _leave(number: int, frame: FrameType | None) -> None:
     os.write(2, b"interrupted\n")
-    leaving = sys.modules.get("mindllm.train.leaving")
-    if leaving is not None:
-        leaving.tidy_up()
+    tidy_up()
     os._exit(INTERRUPTED)
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from mindllm.command import CommandParser, run_command
+from mindllm.command import CommandParser, exit_code, run_command
 from mindllm.compiled.device.front_end import environment
 from mindllm.compiled.device.parsed_sources import read_parsed, write_parsed
 from mindllm.compiled.worker import compile_to, text_of_last_graph
@@ -101,9 +101,7 @@ def _start(config: RunConfig, output: Path, training: bool, rank: int) -> int:
         os.chdir(directory)
         devices = mesh_of(config).devices
         os.environ.update({**environment(rank, devices), **text_of_last_graph(directory)})
-        run_command(lambda _: _compile(config, rank, training))
-    except SystemExit as end:
-        code = int(end.code or 0)
+        code = exit_code(lambda _: _compile(config, rank, training))
     except BaseException:
         import traceback
 

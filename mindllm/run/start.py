@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from mindllm.config import RunConfig, override_config
+from mindllm.launch.meeting import Seat
+from mindllm.leaving import skip_exit_functions
 from mindllm.train.device import prepare_environment
 from mindllm.train.execution import Executor, execution_of
-from mindllm.train.ranks import end_rank
 
 
 def start(config: RunConfig) -> int:
@@ -14,6 +15,9 @@ def start(config: RunConfig) -> int:
     Raises:
         UserError: the run cannot be executed by what was started, or is too large for this machine.
     """
+    if Seat.is_inherited():
+        # MindSpore's connections to other processes crash now and then (2.10) in its exit function, which clears its resources.
+        skip_exit_functions()
     execution = execution_of(config)
     if execution.ranks.simulated:
         from mindllm.compiled.simulated_process import enter_simulation, import_quietly
@@ -32,6 +36,4 @@ def start(config: RunConfig) -> int:
     prepare_environment(config)
     from mindllm.run.training import evaluate, train
 
-    code = (evaluate if config.run_mode == "eval" else train)(config, execution)
-    end_rank(code)
-    return code
+    return (evaluate if config.run_mode == "eval" else train)(config, execution)

@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 
 from mindllm.config import RunConfig
-from mindllm.train.leaving import when_leaving
+from mindllm.leaving import when_leaving
 from mindllm.train.ranks import ALONE, Ranks
 
 COMPILER_LOG = "dsa_transfrom.log"  # what the fusion's compiler leaves in the working directory

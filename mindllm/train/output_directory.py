@@ -6,10 +6,10 @@ from pathlib import Path
 
 from mindllm.config import RunConfig
 from mindllm.errors import UserError
+from mindllm.leaving import when_leaving
 from mindllm.train.begun import has_begun
 from mindllm.train.callbacks.metrics import METRICS_NAME
 from mindllm.train.checkpoint import CheckpointStore, Peers
-from mindllm.train.leaving import when_leaving
 from mindllm.train.metrics_file import read_metrics
 from mindllm.train.ranks import Ranks
 from mindllm.train.roll_call import call_roll

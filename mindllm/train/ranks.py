@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-import logging
-import os
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
-
-from mindllm.launch.meeting import Seat
-from mindllm.train.leaving import tidy_up
 
 
 class Meeting(Protocol):
@@ -81,17 +75,3 @@ class CollectiveMeeting:
         all_gather_into_tensor(gathered, Tensor(pairs))
         by_rank = gathered.asnumpy().copy().view(np.float64).reshape(self.count, sent.size)
         return [float(total) for total in by_rank.sum(axis=0)[:-1]]
-
-
-def end_rank(code: int) -> None:
-    """Ends the process of one of several ranks, tidied up, but without what native libraries do at the end.
-
-    MindSpore's connections to other processes crash now and then (2.10) in its exit function, which clears its resources, or in
-    destructors, when all is done and saved.
-    """
-    if Seat.is_inherited():
-        tidy_up()
-        logging.shutdown()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)

@@ -14,9 +14,9 @@ import pytest
 
 from mindllm.config import load_config, override_config
 from mindllm.errors import RunFailed, UserError
+from mindllm.leaving import tidy_up
 from mindllm.train import output_directory
 from mindllm.train.checkpoint import CheckpointStore, RankTensors
-from mindllm.train.leaving import tidy_up
 from mindllm.train.output_directory import claim_output_directory
 from mindllm.train.ranks import ALONE
 from mindllm.train.roll_call import call_roll
