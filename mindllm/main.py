@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from mindllm.command import CommandParser, run_command
 from mindllm.config import RunConfig, load_config, render_config
+from mindllm.config.overrides import SHORTHANDS
 from mindllm.interrupts import leave_on_interrupt, own_interrupts, receive_interrupts
 
 EXAMPLES = """examples:
@@ -25,21 +26,11 @@ EXAMPLES = """examples:
 Any key of the configuration can be given as --section.key=value, a key of the top level as --key value;
 docs/config_reference.md lists them all. Exit codes: 0 good, 1 failure, 2 wrong input, 130 interrupted (Ctrl-C).
 """
-SHORTHANDS = {  # options of MindFormers' command line that are not keys of the top level
-    "--epochs": "--runner_config.epochs",
-    "--batch_size": "--runner_config.batch_size",
-    "--gradient_accumulation_steps": "--runner_config.gradient_accumulation_steps",
-    "--train_dataset_dir": "--train_dataset.data_loader.config.data_path",
-    "--device_target": "--context.device_target",
-    "--device_id": "--context.device_id",
-    "--predict_data": "--input_data",
-    "--do_sample": "--generation.do_sample",
-}
 
 
 def parser() -> CommandParser:
     """Returns the parser of what is not an override."""
-    shorthands = "\n".join(f"  {short} = {full}" for short, full in SHORTHANDS.items())
+    shorthands = "\n".join(f"  --{short} = --{full}" for short, full in SHORTHANDS.items())
     command = CommandParser(
         prog="run_llm.py",
         usage="run_llm.py --config FILE [--print_config] [--section.key=value ...]",
@@ -51,16 +42,10 @@ def parser() -> CommandParser:
     return command
 
 
-def expand(option: str) -> str:
-    """Writes a shorthand as the key it stands for."""
-    name, equals, value = option.partition("=")
-    return SHORTHANDS.get(name, name) + equals + value
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs what ``run_mode`` says; returns the exit code."""
     options, overrides = parser().parse_known_args(arguments)
-    config = load_config(options.config, [expand(option) for option in overrides])
+    config = load_config(options.config, overrides)
     if options.print_config:
         sys.stdout.write(render_config(config))
         return 0

@@ -1,4 +1,7 @@
-"""Command line options that change keys of the YAML: ``--a.b.c=value``, ``--a.b.c value``, ``--flag`` for true."""
+"""Command line options that change keys of the YAML: ``--a.b.c=value``, ``--a.b.c value``, ``--flag`` for true.
+
+Every command that takes a YAML and such options reads them here, and with them the same :data:`SHORTHANDS`.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,16 @@ from mindllm.errors import UserError
 from mindllm.json_text import half_surrogate
 
 Overrides = Sequence[str] | Mapping[str, Any]
+SHORTHANDS = {  # options of MindFormers' command line that are not keys of the top level
+    "epochs": "runner_config.epochs",
+    "batch_size": "runner_config.batch_size",
+    "gradient_accumulation_steps": "runner_config.gradient_accumulation_steps",
+    "train_dataset_dir": "train_dataset.data_loader.config.data_path",
+    "device_target": "context.device_target",
+    "device_id": "context.device_id",
+    "predict_data": "input_data",
+    "do_sample": "generation.do_sample",
+}
 
 
 def override_document(overrides: Overrides, base: Document, root: type[Section]) -> Document:
@@ -62,6 +75,7 @@ def _pairs(overrides: Overrides) -> list[tuple[str, Any, str]]:
         name, equals, value = option.removeprefix("--").partition("=")
         if not option.startswith("--") or not name:
             raise UserError(f"{option}: not an option; write --section.key=value")
+        name = SHORTHANDS.get(name, name)
         if equals:
             pairs.append((name, value, option))
         elif waiting and not waiting[0].startswith("--"):

@@ -2,7 +2,8 @@
 
 import pytest
 
-from mindllm.config import load_config, override_config
+from mindllm.config import RunConfig, load_config, override_config
+from mindllm.config.overrides import SHORTHANDS
 from mindllm.errors import UserError
 
 
@@ -94,6 +95,35 @@ train_dataset: {data_loader: {config: {data_path: x}}}
 )
 def test_flags_and_values(load, options, value):
     assert load(*options).resume_training == value
+
+
+@pytest.mark.parametrize(
+    ("shorthand", "value"),
+    [
+        ("epochs", "3"),
+        ("batch_size", "3"),
+        ("gradient_accumulation_steps", "3"),
+        ("train_dataset_dir", "a/b"),
+        ("device_target", "Ascend"),
+        ("device_id", "3"),
+        ("predict_data", "a: b"),
+        ("do_sample", "true"),
+    ],
+)
+def test_shorthands_are_read_wherever_options_are(load, shorthand, value):
+    key = SHORTHANDS[shorthand]
+    changed = load(f"--{key}={value}")
+    assert changed != load()
+    assert load(f"--{shorthand}={value}") == load(f"--{shorthand}", value) == changed
+
+
+def test_an_error_names_the_shorthand_and_its_key(load):
+    with pytest.raises(UserError, match=r"--batch_size=x: runner_config\.batch_size: must be an integer"):
+        load("--batch_size=x")
+
+
+def test_no_shorthand_hides_a_key():
+    assert not {*SHORTHANDS} & {*RunConfig.model_fields}
 
 
 @pytest.mark.parametrize("prompt", ["def f(x):", "{", "# a comment", "2024", "a: b", "yes", "- x", "*x", "[1, x"])

@@ -29,14 +29,11 @@ Options are keys of theirs or of ours, as on the command line of run_llm.py. Min
 Exit codes: 0 converted, 2 something is refused, unknown, or does not fit together.
 """
 COMMENT = "Converted from {source} by python -m toolkit.convert_config, which says what became of every key."
-DATA = "--train_dataset_dir"  # the only option of MindFormers' command line that stands for another key there
-DATA_PATH = "--train_dataset.data_loader.config.data_path"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Converts one file; returns the exit code."""
-    options, rest = make_parser().parse_known_args(arguments)
-    overrides = [_expanded(option) for option in rest]
+    options, overrides = make_parser().parse_known_args(arguments)
     theirs = read_file(options.source)
     if not is_mindformers(theirs):
         raise UserError(f"{options.source}: is no YAML of MindFormers: it has hardly a key that only MindFormers has")
@@ -54,11 +51,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if problem:
         raise UserError(problem)
     return 0
-
-
-def _expanded(option: str) -> str:
-    name, equals, value = option.partition("=")
-    return DATA_PATH + equals + value if name == DATA else option
 
 
 def make_parser() -> CommandParser:
