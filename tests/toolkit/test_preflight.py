@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from mindllm.versions import MINDSPORE, MINDSPORE_RELEASE
 from toolkit.preflight import __main__ as command
 from toolkit.preflight import node, versions
 from toolkit.preflight.network import answer_nodes, ask_master, check_ports
@@ -81,6 +83,19 @@ def test_mindspore(found, state):
 )
 def test_cann_and_driver_beside_mindspore(mindspore, cann, driver, state):
     assert check_cann(mindspore, cann).state == check_driver(mindspore, driver).state == state
+
+
+def test_what_is_missing_is_said_of_the_version_that_is_installed():
+    for found in (check_cann("2.10.0", ""), check_cann("2.10.0", "8.5.0"), check_cann("2.10.0", "9.1.0")):
+        assert "known here for MindSpore 2.10.0; 2.9.0 goes with 9.0.0: take that or later" in found.line()
+    assert "MindSpore 2.9.0 goes with 9.0.0" in check_cann("2.9.0", "").line()
+
+
+def test_the_version_is_that_of_the_package():
+    wanted = re.search(r'"mindspore>=([\d.]+),', (ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    assert wanted[1] == MINDSPORE
+    assert check_mindspore(MINDSPORE_RELEASE).state == "good"
+    assert f"mindllm runs on {MINDSPORE}:" in check_mindspore("2.1.0").line()
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from mindllm.command import CommandParser, output_directory, positive, run_command
-from mindllm.compiled.device.wheel import wheel_of
+from mindllm.compiled.device.wheel import PROGRAM_VERSIONS, wheel_of
 from mindllm.compiled.kept_program import CONFIG
 from mindllm.compiled.program import Report, shell_environment
 from mindllm.compiled.simulation import MIB
@@ -25,12 +25,13 @@ from toolkit.offline.running import Choose, RankRun, Subject, run_ranks
 from toolkit.offline.subject import config_of, devices_of, python_of
 
 ALL, STAGES = "all", "stages"
-EXAMPLE = """examples:
+EXAMPLE = f"""examples:
   python -m toolkit.offline -- python run_mindformer.py --config theirs.yaml
   python -m toolkit.offline --devices 16 --ranks 0,8 -- python train.py
   eval "$(python -m toolkit.offline --devices 16 --env)"
 
-The program runs as it is, in its own environment (MindSpore 2.7 to 2.10); it ends when a training step has been simulated.
+The program runs as it is, in its own environment (MindSpore {PROGRAM_VERSIONS[0]} to {PROGRAM_VERSIONS[-1]}); it ends when a
+training step has been simulated.
 Exit code 0: all ranks fit, 3: one does not, 2: wrong input, or a program that does not train.
 """
 

@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from mindllm.versions import MINDSPORE
 from toolkit.preflight.finding import Finding, bad, good, unknown
 
-WANTED = (2, 10)  # what mindllm is measured with (setup.py)
 PYTHONS = ((3, 10), (3, 12))
 PUBLISHED = {  # MindSpore: CANN, driver
     "2.6.0": ("8.1.RC1", "25.0.RC1"),
@@ -61,9 +61,9 @@ def check_python(found: tuple[int, int]) -> Finding:
 
 def check_mindspore(found: str) -> Finding:
     """The version that mindllm was measured with."""
-    if numbers(found)[:2] == WANTED:
+    if numbers(found)[:2] == numbers(MINDSPORE)[:2]:
         return good("MindSpore", found)
-    return bad("MindSpore", found, f"mindllm runs on {WANTED[0]}.{WANTED[1]}: pip install -e . installs it")
+    return bad("MindSpore", found, f"mindllm runs on {MINDSPORE}: pip install -e . installs it")
 
 
 def check_cann(mindspore: str, found: str) -> Finding:
@@ -81,16 +81,18 @@ def _check_pair(subject: str, mindspore: str, found: str, column: int, install: 
     older = [name for name in PUBLISHED if numbers(name) <= numbers(mindspore)]
     basis = max(older, key=numbers, default=min(PUBLISHED, key=numbers))
     wanted = PUBLISHED[basis][column]
+    goes = f"MindSpore {mindspore} goes with {wanted}"
+    if exact is None:
+        goes = f"no combination is known here for MindSpore {mindspore}; {basis} goes with {wanted}: take that or later"
     if not found:
-        return bad(subject, "none is found", f"{install} ({wanted} goes with MindSpore {basis})")
+        return bad(subject, "none is found", f"{install}. {goes[0].upper()}{goes[1:]}")
     if exact is not None:
         if numbers(found) == numbers(wanted):
             return good(subject, f"{found}, as published for MindSpore {mindspore}")
-        return bad(subject, f"{found}; MindSpore {mindspore} goes with {wanted}", f"Install {wanted}")
+        return bad(subject, f"{found}; {goes}", f"Install {wanted}")
     if numbers(found) < numbers(wanted):
-        return bad(subject, f"{found}; MindSpore {basis} needs {wanted} already", f"Install {wanted} or later")
-    seen = f"{found}; for MindSpore {mindspore} no combination is known here, {basis} goes with {wanted}"
-    return unknown(subject, seen, "See the installation page of MindSpore")
+        return bad(subject, f"{found}; {goes}", f"Install {wanted} or later")
+    return unknown(subject, f"{found}; {goes}", "See the installation page of MindSpore")
 
 
 def find_version(homes: list[str], patterns: tuple[str, ...]) -> str:

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from mindllm.errors import UserError
+from mindllm.versions import MINDSPORE_RELEASE
 
-VERIFIED_VERSIONS = ("2.10.0",)
+VERIFIED_VERSIONS = (MINDSPORE_RELEASE,)
 TARGET = "Ascend"
 WORLD_GROUP = "hccl_world_group"
 GET_COMMUNICATION = "_ZN9mindspore11CommManager11GetInstanceEv"  # CommManager::GetInstance

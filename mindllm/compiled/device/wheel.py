@@ -18,9 +18,10 @@ from pathlib import Path
 from mindllm.compiled.device.elf import machine_of
 from mindllm.compiled.device.stand_in_names import MACHINES
 from mindllm.errors import UserError
+from mindllm.versions import MINDSPORE, MINDSPORE_RELEASE
 
-OWN_VERSIONS = ("2.9", "2.10")  # that mindllm's own runs were simulated with
-PROGRAM_VERSIONS = ("2.7", "2.8", "2.9", "2.10")  # that programs of others were
+OWN_VERSIONS = ("2.9", MINDSPORE)  # that mindllm's own runs were simulated with
+PROGRAM_VERSIONS = ("2.7", "2.8", "2.9", MINDSPORE)  # that programs of others were
 ASK_SECONDS = 60
 LOOK = """
 import importlib.util, json
@@ -78,7 +79,7 @@ def _usable(wheel: Wheel, versions: Collection[str]) -> Wheel:
     if ".".join(wheel.version.split(".")[:2]) not in versions:
         raise StandInUnavailable(
             f"simulating a device was verified with MindSpore {', '.join(versions)}, not {wheel.version}; "
-            "pip install mindspore==2.10.0"
+            f"pip install mindspore=={MINDSPORE_RELEASE}"
         )
     libraries = wheel.package / "lib"
     if not list((libraries / "plugin").glob("libmindspore_ascend.so*")):
