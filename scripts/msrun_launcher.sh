@@ -2,11 +2,11 @@
 # Trains on several devices, of one machine or of several; arguments in the order of MindFormers' script of this name.
 usage='usage: bash scripts/msrun_launcher.sh [--restart N] "run_llm.py --config FILE [options]" ARGUMENTS
 
-one machine: WORKER_NUM [PORT [LOG_DIR [JOIN [TIMEOUT]]]]
+one machine: [WORKER_NUM [PORT [LOG_DIR [JOIN [TIMEOUT]]]]]
 several, the same command on each with its own NODE_RANK:
-  WORKER_NUM LOCAL_WORKER MASTER_ADDR MASTER_PORT NODE_RANK LOG_DIR JOIN TIMEOUT
+  WORKER_NUM LOCAL_WORKER MASTER_ADDR MASTER_PORT NODE_RANK LOG_DIR [JOIN [TIMEOUT]]
 
-  WORKER_NUM    processes in all, one for each device that parallel_config describes
+  WORKER_NUM    processes in all, one for each device that parallel_config describes (default: 8)
   LOCAL_WORKER  those of this machine
   MASTER_ADDR   address of machine 0, where the others reach it
   MASTER_PORT   on which they find each other (one machine: default a free one; on Ascend 8118); without Ascend devices the
@@ -23,6 +23,7 @@ examples:
   bash scripts/msrun_launcher.sh --restart 3 "run_llm.py --config configs/llama2/pretrain_llama2_13b_16p.yaml" \
     16 8 192.168.1.10 8118 0 output/msrun_log True 7200   # and on the other machine with 1 instead of 0
 
+run_llm.py and configs/ are found from any directory; paths of data and output are those of the directory you are in.
 Where there are Ascend devices, the msrun of MindSpore starts the processes, otherwise python -m mindllm.launch does; that watches
 them in both cases. SIGTERM and Ctrl-C stop all ranks after the same step, with a checkpoint.'
 set -euo pipefail
@@ -49,21 +50,43 @@ while [ $# -gt 0 ]; do
   esac
 done
 set -- ${arguments[@]+"${arguments[@]}"}
-if [ $# -ge 2 ] && [ $# -le 6 ]; then
-  command=$1 workers=$2 local=$2 address=127.0.0.1 port=${3:-0} node=0
-  log_dir=${4:-output/msrun_log} join=${5:-True} timeout=${6:-7200}
-elif [ $# -eq 9 ]; then
-  command=$1 workers=$2 local=$3 address=$4 port=$5 node=$6 log_dir=$7 join=$8 timeout=$9
-else
+if [ $# -eq 0 ]; then
   echo "$usage" >&2
   exit 2
 fi
+
+fail() {
+  echo "error: $1; --help shows the arguments" >&2
+  exit 2
+}
+
+# number NAME VALUE: a whole number, or the end
+number() {
+  [[ $2 =~ ^[0-9]+$ ]] || fail "$1 is '$2', not a number"
+}
+
+command=$1
+shift
+case $#:${1:-} in
+  *:-*) fail "$1 is not WORKER_NUM; put the script and all its options in one pair of quotes: \"$command $1 ...\"" ;;
+esac
+if [ $# -le 5 ]; then
+  workers=${1:-8} local=$workers address=127.0.0.1 port=${2:-0} node=0
+  log_dir=${3:-output/msrun_log} join=${4:-True} timeout=${5:-7200}
+elif [ $# -le 8 ]; then
+  workers=$1 local=$2 address=$3 port=$4 node=$5 log_dir=$6 join=${7:-True} timeout=${8:-7200}
+else
+  fail "$# arguments behind the command, of which there are 8 at most"
+fi
+number WORKER_NUM "$workers"
+number LOCAL_WORKER "$local"
+number PORT "$port"
+number NODE_RANK "$node"
+number TIMEOUT "$timeout"
+number --restart "$restart"
 case $join in
   [Tt]rue | [Ff]alse) ;;
-  *)
-    echo "error: JOIN is $join; write True or False" >&2
-    exit 2
-    ;;
+  *) fail "JOIN is '$join'; write True or False" ;;
 esac
 
 root=$(cd "$(dirname "$0")/.." && pwd)
@@ -80,6 +103,7 @@ launch+=("$command")
 case $join in
   [Tt]rue) exec "${launch[@]}" ;;
   *)
+    "${launch[@]}" --check # a mistake is told here, not in a log
     mkdir -p "$log_dir"
     nohup "${launch[@]}" > "$log_dir/launch.log" 2>&1 < /dev/null &
     echo "started as process $!; watch $log_dir/launch.log; to stop it after a step: kill $!"

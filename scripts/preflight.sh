@@ -5,7 +5,6 @@ usage='usage: bash scripts/preflight.sh CONFIG [options]                        
                                                       on every machine at the same time, each with its own NODE_RANK
 options are those of python -m toolkit.preflight (--json, --directory DIR, --timeout SECONDS) and keys of the configuration'
 set -euo pipefail
-cd "$(dirname "$0")/.."
 if [ "${1:-}" = --help ] || [ "${1:-}" = -h ]; then
   echo "$usage"
   exit 0
@@ -21,8 +20,9 @@ if [ $# -ge 5 ] && [ "${1#--}" = "$1" ]; then
   options=(--workers "$1" --local_workers "$2" --master_addr "$3" --port "$4" --node_rank "$5")
   shift 5
 fi
-export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
-if [ -z "${VIRTUAL_ENV:-}" ] && [ -x .venv/bin/python ]; then
-  PATH=$PWD/.venv/bin:$PATH
+root=$(cd "$(dirname "$0")/.." && pwd)
+export PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}"
+if [ -z "${VIRTUAL_ENV:-}" ] && [ -x "$root/.venv/bin/python" ]; then
+  PATH=$root/.venv/bin:$PATH
 fi
 exec python -m toolkit.preflight --config "$config" ${options[@]+"${options[@]}"} "$@"

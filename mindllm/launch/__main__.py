@@ -5,10 +5,8 @@ from __future__ import annotations
 import argparse
 import random
 import secrets
-import shlex
 import socket
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from mindllm.command import CommandParser, output_directory, run_command
 from mindllm.console import error_console
@@ -17,6 +15,7 @@ from mindllm.launch.agent import Agent
 from mindllm.launch.job import HOST, JOB, CrashedAtStart, Job, JobFailed, JobStopped
 from mindllm.launch.msrun import MsrunJob, msrun_command
 from mindllm.launch.nodes import Desk
+from mindllm.launch.script import command_of
 
 EXAMPLES = """example:
   python -m mindllm.launch --workers 2 "run_llm.py --config configs/llama2/pretrain_llama2_tiny.yaml \\
@@ -60,21 +59,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--msrun", action="store_true", help="MindSpore's msrun starts the ranks, as it does on Ascend devices"
     )
+    parser.add_argument("--check", action="store_true", help="only check what is given, and start nothing")
     options = parser.parse_args(arguments)
-    command = shlex.split(options.command)
-    if not command or (command[0].endswith(".py") and not Path(command[0]).is_file()):
-        raise UserError(f'there is no script to run in "{options.command}"; write "run_llm.py --config FILE"')
-    if options.workers < 1 or options.timeout < 1:
-        raise UserError("the number of processes and the timeout must be at least 1")
-    local = options.local_workers or options.workers
-    if local < 1 or options.workers % local or not 0 <= options.node_rank < options.workers // local:
-        raise UserError(
-            f"{options.workers} workers, {local} on each node, node {options.node_rank}: workers must be a multiple of those of "
-            "a node, and nodes are counted from 0"
-        )
-    if options.restart < 0:
-        raise UserError(f"--restart {options.restart}: the number of restarts must be at least 0")
-    options.local_workers = local
+    command = command_of(options.command)
+    refuse_impossible(options)
+    if options.check:
+        return 0
+    local = options.local_workers = options.local_workers or options.workers
     if options.msrun or local == options.workers:
         return supervise(command, options, None)
     port = options.port or SEVERAL_NODES_PORT
@@ -86,6 +77,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     free_port(port, options.master_addr)
     with Desk(options.master_addr, port, options.workers, local, options.timeout) as desk:
         return supervise(command, argparse.Namespace(**{**vars(options), "port": port}), desk)
+
+
+def refuse_impossible(options: argparse.Namespace) -> None:
+    """Raises UserError for numbers that do not fit each other."""
+    if options.workers < 1 or options.timeout < 1:
+        raise UserError("the number of processes and the timeout must be at least 1")
+    local = options.local_workers or options.workers
+    if local < 1 or options.workers % local or not 0 <= options.node_rank < options.workers // local:
+        raise UserError(
+            f"{options.workers} workers, {local} on each node, node {options.node_rank}: workers must be a multiple of those of "
+            "a node, and nodes are counted from 0"
+        )
+    if options.restart < 0:
+        raise UserError(f"--restart {options.restart}: the number of restarts must be at least 0")
+    if not 0 <= options.port <= MAXIMUM_PORT:
+        raise UserError(f"{options.port} is not a port; ports are 1 to {MAXIMUM_PORT}")
 
 
 def supervise(command: Sequence[str], options: argparse.Namespace, desk: Desk | None) -> int:
@@ -147,8 +154,6 @@ def free_port(wanted: int, host: str = HOST) -> int:
 
     That one is below those Linux gives to outgoing connections (32768 and more): MindSpore listens on it seconds later.
     """
-    if not 0 <= wanted <= MAXIMUM_PORT:
-        raise UserError(f"{wanted} is not a port; ports are 1 to {MAXIMUM_PORT}")
     for port in [wanted] if wanted else random.sample(FREE_PORTS, len(FREE_PORTS)):
         reason = refusal(port, host)
         if not reason:

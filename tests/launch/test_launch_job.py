@@ -204,16 +204,23 @@ def test_what_a_rank_has_started_ends_with_it():
 @pytest.mark.parametrize(
     ("arguments", "wanted"),
     [
-        (["no_such.py", "2"], "no script to run"),
-        (["", "2"], "no script to run"),
+        (["no_such.py", "2"], "no_such.py: no such script, neither in "),
+        (["no_such.py", "2", "0", "log", "False"], "no_such.py: no such script, neither in "),
+        (
+            ["run_mindformer.py --config a.yaml", "8", "4", "127.0.0.1", "8118", "0", "log", "False", "3"],
+            "run_llm.py reads",
+        ),
+        (["", "2"], "the command names no script"),
+        (["job.py --prompt 'a", "2"], "a quotation in the command has no end"),
+        (["job.py", "--config", "a.yaml", "2"], 'in one pair of quotes: "job.py --config ..."'),
         (["job.py", "0"], "at least 1"),
         (["job.py", "2", "99999"], "99999 is not a port"),
-        (["job.py", "two"], "two"),
-        (["job.py"], "usage:"),
+        (["job.py", "two"], "WORKER_NUM is 'two', not a number"),
+        ([], "usage:"),
         (["job.py", "2", "0", "log", "maybe"], "write True or False"),
-        (["job.py", "2", "2", "127.0.0.1", "8118", "0", "log"], "usage:"),
-        (["--restart", "many", "job.py", "2"], "many"),
-        (["--restart=-1", "job.py", "2"], "must be at least 0"),
+        (["job.py", *"123456789"], "9 arguments behind the command, of which there are 8 at most"),
+        (["job.py", "2", "1", "127.0.0.1", "8118", "one", "log"], "NODE_RANK is 'one', not a number"),
+        (["--restart", "many", "job.py", "2"], "--restart is 'many', not a number"),
         (["job.py", "4", "3", "127.0.0.1", "8118", "0", "log", "True", "9"], "must be a multiple"),
     ],
 )
@@ -222,6 +229,24 @@ def test_wrong_arguments_are_explained(arguments, wanted):
     result = launcher(arguments)
     assert result.returncode == 2
     assert wanted in result.stderr
+
+
+@pytest.mark.parametrize("script", ["run_llm.py", "python run_llm.py", "python3.11 scripts/../run_llm.py"])
+def test_a_script_of_the_checkout_is_found_from_any_directory(script):
+    result = launcher([f"{script} --config configs/llama2/pretrain_llama2_tiny.yaml --no_such_key=1", "1"])
+    assert result.returncode == 2
+    assert "no_such_key: unknown key" in result.stdout + result.stderr
+
+
+def test_a_script_that_is_here_comes_first():
+    Path("run_llm.py").write_text("print('mine')")
+    result = launcher(["run_llm.py", "1"])
+    assert (result.returncode, result.stdout) == (0, "mine\n")
+
+
+def test_as_in_mindformers_there_are_eight_processes_where_nothing_is_said():
+    Path("job.py").write_text("import os; print(os.environ['MS_WORKER_NUM'])")
+    assert launcher(["job.py"]).stdout == "8\n"
 
 
 def test_a_port_in_use_is_refused_before_anything_is_started():

@@ -41,6 +41,13 @@ def test_a_run_on_cpu_needs_no_device(tmp_path, port):
     assert not list(tmp_path.iterdir())
 
 
+def test_paths_are_those_of_where_it_is_called(tmp_path, port, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("mine.yaml").write_text(f"base: {TINY}\noutput_dir: mine\n")
+    result = run("mine.yaml", "--port", port)
+    assert "mine can be written to" in result.stdout
+
+
 @pytest.mark.skipif(any(Path("/dev").glob("davinci[0-9]*")), reason="there are devices")
 def test_without_a_device_it_says_so_and_ends_with_3(tmp_path, port):
     result = run(LARGE, "--directory", tmp_path, "--port", port, "--json")

@@ -1,0 +1,37 @@
+"""The script that a job's processes run: found where the user is, or in the checkout that mindllm is in."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+from mindllm.errors import UserError
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+EXAMPLE = 'write "run_llm.py --config FILE"'
+THEIRS = ("run_mindformer.py", "run_mindformers.py")
+
+
+def command_of(text: str) -> list[str]:
+    """The words of a quoted command, from the script on; an interpreter before it may be left out, it is always this one.
+
+    Raises:
+        UserError: no script is named, or it is neither here nor in the checkout.
+    """
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise UserError(f"{text}: a quotation in the command has no end ({error})") from None
+    if words and re.fullmatch(r"python[\d.]*", Path(words[0]).name):
+        del words[0]
+    if not words:
+        raise UserError(f"the command names no script; {EXAMPLE}")
+    script = Path(words[0])
+    if script.suffix != ".py" or script.is_file():
+        return words
+    if (CHECKOUT / script).is_file():
+        return [str(CHECKOUT / script), *words[1:]]
+    if script.name in THEIRS:
+        raise UserError(f"{script}: is MindFormers' script, which is not here; run_llm.py reads its YAMLs: {EXAMPLE}")
+    raise UserError(f"{script}: no such script, neither in {Path.cwd()} nor in {CHECKOUT}; {EXAMPLE}")
