@@ -21,6 +21,7 @@ from mindllm.compiled.mind_ir import parse_mind_ir
 from mindllm.compiled.sources import Sources, sources_from_json, sources_to_json
 from mindllm.errors import UserError
 from mindllm.files import atomic_path
+from mindllm.outside import LARGEST_GRAPH, open_file, parse_json
 from mindllm.parallel.parameter_layout import ParameterLayout
 
 FORMAT, VERSION = "mindllm compiled graph", 2
@@ -64,11 +65,11 @@ def load(path: Path) -> CompiledGraph:
         UserError: the file is missing, damaged or something else.
     """
     try:
-        with zipfile.ZipFile(path) as archive:
-            facts = json.loads(archive.read(FACTS))
+        with open_file(path) as opened, zipfile.ZipFile(opened) as archive:
+            facts = parse_json(_part(archive, FACTS))
             _require_format(path, facts)
-            mind_ir = archive.read(MIND_IR)
-            initial = _unpacked(archive.read(INITIAL))
+            mind_ir = _part(archive, MIND_IR)
+            initial = _unpacked(_part(archive, INITIAL))
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
     except (zipfile.BadZipFile, zlib.error, KeyError, ValueError, EOFError, NotImplementedError) as error:
@@ -80,6 +81,15 @@ def load(path: Path) -> CompiledGraph:
         raise UserError(f"{path}: {error}") from None
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise UserError(f"{path}: not a compiled graph of this version ({error})") from None
+
+
+def _part(archive: zipfile.ZipFile, name: str) -> bytes:
+    """A part of an archive, decompressed; raises ValueError where it is larger than any graph."""
+    with archive.open(name) as part:
+        content = part.read(LARGEST_GRAPH + 1)
+    if len(content) > LARGEST_GRAPH:
+        raise ValueError(f"{name} has more than {LARGEST_GRAPH:,} bytes once decompressed")
+    return content
 
 
 def _packed(arrays: Mapping[str, np.ndarray]) -> bytes:

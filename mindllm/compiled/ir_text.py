@@ -36,6 +36,7 @@ from mindllm.compiled.graph import (
 from mindllm.compiled.ir_values import NO_TYPE, closing, parse_entries, parse_type, parse_value, split
 from mindllm.compiled.sources import read_sources
 from mindllm.errors import UserError
+from mindllm.outside import LARGEST_GRAPH, read_text
 
 ENTRY = re.compile(r"#\s*IR entry\s*:\s*@(\S+)")
 PARAMETER = re.compile(r"^%para(\d+)_(\S*?)\s*: (<.*?>)(?=\s*:|\s*$)", re.MULTILINE)
@@ -60,11 +61,9 @@ def read_ir_text(path: Path, rank: int = 0) -> CompiledGraph:
         UserError: it cannot be read, is something else, or damaged; says where.
     """
     try:
-        return parse_ir_text(path.read_text(encoding="utf-8"), rank)
+        return parse_ir_text(read_text(path, LARGEST_GRAPH), rank)
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
-    except UnicodeDecodeError:
-        raise UserError(f"{path}: is not text, so no .ir of MindSpore") from None
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
 

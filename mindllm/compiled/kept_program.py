@@ -9,12 +9,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from mindllm.compiled.graph import CompiledGraph, Node, groups_of
 from mindllm.compiled.ir_text import read_ir_text
 from mindllm.compiled.simulation import Simulation, load_simulation
+from mindllm.config.yaml_tree import read_yaml
 from mindllm.errors import UserError
+from mindllm.outside import LARGEST_YAML, read_text
 
 SIMULATION = "simulation.json.gz"
 TRAINING_GRAPH = "*_validate_*.ir"
@@ -111,7 +111,7 @@ def kept_config(directory: Path) -> Mapping[str, Any]:
     """The YAML that the program was given, where one is kept; empty otherwise."""
     path = directory / CONFIG
     try:
-        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError):
+        tree = read_yaml(read_text(path, LARGEST_YAML), str(path)).data
+    except (OSError, UserError):
         return {}
-    return tree if isinstance(tree, Mapping) else {}
+    return tree

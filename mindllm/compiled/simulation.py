@@ -14,6 +14,7 @@ from typing import Any
 
 from mindllm.errors import UserError
 from mindllm.files import atomic_open
+from mindllm.outside import read_compressed_json
 
 FORMAT = "mindllm simulation 1"
 MIB = 1 << 20
@@ -189,15 +190,14 @@ def load_simulation(path: Path | str) -> Simulation:
         UserError: the file is not there, damaged, or something else.
     """
     try:
-        with gzip.open(path, "rt", encoding="utf-8") as text:
-            tree = json.load(text)
+        tree = read_compressed_json(path)
         if tree.pop("format", None) != FORMAT:
             raise ValueError("it says so itself")
         tables = {name: tuple(_rows(kind, tree[name])) for name, kind in TABLES.items()}
         return Simulation(**{**tree, **tables, "messages": tuple(tree["messages"])})
     except OSError as error:
-        raise UserError(f"{path}: {error.strerror or 'not a compressed file'}") from None
-    except (ValueError, TypeError, KeyError, AttributeError, EOFError) as error:
+        raise UserError(f"{path}: {error.strerror}") from None
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
         raise UserError(f"{path} is not a simulation of this version ({FORMAT}): {error}") from None
 
 

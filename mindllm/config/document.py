@@ -88,7 +88,8 @@ def _merge_mapping(base: dict, change: dict, path: KeyPath, origins: dict[KeyPat
         if isinstance(former, dict) and isinstance(value, dict) and not _changes_type(former, value):
             result[key] = _merge_mapping(former, value, (*path, key), origins)
         else:
-            _forget(origins, (*path, key))
+            if key in base:
+                _forget(origins, (*path, key))
             result[key] = value
     return result
 

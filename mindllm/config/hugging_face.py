@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
+from mindllm import outside
 from mindllm.config.families import FAMILIES, family_named, family_of
 from mindllm.config.families.family import Family
 from mindllm.config.model import ModelConfig
@@ -89,11 +89,11 @@ def config_json(model: ModelConfig, dtype: str, special_tokens: dict[str, Any]) 
 def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file; raises UserError when there is none."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = outside.read_json(path)
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{path}: not JSON ({error})") from None
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}") from None
     if not isinstance(content, dict):
         raise UserError(f"{path}: holds no object of keys and values")
     return content

@@ -24,8 +24,11 @@ from mindllm.config.run import Provenance, RunConfig
 from mindllm.config.shipped import shipped_or_own
 from mindllm.config.yaml_tree import read_yaml, write_yaml
 from mindllm.errors import UserError, nearest
+from mindllm.outside import LARGEST_YAML, read_text
 
 BASE = "base"
+MOST_BASES = 20
+MOST_SHOWN = 40  # mistakes of one configuration
 logger = logging.getLogger(__name__)
 
 
@@ -97,7 +100,8 @@ def _build(document: Document, overrides: Overrides, source: Path | None) -> Run
 def _refuse(problems: Iterable[Problem]) -> None:
     lines = list(dict.fromkeys(map(str, problems)))
     if lines:
-        raise UserError("\n".join(lines))
+        more = [f"and {len(lines) - MOST_SHOWN:,} more mistakes"] if len(lines) > MOST_SHOWN else []
+        raise UserError("\n".join([*lines[:MOST_SHOWN], *more]))
 
 
 def read_document(path: Path) -> Document:
@@ -116,11 +120,15 @@ def _with_base(document: Document, path: Path, readers: tuple[Path, ...]) -> Doc
     if not isinstance(base, str):
         raise UserError(f"{origin}: {BASE}: must be the path of a YAML file, relative to this one (value {base})")
     base_path = Path(os.path.normpath(path.parent / base))
-    if base_path.resolve() in [reader.resolve() for reader in (*readers, path)]:
+    if os.path.realpath(base_path) in map(os.path.realpath, (*readers, path)):
         raise UserError(f"{origin}: {BASE}: {base} is based on this file in turn")
-    if not base_path.is_file():
-        raise UserError(f"{origin}: {BASE}: no such file: {base_path}{_similar(base_path)}")
-    return merge(_with_type(_with_base(read_file(base_path), base_path, (*readers, path))), document)
+    if len(readers) >= MOST_BASES:
+        raise UserError(f"{origin}: {BASE}: this is base number {len(readers) + 1}; at most {MOST_BASES} are read")
+    try:
+        found = read_file(base_path)
+    except UserError as error:
+        raise UserError(f"{origin}: {BASE}: {error}") from None
+    return merge(_with_type(_with_base(found, base_path, (*readers, path))), document)
 
 
 def _with_type(base: Document) -> Document:
@@ -133,13 +141,11 @@ def _with_type(base: Document) -> Document:
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return read_text(path, LARGEST_YAML)
     except FileNotFoundError:
         raise UserError(f"{path}: no such file{_similar(path)}") from None
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path}: not a text file in UTF-8 (byte {error.start})") from None
 
 
 def _similar(path: Path) -> str:

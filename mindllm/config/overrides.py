@@ -15,7 +15,7 @@ from mindllm.config.schema import default_list, fields_at, scalar_types
 from mindllm.config.section import Section
 from mindllm.config.yaml_tree import read_value, unusable_text
 from mindllm.errors import UserError
-from mindllm.json_text import half_surrogate
+from mindllm.outside import half_surrogate
 
 Overrides = Sequence[str] | Mapping[str, Any]
 SHORTHANDS = {  # options of MindFormers' command line that are not keys of the top level

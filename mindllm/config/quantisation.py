@@ -104,9 +104,9 @@ def read_quantisation(path: Path, content: Any) -> QuantisationConfig:
     if not isinstance(content, dict):
         raise _wrong(path, "", content, "must be an object")
     method = content.get("quant_method")
-    if method not in READERS:
+    if not isinstance(method, str) or method not in READERS:
         message = "missing; it names the method" if method is None else "this method is not read"
-        raise _wrong(path, "quant_method", method, f"{message}{nearest(str(method), READERS)}")
+        raise _wrong(path, "quant_method", method, f"{message}{nearest(shortened(method), READERS)}")
     return READERS[method](path, content)
 
 

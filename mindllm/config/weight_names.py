@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
+
+from mindllm.outside import open_file, parse_json, read_json
 
 WEIGHTS_FILE = "model.safetensors"
 LONGEST_HEADER = 100_000_000  # bytes, the most that the format's own reader takes
@@ -21,9 +22,9 @@ def weight_names(directory: Path) -> frozenset[str] | None:
     """Their names; None where there are no safetensors files, or their names cannot be read: whoever reads them says why."""
     try:
         if (directory / INDEX_FILE).is_file():
-            return frozenset(json.loads((directory / INDEX_FILE).read_text(encoding="utf-8"))["weight_map"])
-        with (directory / WEIGHTS_FILE).open("rb") as file:
+            return frozenset(read_json(directory / INDEX_FILE)["weight_map"])
+        with open_file(directory / WEIGHTS_FILE) as file:
             length = int.from_bytes(file.read(8), "little")
-            return frozenset(json.loads(file.read(length))) if length < LONGEST_HEADER else None
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            return frozenset(parse_json(file.read(length))) if length < LONGEST_HEADER else None
+    except (OSError, ValueError, KeyError, TypeError):
         return None

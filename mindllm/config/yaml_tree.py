@@ -9,7 +9,7 @@ import yaml
 
 from mindllm.config.document import Document, KeyPath, Origin, Problem
 from mindllm.errors import UserError
-from mindllm.json_text import half_surrogate
+from mindllm.outside import half_surrogate
 
 TAGS = {
     f"tag:yaml.org,2002:{tag}": name

@@ -12,6 +12,7 @@ from mindllm.config.hugging_face import read_json
 from mindllm.data.known_tokenizers import KNOWN, known_tokenizer
 from mindllm.data.special_tokens import END_OF_TEXT, AddedToken, SpecialTokens
 from mindllm.errors import UserError
+from mindllm.outside import MIB, bounded_lines, open_file, read_text
 
 MERGES = "merges.txt"
 TIKTOKEN_CLASS = "QWenTokenizer"  # whose file is named *.tiktoken, also where no tokenizer_config.json is beside it
@@ -19,7 +20,7 @@ TIKTOKEN_CLASS = "QWenTokenizer"  # whose file is named *.tiktoken, also where n
 
 def is_tiktoken(path: Path) -> bool:
     """Whether a file holds lines of base64 and a rank: ``qwen.tiktoken``, and ``tokenizer.model`` of GLM-4."""
-    with open(path, "rb") as file:
+    with open_file(path) as file:
         fields = file.read(1024).split(b"\n")[0].split(b" ")
     try:
         return len(fields) == 2 and fields[1].strip().isdigit() and bool(base64.b64decode(fields[0], validate=True))
@@ -67,11 +68,11 @@ def content_of_vocabulary(path: Path, special: SpecialTokens) -> dict[str, Any]:
     if not vocabulary or not all(type(id) is int and id >= 0 for id in vocabulary.values()):
         raise UserError(f"{path}: must be an object of tokens and their ids")
     try:
-        lines = file.read_text(encoding="utf-8").split("\n")
+        lines = read_text(file).split("\n")
     except FileNotFoundError:
         raise UserError(f"{path}: {MERGES} is missing beside it") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{file}: not the merges of a tokenizer ({error})") from None
+    except OSError as error:
+        raise UserError(f"{file}: not the merges of a tokenizer ({error.strerror})") from None
     merges = [line.split(" ") for line in lines if line and not line.startswith("#version")]
     for merge in merges:
         if len(merge) != 2 or "".join(merge) not in vocabulary:
@@ -90,8 +91,8 @@ def content_of_vocabulary(path: Path, special: SpecialTokens) -> dict[str, Any]:
 
 def _ranks(path: Path) -> dict[bytes, int]:
     ranks: dict[bytes, int] = {}
-    with open(path, "rb") as file:
-        for number, line in enumerate(file, 1):
+    with open_file(path) as file:
+        for number, line in enumerate(bounded_lines(file, MIB, path), 1):
             if not line.strip():
                 continue
             try:

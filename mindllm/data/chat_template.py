@@ -21,6 +21,7 @@ from mindllm.data.template_process import TemplateFailed, render_apart, render_h
 from mindllm.data.template_program import BEGIN, END
 from mindllm.data.tokenizer import Tokenizer
 from mindllm.errors import UserError, shortened
+from mindllm.outside import read_text
 
 PLAIN = """\
 {{- bos_token or '' -}}
@@ -172,9 +173,9 @@ def chat_template_of(tokenizer: Tokenizer, given: str = "") -> ChatTemplate:
 
 def _text(file: Path) -> str:
     try:
-        return file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{file}: not a chat template in UTF-8 ({error})") from None
+        return read_text(file)
+    except OSError as error:
+        raise UserError(f"{file}: no chat template: {error.strerror}") from None
 
 
 def _template_in(path: Path) -> str | None:

@@ -18,6 +18,7 @@ import numpy as np
 from mindllm.data.indexed import IndexedDataset, IndexedWriter, bin_path, index_path, smallest_dtype
 from mindllm.data.tokenizer import Tokenizer
 from mindllm.errors import UserError, nearest
+from mindllm.outside import read_json
 
 SPLITS = ("train", "valid", "test")
 DEFAULT_SPLIT = "949,50,1"
@@ -187,8 +188,8 @@ def read_meta(prefix: Path | str) -> CorpusMeta | None:
     if not path.is_file():
         return None
     try:
-        return CorpusMeta(**json.loads(path.read_text(encoding="utf-8")))
-    except (ValueError, TypeError) as error:
+        return CorpusMeta(**read_json(path))
+    except (OSError, TypeError) as error:
         raise UserError(
             f"{path}: not a description of a corpus ({error}); delete it or make the corpus again"
         ) from error

@@ -17,6 +17,7 @@ from numpy.typing import ArrayLike
 
 from mindllm.errors import UserError
 from mindllm.files import atomic_path
+from mindllm.outside import open_file, read_bytes
 
 MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1
@@ -32,6 +33,7 @@ DTYPES: dict[int, np.dtype] = {
     8: np.dtype("<u2"),
 }
 CODES = {dtype: code for code, dtype in DTYPES.items()}
+LARGEST_INDEX = 1 << 33  # bytes; 400 million documents
 LONGEST_DOCUMENT = np.iinfo(np.int32).max
 
 
@@ -192,10 +194,11 @@ def _prefix_hint(prefix: Path | str) -> str:
 
 def _read_index(path: Path) -> tuple[np.dtype, np.ndarray]:
     """Returns (dtype of the tokens, int64 [documents + 1] start of each document in tokens)."""
-    content = path.read_bytes()
-    if len(content) < HEADER.size or not content.startswith(MAGIC):
+    with open_file(path) as file:
+        header, size = file.read(HEADER.size), path.stat().st_size
+    if len(header) < HEADER.size or not header.startswith(MAGIC):
         raise UserError(f"{path}: not an index of Megatron's format (it does not begin with MMIDIDX)")
-    _, version, code, sequences, documents = HEADER.unpack_from(content)
+    _, version, code, sequences, documents = HEADER.unpack(header)
     if version != VERSION or code not in DTYPES:
         raise UserError(
             f"{path}: version {version}, dtype code {code}; readable are version {VERSION}, codes {sorted(DTYPES)}"
@@ -204,10 +207,11 @@ def _read_index(path: Path) -> tuple[np.dtype, np.ndarray]:
     if dtype.kind == "f":
         raise UserError(f"{path}: holds {dtype.name} values, not tokens")
     expected = HEADER.size + sequences * (4 + 8) + documents * 8
-    if len(content) != expected:
+    if size != expected:
         raise UserError(
-            f"{path}: has {len(content)} bytes, its header describes {expected}; truncated, or not of text: make it again"
+            f"{path}: has {size} bytes, its header describes {expected}; truncated, or not of text: make it again"
         )
+    content = read_bytes(path, LARGEST_INDEX)
     lengths = np.frombuffer(content, "<i4", sequences, HEADER.size)
     pointers = np.frombuffer(content, "<i8", sequences, HEADER.size + sequences * 4)
     boundaries = np.frombuffer(content, "<i8", documents, HEADER.size + sequences * 12)

@@ -11,7 +11,6 @@ import csv
 import gzip
 import io
 import lzma
-import sys
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -21,7 +20,7 @@ from typing import Any, BinaryIO, Protocol, cast
 import numpy as np
 
 from mindllm.errors import UserError
-from mindllm.json_text import parse_json
+from mindllm.outside import FileRefusedError, bounded_lines, open_file, parse_json
 
 Record = dict[str, Any]
 
@@ -37,7 +36,7 @@ DAMAGE = (OSError, EOFError, UnicodeDecodeError, csv.Error, lzma.LZMAError, zlib
 DAMAGE_OF_LIBRARIES = ("ZstdError", "ArrowInvalid")  # by name, as the libraries are imported where a file needs them
 PARQUET_BATCH = 1024  # records decoded at a time
 LINE_BYTES = 512 << 20  # of one record; it is held several times while it is parsed
-csv.field_size_limit(min(sys.maxsize, 2**31 - 1))  # a document is one field
+LARGEST_ARRAY = 1 << 30  # bytes of a .json file that is one array; it is parsed as a whole
 
 
 def compression_of(path: Path | str) -> str | None:
@@ -56,16 +55,16 @@ def open_bytes(path: Path | str) -> BinaryIO:
     """Opens a file for reading bytes, decompressing what its ending says is compressed."""
     compression = compression_of(path)
     if compression == ".gz":
-        return cast(BinaryIO, gzip.open(path, "rb"))
+        return cast(BinaryIO, gzip.open(open_file(path), "rb"))
     if compression == ".bz2":
-        return cast(BinaryIO, bz2.open(path, "rb"))
+        return cast(BinaryIO, bz2.open(open_file(path), "rb"))
     if compression == ".xz":
-        return cast(BinaryIO, lzma.open(path, "rb"))
+        return cast(BinaryIO, lzma.open(open_file(path), "rb"))
     if compression == ".zst":
         import zstandard
 
-        return cast(BinaryIO, io.BufferedReader(zstandard.open(path, "rb")))
-    return open(path, "rb")
+        return cast(BinaryIO, io.BufferedReader(zstandard.open(open_file(path), "rb")))
+    return open_file(path)
 
 
 def read_records(path: Path | str, columns: Sequence[str] = ()) -> Iterator[Record]:
@@ -87,12 +86,7 @@ def read_records(path: Path | str, columns: Sequence[str] = ()) -> Iterator[Reco
             yield from _json_array(path)
         else:
             with open_bytes(path) as file:
-                for number, line in enumerate(iter(lambda: file.readline(LINE_BYTES + 1), b""), start=1):
-                    if len(line) > LINE_BYTES:
-                        raise UserError(
-                            f"{path}:{number}: this line has more than {LINE_BYTES >> 20} MB; divide its record, or read the "
-                            "file as text"
-                        )
+                for number, line in enumerate(bounded_lines(file, LINE_BYTES, path), start=1):
                     if line.strip():
                         yield parse_record(line, f"{path}:{number}")
 
@@ -118,6 +112,8 @@ def reading(path: Path | str) -> Iterator[None]:
     """Turns what libraries raise about a file that is missing, damaged or truncated into a UserError that names it."""
     try:
         yield
+    except FileRefusedError as error:
+        raise UserError(f"{path}: {error.strerror}") from error
     except (FileNotFoundError, IsADirectoryError, PermissionError) as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from error
     except Exception as error:
@@ -129,7 +125,7 @@ def reading(path: Path | str) -> Iterator[None]:
 def _csv(path: Path | str, delimiter: str) -> Iterator[Record]:
     with open_bytes(path) as file:
         text = io.TextIOWrapper(file, encoding="utf-8-sig", newline="")
-        rows = csv.DictReader(text, delimiter=delimiter, strict=True)
+        rows = csv.DictReader(bounded_lines(text, LINE_BYTES, path), delimiter=delimiter, strict=True)
         for row in rows:
             if None in row or None in row.values():
                 count = len(rows.fieldnames or ())
@@ -150,7 +146,7 @@ def _parquet(path: Path | str, columns: Sequence[str]) -> Iterator[Record]:
 
 def _is_array(path: Path | str) -> bool:
     with open_bytes(path) as file:
-        for line in file:
+        for line in bounded_lines(file, LARGEST_ARRAY, path):
             if line.strip():
                 return line.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"[")
     return False
@@ -159,7 +155,12 @@ def _is_array(path: Path | str) -> bool:
 def _json_array(path: Path | str) -> Iterator[Record]:
     with open_bytes(path) as file:
         try:
-            records = parse_json(file.read())
+            content = file.read(LARGEST_ARRAY + 1)
+            if len(content) > LARGEST_ARRAY:
+                raise UserError(
+                    f"{path}: is one array of more than {LARGEST_ARRAY >> 20} MB; write a record a line (.jsonl)"
+                )
+            records = parse_json(content)
         except ValueError as error:
             raise UserError(f"{path}: not JSON ({error})") from None
     for number, record in enumerate(records, start=1):
@@ -183,9 +184,9 @@ class JsonLines:
     def __init__(self, path: Path | str) -> None:
         self.path = path
         starts, lines = [], []
-        with reading(path), open(path, "rb") as file:
+        with reading(path), open_file(path) as file:
             position = 0
-            for number, line in enumerate(file, start=1):
+            for number, line in enumerate(bounded_lines(file, LINE_BYTES, path), start=1):
                 if line.strip():
                     starts.append(position)
                     lines.append(number)
@@ -196,7 +197,7 @@ class JsonLines:
         return len(self._starts)
 
     def __getitem__(self, number: int) -> Record:
-        with reading(self.path), open(self.path, "rb") as file:
+        with reading(self.path), open_file(self.path) as file:
             file.seek(int(self._starts[number]))
             return parse_record(file.readline(), self.name(number))
 

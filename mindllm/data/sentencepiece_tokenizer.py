@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from mindllm.data.known_tokenizers import KnownTokenizer, known_tokenizer
 from mindllm.data.special_tokens import SpecialTokens
 from mindllm.errors import UserError
+from mindllm.outside import read_bytes
 
 if TYPE_CHECKING:
     from sentencepiece import SentencePieceProcessor
@@ -24,7 +25,7 @@ class SentencePieceTokenizer:
         from sentencepiece import SentencePieceProcessor
 
         self.path = path
-        content = path.read_bytes()
+        content = read_bytes(path)
         self._processor: SentencePieceProcessor = SentencePieceProcessor()
         try:
             self._processor.LoadFromSerializedProto(content)

@@ -18,6 +18,7 @@ from mindllm.data.byte_level_files import content_of_tiktoken, content_of_vocabu
 from mindllm.data.known_tokenizers import known_tokenizer
 from mindllm.data.special_tokens import SpecialTokens, read_special_tokens
 from mindllm.errors import UserError, shortened
+from mindllm.outside import read_text
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as FastTokenizer
@@ -104,10 +105,12 @@ class JsonTokenizer:
         self.path = path
         self.is_made = content is not None
         try:
-            self.content = path.read_text(encoding="utf-8") if content is None else spelled(content)
+            self.content = read_text(path) if content is None else spelled(content)
             self._tokenizer: FastTokenizer = FastTokenizer.from_str(self.content)
-        except Exception as error:  # the library raises plain Exception
-            raise UserError(f"{path}: not a tokenizer.json ({error})") from error
+        except BaseException as error:  # the library raises plain Exception, and a panic of its Rust is no Exception
+            if isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit):
+                raise
+            raise UserError(f"{path}: not a tokenizer.json ({shortened(str(error), 300)})") from error
         self._tokenizer.encode_special_tokens = True
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()

@@ -11,7 +11,7 @@ from typing import Any
 from mindllm.config import RunConfig
 from mindllm.errors import UserError, nearest
 from mindllm.generate.conversation import ROLES, Message
-from mindllm.json_text import half_surrogate, parse_json
+from mindllm.outside import half_surrogate, parse_json, read_text
 
 FORMS = '{"prompt": "..."} or {"messages": [{"role": "user", "content": "..."}]}'
 
@@ -59,12 +59,9 @@ def is_json_lines(config: RunConfig) -> bool:
 
 def _read_lines(path: Path, parse: Callable[[str], Request]) -> Iterator[Request]:
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path)
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from error
-    except UnicodeDecodeError as error:
-        place = error.object[: error.start].count(b"\n") + 1
-        raise UserError(f"{path}:{place}: not UTF-8 text (byte {error.object[error.start]:#04x})") from error
     for number, line in enumerate(text.split("\n"), start=1):
         if line.strip():
             try:

@@ -13,10 +13,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from mindllm import outside
 from mindllm.config.problems import plain_message
 from mindllm.config.yaml_tree import read_yaml
 from mindllm.errors import UserError
-from mindllm.json_text import parse_json
 
 Schedule = Literal["1f1b", "less_memory", "gpipe", "zb1p", "zb2p", "zb"]
 """``1f1b`` is interleaved 1F1B when there are several chunks; ``less_memory`` is the interleaved schedule with the warm-up of one
@@ -233,19 +233,17 @@ def shortened(value: Any) -> str:
 def read_json(path: Path) -> Any:
     """The content of a JSON file; a UserError names the line that is none."""
     try:
-        return parse_json(path.read_bytes())
+        return outside.read_json(path)
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}") from None
-    except ValueError as error:
-        raise UserError(f"{path}: is not JSON: {error}") from None
 
 
 def read_mapping(path: Path) -> Mapping:
     """The mapping that a YAML file holds."""
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: {getattr(error, 'strerror', error)}") from None
+        text = outside.read_text(path, outside.LARGEST_YAML)
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}") from None
     content = read_yaml(text, str(path)).data
     if not isinstance(content, Mapping):
         raise UserError(f"{path}: must hold a mapping, not {type(content).__name__}")

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from mindllm.files import atomic_open
+from mindllm.outside import open_file, parse_json
 
 logger = logging.getLogger(__name__)
 
@@ -82,12 +83,12 @@ def read_metrics(path: Path | str) -> list[dict[str, Any]]:
 
 def _records(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
     """Yields whole lines with what they hold; drops, with a warning, lines that hold no record (a power failure leaves zeros)."""
-    with open(path, "rb") as file:
+    with open_file(path) as file:
         for number, line in enumerate(file, start=1):
             if not line.endswith(b"\n"):
                 return
             try:
-                record = json.loads(line)
+                record = parse_json(line)
                 if isinstance(record["step"], int):
                     yield line, record
                     continue

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from mindllm.files import atomic_open
-from mindllm.json_text import parse_json
+from mindllm.outside import parse_json
 
 LIBRARIES = ("mindspore", "torch", "transformers", "numpy")
 Tables = Sequence[tuple[str, Sequence[str], Sequence[Sequence[str]]]]  # (title, columns, rows) of each

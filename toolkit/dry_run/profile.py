@@ -10,6 +10,7 @@ from pathlib import Path
 from mindllm.compiled.simulation import Simulation
 from mindllm.errors import UserError
 from mindllm.files import atomic_open
+from mindllm.outside import read_compressed_json
 from toolkit.dry_run.moments import Fill, Moments, Use, fullest, moments_of, use_of
 
 FORMAT = "mindllm dry run profile 1"
@@ -108,8 +109,7 @@ def save_profile(profile: Profile, path: Path) -> None:
 def load_profile(path: Path) -> Profile:
     """Reads what :func:`save_profile` wrote; a UserError says that the file is something else."""
     try:
-        with gzip.open(path, "rt", encoding="utf-8") as text:
-            tree = json.load(text)
+        tree = read_compressed_json(path)
         if tree["format"] != FORMAT:
             raise ValueError(f"its format is {tree['format']}")
         uses = [Use(*fields) for fields in tree["uses"]]
@@ -121,5 +121,5 @@ def load_profile(path: Path) -> Profile:
             largest=tuple(replace(alive, use=uses[int(alive.use)]) for alive in largest),  # type: ignore[call-overload]
             messages=tuple(tree["messages"]),
         )
-    except (OSError, EOFError, ValueError, TypeError, KeyError, IndexError) as error:
+    except (OSError, ValueError, TypeError, KeyError, IndexError) as error:
         raise UserError(f"{path} is no profile of a dry run ({FORMAT}): {error}") from None

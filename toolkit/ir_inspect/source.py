@@ -16,6 +16,7 @@ from mindllm.compiled.mind_ir import parse_mind_ir
 from mindllm.config import RunConfig, load_config
 from mindllm.console import progress
 from mindllm.errors import UserError
+from mindllm.outside import LARGEST_GRAPH, open_file, read_bytes
 
 ZIP, TEXT = b"PK\x03\x04", b"# IR entry"
 LAST_PASS = "*_validate_*.ir"
@@ -55,7 +56,7 @@ def read_graph(path: Path) -> Inspected:
     file = _only_graph(path) if path.is_dir() else path
     rank = _rank(file)
     try:
-        with open(file, "rb") as opened:
+        with open_file(file) as opened:
             beginning = opened.read(BEGINNING)
     except OSError as error:
         raise UserError(f"{file}: cannot be read ({error.strerror})") from None
@@ -64,7 +65,7 @@ def read_graph(path: Path) -> Inspected:
     if TEXT in beginning.replace(b"#IR entry", TEXT):
         return Inspected(read_ir_text(file, rank), file.name)
     try:
-        return Inspected(parse_mind_ir(file.read_bytes(), rank), file.name)
+        return Inspected(parse_mind_ir(read_bytes(file, LARGEST_GRAPH), rank), file.name)
     except UserError as error:
         raise UserError(f"{file}: neither a compiled graph, MindIR nor a text .ir of MindSpore ({error})") from None
 

@@ -9,9 +9,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from mindllm.config.yaml_tree import read_yaml
 from mindllm.errors import UserError
+from mindllm.outside import LARGEST_YAML, read_text
 
 LAUNCHERS = ("msrun", "mpirun", "mpiexec", "torchrun")
 PYTHON = re.compile(r"python[0-9.]*$")
@@ -55,8 +55,8 @@ def devices_of(command: Sequence[str]) -> int | None:
     """How many devices the YAML of MindFormers that a command names with ``--config`` is written for; None if it names none."""
     path = config_of(command)
     try:
-        tree: Any = yaml.safe_load(path.read_text(encoding="utf-8")) if path else None
-    except (OSError, ValueError, yaml.YAMLError):
+        tree: Any = read_yaml(read_text(path, LARGEST_YAML), str(path)).data if path else None
+    except (OSError, UserError):
         return None  # the program says it better
     sizes = tree.get("parallel_config") if isinstance(tree, dict) else None
     if not isinstance(sizes, dict) or tree.get("use_parallel") is False:

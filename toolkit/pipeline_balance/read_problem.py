@@ -72,8 +72,10 @@ def read_problem(path: Path, setting: Setting | None = None, instance: str | Non
 
 
 def _pick(instances: Any, path: Path, name: str | None) -> Mapping[str, Any]:
-    if not isinstance(instances, list) or not all(isinstance(entry, dict) and "name" in entry for entry in instances):
-        raise UserError(f"{path}: instances: must be a list of objects with a name")
+    if not isinstance(instances, list) or not all(
+        isinstance(entry, dict) and isinstance(entry.get("name"), str) for entry in instances
+    ):
+        raise UserError(f"{path}: instances: must be a list of objects with a name, which is a text")
     by_name = {entry["name"]: entry for entry in instances}
     if name is None and len(by_name) == 1:
         return next(iter(by_name.values()))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from mindllm.config.yaml_tree import write_yaml
 from mindllm.console import output, track
 from mindllm.errors import UserError
 from mindllm.files import atomic_open
+from mindllm.outside import read_rows
 from mindllm.tables import Table, figures, texts
 from mindllm.timing.calibrate import Calibration, Measured, calibrate
 from mindllm.timing.configured import workload_of
@@ -101,9 +101,9 @@ def read_measured(path: Path) -> list[Measured]:
         UserError: a column, a file or a number is missing or makes no sense.
     """
     try:
-        rows = list(csv.DictReader(path.read_text(encoding="utf-8").splitlines()))
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"--measured {path}: {getattr(error, 'strerror', error)}") from None
+        rows = read_rows(path)
+    except OSError as error:
+        raise UserError(f"--measured {path}: {error.strerror}") from None
     if not rows or CONFIG not in rows[0] or not {SECONDS, PROFILE} & set(rows[0]):
         raise UserError(
             f"--measured {path}: needs the columns {CONFIG} and {SECONDS} (of a step) or {PROFILE} (a directory or file of "

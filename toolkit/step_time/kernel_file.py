@@ -6,14 +6,14 @@ inner size follows from operands and result, so how operands are transposed need
 
 from __future__ import annotations
 
-import csv
 import math
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from mindllm.errors import UserError
+from mindllm.errors import UserError, shortened
+from mindllm.outside import read_rows
 from mindllm.timing.attention import seen_keys
 from mindllm.timing.kernels import Kernel
 from mindllm.timing.layer import FLASH_BACKWARD
@@ -26,6 +26,7 @@ RESULTS, RESULT_DTYPES = "Output Shapes", "Output Data Types"
 COLUMNS = (TYPE, CORE, DURATION)
 DESCRIBED = (SHAPES, DTYPES, RESULTS, RESULT_DTYPES)
 MICROSECOND = 1e-6
+LARGEST_TENSOR = 2**40  # elements; more than the memory of any device
 BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "int32": 4, "int64": 8, "int8": 1, "uint8": 1, "bool": 1}
 SHORT = {"bf16": "bfloat16", "float": "float32"}
 ATTENTIONS = {"FlashAttentionScore": 1.0, "FlashAttentionScoreGrad": FLASH_BACKWARD}
@@ -46,8 +47,10 @@ def read_kernels(path: Path) -> tuple[list[Kernel], Counter[str]]:
     for line, row in _rows(file):
         try:
             seconds = MICROSECOND * float(row[DURATION])
-        except (TypeError, ValueError):
-            raise UserError(f"{file}:{line}: {DURATION} is not a number (value {row[DURATION]})") from None
+        except ValueError:
+            seconds = math.inf
+        if not math.isfinite(seconds):
+            raise UserError(f"{file}:{line}: {DURATION} must be a number (value {shortened(row[DURATION])})")
         found = _operator(row)
         if isinstance(found, Operator) and seconds > 0:
             times[found].append(seconds)
@@ -61,9 +64,9 @@ def read_kernels(path: Path) -> tuple[list[Kernel], Counter[str]]:
 
 def _rows(file: Path) -> Iterator[tuple[int, Row]]:
     try:
-        rows = list(csv.DictReader(file.read_text(encoding="utf-8").splitlines()))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise UserError(f"{file}: {getattr(error, 'strerror', None) or error}") from None
+        rows = read_rows(file)
+    except OSError as error:
+        raise UserError(f"{file}: {error.strerror}") from None
     for name in COLUMNS if rows else ():
         if name not in rows[0]:
             raise UserError(f"{file}: has no column {name}: it is not a {FILE}, or of another version of the profiler")
@@ -121,9 +124,10 @@ def _shapes(text: str) -> list[Shape]:
     """``"4096,128;128,64"``; empty where there are none."""
     parts = text.strip().strip('"').split(";")
     try:
-        return [tuple(int(size) for size in part.split(",") if size) for part in parts if part.strip()]
+        shapes = [tuple(int(size) for size in part.split(",") if size) for part in parts if part.strip()]
     except ValueError:
         return []
+    return shapes if all(0 <= math.prod(shape) <= LARGEST_TENSOR for shape in shapes) else []
 
 
 def _dtypes(text: str) -> list[str]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import csv
+import math
 from pathlib import Path
 
 from mindllm.errors import UserError
+from mindllm.outside import read_rows
 
 FILE = "step_trace_time.csv"
 PARTS = ("Computing", "Communication(Not Overlapped)", "Free")
@@ -20,9 +21,9 @@ def profiled_step(path: Path) -> float:
     """
     file = path / FILE if path.is_dir() else path
     try:
-        rows = list(csv.DictReader(file.read_text(encoding="utf-8").splitlines()))
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{file}: {getattr(error, 'strerror', error)}") from None
+        rows = read_rows(file)
+    except OSError as error:
+        raise UserError(f"{file}: {error.strerror}") from None
     missing = [part for part in PARTS if not rows or part not in rows[0]]
     if missing:
         raise UserError(
@@ -30,7 +31,9 @@ def profiled_step(path: Path) -> float:
         )
     try:
         steps = [MICROSECOND * sum(float(row[part]) for part in PARTS) for row in rows]
-    except (TypeError, ValueError):
-        raise UserError(f"{file}: a time of a step is not a number") from None
+    except ValueError:
+        steps = [math.inf]
+    if not all(map(math.isfinite, steps)):
+        raise UserError(f"{file}: a time of a step is not a number")
     kept = steps[1:] or steps
     return sum(kept) / len(kept)

@@ -16,6 +16,7 @@ from mindllm.config.tuning import WEIGHT
 from mindllm.data import load_tokenizer
 from mindllm.data.tokenizer import Tokenizer
 from mindllm.errors import UserError
+from mindllm.outside import read_text
 from mindllm.quantise.awq import channel_factors, clipped
 from mindllm.quantise.codes import Codes
 from mindllm.quantise.gptq import gptq
@@ -145,7 +146,7 @@ def _rows(model: ModelConfig, options: Options, tokenizer: Tokenizer | None) -> 
     if tokenizer is None:
         raise UserError("no tokenizer was found beside the weights; give --tokenizer FILE")
     try:
-        text = options.calibration.read_text(encoding="utf-8")
+        text = read_text(options.calibration)
     except (OSError, ValueError) as error:
         raise UserError(f"--calibration {options.calibration}: is no text that can be read ({error})") from None
     tokens = np.array(tokenizer.encode(text), np.int32)

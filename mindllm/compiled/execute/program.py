@@ -25,7 +25,7 @@ from mindllm.compiled.graph import CALL, COLLECTIVES, CONSTANT, CompiledGraph, N
 from mindllm.compiled.kept_program import KeptRank, with_own_groups
 from mindllm.compiled.mind_ir import parse_mind_ir
 from mindllm.errors import UserError
-from mindllm.json_text import parse_json
+from mindllm.outside import LARGEST_GRAPH, read_bytes, read_json
 from mindllm.parallel.parameter_layout import ParameterLayout
 
 WIDTH = 0.1  # of the normal distribution that weights are drawn from
@@ -49,8 +49,8 @@ def read_rank(kept: KeptRank) -> ProgramRank:
         UserError: they were not kept.
     """
     try:
-        data = (kept.directory / MIND_IR).read_bytes()
-        known = parse_json((kept.directory / PARAMETERS).read_bytes())
+        data = read_bytes(kept.directory / MIND_IR, LARGEST_GRAPH)
+        known = read_json(kept.directory / PARAMETERS)
         layouts = {name: ParameterLayout.from_front_end(layout) for name, layout in known["layouts"].items()}
         initial, slices = known["initial"], int(known["slices"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from mindllm.files import atomic_open
+from mindllm.outside import read_json
 from mindllm.train.checkpoint.manifest import DamagedCheckpointError, FileEntry, read_manifest
 
 POLL_SECONDS = 0.05
@@ -148,6 +149,6 @@ def _report_path(directory: Path, rank: int) -> Path:
 
 def _read_report(path: Path) -> Mapping[str, Any] | None:
     try:
-        return json.loads(path.read_bytes())
+        return read_json(path)
     except FileNotFoundError:
         return None

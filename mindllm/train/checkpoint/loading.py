@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from mindllm.errors import UserError, nearest
+from mindllm.outside import read_json
 from mindllm.train.checkpoint.joint import ALONE, Peers
 from mindllm.train.checkpoint.manifest import (
     MANIFEST,
@@ -116,10 +116,20 @@ def load_checkpoint(
     manifest = verify_checkpoint(path, option, roles, peers, offers)
     state: dict[str, Any] = {}
     for name in _names(manifest, STATE):
-        state |= json.loads((path / name).read_bytes())
+        state |= _state(path / name)
     one_rank = bool(state.get(SIMULATED))
     optimizer = _tensors(path, manifest, OPTIMIZER, read, one_rank) if with_optimizer else {}
     return Checkpoint(path, manifest.step, _tensors(path, manifest, WEIGHTS, read, one_rank), optimizer, state)
+
+
+def _state(path: Path) -> dict[str, Any]:
+    try:
+        found = read_json(path)
+    except OSError as error:
+        raise DamagedCheckpointError(path, f"cannot be read ({error.strerror})") from None
+    if not isinstance(found, dict):
+        raise DamagedCheckpointError(path, "is foreign: it holds no object of keys and values")
+    return found
 
 
 def verify_checkpoint(

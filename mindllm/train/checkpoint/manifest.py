@@ -13,6 +13,7 @@ from typing import Any
 
 from mindllm import __version__
 from mindllm.errors import UserError
+from mindllm.outside import read_json
 from mindllm.train.checkpoint.tensors import file_sha256
 
 FORMAT = "mindllm-checkpoint"
@@ -63,15 +64,17 @@ def read_manifest(directory: Path) -> Manifest:
     """
     path = directory / MANIFEST
     try:
-        fields = json.loads(path.read_bytes())
+        fields = read_json(path)
     except FileNotFoundError:
         raise DamagedCheckpointError(
             path,
             "is missing: the directory is not a checkpoint of mindllm, or a damaged one; "
             "nor is it one of Hugging Face, which has a config.json",
         ) from None
-    except (ValueError, OSError) as error:
-        raise DamagedCheckpointError(path, f"cannot be read ({error}): it is truncated, altered or foreign") from None
+    except OSError as error:
+        raise DamagedCheckpointError(
+            path, f"cannot be read ({error.strerror}): it is truncated, altered or foreign"
+        ) from None
     return _parse(path, fields)
 
 
@@ -87,7 +90,19 @@ def _parse(path: Path, fields: Any) -> Manifest:
         )
     if fields.pop("manifest_sha256", None) != _digest(fields):
         raise DamagedCheckpointError(path, "is altered: its content does not have the checksum it carries")
-    return Manifest(fields["step"], tuple(FileEntry(**entry) for entry in fields["files"]), fields["created_by"])
+    try:
+        files = tuple(FileEntry(**entry) for entry in fields["files"])
+    except (KeyError, TypeError) as error:
+        raise DamagedCheckpointError(path, f"is foreign: its files are not described as here ({error})") from None
+    if type(fields.get("step")) is not int or not all(map(_is_described, files)):
+        raise DamagedCheckpointError(path, "is foreign: its step or its files are not described as here")
+    return Manifest(fields["step"], files, str(fields.get("created_by")))
+
+
+def _is_described(entry: FileEntry) -> bool:
+    texts = (entry.name, entry.role, entry.sha256)
+    inside = isinstance(entry.name, str) and Path(entry.name).name == entry.name
+    return inside and all(isinstance(text, str) for text in texts) and type(entry.size) is int
 
 
 def verify_files(directory: Path, manifest: Manifest, roles: tuple[str, ...], share: int = 0, shares: int = 1) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
+from mindllm.outside import parse_json
 from mindllm.train.checkpoint.tensors import (
     HashingWriter,
     Slices,
@@ -141,7 +142,7 @@ def read_parts(paths: Sequence[Path], incomplete: bool = False) -> dict[str, Par
     found: dict[str, list[tuple[tuple[int, ...], TensorSource]]] = {}
     shapes: dict[str, tuple[int, ...]] = {}
     for path in paths:
-        places = json.loads(read_metadata(path)[PARTS])
+        places = parse_json(read_metadata(path)[PARTS])
         for name, stored in stored_tensors(path).items():
             shape = tuple(places[name]["shape"])
             if shapes.setdefault(name, shape) != shape:

@@ -20,6 +20,8 @@ from typing import IO, Any, Protocol
 import ml_dtypes
 import numpy as np
 
+from mindllm.outside import open_file, parse_json
+
 CODES = {
     "float64": "F64",
     "float32": "F32",
@@ -147,7 +149,7 @@ def read_tensors(path: Path) -> dict[str, np.ndarray]:
         ValueError: the file is no safetensors file.
     """
     tensors = stored_tensors(path)
-    with open(path, "rb") as file:
+    with open_file(path) as file:
         buffer = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
     return {name: np.ndarray(item.shape, item.dtype, buffer, item.offset) for name, item in tensors.items()}
 
@@ -168,11 +170,11 @@ def read_metadata(path: Path) -> dict[str, str]:
 def _read_header(path: Path) -> tuple[dict[str, Any], int]:
     """The header, and where the first tensor begins."""
     size = path.stat().st_size
-    with open(path, "rb") as file:
+    with open_file(path) as file:
         start = 8 + int.from_bytes(file.read(8), "little")
         if start > min(size, LARGEST_HEADER):
             raise ValueError(f"its header would end at byte {start} of {size}")
-        header = json.loads(file.read(start - 8))
+        header = parse_json(file.read(start - 8))
     if not isinstance(header, dict):
         raise ValueError("its header is no object")
     return header, start
@@ -216,7 +218,7 @@ def _bytes(tensor: TensorSource) -> int:
 def file_sha256(path: Path) -> str:
     """Returns the hexadecimal SHA-256 of a file's content."""
     digest = hashlib.sha256()
-    with open(path, "rb", buffering=0) as file:
+    with open_file(path) as file:
         if hasattr(os, "posix_fadvise"):
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_SEQUENTIAL)
         while piece := file.read(CHUNK):

@@ -10,7 +10,7 @@ from typing import Any
 
 from mindllm.config import RunConfig
 from mindllm.errors import RunFailed
-from mindllm.json_text import parse_json
+from mindllm.outside import parse_json
 from mindllm.train.metrics_file import read_metrics
 
 METRICS = "metrics.jsonl"

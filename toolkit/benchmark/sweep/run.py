@@ -17,7 +17,7 @@ from mindllm.config import render_config
 from mindllm.data.indexed import IndexedWriter, smallest_dtype
 from mindllm.errors import RunFailed
 from mindllm.files import atomic_open
-from mindllm.json_text import parse_json
+from mindllm.outside import parse_json
 from toolkit.benchmark.report import machine
 from toolkit.benchmark.sweep.figures import METRICS, left_out, of_dry_run, of_run, of_size, of_step_time
 from toolkit.benchmark.sweep.plan import Point, Sweep, in_directory

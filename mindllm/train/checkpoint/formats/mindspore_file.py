@@ -15,6 +15,7 @@ from typing import IO
 import ml_dtypes
 import numpy as np
 
+from mindllm.outside import open_file
 from mindllm.train.checkpoint.formats.wire import Place, fields_of, numbers_of
 
 DTYPES: dict[str, np.dtype] = {
@@ -53,7 +54,7 @@ class CheckpointTensor:
     def __array__(self, dtype: np.dtype | None = None, copy: bool | None = None) -> np.ndarray:
         content = np.empty(sum(end - start for start, end in self.places), np.uint8)
         filled = 0
-        with open(self.path, "rb") as file:
+        with open_file(self.path) as file:
             for start, end in self.places:
                 file.seek(start)
                 filled += file.readinto(content[filled : filled + end - start].data)
@@ -78,7 +79,7 @@ def checkpoint_tensors(path: Path) -> dict[str, CheckpointTensor]:
     """
     tensors: dict[str, CheckpointTensor] = {}
     last = ""
-    with open(path, "rb") as file:
+    with open_file(path) as file:
         for value in _values(file):
             if value.type == TEXT:
                 continue

@@ -15,6 +15,7 @@ import ml_dtypes
 import numpy as np
 
 from mindllm.errors import UserError
+from mindllm.outside import open_file
 from mindllm.train.checkpoint.formats.unpickling import Name, RefusedPickleError, kind_of, unpickle
 
 LEGACY = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # the number that files before PyTorch 1.6 begin with
@@ -78,7 +79,7 @@ def pickled_tensors(path: Path) -> dict[str, PickledTensor]:
     Raises:
         ValueError: not such a file, a part of one, or one that holds anything but tensors by name.
     """
-    with open(path, "rb") as file:
+    with open_file(path) as file:
         begin = file.read(len(LEGACY))
     if begin == LEGACY:
         raise UserError(
@@ -86,7 +87,7 @@ def pickled_tensors(path: Path) -> dict[str, PickledTensor]:
             "torch.save(torch.load(path, weights_only=True), path)"
         )
     try:
-        with zipfile.ZipFile(path) as archive:
+        with open_file(path) as opened, zipfile.ZipFile(opened) as archive:
             return _tensors_of(path, archive)
     except (zipfile.BadZipFile, NotImplementedError, EOFError) as error:
         raise ValueError(f"{error}") from None
@@ -140,7 +141,7 @@ class _Reader:
             raise ValueError(f"its part {name} is missing")
         part = self._parts[name]
         _refuse_compressed(part)
-        with open(self._path, "rb") as file:
+        with open_file(self._path) as file:
             file.seek(part.header_offset)
             header = file.read(LOCAL_HEADER)
         if len(header) < LOCAL_HEADER or header[:4] != b"PK\x03\x04":

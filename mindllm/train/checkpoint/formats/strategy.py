@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mindllm.errors import UserError
+from mindllm.outside import read_bytes
 from mindllm.train.checkpoint.formats.wire import Message
 
 Shape = tuple[int, ...]
@@ -60,7 +61,7 @@ def read_strategy(path: Path) -> dict[str, Layout]:
         UserError: not such a file.
     """
     try:
-        items = Message(path.read_bytes()).messages(3)
+        items = Message(read_bytes(path)).messages(3)
         return {item.text(1): _layout(item.message(2)) for item in items}
     except (IndexError, ValueError) as error:
         raise UserError(f"{path}: not a strategy file of MindSpore ({error})") from None

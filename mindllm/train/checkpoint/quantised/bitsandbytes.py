@@ -10,13 +10,13 @@ scale of every 64 of them, or its code with double quantisation: ``weight.nested
 
 from __future__ import annotations
 
-import json
 import math
 from typing import Any
 
 import numpy as np
 
 from mindllm.config.quantisation import QuantisationConfig
+from mindllm.outside import parse_json
 from mindllm.quantise.codes import Codes
 from mindllm.quantise.tables import table_of
 from mindllm.train.checkpoint.quantised.module import FLOATS, Module
@@ -51,8 +51,8 @@ class FourBit:
         if size > LONGEST_STATE:
             raise module.error(part, f"is no description of a matrix: it has {size} bytes")
         try:
-            content = json.loads(module.array(part, (size,), "uint8").tobytes())
-        except (ValueError, RecursionError) as error:
+            content = parse_json(module.array(part, (size,), "uint8").tobytes())
+        except ValueError as error:
             raise module.error(part, f"is not JSON ({error})") from None
         if not isinstance(content, dict) or content.get("quant_type") != section.code:
             raise module.error(part, f"does not describe codes of {section.code}")
