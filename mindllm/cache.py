@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import atexit
 import os
-import shutil
 import tempfile
 from pathlib import Path
 
 from mindllm.console import error_console
+from mindllm.temporary import make_temporary, remove_temporary
 
 VARIABLE = "XDG_CACHE_HOME"
 
@@ -25,8 +25,8 @@ def user_cache(*names: str) -> Path:
         _try(directory)
     except (OSError, RuntimeError, ValueError) as error:  # RuntimeError: there is no home
         reason = getattr(error, "strerror", None) or str(error)
-        temporary = tempfile.mkdtemp(prefix="mindllm-cache-")
-        atexit.register(shutil.rmtree, temporary, ignore_errors=True)
+        temporary = str(make_temporary("mindllm-cache-"))
+        atexit.register(remove_temporary, temporary)
         place = os.environ.get(VARIABLE) or "~/.cache"
         error_console.print(f"nothing is kept for later: {place} cannot be written ({reason}); set {VARIABLE}")
         os.environ[VARIABLE] = temporary

@@ -9,10 +9,8 @@ import argparse
 import errno
 import io
 import os
-import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -20,7 +18,7 @@ from mindllm.console import error_console, styled, visible
 from mindllm.errors import CheckFailed, RunFailed, UserError
 from mindllm.extras import advice
 from mindllm.files import obstacle
-from mindllm.interrupts import INTERRUPTED, raise_on_interrupt
+from mindllm.interrupts import INTERRUPTED, leave_nothing_behind, leave_on_interrupt, raise_on_interrupt
 from mindllm.leaving import leave
 
 READER_GONE = 141
@@ -85,6 +83,7 @@ def exit_code(main: Callable[[Sequence[str] | None], int | None], arguments: Seq
         code = error.exit_code
     except KeyboardInterrupt:
         error_console.print("interrupted")
+        leave_nothing_behind()
         code = INTERRUPTED
     except BrokenPipeError:
         code = READER_GONE
@@ -102,6 +101,7 @@ def exit_code(main: Callable[[Sequence[str] | None], int | None], arguments: Seq
         reason = f" ({error})" if str(error) else ""
         error_console.print(styled(("error:", "bold red"), f" not enough memory{reason}; ask for less at a time"))
         code = RunFailed.exit_code
+    leave_on_interrupt()
     try:
         sys.stdout.flush()
     except BrokenPipeError:
@@ -140,13 +140,3 @@ def _writable(text: str, directory: bool) -> Path:
     if why := obstacle(text, directory):
         raise argparse.ArgumentTypeError(f"{text}: {why}")
     return Path(text)
-
-
-@contextmanager
-def interruptible() -> Iterator[None]:
-    """Lets Ctrl-C raise KeyboardInterrupt: MindSpore makes it send SIGTERM from the first graph on, so that is what counts."""
-    previous = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, previous or signal.SIG_DFL)

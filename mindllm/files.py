@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
+from mindllm.temporary import goes_with_this_process, stays
+
 SIZE_PATTERN = r"^[1-9]\d*(\.\d+)?(KB|MB|GB)$"
 LONGEST_NAME = 200  # of the 255 bytes Linux allows; names of unfinished files are longer than the final ones
 UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9}
@@ -66,6 +68,7 @@ def atomic_path(path: Path | str) -> Iterator[Path]:
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
     os.close(handle)
     temporary = Path(name)
+    goes_with_this_process(temporary)
     try:
         yield temporary
         mode = 0o666 & ~_umask()
@@ -75,6 +78,7 @@ def atomic_path(path: Path | str) -> Iterator[Path]:
         temporary.replace(path)
         sync_directory(path.parent)
     finally:
+        stays(temporary)
         temporary.unlink(missing_ok=True)
 
 

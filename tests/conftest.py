@@ -41,6 +41,7 @@ WITHOUT_MINDSPORE = (
     "quantise/test_rounding.py",
     "test_console.py",
     "test_extras.py",
+    "test_signals.py",
     "test_tables.py",
     "timing",
     "toolkit/test_loss_curve.py",

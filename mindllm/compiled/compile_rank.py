@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 
 from mindllm.compiled.device.front_end import environment
@@ -13,6 +12,7 @@ from mindllm.compiled.worker_process import run_worker
 from mindllm.config import RunConfig, render_config
 from mindllm.errors import UserError
 from mindllm.parallel.layout import mesh_of
+from mindllm.temporary import temporary_directory
 from mindllm.train.device import saved_graphs_environment
 
 CONFIG = "config.yaml"
@@ -29,8 +29,7 @@ def compile_rank(config: RunConfig, rank: int, timeout: float = 3600.0) -> Compi
     devices = mesh_of(config).devices
     if not 0 <= rank < devices:
         raise UserError(f"rank {rank} does not exist: the configuration has {devices} devices, 0 to {devices - 1}")
-    with tempfile.TemporaryDirectory(prefix="mindllm_compile_") as name:
-        directory = Path(name)
+    with temporary_directory("mindllm_compile_") as directory:
         (directory / CONFIG).write_text(render_config(config), encoding="utf-8")
         own_graphs = Path(config.context.save_graphs_path) / f"rank_{rank}"
         variables = {

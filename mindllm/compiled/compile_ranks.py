@@ -12,7 +12,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -29,7 +28,9 @@ from mindllm.compiled.worker import GRAPH
 from mindllm.compiled.worker_process import available_bytes, failure, free_memory
 from mindllm.config import RunConfig, render_config
 from mindllm.errors import UserError
+from mindllm.launch.process import die_with_parent
 from mindllm.parallel.layout import mesh_of
+from mindllm.temporary import make_temporary, remove_temporary
 
 BYTES_OF_A_WORKER = 1 << 30  # of a small model; see docs/cluster_check.md
 KEPT_BYTES = 1 << 30
@@ -68,7 +69,7 @@ class RankCompilation:
         self.devices = mesh_of(config).devices
         self.workers = min(workers or most_workers(), self.devices)
         self._kept = None if cache is None else cache / (_key(config) if training else f"{_key(config)}-evaluation")
-        self._temporary = Path(tempfile.mkdtemp(prefix="mindllm_ranks_"))
+        self._temporary = make_temporary("mindllm_ranks_")
         self._free = free_memory()
         self._server: subprocess.Popen[bytes] | None = None
 
@@ -84,7 +85,7 @@ class RankCompilation:
         if self._server is not None and self._server.poll() is None:
             os.killpg(self._server.pid, signal.SIGKILL)
             self._server.wait()
-        shutil.rmtree(self._temporary, ignore_errors=True)
+        remove_temporary(self._temporary)
 
     def graphs(self, progress: Progress = lambda count: None) -> list[CompiledGraph]:
         """Waits for all ranks.
@@ -178,6 +179,7 @@ class RankCompilation:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
+            preexec_fn=die_with_parent,
         )
 
 

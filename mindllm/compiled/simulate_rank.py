@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 import re
-import tempfile
-from pathlib import Path
 
 from mindllm.compiled.compile_rank import CONFIG
 from mindllm.compiled.device.stand_in import device_software
@@ -16,6 +14,7 @@ from mindllm.compiled.worker_process import run_worker
 from mindllm.config import RunConfig, render_config
 from mindllm.errors import UserError
 from mindllm.parallel.layout import mesh_of
+from mindllm.temporary import temporary_directory
 
 DEVICE_MEMORY = 64 << 30  # an Ascend 910B
 ENVIRONMENT = {
@@ -60,8 +59,7 @@ def simulate_rank(config: RunConfig, rank: int, timeout: float = 3600.0, whole: 
         target = config.context.device_target
         raise config.error("context.device_target", f"only Ascend devices are simulated (value {target}); write Ascend")
     run, rename = (config, str) if whole else own_stage_only(config, mesh.stage_of(rank))
-    with tempfile.TemporaryDirectory(prefix="mindllm_simulate_") as name:
-        directory = Path(name)
+    with temporary_directory("mindllm_simulate_") as directory:
         (directory / CONFIG).write_text(render_config(run), encoding="utf-8")
         output = run_worker(
             "mindllm.compiled.simulate_worker",

@@ -6,7 +6,6 @@ import io
 import sys
 from collections.abc import Iterator
 
-from mindllm.command import interruptible
 from mindllm.config import RunConfig
 from mindllm.data import run_tokenizer
 from mindllm.errors import UserError
@@ -14,6 +13,7 @@ from mindllm.generate.conversation import Encoder, Message, conversation_encoder
 from mindllm.generate.generator import Generator
 from mindllm.generate.load import load_generator, need_weights
 from mindllm.generate.terminal import describe, terminal, write
+from mindllm.interrupts import interruptible
 from mindllm.outside import half_surrogate
 
 NEW, QUIT = ("clear", "new"), ("q", "quit", "exit")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mindllm.command import interruptible
 from mindllm.config import RunConfig
 from mindllm.console import progress
 from mindllm.data import run_tokenizer
@@ -16,6 +15,7 @@ from mindllm.generate.prompts import check_prompts, encode_prompt
 from mindllm.generate.requests import Request, is_json_lines, read_requests
 from mindllm.generate.results import open_results
 from mindllm.generate.terminal import describe, terminal, write
+from mindllm.interrupts import interruptible
 
 
 def predict(config: RunConfig) -> int:

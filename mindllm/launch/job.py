@@ -39,7 +39,13 @@ GRACE_SECONDS = 2.0  # after a rank has failed, for others that fail of the same
 LOOK_SECONDS = 1.0  # between two looks for ranks that hang
 DUMP_SECONDS = 0.5  # for a rank that hangs to write where
 LINGER_SECONDS = 30.0  # ranks meet when they have finished, so the last one to end is not far
-STOPPED = (0, INTERRUPTED, -signal.SIGINT, -signal.SIGTERM)  # endings of a rank that was asked to stop
+STOPPED = (
+    0,
+    INTERRUPTED,
+    128 + signal.SIGTERM,
+    -signal.SIGINT,
+    -signal.SIGTERM,
+)  # endings of a rank that was asked to stop
 
 
 class JobFailed(RunFailed):

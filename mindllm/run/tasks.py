@@ -6,11 +6,11 @@ from pathlib import Path
 
 import lm_eval  # noqa: F401  (what is not installed is told before anything is done)
 
-from mindllm.command import interruptible
 from mindllm.config import RunConfig
 from mindllm.console import output
 from mindllm.evaluate import evaluation
 from mindllm.evaluate.report import table
+from mindllm.interrupts import interruptible
 from mindllm.launch.heartbeat import heart
 from mindllm.run.engines import set_up_execution
 from mindllm.train.device import set_up_device

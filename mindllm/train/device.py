@@ -5,11 +5,11 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
-import tempfile
 from pathlib import Path
 
 from mindllm.config import RunConfig
 from mindllm.leaving import when_leaving
+from mindllm.temporary import make_temporary, remove_temporary
 from mindllm.train.ranks import ALONE, Ranks
 
 COMPILER_LOG = "dsa_transfrom.log"  # what the fusion's compiler leaves in the working directory
@@ -124,6 +124,6 @@ def _device_id(config: RunConfig, ranks: Ranks) -> int:
 
 
 def _temporary_directory() -> Path:
-    directory = tempfile.mkdtemp(prefix="mindllm-kernels-")
-    when_leaving(shutil.rmtree, directory, ignore_errors=True)
-    return Path(directory)
+    directory = make_temporary("mindllm-kernels-")
+    when_leaving(remove_temporary, directory)
+    return directory

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 
 from mindllm.data import BatchStream
+from mindllm.interrupts import nothing_to_save
 from mindllm.launch.heartbeat import heart
 from mindllm.train.batch_ahead import DATA_FAILED, BatchAhead
 from mindllm.train.callbacks import Callback
@@ -74,7 +75,7 @@ class Trainer:
         self.sound = False
         result = state.engine.step(batch, rate, scale)
         seconds = time.perf_counter() - start
-        self.signals.install()
+        self.signals.step_done()
         state.batch = batch
         state.step += 1
         state.scaler.update(result.overflow)
@@ -132,7 +133,8 @@ STOP_REASONS = (DATA_FAILED, *(item.name for item in STOPPING))
 class StopSignals:
     """While open, SIGTERM, SIGHUP and SIGINT let the step in progress finish and then end the run.
 
-    A second SIGINT ends it at once. ``asked`` is the name of the signal that came, or empty.
+    The first step, which compiles, has some seconds for that (:mod:`mindllm.interrupts`). A second SIGINT ends it at once.
+    ``asked`` is the name of the signal that came, or empty.
     """
 
     def __init__(self) -> None:
@@ -143,15 +145,21 @@ class StopSignals:
         found = {number: signal.getsignal(number) for number in STOPPING}
         ignored = [signal.SIGHUP] * (found[signal.SIGHUP] == signal.SIG_IGN)  # under nohup
         self.previous = {number: handler for number, handler in found.items() if number not in ignored}
-        self.install()
+        nothing_to_save(True)
+        self._install()
         return self
 
-    def install(self) -> None:
-        """Again after a step: MindSpore's runtime replaces the handler of SIGINT by one that sends SIGTERM."""
+    def step_done(self) -> None:
+        """There is something to save; and MindSpore's runtime has replaced the handler of SIGINT by one that sends SIGTERM."""
+        nothing_to_save(False)
+        self._install()
+
+    def _install(self) -> None:
         for number in self.previous:
             signal.signal(number, self._stop)
 
     def __exit__(self, *exception: object) -> None:
+        nothing_to_save(False)
         for number, handler in self.previous.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
 

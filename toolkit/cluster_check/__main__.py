@@ -10,10 +10,11 @@ from pathlib import Path
 
 from rich.status import Status
 
-from mindllm.command import CommandParser, interruptible, output_directory, output_file, run_command
+from mindllm.command import CommandParser, output_directory, output_file, run_command
 from mindllm.config import RunConfig, load_config
 from mindllm.console import error_console, output, print_json, styled
 from mindllm.errors import CheckFailed, RunFailed, UserError
+from mindllm.interrupts import interruptible
 
 DESCRIPTION = """Proves that a parallel configuration computes what a single device does, on a machine without an accelerator.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import signal
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -29,7 +28,6 @@ EXAMPLE = """example:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Makes or describes a corpus; returns the exit code."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # clean up as on Ctrl-C
     options = make_parser().parse_args(arguments)
     if options.info is not None:
         print_description(Corpus(options.info), options.json)

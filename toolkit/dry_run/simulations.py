@@ -5,13 +5,10 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import FrameType
 
 from rich.console import Console
 
@@ -22,6 +19,7 @@ from mindllm.config import RunConfig, render_config
 from mindllm.console import error_console, progress, styled
 from mindllm.errors import RunFailed, UserError
 from mindllm.launch.process import JobProcess
+from mindllm.temporary import temporary_directory
 from toolkit.dry_run.cache import Kept, forget_old_ones, kept_file, read_kept
 from toolkit.dry_run.memory import MIB, available_bytes, worker_bytes
 from toolkit.dry_run.profile import Profile, load_profile
@@ -96,8 +94,7 @@ class Simulations:
         waiting = sorted(missing.items(), key=lambda item: -worker_bytes(item[1].config))  # the longest first
         left = _affordable(waiting[0][1])
         with (
-            tempfile.TemporaryDirectory(prefix="mindllm_dry_run_") as name,
-            terminated_as_interrupted(),
+            temporary_directory("mindllm_dry_run_") as directory,
             progress(console=self.console, transient=False) as bar,
         ):
             task = bar.add_task("simulating", total=len(missing))
@@ -106,7 +103,7 @@ class Simulations:
                 while waiting or running:
                     while waiting and self._has_room(running, waiting[0][1], left):
                         file, request = waiting.pop(0)
-                        running.append(_Worker(request, file, Path(name) / str(len(waiting))))
+                        running.append(_Worker(request, file, directory / str(len(waiting))))
                     for worker in [worker for worker in running if worker.ended()]:
                         running.remove(worker)
                         bar.advance(task)
@@ -176,17 +173,3 @@ def can_simulate() -> bool:
         error_console.print(styled(warning, f" from compiled graphs, not MindSpore's dry run: {error}"))
         return False
     return True
-
-
-@contextmanager
-def terminated_as_interrupted() -> Iterator[None]:
-    """SIGTERM, too, ends the workers before this process."""
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    previous = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, previous)

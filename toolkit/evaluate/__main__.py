@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mindllm.command import CommandParser, interruptible, output_directory, run_command
+from mindllm.command import CommandParser, output_directory, run_command
 from mindllm.config.evaluation import EvaluationConfig
 from mindllm.console import error_console, output, print_json
+from mindllm.interrupts import interruptible
 
 EXAMPLE = """examples:
   python -m toolkit.evaluate --model models/llama3-8b --tasks mmlu,arc_challenge --num_fewshot 5 --limit 100

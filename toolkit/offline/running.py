@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -29,8 +28,9 @@ from mindllm.compiled.simulation import Simulation
 from mindllm.console import progress
 from mindllm.errors import UserError
 from mindllm.launch.process import JobProcess
+from mindllm.temporary import make_temporary, remove_temporary
 from toolkit.dry_run.memory import available_bytes
-from toolkit.dry_run.simulations import POLL_SECONDS, USABLE, terminated_as_interrupted
+from toolkit.dry_run.simulations import POLL_SECONDS, USABLE
 from toolkit.offline.ending import ended_without_training
 
 GROWTH = 1.25  # what another rank may take of this machine's memory, as a multiple of what the first one took
@@ -64,7 +64,7 @@ def run_ranks(subject: Subject, first: int, choose: Choose, keep: Path, workers:
     Raises:
         UserError: a rank that ended without a simulated training step. Whatever ends this call ends all programs.
     """
-    with progress(transient=False) as bar, terminated_as_interrupted():
+    with progress(transient=False) as bar:
         task = bar.add_task("simulating", total=None)
         done = _run([first], subject, keep, 1, lambda: bar.advance(task), bar, task)
         wanted = sorted(set(choose(done[0].report)) | {first})
@@ -109,13 +109,13 @@ class _Rank:
         self.kept = keep / f"rank_{number}"
         shutil.rmtree(self.kept, ignore_errors=True)
         self.kept.mkdir(parents=True)
-        self.raw = Path(tempfile.mkdtemp(prefix=".unread_", dir=self.kept)).resolve()
+        self.raw = make_temporary(".unread_", self.kept.resolve())
         environment = rank_environment(subject.wheel, number, subject.devices, self.raw, subject.steps)
         self.start = time.monotonic()
         try:
             self.process = JobProcess(f"rank {number}", subject.command, environment, self.kept / LOG)
         except OSError as error:
-            shutil.rmtree(self.raw, ignore_errors=True)
+            remove_temporary(self.raw)
             raise UserError(f"{subject.command[0]}: cannot be started ({error.strerror})") from None
 
     def result(self) -> RankRun:
@@ -146,4 +146,4 @@ class _Rank:
     def close(self) -> None:
         """Ends the process if it runs, and removes what nobody reads any more."""
         self.process.kill()
-        shutil.rmtree(self.raw, ignore_errors=True)
+        remove_temporary(self.raw)

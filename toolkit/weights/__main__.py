@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import signal
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,6 @@ run_llm.py reads a Hugging Face directory itself (--load_checkpoint DIRECTORY); 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Converts or describes; returns the exit code."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # clean up as on Ctrl-C
     options = make_parser().parse_args(arguments)
     if options.command == "info":
         from toolkit.weights.info import describe, print_description

@@ -14,13 +14,13 @@ import os
 import platform
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from mindllm.cache import user_cache
 from mindllm.compiled.device import stand_in_names
 from mindllm.compiled.device.wheel import StandInUnavailable, Wheel, own_wheel
+from mindllm.temporary import temporary_directory
 
 SOURCE, CORES_SOURCE = Path(__file__).with_name("stand_in.c"), Path(__file__).with_name("many_cores.c")
 COMPILERS = ("cc", "gcc", "clang")
@@ -100,12 +100,12 @@ def _cache() -> Path:
 def _make(directory: Path, compiler: str, names: Mapping[str, str], needed: Sequence[str]) -> None:
     """Builds beside ``directory`` and renames: it is whole or absent, also where several processes make it at once."""
     directory.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{directory.name}.", dir=directory.parent) as name:
-        temporary = Path(name) / "made"
+    with temporary_directory(f".{directory.name}.", directory.parent) as around:
+        temporary = around / "made"
         libraries = temporary / "latest" / "lib64"
         libraries.mkdir(parents=True)
         (temporary / "latest" / "opp").mkdir()
-        generated = Path(name) / "names.c"
+        generated = around / "names.c"
         generated.write_text(render_names(names), encoding="utf-8")
         _compile([compiler, *FLAGS, str(generated), "-o", str(libraries / EVERYTHING)])
         _compile([compiler, *FLAGS, str(CORES_SOURCE), "-o", str(libraries / CORES)])

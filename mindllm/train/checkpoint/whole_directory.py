@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from mindllm.errors import RunFailed, UserError
 from mindllm.files import sync_directory
+from mindllm.temporary import goes_with_this_process, remove_temporary, stays
 from mindllm.train.checkpoint.names import hidden_path
 
 
@@ -30,11 +30,13 @@ def whole_directory(directory: Path) -> Iterator[Path]:
     temporary = hidden_path(directory, "saving")
     try:
         temporary.mkdir(parents=True)
+        goes_with_this_process(temporary)
         yield temporary
         sync_directory(temporary)
+        stays(temporary)
         temporary.rename(directory)
         sync_directory(directory.parent)
     except OSError as error:
         raise RunFailed(f"{directory} was not written: {error.strerror or error}. Nothing of it is left") from error
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        remove_temporary(temporary)

@@ -1,0 +1,84 @@
+"""Temporary directories and child processes, of which nothing is left when a process is ended by a signal.
+
+Only the standard library is imported here, and little of it: this is part of what a command line does first.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+LONGEST_END = 2.0  # seconds that processes which were killed may take
+_paths: set[str] = set()
+
+
+def goes_with_this_process(path: Path | str) -> None:
+    """Has a file or directory removed when a signal ends this process."""
+    _paths.add(str(path))
+
+
+def stays(path: Path | str) -> None:
+    """Takes back :func:`goes_with_this_process`."""
+    _paths.discard(str(path))
+
+
+def make_temporary(prefix: str, parent: Path | str | None = None) -> Path:
+    """A new directory, which :func:`remove_temporary` removes, or a signal that ends this process."""
+    import tempfile
+
+    directory = tempfile.mkdtemp(prefix=prefix, dir=parent)
+    goes_with_this_process(directory)
+    return Path(directory)
+
+
+def remove_temporary(directory: Path | str) -> None:
+    """Removes what :func:`make_temporary` made, if it is there."""
+    import shutil
+
+    shutil.rmtree(directory, ignore_errors=True)
+    stays(directory)
+
+
+@contextmanager
+def temporary_directory(prefix: str, parent: Path | str | None = None) -> Iterator[Path]:
+    """A directory that goes with the block."""
+    directory = make_temporary(prefix, parent)
+    try:
+        yield directory
+    finally:
+        remove_temporary(directory)
+
+
+def leave_nothing() -> None:
+    """Kills all processes below this one and removes all temporary directories; for a process that ends at once."""
+    end = time.monotonic() + LONGEST_END
+    while (living := _below(os.getpid())) and time.monotonic() < end:
+        for process in living:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(process, signal.SIGKILL)
+        time.sleep(0.01)
+    for path in list(_paths):
+        remove_temporary(path)
+        with suppress(OSError):
+            Path(path).unlink()
+
+
+def _below(process: int) -> list[int]:
+    """The processes that ``process`` has started, and those that they have, but for those that have ended."""
+    found = []
+    with suppress(OSError):
+        for thread in Path(f"/proc/{process}/task").iterdir():
+            found += [int(child) for child in (thread / "children").read_text(encoding="ascii").split()]
+    return [each for child in found if _lives(child) for each in (child, *_below(child))]
+
+
+def _lives(process: int) -> bool:
+    try:
+        state = Path(f"/proc/{process}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2]
+        return state.split()[0] not in "ZX"
+    except OSError:
+        return False

@@ -1,0 +1,101 @@
+"""A signal ends a command line whatever it does, with a word and no traceback, and leaves no child and no directory behind."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROGRAM = """
+import hashlib, subprocess, sys
+from mindllm import interrupts
+interrupts.own_interrupts()
+interrupts.GRACE = 0.2
+from mindllm.command import run_command
+from mindllm.temporary import make_temporary
+from mindllm.files import atomic_path
+
+def main(arguments):
+    if sys.argv[1] == "leave":
+        interrupts.leave_on_interrupt()
+    if sys.argv[1] == "first step":
+        import signal
+        interrupts.nothing_to_save(True)
+        signal.signal(signal.SIGTERM, lambda number, frame: None)
+    child = subprocess.Popen(["sleep", "100"], start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    with atomic_path("unfinished") as path:
+        print(make_temporary("mindllm_test_"), path.absolute(), child.pid, flush=True)
+        if sys.argv[2] == "native":
+            hashlib.pbkdf2_hmac("sha256", b"", b"", 2**31 - 1)
+        if sys.argv[2] == "import":
+            import endless
+        while True:
+            pass
+
+run_command(main)
+"""
+
+
+def lives(process):
+    state = Path(f"/proc/{process}/stat")
+    return state.exists() and state.read_text().rpartition(")")[2].split()[0] not in "ZX"
+
+
+@pytest.mark.parametrize(
+    ("policy", "where", "number", "code", "word"),
+    [
+        ("leave", "python", signal.SIGINT, 130, "interrupted"),
+        ("leave", "native", signal.SIGINT, 130, "interrupted"),
+        ("leave", "native", signal.SIGTERM, 143, "terminated"),
+        ("raise", "python", signal.SIGTERM, 130, "interrupted"),
+        ("raise", "native", signal.SIGHUP, 129, "hung up"),
+        ("raise", "import", signal.SIGINT, 130, "interrupted"),
+        ("raise", "import", signal.SIGHUP, 129, "hung up"),
+        ("first step", "native", signal.SIGTERM, 143, "terminated"),
+    ],
+)
+def test_at_any_moment(policy, where, number, code, word, tmp_path):
+    (tmp_path / "endless.py").write_text(
+        "while True:\n    try:\n        pass\n    except BaseException:\n        raise ImportError\n"
+    )
+    (tmp_path / "program.py").write_text(PROGRAM)
+
+    def default_handlers():
+        for each in (
+            signal.SIGINT,
+            signal.SIGTERM,
+            signal.SIGHUP,
+        ):  # where the tests run in the background some are ignored
+            signal.signal(each, signal.SIG_DFL)
+
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    process = subprocess.Popen(
+        [sys.executable, "program.py", policy, where],
+        cwd=tmp_path,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        preexec_fn=default_handlers,
+    )
+    directory, unfinished, child = process.stdout.readline().split()
+    assert Path(directory).is_dir()
+    assert Path(unfinished).is_file()
+    process.send_signal(number)
+    printed, _ = process.communicate(timeout=60)
+    assert (process.returncode, printed) == (code, f"{word}\n")
+    assert not Path(directory).exists()
+    assert not Path(unfinished).exists()
+    assert not lives(child)
+
+
+def test_a_signal_that_is_ignored_stays_so(tmp_path):
+    program = "import os\nfrom mindllm.interrupts import own_interrupts\nown_interrupts()\nos.kill(os.getpid(), 1)"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    ignored = lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN)  # noqa: E731
+    assert (
+        subprocess.run([sys.executable, "-c", program], env=environment, preexec_fn=ignored, check=False).returncode
+        == 0
+    )
