@@ -54,6 +54,13 @@ class MetricsFile:
             self._file.truncate(size)
             raise
 
+    def is_in_place(self) -> bool:
+        """Whether what is appended can be found under ``path``: not where the file, or its directory, was deleted or moved."""
+        try:
+            return os.path.samestat(os.fstat(self._file.fileno()), self.path.stat())
+        except FileNotFoundError:
+            return False
+
     def rewind(self, step: int) -> None:
         """Drops every line of a step after ``step``, atomically: what a run that resumes there will write again."""
         with atomic_open(self.path, "wb") as kept:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 from pathlib import Path
 
@@ -12,9 +13,11 @@ from mindllm.config import load_config, override_config
 from mindllm.errors import RunFailed, UserError
 from mindllm.train.callbacks.callback import Callback
 from mindllm.train.callbacks.checkpoint import CheckpointMonitor
+from mindllm.train.callbacks.metrics import MetricsMonitor
 from mindllm.train.checkpoint import CheckpointStore, RankTensors, load_checkpoint
 from mindllm.train.engine import StepResult
 from mindllm.train.loss_scale import LossScaler
+from mindllm.train.metrics_file import read_metrics
 from mindllm.train.ranks import ALONE, Ranks
 from mindllm.train.state import RunState
 from mindllm.train.trainer import StopSignals, Trainer
@@ -61,11 +64,11 @@ class Failing(Callback):
             raise OSError(28, "No space left on device")
 
 
-def train(tmp_path, engine=None, stream=None, callbacks=(), ranks=ALONE):
+def train(tmp_path, engine=None, stream=None, callbacks=(), ranks=ALONE, every=100):
     config = override_config(load_config(TINY), {"runner_config.train_steps": 6, "output_dir": str(tmp_path)})
     state = RunState(config, engine or Counting(), LossScaler(config.runner_wrapper.scale_sense), 6, 6)
     store = CheckpointStore(tmp_path / "checkpoint")
-    monitors = [*callbacks, CheckpointMonitor(store, save_checkpoint_steps=100)]
+    monitors = [*callbacks, CheckpointMonitor(store, save_checkpoint_steps=every)]
     try:
         Trainer(state, stream or Stream(), lambda step: 0.1, monitors, 1e12, ranks).run()
     finally:
@@ -116,6 +119,30 @@ def test_an_update_that_was_skipped_is_not_saved_by_an_error(tmp_path):
     with pytest.raises(OSError, match="No space left"):
         train(tmp_path, engine=Counting(overflow=True), callbacks=[Failing()])
     assert saved_step() is None
+
+
+class Deleting(Callback):
+    """Has somebody delete a directory after a step."""
+
+    def __init__(self, directory, after):
+        self.directory, self.after = directory, after
+
+    def step_end(self, state, record):
+        if record.step == self.after:
+            shutil.rmtree(self.directory)
+
+
+@pytest.mark.parametrize("after", [3, 6])
+def test_an_output_directory_that_is_deleted_is_noticed_and_written_again(tmp_path, after):
+    output = tmp_path / "output"
+    state = train(output, callbacks=[MetricsMonitor(), Deleting(output, after)], every=2)
+    saved = {3: 2, 6: 4}[after]
+    assert state.failures == [
+        f"{output / 'metrics.jsonl'} was deleted or moved during the run: steps before {after + 1} are lost",
+        f"{output / 'checkpoint' / f'llm-{saved}'} was deleted or moved during the run",
+    ]
+    assert [record["step"] for record in read_metrics(output / "metrics.jsonl")] == list(range(after + 1, 7))
+    assert saved_step() == 6
 
 
 def test_data_that_fails_on_another_rank_stops_this_one_with_a_checkpoint(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 
 from mindllm.train.callbacks.callback import Callback
 from mindllm.train.checkpoint import CheckpointNotSavedError, CheckpointStore, SavingThread
@@ -25,6 +26,8 @@ class CheckpointMonitor(Callback):
         self.thread = SavingThread(store) if async_save else None
         self.saved_step = -1
         self.problem = ""
+        self.newest: Path | None = None  # that this run has saved; it is never the one that makes room
+        self.lost = ""
 
     def begin(self, state: RunState) -> None:
         self.saved_step = state.step
@@ -36,9 +39,9 @@ class CheckpointMonitor(Callback):
             self.save(state)
 
     def end(self, state: RunState) -> None:
+        self._notice_loss()
         self._save_the_last(state)
-        if self.problem:
-            state.failures.append(self.problem)
+        state.failures += filter(None, (self.lost, self.problem))
         newest = self.store.newest()
         if newest is not None:
             state.results["checkpoint"] = str(newest)
@@ -53,6 +56,7 @@ class CheckpointMonitor(Callback):
 
     def save(self, state: RunState) -> None:
         """Saves now, or begins to; a full disk is reported and training goes on."""
+        self._notice_loss()
         if self.thread is None:
             self._save_and_wait(state)
             return
@@ -71,7 +75,7 @@ class CheckpointMonitor(Callback):
         except CheckpointNotSavedError as error:
             self._failed(error)
             return
-        self._succeeded(state.step)
+        self._succeeded(state.step, path)
         if self.store.peers.is_first:
             logger.info("saved checkpoint %s", path)
 
@@ -84,13 +88,20 @@ class CheckpointMonitor(Callback):
             return
         if saved is None:
             return
-        self._succeeded(saved.step)
+        self._succeeded(saved.step, saved.path)
         if self.store.peers.is_first:
             times = f"training stopped {saved.stopped:.2f} s, written beside it in {saved.written:.2f} s"
             logger.info("saved checkpoint (%s) %s", times, saved.path)
 
-    def _succeeded(self, step: int) -> None:
-        self.saved_step, self.problem = step, ""
+    def _succeeded(self, step: int, path: Path) -> None:
+        self.saved_step, self.newest, self.problem = step, path, ""
+
+    def _notice_loss(self) -> None:
+        """Says that checkpoints were deleted beside the run, once; training goes on, and saves new ones."""
+        if self.newest is not None and not self.newest.exists() and self.store.peers.is_first:
+            self.lost = f"{self.newest} was deleted or moved during the run"
+            logger.error("%s; training goes on and saves new ones", self.lost)
+            self.newest = None
 
     def _failed(self, error: CheckpointNotSavedError) -> None:
         self.problem = str(error)

@@ -24,6 +24,7 @@ class MetricsMonitor(Callback):
         self.file: MetricsFile | None = None
         self.waiting: list[dict[str, Any]] = []
         self.problem = ""
+        self.lost = ""
 
     def begin(self, state: RunState) -> None:
         self.file = MetricsFile(state.output_dir / METRICS_NAME)
@@ -49,6 +50,7 @@ class MetricsMonitor(Callback):
     def _write(self) -> None:
         assert self.file is not None
         try:
+            self._begin_again_if_deleted(self.file, self.waiting[0]["step"])
             while self.waiting:
                 self.file.append(self.waiting[0])
                 del self.waiting[0]
@@ -59,9 +61,19 @@ class MetricsMonitor(Callback):
         else:
             self.problem = ""
 
+    def _begin_again_if_deleted(self, file: MetricsFile, step: int) -> None:
+        """Says what was lost before ``step`` and goes on in a new file."""
+        if file.is_in_place():
+            return
+        self.lost = f"{file.path} was deleted or moved during the run: steps before {step} are lost"
+        logger.error("%s", self.lost)
+        self.file = MetricsFile(file.path)
+        file.close()
+
     def end(self, state: RunState) -> None:
-        if self.problem:
-            state.failures.append(self.problem)
+        if self.file is not None:
+            self._begin_again_if_deleted(self.file, state.step + 1)
+        state.failures += filter(None, (self.lost, self.problem))
         state.results["metrics"] = str(state.output_dir / METRICS_NAME)
 
     def close(self) -> None:
