@@ -29,6 +29,7 @@ WITHOUT_MINDSPORE = (
     "data/test_special_tokens.py",
     "evaluate/test_evaluate_answers.py",
     "evaluate/test_evaluate_code.py",
+    "evaluate/test_evaluate_code_filter.py",
     "evaluate/test_evaluate_plan.py",
     "evaluate/test_evaluate_progress.py",
     "generate/test_generate_prompts.py",

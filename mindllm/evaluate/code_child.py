@@ -1,61 +1,32 @@
 """Runs a program of unknown origin in this process, after this process has given up what such a program should not have.
 
 Started by :mod:`mindllm.evaluate.code` as a script, with the program on standard input; it imports nothing of the project. The
-kernel enforces the bounds: resource limits; a seccomp filter (Linux: ``seccomp(2)``) under which there are no sockets, no other
-programs, no other processes and no signals to them; Landlock (``landlock(7)``, Linux 5.13), which leaves one directory for files.
+kernel enforces the bounds: resource limits; another user and no capabilities, where this one is root; Landlock (``landlock(7)``,
+Linux 5.13), which leaves one directory to write to and Python's own files to read; a filter of system calls
+(:mod:`mindllm.evaluate.code_filter`). One that the kernel does not offer is told to the parent, and the program does not run.
 """
 
 import ctypes
 import os
-import platform
 import resource
 import struct
 import sys
+import sysconfig
+from pathlib import Path
 
-NO_NEW_PRIVILEGES, SET_SECCOMP, FILTER = 38, 22, 2  # prctl(2)
-ALLOW, DENY, UNKNOWN = 0x7FFF0000, 0x00050000 | 1, 0x00050000 | 38  # run it; fail with EPERM; with ENOSYS
-LOAD, EQUAL, AT_LEAST, ANY_BIT, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06  # instructions of a classic BPF program
-THREAD = 0x00010000  # CLONE_THREAD: threads are no processes
-NUMBER, ARCHITECTURE, FIRST_ARGUMENT = 0, 4, 16  # places in struct seccomp_data
-X32 = 0x40000000
-CREATE_RULES, ADD_RULE, RESTRICT = 444, 445, 446  # landlock's calls, alike on all machines
-WRITES = sum(1 << bit for bit in (1, 4, 5, 6, 7, 8, 9, 10, 11, 12))  # write, remove and make anything (first version)
-MACHINES = {"x86_64": (0xC000003E, 56, 435), "aarch64": (0xC00000B7, 220, 435)}  # architecture, clone, clone3
-DENIED = {  # what is denied: its number on each machine, as they stand above; None where it has no such call
-    "socket": (41, 198),
-    "socketpair": (53, 199),
-    "kill": (62, 129),
-    "tkill": (200, 130),
-    "tgkill": (234, 131),
-    "rt_sigqueueinfo": (129, 138),
-    "rt_tgsigqueueinfo": (297, 240),
-    "pidfd_send_signal": (424, 424),
-    "pidfd_getfd": (438, 438),
-    "ptrace": (101, 117),
-    "process_vm_readv": (310, 270),
-    "process_vm_writev": (311, 271),
-    "execve": (59, 221),
-    "execveat": (322, 281),
-    "fork": (57, None),
-    "vfork": (58, None),
-    "prlimit64": (302, 261),  # could change the bounds of another process
-    "setpriority": (141, 140),
-    "sched_setscheduler": (144, 119),
-    "sched_setattr": (314, 274),
-    "ioprio_set": (251, 30),
-    "shmget": (29, 194),  # memory that is left when the process ends
-    "semget": (64, 190),
-    "msgget": (68, 186),
-    "mq_open": (240, 180),
-    "unshare": (272, 97),
-    "setns": (308, 268),
-    "io_uring_setup": (425, 425),  # does what the filter denies
-    "bpf": (321, 280),
-    "perf_event_open": (298, 241),
-    "userfaultfd": (323, 282),
-    "add_key": (248, 217),
-    "keyctl": (250, 219),
-}
+NO_NEW_PRIVILEGES, SET_SECCOMP, FILTER, SET_DUMPABLE, DROP_FROM_BOUNDING, AMBIENT, CLEAR_ALL = 38, 22, 2, 4, 24, 47, 4
+"""Operations of prctl(2)."""
+CAPABILITIES, CAPABILITY_VERSION = range(64), 0x20080522  # capset(2): two words of bits
+CREATE_RULES, ADD_RULE, RESTRICT, VERSION = 444, 445, 446, 1  # landlock's calls, alike on all machines
+FILES = {1: (1 << 13) - 1, 2: 1 << 13, 3: 1 << 14, 5: 1 << 15}  # rights by the version that has brought them
+NETWORK, SCOPES = {4: 0b11}, {6: 0b11}  # to bind and connect TCP; to reach abstract sockets and send signals
+WRITE_FILE, READ_FILE, READ_DIRECTORY = 1 << 1, 1 << 2, 1 << 3
+READ = READ_FILE | READ_DIRECTORY
+OWN = READ | WRITE_FILE | sum(1 << bit for bit in (4, 5, 7, 8, 12, 13, 14))
+"""Rights in the program's own directory: also to remove, move and truncate, and to make directories, files and links."""
+READABLE = ("/usr", "/lib", "/lib64", "/etc/ld.so.cache", "/etc/localtime", "/dev/zero", "/dev/urandom", "/dev/random")
+PYTHON = ("stdlib", "platstdlib", "purelib", "platlib")
+libc = ctypes.CDLL(None, use_errno=True)
 
 
 def limit(seconds: int, memory: int, file_size: int) -> None:
@@ -70,59 +41,105 @@ def limit(seconds: int, memory: int, file_size: int) -> None:
         resource.setrlimit(what, (most, most))
 
 
-def denied_calls(machine: str) -> dict[str, int]:
-    """The numbers of the calls that are denied, by name."""
-    place = list(MACHINES).index(machine)
-    return {name: number for name, numbers in DENIED.items() if (number := numbers[place]) is not None}
+def become(user: int, group: int) -> None:
+    """Becomes another user, without groups; its processes can be looked at by this user's alone, as any other's.
+
+    Python's own files are opened before, and found by that descriptor after: they may lie where that user may not look.
+    """
+    library = os.open(sysconfig.get_path("stdlib"), os.O_PATH)
+    os.setgroups([])
+    os.setresgid(group, group, group)
+    os.setresuid(user, user, user)
+    if not os.access(os.__file__, os.R_OK):
+        libc.prctl(SET_DUMPABLE, 1, 0, 0, 0)  # or /proc/self is root's
+        find_library_by(library)
 
 
-def filter_program(machine: str) -> bytes:
-    """The filter of system calls as instructions ``(code, jump if true, jump if false, constant)``."""
-    architecture, clone, clone3 = MACHINES[machine]
-    checks = [(AT_LEAST, X32), *((EQUAL, number) for number in denied_calls(machine).values())]
-    lines = [(LOAD, 0, 0, ARCHITECTURE), (EQUAL, 1, 0, architecture), (RETURN, 0, 0, DENY), (LOAD, 0, 0, NUMBER)]
-    for place, (code, constant) in enumerate(checks):
-        lines.append((code, len(checks) - place + 4, 0, constant))
-    lines += [
-        (EQUAL, 5, 0, clone3),
-        (EQUAL, 0, 2, clone),
-        (LOAD, 0, 0, FIRST_ARGUMENT),
-        (ANY_BIT, 0, 1, THREAD),
-        (RETURN, 0, 0, ALLOW),
-        (RETURN, 0, 0, DENY),
-        (RETURN, 0, 0, UNKNOWN),
-    ]
-    return b"".join(struct.pack("=HBBI", *line) for line in lines)
+def find_library_by(descriptor: int) -> None:
+    """Has imports look in the directory that ``descriptor`` is, instead of where it lies."""
+    old, new = sysconfig.get_path("stdlib"), f"/proc/self/fd/{descriptor}"
+    sys.path[:] = [path.replace(old, new, 1) for path in sys.path]
+    for module in list(sys.modules.values()):
+        if path := getattr(module, "__path__", None):
+            module.__path__ = [entry.replace(old, new, 1) for entry in path]
+    sys.path_importer_cache.clear()
+    if not os.access(f"{new}/os.py", os.R_OK):
+        raise OSError(f"user {os.getuid()} cannot read Python's library in {old}; start this as a user who is not root")
 
 
-def filter_calls(libc: ctypes.CDLL) -> None:
-    """From here on the kernel refuses what the filter denies; OSError where it takes no filter."""
-    program = ctypes.create_string_buffer(filter_program(platform.machine()))
-    head = struct.pack("=H6xQ", (len(program) - 1) // 8, ctypes.addressof(program))
-    if libc.prctl(NO_NEW_PRIVILEGES, 1, 0, 0, 0) or libc.prctl(SET_SECCOMP, FILTER, head, 0, 0):
-        raise OSError(ctypes.get_errno(), "no filter of system calls")
+def drop_privileges(user: int, group: int) -> None:
+    """Gives up all capabilities, and becomes ``user`` where that is not 0; OSError where some privilege stays."""
+    for capability in CAPABILITIES:
+        libc.prctl(
+            DROP_FROM_BOUNDING, capability, 0, 0, 0
+        )  # fails for who has no right to: no_new_privs stands for it then
+    libc.prctl(AMBIENT, CLEAR_ALL, 0, 0, 0)
+    if user:
+        become(user, group)
+    if libc.capset(struct.pack("=Ii", CAPABILITY_VERSION, 0), bytes(24)):
+        raise OSError("capabilities cannot be given up")
+    if libc.prctl(NO_NEW_PRIVILEGES, 1, 0, 0, 0) or 0 in os.getresuid():
+        raise OSError("privileges cannot be given up")
 
 
-def write_only_to(libc: ctypes.CDLL, directory: str) -> None:
-    """Nothing outside of ``directory`` can be written, where the kernel knows Landlock."""
-    rules = libc.syscall(CREATE_RULES, struct.pack("=Q", WRITES), 8, 0)
-    if rules < 0:
-        return
-    place = os.open(directory, os.O_PATH)
+def bound_files(directory: str) -> None:
+    """Leaves ``directory`` to write to and Python's own files to read; OSError where the kernel has no Landlock."""
+    version = libc.syscall(CREATE_RULES, None, ctypes.c_size_t(0), VERSION)
+    if version < 1:
+        raise OSError(
+            "the kernel has no Landlock (Linux 5.13, and landlock among its lsm=), which bounds what is written"
+        )
+    files, network, scopes = (_rights(rights, version) for rights in (FILES, NETWORK, SCOPES))
+    handled = struct.pack("=QQQ", files, network, scopes)[: 8 if version < 4 else 16 if version < 6 else 24]
     libc.prctl(NO_NEW_PRIVILEGES, 1, 0, 0, 0)
-    if libc.syscall(ADD_RULE, rules, 1, struct.pack("=Qi", WRITES, place), 0) or libc.syscall(RESTRICT, rules, 0):
+    rules = libc.syscall(CREATE_RULES, handled, ctypes.c_size_t(len(handled)), 0)
+    _allow(rules, directory, OWN & files)
+    _allow(rules, os.devnull, READ_FILE | WRITE_FILE)
+    for path in filter(os.path.exists, {*READABLE, sys.prefix, sys.base_prefix, *map(sysconfig.get_path, PYTHON)}):
+        _allow(rules, path, READ if Path(path).is_dir() else READ_FILE)
+    if rules < 0 or libc.syscall(RESTRICT, rules, 0):
         raise OSError(ctypes.get_errno(), "no bounds on what is written")
-    os.close(place)
     os.close(rules)
 
 
+def _allow(rules: int, path: str, rights: int) -> None:
+    place = os.open(path, os.O_PATH)
+    if libc.syscall(ADD_RULE, rules, 1, struct.pack("=Qi", rights, place), 0):
+        raise OSError(ctypes.get_errno(), f"no bounds on what is done in {path}")
+    os.close(place)
+
+
+def _rights(by_version: dict[int, int], version: int) -> int:
+    return sum(rights for first, rights in by_version.items() if first <= version)
+
+
+def filter_calls(program: bytes) -> None:
+    """From here on the kernel refuses what the filter denies; OSError where it takes no filter."""
+    lines = ctypes.create_string_buffer(program)
+    head = struct.pack("=H6xQ", len(program) // 8, ctypes.addressof(lines))
+    if libc.prctl(SET_SECCOMP, FILTER, head, 0, 0):
+        raise OSError(ctypes.get_errno(), "the kernel takes no filter of system calls")
+
+
+def give_up(status: int) -> None:
+    """Does all of it, and tells ``status`` (a descriptor, closed before the program begins) that it is done, or why not."""
+    seconds, memory, file_size, user, group = map(int, sys.argv[1:6])
+    try:
+        bound_files(".")
+        limit(seconds, memory, file_size)
+        drop_privileges(user, group)
+        filter_calls(bytes.fromhex(sys.argv[6]))
+    except OSError as error:
+        os.write(status, str(error).encode())
+        os._exit(1)
+    os.write(status, b"bounded")
+    os.close(status)
+
+
 def main() -> None:
-    """``code_child.py SECONDS BYTES FILE_BYTES``: runs standard input; ends with 0 where it ran to its end."""
+    """``code_child.py SECONDS BYTES FILE_BYTES USER GROUP FILTER STATUS``: runs standard input; 0 where it ran to its end."""
     source = sys.stdin.read()
-    libc = ctypes.CDLL(None, use_errno=True)
-    write_only_to(libc, ".")
-    limit(*map(int, sys.argv[1:4]))
-    filter_calls(libc)
+    give_up(int(sys.argv[7]))
     exec(compile(source, "<answer>", "exec"), {"__name__": "__main__"})
     sys.stdout.flush()
     os._exit(0)  # what the program left for the end of the process does not decide
