@@ -28,5 +28,6 @@ class EvaluationConfig(Section):
     include_path: str = Field(default="", description="Directory of more tasks, as YAMLs of lm-evaluation-harness.")
     log_samples: bool = Field(default=False, description="Writes every question with its answer.")
     confirm_run_unsafe_code: bool = Field(
-        default=False, description="Runs code that the model writes, for tasks that test it."
+        default=False,
+        description="Runs code that the model writes, for tasks that test it, and Python that tasks of `include_path` name.",
     )

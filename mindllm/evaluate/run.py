@@ -17,8 +17,10 @@ from lm_eval.tasks import TaskManager
 
 from mindllm.config.evaluation import EvaluationConfig
 from mindllm.errors import RunFailed, UserError, nearest, shortened
+from mindllm.evaluate.code import demand_bounds
 from mindllm.evaluate.local_data import local_data
 from mindllm.evaluate.model import EvaluatedModel
+from mindllm.evaluate.task_code import refuse_python, sandboxed
 
 OWN_TASKS = Path(__file__).with_name("tasks")
 PUBLIC_TASKS = Path(lm_eval.tasks.__file__).parent
@@ -50,16 +52,21 @@ def is_score(name: str, value: Any) -> bool:
 
 
 def find_tasks(names: Sequence[str], options: EvaluationConfig) -> TaskManager:
-    """Returns the harness's list of tasks, as much of it as ``names`` need; raises UserError for one that is no task."""
+    """Returns the harness's list of tasks, as much of it as ``names`` need.
+
+    Raises:
+        UserError: one is no task, or runs Python of ``include_path`` that was not confirmed.
+    """
     if options.include_path and not Path(options.include_path).is_dir():
         raise UserError(f"include_path {options.include_path}: no such directory of tasks")
     manager = _list_of(options, _folders(names))
-    if all(name in manager.task_index for name in names):
-        return manager
-    manager = all_tasks(options)
+    if not all(name in manager.task_index for name in names):
+        manager = all_tasks(options)
     for name in names:
         if name not in manager.task_index:
             raise UserError(f"{shortened(name)}: no such task{_closest(name, manager.all_tasks)}")
+    if options.include_path and not options.confirm_run_unsafe_code:
+        refuse_python(names, manager.task_index, [PUBLIC_TASKS.resolve(), OWN_TASKS.resolve()])
     return manager
 
 
@@ -124,6 +131,8 @@ def _evaluate(model: EvaluatedModel, name: str, options: EvaluationConfig, manag
             f"{unsafe[0]} runs code that the model writes; give --confirm_run_unsafe_code to run it in a process of its own, "
             "with bounds"
         )
+    if unsafe:
+        demand_bounds()  # before the model writes anything
     return simple_evaluate(
         model=model,
         tasks=list(loaded.values()) if len(loaded) == 1 and name in loaded else [name],
@@ -165,10 +174,13 @@ def _quiet() -> Iterator[None]:
 
 @contextmanager
 def _without_bars() -> Iterator[None]:
-    """Without the harness's own bars, which count texts before they are answered, and its look at the machine and at git."""
+    """Without the harness's own bars, which count texts before they are answered, its look at the machine and at git, and with
+    templates that reach nothing but what they are given.
+    """
     import lm_eval.api.model
     import lm_eval.api.task
     import lm_eval.evaluator
+    import lm_eval.utils
 
     def as_it_is(items: Any = None, *_: Any, **__: Any) -> Any:
         return items
@@ -178,6 +190,7 @@ def _without_bars() -> Iterator[None]:
         (lm_eval.api.task, "tqdm", as_it_is),
         (lm_eval.evaluator, "get_git_commit_hash", lambda: None),
         (lm_eval.evaluator, "add_env_info", lambda results: None),
+        (lm_eval.utils, "env", sandboxed(lm_eval.utils.env)),
     ]
     before = [getattr(module, name) for module, name, _ in replaced]
     for module, name, ours in replaced:

@@ -69,7 +69,11 @@ def make_parser() -> CommandParser:
     add("--apply_chat_template", action="store_true", help="ask as in a conversation, examples as its turns")
     add("--gen_kwargs", type=_pairs, default={}, metavar="K=V,…", help="options of what the model writes")
     add("--include_path", default="", metavar="DIR", help="directory of more tasks, as YAMLs of the harness")
-    add("--confirm_run_unsafe_code", action="store_true", help="run the code that the model writes (HumanEval)")
+    add(
+        "--confirm_run_unsafe_code",
+        action="store_true",
+        help="run code that the model writes (HumanEval), or that tasks of --include_path name",
+    )
     add("--log_samples", action="store_true", help="write every question with its answer")
     add("--output", type=output_directory, default=Path("output_evaluate"), metavar="DIR", help="(%(default)s)")
     add("--json", action="store_true", help="print one JSON object")
