@@ -1,6 +1,6 @@
 """Python that task YAMLs of others name, found before any of it runs.
 
-The harness resolves ``!function`` while it loads a task, takes a metric it does not know for a script of the library ``evaluate``,
+The harness resolves ``!function`` while it loads a task, takes metrics it does not know for scripts of the library ``evaluate``,
 and reads pickles through the reader ``pandas`` of the library ``datasets``. Its own YAMLs and ours are trusted.
 """
 
