@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from argparse import Namespace
 from collections.abc import Sequence
 
 from mindllm.command import CommandParser, run_command
@@ -44,12 +45,17 @@ def parser() -> CommandParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs what ``run_mode`` says; returns the exit code."""
-    options, overrides = parser().parse_known_args(arguments)
-    config = load_config(options.config, overrides)
+    options, config = read_config(arguments)
     if options.print_config:
         sys.stdout.write(render_config(config))
         return 0
     return run(config)
+
+
+def read_config(arguments: Sequence[str] | None = None) -> tuple[Namespace, RunConfig]:
+    """The options of the command line, and the configuration that it names with its overrides."""
+    options, overrides = parser().parse_known_args(arguments)
+    return options, load_config(options.config, overrides)
 
 
 def run(config: RunConfig) -> int:

@@ -7,15 +7,17 @@ import random
 import secrets
 import socket
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from mindllm.command import CommandParser, output_directory, run_command
 from mindllm.console import error_console
 from mindllm.errors import UserError
 from mindllm.launch.agent import Agent
+from mindllm.launch.desk import Desk
 from mindllm.launch.job import HOST, JOB, CrashedAtStart, Job, JobFailed, JobStopped
 from mindllm.launch.msrun import MsrunJob, msrun_command
-from mindllm.launch.nodes import Desk
 from mindllm.launch.script import command_of
+from mindllm.launch.secret import Secret
 
 EXAMPLES = """example:
   python -m mindllm.launch --workers 2 "run_llm.py --config configs/llama2/pretrain_llama2_tiny.yaml \\
@@ -47,6 +49,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--log_dir", type=output_directory, default="output/msrun_log", help="default: %(default)s")
     parser.add_argument(
+        "--shared_dir",
+        type=output_directory,
+        metavar="DIR",
+        help="directory of all nodes, for a file by which they know each other (default: the run's output_dir; of another "
+        "program than run_llm.py the log directory)",
+    )
+    parser.add_argument(
         "--timeout", type=int, default=7200, help="seconds after which they give up finding each other (default: 7200)"
     )
     parser.add_argument(
@@ -69,13 +78,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.msrun or local == options.workers:
         return supervise(command, options, None)
     port = options.port or SEVERAL_NODES_PORT
+    secret = Secret(options.shared_dir or shared_directory(command, options.log_dir), port)
     if options.node_rank:
         ranks = range(options.node_rank * local, (options.node_rank + 1) * local)
         address = (options.master_addr, port + 1)
-        with Agent(command, address, options.node_rank, ranks, options.log_dir, options.timeout) as agent:
+        with Agent(command, address, options.node_rank, ranks, options.log_dir, options.timeout, secret) as agent:
             return agent.serve()
     free_port(port, options.master_addr)
-    with Desk(options.master_addr, port, options.workers, local, options.timeout) as desk:
+    with Desk(options.master_addr, port, options.workers, local, options.timeout, secret) as desk:
         return supervise(command, argparse.Namespace(**{**vars(options), "port": port}), desk)
 
 
@@ -93,6 +103,15 @@ def refuse_impossible(options: argparse.Namespace) -> None:
         raise UserError(f"--restart {options.restart}: the number of restarts must be at least 0")
     if not 0 <= options.port <= MAXIMUM_PORT:
         raise UserError(f"{options.port} is not a port; ports are 1 to {MAXIMUM_PORT}")
+
+
+def shared_directory(command: Sequence[str], log_dir: Path) -> Path:
+    """The directory that all nodes of a job share: ``output_dir`` of our runs, and of another program where its logs go."""
+    if Path(command[0]).name != "run_llm.py":
+        return log_dir
+    from mindllm.main import read_config  # to read it takes a second, and one node needs none
+
+    return Path(read_config(command[1:])[1].output_dir)
 
 
 def supervise(command: Sequence[str], options: argparse.Namespace, desk: Desk | None) -> int:

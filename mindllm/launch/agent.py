@@ -1,4 +1,7 @@
-"""The launcher of a node other than the first: starts, stops and reports on its ranks as the first node's launcher says."""
+"""The launcher of a node other than the first: starts, stops and reports on its ranks as the first node's launcher says.
+
+It takes orders from nobody else, and few from that one: to start its own command with variables it knows by name, and signals.
+"""
 
 from __future__ import annotations
 
@@ -9,31 +12,52 @@ import socket
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from mindllm.command import INTERRUPTED
+from mindllm.console import error_console
 from mindllm.errors import RunFailed, UserError
-from mindllm.launch.heartbeat import DIRECTORY, forget_beats, read_beats
+from mindllm.launch.desk import VARIABLES
+from mindllm.launch.handshake import ask
+from mindllm.launch.heartbeat import DIRECTORY, DUMP_SIGNAL, forget_beats, read_beats
 from mindllm.launch.job import LOOK_SECONDS, POLL_SECONDS
-from mindllm.launch.lines import Line
+from mindllm.launch.lines import PIECE, SignedLine
 from mindllm.launch.meeting import DESCRIPTOR
+from mindllm.launch.nodes import SEND_SECONDS, STOPS, TAIL, as_text, from_text
 from mindllm.launch.process import JobProcess
+from mindllm.launch.secret import Secret, SecretMissing
 from mindllm.launch.signals import StopRequests
+
+PROOF_SECONDS = (
+    30.0  # for node 0 to show that it knows the secret; it is busy while the job runs that this node was lost from
+)
+RETRY_SECONDS = 1.0
+SENT = (*STOPS, DUMP_SIGNAL)  # signals that ranks get
 
 
 class Agent:
     """Serves the job at ``address`` with this node's ``ranks``; a context manager that leaves no process behind."""
 
     def __init__(
-        self, command: Sequence[str], address: tuple[str, int], node: int, ranks: range, log_dir: Path, timeout: float
+        self,
+        command: Sequence[str],
+        address: tuple[str, int],
+        node: int,
+        ranks: range,
+        log_dir: Path,
+        timeout: float,
+        secret: Secret,
     ) -> None:
         self.command, self.address, self.node, self.ranks = command, address, node, ranks
-        self.log_dir, self.timeout = log_dir, timeout
+        self.log_dir, self.timeout, self.secret = log_dir, timeout, secret
         self.processes: dict[int, JobProcess] = {}
+        self.seats: dict[int, socket.socket] = {}
         self.stopped_by: int | None = None
         self._told: set[int] = set()
+        self._said: set[str] = set()
         self._next_look = 0.0
 
     def __enter__(self) -> Agent:
@@ -41,6 +65,7 @@ class Agent:
         self.requests = StopRequests(self._stop)
         self.requests.install()
         self.line = self._join()
+        self.line.connection.settimeout(SEND_SECONDS)
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -55,74 +80,126 @@ class Agent:
             RunFailed: the first node's launcher is gone.
         """
         while True:
-            if select.select([self.line], [], [], POLL_SECONDS)[0]:
-                messages = self.line.receive()
-                if messages is None:
-                    raise RunFailed("the launcher of node 0 is gone, or the job has failed; its output says why")
-                for message in messages:
-                    if "finished" in message:
-                        return self._exit_code()
-                    self._obey(message)
+            readable = select.select([self.line, *self.seats.values()], [], [], POLL_SECONDS)[0]
+            for rank in [rank for rank, seat in self.seats.items() if seat in readable]:
+                self._hand_on(rank)
+            if self.line in readable and self._obey_all(self.line.receive()):
+                return self._exit_code()
             self._report()
 
-    def _join(self) -> Line:
-        """Connects to the first node, which may be started later than this one."""
-        deadline = time.monotonic() + self.timeout
-        while True:
-            line = self._connect(deadline)
-            names = {"host": socket.gethostname(), "log_dir": str(self.log_dir)}
-            line.send(node=self.node, ranks=[*self.ranks], **names)
-            answer = line.receive_first()
-            if answer is None:
-                continue
-            if "refused" in answer:
-                raise UserError(answer["refused"])
-            return line
-
-    def _connect(self, deadline: float) -> Line:
-        while self.stopped_by is None:
+    def _join(self) -> SignedLine:
+        """Connects to the first node, which may be started later than this one, and makes sure that it is the first node."""
+        host, port = self.address
+        deadline, why = time.monotonic() + self.timeout, "it was not asked"
+        while (left := deadline - time.monotonic()) > 0:
+            self._go_on()
             try:
-                return Line(socket.create_connection(self.address, timeout=None))
+                line = self._prove(min(left, PROOF_SECONDS))
             except OSError as error:
-                if time.monotonic() > deadline:
-                    host, port = self.address
-                    raise RunFailed(
-                        f"node 0 does not answer at {host} port {port} within {self.timeout:.0f} s: {error}"
-                    ) from None
+                why = f"node 0 does not answer at {host} port {port}: {error}"
                 time.sleep(POLL_SECONDS)
-        raise RunFailed("stopped before the job was joined")
+                continue
+            except SecretMissing as missing:
+                why = f"there is an answer at {host} port {port}, but {missing}"
+            else:
+                if line is not None:
+                    return line
+                why = (
+                    f"what answers at {host} port {port} does not know the secret in {self.secret.path}: no node 0 of this job, "
+                    "or one that sees another directory; output_dir must be one that all nodes share"
+                )
+            self._say_once(f"{why}; waiting")
+            time.sleep(RETRY_SECONDS)
+        raise RunFailed(f"this node could not join within {self.timeout:.0f} s: {why}")
+
+    def _prove(self, seconds: float) -> SignedLine | None:
+        """A line to who knows the secret, with this node's name said; None where he does not."""
+        connection = socket.create_connection(self.address, timeout=seconds)
+        try:
+            line = ask(connection, self.secret.read(), seconds, self._go_on)
+        except BaseException:
+            connection.close()
+            raise
+        if line is None:
+            connection.close()
+            return None
+        line.send(node=self.node, ranks=[*self.ranks], host=socket.gethostname(), log_dir=str(self.log_dir))
+        return line
+
+    def _go_on(self) -> None:
+        if self.stopped_by is not None:
+            raise RunFailed("stopped before the job was joined")
+
+    def _say_once(self, text: str) -> None:
+        if text not in self._said:
+            self._said.add(text)
+            error_console.print(text)
+
+    def _obey_all(self, messages: list[dict[str, Any]] | None) -> bool:
+        """Does what the first node says; whether that is that the job has finished."""
+        if messages is None:
+            raise RunFailed("the launcher of node 0 is gone, or the job has failed; its output says why")
+        try:
+            for message in messages:
+                if "finished" in message:
+                    return True
+                self._obey(message)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise RunFailed(f"node 0 says what no launcher says ({type(error).__name__}: {error})") from None
+        return False
 
     def _obey(self, message: Mapping[str, Any]) -> None:
         if "start" in message:
-            self._start(message["start"], message["variables"])
+            self._start(self.ranks[self.ranks.index(message["start"])], message["variables"])
+        elif "refused" in message:
+            raise UserError(str(message["refused"]))
+        elif "tell" in message:
+            if seat := self.seats.get(message["tell"]):
+                with suppress(OSError):  # a rank that has died meanwhile
+                    seat.sendall(from_text(message["content"]))
         elif "signal" in message:
-            self.processes[message["rank"]].send(message["signal"])
+            self.processes[message["rank"]].send(SENT[SENT.index(message["signal"])])
         elif "kill" in message:
             self.processes[message["kill"]].kill()
 
     def _start(self, rank: int, variables: Mapping[str, str]) -> None:
-        """Starts a rank with a seat of its own at the first node's launcher."""
+        """Starts a rank; what it says to the other ones and hears from them goes through here."""
         forget_beats(self.log_dir, [rank])
         self._told.discard(rank)
-        seat = self._connect(time.monotonic() + self.timeout)
-        seat.send(seat=rank)
-        seat.receive_first()
+        self._forget_seat(rank)
+        self.seats[rank], of_rank = socket.socketpair()
         own = {
             DIRECTORY: str(self.log_dir),
-            DESCRIPTOR: str(seat.fileno()),
+            DESCRIPTOR: str(of_rank.fileno()),
             "MS_WORKER_IP": self.line.connection.getsockname()[0],
             "DEVICE_ID": str(rank - self.ranks.start),
         }
+        known = {name: str(variables[name]) for name in VARIABLES & variables.keys()}
         log = self.log_dir / f"worker_{rank}.log"
         command = [sys.executable, *self.command]
-        self.processes[rank] = JobProcess(f"rank {rank}", command, {**variables, **own}, log, seat.connection)
-        seat.close()
+        self.processes[rank] = JobProcess(f"rank {rank}", command, {**known, **own}, log, of_rank)
+        of_rank.close()
+
+    def _hand_on(self, rank: int) -> None:
+        """Takes what a rank says to the others to the first node."""
+        try:
+            piece = self.seats[rank].recv(PIECE)
+        except OSError:
+            piece = b""
+        if piece:
+            self.line.send(said=rank, content=as_text(piece))
+        else:
+            self._forget_seat(rank)
+
+    def _forget_seat(self, rank: int) -> None:
+        if seat := self.seats.pop(rank, None):
+            seat.close()
 
     def _report(self) -> None:
         for rank, process in self.processes.items():
             if rank not in self._told and (code := process.poll()) is not None:
                 self._told.add(rank)
-                self.line.send(ended=rank, code=code, tail=process.last_lines())
+                self.line.send(ended=rank, code=code, tail=process.last_lines()[-TAIL:])
         if time.monotonic() >= self._next_look:
             self._next_look = (now := time.monotonic()) + LOOK_SECONDS
             beats = read_beats(self.log_dir, self.processes)

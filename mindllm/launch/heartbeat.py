@@ -8,18 +8,23 @@ from __future__ import annotations
 
 import faulthandler
 import json
+import math
 import os
 import signal
 import sys
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
+
+from mindllm.json_text import parse_json
 
 DIRECTORY = "MINDLLM_HEARTBEATS"  # environment variable: where ranks write
 FIRST_STEP_FACTOR = 10
 WIDTH = 256  # bytes of a file, always: a new beat overwrites the last one in place
+DOING = 100  # characters of what is being done
 DUMP_SIGNAL = signal.SIGUSR1  # makes a rank write the stacks of its threads into its log
 
 
@@ -39,6 +44,18 @@ class Beat:
 
     def is_overdue(self, now: float) -> bool:
         return bool(self.limit) and now - self.at > self.limit
+
+    def seen(self, at: float) -> Beat:
+        """The same sign of life, by another clock."""
+        return replace(self, at=at)
+
+
+def beat_of(fields: Any) -> Beat:
+    """The sign of life that somebody else has written; raises Key-, Overflow-, Type- or ValueError where it is none."""
+    pid, step, at, limit = (fields[name] for name in ("pid", "step", "at", "limit"))
+    if type(pid) is not int or type(step) is not int or pid < 1 or not math.isfinite(at) or not math.isfinite(limit):
+        raise ValueError("no sign of life")
+    return Beat(pid, step, str(fields["doing"])[:DOING], float(at), float(limit), fields["trained"] is True)
 
 
 class Heart:
@@ -69,7 +86,7 @@ class Heart:
             self._steps_seen |= self._step is not None and step > self._step
             self._step = step
         limit = self._limit * (1 if self._steps_seen else FIRST_STEP_FACTOR)
-        beat = Beat(os.getpid(), self._step or 0, doing[:100], time.monotonic(), limit, self._steps_seen)
+        beat = Beat(os.getpid(), self._step or 0, doing[:DOING], time.monotonic(), limit, self._steps_seen)
         with suppress(OSError):  # a full disk is told of by what is lost to it
             os.pwrite(self._file, json.dumps(asdict(beat)).encode().ljust(WIDTH), 0)
 
@@ -86,9 +103,18 @@ def read_beats(directory: Path, ranks: Iterable[int]) -> dict[int, Beat]:
     """The last signs of life, of ranks that have given one."""
     beats = {}
     for rank in ranks:
-        with suppress(OSError, ValueError, TypeError):
-            beats[rank] = Beat(**json.loads(beat_path(directory, rank).read_bytes()))
+        with suppress(OSError, ValueError, TypeError, KeyError, OverflowError):
+            beats[rank] = beat_of(parse_json(_read(beat_path(directory, rank))))
     return beats
+
+
+def _read(path: Path) -> bytes:
+    """The first bytes of a file, whatever lies there by that name."""
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        return os.read(handle, 4 * WIDTH)
+    finally:
+        os.close(handle)
 
 
 def forget_beats(directory: Path, ranks: Iterable[int]) -> None:

@@ -17,6 +17,7 @@ from typing import IO
 from mindllm.command import INTERRUPTED
 from mindllm.console import visible
 from mindllm.errors import RunFailed
+from mindllm.launch.desk import Desk
 from mindllm.launch.heartbeat import (
     DIRECTORY,
     DUMP_SIGNAL,
@@ -28,7 +29,7 @@ from mindllm.launch.heartbeat import (
     read_beats,
 )
 from mindllm.launch.meeting import DESCRIPTOR, Table
-from mindllm.launch.nodes import Desk, Node, RemoteProcess
+from mindllm.launch.nodes import Node, RemoteProcess, RemoteSeat
 from mindllm.launch.process import JobProcess
 from mindllm.launch.signals import StopRequests
 
@@ -119,11 +120,12 @@ class Job:
             variables = {**self.variables, "MS_ROLE": "MS_SCHED", "RANK_ID": "0"}
             self.scheduler = JobProcess("the scheduler", command, variables, self.log_dir / "scheduler.log")
         if self.desk is not None:
-            self.desk.gather()
+            self.desk.gather(self._go_on)
         for node in self._nodes():
-            self.selector.register(node.line, selectors.EVENT_READ, node.receive)
+            self.selector.register(node.line, selectors.EVENT_READ, partial(self._hear, node))
         self.table = Table([self._start(rank) for rank in range(self.count)])
-        for rank, connection in enumerate(self.table.connections):
+        for rank, connection in enumerate(self.table.connections[: self.local]):
+            assert isinstance(connection, socket.socket)
             self.selector.register(connection, selectors.EVENT_READ, partial(self.table.receive, rank))
         self._hand_on()  # a signal that came while ranks were being started
         self.shown = open(self.ranks[0].log, "rb")
@@ -150,8 +152,19 @@ class Job:
         self._check()
         return 0 if self.stopped_by in (None, signal.SIGTERM) else INTERRUPTED
 
-    def _start(self, rank: int) -> socket.socket:
-        """Starts a rank; returns the launcher's end of its socket."""
+    def _go_on(self) -> None:
+        if self.stopped_by is not None:
+            raise JobStopped("stopped before all nodes had joined: nothing is saved", 128 + self.stopped_by)
+
+    def _hear(self, node: Node) -> bool:
+        """Takes what another node's launcher says, and what its ranks say to the others; False: it is gone."""
+        alive = node.receive()
+        for rank, piece in node.take_said():
+            self.table.take(rank, piece)
+        return alive
+
+    def _start(self, rank: int) -> socket.socket | RemoteSeat:
+        """Starts a rank; returns the launcher's way to it."""
         variables = {**self.variables, "RANK_ID": str(rank), "DEVICE_ID": str(rank)}
         if self.count > 1:
             variables |= {"MS_ROLE": "MS_WORKER", "MS_NODE_ID": str(rank)}

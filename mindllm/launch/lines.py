@@ -22,7 +22,7 @@ PIECE = 1 << 16
 
 
 class Line:
-    """One end. Sending to an end that is gone is not an error: receiving tells it. An end that says nonsense is as good as gone."""
+    """One end. Sending to one that is gone is no error: receiving tells it. One that says nonsense is as good as gone."""
 
     def __init__(self, connection: socket.socket, longest: int = FIRST) -> None:
         self.connection = connection
@@ -78,7 +78,7 @@ class Line:
 
 
 class SignedLine(Line):
-    """A line of an end that knows ``secret``, over a connection for which ``nonces`` were drawn: the asking end's, the answering's."""
+    """An end that knows ``secret``, of a connection for which ``nonces`` were drawn: that of who asked, of who answered."""
 
     def __init__(self, connection: socket.socket, secret: bytes, nonces: tuple[str, str], asks: bool) -> None:
         super().__init__(connection)

@@ -12,12 +12,14 @@ import socket
 import struct
 from collections.abc import Sequence
 from contextlib import suppress
+from typing import Protocol
 
 from mindllm.errors import RunFailed
 
 DESCRIPTOR = "MINDLLM_MEETING"  # environment variable: the file descriptor of a worker's end
 HEADER = struct.Struct("=I")
 NUMBER_SIZE = 8
+MOST_NUMBERS = 1 << 20  # that ranks add at once
 
 
 class Seat:
@@ -58,30 +60,50 @@ class Seat:
         return content
 
 
+class Answered(Protocol):
+    """The launcher's way to a rank: its socket, or what hands on to another node."""
+
+    def sendall(self, content: bytes, /) -> None:
+        """Sends the rank an answer."""
+
+
 class Table:
     """The launcher's end: takes what ranks send, and answers all of them once the last one has come."""
 
-    def __init__(self, connections: Sequence[socket.socket]) -> None:
+    def __init__(self, connections: Sequence[Answered]) -> None:
         self.connections = list(connections)
         self.used = False  # whether the ranks have added numbers: from their first step on, not when they only met
         self._received = [b"" for _ in connections]
 
     def receive(self, rank: int) -> bool:
-        """Takes what has arrived from ``rank``; call it when its connection is readable. False: the rank has left.
+        """Takes what has arrived from ``rank`` on its socket; call it when that is readable. False: the rank has left.
 
         Raises:
-            RunFailed: ranks have come with different numbers of values: they do not run the same program.
+            RunFailed: see :meth:`take`.
         """
+        connection = self.connections[rank]
+        assert isinstance(connection, socket.socket)
         try:
-            piece = self.connections[rank].recv(1 << 16)
+            piece = connection.recv(1 << 16)
         except ConnectionResetError:
             return False
+        self.take(rank, piece)
+        return bool(piece)
+
+    def take(self, rank: int, piece: bytes) -> None:
+        """Takes a piece of what ``rank`` says.
+
+        Raises:
+            RunFailed: ranks have come with different numbers of values: they do not run the same program. Or one says what no
+                rank says.
+        """
         self._received[rank] += piece
+        if len(self._received[rank]) > HEADER.size + MOST_NUMBERS * NUMBER_SIZE:
+            raise RunFailed(f"rank {rank} sends more than {MOST_NUMBERS} numbers, which no rank adds at once")
         values = [unpack(content) for content in self._received]
         complete = [value for value in values if value is not None]
         if len(complete) == len(values):
             self._answer(complete)
-        return bool(piece)
 
     def _answer(self, values: Sequence[tuple[float, ...]]) -> None:
         counts = [len(value) for value in values]
@@ -109,6 +131,8 @@ def unpack(content: bytes) -> tuple[float, ...] | None:
     if len(content) < HEADER.size:
         return None
     (count,) = HEADER.unpack_from(content)
+    if count > MOST_NUMBERS:
+        raise RunFailed(f"a rank announces {count} numbers to add; {MOST_NUMBERS} are the most")
     if len(content) < HEADER.size + count * NUMBER_SIZE:
         return None
     return struct.unpack_from(f"={count}d", content, HEADER.size)

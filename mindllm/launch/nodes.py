@@ -1,51 +1,81 @@
-"""The first node's view of the others: who has joined, and their ranks as if they were processes of this machine."""
+"""The first node's view of another: its launcher, and its ranks as if they were processes of this machine."""
 
 from __future__ import annotations
 
-import socket
+import base64
+import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mindllm.errors import RunFailed, UserError
-from mindllm.launch.heartbeat import Beat
-from mindllm.launch.lines import Line
+from mindllm.launch.heartbeat import Beat, beat_of
+from mindllm.launch.lines import PIECE, SignedLine
 from mindllm.launch.process import ending
 
 LOST = 1  # exit code of ranks whose node is gone
-ANSWER_SECONDS = 60.0
 KILL_SECONDS = 10.0
+SEND_SECONDS = 60.0  # for which a node may take nothing of what it is sent
+TAIL = 16384  # characters of a log's end
+STOPS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Node:
     """Another node, with what its launcher has said of its ranks."""
 
-    def __init__(self, line: Line, number: int, ranks: list[int], host: str, log_dir: str) -> None:
+    def __init__(self, line: SignedLine, number: int, ranks: list[int], host: str, log_dir: str) -> None:
         self.line, self.number, self.ranks, self.host, self.log_dir = line, number, ranks, host, log_dir
         self.gone = False
         self.stop: int | None = None
         self.codes: dict[int, int] = {}
         self.tails: dict[int, str] = {}
         self.beats: dict[int, Beat] = {}
+        self.said: list[tuple[int, bytes]] = []
+        line.connection.settimeout(SEND_SECONDS)
+
+    def begin(self) -> None:
+        """Forgets what it has said of an earlier start of the job."""
+        for known in (self.codes, self.tails, self.beats, self.said):
+            known.clear()
 
     def receive(self) -> bool:
-        """Takes note of what has come; False: its launcher is gone."""
-        messages = self.line.receive()
+        """Takes note of what has come; False: its launcher is gone, or says what no launcher says."""
+        return self.note(self.line.receive())
+
+    def note(self, messages: Sequence[Mapping[str, Any]] | None) -> bool:
+        """Takes note of messages (None: there will be no more); False as :meth:`receive`."""
+        try:
+            for message in messages or ():
+                self._note(message)
+        except (AttributeError, KeyError, OverflowError, TypeError, ValueError):
+            messages = None
         if messages is None:
             self.gone = True
-            return False
-        for message in messages:
-            if "ended" in message:
-                self.codes[message["ended"]] = message["code"]
-                self.tails[message["ended"]] = message["tail"]
-            if "beats" in message:
-                now = time.monotonic()
-                self.beats = {
-                    int(rank): Beat(**{**beat, "at": now - beat["at"]}) for rank, beat in message["beats"].items()
-                }
-            self.stop = message.get("stop", self.stop)
-        return True
+            self.line.close()
+        return not self.gone
+
+    def take_said(self) -> list[tuple[int, bytes]]:
+        """What ranks have said to the others since, in order: rank and content."""
+        said, self.said = self.said, []
+        return said
+
+    def _note(self, message: Mapping[str, Any]) -> None:
+        if "said" in message:
+            self.said.append((self._own(message["said"]), from_text(message["content"])))
+        if "ended" in message:
+            rank = self._own(message["ended"])
+            self.codes[rank], self.tails[rank] = int(message["code"]), str(message["tail"])[:TAIL]
+        if "beats" in message:
+            now = time.monotonic()
+            ages = {self._own(int(rank)): beat_of(beat) for rank, beat in message["beats"].items()}
+            self.beats = {rank: age.seen(now - age.at) for rank, age in ages.items()}
+        if "stop" in message:
+            self.stop = int(STOPS[STOPS.index(message["stop"])])
+
+    def _own(self, rank: Any) -> int:
+        if rank not in self.ranks:
+            raise ValueError(f"{rank} is no rank of node {self.number}")
+        return int(rank)
 
 
 class RemoteProcess:
@@ -66,10 +96,11 @@ class RemoteProcess:
         """Ends it, and waits until its node says so."""
         self.node.line.send(kill=self.rank)
         deadline = time.monotonic() + KILL_SECONDS
-        self.node.line.connection.settimeout(KILL_SECONDS)
-        while self.poll() is None and time.monotonic() < deadline and self.node.receive():
-            pass
-        self.node.line.connection.settimeout(None)
+        while self.poll() is None and (left := deadline - time.monotonic()) > 0:
+            self.node.line.connection.settimeout(left)
+            self.node.receive()
+        if not self.node.gone:
+            self.node.line.connection.settimeout(SEND_SECONDS)
 
     def ending(self) -> str:
         return "was lost with its node" if self.node.gone else ending(self.poll())
@@ -78,91 +109,23 @@ class RemoteProcess:
         return self.node.tails.get(self.rank, "")
 
 
-class Desk:
-    """Where the launchers of other nodes join, on the port after MindSpore's; a context manager."""
+class RemoteSeat:
+    """Where a rank on another node is answered; its node's launcher hands on what it says and hears."""
 
-    def __init__(self, host: str, port: int, workers: int, local: int, timeout: float) -> None:
-        self.workers, self.local, self.timeout = workers, local, timeout
-        self.host = host
-        self.nodes: dict[int, Node] = {}
-        self._seats: dict[int, socket.socket] = {}
-        try:
-            self._listener = socket.create_server((host, port + 1))
-        except OSError as error:
-            raise UserError(
-                f"{host} port {port + 1} cannot be used ({error.strerror}); give another MASTER_PORT"
-            ) from None
+    def __init__(self, node: Node, rank: int) -> None:
+        self.node, self.rank = node, rank
 
-    def __enter__(self) -> Desk:
-        return self
+    def sendall(self, content: bytes) -> None:
+        """Sends the rank an answer."""
+        for start in range(0, len(content), PIECE):
+            self.node.line.send(tell=self.rank, content=as_text(content[start : start + PIECE]))
 
-    def __exit__(self, *exception: object) -> None:
-        for node in self.nodes.values():
-            node.line.send(finished=True)
-            node.line.close()
-        self._listener.close()
 
-    def gather(self) -> None:
-        """Waits until every node has joined.
+def as_text(content: bytes) -> str:
+    """Bytes as they stand in a message."""
+    return base64.b64encode(content).decode()
 
-        Raises:
-            RunFailed: nodes that have not joined in time, or are gone already.
-        """
-        deadline, wanted = time.monotonic() + self.timeout, set(range(1, self.workers // self.local))
-        while missing := sorted(wanted - {number for number, node in self.nodes.items() if not node.gone}):
-            if not self._accept(deadline):
-                raise RunFailed(
-                    f"node {', '.join(map(str, missing))} did not join at {self.host} within {self.timeout:.0f} s; start the "
-                    "same command there with its NODE_RANK"
-                )
-        for node in self.nodes.values():
-            node.codes.clear()
-            node.beats.clear()
 
-    def start(self, rank: int, variables: Mapping[str, str]) -> tuple[RemoteProcess, socket.socket]:
-        """Starts a rank on its node; returns it and the launcher's end of its seat."""
-        node = self.nodes[rank // self.local]
-        node.line.send(start=rank, variables=dict(variables))
-        deadline = time.monotonic() + ANSWER_SECONDS
-        while rank not in self._seats:
-            if not self._accept(deadline):
-                raise RunFailed(f"node {node.number} ({node.host}) has not started rank {rank}")
-        return RemoteProcess(node, rank), self._seats.pop(rank)
-
-    def _accept(self, deadline: float) -> bool:
-        """Lets one launcher or rank in; False when the time is over."""
-        self._listener.settimeout(max(0.01, deadline - time.monotonic()))
-        try:
-            connection, _ = self._listener.accept()
-        except TimeoutError:
-            return False
-        connection.settimeout(ANSWER_SECONDS)
-        line = Line(connection)
-        hello: dict[str, Any] = line.receive_first() or {}
-        connection.settimeout(None)
-        if "seat" in hello:
-            line.send(welcome=True)
-            self._seats[hello["seat"]] = connection
-        elif "node" in hello:
-            if problem := self._misfit(hello):
-                line.send(refused=problem)
-                line.close()
-            else:
-                line.send(welcome=True)
-                node = Node(line, hello["node"], hello["ranks"], hello["host"], hello["log_dir"])
-                self.nodes[node.number] = node
-        else:
-            line.close()
-        return True
-
-    def _misfit(self, hello: Mapping[str, Any]) -> str:
-        """Why a launcher cannot be one of this job's; empty where it can."""
-        number = hello["node"]
-        first = number * self.local
-        if not 1 <= number < self.workers // self.local or hello["ranks"] != [*range(first, first + self.local)]:
-            return (
-                f"node 0 was started with {self.workers} workers, {self.local} on each node; NODE_RANK {number} was not"
-            )
-        if number in self.nodes and not self.nodes[number].gone:
-            return f"NODE_RANK {number} has joined already, on {self.nodes[number].host}; each node needs its own"
-        return ""
+def from_text(text: str) -> bytes:
+    """The bytes that stand in a message; raises ValueError for other texts."""
+    return base64.b64decode(text, validate=True)

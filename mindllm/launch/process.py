@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-SHOWN_LINES = 15
+SHOWN_LINES, SHOWN_BYTES = 15, 8192  # of a log's end
 DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of prctl(2)
 libc = ctypes.CDLL(None, use_errno=True)
 
@@ -88,7 +88,9 @@ class JobProcess:
 
     def last_lines(self) -> str:
         """The end of its log."""
-        lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
+        with open(self.log, "rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - SHOWN_BYTES))
+            lines = file.read(SHOWN_BYTES).decode("utf-8", "replace").splitlines()
         return "\n".join(f"    {line}" for line in lines[-SHOWN_LINES:])
 
 

@@ -11,12 +11,15 @@ from pathlib import Path
 import pytest
 from test_launch_job import AGREE_TO_STOP, PRELUDE, ROOT, assert_all_gone, wait_for
 
+from mindllm.launch.__main__ import shared_directory
+
 
 def begin(script, port, node, arguments=(), local=2, workers=4):
     """Starts the launcher of a node, as the script for several nodes would."""
     Path("job.py").write_text(PRELUDE + script)
     command = [sys.executable, "-m", "mindllm.launch", "--workers", str(workers), "--local_workers", str(local)]
     command += ["--master_addr", "127.0.0.1", "--port", str(port), "--node_rank", str(node), "--log_dir", f"log_{node}"]
+    command += ["--shared_dir", "shared"]
     return subprocess.Popen(
         [*command, "--timeout", "60", *arguments, "job.py"],
         stdout=subprocess.PIPE,
@@ -119,6 +122,14 @@ def test_the_job_is_started_again_on_all_nodes(port):
     names = [path.name.split("_") for path in Path().glob("start_*")]
     assert len(names) == 8
     assert len({name[-1] for name in names}) == 1
+
+
+def test_the_directory_that_nodes_share_is_the_run_s_own_and_that_of_the_logs_for_another_program():
+    config = ROOT / "configs/llama2/pretrain_llama2_tiny.yaml"
+    run = [str(ROOT / "run_llm.py"), "--config", str(config), "--batch_size", "2"]
+    assert shared_directory([*run, "--output_dir", "/shared/run"], Path("log")) == Path("/shared/run")
+    assert shared_directory(run, Path("log")) == Path("output/llama2_tiny")
+    assert shared_directory(["job.py", "--output_dir", "x"], Path("log")) == Path("log")
 
 
 def test_a_node_that_never_joins_is_named(port):

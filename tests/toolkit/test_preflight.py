@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -211,3 +212,22 @@ def test_nodes_that_are_alone_say_so(tmp_path, port):
     assert "node 1, 2 has not asked" in found.seen
     (found,) = ask_master("127.0.0.1", port, 1, tmp_path, 0.2)
     assert "does not answer: Connection refused" in found.seen
+
+
+@pytest.mark.parametrize(
+    "said", [b"", b"[]\n", b"hello\n", b'{"node": [1]}\n', b'{"node": 7}\n', b"x" * 100_000, b"[" * 5000 + b"\n"]
+)
+def test_strangers_on_the_port_neither_end_nor_delay_the_check(said, tmp_path, port):
+    answers = []
+    thread = threading.Thread(target=lambda: answers.extend(answer_nodes("127.0.0.1", port, 2, tmp_path, 20.0)))
+    thread.start()
+    strangers = []
+    while len(strangers) < 3:
+        with contextlib.suppress(OSError):
+            strangers.append(socket.create_connection(("127.0.0.1", port), timeout=1))
+            strangers[-1].sendall(said)
+    assert states(ask_master("127.0.0.1", port, 1, tmp_path, 20.0))["master"] == "good"
+    thread.join()
+    assert states(answers) == {"nodes": "good"}
+    for stranger in strangers:
+        stranger.close()

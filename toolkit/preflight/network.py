@@ -9,17 +9,20 @@ from __future__ import annotations
 import secrets
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from mindllm.launch.doorway import Doorway
 from mindllm.launch.lines import Line
 from toolkit.preflight.finding import Finding, bad, good
 
 NUMBER_FILE = ".preflight-number"
 SKEW_SECONDS = 1.0
 RETRY_SECONDS = 0.2
+ANSWER_SECONDS = 5.0
+HOST_CHARACTERS = 200
 
 
 def check_ports(host: str, port: int) -> Iterator[Finding]:
@@ -37,6 +40,32 @@ def check_ports(host: str, port: int) -> Iterator[Finding]:
         yield good("port", f"{host}:{number} is free")
 
 
+class Asking:
+    """Another node that asks; a guest of a doorway. It is told the time and the number, and ``told`` who it says it is."""
+
+    def __init__(self, connection: socket.socket, number: str, told: Callable[[int, str], None]) -> None:
+        self._line, self._number, self._told = Line(connection), number, told
+
+    def fileno(self) -> int:
+        return self._line.fileno()
+
+    def hear(self) -> bool:
+        """See :class:`mindllm.launch.doorway.Guest`."""
+        if not (messages := self._line.receive()):
+            return messages is not None
+        asked = messages[0]
+        if "done" in asked:  # it has read the answer
+            return False
+        self._line.send(time=time.time(), number=self._number)
+        if type(asked.get("node")) is int:
+            self._told(asked["node"], str(asked.get("host"))[:HOST_CHARACTERS])
+        return True
+
+    def leave(self) -> None:
+        """See :class:`mindllm.launch.doorway.Guest`."""
+        self._line.close()
+
+
 def answer_nodes(host: str, port: int, nodes: int, directory: Path, timeout: float) -> Iterator[Finding]:
     """The first node's side: answers the others until all have asked or the time is over."""
     number = secrets.token_hex(8)
@@ -44,20 +73,18 @@ def answer_nodes(host: str, port: int, nodes: int, directory: Path, timeout: flo
     with suppress(OSError):
         path.write_text(number)
     missing, deadline = set(range(1, nodes)), time.monotonic() + timeout
-    with socket.create_server((host, port)) as listener:
-        while missing and time.monotonic() < deadline:
-            listener.settimeout(max(0.01, deadline - time.monotonic()))
-            with suppress(TimeoutError, OSError):
-                connection, _ = listener.accept()
-                connection.settimeout(5)
-                with connection:
-                    line = Line(connection)
-                    asked = line.receive_first() or {}
-                    line.send(time=time.time(), number=number)
-                    line.receive_first()  # until it has read the answer
-                if asked.get("node") in missing:
-                    missing.discard(asked["node"])
-                    yield good("nodes", f"node {asked['node']} ({asked['host']}) has asked")
+    asked: list[tuple[int, str]] = []
+    listener = socket.create_server((host, port))
+    doorway = Doorway(listener, lambda connection, _: Asking(connection, number, lambda *who: asked.append(who)))
+    while missing and (left := deadline - time.monotonic()) > 0:
+        doorway.serve(min(left, RETRY_SECONDS))
+        for node, name in asked:
+            if node in missing:
+                missing.discard(node)
+                yield good("nodes", f"node {node} ({name}) has asked")
+        asked.clear()
+    doorway.serve_out(ANSWER_SECONDS)
+    doorway.close()
     path.unlink(missing_ok=True)
     if missing:
         named = ", ".join(map(str, sorted(missing)))
@@ -84,16 +111,16 @@ def ask_master(host: str, port: int, node: int, directory: Path, timeout: float)
     with connection:
         line, start = Line(connection), time.time()
         line.send(node=node, host=socket.gethostname())
-        answer = line.receive_first()
+        answer = line.receive_first(ANSWER_SECONDS)
         end = time.time()
         seen = _read(directory / NUMBER_FILE)
         line.send(done=True)
-    if answer is None or "time" not in answer:
+    if answer is None or not isinstance(answer.get("time"), int | float):
         yield bad("master", f"{host}:{port} is used by something else", "Give another MASTER_PORT")
         return
     yield good("master", f"{host}:{port} answers in {(end - start) * 1000:.1f} ms")
     yield _check_clock(answer["time"] - (start + end) / 2)
-    if seen == answer["number"]:
+    if seen == answer.get("number"):
         yield good("shared directory", f"{directory} is the one node 0 sees")
     else:
         yield bad(

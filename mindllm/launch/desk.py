@@ -1,0 +1,143 @@
+"""Where the launchers of other nodes join the first one's, on the port after MindSpore's."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from mindllm.console import error_console
+from mindllm.errors import RunFailed, UserError
+from mindllm.launch.doorway import Doorway
+from mindllm.launch.handshake import Answering
+from mindllm.launch.lines import SignedLine
+from mindllm.launch.nodes import Node, RemoteProcess, RemoteSeat
+from mindllm.launch.secret import Secret
+
+LOOK_SECONDS = 0.5
+TEXT = 1000  # characters of a host's name or a directory
+VARIABLES = frozenset(
+    (
+        "MS_WORKER_NUM",
+        "MS_SCHED_HOST",
+        "MS_SCHED_PORT",
+        "MS_TOPO_TIMEOUT",
+        "MS_RETRY_INTERVAL_LOWER",
+        "MS_RETRY_INTERVAL_UPPER",
+        "MS_DISABLE_HEARTBEAT",
+        "MS_ROLE",
+        "MS_NODE_ID",
+        "RANK_SIZE",
+        "RANK_ID",
+        "MINDLLM_JOB",
+    )
+)
+"""Environment variables of a rank that the first node decides on; others are its own node's."""
+
+
+class Desk:
+    """Lets in who knows the job's ``secret``, all who ask at once; a context manager that forgets the secret."""
+
+    def __init__(self, host: str, port: int, workers: int, local: int, timeout: float, secret: Secret) -> None:
+        self.workers, self.local, self.timeout = workers, local, timeout
+        self.host, self.port = host, port + 1
+        self.nodes: dict[int, Node] = {}
+        self._strangers: set[str] = set()
+        self._secret = secret
+        try:
+            listener = socket.create_server((host, self.port), backlog=128)
+        except OSError as error:
+            raise UserError(
+                f"{host} port {self.port} cannot be used ({error.strerror}); give another MASTER_PORT"
+            ) from None
+        try:
+            drawn = secret.draw()  # not before the port is ours: another job's would be lost
+        except BaseException:
+            listener.close()
+            raise
+        self._doorway = Doorway(
+            listener,
+            lambda connection, address: Answering(connection, drawn, self._admit, lambda: self._told_of(address)),
+        )
+
+    def __enter__(self) -> Desk:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for node in self.nodes.values():
+            node.line.send(finished=True)
+            node.line.close()
+        self._doorway.close()
+        self._secret.forget()
+
+    def gather(self, go_on: Callable[[], None]) -> None:
+        """Waits until every node has joined; what ``go_on`` raises ends the waiting.
+
+        Raises:
+            RunFailed: nodes that have not joined in time, or are gone already.
+        """
+        deadline, wanted = time.monotonic() + self.timeout, set(range(1, self.workers // self.local))
+        while missing := sorted(wanted - {number for number, node in self.nodes.items() if not node.gone}):
+            go_on()
+            if (left := deadline - time.monotonic()) <= 0:
+                raise RunFailed(
+                    f"node {', '.join(map(str, missing))} did not join at {self.host} within {self.timeout:.0f} s; start the "
+                    f"same command there with its NODE_RANK{self._strangers_told()}"
+                )
+            self._doorway.serve(min(left, LOOK_SECONDS))
+        for node in self.nodes.values():
+            node.begin()
+
+    def start(self, rank: int, variables: Mapping[str, str]) -> tuple[RemoteProcess, RemoteSeat]:
+        """Starts a rank on its node; returns it, and where it is answered."""
+        node = self.nodes[rank // self.local]
+        node.line.send(start=rank, variables={name: variables[name] for name in VARIABLES & variables.keys()})
+        return RemoteProcess(node, rank), RemoteSeat(node, rank)
+
+    def _admit(self, line: SignedLine, messages: Sequence[Mapping[str, Any]]) -> None:
+        """Takes in a launcher that has shown that it knows the secret, by the first of its messages."""
+        hello = messages[0]
+        if problem := self._misfit(hello):
+            line.send(refused=problem)
+            line.close()
+            return
+        node = Node(
+            line, hello["node"], hello["ranks"], str(hello.get("host"))[:TEXT], str(hello.get("log_dir"))[:TEXT]
+        )
+        node.note(messages[1:])
+        self.nodes[node.number] = node
+
+    def _misfit(self, hello: Mapping[str, Any]) -> str:
+        """Why a launcher cannot be one of this job's; empty where it can."""
+        number = hello.get("node")
+        if (
+            type(number) is not int
+            or not 1 <= number < self.workers // self.local
+            or hello.get("ranks") != self._ranks(number)
+        ):
+            return (
+                f"node 0 was started with {self.workers} workers, {self.local} on each node; NODE_RANK {number} was not"
+            )
+        if number in self.nodes and not self.nodes[number].gone:
+            return f"NODE_RANK {number} has joined already, on {self.nodes[number].host}; each node needs its own"
+        return ""
+
+    def _ranks(self, number: int) -> list[int]:
+        return [*range(number * self.local, (number + 1) * self.local)]
+
+    def _told_of(self, address: str) -> None:
+        """Says once of an address that who speaks from there does not know the secret."""
+        if address not in self._strangers and len(self._strangers) < 8:
+            self._strangers.add(address)
+            error_console.print(
+                f"sent away: {address} on port {self.port} has not shown that it knows the secret in {self._secret.path}"
+            )
+
+    def _strangers_told(self) -> str:
+        if not self._strangers:
+            return ""
+        return (
+            f". From {', '.join(sorted(self._strangers))} somebody came without the secret in {self._secret.path}: where that is "
+            "a node of this job, output_dir must be one directory that both see"
+        )
