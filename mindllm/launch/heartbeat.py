@@ -22,6 +22,7 @@ from typing import Any
 from mindllm.json_text import parse_json
 
 DIRECTORY = "MINDLLM_HEARTBEATS"  # environment variable: where ranks write
+ENDING = "its end, after an error"
 FIRST_STEP_FACTOR = 10
 WIDTH = 256  # bytes of a file, always: a new beat overwrites the last one in place
 DOING = 100  # characters of what is being done
@@ -69,11 +70,8 @@ class Heart:
 
     def start(self, step_timeout: float) -> None:
         """Begins to give signs of life; ``step_timeout`` in seconds, 0 for none."""
-        directory = os.environ.get(DIRECTORY)
-        if directory is None or self._file is not None:
+        if self._file is not None or not self._open():
             return
-        path = beat_path(Path(directory), int(os.environ.get("RANK_ID", "0")))
-        self._file = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)
         self._limit = step_timeout
         faulthandler.register(DUMP_SIGNAL, file=sys.__stderr__ or 2, all_threads=True)
         self.beat("starting")
@@ -85,13 +83,35 @@ class Heart:
         if step is not None:
             self._steps_seen |= self._step is not None and step > self._step
             self._step = step
-        limit = self._limit * (1 if self._steps_seen else FIRST_STEP_FACTOR)
+        self._write(doing, self._limit * (1 if self._steps_seen else FIRST_STEP_FACTOR))
+
+    def end(self, seconds: float) -> None:
+        """Says that this rank ends after an error, which takes ``seconds`` at most; also before ``start``."""
+        with suppress(OSError):  # the error itself is told
+            if self._file is not None or self._open():
+                self._write(ENDING, seconds)
+
+    def _open(self) -> bool:
+        """Opens this rank's file; False where no launcher watches."""
+        if (directory := os.environ.get(DIRECTORY)) is None:
+            return False
+        path = beat_path(Path(directory), int(os.environ.get("RANK_ID", "0")))
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)
+        return True
+
+    def _write(self, doing: str, limit: float) -> None:
+        assert self._file is not None
         beat = Beat(os.getpid(), self._step or 0, doing[:DOING], time.monotonic(), limit, self._steps_seen)
         with suppress(OSError):  # a full disk is told of by what is lost to it
             os.pwrite(self._file, json.dumps(asdict(beat)).encode().ljust(WIDTH), 0)
 
 
 heart = Heart()
+
+
+def is_watched() -> bool:
+    """Whether a launcher of ours watches this process, msrun between them or not."""
+    return DIRECTORY in os.environ
 
 
 def beat_path(directory: Path, rank: int) -> Path:
@@ -158,5 +178,5 @@ def describe_hang(beats: Mapping[int, Beat], ranks: Iterable[int], now: float) -
     beat = beats[found[0]]
     return (
         f"{named_ranks(found)} hang{'s' if len(found) == 1 else ''}: no sign of life for {now - beat.at:.0f} s "
-        f"(in {beat.doing}; runner_config.step_timeout allows {beat.limit:.0f} s)"
+        f"(in {beat.doing}; {'that' if beat.doing == ENDING else 'runner_config.step_timeout'} allows {beat.limit:.0f} s)"
     )

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 from mindllm.config import RunConfig, override_config
+from mindllm.end_in_time import ending_in_time
+from mindllm.launch.heartbeat import heart, is_watched
 from mindllm.launch.meeting import Seat
 from mindllm.leaving import skip_exit_functions
 from mindllm.train.device import prepare_environment
@@ -18,6 +22,11 @@ def start(config: RunConfig) -> int:
     if Seat.is_inherited():
         # MindSpore's connections to other processes crash now and then (2.10) in its exit function, which clears its resources.
         skip_exit_functions()
+    with ending_in_time(told=heart.end) if is_watched() else nullcontext():
+        return _run(config)
+
+
+def _run(config: RunConfig) -> int:
     execution = execution_of(config)
     if execution.ranks.simulated:
         from mindllm.compiled.simulated_process import enter_simulation, import_quietly

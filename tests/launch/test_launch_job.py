@@ -67,6 +67,14 @@ def finish(process, expect):
     return printed
 
 
+def finish_with_traceback(process, expect):
+    """As ``finish``, where a rank shows its traceback."""
+    printed, _ = process.communicate(timeout=120)
+    assert process.returncode == expect, printed
+    assert_all_gone()
+    return printed
+
+
 def assert_all_gone():
     for file in Path().glob("pid_*"):
         deadline = time.monotonic() + 30
@@ -352,6 +360,40 @@ def test_a_rank_that_hangs_is_named_with_the_place_and_the_last_step_of_every_ra
     )
     assert "last step of each rank: 3 (ranks 0-2)" in printed
     assert "stuck_in_here" in printed
+
+
+STAYS = """
+from mindllm.launch.heartbeat import heart
+seat.sum([1.0])
+if rank == 1:
+    print("Traceback of mine", flush=True)
+    heart.end(1)
+    time.sleep(1000)
+seat.sum([1.0])
+"""
+
+
+def test_a_rank_that_has_told_its_error_and_does_not_leave_is_named():
+    printed = finish_with_traceback(begin(STAYS), 1)
+    assert re.search(r"rank 1 hangs: no sign of life for \d s \(in its end, after an error; that allows 1 s\)", printed)
+    assert "Traceback of mine" in printed
+
+
+def test_a_rank_that_cannot_be_joined_ends_with_its_code_and_the_job_with_it():
+    script = """
+import threading
+from mindllm.end_in_time import ending_in_time
+from mindllm.launch.heartbeat import heart
+seat.sum([1.0])
+if rank == 1:
+    threading.Thread(target=time.sleep, args=(1000,)).start()
+    with ending_in_time(0.5, heart.end):
+        raise ValueError("ours")
+seat.sum([1.0])
+"""
+    printed = finish_with_traceback(begin(script), 1)
+    assert "rank 1 ended with exit code 1" in printed
+    assert "ended: this process had failed and was still there" in printed
 
 
 def test_a_rank_that_works_longer_than_a_step_may_take_but_says_so_is_not_ended():
