@@ -37,7 +37,6 @@ WITHOUT_MINDSPORE = (
     "generate/test_generate_stop_strings.py",
     "generate/test_generate_text_stream.py",
     "launch/test_launch_meeting.py",
-    "launch/test_launch_strangers.py",
     "models/test_weight_names.py",
     "quantise/test_integers.py",
     "quantise/test_quantised_formats.py",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -86,8 +87,15 @@ class Desk:
                     f"same command there with its NODE_RANK{self._strangers_told()}"
                 )
             self._doorway.serve(min(left, LOOK_SECONDS))
+            self._hear_nodes()
         for node in self.nodes.values():
             node.begin()
+
+    def _hear_nodes(self) -> None:
+        """Takes what those say that have joined, and notices those that are gone again."""
+        nodes = {node.line: node for node in self.nodes.values() if not node.gone}
+        for line in select.select([*nodes], [], [], 0)[0]:
+            nodes[line].receive()
 
     def start(self, rank: int, variables: Mapping[str, str]) -> tuple[RemoteProcess, RemoteSeat]:
         """Starts a rank on its node; returns it, and where it is answered."""
@@ -110,6 +118,7 @@ class Desk:
 
     def _misfit(self, hello: Mapping[str, Any]) -> str:
         """Why a launcher cannot be one of this job's; empty where it can."""
+        self._hear_nodes()
         number = hello.get("node")
         if (
             type(number) is not int

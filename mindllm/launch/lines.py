@@ -34,8 +34,11 @@ class Line:
 
     def send(self, **message: Any) -> None:
         """Sends a message."""
-        with suppress(OSError):
+        try:
             self.connection.sendall(self.encoded(json.dumps(message).encode()) + b"\n")
+        except OSError:  # half a message may be on its way: nothing can follow it
+            with suppress(OSError):
+                self.connection.shutdown(socket.SHUT_RDWR)
 
     def receive(self) -> list[dict[str, Any]] | None:
         """The messages that have come; waits for something to come. None: the other end is gone, or says nonsense."""

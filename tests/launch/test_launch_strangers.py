@@ -167,6 +167,24 @@ def test_node_0_can_be_stopped_while_it_waits_for_the_others(port):
     assert "stopped before all nodes had joined" in printed
 
 
+def test_a_node_that_is_gone_before_the_last_one_has_joined_can_join_again(port, tmp_path):
+    def join(node):
+        line = ask(socket.create_connection(("127.0.0.1", port + 1)), secret.read(), 30, lambda: None)
+        line.send(node=node, ranks=[node], host="here", log_dir="log")
+        return line
+
+    secret, lines = Secret(tmp_path, port), []
+    with Desk("127.0.0.1", port, 3, 1, 60, secret) as desk:
+        gathering = threading.Thread(target=desk.gather, args=(lambda: None,))
+        gathering.start()
+        join(1).close()
+        lines += [join(1), join(2)]
+        gathering.join(60)
+        assert sorted(node.number for node in desk.nodes.values() if not node.gone) == [1, 2]
+    for line in lines:
+        assert line.receive() == [{"finished": True}]
+
+
 # What is signed
 
 
