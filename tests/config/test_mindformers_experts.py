@@ -101,7 +101,8 @@ DEEPSEEK_V3 = {
 
 
 def mcore(keys):
-    return {f"{MODEL}.{key}": value for key, value in keys.items()}
+    """Keys of a network of mcore with experts, which fill the tensor-parallel ranks."""
+    return {"parallel_config.expert_parallel": 2, **{f"{MODEL}.{key}": value for key, value in keys.items()}}
 
 
 RUNS = {
@@ -129,21 +130,38 @@ def test_every_legacy_key_is_accounted_for(tmp_path):
     assert {f"moe_config.{key}" for key in MIXTRAL["moe_config"]} <= entries
 
 
-@pytest.mark.parametrize(("ranks", "whole"), [(1, True), (3, False)])
-@pytest.mark.parametrize("name", ["mixtral", "qwen3_moe"])
-def test_grouped_products_are_those_of_sorted_tokens_where_experts_are_whole(tmp_path, name, ranks, whole):
+def with_grouped_products(name, **sizes):
+    """A run of RUNS with products of sorted tokens, as its generation of MindFormers asks for them."""
     tree, changes, _ = RUNS[name]
-    changes = {
-        **changes,
-        "use_parallel": True,
-        "parallel_config.model_parallel": ranks,
-        "parallel_config.expert_parallel": 1,
-    }
+    changes = {**changes, "use_parallel": True, **{f"parallel_config.{key}": size for key, size in sizes.items()}}
     if name == "mixtral":
         changes["moe_config"] = {**changes["moe_config"], "use_gmm": True}
-    ours = convert(read_file(writer(tmp_path)(tree, changes)), ()).document.data["model"]["model_config"]
-    assert ours.get("moe_grouped_gemm", False) == whole
-    assert "capacity_factor" not in ours
+    return tree, changes
+
+
+@pytest.mark.parametrize(("tensor", "groups"), [(1, 1), (2, 4)])
+@pytest.mark.parametrize("name", ["mixtral", "qwen3_moe"])
+def test_grouped_products_are_those_of_sorted_tokens_and_experts_are_whole(tmp_path, name, tensor, groups):
+    run = writer(tmp_path)(*with_grouped_products(name, model_parallel=tensor, expert_parallel=groups))
+    config = load_config(run)
+    assert config.model.config.moe_grouped_gemm and config.model.config.capacity_factor is None
+    assert config.parallel_config.expert_tensor_parallel == 1
+
+
+@pytest.mark.parametrize("name", ["mixtral", "qwen3_moe"])
+@pytest.mark.parametrize(
+    ("sizes", "told"),
+    [
+        (
+            {"expert_parallel": 1},
+            "groups of experts fill the tensor-parallel ranks here; write --parallel_config.expert",
+        ),
+        ({"expert_parallel": 2, "expert_model_parallel": 2}, "write --parallel_config.expert_model_parallel=1"),
+    ],
+)
+def test_grouped_products_of_experts_in_parts_are_refused(tmp_path, name, sizes, told):
+    with pytest.raises(UserError, match=told):
+        load_config(writer(tmp_path)(*with_grouped_products(name, model_parallel=2, **sizes)))
 
 
 def test_how_experts_of_mcore_are_chosen_and_balanced(tmp_path):

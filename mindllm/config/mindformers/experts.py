@@ -63,38 +63,52 @@ def _experts(reading: Reading) -> None:
     _scores(reading)
     _balance(reading)
     _capacity(reading)
-    _grouped(reading, _devices(reading))
+    _devices(reading)
+    _grouped(reading)
     for key, fixed in FIXED.items():
         if reading.has(key):
             _fixed(reading, key, fixed)
 
 
-def _devices(reading: Reading) -> bool:
-    """Legacy networks split an expert over ``model_parallel`` as we do. Those of mcore do not: here neither, where the groups of
-    experts fill the tensor-parallel ranks. Returns whether experts are whole on their devices."""
+def _devices(reading: Reading) -> None:
+    """How an expert is split over devices.
+
+    Legacy networks split it over ``model_parallel`` as we do, but not with grouped products (``MoEV3``), and those of mcore never
+    do. Here an expert is whole, too, where the groups of experts fill the tensor-parallel ranks.
+    """
     if reading.has(EXPERT_PARALLEL):
         reading.use(EXPERT_PARALLEL)
-    ranks = reading.count("parallel_config.model_parallel") if reading.get("use_parallel") else 1
     if reading.has(EXPERT_TENSOR):
         reading.use(EXPERT_TENSOR)
-        return reading.get(EXPERT_TENSOR) == 1
-    if ranks > 1 and reading.count(EXPERT_PARALLEL) % ranks == 0 and not reading.get("model.arch.type"):
-        reading.left_out(
-            EXPERT_TENSOR, EXPERT_TENSOR, 1, "left out: an expert of mcore networks is whole on its device"
-        )
-        return True
-    return ranks == 1
+        return
+    ranks = _tensor_ranks(reading)
+    whole = _is_grouped(reading) or not reading.get("model.arch.type")
+    if whole and ranks > 1 and reading.count(EXPERT_PARALLEL) % ranks == 0:
+        reading.left_out(EXPERT_TENSOR, EXPERT_TENSOR, 1, "left out: an expert is whole on its device")
 
 
-def _grouped(reading: Reading, whole: bool) -> None:
-    """Products of sorted tokens, where experts are whole; what is computed is the same as with room for all tokens."""
+def _grouped(reading: Reading) -> None:
+    """Products of sorted tokens. They want whole experts: room for all tokens in each would be the same numbers, at many times
+    the cost."""
     for key in GROUPED:
-        if reading.get(key) and whole:
+        if not reading.get(key):
+            if reading.has(key):
+                reading.idle(key, KERNEL)
+        elif reading.count(EXPERT_TENSOR) > 1:
+            reading.refuse(key, f"an expert is whole on its device here; write --{EXPERT_TENSOR}=1")
+        elif reading.count(EXPERT_PARALLEL) % _tensor_ranks(reading):
+            advice = f"write --{EXPERT_PARALLEL}={_tensor_ranks(reading)}"
+            reading.refuse(key, f"groups of experts fill the tensor-parallel ranks here; {advice}")
+        else:
             reading.translate(key, f"{MODEL}.moe_grouped_gemm")
-        elif reading.has(key):
-            reading.idle(
-                key, "experts are split over devices: each has room for all tokens" if reading.get(key) else KERNEL
-            )
+
+
+def _is_grouped(reading: Reading) -> bool:
+    return any(map(reading.get, GROUPED))
+
+
+def _tensor_ranks(reading: Reading) -> int:
+    return reading.count("parallel_config.model_parallel") if reading.get("use_parallel") else 1
 
 
 def _first(reading: Reading, ours: str, keys: tuple[str, ...]) -> None:
@@ -221,7 +235,7 @@ def _capacity(reading: Reading) -> None:
         reading.idle(DROPS, "tokens beyond the capacity of an expert are dropped")
     if not reading.has(CAPACITY):
         return
-    if any(map(reading.get, GROUPED)) or reading.number(CAPACITY, 0) <= 0:
+    if _is_grouped(reading) or reading.number(CAPACITY, 0) <= 0:
         reading.idle(CAPACITY, "grouped products take all tokens")
     else:
         reading.translate(CAPACITY, f"{MODEL}.capacity_factor", reason="of the tokens of a sequence")
