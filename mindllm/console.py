@@ -19,6 +19,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColum
 from rich.status import Status
 from rich.text import Text
 
+from mindllm.json_text import strict
+
 Item = TypeVar("Item")
 HIDDEN = re.compile(  # C0 but tab and newline, DEL, C1; separators and overrides of direction, which reorder a line; surrogates
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
@@ -105,6 +107,6 @@ def track(items: Iterable[Item], description: str, *, shown: bool = True) -> Ite
 def print_json(tree: Any) -> None:
     """One JSON object on one line of standard output, in ASCII: whatever is in its strings is escaped.
 
-    A number that JSON does not know (infinite, not a number) is an error of ours: ValueError.
+    A number that JSON does not know is a string, ``"NaN"``, ``"Infinity"`` or ``"-Infinity"``.
     """
-    sys.stdout.write(json.dumps(tree, allow_nan=False) + "\n")
+    sys.stdout.write(json.dumps(strict(tree), allow_nan=False) + "\n")

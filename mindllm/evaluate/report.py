@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from lm_eval.utils import make_table
 
 from mindllm.evaluate.run import Outcome
 from mindllm.files import atomic_open
+from mindllm.json_text import strict
 
 RESULTS, PAGE = "results.json", "wrong_answers.html"
 
@@ -23,7 +23,7 @@ def table(outcome: Outcome) -> str:
 
 
 def as_json(outcome: Outcome, model: str) -> dict[str, Any]:
-    """Everything but the questions, in types that JSON has; a figure that is not finite is null."""
+    """Everything but the questions, in types that JSON has; a figure that is not finite is its name."""
     parts = ("results", "groups", "versions", "n-shot", "higher_is_better", "n-samples")
     return {
         "model": model,
@@ -48,8 +48,5 @@ def _plain(value: Any) -> Any:
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if value is None or isinstance(value, str | int | bool):
-        return value
-    return _plain(value.item()) if hasattr(value, "item") else str(value)
+    plain = strict(value)
+    return plain if plain is None or isinstance(plain, str | int | float) else str(plain)

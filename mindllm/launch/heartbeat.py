@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mindllm.json_text import parse_json
+from mindllm.outside import parse_json
 
 DIRECTORY = "MINDLLM_HEARTBEATS"  # environment variable: where ranks write
 ENDING = "its end, after an error"

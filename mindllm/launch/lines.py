@@ -14,7 +14,7 @@ import time
 from contextlib import suppress
 from typing import Any
 
-from mindllm.json_text import parse_json
+from mindllm.outside import parse_json
 
 FIRST = 8192  # bytes of a line from who has not shown yet that he belongs here
 LONGEST = 1 << 22  # bytes of any other line

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from mindllm.files import atomic_open
+from mindllm.json_text import strict
 from mindllm.outside import open_file, parse_json
 
 logger = logging.getLogger(__name__)
@@ -41,10 +41,10 @@ class MetricsFile:
         Raises:
             OSError: the line could not be written, for instance to a full disk; the file is left without a part of it.
         """
-        strict = _strict(record)
-        if not isinstance(strict.get("step"), int):
+        plain = strict(record, not_finite=lambda _: None)
+        if not isinstance(plain.get("step"), int):
             raise ValueError(f"a metrics record needs an integer 'step', got {record.get('step')!r}")
-        line = json.dumps(strict, allow_nan=False).encode() + b"\n"
+        line = json.dumps(plain, allow_nan=False).encode() + b"\n"
         size = self._file.seek(0, os.SEEK_END)
         try:
             written = self._file.write(line)
@@ -115,14 +115,3 @@ def _end_of_last_line(path: Path, block: int = 1 << 16) -> int:
                 return start + newline + 1
             position = start
     return 0
-
-
-def _strict(value: Any) -> Any:
-    """``value`` with numpy scalars as Python's, and numbers that are not finite as ``None``."""
-    if isinstance(value, Mapping):
-        return {key: _strict(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_strict(item) for item in value]
-    if hasattr(value, "item"):
-        value = value.item()
-    return None if isinstance(value, float) and not math.isfinite(value) else value

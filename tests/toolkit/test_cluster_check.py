@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -16,11 +17,14 @@ from small_cluster import cluster_run
 
 from mindllm.compiled.asked_for import Finding
 from mindllm.compiled.compile_ranks import compile_ranks
+from mindllm.compiled.execute.cluster import ClusterStep
 from mindllm.config import load_config, render_config
 from mindllm.errors import RunFailed, UserError
 from mindllm.train.compile_cache import step_key
+from mindllm.train.engine import StepResult
 from toolkit.cluster_check import __main__ as command
 from toolkit.cluster_check import check as subject
+from toolkit.cluster_check.compare import TOLERANCES, Comparison, TensorError
 from toolkit.cluster_check.report import write_table
 from toolkit.cluster_check.scale import scaled
 
@@ -207,6 +211,24 @@ def test_of_several_runs_one_that_fails_does_not_stop_the_others(tmp_path, monke
     assert "it does not compile" in capsys.readouterr().out
     with pytest.raises(UserError, match="it does not compile"):
         command.main(["--config", str(bad), "--no_cache"])
+
+
+def refuse_constant(name):
+    raise AssertionError(f"{name} is no JSON")
+
+
+def test_a_loss_that_is_no_number_is_answered_in_strict_json(tmp_path, monkeypatch, capsys):
+    def answer(config, *_):
+        single = StepResult(math.nan, math.inf, overflow=False, tokens=8)
+        step = ClusterStep(math.nan, (math.nan,) * 2, (math.inf,) * 2, (False,) * 2, (8,) * 2)
+        error = TensorError("weight", 0, math.nan, math.nan)
+        step_of_both = Comparison(single, step, (error,), TOLERANCES["float32"])
+        return subject.Outcome(config, (step_of_both,), tuple(step_of_both.problems()), 2)
+
+    monkeypatch.setattr(subject, "check", answer)
+    assert command.main(["--config", str(write(tmp_path / "run.yaml", tp=2)), "--no_cache", "--json"]) == 3
+    found = json.loads(capsys.readouterr().out, parse_constant=refuse_constant)
+    assert (found["losses"], found["global_norms"], found["max_parameter_error"]) == (["NaN"], ["Infinity"], "NaN")
 
 
 def test_a_table_keeps_the_rows_of_other_runs(tmp_path):

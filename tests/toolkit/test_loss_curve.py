@@ -1,12 +1,14 @@
 """The loss-curve tool draws what the metrics say, and says so when there is nothing to draw."""
 
 import json
+import math
 
 import pytest
 from matplotlib.figure import Figure
 from PIL import Image
 
 from mindllm.errors import UserError
+from mindllm.train.metrics_file import MetricsFile
 from toolkit.loss_curve.__main__ import main
 from toolkit.loss_curve.draw import draw_scores, read_run
 from toolkit.loss_curve.experts import expert_shares
@@ -74,3 +76,15 @@ def test_nothing_to_draw_is_said(tmp_path, losses):
         write_run(directory, losses)
     with pytest.raises(UserError, match=r"metrics\.jsonl"):
         read_run(directory)
+
+
+def test_losses_that_are_not_finite_leave_gaps_and_are_not_called_unfinished(tmp_path):
+    losses = [2.0, math.nan, 1.0, math.inf]
+    (tmp_path / "some").mkdir()
+    with MetricsFile(tmp_path / "some" / "metrics.jsonl") as metrics:
+        for step, loss in enumerate(losses, 1):
+            metrics.append({"step": step, "loss": loss})
+    assert [record["step"] for record in read_run(tmp_path / "some").steps] == [1, 3]
+    assert main([str(tmp_path / "some"), "--output", str(tmp_path / "curve.png")]) == 0
+    with pytest.raises(UserError, match="no step has a loss that is a finite number"):
+        main([str(write_run(tmp_path / "none", [None, None])), "--output", str(tmp_path / "none.png")])

@@ -27,9 +27,11 @@ def read_run(directory: Path) -> Run:
     metrics, evaluations = directory / "metrics.jsonl", directory / "evaluation.jsonl"
     if not metrics.is_file():
         raise UserError(f"{metrics}: no such file; give the output_dir of a run whose callbacks hold MetricsMonitor")
-    steps = [record for record in read_metrics(metrics) if isinstance(record.get("loss"), float)]
+    records = read_metrics(metrics)
+    steps = [record for record in records if isinstance(record.get("loss"), float)]
     if not steps:
-        raise UserError(f"{metrics}: holds no finished step yet")
+        none = "no step has a loss that is a finite number" if records else "holds no finished step yet"
+        raise UserError(f"{metrics}: {none}")
     return Run(directory.name, steps, read_metrics(evaluations) if evaluations.is_file() else [])
 
 
