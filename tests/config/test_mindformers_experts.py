@@ -144,7 +144,8 @@ def with_grouped_products(name, **sizes):
 def test_grouped_products_are_those_of_sorted_tokens_and_experts_are_whole(tmp_path, name, tensor, groups):
     run = writer(tmp_path)(*with_grouped_products(name, model_parallel=tensor, expert_parallel=groups))
     config = load_config(run)
-    assert config.model.config.moe_grouped_gemm and config.model.config.capacity_factor is None
+    assert config.model.config.moe_grouped_gemm
+    assert config.model.config.capacity_factor is None
     assert config.parallel_config.expert_tensor_parallel == 1
 
 

@@ -9,6 +9,7 @@ from mindllm.planning.problem import Problem
 from mindllm.timing.configured import workload_of
 from mindllm.timing.device import Device
 from mindllm.timing.plan_problem import plan_problem
+from mindllm.timing.verdict import memory_limit
 from toolkit.pipeline_balance.layer_types import check_ahead
 from toolkit.pipeline_balance.plain_run import plain_keys
 
@@ -26,7 +27,7 @@ def formula_problems(config: RunConfig, device: Device, numbers: Sequence[int] |
         message = f"is {stages}: there is no pipeline to plan; write a number of stages from 2 on"
         raise config.error("parallel_config.pipeline_stage", message)
     check_ahead(config)
-    limit = config.context.device_memory
+    limit = memory_limit(config, device)
     name = config.trainer.model_name or "run"
     return [
         formula_problem(override_config(config, plain_keys(config, stages, chunks)), device, limit, name)

@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from mindllm.command import CommandParser, output_file, run_command
 from mindllm.config import load_config
-from mindllm.console import output, print_json
-from mindllm.errors import UserError
+from mindllm.console import output, print_json, styled
+from mindllm.errors import CheckFailed, UserError
 from mindllm.tables import Table, figures, texts
 from mindllm.timing.calibrate import uncalibrated
 from mindllm.timing.configured import workload_of
 from mindllm.timing.device import DEFAULT, Device, read_device, shipped_devices
 from mindllm.timing.step import StepTime, step_time
+from mindllm.timing.verdict import Room, implausible, memory_limit
 from toolkit.step_time import calibrate, simulated
 from toolkit.step_time.explain import changes
-from toolkit.step_time.stage_times import report, stage_times, table
+from toolkit.step_time.stage_times import StageTime, mean_stage, report, stage_times, table
 from toolkit.step_time.timeline import write_timeline
 
 CALIBRATE = "calibrate"
+ADVICE = "python -m toolkit.tune looks for a strategy that fits"
 EXAMPLES = """example:
   python -m toolkit.step_time --config configs/llama2/pretrain_llama2_70b_64p.yaml
   python -m toolkit.step_time --config run.yaml --device a100_80g --explain --timeline step.json
@@ -35,7 +37,8 @@ def make_parser() -> CommandParser:
     parser = CommandParser(
         prog="python -m toolkit.step_time",
         description="How long a training step takes on a described device, and where the time goes. Further options change "
-        "keys of the configuration, as with run_llm.py. Exit code 0: predicted, 2: wrong input.",
+        "keys of the configuration, as with run_llm.py. Exit code 0: predicted (also of a run that does not fit, which is told), "
+        "3: --must_fit, and a stage does not, 2: wrong input.",
         epilog=EXAMPLES,
     )
     subject = parser.add_mutually_exclusive_group(required=True)
@@ -55,6 +58,9 @@ def make_parser() -> CommandParser:
     parser.add_argument("--zero_shot", action="store_true", help="the device as it was before it was calibrated")
     parser.add_argument("--explain", action="store_true", help="what one change would bring")
     parser.add_argument("--timeline", type=output_file, metavar="FILE", help="a trace for Perfetto (ui.perfetto.dev)")
+    parser.add_argument(
+        "--must_fit", action="store_true", help="end with exit code 3 where a stage needs more memory than it may take"
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object instead of the tables")
     return parser
 
@@ -70,15 +76,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
         device = uncalibrated(device)
     if options.simulated is not None:
         return _simulated(options, overrides, device)
-    step = step_time(workload_of(load_config(options.config, overrides)), device)
+    config = load_config(options.config, overrides)
+    step = step_time(workload_of(config), device)
     stages = stage_times(step)
+    memory = Room(tuple(stage.memory for stage in stages), memory_limit(config, device))
     found = changes(step) if options.explain else {}
     if options.timeline:
         write_timeline(step, options.timeline)
     if options.json:
-        print_json(report(step, stages, found))
-        return 0
+        print_json(report(step, stages, found, memory))
+    else:
+        _show(step, stages, found, memory)
+    if options.must_fit and not memory.fits:
+        raise CheckFailed(f"the run {memory}, by formula; {ADVICE}")
+    return 0
+
+
+def _show(step: StepTime, stages: Sequence[StageTime], found: Mapping[str, float], memory: Room) -> None:
     output.print(headline(step))
+    for doubt in doubts(step, memory):
+        output.print(styled((doubt, "bold red")))
     output.print(table(stages))
     if found:
         rows = [
@@ -90,7 +107,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     output.print(
         "operators: from the architecture, not from a compiled graph; memory: by formula, python -m toolkit.dry_run measures it"
     )
-    return 0
 
 
 def _simulated(options: argparse.Namespace, overrides: Sequence[str], device: Device) -> int:
@@ -100,6 +116,8 @@ def _simulated(options: argparse.Namespace, overrides: Sequence[str], device: De
     for name in ("explain", "timeline"):
         if getattr(options, name):
             raise UserError(f"--{name}: belongs to --config YAML; of a kept graph there is one step and no other")
+    if options.must_fit:
+        raise UserError("--must_fit: belongs to --config YAML; what a kept program needs says toolkit.offline")
     step = simulated.program_step(options.simulated, device)
     if options.json:
         print_json(simulated.report(step))
@@ -110,6 +128,16 @@ def _simulated(options: argparse.Namespace, overrides: Sequence[str], device: De
         output.print(f"only the bytes take time of {', '.join(step.uncounted)}: their operations are not known")
     output.print("operators: of the compiled graphs; passes follow each other as 1F1B has them")
     return 0
+
+
+def doubts(step: StepTime, memory: Room) -> list[str]:
+    """What the headline would hide: stages that do not fit, a utilisation that no run has."""
+    found = [] if memory.fits else [f"does not fit: it {memory}, by formula; {ADVICE}"]
+    if what := implausible(step.utilisation):
+        part, seconds = max(mean_stage(step).items(), key=lambda item: item[1])
+        share = f"{100 * seconds / step.seconds:.0f}% of it is {part}"
+        found.append(f"implausible: {what}; do not trust the step before you know why ({share})")
+    return found
 
 
 def headline(step: StepTime) -> str:

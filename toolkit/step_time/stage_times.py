@@ -9,6 +9,7 @@ from typing import Any
 from mindllm.tables import Table, figures
 from mindllm.timing.memory import stage_bytes
 from mindllm.timing.step import StepTime
+from mindllm.timing.verdict import Room, implausible
 
 MILLISECONDS = 1e3
 GB = 1 << 30
@@ -88,13 +89,15 @@ def table(stages: Sequence[StageTime]) -> Table:
     return Table("milliseconds of a step", columns, rows)
 
 
-def report(step: StepTime, stages: Sequence[StageTime], changes: dict[str, float]) -> dict[str, Any]:
+def report(step: StepTime, stages: Sequence[StageTime], changes: dict[str, float], memory: Room) -> dict[str, Any]:
     """The same as a tree for ``--json``; seconds and bytes."""
     return {
         "device": step.device.name,
         "seconds": step.seconds,
         "tokens_per_second_per_device": step.tokens_per_device,
         "model_flops_utilisation": step.utilisation,
+        "implausible": implausible(step.utilisation),
+        **memory.tree(),
         "operators": "architecture",
         "not_counted": list(step.uncounted),
         "stages": [vars(stage) for stage in stages],

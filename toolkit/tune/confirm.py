@@ -34,9 +34,23 @@ def held_to_dry_run(
         limit: of a device, bytes.
         seconds: for each plan.
     """
-    simulations = Simulations(None, error_console, estimates=not can_simulate())
+    simulations = _simulations()
     found = [_held(config, one, simulations, device, limit, seconds) for one in best]
     return sorted((one for one in found if one is not None), key=lambda planned: planned.step.seconds)
+
+
+def simulated(one: Planned) -> Planned:
+    """The same run with the memory that the dry run finds."""
+    return _measured(one, _simulations())
+
+
+def _simulations() -> Simulations:
+    return Simulations(None, error_console, estimates=not can_simulate())
+
+
+def _measured(one: Planned, simulations: Simulations) -> Planned:
+    stages = forecast_stages(one.config, stages_of(one.config), simulations)
+    return replace(one, memory=tuple(float(stage.actual_peak) for stage in stages), simulated=True)
 
 
 def _held(
@@ -47,12 +61,12 @@ def _held(
     for left in reversed(range(PLANS)):
         if one is None:
             break
-        stages = forecast_stages(one.config, stages_of(one.config), simulations)
-        memory = tuple(float(stage.actual_peak) for stage in stages)
+        measured = _measured(one, simulations)
+        memory = measured.memory
         told = f"{one.candidate.name}: dry run {max(memory) / GB:.1f} GB"
         if max(memory) <= limit:
             error_console.print(f"{told}, fits")
-            return replace(one, memory=memory)
+            return measured
         missed = max(real - formula for real, formula in zip(memory, one.memory, strict=True) if real > limit)
         one = _with_less(config, one, device, (limit - missed) / ROOM, seconds) if left else None
         error_console.print(

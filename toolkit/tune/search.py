@@ -18,6 +18,7 @@ from mindllm.timing.configured import workload_of
 from mindllm.timing.device import Device
 from mindllm.timing.memory import stage_bytes
 from mindllm.timing.step import StepTime, step_time
+from mindllm.timing.verdict import Room
 from toolkit.dry_run.cache import versions
 from toolkit.pipeline_balance.by_formula import formula_problem
 from toolkit.pipeline_balance.plain_run import plain_keys
@@ -40,12 +41,25 @@ class Found:
 
 @dataclass(frozen=True)
 class Planned:
-    """A candidate as a run: its configuration, predicted with the planner's placement of layers and recomputation."""
+    """A candidate as a run: its configuration, predicted with the planner's placement of layers and recomputation.
+
+    ``simulated``: whether its memory is what a dry run found.
+    """
 
     candidate: Candidate
     config: RunConfig
     step: StepTime
     memory: tuple[float, ...]
+    simulated: bool = False
+
+    @property
+    def source(self) -> str:
+        """Who says what memory it needs."""
+        return "in the dry run" if self.simulated else "by formula"
+
+    def room(self, limit: float) -> Room:
+        """Its memory beside what a device gives."""
+        return Room(self.memory, limit)
 
 
 def search(config: RunConfig, devices: int, batch: int, device: Device, limit: float, directory: Path) -> Found:
