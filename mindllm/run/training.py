@@ -35,7 +35,7 @@ from mindllm.train.resume import restore
 from mindllm.train.schedule import learning_rates
 from mindllm.train.state import RunState, last_step
 from mindllm.train.trainer import Trainer
-from mindllm.train.utilisation import peak_flops
+from mindllm.train.utilisation import peak_of
 
 RESOLVED_CONFIG = "config.yaml"
 logger = logging.getLogger(__name__)
@@ -89,7 +89,7 @@ def train(config: RunConfig, execution: Execution) -> int:
         logger.info("a checkpoint after step %d, where training starts, was set aside: %s", state.step, path)
     _announce(state, execution)
     callbacks = make_callbacks(config, store, evaluator, ranks, _evaluations(config, ranks))
-    Trainer(state, data.train_stream(), rates, callbacks, peak_flops(config.context.device_target), ranks).run()
+    Trainer(state, data.train_stream(), rates, callbacks, peak_of(config.context.device_target), ranks).run()
     if ranks.is_first and not ranks.simulated:
         export(state, store, data.tokenizer)
     ranks.meet()

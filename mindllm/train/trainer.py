@@ -17,6 +17,7 @@ from mindllm.train.engine import StepResult
 from mindllm.train.ranks import ALONE, Ranks
 from mindllm.train.state import RunState, StepRecord
 from mindllm.train.step_times import Slowest, StepTimes
+from mindllm.train.utilisation import Peak
 
 logger = logging.getLogger(__name__)
 
@@ -30,14 +31,14 @@ class Trainer:
         stream: BatchStream,
         learning_rate: Callable[[int], float],
         callbacks: Sequence[Callback],
-        peak_flops: float,
+        peak: Peak,
         ranks: Ranks = ALONE,
     ) -> None:
         self.state = state
         self.stream = stream
         self.learning_rate = learning_rate
         self.callbacks = callbacks
-        self.peak_flops = peak_flops
+        self.peak = peak
         self.ranks = ranks
         self.step_times = StepTimes(ranks, state.config.runner_config.slow_rank_factor)
         self.sound = False  # whether the state of the run is that after its last step
@@ -115,7 +116,7 @@ class Trainer:
             tokens_per_s_per_device=positions / seconds / devices,
             samples_per_s_per_device=config.global_batch_size / seconds / devices,
             tflops=work / 1e12,
-            mfu=work / self.peak_flops,
+            mfu=self.peak.share(work),
             slowest_rank=slowest.rank,
             slowest_rank_time_s=slowest.seconds,
         )

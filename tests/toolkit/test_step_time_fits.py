@@ -46,7 +46,7 @@ def test_a_run_that_does_not_fit_says_by_how_much(capsys, small):
     found = json.loads(capsys.readouterr().out)
     assert (found["fits"], found["memory_limit"]) == (False, stages.limit)
     assert found["memory_missing"] == max(stage["memory"] for stage in found["stages"]) - found["memory_limit"]
-    with pytest.raises(CheckFailed, match="the run needs .* more than the limit"):
+    with pytest.raises(CheckFailed, match=r"the run needs .* more than the limit"):
         main(["--config", config, limit, "--must_fit"])
 
 

@@ -21,6 +21,7 @@ from mindllm.train.metrics_file import read_metrics
 from mindllm.train.ranks import ALONE, Ranks
 from mindllm.train.state import RunState
 from mindllm.train.trainer import StopSignals, Trainer
+from mindllm.train.utilisation import Peak
 
 TINY = Path(__file__).parents[2] / "configs" / "llama2" / "pretrain_llama2_tiny.yaml"
 
@@ -70,7 +71,7 @@ def train(tmp_path, engine=None, stream=None, callbacks=(), ranks=ALONE, every=1
     store = CheckpointStore(tmp_path / "checkpoint")
     monitors = [*callbacks, CheckpointMonitor(store, save_checkpoint_steps=every)]
     try:
-        Trainer(state, stream or Stream(), lambda step: 0.1, monitors, 1e12, ranks).run()
+        Trainer(state, stream or Stream(), lambda step: 0.1, monitors, Peak(1e12), ranks).run()
     finally:
         state.newest = store.newest()
         train.state = state
