@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from mindllm.config.layers import LayerSpec
@@ -22,8 +23,12 @@ KINDS = {
 }
 
 
-def plan_problem(workload: Workload, device: Device, limit: float, name: str) -> Problem:
+def plan_problem(
+    workload: Workload, device: Device, limit: float, name: str, kinds: Mapping[str, LayerAssignment] = KINDS
+) -> Problem:
     """Where to put layers and what to recompute; times are milliseconds, ``limit`` is bytes of a device.
+
+    ``kinds``: ways to recompute a layer, by name; others than the standard ones have no form in a YAML.
 
     Raises:
         UserError: there are fewer layers than places, or more micro-batches than are simulated.
@@ -40,7 +45,7 @@ def plan_problem(workload: Workload, device: Device, limit: float, name: str) ->
         "chunks": plan.chunks,
         "micro_batches": sizes.micro_batches,
         "layers": [
-            _layer(number, spec, count, workload, timed) for number, (spec, count) in enumerate(_runs(workload))
+            _layer(number, spec, count, workload, timed, kinds) for number, (spec, count) in enumerate(_runs(workload))
         ],
         "head": {
             "forward": ends["embedding"][0],
@@ -54,11 +59,18 @@ def plan_problem(workload: Workload, device: Device, limit: float, name: str) ->
             "transient_mb": loss_bytes(workload) / MIB,
         },
         "limit_mb": limit / MIB,
-        "recompute_kinds": {kind: STANDARD_KINDS[kind].model_dump() for kind in KINDS},
+        "recompute_kinds": _written(kinds),
         "point_to_point": MILLISECONDS * timed.delay,
         "exposed_communication": MILLISECONDS * max(end.seconds for end in timed.ends),
     }
     return make_problem(fields, name)
+
+
+def _written(kinds: Mapping[str, LayerAssignment]) -> dict[str, Any] | None:
+    """How kinds stand in a YAML; None where that is not known of all of them."""
+    if not all(KINDS.get(name) == kind for name, kind in kinds.items()):
+        return None
+    return {name: STANDARD_KINDS[name].model_dump() for name in kinds}
 
 
 def _runs(workload: Workload) -> list[tuple[LayerSpec, int]]:
@@ -76,13 +88,15 @@ def _state(held: Held, workload: Workload) -> float:
     return state_bytes(held, workload) / MIB
 
 
-def _layer(number: int, spec: LayerSpec, count: int, workload: Workload, timed: TimedWork) -> dict[str, Any]:
+def _layer(
+    number: int, spec: LayerSpec, count: int, workload: Workload, timed: TimedWork, kinds: Mapping[str, LayerAssignment]
+) -> dict[str, Any]:
     forward = timed.passes(spec_part(workload, spec, KINDS["none"]))[0].seconds
-    kinds = {}
-    for name, own in KINDS.items():
+    costs = {}
+    for name, own in kinds.items():
         backward = timed.passes(spec_part(workload, spec, own))[1].seconds
         kept, working = layer_needs(workload, spec, own)
-        kinds[name] = {
+        costs[name] = {
             "backward": MILLISECONDS * backward,
             "activation_mb": kept / MIB,
             "transient_mb": working / MIB,
@@ -92,5 +106,5 @@ def _layer(number: int, spec: LayerSpec, count: int, workload: Workload, timed: 
         "count": count,
         "forward": MILLISECONDS * forward,
         "parameter_mb": _state(layer_parameters(spec, workload.strategy, workload.architecture.pet), workload),
-        "kinds": kinds,
+        "kinds": costs,
     }

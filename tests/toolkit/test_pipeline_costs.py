@@ -166,10 +166,9 @@ def test_a_layer_that_predicts_ahead_is_planned_on_the_last_stage(stages, last):
 def test_the_run_as_it_is_is_judged_too():
     config = pipeline(stages=2, layers=8, recompute_config={"recompute": [2, 0], "select_recompute": [3, 0]})
     found = costs.configured_problem(config, DEVICE, FormulaSimulations())
-    assert found.own_plan() == Plan((("full", "full", "select", "none"), ("none",) * 4))
-    console = Console(record=True, width=200)
-    print_costs(console, found)
-    assert "the run as it is: step" in console.export_text()
+    before = found.as_it_is()
+    assert before.plan == Plan((("full", "full", "select", "none"), ("none",) * 4))
+    assert before.problem is found.problem
 
 
 def test_a_problem_has_the_times_of_the_run_and_leaves_room_for_gaps():

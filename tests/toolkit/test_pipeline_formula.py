@@ -9,11 +9,14 @@ from mindllm.command import run_command
 from mindllm.config import load_config
 from mindllm.parallel.layer_plan import make_plan
 from mindllm.timing.configured import workload_of
+from mindllm.timing.device import DEFAULT, read_device
 from mindllm.timing.memory import stage_bytes
+from mindllm.timing.step import step_time
 from toolkit.pipeline_balance.__main__ import main
 
 CONFIGS = Path(__file__).parents[2] / "configs"
-GB = 1 << 30
+GB, MIB = 1 << 30, 1 << 20
+DEVICE = read_device(DEFAULT)
 OFFSET = "--model.model_config.offset=[0, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1]"
 ALONE = ["--parallel_config={pipeline_stage: 1, micro_batch_num: 1}", "--model.model_config.offset=0"]
 
@@ -41,6 +44,55 @@ def test_the_fastest_number_of_chunks_is_taken(capsys):
     best = planned(capsys, "--config", source, "--interleave", "1", "2")
     assert best["step_time"] < one["step_time"]
     assert len(best["offset"]) == 2
+
+
+SELECTED = "{feed_forward\\.mul: [11, 0, 0, 0]}"
+WRITTEN = [
+    "--model.model_config.offset=[1, 0, 0, -1]",
+    "--recompute_config.recompute=[8, 0, 0, 0]",
+    f"--recompute_config.select_recompute={SELECTED}",
+    "--recompute_config.select_comm_recompute=false",
+]
+
+
+def seconds_between(one, other):
+    """What the step of one run takes beyond that of another, by the model of time."""
+    first, second = (step_time(workload_of(run), DEVICE).seconds for run in (one, other))
+    return first - second
+
+
+def test_a_plan_is_held_to_the_yaml_as_it_is(capsys, tmp_path):
+    """A YAML with layers moved and operators that no plan offers: not the even split is what a plan gains against."""
+    source, output, page = (
+        CONFIGS / "llama2/pretrain_llama2_13b_16p.yaml",
+        tmp_path / "planned.yaml",
+        tmp_path / "a.html",
+    )
+    told = planned(capsys, "--config", source, *WRITTEN)
+    config = load_config(source, WRITTEN)
+    assert told["yaml_step_time"] != pytest.approx(told["even_split_step_time"])
+    assert told["less_time_than_yaml"] == pytest.approx(1 - told["step_time"] / told["yaml_step_time"])
+    assert (told["yaml_fits"], len(told["yaml_peak_memory_mb"])) == (True, 4)
+    assert told["yaml_peak_memory_mb"] == pytest.approx([size / MIB for size in stage_bytes(workload_of(config))])
+    main(["--config", str(source), "--formula", "--apply", "--output", str(output), "--picture", str(page), *WRITTEN])
+    text = capsys.readouterr().out
+    gain = f"{100 * told['less_time_than_yaml']:.2f}% less time than the YAML as it is"
+    assert "before: the YAML as it is, step" in text
+    assert "8 full, 3 as written" in text.partition("after: the plan")[0]
+    assert f"wrote {output}: {gain}" in text
+    assert gain in page.read_text(encoding="utf-8")
+    saved = 1e-3 * (told["yaml_step_time"] - told["step_time"])
+    assert seconds_between(config, load_config(output)) == pytest.approx(saved, rel=0.05)
+
+
+def test_a_yaml_that_does_not_fit_is_said_to(capsys):
+    source = CONFIGS / "llama2/pretrain_llama2_13b_16p.yaml"
+    none = [f"--recompute_config.{key}=false" for key in ("recompute", "select_recompute")]
+    options = ["--config", str(source), "--formula", "--max_memory", "40GB", *none]
+    main(options)
+    assert "more time than the YAML as it is, which does not fit: " in capsys.readouterr().out
+    main([*options, "--json"])
+    assert json.loads(capsys.readouterr().out)["yaml_fits"] is False
 
 
 @pytest.mark.parametrize(

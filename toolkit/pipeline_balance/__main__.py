@@ -51,12 +51,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options, overrides = _parser().parse_known_args(arguments)
     _check(options, overrides)
     console = error_console if options.json else output
-    simulations = configured = fit = found = run = None
+    simulations = configured = fit = found = run = before = None
     if options.formula:
-        run, problems = _by_formula(options, overrides)
+        run, problems, before = _by_formula(options, overrides)
     elif options.config is not None:
         simulations, configured = _configured(options, overrides)
-        run, problems = configured.config, [configured.problem]
+        run, problems, before = configured.config, [configured.problem], configured.as_it_is()
     elif options.simulated:
         problems, found = _simulated(options)
     else:
@@ -78,8 +78,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise configured.infeasible(error) from None
     else:
         solution, validated = _plan_problems(options, problems, console), None
-    _print(options, console, solution, validated, found)
-    _write(options, solution, run, console)
+    _print(options, console, solution, validated, found, before)
+    _write(options, solution, run, console, before)
     if options.explain:
         from toolkit.pipeline_balance.explain import explain, lines
 
@@ -248,13 +248,14 @@ def _configured(options: argparse.Namespace, overrides: Sequence[str]) -> tuple[
     return simulations, configured_problem(with_memory(config, options.max_memory), device, simulations)
 
 
-def _by_formula(options: argparse.Namespace, overrides: Sequence[str]) -> tuple[RunConfig, list[Problem]]:
-    """The run, and its problem for every number of chunks that is asked for."""
-    from toolkit.pipeline_balance.by_formula import formula_problems
+def _by_formula(options: argparse.Namespace, overrides: Sequence[str]) -> tuple[RunConfig, list[Problem], Evaluation]:
+    """The run, its problem for every number of chunks that is asked for, and how it is without a plan."""
+    from toolkit.pipeline_balance.by_formula import formula_as_it_is, formula_problems
     from toolkit.pipeline_balance.configured import with_memory
 
     config = with_memory(load_config(options.config, overrides), options.max_memory)
-    return config, formula_problems(config, read_device(options.device or DEFAULT), options.interleave)
+    device = read_device(options.device or DEFAULT)
+    return config, formula_problems(config, device, options.interleave), formula_as_it_is(config, device)
 
 
 def _plan_run(
@@ -293,7 +294,9 @@ def _print(
     solution: Solution,
     validated: Validated | None,
     found: SimulatedFit | None,
+    before: Evaluation | None,
 ) -> None:
+    from toolkit.pipeline_balance.as_it_is import NAME, tree
     from toolkit.pipeline_balance.report import answer, print_solution
     from toolkit.pipeline_balance.report_costs import print_validated, validated_answer
 
@@ -301,11 +304,14 @@ def _print(
         from toolkit.pipeline_balance.report_simulated import simulated_answer
 
         further = {**(validated_answer(validated) if validated else {}), **(simulated_answer(found) if found else {})}
-        print_json({**answer(solution), **further})
+        of_yaml = tree(solution.best, before) if options.config else {}
+        print_json({**answer(solution), **of_yaml, **further})
         return
     if validated:
         print_validated(console, validated)
-    print_solution(console, solution)
+    print_solution(console, solution, before)
+    if options.config and not before:
+        console.print(f"{NAME} recomputes in a way that plans do not offer: its step is not known")
 
 
 def _manual(options: argparse.Namespace, problem: Problem, console: Console) -> int:
@@ -324,10 +330,19 @@ def _manual(options: argparse.Namespace, problem: Problem, console: Console) -> 
     return 0
 
 
-def _write(options: argparse.Namespace, solution: Solution, run: RunConfig | None, console: Console) -> None:
+def _write(
+    options: argparse.Namespace,
+    solution: Solution,
+    run: RunConfig | None,
+    console: Console,
+    before: Evaluation | None,
+) -> None:
+    from toolkit.pipeline_balance.as_it_is import compared
+
     best = solution.best
+    told = compared(best, before) if before else ""
     if options.picture:
-        draw_schedule(best, options.picture)
+        draw_schedule(best, options.picture, told)
         console.print(f"wrote {options.picture}")
     if not (options.yaml or options.apply):
         return
@@ -348,7 +363,7 @@ def _write(options: argparse.Namespace, solution: Solution, run: RunConfig | Non
         else:
             planned = load_config(options.apply, written.overrides(best.problem))
         write_run(options.output, planned)
-        console.print(f"wrote {options.output}")
+        console.print(f"wrote {options.output}{f': {told}' if told else ''}")
 
 
 def _keys(options: argparse.Namespace, best: Evaluation, written: YamlPlan) -> dict[str, Any]:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mindllm.config import RunConfig, override_config
+from mindllm.planning.plan import Evaluation
 from mindllm.planning.problem import Problem
 from mindllm.timing.configured import workload_of
 from mindllm.timing.device import Device
 from mindllm.timing.plan_problem import plan_problem
 from mindllm.timing.verdict import memory_limit
+from toolkit.pipeline_balance.as_it_is import by_formula
 from toolkit.pipeline_balance.layer_types import check_ahead
 from toolkit.pipeline_balance.plain_run import plain_keys
 
@@ -33,6 +35,11 @@ def formula_problems(config: RunConfig, device: Device, numbers: Sequence[int] |
         formula_problem(override_config(config, plain_keys(config, stages, chunks)), device, limit, name)
         for chunks in dict.fromkeys(numbers or [model.pp_interleave_num])
     ]
+
+
+def formula_as_it_is(config: RunConfig, device: Device) -> Evaluation:
+    """The run of the YAML as it is, with the same costs and the same limit."""
+    return by_formula(config, device, ROOM * memory_limit(config, device), config.trainer.model_name or "run")
 
 
 def formula_problem(bare: RunConfig, device: Device, limit: float, name: str) -> Problem:

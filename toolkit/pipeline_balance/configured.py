@@ -9,17 +9,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from mindllm.config import RunConfig, override_config
-from mindllm.parallel.layer_plan import make_plan
-from mindllm.planning.plan import Plan
+from mindllm.planning.plan import Evaluation, evaluate
 from mindllm.planning.problem import Problem, make_problem
 from mindllm.planning.recomputation.feasible import lightest_split
 from mindllm.planning.solve import Infeasible
 from mindllm.timing.device import Device
 from toolkit.dry_run.simulations import Simulations
-from toolkit.dry_run.stages import kind_of
+from toolkit.pipeline_balance.as_it_is import plan_of
 from toolkit.pipeline_balance.layer_types import LayerType, check_ahead, layer_runs, layer_types
 from toolkit.pipeline_balance.memory_costs import LayerMemory, MemoryFit, fit_memory
-from toolkit.pipeline_balance.offered_kinds import layer_kind, offered_kinds
+from toolkit.pipeline_balance.offered_kinds import offered_kinds
 from toolkit.pipeline_balance.small_runs import run_small
 from toolkit.pipeline_balance.time_costs import LayerTimes, TimeCosts, time_costs
 
@@ -52,13 +51,10 @@ class Configured:
         fields = {**self.problem.model_dump(), **changes}
         return replace(self, problem=make_problem(fields, f"pp_interleave_num {chunks}"))
 
-    def own_plan(self) -> Plan | None:
+    def as_it_is(self) -> Evaluation | None:
         """The plan that the YAML has; None where it recomputes in a way that is not offered."""
-        kinds = {layer_kind(kind): name for name, kind in (self.problem.yaml_kinds or {}).items()}
-        plan = make_plan(self.config)
-        places = [plan.at(chunk, stage) for chunk in range(plan.chunks) for stage in range(plan.stages)]
-        names = [tuple(kinds.get(kind_of(layer), "") for layer in layers) for layers in places]
-        return Plan(tuple(names)) if all(name for place in names for name in place) else None
+        plan = plan_of(self.config, self.problem)
+        return evaluate(self.problem, plan) if plan else None
 
     def infeasible(self, error: Infeasible) -> Infeasible:
         """``error`` with the memory that would do."""

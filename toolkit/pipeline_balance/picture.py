@@ -32,12 +32,12 @@ FORMATS = (".png", ".svg", ".html")
 Window = tuple[float, float, str]  # from, to, and what it shows
 
 
-def draw_schedule(evaluation: Evaluation, path: Path) -> None:
-    """Writes PNG, SVG or a page, by the ending of ``path``."""
+def draw_schedule(evaluation: Evaluation, path: Path, note: str = "") -> None:
+    """Writes PNG, SVG or a page, by the ending of ``path``; ``note`` is one more sentence below its title."""
     if path.suffix not in FORMATS:
         raise UserError(f"{path}: a picture ends in {', '.join(FORMATS)}")
     if path.suffix == ".html":
-        write_page(evaluation, path, [(NAMES[what], COLOURS[what]) for what in NAMES])
+        write_page(evaluation, path, [(NAMES[what], COLOURS[what]) for what in NAMES], note)
         return
     import matplotlib
 
@@ -60,7 +60,7 @@ def draw_schedule(evaluation: Evaluation, path: Path) -> None:
     axes[0, 0].set_yticks(range(0, stages, max(1, stages // 16)))
     axes[1, 0].set(ylabel="memory, MB", ylim=(0, None))
     axes[1, -1].legend(loc="lower right", ncols=4, fontsize=7)
-    _title(figure, evaluation)
+    _title(figure, evaluation, note)
     with atomic_path(path) as temporary:
         figure.savefig(temporary, dpi=110, format=path.suffix[1:])
     pyplot.close(figure)
@@ -98,7 +98,7 @@ def _period(line: Timeline, stage: int, micro_batches: int) -> tuple[float, floa
     return None
 
 
-def _title(figure: Any, evaluation: Evaluation) -> None:
+def _title(figure: Any, evaluation: Evaluation, note: str) -> None:
     from matplotlib.patches import Patch
 
     problem = evaluation.problem
@@ -106,6 +106,8 @@ def _title(figure: Any, evaluation: Evaluation) -> None:
     figure.suptitle(
         f"{problem.name}: {problem.schedule}, {problem.stages} stages x {problem.chunks} chunk(s), {problem.micro_batches} "
         f"micro-batches, step {evaluation.step_time:,.6g}, bubble {100 * evaluation.bubble.mean():.1f}%"
+        + f"\n{note}"
+        * bool(note)
     )
     figure.legend(
         handles=[Patch(color=COLOURS[what], label=NAMES[what]) for what in shown], loc="outside lower center",

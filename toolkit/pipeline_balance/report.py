@@ -11,6 +11,7 @@ from rich.console import Console
 from mindllm.planning.plan import Evaluation
 from mindllm.planning.solve import Solution
 from mindllm.tables import Column, Table, figures, texts
+from toolkit.pipeline_balance.as_it_is import NAME, compared, gain
 from toolkit.pipeline_balance.measured import Fit
 from toolkit.pipeline_balance.yaml_plan import KEYS, write_plan
 
@@ -46,15 +47,22 @@ def layer_list(evaluation: Evaluation) -> list[dict[str, Any]]:
     return found
 
 
-def print_solution(console: Console, solution: Solution) -> None:
-    """The plan beside the even split, the bound, and the lists of the YAML."""
+def print_solution(console: Console, solution: Solution, before: Evaluation | None = None) -> None:
+    """The plan beside ``before``, the YAML as it is, or else beside the even split; the bound, and the lists of the YAML."""
     best, even = solution.best, solution.even
-    console.print(stage_table("before: even split", even) if even else "The even split does not fit the memory.")
+    if before:
+        console.print(stage_table(f"before: {NAME}", before))
+    elif even:
+        console.print(stage_table("before: even split", even))
     console.print(stage_table("after: the plan", best))
-    if even:
-        less = 1 - best.step_time / even.step_time if even.step_time else 0.0
-        console.print(f"step {even.step_time:,.6g} -> {best.step_time:,.6g}: {100 * less:.2f}% less time")
+    if before:
+        console.print(f"step {before.step_time:,.6g} -> {best.step_time:,.6g}: {compared(best, before)}")
+    if even is None:
+        console.print("The even split does not fit the memory.")
     else:
+        less = f"{100 * gain(best, even):.2f}% less time than the even split"
+        console.print(f"step {even.step_time:,.6g} -> {best.step_time:,.6g}: {less}")
+    if not (before or even):
         console.print(f"step {best.step_time:,.6g}")
     console.print(f"{bound_text(solution)}, solved in {solution.solve_seconds:.2f} s")
     written = write_plan(best.problem, best.plan)

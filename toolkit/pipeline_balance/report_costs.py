@@ -6,7 +6,6 @@ from typing import Any
 
 from rich.console import Console
 
-from mindllm.planning.plan import evaluate
 from mindllm.tables import Column, Table, figures, texts
 from toolkit.pipeline_balance.configured import Configured
 from toolkit.pipeline_balance.small_runs import FULL
@@ -51,12 +50,6 @@ def print_costs(console: Console, configured: Configured) -> None:
     gaps = f"{memory.runs.gaps_mb:,.0f} MB are left for gaps between blocks"
     console.print(f"limit {configured.limit_mb:,.0f} MB (2**20 bytes), of which {gaps}")
     console.print(_residuals(configured))
-    own = configured.own_plan()
-    if own is not None:
-        found = evaluate(problem, own)
-        over = found.peak_mb - problem.per_stage("limit_mb")
-        fits = "fits" if found.fits else f"is {over.max():,.0f} MB over the limit on stage {over.argmax()}"
-        console.print(f"the run as it is: step {found.step_time:,.6g}, {fits}")
 
 
 def _residuals(configured: Configured) -> Table:

@@ -17,16 +17,18 @@ TEMPLATE = Path(__file__).with_name("schedule.html")
 DIGITS = 9  # of the longest time
 
 
-def write_page(evaluation: Evaluation, path: Path, kinds: Sequence[tuple[str, str]]) -> None:
-    """Writes the page; ``kinds`` are name and colour of forward, backward and weight-gradient operations."""
-    data = json.dumps(page_data(evaluation, kinds), separators=(",", ":"), allow_nan=False).replace("</", "<\\/")
+def write_page(evaluation: Evaluation, path: Path, kinds: Sequence[tuple[str, str]], note: str = "") -> None:
+    """Writes the page; ``kinds`` are name and colour of forward, backward and weight-gradient operations, ``note`` is one more
+    sentence for its title.
+    """
+    data = json.dumps(page_data(evaluation, kinds, note), separators=(",", ":"), allow_nan=False).replace("</", "<\\/")
     text = TEMPLATE.read_text(encoding="utf-8")
     text = text.replace("{{title}}", html.escape(evaluation.problem.name)).replace("{{rows}}", _rows(evaluation))
     with atomic_open(path) as file:
         file.write(text.replace("{{data}}", data))
 
 
-def page_data(evaluation: Evaluation, kinds: Sequence[tuple[str, str]]) -> dict[str, Any]:
+def page_data(evaluation: Evaluation, kinds: Sequence[tuple[str, str]], note: str = "") -> dict[str, Any]:
     """Start, what, chunk and micro-batch of the operations of each stage in order; times of a pass by place."""
     line, problem, costs = evaluation.line, evaluation.problem, evaluation.costs
     scale = 10 ** max(0, DIGITS - len(f"{line.end.max():.0f}"))
@@ -54,7 +56,7 @@ def page_data(evaluation: Evaluation, kinds: Sequence[tuple[str, str]]) -> dict[
         "kinds": [list(kind) for kind in kinds],
         "end": float(line.end.max()) or 1.0,
         "limits": limits,
-        "title": _title(evaluation),
+        "title": f"{_title(evaluation)}{f'; {note}' if note else ''}",
         "repeated": line.repeated,
     }
 
