@@ -30,8 +30,6 @@ def workload_of(config: RunConfig) -> Workload:
                 raise config.error(
                     "parallel_config.context_parallel", f"{message} (value {sizes.context_parallel}); write 1"
                 )
-    if model.fp32_residual_connection:
-        raise config.error("model.model_config.fp32_residual_connection", "its time is not modelled; write false")
     if config.learns_pairs:
         kind = config.train_dataset.data_loader.type
         message = f"the time of the reference beside the model is not modelled (value {kind})"
@@ -62,8 +60,9 @@ def workload_of(config: RunConfig) -> Workload:
     computes_it = all(kind.attention.can_be_fused for kind in model.architecture.kinds())
     fused = model.use_flash_attention is not False and computes_it  # auto: every described device has the kernel
     numerics = Numerics(
-        model.compute_dtype, WHOLE, fused, model.architecture.drops, whole_masks=config.places_from_batch
-    )
+        model.compute_dtype, WHOLE, fused, model.architecture.drops, whole_masks=config.places_from_batch,
+        wide_residual=model.fp32_residual_connection and model.compute_dtype != "float32",
+    )  # fmt: skip
     plan, swap = make_plan(config), config.swap_config
     moved = tuple(tuple(swap.of_layer(number).items()) for number in range(len(plan.layers))) if swap.swap else ()
     return Workload(model.architecture, model.seq_length, strategy, plan, numerics, model.loss_chunks, moved)

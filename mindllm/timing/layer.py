@@ -49,6 +49,11 @@ OF_SEQUENCES = tuple(
     f"attention.{name}" for name in ("attention.", "scores", "softmax", "dropout", "context", "apply_rotary")
 )
 """What attention computes between its projections, by the beginnings of names."""
+RESIDUAL, RESIDUAL_PASSES = "residual", (3.0, 1.5)
+"""Ends the name of a sum of hidden states, whose tensors in half precision are read and written forward and backward so often."""
+WIDE, WIDE_PASSES = "wide_residual", (6.0, 4.5)
+"""Of one in single precision: three tensors of twice the bytes, in both directions. What is added is cast, and back; the norm in
+front casts no more, which is as much."""
 FLASH_BACKWARD = 2.5  # five products instead of two (Dao, 2023, section 3.1)
 
 
@@ -91,7 +96,8 @@ def _forward(
         yield from bottleneck_work(spec, part, tokens, strategy, numerics)
         if spec.norm_output:
             yield elementwise(f"{part}_post_norm.norm", outside, NORM_PASSES[0])
-        yield elementwise(f"{part}.residual", outside, 3 + MASK * numerics.dropout)
+        name, passes = (WIDE, WIDE_PASSES[0]) if numerics.wide_residual else (RESIDUAL, RESIDUAL_PASSES[0])
+        yield elementwise(f"{part}.{name}", outside, passes + MASK * numerics.dropout)
 
 
 def in_row_parts(whole: Work, part: Work, count: int) -> Work:
@@ -203,8 +209,9 @@ def _gradients(one: Operator | Exchange, frozen: Collection[str]) -> Iterator[Op
 
 def backward_passes(name: str) -> float:
     """Traffic of a vector operator's gradient relative to its own."""
-    if name.endswith("residual"):
-        return 0.5  # the sum of two gradients; a dropout's mask is read again
+    for residual, (forward, backward) in ((WIDE, WIDE_PASSES), (RESIDUAL, RESIDUAL_PASSES)):
+        if name.endswith(residual):
+            return backward / forward  # the sum of two gradients; a dropout's mask is read again
     return NORM_PASSES[1] / NORM_PASSES[0] if name.endswith("norm") else 1.5
 
 

@@ -82,7 +82,7 @@ def layer_needs(workload: Workload, spec: LayerSpec, own: LayerAssignment) -> tu
 def layer_bytes(workload: Workload, spec: LayerSpec, own: LayerAssignment, tokens: int) -> float:
     """What a micro-batch of ``tokens`` tokens keeps of one layer; what is computed again need not be kept."""
     strategy, numerics = workload.strategy, workload.numerics
-    given = HALF * tokens * spec.attention.hidden_size / strategy.sequence_ranks
+    given = numerics.hidden_bytes * tokens * spec.attention.hidden_size / strategy.sequence_ranks
     if own.recompute:
         return given
     kept = kept_results(spec, tokens, workload.seq_length, strategy, numerics)

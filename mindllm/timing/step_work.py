@@ -34,7 +34,7 @@ from mindllm.timing.layer import (
 )
 from mindllm.timing.swapped import Moved, moved_results
 from mindllm.timing.tuned_update import Seldom, layer_update, step_update
-from mindllm.timing.work import HALF, Exchange, Operator, Work
+from mindllm.timing.work import Exchange, Operator, Work
 from mindllm.timing.workload import Swap, Workload
 
 
@@ -122,7 +122,8 @@ def step_work(workload: Workload) -> StepWork:
         update = update_operator(held, workload)
         layers = [number for place in own for number in numbers[place]]
         updates.append(StageUpdate(held, replica_exchanges(held, workload), update, _beside(workload, layers)))
-    sent = Exchange("between stages", "Send", HALF * tokens * architecture.hidden_size, "pp")
+    size = workload.numerics.hidden_bytes * tokens * architecture.hidden_size
+    sent = Exchange("between stages", "Send", size, "pp")
     return StepWork(workload, parts, tuple(places), tuple(updates), sent, shared_table(workload))
 
 

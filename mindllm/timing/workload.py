@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from mindllm.config.architecture import Architecture
 from mindllm.parallel.layer_plan import LayerPlan
+from mindllm.timing.work import HALF, WHOLE
 
 Swap = tuple[tuple[str, int], ...]
 """Patterns of operators whose results wait on the host, and how many operators before its use each comes back."""
@@ -90,6 +91,7 @@ class Numerics:
         fused_attention: whether scores stay on chip.
         whole_masks: whether every score is computed, seen or not: rows hold documents.
         dropout: whether attention and residuals have it.
+        wide_residual: whether hidden states between layers, and their sums, are in single precision.
         adds_gradients: whether a kernel of its own adds the gradient of a weight to those of earlier micro-batches. Megatron-LM's
             does for sums in half precision; where its gradient accumulation fusion applies, the product itself adds them.
         scaled_loss: whether gradients in half precision come from a scaled loss (Micikevicius et al., 2018), so that an update
@@ -103,6 +105,12 @@ class Numerics:
     whole_masks: bool = False
     adds_gradients: bool = False
     scaled_loss: bool = False
+    wide_residual: bool = False
+
+    @property
+    def hidden_bytes(self) -> int:
+        """Of a number between layers, and between stages."""
+        return WHOLE if self.wide_residual else HALF
 
 
 @dataclass(frozen=True, eq=False)

@@ -94,7 +94,6 @@ def test_the_command_prints_a_line_for_each_stage(capsys):
         (("--device", "b200"), "neither a file nor one of the described devices"),
         (("--parallel.pipeline_config.pipeline_scheduler=gpipe",), "only the time of 1f1b is modelled"),
         (("--model.model_config.compute_dtype=float64",), "compute_dtype"),
-        (("--model.model_config.fp32_residual_connection=true",), "its time is not modelled"),
         (("--parallel.parallel_optimizer_config.gradient_accumulation_shard=true",), "its time is not modelled"),
         (
             ("--config", TINY, "--use_parallel=true", "--parallel_config.context_parallel=2"),
