@@ -16,7 +16,8 @@ TINY = 1e-20  # keeps a sum of sigmoids from being zero
 
 class Router(nn.Cell):
     """``[batch · seq, hidden]`` -> the chosen experts int32 and their weights fp32, both ``[batch, seq, chosen]``, the same as
-    a mask fp32 ``[batch, seq, experts]``, and what each sequence adds to the mean loss of its tokens, fp32 ``[batch]``.
+    a mask fp32 ``[batch, seq, experts]``, and what each sequence adds to the mean loss of its tokens, fp32 ``[batch]`` (``[1]``
+    where that is one number for all of them).
 
     ``bias`` is a weight without gradient: it is in checkpoints, and changed between steps by whoever counts the tokens of
     experts (Wang et al., 2024).
@@ -133,6 +134,8 @@ class Balance(nn.Cell):
     With ``f`` the part of the choices that fell on an expert times their number, and ``p`` its mean score (scores divided by
     their sum): ``Σ f p`` over the experts, 1 where all are alike. ``expert`` takes both of a sequence, ``switch`` both of all
     sequences; those of groups are :class:`GroupBalance`. The z-loss is the mean squared log-normaliser of the logits.
+
+    ``switch`` is added last: alone it ``is_one_number`` for all sequences, fp32 ``[1]``, which no layout splits.
     """
 
     def __init__(self, spec: RouterSpec) -> None:
@@ -170,39 +173,42 @@ class Balance(nn.Cell):
         self.of_groups = factors.get("device", 0.0) > 0 or factors.get("communication", 0.0) > 0
         if self.of_groups:
             self.group_balance = GroupBalance(spec)
-        self.adds_switch = bool(self.of_sequence and self.of_all)
-        self.adds_groups = bool(self.of_groups and (self.of_sequence or self.of_all))
-        self.adds_z = bool(spec.z_loss and (self.of_sequence or self.of_all or self.of_groups))
-        if self.adds_switch:
-            self.add_switch = P.Add()
+        self.adds_groups = bool(self.of_groups and self.of_sequence)
+        self.adds_z = bool(spec.z_loss and (self.of_sequence or self.of_groups))
+        of_sequences = bool(self.of_sequence or self.of_groups or spec.z_loss)
+        self.adds_switch = bool(self.of_all and of_sequences)
+        self.is_one_number = not of_sequences
         if self.adds_groups:
             self.add_groups = P.Add()
         if self.adds_z:
             self.add_z = P.Add()
+        if self.adds_switch:
+            self.add_switch = P.Add()
         self.reshape = P.Reshape()
 
     def construct(self, logits: Tensor, scores: Tensor, mask: Tensor) -> Tensor:
         """All ``[batch, seq, experts]``."""
         if self.sigmoid:
             scores = self.score_divide(scores, self.score_total(scores, 2))
-        added = None
+        added, whole = None, None
         if self.of_sequence or self.of_all or self.of_groups:
             frequency, score = self.mean_mask(P.stop_gradient(mask), 1), self.mean_score(scores, 1)
             if self.of_sequence:
                 product = self.sequence_sum(self.sequence_mul(frequency, score), 1)
                 added = self.sequence_scale(product, self.of_sequence * self.share)
+            if self.of_groups:
+                of_groups = self.group_balance(mask, frequency, score)
+                added = of_groups if added is None else self.add_groups(added, of_groups)
             if self.of_all:
                 product = self.batch_mul(self.batch_mask(frequency, 0), self.batch_score(score, 0))
                 whole = self.batch_scale(self.batch_sum(product, (0, 1)), self.of_all * self.share)
                 whole = self.reshape(whole, (1,))
-                added = whole if added is None else self.add_switch(added, whole)
-            if self.of_groups:
-                of_groups = self.group_balance(mask, frequency, score)
-                added = of_groups if added is None else self.add_groups(added, of_groups)
         if self.z_loss:
             squared = self.z_scale(self.z_mean(self.square(self.log_normaliser(logits)), (1, 2)), self.z_loss)
             added = squared if added is None else self.add_z(added, squared)
-        return added
+        if whole is None:
+            return added
+        return whole if added is None else self.add_switch(added, whole)
 
     def log_normaliser(self, logits: Tensor) -> Tensor:
         """``log Σ exp`` over the experts: ``[batch, seq, 1]``."""

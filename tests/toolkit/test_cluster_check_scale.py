@@ -85,3 +85,24 @@ def test_every_kind_of_layer_stays_in_its_place():
     layers = zip(small.model.config.architecture.layers, make_plan(small).layers, strict=True)
     kinds = [(layer.stage, layer.recompute, spec.attention.window) for spec, layer in layers]
     assert kinds == [(0, True, None), (0, False, None), (0, False, 8), (1, False, 8)]
+
+
+BALANCED = {"model_type": "mixtral", "expert_num": 4, "num_experts_chosen": 2, "aux_loss_factors": [0.01]}
+
+
+def test_a_loss_of_a_micro_batch_is_computed_of_as_many_sequences():
+    run = cluster_run(dp=2, pp=2, micro=2, model={**BALANCED, "aux_loss_types": ["switch"]})
+    assert single_device(run).runner_config.gradient_accumulation_steps == 2
+    assert single_device(run).global_batch_size == run.global_batch_size == 8
+
+
+def test_a_loss_of_a_sequence_is_computed_at_once():
+    run = cluster_run(dp=2, pp=2, micro=2, model={**BALANCED, "aux_loss_types": ["expert"]})
+    assert single_device(run).runner_config.gradient_accumulation_steps == 1
+
+
+def test_a_warm_up_longer_than_the_few_steps_is_shortened():
+    run = cluster_run(
+        runner_config={"train_steps": 5000}, lr_schedule={"type": "ConstantWarmUpLR", "warmup_steps": 2000}
+    )
+    assert scaled(run).lr_schedule.warmup_steps == scaled(run).runner_config.train_steps

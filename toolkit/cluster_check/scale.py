@@ -39,6 +39,7 @@ SMALLEST_SEQUENCE = 32
 FEW_EXPERTS, FEW_CHOSEN, FEW_GROUPS = 4, 2, 2
 SHARE_OF_WINDOW = 4  # of the sequence is a window long
 LARGEST_BATCH = 2
+TRAIN_STEPS = 10
 MOST_PARTS = 2  # of a batch, and micro batches for every stage
 BYTES = 4
 KILOBYTE = 1024
@@ -104,7 +105,13 @@ def _group(model: ModelConfig) -> dict[str, Any]:
 
 
 def single_device(config: RunConfig) -> RunConfig:
-    """The same model and global batch on one CPU, at once: no stages, no micro batches, no recomputation."""
+    """The same model and global batch on one CPU, without stages or recomputation.
+
+    The batch is computed at once, unless the loss depends on which sequences are: the balance loss ``switch`` is that of a
+    micro batch. Parts of a batch are consecutive rows here and on a cluster, whatever devices have of it.
+    """
+    model = config.model.config
+    parts = _parts_of_a_batch(config) if model.expert_num > 1 and "switch" in model.aux_loss_types else 1
     return override_config(
         config,
         {
@@ -116,14 +123,20 @@ def single_device(config: RunConfig) -> RunConfig:
             "parallel": ParallelContextConfig().model_dump(),
             "recompute_config": RecomputeConfig().model_dump(),
             "swap_config": SwapConfig().model_dump(),
-            "runner_config.batch_size": config.global_batch_size,
-            "runner_config.gradient_accumulation_steps": 1,
+            "runner_config.batch_size": config.global_batch_size // parts,
+            "runner_config.gradient_accumulation_steps": parts,
             "micro_batch_interleave_num": 1,
             "model.model_config.pp_interleave_num": 1,
             "model.model_config.fine_grain_interleave": 1,
             "model.model_config.offset": 0,
         },
     )
+
+
+def _parts_of_a_batch(config: RunConfig) -> int:
+    """Parts of a global batch that are computed one after another, or as copies beside each other."""
+    sizes, runner = config.parallel_config, config.runner_config
+    return sizes.micro_batch_num * runner.gradient_accumulation_steps * config.micro_batch_interleave_num
 
 
 def kept_layers(plan: LayerPlan, specs: Sequence[LayerSpec], ends_differ: bool = False) -> list[int]:
@@ -279,7 +292,7 @@ def _optimizer(config: RunConfig, sizes: Mapping[str, Any]) -> Mapping[str, Any]
 
 def _of_the_run(config: RunConfig) -> Mapping[str, Any]:
     """Nothing is read or written, and batches are small."""
-    copies = config.micro_batch_interleave_num
+    copies, warmup = config.micro_batch_interleave_num, config.lr_schedule.warmup_steps
     return {
         "run_mode": "train",
         "load_checkpoint": "",
@@ -287,7 +300,8 @@ def _of_the_run(config: RunConfig) -> Mapping[str, Any]:
         "resume_training": False,
         "do_eval": False,
         "runner_config.batch_size": min(config.runner_config.batch_size, LARGEST_BATCH * copies),
-        "runner_config.train_steps": 10,
+        "runner_config.train_steps": TRAIN_STEPS,
+        "lr_schedule.warmup_steps": None if warmup is None else min(warmup, TRAIN_STEPS),
         "runner_config.gradient_accumulation_steps": min(config.runner_config.gradient_accumulation_steps, MOST_PARTS),
         "parallel_config.micro_batch_num": _micro_batches(config),
     }

@@ -29,7 +29,7 @@ def routed_experts(at: str, cell: Experts, rows: Dimension) -> Table:
             **_grouped(f"{at}.experts"),
             f"{at}.kept": on(ROUTED, ROUTED),
             **_load(f"{at}.load"),
-            **({f"{at}.add_load": on((TOKENS,), (TOKENS,))} if cell.balances else {}),
+            **_added(at, cell),
         }
     return {
         **_router(f"{at}.router", cell.router, rows),
@@ -43,7 +43,7 @@ def routed_experts(at: str, cell: Experts, rows: Dimension) -> Table:
         f"{at}.weigh": on(OF_GROUPS, OF_GROUPS),
         f"{at}.sum": on(OF_GROUPS),
         **_load(f"{at}.load"),
-        **({f"{at}.add_load": on((TOKENS,), (TOKENS,))} if cell.balances else {}),
+        **_added(at, cell),
     }
 
 
@@ -59,6 +59,14 @@ def _load(at: str) -> Table:
         f"{at}.weigh": on(rows, (None,)),
         f"{at}.sum": on(rows),
     }
+
+
+def _added(at: str, cell: Experts) -> Table:
+    """What sequences add to the loss and zeros of all sequences, ``[batch]``; ``switch`` alone is ``[1]``, which is not split."""
+    if not cell.balances:
+        return {}
+    added: Layout = (None,) if cell.router.balance.is_one_number else (TOKENS,)
+    return {f"{at}.add_load": on(added, (TOKENS,))}
 
 
 def _router(at: str, cell: Router, rows: Dimension) -> Table:
