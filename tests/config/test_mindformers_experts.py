@@ -165,6 +165,16 @@ def test_grouped_products_of_experts_in_parts_are_refused(tmp_path, name, sizes,
         load_config(writer(tmp_path)(*with_grouped_products(name, model_parallel=2, **sizes)))
 
 
+def test_what_a_refusal_of_grouped_products_says_to_write_is_taken(tmp_path):
+    """Also where the YAML does not have the key: it decides how another one is translated."""
+    run = writer(tmp_path)(*with_grouped_products("qwen3_moe", model_parallel=2, expert_parallel=...))
+    with pytest.raises(UserError, match=r"write --parallel_config\.expert_parallel=2"):
+        load_config(run)
+    config = load_config(run, ["--parallel_config.expert_parallel=2"])
+    assert config.model.config.moe_grouped_gemm
+    assert (config.parallel_config.expert_parallel, config.parallel_config.expert_tensor_parallel) == (2, 1)
+
+
 def test_how_experts_of_mcore_are_chosen_and_balanced(tmp_path):
     model = load_config(writer(tmp_path)(MCORE, mcore(DEEPSEEK_V3))).model.config
     assert (model.use_gating_sigmoid, model.n_group, model.topk_group, model.routed_scaling_factor) == (True, 8, 4, 2.5)

@@ -13,9 +13,10 @@ from mindllm.timing.memory import stage_bytes
 from toolkit.benchmark.tune_shipped import SHIPPED
 from toolkit.pipeline_balance.by_formula import ROOM
 from toolkit.tune import confirm
+from toolkit.tune.__main__ import compared
 from toolkit.tune.candidates import Candidate
 from toolkit.tune.judge import GB, Judged
-from toolkit.tune.search import plan_best
+from toolkit.tune.search import own, plan_best
 
 LIMIT = 58 * GB
 
@@ -31,6 +32,21 @@ def test_scores_that_no_kernel_fuses_are_in_the_plan():
     found = plan_best(config, judged, device, LIMIT, len(judged), 600.0)
     assert {one.candidate for one in found} == set(candidates)
     assert all(max(one.memory) <= ROOM * LIMIT for one in found)
+
+
+def test_a_yaml_that_fits_by_formula_is_held_to_the_dry_run_too(monkeypatch):
+    config, device = load_config(SHIPPED / "llama2" / "pretrain_llama2_7b_8p.yaml"), read_device(DEFAULT)
+    hand = own(config, device)
+    assert hand.room(LIMIT).fits
+    forecast = [SimpleNamespace(actual_peak=60 * GB), SimpleNamespace(actual_peak=40 * GB)]
+    monkeypatch.setattr(confirm, "forecast_stages", lambda run, stages, simulations: forecast)
+    found = confirm.simulated(hand)
+    assert found.memory == (60.0 * GB, 40.0 * GB)
+    told = str(compared(found, found, LIMIT)[0])
+    assert (
+        told
+        == "the YAML as it is does not fit: it needs 60.0 GB on stage 0, 2.0 GB more than the limit of 58 GB, in the dry run"
+    )
 
 
 @pytest.mark.parametrize(("missed", "plans"), [(2 * GB, 1), (12 * GB, 2), (200 * GB, 1)])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from mindllm.config.document import Document, KeyPath
+from mindllm.config.mindformers.experts import EXPERT_PARALLEL, EXPERT_TENSOR
 from mindllm.config.mindformers.reading import leaves, path_of
 from mindllm.config.mindformers.rules import rule_for
 from mindllm.config.mindformers.tables import KEYS
@@ -12,6 +13,8 @@ from mindllm.config.run import RunConfig
 from mindllm.config.schema import fields_at, sections_at
 
 ENOUGH = 3  # keys that only MindFormers has: one or two are a mistake in a YAML of ours
+DECIDING = (EXPERT_PARALLEL, EXPERT_TENSOR)
+"""Keys of both that say how experts are shared, and so which of theirs can be had."""
 OPTIONS = "mindformers."
 IGNORED_KEYS = "mindformers.ignored_keys"
 
@@ -43,10 +46,11 @@ def is_ours(path: KeyPath) -> bool:
 def belongs_to_theirs(key: str, theirs: Document) -> bool:
     """Whether an override of ``key`` changes their YAML, before it is translated.
 
-    So it is where the key is written there with a meaning that it has here too, and where only MindFormers has the key.
+    So it is where the key is written there with a meaning that it has here too, where only MindFormers has the key, and where
+    other keys are translated by it.
     """
     path = path_of(key)
     if rule_for(KEYS, path) is None:
         return False
     written = any(known[: len(path)] == path for known, _ in leaves(theirs.data))
-    return written or not is_ours(path)
+    return written or not is_ours(path) or key in DECIDING
