@@ -7,8 +7,9 @@ from argparse import Namespace
 from collections.abc import Sequence
 
 from mindllm.command import CommandParser, run_command
-from mindllm.config import RunConfig, load_config, render_config
+from mindllm.config import RunConfig, load_config, on_this_device, render_config
 from mindllm.config.overrides import SHORTHANDS
+from mindllm.console import error_console
 from mindllm.interrupts import leave_on_interrupt, own_interrupts, receive_interrupts
 
 EXAMPLES = """examples:
@@ -63,6 +64,9 @@ def run(config: RunConfig) -> int:
     from mindllm.train.preflight import refuse_what_must_fail
 
     refuse_what_must_fail(config)
+    config, said = on_this_device(config)
+    if said:
+        error_console.print(said)
     leave_on_interrupt()
     if config.run_mode in ("train", "finetune", "eval"):
         receive_interrupts()

@@ -15,6 +15,7 @@ from mindllm.config.load import load_config, override_config, render_config, wit
 from mindllm.config.model import ModelConfig
 from mindllm.config.optimizer import LrSchedule, OptimizerConfig, RunnerWrapperConfig
 from mindllm.config.parallel import ParallelConfig, ParallelContextConfig
+from mindllm.config.precision import on_this_device
 from mindllm.config.recompute import RecomputeConfig
 from mindllm.config.run import RunConfig
 from mindllm.config.runtime import ContextConfig, ExportConfig, RunnerConfig
@@ -42,6 +43,7 @@ __all__ = [
     "keys_of_layers",
     "layer_counts",
     "load_config",
+    "on_this_device",
     "override_config",
     "read_model_config",
     "render_config",

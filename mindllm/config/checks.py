@@ -112,11 +112,12 @@ def check_data(config: RunConfig) -> Iterator[Finding]:
 def check_schedule(config: RunConfig) -> Iterator[Finding]:
     """Rates and lengths of the learning rate schedule."""
     schedule, runner = config.lr_schedule, config.runner_config
-    if schedule is None:
-        if config.run_mode in ("train", "finetune"):
-            yield ("lr_schedule",), f"this key is required: run_mode {config.run_mode} needs a learning rate"
+    peak = schedule.learning_rate if schedule else None
+    if peak is None and config.run_mode in ("train", "finetune"):
+        missing = ("lr_schedule", "learning_rate") if schedule else ("lr_schedule",)
+        yield missing, f"this key is required: run_mode {config.run_mode} needs a learning rate"
+    if schedule is None or peak is None:
         return
-    peak = schedule.learning_rate
     if schedule.warmup_lr_init > peak:
         yield ("lr_schedule", "warmup_lr_init"), f"above learning_rate {peak} (value {schedule.warmup_lr_init})"
     if isinstance(schedule, DecayingSchedule) and schedule.lr_end > peak:

@@ -30,7 +30,9 @@ class OptimizerConfig(Section):
 class Schedule(Section):
     """What every schedule has: a peak, a warm-up, and a length."""
 
-    learning_rate: float = Field(gt=0, description="Peak learning rate. The only learning rate.")
+    learning_rate: float | None = Field(
+        default=None, gt=0, description="Peak learning rate. The only learning rate. Required to train."
+    )
     warmup_steps: int | None = Field(default=None, ge=0, description="Steps of the warm-up; or give `warmup_ratio`.")
     warmup_ratio: Fraction | None = Field(
         default=None, description="Warm-up as a part of all steps; or give `warmup_steps`."

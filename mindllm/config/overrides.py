@@ -6,7 +6,7 @@ Every command that takes a YAML and such options reads them here, and with them 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import NoneType
 from typing import Any
 
@@ -138,4 +138,11 @@ def _place(document: Document, path: KeyPath, value: Any, origin: Origin, base: 
             document.origins.setdefault(here, origin)
         node = inner
     node[path[-1]] = value
-    document.origins[path] = origin
+    document.origins.update(dict.fromkeys(_inside(value, path), origin))
+
+
+def _inside(value: Any, path: KeyPath) -> Iterator[KeyPath]:
+    """``path`` and those of the keys of a section that is given as a whole."""
+    yield path
+    for key, entry in value.items() if isinstance(value, dict) else ():
+        yield from _inside(entry, (*path, key))

@@ -8,6 +8,8 @@ from pathlib import Path
 from mindllm.config import RunConfig, is_hugging_face, read_model_config
 from mindllm.config.dataset import TOKENIZER_FILES
 from mindllm.config.evaluation import EvaluationConfig
+from mindllm.config.precision import FLOAT32, TYPES, narrow_types
+from mindllm.console import error_console
 from mindllm.data import run_tokenizer
 from mindllm.data.tokenizer import Tokenizer
 from mindllm.errors import UserError
@@ -37,6 +39,8 @@ def run_of(model: Path, options: EvaluationConfig, tokenizer: Path | None = None
     else:
         checkpoint = load_checkpoint(model, option="--model", with_optimizer=False, read=stored_tensors)
         architecture, beside = model_of(checkpoint), str(checkpoint.state.get("tokenizer") or "")
+    for narrow in sorted({*narrow_types(architecture).values()}):
+        error_console.print(f"computing in float32, which is faster on a CPU than the checkpoint's {narrow}")
     file = str(tokenizer or beside)
     if not file or not Path(file).exists():
         where = f"{file} is not there any more" if file else "it names none"
@@ -48,7 +52,7 @@ def run_of(model: Path, options: EvaluationConfig, tokenizer: Path | None = None
             "use_parallel": False,
             "context": {"device_target": "CPU", "enable_graph_kernel": False},
             "processor": {"tokenizer": {"vocab_file": file}},
-            "model": {"model_config": architecture.model_dump(exclude_unset=True)},
+            "model": {"model_config": architecture.model_dump(exclude_unset=True) | dict.fromkeys(TYPES, FLOAT32)},
             "evaluation": options.model_dump(),
         }
     )

@@ -41,6 +41,7 @@ def learning_rates(schedule: LrSchedule, total_steps: int) -> Callable[[int], fl
     warmup = _warmup_steps(schedule, length)
     decay = _decay(schedule, warmup, length)
     peak, start = schedule.learning_rate, schedule.warmup_lr_init
+    assert peak is not None  # or loading had refused it
     end = peak if isinstance(schedule, ConstantSchedule) else schedule.lr_end
 
     def rate(step: int) -> float:

@@ -215,3 +215,14 @@ def test_only_training_needs_a_learning_rate(write, minimal):
     assert load_config(write(minimal), ["--run_mode=predict"]).lr_schedule is None
     with pytest.raises(UserError, match="lr_schedule: this key is required"):
         load_config(write(minimal))
+
+
+def test_a_base_with_a_schedule_needs_its_rate_only_to_train(write, minimal):
+    del minimal["lr_schedule"]["learning_rate"]
+    minimal["processor"] = {"tokenizer": {"vocab_file": "tokenizer.json"}}
+    write(minimal, "base.yaml")
+    for mode in ("predict", "chat", "eval"):
+        assert load_config(write("base: base.yaml\n"), [f"--run_mode={mode}"]).lr_schedule.learning_rate is None
+    for mode in ("train", "finetune"):
+        with pytest.raises(UserError, match=rf"base.yaml:\d+: lr_schedule.learning_rate: .* run_mode {mode} needs"):
+            load_config(write("base: base.yaml\n"), [f"--run_mode={mode}", "--load_checkpoint=x"])
