@@ -80,7 +80,8 @@ class Agent:
             RunFailed: the first node's launcher is gone.
         """
         while True:
-            readable = select.select([self.line, *self.seats.values()], [], [], POLL_SECONDS)[0]
+            ends: list[SignedLine | socket.socket] = [self.line, *self.seats.values()]
+            readable = select.select(ends, [], [], POLL_SECONDS)[0]
             for rank in [rank for rank, seat in self.seats.items() if seat in readable]:
                 self._hand_on(rank)
             if self.line in readable and self._obey_all(self.line.receive()):

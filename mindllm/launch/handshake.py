@@ -62,8 +62,8 @@ class Answering:
             self._refuse()
 
     def _answer(self, message: Mapping[str, Any]) -> bool:
-        asked, drawn = message.get("nonce"), _drawn()
-        if not _is_nonce(asked):
+        asked, drawn = _nonce_in(message), _drawn()
+        if asked is None:
             return False
         self._plain.send(nonce=drawn)
         self._signed = SignedLine(self._plain.connection, self._secret, (asked, drawn), asks=False)
@@ -89,7 +89,7 @@ def ask(connection: socket.socket, secret: bytes, seconds: float, go_on: Callabl
             signed.longest = LONGEST
             return signed if messages[0] == READY else None
         if messages:
-            if not _is_nonce(answered := messages[0].get("nonce")):
+            if (answered := _nonce_in(messages[0])) is None:
                 return None
             signed = SignedLine(connection, secret, (asked, answered), asks=True)
             signed.send(**READY)
@@ -100,5 +100,7 @@ def _drawn() -> str:
     return secrets.token_hex(NONCE_DIGITS // 2)
 
 
-def _is_nonce(value: Any) -> bool:
-    return isinstance(value, str) and len(value) == NONCE_DIGITS and value.isascii() and value.isalnum()
+def _nonce_in(message: Mapping[str, Any]) -> str | None:
+    value = message.get("nonce")
+    good = isinstance(value, str) and len(value) == NONCE_DIGITS and value.isascii() and value.isalnum()
+    return value if good else None

@@ -169,9 +169,9 @@ class Job:
         if self.count > 1:
             variables |= {"MS_ROLE": "MS_WORKER", "MS_NODE_ID": str(rank)}
         if self.desk is not None and rank >= self.local:
-            process, here = self.desk.start(rank, variables)
+            process, seat = self.desk.start(rank, variables)
             self.ranks.append(process)
-            return here
+            return seat
         here, there = socket.socketpair()
         variables[DESCRIPTOR] = str(there.fileno())
         log = self.log_dir / f"worker_{rank}.log"
