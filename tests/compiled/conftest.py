@@ -127,6 +127,7 @@ CASES = {
             **SEQUENCE,
         },
     ),
+    "cp2 balanced halves": (1, {"context_parallel": 2, "context_parallel_balanced": True}),
     "one device": (0, {"use_parallel": False, "recompute_config": {"recompute": [1]}}),
 }
 

@@ -15,6 +15,7 @@ from mindllm.compiled.graph import CompiledGraph, Node
 
 ALL = "interleaved all"
 THRESHOLD = "dp2 tp2, parts below the threshold"
+BALANCED = "cp2 balanced halves"  # whose attention scores a sequence in two pieces
 ACCUMULATING = ("dp2 accumulating", "dp2 accumulating, zero-centred norms")
 """Of the second one, sums of gathered weights serve both parts of a batch."""
 
@@ -50,7 +51,16 @@ def compiled_case(name: str, *marks: pytest.MarkDecorator):
     [
         *map(
             compiled_case,
-            (ALL, "all", *ACCUMULATING, THRESHOLD, "tp2 sequence, rows in parts", "dp2 optimizer level 3", "select"),
+            (
+                ALL,
+                "all",
+                *ACCUMULATING,
+                THRESHOLD,
+                "tp2 sequence, rows in parts",
+                "dp2 optimizer level 3",
+                "select",
+                BALANCED,
+            ),
         ),
         *(compiled_case(name, pytest.mark.slow) for name in ("dp4 shared optimizer state", "full", "comm")),
     ],
@@ -87,6 +97,23 @@ def test_what_was_asked_for_and_found_is_told(compiled):
     assert found["optimizer parallel"] == ("optimizer state: 29 weights", "29 weights")
     assert found["gradient fusion"] == ("1 message, the same on all ranks", "1 message")
     assert found["shardings"][0] == "dp2 tp2 sequence parallel"
+
+
+@pytest.mark.compiles(BALANCED)
+def test_a_piece_of_a_sequence_that_is_scored_twice(compiled):
+    graph = compiled(BALANCED)
+    (late, early) = graph.find("FlashAttentionScore", lambda node: ".layers.0." in node.path)
+
+    def with_another(node: Node) -> list[Node]:
+        return [node, replace(node, name=f"{node.name}_again")] if node.name == late.name else [node]
+
+    functions = tuple(
+        replace(function, nodes=tuple(copy for node in function.nodes for copy in with_another(node)))
+        for function in graph.functions
+    )
+    assert late.shapes[0] == early.shapes[0]
+    found = violated(asked(replace(graph, functions=functions), BALANCED))
+    assert found == {"parts of a batch": ("rank 1: layer 0 runs 3/2 times in a step, not 1",)}
 
 
 @pytest.mark.compiles("dp2")

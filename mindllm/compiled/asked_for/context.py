@@ -6,17 +6,14 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from mindllm.compiled.asked_for.finding import Finding, Mistake, together
-from mindllm.compiled.asked_for.placement import forward_operators
+from mindllm.compiled.asked_for.placement import QUERIES, attention_scores, forward_operators, positions_of_rank
 from mindllm.compiled.graph import Node
 from mindllm.compiled.operators import Operators
 from mindllm.config import RunConfig
 from mindllm.parallel.layout import CONTEXT, Mesh
 
 GATHERED, EXCHANGED = "AllGather", "AlltoAll"
-CORE = "attention.attention"
 WORDS = {GATHERED: "keys and values gathered", EXCHANGED: "heads for the sequence"}
-SCORED = ("FlashAttentionScore", "Softmax")
-"""What reads or makes the scores of a layer; dimension 1 of its first output counts heads, dimension 2 the queries' positions."""
 
 
 def sequences(config: RunConfig, mesh: Mesh, ranks: Sequence[Operators]) -> Finding | None:
@@ -25,9 +22,9 @@ def sequences(config: RunConfig, mesh: Mesh, ranks: Sequence[Operators]) -> Find
     if sizes.context_parallel == 1:
         return None
     wanted = EXCHANGED if sizes.exchanges_heads else GATHERED
-    length, mistakes, found = config.model.config.seq_length, [], set()
-    rows = length if sizes.exchanges_heads else length // sizes.context_parallel
-    rows //= 2 if sizes.context_parallel_balanced else 1  # a piece of each half, one after the other
+    mistakes, found = [], set()
+    pieces = 2 if sizes.context_parallel_balanced else 1  # one of each half, one after the other
+    rows = positions_of_rank(config) // pieces
     for rank in ranks:
         own = mesh.ranks_along(CONTEXT, rank.graph.rank)
         exchanges, scores = _by_layer(rank, own)
@@ -38,8 +35,10 @@ def sequences(config: RunConfig, mesh: Mesh, ranks: Sequence[Operators]) -> Find
                 text = f"attention of layer {layer} has no {wanted} over ranks of its sequence"
                 mistakes.append(Mistake(rank.graph.rank, text))
             for node in scores[layer]:
-                if node.shapes[0][2] != rows:
-                    text = f"attention of layer {layer} is over {node.shapes[0][2]} positions of queries, not {rows}"
+                if node.shapes[0][QUERIES] != rows:
+                    text = (
+                        f"attention of layer {layer} is over {node.shapes[0][QUERIES]} positions of queries, not {rows}"
+                    )
                     mistakes.append(Mistake(rank.graph.rank, text))
     return Finding(
         "sequences", _text({wanted}, sizes.context_parallel), _text(found, sizes.context_parallel), together(mistakes)
@@ -53,8 +52,8 @@ def _by_layer(rank: Operators, own: tuple[int, ...]) -> tuple[dict[int, list[Nod
     for node, layer, place in forward_operators(rank):
         if node.op in WORDS and node.ranks == own and place.startswith("attention"):
             exchanges[layer].append(node)
-        elif node.op in SCORED and place.startswith(CORE) and len(node.shapes[0]) == 4:
-            scores[layer].append(node)
+    for node, layer in attention_scores(rank):
+        scores[layer].append(node)
     return exchanges, scores
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from statistics import mode
+from fractions import Fraction
 
 from mindllm.compiled.asked_for.finding import Finding, Mistake, numbers_text, together
 from mindllm.compiled.graph import Node
@@ -16,7 +16,10 @@ from mindllm.config.optimizer_state import MOMENT_PREFIXES
 from mindllm.parallel.layer_plan import LayerPlan
 from mindllm.parallel.layout import Mesh
 
-ATTENTION = "attention.attention."  # the cell of scores and what they weigh, in a layer
+ATTENTION = "attention.attention"  # the cell of scores and what they weigh, in a layer
+SCORED = ("FlashAttentionScore", "Softmax")
+"""What reads or makes the scores of a layer; dimension 1 of its first output counts heads, dimension 2 the queries' positions."""
+QUERIES = 2
 
 
 def forward_operators(rank: Operators) -> Iterator[tuple[Node, int, str]]:
@@ -25,6 +28,19 @@ def forward_operators(rank: Operators) -> Iterator[tuple[Node, int, str]]:
         place = rank.place(node)
         if rank.phase(node) == FORWARD and not place.startswith(REFERENCE) and (where := layer_of(place)):
             yield node, *where
+
+
+def attention_scores(rank: Operators) -> Iterator[tuple[Node, int]]:
+    """What makes or reads the scores of layers in the forward pass, with the number of the layer."""
+    for node, layer, place in forward_operators(rank):
+        if node.op in SCORED and place.startswith(ATTENTION) and len(node.shapes[0]) == 4:
+            yield node, layer
+
+
+def positions_of_rank(config: RunConfig) -> int:
+    """Positions of a sequence whose queries one rank has in attention."""
+    sizes = config.parallel_config
+    return config.model.config.seq_length // (1 if sizes.exchanges_heads else sizes.context_parallel)
 
 
 def stages(config: RunConfig, plan: LayerPlan, mesh: Mesh, ranks: Sequence[Operators]) -> Finding | None:
@@ -67,7 +83,7 @@ def micro_batches(config: RunConfig, ranks: Sequence[Operators]) -> Finding | No
     """Every layer runs once for each part of the batch: micro-batches, times accumulation steps, times copies of the model."""
     parts = config.parallel_config.micro_batch_num * config.runner_config.gradient_accumulation_steps
     parts *= config.micro_batch_interleave_num
-    found = {rank.graph.rank: _runs_of_layers(rank) for rank in ranks}
+    found = {rank.graph.rank: _runs_of_layers(rank, positions_of_rank(config)) for rank in ranks}
     mistakes = [
         Mistake(rank, f"layer {layer} runs {times} times in a step, not {parts}")
         for rank, runs in found.items()
@@ -78,21 +94,16 @@ def micro_batches(config: RunConfig, ranks: Sequence[Operators]) -> Finding | No
     return Finding("parts of a batch", str(parts), " or ".join(map(str, counts)), together(mistakes))
 
 
-def _runs_of_layers(rank: Operators) -> dict[int, int]:
-    """How often a step runs each layer: as often as most operators of its attention, which always has whole sequences.
+def _runs_of_layers(rank: Operators, positions: int) -> dict[int, Fraction]:
+    """How often a step runs each layer: once when the queries of all ``positions`` of the rank have their scores.
 
-    Others may take tokens in parts (``fine_grain_interleave``); some serve twice, and what only weights go into is computed once
-    for all parts of a batch.
+    One run may score them in pieces (balanced halves of a sequence), and other operators may take tokens in parts
+    (``fine_grain_interleave``) or serve several parts of a batch at once, so no operator by itself counts runs.
     """
-    times: dict[int, Counter[tuple[str, str, str]]] = defaultdict(Counter)
-    for node, layer, place in forward_operators(rank):
-        if node.input_strategy is not None:
-            times[layer][place, node.op, node.instance] += rank.times(node)
-    return {layer: mode(_of_attention(found) or found.values()) for layer, found in times.items()}
-
-
-def _of_attention(times: Counter[tuple[str, str, str]]) -> list[int]:
-    return [number for (place, _, _), number in times.items() if f"{place}.".startswith(ATTENTION)]
+    times: dict[int, Fraction] = {layer: Fraction() for _, layer, _ in forward_operators(rank)}
+    for node, layer in attention_scores(rank):
+        times[layer] += Fraction(node.shapes[0][QUERIES] * rank.times(node), positions)
+    return times
 
 
 def _layers_of_stage(plan: LayerPlan, stage: int) -> set[int]:
