@@ -24,7 +24,7 @@ CALL, CONSTANT, PARTIAL = "Call", "Constant", "Partial"
 ROLES = {"▸": "forward", "◂": "backward", "✓": "then", "✗": "else"}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class TensorType:
     """What a tensor is: ``shape`` on this rank, ``dtype`` by numpy's name (or ``bfloat16``).
 
@@ -36,7 +36,7 @@ class TensorType:
     parameter: str = ""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class TupleType:
     """Several values under one name, taken apart by ``TupleGetItem``."""
 
@@ -60,7 +60,7 @@ class OtherType:
 ValueType = TensorType | TupleType | ClosureType | OtherType
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Node:
     """One operator: what it is, where in the model it came from, what it yields.
 

@@ -18,6 +18,7 @@ import numpy as np
 
 from mindllm.compiled.graph import CompiledGraph
 from mindllm.compiled.mind_ir import parse_mind_ir
+from mindllm.compiled.pool import Pool
 from mindllm.compiled.sources import Sources, sources_from_json, sources_to_json
 from mindllm.errors import UserError
 from mindllm.files import atomic_path
@@ -58,8 +59,8 @@ def save(graph: CompiledGraph, path: Path) -> None:
     write_graph(path, graph.rank, graph.mind_ir, layouts, graph.sources, initial)
 
 
-def load(path: Path) -> CompiledGraph:
-    """Reads what :func:`save` wrote.
+def load(path: Path, pool: Pool | None = None) -> CompiledGraph:
+    """Reads what :func:`save` wrote. Graphs that are only executed and inspected are read with one ``pool`` for all ranks.
 
     Raises:
         UserError: the file is missing, damaged or something else.
@@ -76,7 +77,7 @@ def load(path: Path) -> CompiledGraph:
         raise UserError(f"{path}: damaged, or not a compiled graph ({error})") from None
     try:
         layouts = {name: ParameterLayout.from_json(layout) for name, layout in facts["layouts"].items()}
-        return parse_mind_ir(mind_ir, int(facts["rank"]), layouts, sources_from_json(facts["sources"]), initial)
+        return parse_mind_ir(mind_ir, int(facts["rank"]), layouts, sources_from_json(facts["sources"]), initial, pool)
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
     except (AttributeError, KeyError, TypeError, ValueError) as error:

@@ -33,6 +33,7 @@ from mindllm.compiled.graph import (
     groups_of,
     local_name,
 )
+from mindllm.compiled.pool import Pool
 from mindllm.compiled.sources import Sources
 from mindllm.errors import UserError
 from mindllm.parallel.layout import RANKS_OF_GROUP
@@ -55,8 +56,11 @@ def parse_mind_ir(
     layouts: Mapping[str, ParameterLayout] | None = None,
     sources: Sources | None = None,
     initial: Mapping[str, np.ndarray] | None = None,
+    pool: Pool | None = None,
 ) -> CompiledGraph:
     """Reads the graph of ``rank``. Layouts and initial values of parameters and source lines are not part of MindIR.
+
+    Graphs that are read with one ``pool`` share what they have in common, and do not keep the MindIR.
 
     Raises:
         UserError: it is not MindIR, or only a part of it.
@@ -64,7 +68,7 @@ def parse_mind_ir(
     model = _parse(data)
     primitives = {primitive.name: primitive for primitive in model.primitives}
     graphs = [model.graph, *model.functions]
-    reader = _NodeReader(primitives)
+    reader = _NodeReader(primitives, pool or Pool())
     functions = tuple(_function(graph, reader) for graph in graphs)
     groups = groups_of(functions)
     parameters = {}
@@ -74,8 +78,9 @@ def parse_mind_ir(
         if layout is not None and layout.optimizer_group:
             layout = replace(layout, optimizer_ranks=groups.get(layout.optimizer_group, ()))
         begins = (initial or {}).get(name)
+        begins = begins if begins is None or pool is None else pool.array(begins)
         parameters[name] = Parameter(name, tensor.name, tuple(tensor.dims), _dtype(tensor), layout, begins)
-    return CompiledGraph(rank, functions, parameters, groups, sources or {}, data)
+    return CompiledGraph(rank, functions, parameters, groups, sources or {}, data if pool is None else b"")
 
 
 def parameter_names(data: bytes) -> list[str]:
@@ -139,9 +144,11 @@ def _with_ranks(operators: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any
 class _NodeReader:
     """Reads nodes; operators with their attributes stand apart from them and are read once."""
 
-    def __init__(self, primitives: Mapping[str, Any]) -> None:
+    def __init__(self, primitives: Mapping[str, Any], pool: Pool) -> None:
+        self.pool, self.same = pool, pool.same
         self.operators = {name: primitive.op_type for name, primitive in primitives.items()}
-        self.attributes = _with_ranks({name: _attributes(one.attribute) for name, one in primitives.items()})
+        read = _with_ranks({name: _attributes(one.attribute) for name, one in primitives.items()})
+        self.attributes = {name: pool.attributes(one) for name, one in read.items()}
         self.instances = {name: primitive.instance_name for name, primitive in primitives.items()}
 
     def node(self, node: Any) -> Node:
@@ -152,16 +159,16 @@ class _NodeReader:
         values = {attribute.name: attribute for attribute in node.attribute}
         constant = op == CONSTANT and "value" in values
         return Node(
-            op=op,
-            name=node.output[0],
-            inputs=tuple(node.input),
-            type=_type(values["value" if constant else "shape"]) if values else OtherType("NONE"),
-            scope=node.domain,
+            op=self.same(op),
+            name=self.same(node.output[0]),
+            inputs=self.same(tuple(map(self.same, node.input))),
+            type=self.same(_type(values["value" if constant else "shape"]) if values else OtherType("NONE")),
+            scope=self.same(node.domain),
             attributes=self.attributes.get(reference, {}),
-            primal=_attributes([*node.primal_attr, *node.node_attr]),
+            primal=self.pool.plain(_attributes([*node.primal_attr, *node.node_attr])),
             callee=reference if called else "",
             value=_value(values["value"]) if constant else None,
-            instance=self.instances.get(reference, ""),
+            instance=self.same(self.instances.get(reference, "")),
         )
 
 
