@@ -7,6 +7,7 @@ from pathlib import Path
 from mindllm.compiled.device.front_end import environment
 from mindllm.compiled.graph import CompiledGraph
 from mindllm.compiled.graph_file import load
+from mindllm.compiled.host_needs import claimed
 from mindllm.compiled.worker import GRAPH, text_of_last_graph
 from mindllm.compiled.worker_process import run_worker
 from mindllm.config import RunConfig, render_config
@@ -29,7 +30,7 @@ def compile_rank(config: RunConfig, rank: int, timeout: float = 3600.0) -> Compi
     devices = mesh_of(config).devices
     if not 0 <= rank < devices:
         raise UserError(f"rank {rank} does not exist: the configuration has {devices} devices, 0 to {devices - 1}")
-    with temporary_directory("mindllm_compile_") as directory:
+    with temporary_directory("mindllm_compile_") as directory, claimed(config):
         (directory / CONFIG).write_text(render_config(config), encoding="utf-8")
         own_graphs = Path(config.context.save_graphs_path) / f"rank_{rank}"
         variables = {

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
 
@@ -23,16 +23,18 @@ from mindllm.cache import user_cache
 from mindllm.compiled.compile_rank import CONFIG, ERRORS_ONLY
 from mindllm.compiled.graph import CompiledGraph
 from mindllm.compiled.graph_file import load
+from mindllm.compiled.host_needs import compile_bytes, require
+from mindllm.compiled.pool import Pool
 from mindllm.compiled.rank_server import LOG
 from mindllm.compiled.worker import GRAPH
-from mindllm.compiled.worker_process import available_bytes, failure, free_memory
+from mindllm.compiled.worker_process import failure
 from mindllm.config import RunConfig, render_config
 from mindllm.errors import UserError
+from mindllm.host_memory import MemoryClaim, free_memory
 from mindllm.launch.process import die_with_parent
 from mindllm.parallel.layout import mesh_of
 from mindllm.temporary import make_temporary, remove_temporary
 
-BYTES_OF_A_WORKER = 1 << 30  # of a small model; see docs/cluster_check.md
 KEPT_BYTES = 1 << 30
 EXIT_CODE = re.compile(r"\nexit code (\d+)\s*$")
 POLL_SECONDS = 0.05
@@ -46,18 +48,12 @@ def cache_directory() -> Path:
     return user_cache("graphs")
 
 
-def most_workers() -> int:
-    """Ranks that can be compiled at a time: one on each core, as far as memory goes."""
-    cores, free = len(os.sched_getaffinity(0)), available_bytes()
-    return cores if free is None else max(1, min(cores, free // BYTES_OF_A_WORKER))
-
-
 class RankCompilation:
     """Compiling all ranks of a configuration in the background: begins with the block and ends with it at the latest.
 
     Args:
         cache: directory in which graphs are kept by content; None keeps none.
-        workers: ranks at a time.
+        workers: ranks at a time, at most; by default as many as there are cores. Fewer where memory does not suffice.
         training: the training step; otherwise what evaluates.
     """
 
@@ -67,17 +63,29 @@ class RankCompilation:
         self.config = config
         self.training = training
         self.devices = mesh_of(config).devices
-        self.workers = min(workers or most_workers(), self.devices)
+        self.workers = min(workers or len(os.sched_getaffinity(0)), self.devices)
+        self._claims = ExitStack()
         self._kept = None if cache is None else cache / (_key(config) if training else f"{_key(config)}-evaluation")
         self._temporary = make_temporary("mindllm_ranks_")
+        self._pool = Pool()
         self._free = free_memory()
         self._server: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> RankCompilation:
         missing = [rank for rank in range(self.devices) if not self._is_kept(rank)]
         if missing:
+            self._claim()
             self._server = self._start(missing)
         return self
+
+    def _claim(self) -> None:
+        """Claims memory for the ranks that are compiled at a time; refuses where there is none for a single one."""
+        with ExitStack() as block:
+            claim, one = block.enter_context(MemoryClaim()), compile_bytes(self.config)
+            require(claim, self.config)
+            self.workers = self.workers if claim.budget is None else min(self.workers, claim.budget // one)
+            claim.take(self.workers * one)
+            self._claims = block.pop_all()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, stack: TracebackType | None
@@ -85,7 +93,8 @@ class RankCompilation:
         if self._server is not None and self._server.poll() is None:
             os.killpg(self._server.pid, signal.SIGKILL)
             self._server.wait()
-        remove_temporary(self._temporary)
+        with self._claims:
+            remove_temporary(self._temporary)
 
     def graphs(self, progress: Progress = lambda count: None) -> list[CompiledGraph]:
         """Waits for all ranks.
@@ -114,7 +123,7 @@ class RankCompilation:
     def _load(self, file: Path) -> CompiledGraph | None:
         """A graph; None, and the file is removed, where a kept one is damaged: it is compiled again."""
         try:
-            return load(file)
+            return load(file, self._pool)
         except UserError:
             if self._kept is None or file.parent != self._kept:
                 raise

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import mindllm
 from mindllm.errors import UserError
+from mindllm.host_memory import free_memory
 from mindllm.launch.process import die_with_parent
 from mindllm.parallel.refusals import CompileFailed, reason
 
 SHOWN_LINES = 12
 USER_ERROR = re.compile(r"^error: ", re.MULTILINE)
 OUT_OF_MEMORY = re.compile(r"MemoryError|std::bad_alloc|Cannot allocate memory|[Oo]ut of memory|allocate memory failed")
-MEMORY_INFO = Path("/proc/meminfo")
 
 
 def run_worker(
@@ -87,17 +87,3 @@ def last_error(output: str) -> str:
     tail = output[starts[-1].start() :] if starts else output
     lines = [line for line in tail.splitlines() if line.strip()]
     return "\n".join(lines[:SHOWN_LINES] if starts else lines[-SHOWN_LINES:])
-
-
-def free_memory() -> str:
-    """Memory that programs can still get, in words."""
-    free = available_bytes()
-    return "an unknown number of bytes" if free is None else f"{free / 2**30:.1f} GiB"
-
-
-def available_bytes() -> int | None:
-    """Memory that programs can still get; None where the system does not say."""
-    if not MEMORY_INFO.is_file():
-        return None
-    found = re.search(r"^MemAvailable:\s+(\d+) kB", MEMORY_INFO.read_text(), re.MULTILINE)
-    return int(found.group(1)) * 1024 if found else None

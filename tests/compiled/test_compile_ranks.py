@@ -73,7 +73,7 @@ def test_the_oldest_graphs_are_forgotten(tmp_path, monkeypatch):
 
 
 def test_a_kept_graph_that_is_damaged_is_compiled_again(tmp_path, monkeypatch):
-    def load(path):
+    def load(path, pool):
         if path.read_bytes() != b"good":
             raise UserError(f"{path}: damaged")
         return path.name

@@ -3,6 +3,7 @@
 import pytest
 from small_cluster import cluster_run
 
+from mindllm import host_memory
 from mindllm.compiled.execute import estimate as module
 from mindllm.compiled.execute.estimate import estimate, refuse_too_large
 from mindllm.config import override_config
@@ -24,19 +25,33 @@ def test_recomputation_keeps_less():
     assert estimate(again, 1e9).memory < estimate(RUN, 1e9).memory
 
 
-def test_a_small_run_is_let_through():
+@pytest.fixture
+def no_claims(monkeypatch):
+    """A process that has claimed nothing yet."""
+    monkeypatch.setattr(host_memory, "_claims", [])
+
+
+def test_a_small_run_is_let_through_and_claims_its_memory(no_claims):
     refuse_too_large(RUN)
+    (claim,) = host_memory._claims
+    assert claim.budget is not None
+    claim.__exit__(None, None, None)
 
 
 @pytest.mark.parametrize(
     ("free", "rate", "wanted"),
     [
-        (1 << 30, 1e15, ["describes 8 devices", "GiB of memory, and 1.0 GiB are free", "cluster_check"]),
+        (
+            1 << 30,
+            1e15,
+            ["describes 8 devices", "GiB of memory, and there are 0.6 GiB, 60% of the 1.0 GiB", "cluster_check"],
+        ),
         (1 << 60, 1e6, ["context.lockstep_step_seconds", "s per step", "value 300", "allow more"]),
     ],
 )
-def test_a_large_one_is_refused_with_the_estimate(monkeypatch, free, rate, wanted):
-    monkeypatch.setattr(module, "available_bytes", lambda: free)
+def test_a_large_one_is_refused_with_the_estimate(monkeypatch, no_claims, free, rate, wanted):
+    monkeypatch.setattr(host_memory, "available_bytes", lambda: free)
+    monkeypatch.setattr(host_memory, "claimed_by_others", lambda directory: 0)
     monkeypatch.setattr(module, "matmul_rate", lambda: rate)
     with pytest.raises(UserError) as caught:
         refuse_too_large(LARGE)

@@ -13,10 +13,10 @@ import pytest
 from dry_run_cases import FormulaSimulations
 from small_cluster import cluster_run
 
+from mindllm import host_memory
 from mindllm.config import render_config
 from mindllm.errors import CheckFailed, UserError
 from toolkit.dry_run import __main__ as tool
-from toolkit.dry_run import simulations
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = {"num_layers": 10, "seq_length": 256, "hidden_size": 128}
@@ -153,9 +153,12 @@ def test_too_little_device_memory_is_a_failed_check(place, tmp_path, monkeypatch
 
 
 def test_too_little_memory_of_this_machine_is_refused(place, tmp_path, monkeypatch):
-    monkeypatch.setattr(simulations, "available_bytes", lambda: 300 << 20)
+    monkeypatch.setattr(host_memory, "available_bytes", lambda: 1 << 30)
+    monkeypatch.setattr(host_memory, "claimed_by_others", lambda directory: 0)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    with pytest.raises(UserError, match=r"takes about \d+ MB of this machine's memory, and 285 MB are left"):
+    with pytest.raises(
+        UserError, match=r"takes about 1\.\d GiB of this machine's memory, and there are 0\.6 GiB, 60% of"
+    ):
         tool.main(["--config", str(place / "run.yaml"), "--output", str(tmp_path)])
 
 

@@ -12,6 +12,7 @@ from mindllm.config import RunConfig, load_config
 from mindllm.console import error_console, output, print_json
 from mindllm.errors import CheckFailed, UserError
 from mindllm.files import atomic_open
+from mindllm.host_memory import add_memory_option
 from toolkit.dry_run.advice import shortage
 from toolkit.dry_run.forecast import StageMemory, forecast_stages, simulate_stages
 from toolkit.dry_run.page import PAGE, render_page
@@ -71,6 +72,7 @@ def make_parser() -> CommandParser:
         help="for logs and page (output_dryrun)",
     )
     parser.add_argument("--workers", type=positive, metavar="N", help="simulations at once (default: one per core)")
+    add_memory_option(parser)
     parser.add_argument("--rank_size", type=int, metavar="N", help="devices the configuration must have")
     parser.add_argument("--stage_num", type=int, metavar="N", help="pipeline stages the configuration must have")
     return parser

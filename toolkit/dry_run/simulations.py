@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import sys
@@ -18,15 +19,15 @@ from mindllm.compiled.device.wheel import StandInUnavailable
 from mindllm.config import RunConfig, render_config
 from mindllm.console import error_console, progress, styled
 from mindllm.errors import RunFailed, UserError
+from mindllm.host_memory import ADVICE, MemoryClaim, gibibytes
 from mindllm.launch.process import JobProcess
 from mindllm.temporary import temporary_directory
 from toolkit.dry_run.cache import Kept, forget_old_ones, kept_file, read_kept
-from toolkit.dry_run.memory import MIB, available_bytes, worker_bytes
+from toolkit.dry_run.memory import worker_bytes
 from toolkit.dry_run.profile import Profile, load_profile
 from toolkit.dry_run.source_lines import Lines, read_lines, smallest_run
 
 POLL_SECONDS = 0.1
-USABLE = 0.95  # of the memory that is left
 ERROR = "error: "
 SIMULATE, ESTIMATE, LINES = "simulate", "estimate", "lines"  # what a worker is asked for
 
@@ -92,11 +93,12 @@ class Simulations:
 
     def _run(self, missing: dict[Path, Request]) -> None:
         waiting = sorted(missing.items(), key=lambda item: -worker_bytes(item[1].config))  # the longest first
-        left = _affordable(waiting[0][1])
         with (
+            MemoryClaim() as claim,
             temporary_directory("mindllm_dry_run_") as directory,
             progress(console=self.console, transient=False) as bar,
         ):
+            left = self._claimed(claim, [request for _, request in waiting])
             task = bar.add_task("simulating", total=len(missing))
             running: list[_Worker] = []
             try:
@@ -113,7 +115,23 @@ class Simulations:
                 for worker in running:
                     worker.process.kill()
 
-    def _has_room(self, running: Sequence[_Worker], request: Request, left: float) -> bool:
+    def _claimed(self, claim: MemoryClaim, waiting: Sequence[Request]) -> int:
+        """Memory that workers may take: what the largest ones take, as many as run at once and fit; one always must."""
+        wanted = list(itertools.accumulate(worker_bytes(request.config) for request in waiting[: self.workers]))
+        fitting = [total for total in wanted if claim.fits(total)]
+        if not fitting:
+            raise UserError(
+                f"simulating {waiting[0].name} takes about {gibibytes(wanted[0])} of this machine's memory, and there are "
+                f"{claim.describe()}: {ADVICE}; or leave out --full, which simulates whole stages"
+            )
+        if len(fitting) < len(wanted):
+            self.console.print(
+                f"{len(fitting)} simulations at a time: memory for more is not free ({claim.describe()})"
+            )
+        claim.take(fitting[-1])
+        return fitting[-1]
+
+    def _has_room(self, running: Sequence[_Worker], request: Request, left: int) -> bool:
         """Whether one more worker may start; one of them always may."""
         taken = sum(worker_bytes(worker.request.config) for worker in running)
         return not running or (len(running) < self.workers and taken + worker_bytes(request.config) <= left)
@@ -151,17 +169,6 @@ class _Worker:
         if code == -signal.SIGKILL:
             advice = "; the system may be out of memory: end other programs, or write --workers 1"
         raise RunFailed(f"simulating {self.request.name} {self.process.ending()}{advice}\n{self.process.last_lines()}")
-
-
-def _affordable(request: Request) -> float:
-    """Memory that workers may take; refuses where the largest one does not fit into it."""
-    left, wanted = available_bytes() * USABLE, worker_bytes(request.config)
-    if wanted > left:
-        raise UserError(
-            f"simulating {request.name} takes about {wanted // MIB} MB of this machine's memory, and {left / MIB:.0f} MB "
-            "are left; end other programs, or leave out --full, which simulates whole stages"
-        )
-    return left
 
 
 def can_simulate() -> bool:

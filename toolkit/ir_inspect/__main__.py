@@ -9,6 +9,7 @@ from pathlib import Path
 from mindllm.command import CommandParser, output_file, run_command
 from mindllm.console import output, print_json
 from mindllm.errors import UserError
+from mindllm.host_memory import add_memory_option
 from toolkit.ir_inspect.source import Inspected, compile_config, read_graph
 
 EXAMPLE = """examples:
@@ -83,6 +84,7 @@ def _command(commands, name: str, run, text: str, example: str, before: Sequence
     )
     parser.add_argument("--config", metavar="YAML", help="compile this run instead of reading a graph")
     parser.add_argument("--rank", type=int, default=0, metavar="R", help="global rank to compile (default 0)")
+    add_memory_option(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run=run)
     return parser

@@ -18,6 +18,7 @@ from mindllm.config.runtime import bytes_of
 from mindllm.console import output, print_json
 from mindllm.errors import CheckFailed, UserError
 from mindllm.files import atomic_open
+from mindllm.host_memory import add_memory_option
 from toolkit.dry_run.page import PAGE
 from toolkit.offline.page import render
 from toolkit.offline.report import json_report, table
@@ -79,6 +80,7 @@ def make_parser() -> CommandParser:
     )
     parser.add_argument("--steps", type=positive, default=1, metavar="N", help="training steps to simulate (default 1)")
     parser.add_argument("--workers", type=positive, metavar="N", help="ranks at once (default: what memory allows)")
+    add_memory_option(parser)
     parser.add_argument("--max_device_memory", metavar="SIZE", help="the limit, as 58GB (default: the program's own)")
     parser.add_argument(
         "--keep",

@@ -27,12 +27,13 @@ from mindllm.compiled.program import (
 from mindllm.compiled.simulation import Simulation
 from mindllm.console import progress
 from mindllm.errors import UserError
+from mindllm.host_memory import MemoryClaim
 from mindllm.launch.process import JobProcess
 from mindllm.temporary import make_temporary, remove_temporary
-from toolkit.dry_run.memory import available_bytes
-from toolkit.dry_run.simulations import POLL_SECONDS, USABLE
+from toolkit.dry_run.simulations import POLL_SECONDS
 from toolkit.offline.ending import ended_without_training
 
+LEAST = 1 << 30  # bytes that MindSpore and its dry run take of any program
 GROWTH = 1.25  # what another rank may take of this machine's memory, as a multiple of what the first one took
 Choose = Callable[[Report], Sequence[int]]
 
@@ -64,22 +65,26 @@ def run_ranks(subject: Subject, first: int, choose: Choose, keep: Path, workers:
     Raises:
         UserError: a rank that ended without a simulated training step. Whatever ends this call ends all programs.
     """
-    with progress(transient=False) as bar:
+    with MemoryClaim() as claim, progress(transient=False) as bar:
+        claim.take(LEAST)
         task = bar.add_task("simulating", total=None)
         done = _run([first], subject, keep, 1, lambda: bar.advance(task), bar, task)
         wanted = sorted(set(choose(done[0].report)) | {first})
         bar.update(task, total=len(wanted))
         others = [rank for rank in wanted if rank != first]
-        at_once = workers or _at_once(done[0].report.host_bytes)
+        at_once = _at_once(done[0].report.host_bytes, workers, claim)
         done += _run(others, subject, keep, at_once, lambda: bar.advance(task), bar, task)
         bar.update(task, description="simulated")
     return sorted(done, key=lambda run: run.simulation.rank)
 
 
-def _at_once(host_bytes: int) -> int:
-    """As many as there are cores, or as memory is left for."""
-    fitting = int(available_bytes() * USABLE / (GROWTH * max(host_bytes, 1)))
-    return max(1, min(len(os.sched_getaffinity(0)), fitting))
+def _at_once(host_bytes: int, workers: int | None, claim: MemoryClaim) -> int:
+    """As many as were asked for, or as there are cores, where there is memory for them; it is claimed."""
+    one, cores = int(GROWTH * max(host_bytes, 1)), len(os.sched_getaffinity(0))
+    fitting = cores if claim.budget is None else claim.budget // one
+    at_once = max(1, min(workers or cores, fitting))
+    claim.take(at_once * one)
+    return at_once
 
 
 def _run(

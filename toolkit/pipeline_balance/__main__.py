@@ -14,6 +14,7 @@ from mindllm.config.yaml_tree import write_yaml
 from mindllm.console import error_console, output, print_json
 from mindllm.errors import CheckFailed, UserError
 from mindllm.files import UNITS, atomic_open, size_in_bytes
+from mindllm.host_memory import add_memory_option
 from mindllm.planning.problem import Problem, Schedule
 from mindllm.timing.device import DEFAULT, read_device
 from toolkit.pipeline_balance.picture import FORMATS, draw_schedule
@@ -139,6 +140,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seconds", type=float, default=60.0, help="to plan in, at most about (default: %(default)s)")
     parser.add_argument("--manual", type=Path, metavar="FILE", help="judge the plans of this YAML instead of planning")
     parser.add_argument("--explain", action="store_true", help="which constraint binds, and what one more GB would buy")
+    add_memory_option(parser)
     parser.add_argument("--json", action="store_true", help="the answer as JSON")
     parser.add_argument("--yaml", type=output_file, metavar="FILE", help="write offset and recompute lists")
     parser.add_argument(

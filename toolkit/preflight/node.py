@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from mindllm.host_memory import available_bytes
 from toolkit.preflight.finding import Finding, bad, good, unknown
 
 GB = 10**9
@@ -68,18 +69,13 @@ def _npu_smi() -> str:
 
 def check_host_memory(ranks: int, available: int | None = None) -> Finding:
     """Memory of the host for the processes of this node."""
-    free = (_available_memory() if available is None else available) / GB
+    free = (available_bytes() or 0 if available is None else available) / GB
     wanted = HOST_GB_PER_RANK * ranks
     seen = f"{free:.0f} GB available for {ranks} processes"
     if free < wanted:
         advice = f"Compiling a large model takes up to {HOST_GB_PER_RANK} GB in each; free some, or expect swapping"
         return unknown("host memory", seen, advice)
     return good("host memory", seen)
-
-
-def _available_memory() -> int:
-    match = re.search(r"MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text())
-    return int(match[1]) * 1024 if match else 0
 
 
 def check_directory(directory: Path, needed: int = 0) -> Iterator[Finding]:

@@ -14,6 +14,7 @@ from mindllm.config import load_config, render_config
 from mindllm.console import error_console, output, print_json, styled
 from mindllm.errors import CheckFailed
 from mindllm.files import atomic_open
+from mindllm.host_memory import add_memory_option
 from mindllm.tables import Table, figures, texts
 from mindllm.timing.device import DEFAULT, read_device, shipped_devices
 from mindllm.timing.step import StepTime
@@ -57,6 +58,7 @@ def make_parser() -> CommandParser:
         help="of the best ones, simulated by MindSpore's dry run, and planned again where they do not fit",
     )
     parser.add_argument("--apply", type=output_file, metavar="YAML", help="writes the best as a run")
+    add_memory_option(parser)
     parser.add_argument("--json", action="store_true", help="one JSON object instead of the tables")
     parser.add_argument(
         "--output", type=output_directory, default="output_tune", metavar="DIR", help="page and progress (output_tune)"

@@ -7,19 +7,20 @@ rate of this machine's matrix product. What moves, checks and interprets operato
 
 from __future__ import annotations
 
+import atexit
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 import numpy as np
 
-from mindllm.compiled.worker_process import available_bytes
 from mindllm.config import RunConfig
+from mindllm.host_memory import ADVICE, MemoryClaim, gibibytes
 from mindllm.parallel.layer_plan import make_plan
 
 FP32 = 4
 BYTES_OF_ACTIVATIONS = 34 * 2  # per token and hidden channel of a layer, of which half a byte count is for fp16
 BYTES_OF_SCORES = 5 * 2  # per token, position and head
-GIB = 1 << 30
 SIZE = 768  # of the matrices that are multiplied to learn this machine's rate
 
 
@@ -39,26 +40,33 @@ def estimate(config: RunConfig, rate: float) -> Estimate:
 
 
 def refuse_too_large(config: RunConfig) -> None:
-    """Raises a UserError with the estimate for a run that this machine cannot hold, or not execute in reasonable time."""
-    found = estimate(config, matmul_rate())
-    free, patience = available_bytes(), config.context.lockstep_step_seconds
+    """Claims memory for a run until the process ends.
+
+    Raises:
+        UserError: this machine cannot hold the run, or not execute it in reasonable time; with the estimate.
+    """
+    found, patience = estimate(config, matmul_rate()), config.context.lockstep_step_seconds
     devices = config.parallel_config.device_num
     advice = (
         "Train a smaller model (num_layers, hidden_size, seq_length, batch_size), or prove this one with "
         "python -m toolkit.cluster_check and measure its memory with MS_SIMULATION_LEVEL=1 and context.device_target: Ascend"
     )
-    if free is not None and found.memory > free:
-        raise config.error(
-            "parallel_config",
-            f"describes {devices} devices, which context.device_target: CPU executes together: that takes at least "
-            f"{found.memory / GIB:.1f} GiB of memory, and {free / GIB:.1f} GiB are free. {advice}",
-        )
-    if found.step_seconds > patience:
-        raise config.error(
-            "context.lockstep_step_seconds",
-            f"executing {devices} ranks together takes at least {found.step_seconds:.0f} s per step, more than this "
-            f"allows (value {patience}). {advice}; or allow more",
-        )
+    with ExitStack() as block:
+        claim = block.enter_context(MemoryClaim(guarded=False))
+        if not claim.fits(found.memory):
+            raise config.error(
+                "parallel_config",
+                f"describes {devices} devices, which context.device_target: CPU executes together: that takes at least "
+                f"{gibibytes(found.memory)} of memory, and there are {claim.describe()}: {ADVICE}. {advice}",
+            )
+        if found.step_seconds > patience:
+            raise config.error(
+                "context.lockstep_step_seconds",
+                f"executing {devices} ranks together takes at least {found.step_seconds:.0f} s per step, more than this "
+                f"allows (value {patience}). {advice}; or allow more",
+            )
+        claim.take(found.memory)
+        atexit.register(block.pop_all().close)
 
 
 def _state_bytes(config: RunConfig) -> int:

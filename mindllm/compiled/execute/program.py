@@ -24,6 +24,7 @@ from mindllm.compiled.execute.state import slices_of, whole_shape
 from mindllm.compiled.graph import CALL, COLLECTIVES, CONSTANT, CompiledGraph, Node, TensorType
 from mindllm.compiled.kept_program import KeptRank, with_own_groups
 from mindllm.compiled.mind_ir import parse_mind_ir
+from mindllm.compiled.pool import Pool
 from mindllm.errors import UserError
 from mindllm.outside import LARGEST_GRAPH, read_bytes, read_json
 from mindllm.parallel.parameter_layout import ParameterLayout
@@ -42,8 +43,8 @@ class ProgramRank:
     slices: int
 
 
-def read_rank(kept: KeptRank) -> ProgramRank:
-    """Reads the graph of a kept rank with its constants and layouts.
+def read_rank(kept: KeptRank, pool: Pool | None = None) -> ProgramRank:
+    """Reads the graph of a kept rank with its constants and layouts; those of one ``pool`` share what they have in common.
 
     Raises:
         UserError: they were not kept.
@@ -59,7 +60,7 @@ def read_rank(kept: KeptRank) -> ProgramRank:
             f"{kept.directory}: holds no graph that can be executed ({MIND_IR} and {PARAMETERS}: {reason}); run "
             "toolkit.offline again. Of a step under mindspore.jit none is kept"
         ) from None
-    graph = with_own_groups(parse_mind_ir(data, kept.number, layouts), kept.simulation)
+    graph = with_own_groups(parse_mind_ir(data, kept.number, layouts, pool=pool), kept.simulation)
     return ProgramRank(graph, initial, slices)
 
 

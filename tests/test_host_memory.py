@@ -1,0 +1,198 @@
+"""Memory of this machine: what is free within limits, what others have claimed, and that no more than a share is taken."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from mindllm import host_memory as subject
+from mindllm.errors import RunFailed
+from mindllm.host_memory import GIB, MemoryClaim
+
+MIB = 1 << 20
+ANOTHER = """
+import os, sys, time
+from mindllm.host_memory import MemoryClaim
+with MemoryClaim() as claim:
+    claim.take({wanted})
+    taken = bytearray(os.urandom(1)) * {taken}
+    print("ready", flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.fixture(autouse=True)
+def own_claims(monkeypatch, tmp_path):
+    """A directory of claims that nobody else uses, and a process that has claimed nothing."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.delenv(subject.VARIABLE, raising=False)
+    monkeypatch.setattr(subject, "_claims", [])
+
+
+@pytest.fixture
+def another():
+    """Starts a process that claims memory and takes some of it."""
+    started = []
+
+    def start(wanted: int, taken: int = 0) -> subprocess.Popen[bytes]:
+        code = ANOTHER.format(wanted=wanted, taken=taken)
+        process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+        started.append(process)
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def machine(root: Path, available: int, group: str, limits: dict[str, str]) -> tuple[Path, Path]:
+    """Files of a system with a control group: ``/proc`` and ``/sys/fs/cgroup``."""
+    processes, groups = root / "proc", root / "cgroup"
+    (processes / "self").mkdir(parents=True)
+    (processes / "meminfo").write_text(f"MemTotal: 99999999 kB\nMemAvailable:   {available >> 10} kB\n")
+    (processes / "self" / "cgroup").write_text(group)
+    for name, text in limits.items():
+        path = groups / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return processes, groups
+
+
+def test_without_a_limit_the_machine_decides(tmp_path):
+    limits = {"memory.max": "max\n", "memory.current": "5\n", "memory.stat": ""}
+    assert subject.available_bytes(*machine(tmp_path, 7 * GIB, "0::/\n", limits)) == 7 * GIB
+
+
+def test_the_limit_of_any_group_around_the_process_counts_and_pages_of_files_are_free(tmp_path):
+    limits = {
+        "job/memory.max": f"{4 * GIB}\n",
+        "job/memory.current": f"{3 * GIB}\n",
+        "job/memory.stat": f"anon 1\ninactive_file {GIB}\n",
+        "job/step/memory.max": "max\n",
+        "job/step/memory.current": "1\n",
+        "job/step/memory.stat": "",
+    }
+    assert subject.available_bytes(*machine(tmp_path, 7 * GIB, "0::/job/step\n", limits)) == 2 * GIB
+
+
+def test_control_groups_of_version_1(tmp_path):
+    limits = {
+        "memory/box/memory.limit_in_bytes": f"{2 * GIB}\n",
+        "memory/box/memory.usage_in_bytes": f"{GIB}\n",
+        "memory/box/memory.stat": "total_inactive_file 0\n",
+        "memory/memory.limit_in_bytes": "9223372036854771712\n",
+        "memory/memory.usage_in_bytes": f"{5 * GIB}\n",
+        "memory/memory.stat": "",
+    }
+    group = "5:cpu:/box\n4:memory:/box\n0::/\n"
+    assert subject.available_bytes(*machine(tmp_path, 7 * GIB, group, limits)) == GIB
+
+
+def test_a_system_that_does_not_say_is_unknown(tmp_path, monkeypatch):
+    assert subject.available_bytes(tmp_path, tmp_path) is None
+    monkeypatch.setattr(subject, "available_bytes", lambda: None)
+    with MemoryClaim() as claim:
+        assert claim.budget is None
+        assert claim.fits(1 << 60)
+
+
+@pytest.mark.parametrize("text", ["0", "1.5", "-1", "nan", "much"])
+def test_what_is_no_share_is_refused(text):
+    with pytest.raises(argparse.ArgumentTypeError, match="write a number above 0 and at most 1"):
+        subject.share(text)
+
+
+def test_the_option_holds_for_this_process_and_its_children(monkeypatch):
+    parser = argparse.ArgumentParser()
+    subject.add_memory_option(parser)
+    monkeypatch.setenv(subject.VARIABLE, "0.5")
+    monkeypatch.setattr(subject, "available_bytes", lambda: 10 * GIB)
+    with MemoryClaim() as claim:
+        assert claim.budget == 5 * GIB
+    parser.parse_args(["--memory_share", "0.3"])
+    with MemoryClaim() as claim:
+        assert claim.budget == 3 * GIB
+    assert os.environ[subject.VARIABLE] == "0.3"
+
+
+def test_what_another_has_claimed_and_not_taken_is_not_free(monkeypatch, another):
+    monkeypatch.setattr(subject, "available_bytes", lambda: 10 * GIB)
+    another(4 * GIB)
+    with MemoryClaim() as claim:
+        assert 6 * GIB <= claim.free <= 6 * GIB + 64 * MIB
+
+
+def test_what_another_has_taken_is_not_counted_twice(monkeypatch, another):
+    """It is no longer among what the system calls free."""
+    monkeypatch.setattr(subject, "available_bytes", lambda: 10 * GIB)
+    another(300 * MIB, taken=200 * MIB)
+    with MemoryClaim() as claim:
+        assert 10 * GIB - 120 * MIB <= claim.free <= 10 * GIB - 36 * MIB
+
+
+def test_claims_of_the_dead_are_forgotten(monkeypatch, another):
+    monkeypatch.setattr(subject, "available_bytes", lambda: 10 * GIB)
+    process = another(4 * GIB)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    with MemoryClaim() as claim:
+        assert claim.free == 10 * GIB
+    assert [path.name for path in subject.claim_directory().iterdir()] == [subject.LOCK]
+
+
+def test_a_file_that_is_no_claim_disturbs_nobody(monkeypatch):
+    monkeypatch.setattr(subject, "available_bytes", lambda: 10 * GIB)
+    (subject.claim_directory() / "nonsense").write_text("{[")
+    with MemoryClaim() as claim:
+        assert claim.free == 10 * GIB
+
+
+def test_nobody_learns_a_budget_while_another_chooses(monkeypatch, another):
+    monkeypatch.setattr(subject, "available_bytes", lambda: 10 * GIB)
+    code = "from mindllm.host_memory import MemoryClaim\nprint('begun', flush=True)\nwith MemoryClaim(): print('in', flush=True)"
+    with MemoryClaim() as claim:
+        waiting = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+        assert waiting.stdout is not None
+        assert waiting.stdout.readline() == "begun\n"
+        with pytest.raises(subprocess.TimeoutExpired):
+            waiting.wait(0.3)
+        claim.take(GIB)
+        assert waiting.stdout.readline() == "in\n"
+        waiting.wait()
+
+
+def test_a_claim_inside_another_has_the_rest_of_it(monkeypatch):
+    monkeypatch.setattr(subject, "available_bytes", lambda: 10 * GIB)
+    with MemoryClaim() as outer:
+        outer.take(GIB)
+        held = bytearray(os.urandom(1)) * (200 * MIB)
+        with MemoryClaim() as inner:
+            assert outer.budget - 260 * MIB <= inner.budget <= outer.budget - len(held) + 20 * MIB
+
+
+def test_more_than_the_budget_ends_what_was_started(monkeypatch):
+    monkeypatch.setattr(subject, "GUARD_SECONDS", 0.05)
+    monkeypatch.setattr(subject, "available_bytes", lambda: 100 * MIB)
+    code = "import os, time; held = bytearray(os.urandom(1)) * (300 << 20); time.sleep(60)"
+    started = []
+
+    def take_too_much() -> None:
+        with MemoryClaim() as claim:
+            claim.take(10 * MIB)
+            started.append(subprocess.Popen([sys.executable, "-c", code]))
+            for _ in range(600):
+                time.sleep(0.1)
+
+    with pytest.raises(RunFailed, match=r"more memory was taken than there is for it \(0\.1 GiB, 60% of the"):
+        take_too_much()
+    assert started[0].wait() == -signal.SIGKILL
