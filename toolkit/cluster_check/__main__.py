@@ -10,11 +10,13 @@ from pathlib import Path
 
 from rich.status import Status
 
-from mindllm.command import CommandParser, output_directory, output_file, run_command
+from mindllm.command import CommandParser, output_directory, output_file, positive, run_command
 from mindllm.config import RunConfig, load_config
 from mindllm.console import error_console, output, print_json, styled
 from mindllm.errors import CheckFailed, RunFailed, UserError
+from mindllm.host_memory import add_memory_option
 from mindllm.interrupts import interruptible
+from toolkit.cluster_check.smaller_mesh import MOST_RANKS
 
 DESCRIPTION = """Proves that a parallel configuration computes what a single device does, on a machine without an accelerator.
 
@@ -55,7 +57,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from toolkit.cluster_check.report import as_json, print_outcome, write_table
 
     cache = None if options.no_cache else options.cache or cache_directory()
-    how = Options(options.steps, options.real_dtype, options.mindspore_kernels, options.workers, cache)
+    how = Options(
+        options.steps, options.real_dtype, options.mindspore_kernels, options.workers, cache, options.most_ranks
+    )
     outcomes: list[tuple[str, Outcome]] = []
     for name, config in configs:
         try:
@@ -158,7 +162,15 @@ def make_parser() -> CommandParser:
         action="store_true",
         help="MindSpore's CPU kernels for elementary operators too, which are numpy otherwise (far slower)",
     )
-    parser.add_argument("--workers", type=int, help="ranks compiled at a time (default: by cores and memory)")
+    parser.add_argument("--workers", type=positive, help="ranks compiled at a time (default: by cores and memory)")
+    parser.add_argument(
+        "--most_ranks",
+        type=positive,
+        default=MOST_RANKS,
+        metavar="N",
+        help=f"a mesh of more ranks is checked as a smaller one of its kind (default: {MOST_RANKS})",
+    )
+    add_memory_option(parser)
     parser.add_argument(
         "--cache", type=output_directory, metavar="DIR", help="keeps compiled graphs (default: ~/.cache/mindllm/graphs)"
     )

@@ -12,10 +12,13 @@ from mindllm.compiled.compile_ranks import RankCompilation
 from mindllm.compiled.graph import CompiledGraph
 from mindllm.config import RunConfig
 from mindllm.errors import CheckFailed
+from mindllm.host_memory import ADVICE, MemoryClaim, gibibytes
 from toolkit.cluster_check.compare import Comparison
 from toolkit.cluster_check.locate import locate
-from toolkit.cluster_check.scale import scaled
+from toolkit.cluster_check.needs import SmallModel, fitting, recorded_bytes
+from toolkit.cluster_check.scope import Memory, Scope, scope_of
 from toolkit.cluster_check.side import Reference, train_cluster, train_single
+from toolkit.cluster_check.smaller_mesh import MOST_RANKS
 from toolkit.cluster_check.tables import table_problems
 
 Say = Callable[[str], None]
@@ -23,13 +26,16 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Options:
-    """How to check. ``real_dtype`` computes in the dtypes of the YAML instead of fp32."""
+    """How to check. ``real_dtype`` computes in the dtypes of the YAML instead of fp32; a mesh of more than ``most_ranks`` is made
+    smaller.
+    """
 
     steps: int = 2
     real_dtype: bool = False
     mindspore_kernels: bool = False
     workers: int | None = None
     cache: Path | None = None
+    most_ranks: int = MOST_RANKS
 
 
 @dataclass(frozen=True)
@@ -38,7 +44,7 @@ class Outcome:
 
     ``problems`` is empty where all ranks together compute what a single device does; every one of ``asked_for`` holds where
     their graphs are what the YAML asks for. Where it was not ``executed``, it does not compile, or holds what cannot be
-    executed here.
+    executed here. ``config`` is that of the small model, ``scope`` what it leaves out of the YAML's.
     """
 
     config: RunConfig
@@ -49,6 +55,8 @@ class Outcome:
     asked_for: tuple[Finding, ...] = ()
     executed: bool = True
     seconds: Mapping[str, float] = field(default_factory=dict)
+    scope: Scope | None = None
+    memory: Memory | None = None
 
     @property
     def ok(self) -> bool:
@@ -66,10 +74,17 @@ def check(config: RunConfig, options: Options, say: Say = lambda text: None) -> 
     Raises:
         UserError: the configuration is wrong, or does not compile.
     """
-    small = scaled(config, options.real_dtype)
-    begun = time.monotonic()
-    with RankCompilation(small, options.cache, options.workers) as compilation:
-        say(f"compiling {compilation.devices} ranks of {reduction(config, small)}, {compilation.workers} at a time")
+    with MemoryClaim() as claim:
+        model = fitting(config, options.real_dtype, claim, options.most_ranks, options.workers)
+        outcome = _check(model, scope_of(config, model.config), options, say)
+        memory = Memory(model.needs.total(model.workers), claim.budget, max(claim.peak, claim.taken()))
+        return replace(outcome, memory=memory)
+
+
+def _check(model: SmallModel, scope: Scope, options: Options, say: Say) -> Outcome:
+    small, begun = model.config, time.monotonic()
+    with RankCompilation(small, options.cache, model.workers) as compilation:
+        say(f"compiling {scope.text}; {compilation.workers} at a time")
         reference = train_single(small, options.steps)
         graphs = compilation.graphs(lambda done: say(_progress(done, compilation.devices, time.monotonic() - begun)))
     compiled = time.monotonic()
@@ -82,15 +97,7 @@ def check(config: RunConfig, options: Options, say: Say = lambda text: None) -> 
         outcome = judge(small, graphs, reference, comparisons, options.cache, say)
     ended = time.monotonic()
     seconds = {"compile": compiled - begun, "execute": ended - compiled, "total": ended - begun}
-    return replace(outcome, asked_for=findings(small, graphs), seconds=seconds)
-
-
-def reduction(config: RunConfig, small: RunConfig) -> str:
-    """What was left out of the model: layers alike to some that are kept."""
-    whole, kept = config.model.config.architecture, small.model.config.architecture
-    kinds = len(whole.kinds())
-    which = f" ({kinds} kinds)" if kinds > 1 else ""
-    return f"{len(kept.layers)} of {len(whole.layers)} layers{which}"
+    return replace(outcome, asked_for=findings(small, graphs), seconds=seconds, scope=scope)
 
 
 def _progress(done: int, ranks: int, seconds: float) -> str:
@@ -119,7 +126,18 @@ def judge(
     for step, comparison in enumerate(comparisons):
         if problems := comparison.problems():
             say("looking for the first operator that differs")
-            where = locate(config, graphs, reference, step, cache)
+            where = _located(config, graphs, reference, step, cache)
             named = tuple(f"step {step + 1}: {problem}" for problem in problems)
             return Outcome(config, comparisons, (*of_tables, *named), len(graphs), where)
     return Outcome(config, comparisons, of_tables, len(graphs))
+
+
+def _located(
+    config: RunConfig, graphs: list[CompiledGraph], reference: Reference, step: int, cache: Path | None
+) -> str:
+    """Where the difference begins, or that there is no memory to look for it: every value of every operator is kept for that."""
+    with MemoryClaim() as claim:
+        if not claim.fits(wanted := recorded_bytes(config)):
+            return f"not looked for: that takes about {gibibytes(wanted)}, and there are {claim.describe()}: {ADVICE}"
+        claim.take(wanted)
+        return locate(config, graphs, reference, step, cache)

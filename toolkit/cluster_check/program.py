@@ -10,11 +10,14 @@ from typing import Any
 
 import numpy as np
 
+from mindllm.compiled.device.inside_program import MIND_IR
 from mindllm.compiled.execute.machine import Machine
 from mindllm.compiled.execute.program import Program, ProgramRank, read_rank, without_kernel
 from mindllm.compiled.execute.state import slices_of
-from mindllm.compiled.kept_program import kept_ranks
+from mindllm.compiled.kept_program import KeptRank, kept_ranks
+from mindllm.compiled.pool import Pool
 from mindllm.errors import RunFailed, UserError
+from mindllm.host_memory import ADVICE, MemoryClaim, gibibytes
 from mindllm.tables import Table, figures, texts
 from mindllm.timing.stage_graph import micro_batches_of
 
@@ -25,6 +28,8 @@ WHOLE, HALF = (
 
 
 NOTHING = (0.0, "")
+FP32 = 4
+OF_GRAPH, COPIES = 3, 2  # bytes held for each of MindIR; a parameter's value and the one a step computes
 
 
 @dataclass(frozen=True)
@@ -58,10 +63,17 @@ def check_program(directory: Path, single: Path | None, steps: int) -> ProgramOu
         RunFailed: the graphs hold operators that nothing here computes.
         Deadlock: ranks that wait for each other.
     """
+    with MemoryClaim() as claim:
+        return _check_program(directory, single, steps, claim)
+
+
+def _check_program(directory: Path, single: Path | None, steps: int, claim: MemoryClaim) -> ProgramOutcome:
     kept = kept_ranks(directory)
-    stages = max(rank.simulation.stage for rank in kept) + 1
-    ranks = [read_rank(rank) for rank in kept]
-    alone = begun_alike([read_rank(rank) for rank in kept_ranks(single)] if single else [], ranks)
+    stages, pool = max(rank.simulation.stage for rank in kept) + 1, Pool()
+    _claim_graphs([*kept, *(kept_ranks(single) if single else [])], claim)
+    ranks = [read_rank(rank, pool) for rank in kept]
+    alone = begun_alike([read_rank(rank, pool) for rank in kept_ranks(single)] if single else [], ranks)
+    _claim_values([*ranks, *alone], claim)
     if len(alone) > 1:
         raise UserError(f"--single {single}: holds {len(alone)} ranks; name what was kept of the program on one device")
     if unknown := without_kernel([*ranks, *alone]):
@@ -127,6 +139,25 @@ def _executed(ranks: Sequence[ProgramRank], alone: Sequence[ProgramRank], stages
     return ProgramOutcome(
         len(ranks), stages, steps, exchanges, device is not None, summed, alike, errors, said_otherwise
     )
+
+
+def _claim_graphs(kept: Sequence[KeptRank], claim: MemoryClaim) -> None:
+    """Claims what the graphs take, by the sizes of their files."""
+    files = [rank.directory / MIND_IR for rank in kept]
+    _require(claim, OF_GRAPH * sum(file.stat().st_size for file in files if file.is_file()), "the graphs of its ranks")
+
+
+def _claim_values(ranks: Sequence[ProgramRank], claim: MemoryClaim) -> None:
+    """Claims what is held already, and what the parameters of all ranks take; what operators yield comes on top."""
+    parameters = (parameter for rank in ranks for parameter in rank.graph.parameters.values())
+    values = sum(math.prod(parameter.shape) for parameter in parameters)
+    _require(claim, claim.taken() + COPIES * FP32 * values, "the parameters of all ranks")
+
+
+def _require(claim: MemoryClaim, wanted: int, what: str) -> None:
+    if not claim.fits(wanted):
+        raise UserError(f"{what} take at least {gibibytes(wanted)}, and there are {claim.describe()}: {ADVICE}")
+    claim.take(wanted)
 
 
 def _is_short(rank: ProgramRank) -> bool:

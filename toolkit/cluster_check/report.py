@@ -10,6 +10,7 @@ from typing import Any
 from mindllm.config import RunConfig
 from mindllm.console import PlainConsole, styled
 from mindllm.files import atomic_open
+from mindllm.host_memory import gibibytes
 from mindllm.tables import Table, figures, texts
 from toolkit.cluster_check.check import Outcome
 from toolkit.cluster_check.compare import Comparison, TensorError
@@ -17,8 +18,9 @@ from toolkit.cluster_check.compare import Comparison, TensorError
 MOST_PROBLEMS = 8
 HEAD = (
     "| configuration | devices | layout | as the YAML asks | largest error: loss | weights | optimizer state "
-    "| seconds: compile | execute |"
+    "| seconds: compile | execute | checked |"
 )
+AGREE = "the ranks together compute what a single device does"
 NOT_OBEYED = "the graphs are not what the YAML asks for"
 
 
@@ -30,6 +32,8 @@ def as_json(outcome: Outcome) -> dict[str, Any]:
         "ranks": outcome.ranks,
         "layout": layout(outcome.config),
         "dtype": outcome.config.model.config.compute_dtype,
+        "checked": outcome.scope.as_json() if outcome.scope else None,
+        "memory": asdict(outcome.memory) if outcome.memory else None,
         "losses": [comparison.cluster.loss for comparison in done],
         "single_device_losses": [comparison.single.loss for comparison in done],
         "global_norms": [comparison.cluster.norms[0] for comparison in done],
@@ -91,8 +95,11 @@ def _print_asked_for(outcome: Outcome, console: PlainConsole) -> None:
 def _print_verdict(outcome: Outcome, console: PlainConsole) -> None:
     if seconds := outcome.seconds:
         console.print(f"compiled in {seconds['compile']:.1f} s, executed in {seconds['execute']:.1f} s")
+    if memory := outcome.memory:
+        words = {"taken": memory.taken, "estimated": memory.estimated, "allowed": memory.budget}
+        console.print("memory: " + ", ".join(f"{gibibytes(count)} {word}" for word, count in words.items()))
     if not outcome.problems:
-        console.print("the ranks together compute what a single device does", style="bold green")
+        console.print(styled((AGREE, "bold green"), _checked(outcome)))
         return
     for problem in outcome.problems[:MOST_PROBLEMS]:
         console.print(f"  {problem}")
@@ -100,7 +107,11 @@ def _print_verdict(outcome: Outcome, console: PlainConsole) -> None:
         console.print(f"  and {len(outcome.problems) - MOST_PROBLEMS} more")
     if outcome.first_difference:
         console.print(styled(("where it begins:", "bold"), f" {outcome.first_difference}"))
-    console.print(_refusal(outcome), style="bold red")
+    console.print(styled((_refusal(outcome), "bold red"), _checked(outcome)))
+
+
+def _checked(outcome: Outcome) -> str:
+    return f" (checked: {outcome.scope.text})" if outcome.scope else ""
 
 
 def _refusal(outcome: Outcome) -> str:
@@ -155,7 +166,8 @@ def _row(name: str, outcome: Outcome) -> str:
     errors = f"{loss:.1e} | {found['max_parameter_error']:.1e} | {found['max_state_error']:.1e}"
     seconds = " | ".join(f"{outcome.seconds.get(phase, 0.0):.0f}" for phase in ("compile", "execute"))
     verdict = f"{_refusal(outcome)}: {outcome.problems[0].splitlines()[0]} | |" if outcome.problems else errors
-    return f"| `{name}` | {outcome.ranks} | {layout(outcome.config)} | {_obeyed(outcome)} | {verdict} | {seconds} |"
+    checked = outcome.scope.text if outcome.scope else "unknown"
+    return f"| `{name}` | {outcome.ranks} | {layout(outcome.config)} | {_obeyed(outcome)} | {verdict} | {seconds} | {checked} |"
 
 
 def _obeyed(outcome: Outcome) -> str:

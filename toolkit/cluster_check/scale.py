@@ -27,6 +27,7 @@ from mindllm.config import (
 from mindllm.config.swap import SwapConfig
 from mindllm.parallel.layer_plan import LayerPlan, make_plan
 from mindllm.parallel.plan_text import render_plan
+from toolkit.cluster_check.smaller_mesh import PARTS, SmallerMesh
 
 SMALLEST_RANK = 4
 SMALLEST_GROUP = 4  # columns that share a scale
@@ -40,7 +41,7 @@ FEW_EXPERTS, FEW_CHOSEN, FEW_GROUPS = 4, 2, 2
 SHARE_OF_WINDOW = 4  # of the sequence is a window long
 LARGEST_BATCH = 2
 TRAIN_STEPS = 10
-MOST_PARTS = 2  # of a batch, and micro batches for every stage
+MOST_PARTS = PARTS  # of a batch, and micro batches for every stage
 BYTES = 4
 KILOBYTE = 1024
 STABLE_EPSILON = 1e-4
@@ -48,8 +49,8 @@ SMALLEST_DECAY = 0.1
 LARGEST_NORM = 0.1  # less than any norm of the small model's gradients, so that clipping is seen
 
 
-def scaled(config: RunConfig, real_dtype: bool = False) -> RunConfig:
-    """The configuration that is checked in place of ``config``.
+def scaled(config: RunConfig, real_dtype: bool = False, mesh: SmallerMesh | None = None) -> RunConfig:
+    """The configuration that is checked in place of ``config``, on its own mesh or a smaller one.
 
     It computes in fp32 unless ``real_dtype``, whatever the YAML says; Adam's epsilon is large, so that gradients next to
     zero, whose sign is a matter of rounding, do not become whole updates; and every step is clipped, if the YAML clips.
@@ -57,9 +58,9 @@ def scaled(config: RunConfig, real_dtype: bool = False) -> RunConfig:
     Raises:
         UserError: the configuration has contradictory lists of recomputation.
     """
-    plan, specs = make_plan(config), config.model.config.architecture.layers
-    kept = kept_layers(plan, specs, config.model.config.fine_grain_interleave > 1)
-    plan, specs = replace(plan, layers=tuple(plan.layers[n] for n in kept)), tuple(specs[n] for n in kept)
+    kept = kept_numbers(config, mesh)
+    plan, specs = kept_plan(config, kept), tuple(config.model.config.architecture.layers[n] for n in kept)
+    config = config if mesh is None else on_mesh(config, mesh)
     sizes = {**model_sizes(config), **keys_of_layers(config.model.config, specs)}
     return override_config(
         config,
@@ -71,9 +72,40 @@ def scaled(config: RunConfig, real_dtype: bool = False) -> RunConfig:
             **({} if real_dtype else _in_fp32(config.model.config)),
             **_swapped(config, kept),
             **_optimizer(config, sizes),
-            **_of_the_run(config),
+            **_of_the_run(config, MOST_PARTS if mesh is None else mesh.parts),
         },
     )
+
+
+def kept_numbers(config: RunConfig, mesh: SmallerMesh | None = None) -> list[int]:
+    """Numbers of the layers that are kept, those of the stages of ``mesh``."""
+    plan, specs = make_plan(config), config.model.config.architecture.layers
+    kept = kept_layers(plan, specs, config.model.config.fine_grain_interleave > 1)
+    return kept if mesh is None else [number for number in kept if plan.layers[number].stage in mesh.stages]
+
+
+def kept_plan(config: RunConfig, kept: Sequence[int]) -> LayerPlan:
+    """The plan of the layers that are kept, on the stages that hold one, counted from 0."""
+    whole = make_plan(config)
+    layers = [whole.layers[number] for number in kept]
+    stages = sorted({layer.stage for layer in layers})
+    return replace(
+        whole,
+        stages=len(stages),
+        layers=tuple(replace(layer, stage=stages.index(layer.stage)) for layer in layers),
+    )
+
+
+def on_mesh(config: RunConfig, mesh: SmallerMesh) -> RunConfig:
+    """The configuration with the sizes of a smaller mesh, unchecked: its layers are still those of the whole one."""
+    shards = {"optimizer_weight_shard_size": mesh.optimizer_shards}
+    optimizer = config.parallel.parallel_optimizer_config.model_copy(update=shards)
+    parallel = {"parallel_optimizer_config": optimizer, "dataset_strategy": None}
+    changed = {
+        "parallel_config": mesh.sizes(config.parallel_config),
+        "parallel": config.parallel.model_copy(update=parallel),
+    }
+    return config.model_copy(update=changed)
 
 
 def _swapped(config: RunConfig, kept: Sequence[int]) -> dict[str, Any]:
@@ -290,7 +322,7 @@ def _optimizer(config: RunConfig, sizes: Mapping[str, Any]) -> Mapping[str, Any]
     }
 
 
-def _of_the_run(config: RunConfig) -> Mapping[str, Any]:
+def _of_the_run(config: RunConfig, parts: int) -> Mapping[str, Any]:
     """Nothing is read or written, and batches are small."""
     copies, warmup = config.micro_batch_interleave_num, config.lr_schedule.warmup_steps
     return {
@@ -303,13 +335,13 @@ def _of_the_run(config: RunConfig) -> Mapping[str, Any]:
         "runner_config.train_steps": TRAIN_STEPS,
         "lr_schedule.warmup_steps": None if warmup is None else min(warmup, TRAIN_STEPS),
         "runner_config.gradient_accumulation_steps": min(config.runner_config.gradient_accumulation_steps, MOST_PARTS),
-        "parallel_config.micro_batch_num": _micro_batches(config),
+        "parallel_config.micro_batch_num": _micro_batches(config, parts),
     }
 
 
-def _micro_batches(config: RunConfig) -> int:
-    """Enough of them to fill the pipeline and go on; what remains when the stages share them stays."""
+def _micro_batches(config: RunConfig, parts: int) -> int:
+    """Enough of them to fill the pipeline, ``parts`` times; what remains when the stages share them stays."""
     sizes = config.parallel_config
-    most = MOST_PARTS * sizes.pipeline_stage
+    most = parts * sizes.pipeline_stage
     count = sizes.micro_batch_num
     return count if count <= most else most + count % sizes.pipeline_stage
