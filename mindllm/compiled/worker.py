@@ -11,7 +11,6 @@ from pathlib import Path
 
 from mindllm.command import CommandParser, run_command
 from mindllm.compiled.graph_file import write_graph
-from mindllm.compiled.initial import initial_values
 from mindllm.compiled.mind_ir import parameter_names
 from mindllm.compiled.sources import SourceLine, read_sources
 from mindllm.config import RunConfig, load_config
@@ -47,6 +46,9 @@ def compile_to(config: RunConfig, rank: int, output: Path, training: bool = True
     front_end.pretend_device(rank, mesh_of(config).devices)
     import mindspore as ms
 
+    from mindllm.compiled.initial import (
+        initial_values,
+    )  # MindSpore comes with it, which who only starts workers has no use for
     from mindllm.train.distributed_step import build_distributed_loss, build_distributed_step, example_inputs
 
     ms.set_context(mode=ms.GRAPH_MODE)

@@ -1,9 +1,10 @@
 """Extrapolation: exact where memory is linear, checked, shared by stages that are alike; and the advice it gives."""
 
 import pytest
-from dry_run_cases import BACKWARD, KEPT, STEP, WEIGHT, FormulaSimulations, pipeline, profile
+from dry_run_cases import BACKWARD, GRADIENT, KEPT, STEP, WEIGHT, FormulaSimulations, pipeline, profile
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from small_cluster import cluster_run
 
 from mindllm.compiled.simulation import ACTIVATIONS, CATEGORIES, OTHER, Block, Simulation
 from toolkit.dry_run.advice import shortage
@@ -42,12 +43,6 @@ def test_what_is_linear_is_extrapolated_exactly(layers, alive, micro_batches, te
         kind: bytes_of(fill) for kind, fill in moments(target).items()
     }
     assert all(point.alive <= max(alive, 2) and point.micro_batches >= point.alive for point in design.points)
-
-
-def test_groups_of_layers_stay_whole():
-    design = design_for([Point((32,), 1, 1)], step=4)
-    assert {point.layers[0] % 4 for point in design.points} == {0}
-    assert design_for([Point((5,), 1, 1)], step=4) is None
 
 
 def test_stages_of_few_layers_in_a_long_pipeline_are_found_from_short_ones():
@@ -163,6 +158,59 @@ def test_a_moment_that_jumps_far_below_the_peak_does_not_matter():
     forecast, truth = forecast_and_truth(Bent(STEP, lambda layers, micro: 40 * (micro % 2)))
     assert {"extrapolated: 4 smaller runs"} == {memory.method for memory in forecast}
     assert [memory.used_peak for memory in forecast] == truth
+
+
+class WithMeetings(FormulaSimulations):
+    """With five accumulation steps and more two results of the loss meet at a moment that has one of them with fewer.
+
+    ``use``: whose results they are; ``below``: MB by which the moment stays below the peak without the second one.
+    """
+
+    def __init__(self, use, below):
+        super().__init__()
+        self.use, self.below = use, below
+
+    def profiles(self, requests):
+        found = super().profiles(requests)
+        for request, one in zip(requests, found, strict=True):
+            kept = one.moments[BACKWARD][KEPT] - self.below * MIB
+            meeting = request.config.runner_config.gradient_accumulation_steps >= 5
+            one.moments[AFTER] = {**one.moments[BACKWARD], KEPT: kept, self.use: 30 * MIB * meeting}
+            object.__setattr__(one, "used_peak", bytes_of(fullest(one.moments)))
+        return found
+
+
+def accumulated(simulations):
+    """The forecast and the truth of a run that accumulates gradients without a pipeline."""
+    config = cluster_run(
+        dp=2, model={"num_layers": 32}, gradient_aggregation_group=4,
+        parallel={"enable_parallel_optimizer": True}, runner_config={"gradient_accumulation_steps": 8},
+    )  # fmt: skip
+    (memory,), (truth,) = (find(config, stages_of(config), simulations) for find in (forecast_stages, simulate_stages))
+    return memory, truth
+
+
+def test_accumulation_steps_are_forecast_from_few_and_checked_with_one_more():
+    simulations = FormulaSimulations()
+    memory, truth = accumulated(simulations)
+    assert memory.method == "extrapolated: 4 smaller runs"
+    assert memory.used_peak == truth.used_peak
+    sizes = [request.config for request in simulations.asked[:-1]]
+    parts = [(size.model.config.num_layers, size.runner_config.gradient_accumulation_steps) for size in sizes]
+    assert parts == [(2, 3), (3, 3), (2, 4), (4, 5)]
+
+
+def test_results_of_the_loss_that_meet_by_chance_do_not_grow_with_layers():
+    """As in MindFormers' Llama 2 7B with accumulation: which logits of two steps are there at once is a matter of order."""
+    memory, truth = accumulated(WithMeetings(RESULT, below=40))
+    assert memory.method == "extrapolated: 4 smaller runs"
+    assert memory.used_peak == truth.used_peak
+
+
+@pytest.mark.parametrize(("use", "below"), [(GRADIENT, 40), (RESULT, 20)])
+def test_what_layers_may_have_part_in_or_comes_near_the_peak_is_not_left_to_small_runs(use, below):
+    memory, _ = accumulated(WithMeetings(use, below))
+    assert memory.method == "extrapolated: fewer micro-batches"
 
 
 class WithTokens(FormulaSimulations):

@@ -31,7 +31,6 @@ class Design:
     Attributes:
         base: the smallest one.
         varied: runs whose layers differ between simulations; all others have their real number.
-        step: how many layers more a varied run has in the next larger simulation.
         alive: whether the number of micro-batches alive is varied, too.
         steady: the base with some more micro-batches, if the stages have more.
         check: a larger one that none of the coefficients comes from; None where only micro-batches are fewer.
@@ -41,7 +40,6 @@ class Design:
 
     base: Point
     varied: tuple[int, ...]
-    step: int
     alive: bool
     steady: Point | None
     check: Point | None
@@ -54,8 +52,8 @@ class Design:
         return (self.varied,) if self.together else tuple((run,) for run in self.varied)
 
     def longer(self, point: Point, runs: Collection[int]) -> Point:
-        """``point`` with ``step`` more layers in some runs."""
-        layers = [count + self.step * (index in runs) for index, count in enumerate(point.layers)]
+        """``point`` with one more layer in some runs."""
+        layers = [count + (index in runs) for index, count in enumerate(point.layers)]
         return replace(point, layers=tuple(layers))
 
     @property
@@ -102,12 +100,12 @@ class Design:
                 continue
             weights[start] += share
             for runs in self.growths:
-                longer = (target.layers[runs[0]] - self.base.layers[runs[0]]) // self.step
+                longer = target.layers[runs[0]] - self.base.layers[runs[0]]
                 weights[self.longer(start, runs)] += share * longer
                 weights[start] -= share * longer
         if self.steady:
-            step = self.steady.micro_batches - self.base.micro_batches
-            more = (target.micro_batches - self.base.micro_batches) // step
+            apart = self.steady.micro_batches - self.base.micro_batches
+            more = (target.micro_batches - self.base.micro_batches) // apart
             weights[self.steady] += more
             weights[self.base] -= more
         return weights
@@ -115,7 +113,6 @@ class Design:
 
 def design_for(
     targets: Sequence[Point],
-    step: int = 1,
     micro_step: int = 1,
     shorter: bool = True,
     together: bool = False,
@@ -126,7 +123,6 @@ def design_for(
 
     Args:
         targets: where the stages are; they differ in layers and micro-batches alive.
-        step: layers are alike in groups of this many (where gradients are exchanged in groups of layers).
         micro_step: micro-batches come in multiples of this.
         shorter: whether the pipeline, and with it the number of micro-batches alive, can be made smaller.
         together: whether runs belong to chunks, and can only grow with one another.
@@ -135,14 +131,12 @@ def design_for(
     """
     runs = range(len(targets[0].layers))
     counts = [[target.layers[run] for target in targets] for run in runs]
-    varied = tuple(run for run in runs if max(counts[run]) > _fewest(max(counts[run]), step) + step)
-    for run in runs:
-        rests = {count % step if run in varied else count for count in counts[run]}
-        if len(rests) > 1:
-            return None
+    varied = tuple(run for run in runs if max(counts[run]) > FEWEST_LAYERS + 1)
+    if any(len(set(counts[run])) > 1 for run in runs if run not in varied):
+        return None
     if together and (not varied or len({counts[run][0] for run in runs}) > 1):
         return None
-    layers = tuple(_fewest(max(counts[run]), step) if run in varied else counts[run][0] for run in runs)
+    layers = tuple(FEWEST_LAYERS if run in varied else counts[run][0] for run in runs)
     alive = [target.alive for target in targets]
     vary_alive = shorter and (max(alive) > FEWEST_ALIVE + 1 or max(alive) > min(alive))
     if not varied and not (vary_alive and max(alive) > FEWEST_ALIVE + 3 * deepening):
@@ -151,23 +145,23 @@ def design_for(
     deeper = first + deepening * vary_alive
     passing = max(first, deeper - 1, length(first) - 2, length(deeper) - 2)  # more pass than the deeper one keeps alive
     base = Point(layers, first, _few(targets[0].micro_batches, passing, micro_step))
-    more_layers = tuple(count + 2 * step * (run in varied) for run, count in enumerate(layers))
+    more_layers = tuple(count + 2 * (run in varied) for run, count in enumerate(layers))
     more_alive = min(max(alive), first + 2 * deepening) if vary_alive else first
     passing = max(base.micro_batches, more_alive, length(more_alive) - 2)
     more_micro = _few(targets[0].micro_batches, passing, micro_step)
     check = Point(more_layers, more_alive, more_micro)
-    return Design(base, varied, step, vary_alive, _steady(base, targets[0], micro_step), check, together, deepening)
+    return Design(base, varied, vary_alive, _steady(base, targets[0], micro_step), check, together, deepening)
 
 
 def whole_stage(target: Point, micro_step: int = 1) -> Design:
     """The simulations of a stage with all its layers and few micro-batches."""
     base = replace(target, micro_batches=_few(target.micro_batches, target.alive, micro_step))
-    return Design(base, (), 1, False, _steady(base, target, micro_step), None)
+    return Design(base, (), False, _steady(base, target, micro_step), None)
 
 
 def exact_stage(target: Point) -> Design:
     """A stage just as it is."""
-    return Design(target, (), 1, False, None, None)
+    return Design(target, (), False, None, None)
 
 
 def _few(most: int, alive: int, step: int) -> int:
@@ -179,11 +173,6 @@ def _few(most: int, alive: int, step: int) -> int:
 def _steady(base: Point, target: Point, micro_step: int) -> Point | None:
     more = base.micro_batches + micro_step
     return replace(base, micro_batches=more) if target.micro_batches > base.micro_batches else None
-
-
-def _fewest(most: int, step: int) -> int:
-    """The smallest number of layers, not below FEWEST_LAYERS, that leaves the same rest as ``most``."""
-    return FEWEST_LAYERS + (most - FEWEST_LAYERS) % step if most > FEWEST_LAYERS else most
 
 
 def _inputs(target: Point, fills: Mapping[Point, Fill]) -> dict[Use, int]:

@@ -12,7 +12,7 @@ from toolkit.dry_run.moments import Fill, Moments, by_category, bytes_of, fulles
 from toolkit.dry_run.profile import Profile
 from toolkit.dry_run.reduced import Point, deepening, middle_deepening, pipeline_length, point_of, reduced_run
 from toolkit.dry_run.simulations import Request, Simulations
-from toolkit.dry_run.stages import FIRST, MIDDLE, ONLY, Stage
+from toolkit.dry_run.stages import FIRST, MIDDLE, Stage
 
 TOLERANCE, TOLERATED_BYTES = 0.0005, 1 << 16  # of the peak of the checking simulation
 NEAR = 0.9  # of that peak: a moment as full as this must be among those that are extrapolated
@@ -106,14 +106,13 @@ def _deepening(config: RunConfig, stage: Stage) -> int:
 def _designs(config: RunConfig, alike: list[Stage]) -> list[Planned]:
     """One design for all, or for each stage its own."""
     interleaved = config.model.config.pp_interleave_num > 1
-    step = config.parallel_config.gradient_aggregation_group if alike[0].place == ONLY and _devices(config) > 1 else 1
     shorter = alike[0].place in (FIRST, MIDDLE) and not interleaved
     targets = [point_of(stage, config) for stage in alike]
     deeper: int | None = _deepening(config, alike[0])
     if alike[0].place == FIRST and shorter and targets[0].alive > FEWEST_ALIVE:
         deeper = deepening(config, FEWEST_ALIVE, targets[0].alive)
     design = design_for(
-        targets, step, _micro_step(config), shorter and deeper is not None, interleaved, deeper or 1,
+        targets, _micro_step(config), shorter and deeper is not None, interleaved, deeper or 1,
         lambda alive: pipeline_length(config, alike[0], alive),
     )  # fmt: skip
     if design:
@@ -124,10 +123,6 @@ def _designs(config: RunConfig, alike: list[Stage]) -> list[Planned]:
 def _micro_step(config: RunConfig) -> int:
     """Micro-batches of interleaved chunks come in multiples of the number of stages."""
     return config.parallel_config.pipeline_stage if config.model.config.pp_interleave_num > 1 else 1
-
-
-def _devices(config: RunConfig) -> int:
-    return config.parallel_config.device_num
 
 
 def _carry_out(
@@ -176,8 +171,8 @@ def _understood(target: Point, design: Design, profiles: Mapping[Point, Profile]
     """Whether no moment that was extrapolated wrong can be the peak at ``target``.
 
     Of such a moment, what not all simulations have is taken to be there by chance. What it had more than was said then grows,
-    at most, with the distance from the base; of one that had less, what is said is enough. Where nothing was said of a
-    moment, it must be far below the peak.
+    at most, as :func:`_grown` says; of one that had less, what is said is enough. Where nothing was said of a moment, it must be
+    far below the peak.
     """
     predicted, seen = _checked(design, profiles, growing=False)
     there = sure = predicted
@@ -191,13 +186,23 @@ def _understood(target: Point, design: Design, profiles: Mapping[Point, Profile]
             if own_bytes_of(fill) >= NEAR * own_bytes_of(seen.peak):
                 return False
             continue
-        more = max(0, own_bytes_of(fill) - own_bytes_of(predicted[kind]))
-        if (
-            own_bytes_of(there[kind]) + more * _distance(design.base, target) / _distance(design.base, design.check)
-            > peak
-        ):
+        farther = _distance(design.base, target) / _distance(design.base, design.check)
+        if own_bytes_of(there[kind]) + _grown(fill, predicted[kind], farther, design.alive) > peak:
             return False
     return True
+
+
+def _grown(seen: Fill, said: Fill, farther: float, alive: bool) -> float:
+    """What a moment had more than was said of it, where a stage is ``farther`` from the base than the checking simulation.
+
+    Layers may each have their part of it, and with ``alive`` each micro-batch that is kept alive. Where only layers are more,
+    activations outside of them stay what they are: whether the loss of one micro-batch meets what the embedding of the next has
+    written is a matter of order, and both are there once.
+    """
+    surplus = own_bytes_of(seen) - own_bytes_of(said)
+    fixed = 0 if alive else sum(seen.get(use, 0) - said.get(use, 0) for use in {*seen, *said} if use.is_outside_layers)
+    growing = surplus - fixed
+    return max(0.0, farther * growing + fixed if growing > 0 else surplus)
 
 
 def _checked(design: Design, profiles: Mapping[Point, Profile], growing: bool = True) -> tuple[Moments, Profile]:

@@ -11,9 +11,10 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from mindllm.compiled.simulation import CATEGORIES, Block, Simulation, operator_of, path_of
+from mindllm.compiled.simulation import ACTIVATIONS, CATEGORIES, Block, Simulation, operator_of, path_of
 
 LAYER = re.compile(r"(layers-CellList/|layers\.)\d+")
+LAYERS = "*"  # stands for their number in a path
 NUMBER = re.compile(r"(-op\d+|-\d+)$")
 WRAPPERS = re.compile(r"^(network\.)+")
 INPUT = re.compile(r"inputs\d+")
@@ -36,6 +37,11 @@ class Use:
     def is_input(self) -> bool:
         """Whether it is a tensor the step is given. The runtime brings it when it gets to it, and frees it when it likes."""
         return not self.operator and INPUT.fullmatch(self.path) is not None
+
+    @property
+    def is_outside_layers(self) -> bool:
+        """Whether it is an activation of the embedding, the head or the loss. Operators without a cell may be of any."""
+        return self.category == ACTIVATIONS and self.path != "" and LAYERS not in self.path
 
 
 Fill = Mapping[Use, int]

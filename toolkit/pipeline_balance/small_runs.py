@@ -177,7 +177,7 @@ def _combinations(
 def _design(deepening: int | None, alive: int = FEWEST_ALIVE) -> Design:
     more = deepening or 1
     base = Point((FEWEST_LAYERS,), alive, alive + more + 1)  # so that the deeper pipeline, too, is full for a while
-    return Design(base, (0,), 1, deepening is not None, None, None, deepening=more)
+    return Design(base, (0,), deepening is not None, None, None, deepening=more)
 
 
 def _fullest(moments: Moments) -> str:
