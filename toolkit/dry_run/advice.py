@@ -6,7 +6,7 @@ Every piece of advice is itself a forecast: the changed stages are extrapolated 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from mindllm.config import RunConfig, override_config
@@ -76,30 +76,40 @@ class _Advisor:
 
     def _recompute(self, name: str, change: Callable[[LayerKind], LayerKind]) -> str | None:
         """More layers recomputed, from the first one of each stage on; as few as are enough."""
-        variants = [
-            [_changed(memory.stage, change, n) for n in range(1, _left(memory.stage, change) + 1)]
-            for memory in self.short
-        ]
-        if not all(variants):
+        lefts = [_left(memory.stage, change) for memory in self.short]
+        if not all(lefts):
             return None
-        found = self._forecast(itertools.chain.from_iterable(variants))
-        chosen: list[tuple[StageMemory, StageMemory, int]] = []
-        for memory, mine in zip(self.short, variants, strict=True):
-            forecasts = [found[variant] for variant in mine]
-            number = next((n for n, one in enumerate(forecasts, 1) if one.actual_peak <= self.limit), None)
-            if number is None:
-                last = forecasts[-1]
-                self.least.append(
-                    f"{name} recompute of all layers of stage {memory.stage.number} leaves it {_short(last, self.limit)} MB short"
-                )
-                return None
-            chosen.append((memory, forecasts[number - 1], number))
+        pairs = list(zip(self.short, lefts, strict=True))
+        most = [_changed(memory.stage, change, left) for memory, left in pairs]
+        found = self._forecast(most)
+        if any(stage not in found for stage in most):
+            return None
+        worst = max(most, key=lambda stage: found[stage].actual_peak)
+        if found[worst].actual_peak > self.limit:  # then fewer layers need not be tried
+            rest = f"leaves it {_short(found[worst], self.limit)} MB short"
+            self.least.append(f"{name} recompute of all layers of stage {worst.number} {rest}")
+            return None
+        variants = [[_changed(memory.stage, change, n) for n in range(1, left + 1)] for memory, left in pairs]
+        found |= self._forecast([stage for mine in variants for stage in mine[:-1]])
+        chosen = [
+            (memory, found[stage], number)
+            for memory, mine in zip(self.short, variants, strict=True)
+            for number, stage in [self._first_that_fits(mine, found)]
+        ]
         parts = [
             f"{number} more layers of stage {before.stage.number} (-{saved} MB, {saved // number} each)"
             for before, after, number in chosen
             for saved in [(before.actual_peak - after.actual_peak) // MIB]
         ]
         return f"{name} recompute of {', '.join(parts)}: {self._yaml(after.stage for _, after, _ in chosen)}"
+
+    def _first_that_fits(self, stages: Sequence[Stage], found: Mapping[Stage, StageMemory]) -> tuple[int, Stage]:
+        """The first of the stages that fits, with its number from 1 on; the last one does."""
+        return next(
+            (number, stage)
+            for number, stage in enumerate(stages, 1)
+            if stage in found and found[stage].actual_peak <= self.limit
+        )
 
     def _move_layers(self) -> str | None:
         """Layers moved from the one short stage to the one with most room."""
@@ -111,7 +121,7 @@ class _Advisor:
         larger = [_resized(room.stage, number) for number in numbers]
         found = self._forecast([*smaller, *larger])
         for number, less, more in zip(numbers, smaller, larger, strict=True):
-            if found[less].actual_peak <= self.limit >= found[more].actual_peak:
+            if less in found and more in found and found[less].actual_peak <= self.limit >= found[more].actual_peak:
                 saved = (short.actual_peak - found[less].actual_peak) // MIB
                 return (
                     f"{number} layers of stage {short.stage.number} given to stage {room.stage.number} (-{saved} MB, which then "
@@ -149,7 +159,9 @@ class _Advisor:
     def _switch(self, what: str, key: str, value: bool | int = True) -> str | None:
         """The short stages with ``value`` for ``key``, and what that saves."""
         changed = override_config(self.config, {key: value})
-        found = forecast_stages(changed, [memory.stage for memory in self.short], self.simulations)
+        found = forecast_stages(changed, [memory.stage for memory in self.short], self.simulations, whole=False)
+        if len(found) < len(self.short):
+            return None
         worst = max(found, key=lambda memory: memory.actual_peak)
         pairs = zip(self.short, found, strict=True)
         saved = " and ".join(
@@ -163,8 +175,9 @@ class _Advisor:
         self.least.append(f"{key}: {text} saves {saved} and leaves stage {worst.stage.number} {short} MB short")
         return None
 
-    def _forecast(self, stages: Iterator[Stage] | Sequence[Stage]) -> dict[Stage, StageMemory]:
-        found = forecast_stages(self.config, list(stages), self.simulations)
+    def _forecast(self, stages: Sequence[Stage]) -> dict[Stage, StageMemory]:
+        """Those of the stages that small runs tell of: advice is not worth simulating whole stages for."""
+        found = forecast_stages(self.config, stages, self.simulations, whole=False)
         return {memory.stage: memory for memory in found}
 
     def _yaml(self, changed: Iterator[Stage] | Sequence[Stage]) -> str:

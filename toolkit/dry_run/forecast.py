@@ -66,11 +66,13 @@ def simulate_stages(config: RunConfig, stages: Sequence[Stage], simulations: Sim
     ]
 
 
-def forecast_stages(config: RunConfig, stages: Sequence[Stage], simulations: Simulations) -> list[StageMemory]:
+def forecast_stages(
+    config: RunConfig, stages: Sequence[Stage], simulations: Simulations, whole: bool = True
+) -> list[StageMemory]:
     """Finds the memory of stages from as few and small simulations as give the figures of the whole ones.
 
     Stages that are alike share simulations. Where the simulation that checks an extrapolation disagrees with it, the stages
-    are simulated with all their layers.
+    are simulated with all their layers, or, without ``whole``, left out of what is returned.
 
     Raises:
         UserError: layers are named by their numbers.
@@ -80,7 +82,7 @@ def forecast_stages(config: RunConfig, stages: Sequence[Stage], simulations: Sim
         raise config.error("swap_config", message)
     planned = [planned for alike in _alike(config, stages) for planned in _designs(config, alike)]
     found, failed = _carry_out(config, planned, simulations)
-    for larger in (lambda target: whole_stage(target, _micro_step(config)), exact_stage):
+    for larger in (lambda target: whole_stage(target, _micro_step(config)), exact_stage) if whole else ():
         again = [(larger(point_of(stage, config)), [stage]) for stage in failed]
         more, failed = _carry_out(config, again, simulations)
         found += more
