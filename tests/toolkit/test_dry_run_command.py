@@ -239,3 +239,19 @@ def test_mixed_recomputation_over_four_stages_agrees(place):
     options = ["--json", "--model.model_config.num_layers=24", "--parallel_config.pipeline_stage=4", *recompute]
     fast, whole = (json.loads(run(place, *options, *more))["stages"] for more in ([], ["--full"]))
     assert [stage["used_peak_mb"] for stage in fast] == [stage["used_peak_mb"] for stage in whole]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(0)
+def test_accumulation_steps_agree(place):
+    """Six steps from three to five, without a pipeline: the compiler unrolls them. Inputs count as if all were there."""
+    sizes = [
+        "--parallel_config.pipeline_stage=1",
+        "--parallel_config.micro_batch_num=1",
+        "--model.model_config.num_layers=4",
+    ]
+    options = [*sizes, "--json", "--recompute_config.recompute=false", "--runner_config.gradient_accumulation_steps=6"]
+    (fast,), (whole,) = (json.loads(run(place, *options, *more))["stages"] for more in ([], ["--full"]))
+    for stage in (fast, whole):
+        stage.pop("actual_peak_mb")
+    assert fast == whole

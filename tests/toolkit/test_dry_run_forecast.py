@@ -328,6 +328,18 @@ def test_advice_admits_that_nothing_helps():
     memories = simulate_stages(config, stages_of(config), simulations)
     text = shortage(memories, config, 100 * MIB, simulations)
     assert "no single change closes it: select recompute of all layers of stage 0 leaves it" in text
+    stages = [stage for request in simulations.asked for stage in stages_of(request.config)]
+    assert {len(stage.runs) for stage in stages} == {1}  # no mixtures, since not even all layers are enough
+
+
+def test_advice_simulates_no_whole_stages():
+    config = pipeline(2, 16, 16)
+    simulations = Bent(BACKWARD, lambda layers, micro: layers**3)
+    memories = simulate_stages(config, stages_of(config), simulations)
+    simulations.asked.clear()
+    text = shortage(memories, config, memories[0].actual_peak - MIB, simulations)
+    assert max(stage.layers for request in simulations.asked for stage in stages_of(request.config)) <= 4
+    assert "select" not in text
 
 
 def test_advice_says_what_communication_that_is_not_repeated_costs():
