@@ -37,8 +37,8 @@ class Scope:
                 yield f"{_of(checked, whole)} ranks" + (f" ({self._mesh()})" if self.smaller_mesh else "")
             elif checked != whole:
                 yield f"{_of(checked, whole)} {what}"
-        checked, whole = self.dtypes
-        yield checked if checked == whole else f"{checked} for {whole}"
+        computed, asked = self.dtypes
+        yield computed if computed == asked else f"{computed} for {asked}"
 
     def _mesh(self) -> str:
         return ", ".join(f"{axis} {_of(*sizes)}" for axis, sizes in self.smaller_mesh.items())
