@@ -16,15 +16,18 @@ from mindllm.errors import UserError
 from mindllm.host_memory import ADVICE, MemoryClaim, gibibytes
 
 MIB = 1 << 20
-PROCESS, MICRO_BATCH = 520 * MIB, 8 * MIB
+PROCESS, PASS = 520 * MIB, 2 * MIB  # MindSpore itself; a micro-batch on a stage
+MANY_LAYERS = 128  # so many take twice as much each as few do
 LAYER, OF_EXPERTS, OF_LATENT_ATTENTION, OF_PREDICTION = 60 * MIB, 60 * MIB, 90 * MIB, 60 * MIB
 GRAPH, GRAPH_OF_LAYER = 3 * MIB, 2 * MIB
 
 
 def compile_bytes(config: RunConfig) -> int:
     """Memory that the process takes which compiles a rank."""
-    layers = sum(map(_layer_bytes, config.model.config.architecture.layers))
-    return PROCESS + layers * _unrolled(config) + config.parallel_config.micro_batch_num * MICRO_BATCH
+    layers = config.model.config.architecture.layers
+    read = int(sum(map(_layer_bytes, layers)) * (1 + len(layers) / MANY_LAYERS))
+    passes = config.parallel_config.micro_batch_num * config.parallel_config.pipeline_stage
+    return PROCESS + read * _unrolled(config) + passes * PASS
 
 
 def graph_bytes(config: RunConfig) -> int:
