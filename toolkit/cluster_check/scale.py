@@ -1,6 +1,6 @@
 """A configuration with a small model and the same parallelism: layers, widths, vocabulary, sequence and batch shrink.
 
-What decides how the compiler shards is kept: the mesh, interleave, every switch, the kinds of layers (specification and
+What decides how the compiler shards is kept: the mesh (or a smaller one of its kind, ``smaller_mesh.py``), interleave, every switch, the kinds of layers (specification and
 recomputation) in every place, more and fewer layers per stage, grouped queries, what a size has in common with the number of
 devices, and which weights are below the parallel optimizer's threshold. Micro batches and accumulation steps are enough to fill
 the pipeline.
