@@ -45,6 +45,7 @@ WITHOUT_MINDSPORE = (
     "test_console.py",
     "test_end_in_time.py",
     "test_extras.py",
+    "test_outside.py",
     "test_signals.py",
     "test_tables.py",
     "timing",

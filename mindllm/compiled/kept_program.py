@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from mindllm.outside import LARGEST_YAML, read_text
 
 SIMULATION = "simulation.json.gz"
 TRAINING_GRAPH = "*_validate_*.ir"
+MOST_NAMED = 5  # of missing stages
 CONFIG = "config.yaml"  # a copy of the YAML that the program was given with --config
 RANKS = "group_rank_ids"
 RANK = re.compile(r"rank_(\d+)")
@@ -99,8 +101,8 @@ def kept_stages(directory: Path) -> list[KeptRank]:
     for rank in ranks:
         by_stage.setdefault(rank.simulation.stage, rank)
     stages = max(by_stage) + 1
-    missing = [stage for stage in range(stages) if stage not in by_stage]
-    if missing:
+    missing = list(islice((stage for stage in range(stages) if stage not in by_stage), MOST_NAMED))
+    if missing or min(by_stage) < 0:
         raise UserError(
             f"{directory}: holds no rank of stage {', '.join(map(str, missing))}; run toolkit.offline with --ranks stages"
         )

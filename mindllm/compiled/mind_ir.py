@@ -35,7 +35,7 @@ from mindllm.compiled.graph import (
 )
 from mindllm.compiled.pool import Pool
 from mindllm.compiled.sources import Sources
-from mindllm.errors import UserError
+from mindllm.errors import UserError, shortened
 from mindllm.parallel.layout import RANKS_OF_GROUP
 from mindllm.parallel.parameter_layout import ParameterLayout
 
@@ -63,8 +63,24 @@ def parse_mind_ir(
     Graphs that are read with one ``pool`` share what they have in common, and do not keep the MindIR.
 
     Raises:
-        UserError: it is not MindIR, or only a part of it.
+        UserError: it is not MindIR, or only a part of it, or damaged.
     """
+    try:
+        return _graph(data, rank, layouts or {}, sources or {}, initial or {}, pool)
+    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
+        raise UserError(
+            f"this is damaged MindIR, or of another version ({type(error).__name__}: {shortened(str(error))})"
+        ) from error
+
+
+def _graph(
+    data: bytes,
+    rank: int,
+    layouts: Mapping[str, ParameterLayout],
+    sources: Sources,
+    initial: Mapping[str, np.ndarray],
+    pool: Pool | None,
+) -> CompiledGraph:
     model = _parse(data)
     primitives = {primitive.name: primitive for primitive in model.primitives}
     graphs = [model.graph, *model.functions]
@@ -74,13 +90,13 @@ def parse_mind_ir(
     parameters = {}
     for tensor in model.graph.parameter:
         name = local_name(tensor.name)
-        layout = (layouts or {}).get(name)
+        layout = layouts.get(name)
         if layout is not None and layout.optimizer_group:
             layout = replace(layout, optimizer_ranks=groups.get(layout.optimizer_group, ()))
-        begins = (initial or {}).get(name)
+        begins = initial.get(name)
         begins = begins if begins is None or pool is None else pool.array(begins)
         parameters[name] = Parameter(name, tensor.name, tuple(tensor.dims), _dtype(tensor), layout, begins)
-    return CompiledGraph(rank, functions, parameters, groups, sources or {}, data if pool is None else b"")
+    return CompiledGraph(rank, functions, parameters, groups, sources, data if pool is None else b"")
 
 
 def parameter_names(data: bytes) -> list[str]:

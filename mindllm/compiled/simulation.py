@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import gzip
+import itertools
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -180,6 +181,15 @@ class Simulation:
             json.dump(tree, text, separators=(",", ":"))
 
 
+INNER = ("tuple[int, ...]", "tuple[str, ...]")
+TYPES: dict[str, set[type]] = {
+    "int": {int},
+    "str": {str},
+    "int | None": {int, type(None)},
+    "tuple[int, ...]": {int},
+    "tuple[str, ...]": {str},
+}
+LARGEST = 1 << 64
 TABLES = {"blocks": Block, "tasks": Task, "collectives": Collective}
 
 
@@ -193,6 +203,7 @@ def load_simulation(path: Path | str) -> Simulation:
         tree = read_compressed_json(path)
         if tree.pop("format", None) != FORMAT:
             raise ValueError("it says so itself")
+        _require_types(Simulation, {name: [value] for name, value in tree.items() if name not in TABLES})
         tables = {name: tuple(_rows(kind, tree[name])) for name, kind in TABLES.items()}
         return Simulation(**{**tree, **tables, "messages": tuple(tree["messages"])})
     except OSError as error:
@@ -215,6 +226,20 @@ def path_of(node: str) -> str:
     return ".".join(level.rsplit("-", 1)[0] for level in levels)
 
 
+def _require_types(kind: type, columns: Mapping[str, list[Any]]) -> None:
+    """Raises ValueError for values that are not of the type of their field, found column by column."""
+    for field in _fields(kind):
+        values = columns.get(field.name, [])
+        nested = field.type in INNER and set(map(type, values)) <= {list}
+        inner = list(itertools.chain.from_iterable(values)) if nested else values
+        if field.type in TYPES and not set(map(type, inner)) <= TYPES[field.type]:
+            raise ValueError(f"{field.name} of a {kind.__name__.lower()} is not {field.type}")
+        if any(abs(value) >= LARGEST for value in inner if type(value) is int):
+            raise ValueError(f"{field.name} of a {kind.__name__.lower()} is too large")
+    if not set(columns.get("category", ())) <= set(CATEGORIES):
+        raise ValueError("a category of memory is not known")
+
+
 def _fields(kind: type) -> Iterator[Any]:
     yield from dataclasses.fields(kind)
 
@@ -230,5 +255,6 @@ def _rows(kind: type, columns: Mapping[str, list[Any]] | list[Any]) -> Iterator[
     if not columns:
         return
     names = [field.name for field in _fields(kind)]
+    _require_types(kind, {name: columns[name] for name in names})  # type: ignore[call-overload]
     for values in zip(*(columns[name] for name in names), strict=True):  # type: ignore[call-overload]
         yield kind(*(tuple(value) if isinstance(value, list) else value for value in values))

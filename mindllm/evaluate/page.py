@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mindllm.evaluate.run import Outcome
+from mindllm.page import fill
 
 TEMPLATE = Path(__file__).with_name("page.html")
 MOST = 200  # wrong answers of a task that are shown
@@ -19,8 +20,7 @@ def render_page(outcome: Outcome, model: str) -> str:
     """Returns the page as HTML; of a task without right and wrong answers, such as a perplexity, nothing is shown."""
     parts = [part for task, samples in outcome.samples.items() for part in _task(task, samples)]
     parts += [f"<h2>{escape(task)} failed</h2><p>{escape(why)}</p>" for task, why in outcome.failures.items()]
-    text = TEMPLATE.read_text(encoding="utf-8")
-    return text.replace("TITLE", escape(f"Wrong answers of {model}")).replace("BODY", "\n".join(parts))
+    return fill(TEMPLATE, {"title": f"Wrong answers of {model}"}, {"body": "\n".join(parts)})
 
 
 def is_wrong(sample: Sample) -> bool | None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from mindllm.errors import shortened
 
 NOT_CUT = -1
 
@@ -39,6 +42,15 @@ class ParameterLayout:
         return cls(
             tuple(devices), tuple(tensor_map), tuple(full_shape), tuple(slice_shape), str(group), (), bool(shared)
         )
+
+    def require_consistent(self) -> None:
+        """Raises ValueError or TypeError for a layout that no compiler makes, as a file of somebody else may hold."""
+        sizes = [*map(operator.index, (*self.device_matrix, *self.full_shape, *self.slice_shape))]
+        axes = [*map(operator.index, self.tensor_map)]
+        if len(axes) != len(self.full_shape) or min(sizes, default=1) < 1 or max(sizes, default=1) >= 1 << 48:
+            raise ValueError(f"a layout of shape {shortened(self.full_shape)} has the axes {shortened(axes)}")
+        if not all(axis == NOT_CUT or 0 <= axis < len(self.device_matrix) for axis in axes):
+            raise ValueError(f"the axes {shortened(axes)} are none of the devices {shortened(self.device_matrix)}")
 
     @classmethod
     def from_json(cls, tree: Mapping[str, Any]) -> ParameterLayout:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from mindllm.compiled.simulation import CATEGORIES
 from mindllm.config import RunConfig
+from mindllm.page import fill
 from toolkit.dry_run.forecast import StageMemory
 from toolkit.dry_run.moments import Fill, Use, by_category, bytes_of
 from toolkit.dry_run.profile import Profile
@@ -54,8 +55,7 @@ def render_page(memories: Sequence[StageMemory], config: RunConfig, limit: int, 
 def render_sections(title: str, sections: Sequence[Section], limit: int, lines: Lines) -> str:
     """Returns the page as HTML."""
     body = [_overview(sections, limit), *(_details(section, limit, lines) for section in sections)]
-    text = TEMPLATE.read_text(encoding="utf-8")
-    return text.replace("TITLE", escape(title)).replace("LEGEND", _legend()).replace("BODY", "\n".join(body))
+    return fill(TEMPLATE, {"title": title}, {"legend": _legend(), "body": "\n".join(body)})
 
 
 def _section(memory: StageMemory, config: RunConfig) -> Section:

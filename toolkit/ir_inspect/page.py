@@ -6,8 +6,6 @@ Cytoscape.js draws it and dagre lays it out; both stand in ``bundled/`` with the
 
 from __future__ import annotations
 
-import html
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ from mindllm.compiled.cost import Cost, cost
 from mindllm.compiled.graph import COLLECTIVES, CONSTANT, CompiledGraph, Node
 from mindllm.compiled.operators import LAYER, ORDERING, Operators
 from mindllm.files import atomic_open
+from mindllm.page import fill, json_markup
 from toolkit.ir_inspect.comm import cause_of
 from toolkit.ir_inspect.kept import KeptTensors
 from toolkit.ir_inspect.tables import count_text, size_text
@@ -28,10 +27,8 @@ LIBRARIES = ("cytoscape.min.js", "cytoscape-dagre.min.js")
 
 def write_page(graph: CompiledGraph, title: str, path: Path) -> None:
     """Writes the page; the file is whole or absent."""
-    data = json.dumps(page_data(graph), ensure_ascii=False, separators=(",", ":")).replace("</", "<\\/")
     scripts = "\n".join(f"<script>{(BUNDLED / name).read_text(encoding='utf-8')}</script>" for name in LIBRARIES)
-    text = TEMPLATE.read_text(encoding="utf-8").replace("{{title}}", html.escape(title))
-    text = text.replace("{{libraries}}", scripts).replace("{{data}}", data)
+    text = fill(TEMPLATE, {"title": title}, {"libraries": scripts, "data": json_markup(page_data(graph))})
     with atomic_open(path) as file:
         file.write(text)
 

@@ -66,6 +66,8 @@ def read_graph(path: Path) -> Inspected:
         return Inspected(read_ir_text(file, rank), file.name)
     try:
         return Inspected(parse_mind_ir(read_bytes(file, LARGEST_GRAPH), rank), file.name)
+    except OSError as error:
+        raise UserError(f"{file}: cannot be read ({error.strerror})") from None
     except UserError as error:
         raise UserError(f"{file}: neither a compiled graph, MindIR nor a text .ir of MindSpore ({error})") from None
 

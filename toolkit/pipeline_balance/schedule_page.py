@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from mindllm.files import atomic_open
+from mindllm.page import fill, json_markup
 from mindllm.planning.plan import Evaluation
 
 TEMPLATE = Path(__file__).with_name("schedule.html")
@@ -21,11 +21,10 @@ def write_page(evaluation: Evaluation, path: Path, kinds: Sequence[tuple[str, st
     """Writes the page; ``kinds`` are name and colour of forward, backward and weight-gradient operations, ``note`` is one more
     sentence for its title.
     """
-    data = json.dumps(page_data(evaluation, kinds, note), separators=(",", ":"), allow_nan=False).replace("</", "<\\/")
-    text = TEMPLATE.read_text(encoding="utf-8")
-    text = text.replace("{{title}}", html.escape(evaluation.problem.name)).replace("{{rows}}", _rows(evaluation))
+    markup = {"rows": _rows(evaluation), "data": json_markup(page_data(evaluation, kinds, note))}
+    text = fill(TEMPLATE, {"title": evaluation.problem.name}, markup)
     with atomic_open(path) as file:
-        file.write(text.replace("{{data}}", data))
+        file.write(text)
 
 
 def page_data(evaluation: Evaluation, kinds: Sequence[tuple[str, str]], note: str = "") -> dict[str, Any]:

@@ -6,6 +6,7 @@ Copies of weights (moments, accumulators) begin with zeros, and what has one val
 
 from __future__ import annotations
 
+import operator
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -30,6 +31,7 @@ from mindllm.outside import LARGEST_GRAPH, read_bytes, read_json
 from mindllm.parallel.parameter_layout import ParameterLayout
 
 WIDTH = 0.1  # of the normal distribution that weights are drawn from
+MOST_SLICES = 1 << 20
 INTEGERS = 8  # an integer of a batch is below: a token, a label, a position that any program has
 EXECUTED = {*CONTROL, *ASSIGNMENTS, *REFERENCES, *ELEMENTARY, *COLLECTIVES, CALL, CONSTANT, DATASET, "Cast"}
 
@@ -53,15 +55,23 @@ def read_rank(kept: KeptRank, pool: Pool | None = None) -> ProgramRank:
         data = read_bytes(kept.directory / MIND_IR, LARGEST_GRAPH)
         known = read_json(kept.directory / PARAMETERS)
         layouts = {name: ParameterLayout.from_front_end(layout) for name, layout in known["layouts"].items()}
-        initial, slices = known["initial"], int(known["slices"])
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        for layout in layouts.values():
+            layout.require_consistent()
+        initial = {str(name): float(value) for name, value in known["initial"].items()}
+        slices = operator.index(known["slices"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or error
         raise UserError(
             f"{kept.directory}: holds no graph that can be executed ({MIND_IR} and {PARAMETERS}: {reason}); run "
             "toolkit.offline again. Of a step under mindspore.jit none is kept"
         ) from None
-    graph = with_own_groups(parse_mind_ir(data, kept.number, layouts, pool=pool), kept.simulation)
-    return ProgramRank(graph, initial, slices)
+    try:
+        graph = parse_mind_ir(data, kept.number, layouts, pool=pool)
+    except UserError as error:
+        raise UserError(f"{kept.directory / MIND_IR}: {error}") from error
+    if not 0 <= slices <= MOST_SLICES:
+        raise UserError(f"{kept.directory / PARAMETERS}: slices: must be from 0 to {MOST_SLICES} (value {slices})")
+    return ProgramRank(with_own_groups(graph, kept.simulation), initial, slices)
 
 
 def without_kernel(ranks: Iterable[ProgramRank]) -> Mapping[str, int]:
