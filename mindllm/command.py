@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from mindllm.console import error_console, styled, visible
-from mindllm.errors import CheckFailed, RunFailed, UserError
+from mindllm.errors import CheckFailed, RunFailed, UserError, bounded
 from mindllm.extras import advice
 from mindllm.files import obstacle
 from mindllm.interrupts import INTERRUPTED, leave_nothing_behind, leave_on_interrupt, raise_on_interrupt
@@ -44,7 +44,7 @@ class CommandParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Ends with 2, as argparse does; what it quotes is not obeyed by the terminal."""
-        super().error(visible(message))
+        super().error(visible(bounded(message)))
 
 
 def run_command(main: Callable[[Sequence[str] | None], int | None], arguments: Sequence[str] | None = None) -> NoReturn:
@@ -79,7 +79,7 @@ def exit_code(main: Callable[[Sequence[str] | None], int | None], arguments: Seq
         code = main(arguments) or 0
         sys.stdout.flush()
     except (UserError, RunFailed, CheckFailed) as error:
-        error_console.print(styled(("error:", "bold red"), f" {error}"))
+        error_console.print(styled(("error:", "bold red"), f" {bounded(str(error))}"))
         code = error.exit_code
     except KeyboardInterrupt:
         error_console.print("interrupted")

@@ -28,10 +28,26 @@ class CheckFailed(Exception):
     exit_code = 3
 
 
+LONGEST_PART = 300  # characters of a key, an option, a line
+LONGEST_LINE, MOST_LINES = 4000, 100  # of a message
+
+
+def bounded(text: str, longest: int = LONGEST_LINE, most: int = MOST_LINES) -> str:
+    """A message of at most so many lines of at most so many characters; of longer ones beginning and end stay, and it says so."""
+    lines = text.split("\n")
+    left_out = [f"and {len(lines) - most:,} more lines"] if len(lines) > most else []
+    return "\n".join([*(_without_middle(line, longest) for line in lines[:most]), *left_out])
+
+
+def _without_middle(line: str, longest: int) -> str:
+    half = longest // 2
+    return line if len(line) <= longest else f"{line[:half]}…({len(line) - 2 * half:,} characters)…{line[-half:]}"
+
+
 def nearest(word: str, candidates: Iterable[str]) -> str:
     """Returns ``"; did you mean 'x'?"`` for the candidate closest to ``word``, or the list of candidates when none is close."""
     names = sorted(set(candidates))
-    close = difflib.get_close_matches(word, names, n=1, cutoff=0.6)
+    close = difflib.get_close_matches(word[:LONGEST_PART], names, n=1, cutoff=0.6)
     if close:
         return f"; did you mean '{close[0]}'?"
     return f"; valid: {', '.join(names)}" if names else ""

@@ -46,6 +46,7 @@ WITHOUT_MINDSPORE = (
     "test_end_in_time.py",
     "test_extras.py",
     "test_outside.py",
+    "test_outside_fuzz.py",
     "test_signals.py",
     "test_tables.py",
     "timing",

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from mindllm.errors import LONGEST_PART, bounded
+
 KeyPath = tuple[str | int, ...]
 
 
@@ -20,7 +22,7 @@ class Origin:
 
     def __str__(self) -> str:
         if self.option:
-            return self.option
+            return bounded(self.option, LONGEST_PART)
         return f"{self.file}:{self.line}" if self.line else self.file
 
 
@@ -33,7 +35,7 @@ class Problem:
     message: str
 
     def __str__(self) -> str:
-        parts = [str(self.origin or ""), dotted(self.path), self.message]
+        parts = [str(self.origin or ""), bounded(dotted(self.path), LONGEST_PART), bounded(self.message)]
         return ": ".join(part for part in parts if part)
 
 

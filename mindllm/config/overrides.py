@@ -13,8 +13,8 @@ from typing import Any
 from mindllm.config.document import Document, KeyPath, Origin, Problem, child
 from mindllm.config.schema import default_list, fields_at, scalar_types
 from mindllm.config.section import Section
-from mindllm.config.yaml_tree import read_value, unusable_text
-from mindllm.errors import UserError
+from mindllm.config.yaml_tree import DEEPEST, read_value, unusable_text
+from mindllm.errors import LONGEST_PART, UserError, bounded
 from mindllm.outside import half_surrogate
 
 Overrides = Sequence[str] | Mapping[str, Any]
@@ -38,6 +38,9 @@ def override_document(overrides: Overrides, base: Document, root: type[Section])
         name, inside, _ = key.partition(".")
         if inside and name not in base.data and (entries := default_list(root, name)):
             base.data[name] = entries  # what the option changes is an entry of the default
+        if key.count(".") > DEEPEST:
+            document.problems.append(Problem(origin, (key,), f"no key has more than {DEEPEST} levels"))
+            continue
         path, problem = _resolve(key, base.data, origin)
         if problem:
             document.problems.append(problem)
@@ -71,10 +74,10 @@ def _pairs(overrides: Overrides) -> list[tuple[str, Any, str]]:
     while waiting:
         option = waiting.pop(0)
         if any(map(half_surrogate, [option, *waiting[:1]])):
-            raise UserError(f"{option}: holds bytes that are not UTF-8")
+            raise UserError(f"{bounded(option, LONGEST_PART)}: holds bytes that are not UTF-8")
         name, equals, value = option.removeprefix("--").partition("=")
         if not option.startswith("--") or not name:
-            raise UserError(f"{option}: not an option; write --section.key=value")
+            raise UserError(f"{bounded(option, LONGEST_PART)}: not an option; write --section.key=value")
         name = SHORTHANDS.get(name, name)
         if equals:
             pairs.append((name, value, option))
