@@ -46,9 +46,7 @@ def compile_to(config: RunConfig, rank: int, output: Path, training: bool = True
     front_end.pretend_device(rank, mesh_of(config).devices)
     import mindspore as ms
 
-    from mindllm.compiled.initial import (
-        initial_values,
-    )  # MindSpore comes with it, which who only starts workers has no use for
+    from mindllm.compiled.initial import initial_values
     from mindllm.train.distributed_step import build_distributed_loss, build_distributed_step, example_inputs
 
     ms.set_context(mode=ms.GRAPH_MODE)
