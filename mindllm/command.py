@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import errno
 import io
+import math
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -22,6 +23,7 @@ from mindllm.interrupts import INTERRUPTED, leave_nothing_behind, leave_on_inter
 from mindllm.leaving import leave
 
 READER_GONE = 141
+LARGEST_PORT = 65535
 IMPOSSIBLE = {  # errors of the system that are about the path a user gave, not about the state of the machine
     errno.ENOENT,
     errno.EACCES,
@@ -43,8 +45,8 @@ class CommandParser(argparse.ArgumentParser):
         super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **options)
 
     def error(self, message: str) -> NoReturn:
-        """Ends with 2, as argparse does; what it quotes is not obeyed by the terminal."""
-        super().error(visible(bounded(message)))
+        """Ends with 2 and one line; what it quotes is not obeyed by the terminal."""
+        self.exit(UserError.exit_code, f"error: {visible(bounded(message))}; {self.prog} --help lists the options\n")
 
 
 def run_command(main: Callable[[Sequence[str] | None], int | None], arguments: Sequence[str] | None = None) -> NoReturn:
@@ -120,9 +122,26 @@ def _of_system(error: OSError) -> str:
 
 def positive(text: str) -> int:
     """A whole number from 1 on, as the type of an option."""
-    value = int(text)
-    if value < 1:
+    if not text.isascii() or not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text} is not a number from 1 on")
+    return int(text)
+
+
+def port(text: str) -> int:
+    """A TCP port, as the type of an option."""
+    if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= LARGEST_PORT:
+        raise argparse.ArgumentTypeError(f"{text} is not a port; ports are 1 to {LARGEST_PORT}")
+    return int(text)
+
+
+def duration(text: str) -> float:
+    """Seconds above 0, as the type of an option."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is not a number of seconds above 0")
     return value
 
 

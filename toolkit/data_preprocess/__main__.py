@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from mindllm.command import IMPOSSIBLE, CommandParser, output_file, run_command
+from mindllm.command import IMPOSSIBLE, CommandParser, output_file, positive, run_command
 from mindllm.data.corpus import Corpus
 from mindllm.errors import RunFailed, UserError
 from toolkit.data_preprocess.build import Summary, build, prepare_tokenizer
@@ -126,7 +126,7 @@ def add_output_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--tokenizer", type=Path, metavar="FILE", help="tokenizer.json or a sentencepiece .model")
     group.add_argument(
         "--train-tokenizer",
-        type=_positive,
+        type=positive,
         metavar="VOCAB_SIZE",
         help="first train FILE, if it is missing: a byte-level BPE (.json) or a sentencepiece BPE (.model)",
     )
@@ -137,9 +137,7 @@ def add_output_options(group: argparse._ArgumentGroup) -> None:
         default=True,
         help="end each document with the end-of-text token",
     )
-    group.add_argument(
-        "--workers", type=_positive, default=_cores(), metavar="N", help="processes (default: all cores)"
-    )
+    group.add_argument("--workers", type=positive, default=_cores(), metavar="N", help="processes (default: all cores)")
     group.add_argument("--overwrite", action="store_true", help="replace a corpus made from other files or options")
     group.add_argument("--json", action="store_true", help="print the summary as one JSON object")
 
@@ -161,13 +159,6 @@ def _find(options: argparse.Namespace) -> list[Source]:
 
 def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not a positive number")
-    return value
 
 
 def _not_negative(text: str) -> int:

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from mindllm.command import CommandParser, run_command
+from mindllm.command import CommandParser, positive, run_command
 from mindllm.config import load_config
 from mindllm.console import output, print_json, styled
 from mindllm.data import Tokenizer
@@ -44,7 +44,7 @@ def make_parser() -> CommandParser:
     )
     parser.add_argument("--config", required=True, metavar="YAML", help="the run")
     parser.add_argument("--sample", type=_number, default=0, metavar="N", help="which sample of the run (default 0)")
-    parser.add_argument("--samples", type=_number, default=1, metavar="COUNT", help="how many from there (default 1)")
+    parser.add_argument("--samples", type=positive, default=1, metavar="COUNT", help="how many from there (default 1)")
     parser.add_argument("--ids", action="store_true", help="token by token, with numbers")
     parser.add_argument("--count", action="store_true", help="tokenize all rows of conversations: lengths, truncation")
     parser.add_argument("--json", action="store_true", help="one JSON object for each sample")

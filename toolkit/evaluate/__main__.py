@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mindllm.command import CommandParser, output_directory, run_command
+from mindllm.command import CommandParser, output_directory, positive, run_command
 from mindllm.config.evaluation import EvaluationConfig
 from mindllm.console import error_console, output, print_json
 from mindllm.interrupts import interruptible
@@ -61,10 +61,10 @@ def make_parser() -> CommandParser:
     add("--model", type=Path, required=True, metavar="PATH", help="Hugging Face directory, or checkpoint of a run")
     add("--tasks", type=_names, required=True, metavar="A,B", help="tasks, or groups of them, separated by commas")
     add("--data", default=_default("data"), metavar="DIR", help="directory of data sets (default %(default)s)")
-    add("--limit", type=_positive, metavar="N", help="questions of each task (default all)")
+    add("--limit", type=positive, metavar="N", help="questions of each task (default all)")
     add("--num_fewshot", type=int, metavar="K", help="solved examples before a question (default what the task says)")
-    add("--batch_size", type=_positive, default=_default("batch_size"), metavar="B", help="texts at once (%(default)s)")
-    add("--max_length", type=_positive, metavar="L", help="most tokens of a text (default the model's)")
+    add("--batch_size", type=positive, default=_default("batch_size"), metavar="B", help="texts at once (%(default)s)")
+    add("--max_length", type=positive, metavar="L", help="most tokens of a text (default the model's)")
     add("--tokenizer", type=Path, metavar="FILE", help="tokenizer (default that of the model)")
     add("--apply_chat_template", action="store_true", help="ask as in a conversation, examples as its turns")
     add("--gen_kwargs", type=_pairs, default={}, metavar="K=V,…", help="options of what the model writes")
@@ -98,16 +98,6 @@ def _names(text: str) -> list[str]:
     if not names:
         raise argparse.ArgumentTypeError("names no task")
     return names
-
-
-def _positive(text: str) -> int:
-    try:
-        number = int(text)
-    except ValueError:
-        number = 0
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not a number above 0")
-    return number
 
 
 def _pairs(text: str) -> dict[str, Any]:

@@ -92,7 +92,8 @@ def _command(commands, name: str, run, text: str, example: str, before: Sequence
 
 def _graph(options: argparse.Namespace, overrides: Sequence[str]) -> Inspected:
     if (options.graph is None) == (options.config is None):
-        raise UserError("name a graph, or a run with --config YAML; one of the two")
+        given = f"{options.graph} and --config {options.config} are given" if options.config else "nothing is given"
+        raise UserError(f"{given}; name a graph, or a run with --config YAML, whose keys are written as --key=value")
     if options.config:
         return compile_config(options.config, options.rank, overrides)
     return read_graph(options.graph)

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from mindllm.command import CommandParser, run_command
+from mindllm.command import LARGEST_PORT, CommandParser, duration, port, positive, run_command
 from mindllm.config import RunConfig, load_config
 from mindllm.config.callbacks import CheckpointMonitorConfig
 from mindllm.console import output, print_json
@@ -34,8 +34,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     config = load_config(options.config, overrides) if options.config else None
     options.workers = options.workers or (config.parallel_config.device_num if config else 1)
     local = options.local_workers or options.workers
-    if local < 1 or options.workers % local or not 0 <= options.node_rank < options.workers // local:
+    if options.workers % local or not 0 <= options.node_rank < options.workers // local:
         raise UserError(f"{options.workers} workers, {local} on each node, node {options.node_rank}: these do not fit")
+    if options.port == LARGEST_PORT:
+        raise UserError(f"--port {options.port}: the port after it is used, too, and there is none")
     findings: list[Finding] = []
     for finding in check(config, options, local):
         findings.append(finding)
@@ -61,16 +63,16 @@ def make_parser() -> CommandParser:
         "--directory", type=Path, help="shared directory (default: output_dir of --config, or ./output)"
     )
     parser.add_argument(
-        "--workers", type=int, help="processes of all nodes (default: as many as --config describes, or 1)"
+        "--workers", type=positive, help="processes of all nodes (default: as many as --config describes, or 1)"
     )
-    parser.add_argument("--local_workers", type=int, help="those of this node (default: all)")
+    parser.add_argument("--local_workers", type=positive, help="those of this node (default: all)")
     parser.add_argument("--master_addr", default=HOST, help="address of node 0 (default: %(default)s)")
     parser.add_argument(
-        "--port", type=int, default=8118, help="port of node 0; the one after it, too (default: %(default)s)"
+        "--port", type=port, default=8118, help="port of node 0; the one after it, too (default: %(default)s)"
     )
     parser.add_argument("--node_rank", type=int, default=0, help="number of this node (default: %(default)s)")
     parser.add_argument(
-        "--timeout", type=float, default=60.0, help="seconds to wait for other nodes (default: %(default)s)"
+        "--timeout", type=duration, default=60.0, help="seconds to wait for other nodes (default: %(default)s)"
     )
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
     return parser

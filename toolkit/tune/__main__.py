@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.text import Text
 
-from mindllm.command import CommandParser, output_directory, output_file, run_command
+from mindllm.command import CommandParser, duration, output_directory, output_file, run_command
 from mindllm.config import load_config, render_config
 from mindllm.console import error_console, output, print_json, styled
 from mindllm.errors import CheckFailed
@@ -50,7 +50,7 @@ def make_parser() -> CommandParser:
     parser.add_argument(
         "--best", type=_positive, default=5, metavar="K", help="planned and shown (default: %(default)s)"
     )
-    parser.add_argument("--seconds", type=float, default=5.0, help="for each plan (default: %(default)s)")
+    parser.add_argument("--seconds", type=duration, default=5.0, help="for each plan (default: %(default)s)")
     parser.add_argument(
         "--dry_run",
         type=_positive,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mindllm.command import CommandParser, output_directory, run_command
+from mindllm.command import CommandParser, output_directory, positive, run_command
 from mindllm.console import output, print_json
 from mindllm.files import size_in_bytes
 
@@ -100,23 +100,13 @@ def _add_quantise_command(commands: Any) -> None:
         "--method", choices=("rtn", "gptq", "awq"), default="gptq", help="rtn: to the nearest code (default gptq)"
     )
     rounding.add_argument("--bits", type=int, choices=(4, 8), default=4)
-    rounding.add_argument("--group", type=_positive, default=128, metavar="N", help="columns that share a scale (128)")
+    rounding.add_argument("--group", type=positive, default=128, metavar="N", help="columns that share a scale (128)")
     rounding.add_argument("--calibration", type=Path, metavar="FILE", help="text that gptq and awq look at")
-    rounding.add_argument("--samples", type=_positive, default=64, metavar="N", help="pieces of the text (64)")
-    rounding.add_argument("--length", type=_positive, default=512, metavar="N", help="tokens of a piece (512)")
+    rounding.add_argument("--samples", type=positive, default=64, metavar="N", help="pieces of the text (64)")
+    rounding.add_argument("--length", type=positive, default=512, metavar="N", help="tokens of a piece (512)")
     rounding.add_argument("--act-order", action="store_true", help="gptq: columns with the largest inputs first")
     add_export_options(rounding)
     rounding.set_defaults(dtype="float16")
-
-
-def _positive(text: str) -> int:
-    try:
-        value = int(text)
-    except ValueError:
-        value = 0
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"must be a number of at least 1 (value {text})")
-    return value
 
 
 def add_export_options(parser: argparse.ArgumentParser) -> None:

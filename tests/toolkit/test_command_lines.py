@@ -1,0 +1,58 @@
+"""Every tool's command line: its help needs no heavy library, and what is wrong ends with 2 and one line."""
+
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+TOOLS = sorted(path.parent.name for path in (ROOT / "toolkit").glob("*/__main__.py"))
+HEAVY = ("mindspore", "scipy", "matplotlib", "lm_eval", "datasets", "torch")
+OTHERS = ["mindllm.main", "mindllm.launch.__main__", "toolkit.step_time.calibrate"]
+CONFIG = ("--config", "configs/llama2/pretrain_llama2_tiny.yaml")
+
+
+def test_help_is_there_at_once():
+    program = f"""
+import contextlib, importlib, io, sys
+for tool in {[*TOOLS, *OTHERS]}:
+    module = importlib.import_module(tool if "." in tool else f"toolkit.{{tool}}.__main__")
+    with contextlib.redirect_stdout(io.StringIO()) as printed, contextlib.suppress(SystemExit):
+        module.main(["--help"])
+    assert printed.getvalue().startswith("usage:"), tool
+    assert not (heavy := {{*{HEAVY}}} & {{*sys.modules}}), (tool, heavy)
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("tool", "arguments", "said"),
+    [
+        ("tune", (), "--config"),
+        ("tune", (*CONFIG, "--seconds", "nan"), "--seconds: nan is not a number of seconds above 0"),
+        ("tune", (*CONFIG, "--no_such_key=3"), "no_such_key: unknown key"),
+        ("preflight", (*CONFIG, "--port", "99999"), "--port: 99999 is not a port"),
+        ("preflight", (*CONFIG, "--port", "65535"), "--port 65535: the port after it"),
+        ("preflight", ("--workers", "0"), "--workers: 0 is not a number from 1 on"),
+        ("data_viewer", (*CONFIG, "--samples", "0"), "--samples: 0 is not a number from 1 on"),
+        ("data_preprocess", ("--workers", "many"), "--workers: many is not a number from 1 on"),
+        ("evaluate", ("--model", "a", "--tasks", "b", "--limit", "²"), "--limit: ² is not a number from 1 on"),
+        ("weights", ("quantise", "a", "b", "--group", "0"), "--group: 0 is not a number from 1 on"),
+        ("weights", ("nonsense",), "invalid choice: 'nonsense'"),
+        ("ir_inspect", ("summary",), "nothing is given; name a graph"),
+        ("ir_inspect", ("summary", *CONFIG, "--no_such_key", "3"), "3 and --config"),
+    ],
+)
+def test_what_is_wrong_ends_with_2_and_one_line(tool, arguments, said, capsys):
+    from mindllm.command import run_command
+
+    main = importlib.import_module(f"toolkit.{tool}.__main__").main
+    with pytest.raises(SystemExit) as left:
+        run_command(main, arguments)
+    printed = capsys.readouterr()
+    assert (left.value.code, printed.out, printed.err.count("\n")) == (2, "", 1)
+    assert printed.err.startswith("error: ")
+    assert said in printed.err
