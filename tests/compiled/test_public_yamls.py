@@ -1,0 +1,69 @@
+"""What a YAML of MindFormers converts to compiles: those written for the tests every time, all public ones in the slow test."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+from mindllm.config import load_config, render_config
+from mindllm.train.compile_cache import step_key
+from tests.compile_each import read_results
+from tests.config.mindformers_files import LEGACY, MCORE, writer
+from tests.config.test_mindformers_experts import DEEPSEEK_V3, MIXTRAL, mcore
+from tests.config.test_mindformers_families import GLM3_6B, GPT2
+from tests.public_yamls import converting_yamls
+from toolkit.cluster_check.scale import scaled
+
+ROOT = Path(__file__).parents[2]
+HOURS = 3600
+WRITTEN = {
+    "mixtral": (LEGACY, MIXTRAL),
+    "deepseek_v3": (MCORE, mcore(DEEPSEEK_V3)),
+    "chatglm3": (
+        {**LEGACY, "model": {"model_config": GLM3_6B, "arch": {"type": "ChatGLM2ForConditionalGeneration"}}},
+        {},
+    ),
+    "gpt2": (
+        LEGACY,
+        {
+            **{f"model.model_config.{key}": value for key, value in GPT2.items()},
+            "model.arch.type": "GPT2LMHeadModel",
+            "use_parallel": False,
+        },
+    ),
+}
+
+
+def not_compiled(directory: Path) -> dict[tuple[str, int], str]:
+    """Compiles the YAMLs of a directory; by configuration and rank, what was wrong with those that do not compile."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    subprocess.run([sys.executable, "-m", "tests.compile_each", str(directory)], env=environment, check=True)
+    results = read_results(directory)
+    assert {result.config for result in results} == {path.stem for path in directory.glob("*.yaml")}
+    return {(result.config, result.rank): result.error for result in results if result.error}
+
+
+def test_yamls_with_the_keys_of_public_ones_compile(tmp_path):
+    run = tmp_path / "run"
+    run.mkdir()
+    for name, (tree, changes) in WRITTEN.items():
+        small = scaled(load_config(writer(tmp_path)(tree, changes)), real_dtype=True)
+        (run / f"{name}.yaml").write_text(render_config(small), encoding="utf-8")
+    assert not_compiled(run) == {}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(4 * HOURS)
+def test_every_public_yaml_that_converts_compiles(tmp_path):
+    """Those whose small models are the same step are compiled once."""
+    names: dict[str, list[str]] = defaultdict(list)
+    for name, path in converting_yamls():
+        small = scaled(load_config(path), real_dtype=True)
+        names[key := step_key(small)].append(name)
+        (tmp_path / f"{key}.yaml").write_text(render_config(small), encoding="utf-8")
+    assert {(*names[key], rank): error for (key, rank), error in not_compiled(tmp_path).items()} == {}
