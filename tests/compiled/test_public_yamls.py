@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 HOURS = 3600
 WRITTEN = {
     "mixtral": (LEGACY, MIXTRAL),
-    "deepseek_v3": (MCORE, mcore(DEEPSEEK_V3)),
+    "deepseek_v3": (MCORE, {**mcore({**DEEPSEEK_V3, "offset": 0}), "parallel_config.pipeline_stage": 1}),
     "chatglm3": (
         {**LEGACY, "model": {"model_config": GLM3_6B, "arch": {"type": "ChatGLM2ForConditionalGeneration"}}},
         {},
