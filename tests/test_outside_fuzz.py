@@ -338,6 +338,23 @@ def test_tokenizers(data, small_tokenizer, tmp_path):
         tokenizer.encode("aab </s>")
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("normalizer", {"type": "Precompiled", "precompiled_charsmap": "AAAA"}, "not a tokenizer.json"),
+        (
+            "pre_tokenizer",
+            {"type": "Split", "pattern": {"Regex": "(a+)+b"}, "behavior": "Isolated", "invert": False},
+            "cannot encode a text",
+        ),
+    ],
+)
+def test_what_the_library_of_tokenizers_panics_on(key, value, said, small_tokenizer, tmp_path):
+    write_json(tmp_path / "tokenizer.json", {**small_tokenizer, key: value})
+    with pytest.raises(UserError, match=said):
+        load_tokenizer(tmp_path).encode("a" * 60)
+
+
 @pytest.fixture(scope="module")
 def stored(tmp_path_factory):
     path = tmp_path_factory.mktemp("tensors") / "x.safetensors"

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -18,12 +19,13 @@ from mindllm.data.byte_level_files import content_of_tiktoken, content_of_vocabu
 from mindllm.data.known_tokenizers import known_tokenizer
 from mindllm.data.special_tokens import SpecialTokens, read_special_tokens
 from mindllm.errors import UserError, shortened
-from mindllm.outside import read_text
+from mindllm.outside import parse_json, read_text
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as FastTokenizer
 
 VOCABULARY = "vocab.json"
+PANIC = "PanicException"  # of pyo3, which has no module to import it from
 KINDS = "tokenizer.json, a sentencepiece .model, a .tiktoken file, or vocab.json with merges.txt"
 
 
@@ -104,13 +106,10 @@ class JsonTokenizer:
 
         self.path = path
         self.is_made = content is not None
-        try:
+        with self._refusing("not a tokenizer.json", Exception):  # the library raises plain Exception
             self.content = read_text(path) if content is None else spelled(content)
             self._tokenizer: FastTokenizer = FastTokenizer.from_str(self.content)
-        except BaseException as error:  # the library raises plain Exception, and a panic of its Rust is no Exception
-            if isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit):
-                raise
-            raise UserError(f"{path}: not a tokenizer.json ({shortened(str(error), 300)})") from error
+            parsed = parse_json(self.content)
         self._tokenizer.encode_special_tokens = True
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
@@ -119,7 +118,6 @@ class JsonTokenizer:
         self.bos_id = special.id_of("bos", self._tokenizer.token_to_id, self.vocab_size)
         self.pad_id = special.id_of("pad", self._tokenizer.token_to_id, self.vocab_size)
         self.adds_bos = self._template_adds_bos() if special.adds_bos is None else special.adds_bos
-        parsed = json.loads(self.content)
         added = parsed.get("added_tokens") or []
         if self.is_made:
             self._refuse_other_ids(added)
@@ -135,6 +133,18 @@ class JsonTokenizer:
         self.special_tokens: Mapping[str, str] = {
             key: str(self._tokenizer.id_to_token(id)) for key, id in ids.items() if id is not None
         }
+
+    @contextmanager
+    def _refusing(self, said: str, *kinds: type[Exception]) -> Iterator[None]:
+        """A UserError for errors of these kinds and for panics of the library, which are no ``Exception``."""
+        try:
+            yield
+        except kinds as error:
+            raise UserError(f"{self.path}: {said} ({shortened(str(error), 300)})") from error
+        except BaseException as error:
+            if type(error).__name__ != PANIC:
+                raise
+            raise UserError(f"{self.path}: {said} ({shortened(str(error), 300)})") from None
 
     def _refuse_other_ids(self, added: Sequence[dict[str, Any]]) -> None:
         """The library numbers added tokens on from the vocabulary: one that is told another id would get a wrong one."""
@@ -152,11 +162,13 @@ class JsonTokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Returns the ids of ``text`` alone."""
-        return self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
+        with self._refusing("cannot encode a text"):
+            return self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
 
     def encode_marked(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         """Returns the ids of ``text`` with its special tokens, and their places."""
-        encoding = self._with_special_tokens.encode(text, add_special_tokens=False)
+        with self._refusing("cannot encode a text"):
+            encoding = self._with_special_tokens.encode(text, add_special_tokens=False)
         return encoding.ids, encoding.offsets
 
     @cached_property
