@@ -153,7 +153,7 @@ def test_bytes_that_are_no_utf8_are_replaced_and_told(tmp_path, tokenizer_path):
         (["TREE", "--tokenizer", "new.json", "--train-tokenizer", "9999", "--output-prefix", "c"], "give only"),
         (["TREE", "--tokenizer", "TOKENIZER", "--output-prefix", "TOKENIZER/c"], "tokenizer.json"),
         (["--info", "nothing"], "nothing.idx: no such file"),
-        (["--workers", "0"], "not a positive number"),
+        (["--workers", "0"], "0 is not a number from 1 on"),
         (["--unknown"], "unrecognized arguments"),
     ],
 )
