@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import atexit
 import os
 import tempfile
 from pathlib import Path
 
 from mindllm.console import error_console
+from mindllm.leaving import when_leaving
 from mindllm.temporary import make_temporary, remove_temporary
 
 VARIABLE = "XDG_CACHE_HOME"
@@ -26,7 +26,7 @@ def user_cache(*names: str) -> Path:
     except (OSError, RuntimeError, ValueError) as error:  # RuntimeError: there is no home
         reason = getattr(error, "strerror", None) or str(error)
         temporary = str(make_temporary("mindllm-cache-"))
-        atexit.register(remove_temporary, temporary)
+        when_leaving(remove_temporary, temporary)
         place = os.environ.get(VARIABLE) or "~/.cache"
         error_console.print(f"nothing is kept for later: {place} cannot be written ({reason}); set {VARIABLE}")
         os.environ[VARIABLE] = temporary

@@ -32,10 +32,8 @@ def on_this_device(config: RunConfig) -> tuple[RunConfig, str]:
     if asked:
         name, origin = next(iter(asked.items()))
         key = f"--{MODEL}.{name}={FLOAT32}"
-        return (
-            config,
-            f"{origin}: {name} {narrow[name]} is slow on a CPU, which has few kernels for it; {key} is faster",
-        )
+        said = f"{origin}: {name} {narrow[name]} is slow on a CPU, which has few kernels for it; {key} is faster"
+        return config, said
     if chosen:
         name = chosen[0]
         key = f"--{MODEL}.{name}={narrow[name]}"

@@ -6,7 +6,6 @@ twice. One process serves all templates of this one; it is started when the firs
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import json
 import os
@@ -18,6 +17,7 @@ from typing import Any
 
 from mindllm.data import template_program
 from mindllm.data.template_program import receive, send
+from mindllm.leaving import when_leaving
 
 SECONDS = 10.0  # of computing for one conversation: a thousand times what a long one takes
 MEMORY = 1 << 30
@@ -130,4 +130,4 @@ class _State:
 
 _state = _State()
 os.register_at_fork(after_in_child=_state.forget)
-atexit.register(_state.end)
+when_leaving(_state.end)

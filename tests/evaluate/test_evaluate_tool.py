@@ -69,7 +69,11 @@ class SmallList:
 
 @pytest.mark.parametrize(
     ("option", "message"),
-    [("--limit=0", "0 is not a number from 1 on"), ("--gen_kwargs=x", "write name=value"), ("--tasks=,", "names no task")],
+    [
+        ("--limit=0", "0 is not a number from 1 on"),
+        ("--gen_kwargs=x", "write name=value"),
+        ("--tasks=,", "names no task"),
+    ],
 )
 def test_options_that_mean_nothing_are_refused(option, message, tmp_path, capsys):
     with pytest.raises(SystemExit) as ended:
