@@ -18,7 +18,7 @@ import sys
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 MIB = 1 << 20
 LARGEST = 256 * MIB
@@ -53,7 +53,7 @@ class FileRefusedError(OSError):
         return self.reason
 
 
-def open_file(path: Path | str) -> BinaryIO:
+def open_file(path: Path | str) -> io.BufferedReader:
     """Opens a regular file, or a pipe that the shell handed over, for reading bytes.
 
     Raises:

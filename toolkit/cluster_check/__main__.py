@@ -25,8 +25,8 @@ interleave, recomputation and every switch are those of the YAML) and executed t
 every weight and all optimizer state are compared with a single device, after every step. A second table says whether what
 the YAML asks for and no number would tell is in the compiled graphs: layers and chunks by stage, parts of a batch,
 recomputation, sharded optimizer state, gradient fusion, shardings. A mesh that does not fit into memory, or has more ranks than
---most_ranks, is checked as a smaller one of its kind; the verdict says what was checked. Ends with 0 where both agree, 3 where they do not or ranks
-wait for each other, 2 for a configuration that is wrong."""
+--most_ranks, is checked as a smaller one of its kind; the verdict says what was checked. Ends with 0 where both agree, 3 where
+they do not or ranks wait for each other, 2 for a configuration that is wrong."""
 EXAMPLES = """examples:
   python -m toolkit.cluster_check --config configs/llama2/pretrain_llama2_7b.yaml
   python -m toolkit.cluster_check --config run.yaml --parallel_config.data_parallel=2 --json

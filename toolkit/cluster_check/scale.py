@@ -1,9 +1,9 @@
 """A configuration with a small model and the same parallelism: layers, widths, vocabulary, sequence and batch shrink.
 
-What decides how the compiler shards is kept: the mesh (or a smaller one of its kind, ``smaller_mesh.py``), interleave, every switch, the kinds of layers (specification and
-recomputation) in every place, more and fewer layers per stage, grouped queries, what a size has in common with the number of
-devices, and which weights are below the parallel optimizer's threshold. Micro batches and accumulation steps are enough to fill
-the pipeline.
+What decides how the compiler shards is kept: the mesh (or a smaller one of its kind, ``smaller_mesh.py``), interleave, every
+switch, the kinds of layers (specification and recomputation) in every place, more and fewer layers per stage, grouped queries,
+what a size has in common with the number of devices, and which weights are below the parallel optimizer's threshold. Micro
+batches and accumulation steps are enough to fill the pipeline.
 """
 
 from __future__ import annotations
@@ -324,7 +324,8 @@ def _optimizer(config: RunConfig, sizes: Mapping[str, Any]) -> Mapping[str, Any]
 
 def _of_the_run(config: RunConfig, parts: int) -> Mapping[str, Any]:
     """Nothing is read or written, and batches are small."""
-    copies, warmup = config.micro_batch_interleave_num, config.lr_schedule.warmup_steps
+    copies, schedule = config.micro_batch_interleave_num, config.lr_schedule
+    warmup = schedule.warmup_steps if schedule is not None else None
     return {
         "run_mode": "train",
         "load_checkpoint": "",
@@ -333,7 +334,7 @@ def _of_the_run(config: RunConfig, parts: int) -> Mapping[str, Any]:
         "do_eval": False,
         "runner_config.batch_size": min(config.runner_config.batch_size, LARGEST_BATCH * copies),
         "runner_config.train_steps": TRAIN_STEPS,
-        "lr_schedule.warmup_steps": None if warmup is None else min(warmup, TRAIN_STEPS),
+        **({} if warmup is None else {"lr_schedule.warmup_steps": min(warmup, TRAIN_STEPS)}),
         "runner_config.gradient_accumulation_steps": min(config.runner_config.gradient_accumulation_steps, MOST_PARTS),
         "parallel_config.micro_batch_num": _micro_batches(config, parts),
     }
