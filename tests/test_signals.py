@@ -26,7 +26,7 @@ def main(arguments):
         signal.signal(signal.SIGTERM, lambda number, frame: None)
     child = subprocess.Popen(["sleep", "100"], start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     with atomic_path("unfinished") as path:
-        print(make_temporary("mindllm_test_"), path.absolute(), child.pid, flush=True)
+        print(make_temporary("mindllm_test_"), path.absolute(), child.pid, flush=sys.argv[2] != "import")
         if sys.argv[2] == "native":
             hashlib.pbkdf2_hmac("sha256", b"", b"", 2**31 - 1)
         if sys.argv[2] == "import":
@@ -58,7 +58,7 @@ def lives(process):
 )
 def test_at_any_moment(policy, where, number, code, word, tmp_path):
     (tmp_path / "endless.py").write_text(
-        "while True:\n    try:\n        pass\n    except BaseException:\n        raise ImportError\n"
+        "print(flush=True)\nwhile True:\n    try:\n        pass\n    except BaseException:\n        raise ImportError\n"
     )
     (tmp_path / "program.py").write_text(PROGRAM)
 
@@ -81,6 +81,8 @@ def test_at_any_moment(policy, where, number, code, word, tmp_path):
         preexec_fn=default_handlers,
     )
     directory, unfinished, child = process.stdout.readline().split()
+    if where == "import":
+        process.stdout.readline()  # from the module that is imported
     assert Path(directory).is_dir()
     assert Path(unfinished).is_file()
     process.send_signal(number)
