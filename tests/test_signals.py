@@ -9,13 +9,19 @@ from pathlib import Path
 import pytest
 
 PROGRAM = """
-import hashlib, subprocess, sys
+import hashlib, os, subprocess, sys, threading, time
 from mindllm import interrupts
 interrupts.own_interrupts()
 interrupts.GRACE = 0.2
 from mindllm.command import run_command
 from mindllm.temporary import make_temporary
 from mindllm.files import atomic_path
+
+def say_when_native():
+    while sys._current_frames()[threading.main_thread().ident].f_code.co_name != "native":
+        time.sleep(0.01)
+    time.sleep(0.3)
+    print(os.environ["READY"], flush=True)
 
 def main(arguments):
     if sys.argv[1] == "leave":
@@ -26,15 +32,29 @@ def main(arguments):
         signal.signal(signal.SIGTERM, lambda number, frame: None)
     child = subprocess.Popen(["sleep", "100"], start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     with atomic_path("unfinished") as path:
-        print(make_temporary("mindllm_test_"), path.absolute(), child.pid, flush=sys.argv[2] != "import")
+        os.environ["READY"] = f"{make_temporary('mindllm_test_')} {path.absolute()} {child.pid}"
         if sys.argv[2] == "native":
-            hashlib.pbkdf2_hmac("sha256", b"", b"", 2**31 - 1)
+            threading.Thread(target=say_when_native, daemon=True).start()
+            native()
         if sys.argv[2] == "import":
             import endless
+        print(os.environ["READY"], flush=True)
         while True:
             pass
 
+def native():
+    hashlib.pbkdf2_hmac("sha256", b"", b"", 2**31 - 1)
+
 run_command(main)
+"""
+ENDLESS = """
+import os
+print(os.environ["READY"], flush=True)
+while True:
+    try:
+        pass
+    except BaseException:
+        raise ImportError
 """
 
 
@@ -57,9 +77,7 @@ def lives(process):
     ],
 )
 def test_at_any_moment(policy, where, number, code, word, tmp_path):
-    (tmp_path / "endless.py").write_text(
-        "print(flush=True)\nwhile True:\n    try:\n        pass\n    except BaseException:\n        raise ImportError\n"
-    )
+    (tmp_path / "endless.py").write_text(ENDLESS)
     (tmp_path / "program.py").write_text(PROGRAM)
 
     def default_handlers():
@@ -81,8 +99,6 @@ def test_at_any_moment(policy, where, number, code, word, tmp_path):
         preexec_fn=default_handlers,
     )
     directory, unfinished, child = process.stdout.readline().split()
-    if where == "import":
-        process.stdout.readline()  # from the module that is imported
     assert Path(directory).is_dir()
     assert Path(unfinished).is_file()
     process.send_signal(number)
