@@ -1,6 +1,7 @@
 """What every command line of the project shares: exit codes, errors without a traceback, a clean Ctrl-C, one console.
 
-Exit codes: 0 good, 1 failure, 2 wrong input, 3 a check says no, 130 interrupted, 141 the reader of the output left (``| head``).
+Exit codes: 0 good, 1 failure, 2 wrong input, 3 a check says no, 130 interrupted (143 or 129: by SIGTERM or SIGHUP before anything
+could be undone in order), 141 the reader of the output left (``| head``).
 """
 
 from __future__ import annotations
