@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from mindllm.console import error_console, styled, visible
-from mindllm.errors import CheckFailed, RunFailed, UserError, bounded
+from mindllm.errors import LONGEST_PART, CheckFailed, RunFailed, UserError, bounded
 from mindllm.extras import advice
 from mindllm.files import obstacle
 from mindllm.interrupts import INTERRUPTED, leave_nothing_behind, leave_on_interrupt, raise_on_interrupt
@@ -117,7 +117,7 @@ def exit_code(main: Callable[[Sequence[str] | None], int | None], arguments: Seq
 
 
 def _of_system(error: OSError) -> str:
-    names = [str(name) for name in (error.filename, error.filename2) if name is not None]
+    names = [bounded(str(name), LONGEST_PART) for name in (error.filename, error.filename2) if name is not None]
     return ": ".join([" -> ".join(names), error.strerror or str(error)]) if names else error.strerror or str(error)
 
 
