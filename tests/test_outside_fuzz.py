@@ -15,7 +15,7 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from mindllm.compiled.execute.program import read_rank
@@ -159,6 +159,7 @@ QUANTISED = [
 
 
 @QUICK
+@example(tree={**MODEL, "rope_scaling": {"rope_type": []}})
 @given(tree=st.one_of(mutated(MODEL), *(mutated({**MODEL, "quantization_config": each}) for each in QUANTISED)))
 def test_models_of_hugging_face(tree, tmp_path):
     write_json(tmp_path / "config.json", tree)

@@ -82,9 +82,19 @@ class Family:
             raise UserError(f"{path}: {', '.join(missing)}: missing; it is not the {path.name} of a {self.name} model")
         quantised = content.get(KEY)
         fields = {ours: given_or(content, theirs, default) for ours, (theirs, default) in self.keys.items()}
-        fields |= {**self.fixed, **self.read(path, content), **({"model_type": self.name} if self.named else {})}
+        fields |= {**self.fixed, **self._read(path, content), **({"model_type": self.name} if self.named else {})}
         fields |= {} if quantised is None else {KEY: read_quantisation(path, quantised)}
         return self._validated(path, fields)
+
+    def _read(self, path: Path, content: Content) -> Content:
+        """What a family reads itself; where it meets a value of another type than any of its files has, a UserError."""
+        try:
+            return self.read(path, content)
+        except (TypeError, ValueError, AttributeError, LookupError, ArithmeticError) as error:
+            told = shortened(str(error), 200)
+            raise UserError(
+                f"{path}: a value has a form that cannot be read ({type(error).__name__}: {told})"
+            ) from error
 
     def content(self, model: ModelConfig) -> Content:
         """The content of ``config.json`` but for dtype and special tokens; reading it need not give ``model`` again."""

@@ -33,7 +33,7 @@ def read_rotary(path: Path, content: Content, theta: float = 10000.0, partial: f
     if not isinstance(values, dict):
         raise UserError(f"{path}: {layout}: must be an object (value {shortened(values)})")
     kind = values.get("rope_type", values.get("type", "default"))
-    if kind not in FIELDS:
+    if not isinstance(kind, str) or kind not in FIELDS:
         raise UserError(
             f"{path}: {layout}.rope_type: not supported (value {shortened(kind)}); supported: {', '.join(FIELDS)}"
         )
