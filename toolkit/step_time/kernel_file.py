@@ -127,7 +127,7 @@ def _shapes(text: str) -> list[Shape]:
         shapes = [tuple(int(size) for size in part.split(",") if size) for part in parts if part.strip()]
     except ValueError:
         return []
-    return shapes if all(0 <= math.prod(shape) <= LARGEST_TENSOR for shape in shapes) else []
+    return shapes if all(min(shape, default=0) >= 0 and math.prod(shape) <= LARGEST_TENSOR for shape in shapes) else []
 
 
 def _dtypes(text: str) -> list[str]:
