@@ -167,7 +167,9 @@ def test_named_templates_and_the_file_of_their_own(tmp_path):
 def test_a_template_that_is_not_utf_8(tmp_path, content):
     chat_tokenizer(tmp_path)
     (tmp_path / "chat_template.jinja").write_bytes(content)
-    with pytest.raises(UserError, match=r"/chat_template\.jinja: no chat template: not a text file in UTF-8 \(line 1, byte 0x"):
+    with pytest.raises(
+        UserError, match=r"/chat_template\.jinja: no chat template: not a text file in UTF-8 \(line 1, byte 0x"
+    ):
         find(tmp_path)
     with pytest.raises(UserError, match=r"no such chat template"):
         find(tmp_path, given=str(tmp_path))
