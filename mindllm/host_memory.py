@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import _thread
 import argparse
+import ctypes
 import fcntl
 import json
 import os
@@ -223,13 +224,22 @@ class MemoryClaim:
                 for process in _tree(os.getpid())[1:]:
                     with suppress(ProcessLookupError):
                         os.kill(process, signal.SIGKILL)
-                _thread.interrupt_main()
+                _interrupt_main()
                 return
 
     def _unlock(self) -> None:
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
+
+
+def _interrupt_main() -> None:
+    """Ctrl-C for the main thread; an exception in it where Ctrl-C is ignored, as in a job that a shell runs in the background."""
+    if signal.getsignal(signal.SIGINT) in (signal.SIG_IGN, None):
+        main = ctypes.c_ulong(threading.main_thread().ident or 0)
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(main, ctypes.py_object(KeyboardInterrupt))
+    else:
+        _thread.interrupt_main()
 
 
 def claim_directory() -> Path:

@@ -180,19 +180,26 @@ def test_a_claim_inside_another_has_the_rest_of_it(monkeypatch):
             assert outer.budget - 260 * MIB <= inner.budget <= outer.budget - len(held) + 20 * MIB
 
 
-def test_more_than_the_budget_ends_what_was_started(monkeypatch):
+@pytest.mark.parametrize("handler", [signal.default_int_handler, signal.SIG_IGN])
+def test_more_than_the_budget_ends_what_was_started(monkeypatch, handler):
+    """Also in a job of the background, where Ctrl-C is ignored."""
     monkeypatch.setattr(subject, "GUARD_SECONDS", 0.05)
     monkeypatch.setattr(subject, "available_bytes", lambda: 100 * MIB)
     code = "import os, time; held = bytearray(os.urandom(1)) * (300 << 20); time.sleep(60)"
-    started = []
+    started, said = [], []
 
     def take_too_much() -> None:
         with MemoryClaim() as claim:
             claim.take(10 * MIB)
             started.append(subprocess.Popen([sys.executable, "-c", code]))
             for _ in range(600):
-                time.sleep(0.1)
+                said.append(time.sleep(0.1))
 
-    with pytest.raises(RunFailed, match=r"more memory was taken than there is for it \(0\.1 GiB, 60% of the"):
-        take_too_much()
+    before = signal.signal(signal.SIGINT, handler)
+    try:
+        with pytest.raises(RunFailed, match=r"more memory was taken than there is for it \(0\.1 GiB, 60% of the"):
+            take_too_much()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert len(said) < 600
     assert started[0].wait() == -signal.SIGKILL

@@ -53,6 +53,9 @@ def worker_fault(tmp_path, monkeypatch):
     temporary = tmp_path / "tmp"
     temporary.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    claims = tmp_path / "runtime"
+    claims.mkdir()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(claims))
 
     def inject(lines):
         (tmp_path / "sitecustomize.py").write_text(FAULT.format(fault=lines))
@@ -60,6 +63,7 @@ def worker_fault(tmp_path, monkeypatch):
 
     yield inject
     assert list(temporary.iterdir()) == []
+    assert [path.name for path in claims.rglob("*") if path.is_file()] == ["lock"]
 
 
 @pytest.mark.parametrize("operator", BAD_SHARDINGS)

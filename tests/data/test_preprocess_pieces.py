@@ -110,7 +110,7 @@ def test_a_line_without_end_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(records, "LINE_BYTES", 2 << 20)
     path = tmp_path / "a.jsonl"
     path.write_text('{"text": "short"}\n{"text": "' + "x" * (2 << 20) + '"}\n', encoding="utf-8")
-    with pytest.raises(UserError, match=r"a\.jsonl:2: this line has more than 2 MB"):
+    with pytest.raises(UserError, match=r"a\.jsonl: line 2 has more than 2 MB"):
         list(records.read_records(path))
 
 

@@ -96,7 +96,7 @@ def test_the_device_that_ran_them_is_found_again(profile, capsys):
         ),
         (
             f"{HEADER}\n{line('Add', 'AIV', 1e-6, [(4,)], (4,)).replace('1.000', 'long')}\n",
-            ":2: Duration.us. is not a number",
+            r":2: Duration\(us\) must be a number \(value long\)",
         ),
     ],
 )
