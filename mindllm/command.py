@@ -137,13 +137,25 @@ def port(text: str) -> int:
 
 def duration(text: str) -> float:
     """Seconds above 0, as the type of an option."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
+    value = _seconds(text)
     if not 0 < value < math.inf:
         raise argparse.ArgumentTypeError(f"{text} is not a number of seconds above 0")
     return value
+
+
+def patience(text: str) -> float:
+    """Seconds from 0 on, as the type of an option."""
+    value = _seconds(text)
+    if not 0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is not a number of seconds from 0 on")
+    return value
+
+
+def _seconds(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
 
 
 def output_file(text: str) -> Path:

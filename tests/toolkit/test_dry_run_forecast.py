@@ -332,6 +332,16 @@ def test_advice_admits_that_nothing_helps():
     assert {len(stage.runs) for stage in stages} == {1}  # no mixtures, since not even all layers are enough
 
 
+def test_advice_begins_nothing_after_its_time():
+    config = pipeline(2, 8, 8)
+    simulations = FormulaSimulations()
+    memories = simulate_stages(config, stages_of(config), simulations)
+    simulations.asked.clear()
+    text = shortage(memories, config, memories[0].actual_peak - MIB, simulations, seconds=0)
+    assert "nothing was found yet\nnot tried in 0 s: select recompute, full recompute" in text
+    assert simulations.asked == []
+
+
 def test_advice_simulates_no_whole_stages():
     config = pipeline(2, 16, 16)
     simulations = Bent(BACKWARD, lambda layers, micro: layers**3)

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from mindllm.command import CommandParser, output_directory, positive, run_command
+from mindllm.command import CommandParser, output_directory, patience, positive, run_command
 from mindllm.compiled.simulate_rank import DEVICE_MEMORY
 from mindllm.config import RunConfig, load_config
 from mindllm.console import error_console, output, print_json
@@ -21,6 +21,7 @@ from toolkit.dry_run.simulations import Simulations, can_simulate
 from toolkit.dry_run.source_lines import Lines
 from toolkit.dry_run.stages import Stage, stages_of
 
+ADVICE_SECONDS = 20
 EXAMPLE = """example:
   python -m toolkit.dry_run --config configs/llama2/pretrain_llama2_13b.yaml
   python -m toolkit.dry_run --config run.yaml --stages 0 7 --max_device_memory 54GB --recompute_config.recompute=[8,8]
@@ -46,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     else:
         _show(memories, config, limit, options.output)
     if any(memory.actual_peak > limit for memory in memories):
-        raise CheckFailed(shortage(memories, config, limit, simulations))
+        raise CheckFailed(shortage(memories, config, limit, simulations, options.advice))
     return 0
 
 
@@ -72,6 +73,13 @@ def make_parser() -> CommandParser:
         help="for logs and page (output_dryrun)",
     )
     parser.add_argument("--workers", type=positive, metavar="N", help="simulations at once (default: one per core)")
+    parser.add_argument(
+        "--advice",
+        type=patience,
+        default=ADVICE_SECONDS,
+        metavar="SECONDS",
+        help="where a stage does not fit, try changes that would help, and begin none after so long (default: %(default)s)",
+    )
     add_memory_option(parser)
     parser.add_argument("--rank_size", type=int, metavar="N", help="devices the configuration must have")
     parser.add_argument("--stage_num", type=int, metavar="N", help="pipeline stages the configuration must have")

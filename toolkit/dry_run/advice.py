@@ -6,6 +6,8 @@ Every piece of advice is itself a forecast: the changed stages are extrapolated 
 from __future__ import annotations
 
 import itertools
+import math
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -21,8 +23,17 @@ SELECT = "select_recompute"
 SLICES = 4  # of the loss, for one there is now
 
 
-def shortage(memories: Sequence[StageMemory], config: RunConfig, limit: int, simulations: Simulations) -> str:
-    """Says which stages do not fit, by how much, and which single changes would make all of them fit."""
+def shortage(
+    memories: Sequence[StageMemory],
+    config: RunConfig,
+    limit: int,
+    simulations: Simulations,
+    seconds: float = math.inf,
+) -> str:
+    """Says which stages do not fit, by how much, and which single changes would make all of them fit.
+
+    ``seconds`` after its beginning no further change is tried, and those left are named.
+    """
     short = [memory for memory in memories if memory.actual_peak > limit]
     lines = [
         f"stage {memory.stage.number} (rank {memory.stage.rank}) needs {memory.actual_peak // MIB} MB, "
@@ -32,10 +43,10 @@ def shortage(memories: Sequence[StageMemory], config: RunConfig, limit: int, sim
     if config.model.config.pp_interleave_num > 1:
         return "\n".join([*lines, "no advice is worked out for several chunks per stage"])
     advisor = _Advisor(memories, short, config, limit, simulations)
-    ways = list(advisor.ways())
-    return "\n".join(
-        [*lines, "what closes it, each by itself:" if ways else advisor.nothing(), *(f"  - {w}" for w in ways)]
-    )
+    ways, left = advisor.ways(time.monotonic() + seconds)
+    found = ["what closes it, each by itself:" if ways else advisor.nothing(left), *(f"  - {way}" for way in ways)]
+    untried = [f"not tried in {seconds:.0f} s: {', '.join(left)}; --advice 1000 tries all"] if left else []
+    return "\n".join([*lines, *found, *untried])
 
 
 def _short(memory: StageMemory, limit: int) -> int:
@@ -57,21 +68,26 @@ class _Advisor:
         self.config, self.simulations = config, simulations
         self.least: list[str] = []
 
-    def ways(self) -> Iterator[str]:
-        """The changes after which every stage fits."""
-        changes: list[Callable[[], str | None]] = [
-            lambda: self._recompute("select", _selected),
-            lambda: self._recompute("full", _full),
-            self._move_layers,
-            self._shard_optimizer,
-            self._repeat_communication,
-            self._slice_losses,
-        ]
-        yield from filter(None, (change() for change in changes))
+    def ways(self, deadline: float) -> tuple[list[str], list[str]]:
+        """The changes after which every stage fits, and the names of those that were not begun before ``deadline``."""
+        changes: dict[str, Callable[[], str | None]] = {
+            "select recompute": lambda: self._recompute("select", _selected),
+            "full recompute": lambda: self._recompute("full", _full),
+            "layers on other stages": self._move_layers,
+            "sharded optimizer state": self._shard_optimizer,
+            "repeated communication": self._repeat_communication,
+            "a sliced loss": self._slice_losses,
+        }
+        found, left = [], list(changes)
+        while left and time.monotonic() < deadline:
+            found.append(changes[left.pop(0)]())
+        return [way for way in found if way], left
 
-    def nothing(self) -> str:
-        """What to say when no single change is enough."""
+    def nothing(self, left: Collection[str]) -> str:
+        """What to say when no single change is enough, or none of those that were tried."""
         tried = "; ".join(self.least)
+        if left:
+            return f"nothing was found yet{': ' + tried if tried else ''}"
         return f"no single change closes it{': ' + tried if tried else ''}; use more devices, or a shorter sequence"
 
     def _recompute(self, name: str, change: Callable[[LayerKind], LayerKind]) -> str | None:
