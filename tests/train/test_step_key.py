@@ -1,6 +1,7 @@
 """The name of a kept step: a changed key of the configuration gives another name, or the same graph."""
 
 import pickle
+import re
 import subprocess
 import sys
 from dataclasses import fields, replace
@@ -64,18 +65,29 @@ def compiled(directory, configs, rank):
 
 
 def contents(graph):
-    """All that is computed, and all that it begins with; the compiler numbers what is recomputed as it comes along."""
+    """All that is computed, and all that it begins with; names and numbers that the compiler makes up are taken in order.
+
+    It names a node after the variables that it stands for, in no order, and numbers others as threads come along.
+    """
     nodes = [node for function in graph.functions for node in function.nodes]
+    made_up = [
+        *(item.name for function in graph.functions for item in (function, *function.inputs)),
+        *(node.name for node in nodes),
+        *(parameter.node for parameter in graph.parameters.values()),
+    ]
+    numbers = {repr(name): f"%{number}" for number, name in enumerate(made_up)}
     primals = [{key: value for key, value in node.primal.items() if key != "recompute_id"} for node in nodes]
     computed = [
-        [text(getattr(replace(node, primal=primal), item.name)) for item in fields(node)]
+        [text(getattr(replace(node, primal=primal), item.name), numbers) for item in fields(node)]
         for node, primal in zip(nodes, primals, strict=True)
     ]
-    return computed, [(repr(item), text(item.initial)) for item in graph.parameters.values()]
+    return computed, [(text(item, numbers), text(item.initial, numbers)) for item in graph.parameters.values()]
 
 
-def text(value):
-    return value.tobytes() if isinstance(value, np.ndarray) else repr(value)
+def text(value, numbers):
+    if isinstance(value, np.ndarray):
+        return value.tobytes()
+    return re.sub(r"'[^']*'", lambda name: numbers.get(name[0], name[0]), repr(value))
 
 
 @pytest.fixture(autouse=True)
