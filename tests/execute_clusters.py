@@ -13,9 +13,9 @@ from small_cluster import cluster_run
 from mindllm.compiled.compile_ranks import compile_ranks
 from mindllm.compiled.graph import CompiledGraph, Node
 from mindllm.config import RunConfig, render_config
-from toolkit.cluster_check.check import Outcome, judge
-from toolkit.cluster_check.scale import scaled, single_device
-from toolkit.cluster_check.side import Reference, train_cluster, train_single
+from mindllm.verify.check import Outcome, judge
+from mindllm.verify.scale import scaled, single_device
+from mindllm.verify.side import Reference, train_cluster, train_single
 
 OPTIMIZER = {"enable_parallel_optimizer": True}
 BIASED = {"qkv_has_bias": True, "attn_proj_has_bias": True}

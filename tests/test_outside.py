@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from mindllm.compiled.inspect.source import read_graph
 from mindllm.compiled.simulation import load_simulation
 from mindllm.config import load_config
 from mindllm.config.hugging_face import read_model_config
@@ -26,13 +27,12 @@ from mindllm.outside import (
     read_rows,
     read_text,
 )
+from mindllm.planning.read_problem import read_problem
 from mindllm.timing.device import read_device
+from mindllm.timing.kernel_file import read_kernels
+from mindllm.timing.profile import profiled_step
 from mindllm.train.checkpoint.manifest import read_manifest
 from mindllm.train.checkpoint.tensors import stored_tensors
-from toolkit.ir_inspect.source import read_graph
-from toolkit.pipeline_balance.read_problem import read_problem
-from toolkit.step_time.kernel_file import read_kernels
-from toolkit.step_time.profile import profiled_step
 
 ROOT = Path(__file__).parents[1]
 MOST = 1000
@@ -196,15 +196,15 @@ ALLOWED = {
     "mindllm/planning/several_chunks/": "JSON of a process of ours",
     "mindllm/train/": "writes, and what ranks of this run have just written",
     "toolkit/benchmark/": "compares programs; reads what it has written",
-    "toolkit/cluster_check/report.py": "a table this tool writes",
+    "mindllm/verify/report.py": "a table this tool writes",
     "toolkit/config_reference/": "the page this tool writes",
-    "toolkit/data_preprocess/": "its own unfinished work",
-    "toolkit/dry_run/": "/proc, sources of ours, what its workers have written",
-    "toolkit/evaluate/__main__.py": "an option",
-    "toolkit/ir_inspect/page.py": "bundled scripts",
-    "toolkit/offline/": "the first line of a script, what its programs have just written, a copy of bytes",
-    "toolkit/preflight/": "/proc, and a file it has just written",
-    "toolkit/tune/search.py": "what it has kept",
+    "mindllm/data/preprocess/": "its own unfinished work",
+    "mindllm/dry_run/": "/proc, sources of ours, what its workers and programs have written, the first line of a script",
+    "mindllm/cli/evaluate.py": "an option",
+    "mindllm/cli/offline.py": "a copy of bytes",
+    "mindllm/compiled/inspect/page.py": "bundled scripts",
+    "mindllm/preflight/": "/proc, and a file it has just written",
+    "mindllm/strategies/search.py": "what it has kept",
 }
 
 

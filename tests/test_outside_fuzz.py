@@ -18,7 +18,9 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from mindllm.cli.calibrate import read_measured
 from mindllm.compiled.execute.program import read_rank
+from mindllm.compiled.inspect.source import read_graph
 from mindllm.compiled.kept_program import kept_ranks, kept_stages
 from mindllm.config import override_config, render_config
 from mindllm.config.hugging_face import quantisation_in, read_model_config
@@ -27,15 +29,13 @@ from mindllm.data.special_tokens import read_special_tokens
 from mindllm.data.tokenizer import load_tokenizer
 from mindllm.data.tokenizer_training import train_byte_level_bpe
 from mindllm.errors import CheckFailed, RunFailed, UserError
+from mindllm.planning.read_problem import Setting, read_problem
 from mindllm.timing.device import read_device
+from mindllm.timing.kernel_file import read_kernels
+from mindllm.timing.profile import PARTS, profiled_step
 from mindllm.train.checkpoint.formats.file import tensors_of_file
 from mindllm.train.checkpoint.manifest import FileEntry, Manifest, _digest, read_manifest
 from mindllm.train.checkpoint.tensors import read_tensors, stored_tensors, write_tensors
-from toolkit.ir_inspect.source import read_graph
-from toolkit.pipeline_balance.read_problem import Setting, read_problem
-from toolkit.step_time.calibrate import read_measured
-from toolkit.step_time.kernel_file import read_kernels
-from toolkit.step_time.profile import PARTS, profiled_step
 
 TESTS = Path(__file__).parent
 KEPT = TESTS / "toolkit" / "kept_programs"

@@ -7,9 +7,9 @@ import pytest
 from execute_clusters import compiled_cluster
 
 from mindllm.train.checkpoint import CheckpointStore, load_checkpoint
-from toolkit.cluster_check.scale import single_device
-from toolkit.cluster_check.side import build_cluster
-from toolkit.cluster_check.single import SingleDevice
+from mindllm.verify.scale import single_device
+from mindllm.verify.side import build_cluster
+from mindllm.verify.single import SingleDevice
 
 LAYOUTS = ("biased", "stages", "slices")  # dp2 tp2 with sequence parallel; two stages; dp2 with optimizer parallel
 STATE = {"step": 1}

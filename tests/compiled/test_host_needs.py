@@ -10,10 +10,10 @@ import pytest
 
 from mindllm.compiled.host_needs import compile_bytes
 from mindllm.config import load_config, render_config
-from toolkit import cluster_check
-from toolkit.cluster_check.scale import scaled
+from mindllm.verify.scale import scaled
+from mindllm import verify
 
-FORMS = Path(cluster_check.__file__).parent / "forms"
+FORMS = Path(verify.__file__).parent / "forms"
 COMPILE = """
 import resource, sys
 from mindllm.compiled.compile_rank import compile_rank

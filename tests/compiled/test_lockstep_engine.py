@@ -8,7 +8,7 @@ from mindllm.compiled.execute.engine import LockstepEngine
 from mindllm.config import override_config
 from mindllm.train.checkpoint.parts import joined
 from mindllm.train.engine import ReplicaEngine
-from toolkit.cluster_check.scale import single_device
+from mindllm.verify.scale import single_device
 
 MODEL = {"compute_dtype": "float32"}
 STABLE = {"eps": 1e-4}  # gradients next to zero, whose sign is a matter of rounding, are no whole updates

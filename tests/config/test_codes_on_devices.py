@@ -8,9 +8,9 @@ import pytest
 
 from mindllm.config import load_config
 from mindllm.errors import UserError
-from toolkit import cluster_check
+from mindllm import verify
 
-FORM = Path(cluster_check.__file__).parent / "forms" / "codes.yaml"
+FORM = Path(verify.__file__).parent / "forms" / "codes.yaml"
 QUANTISATION = "model.model_config.quantization_config"
 
 

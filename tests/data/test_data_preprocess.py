@@ -119,7 +119,7 @@ def test_tokenizer_is_trained_when_it_is_missing(tree, tmp_path):
 
 
 def test_standard_library_is_found_without_its_tests():
-    from toolkit.data_preprocess.sources import python_standard_library
+    from mindllm.data.preprocess.sources import python_standard_library
 
     sources = python_standard_library()
     names = {source.name.partition("/")[2] for source in sources}

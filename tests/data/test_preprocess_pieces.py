@@ -9,14 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mindllm.data import load_tokenizer, records
+from mindllm.data.preprocess import pieces as pieces_module
+from mindllm.data.preprocess.documents import DocumentReader
+from mindllm.data.preprocess.encode import encode_pieces
+from mindllm.data.preprocess.pieces import batched, cut, read
+from mindllm.data.preprocess.sources import find_sources
 from mindllm.data.tokenizer import is_cuttable
 from mindllm.data.tokenizer_training import save_tokenizer, train_byte_level_bpe
 from mindllm.errors import UserError
-from toolkit.data_preprocess import pieces as pieces_module
-from toolkit.data_preprocess.documents import DocumentReader
-from toolkit.data_preprocess.encode import encode_pieces
-from toolkit.data_preprocess.pieces import batched, cut, read
-from toolkit.data_preprocess.sources import find_sources
 
 LINES = ["if x:", "    return x + 1", "", "  ", "été = 'é'", "value = 12345", "\treturn  value  ", "\u3000wide"]
 CODE = "\n".join(LINES * 400)

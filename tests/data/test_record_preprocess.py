@@ -11,15 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mindllm.cli.data import main
 from mindllm.data import Corpus, IndexedDataset, load_tokenizer
 from mindllm.data.corpus import corpus_files
+from mindllm.data.preprocess import pieces as pieces_module
+from mindllm.data.preprocess import resume as resume_module
+from mindllm.data.preprocess.documents import DocumentReader
 from mindllm.data.records import RecordTable, read_records
 from mindllm.data.tokenizer_training import save_tokenizer, train_byte_level_bpe
 from mindllm.errors import UserError
-from toolkit.data_preprocess import pieces as pieces_module
-from toolkit.data_preprocess import resume as resume_module
-from toolkit.data_preprocess.__main__ import main
-from toolkit.data_preprocess.documents import DocumentReader
 
 TEXTS = [f'Document {i}.\nIts été line, "quoted", with a comma; {"x" * (i % 50)}\n' for i in range(60)]
 RECORDS = [{"text": text, "title": f"T{i}", "number": i} for i, text in enumerate(TEXTS)]
@@ -111,7 +111,7 @@ def test_handlers_of_pretraining():
 
 @given(st.lists(st.sampled_from(["short\n", "été é" * 40, "a line of text\nand another\n" * 20, ""]), max_size=12))
 def test_compressed_text_is_cut_where_the_plain_file_is(tmp_path_factory, parts):
-    from toolkit.data_preprocess.sources import find_sources
+    from mindllm.data.preprocess.sources import find_sources
 
     directory = tmp_path_factory.mktemp("files")
     content = "".join(parts).encode()
@@ -141,7 +141,7 @@ def test_an_error_in_the_middle_is_mended_and_the_rest_goes_on(tokenizer, tmp_pa
 
 
 def test_resuming_at_every_piece_gives_the_same_bytes(tokenizer, tmp_path, monkeypatch):
-    from toolkit.data_preprocess import build as build_module
+    from mindllm.data.preprocess import build as build_module
 
     monkeypatch.setattr(resume_module, "SAVE_BYTES", 200)
     (tmp_path / "a.jsonl").write_bytes(jsonl())

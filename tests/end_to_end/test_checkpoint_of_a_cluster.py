@@ -3,11 +3,11 @@
 import pytest
 from command_line import read_lines, run, trajectory
 
+from mindllm.cli.weights import main as weights_tool
 from mindllm.compiled.compile_ranks import compile_ranks
 from mindllm.config import load_config, override_config
 from mindllm.train.checkpoint import CheckpointStore, load_checkpoint
-from toolkit.cluster_check.side import build_cluster
-from toolkit.weights.__main__ import main as weights_tool
+from mindllm.verify.side import build_cluster
 
 STEP = 8
 LAYOUT = {

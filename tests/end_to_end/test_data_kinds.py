@@ -8,10 +8,10 @@ import pytest
 import yaml
 from command_line import read_lines, run, trajectory
 
+from mindllm.cli.view import main as view
 from mindllm.config import load_config
 from mindllm.errors import UserError
 from mindllm.train.datasets import RunData
-from toolkit.data_viewer.__main__ import main as view
 
 ANSWERS = [{"instruction": f"Import number {i}.", "input": "", "output": f"import module_{i}\n"} for i in range(40)]
 LOADER = "--train_dataset.data_loader"

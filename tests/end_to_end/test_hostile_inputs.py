@@ -9,17 +9,17 @@ import sys
 import pytest
 import yaml
 
+from mindllm.cli.check import main as check
+from mindllm.cli.data import main as preprocess
+from mindllm.cli.dry_run import main as dry_run
+from mindllm.cli.inspect import main as inspect
+from mindllm.cli.loss_curve import main as curve
+from mindllm.cli.plan import main as plan
+from mindllm.cli.view import main as view
+from mindllm.cli.weights import main as weights
 from mindllm.command import run_command
 from mindllm.main import main as run_llm
-from toolkit.cluster_check.__main__ import main as check
 from toolkit.config_reference.__main__ import main as reference
-from toolkit.data_preprocess.__main__ import main as preprocess
-from toolkit.data_viewer.__main__ import main as view
-from toolkit.dry_run.__main__ import main as dry_run
-from toolkit.ir_inspect.__main__ import main as inspect
-from toolkit.loss_curve.__main__ import main as curve
-from toolkit.pipeline_balance.__main__ import main as plan
-from toolkit.weights.__main__ import main as weights
 
 CONTENTS = {
     "half a surrogate pair": rb'{"text": "a\ud800b", "instruction": "\udc00", "output": "x"}',

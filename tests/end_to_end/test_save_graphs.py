@@ -6,7 +6,7 @@ import pytest
 from command_line import run
 from test_several_processes import end, launch
 
-from toolkit.ir_inspect.source import read_graph
+from mindllm.compiled.inspect.source import read_graph
 
 SHORT = ("--runner_config.stop_step=2", "--do_eval=false", "--callbacks=[{type: MFLossMonitor}]")
 PLAIN = "--context.enable_graph_kernel=false"  # graphs with fused operators are not kept

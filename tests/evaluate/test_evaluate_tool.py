@@ -9,9 +9,9 @@ pytest.importorskip("transformers")
 
 from tiny_model import write_model
 
+from mindllm.cli.evaluate import main
 from mindllm.errors import RunFailed, UserError
 from mindllm.evaluate.answers import Answers
-from toolkit.evaluate.__main__ import main
 
 
 @pytest.fixture(scope="module")

@@ -12,8 +12,8 @@ from small_cluster import cluster_run
 from mindllm.compiled.compile_rank import compile_rank
 from mindllm.config import load_config
 from mindllm.config.families import FAMILIES
-from toolkit.cluster_check.check import Options, check
-from toolkit.cluster_check.scale import scaled
+from mindllm.verify.check import Options, check
+from mindllm.verify.scale import scaled
 
 ALWAYS = "gemma2"  # two kinds of layers, soft caps, norms behind, a tied head
 PRETRAIN = sorted((Path(__file__).parents[2] / "configs").rglob("pretrain_*.yaml"))

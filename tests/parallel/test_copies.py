@@ -10,9 +10,9 @@ from mindllm.errors import UserError
 from mindllm.timing.configured import workload_of
 from mindllm.timing.device import DEFAULT, read_device
 from mindllm.timing.step import Pass, overlapped, step_time
-from toolkit.cluster_check.scale import single_device
+from mindllm.verify.scale import single_device
 
-FORM = Path(__file__).parents[2] / "toolkit/cluster_check/forms/copies.yaml"
+FORM = Path(__file__).parents[2] / "mindllm/verify/forms/copies.yaml"
 DEVICE = read_device(DEFAULT)
 
 

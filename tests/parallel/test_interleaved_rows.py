@@ -22,11 +22,11 @@ from mindllm.timing.configured import workload_of
 from mindllm.timing.device import DEFAULT, read_device
 from mindllm.timing.step import step_time
 from mindllm.timing.step_work import step_work
+from mindllm.timing.what_if import interleaved
 from mindllm.timing.work import Exchange
-from toolkit.cluster_check.scale import scaled, single_device
-from toolkit.step_time.explain import interleaved
+from mindllm.verify.scale import scaled, single_device
 
-FORMS = Path(__file__).parents[2] / "toolkit/cluster_check/forms"
+FORMS = Path(__file__).parents[2] / "mindllm/verify/forms"
 FORM = FORMS / "interleaved_rows.yaml"
 DEVICE = read_device(DEFAULT)
 KEY = "model.model_config.fine_grain_interleave"

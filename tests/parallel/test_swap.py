@@ -19,7 +19,7 @@ from mindllm.parallel.recompute import apply_recompute
 from mindllm.parallel.swap import apply_swap
 from mindllm.timing.configured import workload_of
 from mindllm.timing.step_work import step_work
-from toolkit import cluster_check
+from mindllm import verify
 
 MUL = r"feed_forward\.mul"
 
@@ -102,7 +102,7 @@ def test_the_model_of_time_moves_what_is_marked():
 
 
 def test_a_smaller_run_moves_what_it_kept_of_the_named_layers():
-    from toolkit.cluster_check.scale import scaled, single_device
+    from mindllm.verify.scale import scaled, single_device
 
     config = cluster_run(
         pp=2,
@@ -117,9 +117,9 @@ def test_a_smaller_run_moves_what_it_kept_of_the_named_layers():
 
 
 def test_memory_of_numbered_layers_is_not_forecast():
-    from toolkit.dry_run.forecast import forecast_stages
-    from toolkit.dry_run.simulations import Simulations
-    from toolkit.dry_run.stages import stages_of
+    from mindllm.dry_run.forecast import forecast_stages
+    from mindllm.dry_run.simulations import Simulations
+    from mindllm.dry_run.stages import stages_of
 
     config = run(op_swap={"op_name": MUL, "layers": [1]})
     with pytest.raises(UserError, match="whose layers have other numbers"):
@@ -133,6 +133,6 @@ def test_a_compiled_rank_moves_results_to_the_host_and_back(rank, moved):
 
     What the backward pass does not read stays where it is: of the other products nothing is moved.
     """
-    config = load_config(Path(cluster_check.__file__).parent / "forms" / "swapped.yaml")
+    config = load_config(Path(verify.__file__).parent / "forms" / "swapped.yaml")
     nodes = [node.op for function in compile_rank(config, rank).functions for node in function.nodes]
     assert nodes.count("MoveTo") == moved

@@ -12,7 +12,7 @@ from mindllm.planning.problem import make_problem
 from mindllm.planning.schedules.orders import alive, alive_in_backward, stage_orders, timetable
 from mindllm.planning.schedules.simulate import critical_path, end_times, simulate
 from mindllm.planning.solve import Infeasible, solve
-from toolkit.pipeline_balance.yaml_plan import read_yaml_plan, write_plan
+from mindllm.planning.yaml_plan import read_yaml_plan, write_plan
 
 
 def shapes(count, seed):

@@ -21,7 +21,7 @@ from mindllm.planning.several_chunks.path_program import PathProgram
 from mindllm.planning.several_chunks.reoptimise import Reoptimiser
 from mindllm.planning.several_chunks.stage_rounding import StageRounding
 from mindllm.planning.solve import solve
-from toolkit.pipeline_balance.yaml_plan import write_plan
+from mindllm.planning.yaml_plan import write_plan
 
 CASES = [
     (seed, layer_kinds, schedule) for seed in range(3) for layer_kinds, schedule in ((1, "1f1b"), (2, "less_memory"))

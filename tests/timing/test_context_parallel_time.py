@@ -23,7 +23,7 @@ from mindllm.timing.step_work import step_work
 from mindllm.timing.work import ATTENTION, HALF, Exchange, Operator
 from mindllm.timing.workload import Numerics, Strategy, Workload
 
-FORMS = Path(__file__).parents[2] / "toolkit/cluster_check/forms"
+FORMS = Path(__file__).parents[2] / "mindllm/verify/forms"
 DEVICE = read_device(DEFAULT)
 LENGTH, HIDDEN, HEADS, KEY_HEADS, WIDTH = 1024, 512, 8, 2, 64
 SIZES = {"vocab_size": 1000, "hidden_size": HIDDEN, "num_heads": HEADS, "n_kv_heads": KEY_HEADS, "seq_length": LENGTH}

@@ -21,7 +21,7 @@ from mindllm.timing.step_work import spec_part, step_work
 from mindllm.timing.work import Exchange, Operator
 from mindllm.timing.workload import Numerics, Strategy
 
-FORMS = Path(__file__).parents[2] / "toolkit/cluster_check/forms"
+FORMS = Path(__file__).parents[2] / "mindllm/verify/forms"
 COMPOSED = Numerics(fused_attention=False)
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from small_cluster import cluster_run
 
+from mindllm.cli.inspect import main
 from mindllm.compiled.device.front_end import environment
 from mindllm.config import render_config
-from toolkit.ir_inspect.__main__ import main
 
 ROOT = Path(__file__).resolve().parents[2]
 FEED_FORWARD = [r"feed_forward\.mul", r"feed_forward\.w1\.activation\.silu"]

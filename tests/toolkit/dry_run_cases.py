@@ -8,10 +8,10 @@ from small_cluster import cluster_run
 
 from mindllm.compiled.simulation import ACTIVATIONS, COMMUNICATION, GRADIENTS, OPTIMIZER, WEIGHTS
 from mindllm.config import RunConfig
-from toolkit.dry_run.moments import Use
-from toolkit.dry_run.profile import Alive, Profile
-from toolkit.dry_run.simulations import Request
-from toolkit.dry_run.stages import LAST, Run, stages_of
+from mindllm.dry_run.moments import Use
+from mindllm.dry_run.profile import Alive, Profile
+from mindllm.dry_run.simulations import Request
+from mindllm.dry_run.stages import LAST, Run, stages_of
 
 MIB = 1 << 20
 WEIGHT = Use(WEIGHTS, "model.layers.*.feed_forward.w1.weight", "", False)

@@ -15,6 +15,7 @@ import pytest
 from planted import plant
 from small_cluster import cluster_run
 
+from mindllm.cli import check as command
 from mindllm.compiled.asked_for import Finding
 from mindllm.compiled.compile_ranks import compile_ranks
 from mindllm.compiled.execute.cluster import ClusterStep
@@ -22,11 +23,10 @@ from mindllm.config import load_config, render_config
 from mindllm.errors import RunFailed, UserError
 from mindllm.train.compile_cache import step_key
 from mindllm.train.engine import StepResult
-from toolkit.cluster_check import __main__ as command
-from toolkit.cluster_check import check as subject
-from toolkit.cluster_check.compare import TOLERANCES, Comparison, TensorError
-from toolkit.cluster_check.report import write_table
-from toolkit.cluster_check.scale import scaled
+from mindllm.verify import check as subject
+from mindllm.verify.compare import TOLERANCES, Comparison, TensorError
+from mindllm.verify.report import write_table
+from mindllm.verify.scale import scaled
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -5,7 +5,7 @@ import pytest
 
 from mindllm.config import OptimizerConfig
 from mindllm.config.optimizer_state import MOMENT_PREFIXES, POWERS
-from toolkit.cluster_check.decay import Updates
+from mindllm.verify.decay import Updates
 
 RATE = 1e-2
 

@@ -8,10 +8,10 @@ import pytest
 
 from mindllm.config import load_config
 from mindllm.config.recompute import RecomputeConfig
-from toolkit import cluster_check
-from toolkit.cluster_check.check import Options, check
+from mindllm.verify.check import Options, check
+from mindllm import verify
 
-FORMS = sorted((Path(cluster_check.__file__).parent / "forms").glob("*.yaml"))
+FORMS = sorted((Path(verify.__file__).parent / "forms").glob("*.yaml"))
 CONFIGS = {path.stem: load_config(path) for path in FORMS}
 
 

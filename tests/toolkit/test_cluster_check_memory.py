@@ -13,12 +13,12 @@ from mindllm.console import PlainConsole
 from mindllm.errors import UserError
 from mindllm.host_memory import GIB, MemoryClaim
 from mindllm.parallel.layer_plan import make_plan
-from toolkit.cluster_check.check import Outcome
-from toolkit.cluster_check.needs import fitting, needs_of
-from toolkit.cluster_check.report import as_json, print_outcome, write_table
-from toolkit.cluster_check.scale import kept_numbers, kept_plan, scaled
-from toolkit.cluster_check.scope import scope_of
-from toolkit.cluster_check.smaller_mesh import MOST_RANKS, SmallerMesh, kept_stages, meshes, stage_kinds
+from mindllm.verify.check import Outcome
+from mindllm.verify.needs import fitting, needs_of
+from mindllm.verify.report import as_json, print_outcome, write_table
+from mindllm.verify.scale import kept_numbers, kept_plan, scaled
+from mindllm.verify.scope import scope_of
+from mindllm.verify.smaller_mesh import MOST_RANKS, SmallerMesh, kept_stages, meshes, stage_kinds
 
 EXPERTS = {
     **{"model_type": "mixtral", "expert_num": 16, "num_experts_chosen": 2, "num_layers": 32},

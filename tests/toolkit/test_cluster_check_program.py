@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from kept_programs_here import unpacked
 
+from mindllm.cli.check import main
 from mindllm.compiled.execute import program as execution
 from mindllm.compiled.execute.machine import Machine
 from mindllm.compiled.graph import CONSTANT, Node, OtherType, TupleType
 from mindllm.compiled.kept_program import kept_ranks
 from mindllm.errors import CheckFailed, RunFailed, UserError
-from toolkit.cluster_check.__main__ import main
-from toolkit.cluster_check.program import _error, begun_alike, check_program
+from mindllm.verify.program import _error, begun_alike, check_program
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from small_cluster import cluster_run
 
 from mindllm.config import RunConfig, load_config
 from mindllm.parallel.layer_plan import make_plan
-from toolkit.cluster_check.scale import scaled, single_device
+from mindllm.verify.scale import scaled, single_device
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 SHIPPED = [path for path in sorted(CONFIGS.glob("*/*.yaml")) if path.parent.name != "base"]

@@ -9,7 +9,7 @@ from execute_clusters import Compiled, compiled_cluster, judged, tampered
 
 from mindllm.compiled.asked_for import findings
 from mindllm.compiled.graph import CompiledGraph, Node, OtherType
-from toolkit.cluster_check.locate import NOWHERE, locate
+from mindllm.verify.locate import NOWHERE, locate
 
 WEIGHT = "model.layers.1.feed_forward.w2.weight"
 ATTENTION = ("FlashAttentionScore", "FlashAttentionScoreGrad")

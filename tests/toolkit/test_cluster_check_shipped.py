@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from mindllm.cli.check import configurations
 from mindllm.config import load_config
-from toolkit.cluster_check.__main__ import configurations
-from toolkit.cluster_check.check import Options, check
+from mindllm.verify.check import Options, check
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 LARGEST = 16

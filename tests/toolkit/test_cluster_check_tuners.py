@@ -13,10 +13,10 @@ from mindllm.compiled.graph import CompiledGraph, Node
 from mindllm.train.checkpoint import CheckpointStore, load_checkpoint
 from mindllm.train.part_exchange import ADDS
 from mindllm.train.rank_allocation import OVERLAP_OF_FIRST, OVERLAP_OF_SECOND
-from toolkit.cluster_check.compare import TOLERANCES, compare
-from toolkit.cluster_check.scale import single_device
-from toolkit.cluster_check.side import build_cluster
-from toolkit.cluster_check.single import SingleDevice
+from mindllm.verify.compare import TOLERANCES, compare
+from mindllm.verify.scale import single_device
+from mindllm.verify.side import build_cluster
+from mindllm.verify.single import SingleDevice
 
 LAYOUTS = ("neighbours", "stages", "slices")
 

@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from mindllm import main as run_llm
+from mindllm.cli.convert import main
 from mindllm.config import load_config
 from mindllm.config.load import read_file
 from mindllm.config.mindformers.recognise import is_mindformers
@@ -15,7 +16,6 @@ from mindllm.errors import UserError
 from tests.config.mindformers_files import LEGACY, MCORE, writer
 from toolkit.benchmark.mindformers_yamls import convert_all
 from toolkit.benchmark.mindformers_yamls import main as count
-from toolkit.convert_config.__main__ import main
 
 PIPELINE = {
     "parallel_config.data_parallel": 2,

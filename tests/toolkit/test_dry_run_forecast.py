@@ -7,13 +7,13 @@ from hypothesis import strategies as st
 from small_cluster import cluster_run
 
 from mindllm.compiled.simulation import ACTIVATIONS, CATEGORIES, OTHER, Block, Simulation
-from toolkit.dry_run.advice import shortage
-from toolkit.dry_run.extrapolate import design_for, whole_stage
-from toolkit.dry_run.forecast import forecast_stages, simulate_stages
-from toolkit.dry_run.moments import Use, bytes_of, fullest, moments_of
-from toolkit.dry_run.profile import load_profile, profile_of, save_profile, thinned
-from toolkit.dry_run.reduced import Point, point_of, reduced_run
-from toolkit.dry_run.stages import stages_of
+from mindllm.dry_run.advice import shortage
+from mindllm.dry_run.extrapolate import design_for, whole_stage
+from mindllm.dry_run.forecast import forecast_stages, simulate_stages
+from mindllm.dry_run.moments import Use, bytes_of, fullest, moments_of
+from mindllm.dry_run.profile import load_profile, profile_of, save_profile, thinned
+from mindllm.dry_run.reduced import Point, point_of, reduced_run
+from mindllm.dry_run.stages import stages_of
 
 MIB = 1 << 20
 TOKENS = Use(OTHER, "inputs0", "", False)

@@ -4,9 +4,9 @@ from dry_run_cases import AHEAD
 from small_cluster import cluster_run
 
 from mindllm.compiled.own_stage import own_stage_only
+from mindllm.dry_run.reduced import Point, reduced_run
+from mindllm.dry_run.stages import Stage, stages_of
 from mindllm.parallel.layer_plan import make_plan
-from toolkit.dry_run.reduced import Point, reduced_run
-from toolkit.dry_run.stages import Stage, stages_of
 
 MODEL = {"num_layers": 12, "model_type": "gemma2", "sliding_window": 8, "sliding_window_pattern": 2, "seq_length": 32}
 MODEL |= {

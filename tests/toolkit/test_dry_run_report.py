@@ -9,14 +9,14 @@ from dry_run_cases import KEPT, STEP, WEIGHT, FormulaSimulations, pipeline
 from rich.console import Console
 
 from mindllm.compiled.sources import SourceLine
+from mindllm.dry_run.forecast import forecast_stages, simulate_stages
+from mindllm.dry_run.moments import Use
+from mindllm.dry_run.page import render_page
+from mindllm.dry_run.report import json_report, log_lines, table
+from mindllm.dry_run.source_lines import line_of, lines_by_place
+from mindllm.dry_run.stages import stages_of
+from mindllm.dry_run.workspace import attention_elements_of, peak_with_workspace, workspace
 from mindllm.models import linear
-from toolkit.dry_run.forecast import forecast_stages, simulate_stages
-from toolkit.dry_run.moments import Use
-from toolkit.dry_run.page import render_page
-from toolkit.dry_run.report import json_report, log_lines, table
-from toolkit.dry_run.source_lines import line_of, lines_by_place
-from toolkit.dry_run.stages import stages_of
-from toolkit.dry_run.workspace import attention_elements_of, peak_with_workspace, workspace
 
 MIB = 1 << 20
 LIMIT = 2000 * MIB

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from mindllm.cli.inspect import main
 from mindllm.compiled.cost import step_cost
 from mindllm.compiled.graph_file import load
 from mindllm.errors import UserError
-from toolkit.ir_inspect.__main__ import main
 
 SAMPLE = Path(__file__).parents[1] / "compiled" / "samples" / "validate_2_7_0.ir"
 

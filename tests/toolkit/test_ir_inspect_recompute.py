@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from toolkit.ir_inspect.__main__ import main
+from mindllm.cli.inspect import main
 
 TOKENS, HIDDEN, WIDTH, LAYERS, TENSOR_PARALLEL = 64, 64, 96, 2, 2
 HALF, SINGLE = 2, 4  # bytes

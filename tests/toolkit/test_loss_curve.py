@@ -7,11 +7,11 @@ import pytest
 from matplotlib.figure import Figure
 from PIL import Image
 
+from mindllm.cli.loss_curve import main
 from mindllm.errors import UserError
+from mindllm.train.curves.draw import draw_scores, read_run
+from mindllm.train.curves.experts import expert_shares
 from mindllm.train.metrics_file import MetricsFile
-from toolkit.loss_curve.__main__ import main
-from toolkit.loss_curve.draw import draw_scores, read_run
-from toolkit.loss_curve.experts import expert_shares
 
 
 def write_run(directory, losses, **columns):

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from dry_run_cases import FormulaSimulations
 
+from mindllm.cli import dry_run
+from mindllm.cli.convert import main as convert
 from mindllm.config import load_config
 from mindllm.parallel.layer_plan import make_plan
 from tests.config.mindformers_files import LEGACY, writer
-from toolkit.convert_config.__main__ import main as convert
-from toolkit.dry_run import __main__ as dry_run
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = {

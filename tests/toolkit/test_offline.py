@@ -9,22 +9,22 @@ from pathlib import Path
 import pytest
 from offline_programs import CUDA, FAILS, JIT, NEEDS_CANN, NEVER_TRAINS, PYNATIVE, TRAINS, program
 
+from mindllm.cli.offline import keep_config, main
 from mindllm.compiled.device.stand_in import HOMES
 from mindllm.compiled.device.stand_in_names import MACHINES
 from mindllm.compiled.execute.program import read_rank
+from mindllm.compiled.inspect.comm import exchanges
+from mindllm.compiled.inspect.diff import compare
+from mindllm.compiled.inspect.page import write_page
+from mindllm.compiled.inspect.recompute import recomputation
+from mindllm.compiled.inspect.redundant import layout_changes
+from mindllm.compiled.inspect.source import read_graph
+from mindllm.compiled.inspect.summary import summarise
 from mindllm.compiled.kept_program import KeptRank, kept_config
 from mindllm.compiled.simulation import load_simulation
+from mindllm.dry_run.program.subject import devices_of, python_of
 from mindllm.errors import UserError
 from tests.compiled.simulations import needs_compiler
-from toolkit.ir_inspect.comm import exchanges
-from toolkit.ir_inspect.diff import compare
-from toolkit.ir_inspect.page import write_page
-from toolkit.ir_inspect.recompute import recomputation
-from toolkit.ir_inspect.redundant import layout_changes
-from toolkit.ir_inspect.source import read_graph
-from toolkit.ir_inspect.summary import summarise
-from toolkit.offline.__main__ import keep_config, main
-from toolkit.offline.subject import devices_of, python_of
 
 MIB = 1 << 20
 ROOT = Path(__file__).resolve().parents[2]

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import yaml
 
+from mindllm.compiled.inspect.comm import PIPELINE, exchanges
+from mindllm.compiled.inspect.source import read_graph
 from mindllm.compiled.simulation import load_simulation
 from tests.compiled.simulations import needs_compiler
 from toolkit.benchmark.mindformers import DATA, ENVIRONMENT, EXAMPLE, changed
-from toolkit.ir_inspect.comm import PIPELINE, exchanges
-from toolkit.ir_inspect.source import read_graph
 
 PYTHON = Path(os.environ.get("MINDFORMERS_PYTHON", ENVIRONMENT / "bin" / "python"))
 SMALL = {

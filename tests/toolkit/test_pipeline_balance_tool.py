@@ -8,16 +8,16 @@ import pytest
 import yaml
 from planning_problems import random_problem
 
+from mindllm.cli.plan import main
 from mindllm.command import run_command
 from mindllm.config import load_config
 from mindllm.errors import UserError
 from mindllm.parallel.layer_plan import make_plan
+from mindllm.planning.costs.measured import fit_memory, read_measured
 from mindllm.planning.plan import evaluate
+from mindllm.planning.read_problem import Setting
 from mindllm.planning.recomputation.feasible import lightest_split
 from mindllm.planning.solve import Infeasible, solve
-from toolkit.pipeline_balance.__main__ import main
-from toolkit.pipeline_balance.measured import fit_memory, read_measured
-from toolkit.pipeline_balance.read_problem import Setting
 
 DATA = Path(__file__).parent / "ground_truth"
 LAYERS = str(DATA / "sapp_test_96_layers.json")
@@ -185,7 +185,7 @@ def measured_problem(stages, layers):
 
 
 def test_measured_stages_give_back_the_memory_they_are_made_of(tmp_path):
-    from toolkit.pipeline_balance.yaml_plan import read_yaml_plan
+    from mindllm.planning.yaml_plan import read_yaml_plan
 
     problem = measured_problem(12, 60)
     lists = {
@@ -204,7 +204,7 @@ def test_measured_stages_give_back_the_memory_they_are_made_of(tmp_path):
 
 
 def test_two_stages_can_be_measured_in_several_runs(tmp_path, capsys):
-    from toolkit.pipeline_balance.yaml_plan import read_yaml_plan
+    from mindllm.planning.yaml_plan import read_yaml_plan
 
     problem, paths = measured_problem(2, 8), []
     for number, (offset, recompute) in enumerate([([0, 0], [2, 2]), ([1, -1], [0, 3]), ([-1, 1], [3, 0])]):
@@ -261,7 +261,7 @@ def test_noise_of_measurements_becomes_a_margin(tmp_path):
 
 
 def test_runs_that_tell_nothing_apart_are_refused(tmp_path):
-    from toolkit.pipeline_balance.measured import Run
+    from mindllm.planning.costs.measured import Run
 
     flat = Run("flat.yaml", np.full(4, 9000.0), np.array([[4, 0, 0, 0, 0]] * 4), np.array([4, 3, 2, 1]), {})
     with pytest.raises(UserError, match="do not tell"):

@@ -12,24 +12,24 @@ from small_cluster import cluster_run
 
 from mindllm.compiled.graph import CompiledGraph, Function, Node, Parameter, TensorType
 from mindllm.config import load_config, override_config
+from mindllm.dry_run.forecast import forecast_stages
+from mindllm.dry_run.stages import stages_of
 from mindllm.errors import CheckFailed, UserError
 from mindllm.parallel.layer_plan import make_plan
+from mindllm.planning import validate as validation
+from mindllm.planning.chunk_numbers import fastest, print_interleaves, try_interleaves
+from mindllm.planning.costs import configured as costs
+from mindllm.planning.costs.offered_kinds import chains, layer_kind, offered_kinds
+from mindllm.planning.costs.time_costs import LayerTimes, TimeCosts
 from mindllm.planning.plan import Plan, evaluate
 from mindllm.planning.recomputation.feasible import lightest_split
+from mindllm.planning.reports.costs import print_costs, print_validated
 from mindllm.planning.solve import Infeasible
 from mindllm.timing.device import DEFAULT, read_device
 from mindllm.timing.exchanges import Group, exchange_seconds
 from mindllm.timing.graph_operators import operator_time
 from mindllm.timing.operators import operator_seconds
 from mindllm.timing.work import product
-from toolkit.dry_run.forecast import forecast_stages
-from toolkit.dry_run.stages import stages_of
-from toolkit.pipeline_balance import configured as costs
-from toolkit.pipeline_balance import validate as validation
-from toolkit.pipeline_balance.chunk_numbers import fastest, print_interleaves, try_interleaves
-from toolkit.pipeline_balance.offered_kinds import chains, layer_kind, offered_kinds
-from toolkit.pipeline_balance.report_costs import print_costs, print_validated
-from toolkit.pipeline_balance.time_costs import LayerTimes, TimeCosts
 
 MIB = 1 << 20
 DEVICE = read_device(DEFAULT)

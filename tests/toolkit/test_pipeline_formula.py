@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from mindllm.cli.plan import main
 from mindllm.command import run_command
 from mindllm.config import load_config
 from mindllm.parallel.layer_plan import make_plan
@@ -12,7 +13,6 @@ from mindllm.timing.configured import workload_of
 from mindllm.timing.device import DEFAULT, read_device
 from mindllm.timing.memory import stage_bytes
 from mindllm.timing.step import step_time
-from toolkit.pipeline_balance.__main__ import main
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 GB, MIB = 1 << 30, 1 << 20

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from small_cluster import cluster_run
 
+from mindllm.cli import plan as tool
 from mindllm.command import run_command
 from mindllm.config import load_config, render_config
 from mindllm.errors import CheckFailed
 from mindllm.parallel.layer_plan import make_plan
-from toolkit.pipeline_balance import __main__ as tool
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = {"num_layers": 6, "seq_length": 512, "hidden_size": 128, "intermediate_size": 512, "n_kv_heads": 4}

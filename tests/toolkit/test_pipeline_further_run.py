@@ -4,8 +4,8 @@ import itertools
 
 import pytest
 
-from toolkit.pipeline_balance.further_run import too_few
-from toolkit.pipeline_balance.stage_shapes import StageShape, place_of, undetermined
+from mindllm.planning.from_programs.further_run import too_few
+from mindllm.planning.from_programs.stage_shapes import StageShape, place_of, undetermined
 
 DENSE, EXPERTS = ("dense", "full"), ("experts", "full")
 

@@ -7,11 +7,11 @@ import pytest
 
 from mindllm.planning.plan import Plan, evaluate, try_plan
 from mindllm.planning.problem import make_problem
+from mindllm.planning.reports import picture
+from mindllm.planning.reports.picture import NAMES, draw_schedule, stage_memory, windows_of
+from mindllm.planning.reports.schedule_page import page_data
 from mindllm.planning.schedules.orders import FORWARD
 from mindllm.planning.solve import even_split
-from toolkit.pipeline_balance import picture
-from toolkit.pipeline_balance.picture import NAMES, draw_schedule, stage_memory, windows_of
-from toolkit.pipeline_balance.schedule_page import page_data
 
 KINDS = [(name, "#000000") for name in NAMES.values()]
 DOCUMENTED = {

@@ -9,17 +9,17 @@ import pytest
 import yaml
 from kept_programs_here import unpacked
 
+from mindllm.cli.plan import main
 from mindllm.compiled.operators import BACKWARD, FORWARD, RECOMPUTED
 from mindllm.compiled.simulation import MIB, load_simulation
 from mindllm.compiled.stage_memory import StageMemory
 from mindllm.errors import UserError
+from mindllm.planning.from_programs.simulated import SimulatedRun, SimulatedStage
+from mindllm.planning.from_programs.simulated_costs import simulated_problem
+from mindllm.planning.from_programs.stage_shapes import place_of
 from mindllm.planning.plan import Plan, evaluate
+from mindllm.planning.read_problem import Setting
 from mindllm.timing.stage_graph import StageGraph
-from toolkit.pipeline_balance.__main__ import main
-from toolkit.pipeline_balance.read_problem import Setting
-from toolkit.pipeline_balance.simulated import SimulatedRun, SimulatedStage
-from toolkit.pipeline_balance.simulated_costs import simulated_problem
-from toolkit.pipeline_balance.stage_shapes import place_of
 
 TRUE = {"forward": 3.0, "backward": 5.0, "again": 2.5, "stays": 100.0, "none": 40.0, "full": 2.0, "full_working": 25.0}
 BESIDE = {

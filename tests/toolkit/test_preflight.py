@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
+from mindllm.cli import preflight as command
+from mindllm.preflight import node, versions
+from mindllm.preflight.network import answer_nodes, ask_master, check_ports
+from mindllm.preflight.versions import check_cann, check_driver, check_mindspore, check_python, find_version
 from mindllm.versions import MINDSPORE, MINDSPORE_RELEASE
-from toolkit.preflight import __main__ as command
-from toolkit.preflight import node, versions
-from toolkit.preflight.network import answer_nodes, ask_master, check_ports
-from toolkit.preflight.versions import check_cann, check_driver, check_mindspore, check_python, find_version
 
 ROOT = Path(__file__).parents[2]
 TINY = ROOT / "configs" / "llama2" / "pretrain_llama2_tiny.yaml"
@@ -193,14 +193,14 @@ def test_two_nodes_find_each_other_their_clocks_and_their_directory(tmp_path, po
 
 
 def test_a_directory_that_is_not_shared_is_found_out(tmp_path, port, monkeypatch):
-    monkeypatch.setattr("toolkit.preflight.network.RETRY_SECONDS", 0.01)
+    monkeypatch.setattr("mindllm.preflight.network.RETRY_SECONDS", 0.01)
     (tmp_path / "other").mkdir()
     _, asked = both(port, tmp_path, tmp_path / "other")
     assert states(asked)["shared directory"] == "no"
 
 
 def test_a_clock_that_is_off_is_found_out():
-    from toolkit.preflight.network import _check_clock
+    from mindllm.preflight.network import _check_clock
 
     assert _check_clock(-0.4).state == "good"
     found = _check_clock(12.0)

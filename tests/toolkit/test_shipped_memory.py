@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from mindllm.config import load_config
+from mindllm.strategies.judge import GB
+from mindllm.strategies.search import own
 from mindllm.timing.device import DEFAULT, read_device
 from toolkit.benchmark.tune_shipped import SHIPPED, shipped
-from toolkit.tune.judge import GB
-from toolkit.tune.search import own
 
 DEVICE = read_device(DEFAULT)
 

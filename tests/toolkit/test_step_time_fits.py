@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
+from mindllm.cli import search as tune
+from mindllm.cli.time import main
 from mindllm.config import load_config
 from mindllm.errors import CheckFailed
+from mindllm.strategies.search import own
 from mindllm.timing.configured import workload_of
 from mindllm.timing.device import DEFAULT, read_device
 from mindllm.timing.memory import stage_bytes
 from mindllm.timing.verdict import GIB, Room, implausible, memory_limit
-from toolkit.step_time.__main__ import main
-from toolkit.tune import __main__ as tune
-from toolkit.tune.search import own
 
 ROOT = Path(__file__).parents[2]
 RUN = str(ROOT / "configs/llama2/pretrain_llama2_13b_16p.yaml")

@@ -10,29 +10,29 @@ from pathlib import Path
 import pytest
 from kept_programs_here import unpacked
 
+from mindllm.cli.calibrate import read_measured
+from mindllm.cli.search import main as tune
+from mindllm.cli.time import main
 from mindllm.config import load_config, override_config
 from mindllm.errors import CheckFailed, UserError
+from mindllm.strategies.candidates import candidates, read_candidate
+from mindllm.strategies.search import pareto, search
 from mindllm.timing.configured import workload_of
 from mindllm.timing.device import DEFAULT, read_device
 from mindllm.timing.plan_problem import plan_problem
+from mindllm.timing.stage_times import stage_times
 from mindllm.timing.step import step_time
+from mindllm.timing.timeline import events
+from mindllm.timing.what_if import changes
 from toolkit.benchmark.published_steps import atlas, even_plan, korthikanti, read_atlas, read_rows, vtrain
 from toolkit.benchmark.step_time import errors, korthikanti_table
 from toolkit.benchmark.sweep.figures import left_out
 from toolkit.benchmark.zero_bubble_steps import place_shares, sends
-from toolkit.step_time.__main__ import main
-from toolkit.step_time.calibrate import read_measured
-from toolkit.step_time.explain import changes
-from toolkit.step_time.stage_times import stage_times
-from toolkit.step_time.timeline import events
-from toolkit.tune.__main__ import main as tune
-from toolkit.tune.candidates import candidates, read_candidate
-from toolkit.tune.search import pareto, search
 
 ROOT = Path(__file__).parents[2]
 RUN = str(ROOT / "configs/llama2/pretrain_llama2_13b_16p.yaml")
 TINY = str(ROOT / "configs/llama2/pretrain_llama2_tiny.yaml")
-EXPERTS = str(ROOT / "toolkit/cluster_check/forms/context_parallel_experts.yaml")
+EXPERTS = str(ROOT / "mindllm/verify/forms/context_parallel_experts.yaml")
 DATA = Path(__file__).parent / "ground_truth"
 DEVICE = read_device(DEFAULT)
 GB = 1 << 30

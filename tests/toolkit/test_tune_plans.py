@@ -6,17 +6,17 @@ from types import SimpleNamespace
 
 import pytest
 
+from mindllm.cli.search import compared
 from mindllm.config import load_config
+from mindllm.planning.costs.by_formula import ROOM
+from mindllm.strategies import confirm
+from mindllm.strategies.candidates import Candidate
+from mindllm.strategies.judge import GB, Judged
+from mindllm.strategies.search import own, plan_best
 from mindllm.timing.configured import workload_of
 from mindllm.timing.device import DEFAULT, read_device
 from mindllm.timing.memory import stage_bytes
 from toolkit.benchmark.tune_shipped import SHIPPED
-from toolkit.pipeline_balance.by_formula import ROOM
-from toolkit.tune import confirm
-from toolkit.tune.__main__ import compared
-from toolkit.tune.candidates import Candidate
-from toolkit.tune.judge import GB, Judged
-from toolkit.tune.search import own, plan_best
 
 LIMIT = 58 * GB
 

@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 
+from mindllm.cli.weights import main
 from mindllm.command import run_command
 from mindllm.config import ModelConfig, read_model_config
 from mindllm.config.tuning import PetConfig
@@ -17,7 +18,6 @@ from mindllm.train.checkpoint.adapters import Base, fingerprint
 from mindllm.train.checkpoint.hugging_face import read_weights
 from mindllm.train.checkpoint.hugging_face_export import export_hugging_face
 from mindllm.train.checkpoint.pretrained import read_adapter
-from toolkit.weights.__main__ import main
 
 MODEL = ModelConfig(
     vocab_size=97, hidden_size=32, num_layers=2, num_heads=4, n_kv_heads=2, intermediate_size=48, seq_length=16

@@ -10,13 +10,13 @@ import quantised_files as files
 from safetensors.numpy import load_file
 from tiny_quantised import MODEL, random_weights
 
+from mindllm.cli.weights import main
 from mindllm.command import run_command
 from mindllm.config import read_model_config
 from mindllm.data import load_tokenizer
 from mindllm.data.tokenizer_training import train_tokenizer
 from mindllm.train.checkpoint.hugging_face import read_weights
 from mindllm.train.checkpoint.hugging_face_export import export_hugging_face
-from toolkit.weights.__main__ import main
 
 TEXT = "def add(first, second):\n    return first + second\n\n\n" * 60
 

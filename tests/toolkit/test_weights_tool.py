@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from mindllm.cli.weights import main
 from mindllm.command import run_command
 from mindllm.config import ModelConfig
 from mindllm.data.tokenizer_training import save_tokenizer, train_byte_level_bpe
@@ -17,7 +18,6 @@ from mindllm.files import size_in_bytes
 from mindllm.models.weight_shapes import weight_shapes
 from mindllm.train.checkpoint import CheckpointStore, RankTensors, load_checkpoint
 from mindllm.train.checkpoint.hugging_face_export import export_hugging_face
-from toolkit.weights.__main__ import main
 
 ROOT = Path(__file__).parents[2]
 MODEL = ModelConfig(
@@ -120,8 +120,8 @@ def test_mistakes_end_with_2_and_leave_nothing(directory, tmp_path, arguments, s
 MEASURE = """
 import re, sys
 from pathlib import Path
-from toolkit.weights.__main__ import main
-import toolkit.weights.convert
+from mindllm.cli.weights import main
+import mindllm.weights.convert
 
 def kilobytes(key):
     return int(re.search(key + r":\\s+(\\d+)", Path("/proc/self/status").read_text())[1])

@@ -15,7 +15,7 @@ from mindllm.config import load_config
 from mindllm.train.compile_cache import flat_keys, step_key
 
 pytestmark = pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")  # other values are of no valid type
-FORMS = Path(__file__).resolve().parents[2] / "toolkit" / "cluster_check" / "forms"
+FORMS = Path(__file__).resolve().parents[2] / "mindllm" / "verify" / "forms"
 COMPILE = """
 import os, pickle, sys
 from pathlib import Path

@@ -23,15 +23,15 @@ from mindllm.command import CommandParser, output_file, run_command
 from mindllm.console import error_console
 from mindllm.errors import UserError
 from mindllm.planning.problem import Problem, make_problem
+from mindllm.planning.read_problem import Setting, read_problem
 from mindllm.planning.recomputation.feasible import lightest_split
+from mindllm.planning.reports.plan import gap_text
 from mindllm.planning.schedules.orders import stage_orders, timetable
 from mindllm.planning.schedules.simulate import simulate
 from mindllm.planning.solve import solve
 from mindllm.planning.zero_bubble.operation_order import StageCosts
 from mindllm.planning.zero_bubble.schedule_search import best_orders
 from toolkit.benchmark.report import write_markdown
-from toolkit.pipeline_balance.read_problem import Setting, read_problem
-from toolkit.pipeline_balance.report import gap_text
 
 EXAMPLES = """example:
   python -m toolkit.benchmark.pipeline_balance --data tests/toolkit/ground_truth --markdown docs/benchmarks/pipeline_balance.md

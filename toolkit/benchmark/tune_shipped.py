@@ -16,10 +16,10 @@ from mindllm.command import CommandParser, output_file, run_command
 from mindllm.config import load_config
 from mindllm.console import error_console
 from mindllm.errors import UserError
+from mindllm.strategies.judge import GB
+from mindllm.strategies.search import Planned, own, plan_best, search
 from mindllm.timing.device import DEFAULT, Device, read_device
 from toolkit.benchmark.report import Tables, keep_rows, kept_rows, write_markdown
-from toolkit.tune.judge import GB
-from toolkit.tune.search import Planned, own, plan_best, search
 
 ROOT = Path(__file__).resolve().parents[2]
 SHIPPED = ROOT / "configs"

@@ -1,0 +1,160 @@
+"""``python -m toolkit.step_time calibrate``: a device's free constants from measured steps of one's own runs."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from mindllm.command import CommandParser, output_file, run_command
+from mindllm.config import load_config
+from mindllm.config.yaml_tree import write_yaml
+from mindllm.console import output, track
+from mindllm.errors import UserError
+from mindllm.files import atomic_open
+from mindllm.outside import read_rows
+from mindllm.tables import Table, figures, texts
+from mindllm.timing import kernel_file
+from mindllm.timing.calibrate import Calibration, Measured, calibrate
+from mindllm.timing.configured import workload_of
+from mindllm.timing.device import DEFAULT, Device, read_device
+from mindllm.timing.kernels import errors_left_out, fit_kernels, kernel_errors
+from mindllm.timing.profile import profiled_step
+from mindllm.timing.step import step_seconds
+from mindllm.timing.work import VECTOR
+
+CONFIG, SECONDS, PROFILE = "config", "seconds", "profile"
+FEWEST = 2
+EXAMPLES = """example:
+  python -m toolkit.step_time calibrate --measured steps.csv --device atlas_800t_a2 --output my_device.yaml
+  python -m toolkit.step_time calibrate --kernels profile/kernel_details.csv --measured steps.csv --output my_device.yaml
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Fits, says how well rows are predicted that were not given, and writes the device."""
+    parser = CommandParser(
+        prog="python -m toolkit.step_time calibrate",
+        description="Fits the free constants of a device: what kernels reach to the kernels of a profile, the others to "
+        "measured steps. The errors that are told are of kernels and steps that were left out.",
+        epilog=EXAMPLES,
+    )
+    parser.add_argument(
+        "--measured",
+        type=Path,
+        metavar="CSV",
+        help="columns config (a YAML) and seconds (of a step) or profile",
+    )
+    parser.add_argument(
+        "--kernels",
+        type=Path,
+        metavar="FILE",
+        help=f"{kernel_file.FILE} of MindSpore's profiler (level 1), or its directory",
+    )
+    parser.add_argument("--device", default=DEFAULT, metavar="FILE", help="where to start (default: %(default)s)")
+    parser.add_argument("--output", type=output_file, required=True, metavar="YAML", help="the calibrated device")
+    options = parser.parse_args(arguments)
+    if not options.measured and not options.kernels:
+        parser.error("nothing to calibrate on; give --measured, --kernels, or both")
+    device = read_device(options.device)
+    known: tuple[str, ...] = ()
+    rows = read_measured(options.measured) if options.measured else []
+    if options.kernels:
+        device, known = from_kernels(device, options.kernels)
+    if rows:
+        found = calibrate(device, rows, f"calibrated on {len(rows)} steps of {options.measured.name}", known)
+        _show(found, rows, held_out(device, rows, known), device)
+        device = found.device
+    with atomic_open(options.output) as file:
+        file.write(write_yaml(device.model_dump(mode="json", exclude_none=False)))
+    output.print(f"{options.output}: for --device")
+    return 0
+
+
+def from_kernels(device: Device, path: Path) -> tuple[Device, tuple[str, ...]]:
+    """The device as a profile's kernels tell it, and which constants those are; prints how well others are predicted."""
+    kernels, left_out = kernel_file.read_kernels(path)
+    for kernel in kernels:
+        if kernel.operator.kind != VECTOR:
+            device.matrix_rate(kernel.operator.dtype)
+    found = fit_kernels(device, kernels, f"measured: {len(kernels)} kernels of {path.name}")
+    errors = [kernel_errors(device, kernels), kernel_errors(found.device, kernels), errors_left_out(device, kernels)]
+    _show_constants(found)
+    lines = []
+    for kind in dict.fromkeys(kernel.operator.kind for kernel in kernels):
+        chosen = np.array([kernel.operator.kind == kind for kernel in kernels])
+        spent = sum(kernel.seconds * kernel.count for kernel in kernels if kernel.operator.kind == kind)
+        told = (f"{100 * np.abs(one[chosen]).mean():.1f}%" for one in errors)
+        lines.append((kind, str(int(chosen.sum())), f"{1e3 * spent:.1f}", *told))
+    columns = figures("kinds", "ms in all", "before", "calibrated", "left out")
+    output.print(Table("mean errors of kernels", [*texts("kernels"), *columns], lines))
+    if left_out:
+        output.print("not used: " + "; ".join(f"{count} {reason}" for reason, count in left_out.most_common(8)))
+    return found.device, tuple(found.after)
+
+
+def read_measured(path: Path) -> list[Measured]:
+    """The runs of a CSV; paths of their YAMLs are relative to it.
+
+    Raises:
+        UserError: a column, a file or a number is missing or makes no sense.
+    """
+    try:
+        rows = read_rows(path)
+    except OSError as error:
+        raise UserError(f"--measured {path}: {error.strerror}") from None
+    if not rows or CONFIG not in rows[0] or not {SECONDS, PROFILE} & set(rows[0]):
+        raise UserError(
+            f"--measured {path}: needs the columns {CONFIG} and {SECONDS} (of a step) or {PROFILE} (a directory or file of "
+            "MindSpore's profiler), and a row for each run"
+        )
+    if len(rows) < FEWEST:
+        raise UserError(f"--measured {path}: has one row; {FEWEST} are needed so that one can be left out")
+    return [_row(path, number, row) for number, row in enumerate(rows, 2)]
+
+
+def _row(path: Path, line: int, row: Mapping[str, str]) -> Measured:
+    config, text = row[CONFIG], row.get(SECONDS)
+    if row.get(PROFILE):
+        return Measured(
+            config, workload_of(load_config(path.parent / config)), profiled_step(path.parent / row[PROFILE])
+        )
+    try:
+        seconds = float(text or "")
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise UserError(f"--measured {path}:{line}: seconds must be a positive number (value {text})")
+    return Measured(config, workload_of(load_config(path.parent / config)), seconds)
+
+
+def held_out(device: Device, rows: Sequence[Measured], known: Collection[str] = ()) -> list[float]:
+    """Errors of every row by a device calibrated on the others."""
+    found = []
+    for number, row in enumerate(track(rows, "leaving out a row")):
+        others = [*rows[:number], *rows[number + 1 :]]
+        fitted = calibrate(device, others, "the other rows", known).device
+        found.append(float(step_seconds(row.workload, [fitted])[0] / row.seconds - 1))
+    return found
+
+
+def _show_constants(found: Calibration) -> None:
+    constants = [(name, f"{found.before[name]:.4g}", f"{value:.4g}") for name, value in found.after.items()]
+    output.print(Table("constants", [*texts("constant"), *figures("before", "calibrated")], constants))
+
+
+def _show(found: Calibration, rows: Sequence[Measured], held: Sequence[float], device: Device) -> None:
+    _show_constants(found)
+    lines = []
+    for row, error in zip(rows, held, strict=True):
+        before, after = (step_seconds(row.workload, [one])[0] / row.seconds - 1 for one in (device, found.device))
+        lines.append((row.name, f"{row.seconds:.3f}", *(f"{100 * value:+.1f}%" for value in (before, after, error))))
+    columns = figures("measured s", "before", "calibrated", "left out")
+    output.print(Table("errors of predicted steps", [*texts("run"), *columns], lines))
+    sizes = 100 * np.abs(held)
+    output.print(f"left out: mean {sizes.mean():.1f}%, median {np.median(sizes):.1f}%, worst {sizes.max():.1f}%")
+
+
+if __name__ == "__main__":
+    run_command(main)

@@ -1,0 +1,162 @@
+"""Making a corpus: the tokenizer if it is missing, then the indexed files, unless they are up to date."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
+
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from mindllm.console import error_console, progress
+from mindllm.data.corpus import Corpus, CorpusMeta, corpus_files, read_meta
+from mindllm.data.indexed import index_path
+from mindllm.data.preprocess.documents import DocumentReader
+from mindllm.data.preprocess.encode import encode_pieces
+from mindllm.data.preprocess.pieces import PIECE_BYTES, Piece, cut, read
+from mindllm.data.preprocess.resume import ResumableWriter
+from mindllm.data.preprocess.sources import Source, fingerprint
+from mindllm.data.records import compression_of
+from mindllm.data.tokenizer import Tokenizer, is_cuttable, load_tokenizer
+from mindllm.data.tokenizer_training import TRAINED_KINDS, train_tokenizer
+from mindllm.errors import UserError
+
+PIECES_WORTH_A_WORKER = 8  # starting a process takes as long as encoding a few
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What was made. ``invalid_utf8`` names files in which bytes were replaced, ``empty`` counts files and records left out.
+
+    ``resumed_tokens``: how many were there already, from a run that was interrupted.
+    """
+
+    meta: CorpusMeta
+    files: list[Path]
+    tokenizer: Path
+    seconds: float
+    up_to_date: bool
+    empty: int
+    invalid_utf8: tuple[str, ...] = ()
+    resumed_tokens: int = 0
+
+
+def build(
+    sources: Sequence[Source],
+    prefix: Path,
+    tokenizer: Tokenizer,
+    *,
+    documents: DocumentReader | None = None,
+    append_eod: bool = True,
+    workers: int = 1,
+    overwrite: bool = False,
+) -> Summary:
+    """Writes ``sources`` in their order as a corpus named ``prefix``: one document per file, or per record (``documents``).
+
+    Does nothing when the corpus was made from the same sources and options. Raises UserError when it was made from others
+    and ``overwrite`` is False.
+    """
+    began = time.perf_counter()
+    wanted = fingerprint(sources, tokenizer=tokenizer.fingerprint, append_eod=append_eod, **_options(documents))
+    texts = [source for source in sources if source.size]
+    if not texts:
+        raise UserError(f"all {len(sources)} files are empty: there is no text")
+    up_to_date = not overwrite and _is_up_to_date(prefix, wanted)
+    empty = len(sources) - len(texts)
+    if up_to_date:
+        meta = Corpus(prefix).meta
+        assert meta is not None
+        return Summary(meta, corpus_files(prefix), tokenizer.path, time.perf_counter() - began, up_to_date, empty)
+    workers = max(1, min(workers, _work(texts) // (PIECES_WORTH_A_WORKER * PIECE_BYTES)))
+    with ResumableWriter(prefix, tokenizer, append_eod=append_eod, source_fingerprint=wanted) as writer:
+        resumed = writer.token_count
+        _write(texts, writer, workers, documents)
+        if not len(writer):
+            raise UserError(f"all documents of {len(texts)} files are empty: there is no text")
+    seconds = time.perf_counter() - began
+    invalid = tuple(sorted(writer.invalid))
+    return Summary(
+        writer.meta(), corpus_files(prefix), tokenizer.path, seconds, up_to_date, empty + writer.empty, invalid, resumed
+    )
+
+
+def _options(documents: DocumentReader | None) -> dict[str, object]:
+    """What decides the documents beside the files; nothing where every file is one."""
+    return {} if documents is None else {"documents": asdict(documents)}
+
+
+def _work(sources: Sequence[Source]) -> int:
+    """About how many bytes there are to encode: compressed text is some four times as long as it is written."""
+    return sum(source.size * (4 if compression_of(source.path) else 1) for source in sources)
+
+
+def prepare_tokenizer(
+    path: Path, vocab_size: int | None, sources: Sequence[Source], documents: DocumentReader | None = None
+) -> Tokenizer:
+    """Loads the tokenizer at ``path``; when it is missing and ``vocab_size`` is given, first trains it on ``sources``.
+
+    Raises UserError when a tokenizer of another size is there.
+    """
+    if vocab_size is None or path.exists():
+        tokenizer = load_tokenizer(path)
+        if vocab_size not in (None, tokenizer.vocab_size):
+            raise UserError(
+                f"{path}: has {tokenizer.vocab_size} tokens, --train-tokenizer asks for {vocab_size}; "
+                "delete the file, or name another with --tokenizer"
+            )
+        return tokenizer
+    if path.suffix not in TRAINED_KINDS:
+        raise UserError(f"{path}: a tokenizer is trained as {' or '.join(map(' '.join, TRAINED_KINDS.items()))}")
+    with _progress("reading text for the tokenizer", sources) as (progress, task):
+        pieces = cut((source for source in sources if source.size), documents=documents)
+        train_tokenizer(_texts(pieces, progress, task), vocab_size, path)
+    return load_tokenizer(path)
+
+
+def _is_up_to_date(prefix: Path, wanted: str) -> bool:
+    if not index_path(prefix).exists():
+        return False
+    meta = read_meta(prefix)
+    if meta is None or meta.source_fingerprint != wanted:
+        raise UserError(
+            f"{index_path(prefix)}: exists, made from other files or options; use --overwrite or another prefix"
+        )
+    return True
+
+
+def _write(sources: Sequence[Source], writer: ResumableWriter, workers: int, documents: DocumentReader | None) -> None:
+    """Encodes the pieces of ``sources`` that are not in ``writer`` yet."""
+    pieces = cut(sources, is_cuttable(writer.tokenizer), documents)
+    with _progress("encoding", sources) as (progress, task):
+        for piece in islice(pieces, writer.pieces_done):
+            progress.update(task, advance=piece.size)
+        began, before = time.perf_counter(), writer.token_count
+        for encoded in encode_pieces(pieces, writer.tokenizer, workers):
+            writer.append(encoded.tokens)
+            writer.open_bytes += encoded.byte_count
+            if not encoded.is_valid:
+                writer.invalid.add(encoded.piece.path)
+            if encoded.piece.last:
+                writer.end_text(writer.open_bytes)
+                writer.open_bytes = 0
+            writer.end_piece()
+            rate = (writer.token_count - before) / max(1e-3, time.perf_counter() - began)
+            detail = f"{len(writer):,} documents, {writer.token_count:,} tokens, {rate / 1e3:,.0f}k tokens/s"
+            progress.update(task, advance=encoded.piece.size, detail=detail)
+
+
+def _texts(pieces: Iterator[Piece], progress: Progress, task: TaskID) -> Iterator[str]:
+    for piece in pieces:
+        yield read(piece).text
+        progress.update(task, advance=piece.size)
+    progress.update(task, description="training the tokenizer", total=None)
+
+
+@contextmanager
+def _progress(description: str, sources: Sequence[Source]) -> Iterator[tuple[Progress, TaskID]]:
+    columns = (BarColumn(), TimeRemainingColumn(), TextColumn("{task.fields[detail]}", markup=False))
+    with progress(*columns, disable=not error_console.is_terminal) as bar:
+        yield bar, bar.add_task(description, total=sum(source.size for source in sources), detail="")

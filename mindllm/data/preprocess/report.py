@@ -1,0 +1,107 @@
+"""What is printed about a corpus: the summary of its making and the description of one that exists, as tables or JSON."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mindllm.console import output, print_json
+from mindllm.data.corpus import DEFAULT_SPLIT, SPLITS, Corpus, split_ranges
+from mindllm.data.preprocess.build import Summary
+from mindllm.tables import pairs
+
+NAMED_FILES = 3
+
+
+def summary_of(summary: Summary) -> dict[str, Any]:
+    """Returns the JSON object of ``--json``: sizes in bytes, time in seconds, absent figures null."""
+    meta = summary.meta
+    return {
+        "documents": meta.documents,
+        "tokens": meta.tokens,
+        "bytes": meta.bytes,
+        "bytes_per_token": meta.bytes / meta.tokens if meta.tokens else None,
+        "seconds": round(summary.seconds, 3),
+        "files": [str(path) for path in summary.files],
+        "tokenizer": str(summary.tokenizer),
+        "vocab_size": meta.vocab_size,
+        "tokens_per_s": None if summary.up_to_date else round((meta.tokens - summary.resumed_tokens) / summary.seconds),
+        "resumed_tokens": summary.resumed_tokens,
+        "empty": summary.empty,
+        "invalid_utf8": None if summary.up_to_date else len(summary.invalid_utf8),
+        "up_to_date": summary.up_to_date,
+    }
+
+
+def description_of(corpus: Corpus) -> dict[str, Any]:
+    """Returns what is known of an existing corpus; figures its extra files would hold are null without them."""
+    meta, dataset = corpus.meta, corpus.dataset
+    starts = dataset.document_starts
+    ranges = split_ranges(DEFAULT_SPLIT, len(dataset))
+    return {
+        "prefix": str(corpus.prefix),
+        "documents": len(dataset),
+        "tokens": dataset.token_count,
+        "dtype": dataset.dtype.name,
+        "bytes": meta.bytes if meta else None,
+        "bytes_per_token": meta.bytes / meta.tokens if meta and meta.tokens else None,
+        "tokenizer": meta.tokenizer if meta else None,
+        "vocab_size": meta.vocab_size if meta else None,
+        "eod_id": meta.eod_id if meta else None,
+        "splits": {
+            name: {
+                "documents": len(ranges[name]),
+                "tokens": int(starts[ranges[name].stop] - starts[ranges[name].start]),
+            }
+            for name in SPLITS
+        },
+    }
+
+
+def print_summary(summary: Summary, as_json: bool) -> None:
+    """Prints what was made, and which files were not read as they are."""
+    if as_json:
+        print_json(summary_of(summary))
+        return
+    figures = summary_of(summary)
+    speed = "" if summary.up_to_date else f" in {summary.seconds:.1f} s, {figures['tokens_per_s']:,} tokens/s"
+    if summary.up_to_date:
+        output.print(f"{summary.files[-1]} is up to date: nothing to do")
+    output.print(
+        f"{figures['documents']:,} documents, {figures['tokens']:,} tokens, {figures['bytes']:,} bytes "
+        f"({_ratio(figures['bytes_per_token'])} bytes per token){speed}"
+    )
+    if summary.resumed_tokens:
+        output.print(f"{summary.resumed_tokens:,} tokens were there from a run that was interrupted")
+    if summary.empty:
+        output.print(f"{summary.empty} empty files or records left out")
+    if summary.invalid_utf8:
+        names = ", ".join(summary.invalid_utf8[:NAMED_FILES]) + (
+            ", ..." if len(summary.invalid_utf8) > NAMED_FILES else ""
+        )
+        output.print(
+            f"{len(summary.invalid_utf8)} files are not UTF-8; their invalid bytes were replaced by U+FFFD: {names}"
+        )
+
+
+def print_description(corpus: Corpus, as_json: bool) -> None:
+    """Prints what is known of an existing corpus."""
+    description = description_of(corpus)
+    if as_json:
+        print_json(description)
+        return
+    rows = [(name, _cell(value)) for name, value in description.items() if name != "splits"]
+    for name, split in description["splits"].items():
+        rows.append((f"{name} ({DEFAULT_SPLIT})", f"{split['documents']:,} documents, {split['tokens']:,} tokens"))
+    output.print(pairs(rows))
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return "unknown"
+    if isinstance(value, float):
+        return _ratio(value)
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _ratio(value: float | None) -> str:
+    return "no" if value is None else f"{value:.3f}"

@@ -1,0 +1,251 @@
+"""What would make stages fit that do not: recomputation, other places for layers, sharded state, a sliced loss.
+
+Every piece of advice is itself a forecast: the changed stages are extrapolated from small simulations as the others are.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from mindllm.config import RunConfig, override_config
+from mindllm.dry_run.forecast import StageMemory, forecast_stages
+from mindllm.dry_run.simulations import Simulations
+from mindllm.dry_run.stages import LayerKind, Run, Stage, stages_of
+from mindllm.parallel.layer_plan import DEFAULT_PATTERNS, EXCLUDES, LayerPlan
+from mindllm.parallel.plan_text import render_plan
+
+MIB = 1 << 20
+SELECT = "select_recompute"
+SLICES = 4  # of the loss, for one there is now
+
+
+def shortage(
+    memories: Sequence[StageMemory],
+    config: RunConfig,
+    limit: int,
+    simulations: Simulations,
+    seconds: float = math.inf,
+) -> str:
+    """Says which stages do not fit, by how much, and which single changes would make all of them fit.
+
+    ``seconds`` after its beginning no further change is tried, and those left are named.
+    """
+    short = [memory for memory in memories if memory.actual_peak > limit]
+    lines = [
+        f"stage {memory.stage.number} (rank {memory.stage.rank}) needs {memory.actual_peak // MIB} MB, "
+        f"{_short(memory, limit)} MB more than the limit of {limit // MIB} MB"
+        for memory in short
+    ]
+    if config.model.config.pp_interleave_num > 1:
+        return "\n".join([*lines, "no advice is worked out for several chunks per stage"])
+    advisor = _Advisor(memories, short, config, limit, simulations)
+    ways, left = advisor.ways(time.monotonic() + seconds)
+    found = ["what closes it, each by itself:" if ways else advisor.nothing(left), *(f"  - {way}" for way in ways)]
+    untried = [f"not tried in {seconds:.0f} s: {', '.join(left)}; --advice 1000 tries all"] if left else []
+    return "\n".join([*lines, *found, *untried])
+
+
+def _short(memory: StageMemory, limit: int) -> int:
+    return -(-(memory.actual_peak - limit) // MIB)
+
+
+class _Advisor:
+    """Tries changes."""
+
+    def __init__(
+        self,
+        memories: Sequence[StageMemory],
+        short: Sequence[StageMemory],
+        config: RunConfig,
+        limit: int,
+        simulations: Simulations,
+    ) -> None:
+        self.memories, self.short, self.limit = memories, short, limit
+        self.config, self.simulations = config, simulations
+        self.least: list[str] = []
+
+    def ways(self, deadline: float) -> tuple[list[str], list[str]]:
+        """The changes after which every stage fits, and the names of those that were not begun before ``deadline``."""
+        changes: dict[str, Callable[[], str | None]] = {
+            "select recompute": lambda: self._recompute("select", _selected),
+            "full recompute": lambda: self._recompute("full", _full),
+            "layers on other stages": self._move_layers,
+            "sharded optimizer state": self._shard_optimizer,
+            "repeated communication": self._repeat_communication,
+            "a sliced loss": self._slice_losses,
+        }
+        found, left = [], list(changes)
+        while left and time.monotonic() < deadline:
+            found.append(changes[left.pop(0)]())
+        return [way for way in found if way], left
+
+    def nothing(self, left: Collection[str]) -> str:
+        """What to say when no single change is enough, or none of those that were tried."""
+        tried = "; ".join(self.least)
+        if left:
+            return f"nothing was found yet{': ' + tried if tried else ''}"
+        return f"no single change closes it{': ' + tried if tried else ''}; use more devices, or a shorter sequence"
+
+    def _recompute(self, name: str, change: Callable[[LayerKind], LayerKind]) -> str | None:
+        """More layers recomputed, from the first one of each stage on; as few as are enough."""
+        lefts = [_left(memory.stage, change) for memory in self.short]
+        if not all(lefts):
+            return None
+        pairs = list(zip(self.short, lefts, strict=True))
+        most = [_changed(memory.stage, change, left) for memory, left in pairs]
+        found = self._forecast(most)
+        if any(stage not in found for stage in most):
+            return None
+        worst = max(most, key=lambda stage: found[stage].actual_peak)
+        if found[worst].actual_peak > self.limit:  # then fewer layers need not be tried
+            rest = f"leaves it {_short(found[worst], self.limit)} MB short"
+            self.least.append(f"{name} recompute of all layers of stage {worst.number} {rest}")
+            return None
+        variants = [[_changed(memory.stage, change, n) for n in range(1, left + 1)] for memory, left in pairs]
+        found |= self._forecast([stage for mine in variants for stage in mine[:-1]])
+        chosen = [
+            (memory, found[stage], number)
+            for memory, mine in zip(self.short, variants, strict=True)
+            for number, stage in [self._first_that_fits(mine, found)]
+        ]
+        parts = [
+            f"{number} more layers of stage {before.stage.number} (-{saved} MB, {saved // number} each)"
+            for before, after, number in chosen
+            for saved in [(before.actual_peak - after.actual_peak) // MIB]
+        ]
+        return f"{name} recompute of {', '.join(parts)}: {self._yaml(after.stage for _, after, _ in chosen)}"
+
+    def _first_that_fits(self, stages: Sequence[Stage], found: Mapping[Stage, StageMemory]) -> tuple[int, Stage]:
+        """The first of the stages that fits, with its number from 1 on; the last one does."""
+        return next(
+            (number, stage)
+            for number, stage in enumerate(stages, 1)
+            if stage in found and found[stage].actual_peak <= self.limit
+        )
+
+    def _move_layers(self) -> str | None:
+        """Layers moved from the one short stage to the one with most room."""
+        if len(self.short) != 1 or len(self.memories) < 2:
+            return None
+        (short,), room = self.short, min(self.memories, key=lambda memory: memory.actual_peak)
+        numbers = range(1, short.stage.layers)
+        smaller = [_resized(short.stage, -number) for number in numbers]
+        larger = [_resized(room.stage, number) for number in numbers]
+        found = self._forecast([*smaller, *larger])
+        for number, less, more in zip(numbers, smaller, larger, strict=True):
+            if less in found and more in found and found[less].actual_peak <= self.limit >= found[more].actual_peak:
+                saved = (short.actual_peak - found[less].actual_peak) // MIB
+                return (
+                    f"{number} layers of stage {short.stage.number} given to stage {room.stage.number} (-{saved} MB, which then "
+                    f"needs {found[more].actual_peak // MIB}): {self._yaml([less, more])}"
+                )
+        self.least.append(f"no number of layers moved to stage {room.stage.number} makes both fit")
+        return None
+
+    def _shard_optimizer(self) -> str | None:
+        """The state of the optimizer over data-parallel ranks."""
+        sizes = self.config.parallel_config
+        if self.config.parallel.enable_parallel_optimizer or sizes.data_parallel * sizes.context_parallel == 1:
+            return None
+        key = "parallel.enable_parallel_optimizer"
+        return self._switch("optimizer state sharded over data-parallel ranks", key)
+
+    def _repeat_communication(self) -> str | None:
+        """What recomputed layers keep only because their tensor-parallel communication is not repeated."""
+        recomputed = any(run.kind.recompute for memory in self.short for run in memory.stage.runs)
+        if self.config.recompute_config.mp_comm_recompute or self.config.parallel_config.model_parallel == 1:
+            return None
+        if not recomputed:
+            return None
+        key = "recompute_config.mp_comm_recompute"
+        return self._switch("results of tensor-parallel communication not kept in recomputed layers", key)
+
+    def _slice_losses(self) -> str | None:
+        """The logits of the last stage a slice at a time, computed again for the gradient."""
+        model, sizes = self.config.model.config, self.config.parallel_config
+        slices, rows = SLICES * model.loss_chunks, model.seq_length // sizes.context_parallel
+        if rows % slices or all(memory.stage.number < sizes.pipeline_stage - 1 for memory in self.short):
+            return None
+        return self._switch("logits of one slice at a time", "model.model_config.loss_chunks", slices)
+
+    def _switch(self, what: str, key: str, value: bool | int = True) -> str | None:
+        """The short stages with ``value`` for ``key``, and what that saves."""
+        changed = override_config(self.config, {key: value})
+        found = forecast_stages(changed, [memory.stage for memory in self.short], self.simulations, whole=False)
+        if len(found) < len(self.short):
+            return None
+        worst = max(found, key=lambda memory: memory.actual_peak)
+        pairs = zip(self.short, found, strict=True)
+        saved = " and ".join(
+            f"{(before.actual_peak - after.actual_peak) // MIB} MB of stage {before.stage.number}"
+            for before, after in pairs
+        )
+        text = str(value).lower()
+        if worst.actual_peak <= self.limit:
+            return f"{what} (at most {worst.actual_peak // MIB} MB, saves {saved}): {key}: {text}"
+        short = _short(worst, self.limit)
+        self.least.append(f"{key}: {text} saves {saved} and leaves stage {worst.stage.number} {short} MB short")
+        return None
+
+    def _forecast(self, stages: Sequence[Stage]) -> dict[Stage, StageMemory]:
+        """Those of the stages that small runs tell of: advice is not worth simulating whole stages for."""
+        found = forecast_stages(self.config, stages, self.simulations, whole=False)
+        return {memory.stage: memory for memory in found}
+
+    def _yaml(self, changed: Iterator[Stage] | Sequence[Stage]) -> str:
+        """The keys of the plan that some changed stages change, with their new values."""
+        stages = {stage.number: stage for stage in stages_of(self.config)}
+        now = render_plan(_plan(stages.values()))
+        wanted = render_plan(_plan({**stages, **{stage.number: stage for stage in changed}}.values()))
+        return "; ".join(f"{key}: {value}" for key, value in wanted.items() if value != now.get(key))
+
+
+def _plan(stages: Collection[Stage]) -> LayerPlan:
+    layers = (kind.assignment(stage.number, 0) for stage in stages for kind in _kinds(stage))
+    return LayerPlan(len(stages), 1, tuple(layers))
+
+
+def _kinds(stage: Stage) -> list[LayerKind]:
+    return [run.kind for run in stage.runs for _ in range(run.count)]
+
+
+def _left(stage: Stage, change: Callable[[LayerKind], LayerKind]) -> int:
+    """Layers of a stage that a change does something to."""
+    return sum(change(kind) != kind for kind in _kinds(stage))
+
+
+def _changed(stage: Stage, change: Callable[[LayerKind], LayerKind], number: int) -> Stage:
+    """The stage with its first ``number`` layers changed that can be."""
+    kinds, left = [], number
+    for kind in _kinds(stage):
+        changes = left > 0 and change(kind) != kind
+        kinds.append(change(kind) if changes else kind)
+        left -= changes
+    return _with_kinds(stage, kinds)
+
+
+def _resized(stage: Stage, more: int) -> Stage:
+    """The stage with some layers more, or fewer, at its end."""
+    kinds = _kinds(stage)
+    return _with_kinds(stage, kinds[:more] if more < 0 else kinds + [kinds[-1]] * more)
+
+
+def _with_kinds(stage: Stage, kinds: Sequence[LayerKind]) -> Stage:
+    groups = ((kind, len(list(group))) for kind, group in itertools.groupby(kinds))
+    return replace(stage, runs=tuple(Run(0, kind, count) for kind, count in groups))
+
+
+def _full(kind: LayerKind) -> LayerKind:
+    left = tuple((key, patterns) for key, patterns in kind.patterns if key not in EXCLUDES)
+    return replace(kind, recompute=True, patterns=left)
+
+
+def _selected(kind: LayerKind) -> LayerKind:
+    if kind.recompute or SELECT in dict(kind.patterns):
+        return kind
+    patterns = {**dict(kind.patterns), SELECT: tuple(sorted(DEFAULT_PATTERNS[SELECT]))}
+    return replace(kind, patterns=tuple(sorted(patterns.items())))

@@ -1,0 +1,238 @@
+"""The memory of every stage: simulated whole, or extrapolated from smaller simulations and checked against a further one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from mindllm.config import RunConfig
+from mindllm.dry_run.extrapolate import FEWEST_ALIVE, Design, design_for, exact_stage, whole_stage
+from mindllm.dry_run.moments import Fill, Moments, by_category, bytes_of, fullest, own_bytes_of
+from mindllm.dry_run.profile import Profile
+from mindllm.dry_run.reduced import Point, deepening, middle_deepening, pipeline_length, point_of, reduced_run
+from mindllm.dry_run.simulations import Request, Simulations
+from mindllm.dry_run.stages import FIRST, MIDDLE, Stage
+
+TOLERANCE, TOLERATED_BYTES = 0.0005, 1 << 16  # of the peak of the checking simulation
+NEAR = 0.9  # of that peak: a moment as full as this must be among those that are extrapolated
+
+
+@dataclass(frozen=True)
+class StageMemory:
+    """What a stage needs, in bytes.
+
+    Attributes:
+        moments: its fullest moments; the peak is the fullest of them.
+        actual_peak: with fragments, the gaps between blocks.
+        method: how it was found, in a few words.
+        shown: the simulation a picture is drawn of: the stage itself, or the largest of the smaller ones.
+        exact: whether ``shown`` is the stage itself.
+    """
+
+    stage: Stage
+    moments: Moments
+    actual_peak: int
+    method: str
+    shown: Profile = field(repr=False)
+    exact: bool
+
+    @property
+    def estimated(self) -> bool:
+        """Whether the figures are estimates from compiled graphs instead of MindSpore's dry run."""
+        return self.shown.estimated
+
+    @cached_property
+    def peak(self) -> Fill:
+        """What fills the memory at the peak."""
+        return fullest(self.moments)
+
+    @property
+    def used_peak(self) -> int:
+        return bytes_of(self.peak)
+
+    @property
+    def by_category(self) -> Mapping[str, int]:
+        """Bytes at the peak by category; they add up to ``used_peak``."""
+        return by_category(self.peak)
+
+
+def simulate_stages(config: RunConfig, stages: Sequence[Stage], simulations: Simulations) -> list[StageMemory]:
+    """Simulates the first rank of every stage as it is, all layers and micro-batches."""
+    requests = [Request(config, stage.rank, f"stage {stage.number}") for stage in stages]
+    return [
+        StageMemory(stage, profile.moments, profile.actual_peak, _simulated(profile), profile, True)
+        for stage, profile in zip(stages, simulations.profiles(requests), strict=True)
+    ]
+
+
+def forecast_stages(
+    config: RunConfig, stages: Sequence[Stage], simulations: Simulations, whole: bool = True
+) -> list[StageMemory]:
+    """Finds the memory of stages from as few and small simulations as give the figures of the whole ones.
+
+    Stages that are alike share simulations. Where the simulation that checks an extrapolation disagrees with it, the stages
+    are simulated with all their layers, or, without ``whole``, left out of what is returned.
+
+    Raises:
+        UserError: layers are named by their numbers.
+    """
+    if config.swap_config.numbers():
+        message = "memory is told of small runs, whose layers have other numbers; write layers: true"
+        raise config.error("swap_config", message)
+    planned = [planned for alike in _alike(config, stages) for planned in _designs(config, alike)]
+    found, failed = _carry_out(config, planned, simulations)
+    for larger in (lambda target: whole_stage(target, _micro_step(config)), exact_stage) if whole else ():
+        again = [(larger(point_of(stage, config)), [stage]) for stage in failed]
+        more, failed = _carry_out(config, again, simulations)
+        found += more
+    return sorted(found, key=lambda memory: memory.stage.number)
+
+
+Planned = tuple[Design, list[Stage]]
+
+
+def _alike(config: RunConfig, stages: Sequence[Stage]) -> list[list[Stage]]:
+    groups: dict[tuple, list[Stage]] = {}
+    for stage in sorted(stages, key=lambda stage: stage.number % 2):  # even ones, which need no less, stand for all
+        apart = stage.number if config.model.config.pp_interleave_num > 1 else stage.alive % _deepening(config, stage)
+        groups.setdefault((stage.likeness, apart), []).append(stage)
+    return list(groups.values())
+
+
+def _deepening(config: RunConfig, stage: Stage) -> int:
+    """By how many micro-batches alive the small runs of a stage without chunks differ."""
+    return middle_deepening(config, stage.number) if stage.place == MIDDLE else 1
+
+
+def _designs(config: RunConfig, alike: list[Stage]) -> list[Planned]:
+    """One design for all, or for each stage its own."""
+    interleaved = config.model.config.pp_interleave_num > 1
+    shorter = alike[0].place in (FIRST, MIDDLE) and not interleaved
+    targets = [point_of(stage, config) for stage in alike]
+    deeper: int | None = _deepening(config, alike[0])
+    if alike[0].place == FIRST and shorter and targets[0].alive > FEWEST_ALIVE:
+        deeper = deepening(config, FEWEST_ALIVE, targets[0].alive)
+    design = design_for(
+        targets, _micro_step(config), shorter and deeper is not None, interleaved, deeper or 1,
+        lambda alive: pipeline_length(config, alike[0], alive),
+    )  # fmt: skip
+    if design:
+        return [(design, alike)]
+    return [(whole_stage(target, _micro_step(config)), [stage]) for target, stage in zip(targets, alike, strict=True)]
+
+
+def _micro_step(config: RunConfig) -> int:
+    """Micro-batches of interleaved chunks come in multiples of the number of stages."""
+    return config.parallel_config.pipeline_stage if config.model.config.pp_interleave_num > 1 else 1
+
+
+def _carry_out(
+    config: RunConfig, designs: Sequence[Planned], simulations: Simulations
+) -> tuple[list[StageMemory], list[Stage]]:
+    """Runs the simulations of all designs together; returns what was found, and the stages whose check disagreed."""
+    wanted = [(alike[0], point) for design, alike in designs for point in design.points]
+    profiles = iter(simulations.profiles([_request(config, like, point) for like, point in wanted]))
+    found: list[StageMemory] = []
+    failed: list[Stage] = []
+    for design, alike in designs:
+        mine = {point: next(profiles) for point in design.points}
+        reliable = _reliable(design, mine)
+        for stage in alike:
+            if reliable is None or not _understood(point_of(stage, config), design, mine, reliable):
+                failed.append(stage)
+            else:
+                found.append(_extrapolated(config, stage, design, mine, reliable))
+    return found, failed
+
+
+def _request(config: RunConfig, like: Stage, point: Point) -> Request:
+    reduced, rank = reduced_run(config, like, point)
+    layers = "+".join(map(str, point.layers))
+    return Request(reduced, rank, f"stage {like.number} with {layers} layers, {point.micro_batches} micro-batches")
+
+
+def _moments(profiles: Mapping[Point, Profile]) -> dict[Point, Moments]:
+    return {point: profile.moments for point, profile in profiles.items()}
+
+
+def _reliable(design: Design, profiles: Mapping[Point, Profile]) -> set[str] | None:
+    """The kinds of moments that were extrapolated right for the checking simulation; None if its peak was not.
+
+    Without one, micro-batches are all that is extrapolated, and they should matter next to nothing.
+    """
+    predicted, seen = _checked(design, profiles)
+    sizes = {kind: own_bytes_of(fill) for kind, fill in seen.moments.items()}
+    peak = max(sizes.values())
+    tolerance = TOLERANCE * peak + TOLERATED_BYTES
+    right = {kind for kind, size in sizes.items() if abs(own_bytes_of(predicted.get(kind, {})) - size) <= tolerance}
+    return right if max((sizes[kind] for kind in right), default=0) >= peak - tolerance else None
+
+
+def _understood(target: Point, design: Design, profiles: Mapping[Point, Profile], right: Set[str]) -> bool:
+    """Whether no moment that was extrapolated wrong can be the peak at ``target``.
+
+    Of such a moment, what not all simulations have is taken to be there by chance. What it had more than was said then grows,
+    at most, as :func:`_grown` says; of one that had less, what is said is enough. Where nothing was said of a moment, it must be
+    far below the peak.
+    """
+    predicted, seen = _checked(design, profiles, growing=False)
+    there = sure = predicted
+    if design.check:
+        sure, there = (design.predict(target, _moments(profiles), growing) for growing in (True, False))
+    peak = max(own_bytes_of(sure[kind]) for kind in right)
+    for kind, fill in seen.moments.items():
+        if kind in right:
+            continue
+        if design.check is None or kind not in there:
+            if own_bytes_of(fill) >= NEAR * own_bytes_of(seen.peak):
+                return False
+            continue
+        farther = _distance(design.base, target) / _distance(design.base, design.check)
+        if own_bytes_of(there[kind]) + _grown(fill, predicted[kind], farther, design.alive) > peak:
+            return False
+    return True
+
+
+def _grown(seen: Fill, said: Fill, farther: float, alive: bool) -> float:
+    """What a moment had more than was said of it, where a stage is ``farther`` from the base than the checking simulation.
+
+    Layers may each have their part of it, and with ``alive`` each micro-batch that is kept alive. Where only layers are more,
+    activations outside of them stay what they are: whether the loss of one micro-batch meets what the embedding of the next has
+    written is a matter of order, and both are there once.
+    """
+    surplus = own_bytes_of(seen) - own_bytes_of(said)
+    fixed = 0 if alive else sum(seen.get(use, 0) - said.get(use, 0) for use in {*seen, *said} if use.is_outside_layers)
+    growing = surplus - fixed
+    return max(0.0, farther * growing + fixed if growing > 0 else surplus)
+
+
+def _checked(design: Design, profiles: Mapping[Point, Profile], growing: bool = True) -> tuple[Moments, Profile]:
+    """What is said of the checking simulation, or the one nearest to it, and what it says itself."""
+    if design.check:
+        return design.predict(design.check, _moments(profiles), growing), profiles[design.check]
+    return profiles[design.base].moments, profiles[design.steady or design.base]
+
+
+def _distance(base: Point, point: Point) -> int:
+    return sum(point.layers) - sum(base.layers) + point.alive - base.alive
+
+
+def _extrapolated(
+    config: RunConfig, stage: Stage, design: Design, profiles: Mapping[Point, Profile], reliable: Set[str]
+) -> StageMemory:
+    target = point_of(stage, config)
+    if target in profiles:
+        profile = profiles[target]
+        return StageMemory(stage, profile.moments, profile.actual_peak, _simulated(profile), profile, True)
+    moments = {kind: fill for kind, fill in design.predict(target, _moments(profiles)).items() if kind in reliable}
+    used = bytes_of(fullest(moments))
+    gaps = max(profile.gaps for profile in profiles.values())
+    largest = profiles[design.check or design.base]
+    what = f"{len(profiles)} smaller runs" if design.varied or design.alive else "fewer micro-batches"
+    method = f"{'estimate, ' * largest.estimated}extrapolated: {what}"
+    return StageMemory(stage, moments, used + gaps, method, largest, False)
+
+
+def _simulated(profile: Profile) -> str:
+    return "estimate from the compiled graph" if profile.estimated else "simulated"

@@ -1,0 +1,76 @@
+"""What the offline run says: the table for people, the object for programs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from mindllm.compiled.simulation import CATEGORIES, MIB, Simulation
+from mindllm.console import styled
+from mindllm.dry_run.moments import moments_of
+from mindllm.dry_run.program.running import RankRun
+from mindllm.dry_run.report import IN_JSON, verdict
+from mindllm.dry_run.workspace import attention_elements_in, peak_with_workspace
+from mindllm.tables import Table, figures, texts
+
+
+def table(runs: Sequence[RankRun]) -> Table:
+    """One row per rank; all figures in MB (2**20 bytes) at the moment of the peak."""
+    limits = sorted({run.simulation.limit // MIB for run in runs})
+    memory_columns = (*CATEGORIES, "used peak", "with fragments", "with workspace ≈")
+    rows = Table(
+        f"Memory of each rank at its peak, MB (limit {', '.join(map(str, limits))})",
+        [*figures("stage", "rank", *memory_columns), *texts("verdict"), *figures("compiled in s", "host MB")],
+    )
+    for run in runs:
+        simulation = run.simulation
+        used, actual, extra = simulation.used_peak, simulation.actual_peak, workspace(simulation)
+        by_category = simulation.peak_by_category()
+        rows.add_row(
+            str(simulation.stage),
+            str(simulation.rank),
+            *(str(round(by_category[category] / MIB)) for category in CATEGORIES),
+            styled((str(used // MIB), "bold")),
+            str(actual // MIB),
+            str((actual + extra) // MIB),
+            verdict(actual, extra, simulation.limit),
+            f"{run.report.compile_seconds:.1f}",
+            str(run.report.host_bytes // MIB),
+        )
+    return rows
+
+
+def workspace(simulation: Simulation) -> int:
+    """Bytes that kernels need beside the used peak, estimated."""
+    peak = peak_with_workspace(moments_of(simulation), attention_elements_in(simulation))
+    return peak - simulation.used_peak
+
+
+def json_report(runs: Sequence[RankRun]) -> dict[str, Any]:
+    """``{"fits", "mindspore", "ranks": […]}``; a MB is 2**20 bytes, as in MindSpore's lines."""
+    return {
+        "fits": all(run.simulation.fits for run in runs),
+        "mindspore": runs[0].report.mindspore,
+        "ranks": [_as_json(run) for run in runs],
+    }
+
+
+def _as_json(run: RankRun) -> dict[str, Any]:
+    simulation = run.simulation
+    by_category = simulation.peak_by_category()
+    return {
+        "rank": simulation.rank,
+        "stage": simulation.stage,
+        "limit_mb": simulation.limit // MIB,
+        **{key: round(by_category[category] / MIB, 1) for key, category in IN_JSON.items()},
+        "used_peak_mb": simulation.used_peak // MIB,
+        "actual_peak_mb": simulation.actual_peak // MIB,
+        "workspace_mb": workspace(simulation) // MIB,
+        "fits": simulation.fits,
+        "collectives": len(simulation.collectives),
+        "operators": len(simulation.tasks),
+        "compile_seconds": round(run.report.compile_seconds, 1),
+        "seconds": round(run.seconds, 1),
+        "host_mb": run.report.host_bytes // MIB,
+        "kept": str(run.directory),
+    }

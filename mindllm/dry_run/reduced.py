@@ -1,0 +1,127 @@
+"""Smaller runs with a stage like one of a large run: fewer layers, fewer stages, fewer micro-batches, the same widths."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mindllm.config import RunConfig, keys_of_layers, override_config
+from mindllm.config.check_parallel import compiles_for
+from mindllm.dry_run.stages import FIRST, MIDDLE, ONLY, LayerKind, Run, Stage
+from mindllm.parallel.layer_plan import LayerPlan
+from mindllm.parallel.plan_text import render_plan
+
+PLAIN = LayerKind(False, ())
+NODE = 8  # MindSpore takes more devices than these in eights only, and fewer as powers of two
+
+
+@dataclass(frozen=True)
+class Point:
+    """What is small or large about a stage: layers in each of its runs, micro-batches kept alive, and those of a step.
+
+    Without a pipeline ``micro_batches`` are accumulation steps.
+    """
+
+    layers: tuple[int, ...]
+    alive: int
+    micro_batches: int
+
+
+def point_of(stage: Stage, config: RunConfig) -> Point:
+    """Where the stage of the real run is."""
+    return Point(tuple(run.count for run in stage.runs), stage.alive, micro_batches_of(config))
+
+
+def micro_batches_of(config: RunConfig) -> int:
+    """Micro-batches of a step in a pipeline, else accumulation steps."""
+    return config.parallel_config.micro_batch_num * config.runner_config.gradient_accumulation_steps
+
+
+def reduced_run(config: RunConfig, like: Stage, point: Point) -> tuple[RunConfig, int]:
+    """Returns a run that has a stage like ``like`` at ``point``, and the first rank of that stage.
+
+    A stage keeps as many micro-batches alive as there are stages from it on: that is how long the small pipeline is. Where
+    it has to be longer, for MindSpore to accept it, there are more micro-batches, too.
+    With several chunks per stage the pipeline stays as long as it is.
+    """
+    stages, number, chunks = _pipeline(config, like, point)
+    runs = [Run(run.chunk, run.kind, count) for run, count in zip(like.runs, point.layers, strict=True)]
+    architecture = config.model.config.architecture
+    plain = architecture.main_layers[-1]
+    own = [run.kind.spec or plain for run in runs]
+    if plain.adds_to_loss and number == stages - 1 and not any(spec.adds_to_loss for spec in own):
+        plain = own[0]  # what earlier layers add to the loss would have nowhere to go
+    placed = [
+        (kind.spec or plain, kind.assignment(stage, chunk))
+        for chunk in range(chunks)
+        for stage in range(stages)
+        for kind in (_kinds(runs, chunk) if stage == number else [PLAIN])
+    ]
+    if number < stages - 1:  # layers that predict ahead look up tokens on the last stage, and the first one hears of it
+        ahead = architecture.layers[len(architecture.main_layers) :]
+        placed += [(spec, PLAIN.assignment(stages - 1, chunks - 1)) for spec in ahead]
+    changes = render_plan(LayerPlan(stages, chunks, tuple(layer for _, layer in placed)))
+    model = config.model.config
+    keys = keys_of_layers(model, [spec for spec, _ in placed])
+    changes |= {f"model.model_config.{key}": value for key, value in keys.items()}
+    alone = like.place == ONLY
+    changes["runner_config.gradient_accumulation_steps"] = point.micro_batches if alone else 1
+    changes["parallel_config.micro_batch_num"] = 1 if alone else max(point.micro_batches, stages)
+    return override_config(config, changes), number * config.parallel_config.stage_device_num
+
+
+def _pipeline(config: RunConfig, like: Stage, point: Point) -> tuple[int, int, int]:
+    """Number of stages of the small pipeline, which of them it is about, chunks per stage."""
+    chunks = config.model.config.pp_interleave_num
+    if chunks > 1 and like.place != ONLY:
+        return config.parallel_config.pipeline_stage, like.number, chunks
+    if like.place == ONLY:
+        return 1, 0, 1
+    if like.place == FIRST:
+        return max(point.alive, 2), 0, 1
+    behind = point.alive if like.place == MIDDLE else 1  # this stage and those after it
+    number = stages_before(config, behind, like.number)
+    return number + behind, number, 1
+
+
+def stages_before(config: RunConfig, behind: int, number: int) -> int:
+    """How many stages a small pipeline has before one of its middle stages, with ``behind`` stages from that one on.
+
+    As many as MindSpore accepts, and odd or even like ``number`` where that can be: an even stage still holds what it sends
+    while it goes backward, an odd one does not.
+    """
+    possible = [before for before in range(1, NODE + 1) if is_possible(config, before + behind)] or [NODE]
+    return next((before for before in possible if before % 2 == number % 2), possible[0])
+
+
+def pipeline_length(config: RunConfig, like: Stage, alive: int) -> int:
+    """Stages of the small pipeline in which a stage like ``like`` keeps so many micro-batches alive."""
+    return _pipeline(config, like, Point((), alive, 0))[0]
+
+
+def middle_deepening(config: RunConfig, number: int) -> int:
+    """By how many stages pipelines grow so that a middle stage stays odd or even."""
+    first, second = (stages_before(config, alive, number) for alive in (2, 3))
+    return 1 if first % 2 == second % 2 else 2
+
+
+def is_possible(config: RunConfig, stages: int) -> bool:
+    """Whether MindSpore accepts a pipeline of so many stages like those of ``config``."""
+    return compiles_for(config.parallel_config.stage_device_num, stages)
+
+
+def deepening(config: RunConfig, fewest: int, most: int) -> int | None:
+    """The smallest number of stages by which pipelines from ``fewest`` to ``most`` stages can grow; None without any."""
+    return next(
+        (
+            more
+            for more in range(1, most - fewest + 1)
+            if (most - fewest) % more == 0
+            and all(is_possible(config, stages) for stages in (fewest, fewest + more, min(most, fewest + 2 * more)))
+        ),
+        None,
+    )
+
+
+def _kinds(runs: Sequence[Run], chunk: int) -> list[LayerKind]:
+    return [run.kind for run in runs if run.chunk == chunk for _ in range(run.count)]

@@ -1,0 +1,92 @@
+"""What the dry run says: the table for people, the object for programs, the log of a rank."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich.text import Text
+
+from mindllm.compiled.simulation import ACTIVATIONS, CATEGORIES, GRADIENTS, OPTIMIZER, WEIGHTS
+from mindllm.config import RunConfig
+from mindllm.console import styled
+from mindllm.dry_run.forecast import StageMemory
+from mindllm.dry_run.workspace import attention_elements_of, peak_with_workspace
+from mindllm.tables import Table, figures, texts
+
+MIB = 1 << 20
+IN_JSON = {"weights_mb": WEIGHTS, "optimizer_mb": OPTIMIZER, "gradients_mb": GRADIENTS, "activations_mb": ACTIVATIONS}
+
+
+def json_report(memories: Sequence[StageMemory], limit: int) -> dict[str, Any]:
+    """``{"fits", "limit_mb", "stages": […]}``; a MB is 2**20 bytes, as in MindSpore's lines."""
+    return {
+        "fits": all(memory.actual_peak <= limit for memory in memories),
+        "limit_mb": limit // MIB,
+        "stages": [
+            {
+                "stage": memory.stage.number,
+                "rank": memory.stage.rank,
+                "layers": memory.stage.layers,
+                **{key: round(memory.by_category[category] / MIB, 1) for key, category in IN_JSON.items()},
+                "used_peak_mb": memory.used_peak // MIB,
+                "actual_peak_mb": memory.actual_peak // MIB,
+                "fits": memory.actual_peak <= limit,
+            }
+            for memory in memories
+        ],
+    }
+
+
+def table(memories: Sequence[StageMemory], config: RunConfig, limit: int) -> Table:
+    """One row per stage; all figures in MB (2**20 bytes) at the moment of the peak."""
+    what = "ESTIMATED memory" if any(memory.estimated for memory in memories) else "Memory"
+    memory_columns = (*CATEGORIES, "used peak", "with fragments", "with workspace ≈")
+    rows = Table(
+        f"{what} of the first rank of each stage at its peak, MB (limit {limit // MIB})",
+        [*figures("stage", "rank", "layers"), *texts("recompute"), *figures(*memory_columns), *texts("verdict", "how")],
+    )
+    for memory in memories:
+        used, actual = memory.used_peak, memory.actual_peak
+        extra = peak_with_workspace(memory.moments, attention_elements_of(config)) - used
+        about = "" if memory.exact else "≈ "
+        rows.add_row(
+            str(memory.stage.number),
+            str(memory.stage.rank),
+            str(memory.stage.layers),
+            memory.stage.recompute,
+            *(str(round(memory.by_category[category] / MIB)) for category in CATEGORIES),
+            styled((str(used // MIB), "bold")),
+            f"{about}{actual // MIB}",
+            str((actual + extra) // MIB),
+            verdict(actual, extra, limit),
+            memory.method,
+        )
+    return rows
+
+
+def verdict(actual: int, workspace: int, limit: int) -> Text:
+    """``fits``, ``tight`` (not with the estimated workspace), or how much is short."""
+    if actual > limit:
+        return styled((f"{-(-(actual - limit) // MIB)} MB short", "bold red"))
+    return styled(("fits", "green") if actual + workspace <= limit else ("tight", "yellow"))
+
+
+def log_lines(memory: StageMemory, config: RunConfig, device_memory: int, limit: int) -> list[str]:
+    """The log of a rank: what it is about, what MindSpore said, and the five lines a dry run ends with."""
+    stage = memory.stage
+    lines = [
+        f"stage {stage.number}, rank {stage.rank}: {stage.layers} layers ({stage.recompute}), "
+        f"{stage.alive} micro-batches alive; {memory.method}",
+        *memory.shown.messages,
+        *(f"{category}: {size / MIB:.1f}M" for category, size in memory.by_category.items()),
+        f"estimated peak with workspace of kernels: {peak_with_workspace(memory.moments, attention_elements_of(config)) // MIB}M",
+    ]
+    return [
+        *lines,
+        f"Device MOC memory size: {device_memory // MIB}M",
+        f"MindSpore Used memory size: {limit // MIB}M",
+        "MindSpore memory base address: 0",
+        f"Used peak memory usage (without fragments): {memory.used_peak // MIB}M",
+        f"Actual peak memory usage (with fragments): {memory.actual_peak // MIB}M",
+    ]

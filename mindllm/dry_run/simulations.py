@@ -1,0 +1,182 @@
+"""Simulates many ranks in processes of their own, as many at once as the machine has cores and memory for."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from rich.console import Console
+
+import mindllm
+from mindllm.compiled.device.stand_in import device_software
+from mindllm.compiled.device.wheel import StandInUnavailable
+from mindllm.config import RunConfig, render_config
+from mindllm.console import error_console, progress, styled
+from mindllm.dry_run.cache import Kept, forget_old_ones, kept_file, read_kept
+from mindllm.dry_run.profile import Profile, load_profile
+from mindllm.dry_run.source_lines import Lines, read_lines, smallest_run
+from mindllm.dry_run.worker_memory import worker_bytes
+from mindllm.errors import RunFailed, UserError
+from mindllm.host_memory import ADVICE, MemoryClaim, gibibytes
+from mindllm.launch.process import JobProcess
+from mindllm.temporary import temporary_directory
+
+POLL_SECONDS = 0.1
+ERROR = "error: "
+SIMULATE, ESTIMATE, LINES = "simulate", "estimate", "lines"  # what a worker is asked for
+
+
+@dataclass(frozen=True)
+class Request:
+    """A rank to simulate, to estimate, or to find the source lines of. ``name`` says what it is about, for people."""
+
+    config: RunConfig
+    rank: int
+    name: str
+    what: str = SIMULATE
+
+    @property
+    def kept(self) -> Path:
+        return kept_file(self.config, self.rank, f".{self.what}")
+
+
+class Simulations:
+    """Gives profiles: those that are kept from earlier at once, others by running workers.
+
+    Args:
+        workers: how many at once; None: one for each core, as memory allows.
+        console: where progress is shown.
+        estimates: estimate from compiled graphs instead of simulating.
+    """
+
+    def __init__(self, workers: int | None, console: Console, estimates: bool = False) -> None:
+        self.estimates = estimates
+        self.workers = workers or len(os.sched_getaffinity(0))
+        self.console = console
+        self.run_now = 0  # simulations that were not kept from earlier
+        self.beside: list[Request] = []  # source lines that are found while others simulate
+
+    def profiles(self, requests: Sequence[Request]) -> list[Profile]:
+        """The profiles of all requests, in their order; equal ones are simulated once.
+
+        Raises:
+            UserError: what MindSpore's compiler refuses, or too little memory for a single worker.
+            RunFailed: a worker that ended unexpectedly. Whatever ends this call ends all workers.
+        """
+        asked = [replace(request, what=ESTIMATE) for request in requests] if self.estimates else requests
+        return self._all(asked, load_profile)
+
+    def prepare_source_lines(self, config: RunConfig) -> None:
+        """Has the source lines of a run found beside the next simulations, where cores would wait at their end."""
+        self.beside = [_request_of_lines(config)]
+
+    def source_lines(self, config: RunConfig) -> Lines:
+        """The source lines of the operators of a run."""
+        return self._all([_request_of_lines(config)], read_lines)[0]
+
+    def _all(self, requests: Sequence[Request], read: Callable[[Path], Kept]) -> list[Kept]:
+        files = [request.kept for request in requests]
+        known = {file: read_kept(file, read) for file in files}
+        missing = {file: request for file, request in zip(files, requests, strict=True) if known[file] is None}
+        self.run_now += len(missing)
+        if missing:
+            self._run(missing | {r.kept: r for r in self.beside if read_kept(r.kept, read_lines) is None})
+            forget_old_ones()
+            known |= {file: read(file) for file in missing}
+        return [kept for file in files if (kept := known[file]) is not None]
+
+    def _run(self, missing: dict[Path, Request]) -> None:
+        waiting = sorted(missing.items(), key=lambda item: -worker_bytes(item[1].config))  # the longest first
+        with (
+            MemoryClaim() as claim,
+            temporary_directory("mindllm_dry_run_") as directory,
+            progress(console=self.console, transient=False) as bar,
+        ):
+            left = self._claimed(claim, [request for _, request in waiting])
+            task = bar.add_task("simulating", total=len(missing))
+            running: list[_Worker] = []
+            try:
+                while waiting or running:
+                    while waiting and self._has_room(running, waiting[0][1], left):
+                        file, request = waiting.pop(0)
+                        running.append(_Worker(request, file, directory / str(len(waiting))))
+                    for worker in [worker for worker in running if worker.ended()]:
+                        running.remove(worker)
+                        bar.advance(task)
+                    bar.update(task, description=f"simulating {', '.join(w.request.name for w in running)}")
+                    time.sleep(POLL_SECONDS)
+            finally:
+                for worker in running:
+                    worker.process.kill()
+
+    def _claimed(self, claim: MemoryClaim, waiting: Sequence[Request]) -> int:
+        """Memory that workers may take: what the largest ones take, as many as run at once and fit; one always must."""
+        wanted = list(itertools.accumulate(worker_bytes(request.config) for request in waiting[: self.workers]))
+        fitting = [total for total in wanted if claim.fits(total)]
+        if not fitting:
+            raise UserError(
+                f"simulating {waiting[0].name} takes about {gibibytes(wanted[0])} of this machine's memory, and there are "
+                f"{claim.describe()}: {ADVICE}; or leave out --full, which simulates whole stages"
+            )
+        if len(fitting) < len(wanted):
+            self.console.print(
+                f"{len(fitting)} simulations at a time: memory for more is not free ({claim.describe()})"
+            )
+        claim.take(fitting[-1])
+        return fitting[-1]
+
+    def _has_room(self, running: Sequence[_Worker], request: Request, left: int) -> bool:
+        """Whether one more worker may start; one of them always may."""
+        taken = sum(worker_bytes(worker.request.config) for worker in running)
+        return not running or (len(running) < self.workers and taken + worker_bytes(request.config) <= left)
+
+
+def _request_of_lines(config: RunConfig) -> Request:
+    return Request(smallest_run(config), 0, "source lines", LINES)
+
+
+class _Worker:
+    """A running simulation."""
+
+    def __init__(self, request: Request, output: Path, directory: Path) -> None:
+        self.request = request
+        directory.mkdir()
+        config = directory / "config.yaml"
+        config.write_text(render_config(request.config), encoding="utf-8")
+        command = [sys.executable, "-m", "mindllm.dry_run.worker", "--config", str(config)]
+        command += ["--rank", str(request.rank), "--output", str(output)]
+        packages = str(Path(mindllm.__file__).resolve().parent.parent)
+        search = os.pathsep.join(filter(None, [packages, os.environ.get("PYTHONPATH", "")]))
+        variables = {"PYTHONPATH": search, "TMPDIR": str(directory), "COLUMNS": "1000"}
+        command += [] if request.what == SIMULATE else [f"--{request.what}"]
+        self.process = JobProcess(request.name, command, variables, directory / "log")
+
+    def ended(self) -> bool:
+        """Whether it has ended well; raises if it has ended otherwise."""
+        code = self.process.poll()
+        if code in (None, 0):
+            return code == 0
+        text = self.process.log.read_text(encoding="utf-8", errors="replace")
+        if code == UserError.exit_code and ERROR in text:
+            raise UserError(f"{self.request.name}: {text[text.rindex(ERROR) :].removeprefix(ERROR).strip()}")
+        advice = ""
+        if code == -signal.SIGKILL:
+            advice = "; the system may be out of memory: end other programs, or write --workers 1"
+        raise RunFailed(f"simulating {self.request.name} {self.process.ending()}{advice}\n{self.process.last_lines()}")
+
+
+def can_simulate() -> bool:
+    """Whether MindSpore's dry run works here; says so if it does not."""
+    try:
+        device_software()
+    except StandInUnavailable as error:
+        warning = ("all figures are estimates", "bold yellow")
+        error_console.print(styled(warning, f" from compiled graphs, not MindSpore's dry run: {error}"))
+        return False
+    return True

@@ -1,0 +1,1 @@
+"""What layers, stages and ends cost a planner: by dry run, by formula, from measurements."""

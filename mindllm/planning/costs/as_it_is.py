@@ -1,0 +1,90 @@
+"""The YAML as it is: its own offset, recomputation and number of chunks, judged at the costs that plans are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from mindllm.config import RunConfig, override_config
+from mindllm.dry_run.stages import kind_of
+from mindllm.parallel.layer_plan import LayerAssignment, make_plan
+from mindllm.planning.costs.offered_kinds import layer_kind
+from mindllm.planning.costs.plain_run import plain_keys
+from mindllm.planning.plan import Evaluation, Plan, evaluate
+from mindllm.planning.problem import Problem
+from mindllm.timing.configured import workload_of
+from mindllm.timing.device import Device
+from mindllm.timing.plan_problem import KINDS, plan_problem
+
+NAME = "the YAML as it is"
+
+
+def plan_of(config: RunConfig, problem: Problem) -> Plan | None:
+    """The plan that a run has, in the kinds of its problem; None where it recomputes in a way that is not offered."""
+    kinds = {layer_kind(kind): name for name, kind in (problem.yaml_kinds or {}).items()}
+    names = [kinds.get(kind_of(layer), "") for layer in make_plan(config).layers]
+    return _placed(config, names) if all(names) else None
+
+
+def by_formula(config: RunConfig, device: Device, limit: float, name: str) -> Evaluation:
+    """A run judged by the models of time and memory, whatever it recomputes; ``limit`` is in bytes."""
+    model, stages = config.model.config, config.parallel_config.pipeline_stage
+    plan, kinds = make_plan(config), dict(KINDS)
+    names = [_kind(layer, kinds) for layer in plan.layers]
+    bare = override_config(config, plain_keys(config, stages, model.pp_interleave_num))
+    used = {kind: own for kind, own in kinds.items() if kind in names}
+    problem = plan_problem(workload_of(bare), device, limit, name, used)
+    return evaluate(problem, _placed(config, names))
+
+
+def _kind(layer: LayerAssignment, kinds: dict[str, LayerAssignment]) -> str:
+    """The name of what a layer recomputes; a way that ``kinds`` do not have is added."""
+    bare = replace(layer, stage=0, chunk=0)
+    for name, kind in kinds.items():
+        if kind == bare:
+            return name
+    others = len(kinds) - len(KINDS)
+    name = f"as written {others + 1}" if others else "as written"
+    kinds[name] = bare
+    return name
+
+
+def _placed(config: RunConfig, names: Sequence[str]) -> Plan:
+    """The plan of a run whose layers recompute what their names say."""
+    plan, places = make_plan(config), dict[tuple[int, int], list[str]]()
+    for layer, name in zip(plan.layers, names, strict=True):
+        places.setdefault((layer.chunk, layer.stage), []).append(name)
+    return Plan(tuple(tuple(places[place]) for place in sorted(places)))
+
+
+def gain(best: Evaluation, before: Evaluation) -> float:
+    """Share of the time of ``before`` that ``best`` does without; below zero where it takes longer."""
+    return 1 - best.step_time / before.step_time if before.step_time else 0.0
+
+
+def shortage(before: Evaluation) -> str:
+    """What a plan that does not fit lacks, in MB, and on which stage; empty where it fits."""
+    over = before.peak_mb - np.array(before.problem.per_stage("limit_mb"))
+    return "" if before.fits else f"{over.max():,.0f} MB over the limit on stage {over.argmax()}"
+
+
+def compared(best: Evaluation, before: Evaluation) -> str:
+    """The gain in words: ``0.52% less time than the YAML as it is``."""
+    less = gain(best, before)
+    told = f"{100 * abs(less):.2f}% {'less' if less >= 0 else 'more'} time than {NAME}"
+    if not before.fits:
+        return f"{told}, which does not fit: {shortage(before)}"
+    return f"{told}: keep that" if less < 0 else told
+
+
+def tree(best: Evaluation, before: Evaluation | None) -> dict[str, Any]:
+    """For programs; null where the run recomputes in a way that cannot be judged."""
+    return {
+        "yaml_step_time": before.step_time if before else None,
+        "yaml_peak_memory_mb": [round(float(peak), 3) for peak in before.peak_mb] if before else None,
+        "yaml_fits": before.fits if before else None,
+        "less_time_than_yaml": gain(best, before) if before else None,
+    }

@@ -1,0 +1,155 @@
+"""The problem of a run YAML: memory from small simulated runs, time from small compiled ones on a described device."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from mindllm.config import RunConfig, override_config
+from mindllm.dry_run.simulations import Simulations
+from mindllm.planning.costs.as_it_is import plan_of
+from mindllm.planning.costs.layer_types import LayerType, check_ahead, layer_runs, layer_types
+from mindllm.planning.costs.memory_costs import LayerMemory, MemoryFit, fit_memory
+from mindllm.planning.costs.offered_kinds import offered_kinds
+from mindllm.planning.costs.small_runs import run_small
+from mindllm.planning.costs.time_costs import LayerTimes, TimeCosts, time_costs
+from mindllm.planning.plan import Evaluation, evaluate
+from mindllm.planning.problem import Problem, make_problem
+from mindllm.planning.recomputation.feasible import lightest_split
+from mindllm.planning.solve import Infeasible
+from mindllm.timing.device import Device
+
+GB = 1024  # MB
+MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class Configured:
+    """A run to plan, what its parts cost, and the problem made of both. MB are 2**20 bytes, times are milliseconds.
+
+    Attributes:
+        limit_mb: ``max_device_memory``; the limit of ``problem`` leaves room for gaps between blocks.
+    """
+
+    config: RunConfig
+    device: Device
+    problem: Problem
+    memory: MemoryFit
+    times: TimeCosts
+    limit_mb: float
+
+    def interleaved(self, chunks: int) -> Configured:
+        """The same run with another number of chunks per stage; layers cost what they did.
+
+        Raises:
+            UserError: there are fewer layers than chunks.
+        """
+        changes = {"chunks": chunks, "static_mb": self.memory.static(self.config.parallel_config, chunks)}
+        fields = {**self.problem.model_dump(), **changes}
+        return replace(self, problem=make_problem(fields, f"pp_interleave_num {chunks}"))
+
+    def as_it_is(self) -> Evaluation | None:
+        """The plan that the YAML has; None where it recomputes in a way that is not offered."""
+        plan = plan_of(self.config, self.problem)
+        return evaluate(self.problem, plan) if plan else None
+
+    def infeasible(self, error: Infeasible) -> Infeasible:
+        """``error`` with the memory that would do."""
+        limit = max(self.problem.per_stage("limit_mb")) + lightest_split(self.problem).missing_mb
+        needed = math.ceil((limit + self.memory.runs.gaps_mb) / GB * 10) / 10
+        return Infeasible(f"{error}; with gaps between blocks that is --max_memory {needed:g}GB")
+
+
+def configured_problem(config: RunConfig, device: Device, simulations: Simulations) -> Configured:
+    """Simulates and compiles small runs of ``config``, and makes a problem of what they cost.
+
+    Raises:
+        UserError: the run has no pipeline, no Ascend target, several layers that predict ahead, or excludes operators from
+            recomputation.
+        CompileFailed: the compiler's own error.
+    """
+    _check(config)
+    kinds, types, runs = offered_kinds(config), layer_types(config), layer_runs(config)
+    memory = fit_memory(run_small(config, types, kinds, simulations))
+    times = time_costs(config, types, kinds, device)
+    limit = config.context.device_memory / MIB
+    sizes, model = config.parallel_config, config.model.config
+    updates = sum(times.layers[layer.name].step * count for layer, count in runs)
+    fields: dict[str, Any] = {
+        "name": config.trainer.model_name or "run",
+        "stages": sizes.pipeline_stage,
+        "chunks": model.pp_interleave_num,
+        "micro_batches": sizes.micro_batch_num,
+        "layers": [
+            {"name": name, "count": count, **_layer_costs(memory.layers[layer.name], times.layers[layer.name])}
+            for name, (layer, count) in zip(_names(runs), runs, strict=True)
+        ],
+        "head": dict(zip(("forward", "backward"), times.head, strict=True)),
+        "tail": {**dict(zip(("forward", "backward"), times.tail, strict=True)), "transient_mb": memory.tail},
+        "static_mb": memory.static(sizes, model.pp_interleave_num),
+        "start_mb": memory.at_start(sizes.pipeline_stage),
+        "limit_mb": (max(0.0, limit - memory.runs.gaps_mb),) * sizes.pipeline_stage,
+        "recompute_kinds": {name: kind.model_dump() for name, kind in kinds.items()},
+        "point_to_point": times.point_to_point,
+        "exposed_communication": updates / sizes.pipeline_stage + times.step_of_end,
+    }
+    problem = make_problem(fields, "the run")
+    return Configured(config, device, problem, memory, times, limit)
+
+
+def _names(runs: Sequence[tuple[LayerType, int]]) -> list[str]:
+    """Different names for runs of layers: the type's, with a number where it comes again."""
+    types, met = [layer.name for layer, _ in runs], Counter[str]()
+    names = []
+    for name in types:
+        met[name] += 1
+        names.append(name if types.count(name) == 1 else f"{name} {met[name]}")
+    return names
+
+
+def _layer_costs(memory: LayerMemory, times: LayerTimes) -> dict[str, Any]:
+    """What a layer costs, as a problem has it."""
+    return {
+        "forward": times.forward,
+        "parameter_mb": memory.parameter,
+        "start_mb": memory.start,
+        "kinds": {
+            name: {
+                "backward": times.backward + again,
+                "activation_mb": memory.activation[name],
+                "transient_mb": memory.transient[name],
+            }
+            for name, again in times.again.items()
+        },
+    }
+
+
+def with_memory(config: RunConfig, size: str | None) -> RunConfig:
+    """``config`` with another ``max_device_memory``, given as ``58GB`` or ``58000MB`` (of 2**20 bytes)."""
+    if size is None:
+        return config
+    share = {"GB": 1, "MB": GB, "KB": GB * GB}[size[-2:]]
+    gb = float(size[:-2]) / share
+    return override_config(config, {"context.max_device_memory": f"{gb:g}GB"})
+
+
+def _check(config: RunConfig) -> None:
+    stages = config.parallel_config.pipeline_stage
+    if stages < 2:
+        raise config.error(
+            "parallel_config.pipeline_stage",
+            f"is {stages}: there is no pipeline to plan; write a number of stages from 2 on",
+        )
+    target = config.context.device_target
+    if target != "Ascend":
+        raise config.error("context.device_target", f"only Ascend devices are simulated (value {target}); write Ascend")
+    check_ahead(config)
+    pipeline = config.parallel.pipeline_config
+    if pipeline.pipeline_scheduler != "1f1b":
+        key, value = "parallel.pipeline_config.pipeline_scheduler", pipeline.pipeline_scheduler
+        raise config.error(
+            key, f"only 1f1b is planned, which keeps fewer micro-batches alive (value {value}); write 1f1b"
+        )

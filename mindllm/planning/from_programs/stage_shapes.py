@@ -1,0 +1,113 @@
+"""Which costs stages of simulated runs tell apart: the unknowns that each stage has, and whether all stages determine them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from mindllm.dry_run.stages import FIRST, LAST, MIDDLE
+from mindllm.timing.stage_graph import NONE
+
+Kind = tuple[str, str]  # name of the type of a layer, name of its recomputation
+Factors = Mapping[Hashable, float]
+OPEN = 1e-6  # share of an unknown in a direction that no row measures
+
+
+@dataclass(frozen=True)
+class StageShape:
+    """A stage: its place in the pipeline (first, middle, last), its layers in order."""
+
+    place: str
+    layers: tuple[Kind, ...]
+
+    @property
+    def kinds(self) -> Mapping[Hashable, int]:
+        """How many layers of each kind it holds."""
+        return Counter(self.layers)
+
+    @property
+    def types(self) -> Mapping[Hashable, int]:
+        """The same by type alone."""
+        return Counter(name for name, _ in self.layers)
+
+
+Design = Callable[[StageShape], Factors]
+
+
+def by_type(stage: StageShape) -> Factors:
+    """Layers by type, and the place."""
+    return {**stage.types, stage.place: 1}
+
+
+def by_type_and_end(stage: StageShape) -> Factors:
+    """The same of what stages between the ends have none of beside their layers."""
+    return dict(stage.types) if stage.place == MIDDLE else by_type(stage)
+
+
+def by_kind(stage: StageShape) -> Factors:
+    """Layers by type and recomputation, and the place."""
+    return {**stage.kinds, stage.place: 1}
+
+
+def by_repeated(stage: StageShape) -> Factors:
+    """Layers that compute something again."""
+    return {kind: stage.layers.count(kind) for kind in dict.fromkeys(stage.layers) if kind[1] != NONE}
+
+
+def by_one_kind(stage: StageShape) -> Factors:
+    """The place, and the kind of the layers where there is one; nothing of stages with several, and of the last one.
+
+    The peak of the last stage is in the loss, whatever its layers are.
+    """
+    told = stage.place != LAST and len(stage.kinds) == 1
+    return {**dict.fromkeys(stage.kinds, 1), stage.place: 1} if told else {}
+
+
+def place_of(stage: int, stages: int) -> str:
+    """The place of a stage."""
+    return FIRST if stage == 0 else LAST if stage == stages - 1 else MIDDLE
+
+
+def undetermined(stages: Sequence[StageShape]) -> list[Hashable]:
+    """The unknowns, types, kinds and places, that these stages do not tell apart; empty where all are determined."""
+    found: dict[Hashable, None] = {}
+    for design in (by_type, by_type_and_end, by_kind, by_repeated):
+        found |= dict.fromkeys(_open(stages, design))
+    reference = _reference(stages)
+    alone = [_without(by_one_kind(stage), reference) for stage in stages]
+    found |= dict.fromkeys(_open_in(alone))
+    met = {kind for stage in stages for kind in by_one_kind(stage)}
+    return list(found | {kind: None for stage in stages for kind in stage.kinds if kind not in met})
+
+
+def _reference(stages: Sequence[StageShape]) -> Hashable:
+    """The kind whose working memory is counted with that of places."""
+    return next((kind for stage in stages for kind in by_one_kind(stage) if isinstance(kind, tuple)), None)
+
+
+def _without(factors: Factors, name: Hashable) -> Factors:
+    return {key: value for key, value in factors.items() if key != name}
+
+
+def _open(stages: Sequence[StageShape], design: Design) -> list[Hashable]:
+    return _open_in([design(stage) for stage in stages])
+
+
+def _open_in(rows: Sequence[Factors]) -> list[Hashable]:
+    names, matrix = as_matrix(rows)
+    if not names:
+        return []
+    _, sizes, directions = np.linalg.svd(matrix)
+    rank = int((sizes > 1e-9 * sizes[0]).sum())
+    free = np.abs(directions[rank:]).max(axis=0, initial=0.0) > OPEN
+    return [name for name, is_open in zip(names, free, strict=True) if is_open]
+
+
+def as_matrix(rows: Sequence[Factors]) -> tuple[list[Hashable], np.ndarray]:
+    """The unknowns of rows and how often each row has each, ``[rows, unknowns]``; rows without any are left out."""
+    kept = [row for row in rows if row]
+    names = list(dict.fromkeys(name for row in kept for name in row))
+    return names, np.array([[row.get(name, 0) for name in names] for row in kept], float).reshape(len(kept), len(names))

@@ -1,0 +1,95 @@
+"""Tables of what layers and stages cost, and of what the dry run says of a plan."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+
+from mindllm.planning.costs.configured import Configured
+from mindllm.planning.costs.small_runs import FULL
+from mindllm.planning.validate import MIB, Round, Validated
+from mindllm.tables import Column, Table, figures, texts
+
+
+def print_costs(console: Console, configured: Configured) -> None:
+    """Costs of every recompute kind, what is fixed, and how well the small runs are explained."""
+    memory, times, problem = configured.memory, configured.times, configured.problem
+    several = len(memory.layers) > 1
+    columns = [
+        *texts(*["layer"] * several, "recompute"),
+        *figures("forward ms", "backward ms", "kept MB", "working MB"),
+    ]
+    table = Table(f"a layer and a micro-batch on {configured.device.name}", columns)
+    for name, layer in memory.layers.items():
+        spent = times.layers[name]
+        for kind, again in spent.again.items():
+            table.add_row(
+                *[name] * several, kind, f"{spent.forward:.3f}", f"{spent.backward + again:.3f}",
+                f"{layer.activation[kind]:,.1f}", f"{layer.transient[kind]:,.1f}",
+            )  # fmt: skip
+    console.print(table)
+    ends = f"embedding {sum(times.head):.3f} ms, output layer and loss {sum(times.tail):.3f} ms"
+    console.print(
+        f"{ends}, between stages {times.point_to_point:.3f} ms, per step {problem.exposed_communication:.3f} ms"
+    )
+    if times.uncounted:
+        console.print(
+            f"operations of these are not known, only their bytes are in the times: {', '.join(times.uncounted)}"
+        )
+    static = " ".join(f"{value:,.0f}" for value in problem.per_stage("static_mb"))
+    ahead = memory.runs.ahead
+    parameters = [
+        f"{layer.parameter:,.1f} MB" + f" ({name})" * several
+        for name, layer in memory.layers.items()
+        if name not in ahead
+    ]
+    console.print(f"parameters of a layer {', '.join(parameters)}; stages beside layers, MB: {static}")
+    for name in ahead:
+        console.print(f"{name}: MB beyond those of {FULL}, which are beside the layers of the last stage")
+    gaps = f"{memory.runs.gaps_mb:,.0f} MB are left for gaps between blocks"
+    console.print(f"limit {configured.limit_mb:,.0f} MB (2**20 bytes), of which {gaps}")
+    console.print(_residuals(configured))
+
+
+def _residuals(configured: Configured) -> Table:
+    runs = configured.memory.runs
+    source = "estimated" if runs.estimated else "simulated"
+    several = len(configured.memory.layers) > 1
+    columns = [*texts("stage", *["layer"] * several, "recompute"), *figures("layers", "alive", "MB", "unexplained MB")]
+    table = Table(f"{runs.count} small runs, {source}: memory, and what the fit leaves unexplained", columns)
+    for row, left in configured.memory.residuals:
+        cells = (row.kind, str(row.layers), str(row.alive), f"{row.memory_mb:,.1f}", f"{left:+.1f}")
+        table.add_row(row.place, *[row.layer] * several, *cells)
+    return table
+
+
+def print_validated(console: Console, validated: Validated) -> None:
+    """Predicted and dry-run memory of every stage, round by round."""
+    for number, found in enumerate(validated.rounds, start=1):
+        verdict = "confirmed" if found.confirmed else "fits" if found.fits else "does not fit"
+        console.print(
+            _round(f"round {number}: dry run of the plan, step {found.solution.best.step_time:,.6g}: {verdict}", found)
+        )
+
+
+def _round(title: str, found: Round) -> Table:
+    names = ("stage", "layers", "recompute", "predicted MB", "dry run MB", "off", "with gaps MB", "limit MB", "how")
+    table = Table(title, [Column(name, is_text=name in ("recompute", "how")) for name in names])
+    for memory, predicted, used in zip(found.memories, found.solution.best.peak_mb, found.used_mb, strict=True):
+        table.add_row(
+            str(memory.stage.number), str(memory.stage.layers), memory.stage.recompute, f"{predicted:,.0f}", f"{used:,.0f}",
+            f"{100 * (predicted / used - 1):+.2f}%", f"{memory.actual_peak / MIB:,.0f}", f"{found.limit_mb:,.0f}",
+            memory.method,
+        )  # fmt: skip
+    return table
+
+
+def validated_answer(validated: Validated) -> dict[str, Any]:
+    """For programs."""
+    return {
+        "rounds": len(validated.rounds),
+        "confirmed": validated.chosen.confirmed,
+        "dry_run_mb": [round(used, 1) for used in validated.chosen.used_mb],
+        "dry_run_with_gaps_mb": [round(memory.actual_peak / MIB, 1) for memory in validated.chosen.memories],
+    }

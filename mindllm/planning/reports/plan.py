@@ -1,0 +1,146 @@
+"""What a planner says: the answer for programs, tables for people, the plan layer by layer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+
+from mindllm.planning.costs.as_it_is import NAME, compared, gain
+from mindllm.planning.costs.measured import Fit
+from mindllm.planning.plan import Evaluation
+from mindllm.planning.solve import Solution
+from mindllm.planning.yaml_plan import KEYS, write_plan
+from mindllm.tables import Column, Table, figures, texts
+
+
+def answer(solution: Solution) -> dict[str, Any]:
+    """The answer as plain values; ``peak_memory_mb`` per stage, ``layers`` in model order."""
+    best = solution.best
+    written = write_plan(best.problem, best.plan)
+    keys = ("offset", *KEYS)
+    lists = {key: getattr(written, key) for key in keys} if written else dict.fromkeys(keys)
+    return {
+        **lists,
+        "step_time": best.step_time,
+        "lower_bound": solution.lower_bound,
+        "gap": solution.gap,
+        "solve_seconds": round(solution.solve_seconds, 3),
+        "even_split_step_time": solution.even.step_time if solution.even else None,
+        "peak_memory_mb": [round(float(peak), 3) for peak in best.peak_mb],
+        "layers": layer_list(best),
+    }
+
+
+def layer_list(evaluation: Evaluation) -> list[dict[str, Any]]:
+    """Kind, stage, chunk and recomputation of every layer."""
+    problem = evaluation.problem
+    found: list[dict[str, Any]] = []
+    for place, names in enumerate(evaluation.plan.places):
+        for name in names:
+            layer = problem.layers[problem.layer_order[len(found)]].name
+            found.append({
+                "layer": layer, "stage": place % problem.stages, "chunk": place // problem.stages, "recompute": name
+            })  # fmt: skip
+    return found
+
+
+def print_solution(console: Console, solution: Solution, before: Evaluation | None = None) -> None:
+    """The plan beside ``before``, the YAML as it is, or else beside the even split; the bound, and the lists of the YAML."""
+    best, even = solution.best, solution.even
+    if before:
+        console.print(stage_table(f"before: {NAME}", before))
+    elif even:
+        console.print(stage_table("before: even split", even))
+    console.print(stage_table("after: the plan", best))
+    if before:
+        console.print(f"step {before.step_time:,.6g} -> {best.step_time:,.6g}: {compared(best, before)}")
+    if even is None:
+        console.print("The even split does not fit the memory.")
+    else:
+        less = f"{100 * gain(best, even):.2f}% less time than the even split"
+        console.print(f"step {even.step_time:,.6g} -> {best.step_time:,.6g}: {less}")
+    if not (before or even):
+        console.print(f"step {best.step_time:,.6g}")
+    console.print(f"{bound_text(solution)}, solved in {solution.solve_seconds:.2f} s")
+    written = write_plan(best.problem, best.plan)
+    if written is None:
+        console.print(f"kinds {', '.join(best.problem.kind_names)} have no YAML form: see the layers of --json")
+        return
+    for key in ("offset", *KEYS):
+        console.print(f"{key}: {getattr(written, key)}")
+
+
+def bound_text(solution: Solution) -> str:
+    """The lower bound and the gap in words."""
+    if solution.lower_bound is None or solution.gap is None:
+        return "no lower bound was proved: gap unknown"
+    return f"lower bound of all plans {solution.lower_bound:,.6g}: gap {gap_text(solution)}"
+
+
+def gap_text(solution: Solution) -> str:
+    """The gap in per cent."""
+    return "unknown" if solution.gap is None else f"{100 * solution.gap:.3g}%"
+
+
+def stage_table(title: str, evaluation: Evaluation) -> Table:
+    """Layers, recomputation, time of a micro-batch, peak memory and bubble of every stage."""
+    problem, costs = evaluation.problem, evaluation.costs
+    headings = ("stage", "layers", "recompute", "forward", "backward", "memory MB", "limit MB", "bubble")
+    columns = [Column(heading, is_text=heading == "recompute") for heading in headings]
+    table = Table(f"{title}, step {evaluation.step_time:,.6g}", columns)
+    limits = problem.per_stage("limit_mb")
+    for stage in range(problem.stages):
+        mine = range(stage, problem.places, problem.stages)
+        names = [name for place in mine for name in evaluation.plan.places[place]]
+        mix = ", ".join(f"{names.count(kind)} {kind}" for kind in problem.kind_names if kind in names)
+        times = [float(part[list(mine)].sum()) for part in (costs.forward, costs.backward)]
+        table.add_row(
+            str(stage),
+            "+".join(str(evaluation.plan.counts[place]) for place in mine),
+            mix,
+            *(f"{value:,.5g}" for value in times),
+            f"{evaluation.peak_mb[stage]:,.0f}",
+            f"{limits[stage]:,.0f}" if np.isfinite(limits[stage]) else "none",
+            f"{100 * evaluation.bubble[stage]:.1f}%",
+        )
+    return table
+
+
+def print_manual(console: Console, plans: Mapping[str, Evaluation]) -> None:
+    """Plans that a person wrote, in a line each."""
+    columns = [*texts("plan"), *figures("step", "largest memory MB"), *texts("fits"), *figures("bubble")]
+    table = Table("manual plans", columns)
+    for name, evaluation in plans.items():
+        table.add_row(name, *manual_row(evaluation))
+    console.print(table)
+
+
+def manual_row(evaluation: Evaluation) -> tuple[str, ...]:
+    """Step, largest memory with its stage, whether it fits, and the mean bubble."""
+    stage = int(evaluation.peak_mb.argmax())
+    limits = np.array(evaluation.problem.per_stage("limit_mb"))
+    over = np.flatnonzero(evaluation.peak_mb > limits + 1e-6)
+    fits = "yes" if evaluation.fits else f"no: stages {', '.join(map(str, over))}"
+    memory = f"{evaluation.peak_mb[stage]:,.0f} on stage {stage}"
+    return f"{evaluation.step_time:,.6g}", memory, fits, f"{100 * evaluation.bubble.mean():.1f}%"
+
+
+def manual_answer(evaluation: Evaluation) -> dict[str, Any]:
+    """A manual plan for programs."""
+    return {
+        "step_time": evaluation.step_time,
+        "peak_memory_mb": [round(float(peak), 3) for peak in evaluation.peak_mb],
+        "fits": evaluation.fits,
+    }
+
+
+def print_fit(console: Console, fit: Fit) -> None:
+    """What measured memories were shared out to, and what is left."""
+    parts = ", ".join(f"{name} {value:,.1f}" for name, value in fit.values.items())
+    console.print(f"memory fitted to what was measured, MB: {parts}")
+    for source, left in fit.residuals:
+        console.print(f"measured minus fitted, MB, {source}: {' '.join(f'{value:+.0f}' for value in left)}")
+    console.print(f"margin on every stage: {fit.margin_mb:,.1f} MB, the most that a stage needs beyond the fit")

@@ -1,0 +1,145 @@
+"""Plans confirmed by MindSpore's dry run: where it contradicts the prediction, the problem is corrected and solved again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from mindllm.config import RunConfig, load_config, override_config, render_config
+from mindllm.dry_run.forecast import StageMemory, forecast_stages
+from mindllm.dry_run.simulations import Simulations
+from mindllm.dry_run.stages import stages_of
+from mindllm.errors import CheckFailed, UserError
+from mindllm.files import atomic_path
+from mindllm.parallel.layer_plan import make_plan
+from mindllm.planning.costs.configured import Configured
+from mindllm.planning.plan import Plan, evaluate
+from mindllm.planning.problem import Problem
+from mindllm.planning.solve import Infeasible, Solution, solve
+from mindllm.planning.yaml_plan import write_plan
+
+MIB = 1 << 20
+ROUNDS = 5
+TOLERANCE = 0.01  # of the memory of a stage
+
+
+@dataclass(frozen=True)
+class Round:
+    """A plan, and what the dry run says of it.
+
+    Attributes:
+        memories: of every stage.
+        limit_mb: of every stage, gaps between blocks included.
+    """
+
+    solution: Solution
+    memories: Sequence[StageMemory]
+    limit_mb: float
+
+    @property
+    def used_mb(self) -> list[float]:
+        """Used peak of every stage in the dry run."""
+        return [memory.used_peak / MIB for memory in self.memories]
+
+    @property
+    def differences(self) -> list[float]:
+        """What every stage needs beyond the prediction, in MB."""
+        return [used - float(peak) for used, peak in zip(self.used_mb, self.solution.best.peak_mb, strict=True)]
+
+    @property
+    def fits(self) -> bool:
+        """Whether every stage fits, gaps included."""
+        return all(memory.actual_peak / MIB <= self.limit_mb for memory in self.memories)
+
+    @property
+    def confirmed(self) -> bool:
+        """Whether it fits and no stage needs much more or less than predicted."""
+        return self.fits and all(
+            abs(off) <= TOLERANCE * used for off, used in zip(self.differences, self.used_mb, strict=True)
+        )
+
+
+@dataclass(frozen=True)
+class Validated:
+    """The rounds in order, and the one whose plan is taken: the fastest that the dry run confirms to fit."""
+
+    rounds: tuple[Round, ...]
+    chosen: Round
+
+
+def planned_config(config: RunConfig, problem: Problem, plan: Plan) -> RunConfig:
+    """The run with the plan in it."""
+    written = write_plan(problem, plan)
+    assert written is not None  # kinds of a run have a YAML form
+    return override_config(config, written.overrides(problem))
+
+
+def write_run(path: Path, planned: RunConfig) -> None:
+    """Writes a whole run with a plan in it, once it has been read back as the same plan.
+
+    Raises:
+        UserError: it reads back as another plan.
+    """
+    with atomic_path(path) as unfinished:
+        unfinished.write_text(render_config(planned), encoding="utf-8")
+        if make_plan(load_config(unfinished)) != make_plan(planned):
+            raise UserError(f"{path}: reads back as another plan")
+
+
+def validate(configured: Configured, seconds: float, simulations: Simulations) -> Validated:
+    """Solves, dry-runs, corrects and solves again until the dry run agrees with the prediction, or ROUNDS times.
+
+    A stage's first correction goes either way; later ones only take memory away, so that the rounds end.
+
+    Raises:
+        Infeasible: no plan fits.
+        CheckFailed: none of the plans fits in the dry run.
+    """
+    problem, rounds, seen = configured.problem, list[Round](), dict[Plan, Round]()
+    while len(rounds) < ROUNDS:
+        try:
+            solution = solve(problem, seconds)
+        except Infeasible:
+            if not any(done.fits for done in rounds):
+                raise
+            break
+        known = seen.get(solution.best.plan)
+        if known is not None:
+            rounds.append(replace(known, solution=solution))
+            break
+        config = planned_config(configured.config, problem, solution.best.plan)
+        memories = forecast_stages(config, stages_of(config), simulations)
+        rounds.append(Round(solution, memories, configured.limit_mb))
+        seen[solution.best.plan] = rounds[-1]
+        if rounds[-1].confirmed:
+            break
+        problem = corrected(problem, rounds[-1], first=len(rounds) == 1)
+    fitting = [done for done in reversed(rounds) if done.fits]
+    if not fitting:
+        raise CheckFailed(f"none of {len(rounds)} plans fits in the dry run; a lower --max_memory leaves more room")
+    chosen = min(fitting, key=lambda done: done.solution.best.step_time)  # of equal ones the last
+    return Validated(tuple(rounds), chosen if chosen.confirmed else _as_found(chosen))
+
+
+def _as_found(chosen: Round) -> Round:
+    """The round with its plan in the memory that the dry run found; the bound is that of the problem it was solved from."""
+    best = chosen.solution.best
+    known = evaluate(corrected(best.problem, chosen, first=True), best.plan)
+    return replace(chosen, solution=replace(chosen.solution, best=known))
+
+
+def corrected(problem: Problem, found: Round, first: bool) -> Problem:
+    """The problem with memory moved by what the dry run found, and limits that leave the gaps it saw.
+
+    ``first``: also where a stage needs less than predicted.
+    """
+    static, start = list(problem.per_stage("static_mb")), list(problem.per_stage("start_mb"))
+    limits = list(problem.per_stage("limit_mb"))
+    for stage, (off, memory) in enumerate(zip(found.differences, found.memories, strict=True)):
+        if first or off > 0:
+            static[stage], start[stage] = max(0.0, static[stage] + off), max(0.0, start[stage] + off)
+        gaps = (memory.actual_peak - memory.used_peak) / MIB
+        limits[stage] = max(0.0, min(limits[stage], found.limit_mb - gaps))
+    changes = {"static_mb": tuple(static), "start_mb": tuple(start), "limit_mb": tuple(limits)}
+    return problem.model_copy(update=changes)

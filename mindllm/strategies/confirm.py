@@ -1,0 +1,83 @@
+"""The best strategies held to MindSpore's dry run.
+
+One that does not fit is planned again, with as much memory left free as the formula was wrong by.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from mindllm.config import RunConfig
+from mindllm.console import error_console
+from mindllm.dry_run.forecast import forecast_stages
+from mindllm.dry_run.simulations import Simulations, can_simulate
+from mindllm.dry_run.stages import stages_of
+from mindllm.errors import UserError
+from mindllm.planning.costs.by_formula import ROOM
+from mindllm.planning.solve import Infeasible
+from mindllm.strategies.judge import GB
+from mindllm.strategies.search import Planned, plan_one
+from mindllm.timing.device import Device
+
+PLANS = 3  # of a strategy
+
+
+def held_to_dry_run(
+    config: RunConfig, best: Sequence[Planned], device: Device, limit: float, seconds: float
+) -> list[Planned]:
+    """Those that fit, the fastest first, with the memory that the dry run finds.
+
+    Args:
+        config: the run whose strategies they are.
+        best: planned by the formula of memory.
+        limit: of a device, bytes.
+        seconds: for each plan.
+    """
+    simulations = _simulations()
+    found = [_held(config, one, simulations, device, limit, seconds) for one in best]
+    return sorted((one for one in found if one is not None), key=lambda planned: planned.step.seconds)
+
+
+def simulated(one: Planned) -> Planned:
+    """The same run with the memory that the dry run finds."""
+    return _measured(one, _simulations())
+
+
+def _simulations() -> Simulations:
+    return Simulations(None, error_console, estimates=not can_simulate())
+
+
+def _measured(one: Planned, simulations: Simulations) -> Planned:
+    stages = forecast_stages(one.config, stages_of(one.config), simulations)
+    return replace(one, memory=tuple(float(stage.actual_peak) for stage in stages), simulated=True)
+
+
+def _held(
+    config: RunConfig, first: Planned, simulations: Simulations, device: Device, limit: float, seconds: float
+) -> Planned | None:
+    """One strategy, planned until it fits; None where it does not in :data:`PLANS` plans."""
+    one: Planned | None = first
+    for left in reversed(range(PLANS)):
+        if one is None:
+            break
+        measured = _measured(one, simulations)
+        memory = measured.memory
+        told = f"{one.candidate.name}: dry run {max(memory) / GB:.1f} GB"
+        if max(memory) <= limit:
+            error_console.print(f"{told}, fits")
+            return measured
+        missed = max(real - formula for real, formula in zip(memory, one.memory, strict=True) if real > limit)
+        one = _with_less(config, one, device, (limit - missed) / ROOM, seconds) if left else None
+        error_console.print(
+            f"{told}, does not fit{f'; planned again with {missed / GB:.1f} GB left free' if one else ''}"
+        )
+    return None
+
+
+def _with_less(config: RunConfig, one: Planned, device: Device, limit: float, seconds: float) -> Planned | None:
+    """The same strategy planned for less memory; None where nothing fits that."""
+    try:
+        return plan_one(config, one.candidate, device, limit, seconds)
+    except (Infeasible, UserError):
+        return None

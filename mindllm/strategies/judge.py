@@ -1,0 +1,79 @@
+"""A candidate's step and memory: first with the fewest recomputed layers that fit, then as the planner would place layers."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass, replace
+from typing import Any
+
+from mindllm.config import RunConfig
+from mindllm.parallel.layer_plan import LayerAssignment, LayerPlan
+from mindllm.planning.costs.by_formula import ROOM
+from mindllm.planning.costs.plain_run import even_counts
+from mindllm.strategies.candidates import Candidate, read_candidate
+from mindllm.timing.device import Device
+from mindllm.timing.memory import stage_bytes
+from mindllm.timing.step import step_time
+from mindllm.timing.workload import Workload
+
+GB = 1 << 30
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A candidate that fits: tokens a second and device, and bytes of every stage, by formula."""
+
+    candidate: Candidate
+    speed: float
+    memory: tuple[float, ...]
+
+    def tree(self) -> dict[str, Any]:
+        return {
+            "candidate": self.candidate.tree(),
+            "tokens_per_second_per_device": self.speed,
+            "memory": list(self.memory),
+        }
+
+
+def read_judged(tree: dict[str, Any]) -> Judged:
+    """The inverse of :meth:`Judged.tree`."""
+    return Judged(read_candidate(tree["candidate"]), tree["tokens_per_second_per_device"], tuple(tree["memory"]))
+
+
+def judge(config: RunConfig, base: Workload, candidate: Candidate, device: Device, limit: float) -> Judged | None:
+    """Predicts a candidate of a run, whose own workload is ``base``; None where no recomputation makes it fit."""
+    counts = even_counts(config.model.config.layer_count, candidate.pipeline_stage, candidate.chunks)
+    kept, full = (
+        replace(base, strategy=candidate.strategy(config), plan=_plan(counts, again))
+        for again in (Counter[int](), Counter(dict.fromkeys(range(candidate.pipeline_stage), 1 << 20)))
+    )
+    fitted = _fitted(kept, stage_bytes(kept), stage_bytes(full), ROOM * limit)
+    if fitted is None:
+        return None
+    workload = replace(kept, plan=_plan(counts, fitted))
+    memory = stage_bytes(workload)
+    return Judged(candidate, step_time(workload, device).tokens_per_device, memory) if max(memory) <= limit else None
+
+
+def _plan(counts: tuple[tuple[int, ...], ...], recomputed: Counter[int]) -> LayerPlan:
+    """The first layers of each stage recomputed as a whole, so many as ``recomputed`` says."""
+    seen, layers = Counter[int](), []
+    for chunk, row in enumerate(counts):
+        for stage, count in enumerate(row):
+            for _ in range(count):
+                layers.append(LayerAssignment(stage, chunk, seen[stage] < recomputed[stage]))
+                seen[stage] += 1
+    return LayerPlan(len(counts[0]), len(counts), tuple(layers))
+
+
+def _fitted(workload: Workload, kept: tuple[float, ...], full: tuple[float, ...], limit: float) -> Counter[int] | None:
+    """How many layers each stage recomputes to fit; None where all of them are not enough."""
+    found = Counter[int]()
+    for stage, (most, least) in enumerate(zip(kept, full, strict=True)):
+        if least > limit:
+            return None
+        layers = sum(layer.stage == stage for layer in workload.plan.layers)
+        if most > limit:
+            found[stage] = min(layers, math.ceil((most - limit) / max(1.0, most - least) * layers) + 1)
+    return found

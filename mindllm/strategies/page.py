@@ -1,0 +1,79 @@
+"""A page with the Pareto front of memory and speed, and the strategies on it."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Sequence
+
+from mindllm.strategies.judge import GB, Judged
+from mindllm.strategies.search import Planned, pareto
+
+WIDTH, HEIGHT, EDGE = 760, 420, 60
+STYLE = (
+    "body{font:15px sans-serif;max-width:60em;margin:2em auto}td,th{padding:.2em 1em;text-align:right}"
+    "td:first-child{text-align:left}"
+)
+
+
+def render_page(title: str, judged: Sequence[Judged], limit: float, hand: Planned | None) -> str:
+    """HTML that needs nothing else; ``hand`` is the YAML as it is, and ``limit`` the bytes of a device."""
+    front = pareto(judged)
+    rows = "".join(
+        f"<tr><td>{html.escape(one.candidate.name)}</td><td>{one.speed:,.0f}</td><td>{max(one.memory) / GB:.1f}</td></tr>"
+        for one in front
+    )
+    return (
+        f"<!doctype html><meta charset=utf-8><title>{html.escape(title)}</title><style>{STYLE}</style><h1>{html.escape(title)}"
+        f"</h1><p>Every round point is a strategy that fits, by formula; red ones no other beats in both.</p>"
+        f"{_of_yaml(hand, limit)}{_picture(judged, front, limit, hand)}"
+        f"<table><tr><th>strategy</th><th>tokens/s/device</th><th>GB of the fullest stage</th></tr>{rows}</table>\n"
+    )
+
+
+def _of_yaml(hand: Planned | None, limit: float) -> str:
+    """What the page says of the YAML as it is."""
+    if hand is None:
+        return ""
+    room = hand.room(limit)
+    fits = "fits" if room.fits else f"does not fit: it {room}, {hand.source}"
+    return (
+        f"<p>The YAML as it is, {html.escape(hand.candidate.name)} (the square), {html.escape(fits)}: "
+        f"{hand.step.tokens_per_device:,.0f} tokens/s/device.</p>"
+    )
+
+
+def _picture(judged: Sequence[Judged], front: Sequence[Judged], limit: float, hand: Planned | None) -> str:
+    memory, speed = max(max(one.memory) for one in judged), max(one.speed for one in judged)
+    if hand:
+        memory, speed = max(memory, *hand.memory), max(speed, hand.step.tokens_per_device)
+
+    def place(size: float, rate: float) -> tuple[float, float]:
+        return EDGE + (WIDTH - 2 * EDGE) * size / memory, HEIGHT - EDGE - (HEIGHT - 2 * EDGE) * rate / speed
+
+    def label(name: str, size: float, rate: float) -> str:
+        return html.escape(f"{name}: {rate:,.0f} tokens/s/device, {size / GB:.1f} GB")
+
+    def point(one: Judged, colour: str, size: int) -> str:
+        x, y = place(max(one.memory), one.speed)
+        text = label(one.candidate.name, max(one.memory), one.speed)
+        return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{size}" fill="{colour}"><title>{text}</title></circle>'
+
+    drawn = [point(one, "#9ab", 3) for one in judged] + [point(one, "#c33", 5) for one in front]
+    if hand:
+        rate = hand.step.tokens_per_device
+        x, y = place(max(hand.memory), rate)
+        text = label("the YAML as it is", max(hand.memory), rate)
+        drawn.append(
+            f'<rect x="{x - 5:.1f}" y="{y - 5:.1f}" width="10" height="10" fill="none" stroke="#333" stroke-width="2">'
+            f"<title>{text}</title></rect>"
+        )
+    if limit <= memory:
+        x = place(limit, 0.0)[0]
+        drawn.append(f'<path d="M{x:.1f} {EDGE}V{HEIGHT - EDGE}" stroke="#c33" stroke-dasharray="4"/>')
+    axes = (
+        f'<path d="M{EDGE} {EDGE}V{HEIGHT - EDGE}H{WIDTH - EDGE}" fill="none" stroke="#333"/>'
+        f'<text x="{WIDTH - EDGE}" y="{HEIGHT - 25}" text-anchor="end">GB of the fullest stage, up to {memory / GB:.0f}; '
+        f"limit {limit / GB:.4g}</text>"
+        f'<text x="{EDGE}" y="{EDGE - 15}">tokens/s/device, up to {speed:,.0f}</text>'
+    )
+    return f'<svg width="{WIDTH}" height="{HEIGHT}">{axes}{"".join(drawn)}</svg>'

@@ -1,0 +1,161 @@
+"""The search: all candidates judged, what was judged before taken from a file, the best ones planned."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from mindllm.config import RunConfig, override_config, render_config
+from mindllm.console import track
+from mindllm.dry_run.cache import versions
+from mindllm.errors import UserError
+from mindllm.planning.costs.by_formula import formula_problem
+from mindllm.planning.costs.plain_run import plain_keys
+from mindllm.planning.solve import Infeasible, solve
+from mindllm.planning.yaml_plan import write_plan
+from mindllm.strategies.candidates import Candidate, Sharing, candidates
+from mindllm.strategies.judge import Judged, judge, read_judged
+from mindllm.timing.configured import workload_of
+from mindllm.timing.device import Device
+from mindllm.timing.memory import stage_bytes
+from mindllm.timing.step import StepTime, step_time
+from mindllm.timing.verdict import Room
+
+FILE = "candidates.jsonl"
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a search found, the fastest first, and why other strategies were left out."""
+
+    judged: tuple[Judged, ...]
+    left_out: Counter[str]
+    tried: int
+    kept: int
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A candidate as a run: its configuration, predicted with the planner's placement of layers and recomputation.
+
+    ``simulated``: whether its memory is what a dry run found.
+    """
+
+    candidate: Candidate
+    config: RunConfig
+    step: StepTime
+    memory: tuple[float, ...]
+    simulated: bool = False
+
+    @property
+    def source(self) -> str:
+        """Who says what memory it needs."""
+        return "in the dry run" if self.simulated else "by formula"
+
+    def room(self, limit: float) -> Room:
+        """Its memory beside what a device gives."""
+        return Room(self.memory, limit)
+
+
+def search(config: RunConfig, devices: int, batch: int, device: Device, limit: float, directory: Path) -> Found:
+    """Judges every candidate; those of an interrupted search of the same run are not judged again."""
+    if config.swap_config.swap:
+        raise config.error(
+            "swap_config.swap", "a search chooses recomputation, not what waits on the host; write false"
+        )
+    left_out = Counter[str]()
+    wanted = list(candidates(config, devices, batch, device, left_out))
+    key = _key(config, device, limit)
+    known = _known(directory / FILE, key)
+    base = workload_of(config)
+    missing = [one for one in wanted if one.name not in known]
+    with (directory / FILE).open("a", encoding="utf-8") as file:
+        for one in track(missing, "predicting strategies"):
+            known[one.name] = judge(config, base, one, device, limit)
+            found = known[one.name]
+            line = {"run": key, "name": one.name, "judged": found.tree() if found else None}
+            file.write(json.dumps(line) + "\n")
+            file.flush()
+    fitting = [found for one in wanted if (found := known[one.name]) is not None]
+    left_out["no recomputation makes it fit the memory"] = len(wanted) - len(fitting)
+    ranked = sorted(fitting, key=lambda one: -one.speed)
+    return Found(tuple(ranked), +left_out, len(wanted), len(wanted) - len(missing))
+
+
+def _key(config: RunConfig, device: Device, limit: float) -> str:
+    text = render_config(config) + device.model_dump_json() + str(limit) + versions()
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _known(path: Path, key: str) -> dict[str, Judged | None]:
+    """What a file has of this run; a last line that was cut short is left out."""
+    found: dict[str, Judged | None] = {}
+    for text in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
+        try:
+            line = json.loads(text)
+        except ValueError:
+            continue
+        if line["run"] == key:
+            found[line["name"]] = read_judged(line["judged"]) if line["judged"] else None
+    return found
+
+
+def plan_best(
+    config: RunConfig, judged: Sequence[Judged], device: Device, limit: float, count: int, seconds: float
+) -> list[Planned]:
+    """The best candidates with layers placed and recomputed as the planner says, the fastest first."""
+    found: dict[str, Planned] = {}
+    for one in track(judged[:count], "planning the best"):
+        try:
+            found[one.candidate.name] = plan_one(config, one.candidate, device, limit, seconds)
+        except (Infeasible, UserError):
+            continue
+    return sorted(found.values(), key=lambda planned: planned.step.seconds)
+
+
+def plan_one(config: RunConfig, candidate: Candidate, device: Device, limit: float, seconds: float) -> Planned:
+    """A candidate with layers placed and recomputed as the planner says.
+
+    Raises:
+        Infeasible: nothing fits ``limit`` bytes.
+        UserError: no plan was found in ``seconds``, or none that a YAML says.
+    """
+    plain = {**candidate.overrides(), **plain_keys(config, candidate.pipeline_stage, candidate.chunks)}
+    problem = formula_problem(override_config(config, plain), device, limit, candidate.name)
+    best = solve(problem, seconds).best
+    written = write_plan(problem, best.plan)
+    if written is None:
+        raise UserError(f"{candidate.name}: the plan has no YAML form")
+    lists = {key: value for key, value in written.overrides(problem).items() if not key.endswith("micro_batch_num")}
+    run = override_config(config, {**plain, **lists})
+    workload = workload_of(run)
+    return Planned(candidate, run, step_time(workload, device), stage_bytes(workload))
+
+
+def pareto(judged: Sequence[Judged]) -> list[Judged]:
+    """Those that no other beats in both speed and memory of the fullest stage, the fastest first."""
+    front, least = [], math.inf
+    for one in sorted(judged, key=lambda each: (-each.speed, max(each.memory))):
+        if max(one.memory) < least:
+            front.append(one)
+            least = max(one.memory)
+    return front
+
+
+def own(config: RunConfig, device: Device) -> Planned:
+    """The run as its YAML is, predicted alike."""
+    workload = workload_of(config)
+    strategy, sizes = workload.strategy, config.parallel_config
+    routed = config.model.config.expert_num > 1
+    candidate = Candidate(
+        sizes.data_parallel, sizes.model_parallel, sizes.pipeline_stage, workload.plan.chunks, strategy.micro_batch_size,
+        strategy.micro_batches * strategy.accumulation, strategy.sequence_parallel, strategy.optimizer_shard,
+        sizes.expert_parallel, sizes.expert_tensor_parallel if routed else None,
+        Sharing(sizes.context_parallel, sizes.exchanges_heads, sizes.context_parallel_balanced),
+    )  # fmt: skip
+    return Planned(candidate, config, step_time(workload, device), stage_bytes(workload))

@@ -1,0 +1,143 @@
+"""The check itself: compile all ranks, train a single device and the cluster side by side, hold both together."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from mindllm.compiled.asked_for import Finding, findings
+from mindllm.compiled.compile_ranks import RankCompilation
+from mindllm.compiled.graph import CompiledGraph
+from mindllm.config import RunConfig
+from mindllm.errors import CheckFailed
+from mindllm.host_memory import ADVICE, MemoryClaim, gibibytes
+from mindllm.verify.compare import Comparison
+from mindllm.verify.locate import locate
+from mindllm.verify.needs import SmallModel, fitting, recorded_bytes
+from mindllm.verify.scope import Memory, Scope, scope_of
+from mindllm.verify.side import Reference, train_cluster, train_single
+from mindllm.verify.smaller_mesh import MOST_RANKS
+from mindllm.verify.tables import table_problems
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to check. ``real_dtype`` computes in the dtypes of the YAML instead of fp32; a mesh of more than ``most_ranks`` is made
+    smaller.
+    """
+
+    steps: int = 2
+    real_dtype: bool = False
+    mindspore_kernels: bool = False
+    workers: int | None = None
+    cache: Path | None = None
+    most_ranks: int = MOST_RANKS
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The answer: two verdicts.
+
+    ``problems`` is empty where all ranks together compute what a single device does; every one of ``asked_for`` holds where
+    their graphs are what the YAML asks for. Where it was not ``executed``, it does not compile, or holds what cannot be
+    executed here. ``config`` is that of the small model, ``scope`` what it leaves out of the YAML's.
+    """
+
+    config: RunConfig
+    comparisons: tuple[Comparison, ...]
+    problems: tuple[str, ...]
+    ranks: int
+    first_difference: str = ""
+    asked_for: tuple[Finding, ...] = ()
+    executed: bool = True
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    scope: Scope | None = None
+    memory: Memory | None = None
+
+    @property
+    def ok(self) -> bool:
+        return not self.problems and self.obeys
+
+    @property
+    def obeys(self) -> bool:
+        """Whether the graphs have all the YAML asks for."""
+        return all(finding.holds for finding in self.asked_for)
+
+
+def check(config: RunConfig, options: Options, say: Say = lambda text: None) -> Outcome:
+    """Checks the parallelism of ``config`` on a small model.
+
+    Raises:
+        UserError: the configuration is wrong, or does not compile.
+    """
+    with MemoryClaim() as claim:
+        model = fitting(config, options.real_dtype, claim, options.most_ranks, options.workers)
+        outcome = _check(model, scope_of(config, model.config), options, say)
+        memory = Memory(model.needs.total(model.workers), claim.budget, max(claim.peak, claim.taken()))
+        return replace(outcome, memory=memory)
+
+
+def _check(model: SmallModel, scope: Scope, options: Options, say: Say) -> Outcome:
+    small, begun = model.config, time.monotonic()
+    with RankCompilation(small, options.cache, model.workers) as compilation:
+        say(f"compiling {scope.text}; {compilation.workers} at a time")
+        reference = train_single(small, options.steps)
+        graphs = compilation.graphs(lambda done: say(_progress(done, compilation.devices, time.monotonic() - begun)))
+    compiled = time.monotonic()
+    say("executing")
+    try:
+        comparisons = train_cluster(small, graphs, reference, options.mindspore_kernels)
+    except CheckFailed as disagreement:
+        outcome = Outcome(small, (), (str(disagreement),), len(graphs))
+    else:
+        outcome = judge(small, graphs, reference, comparisons, options.cache, say)
+    ended = time.monotonic()
+    seconds = {"compile": compiled - begun, "execute": ended - compiled, "total": ended - begun}
+    return replace(outcome, asked_for=findings(small, graphs), seconds=seconds, scope=scope)
+
+
+def _progress(done: int, ranks: int, seconds: float) -> str:
+    left = f", about {seconds / done * (ranks - done) / 60:.0f} min left" if 0 < done < ranks and seconds > 60 else ""
+    return f"compiling: {done} of {ranks} ranks{left}"
+
+
+def refused(config: RunConfig, error: Exception) -> Outcome:
+    """The answer for a configuration that does not compile, or has an operator that cannot be executed here."""
+    return Outcome(config, (), (str(error),), config.parallel_config.device_num, executed=False)
+
+
+def judge(
+    config: RunConfig,
+    graphs: list[CompiledGraph],
+    reference: Reference,
+    comparisons: tuple[Comparison, ...],
+    cache: Path | None = None,
+    say: Say = lambda text: None,
+) -> Outcome:
+    """The answer to comparisons of all steps; where one differs, also the operator at which it begins."""
+    from mindllm.parallel.build import kernels_of
+
+    positions = kernels_of(config).positions(config.model.config.seq_length)
+    of_tables = tuple(table_problems(graphs, reference.tables, positions))
+    for step, comparison in enumerate(comparisons):
+        if problems := comparison.problems():
+            say("looking for the first operator that differs")
+            where = _located(config, graphs, reference, step, cache)
+            named = tuple(f"step {step + 1}: {problem}" for problem in problems)
+            return Outcome(config, comparisons, (*of_tables, *named), len(graphs), where)
+    return Outcome(config, comparisons, of_tables, len(graphs))
+
+
+def _located(
+    config: RunConfig, graphs: list[CompiledGraph], reference: Reference, step: int, cache: Path | None
+) -> str:
+    """Where the difference begins, or that there is no memory to look for it: every value of every operator is kept for that."""
+    with MemoryClaim() as claim:
+        if not claim.fits(wanted := recorded_bytes(config)):
+            return f"not looked for: that takes about {gibibytes(wanted)}, and there are {claim.describe()}: {ADVICE}"
+        claim.take(wanted)
+        return locate(config, graphs, reference, step, cache)

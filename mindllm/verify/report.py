@@ -1,0 +1,193 @@
+"""Outcomes for people, for programs, and as rows of a document."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from mindllm.config import RunConfig
+from mindllm.console import PlainConsole, styled
+from mindllm.files import atomic_open
+from mindllm.host_memory import gibibytes
+from mindllm.tables import Table, figures, texts
+from mindllm.verify.check import Outcome
+from mindllm.verify.compare import Comparison, TensorError
+
+MOST_PROBLEMS = 8
+HEAD = (
+    "| configuration | devices | layout | as the YAML asks | largest error: loss | weights | optimizer state "
+    "| seconds: compile | execute | checked |"
+)
+AGREE = "the ranks together compute what a single device does"
+NOT_OBEYED = "the graphs are not what the YAML asks for"
+
+
+def as_json(outcome: Outcome) -> dict[str, Any]:
+    """The outcome as plain values; an overflowing step has no loss."""
+    done = [comparison for comparison in outcome.comparisons if not comparison.single.overflow]
+    return {
+        "ok": outcome.ok,
+        "ranks": outcome.ranks,
+        "layout": layout(outcome.config),
+        "dtype": outcome.config.model.config.compute_dtype,
+        "checked": outcome.scope.as_json() if outcome.scope else None,
+        "memory": asdict(outcome.memory) if outcome.memory else None,
+        "losses": [comparison.cluster.loss for comparison in done],
+        "single_device_losses": [comparison.single.loss for comparison in done],
+        "global_norms": [comparison.cluster.norms[0] for comparison in done],
+        "single_device_global_norms": [comparison.single.global_norm for comparison in done],
+        "tokens": [comparison.cluster.tokens[0] for comparison in done],
+        "max_parameter_error": _largest(outcome.comparisons, moments=False),
+        "max_state_error": _largest(outcome.comparisons, moments=True),
+        "overflow_skipped": all(all(item.cluster.overflows) for item in outcome.comparisons if item.single.overflow),
+        "problems": list(outcome.problems),
+        "first_difference": outcome.first_difference,
+        "obeys": outcome.obeys,
+        "asked_for": [{**asdict(finding), "holds": finding.holds} for finding in outcome.asked_for],
+        "seconds": round(outcome.seconds.get("total", 0.0), 1),
+        "compile_seconds": round(outcome.seconds.get("compile", 0.0), 1),
+        "execute_seconds": round(outcome.seconds.get("execute", 0.0), 1),
+    }
+
+
+def print_outcome(outcome: Outcome, name: str, console: PlainConsole) -> None:
+    """A table of steps and the largest errors, a table of what was asked for, and both verdicts."""
+    names = ("step", "single device", "cluster", "gradient norm", "tokens")
+    table = Table(f"{name}: {describe(outcome)}", figures(*names))
+    for number, item in enumerate(outcome.comparisons, start=1):
+        if item.single.overflow:
+            skipped = "skipped" if all(item.cluster.overflows) else "not skipped"
+            table.add_row(str(number), "overflow, skipped", f"overflow, {skipped}", "", "")
+            continue
+        losses, norms = (item.single.loss, item.cluster.loss), (item.single.global_norm, item.cluster.norms[0])
+        table.add_row(
+            str(number),
+            f"{losses[0]:.6f}",
+            f"{losses[1]:.6f}",
+            f"{norms[0]:.6f} / {norms[1]:.6f}",
+            str(item.cluster.tokens[0]),
+        )
+    console.print(table if outcome.comparisons else table.title)
+    for title, moments in (("weights", False), ("optimizer state", True)):
+        if error := _worst(outcome.comparisons, moments):
+            console.print(f"largest error of {title}: {error.absolute:.1e} ({error.name}, rank {error.rank})")
+    _print_verdict(outcome, console)
+    if outcome.asked_for:
+        _print_asked_for(outcome, console)
+
+
+def _print_asked_for(outcome: Outcome, console: PlainConsole) -> None:
+    table = Table("", texts("", "asked for", "in the compiled graphs", " "))
+    for finding in outcome.asked_for:
+        table.add_row(finding.what, finding.asked, finding.found, "" if finding.holds else "not obeyed")
+    console.print(table)
+    for finding in outcome.asked_for:
+        for problem in finding.problems[:MOST_PROBLEMS]:
+            console.print(f"  {finding.what}: {problem}")
+        if len(finding.problems) > MOST_PROBLEMS:
+            console.print(f"  and {len(finding.problems) - MOST_PROBLEMS} more")
+    verdict = ("the graphs are what the YAML asks for", "bold green") if outcome.obeys else (NOT_OBEYED, "bold red")
+    console.print(styled(verdict))
+
+
+def _print_verdict(outcome: Outcome, console: PlainConsole) -> None:
+    if seconds := outcome.seconds:
+        console.print(f"compiled in {seconds['compile']:.1f} s, executed in {seconds['execute']:.1f} s")
+    if memory := outcome.memory:
+        words = {"taken": memory.taken, "estimated": memory.estimated, "allowed": memory.budget}
+        console.print("memory: " + ", ".join(f"{gibibytes(count)} {word}" for word, count in words.items()))
+    if not outcome.problems:
+        console.print(styled((AGREE, "bold green"), _checked(outcome)))
+        return
+    for problem in outcome.problems[:MOST_PROBLEMS]:
+        console.print(f"  {problem}")
+    if len(outcome.problems) > MOST_PROBLEMS:
+        console.print(f"  and {len(outcome.problems) - MOST_PROBLEMS} more")
+    if outcome.first_difference:
+        console.print(styled(("where it begins:", "bold"), f" {outcome.first_difference}"))
+    console.print(styled((_refusal(outcome), "bold red"), _checked(outcome)))
+
+
+def _checked(outcome: Outcome) -> str:
+    return f" (checked: {outcome.scope.text})" if outcome.scope else ""
+
+
+def _refusal(outcome: Outcome) -> str:
+    if not outcome.executed:
+        return "this cannot be checked"
+    if not outcome.comparisons:
+        return "the ranks together do not end a step"
+    return "the ranks together compute something else than a single device"
+
+
+def describe(outcome: Outcome) -> str:
+    """Devices, layout and dtype in a few words."""
+    return f"{outcome.ranks} ranks, {layout(outcome.config)}, {outcome.config.model.config.compute_dtype}"
+
+
+def layout(config: RunConfig) -> str:
+    """The layout as its users say it: ``dp2 tp2 pp2 micro 4, sequence parallel, optimizer parallel``."""
+    sizes, parallel = config.parallel_config, config.parallel
+    mesh = {
+        "dp": sizes.data_parallel,
+        "cp": sizes.context_parallel,
+        "tp": sizes.model_parallel,
+        "pp": sizes.pipeline_stage,
+    }
+    words = [" ".join(f"{axis}{size}" for axis, size in mesh.items() if size > 1)]
+    words[0] += f" micro {sizes.micro_batch_num}" if sizes.pipeline_stage > 1 else ""
+    words += [f"interleave {config.model.config.pp_interleave_num}"] * (config.model.config.pp_interleave_num > 1)
+    words += ["heads for sequence (Ulysses)"] * sizes.exchanges_heads
+    words += ["balanced halves"] * sizes.context_parallel_balanced
+    words += ["sequence parallel"] * sizes.use_seq_parallel
+    words += ["optimizer parallel"] * parallel.enable_parallel_optimizer
+    words += [f"{config.runner_config.gradient_accumulation_steps} accumulation steps"] * (
+        config.runner_config.gradient_accumulation_steps > 1
+    )
+    words += ["recompute"] * any(layer for layer in _recomputed(config))
+    return ", ".join(word for word in words if word)
+
+
+def write_table(rows: Sequence[tuple[str, Outcome]], path: Path) -> None:
+    """A table in Markdown. Rows that ``path`` has of other configurations stay, so it can be made in several sittings."""
+    known = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+    lines = {line.split("`")[1]: line for line in known if line.startswith("| `")}
+    lines |= {name: _row(name, outcome) for name, outcome in rows}
+    with atomic_open(path) as file:
+        file.write("\n".join([HEAD, "|---" * HEAD.count(" |") + "|", *lines.values()]) + "\n")
+
+
+def _row(name: str, outcome: Outcome) -> str:
+    found = as_json(outcome)
+    pairs = zip(found["losses"], found["single_device_losses"], strict=True)
+    loss = max((abs(a - b) for a, b in pairs), default=0.0)
+    errors = f"{loss:.1e} | {found['max_parameter_error']:.1e} | {found['max_state_error']:.1e}"
+    seconds = " | ".join(f"{outcome.seconds.get(phase, 0.0):.0f}" for phase in ("compile", "execute"))
+    verdict = f"{_refusal(outcome)}: {outcome.problems[0].splitlines()[0]} | |" if outcome.problems else errors
+    checked = outcome.scope.text if outcome.scope else "unknown"
+    return f"| `{name}` | {outcome.ranks} | {layout(outcome.config)} | {_obeyed(outcome)} | {verdict} | {seconds} | {checked} |"
+
+
+def _obeyed(outcome: Outcome) -> str:
+    """Whether the graphs are as asked for, or what is not."""
+    if not outcome.asked_for:
+        return "unknown"
+    return ", ".join(f"not: {finding.what}" for finding in outcome.asked_for if not finding.holds) or "yes"
+
+
+def _recomputed(config: RunConfig) -> list[bool]:
+    from mindllm.parallel.layer_plan import make_plan
+
+    return [layer.recompute or bool(layer.patterns) for layer in make_plan(config).layers]
+
+
+def _worst(comparisons: Sequence[Comparison], moments: bool) -> TensorError | None:
+    found = [error for item in comparisons if (error := item.worst(moments)) is not None]
+    return max(found, key=lambda error: error.absolute, default=None)
+
+
+def _largest(comparisons: Sequence[Comparison], moments: bool) -> float:
+    error = _worst(comparisons, moments)
+    return error.absolute if error else 0.0

@@ -1,0 +1,134 @@
+"""The reference: the run's model on a single CPU device, with weights and batches that leave no mistake unseen."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from mindllm.config import RunConfig
+from mindllm.data.mind_record import IGNORED
+from mindllm.data.random_keys import RANDOM_KEYS, random_keys
+from mindllm.models.weights import assign, held_codes
+from mindllm.train.engine import ReplicaEngine, StepResult
+from mindllm.verify.tables import below_tables
+
+Arrays = dict[str, np.ndarray]
+SPREAD = 0.02
+LEARNING_RATE = 1e-2
+LOSS_SCALE = 1024.0
+OVERFLOWING_SCALE = float(np.finfo(np.float32).max)
+
+
+@dataclass(frozen=True)
+class Task:
+    """One optimizer step to be done on both sides: a global batch, a rate, a loss scale.
+
+    ``spoiled`` is the rank of the cluster (-1: the last one) on which alone a gradient overflows, whatever the scale.
+    """
+
+    batch: Mapping[str, np.ndarray]
+    rate: float
+    scale: float
+    spoiled: int | None = None
+
+    @property
+    def overflows(self) -> bool:
+        """Whether its gradients are meant not to be finite."""
+        return self.scale == OVERFLOWING_SCALE or self.spoiled is not None
+
+
+OVERFLOWS = ((OVERFLOWING_SCALE, None), (LOSS_SCALE, 0), (LOSS_SCALE, -1))
+"""Loss scale and spoiled rank of the steps that overflow: everywhere, on the first rank alone, on the last rank alone."""
+
+
+def tasks(config: RunConfig, steps: int, seed: int) -> list[Task]:
+    """``steps`` steps, and behind the first one others that overflow: weights must stay, accumulators must be cleared."""
+    kinds: list[tuple[float, int | None]] = [(LOSS_SCALE, None), *OVERFLOWS, *[(LOSS_SCALE, None)] * (steps - 1)]
+    return [Task(batch(config, seed + number), LEARNING_RATE, *kind) for number, kind in enumerate(kinds)]
+
+
+def batch(config: RunConfig, seed: int) -> Arrays:
+    """Random tokens ``[batch, seq]``; every row has another share of masked ones, so that no two devices count as many."""
+    random = np.random.default_rng(seed)
+    shape = (config.global_batch_size, config.model.config.seq_length)
+    tokens = random.integers(0, config.model.config.vocab_size, (2, *shape)).astype(np.int32)
+    kept = random.uniform(0.3, 1.0, (shape[0], 1))
+    columns = {
+        "input_ids": tokens[0],
+        "labels": tokens[1],
+        "loss_mask": (random.random(shape) < kept).astype(np.float32),
+    }
+    if config.learns_pairs:
+        columns |= _pairs(random, tokens[1])
+    elif config.train_dataset.document_columns:
+        columns |= _documents(random, shape)
+    if config.model.config.architecture.drops:
+        columns[RANDOM_KEYS] = np.stack([random_keys(seed, row, shape[1]) for row in range(shape[0])])
+    return columns
+
+
+def _documents(random: np.random.Generator, shape: tuple[int, int]) -> Arrays:
+    """Rows of several documents: where that of each token begins, and the token's position in it."""
+    places = np.arange(shape[1], dtype=np.int32)
+    begins = random.random(shape) < 3 / shape[1]
+    starts = np.maximum.accumulate(np.where(begins, places, 0), axis=1).astype(np.int32)
+    return {"segment_starts": starts, "position_ids": places - starts}
+
+
+def _pairs(random: np.random.Generator, labels: np.ndarray) -> Arrays:
+    """Rows of two documents each, with answers of some of their tokens, and one loss (``mindllm/data/pairs.py``)."""
+    rows, length = labels.shape
+    places = np.arange(length, dtype=np.int32)
+    middles = random.integers(length // 3, 2 * length // 3, (rows, 1)).astype(np.int32)
+    starts = np.where(places < middles, np.int32(0), middles)
+    answers = random.random(labels.shape) < 0.6
+    first = np.broadcast_to((places == 0).astype(np.float32), labels.shape)
+    return {
+        "labels": np.where(answers, labels, np.int32(IGNORED)),
+        "loss_mask": np.ascontiguousarray(first),
+        "segment_starts": starts,
+        "position_ids": places - starts,
+    }
+
+
+class SingleDevice:
+    """The model of a run on one CPU device."""
+
+    def __init__(self, config: RunConfig) -> None:
+        self.engine = ReplicaEngine(config)
+        weights = {**self.engine.frozen, **self.engine.weights}
+        begins = self._arrays(weights)
+        codes = held_codes(self.engine.model)  # no two parts of them are equal, and any sum with them would be none
+        assign(weights, {name: item if name in codes else _disturbed(name, item) for name, item in begins.items()})
+
+    def state(self) -> Arrays:
+        """Weights and optimizer state by name."""
+        return self._arrays({**self.engine.weights, **self.engine.optimizer_state})
+
+    def frozen(self) -> Arrays:
+        """Weights that training does not change."""
+        return self._arrays(self.engine.frozen)
+
+    def tables(self) -> Arrays:
+        """What belongs to the graph and is not trained, by its name below the model's tables."""
+        parameters = self.engine.model.get_parameters()
+        tables = (item for item in parameters if getattr(item, "is_constant", False))
+        return self._arrays({below_tables(item.name): item for item in tables})
+
+    def step(self, task: Task) -> StepResult:
+        """One optimizer step."""
+        scale = OVERFLOWING_SCALE if task.overflows else task.scale
+        return self.engine.step(task.batch, task.rate, scale)
+
+    @staticmethod
+    def _arrays(parameters: Mapping) -> Arrays:
+        return {name: parameter.asnumpy().copy() for name, parameter in parameters.items()}
+
+
+def _disturbed(name: str, array: np.ndarray) -> np.ndarray:
+    """Weights without two equal parts: biases begin as zeros and norms as ones, which would hide what is done to them."""
+    key = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little")
+    return array + np.random.default_rng(key).normal(0, SPREAD, array.shape).astype(np.float32)

@@ -1,0 +1,119 @@
+"""Adapters out of checkpoints in PEFT's format, into the weights they stand beside, and out of these again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from mindllm.config import ModelConfig, is_hugging_face, read_model_config
+from mindllm.config.dataset import TOKENIZER_FILES
+from mindllm.config.hugging_face import read_json
+from mindllm.config.tuning import BOTTLENECK
+from mindllm.data import load_tokenizer
+from mindllm.data.tokenizer import Tokenizer
+from mindllm.errors import UserError
+from mindllm.train.checkpoint import load_checkpoint
+from mindllm.train.checkpoint.adapters.adapter import Base, adapter_of_checkpoint
+from mindllm.train.checkpoint.adapters.bottlenecks import write_bottlenecks
+from mindllm.train.checkpoint.adapters.merging import merged, require_reversible, unmerged
+from mindllm.train.checkpoint.adapters.peft import CONFIG_FILE, is_peft, write_peft
+from mindllm.train.checkpoint.architecture import model_of
+from mindllm.train.checkpoint.hugging_face import read_weights
+from mindllm.train.checkpoint.hugging_face_export import export_hugging_face
+from mindllm.train.checkpoint.pretrained import read_adapter
+from mindllm.train.checkpoint.tensors import TensorSource, stored_tensors
+from mindllm.train.checkpoint.whole_directory import refuse_existing
+from mindllm.weights.convert import watched
+
+
+@dataclass(frozen=True)
+class Whole:
+    """A model with all its weights, and where its tokenizer is, if anywhere."""
+
+    model: ModelConfig
+    weights: Mapping[str, TensorSource]
+    tokenizer: Path | None
+
+
+def export_adapter(source: Path, directory: Path) -> Path:
+    """Writes what checkpoint ``source`` holds beside its base as ``directory``, in PEFT's format.
+
+    Raises:
+        UserError: it holds no adapter, or the directory is there already.
+        RunFailed: it could not be written.
+    """
+    refuse_existing(directory)
+    checkpoint = load_checkpoint(source, option="CHECKPOINT", with_optimizer=False, read=stored_tensors)
+    adapter = adapter_of_checkpoint(checkpoint)
+    if adapter is None:
+        raise UserError(
+            f"{source}: holds all weights of a model and no adapter; python -m toolkit.weights export writes it"
+        )
+    write = write_bottlenecks if adapter.pet.pet_type == BOTTLENECK else write_peft
+    return write(directory, model_of(checkpoint), adapter.weights, adapter.base)
+
+
+def merge(source: Path, directory: Path, base: Path | None, options: Mapping[str, Any]) -> Path:
+    """Writes the base with adapter ``source`` in it as Hugging Face directory; without ``base``, that which the adapter names.
+
+    Raises:
+        UserError: the adapter is of another base, or the base is not there.
+        RunFailed: it could not be written.
+    """
+    refuse_existing(directory)
+    place = base or _named_base(source)
+    beneath = read_whole(place)
+    adapter = read_adapter(source, beneath.model)
+    if adapter.pet.pet_type == BOTTLENECK:
+        raise UserError(
+            f"{source}: bottlenecks are in no Hugging Face model; load_checkpoint: BASE and load_adapter use them"
+        )
+    model = adapter.model(beneath.model)
+    adapter.require_base(beneath.weights, str(place))
+    whole = replace(beneath, model=model.merged)
+    return _export(directory, whole, merged(model, beneath.weights, adapter.weights), options)
+
+
+def unmerge(source: Path, taken_out: Path, directory: Path, options: Mapping[str, Any]) -> Path:
+    """Writes the weights of ``source`` without adapter ``taken_out``, which was merged into them; errors as :func:`merge`.
+
+    What merging rounded stays rounded: with ``--dtype float32`` on both ways the base comes back to fp32 precision.
+    """
+    refuse_existing(directory)
+    whole = read_whole(source)
+    adapter = read_adapter(taken_out, whole.model)
+    require_reversible(adapter.pet)
+    return _export(directory, whole, unmerged(adapter.model(whole.model), whole.weights, adapter.weights), options)
+
+
+def _export(directory: Path, whole: Whole, weights: Mapping[str, TensorSource], options: Mapping[str, Any]) -> Path:
+    with watched("writing", weights) as sources:
+        tokenizer: Tokenizer | None = None if whole.tokenizer is None else load_tokenizer(whole.tokenizer)
+        return export_hugging_face(directory, whole.model, sources, tokenizer=tokenizer, **options)
+
+
+def _named_base(source: Path) -> Path:
+    if is_peft(source):
+        path = str(read_json(source / CONFIG_FILE).get("base_model_name_or_path") or "")
+    else:
+        checkpoint = load_checkpoint(source, option="ADAPTER", with_optimizer=False, read=stored_tensors)
+        path = (Base.of(checkpoint.state) or Base("", "")).path
+    if not path or not Path(path).exists():
+        where = f"its base {path} is not a directory here" if path else "it does not say its base"
+        raise UserError(f"{source}: {where}; give --base DIRECTORY")
+    return Path(path)
+
+
+def read_whole(path: Path) -> Whole:
+    """A model and all its weights, from a Hugging Face directory or a checkpoint; none is read yet."""
+    if is_hugging_face(path):
+        model = read_model_config(path)
+        tokenizer = next((path / name for name in TOKENIZER_FILES if (path / name).is_file()), None)
+        return Whole(model, read_weights(path, model), tokenizer)
+    checkpoint = load_checkpoint(path, option="BASE", with_optimizer=False, read=stored_tensors)
+    if Base.of(checkpoint.state) is not None:
+        raise UserError(f"{path}: holds an adapter and not all weights; merge it first")
+    recorded = Path(checkpoint.state.get("tokenizer") or "")
+    return Whole(model_of(checkpoint).base, checkpoint.weights, recorded if recorded.is_file() else None)

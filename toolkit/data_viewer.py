@@ -1,0 +1,9 @@
+"""``python -m toolkit.data_viewer``: ``mindllm view`` by the name it had before."""
+
+from mindllm.cli.view import main
+from mindllm.command import run_command
+
+__all__ = ["main"]
+
+if __name__ == "__main__":
+    run_command(main)

@@ -1,1 +1,0 @@
-"""Evaluates a model on the tasks that people report."""

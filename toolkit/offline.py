@@ -1,0 +1,9 @@
+"""``python -m toolkit.offline``: ``mindllm offline`` by the name it had before."""
+
+from mindllm.cli.offline import main
+from mindllm.command import run_command
+
+__all__ = ["main"]
+
+if __name__ == "__main__":
+    run_command(main)

@@ -1,1 +1,0 @@
-"""Plans pipeline stages, interleaving and recomputation: the fastest split that fits the memory, with a proven bound."""

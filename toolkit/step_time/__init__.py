@@ -1,1 +1,0 @@
-"""How long a training step of a run takes on a described device, where the time goes, and what a change would bring."""

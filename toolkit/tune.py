@@ -1,0 +1,9 @@
+"""``python -m toolkit.tune``: ``mindllm search`` by the name it had before."""
+
+from mindllm.cli.search import main
+from mindllm.command import run_command
+
+__all__ = ["main"]
+
+if __name__ == "__main__":
+    run_command(main)
