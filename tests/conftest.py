@@ -50,10 +50,9 @@ WITHOUT_MINDSPORE = (
     "test_signals.py",
     "test_tables.py",
     "timing",
-    "toolkit/test_loss_curve.py",
+    "train/test_loss_curve.py",
 
 
-    "toolkit/test_step_time_tool.py",
     "train/test_metrics_file.py",
     "train/test_schedule.py",
     "train/test_step_times.py",

@@ -38,8 +38,8 @@ from mindllm.train.checkpoint.manifest import FileEntry, Manifest, _digest, read
 from mindllm.train.checkpoint.tensors import read_tensors, stored_tensors, write_tensors
 
 TESTS = Path(__file__).parent
-KEPT = TESTS / "toolkit" / "kept_programs"
-GROUND_TRUTH = TESTS / "toolkit" / "ground_truth"
+KEPT = TESTS / "kept_programs"
+GROUND_TRUTH = TESTS / "ground_truth"
 LONGEST_MESSAGE = 20_000
 ODD = [
     None, True, False, -1, 0, 1, 2, 3.5, 1e308, float("inf"), float("nan"), 10**18, 10**30, -(2**70), "", "x", "7", "x" * 5000,

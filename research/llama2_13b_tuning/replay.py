@@ -18,7 +18,7 @@ from mindllm.timing.step import StepTime, step_time
 from mindllm.timing.workload import Workload
 
 HERE = Path(__file__).parent
-PUBLISHED = HERE.parents[1] / "tests" / "toolkit" / "ground_truth" / "llama2_13b_tuning.csv"
+PUBLISHED = HERE.parents[1] / "tests" / "ground_truth" / "llama2_13b_tuning.csv"
 GB = 1 << 30
 
 

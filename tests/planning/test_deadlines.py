@@ -24,7 +24,7 @@ from mindllm.planning.schedules.simulate import simulate
 from mindllm.planning.several_chunks.path_program import PathProgram
 from mindllm.planning.solve import Solution, even_split, solve, work_bound
 
-INSTANCES = Path(__file__).parents[1] / "toolkit" / "ground_truth" / "planner_instances.json"
+INSTANCES = Path(__file__).parents[1] / "ground_truth" / "planner_instances.json"
 LAYER = {"name": "body", "count": 32, "forward": 10, "kinds": {"none": {"backward": 20, "activation_mb": 1}}}
 
 

@@ -34,7 +34,7 @@ from mindllm.planning.zero_bubble.schedule_search import best_orders
 from toolkit.benchmark.report import write_markdown
 
 EXAMPLES = """example:
-  python -m toolkit.benchmark.pipeline_balance --data tests/toolkit/ground_truth --markdown docs/benchmarks/pipeline_balance.md
+  python -m toolkit.benchmark.pipeline_balance --data tests/ground_truth --markdown docs/benchmarks/pipeline_balance.md
 """
 COLUMNS = ("problem", "even split", "plan", "lower bound", "gap", "seconds", "processor s", "load", "reference")
 ONE_CHUNK = [(16, 192, 8, 64), (32, 200, 8, 128), (64, 200, 8, 512), (64, 200, 8, 256), (8, 200, 8, 32)]

@@ -65,7 +65,7 @@ def feed_forward(tmp_path_factory):
     def compiled(*patterns):
         path = tmp_path_factory.mktemp("feed_forward") / "net.mindir"
         variables = {**os.environ, **environment(0, 1), "PYTHONPATH": str(ROOT), "GLOG_v": "3"}
-        command = [sys.executable, str(ROOT / "tests" / "toolkit" / "ir_inspect_net.py"), str(path), *patterns]
+        command = [sys.executable, str(ROOT / "tests" / "inspect" / "ir_inspect_net.py"), str(path), *patterns]
         done = subprocess.run(
             command, env=variables, cwd=path.parent, capture_output=True, text=True, timeout=300, check=False
         )

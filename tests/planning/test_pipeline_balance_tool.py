@@ -19,7 +19,7 @@ from mindllm.planning.read_problem import Setting
 from mindllm.planning.recomputation.feasible import lightest_split
 from mindllm.planning.solve import Infeasible, solve
 
-DATA = Path(__file__).parent / "ground_truth"
+DATA = Path(__file__).parents[1] / "ground_truth"
 LAYERS = str(DATA / "sapp_test_96_layers.json")
 KEYS = {
     "offset", "recompute", "select_recompute", "select_comm_recompute", "step_time", "lower_bound", "gap",

@@ -17,7 +17,7 @@ from mindllm.planning.solve import solve
 from mindllm.planning.zero_bubble.operation_order import StageCosts
 from mindllm.planning.zero_bubble.schedule_search import best_orders
 
-DATA = Path(__file__).parent / "ground_truth"
+DATA = Path(__file__).parents[1] / "ground_truth"
 RATES = list(csv.DictReader((DATA / "zero_bubble.csv").read_text().splitlines()))
 
 

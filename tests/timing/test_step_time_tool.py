@@ -33,7 +33,7 @@ ROOT = Path(__file__).parents[2]
 RUN = str(ROOT / "configs/llama2/pretrain_llama2_13b_16p.yaml")
 TINY = str(ROOT / "configs/llama2/pretrain_llama2_tiny.yaml")
 EXPERTS = str(ROOT / "mindllm/verify/forms/context_parallel_experts.yaml")
-DATA = Path(__file__).parent / "ground_truth"
+DATA = Path(__file__).parents[1] / "ground_truth"
 DEVICE = read_device(DEFAULT)
 GB = 1 << 30
 
