@@ -51,8 +51,6 @@ WITHOUT_MINDSPORE = (
     "test_tables.py",
     "timing",
     "train/test_loss_curve.py",
-
-
     "train/test_metrics_file.py",
     "train/test_schedule.py",
     "train/test_step_times.py",

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from mindllm import verify
 from mindllm.compiled.host_needs import compile_bytes
 from mindllm.config import load_config, render_config
 from mindllm.verify.scale import scaled
-from mindllm import verify
 
 FORMS = Path(verify.__file__).parent / "forms"
 COMPILE = """

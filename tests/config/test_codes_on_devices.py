@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from mindllm import verify
 from mindllm.config import load_config
 from mindllm.errors import UserError
-from mindllm import verify
 
 FORM = Path(verify.__file__).parent / "forms" / "codes.yaml"
 QUANTISATION = "model.model_config.quantization_config"

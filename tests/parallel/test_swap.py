@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from small_cluster import cluster_run
 
+from mindllm import verify
 from mindllm.compiled.compile_rank import compile_rank
 from mindllm.compiled.execute.machine import CONTROL
 from mindllm.config import load_config
@@ -19,7 +20,6 @@ from mindllm.parallel.recompute import apply_recompute
 from mindllm.parallel.swap import apply_swap
 from mindllm.timing.configured import workload_of
 from mindllm.timing.step_work import step_work
-from mindllm import verify
 
 MUL = r"feed_forward\.mul"
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from mindllm import verify
 from mindllm.config import load_config
 from mindllm.config.recompute import RecomputeConfig
 from mindllm.verify.check import Options, check
-from mindllm import verify
 
 FORMS = sorted((Path(verify.__file__).parent / "forms").glob("*.yaml"))
 CONFIGS = {path.stem: load_config(path) for path in FORMS}
