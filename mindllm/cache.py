@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 
 from mindllm.console import error_console
-from mindllm.leaving import when_leaving
+from mindllm.exit_hooks import when_leaving
 from mindllm.temporary import make_temporary, remove_temporary
 
 VARIABLE = "XDG_CACHE_HOME"

@@ -18,10 +18,10 @@ from typing import NoReturn
 
 from mindllm.console import error_console, styled, visible
 from mindllm.errors import LONGEST_PART, CheckFailed, RunFailed, UserError, bounded
+from mindllm.exit_hooks import leave
 from mindllm.extras import advice
 from mindllm.files import obstacle
 from mindllm.interrupts import INTERRUPTED, leave_nothing_behind, leave_on_interrupt, raise_on_interrupt
-from mindllm.leaving import leave
 
 READER_GONE = 141
 LARGEST_PORT = 65535
@@ -53,8 +53,8 @@ class CommandParser(argparse.ArgumentParser):
 def run_command(main: Callable[[Sequence[str] | None], int | None], arguments: Sequence[str] | None = None) -> NoReturn:
     """Runs ``main`` and ends with its exit code; mistakes of the user are printed without a traceback.
 
-    Without ``arguments`` it runs the command line of this process, which it leaves (:mod:`mindllm.leaving`); with them it raises
-    SystemExit, or an error that is none of the user's, in whatever program calls it.
+    Without ``arguments`` it runs the command line of this process, which it leaves (:mod:`mindllm.exit_hooks`); with them it
+    raises SystemExit, or an error that is none of the user's, in whatever program calls it.
     """
     if arguments is not None:
         sys.exit(exit_code(main, arguments))

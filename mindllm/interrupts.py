@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from mindllm.leaving import tidy_up
+from mindllm.exit_hooks import tidy_up
 from mindllm.temporary import leave_nothing
 
 INTERRUPTED = 128 + signal.SIGINT

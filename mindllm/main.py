@@ -61,7 +61,7 @@ def read_config(arguments: Sequence[str] | None = None) -> tuple[Namespace, RunC
 
 def run(config: RunConfig) -> int:
     """Imports what the mode needs, and MindSpore, only now: an error in the YAML is told within a second."""
-    from mindllm.train.preflight import refuse_what_must_fail
+    from mindllm.train.job.preflight import refuse_what_must_fail
 
     refuse_what_must_fail(config)
     config, said = on_this_device(config)

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from mindllm.compiled.device.parsed_sources import read_parsed, write_parsed
-from mindllm.compiled.rank_server import LOG, PARSED
+from mindllm.compiled.rank.rank_server import LOG, PARSED
 from mindllm.config import RunConfig, load_config
 from mindllm.errors import UserError
 from mindllm.parallel.layer_plan import make_plan
@@ -102,7 +102,7 @@ def _why(code: int, log: str) -> str:
 def _compile(config: RunConfig, rank: int, directory: Path) -> None:
     """The forked process; it does not return."""
     from mindllm.compiled.device.front_end import environment
-    from mindllm.compiled.worker import compile_to, text_of_last_graph
+    from mindllm.compiled.rank.worker import compile_to, text_of_last_graph
 
     code = 1
     try:

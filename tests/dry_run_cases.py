@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from small_cluster import cluster_run
 
-from mindllm.compiled.simulation import ACTIVATIONS, COMMUNICATION, GRADIENTS, OPTIMIZER, WEIGHTS
+from mindllm.compiled.simulation.simulation import ACTIVATIONS, COMMUNICATION, GRADIENTS, OPTIMIZER, WEIGHTS
 from mindllm.config import RunConfig
 from mindllm.dry_run.moments import Use
 from mindllm.dry_run.profile import Alive, Profile

@@ -10,8 +10,8 @@ from typing import Any
 
 from small_cluster import cluster_run
 
-from mindllm.compiled.compile_ranks import compile_ranks
-from mindllm.compiled.graph import CompiledGraph, Node
+from mindllm.compiled.graph.compiled_graph import CompiledGraph, Node
+from mindllm.compiled.rank.compile_ranks import compile_ranks
 from mindllm.config import RunConfig, render_config
 from mindllm.verify.check import Outcome, judge
 from mindllm.verify.scale import scaled, single_device

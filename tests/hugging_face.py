@@ -3,7 +3,7 @@
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from mindllm.config.families.llama import WEIGHTS as HUGGING_FACE
+from mindllm.families.llama import WEIGHTS as HUGGING_FACE
 from mindllm.models.weights import trained_weights
 
 # name -> (what our configuration says, what theirs says)

@@ -7,9 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mindllm.compiled import mind_ir
-from mindllm.compiled.graph import Node
-from mindllm.compiled.graph_file import load, save
+from mindllm.compiled.graph import mind_ir
+from mindllm.compiled.graph.compiled_graph import Node
+from mindllm.compiled.graph.file import load, save
 
 
 def plant(path: Path, where: Callable[[Node], bool], change: Callable[[Any], None]) -> None:

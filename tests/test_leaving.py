@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from mindllm import leaving
+from mindllm import exit_hooks as leaving
 from mindllm.launch.meeting import DESCRIPTOR
 from mindllm.run import start
 
 PROGRAM = """
 import atexit, ctypes, sys, threading, time
 from mindllm.command import run_command
-from mindllm.leaving import skip_exit_functions, when_leaving
+from mindllm.exit_hooks import skip_exit_functions, when_leaving
 libc = ctypes.CDLL(None)
 libc.__cxa_atexit(libc.abort, None, None)  # as a destructor of a library, whose threads still work, may do
 def late():

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from mindllm.compiled.inspect.source import read_graph
-from mindllm.compiled.simulation import load_simulation
+from mindllm.compiled.simulation.simulation import load_simulation
 from mindllm.config import load_config
-from mindllm.config.hugging_face import read_model_config
 from mindllm.data.indexed import IndexedDataset
 from mindllm.data.records import read_records
 from mindllm.data.tokenizer import load_tokenizer
 from mindllm.errors import UserError
+from mindllm.families.hugging_face import read_model_config
 from mindllm.outside import (
     FileRefusedError,
     open_file,
@@ -176,14 +176,14 @@ ALLOWED = {
     "mindllm/temporary.py": "/proc",
     "mindllm/files.py": "writes",
     "mindllm/page.py": "our own templates",
-    "mindllm/compiled/compile_ranks.py": "logs of processes of ours",
+    "mindllm/compiled/rank/compile_ranks.py": "logs of processes of ours",
     "mindllm/compiled/device/": "files of the installed MindSpore, and what a process of ours has written",
-    "mindllm/compiled/graph_file.py": "a part of an archive, read with bounds",
-    "mindllm/compiled/memory_tracker.py": "what MindSpore has just written in a directory of ours",
-    "mindllm/compiled/program.py": "what a program that we run has just written in a directory of ours",
-    "mindllm/compiled/simulation.py": "writes",
-    "mindllm/compiled/worker.py": "what a process of ours has just written",
-    "mindllm/config/mindformers/directory.py": "a shipped YAML",
+    "mindllm/compiled/graph/file.py": "a part of an archive, read with bounds",
+    "mindllm/compiled/simulation/memory_tracker.py": "what MindSpore has just written in a directory of ours",
+    "mindllm/compiled/foreign/environment.py": "what a program that we run has just written in a directory of ours",
+    "mindllm/compiled/simulation/simulation.py": "writes",
+    "mindllm/compiled/rank/worker.py": "what a process of ours has just written",
+    "mindllm/mindformers/directory.py": "a shipped YAML",
     "mindllm/data/corpus.py": "writes; and a memory map of an array, whose header numpy bounds",
     "mindllm/data/indexed.py": "writes",
     "mindllm/data/records.py": "decompresses what mindllm.outside opened, line by line",

@@ -19,16 +19,16 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from mindllm.cli.calibrate import read_measured
-from mindllm.compiled.execute.program import read_rank
+from mindllm.compiled.foreign.kept_program import kept_ranks, kept_stages
+from mindllm.compiled.foreign.lockstep import read_rank
 from mindllm.compiled.inspect.source import read_graph
-from mindllm.compiled.kept_program import kept_ranks, kept_stages
 from mindllm.config import override_config, render_config
-from mindllm.config.hugging_face import quantisation_in, read_model_config
 from mindllm.config.load import read_document
 from mindllm.data.special_tokens import read_special_tokens
 from mindllm.data.tokenizer import load_tokenizer
 from mindllm.data.tokenizer_training import train_byte_level_bpe
 from mindllm.errors import CheckFailed, RunFailed, UserError
+from mindllm.families.hugging_face import quantisation_in, read_model_config
 from mindllm.planning.read_problem import Setting, read_problem
 from mindllm.timing.device import read_device
 from mindllm.timing.kernel_file import read_kernels

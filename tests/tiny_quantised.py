@@ -7,9 +7,9 @@ import quantised_files as files
 
 from mindllm.config import ModelConfig
 from mindllm.config.tuning import WEIGHT
-from mindllm.quantise.nearest import quantise
+from mindllm.quantize.nearest import quantise
 from mindllm.train.checkpoint.hugging_face_export import InCodes, export_hugging_face
-from mindllm.train.checkpoint.quantised.writing import matrices_of, matrix_of, stored
+from mindllm.train.checkpoint.quantized.writing import matrices_of, matrix_of, stored
 
 MODEL = ModelConfig(
     model_type="llama",

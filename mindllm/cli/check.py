@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for error in broken.values():
         error_console.print(styled(("error:", "bold red"), f" {error}"))
     os.environ.setdefault("GLOG_v", "3")
-    from mindllm.compiled.compile_ranks import cache_directory
+    from mindllm.compiled.rank.compile_ranks import cache_directory
     from mindllm.verify.check import Options, Outcome, check, refused
     from mindllm.verify.report import as_json, print_outcome, write_table
 

@@ -7,14 +7,14 @@ from pathlib import Path
 
 from mindllm.command import CommandParser, run_command
 from mindllm.config.load import build_config, read_file
-from mindllm.config.mindformers.convert import Conversion, convert
-from mindllm.config.mindformers.recognise import is_mindformers
-from mindllm.config.mindformers.report import as_json, print_account
 from mindllm.config.run import RunConfig
 from mindllm.config.shipped import shipped_configs
 from mindllm.config.shorten import short_yaml, write_short
 from mindllm.console import output, print_json
 from mindllm.errors import UserError
+from mindllm.mindformers.convert import Conversion, convert
+from mindllm.mindformers.recognise import is_mindformers
+from mindllm.mindformers.report import as_json, print_account
 
 CONFIGS = shipped_configs()
 EXAMPLE = """examples:

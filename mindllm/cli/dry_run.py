@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mindllm.command import CommandParser, output_directory, patience, positive, run_command
-from mindllm.compiled.simulate_rank import DEVICE_MEMORY
+from mindllm.compiled.simulation.simulate_rank import DEVICE_MEMORY
 from mindllm.config import RunConfig, load_config
 from mindllm.console import error_console, output, print_json
 from mindllm.dry_run.advice import shortage

@@ -166,7 +166,7 @@ def _page(options: argparse.Namespace, overrides: Sequence[str]) -> None:
 
 
 def _save(options: argparse.Namespace, overrides: Sequence[str]) -> None:
-    from mindllm.compiled.graph_file import save
+    from mindllm.compiled.graph.file import save
 
     inspected = _graph(options, overrides)
     if not inspected.graph.mind_ir:

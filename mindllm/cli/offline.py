@@ -11,9 +11,9 @@ from pathlib import Path
 
 from mindllm.command import CommandParser, output_directory, positive, run_command
 from mindllm.compiled.device.wheel import PROGRAM_VERSIONS, wheel_of
-from mindllm.compiled.kept_program import CONFIG
-from mindllm.compiled.program import Report, shell_environment
-from mindllm.compiled.simulation import MIB
+from mindllm.compiled.foreign.environment import Report, shell_environment
+from mindllm.compiled.foreign.kept_program import CONFIG
+from mindllm.compiled.simulation.simulation import MIB
 from mindllm.config.runtime import bytes_of
 from mindllm.console import output, print_json
 from mindllm.dry_run.page import PAGE

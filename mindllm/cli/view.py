@@ -12,8 +12,8 @@ from mindllm.console import output, print_json, styled
 from mindllm.data import Tokenizer
 from mindllm.data.preprocess.view import PADDING, READ, TRAINED, coloured, description, segments
 from mindllm.errors import UserError
-from mindllm.train.datasets import RunData
-from mindllm.train.row_text import InstructionText, PreferenceText
+from mindllm.train.batches.datasets import RunData
+from mindllm.train.batches.row_text import InstructionText, PreferenceText
 
 EXAMPLE = """example:
   python -m toolkit.data_viewer --config configs/llama2/finetune_llama2_tiny.yaml --sample 3

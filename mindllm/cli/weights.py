@@ -137,7 +137,7 @@ def _convert(options: argparse.Namespace) -> Path:
             return merge(options.source, options.target, options.base, written)
         return unmerge(options.source, options.adapter, options.target, written)
     if options.command == "quantise":
-        from mindllm.weights.quantise import Options, quantise_weights
+        from mindllm.weights.quantize import Options, quantise_weights
 
         chosen = Options(
             options.method,

@@ -8,7 +8,6 @@ from mindllm.config.architecture import Architecture
 from mindllm.config.architecture_keys import keys_of_layers
 from mindllm.config.dataset import EvalDatasetConfig, ProcessorConfig, TrainDatasetConfig
 from mindllm.config.generation import GenerationConfig
-from mindllm.config.hugging_face import config_json, is_hugging_face, read_model_config
 from mindllm.config.layer_counts import layer_counts
 from mindllm.config.layers import LayerSpec
 from mindllm.config.load import load_config, override_config, render_config, with_model
@@ -19,6 +18,7 @@ from mindllm.config.precision import on_this_device
 from mindllm.config.recompute import RecomputeConfig
 from mindllm.config.run import RunConfig
 from mindllm.config.runtime import ContextConfig, ExportConfig, RunnerConfig
+from mindllm.families.hugging_face import config_json, is_hugging_face, read_model_config
 
 __all__ = [
     "Architecture",

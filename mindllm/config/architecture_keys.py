@@ -81,8 +81,8 @@ def _held_in_codes(model: ModelConfig, layer: LayerSpec, frozen: tuple[str, ...]
 
 def projections_in_files(model: ModelConfig) -> dict[str, tuple[str, ...]]:
     """Our projections below a layer, by what the files of the model's family call them; empty for a model of no family."""
-    from mindllm.config.families import family_of
-    from mindllm.config.families.weight_table import OUR_LAYER
+    from mindllm.families import family_of
+    from mindllm.families.weight_table import OUR_LAYER
 
     try:
         table = family_of(model).weights

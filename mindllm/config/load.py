@@ -13,8 +13,6 @@ from pydantic import ValidationError
 from mindllm.config.checks import check_run
 from mindllm.config.dataset import IndexedDataLoader
 from mindllm.config.document import Document, Problem, child, closest_origin, merge
-from mindllm.config.mindformers.convert import Conversion, convert
-from mindllm.config.mindformers.recognise import is_mindformers
 from mindllm.config.model import ModelConfig
 from mindllm.config.overrides import Overrides, override_document
 from mindllm.config.pretrained import fill_from_pretrained
@@ -24,6 +22,8 @@ from mindllm.config.run import Provenance, RunConfig
 from mindllm.config.shipped import shipped_or_own
 from mindllm.config.yaml_tree import read_yaml, write_yaml
 from mindllm.errors import UserError, nearest
+from mindllm.mindformers.convert import Conversion, convert
+from mindllm.mindformers.recognise import is_mindformers
 from mindllm.outside import LARGEST_YAML, read_text
 
 BASE = "base"

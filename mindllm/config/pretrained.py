@@ -8,11 +8,11 @@ from typing import Any
 
 from mindllm.config.dataset import TOKENIZER_FILES
 from mindllm.config.document import Document, KeyPath, Origin, Problem
-from mindllm.config.families import family_of
-from mindllm.config.families.family import TRAINING_KEYS
-from mindllm.config.hugging_face import CONFIG, family_in, is_hugging_face, read_json, read_model_config
 from mindllm.config.run import RunConfig
 from mindllm.errors import UserError
+from mindllm.families import family_of
+from mindllm.families.family import TRAINING_KEYS
+from mindllm.families.hugging_face import CONFIG, family_in, is_hugging_face, read_json, read_model_config
 
 STATE = "state.json"  # of a checkpoint
 DIRECTORY_KEYS = ("pretrained_model_dir", "load_checkpoint")

@@ -10,13 +10,13 @@ from pydantic import ValidationError
 
 from mindllm.config.dataset import SPLIT_PATTERN
 from mindllm.config.document import Document, KeyPath, Problem, child, closest_origin
-from mindllm.config.mindformers.tables import instead_of
 from mindllm.config.runtime import DEVICE_MEMORY_PATTERN
 from mindllm.config.schema import fields_of, kind_of, kinds_with, places_of, sections_at
 from mindllm.config.section import Section
 from mindllm.config.yaml_tree import LONGEST_VALUE
 from mindllm.errors import nearest
 from mindllm.files import SIZE_PATTERN
+from mindllm.mindformers.tables import instead_of
 
 EXPECTED = {
     "int_type": "an integer",

@@ -1,7 +1,7 @@
 """Section ``model.model_config.quantization_config``: in which codes the files of a model hold its projections.
 
 It is read from the object of that name in a ``config.json``, which every method writes in its own words, and says what a
-projection that stays in codes looks like. What a code means is in ``mindllm/quantise``.
+projection that stays in codes looks like. What a code means is in ``mindllm/quantize``.
 """
 
 from __future__ import annotations

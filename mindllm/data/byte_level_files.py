@@ -8,10 +8,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from mindllm.config.hugging_face import read_json
 from mindllm.data.known_tokenizers import KNOWN, known_tokenizer
 from mindllm.data.special_tokens import END_OF_TEXT, AddedToken, SpecialTokens
 from mindllm.errors import UserError
+from mindllm.families.hugging_face import read_json
 from mindllm.outside import MIB, bounded_lines, open_file, read_text
 
 MERGES = "merges.txt"

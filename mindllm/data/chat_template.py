@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mindllm.config.hugging_face import read_json
 from mindllm.data.conversations import Conversation, Message
 from mindllm.data.known_tokenizers import OWN_TEMPLATES
 from mindllm.data.template_process import TemplateFailed, render_apart, render_here
 from mindllm.data.template_program import BEGIN, END
 from mindllm.data.tokenizer import Tokenizer
 from mindllm.errors import UserError, shortened
+from mindllm.families.hugging_face import read_json
 from mindllm.outside import read_text
 
 PLAIN = """\

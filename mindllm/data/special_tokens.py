@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mindllm.config.hugging_face import read_json
 from mindllm.errors import UserError, shortened
+from mindllm.families.hugging_face import read_json
 
 END_OF_TEXT = "<|endoftext|>"
 USUAL_NAMES = {  # looked for where no file names the token

@@ -17,7 +17,7 @@ from typing import Any
 
 from mindllm.data import template_program
 from mindllm.data.template_program import receive, send
-from mindllm.leaving import when_leaving
+from mindllm.exit_hooks import when_leaving
 
 SECONDS = 10.0  # of computing for one conversation: a thousand times what a long one takes
 MEMORY = 1 << 30

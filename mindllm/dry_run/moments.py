@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from mindllm.compiled.simulation import ACTIVATIONS, CATEGORIES, Block, Simulation, operator_of, path_of
+from mindllm.compiled.simulation.simulation import ACTIVATIONS, CATEGORIES, Block, Simulation, operator_of, path_of
 
 LAYER = re.compile(r"(layers-CellList/|layers\.)\d+")
 LAYERS = "*"  # stands for their number in a path

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
-from mindllm.compiled.simulation import CATEGORIES
+from mindllm.compiled.simulation.simulation import CATEGORIES
 from mindllm.config import RunConfig
 from mindllm.dry_run.forecast import StageMemory
 from mindllm.dry_run.moments import Fill, Use, by_category, bytes_of

@@ -7,7 +7,7 @@ import json
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from mindllm.compiled.simulation import Simulation
+from mindllm.compiled.simulation.simulation import Simulation
 from mindllm.dry_run.moments import Fill, Moments, Use, fullest, moments_of, use_of
 from mindllm.errors import UserError
 from mindllm.files import atomic_open

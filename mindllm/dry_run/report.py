@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.text import Text
 
-from mindllm.compiled.simulation import ACTIVATIONS, CATEGORIES, GRADIENTS, OPTIMIZER, WEIGHTS
+from mindllm.compiled.simulation.simulation import ACTIVATIONS, CATEGORIES, GRADIENTS, OPTIMIZER, WEIGHTS
 from mindllm.config import RunConfig
 from mindllm.console import styled
 from mindllm.dry_run.forecast import StageMemory

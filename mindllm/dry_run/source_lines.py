@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
-from mindllm.compiled.compile_rank import compile_rank
-from mindllm.compiled.sources import Sources
+from mindllm.compiled.graph.sources import Sources
+from mindllm.compiled.rank.compile_rank import compile_rank
 from mindllm.config import RunConfig
 from mindllm.dry_run.moments import Use, place_of
 from mindllm.dry_run.reduced import PLAIN, Point, reduced_run

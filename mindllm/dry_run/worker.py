@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mindllm.command import CommandParser, run_command
-from mindllm.compiled.estimate_rank import estimate_rank
-from mindllm.compiled.simulate_rank import simulate_rank
+from mindllm.compiled.simulation.estimate_rank import estimate_rank
+from mindllm.compiled.simulation.simulate_rank import simulate_rank
 from mindllm.config import load_config
 from mindllm.dry_run.profile import profile_of, save_profile
 from mindllm.dry_run.source_lines import write_lines

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from mindllm.compiled.simulation import Simulation
+from mindllm.compiled.simulation.simulation import Simulation
 from mindllm.config import RunConfig
 from mindllm.dry_run.moments import Moments, bytes_of
 

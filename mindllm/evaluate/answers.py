@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from mindllm.errors import RunFailed
-from mindllm.train.ranks import ALONE, Ranks
+from mindllm.train.job.ranks import ALONE, Ranks
 
 
 class Answers:

@@ -14,10 +14,10 @@ from mindllm.config.evaluation import EvaluationConfig
 from mindllm.data import run_tokenizer
 from mindllm.evaluate.local_data import OFFLINE
 from mindllm.evaluate.progress import logged, unwatched
+from mindllm.finetune.transform import build_tuned_model
 from mindllm.generate.generator import Generator
 from mindllm.models.weights import assign, model_weights
-from mindllm.train.ranks import Ranks
-from mindllm.tune.transform import build_tuned_model
+from mindllm.train.job.ranks import Ranks
 
 if TYPE_CHECKING:
     from mindllm.evaluate.run import Outcome

@@ -13,7 +13,7 @@ from mindllm.evaluate.load import evaluated_model
 from mindllm.evaluate.local_data import OFFLINE
 from mindllm.evaluate.progress import watched
 from mindllm.files import atomic_open
-from mindllm.train.ranks import ALONE, Ranks
+from mindllm.train.job.ranks import ALONE, Ranks
 
 if TYPE_CHECKING:
     from mindllm.evaluate.run import Outcome

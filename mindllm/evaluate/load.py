@@ -16,14 +16,14 @@ from mindllm.errors import UserError
 from mindllm.evaluate.answers import Answers
 from mindllm.evaluate.model import EvaluatedModel
 from mindllm.evaluate.progress import Watch, unwatched
+from mindllm.finetune.transform import build_tuned_model
 from mindllm.generate.generator import Generator
 from mindllm.models.weights import assign, model_weights
 from mindllm.train.checkpoint import load_checkpoint
 from mindllm.train.checkpoint.architecture import model_of
 from mindllm.train.checkpoint.pretrained import Pretrained, find_pretrained
 from mindllm.train.checkpoint.tensors import stored_tensors
-from mindllm.train.ranks import ALONE, Ranks
-from mindllm.tune.transform import build_tuned_model
+from mindllm.train.job.ranks import ALONE, Ranks
 
 ANSWERS = "answers"
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from mindllm.config import RunConfig
 from mindllm.data.tokenizer import Tokenizer
-from mindllm.generate.code_products import multiply_by_codes
+from mindllm.finetune.transform import build_tuned_model
 from mindllm.generate.generator import Generator
+from mindllm.generate.quantized_linear import multiply_by_codes
 from mindllm.generate.terminal import terminal
 from mindllm.models import Kernels
 from mindllm.models.weights import assign, held_codes, model_weights
 from mindllm.train.checkpoint import CheckpointStore
 from mindllm.train.checkpoint.pretrained import find_pretrained
-from mindllm.train.checkpoint.quantised.held import in_codes
+from mindllm.train.checkpoint.quantized.held import in_codes
 from mindllm.train.device import set_up_device
-from mindllm.tune.transform import build_tuned_model
 
 
 def need_weights(config: RunConfig) -> None:

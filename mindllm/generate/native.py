@@ -20,7 +20,7 @@ from mindllm.models import Kernels
 from mindllm.models.attention import Attention
 from mindllm.models.feed_forward import FeedForward
 from mindllm.models.linear import Linear
-from mindllm.quantise.tables import table_of
+from mindllm.quantize.tables import table_of
 
 LARGEST_BATCH = 16  # above it the matrix products of the back end are faster
 WIDEST_HEAD = 512  # kWidestHead of the source

@@ -9,12 +9,12 @@ from mindspore import ops as P
 from mindllm.config.latent_attention import LatentAttentionSpec
 from mindllm.config.layers import AlibiSpec, AttentionSpec, RotarySpec
 from mindllm.models.alibi import alibi_bias
+from mindllm.models.cpu_broadcast import Repeated
 from mindllm.models.dropout import AttentionDropout
 from mindllm.models.flash_attention import BalancedFlashAttention, FlashAttention
 from mindllm.models.kernels import Kernels
 from mindllm.models.linear import Linear, Operand, SoftCap
 from mindllm.models.norm import make_norm
-from mindllm.models.outer import Repeated
 from mindllm.models.rotary import RotaryEmbedding
 from mindllm.models.weights import Spread, constant
 

@@ -13,7 +13,7 @@ from mindllm.models.decoder import Decoder
 from mindllm.models.kernels import Kernels
 from mindllm.models.linear import Operand, SoftCap
 from mindllm.models.loss import CpuCrossEntropy, CrossEntropy
-from mindllm.models.prediction import Ahead, PredictionLoss
+from mindllm.models.mtp import Ahead, PredictionLoss
 from mindllm.models.weights import normal_parameter
 
 

@@ -19,8 +19,8 @@ from mindllm.models.decoder_layer import DecoderLayer
 from mindllm.models.dropout import Dropout, EmbeddingNoise, Keys
 from mindllm.models.interleaved_layer import InterleavedLayer
 from mindllm.models.kernels import Kernels
+from mindllm.models.mtp import PredictionLayer
 from mindllm.models.norm import make_norm
-from mindllm.models.prediction import PredictionLayer
 from mindllm.models.rotary import rotary_tables
 from mindllm.models.weights import Spread, constant, normal_parameter
 

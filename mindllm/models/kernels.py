@@ -24,13 +24,13 @@ class Kernels:
     ``activation`` is the dtype of what layers compute, ``operand`` the one operands of matrix products are rounded
     to. They differ only for bf16 on CPU: what layers compute stays fp32 and only operands are rounded. ``residual`` is the
     dtype of hidden states between layers, where it is another than ``activation``. ``cpu`` chooses forms that
-    are fast on one CPU; they are never sharded. ``same_shapes``: products do not broadcast (:mod:`mindllm.models.outer`), on a
-    CPU that does not fuse them. ``document_masks``: rows hold several documents that do not see each
-    other, so masks are made for every row in the graph instead of being the causal one for all. ``norm``, ``softmax`` and
-    ``rotary`` are the dtypes inside the norms, the attention's softmax and the rotation. ``sequence_ranks`` devices
-    share each sequence, where ``balanced`` in balanced halves: tokens stand in the order of :mod:`mindllm.models.sequence_order`.
-    ``row_parts``: parts in which layers take their rows outside attention (:mod:`mindllm.models.interleaved_layer`); behind the
-    layers ``joins`` rows go to another stage, whole.
+    are fast on one CPU; they are never sharded. ``same_shapes``: products do not broadcast
+    (:mod:`mindllm.models.cpu_broadcast`), on a CPU that does not fuse them. ``document_masks``: rows hold several documents
+    that do not see each other, so masks are made for every row in the graph instead of being the causal one for all. ``norm``,
+    ``softmax`` and ``rotary`` are the dtypes inside the norms, the attention's softmax and the rotation. ``sequence_ranks``
+    devices share each sequence, where ``balanced`` in balanced halves: tokens stand in the order of
+    :mod:`mindllm.models.sequence_order`. ``row_parts``: parts in which layers take their rows outside attention
+    (:mod:`mindllm.models.interleaved_layer`); behind the layers ``joins`` rows go to another stage, whole.
     """
 
     fused: bool

@@ -8,7 +8,7 @@ from mindspore import ops as P
 from mindspore.common.initializer import initializer
 
 from mindllm.config.layers import Activation
-from mindllm.models.held_codes import HeldCodes
+from mindllm.models.dequantize import HeldCodes
 from mindllm.models.kernels import Kernels
 from mindllm.models.weights import normal_parameter
 

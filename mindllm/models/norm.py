@@ -8,8 +8,8 @@ from mindspore import ops as P
 from mindspore.common.initializer import initializer
 
 from mindllm.config.layers import NormSpec
+from mindllm.models.cpu_broadcast import Outer
 from mindllm.models.kernels import Kernels
-from mindllm.models.outer import Outer
 
 
 class RMSNorm(nn.Cell):

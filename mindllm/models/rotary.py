@@ -16,8 +16,8 @@ from mindspore import ops as P
 
 from mindllm.config.layers import RotarySpec
 from mindllm.config.rope_scaling import DynamicRopeScaling, LinearRopeScaling, Llama3RopeScaling, YarnRopeScaling
+from mindllm.models.cpu_broadcast import Repeated
 from mindllm.models.kernels import Kernels
-from mindllm.models.outer import Repeated
 
 
 def inverse_frequencies(rotary: RotarySpec, head_dim: int, length: int) -> np.ndarray:

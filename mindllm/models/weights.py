@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike
 from mindllm.config import ModelConfig
 from mindllm.models.expert_load import is_probe
 from mindllm.models.row_lengths import row_lengths
-from mindllm.quantise.held import rounded
+from mindllm.quantize.packed import rounded
 
 NUMPY_DTYPES: dict[ms.dtype, np.dtype] = {
     ms.float32: np.dtype(np.float32),

@@ -11,6 +11,8 @@ from mindspore import nn
 
 from mindllm.config import RunConfig
 from mindllm.config.check_preference import accumulated_pairs
+from mindllm.finetune.preference import PreferenceLoss, base_of
+from mindllm.finetune.transform import tune
 from mindllm.models import CausalLM, Kernels
 from mindllm.models.causal_lm import for_evaluation
 from mindllm.parallel.context import optimizer_level
@@ -34,8 +36,6 @@ from mindllm.parallel.row_parts import mark_row_parts
 from mindllm.parallel.sharding import apply_sharding, sharding_table
 from mindllm.parallel.sharding.preference import pairs_table
 from mindllm.parallel.swap import apply_swap
-from mindllm.tune.preference import PreferenceLoss, base_of
-from mindllm.tune.transform import tune
 
 logger = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ import mindspore as ms
 from mindspore import nn
 
 from mindllm.models.grouped_experts import GroupedFeedForward
-from mindllm.parallel.groups import group_of, mark_ranks
+from mindllm.parallel.communication_groups import group_of, mark_ranks
 from mindllm.parallel.layout import Mesh
 from mindllm.parallel.operators import operators_of
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from mindllm.planning.problem import Problem
-from mindllm.planning.schedules.simulate import critical_path
 from mindllm.planning.solve import Solution, solve
+from mindllm.schedules.simulate import critical_path
 
 GB = 1000.0
 

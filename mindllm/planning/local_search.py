@@ -11,8 +11,8 @@ import numpy as np
 from mindllm.planning.deadline import OutOfTime, passed
 from mindllm.planning.problem import Problem
 from mindllm.planning.recomputation.stage_choice import StageChoice, one_shift, shifts
-from mindllm.planning.schedules.orders import Timetable
-from mindllm.planning.schedules.simulate import critical_path, simulate, step_times
+from mindllm.schedules.orders import Timetable
+from mindllm.schedules.simulate import critical_path, simulate, step_times
 
 BATCH = 64  # plans simulated together
 NUMBERS = 2**23  # end times that one simulation may hold

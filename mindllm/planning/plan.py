@@ -10,13 +10,13 @@ from functools import cached_property
 import numpy as np
 
 from mindllm.planning.problem import ZERO_BUBBLE, End, Problem
-from mindllm.planning.schedules import steady
-from mindllm.planning.schedules.held_memory import held_memory, working_memory
-from mindllm.planning.schedules.orders import Orders, stage_orders, timetable
-from mindllm.planning.schedules.simulate import Timeline, simulate
-from mindllm.planning.schedules.steady import simulate_long
 from mindllm.planning.zero_bubble.operation_order import StageCosts, whole_step
 from mindllm.planning.zero_bubble.schedule_search import best_orders
+from mindllm.schedules import steady
+from mindllm.schedules.held_memory import held_memory, working_memory
+from mindllm.schedules.orders import Orders, stage_orders, timetable
+from mindllm.schedules.simulate import Timeline, simulate
+from mindllm.schedules.steady import simulate_long
 
 ZERO_BUBBLE_EFFORT = 30_000  # operations scheduled beyond the grid, for each plan that is judged
 

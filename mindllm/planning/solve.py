@@ -16,9 +16,9 @@ from mindllm.planning.problem import ZERO_BUBBLE, Problem
 from mindllm.planning.recomputation.feasible import lightest_split
 from mindllm.planning.recomputation.mixes import Mixes
 from mindllm.planning.recomputation.stage_choice import StageChoice
-from mindllm.planning.schedules.steady import NotSteady
 from mindllm.planning.several_chunks.planner import solve_interleaved
 from mindllm.planning.zero_bubble.planner import solve_zero_bubble
+from mindllm.schedules.steady import NotSteady
 
 GRACE = 2.0  # seconds beyond the deadline for a first plan, or for what would fit where nothing does
 

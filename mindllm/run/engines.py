@@ -8,8 +8,8 @@ from mindllm.parallel.layout import mesh_of
 from mindllm.train.device import connect, select_device
 from mindllm.train.engine import Engine
 from mindllm.train.engine.engine import evaluation_config
-from mindllm.train.execution import Execution, Executor
-from mindllm.train.share import WHOLE, Share
+from mindllm.train.job.batch_shard import WHOLE, Share
+from mindllm.train.job.execution import Execution, Executor
 
 
 def share_of(config: RunConfig, execution: Execution) -> Share:
@@ -35,7 +35,7 @@ def set_up_execution(config: RunConfig, execution: Execution) -> None:
     """Selects the device of this process and connects it with the other ranks."""
     select_device(config, execution.ranks)
     if execution.ranks.simulated:
-        from mindllm.compiled.simulated_process import prepare_simulation
+        from mindllm.compiled.simulation.simulated_process import prepare_simulation
 
         prepare_simulation()
     connect(execution.ranks)

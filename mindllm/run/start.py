@@ -6,11 +6,11 @@ from contextlib import nullcontext
 
 from mindllm.config import RunConfig, override_config
 from mindllm.end_in_time import ending_in_time
+from mindllm.exit_hooks import skip_exit_functions
 from mindllm.launch.heartbeat import heart, is_watched
 from mindllm.launch.meeting import Seat
-from mindllm.leaving import skip_exit_functions
 from mindllm.train.device import prepare_environment
-from mindllm.train.execution import Executor, execution_of
+from mindllm.train.job.execution import Executor, execution_of
 
 
 def start(config: RunConfig) -> int:
@@ -29,7 +29,7 @@ def start(config: RunConfig) -> int:
 def _run(config: RunConfig) -> int:
     execution = execution_of(config)
     if execution.ranks.simulated:
-        from mindllm.compiled.simulated_process import enter_simulation, import_quietly
+        from mindllm.compiled.simulation.simulated_process import enter_simulation, import_quietly
         from mindllm.run.simulated import with_own_files
 
         enter_simulation()

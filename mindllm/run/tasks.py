@@ -14,8 +14,8 @@ from mindllm.interrupts import interruptible
 from mindllm.launch.heartbeat import heart
 from mindllm.run.engines import set_up_execution
 from mindllm.train.device import set_up_device
-from mindllm.train.execution import Execution, Executor
-from mindllm.train.ranks import ALONE
+from mindllm.train.job.execution import Execution, Executor
+from mindllm.train.job.ranks import ALONE
 
 EVALUATION = "evaluation"
 

@@ -18,21 +18,21 @@ from mindllm.run.engines import evaluation_rows, make_engine, set_up_execution, 
 from mindllm.run.export import export
 from mindllm.run.simulated import one_step_unless_said
 from mindllm.tables import pairs
-from mindllm.train.begun import begin, checkpoint_to_resume
+from mindllm.train.batches.datasets import RunData
 from mindllm.train.callbacks import make_callbacks
 from mindllm.train.callbacks.callback import Callback
 from mindllm.train.checkpoint import Checkpoint, CheckpointStore, Peers
 from mindllm.train.checkpoint.adapters.adapter import Base, leaves_weights_out
 from mindllm.train.checkpoint.pretrained import Pretrained, base_record, find_pretrained, merged_pretrained
 from mindllm.train.checkpoint.whole_directory import refuse_existing
-from mindllm.train.data_agreement import refuse_different_data
-from mindllm.train.datasets import RunData
-from mindllm.train.execution import Execution, Executor, describe
-from mindllm.train.loss_scale import LossScaler
-from mindllm.train.output_directory import CHECKPOINTS, claim_output_directory
-from mindllm.train.ranks import ALONE, Ranks
-from mindllm.train.resume import restore
-from mindllm.train.schedule import learning_rates
+from mindllm.train.job.data_agreement import refuse_different_data
+from mindllm.train.job.execution import Execution, Executor, describe
+from mindllm.train.job.output_directory import CHECKPOINTS, claim_output_directory
+from mindllm.train.job.ranks import ALONE, Ranks
+from mindllm.train.job.restart import begin, checkpoint_to_resume
+from mindllm.train.job.resume import restore
+from mindllm.train.optimizers.loss_scale import LossScaler
+from mindllm.train.optimizers.schedule import learning_rates
 from mindllm.train.state import RunState, last_step
 from mindllm.train.trainer import Trainer
 from mindllm.train.utilisation import peak_of

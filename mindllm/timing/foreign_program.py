@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from mindllm.compiled.kept_program import kept_stages
-from mindllm.compiled.operators import BACKWARD, FORWARD, RECOMPUTED
+from mindllm.compiled.foreign.kept_program import kept_stages
+from mindllm.compiled.graph.operators import BACKWARD, FORWARD, RECOMPUTED
 from mindllm.errors import UserError
-from mindllm.planning.schedules.orders import stage_orders, timetable
-from mindllm.planning.schedules.simulate import Timeline, simulate
-from mindllm.planning.schedules.steady import is_long, simulate_long
+from mindllm.schedules.orders import stage_orders, timetable
+from mindllm.schedules.simulate import Timeline, simulate
+from mindllm.schedules.steady import is_long, simulate_long
 from mindllm.tables import Table, figures
 from mindllm.timing.device import Device
 from mindllm.timing.stage_graph import StageGraph, stage_graphs

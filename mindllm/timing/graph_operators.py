@@ -1,10 +1,10 @@
-"""How long an operator of a compiled graph takes: what it costs (``mindllm.compiled.cost``), timed as every other operator."""
+"""How long an operator of a compiled graph takes: what it costs (``mindllm.compiled.graph.cost``), timed like all others."""
 
 from __future__ import annotations
 
-from mindllm.compiled.cost import ATTENTION as FLASH
-from mindllm.compiled.cost import ATTENTION_GRADIENT, bytes_of, cost
-from mindllm.compiled.graph import CompiledGraph, Node
+from mindllm.compiled.graph.compiled_graph import CompiledGraph, Node
+from mindllm.compiled.graph.cost import ATTENTION as FLASH
+from mindllm.compiled.graph.cost import ATTENTION_GRADIENT, bytes_of, cost
 from mindllm.timing.device import Device
 from mindllm.timing.exchanges import Group, exchange_seconds
 from mindllm.timing.operators import operator_seconds

@@ -114,7 +114,7 @@ def is_of_rows(one: Operator | Exchange) -> bool:
 
 
 def held_work(spec: LayerSpec, part: str, strategy: Strategy) -> Iterator[Operator]:
-    """What makes the matrices of one part out of codes (``models/held_codes.py``), and brings them to half precision."""
+    """What makes the matrices of one part out of codes (``models/dequantize.py``), and brings them to half precision."""
     for code in spec.codes:
         if not code.module.startswith(f"{part}."):
             continue

@@ -1,8 +1,8 @@
 """Memory of a stage by formula: state, what micro-batches keep, working memory.
 
-It prunes and ranks; a dry run has the last word. What a layer keeps is added up operator by operator (``kept.py``); a fully
-recomputed layer keeps its input. In its backward pass a layer needs the rest again, and its gradients, when those behind it have
-freed theirs. The planner's problem (``plan_problem.py``) is made of the same figures; both add them up in
+It prunes and ranks; a dry run has the last word. What a layer keeps is added up operator by operator (``saved_activations.py``);
+a fully recomputed layer keeps its input. In its backward pass a layer needs the rest again, and its gradients, when those behind
+it have freed theirs. The planner's problem (``plan_problem.py``) is made of the same figures; both add them up in
 ``planning/schedules/held_memory.py``.
 """
 
@@ -14,11 +14,11 @@ import numpy as np
 
 from mindllm.config.layers import LayerSpec
 from mindllm.parallel.layer_plan import LayerAssignment
-from mindllm.planning.schedules.held_memory import held_memory, working_memory
-from mindllm.planning.schedules.orders import stage_orders
-from mindllm.timing.ends import Held
-from mindllm.timing.kept import gradients_at_once, kept_results
+from mindllm.schedules.held_memory import held_memory, working_memory
+from mindllm.schedules.orders import stage_orders
 from mindllm.timing.layer import forward_work, repeated_work
+from mindllm.timing.non_layer_cost import Held
+from mindllm.timing.saved_activations import gradients_at_once, kept_results
 from mindllm.timing.step_work import layer_key, step_work
 from mindllm.timing.swapped import moved_bytes
 from mindllm.timing.work import HALF, WHOLE

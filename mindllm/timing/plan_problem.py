@@ -9,8 +9,8 @@ from mindllm.config.layers import LayerSpec
 from mindllm.parallel.layer_plan import DEFAULT_PATTERNS, LayerAssignment
 from mindllm.planning.problem import STANDARD_KINDS, Problem, make_problem
 from mindllm.timing.device import Device
-from mindllm.timing.ends import Held, embedding_parameters, last_parameters, layer_parameters
 from mindllm.timing.memory import layer_needs, loss_bytes, state_bytes
+from mindllm.timing.non_layer_cost import Held, embedding_parameters, last_parameters, layer_parameters
 from mindllm.timing.step import TimedWork
 from mindllm.timing.step_work import spec_part, step_work
 from mindllm.timing.workload import Workload

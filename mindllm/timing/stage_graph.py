@@ -11,9 +11,9 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from mindllm.compiled.cost import WITHOUT_TRAFFIC, bytes_of, uncounted
-from mindllm.compiled.graph import CompiledGraph, Node
-from mindllm.compiled.operators import BACKWARD, FORWARD, RECOMPUTED, UPDATE, Operators, is_flagged
+from mindllm.compiled.graph.compiled_graph import CompiledGraph, Node
+from mindllm.compiled.graph.cost import WITHOUT_TRAFFIC, bytes_of, uncounted
+from mindllm.compiled.graph.operators import BACKWARD, FORWARD, RECOMPUTED, UPDATE, Operators, is_flagged
 from mindllm.timing.device import Device
 from mindllm.timing.graph_operators import operator_time, transfer_time
 

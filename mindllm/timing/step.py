@@ -14,9 +14,9 @@ from functools import cached_property
 
 import numpy as np
 
-from mindllm.planning.schedules.orders import Timetable, stage_orders, timetable
-from mindllm.planning.schedules.simulate import Timeline, simulate, step_times
-from mindllm.planning.schedules.steady import is_long, simulate_long
+from mindllm.schedules.orders import Timetable, stage_orders, timetable
+from mindllm.schedules.simulate import Timeline, simulate, step_times
+from mindllm.schedules.steady import is_long, simulate_long
 from mindllm.timing.device import Device
 from mindllm.timing.exchanges import Group, exchange_seconds
 from mindllm.timing.layer import SPLIT_INPUT

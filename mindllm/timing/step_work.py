@@ -11,7 +11,15 @@ from itertools import pairwise
 from mindllm.config.layers import LayerSpec
 from mindllm.config.tuning import is_trained
 from mindllm.parallel.layer_plan import LayerAssignment
-from mindllm.timing.ends import (
+from mindllm.timing.layer import (
+    backward_work,
+    forward_work,
+    in_row_parts,
+    is_of_rows,
+    pattern_matches,
+    repeated_work,
+)
+from mindllm.timing.non_layer_cost import (
     Held,
     embedding_work,
     head_work,
@@ -23,14 +31,6 @@ from mindllm.timing.ends import (
     shared_table,
     sums_of_slices,
     update_operator,
-)
-from mindllm.timing.layer import (
-    backward_work,
-    forward_work,
-    in_row_parts,
-    is_of_rows,
-    pattern_matches,
-    repeated_work,
 )
 from mindllm.timing.swapped import Moved, moved_results
 from mindllm.timing.tuned_update import Seldom, layer_update, step_update

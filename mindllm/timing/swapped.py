@@ -14,7 +14,7 @@ from mindllm.config.layers import AttentionSpec, LayerSpec
 from mindllm.config.recompute import names_operator
 from mindllm.errors import UserError
 from mindllm.parallel.layer_plan import LayerAssignment
-from mindllm.timing.kept import kept_results
+from mindllm.timing.saved_activations import kept_results
 from mindllm.timing.work import HALF, Operator, Work
 from mindllm.timing.workload import Swap, Workload
 

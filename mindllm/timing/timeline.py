@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from mindllm.files import atomic_open
-from mindllm.planning.schedules.orders import BACKWARD, FORWARD
+from mindllm.schedules.orders import BACKWARD, FORWARD
 from mindllm.timing.memory import kept_bytes
 from mindllm.timing.step import StepTime
 

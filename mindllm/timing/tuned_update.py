@@ -1,7 +1,7 @@
 """What AdaLoRA and GaLore do in a step beside AdamW, and the optimizer state they keep beside its moments, by layer.
 
-Operators are those of ``train/rank_allocation.py`` and ``train/projected_optimizer.py``, in single precision, on a rank's part of
-each weight. How long a device takes to factorise or to sort is in no description of one: that is named, not counted.
+Operators are those of ``optimizers/adalora.py`` and ``optimizers/galore.py``, in single precision, on a rank's part of
+of each weight. How long a device takes to factorise or to sort is in no description of one: that is named, not counted.
 """
 
 from __future__ import annotations

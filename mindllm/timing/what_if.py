@@ -8,7 +8,7 @@ import numpy as np
 
 from mindllm.config.check_interleaved_rows import MOST, can_be_cut
 from mindllm.parallel.layer_plan import LayerAssignment, LayerPlan
-from mindllm.planning.schedules.simulate import simulate
+from mindllm.schedules.simulate import simulate
 from mindllm.timing.device import Device
 from mindllm.timing.step import StepTime, step_time
 from mindllm.timing.workload import Workload

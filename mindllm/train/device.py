@@ -8,9 +8,9 @@ import shutil
 from pathlib import Path
 
 from mindllm.config import RunConfig
-from mindllm.leaving import when_leaving
+from mindllm.exit_hooks import when_leaving
 from mindllm.temporary import make_temporary, remove_temporary
-from mindllm.train.ranks import ALONE, Ranks
+from mindllm.train.job.ranks import ALONE, Ranks
 
 COMPILER_LOG = "dsa_transfrom.log"  # what the fusion's compiler leaves in the working directory
 NOTHING = ""

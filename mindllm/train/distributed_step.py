@@ -21,9 +21,9 @@ from mindllm.parallel.parameter_layout import ParameterLayout
 from mindllm.parallel.pipeline import TokenCount
 from mindllm.parallel.sharding.weights import weight_cuts
 from mindllm.parallel.weight_cut import WeightCut
+from mindllm.train.optimizers.build import make_optimizer, shares_weights
 from mindllm.train.part_exchange import NormOfParts
 from mindllm.train.step import ApplyGradients, GlobalNorm
-from mindllm.train.tuned_optimizer import make_optimizer, shares_weights
 
 accumulated = ops.MultitypeFuncGraph("accumulated")
 clear_accumulated = ops.MultitypeFuncGraph("clear_accumulated")

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from mindllm.finetune.preference import FIGURES
 from mindllm.models.expert_load import PAIRS_PROBE
 from mindllm.train.expert_loads import LOAD
-from mindllm.tune.preference import FIGURES
 
 MARGINS = "rewards/margins"
 

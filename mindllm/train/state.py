@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from mindllm.config import RunConfig
 from mindllm.train.checkpoint.adapters.adapter import Base
 from mindllm.train.expert_loads import LayerLoad
-from mindllm.train.loss_scale import LossScaler
+from mindllm.train.optimizers.loss_scale import LossScaler
 
 if TYPE_CHECKING:
     from mindllm.train.checkpoint.pretrained import Pretrained

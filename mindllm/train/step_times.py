@@ -6,7 +6,7 @@ import logging
 import statistics
 from dataclasses import dataclass
 
-from mindllm.train.ranks import Ranks
+from mindllm.train.job.ranks import Ranks
 
 STEPS_IN_A_ROW = 3  # one late step says nothing: a checkpoint, a neighbour on the machine
 REPEATED_EVERY = 100

@@ -11,10 +11,10 @@ from types import FrameType
 from mindllm.data import BatchStream
 from mindllm.interrupts import nothing_to_save
 from mindllm.launch.heartbeat import heart
-from mindllm.train.batch_ahead import DATA_FAILED, BatchAhead
+from mindllm.train.batches.prefetch import DATA_FAILED, BatchAhead
 from mindllm.train.callbacks import Callback
 from mindllm.train.engine import StepResult
-from mindllm.train.ranks import ALONE, Ranks
+from mindllm.train.job.ranks import ALONE, Ranks
 from mindllm.train.state import RunState, StepRecord
 from mindllm.train.step_times import Slowest, StepTimes
 from mindllm.train.utilisation import Peak

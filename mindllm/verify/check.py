@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from mindllm.compiled.asked_for import Finding, findings
-from mindllm.compiled.compile_ranks import RankCompilation
-from mindllm.compiled.graph import CompiledGraph
+from mindllm.compiled.conformance import Finding, findings
+from mindllm.compiled.graph.compiled_graph import CompiledGraph
+from mindllm.compiled.rank.compile_ranks import RankCompilation
 from mindllm.config import RunConfig
 from mindllm.errors import CheckFailed
 from mindllm.host_memory import ADVICE, MemoryClaim, gibibytes

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 
-from mindllm.compiled.compile_ranks import compile_ranks
 from mindllm.compiled.execute.difference import first_difference
 from mindllm.compiled.execute.records import Recorder
-from mindllm.compiled.graph import CompiledGraph
+from mindllm.compiled.graph.compiled_graph import CompiledGraph
+from mindllm.compiled.rank.compile_ranks import compile_ranks
 from mindllm.config import RunConfig, override_config
 from mindllm.parallel.layout import mesh_of
 from mindllm.verify.scale import single_device

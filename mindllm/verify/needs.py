@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from mindllm.compiled.host_needs import compile_bytes, graph_bytes
+from mindllm.compiled.rank.host_needs import compile_bytes, graph_bytes
 from mindllm.config import LayerSpec, RunConfig
 from mindllm.config.layers import FeedForwardSpec
 from mindllm.errors import UserError

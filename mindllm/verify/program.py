@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 
 from mindllm.compiled.device.inside_program import MIND_IR
-from mindllm.compiled.execute.machine import Machine
-from mindllm.compiled.execute.program import Program, ProgramRank, read_rank, without_kernel
+from mindllm.compiled.execute.rank_interpreter import Machine
 from mindllm.compiled.execute.state import slices_of
-from mindllm.compiled.kept_program import KeptRank, kept_ranks
-from mindllm.compiled.pool import Pool
+from mindllm.compiled.foreign.kept_program import KeptRank, kept_ranks
+from mindllm.compiled.foreign.lockstep import Program, ProgramRank, read_rank, without_kernel
+from mindllm.compiled.rank.pool import Pool
 from mindllm.errors import RunFailed, UserError
 from mindllm.host_memory import ADVICE, MemoryClaim, gibibytes
 from mindllm.tables import Table, figures, texts

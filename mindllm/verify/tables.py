@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from mindllm.compiled.execute.state import slices_of, whole_shape
-from mindllm.compiled.graph import CompiledGraph
+from mindllm.compiled.graph.compiled_graph import CompiledGraph
 
 ROUNDING = 1e-6
 TABLES = "tables."

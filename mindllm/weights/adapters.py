@@ -9,11 +9,11 @@ from typing import Any
 
 from mindllm.config import ModelConfig, is_hugging_face, read_model_config
 from mindllm.config.dataset import TOKENIZER_FILES
-from mindllm.config.hugging_face import read_json
 from mindllm.config.tuning import BOTTLENECK
 from mindllm.data import load_tokenizer
 from mindllm.data.tokenizer import Tokenizer
 from mindllm.errors import UserError
+from mindllm.families.hugging_face import read_json
 from mindllm.train.checkpoint import load_checkpoint
 from mindllm.train.checkpoint.adapters.adapter import Base, adapter_of_checkpoint
 from mindllm.train.checkpoint.adapters.bottlenecks import write_bottlenecks

@@ -12,9 +12,9 @@ import pytest
 from simulations import Simulations
 from small_cluster import cluster_run
 
-from mindllm.compiled import graph_file
-from mindllm.compiled.compile_rank import compile_rank
-from mindllm.compiled.graph import CompiledGraph
+from mindllm.compiled.graph import file as graph_file
+from mindllm.compiled.graph.compiled_graph import CompiledGraph
+from mindllm.compiled.rank.compile_rank import compile_rank
 
 OPTIMIZER = {"enable_parallel_optimizer": True}
 SHARED_BY_TWO = {"optimizer_weight_shard_size": 2, "parallel_optimizer_threshold": 0}

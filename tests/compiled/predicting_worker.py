@@ -17,10 +17,10 @@ import numpy as np  # noqa: E402
 from mindspore import Tensor, nn  # noqa: E402
 
 from mindllm.config import ModelConfig  # noqa: E402
+from mindllm.finetune.transform import build_tuned_model  # noqa: E402
 from mindllm.generate.cache import CachedDecoder  # noqa: E402
-from mindllm.generate.code_products import multiply_by_codes  # noqa: E402
+from mindllm.generate.quantized_linear import multiply_by_codes  # noqa: E402
 from mindllm.models import Kernels  # noqa: E402
-from mindllm.tune.transform import build_tuned_model  # noqa: E402
 
 BATCH, PROMPT, CAPACITY, ROWS, GROUP = 2, 16, 128, 16, 32
 HIDDEN, WIDTH, KEYS = 64, 128, 32
@@ -97,7 +97,7 @@ def simulate(code):
     from mindspore.communication._comm_helper import GlobalComm
 
     from mindllm.compiled.device.callback_thread import calm_callback_thread
-    from mindllm.compiled.simulate_worker import KERNEL_BY_KERNEL, MORE_THAN_ANY, PIPELINED_THREADS
+    from mindllm.compiled.simulation.simulate_worker import KERNEL_BY_KERNEL, MORE_THAN_ANY, PIPELINED_THREADS
 
     GlobalComm.CHECK_ENVS = False
     ms.set_context(device_target="Ascend", max_device_memory=MORE_THAN_ANY, mode=ms.GRAPH_MODE)

@@ -9,8 +9,8 @@ import pytest
 from small_cluster import cluster_run
 
 from mindllm.compiled.device.stand_in import COMPILERS, installed_software
-from mindllm.compiled.simulate_rank import simulate_rank
-from mindllm.compiled.simulation import Simulation
+from mindllm.compiled.simulation.simulate_rank import simulate_rank
+from mindllm.compiled.simulation.simulation import Simulation
 
 EVERYTHING = {
     "dp": 2,

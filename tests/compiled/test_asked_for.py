@@ -10,8 +10,8 @@ import pytest
 from conftest import CASES
 from small_cluster import cluster_run
 
-from mindllm.compiled.asked_for import Finding, findings
-from mindllm.compiled.graph import CompiledGraph, Node
+from mindllm.compiled.conformance import Finding, findings
+from mindllm.compiled.graph.compiled_graph import CompiledGraph, Node
 
 ALL = "interleaved all"
 THRESHOLD = "dp2 tp2, parts below the threshold"

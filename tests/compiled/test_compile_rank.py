@@ -3,8 +3,8 @@
 import pytest
 from small_cluster import cluster_run
 
-from mindllm.compiled import compile_rank as subject
 from mindllm.compiled.device import front_end
+from mindllm.compiled.rank import compile_rank as subject
 from mindllm.errors import UserError
 from mindllm.parallel.refusals import CompileFailed
 

@@ -10,9 +10,9 @@ import pytest
 from execute_clusters import compiled_cluster
 from small_cluster import cluster_run
 
-from mindllm.compiled import compile_ranks as subject
-from mindllm.compiled.compile_rank import compile_rank
-from mindllm.compiled.rank_server import compile_each
+from mindllm.compiled.rank import compile_ranks as subject
+from mindllm.compiled.rank.compile_rank import compile_rank
+from mindllm.compiled.rank.rank_server import compile_each
 from mindllm.errors import UserError
 
 

@@ -16,7 +16,7 @@ import json
 from dataclasses import replace
 import mindspore as ms
 import numpy as np
-from mindllm.compiled.mind_ir import parse_mind_ir
+from mindllm.compiled.graph.mind_ir import parse_mind_ir
 from mindllm.config import ModelConfig
 from mindllm.models import CausalLM, Kernels
 ms.set_context(mode=ms.GRAPH_MODE)

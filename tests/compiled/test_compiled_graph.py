@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mindllm.compiled.graph import ClosureType, OtherType, TupleType
-from mindllm.compiled.graph_file import FACTS, INITIAL, MIND_IR, VERSION, load, save
-from mindllm.compiled.mind_ir import parse_mind_ir
-from mindllm.compiled.schedule import micro_batch_schedule
+from mindllm.compiled.graph.compiled_graph import ClosureType, OtherType, TupleType
+from mindllm.compiled.graph.file import FACTS, INITIAL, MIND_IR, VERSION, load, save
+from mindllm.compiled.graph.mind_ir import parse_mind_ir
+from mindllm.compiled.graph.schedule import micro_batch_schedule
 from mindllm.errors import UserError
 from mindllm.parallel.parameter_layout import ParameterLayout
 
@@ -178,7 +178,7 @@ def test_a_graph_comes_back_from_its_file(compiled, tmp_path):
     assert again.sources == compiled(ALL).sources
     assert [node.name for node in again.nodes()] == [node.name for node in compiled(ALL).nodes()]
     assert [node.type for node in again.nodes()] == [node.type for node in compiled(ALL).nodes()]
-    script = "import sys; from mindllm.compiled.graph_file import load; load(sys.argv[1]); assert 'mindspore' not in sys.modules"
+    script = "import sys; from mindllm.compiled.graph.file import load; load(sys.argv[1]); assert 'mindspore' not in sys.modules"
     subprocess.run([sys.executable, "-c", script, str(path)], check=True)  # reading needs no MindSpore
 
 

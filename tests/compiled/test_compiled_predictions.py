@@ -6,14 +6,14 @@ import predicting_worker as worker
 import pytest
 from simulations import needs_compiler
 
-from mindllm.compiled.cost import cost, uncounted
 from mindllm.compiled.device.front_end import environment
 from mindllm.compiled.device.stand_in import device_software
-from mindllm.compiled.memory_tracker import read_tracked
-from mindllm.compiled.mind_ir import parse_mind_ir
-from mindllm.compiled.operators import Operators
-from mindllm.compiled.simulate_rank import ENVIRONMENT
-from mindllm.compiled.worker_process import run_worker
+from mindllm.compiled.graph.cost import cost, uncounted
+from mindllm.compiled.graph.mind_ir import parse_mind_ir
+from mindllm.compiled.graph.operators import Operators
+from mindllm.compiled.rank.worker_process import run_worker
+from mindllm.compiled.simulation.memory_tracker import read_tracked
+from mindllm.compiled.simulation.simulate_rank import ENVIRONMENT
 from mindllm.timing.device import read_device
 from mindllm.timing.graph_operators import operator_time
 

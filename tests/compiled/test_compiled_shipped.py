@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mindllm.compiled.compile_rank import compile_rank
+from mindllm.compiled.rank.compile_rank import compile_rank
 from mindllm.config import load_config
 from mindllm.parallel.context import mesh_of
 from mindllm.parallel.layer_plan import make_plan

@@ -7,8 +7,8 @@ import tempfile
 import pytest
 from small_cluster import cluster_run
 
-from mindllm.compiled import worker_process
-from mindllm.compiled.compile_rank import compile_rank
+from mindllm.compiled.rank import worker_process
+from mindllm.compiled.rank.compile_rank import compile_rank
 from mindllm.parallel.refusals import CompileFailed, frames, reason
 
 FAULT = """

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from mindllm.compiled.cost import Cost, _share_of_band, cost, step_cost, uncounted
+from mindllm.compiled.graph.cost import Cost, _share_of_band, cost, step_cost, uncounted
 
 TOKENS, HIDDEN, WIDTH, VOCABULARY, LAYERS = 64, 64, 96, 128, 2
 ATTENTION_WEIGHTS = HIDDEN * (HIDDEN + 2 * HIDDEN // 2 + HIDDEN)  # two of four heads for keys and values

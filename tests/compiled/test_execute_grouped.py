@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from mindllm.compiled.cost import cost
 from mindllm.compiled.execute import grouped as subject
-from mindllm.compiled.graph import CompiledGraph, Function, Input, Node, TensorType, TupleType
+from mindllm.compiled.graph.compiled_graph import CompiledGraph, Function, Input, Node, TensorType, TupleType
+from mindllm.compiled.graph.cost import cost
 
 RANDOM = np.random.default_rng(7)
 TOKENS, CHOSEN, EXPERTS, HIDDEN, WIDTH = 9, 2, 4, 6, 5

@@ -8,7 +8,7 @@ import pytest
 
 from mindllm.compiled.execute.elementary import ELEMENTARY
 from mindllm.compiled.execute.kernels import choose, cpu_kernel, held, rounded
-from mindllm.compiled.graph import Node, TensorType
+from mindllm.compiled.graph.compiled_graph import Node, TensorType
 
 RANDOM = np.random.default_rng(3)
 A, B = (RANDOM.uniform(0.5, 2, (4, 6)).astype(np.float32) for _ in range(2))

@@ -10,7 +10,7 @@ import pytest
 
 from mindllm.compiled.execute.exchange import Deadlock, Exchange, UnequalParts
 from mindllm.compiled.execute.lockstep import Lockstep
-from mindllm.compiled.graph import Node, TensorType
+from mindllm.compiled.graph.compiled_graph import Node, TensorType
 
 RANKS = (0, 1, 2)
 

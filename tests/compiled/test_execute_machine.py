@@ -8,8 +8,8 @@ import pytest
 from mindllm.compiled.execute.exchange import NoExchange
 from mindllm.compiled.execute.kernels import NoKernel
 from mindllm.compiled.execute.lockstep import Lockstep
-from mindllm.compiled.execute.machine import Machine, ShapeMismatch
-from mindllm.compiled.graph import CompiledGraph, Function, Input, Node, TensorType
+from mindllm.compiled.execute.rank_interpreter import Machine, ShapeMismatch
+from mindllm.compiled.graph.compiled_graph import CompiledGraph, Function, Input, Node, TensorType
 
 X = np.arange(6, dtype=np.float32).reshape(2, 3)
 FLOATS = TensorType((2, 3), "float32")

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from mindllm import verify
-from mindllm.compiled.host_needs import compile_bytes
+from mindllm.compiled.rank.host_needs import compile_bytes
 from mindllm.config import load_config, render_config
 from mindllm.verify.scale import scaled
 
 FORMS = Path(verify.__file__).parent / "forms"
 COMPILE = """
 import resource, sys
-from mindllm.compiled.compile_rank import compile_rank
+from mindllm.compiled.rank.compile_rank import compile_rank
 from mindllm.config import load_config
 compile_rank(load_config(sys.argv[1]), 0)
 print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss << 10)

@@ -1,8 +1,8 @@
 """What is kept of somebody's program: the ranks of groups that it made itself are those of the simulation."""
 
-from mindllm.compiled.graph import CompiledGraph, Function, Node, TensorType
-from mindllm.compiled.kept_program import with_own_groups
-from mindllm.compiled.simulation import Collective, Simulation
+from mindllm.compiled.foreign.kept_program import with_own_groups
+from mindllm.compiled.graph.compiled_graph import CompiledGraph, Function, Node, TensorType
+from mindllm.compiled.simulation.simulation import Collective, Simulation
 
 VALUE = TensorType((4,), "float32")
 

@@ -9,12 +9,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_cluster import cluster_run
 
-from mindllm.compiled import estimate_rank
-from mindllm.compiled.execution_order import execution_order
-from mindllm.compiled.graph import ClosureType, CompiledGraph, Function, Input, Node, Parameter, TensorType, TupleType
-from mindllm.compiled.liveness import estimate, pool_size
-from mindllm.compiled.simulate_rank import simulate_rank
-from mindllm.compiled.unrolled import unroll
+from mindllm.compiled.graph.compiled_graph import (
+    ClosureType,
+    CompiledGraph,
+    Function,
+    Input,
+    Node,
+    Parameter,
+    TensorType,
+    TupleType,
+)
+from mindllm.compiled.graph.execution_order import execution_order
+from mindllm.compiled.graph.liveness import estimate, pool_size
+from mindllm.compiled.graph.unrolled import unroll
+from mindllm.compiled.simulation import estimate_rank
+from mindllm.compiled.simulation.simulate_rank import simulate_rank
 
 ALL = {"dp": 2, "tp": 2, "pp": 2, "micro": 2, "parallel": {"enable_parallel_optimizer": True}, "use_seq_parallel": True}
 VECTOR = TensorType((1024,), "float32")

@@ -2,8 +2,8 @@
 
 import pytest
 
-from mindllm.compiled.memory_tracker import category
-from mindllm.compiled.simulation import ACTIVATIONS, COMMUNICATION, GRADIENTS, OPTIMIZER, OTHER, WEIGHTS
+from mindllm.compiled.simulation.memory_tracker import category
+from mindllm.compiled.simulation.simulation import ACTIVATIONS, COMMUNICATION, GRADIENTS, OPTIMIZER, OTHER, WEIGHTS
 
 MINDFORMERS = "Default/network-MFPipelineWithLossScaleCell/"
 BACKWARD = "Gradients/Default/network-Net/first-Dense/Grad_MatMul/MatMul-op0"

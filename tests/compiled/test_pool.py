@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mindllm.compiled.mind_ir import parse_mind_ir
-from mindllm.compiled.pool import Pool
+from mindllm.compiled.graph.mind_ir import parse_mind_ir
+from mindllm.compiled.rank.pool import Pool
 
 
 def test_equal_values_become_one_object_and_numbers_of_other_types_do_not():

@@ -14,9 +14,9 @@ from mindllm.config import load_config, render_config
 from mindllm.train.compile_cache import step_key
 from mindllm.verify.scale import scaled
 from tests.compile_each import read_results
-from tests.config.mindformers_files import LEGACY, MCORE, writer
-from tests.config.test_mindformers_experts import DEEPSEEK_V3, MIXTRAL, mcore
-from tests.config.test_mindformers_families import GLM3_6B, GPT2
+from tests.mindformers.mindformers_files import LEGACY, MCORE, writer
+from tests.mindformers.test_mindformers_experts import DEEPSEEK_V3, MIXTRAL, mcore
+from tests.mindformers.test_mindformers_families import GLM3_6B, GPT2
 from tests.public_yamls import converting_yamls
 
 ROOT = Path(__file__).parents[2]

@@ -11,8 +11,8 @@ import pytest
 from simulations import needs_compiler
 from small_cluster import MODEL, cluster_run
 
-from mindllm.compiled.simulate_rank import simulate_rank, unknown_lines
-from mindllm.compiled.simulation import ACTIVATIONS, CATEGORIES, COMMUNICATION, GRADIENTS, OPTIMIZER, WEIGHTS
+from mindllm.compiled.simulation.simulate_rank import simulate_rank, unknown_lines
+from mindllm.compiled.simulation.simulation import ACTIVATIONS, CATEGORIES, COMMUNICATION, GRADIENTS, OPTIMIZER, WEIGHTS
 from mindllm.errors import UserError
 
 pytestmark = needs_compiler

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mindllm.compiled.memory_tracker import category
-from mindllm.compiled.simulation import (
+from mindllm.compiled.simulation.memory_tracker import category
+from mindllm.compiled.simulation.simulation import (
     ACTIVATIONS,
     CATEGORIES,
     COMMUNICATION,

@@ -1,7 +1,7 @@
 """The memory of a stage taken apart: a step of 1F1B whose blocks are known."""
 
-from mindllm.compiled.simulation import Block, Simulation, Task
-from mindllm.compiled.stage_memory import stage_memory
+from mindllm.compiled.simulation.simulation import Block, Simulation, Task
+from mindllm.compiled.simulation.stage_memory import stage_memory
 
 KEPT, SHARED, STATE, WORKING = 100, 7, 1000, 30
 LAYER = "Default/net-Net/layers-CellList/{}-Block/MatMul-op{}"

@@ -4,8 +4,8 @@ import pytest
 from small_models import SIZES
 
 from mindllm.config import ModelConfig, keys_of_layers
-from mindllm.config.families import family_of
 from mindllm.errors import UserError
+from mindllm.families import family_of
 
 WINDOWS = {"model_type": "qwen2", "qkv_has_bias": True, "sliding_window": 8}
 

@@ -7,9 +7,9 @@ import pytest
 from safetensors.numpy import save_file
 
 from mindllm.config import read_model_config
-from mindllm.config.families import family_of
-from mindllm.config.families.deepseek import V2, V3
 from mindllm.errors import UserError
+from mindllm.families import family_of
+from mindllm.families.deepseek import V2, V3
 from mindllm.train.checkpoint.family_weights import FamilyWeights
 from mindllm.train.checkpoint.hugging_face import read_weights
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_cluster import cluster_run
 
-from mindllm.compiled.simulation import ACTIVATIONS, CATEGORIES, OTHER, Block, Simulation
+from mindllm.compiled.simulation.simulation import ACTIVATIONS, CATEGORIES, OTHER, Block, Simulation
 from mindllm.dry_run.advice import shortage
 from mindllm.dry_run.extrapolate import design_for, whole_stage
 from mindllm.dry_run.forecast import forecast_stages, simulate_stages

@@ -3,7 +3,7 @@
 from dry_run_cases import AHEAD
 from small_cluster import cluster_run
 
-from mindllm.compiled.own_stage import own_stage_only
+from mindllm.compiled.rank.own_stage import own_stage_only
 from mindllm.dry_run.reduced import Point, reduced_run
 from mindllm.dry_run.stages import Stage, stages_of
 from mindllm.parallel.layer_plan import make_plan

@@ -8,7 +8,7 @@ import pytest
 from dry_run_cases import KEPT, STEP, WEIGHT, FormulaSimulations, pipeline
 from rich.console import Console
 
-from mindllm.compiled.sources import SourceLine
+from mindllm.compiled.graph.sources import SourceLine
 from mindllm.dry_run.forecast import forecast_stages, simulate_stages
 from mindllm.dry_run.moments import Use
 from mindllm.dry_run.page import render_page

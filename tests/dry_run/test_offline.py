@@ -12,7 +12,8 @@ from offline_programs import CUDA, FAILS, JIT, NEEDS_CANN, NEVER_TRAINS, PYNATIV
 from mindllm.cli.offline import keep_config, main
 from mindllm.compiled.device.stand_in import HOMES
 from mindllm.compiled.device.stand_in_names import MACHINES
-from mindllm.compiled.execute.program import read_rank
+from mindllm.compiled.foreign.kept_program import KeptRank, kept_config
+from mindllm.compiled.foreign.lockstep import read_rank
 from mindllm.compiled.inspect.comm import exchanges
 from mindllm.compiled.inspect.diff import compare
 from mindllm.compiled.inspect.page import write_page
@@ -20,8 +21,7 @@ from mindllm.compiled.inspect.recompute import recomputation
 from mindllm.compiled.inspect.redundant import layout_changes
 from mindllm.compiled.inspect.source import read_graph
 from mindllm.compiled.inspect.summary import summarise
-from mindllm.compiled.kept_program import KeptRank, kept_config
-from mindllm.compiled.simulation import load_simulation
+from mindllm.compiled.simulation.simulation import load_simulation
 from mindllm.dry_run.program.subject import devices_of, python_of
 from mindllm.errors import UserError
 from tests.compiled.simulations import needs_compiler
@@ -240,9 +240,7 @@ def test_data_of_the_packages_is_in_the_wheel():
         for name in names
         for path in (ROOT / package.replace(".", "/")).glob(name)
     }
-    tracked = subprocess.run(
-        ["git", "ls-files", "mindllm", "toolkit"], cwd=ROOT, capture_output=True, text=True, check=False
-    )
+    tracked = subprocess.run(["git", "ls-files", "mindllm"], cwd=ROOT, capture_output=True, text=True, check=False)
     if tracked.returncode:
         pytest.skip("the sources are not those of a repository")
     data = {ROOT / name for name in tracked.stdout.splitlines() if not name.endswith(".py")}

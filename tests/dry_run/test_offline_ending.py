@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from mindllm.compiled.program import LOG, Report
+from mindllm.compiled.foreign.environment import LOG, Report
 from mindllm.dry_run.program.ending import ended_without_training
 
 WELL = Report(

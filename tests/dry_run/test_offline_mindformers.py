@@ -11,7 +11,7 @@ import yaml
 
 from mindllm.compiled.inspect.comm import PIPELINE, exchanges
 from mindllm.compiled.inspect.source import read_graph
-from mindllm.compiled.simulation import load_simulation
+from mindllm.compiled.simulation.simulation import load_simulation
 from tests.compiled.simulations import needs_compiler
 from toolkit.benchmark.mindformers import DATA, ENVIRONMENT, EXAMPLE, changed
 

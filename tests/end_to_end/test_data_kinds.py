@@ -11,7 +11,7 @@ from command_line import read_lines, run, trajectory
 from mindllm.cli.view import main as view
 from mindllm.config import load_config
 from mindllm.errors import UserError
-from mindllm.train.datasets import RunData
+from mindllm.train.batches.datasets import RunData
 
 ANSWERS = [{"instruction": f"Import number {i}.", "input": "", "output": f"import module_{i}\n"} for i in range(40)]
 LOADER = "--train_dataset.data_loader"

@@ -79,7 +79,7 @@ def test_in_a_program_that_imports_us_the_handler_and_the_mask_stay():
 WORKER = """
 import sys
 from pathlib import Path
-from mindllm.compiled.worker_process import run_worker
+from mindllm.compiled.rank.worker_process import run_worker
 run_worker("http.server", ["0", "--bind", "127.0.0.1"], Path(sys.argv[1]), {"MARK": sys.argv[1]}, "x", "waiting", 60)
 """
 

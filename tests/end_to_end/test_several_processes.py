@@ -190,8 +190,8 @@ LATE = """
 import time
 from mindllm.config import load_config
 from mindllm.run.engines import make_engine, set_up_execution, share_of
-from mindllm.train.execution import execution_of
-from mindllm.train.datasets import RunData
+from mindllm.train.job.execution import execution_of
+from mindllm.train.batches.datasets import RunData
 
 config = load_config("run.yaml", ["--use_parallel=true", "--parallel_config.data_parallel=2"])
 execution = execution_of(config)

@@ -6,7 +6,7 @@ import pytest
 
 from mindllm.errors import RunFailed
 from mindllm.evaluate.answers import Answers
-from mindllm.train.ranks import ALONE, Ranks
+from mindllm.train.job.ranks import ALONE, Ranks
 
 KEYS = [((1, 2), (3,)), ((1, 2), (4,)), ((5,), (6, 7))]
 

@@ -7,7 +7,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from mindllm.config.families import FAMILIES
+from mindllm.families import FAMILIES
 
 TINY = {name: content for family in FAMILIES for name, content in family.tiny.items()}
 END = "<|end|>"

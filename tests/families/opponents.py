@@ -10,7 +10,7 @@ import torch
 from references import REFERENCES, random_tiny
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from mindllm.config.families import FAMILIES
+from mindllm.families import FAMILIES
 
 TINY = {name: content for family in FAMILIES for name, content in family.tiny.items()}
 NAMES = [*TINY, *REFERENCES]

@@ -18,9 +18,9 @@ from opponents import NAMES, TINY, load, opponent  # noqa: E402
 from safetensors.numpy import load_file  # noqa: E402
 
 from mindllm.config import read_model_config  # noqa: E402
-from mindllm.config.families import FAMILIES, family_of  # noqa: E402
 from mindllm.config.generation import GenerationConfig  # noqa: E402
 from mindllm.config.parallel import ParallelConfig  # noqa: E402
+from mindllm.families import FAMILIES, family_of  # noqa: E402
 from mindllm.generate.generator import Generator  # noqa: E402
 from mindllm.models import CausalLM, Kernels, build_model  # noqa: E402
 from mindllm.models.weights import HostCopy, assign, trained_weights  # noqa: E402

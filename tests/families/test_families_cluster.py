@@ -9,9 +9,9 @@ pytest.importorskip("torch")
 from references import REFERENCES, random_tiny
 from small_cluster import cluster_run
 
-from mindllm.compiled.compile_rank import compile_rank
+from mindllm.compiled.rank.compile_rank import compile_rank
 from mindllm.config import load_config
-from mindllm.config.families import FAMILIES
+from mindllm.families import FAMILIES
 from mindllm.verify.check import Options, check
 from mindllm.verify.scale import scaled
 

@@ -10,12 +10,12 @@ from weight_quant_matmul import documented_matrix
 
 from mindllm.config import RunConfig, read_model_config
 from mindllm.config.tuning import PetConfig
+from mindllm.finetune.transform import build_tuned_model
 from mindllm.generate import load
-from mindllm.generate.code_products import CodeProduct, multiply_by_codes
+from mindllm.generate.quantized_linear import CodeProduct, multiply_by_codes
 from mindllm.models import Kernels
 from mindllm.models.weights import held_codes, initialise, model_weights
 from mindllm.train.checkpoint.hugging_face import read_weights
-from mindllm.tune.transform import build_tuned_model
 
 WIDER = tiny_quantised.MODEL.model_copy(update={"hidden_size": 64})
 PARTS = {"attention": ("wq", "wk", "wv", "wo"), "feed_forward": ("w1", "w3", "w2")}

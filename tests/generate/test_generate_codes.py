@@ -13,10 +13,10 @@ from mindllm.generate.generator import Generator
 from mindllm.generate.native_library import library
 from mindllm.models import build_model
 from mindllm.models.weights import assign, held_codes, trained_weights
-from mindllm.quantise.codes import Codes
-from mindllm.quantise.held import held_tensors
-from mindllm.quantise.nearest import quantise
-from mindllm.quantise.tables import table_of
+from mindllm.quantize.codes import Codes
+from mindllm.quantize.nearest import quantise
+from mindllm.quantize.packed import held_tensors
+from mindllm.quantize.tables import table_of
 from mindllm.train.checkpoint.hugging_face import read_weights
 
 needs_kernels = pytest.mark.skipif(library() is None, reason="there is no C++ compiler")

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from mindllm.cli.inspect import main
-from mindllm.compiled.cost import step_cost
-from mindllm.compiled.graph_file import load
+from mindllm.compiled.graph.cost import step_cost
+from mindllm.compiled.graph.file import load
 from mindllm.errors import UserError
 
 SAMPLE = Path(__file__).parents[1] / "compiled" / "samples" / "validate_2_7_0.ir"

@@ -11,9 +11,9 @@ from mindllm import main as run_llm
 from mindllm.cli.convert import main
 from mindllm.config import load_config
 from mindllm.config.load import read_file
-from mindllm.config.mindformers.recognise import is_mindformers
 from mindllm.errors import UserError
-from tests.config.mindformers_files import LEGACY, MCORE, writer
+from mindllm.mindformers.recognise import is_mindformers
+from tests.mindformers.mindformers_files import LEGACY, MCORE, writer
 from toolkit.benchmark.mindformers_yamls import convert_all
 from toolkit.benchmark.mindformers_yamls import main as count
 

@@ -13,7 +13,7 @@ from mindllm.cli import dry_run
 from mindllm.cli.convert import main as convert
 from mindllm.config import load_config
 from mindllm.parallel.layer_plan import make_plan
-from tests.config.mindformers_files import LEGACY, writer
+from tests.mindformers.mindformers_files import LEGACY, writer
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = {

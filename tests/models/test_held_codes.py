@@ -7,8 +7,8 @@ import numpy as np
 from mindspore import Tensor
 
 from mindllm.config.quantisation import CodeSpec
-from mindllm.models.held_codes import HeldCodes
-from mindllm.quantise.held import rounded
+from mindllm.models.dequantize import HeldCodes
+from mindllm.quantize.packed import rounded
 
 WEIGHT = np.random.default_rng(0).normal(0, 0.1, (6, 16)).astype(np.float32)
 SPEC = CodeSpec(module="w1", out_features=6, in_features=16, code="uint4", group=8, has_zeros=True, ordered=False)

@@ -7,7 +7,7 @@ from mindspore import Tensor, nn
 
 from mindllm.config import ModelConfig
 from mindllm.models import CausalLM, Kernels
-from mindllm.models.outer import Outer, Repeated
+from mindllm.models.cpu_broadcast import Outer, Repeated
 from mindllm.models.weights import assign, trained_weights
 from mindllm.train.step import ForwardBackward
 

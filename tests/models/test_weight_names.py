@@ -5,8 +5,8 @@ import math
 import pytest
 
 from mindllm.config import ModelConfig
-from mindllm.config.families.llama import WEIGHTS as HUGGING_FACE
 from mindllm.errors import UserError
+from mindllm.families.llama import WEIGHTS as HUGGING_FACE
 from mindllm.models import build_model
 from mindllm.models.weight_shapes import weight_shapes
 from mindllm.models.weights import trained_weights

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from mindllm.config import ModelConfig
+from mindllm.finetune.transform import build_tuned_model
 from mindllm.parallel.operators import operators
 from mindllm.parallel.pipeline import mark_where_parts_end
-from mindllm.tune.transform import build_tuned_model
 
 SIZES = {
     "vocab_size": 97,

@@ -11,7 +11,7 @@ from mindllm.models.weights import initialise, trained_weights
 from mindllm.parallel import build_parallel_model
 from mindllm.parallel.operators import operators
 from mindllm.parallel.patterns import match
-from mindllm.train.optimizer import AdamW
+from mindllm.train.optimizers.adamw import AdamW
 from mindllm.train.step import TrainStep
 
 

@@ -7,6 +7,8 @@ import pytest
 from small_cluster import cluster_run
 
 from mindllm.config.preference import PreferenceConfig
+from mindllm.finetune.preference import PairLosses
+from mindllm.finetune.transform import tune
 from mindllm.models import CausalLM, Kernels
 from mindllm.models.weights import model_weights
 from mindllm.parallel.build import kernels_of
@@ -14,8 +16,6 @@ from mindllm.parallel.layout import Mesh
 from mindllm.parallel.operators import operators
 from mindllm.parallel.sharding import FOLLOWERS, Sharding, apply_sharding, sharding_table
 from mindllm.parallel.sharding.preference import pairs_table
-from mindllm.tune.preference import PairLosses
-from mindllm.tune.transform import tune
 
 WITHOUT_ENTRY = {"Cast", "Reshape"}
 

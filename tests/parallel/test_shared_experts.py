@@ -2,7 +2,7 @@
 
 import pytest
 
-from mindllm.compiled.mind_ir import _with_ranks
+from mindllm.compiled.graph.mind_ir import _with_ranks
 from mindllm.parallel.layout import RANKS_OF_GROUP, Mesh
 
 

@@ -7,8 +7,8 @@ import pytest
 from small_cluster import cluster_run
 
 from mindllm import verify
-from mindllm.compiled.compile_rank import compile_rank
-from mindllm.compiled.execute.machine import CONTROL
+from mindllm.compiled.execute.rank_interpreter import CONTROL
+from mindllm.compiled.rank.compile_rank import compile_rank
 from mindllm.config import load_config
 from mindllm.config.swap import ATTENTION, SwapConfig
 from mindllm.errors import UserError

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from small_cluster import cluster_run
 
-from mindllm.compiled.compile_rank import compile_rank
+from mindllm.compiled.rank.compile_rank import compile_rank
+from mindllm.finetune.transform import tune
 from mindllm.models import CausalLM
 from mindllm.parallel.build import kernels_of
 from mindllm.parallel.layout import mesh_of
 from mindllm.parallel.sharding.weights import weight_cuts
 from mindllm.parallel.weight_cut import WeightCut
-from mindllm.tune.transform import tune
 
 SHARED = {"enable_parallel_optimizer": True}
 PAIRS = {**SHARED, "parallel_optimizer_config": {"parallel_optimizer_threshold": 0, "optimizer_weight_shard_size": 2}}

@@ -15,11 +15,11 @@ from test_llama_torch import random_batch, torch_loss  # noqa: E402
 from test_peft_training import FIELDS, OPTIMIZER, RATE, STEPS, close  # noqa: E402
 
 from mindllm.config import ModelConfig  # noqa: E402
+from mindllm.finetune.transform import build_tuned_model  # noqa: E402
 from mindllm.models import build_model  # noqa: E402
 from mindllm.models.weights import assign, model_weights, trained_weights  # noqa: E402
-from mindllm.train.optimizer import AdamW  # noqa: E402
+from mindllm.train.optimizers.adamw import AdamW  # noqa: E402
 from mindllm.train.step import TrainStep  # noqa: E402
-from mindllm.tune.transform import build_tuned_model  # noqa: E402
 
 THEIRS = {"attention": "self_attn", "feed_forward": "mlp"}
 

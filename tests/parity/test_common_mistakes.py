@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from mindspore import Tensor
 
-from mindllm.config.families.llama import WEIGHTS as HUGGING_FACE
 from mindllm.config.optimizer import OptimizerConfig
+from mindllm.families.llama import WEIGHTS as HUGGING_FACE
 from mindllm.models.weights import assign, trained_weights
-from mindllm.train.optimizer import AdamW
+from mindllm.train.optimizers.adamw import AdamW
 from mindllm.train.step import TrainStep
 
 torch = pytest.importorskip("torch")

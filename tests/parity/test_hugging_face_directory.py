@@ -7,8 +7,8 @@ from mindspore import Tensor, nn
 from mindspore import ops as P
 
 from mindllm.config import read_model_config
-from mindllm.config.families.llama import WEIGHTS as HUGGING_FACE
 from mindllm.config.generation import GenerationConfig
+from mindllm.families.llama import WEIGHTS as HUGGING_FACE
 from mindllm.generate.generator import Generator
 from mindllm.models import build_model
 from mindllm.models.weights import HostCopy, assign, trained_weights

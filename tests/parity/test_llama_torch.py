@@ -7,11 +7,11 @@ from mindspore import Tensor, nn
 from mindspore import ops as P
 
 from mindllm.config import ModelConfig
-from mindllm.config.families.llama import WEIGHTS as HUGGING_FACE
 from mindllm.config.optimizer import OptimizerConfig
+from mindllm.families.llama import WEIGHTS as HUGGING_FACE
 from mindllm.models import build_model
 from mindllm.models.weights import assign, trained_weights
-from mindllm.train.optimizer import AdamW
+from mindllm.train.optimizers.adamw import AdamW
 from mindllm.train.step import ForwardBackward, TrainStep
 
 torch = pytest.importorskip("torch")

@@ -18,14 +18,14 @@ from test_llama_torch import LENGTH, VOCABULARY, random_batch, torch_loss  # noq
 from mindllm.config import ModelConfig, RunConfig  # noqa: E402
 from mindllm.config.optimizer import OptimizerConfig  # noqa: E402
 from mindllm.config.tuning import MAGNITUDE, VALUES  # noqa: E402
+from mindllm.finetune.transform import build_tuned_model  # noqa: E402
 from mindllm.models import build_model  # noqa: E402
 from mindllm.models.weights import assign, model_weights, trained_weights  # noqa: E402
 from mindllm.train.checkpoint.adapters.merging import adapted  # noqa: E402
 from mindllm.train.checkpoint.adapters.peft import read_peft, write_peft  # noqa: E402
-from mindllm.train.optimizer import AdamW  # noqa: E402
+from mindllm.train.optimizers.adamw import AdamW  # noqa: E402
+from mindllm.train.optimizers.build import make_optimizer  # noqa: E402
 from mindllm.train.step import TrainStep  # noqa: E402
-from mindllm.train.tuned_optimizer import make_optimizer  # noqa: E402
-from mindllm.tune.transform import build_tuned_model  # noqa: E402
 
 STEPS, RATE = 5, 1e-2
 OPTIMIZER = OptimizerConfig(eps=1e-4, weight_decay=0.0)

@@ -14,10 +14,10 @@ from mindllm.planning.plan import evaluate, orders_of
 from mindllm.planning.problem import make_problem
 from mindllm.planning.recomputation.mixes import Mixes
 from mindllm.planning.recomputation.stage_table import StageTable, held_micro_batches
-from mindllm.planning.schedules.orders import stage_orders, timetable
-from mindllm.planning.schedules.simulate import step_times
 from mindllm.planning.several_chunks.planner import all_splits
 from mindllm.planning.solve import solve
+from mindllm.schedules.orders import stage_orders, timetable
+from mindllm.schedules.simulate import step_times
 from toolkit.benchmark.pipeline_balance import random_decoder
 
 SIZES = {"stages": st.integers(1, 9), "micro_batches": st.integers(1, 24), "seed": st.integers(0, 10**6)}

@@ -18,11 +18,11 @@ from mindllm.planning.read_problem import read_problem
 from mindllm.planning.recomputation.feasible import lightest_split
 from mindllm.planning.recomputation.mixes import Mixes
 from mindllm.planning.reports.plan import answer, print_solution
-from mindllm.planning.schedules import steady
-from mindllm.planning.schedules.orders import stage_orders, timetable
-from mindllm.planning.schedules.simulate import simulate
 from mindllm.planning.several_chunks.path_program import PathProgram
 from mindllm.planning.solve import Solution, even_split, solve, work_bound
+from mindllm.schedules import steady
+from mindllm.schedules.orders import stage_orders, timetable
+from mindllm.schedules.simulate import simulate
 
 INSTANCES = Path(__file__).parents[1] / "ground_truth" / "planner_instances.json"
 LAYER = {"name": "body", "count": 32, "forward": 10, "kinds": {"none": {"backward": 20, "activation_mb": 1}}}

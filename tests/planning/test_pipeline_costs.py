@@ -10,7 +10,7 @@ from hypothesis import strategies as some
 from rich.console import Console
 from small_cluster import cluster_run
 
-from mindllm.compiled.graph import CompiledGraph, Function, Node, Parameter, TensorType
+from mindllm.compiled.graph.compiled_graph import CompiledGraph, Function, Node, Parameter, TensorType
 from mindllm.config import load_config, override_config
 from mindllm.dry_run.forecast import forecast_stages
 from mindllm.dry_run.stages import stages_of

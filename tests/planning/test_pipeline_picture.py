@@ -10,8 +10,8 @@ from mindllm.planning.problem import make_problem
 from mindllm.planning.reports import picture
 from mindllm.planning.reports.picture import NAMES, draw_schedule, stage_memory, windows_of
 from mindllm.planning.reports.schedule_page import page_data
-from mindllm.planning.schedules.orders import FORWARD
 from mindllm.planning.solve import even_split
+from mindllm.schedules.orders import FORWARD
 
 KINDS = [(name, "#000000") for name in NAMES.values()]
 DOCUMENTED = {

@@ -11,11 +11,11 @@ from planning_problems import LONGEST, judged
 from mindllm.planning.plan import Plan, orders_of
 from mindllm.planning.problem import make_problem
 from mindllm.planning.read_problem import Setting, read_problem
-from mindllm.planning.schedules.orders import stage_orders, timetable
-from mindllm.planning.schedules.simulate import simulate, step_times
 from mindllm.planning.solve import solve
 from mindllm.planning.zero_bubble.operation_order import StageCosts
 from mindllm.planning.zero_bubble.schedule_search import best_orders
+from mindllm.schedules.orders import stage_orders, timetable
+from mindllm.schedules.simulate import simulate, step_times
 
 DATA = Path(__file__).parents[1] / "ground_truth"
 RATES = list(csv.DictReader((DATA / "zero_bubble.csv").read_text().splitlines()))

@@ -10,9 +10,9 @@ import yaml
 from kept_programs_here import unpacked
 
 from mindllm.cli.plan import main
-from mindllm.compiled.operators import BACKWARD, FORWARD, RECOMPUTED
-from mindllm.compiled.simulation import MIB, load_simulation
-from mindllm.compiled.stage_memory import StageMemory
+from mindllm.compiled.graph.operators import BACKWARD, FORWARD, RECOMPUTED
+from mindllm.compiled.simulation.simulation import MIB, load_simulation
+from mindllm.compiled.simulation.stage_memory import StageMemory
 from mindllm.errors import UserError
 from mindllm.planning.from_programs.simulated import SimulatedRun, SimulatedStage
 from mindllm.planning.from_programs.simulated_costs import simulated_problem

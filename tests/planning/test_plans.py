@@ -9,10 +9,10 @@ from planning_problems import LONGEST, every_plan, judged, random_problem
 from mindllm.errors import UserError
 from mindllm.planning.plan import Plan, evaluate, orders_of
 from mindllm.planning.problem import make_problem
-from mindllm.planning.schedules.orders import alive, alive_in_backward, stage_orders, timetable
-from mindllm.planning.schedules.simulate import critical_path, end_times, simulate
 from mindllm.planning.solve import Infeasible, solve
 from mindllm.planning.yaml_plan import read_yaml_plan, write_plan
+from mindllm.schedules.orders import alive, alive_in_backward, stage_orders, timetable
+from mindllm.schedules.simulate import critical_path, end_times, simulate
 
 
 def shapes(count, seed):

@@ -13,7 +13,6 @@ from planning_problems import every_plan, random_problem
 from mindllm.planning.plan import evaluate, orders_of
 from mindllm.planning.recomputation.mixes import Mixes
 from mindllm.planning.recomputation.stage_choice import StageChoice
-from mindllm.planning.schedules.orders import timetable
 from mindllm.planning.several_chunks.bound_process import BoundProcess, tree_of
 from mindllm.planning.several_chunks.layer_box import PLACES, STAGES, Box, above, below
 from mindllm.planning.several_chunks.layer_descent import LayerDescent
@@ -22,6 +21,7 @@ from mindllm.planning.several_chunks.reoptimise import Reoptimiser
 from mindllm.planning.several_chunks.stage_rounding import StageRounding
 from mindllm.planning.solve import solve
 from mindllm.planning.yaml_plan import write_plan
+from mindllm.schedules.orders import timetable
 
 CASES = [
     (seed, layer_kinds, schedule) for seed in range(3) for layer_kinds, schedule in ((1, "1f1b"), (2, "less_memory"))

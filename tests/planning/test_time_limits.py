@@ -20,10 +20,10 @@ from mindllm.planning.one_chunk import split_program
 from mindllm.planning.problem import make_problem
 from mindllm.planning.recomputation.mixes import Mixes
 from mindllm.planning.recomputation.stage_choice import StageChoice
-from mindllm.planning.schedules import simulate, steady
 from mindllm.planning.several_chunks import bound_process, planner
 from mindllm.planning.solve import GRACE, even_split, solve
 from mindllm.planning.zero_bubble import schedule_search
+from mindllm.schedules import simulate, steady
 
 LATE = 1e9
 

@@ -15,8 +15,6 @@ from mindllm.planning.deadline import OutOfTime
 from mindllm.planning.plan import Plan, plan_costs, try_plan, zero_bubble_costs
 from mindllm.planning.problem import make_problem
 from mindllm.planning.recomputation.mixes import Mixes
-from mindllm.planning.schedules.orders import timetable
-from mindllm.planning.schedules.simulate import simulate
 from mindllm.planning.solve import solve
 from mindllm.planning.zero_bubble import planner
 from mindllm.planning.zero_bubble.joint_bound import allowed, joint_bound
@@ -33,6 +31,8 @@ from mindllm.planning.zero_bubble.operation_order import (
 from mindllm.planning.zero_bubble.rules import Rule, grid
 from mindllm.planning.zero_bubble.schedule_search import best_orders
 from mindllm.planning.zero_bubble.split_search import SplitSearch
+from mindllm.schedules.orders import timetable
+from mindllm.schedules.simulate import simulate
 
 
 def costs_of(seed, stages):

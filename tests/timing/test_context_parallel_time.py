@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from mindllm.compiled.compile_rank import compile_rank
-from mindllm.compiled.cost import bytes_of, cost
+from mindllm.compiled.graph.cost import bytes_of, cost
+from mindllm.compiled.rank.compile_rank import compile_rank
 from mindllm.config import RecomputeConfig, layer_counts, load_config
 from mindllm.config.model import ModelConfig
 from mindllm.errors import UserError

@@ -14,9 +14,9 @@ from mindllm.planning.solve import solve
 from mindllm.planning.yaml_plan import write_plan
 from mindllm.timing.configured import workload_of
 from mindllm.timing.device import DEFAULT, read_device
-from mindllm.timing.kept import gradients_at_once, kept_results
 from mindllm.timing.memory import loss_bytes, stage_bytes
 from mindllm.timing.plan_problem import KINDS, plan_problem
+from mindllm.timing.saved_activations import gradients_at_once, kept_results
 from toolkit.benchmark.tune_shipped import SHIPPED
 
 KEPT = {f"recompute_config.{key}": False for key in ("recompute", "select_recompute", "select_comm_recompute")}

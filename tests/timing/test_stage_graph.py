@@ -4,9 +4,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from mindllm.compiled.cost import cost, uncounted
-from mindllm.compiled.graph import CompiledGraph, Function, Node, Parameter, TensorType
-from mindllm.compiled.operators import BACKWARD, FORWARD, RECOMPUTED
+from mindllm.compiled.graph.compiled_graph import CompiledGraph, Function, Node, Parameter, TensorType
+from mindllm.compiled.graph.cost import cost, uncounted
+from mindllm.compiled.graph.operators import BACKWARD, FORWARD, RECOMPUTED
 from mindllm.timing.device import DEFAULT, read_device
 from mindllm.timing.exchanges import Group, exchange_seconds
 from mindllm.timing.graph_operators import operator_time

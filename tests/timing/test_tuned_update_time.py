@@ -11,8 +11,8 @@ from mindllm.config.optimizer_state import further_state, is_projected, projecte
 from mindllm.errors import UserError
 from mindllm.parallel.layer_plan import read_plan
 from mindllm.timing.device import DEFAULT, read_device
-from mindllm.timing.ends import layer_parameters
 from mindllm.timing.memory import stage_bytes
+from mindllm.timing.non_layer_cost import layer_parameters
 from mindllm.timing.step import step_time
 from mindllm.timing.step_work import step_work
 from mindllm.timing.tuned_update import layer_update, state_beside

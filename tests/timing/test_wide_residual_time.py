@@ -7,8 +7,8 @@ from collections import Counter
 import pytest
 from small_cluster import cluster_run
 
-from mindllm.compiled.compile_rank import compile_rank
-from mindllm.compiled.cost import bytes_of, cost
+from mindllm.compiled.graph.cost import bytes_of, cost
+from mindllm.compiled.rank.compile_rank import compile_rank
 from mindllm.parallel.layer_plan import LayerAssignment
 from mindllm.timing.configured import workload_of
 from mindllm.timing.device import DEFAULT, read_device

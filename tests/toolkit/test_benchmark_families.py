@@ -3,7 +3,7 @@
 import pytest
 
 from mindllm.config import load_config
-from mindllm.config.families import FAMILIES, family_of
+from mindllm.families import FAMILIES, family_of
 from toolkit.benchmark import dry_run_families as benchmark
 
 KEPT = ["mistral", "mistral/pretrain_mistral_7b", 8, 1, 0, 30_000, 31_000, 59_392, 61.4]

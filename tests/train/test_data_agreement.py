@@ -18,7 +18,7 @@ from mindllm.data import Corpus, CorpusWriter, GPTDataset, load_tokenizer
 from mindllm.data.gpt import DocumentOptions
 from mindllm.data.tokenizer_training import save_tokenizer, train_byte_level_bpe
 from mindllm.errors import RunFailed
-from mindllm.train.data_agreement import refuse_different_data
+from mindllm.train.job.data_agreement import refuse_different_data
 
 ROOT = Path(__file__).parents[2]
 TEXTS = [f"def function_{number}(argument):\n    return argument * {number}\n" * 3 for number in range(120)]

@@ -4,7 +4,7 @@ import pytest
 from small_cluster import cluster_run
 
 from mindllm.errors import UserError
-from mindllm.train.execution import Executor, describe, execution_of, is_sharded
+from mindllm.train.job.execution import Executor, describe, execution_of, is_sharded
 
 CPU = {"device_target": "CPU"}
 SHARDED = {"enable_parallel_optimizer": True}

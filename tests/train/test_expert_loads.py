@@ -17,7 +17,7 @@ from mindllm.train.callbacks.expert_load import load_line
 from mindllm.train.callbacks.metrics import MetricsMonitor
 from mindllm.train.callbacks.summary import load_scalars
 from mindllm.train.expert_loads import LayerLoad, layer_loads
-from mindllm.train.optimizer import AdamW
+from mindllm.train.optimizers.adamw import AdamW
 from mindllm.train.state import StepRecord
 
 LAYER = "model.layers.3.feed_forward"

@@ -11,8 +11,8 @@ import torch
 from safetensors.numpy import load_file, save_file
 
 from mindllm.config import ModelConfig, read_model_config
-from mindllm.config.families.llama import WEIGHTS as HUGGING_FACE
 from mindllm.errors import RunFailed, UserError
+from mindllm.families.llama import WEIGHTS as HUGGING_FACE
 from mindllm.models.weight_shapes import weight_shapes
 from mindllm.train.checkpoint.converted import numpy_dtype
 from mindllm.train.checkpoint.formats import tensors_of_directory

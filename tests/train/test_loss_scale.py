@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mindllm.config.optimizer import DynamicLossScale, FixedLossScale
-from mindllm.train.loss_scale import LossScaler
+from mindllm.train.optimizers.loss_scale import LossScaler
 
 
 def dynamic(value=16.0, window=3):

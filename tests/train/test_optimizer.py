@@ -6,7 +6,7 @@ import pytest
 from mindspore import Parameter, Tensor, nn
 
 from mindllm.config.optimizer import OptimizerConfig
-from mindllm.train.optimizer import AdamW
+from mindllm.train.optimizers.adamw import AdamW
 
 torch = pytest.importorskip("torch")
 

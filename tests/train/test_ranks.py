@@ -4,7 +4,7 @@ import socket
 import threading
 
 from mindllm.launch.meeting import Seat, Table
-from mindllm.train.ranks import ALONE, Ranks
+from mindllm.train.job.ranks import ALONE, Ranks
 
 CHOICES = ["SIGTERM", "SIGINT"]
 

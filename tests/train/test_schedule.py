@@ -18,7 +18,7 @@ from mindllm.config.optimizer import (
     StableDecaySchedule,
 )
 from mindllm.errors import UserError
-from mindllm.train.schedule import learning_rates
+from mindllm.train.optimizers.schedule import learning_rates
 
 PEAK = 3e-4
 STEPS = st.integers(1, 300)

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mindllm.compiled.graph_file import load
+from mindllm.compiled.graph.file import load
 from mindllm.config import load_config
 from mindllm.train.compile_cache import flat_keys, step_key
 

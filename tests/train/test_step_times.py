@@ -2,7 +2,7 @@
 
 import pytest
 
-from mindllm.train.ranks import Ranks
+from mindllm.train.job.ranks import Ranks
 from mindllm.train.step_times import StepTimes
 
 

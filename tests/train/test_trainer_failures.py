@@ -16,9 +16,9 @@ from mindllm.train.callbacks.checkpoint import CheckpointMonitor
 from mindllm.train.callbacks.metrics import MetricsMonitor
 from mindllm.train.checkpoint import CheckpointStore, RankTensors, load_checkpoint
 from mindllm.train.engine import StepResult
-from mindllm.train.loss_scale import LossScaler
+from mindllm.train.job.ranks import ALONE, Ranks
 from mindllm.train.metrics_file import read_metrics
-from mindllm.train.ranks import ALONE, Ranks
+from mindllm.train.optimizers.loss_scale import LossScaler
 from mindllm.train.state import RunState
 from mindllm.train.trainer import StopSignals, Trainer
 from mindllm.train.utilisation import Peak

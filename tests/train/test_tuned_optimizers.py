@@ -10,8 +10,8 @@ from mindspore import Parameter, Tensor
 from mindllm.config.optimizer import OptimizerConfig
 from mindllm.config.optimizer_state import PROJECTION
 from mindllm.config.tuning import PetConfig
-from mindllm.train.projected_optimizer import ProjectedAdamW
-from mindllm.train.sampled_layers import SampledLayers, drawn_layers
+from mindllm.train.optimizers.galore import ProjectedAdamW
+from mindllm.train.optimizers.lisa import SampledLayers, drawn_layers
 
 OPTIMIZER = OptimizerConfig(betas=(0.9, 0.95), eps=1e-6, weight_decay=0.1)
 RATE, COEFFICIENT = 1e-2, 0.5

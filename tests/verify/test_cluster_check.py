@@ -16,9 +16,9 @@ from planted import plant
 from small_cluster import cluster_run
 
 from mindllm.cli import check as command
-from mindllm.compiled.asked_for import Finding
-from mindllm.compiled.compile_ranks import compile_ranks
+from mindllm.compiled.conformance import Finding
 from mindllm.compiled.execute.cluster import ClusterStep
+from mindllm.compiled.rank.compile_ranks import compile_ranks
 from mindllm.config import load_config, render_config
 from mindllm.errors import RunFailed, UserError
 from mindllm.train.compile_cache import step_key

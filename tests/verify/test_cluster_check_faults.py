@@ -9,7 +9,7 @@ import pytest
 from execute_clusters import REAL, Compiled, compiled_cluster, judged, tampered
 
 from mindllm.compiled.execute.exchange import Deadlock
-from mindllm.compiled.graph import CONSTANT, CompiledGraph, Node, OtherType
+from mindllm.compiled.graph.compiled_graph import CONSTANT, CompiledGraph, Node, OtherType
 
 WEIGHT = "model.layers.1.feed_forward.w2.weight"
 EXPERTS = "model.layers.1.feed_forward.experts.w1.weight"

@@ -9,10 +9,10 @@ import pytest
 from kept_programs_here import unpacked
 
 from mindllm.cli.check import main
-from mindllm.compiled.execute import program as execution
-from mindllm.compiled.execute.machine import Machine
-from mindllm.compiled.graph import CONSTANT, Node, OtherType, TupleType
-from mindllm.compiled.kept_program import kept_ranks
+from mindllm.compiled.execute.rank_interpreter import Machine
+from mindllm.compiled.foreign import lockstep as execution
+from mindllm.compiled.foreign.kept_program import kept_ranks
+from mindllm.compiled.graph.compiled_graph import CONSTANT, Node, OtherType, TupleType
 from mindllm.errors import CheckFailed, RunFailed, UserError
 from mindllm.verify.program import _error, begun_alike, check_program
 

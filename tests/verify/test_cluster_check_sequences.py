@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 from execute_clusters import Compiled, compiled_cluster, judged, tampered
 
-from mindllm.compiled.asked_for import findings
-from mindllm.compiled.graph import CompiledGraph, Node, OtherType
+from mindllm.compiled.conformance import findings
+from mindllm.compiled.graph.compiled_graph import CompiledGraph, Node, OtherType
 from mindllm.verify.locate import NOWHERE, locate
 
 WEIGHT = "model.layers.1.feed_forward.w2.weight"

@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from mindllm.command import CommandParser, output_directory, output_file, run_command
-from mindllm.compiled.compile_rank import compile_rank
-from mindllm.compiled.graph import CompiledGraph
-from mindllm.compiled.graph_file import load, save
-from mindllm.compiled.liveness import PARAMETER, Liveness, estimate
-from mindllm.compiled.simulate_rank import simulate_rank
-from mindllm.compiled.simulation import Simulation, load_simulation
-from mindllm.compiled.worker_process import run_worker
+from mindllm.compiled.graph.compiled_graph import CompiledGraph
+from mindllm.compiled.graph.file import load, save
+from mindllm.compiled.graph.liveness import PARAMETER, Liveness, estimate
+from mindllm.compiled.rank.compile_rank import compile_rank
+from mindllm.compiled.rank.worker_process import run_worker
+from mindllm.compiled.simulation.simulate_rank import simulate_rank
+from mindllm.compiled.simulation.simulation import Simulation, load_simulation
 from mindllm.config import RunConfig, load_config, render_config
 from mindllm.console import output, track
 from mindllm.files import atomic_open
@@ -218,7 +218,7 @@ def _show(title: str, rows: Sequence[Compared]) -> None:
 
 def _description() -> str:
     return (
-        "Peak memory of one rank as `mindllm.compiled.liveness` estimates it from the compiled graph, beside the used peak "
+        "Peak memory of one rank as `mindllm.compiled.graph.liveness` estimates it from the compiled graph, beside the used peak "
         "(without fragments) of MindSpore's own dry run. Llama 2 widths with few layers; `everything` is sequence and optimizer "
         "parallel with selective recomputation.\n\n"
         "What is missing there: what a Send reads on a stream of its own stays until that stream is waited for (the "

@@ -21,8 +21,8 @@ from typing import Any
 import yaml
 
 from mindllm.command import CommandParser, output_file, run_command
-from mindllm.compiled.kept_program import kept_stages
-from mindllm.compiled.operators import Operators
+from mindllm.compiled.foreign.kept_program import kept_stages
+from mindllm.compiled.graph.operators import Operators
 from mindllm.console import error_console
 from mindllm.errors import CheckFailed, RunFailed, UserError
 from mindllm.timing.stage_graph import list_of_layers, seen_layers

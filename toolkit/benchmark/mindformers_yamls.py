@@ -14,10 +14,10 @@ from pathlib import Path
 from mindllm.command import CommandParser, run_command
 from mindllm.config.document import Document, child
 from mindllm.config.load import build_config, read_file
-from mindllm.config.mindformers.convert import convert
-from mindllm.config.mindformers.recognise import is_mindformers
 from mindllm.console import output, print_json
 from mindllm.errors import UserError
+from mindllm.mindformers.convert import convert
+from mindllm.mindformers.recognise import is_mindformers
 from mindllm.tables import Table, figures, texts
 
 TRAINING = ("train", "finetune", "eval")

@@ -26,11 +26,11 @@ from mindllm.planning.problem import Problem, make_problem
 from mindllm.planning.read_problem import Setting, read_problem
 from mindllm.planning.recomputation.feasible import lightest_split
 from mindllm.planning.reports.plan import gap_text
-from mindllm.planning.schedules.orders import stage_orders, timetable
-from mindllm.planning.schedules.simulate import simulate
 from mindllm.planning.solve import solve
 from mindllm.planning.zero_bubble.operation_order import StageCosts
 from mindllm.planning.zero_bubble.schedule_search import best_orders
+from mindllm.schedules.orders import stage_orders, timetable
+from mindllm.schedules.simulate import simulate
 from toolkit.benchmark.report import write_markdown
 
 EXAMPLES = """example:

@@ -50,8 +50,8 @@ def built(config: Any) -> Any:
     """The model with weights that are drawn."""
     import mindspore as ms
 
+    from mindllm.finetune.transform import build_tuned_model
     from mindllm.models.weights import held_codes, initialise, model_weights
-    from mindllm.tune.transform import build_tuned_model
 
     ms.set_device("CPU")
     ms.set_context(mode=ms.GRAPH_MODE)
@@ -89,7 +89,7 @@ def trains(kind: str, sizes: Sizes) -> Callable[[], dict[str, Any]]:
 
     from mindllm.config.optimizer import OptimizerConfig
     from mindllm.models.weights import trained_weights
-    from mindllm.train.optimizer import AdamW
+    from mindllm.train.optimizers.adamw import AdamW
     from mindllm.train.step import TrainStep
 
     config = make_config(sizes, kind, pet_config={"lora_rank": 8})

@@ -13,10 +13,10 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from mindllm.console import track
-from mindllm.planning.schedules.orders import stage_orders, timetable
-from mindllm.planning.schedules.simulate import simulate
 from mindllm.planning.zero_bubble.operation_order import StageCosts
 from mindllm.planning.zero_bubble.schedule_search import best_orders
+from mindllm.schedules.orders import stage_orders, timetable
+from mindllm.schedules.simulate import simulate
 from mindllm.timing.calibrate import uncalibrated
 from mindllm.timing.device import Device, read_device
 from mindllm.timing.exchanges import Group, exchange_seconds

@@ -10,13 +10,13 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from mindllm.config import RunConfig
-from mindllm.config.mindformers.rules import Rule
-from mindllm.config.mindformers.tables import KEYS
 from mindllm.config.problems import shown
 from mindllm.config.recompute import COUNTS_FORM, SELECTION_FORM, LayerCounts, LayerSelection
 from mindllm.config.renamed import SYNONYMS
 from mindllm.config.schema import fields_of, kind_of, sections_in
 from mindllm.config.section import Section
+from mindllm.mindformers.rules import Rule
+from mindllm.mindformers.tables import KEYS
 
 INTRODUCTION = """\
 # Configuration reference

@@ -10,9 +10,9 @@ import numpy as np
 
 from mindllm.compiled.execute.faults import overflowing
 from mindllm.compiled.execute.lockstep import Lockstep
-from mindllm.compiled.execute.machine import Machine, Observer
+from mindllm.compiled.execute.rank_interpreter import Machine, Observer
 from mindllm.compiled.execute.state import initial_parts, put_parts, state_parts
-from mindllm.compiled.graph import CompiledGraph
+from mindllm.compiled.graph.compiled_graph import CompiledGraph
 from mindllm.config.optimizer_state import is_state
 from mindllm.errors import RunFailed
 from mindllm.train.checkpoint.parts import RankTensors

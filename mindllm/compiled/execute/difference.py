@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from mindllm.compiled.execute.records import MOVES, Place, Record
-from mindllm.compiled.graph import COLLECTIVES, CompiledGraph
+from mindllm.compiled.graph.compiled_graph import COLLECTIVES, CompiledGraph
 from mindllm.parallel.layout import Mesh
 
 LOCAL = frozenset(

@@ -13,12 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from mindllm.compiled.compile_ranks import RankCompilation, cache_directory
 from mindllm.compiled.execute.cluster import Cluster
 from mindllm.compiled.execute.first_not_finite import first_not_finite, weights_not_finite
 from mindllm.compiled.execute.loss_cluster import LossCluster
-from mindllm.compiled.graph import CompiledGraph
+from mindllm.compiled.graph.compiled_graph import CompiledGraph
+from mindllm.compiled.rank.compile_ranks import RankCompilation, cache_directory
 from mindllm.config import RunConfig
+from mindllm.finetune.initial_weights import initial_weights
 from mindllm.parallel.context import input_columns
 from mindllm.parallel.layout import mesh_of
 from mindllm.train.checkpoint import RankTensors
@@ -26,8 +27,7 @@ from mindllm.train.distributed_step import input_slices
 from mindllm.train.engine import Batch, Engine, StepResult
 from mindllm.train.engine.columns import completed
 from mindllm.train.engine.engine import evaluation_config, weight_signatures
-from mindllm.train.ranks import ALONE
-from mindllm.tune.initial_weights import initial_weights
+from mindllm.train.job.ranks import ALONE
 
 logger = logging.getLogger(__name__)
 Say = Callable[[str], None]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mindllm.compiled.graph import COLLECTIVES, Node
+from mindllm.compiled.graph.compiled_graph import COLLECTIVES, Node
 from mindllm.errors import CheckFailed, RunFailed
 
 SEND, RECEIVE = "Send", "Receive"

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from mindllm.compiled.execute.machine import Machine
-from mindllm.compiled.graph import CompiledGraph, Node
+from mindllm.compiled.execute.rank_interpreter import Machine
+from mindllm.compiled.graph.compiled_graph import CompiledGraph, Node
 from mindllm.errors import RunFailed
 
 PRODUCTS = ("MatMul", "BatchMatMul")

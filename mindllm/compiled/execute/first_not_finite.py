@@ -9,7 +9,7 @@ import numpy as np
 
 from mindllm.compiled.execute.cluster import Cluster
 from mindllm.compiled.execute.state import ACCUMULATORS
-from mindllm.compiled.graph import Node
+from mindllm.compiled.graph.compiled_graph import Node
 
 
 class _Found(Exception):

@@ -14,7 +14,7 @@ import numpy as np
 
 from mindllm.compiled.execute.elementary import ELEMENTARY
 from mindllm.compiled.execute.references import REFERENCES
-from mindllm.compiled.graph import Node
+from mindllm.compiled.graph.compiled_graph import Node
 from mindllm.errors import RunFailed
 
 Value = Any

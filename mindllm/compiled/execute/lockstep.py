@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from mindllm.compiled.execute.exchange import RECEIVE, SEND, Deadlock, Exchange, complete, results
-from mindllm.compiled.execute.machine import Machine, Run
+from mindllm.compiled.execute.rank_interpreter import Machine, Run
 
 Sent = dict[tuple[int, int, int], deque[np.ndarray]]
 

@@ -9,9 +9,9 @@ import numpy as np
 
 from mindllm.compiled.execute.cluster import Cluster, rows_of
 from mindllm.compiled.execute.lockstep import Lockstep
-from mindllm.compiled.execute.machine import Machine
+from mindllm.compiled.execute.rank_interpreter import Machine
 from mindllm.compiled.execute.state import initial_parts, put_parts
-from mindllm.compiled.graph import CompiledGraph
+from mindllm.compiled.graph.compiled_graph import CompiledGraph
 from mindllm.errors import RunFailed
 
 

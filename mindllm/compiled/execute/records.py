@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from mindllm.compiled.execute.machine import Parameter
-from mindllm.compiled.graph import COLLECTIVES, Node
+from mindllm.compiled.execute.rank_interpreter import Parameter
+from mindllm.compiled.graph.compiled_graph import COLLECTIVES, Node
 
 Place = tuple[bool, str, str]
 """Where an operator stands, whatever surrounds the model: backward or not, path of the cell, kind of operator."""

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from mindllm.compiled.execute.kernels import ROUNDED
-from mindllm.compiled.execute.machine import Machine
-from mindllm.compiled.graph import CompiledGraph, Parameter
+from mindllm.compiled.execute.rank_interpreter import Machine
+from mindllm.compiled.graph.compiled_graph import CompiledGraph, Parameter
 from mindllm.config.optimizer_state import MOMENT_PREFIXES, is_state
 from mindllm.errors import RunFailed
 from mindllm.train.checkpoint.parts import Part

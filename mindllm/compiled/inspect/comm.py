@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from mindllm.compiled.cost import PRODUCTS, bytes_of
-from mindllm.compiled.graph import PARTIAL, CompiledGraph, Node
+from mindllm.compiled.graph.compiled_graph import PARTIAL, CompiledGraph, Node
+from mindllm.compiled.graph.cost import PRODUCTS, bytes_of
+from mindllm.compiled.graph.operators import BACKWARD, Operators, without_numbers
 from mindllm.compiled.inspect.tables import print_table, size_text
-from mindllm.compiled.operators import BACKWARD, Operators, without_numbers
 
 DEVICES_OF_A_NODE = 8
 INSIDE, BETWEEN = "inside a node", "between nodes"

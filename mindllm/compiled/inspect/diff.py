@@ -6,12 +6,12 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping
 from typing import Any
 
-from mindllm.compiled.cost import bytes_of, step_cost
-from mindllm.compiled.graph import COLLECTIVES, CompiledGraph, TensorType
+from mindllm.compiled.graph.compiled_graph import COLLECTIVES, CompiledGraph, TensorType
+from mindllm.compiled.graph.cost import bytes_of, step_cost
+from mindllm.compiled.graph.operators import ORDERING, Operators, without_numbers
 from mindllm.compiled.inspect.comm import exchanges
 from mindllm.compiled.inspect.saved_activations import KeptTensors
 from mindllm.compiled.inspect.tables import count_text, print_table, size_text
-from mindllm.compiled.operators import ORDERING, Operators, without_numbers
 
 Key = tuple[str, str, str, str]
 SIZES = ("bytes moved", "sent to other ranks", "parameters", "kept for the backward pass")

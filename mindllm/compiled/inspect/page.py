@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from mindllm.compiled.cost import Cost, cost
-from mindllm.compiled.graph import COLLECTIVES, CONSTANT, CompiledGraph, Node
+from mindllm.compiled.graph.compiled_graph import COLLECTIVES, CONSTANT, CompiledGraph, Node
+from mindllm.compiled.graph.cost import Cost, cost
+from mindllm.compiled.graph.operators import LAYER, ORDERING, Operators
 from mindllm.compiled.inspect.comm import cause_of
 from mindllm.compiled.inspect.saved_activations import KeptTensors
 from mindllm.compiled.inspect.tables import count_text, size_text
-from mindllm.compiled.operators import LAYER, ORDERING, Operators
 from mindllm.files import atomic_open
 from mindllm.page import fill, json_markup
 

@@ -7,12 +7,12 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from mindllm.compiled.cost import bytes_of
-from mindllm.compiled.graph import COLLECTIVES, Node
+from mindllm.compiled.graph.compiled_graph import COLLECTIVES, Node
+from mindllm.compiled.graph.cost import bytes_of
+from mindllm.compiled.graph.operators import FORWARD, ORDERING, Operators, is_flagged, layer_of, without_numbers
 from mindllm.compiled.inspect.saved_activations import VIEWS, KeptTensors, Storage
 from mindllm.compiled.inspect.source import Inspected
 from mindllm.compiled.inspect.tables import print_table, size_text
-from mindllm.compiled.operators import FORWARD, ORDERING, Operators, is_flagged, layer_of, without_numbers
 from mindllm.config.recompute import LEVEL_SEPARATOR, names_operator
 from mindllm.console import output
 

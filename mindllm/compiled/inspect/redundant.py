@@ -12,12 +12,12 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from mindllm.compiled.cost import PRODUCTS, bytes_of
-from mindllm.compiled.graph import COLLECTIVES, PARTIAL, CompiledGraph, Node
+from mindllm.compiled.graph.compiled_graph import COLLECTIVES, PARTIAL, CompiledGraph, Node
+from mindllm.compiled.graph.cost import PRODUCTS, bytes_of
+from mindllm.compiled.graph.operators import BACKWARD, FORWARD, Operators, without_numbers
 from mindllm.compiled.inspect.comm import REDISTRIBUTION, gathers_for_products
 from mindllm.compiled.inspect.saved_activations import VIEWS
 from mindllm.compiled.inspect.tables import size_text
-from mindllm.compiled.operators import BACKWARD, FORWARD, Operators, without_numbers
 from mindllm.console import output, styled
 
 Strategy = tuple[int, ...]

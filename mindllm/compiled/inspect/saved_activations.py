@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from mindllm.compiled.cost import bytes_of
-from mindllm.compiled.graph import CALL, PARTIAL, Node, TensorType, tensors_of
-from mindllm.compiled.operators import BACKWARD, FORWARD, ORDERING, RECOMPUTED, UNIQUE, Operators
+from mindllm.compiled.graph.compiled_graph import CALL, PARTIAL, Node, TensorType, tensors_of
+from mindllm.compiled.graph.cost import bytes_of
+from mindllm.compiled.graph.operators import BACKWARD, FORWARD, ORDERING, RECOMPUTED, UNIQUE, Operators
 
 PASSING = frozenset({"Depend", "Load"})
 VIEWS = frozenset({"Reshape", "ExpandDims", "Squeeze"})

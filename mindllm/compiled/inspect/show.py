@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
-from mindllm.compiled.graph import (
+from mindllm.compiled.graph.compiled_graph import (
     CALL,
     CONSTANT,
     CompiledGraph,
@@ -17,7 +17,7 @@ from mindllm.compiled.graph import (
     ValueType,
     local_name,
 )
-from mindllm.compiled.operators import ORDERING, Operators
+from mindllm.compiled.graph.operators import ORDERING, Operators
 from mindllm.errors import UserError, nearest
 
 LITERALS = {bool: "Bool", int: "I64", float: "F32"}

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from rich.progress import TimeElapsedColumn
 
-from mindllm.compiled.graph import CompiledGraph
-from mindllm.compiled.graph_file import load
-from mindllm.compiled.ir_text import read_ir_text
-from mindllm.compiled.mind_ir import parse_mind_ir
+from mindllm.compiled.graph.compiled_graph import CompiledGraph
+from mindllm.compiled.graph.file import load
+from mindllm.compiled.graph.ir_text import read_ir_text
+from mindllm.compiled.graph.mind_ir import parse_mind_ir
 from mindllm.config import RunConfig, load_config
 from mindllm.console import progress
 from mindllm.errors import UserError
@@ -39,7 +39,7 @@ def compile_config(path: str, rank: int, overrides: Sequence[str]) -> Inspected:
     Raises:
         UserError: the configuration is wrong, or cannot be compiled.
     """
-    from mindllm.compiled.compile_rank import compile_rank
+    from mindllm.compiled.rank.compile_rank import compile_rank
 
     config = load_config(path, overrides)
     with progress(TimeElapsedColumn()) as bar:

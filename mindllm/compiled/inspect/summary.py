@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from typing import Any
 
-from mindllm.compiled.cost import Cost, bytes_of, cost, uncounted
-from mindllm.compiled.graph import CompiledGraph, TensorType
+from mindllm.compiled.graph.compiled_graph import CompiledGraph, TensorType
+from mindllm.compiled.graph.cost import Cost, bytes_of, cost, uncounted
+from mindllm.compiled.graph.operators import ORDERING, PHASES, Operators, without_numbers
 from mindllm.compiled.inspect.tables import count_text, print_table, size_text
-from mindllm.compiled.memory_tracker import ACCUMULATOR_PREFIX, MOMENTS
-from mindllm.compiled.operators import ORDERING, PHASES, Operators, without_numbers
+from mindllm.compiled.simulation.memory_tracker import ACCUMULATOR_PREFIX, MOMENTS
 from mindllm.console import output
 
 DEFAULT_DEPTH = 4

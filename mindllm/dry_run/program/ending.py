@@ -6,7 +6,7 @@ import re
 import signal
 from pathlib import Path
 
-from mindllm.compiled.program import LOG, Report
+from mindllm.compiled.foreign.environment import LOG, Report
 from mindllm.errors import UserError, shortened
 from mindllm.launch.process import ending
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from mindllm.compiled.sources import read_sources
+from mindllm.compiled.graph.sources import read_sources
 from mindllm.dry_run.page import Section, render_sections
 from mindllm.dry_run.profile import profile_of
 from mindllm.dry_run.program.report import workspace

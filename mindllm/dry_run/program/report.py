@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from mindllm.compiled.simulation import CATEGORIES, MIB, Simulation
+from mindllm.compiled.simulation.simulation import CATEGORIES, MIB, Simulation
 from mindllm.console import styled
 from mindllm.dry_run.moments import moments_of
 from mindllm.dry_run.program.running import RankRun

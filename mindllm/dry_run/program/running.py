@@ -13,8 +13,7 @@ from pathlib import Path
 from rich.progress import Progress
 
 from mindllm.compiled.device.wheel import Wheel
-from mindllm.compiled.kept_program import SIMULATION
-from mindllm.compiled.program import (
+from mindllm.compiled.foreign.environment import (
     LOG,
     Report,
     executable_files,
@@ -24,7 +23,8 @@ from mindllm.compiled.program import (
     read_simulation,
     training_graph,
 )
-from mindllm.compiled.simulation import Simulation
+from mindllm.compiled.foreign.kept_program import SIMULATION
+from mindllm.compiled.simulation.simulation import Simulation
 from mindllm.console import progress
 from mindllm.dry_run.program.ending import ended_without_training
 from mindllm.dry_run.simulations import POLL_SECONDS

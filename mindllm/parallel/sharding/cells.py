@@ -26,8 +26,8 @@ from mindllm.models.flash_attention import BalancedFlashAttention, FlashAttentio
 from mindllm.models.interleaved_layer import InterleavedLayer
 from mindllm.models.latent_attention import LatentAttention
 from mindllm.models.linear import Linear, SoftCap
+from mindllm.models.mtp import PredictionLayer
 from mindllm.models.norm import LayerNorm, RMSNorm
-from mindllm.models.prediction import PredictionLayer
 from mindllm.models.rotary import RotaryEmbedding
 from mindllm.parallel.layout import Dimension, Layout
 from mindllm.parallel.sharding.adapters import behind_part, beside_split_input, beside_split_output

@@ -7,7 +7,7 @@ layouts name axes.
 
 from __future__ import annotations
 
-from mindllm.models.held_codes import HeldCodes
+from mindllm.models.dequantize import HeldCodes
 from mindllm.parallel.layout import Dimension, Layout
 from mindllm.parallel.sharding.table import Table, on
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from mindllm.finetune.preference import FIGURES, HingeLoss, IpoLoss, PairLosses, SigmoidLoss
 from mindllm.parallel.layout import Dimension, Layout
 from mindllm.parallel.sharding.table import Table, on
-from mindllm.tune.preference import FIGURES, HingeLoss, IpoLoss, PairLosses, SigmoidLoss
 
 PAIRS: Dimension = "dp"
 SCALAR: Layout = ()

@@ -22,8 +22,8 @@ from scipy.optimize import nnls
 from mindllm.errors import UserError
 from mindllm.planning.problem import STANDARD_KINDS, Problem, make_problem, read_json, read_mapping
 from mindllm.planning.read_problem import KINDS, Setting, layer_file_fields
-from mindllm.planning.schedules.orders import alive, stage_orders
 from mindllm.planning.yaml_plan import read_yaml_plan
+from mindllm.schedules.orders import alive, stage_orders
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,8 @@ import numpy as np
 from mindllm.config import ParallelConfig
 from mindllm.dry_run.stages import FIRST, LAST, MIDDLE
 from mindllm.planning.costs.small_runs import AT_START, LAST_LAYERS, TOGETHER, WHOLE, Measured, SmallRuns
-from mindllm.planning.schedules.held_memory import working_memory
-from mindllm.planning.schedules.orders import alive, stage_orders
+from mindllm.schedules.held_memory import working_memory
+from mindllm.schedules.orders import alive, stage_orders
 
 Unknown = tuple[str, str, str, str]  # what, of which place, of which type of layers, of which recompute kind
 PARAMETER, START, ACTIVATION, EXCHANGED, CONSTANT = "parameter", "start", "activation", "exchanged", "constant"

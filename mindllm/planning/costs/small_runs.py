@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from mindllm.compiled.simulation import ACTIVATIONS
+from mindllm.compiled.simulation.simulation import ACTIVATIONS
 from mindllm.config import RunConfig
 from mindllm.dry_run.extrapolate import FEWEST_ALIVE, FEWEST_LAYERS, Design
 from mindllm.dry_run.moments import Fill, Moments, bytes_of

@@ -16,10 +16,10 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from mindllm.compiled.compile_rank import compile_rank
-from mindllm.compiled.cost import bytes_of, uncounted
-from mindllm.compiled.graph import COLLECTIVES, CompiledGraph, Function, Node
-from mindllm.compiled.graph_file import load, save
+from mindllm.compiled.graph.compiled_graph import COLLECTIVES, CompiledGraph, Function, Node
+from mindllm.compiled.graph.cost import bytes_of, uncounted
+from mindllm.compiled.graph.file import load, save
+from mindllm.compiled.rank.compile_rank import compile_rank
 from mindllm.config import RunConfig
 from mindllm.dry_run.cache import kept_file, read_kept
 from mindllm.dry_run.reduced import Point, reduced_run

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mindllm.compiled.kept_program import KeptRank, kept_config, kept_stages
-from mindllm.compiled.simulation import MIB
-from mindllm.compiled.stage_memory import StageMemory, stage_memory
+from mindllm.compiled.foreign.kept_program import KeptRank, kept_config, kept_stages
+from mindllm.compiled.simulation.simulation import MIB
+from mindllm.compiled.simulation.stage_memory import StageMemory, stage_memory
 from mindllm.console import track
 from mindllm.errors import UserError
 from mindllm.planning.from_programs.stage_shapes import StageShape, place_of

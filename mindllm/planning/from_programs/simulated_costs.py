@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 from scipy.optimize import nnls
 
-from mindllm.compiled.operators import BACKWARD, FORWARD, RECOMPUTED
-from mindllm.compiled.simulation import MIB
+from mindllm.compiled.graph.operators import BACKWARD, FORWARD, RECOMPUTED
+from mindllm.compiled.simulation.simulation import MIB
 from mindllm.dry_run.stages import FIRST, LAST, MIDDLE
 from mindllm.errors import UserError
 from mindllm.planning.from_programs.further_run import too_few
@@ -40,7 +40,7 @@ from mindllm.planning.from_programs.stage_shapes import (
 from mindllm.planning.plan import Plan, evaluate
 from mindllm.planning.problem import STANDARD_KINDS, Problem, RecomputeKind, make_problem
 from mindllm.planning.read_problem import Setting
-from mindllm.planning.schedules.orders import alive, stage_orders
+from mindllm.schedules.orders import alive, stage_orders
 from mindllm.timing.stage_graph import SELECT
 
 Costs = Mapping[Hashable, float]

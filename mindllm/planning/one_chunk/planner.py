@@ -23,8 +23,8 @@ from mindllm.planning.problem import Problem
 from mindllm.planning.recomputation.mixes import Mixes
 from mindllm.planning.recomputation.stage_choice import StageChoice
 from mindllm.planning.recomputation.stage_table import StageTable, held_micro_batches
-from mindllm.planning.schedules.orders import timetable
-from mindllm.planning.schedules.steady import NotSteady
+from mindllm.schedules.orders import timetable
+from mindllm.schedules.steady import NotSteady
 
 PRECISE = 1e-7  # to which the bound is searched
 ROUNDING = 1e-9  # of sums of layers

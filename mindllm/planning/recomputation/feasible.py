@@ -14,7 +14,7 @@ from mindllm.planning.plan import end_of, fixed_memory, orders_of, tail_working
 from mindllm.planning.problem import ZERO_BUBBLE, Problem
 from mindllm.planning.recomputation.mixes import Mixes
 from mindllm.planning.recomputation.stage_choice import StageChoice
-from mindllm.planning.schedules.orders import alive_in_backward
+from mindllm.schedules.orders import alive_in_backward
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from mindllm.planning.plan import Plan, end_of, fixed_memory, room_for, tail_wor
 from mindllm.planning.problem import Problem
 from mindllm.planning.recomputation.mixes import Mixes, Runs
 from mindllm.planning.recomputation.pareto_front import Front
-from mindllm.planning.schedules.orders import Orders, alive_in_backward
+from mindllm.schedules.orders import Orders, alive_in_backward
 
 COMBINATIONS = 4096  # tried for a stage; fronts are thinned until no more are needed
 SHIFTS = 2**14  # splits beside one

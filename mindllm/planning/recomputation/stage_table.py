@@ -10,7 +10,7 @@ from mindllm.planning.deadline import check
 from mindllm.planning.plan import Plan, end_of, room_for, tail_working
 from mindllm.planning.problem import Problem
 from mindllm.planning.recomputation.mixes import Mixes, Runs
-from mindllm.planning.schedules.orders import Orders, alive
+from mindllm.schedules.orders import Orders, alive
 
 
 class StageTable:

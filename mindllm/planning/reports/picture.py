@@ -15,8 +15,8 @@ from mindllm.errors import UserError
 from mindllm.files import atomic_path
 from mindllm.planning.plan import Evaluation
 from mindllm.planning.reports.schedule_page import write_page
-from mindllm.planning.schedules.orders import BACKWARD, FORWARD, WEIGHT
-from mindllm.planning.schedules.simulate import Timeline
+from mindllm.schedules.orders import BACKWARD, FORWARD, WEIGHT
+from mindllm.schedules.simulate import Timeline
 
 NAMES = {FORWARD: "forward", BACKWARD: "backward", WEIGHT: "weight gradient"}
 COLOURS = {FORWARD: "#4878a8", BACKWARD: "#5a9e6f", WEIGHT: "#d98c3f"}

@@ -13,9 +13,9 @@ from pathlib import Path
 from mindllm.planning.deadline import OutOfTime, now
 from mindllm.planning.plan import orders_of
 from mindllm.planning.problem import Problem
-from mindllm.planning.schedules.orders import timetable
 from mindllm.planning.several_chunks.layer_tree import LayerTree
 from mindllm.planning.several_chunks.path_program import PathProgram
+from mindllm.schedules.orders import timetable
 
 MODULE = "mindllm.planning.several_chunks.bound_process"
 

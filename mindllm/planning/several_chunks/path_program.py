@@ -15,9 +15,9 @@ from mindllm.planning.deadline import check, passed
 from mindllm.planning.highs import new_solver, run_until
 from mindllm.planning.plan import end_of
 from mindllm.planning.problem import Problem
-from mindllm.planning.schedules.orders import Timetable, alive
-from mindllm.planning.schedules.simulate import critical_path, simulate
 from mindllm.planning.several_chunks.stage_floor import EMPTY, Floor, StageFloor, hull
+from mindllm.schedules.orders import Timetable, alive
+from mindllm.schedules.simulate import critical_path, simulate
 
 CLOSE = 1e-3  # a simulated step this near to the bound ends the search for paths
 SLACK = 1e-6

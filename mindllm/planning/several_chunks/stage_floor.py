@@ -16,7 +16,7 @@ from mindllm.planning.deadline import passed
 from mindllm.planning.highs import new_solver, run_until
 from mindllm.planning.plan import end_of
 from mindllm.planning.problem import Problem
-from mindllm.planning.schedules.orders import Orders, alive
+from mindllm.schedules.orders import Orders, alive
 
 EMPTY = (highspy.HighsModelStatus.kInfeasible, highspy.HighsModelStatus.kUnboundedOrInfeasible)
 """What says that a program has no answer: none of those here is unbounded."""

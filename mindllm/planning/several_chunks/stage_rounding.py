@@ -16,8 +16,8 @@ import numpy as np
 from mindllm.planning.deadline import passed
 from mindllm.planning.plan import Plan
 from mindllm.planning.recomputation.stage_choice import NearChoices, StageChoice
-from mindllm.planning.schedules.simulate import step_times
 from mindllm.planning.several_chunks.path_program import PathProgram
+from mindllm.schedules.simulate import step_times
 
 CLOSE = 3e-4  # simulated and thought step of stages that are decided that count as equal
 ROUNDS = 5  # paths looked for after each stage

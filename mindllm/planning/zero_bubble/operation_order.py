@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mindllm.planning.deadline import check, passed
-from mindllm.planning.schedules.orders import BACKWARD, FORWARD, Orders
+from mindllm.schedules.orders import BACKWARD, FORWARD, Orders
 
 Kinds = list[int]  # of the operations of a stage
 Judge = Callable[[float, float], float]  # the time of a stage, from its first start and its last end

@@ -18,7 +18,6 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 from mindllm.planning.deadline import OutOfTime, check
-from mindllm.planning.schedules.orders import BACKWARD, FORWARD, WEIGHT, Orders
 from mindllm.planning.zero_bubble.operation_order import (
     Judge,
     Kinds,
@@ -29,6 +28,7 @@ from mindllm.planning.zero_bubble.operation_order import (
     with_micro_batches,
 )
 from mindllm.planning.zero_bubble.rules import Rule, grid
+from mindllm.schedules.orders import BACKWARD, FORWARD, WEIGHT, Orders
 
 EVEN = 1e-9  # a changed rule as good as the best one so far takes its place
 LOOK = 512  # operations scheduled between two looks at the clock

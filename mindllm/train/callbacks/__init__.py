@@ -28,7 +28,7 @@ from mindllm.train.callbacks.simulation import SimulatedCheckpoints, SimulationM
 from mindllm.train.callbacks.summary import SummaryMonitor
 from mindllm.train.checkpoint import CheckpointStore
 from mindllm.train.evaluation import Evaluator
-from mindllm.train.ranks import ALONE, Ranks
+from mindllm.train.job.ranks import ALONE, Ranks
 
 
 def make_callbacks(

@@ -8,7 +8,7 @@ from pathlib import Path
 from mindllm.train.callbacks.callback import Callback
 from mindllm.train.checkpoint import CheckpointNotSavedError, CheckpointStore, SavingThread
 from mindllm.train.checkpoint.saving_thread import Saved
-from mindllm.train.resume import run_state
+from mindllm.train.job.resume import run_state
 from mindllm.train.state import RunState, StepRecord
 
 logger = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mindllm.config.families.weight_table import EXPERT, LAYER, FusedExperts, WeightTable
+from mindllm.families.weight_table import EXPERT, LAYER, FusedExperts, WeightTable
 from mindllm.train.checkpoint.tensors import Slices, TensorSource, read_slices
 
 

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from mindllm.config import ModelConfig
-from mindllm.config.families import family_of
-from mindllm.config.families.weight_table import EMBEDDING, LAYER, Weight, WeightTable
 from mindllm.config.latent_attention import LatentAttentionSpec
 from mindllm.config.layers import AttentionSpec, RotarySpec
+from mindllm.families import family_of
+from mindllm.families.weight_table import EMBEDDING, LAYER, Weight, WeightTable
 from mindllm.models.weight_shapes import weight_shapes
 from mindllm.train.checkpoint.expert_weights import OneExpert, StackedExperts
-from mindllm.train.checkpoint.quantised.directory import QuantisedMatrix
+from mindllm.train.checkpoint.quantized.directory import QuantisedMatrix
 from mindllm.train.checkpoint.tensors import TensorSource
 
 Shape = tuple[int, ...]

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 
 from mindllm.config import ModelConfig, config_json
-from mindllm.config.hugging_face import CONFIG, GENERATION_CONFIG
 from mindllm.config.quantisation import KEY
 from mindllm.config.weight_names import INDEX_FILE, WEIGHTS_FILE
 from mindllm.data.tokenizer import Tokenizer
 from mindllm.data.tokenizer_files import copy_tokenizer
+from mindllm.families.hugging_face import CONFIG, GENERATION_CONFIG
 from mindllm.train.checkpoint.converted import Converted, numpy_dtype
 from mindllm.train.checkpoint.family_weights import FamilyWeights
 from mindllm.train.checkpoint.tensors import HashingWriter, TensorSource, payload_bytes, write_tensors

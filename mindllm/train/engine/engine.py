@@ -17,7 +17,7 @@ from mindllm.config import RunConfig, override_config
 from mindllm.config.optimizer_state import further_state, state_shapes
 from mindllm.models.weight_shapes import weight_shapes
 from mindllm.train.checkpoint import Checkpoint, RankTensors
-from mindllm.train.ranks import Ranks
+from mindllm.train.job.ranks import Ranks
 
 Batch = Mapping[str, np.ndarray]
 Signatures = dict[str, tuple[tuple[int, ...], np.dtype]]
@@ -87,7 +87,7 @@ class Engine(ABC):
 
         Of experts each is fp32 ``[experts + 1]``: the tokens of every expert, then the choices that were dropped; of a layer that
         predicts ahead fp32 ``[2]``: the sum of its losses and the number of its tokens; of pairs of answers there is one, of
-        what :mod:`mindllm.tune.preference` names.
+        what :mod:`mindllm.finetune.preference` names.
         """
         return {}
 

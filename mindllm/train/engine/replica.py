@@ -21,10 +21,10 @@ from mindllm.train.compile_cache import cached_compilation
 from mindllm.train.device import uses_graph_kernels
 from mindllm.train.engine.columns import further_inputs, inputs, parts
 from mindllm.train.engine.engine import Batch, Engine, StepResult
-from mindllm.train.optimizer import AdamW
-from mindllm.train.ranks import ALONE, Ranks
+from mindllm.train.job.ranks import ALONE, Ranks
+from mindllm.train.optimizers.adamw import AdamW
+from mindllm.train.optimizers.build import Optimizer, make_optimizer
 from mindllm.train.step import AccumulateStep, ApplyAccumulated, ForwardBackward, TrainStep
-from mindllm.train.tuned_optimizer import Optimizer, make_optimizer
 
 
 class SummedLoss(nn.Cell):

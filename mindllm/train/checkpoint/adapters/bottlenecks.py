@@ -14,9 +14,9 @@ from typing import Any
 from pydantic import ValidationError
 
 from mindllm.config import ModelConfig
-from mindllm.config.hugging_face import read_json
 from mindllm.config.tuning import BOTTLENECK, KEYS_OF, PetConfig
 from mindllm.errors import UserError
+from mindllm.families.hugging_face import read_json
 from mindllm.train.checkpoint.adapters.adapter import Adapter, Base
 from mindllm.train.checkpoint.adapters.peft import CONFIG_FILE, FINGERPRINT, WEIGHTS_FILE, is_peft, write_adapter_files
 from mindllm.train.checkpoint.formats.file import tensors_of_file

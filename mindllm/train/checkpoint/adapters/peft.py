@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from mindllm.config import ModelConfig
-from mindllm.config.families.weight_table import Weight
-from mindllm.config.hugging_face import read_json
 from mindllm.config.tuning import ADALORA, LOW_RANK, MAGNITUDE, VALUES, WEIGHT, A, B, PetConfig, is_adapter_weight
 from mindllm.errors import UserError, shortened
+from mindllm.families.hugging_face import read_json
+from mindllm.families.weight_table import Weight
 from mindllm.train.checkpoint.adapters.adapter import Adapter, Base
 from mindllm.train.checkpoint.family_weights import FamilyWeights
 from mindllm.train.checkpoint.formats.file import tensors_of_file

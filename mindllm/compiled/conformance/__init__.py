@@ -1,0 +1,41 @@
+"""Whether what a YAML asks for is in the compiled graphs of its ranks, where no number that is computed would tell.
+
+A layer that is not recomputed, an optimizer state that is not sharded, a chunk on another stage: losses and gradients are
+the same, memory and time are not. ``findings`` compares each such thing with the graphs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mindllm.compiled.conformance.communication import gradient_fusion
+from mindllm.compiled.conformance.context import sequences
+from mindllm.compiled.conformance.finding import Finding
+from mindllm.compiled.conformance.optimizer_state import optimizer_state
+from mindllm.compiled.conformance.placement import chunks, micro_batches, stages
+from mindllm.compiled.conformance.recomputation import recomputation
+from mindllm.compiled.conformance.shardings import shardings
+from mindllm.compiled.graph.compiled_graph import CompiledGraph
+from mindllm.compiled.graph.operators import Operators
+from mindllm.config import RunConfig
+from mindllm.parallel.layer_plan import make_plan
+from mindllm.parallel.layout import mesh_of
+
+__all__ = ["Finding", "findings"]
+
+
+def findings(config: RunConfig, graphs: Sequence[CompiledGraph]) -> tuple[Finding, ...]:
+    """What ``config`` asks for and what ``graphs``, those of its ranks or of some of them, have."""
+    plan, mesh = make_plan(config), mesh_of(config)
+    ranks = [Operators(graph) for graph in graphs]
+    found = (
+        stages(config, plan, mesh, ranks),
+        chunks(plan, mesh, ranks),
+        micro_batches(config, ranks),
+        recomputation(plan, ranks),
+        optimizer_state(config, mesh, ranks),
+        gradient_fusion(config, plan, mesh, ranks),
+        shardings(config, mesh, ranks),
+        sequences(config, mesh, ranks),
+    )
+    return tuple(finding for finding in found if finding is not None)

@@ -1,0 +1,144 @@
+"""Which layers a rank holds and runs, in which chunk, and how often in a step."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from fractions import Fraction
+
+from mindllm.compiled.conformance.finding import Finding, Mistake, numbers_text, together
+from mindllm.compiled.graph.compiled_graph import Node
+from mindllm.compiled.graph.operators import FORWARD, REFERENCE, Operators, layer_of
+from mindllm.compiled.graph.schedule import FORWARD as FORWARD_PASS
+from mindllm.compiled.graph.schedule import micro_batch_schedule
+from mindllm.config import RunConfig
+from mindllm.config.optimizer_state import MOMENT_PREFIXES
+from mindllm.parallel.layer_plan import LayerPlan
+from mindllm.parallel.layout import Mesh
+
+ATTENTION = "attention.attention"  # the cell of scores and what they weigh, in a layer
+SCORED = ("FlashAttentionScore", "Softmax")
+"""What reads or makes the scores of a layer; dimension 1 of its first output counts heads, dimension 2 the queries' positions."""
+QUERIES = 2
+
+
+def forward_operators(rank: Operators) -> Iterator[tuple[Node, int, str]]:
+    """The operators of the forward pass inside layers, with the number of the layer and the rest of their place."""
+    for node in rank.nodes:
+        place = rank.place(node)
+        if rank.phase(node) == FORWARD and not place.startswith(REFERENCE) and (where := layer_of(place)):
+            yield node, *where
+
+
+def attention_scores(rank: Operators) -> Iterator[tuple[Node, int]]:
+    """What makes or reads the scores of layers in the forward pass, with the number of the layer."""
+    for node, layer, place in forward_operators(rank):
+        if node.op in SCORED and place.startswith(ATTENTION) and len(node.shapes[0]) == 4:
+            yield node, layer
+
+
+def positions_of_rank(config: RunConfig) -> int:
+    """Positions of a sequence whose queries one rank has in attention."""
+    sizes = config.parallel_config
+    return config.model.config.seq_length // (1 if sizes.exchanges_heads else sizes.context_parallel)
+
+
+def stages(config: RunConfig, plan: LayerPlan, mesh: Mesh, ranks: Sequence[Operators]) -> Finding | None:
+    """The layers whose weights a stage updates, and which it runs, are those of the plan; frozen ones are only run."""
+    if plan.stages == 1:
+        return None
+    wanted = [_layers_of_stage(plan, stage) for stage in range(plan.stages)]
+    trained = _trained_layers(config)
+    found: dict[int, set[int]] = {}
+    mistakes = []
+    for rank in ranks:
+        stage, held = mesh.stage_of(rank.graph.rank), _layers_held(rank)
+        run = {layer for _, layer, _ in forward_operators(rank)}
+        found.setdefault(stage, run)
+        for what, layers, planned in (("holds", held, wanted[stage] & trained), ("runs", run, wanted[stage])):
+            if layers != planned:
+                text = f"stage {stage} {what} layers {_text(layers)}, the plan has {_text(planned)} there"
+                mistakes.append(Mistake(rank.graph.rank, text))
+    return Finding("layers by stage", _join(wanted), _join(list(found.values())), together(mistakes))
+
+
+def chunks(plan: LayerPlan, mesh: Mesh, ranks: Sequence[Operators]) -> Finding | None:
+    """Each of a stage's chunks runs its layers, and chunks come in their order."""
+    if plan.chunks == 1:
+        return None
+    mistakes, texts = [], [[""] * plan.stages, [""] * plan.stages]
+    for rank in ranks:
+        stage = mesh.stage_of(rank.graph.rank)
+        wanted = [_layers_at(plan, chunk, stage) for chunk in range(plan.chunks)]
+        found = _layers_by_chunk(rank)
+        texts[0][stage], texts[1][stage] = (" then ".join(map(_text, layers)) for layers in (wanted, found))
+        if found != wanted:
+            text = f"stage {stage} runs layers {texts[1][stage]}, the plan has {texts[0][stage]}"
+            mistakes.append(Mistake(rank.graph.rank, text))
+    asked, has = (" | ".join(words) for words in texts)
+    return Finding("chunks by stage", asked, has, together(mistakes))
+
+
+def micro_batches(config: RunConfig, ranks: Sequence[Operators]) -> Finding | None:
+    """Every layer runs once for each part of the batch: micro-batches, times accumulation steps, times copies of the model."""
+    parts = config.parallel_config.micro_batch_num * config.runner_config.gradient_accumulation_steps
+    parts *= config.micro_batch_interleave_num
+    found = {rank.graph.rank: _runs_of_layers(rank, positions_of_rank(config)) for rank in ranks}
+    mistakes = [
+        Mistake(rank, f"layer {layer} runs {times} times in a step, not {parts}")
+        for rank, runs in found.items()
+        for layer, times in sorted(runs.items())
+        if times != parts
+    ]
+    counts = sorted({times for runs in found.values() for times in runs.values()})
+    return Finding("parts of a batch", str(parts), " or ".join(map(str, counts)), together(mistakes))
+
+
+def _runs_of_layers(rank: Operators, positions: int) -> dict[int, Fraction]:
+    """How often a step runs each layer: once when the queries of all ``positions`` of the rank have their scores.
+
+    One run may score them in pieces (balanced halves of a sequence), and other operators may take tokens in parts
+    (``fine_grain_interleave``) or serve several parts of a batch at once, so no operator by itself counts runs.
+    """
+    times: dict[int, Fraction] = {layer: Fraction() for _, layer, _ in forward_operators(rank)}
+    for node, layer in attention_scores(rank):
+        times[layer] += Fraction(node.shapes[0][QUERIES] * rank.times(node), positions)
+    return times
+
+
+def _layers_of_stage(plan: LayerPlan, stage: int) -> set[int]:
+    return {number for number, layer in enumerate(plan.layers) if layer.stage == stage}
+
+
+def _trained_layers(config: RunConfig) -> set[int]:
+    names = map(layer_of, config.model.config.architecture.trained_shapes())
+    return {where[0] for where in names if where}
+
+
+def _layers_at(plan: LayerPlan, chunk: int, stage: int) -> set[int]:
+    return {number for number, layer in enumerate(plan.layers) if (layer.chunk, layer.stage) == (chunk, stage)}
+
+
+def _layers_held(rank: Operators) -> set[int]:
+    """Layers with a weight that this rank updates."""
+    moments = (
+        name.removeprefix(MOMENT_PREFIXES[0]) for name in rank.graph.parameters if name.startswith(MOMENT_PREFIXES[0])
+    )
+    return {where[0] for name in moments if (where := layer_of(name))}
+
+
+def _layers_by_chunk(rank: Operators) -> list[set[int]]:
+    """Layers of each reused function, in the order in which a step first calls them."""
+    of_function: dict[str, set[int]] = defaultdict(set)
+    for node, layer, _ in forward_operators(rank):
+        of_function[rank.function_of[node.name]].add(layer)
+    called = [event.node.callee for event in micro_batch_schedule(rank.graph) if event.kind == FORWARD_PASS]
+    return [of_function[name] for name in dict.fromkeys(called)]
+
+
+def _text(layers: set[int]) -> str:
+    return numbers_text(sorted(layers))
+
+
+def _join(stages: Sequence[set[int]]) -> str:
+    return " | ".join(map(_text, stages))

@@ -1,0 +1,121 @@
+"""Whether the layers that the plan recomputes, and no others, are marked for it, and whether the marks have an effect."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+
+from mindllm.compiled.conformance.finding import Finding, Mistake, numbers_text, together
+from mindllm.compiled.conformance.placement import forward_operators
+from mindllm.compiled.graph.compiled_graph import Node
+from mindllm.compiled.graph.operators import RECOMPUTED, Operators, is_flagged, layer_of
+from mindllm.config.recompute import names_operator
+from mindllm.parallel.layer_plan import EXCLUDES, LayerAssignment, LayerPlan
+
+SELECT, EXCLUDE = next(iter(EXCLUDES.items()))
+COMMUNICATION = "select_comm_recompute"
+COMMUNICATION_MARK = "recompute_comm_op"
+OF_CODES = "held"  # the cell whose operators make a matrix out of codes, and are marked in any plan
+
+
+def recomputation(plan: LayerPlan, ranks: Sequence[Operators]) -> Finding:
+    """Layers that are recomputed as a whole, operators that are selected, and operators that are excluded."""
+    mistakes: list[Mistake] = []
+    whole: set[int] = set()
+    some: set[int] = set()
+    for rank in ranks:
+        layers = _by_layer(rank)
+        repeated = _repeated(rank)
+        for number, operators in sorted(layers.items()):
+            reader = _Layer(plan.layers[number], operators, repeated[number])
+            mistakes += [Mistake(rank.graph.rank, f"layer {number} {text}") for text in reader.mistakes()]
+            (whole if reader.is_whole else some if reader.flagged else set()).add(number)
+    asked = (
+        {number for number, layer in enumerate(plan.layers) if layer.recompute},
+        {number for number, layer in enumerate(plan.layers) if not layer.recompute and layer.applied(SELECT)},
+    )
+    return Finding("recomputation", _text(*asked), _text(whole, some), together(mistakes))
+
+
+class _Layer:
+    """One layer on one rank: its declared operators in the forward pass, and how many are repeated for the backward pass."""
+
+    def __init__(self, asked: LayerAssignment, operators: list[tuple[Node, str]], repeated: int) -> None:
+        self.asked, self.operators, self.repeated = asked, operators, repeated
+        self.flagged = [path for node, path in operators if is_flagged(node) and not self._is_always(path)]
+
+    def _is_always(self, path: str) -> bool:
+        """Whether it is marked without being asked for."""
+        asked = self.asked.recompute or any(names_operator(pattern, path) for pattern in self.asked.applied(SELECT))
+        return OF_CODES in path.split(".") and not asked
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all of its operators are marked but those the plan excludes."""
+        kept = [path for _, path in self.operators if path not in self.flagged]
+        return all(self._is_excluded(path) for path in kept) and bool(self.flagged)
+
+    def mistakes(self) -> Iterator[str]:
+        if self.asked.recompute:
+            yield from self._of_whole()
+        else:
+            yield from self._of_selected()
+        for pattern in self.asked.applied(COMMUNICATION):
+            marks = [
+                node.attributes.get(COMMUNICATION_MARK)
+                for node, path in self.operators
+                if names_operator(pattern, path)
+            ]
+            if not marks or not all(marks):
+                yield f"does not repeat the communication beside '{pattern}'"
+
+    def _of_whole(self) -> Iterator[str]:
+        if not self.flagged:
+            yield "is not recomputed"
+        elif not self.is_whole:
+            kept = sorted({p for _, p in self.operators if p not in self.flagged and not self._is_excluded(p)})
+            yield f"does not recompute {', '.join(kept)}"
+        elif not self.repeated:
+            yield "is marked, and the compiler repeats none of its operators"
+        if wrong := sorted({path for path in self.flagged if self._is_excluded(path)}):
+            yield f"recomputes {', '.join(wrong)}, which the plan excludes"
+
+    def _of_selected(self) -> Iterator[str]:
+        selected = self.asked.applied(SELECT)
+        found = {pattern: [path for _, path in self.operators if names_operator(pattern, path)] for pattern in selected}
+        one_is_enough = self.asked.is_default(SELECT) and any(found.values())
+        for pattern, matched in found.items():
+            missing = not matched and not one_is_enough
+            if missing or any(p not in self.flagged and not self._is_excluded(p) for p in matched):
+                yield f"does not recompute '{pattern}'"
+        wrong = [path for path in self.flagged if not any(names_operator(pattern, path) for pattern in selected)]
+        if wrong and len(wrong) == len(self.operators):
+            yield "is recomputed, which nobody asked for"
+        elif wrong:
+            yield f"recomputes {', '.join(sorted(set(wrong)))}, which nobody asked for"
+
+    def _is_excluded(self, path: str) -> bool:
+        return any(names_operator(pattern, path) for pattern in self.asked.applied(EXCLUDE))
+
+
+def _by_layer(rank: Operators) -> dict[int, list[tuple[Node, str]]]:
+    """Operators that the model declares (they have a sharding), with their path inside the layer."""
+    found: dict[int, list[tuple[Node, str]]] = defaultdict(list)
+    for node, layer, place in forward_operators(rank):
+        if node.input_strategy is not None:
+            found[layer].append((node, ".".join(filter(None, (place, node.instance)))))
+    return found
+
+
+def _repeated(rank: Operators) -> dict[int, int]:
+    found: dict[int, int] = defaultdict(int)
+    for node in rank.nodes:
+        if rank.phase(node) == RECOMPUTED and (where := layer_of(rank.place(node))):
+            found[where[0]] += 1
+    return found
+
+
+def _text(whole: set[int], some: set[int]) -> str:
+    words = [f"all of layers {numbers_text(sorted(whole))}"] * bool(whole)
+    words += [f"operators of layers {numbers_text(sorted(some))}"] * bool(some)
+    return ", ".join(words) or "nothing"

@@ -1,0 +1,221 @@
+"""One rank as a generator: walks its program, and yields at every exchange with other ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from mindllm.compiled.execute.exchange import Exchange
+from mindllm.compiled.execute.kernels import NoKernel, choose, held, rounded
+from mindllm.compiled.graph.compiled_graph import CALL, CONSTANT, CompiledGraph, Function, Node
+from mindllm.errors import RunFailed
+
+Value = Any
+Run = Generator[Exchange, np.ndarray | None, Value]
+Observer = Callable[[int, Node, tuple[Value, ...], Value], None]
+"""Told of every computed node: rank, node, operands, result."""
+Fault = Callable[[Node, Value], Value]
+"""Given every computed node and its result, and returns what goes on in its place."""
+
+DATASET = "GetNext"
+PASSES_ON = frozenset({"Depend", "TensorMove", "StopGradient", "MoveTo"})
+
+
+@dataclass
+class Parameter:
+    """A parameter of a rank. Its array is replaced, never changed, so whoever loaded it keeps what it was."""
+
+    name: str
+    value: np.ndarray
+
+
+@dataclass(frozen=True)
+class Closure:
+    """A function with its first arguments."""
+
+    function: str
+    arguments: tuple[Value, ...] = ()
+
+
+class ShapeMismatch(RunFailed):
+    """A result whose shape is not the one the compiler derived: two graphs that do not belong together, or a wrong kernel."""
+
+
+class Machine:
+    """Executes the graph of one rank on its own parameters.
+
+    Args:
+        graph: what it executes.
+        parameters: the rank's part of each parameter of the graph, by name; assignments of the graph replace them.
+        mindspore_kernels: MindSpore's CPU kernels instead of numpy wherever there is one.
+        observer: told of every node, for those who look for a difference.
+
+    ``fault``, where it is set, may change results: what goes wrong on one rank alone. ``dataset`` is what the operator yields by
+    which a graph reads its batch itself.
+    """
+
+    def __init__(
+        self,
+        graph: CompiledGraph,
+        parameters: Mapping[str, np.ndarray],
+        mindspore_kernels: bool = False,
+        observer: Observer | None = None,
+    ) -> None:
+        self.graph = graph
+        self.rank = graph.rank
+        self.parameters = {name: Parameter(name, parameters[name]) for name in graph.parameters}
+        self.observer = observer
+        self.fault: Fault | None = None
+        self.dataset: tuple[np.ndarray, ...] = ()
+        self._mindspore_kernels = mindspore_kernels
+        self._kernels: dict[str, Callable[..., Value]] = {}
+        self._steps = {function.name: _steps_of(function) for function in graph.functions}
+        self._globals: dict[str, Value] = {
+            **{name: held(value) for name, value in graph.constants.items()},
+            **{function.name: Closure(function.name) for function in graph.functions},
+            **{parameter.node: self.parameters[name] for name, parameter in graph.parameters.items()},
+        }
+
+    def values(self) -> dict[str, np.ndarray]:
+        """The arrays its parameters hold now, by name. They are never changed."""
+        return {name: parameter.value for name, parameter in self.parameters.items()}
+
+    def run(self, *inputs: np.ndarray) -> Run:
+        """Executes one step; the generator's value is what the step returns."""
+        result = yield from self._call(self.graph.step, inputs)
+        return _loaded(result)
+
+    def _call(self, function: Function, arguments: tuple[Value, ...]) -> Run:
+        values = dict(zip((item.name for item in function.inputs), arguments, strict=False))
+        for node, last_used in self._steps[function.name]:
+            operands = tuple(self._value(name, values) for name in node.inputs)
+            values[node.name] = yield from self._execute(node, operands, values)
+            for name in last_used:
+                values.pop(name, None)
+        return self._value(function.output, values)
+
+    def _value(self, name: str, values: Mapping[str, Value]) -> Value:
+        if name in values:
+            return values[name]
+        try:
+            return self._globals[name]
+        except KeyError:
+            raise RunFailed(f"rank {self.rank}: {name} is used before it is known") from None
+
+    def _execute(self, node: Node, operands: tuple[Value, ...], values: Mapping[str, Value]) -> Run:
+        if node.op in CONTROL:
+            return CONTROL[node.op](operands)
+        if node.op == DATASET and self.dataset:
+            return self.dataset
+        if node.op == CALL:
+            closure = self._value(node.callee, values)
+            return (yield from self._call(self.graph.function(closure.function), (*closure.arguments, *operands)))
+        if node.exchanges:
+            operands = tuple(map(_loaded, operands))
+            result = yield Exchange(self.rank, node, operands[0] if operands else None)
+        elif node.op in ASSIGNMENTS:
+            result = ASSIGNMENTS[node.op](*operands)
+        else:
+            operands = tuple(map(_loaded, operands))
+            try:
+                result = rounded(self._kernel(node)(*operands), node.dtypes)
+            except (NotImplementedError, ValueError, TypeError, IndexError) as error:
+                raise NoKernel(
+                    f"rank {self.rank}: {node.op} at {node.scope} cannot be computed here: {error}"
+                ) from None
+            if self.fault is not None:
+                result = self.fault(node, result)
+        self._check_shapes(node, result)
+        if self.observer is not None:
+            self.observer(self.rank, node, operands, result)
+        return result
+
+    def _kernel(self, node: Node) -> Callable[..., Value]:
+        kernel = self._kernels.get(node.name)
+        if kernel is None:
+            kernel = self._kernels[node.name] = choose(node, self._mindspore_kernels)
+        return kernel
+
+    def _check_shapes(self, node: Node, result: Value) -> None:
+        found = result if isinstance(result, tuple) else (result,)
+        for value, shape in zip(found, node.shapes, strict=False):
+            if isinstance(value, np.ndarray) and value.shape != shape:
+                raise ShapeMismatch(
+                    f"rank {self.rank}: {node.op} at {node.scope} yields {list(value.shape)}, "
+                    f"the compiler derived {list(shape)}"
+                )
+
+
+def _steps_of(function: Function) -> tuple[tuple[Node, tuple[str, ...]], ...]:
+    """What a function computes in order, and behind each operator the values that nobody uses any more."""
+    nodes = [node for node in function.nodes if node.op != CONSTANT]
+    last = {name: index for index, node in enumerate(nodes) for name in (node.name, *node.inputs, node.callee) if name}
+    last.pop(function.output, None)
+    dead: dict[int, list[str]] = {}
+    for name, index in last.items():
+        dead.setdefault(index, []).append(name)
+    return tuple((node, tuple(dead.get(index, ()))) for index, node in enumerate(nodes))
+
+
+def _loaded(value: Value) -> Value:
+    """The array of a parameter; inside tuples too."""
+    if isinstance(value, Parameter):
+        return value.value
+    return tuple(map(_loaded, value)) if isinstance(value, tuple) else value
+
+
+def _switch(operands: tuple[Value, ...]) -> Value:
+    condition, then, otherwise = operands
+    return then if bool(_loaded(condition)) else otherwise
+
+
+def _assign(parameter: Parameter, value: Value, *_: Any) -> np.ndarray:
+    if not isinstance(parameter, Parameter):  # MindSpore's own step cell clears a gradient that nobody reads again
+        return np.asarray(_loaded(value))
+    parameter.value = np.asarray(_loaded(value), parameter.value.dtype)
+    return parameter.value
+
+
+def _assign_add(parameter: Parameter, value: Value, *_: Any) -> np.ndarray:
+    return _assign(parameter, parameter.value + _loaded(value))
+
+
+def _assign_sub(parameter: Parameter, value: Value, *_: Any) -> np.ndarray:
+    return _assign(parameter, parameter.value - _loaded(value))
+
+
+def _adam_weight_decay(weight: Parameter, moment1: Parameter, moment2: Parameter, *operands: Value) -> Value:
+    """The update of ``AdamWeightDecay``, without bias correction; returns the new weight and moments."""
+    rate, beta1, beta2, epsilon, decay, gradient = map(_loaded, operands[:6])
+    first = _assign(moment1, moment1.value * beta1 + gradient * (1 - beta1))
+    second = _assign(moment2, moment2.value * beta2 + gradient * gradient * (1 - beta2))
+    change = rate * (first / (np.sqrt(second) + epsilon) + decay * weight.value)
+    return _assign(weight, weight.value - change), first, second
+
+
+def _apply_momentum(weight: Parameter, velocity: Parameter, *operands: Value) -> np.ndarray:
+    """The update of ``ApplyMomentum``: the velocity is ``momentum · velocity + gradient``."""
+    rate, gradient, momentum = map(_loaded, operands[:3])
+    return _assign(weight, weight.value - rate * _assign(velocity, velocity.value * momentum + gradient))
+
+
+ASSIGNMENTS: dict[str, Callable[..., Value]] = {
+    "Assign": _assign,
+    "AssignAdd": _assign_add,
+    "AssignSub": _assign_sub,
+    "AdamWeightDecay": _adam_weight_decay,
+    "ApplyMomentum": _apply_momentum,
+}
+CONTROL: dict[str, Callable[[tuple[Value, ...]], Value]] = {
+    **dict.fromkeys(PASSES_ON, lambda operands: operands[0]),
+    "Load": lambda operands: _loaded(operands[0]),
+    "UpdateState": lambda operands: None,
+    "MakeTuple": lambda operands: operands,
+    "MakeList": lambda operands: operands,
+    "TupleGetItem": lambda operands: operands[0][operands[1]],
+    "Partial": lambda operands: Closure(operands[0].function, operands[0].arguments + operands[1:]),
+    "Switch": _switch,
+}

@@ -1,0 +1,218 @@
+"""The graphs of many ranks, compiled several at a time, and kept by content: the same step is compiled once.
+
+Ranks of a stage have graphs that look alike up to rank numbers. They are compiled all the same: that the numbers are the
+right ones is part of what is to be proved.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from types import TracebackType
+
+import mindllm
+from mindllm.cache import user_cache
+from mindllm.compiled.graph.compiled_graph import CompiledGraph
+from mindllm.compiled.graph.file import load
+from mindllm.compiled.rank.compile_rank import CONFIG, ERRORS_ONLY
+from mindllm.compiled.rank.host_needs import compile_bytes, require
+from mindllm.compiled.rank.pool import Pool
+from mindllm.compiled.rank.rank_server import LOG
+from mindllm.compiled.rank.worker import GRAPH
+from mindllm.compiled.rank.worker_process import failure
+from mindllm.config import RunConfig, render_config
+from mindllm.errors import UserError
+from mindllm.host_memory import MemoryClaim, free_memory
+from mindllm.launch.process import die_with_parent
+from mindllm.parallel.layout import mesh_of
+from mindllm.temporary import make_temporary, remove_temporary
+
+KEPT_BYTES = 1 << 30
+EXIT_CODE = re.compile(r"\nexit code (\d+)\s*$")
+POLL_SECONDS = 0.05
+
+Progress = Callable[[int], None]
+"""Told of the number of ranks that are compiled."""
+
+
+def cache_directory() -> Path:
+    """Where compiled graphs are kept: ``$XDG_CACHE_HOME/mindllm/graphs``."""
+    return user_cache("graphs")
+
+
+class RankCompilation:
+    """Compiling all ranks of a configuration in the background: begins with the block and ends with it at the latest.
+
+    Args:
+        cache: directory in which graphs are kept by content; None keeps none.
+        workers: ranks at a time, at most; by default as many as there are cores. Fewer where memory does not suffice.
+        training: the training step; otherwise what evaluates.
+    """
+
+    def __init__(
+        self, config: RunConfig, cache: Path | None = None, workers: int | None = None, training: bool = True
+    ) -> None:
+        self.config = config
+        self.training = training
+        self.devices = mesh_of(config).devices
+        self.workers = min(workers or len(os.sched_getaffinity(0)), self.devices)
+        self._claims = ExitStack()
+        self._kept = None if cache is None else cache / (_key(config) if training else f"{_key(config)}-evaluation")
+        self._temporary = make_temporary("mindllm_ranks_")
+        self._pool = Pool()
+        self._free = free_memory()
+        self._server: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> RankCompilation:
+        missing = [rank for rank in range(self.devices) if not self._is_kept(rank)]
+        if missing:
+            self._claim()
+            self._server = self._start(missing)
+        return self
+
+    def _claim(self) -> None:
+        """Claims memory for the ranks that are compiled at a time; refuses where there is none for a single one."""
+        with ExitStack() as block:
+            claim, one = block.enter_context(MemoryClaim()), compile_bytes(self.config)
+            require(claim, self.config)
+            self.workers = self.workers if claim.budget is None else min(self.workers, claim.budget // one)
+            claim.take(self.workers * one)
+            self._claims = block.pop_all()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, stack: TracebackType | None
+    ) -> None:
+        if self._server is not None and self._server.poll() is None:
+            os.killpg(self._server.pid, signal.SIGKILL)
+            self._server.wait()
+        with self._claims:
+            remove_temporary(self._temporary)
+
+    def graphs(self, progress: Progress = lambda count: None) -> list[CompiledGraph]:
+        """Waits for all ranks.
+
+        Raises:
+            UserError, CompileFailed: as ``compile_rank``, for the first rank that does not compile.
+        """
+        files: dict[int, Path] = {}
+        running = True
+        while running:
+            running = self._server is not None and self._server.poll() is None
+            files |= {
+                rank: self._keep(rank) for rank in range(self.devices) if rank not in files and self._is_done(rank)
+            }
+            progress(len(files))
+            if running:
+                time.sleep(POLL_SECONDS)
+        if len(files) < self.devices:
+            raise self._failure([rank for rank in range(self.devices) if rank not in files])
+        graphs = {rank: self._load(files[rank]) for rank in range(self.devices)}
+        if damaged := [rank for rank, graph in graphs.items() if graph is None]:
+            self._server = self._start(damaged)
+            return self.graphs(progress)
+        return [graph for graph in graphs.values() if graph is not None]
+
+    def _load(self, file: Path) -> CompiledGraph | None:
+        """A graph; None, and the file is removed, where a kept one is damaged: it is compiled again."""
+        try:
+            return load(file, self._pool)
+        except UserError:
+            if self._kept is None or file.parent != self._kept:
+                raise
+            file.unlink(missing_ok=True)
+            return None
+
+    def _is_kept(self, rank: int) -> bool:
+        return self._kept is not None and self._kept_file(rank).is_file()
+
+    def _is_done(self, rank: int) -> bool:
+        return self._is_kept(rank) or self._compiled(rank).is_file()
+
+    def _kept_file(self, rank: int) -> Path:
+        assert self._kept is not None
+        return self._kept / f"rank_{rank}.graph"
+
+    def _compiled(self, rank: int) -> Path:
+        return self._temporary / str(rank) / GRAPH
+
+    def _keep(self, rank: int) -> Path:
+        """The file of a compiled rank; put into the cache at once if there is one, so that no interruption loses it."""
+        if self._kept is None:
+            return self._compiled(rank)
+        if not self._is_kept(rank):
+            self._kept.mkdir(parents=True, exist_ok=True)
+            unfinished = self._kept / f".{os.getpid()}.{rank}"
+            shutil.copyfile(self._compiled(rank), unfinished)
+            unfinished.replace(self._kept_file(rank))
+            with suppress(FileNotFoundError):  # another process forgets them, too
+                _forget_oldest(self._kept)
+        return self._kept_file(rank)
+
+    def _failure(self, ranks: Sequence[int]) -> UserError:
+        """Why the first of these ranks that were begun has no graph."""
+        logs = {rank: self._temporary / str(rank) / LOG for rank in ranks}
+        rank = next((rank for rank, log in logs.items() if log.is_file()), ranks[0])
+        text = logs[rank].read_text(errors="replace") if logs[rank].is_file() else ""
+        ended = EXIT_CODE.search(text)
+        code = int(ended.group(1)) if ended else -signal.SIGKILL
+        return failure(code, EXIT_CODE.sub("", text), f"compiling rank {rank}", self._free)
+
+    def _start(self, ranks: Sequence[int]) -> subprocess.Popen[bytes]:
+        (self._temporary / CONFIG).write_text(render_config(self.config), encoding="utf-8")
+        packages = str(Path(mindllm.__file__).resolve().parent.parent)
+        search = os.pathsep.join(filter(None, [packages, os.environ.get("PYTHONPATH", "")]))
+        options = {
+            "config": CONFIG,
+            "ranks": ",".join(map(str, ranks)),
+            "workers": str(self.workers),
+            "output": str(self._temporary),
+        }
+        return subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "mindllm.compiled.rank.rank_server",
+                *(f"--{name}={value}" for name, value in options.items()),
+                *(() if self.training else ("--evaluation",)),
+            ],
+            cwd=self._temporary,
+            env={"GLOG_v": ERRORS_ONLY, **os.environ, "PYTHONPATH": search, "MS_DEV_PRECOMPILE_ONLY": "1"},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+            preexec_fn=die_with_parent,
+        )
+
+
+def compile_ranks(config: RunConfig, cache: Path | None = None, workers: int | None = None) -> list[CompiledGraph]:
+    """The graphs of all ranks; errors as ``compile_rank``."""
+    with RankCompilation(config, cache, workers) as compilation:
+        return compilation.graphs()
+
+
+def _key(config: RunConfig) -> str:
+    from mindllm.train.compile_cache import step_key
+
+    return step_key(config)
+
+
+def _forget_oldest(kept: Path) -> None:
+    """Deletes the directories that were made first until the rest is small enough; never ``kept`` itself."""
+    directories = sorted(
+        (path for path in kept.parent.iterdir() if path.is_dir()), key=lambda path: path.stat().st_mtime
+    )
+    sizes = {path: sum(file.stat().st_size for file in path.iterdir()) for path in directories}
+    total = sum(sizes.values())
+    for path in directories:
+        if total <= KEPT_BYTES or path == kept:
+            break
+        shutil.rmtree(path, ignore_errors=True)
+        total -= sizes[path]

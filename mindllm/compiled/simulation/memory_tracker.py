@@ -1,0 +1,151 @@
+"""Reads the files MindSpore's memory tracker leaves in ``rank_R/`` (``MS_ALLOC_CONF=memory_tracker:True``)."""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from mindllm.compiled.simulation.simulation import (
+    ACTIVATIONS,
+    BACKWARD,
+    COMMUNICATION,
+    GRADIENTS,
+    OPTIMIZER,
+    OTHER,
+    WEIGHTS,
+    Block,
+    Collective,
+    Task,
+    operator_of,
+)
+
+BLOCKS, EXECUTED = "memory_block.csv", "execute_order.csv"
+FOR_EVER = 2**63 - 1
+MOMENTS = (  # what optimizers of MindSpore and MindFormers put before the name of a weight
+    "adam_m.", "adam_v.", "moment1.", "moment2.", "vhat.", "moments.", "accum.", "stat.",
+    "exp_avg.", "exp_avg_sq.", "max_exp_avg_sq.",
+)  # fmt: skip
+OPTIMIZER_PREFIXES = (*MOMENTS, "beta1_power", "beta2_power")
+ACCUMULATOR_PREFIX = "accu_grads."
+TABLES = ("rotary_cos", "rotary_sin", "attention_mask")
+UPDATE = re.compile(
+    r"/(update-ApplyGradients|optimizer-\w+|clip_grad_norm-\w+)/"
+)  # scopes of the clipping and the optimizer
+EXCHANGES = frozenset(
+    {"AllReduce", "AllGather", "ReduceScatter", "AlltoAll", "AlltoAllV", "AllToAll", "Broadcast", "Send", "Receive"}
+)
+
+
+@dataclass(frozen=True)
+class Tracked:
+    """The contents of the files, and the peaks in bytes: of the blocks, and with gaps between them."""
+
+    blocks: tuple[Block, ...]
+    tasks: tuple[Task, ...]
+    collectives: tuple[Collective, ...]
+    used_peak: int
+    actual_peak: int
+
+
+def read_tracked(directory: Path, rename: Callable[[str], str] = str, order: Path | None = None) -> Tracked:
+    """Reads ``memory_block.csv``, ``task.csv`` and ``execute_order/*.csv`` below ``rank_R/``.
+
+    ``rename`` is applied to the names of operators and parameters; ``order`` is the directory of the latter files, which
+    MindSpore puts beside graphs where it saves these.
+    """
+    ordered_in = order or directory / "execute_order"
+    order_rows = _rows(ordered_in / EXECUTED)
+    executed = [row | {"node_name": rename(row["node_name"])} for row in order_rows]
+    streams = {row["node_name"]: int(row["stream_id"]) for row in executed}
+    tasks = tuple(
+        Task(int(row["time_stamp"]), name, streams.get(name, 0))
+        for row in _rows(directory / "task.csv")
+        for name in [rename(row["node_name"])]
+    )
+    nodes = {task.time: task.node for task in tasks}
+    rows = [row | {"node_name": rename(row["node_name"])} for row in _rows(directory / BLOCKS)]
+    return Tracked(
+        blocks=tuple(_block(row, nodes) for row in rows),
+        tasks=tasks,
+        collectives=tuple(_collectives(ordered_in, [row["node_name"] for row in executed])),
+        used_peak=max(int(row["actual_used_memory"]) for row in rows),
+        actual_peak=max(int(row["actual_peak_memory"]) for row in rows),
+    )
+
+
+def _rows(path: Path) -> Iterator[dict[str, str]]:
+    with open(path, encoding="utf-8", newline="") as file:
+        yield from csv.DictReader(file)
+
+
+def _block(row: Mapping[str, str], nodes: Mapping[int, str]) -> Block:
+    users = tuple(map(int, re.findall(r"\d+", row["user_tasks"])))
+    end = int(row["end_time_stamp"])
+    return Block(
+        start=int(row["start_time_stamp"]),
+        end=None if end == FOR_EVER else end,
+        address=int(row["device_addr"], 16),
+        stream=int(row["stream_id"]),
+        size=int(row["size"]),
+        kind=row["type"],
+        node=row["node_name"],
+        users=users,
+        category=category(row["type"], row["node_name"], [nodes[user] for user in users if user in nodes]),
+    )
+
+
+def category(kind: str, node: str, users: list[str]) -> str:
+    """What a block is there for, from who writes it and who reads it.
+
+    A parameter is known by its name. Of the rest, outputs of exchanges are communication buffers; what the backward pass hands
+    to the optimizer, or to an exchange or accumulator outside of it, is a gradient; what the optimizer computes counts as its
+    state, and so does what only the optimizer reads, for operators of functions that it maps have no scope.
+    """
+    if kind == "Weight":
+        return _category_of_parameter(node)
+    if not operator_of(node):
+        return OTHER
+    if operator_of(node) in EXCHANGES:
+        return COMMUNICATION
+    if UPDATE.search(node):
+        return OPTIMIZER
+    if node.startswith(BACKWARD) and users and all(UPDATE.search(user) or _accumulates(user) for user in users):
+        return GRADIENTS
+    if users and all(UPDATE.search(user) for user in users):
+        return OPTIMIZER
+    return ACTIVATIONS
+
+
+def _accumulates(node: str) -> bool:
+    return operator_of(node) == "AssignAdd"
+
+
+def _category_of_parameter(name: str) -> str:
+    if name.startswith(OPTIMIZER_PREFIXES):
+        return OPTIMIZER
+    if name.startswith(ACCUMULATOR_PREFIX):
+        return GRADIENTS
+    return OTHER if name.endswith(TABLES) else WEIGHTS
+
+
+def _collectives(directory: Path, nodes: list[str]) -> Iterator[Collective]:
+    """``nodes``: all operators in order of execution, which the index of a row counts from 1."""
+    path = directory / "comm_execute_order.csv"
+    for row in _rows(path) if path.is_file() else ():  # a single device exchanges nothing
+        position = int(row["index"])
+        peers = [row[name] for name in ("dest_rank", "src_rank") if row[name]]
+        yield Collective(
+            position=position,
+            node=nodes[position - 1],
+            operator=row["primitive"],
+            group=row["group"],
+            ranks=tuple(map(int, row["comm_rank"].split())),
+            peer=int(peers[0]) if peers else None,
+            shape=row["input_shape"],
+            dtype=row["input_type"],
+            sent=int(row["input_size"] or 0),
+            received=int(row["output_size"] or 0),
+        )

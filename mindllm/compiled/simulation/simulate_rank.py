@@ -1,0 +1,98 @@
+"""``simulate_rank(config, rank)``: MindSpore's own dry run of any rank's training step, on a machine without a device."""
+
+from __future__ import annotations
+
+import logging
+import re
+
+from mindllm.compiled.device.stand_in import device_software
+from mindllm.compiled.rank.compile_rank import CONFIG
+from mindllm.compiled.rank.own_stage import own_stage_only
+from mindllm.compiled.rank.worker_process import run_worker
+from mindllm.compiled.simulation.memory_tracker import read_tracked
+from mindllm.compiled.simulation.simulation import Simulation
+from mindllm.config import RunConfig, render_config
+from mindllm.errors import UserError
+from mindllm.parallel.layout import mesh_of
+from mindllm.temporary import temporary_directory
+
+DEVICE_MEMORY = 64 << 30  # an Ascend 910B
+ENVIRONMENT = {
+    "MS_SIMULATION_LEVEL": "1",
+    "MS_ALLOC_CONF": "memory_tracker:True",
+    "GLOG_v": "2",
+}
+KNOWN = (
+    r"_check_version\.py",  # Ascend's version and Python packages, which the stand-ins do not have
+    r"Current cann does not support mstx",
+    r"This is simulation mode|InitializeDummyCommLib|CreateCommunicationGroup|CreateSimulationGroup",
+    r"Pipeline Parallel with no 'lazy_inline' is deprecated",  # said where there is no pipeline
+    r"Enable less mem vpp status",
+    r"ShardOptGroup",  # a weight that no optimizer slices are made of, as where there is one replica
+    r"ComputeThreadNums|have been set recomputed, the node would not be handled",
+    r"mem_tracker\.cc|tracker_graph\.cc|ascend_memory_adapter\.cc",
+    r"^Device MOC|^MindSpore (Used|memory)|^(Used|Actual) peak|^\[MS_\w+\]|^\s*$",
+    r"will be deprecated and removed",
+    r"[Ff]ailed to receive tensor|acltdtReceiveTensor",
+    r"Event base dispatch success",
+)
+logger = logging.getLogger(__name__)
+
+
+def simulate_rank(config: RunConfig, rank: int, timeout: float = 3600.0, whole: bool = False) -> Simulation:
+    """Runs the training step of global ``rank`` in MindSpore's dry run, in a process of its own.
+
+    Args:
+        timeout: seconds.
+        whole: also compiles all layers of other stages, which changes nothing but the time (see ``own_stage``).
+
+    Raises:
+        UserError: the rank does not exist, the target is no Ascend device, or this machine cannot simulate one.
+        CompileFailed: the compiler's own error.
+    """
+    mesh = mesh_of(config)
+    if not 0 <= rank < mesh.devices:
+        raise UserError(
+            f"rank {rank} does not exist: the configuration has {mesh.devices} devices, 0 to {mesh.devices - 1}"
+        )
+    if config.context.device_target != "Ascend":
+        target = config.context.device_target
+        raise config.error("context.device_target", f"only Ascend devices are simulated (value {target}); write Ascend")
+    run, rename = (config, str) if whole else own_stage_only(config, mesh.stage_of(rank))
+    with temporary_directory("mindllm_simulate_") as directory:
+        (directory / CONFIG).write_text(render_config(run), encoding="utf-8")
+        output = run_worker(
+            "mindllm.compiled.simulation.simulate_worker",
+            ["--config", CONFIG, "--rank", str(rank)],
+            directory,
+            {**ENVIRONMENT, **device_software(), "RANK_ID": str(rank), "RANK_SIZE": str(mesh.devices)},
+            product=f"rank_{rank}/memory_block.csv",
+            doing=f"simulating rank {rank}",
+            timeout=timeout,
+        )
+        tracked = read_tracked(directory / f"rank_{rank}", rename)
+    messages = tuple(unknown_lines(output))
+    for message in messages:
+        logger.warning("MindSpore, rank %d: %s", rank, message)
+    return Simulation(
+        rank=rank,
+        stage=mesh.stage_of(rank),
+        device_memory=DEVICE_MEMORY,
+        limit=config.context.device_memory,
+        used_peak=tracked.used_peak,
+        actual_peak=tracked.actual_peak,
+        blocks=tracked.blocks,
+        tasks=tracked.tasks,
+        collectives=tracked.collectives,
+        messages=messages,
+    )
+
+
+def unknown_lines(output: str) -> list[str]:
+    """What MindSpore printed, without lines that are known to be harmless; of those from one place the first."""
+    known, place = re.compile("|".join(KNOWN)), re.compile(r"\[mindspore/\S+\]")
+    first: dict[str, str] = {}
+    for line in output.splitlines():
+        if not known.search(line):
+            first.setdefault(found[0] if (found := place.search(line)) else line, line)
+    return list(first.values())

@@ -1,0 +1,179 @@
+"""DeepSeek-V2 and V3 (DeepSeek-AI, 2024): latent attention, first layers dense, then narrow experts beside shared ones.
+
+V2 scores by softmax and does not renormalise; V3 scores by sigmoids, with a bias that the choice alone sees. Files of V3 hold
+layers that predict further tokens behind the others, each with a copy of the embedding and the head.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from mindllm.config.architecture_keys import expert_layers
+from mindllm.config.model import ModelConfig
+from mindllm.errors import UserError, shortened
+from mindllm.families import llama
+from mindllm.families.expert_keys import GATE_UP_DOWN, experts_weights, fused_experts
+from mindllm.families.family import REQUIRED, Content, Family, given_or
+from mindllm.families.rotary_keys import read_rotary, write_rotary
+from mindllm.families.weight_table import EMBEDDING, HEAD, OUR_LAYER, Weight, in_layers, renamed
+
+KEYS: dict[str, tuple[str, Any]] = {
+    **{ours: names for ours, names in llama.KEYS.items() if ours not in ("head_dim", "n_kv_heads")},
+    **{ours: (ours, default) for ours, default in (("kv_lora_rank", 512), ("qk_nope_head_dim", 128))},
+    **{ours: (ours, default) for ours, default in (("qk_rope_head_dim", 64), ("v_head_dim", 128))},
+    "num_experts_chosen": ("num_experts_per_tok", REQUIRED),
+    "moe_intermediate_size": ("moe_intermediate_size", REQUIRED),
+    "first_k_dense_replace": ("first_k_dense_replace", 0),
+    "routed_scaling_factor": ("routed_scaling_factor", 1.0),
+}
+ONLY = {**llama.ONLY, "attention_bias": (False,), "rope_interleave": (True,)}
+WRITTEN = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False}
+ATTENTION = {
+    "attention.wq_down.weight": "self_attn.q_a_proj.weight",
+    "attention.query_latent_norm.weight": "self_attn.q_a_layernorm.weight",
+    "attention.key_value_latent_norm.weight": "self_attn.kv_a_layernorm.weight",
+    "attention.wo.weight": "self_attn.o_proj.weight",
+}
+SHARED = {
+    f"feed_forward.shared.{ours}.weight": f"mlp.shared_experts.{name}.weight" for ours, name in GATE_UP_DOWN.items()
+}
+BIAS = {"feed_forward.router.bias": "mlp.gate.e_score_correction_bias"}
+LAYER = (
+    *renamed({**llama.NORMS, **ATTENTION, **llama.FEED_FORWARD, **SHARED, **BIAS}),
+    *experts_weights("mlp", GATE_UP_DOWN, "gate"),
+    Weight("self_attn.q_proj.weight", ("attention.wq_plain.weight", "attention.wq_rotary.weight"), by_head=True),
+    Weight(
+        "self_attn.q_b_proj.weight", ("attention.wq_up_plain.weight", "attention.wq_up_rotary.weight"), by_head=True
+    ),
+    Weight("self_attn.kv_a_proj_with_mqa.weight", ("attention.wkv_down.weight", "attention.wk_rotary.weight")),
+    Weight("self_attn.kv_b_proj.weight", ("attention.wk_plain.weight", "attention.wv.weight"), by_head=True),
+)
+WEIGHTS = replace(
+    llama.llama_weights(LAYER, neighbours=True), fused=fused_experts("mlp", GATE_UP_DOWN), further_layers=True
+)
+AHEAD = {
+    "enorm.weight": "enorm.weight",
+    "hnorm.weight": "hnorm.weight",
+    "eh_proj.weight": "eh_proj.weight",
+    "final_norm.weight": "shared_head.norm.weight",
+}
+THEIR_LAYER = "model.layers.{layer}"
+WITH_PREDICTION = replace(
+    WEIGHTS,
+    weights=(*WEIGHTS.weights, *in_layers(OUR_LAYER, THEIR_LAYER, renamed(AHEAD))),
+    copies=((f"{THEIR_LAYER}.embed_tokens.weight", EMBEDDING), (f"{THEIR_LAYER}.shared_head.head.weight", HEAD)),
+)
+GREEDY, LIMITED = "greedy", "group_limited_greedy"
+
+
+def read_latent(path: Path, content: Content, shared_experts: int) -> dict[str, Any]:
+    """What both read alike; ``shared_experts``: the default of their number."""
+    heads, kv_heads = content["num_attention_heads"], content.get("num_key_value_heads")
+    if kv_heads not in (None, heads):
+        raise UserError(
+            f"{path}: num_key_value_heads: must be num_attention_heads {heads} (value {shortened(kv_heads)})"
+        )
+    shared = given_or(content, "n_shared_experts", shared_experts)
+    every = given_or(content, "moe_layer_freq", 1)
+    if every != 1 and not isinstance(every, list):
+        raise UserError(f"{path}: moe_layer_freq: must be 1, or 1 or 0 for each layer (value {shortened(every)})")
+    return {
+        **read_rotary(path, content),
+        **({} if every == 1 else {"moe_layer_freq": every}),
+        "q_lora_rank": content.get("q_lora_rank", 1536),  # null says something else than nothing
+        "moe_shared_expert_intermediate_size": shared * content["moe_intermediate_size"],
+    }
+
+
+def read_v2(path: Path, content: Content) -> dict[str, Any]:
+    """Groups count where the method is limited by them."""
+    method = given_or(content, "topk_method", GREEDY)
+    if method not in (GREEDY, LIMITED):
+        raise UserError(f"{path}: topk_method: must be {GREEDY} or {LIMITED} (value {shortened(method)})")
+    names = ("n_group", "topk_group") if method == LIMITED else ()
+    return {**read_latent(path, content, 2), **{name: given_or(content, name, 1) for name in names}}
+
+
+def write_latent(model: ModelConfig) -> Content:
+    """The keys of :func:`read_latent`. Layers other than dense ones before those with experts are listed, as theirs never are."""
+    layers = expert_layers(model)
+    dense = next((number for number, has in enumerate(layers) if has), model.num_layers)
+    shared = model.moe_shared_expert_intermediate_size or 0
+    if shared % model.moe_intermediate_size:
+        raise UserError("the shared expert is not as wide as some experts together")
+    return {
+        "num_key_value_heads": model.num_heads,
+        "q_lora_rank": model.q_lora_rank,
+        "n_shared_experts": shared // model.moe_intermediate_size,
+        "n_group": model.n_group,
+        "topk_group": model.topk_group,
+        "first_k_dense_replace": dense,
+        "moe_layer_freq": 1 if all(layers[dense:]) else [int(has) for has in layers],
+        "rope_interleave": True,
+        **write_rotary(model),
+    }
+
+
+def write_v2(model: ModelConfig) -> Content:
+    """With the method that the groups ask for."""
+    return {**write_latent(model), "topk_method": LIMITED if model.n_group > 1 else GREEDY}
+
+
+TINY: Content = {
+    **llama.TINY,
+    "num_key_value_heads": 4,
+    "rms_norm_eps": 1e-6,
+    "kv_lora_rank": 16,
+    "q_lora_rank": 24,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 10,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "n_shared_experts": 2,
+    "moe_intermediate_size": 16,
+    "first_k_dense_replace": 1,
+    "routed_scaling_factor": 1.5,
+    "n_group": 4,
+    "topk_group": 2,
+}
+YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "mscale": 1.0, "mscale_all_dim": 0.7}
+V2 = Family(
+    name="deepseek_v2",
+    network="DeepseekV2ForCausalLM",
+    keys={**KEYS, "expert_num": ("n_routed_experts", 64)},
+    weights=WEIGHTS,
+    fixed={"norm_topk_prob": False},
+    only={**ONLY, "norm_topk_prob": (False,), "scoring_func": ("softmax",)},
+    written={**WRITTEN, "norm_topk_prob": False, "scoring_func": "softmax"},
+    read=read_v2,
+    write=write_v2,
+    tiny={
+        "deepseek_v2": {**TINY, "model_type": "deepseek_v2", "topk_method": LIMITED, "rope_scaling": YARN},
+        "deepseek_v2, lite": {**TINY, "model_type": "deepseek_v2", "q_lora_rank": None, "n_group": 1, "topk_group": 1},
+    },
+)
+V3 = Family(
+    name="deepseek_v3",
+    network="DeepseekV3ForCausalLM",
+    keys={
+        **KEYS,
+        "expert_num": ("n_routed_experts", 256),
+        "n_group": ("n_group", 8),
+        "topk_group": ("topk_group", 4),
+        "routed_scaling_factor": ("routed_scaling_factor", 2.5),
+        "norm_topk_prob": ("norm_topk_prob", True),
+        "first_k_dense_replace": ("first_k_dense_replace", 3),
+        "num_nextn_predict_layers": ("num_nextn_predict_layers", 0),
+    },
+    weights=WITH_PREDICTION,
+    fixed={"use_gating_sigmoid": True, "balance_via_topk_bias": True},
+    only={**ONLY, "scoring_func": ("sigmoid",), "topk_method": ("noaux_tc",)},
+    written={**WRITTEN, "scoring_func": "sigmoid", "topk_method": "noaux_tc"},
+    read=lambda path, content: read_latent(path, content, 1),
+    write=write_latent,
+    tiny={"deepseek_v3": {**TINY, "model_type": "deepseek_v3", "num_experts_per_tok": 2, "rope_scaling": YARN}},
+)
+FAMILIES = (V2, V3)

@@ -1,0 +1,186 @@
+"""What a family of models is: how its ``config.json`` reads, and what its files call the weights. One file per family says it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from mindllm.config.architecture_keys import layer_types
+from mindllm.config.model import ModelConfig
+from mindllm.config.quantisation import KEY, read_quantisation
+from mindllm.errors import UserError, shortened
+from mindllm.families.weight_table import WeightTable
+
+Content = dict[str, Any]
+LONGEST_SAMPLE = 4096  # of a run that gives no seq_length: contexts of 131072 tokens are for those who ask for them
+
+
+class Required:
+    """In place of a default: the key must be there."""
+
+
+REQUIRED = Required()
+
+
+@dataclass(frozen=True)
+class Family:
+    """A family of models.
+
+    Attributes:
+        name: ``model_type`` of its ``config.json``, and the value of our key of that name.
+        network: the class in ``architectures``.
+        keys: our key to theirs and its default, which is that of their code, not ours.
+        weights: the names in its files.
+        aliases: other values of ``model_type`` that are read as this family.
+        named: whether its models say ``model_type``; those of the first family need not.
+        fixed: our keys that have one value in all models of the family.
+        only: what keys have to say, where they say anything.
+        written: what their file says besides.
+        read: further keys of ours from the content of their file (and its path, for errors).
+        write: further keys of theirs.
+        unsaid: our keys that a run may train with and the file cannot say: such a model is not written.
+        tiny: the contents of tiny files for tests, by what they show.
+    """
+
+    name: str
+    network: str
+    keys: Mapping[str, tuple[str, Any]]
+    weights: WeightTable
+    named: bool = True
+    aliases: tuple[str, ...] = ()
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    written: Mapping[str, Any] = field(default_factory=dict)
+    read: Callable[[Path, Content], dict[str, Any]] = lambda path, content: {}
+    write: Callable[[ModelConfig], Content] = lambda model: {}
+    unsaid: tuple[str, ...] = ()
+    tiny: Mapping[str, Content] = field(default_factory=dict)
+
+    def model(self, path: Path, content: Content) -> ModelConfig:
+        """The architecture of the file at ``path``; its fields that are set are those the file decides.
+
+        Raises:
+            UserError: the content is incomplete, or describes what is not computed.
+        """
+        for key, allowed in self.only.items():
+            value = content.get(key)
+            if value is not None and value not in allowed:
+                wanted = " or ".join(map(str, allowed)) or "nothing"
+                raise UserError(
+                    f"{path}: {key}: this model is not supported (value {shortened(value)}); supported: {wanted}"
+                )
+        missing = [
+            theirs
+            for theirs, default in self.keys.values()
+            if isinstance(default, Required) and content.get(theirs) is None
+        ]
+        if missing:
+            raise UserError(f"{path}: {', '.join(missing)}: missing; it is not the {path.name} of a {self.name} model")
+        quantised = content.get(KEY)
+        fields = {ours: given_or(content, theirs, default) for ours, (theirs, default) in self.keys.items()}
+        fields |= {**self.fixed, **self._read(path, content), **({"model_type": self.name} if self.named else {})}
+        fields |= {} if quantised is None else {KEY: read_quantisation(path, quantised)}
+        return self._validated(path, fields)
+
+    def _read(self, path: Path, content: Content) -> Content:
+        """What a family reads itself; where it meets a value of another type than any of its files has, a UserError."""
+        try:
+            return self.read(path, content)
+        except (TypeError, ValueError, AttributeError, LookupError, ArithmeticError) as error:
+            told = shortened(str(error), 200)
+            raise UserError(
+                f"{path}: a value has a form that cannot be read ({type(error).__name__}: {told})"
+            ) from error
+
+    def content(self, model: ModelConfig) -> Content:
+        """The content of ``config.json`` but for dtype and special tokens; reading it need not give ``model`` again."""
+        return {
+            "architectures": [self.network],
+            "model_type": self.name,
+            **{theirs: getattr(model, ours) for ours, (theirs, _) in self.keys.items()},
+            **self.written,
+            **self.write(model),
+        }
+
+    def differs(self, model: ModelConfig) -> list[str]:
+        """Our keys whose values no file of this family can say; none where the family has such a model."""
+        try:
+            again = self.model(Path("config.json"), self.content(model))
+        except UserError:
+            return ["model_type"]
+        again = again.model_copy(update={key: getattr(model, key) for key in (*TRAINING_KEYS, *self.unsaid)})
+        if again.architecture == model.architecture:
+            return []
+        ignored = RUN_KEYS | (PATTERNS if layer_types(again) == layer_types(model) else set())
+        keys = [key for key in type(model).model_fields if getattr(again, key) != getattr(model, key)]
+        return [key for key in keys if key not in ignored] or ["num_layers"]
+
+    def their_name(self, key: str) -> str:
+        """The name in ``config.json`` of a key of ``model.model_config``."""
+        named = {ours: theirs for ours, (theirs, _) in self.keys.items()} | {"theta": "rope_theta"}
+        return named.get(key, key)
+
+    def _validated(self, path: Path, fields: dict[str, Any]) -> ModelConfig:
+        length = fields["max_position_embedding"]
+        fields["seq_length"] = min(length, LONGEST_SAMPLE) if isinstance(length, int) else 1
+        try:
+            model = ModelConfig.model_validate(fields)
+        except ValidationError as error:
+            found = error.errors(include_url=False)[0]
+            key = ".".join([self.their_name(str(found["loc"][0])), *map(str, found["loc"][1:])])
+            raise UserError(f"{path}: {key}: {found['msg']} (value {shortened(found['input'])})") from None
+        filled = {key: getattr(model, key) for key in ("n_kv_heads", "head_dim")}  # set, whether left out or not
+        return model.model_copy(update=filled)
+
+
+TRAINING_KEYS = (
+    *(
+        "mtp_loss_factor",
+        "aux_loss_types",
+        "aux_loss_factors",
+        "z_loss_factor",
+        "capacity_factor",
+        "moe_grouped_gemm",
+        "topk_bias_update_rate",
+    ),
+    *("embedding_dropout", "attention_dropout", "hidden_dropout"),
+)
+"""What a run decides about its training: how experts are kept balanced, and what is dropped."""
+RUN_KEYS = frozenset(
+    {
+        *(
+            "model_type",
+            "seq_length",
+            "compute_dtype",
+            "fp32_residual_connection",
+            "layernorm_compute_type",
+            "softmax_compute_type",
+            "rotary_dtype",
+        ),
+        *("use_flash_attention", "loss_chunks", "bos_token_id", "eos_token_id", "pad_token_id", "offset"),
+        *TRAINING_KEYS,
+        *(KEY, "quantised_base"),
+        *(
+            "pp_interleave_num",
+            "fine_grain_interleave",
+            "initializer_range",
+            "multiple_of",
+            "ffn_dim_multiplier",
+            "param_init_type",
+        ),
+    }
+)
+"""Keys of ``model_config`` that a run chooses: they are no part of the architecture."""
+
+
+PATTERNS = {"layer_types", "sliding_window_pattern"}  # two ways of saying which layers have a window
+
+
+def given_or(content: Content, key: str, default: Any) -> Any:
+    """The value of a key; the default where it is absent or null."""
+    value = content.get(key)
+    return default if value is None else value

@@ -1,0 +1,156 @@
+"""Gemma 1, 2 and 3, text (Gemma Team, 2024 and 2025): scaled embeddings that are the head, too, GeGLU, norms that add 1.
+
+Gemma 2 has norms behind attention and feed-forward, soft caps, and a window in every other layer; Gemma 3 norms of queries and
+keys instead of the caps, five layers with a window before one without, and rotary frequencies of their own in those five.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from mindllm.config.model import ModelConfig
+from mindllm.families import llama
+from mindllm.families.family import Content, Family
+from mindllm.families.rotary_keys import read_rotary, write_rotary, written_scaling
+from mindllm.families.weight_table import renamed
+from mindllm.families.windows import FULL, SLIDING, read_pattern, written_types
+
+TANH = ("gelu", "gelu_pytorch_tanh")  # their code computes the tanh form, whichever the file says
+ONLY = {"hidden_act": TANH, "hidden_activation": TANH, "attention_bias": (False,)}
+FIXED = {
+    "layernorm_zero_centered_gamma": True,
+    "hidden_act": "gelu_tanh",
+    "scale_embeddings": True,
+}
+KEYS = {
+    **llama.KEYS,
+    "head_dim": ("head_dim", 256),
+    "max_position_embedding": ("max_position_embeddings", 8192),
+    "tie_word_embeddings": ("tie_word_embeddings", True),
+}
+WRITTEN = {"hidden_act": "gelu_pytorch_tanh", "hidden_activation": "gelu_pytorch_tanh", "attention_bias": False}
+SANDWICH = llama.llama_weights(
+    renamed(
+        {
+            "attention_norm.weight": "input_layernorm.weight",
+            "attention_post_norm.weight": "post_attention_layernorm.weight",
+            "ffn_norm.weight": "pre_feedforward_layernorm.weight",
+            "ffn_post_norm.weight": "post_feedforward_layernorm.weight",
+            **llama.ATTENTION,
+            **llama.FEED_FORWARD,
+        }
+    )
+)
+CAPPED: dict[str, tuple[str, Any]] = {
+    "query_pre_attn_scalar": ("query_pre_attn_scalar", 256),
+    "sliding_window": ("sliding_window", 4096),
+    "final_logit_softcapping": ("final_logit_softcapping", None),
+    "attn_logit_softcapping": ("attn_logit_softcapping", None),
+}
+TINY = {
+    **llama.TINY,
+    "hidden_act": "gelu_pytorch_tanh",
+    "hidden_activation": "gelu_pytorch_tanh",
+    "head_dim": 16,
+    "tie_word_embeddings": True,
+}
+
+
+def _read_second(path: Path, content: Content) -> dict[str, Any]:
+    caps = {
+        key: content.get(key, cap) for key, cap in (("final_logit_softcapping", 30.0), ("attn_logit_softcapping", 50.0))
+    }
+    return {**caps, **read_pattern(content, 2), **read_rotary(path, content)}
+
+
+def _write_windows(model: ModelConfig) -> Content:
+    return {**_scalar(model), "layer_types": written_types(model), **write_rotary(model)}
+
+
+def _scalar(model: ModelConfig) -> Content:
+    """A whole number, which their files want to be written as one."""
+    scalar = float(model.query_pre_attn_scalar or model.head_dim)
+    return {"query_pre_attn_scalar": int(scalar) if scalar.is_integer() else scalar}
+
+
+def _read_third(path: Path, content: Content) -> dict[str, Any]:
+    """Newer files have rotary parameters for each of the two types of layers."""
+    local = content.get("rope_local_base_freq", 10000.0)
+    rope = content.get("rope_parameters")
+    if isinstance(rope, dict) and isinstance(rope.get(FULL), dict):
+        local = rope.get(SLIDING, {}).get("rope_theta", local)
+        content = {**content, "rope_parameters": rope[FULL]}
+    rotary = read_rotary(path, content, theta=1e6)
+    return {"rope_local_base_freq": local, **read_pattern(content, 6), **rotary}
+
+
+def _write_third(model: ModelConfig) -> Content:
+    return {
+        **_scalar(model),
+        "layer_types": written_types(model),
+        "rope_theta": model.theta,
+        "rope_local_base_freq": model.rope_local_base_freq,
+        "rope_scaling": written_scaling(model),
+    }
+
+
+GEMMA = Family(
+    name="gemma",
+    network="GemmaForCausalLM",
+    keys=KEYS,
+    weights=llama.WEIGHTS,
+    fixed=FIXED,
+    only=ONLY,
+    written=WRITTEN,
+    read=read_rotary,
+    write=write_rotary,
+    tiny={"gemma": {**TINY, "model_type": "gemma"}},
+)
+GEMMA2 = Family(
+    name="gemma2",
+    network="Gemma2ForCausalLM",
+    keys={**KEYS, **CAPPED},
+    weights=SANDWICH,
+    fixed={**FIXED, "sandwich_norm": True},
+    only=ONLY,
+    written=WRITTEN,
+    read=_read_second,
+    write=_write_windows,
+    tiny={
+        "gemma2": {
+            **TINY,
+            "model_type": "gemma2",
+            "query_pre_attn_scalar": 24,
+            "sliding_window": 8,
+            "final_logit_softcapping": 3.0,
+            "attn_logit_softcapping": 5.0,
+        }
+    },
+)
+GEMMA3 = Family(
+    name="gemma3_text",
+    network="Gemma3ForCausalLM",
+    keys={**KEYS, **CAPPED, "max_position_embedding": ("max_position_embeddings", 131072)},
+    weights=SANDWICH,
+    fixed={**FIXED, "sandwich_norm": True, "qk_layernorm": True},
+    only={**ONLY, "use_bidirectional_attention": (False,)},
+    written=WRITTEN,
+    read=_read_third,
+    write=_write_third,
+    tiny={
+        "gemma3": {
+            **TINY,
+            "model_type": "gemma3_text",
+            "num_hidden_layers": 3,
+            "query_pre_attn_scalar": 24,
+            "sliding_window": 8,
+            "sliding_window_pattern": 3,
+            "layer_types": [SLIDING, SLIDING, FULL],
+            "rope_theta": 1e6,
+            "rope_local_base_freq": 10000.0,
+            "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+        }
+    },
+)
+FAMILIES = (GEMMA, GEMMA2, GEMMA3)

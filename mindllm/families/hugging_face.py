@@ -1,0 +1,119 @@
+"""Hugging Face's ``config.json`` as a :class:`ModelConfig`, and the way back. ``families`` says what it holds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from mindllm import outside
+from mindllm.config.model import ModelConfig
+from mindllm.config.quantisation import KEY, QuantisationConfig, read_quantisation
+from mindllm.config.weight_names import weight_names
+from mindllm.errors import UserError, shortened
+from mindllm.families import FAMILIES, family_named, family_of
+from mindllm.families.family import Family
+from mindllm.families.plausible import refuse_implausible
+
+CONFIG = "config.json"
+GENERATION_CONFIG = "generation_config.json"
+
+
+def is_hugging_face(directory: Path | str) -> bool:
+    """Whether ``directory`` is a model directory of Hugging Face, which a checkpoint of ours is not."""
+    return (Path(directory) / CONFIG).is_file() and not (Path(directory) / "manifest.json").exists()
+
+
+def read_model_config(directory: Path | str) -> ModelConfig:
+    """The architecture that ``directory/config.json`` describes; its fields that are set are those the file decides.
+
+    Raises:
+        UserError: the file is missing, no JSON, incomplete, or describes what the decoder does not compute.
+    """
+    path = Path(directory) / CONFIG
+    content = read_json(path)
+    refuse_implausible(path, content)
+    model = _without_absent_layers(path.parent, _family(path, content).model(path, content))
+    ends = _end_of_text(path.with_name(GENERATION_CONFIG), content)
+    if ends is None:
+        return model
+    if not isinstance(ends, int) and not (isinstance(ends, list) and ends and all(type(end) is int for end in ends)):
+        raise UserError(f"{path}: eos_token_id: must be a token, or a list of tokens (value {shortened(ends)})")
+    return model.model_copy(update={"eos_token_id": tuple(ends) if isinstance(ends, list) else ends})
+
+
+def _without_absent_layers(directory: Path, model: ModelConfig) -> ModelConfig:
+    """Layers that predict ahead stand in ``config.json`` also where they were not saved: transformers does not know them."""
+    names = weight_names(directory) if model.num_nextn_predict_layers else None
+    if names is None or any(name.startswith(f"model.layers.{model.num_layers}.") for name in names):
+        return model
+    return model.model_copy(update={"num_nextn_predict_layers": 0})
+
+
+def family_in(directory: Path | str) -> Family:
+    """The family of a directory of Hugging Face; errors as :func:`read_model_config`."""
+    path = Path(directory) / CONFIG
+    return _family(path, read_json(path))
+
+
+def quantisation_in(directory: Path | str) -> QuantisationConfig | None:
+    """In which codes a directory of Hugging Face holds projections; None where it holds numbers.
+
+    Raises:
+        UserError: they are of a form that is not read.
+    """
+    path = Path(directory) / CONFIG
+    content = read_json(path).get(KEY)
+    return None if content is None else read_quantisation(path, content)
+
+
+def config_json(model: ModelConfig, dtype: str, special_tokens: dict[str, Any]) -> dict[str, Any]:
+    """The content of ``config.json`` for weights of ``dtype``, in the layout that old and new ``transformers`` read.
+
+    ``special_tokens`` gives ``bos_token_id``, ``eos_token_id``, ``pad_token_id``.
+
+    Raises:
+        UserError: no family has such a model.
+    """
+    try:
+        family = family_of(model)
+        content = family.content(model)
+        for key in family.unsaid:
+            value = getattr(model, key)
+            if value != ModelConfig.model_fields[key].default:
+                raise UserError(f"the files of {family.name} cannot say {key} (value {value})")
+    except UserError as error:
+        raise UserError(f"model.model_config cannot be written as {CONFIG}: {error}") from None
+    return {**content, **special_tokens, "torch_dtype": dtype, "use_cache": True}
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; raises UserError when there is none."""
+    try:
+        content = outside.read_json(path)
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file") from None
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}") from None
+    if not isinstance(content, dict):
+        raise UserError(f"{path}: holds no object of keys and values")
+    return content
+
+
+def _family(path: Path, content: dict[str, Any]) -> Family:
+    kind = content.get("model_type")
+    if kind is None:
+        return FAMILIES[0]  # what old files of Llama leave out
+    try:
+        return family_named(kind) if isinstance(kind, str) else family_named(str(kind))
+    except UserError:
+        names = ", ".join(family.name for family in FAMILIES)
+        raise UserError(
+            f"{path}: model_type: this model is not supported (value {shortened(kind)}); supported: {names}"
+        ) from None
+
+
+def _end_of_text(generation: Path, content: dict[str, Any]) -> Any:
+    """The tokens that end a text, or None: generation_config.json knows them better than config.json."""
+    told = read_json(generation).get("eos_token_id") if generation.is_file() else None
+    ends = content.get("eos_token_id") if told is None else told
+    return None if ends == -1 else ends

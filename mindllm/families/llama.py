@@ -1,0 +1,90 @@
+"""Llama 1, 2 and 3 (Touvron et al., 2023; Grattafiori et al., 2024) and the same: CodeLlama, Yi, DeepSeek-Coder."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mindllm.families.family import REQUIRED, Content, Family
+from mindllm.families.rotary_keys import read_rotary, write_rotary
+from mindllm.families.weight_table import EMBEDDING, HEAD, OUR_LAYER, Weight, WeightTable, in_layers, renamed
+
+KEYS: dict[str, tuple[str, Any]] = {
+    "vocab_size": ("vocab_size", REQUIRED),
+    "hidden_size": ("hidden_size", REQUIRED),
+    "num_layers": ("num_hidden_layers", REQUIRED),
+    "num_heads": ("num_attention_heads", REQUIRED),
+    "intermediate_size": ("intermediate_size", REQUIRED),
+    "n_kv_heads": ("num_key_value_heads", None),
+    "head_dim": ("head_dim", None),
+    "max_position_embedding": ("max_position_embeddings", 2048),
+    "rms_norm_eps": ("rms_norm_eps", 1e-6),
+    "tie_word_embeddings": ("tie_word_embeddings", False),
+    "initializer_range": ("initializer_range", 0.02),
+    "attention_dropout": ("attention_dropout", 0.0),
+}
+ONLY = {
+    "hidden_act": ("silu", "swish"),
+    "mlp_bias": (False,),
+}
+NORMS = {"attention_norm.weight": "input_layernorm.weight", "ffn_norm.weight": "post_attention_layernorm.weight"}
+ATTENTION = {
+    **{f"attention.w{part}.{kind}": f"self_attn.{part}_proj.{kind}" for part in "qkvo" for kind in ("weight", "bias")},
+    "attention.query_norm.weight": "self_attn.q_norm.weight",
+    "attention.key_norm.weight": "self_attn.k_norm.weight",
+}
+FEED_FORWARD = {
+    "feed_forward.w1.weight": "mlp.gate_proj.weight",
+    "feed_forward.w3.weight": "mlp.up_proj.weight",
+    "feed_forward.w2.weight": "mlp.down_proj.weight",
+}
+COMPUTED = ("rotary_emb.inv_freq",)
+
+
+def llama_weights(layer: tuple[Weight, ...], neighbours: bool = False) -> WeightTable:
+    """The names of Llama around layers with these entries."""
+    outside = {EMBEDDING: "model.embed_tokens.weight", "model.norm_out.weight": "model.norm.weight", HEAD: HEAD}
+    inside = in_layers(OUR_LAYER, "model.layers.{layer}", layer)
+    return WeightTable((*renamed(outside), *inside), neighbours=neighbours, computed=COMPUTED)
+
+
+WEIGHTS = llama_weights(renamed({**NORMS, **ATTENTION, **FEED_FORWARD}))
+
+
+TINY: Content = {
+    "model_type": "llama",
+    "vocab_size": 97,
+    "hidden_size": 32,
+    "intermediate_size": 80,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "rms_norm_eps": 1e-5,
+    "hidden_act": "silu",
+    "tie_word_embeddings": False,
+    "rope_theta": 10000.0,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+}
+
+FAMILY = Family(
+    name="llama",
+    network="LlamaForCausalLM",
+    keys={**KEYS, **dict.fromkeys(("qkv_has_bias", "attn_proj_has_bias"), ("attention_bias", False))},
+    weights=WEIGHTS,
+    named=False,
+    aliases=("Yi",),
+    only={**ONLY, "partial_rotary_factor": (1,)},
+    written={"mlp_bias": False, "hidden_act": "silu"},
+    read=read_rotary,
+    write=write_rotary,
+    tiny={
+        "llama": TINY,
+        "llama, dynamic": {**TINY, "rope_scaling": {"rope_type": "dynamic", "factor": 2.0}},
+        "llama, yarn": {
+            **TINY,
+            "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16},
+        },
+    },
+)

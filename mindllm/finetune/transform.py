@@ -1,0 +1,140 @@
+"""Makes a built model the one that its configuration tunes: adapters stand beside projections, what is not trained is frozen."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable
+
+import mindspore as ms
+from mindspore import Parameter, nn
+
+from mindllm.config import LayerSpec, ModelConfig
+from mindllm.config.tuning import MAGNITUDE, VALUES, A, B, layer_origins
+from mindllm.finetune.adapter import LoraAdapter
+from mindllm.finetune.bottleneck import Bottleneck
+from mindllm.models import CausalLM, Kernels, build_model
+from mindllm.models.causal_lm import Head
+from mindllm.models.decoder import DecoderLayer, TokenEmbedding
+from mindllm.models.dequantize import HeldCodes
+from mindllm.models.experts import ExpertLinear
+from mindllm.models.grouped_experts import BlockProduct, GroupedProduct
+from mindllm.models.kernels import DTYPES
+from mindllm.models.linear import Linear
+from mindllm.models.weights import frozen_parameter, model_weights
+
+MATRICES: dict[type[nn.Cell], str] = {
+    Linear: "weight",
+    ExpertLinear: "weight",
+    GroupedProduct: "weight",
+    BlockProduct: "weight",
+    Head: "weight",
+    TokenEmbedding: "embedding_weight",
+}
+"""Cells whose matrix can be held in another type than fp32, and its attribute."""
+
+
+def tune(lm: CausalLM, model: ModelConfig, kernels: Kernels) -> None:
+    """Transforms ``lm``, which was built from ``model``; nothing where the section ``pet_config`` is absent.
+
+    Call it before anything looks at the operators or the trained weights of the model.
+    """
+    pet = model.pet_config
+    if pet is None:
+        return
+    for number, (layer, spec) in enumerate(zip(lm.model.layers, model.architecture.layers, strict=True)):
+        _hold(layer, spec, kernels, f"model.layers.{number}")
+        _attach(layer, spec, kernels, f"model.layers.{number}")
+    weights, trained = model_weights(lm), model.architecture.trained_shapes()
+    for number, (origin, spec) in enumerate(
+        zip(layer_origins(pet, model.num_layers), model.architecture.layers, strict=True)
+    ):
+        if origin.copied:
+            _begin_as_nothing([weights[f"model.layers.{number}.{name}"] for name in spec.last_of_branches()])
+    for name, parameter in weights.items():
+        parameter.requires_grad = name in trained
+    if pet.frozen_dtype != "float32":
+        _hold_frozen(lm, DTYPES[pet.frozen_dtype], kernels)
+
+
+def _hold_frozen(lm: CausalLM, dtype: ms.dtype, kernels: Kernels) -> None:
+    """Matrices that are not trained, in ``dtype``: operands of products are cast in any case, rows that are looked up too.
+
+    What is computed from a table as a whole stays in fp32, and so does an embedding on a CPU, which looks up no bf16.
+    """
+    for _, cell in lm.cells_and_names():
+        name = MATRICES.get(type(cell), "")
+        weight = getattr(cell, name, None) if name else None
+        if weight is not None and not weight.requires_grad and not _needs_fp32(cell, lm, kernels):
+            setattr(cell, name, frozen_parameter(weight, dtype))
+
+
+def _needs_fp32(cell: nn.Cell, lm: CausalLM, kernels: Kernels) -> bool:
+    if isinstance(cell, TokenEmbedding):
+        return not kernels.fused or (lm.tied and lm.normalised)
+    return isinstance(cell, Head) and lm.normalised
+
+
+def build_tuned_model(model: ModelConfig, device_target: str = "CPU") -> CausalLM:
+    """As ``build_model``, tuned as the configuration says."""
+    lm = build_model(model, device_target)
+    tune(lm, model, Kernels.choose(model, device_target))
+    return lm
+
+
+def _hold(layer: nn.Cell, spec: LayerSpec, kernels: Kernels, path: str) -> None:
+    """Projections of one layer as codes, where they are held so."""
+    for code in spec.codes:
+        projection, codes = _projection(layer, code.module), HeldCodes(code, kernels.cpu)
+        drawn = _drawing(projection.weight)
+        projection.hold(codes)
+        codes.name_below(f"{path}.{code.module}", drawn)
+
+
+def _attach(layer: DecoderLayer, spec: LayerSpec, kernels: Kernels, path: str) -> None:
+    """The adapters of one layer. Parameters get their names when all are there: those of a shared one change with each cell."""
+    adapters: dict[str, LoraAdapter] = {}
+    for adapter in spec.adapters:
+        shared = adapters[adapter.first_matrix_of] if adapter.first_matrix_of else None
+        together = adapter.first_matrix_of or adapter.module  # one adapter in the files, so they drop the same
+        adapters[adapter.module] = LoraAdapter(adapter, kernels, shared, zlib.crc32(together.encode()))
+        _projection(layer, adapter.module).attach(adapters[adapter.module])
+    behind = {"attention": layer.attach_behind_attention, "feed_forward": layer.attach_behind_feed_forward}
+    for bottleneck in spec.bottlenecks:
+        inserted = Bottleneck(bottleneck, kernels)
+        behind[bottleneck.module](inserted)
+        inserted.update_parameters_name(f"{path}.{bottleneck.name}.")
+    for adapter in spec.adapters:
+        cell, name = adapters[adapter.module], f"{path}.{adapter.module}"
+        if not adapter.first_matrix_of:
+            cell.lora_a.name = f"{name}.{A}"
+            if adapter.has_values:
+                cell.lora_e.name = f"{name}.{VALUES}"
+        cell.lora_b.name = f"{name}.{B}"
+        if adapter.dora:
+            cell.lora_magnitude.name = f"{name}.{MAGNITUDE}"
+            cell.lora_magnitude.lengths_of = _drawn(_projection(layer, adapter.module))
+
+
+def _drawn(projection: Linear) -> tuple[str, tuple[int, ...], float]:
+    return projection.held.drawn if projection.in_codes else _drawing(projection.weight)
+
+
+def _begin_as_nothing(last_of_branches: Iterable[Parameter]) -> None:
+    """Zeros in the weights that are drawn; biases begin with zeros in any model."""
+    for weight in last_of_branches:
+        if hasattr(weight, "initial_std"):
+            weight.initial_std = 0.0
+
+
+def _drawing(weight: Parameter) -> tuple[str, tuple[int, ...], float]:
+    """What the first values of a weight are drawn from."""
+    return weight.name, tuple(weight.shape), weight.initial_std
+
+
+def _projection(layer: nn.Cell, module: str) -> Linear:
+    cell = layer
+    for name in module.split("."):
+        cell = getattr(cell, name)
+    if not isinstance(cell, Linear):
+        raise TypeError(f"{module} is of class {type(cell).__name__}, which is neither adapted nor held in codes")
+    return cell

@@ -1,0 +1,240 @@
+"""The device mesh, the batch and the pipeline of MindFormers: sizes that count only together.
+
+What its trainer does with them is followed (``BaseTrainer``): without ``use_parallel`` no size counts; accumulation and micro
+batches exclude each other; the copies of ``micro_batch_interleave_num`` each take a batch.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mindllm.config.layer_counts import StageLayers, layer_counts
+from mindllm.config.parallel import OTHER_CONTEXT_ALGORITHMS
+from mindllm.mindformers.reading import Reading
+
+SIZES = ("data_parallel", "model_parallel", "pipeline_stage")
+MODES = {
+    "0": 0,
+    "1": 1,
+    "2": 1,
+    "3": 1,
+    "data_parallel": 0,
+    "semi_auto_parallel": 1,
+    "auto_parallel": 1,
+    "hybrid_parallel": 1,
+    "stand_alone": 1,
+    "manual_parallel": 1,
+}
+WHOLE_SEQUENCES = "context_parallel is 1: every device has whole sequences"
+GATHERED = "colossalai_cp"
+NO_RING = "keys are gathered: the same result with more memory; MindSpore 2.10 crashes when it compiles a ring"
+SINGLE = "use_parallel is false: one device"
+UNCUT_SEQUENCES = (
+    "seq_split_num is 1, no sequence is cut: what is computed is the same, the micro batches come in another order"
+)
+ALWAYS_SPLIT = "use_legacy is false: such networks split the table of tokens over model_parallel, whatever is written"
+
+
+def translate_mesh(reading: Reading) -> None:
+    """Sizes of the mesh, kind of parallelism, and how the batch is read and cut."""
+    distributed = bool(reading.get("use_parallel", False))
+    for name in SIZES:
+        _size(reading, f"parallel_config.{name}", distributed)
+    _context_parallel(reading, distributed)
+    _sequence_parallel(reading, distributed)
+    _vocabulary(reading, distributed)
+    _mode(reading)
+    _slices(reading)
+    _optimizer_share(reading)
+    stages = reading.count("parallel_config.pipeline_stage") if distributed else 1
+    _batch(reading, stages)
+    _schedule(reading, stages)
+
+
+def _size(reading: Reading, key: str, distributed: bool) -> None:
+    if not reading.has(key):
+        return
+    if distributed or reading.get(key) == 1:
+        reading.use(key)
+    else:
+        reading.idle(key, SINGLE)
+
+
+def _context_parallel(reading: Reading, distributed: bool) -> None:
+    """How a sequence is shared: keys that mean something only where devices share one."""
+    size, algorithm = "parallel_config.context_parallel", "parallel_config.context_parallel_algo"
+    ring, both = "model.model_config.use_ring_attention", "parallel_config.ulysses_degree_in_cp"
+    shares = distributed and reading.count(size) > 1
+    if reading.has(size) and reading.get(size) is None:
+        reading.idle(size, WHOLE_SEQUENCES)
+    else:
+        _size(reading, size, distributed)
+    for key in filter(reading.has, (algorithm, ring, both)):
+        if not shares:
+            reading.idle(key, WHOLE_SEQUENCES)
+        elif key == ring and reading.get(ring) and reading.get(algorithm, GATHERED) != GATHERED:
+            reading.refuse(ring, f"MindSpore 2.10 crashes when it compiles a ring; write {algorithm}: {GATHERED}")
+        elif key == ring and reading.get(ring):
+            reading.translate(ring, algorithm, GATHERED, NO_RING)
+        elif key != algorithm:
+            reading.idle(key, "context_parallel_algo decides")
+        elif reading.get(algorithm) in OTHER_CONTEXT_ALGORITHMS:
+            reading.refuse(algorithm, OTHER_CONTEXT_ALGORITHMS[reading.word(algorithm)])
+        else:
+            reading.use(algorithm)
+
+
+def _sequence_parallel(reading: Reading, distributed: bool) -> None:
+    key = "parallel_config.use_seq_parallel"
+    if not reading.has(key):
+        return
+    if distributed and reading.count("parallel_config.model_parallel") > 1:
+        reading.use(key)
+    else:
+        reading.idle(key, "model_parallel is 1: there is nothing to split a sequence over")
+
+
+def _vocabulary(reading: Reading, distributed: bool) -> None:
+    """Whether ranks split the table of tokens: networks of the new kind always do (``TransformerConfig.__post_init__``)."""
+    key, ranks = "parallel_config.vocab_emb_dp", reading.count("parallel_config.model_parallel")
+    split = distributed and ranks > 1 and reading.get("use_legacy", True) is False
+    splittable = reading.count("model.model_config.vocab_size") % ranks == 0
+    if split and splittable and reading.has(key):
+        reading.translate(key, key, False, ALWAYS_SPLIT)
+    elif split and splittable:
+        reading.left_out(key, key, False, ALWAYS_SPLIT)
+    elif reading.has(key):
+        reading.use(key)
+
+
+def _mode(reading: Reading) -> None:
+    key = "parallel.parallel_mode"
+    if not reading.has(key):
+        return
+    name = reading.word(key).lower()
+    if name not in MODES:
+        reading.refuse(key, f"no kind of parallelism; valid: {', '.join(MODES)}")
+    elif name in ("1", "semi_auto_parallel"):
+        reading.use(key)
+    elif MODES[name] == 0:
+        reading.translate(key, key, 1, "with model_parallel and pipeline_stage 1 this is data parallelism")
+    else:
+        reading.translate(key, key, 1, "strategies are declared beside the mathematics, not searched")
+
+
+def _slices(reading: Reading) -> None:
+    """``full_batch`` and ``dataset_strategy``, whose columns are not ours."""
+    full, strategy = "parallel.full_batch", "parallel.dataset_strategy"
+    if reading.has(full):
+        reading.use(full)
+    if not reading.has(strategy):
+        return
+    rows, replicas = reading.get(strategy), reading.get("parallel_config.data_parallel", 1)
+    if reading.get(full, True):
+        reading.idle(strategy, "full_batch is true: every rank reads the whole batch")
+    elif isinstance(rows, list) and all(isinstance(row, list) and row and row[0] == replicas for row in rows):
+        reading.idle(strategy, "a batch is split over data_parallel, whatever its columns")
+    else:
+        reading.refuse(strategy, f"a batch is split over data_parallel {replicas} here")
+
+
+def _optimizer_share(reading: Reading) -> None:
+    """MindSpore drops a share of the optimizer's state that does not divide the replicas of a weight."""
+    key = "parallel.parallel_optimizer_config.optimizer_weight_shard_size"
+    if not reading.has(key):
+        return
+    share, replicas = reading.get(key), reading.count("parallel_config.data_parallel")
+    copies = replicas * reading.count("parallel_config.model_parallel")  # of weights that tensor parallel leaves whole
+    if isinstance(share, int) and share > 0 and copies % share:
+        reading.translate(key, key, -1, f"does not divide data_parallel {replicas}: MindSpore takes all replicas then")
+    else:
+        reading.use(key)
+
+
+def _batch(reading: Reading, stages: int) -> None:
+    """Samples per replica and micro batch; what multiplies them."""
+    batch, copies = "runner_config.batch_size", "micro_batch_interleave_num"
+    own, factor = reading.get(batch, 1), reading.get(copies, 1)
+    whole = is_count(own) and is_count(factor)
+    if reading.has(batch):
+        reason = f"batch_size x {copies} {factor}" if factor != 1 else ""
+        reading.translate(batch, batch, own * factor if whole else own, reason)
+    if reading.has(copies):
+        if factor == 1:
+            reading.idle(copies, "one copy")
+        elif whole:
+            reading.put(batch, own * factor)
+            if any(reading.get(f"parallel_config.{key}", 1) != 1 for key in ("model_parallel", "expert_parallel")):
+                reading.use(copies)
+            else:
+                reading.idle(
+                    copies, "no layer exchanges anything that another copy could hide; the samples join the batch"
+                )
+        else:
+            reading.refuse(copies, "must be a number of copies")
+    elsewhere = "train_dataset.batch_size"
+    if reading.has(elsewhere):
+        reading.idle(elsewhere, "runner_config.batch_size decides")
+    _accumulation(reading, stages)
+
+
+def _accumulation(reading: Reading, stages: int) -> None:
+    steps, micro = "runner_config.gradient_accumulation_steps", "parallel_config.micro_batch_num"
+    if reading.has(steps):
+        if stages > 1 and reading.get(steps) != 1:
+            reading.idle(steps, "a pipeline accumulates over micro_batch_num; MindFormers sets this to 1 there")
+        else:
+            reading.use(steps)
+    if reading.has(micro):
+        if stages > 1 or reading.get(micro) == 1:
+            reading.use(micro)
+        else:
+            reading.idle(micro, "there is no pipeline, and MindFormers splits no batch without one")
+
+
+def _schedule(reading: Reading, stages: int) -> None:
+    """Order of the micro batches, chunks, and where layers stand."""
+    interleave = "parallel.pipeline_config.pipeline_interleave"
+    scheduler = "parallel.pipeline_config.pipeline_scheduler"
+    chunks, offset = "model.model_config.pp_interleave_num", "model.model_config.offset"
+    several = stages > 1 and bool(reading.get(interleave, False))
+    if reading.has(interleave):
+        if stages > 1:
+            reading.use(interleave)
+        else:
+            reading.idle(interleave, "there is no pipeline")
+    if reading.has(scheduler):
+        if stages > 1 and reading.get(scheduler) == "seqpipe" and reading.get("parallel_config.seq_split_num", 1) == 1:
+            reading.translate(scheduler, scheduler, "1f1b", UNCUT_SEQUENCES)
+        elif stages > 1:
+            reading.use(scheduler)
+        else:
+            reading.idle(scheduler, "there is no pipeline")
+    if reading.has(chunks):
+        if several or reading.get(chunks) == 1:
+            reading.use(chunks)
+        else:
+            reading.idle(chunks, "pipeline_interleave is off: MindFormers sets this to 1 without a word")
+    if reading.has(offset):
+        if stages > 1:
+            reading.use(offset)
+        else:
+            reading.idle(offset, "there is no pipeline")
+
+
+def planned_layers(reading: Reading) -> StageLayers | None:
+    """Layers of every ``[chunk][stage]`` of what is translated so far; None where they do not come out."""
+    model = reading.ours.data.get("model", {}).get("model_config", {})
+    stages = reading.ours.data.get("parallel_config", {}).get("pipeline_stage", 1)
+    chunks, layers = model.get("pp_interleave_num", 1), model.get("num_layers")
+    if not all(map(is_count, (stages, chunks, layers))):
+        return None
+    try:
+        return layer_counts(layers + model.get("num_nextn_predict_layers", 0), stages, chunks, model.get("offset", 0))
+    except (ValueError, TypeError):
+        return None
+
+
+def is_count(value: Any) -> bool:
+    """Whether a value is a positive whole number."""
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0

@@ -1,0 +1,215 @@
+r"""``recompute_config`` of MindFormers as its releases carry it out (class ``LayerSetting``, 1.3 to 2.1).
+
+There, lists are clamped to the layers a place has and a stage left out has none; ``mp_comm_recompute`` and
+``parallel_optimizer_comm_recompute`` are read and passed to nothing; ``recompute_slice_activation`` counts with
+``recompute: true`` only; a pattern that matches nothing does nothing. All of it is said; ``as_written`` takes those keys at
+their word instead.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from mindllm.config.layer_counts import StageLayers
+from mindllm.config.recompute import LEVEL_SEPARATOR
+from mindllm.mindformers.mesh import planned_layers
+from mindllm.mindformers.reading import AS_WRITTEN, Reading
+from mindllm.mindformers.rules import Outcome
+
+SECTION = "recompute_config"
+SELECTIONS = (
+    "select_recompute",
+    "select_comm_recompute",
+    "select_recompute_exclude",
+    "select_comm_recompute_exclude",
+)
+PASSED_TO_NOTHING = f"no release from 1.3 to 2.1 passes it on to a layer; {AS_WRITTEN} takes it at its word"
+RENAMED = {  # operators of mcore networks under the names of our layers
+    r"mlp\.mul": r"feed_forward\.mul",
+    r"mlp\.activation_func\.mul": r"feed_forward\.mul",
+    r"mlp\.activation_func\.silu": r"feed_forward\.w1\.activation\.silu",
+    r"mlp\.activation_func": r"feed_forward\.w1\.activation\.silu",
+    r"feed_forward\.activate\.silu": r"feed_forward\.w1\.activation\.silu",
+    r"feed_forward\.silu": r"feed_forward\.w1\.activation\.silu",
+    r"attention\.flash_attention": r"attention\.attention\.flash_attention",
+    r"input_layernorm\.norm": r"attention_norm\.norm",
+    r"pre_mlp_layernorm\.norm": r"ffn_norm\.norm",
+}
+OPERATORS = (
+    "attention_add",
+    "ffn_add",
+    "attention_norm.cast",
+    "attention_norm.norm",
+    "attention.reshape",
+    "attention.transpose",
+    "attention.merge_transpose",
+    "attention.wq.matmul",
+    "attention.wq.cast",
+    "attention.wk.matmul",
+    "attention.wk.cast",
+    "attention.wv.matmul",
+    "attention.wv.cast",
+    "attention.wo.matmul",
+    "attention.wo.cast",
+    "attention.rotary.cast",
+    "attention.rotary.mul_cos",
+    "attention.rotary.mul_sin",
+    "attention.rotary.add",
+    "attention.rotary.neg",
+    "attention.rotary.split",
+    "attention.rotary.concat",
+    "attention.attention.flash_attention",
+    "ffn_norm.cast",
+    "ffn_norm.norm",
+    "feed_forward.mul",
+    "feed_forward.w1.matmul",
+    "feed_forward.w1.cast",
+    "feed_forward.w1.activation.silu",
+    "feed_forward.w3.matmul",
+    "feed_forward.w3.cast",
+    "feed_forward.w2.matmul",
+    "feed_forward.w2.cast",
+)
+"""Operators of a layer on a device, by path; a test compares them with the layer that is built."""
+SHAPES_ONLY = re.compile(r".*(reshape|transpose|cast|split)$", re.IGNORECASE)
+
+
+def translate_recomputation(reading: Reading) -> None:
+    """Every key of ``recompute_config``; the mesh and the model must have been translated."""
+    layers = planned_layers(reading)
+    _counts_of_layers(reading, layers)
+    for name in SELECTIONS:
+        _selection(reading, name, layers)
+    _communication(reading)
+    _slices(reading)
+
+
+def _counts_of_layers(reading: Reading, layers: StageLayers | None) -> None:
+    key = f"{SECTION}.recompute"
+    if reading.has(key):
+        _clamped(reading, key, layers)
+
+
+def _clamped(reading: Reading, key: str, layers: StageLayers | None) -> None:
+    value = reading.get(key)
+    counts, reason = clamp(value, layers)
+    if counts is None:
+        reading.refuse(key, reason)
+    else:
+        reading.translate(key, key, counts, reason)
+
+
+def clamp(value: Any, layers: StageLayers | None) -> tuple[Any, str]:
+    """The counts MindFormers makes of ``value`` on these layers per ``[chunk][stage]``, and what it changed."""
+    if not isinstance(value, list) or layers is None or not value:
+        return value, ""
+    rows = [row for row in value if isinstance(row, list)]
+    if rows and (len(rows) != len(value) or len(rows) != len(layers)):
+        return value, ""  # our schema says what is wrong with it
+    available = [list(row) for row in layers] if rows else [[sum(stage) for stage in zip(*layers, strict=True)]]
+    given = rows or [value]
+    if any(len(row) > len(held) for row, held in zip(given, available, strict=True)):
+        return None, f"has more entries than the {len(layers[0])} stages"
+    fitted = [_fit(row, held) for row, held in zip(given, available, strict=True)]
+    reason = "" if fitted == given else "clamped to the layers that a stage has, as MindFormers does"
+    return (fitted if rows else fitted[0]), reason
+
+
+def _fit(row: list[Any], held: list[int]) -> list[Any]:
+    padded = [*row, *[0] * (len(held) - len(row))]
+    return [
+        min(count, most) if isinstance(count, int) and not isinstance(count, bool) else count
+        for count, most in zip(padded, held, strict=True)
+    ]
+
+
+def _selection(reading: Reading, name: str, layers: StageLayers | None) -> None:
+    key = f"{SECTION}.{name}"
+    if not reading.has(key):
+        return
+    value = reading.get(key)
+    if isinstance(value, dict):
+        _patterns(reading, key, value, layers)
+    elif isinstance(value, list) and value and all(isinstance(entry, str) for entry in value):
+        _pattern_list(reading, key, value)
+    elif name.endswith("exclude") and value is not False:
+        reading.refuse(key, "write the patterns that are excluded")
+    else:
+        _clamped(reading, key, layers)
+
+
+def _patterns(reading: Reading, key: str, value: dict[str, Any], layers: StageLayers | None) -> None:
+    """A mapping of pattern to counts: one entry for every pattern."""
+    kept: dict[str, Any] = {}
+    path = (SECTION, key.removeprefix(f"{SECTION}."))
+    for theirs, counts in value.items():
+        ours, reason = known_pattern(reading, theirs)
+        if ours is None:
+            reading.note((*path, theirs), Outcome.WITHOUT_EFFECT, reason=reason)
+            continue
+        fitted, change = clamp(counts, layers)
+        if fitted is None:
+            reading.note((*path, theirs), Outcome.REFUSED, reason=change)
+            continue
+        kept[ours] = fitted
+        same = ours == theirs and fitted == counts
+        outcome = Outcome.USED if same else Outcome.TRANSLATED
+        reading.note((*path, theirs), outcome, "" if same else f"{ours}: {fitted}", reason or change)
+    reading.put(key, kept or False, path)
+
+
+def _pattern_list(reading: Reading, key: str, value: list[str]) -> None:
+    found = {theirs: known_pattern(reading, theirs) for theirs in value}
+    kept = list(dict.fromkeys(ours for ours, _ in found.values() if ours is not None))
+    dropped = [theirs for theirs, (ours, _) in found.items() if ours is None]
+    reason = f"left out, {found[dropped[0]][1]}: {', '.join(dropped)}" if dropped else ""
+    reading.translate(key, key, kept or False, reason)
+
+
+def known_pattern(reading: Reading, pattern: str) -> tuple[str | None, str]:
+    """Our pattern for one of theirs, or None and why there is none."""
+    if pattern in RENAMED:
+        return RENAMED[pattern], "the operator's name here"
+    if pattern.startswith(r"mlp\.shared_experts"):
+        return None, "a dense model has no shared expert"
+    if any(matches(pattern, operator) for operator in OPERATORS):
+        return pattern, ""
+    if SHAPES_ONLY.match(pattern):
+        return None, "it keeps nothing here: no such operator writes a result of its own"
+    if reading.as_written:
+        return pattern, ""
+    return (
+        None,
+        f"it matches no operator of a layer, where MindFormers does nothing without a word; {AS_WRITTEN} refuses it",
+    )
+
+
+def matches(pattern: str, operator: str) -> bool:
+    """Whether a pattern finds an operator, or a cell around it, level by level."""
+    levels, names = pattern.split(LEVEL_SEPARATOR), operator.split(".")
+    try:
+        return len(levels) <= len(names) and all(map(re.fullmatch, levels, names))
+    except re.error:
+        return True  # the schema says what is wrong with it
+
+
+def _communication(reading: Reading) -> None:
+    for name in ("mp_comm_recompute", "parallel_optimizer_comm_recompute"):
+        key = f"{SECTION}.{name}"
+        if not reading.has(key):
+            continue
+        if reading.as_written:
+            reading.use(key)
+        else:
+            reading.idle(key, PASSED_TO_NOTHING)
+
+
+def _slices(reading: Reading) -> None:
+    key = f"{SECTION}.recompute_slice_activation"
+    if not reading.has(key):
+        return
+    if reading.as_written or reading.get(f"{SECTION}.recompute", False) is True or not reading.get(key):
+        reading.use(key)
+    else:
+        reading.idle(key, f"MindFormers uses it with recompute: true only; {AS_WRITTEN} takes it at its word")

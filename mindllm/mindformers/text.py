@@ -1,0 +1,309 @@
+"""Data sets and tokenizers of MindFormers: MindDataset, ADGen, Megatron blends, and Hugging Face's loader with local files."""
+
+from __future__ import annotations
+
+from pathlib import PurePath
+from typing import Any
+
+from mindllm.errors import nearest
+from mindllm.mindformers.directory import expected_tokenizer
+from mindllm.mindformers.reading import Reading, leaves, path_of
+from mindllm.mindformers.rules import Outcome
+
+LOADER = "train_dataset.data_loader"
+OURS = "train_dataset.data_loader.config"
+PATH = f"{OURS}.data_path"
+TOKENIZER = "processor.tokenizer.vocab_file"
+NOT_NAMED = {
+    "MindDataset": "/path/to/train.mindrecord",
+    "BlendedMegatronDatasetDataLoader": "/path/to/megatron_text_document",
+    "CommonDataLoader": "/path/to/conversations.json",
+}
+KINDS = {
+    "MindDataset": "MindDataset",
+    "BlendedMegatronDatasetDataLoader": "BlendedMegatronDatasetDataLoader",
+    "ADGenDataLoader": "CommonDataLoader",
+    "HFDataLoader": "CommonDataLoader",
+    "CommonDataLoader": "CommonDataLoader",
+}
+TASKS = ("CausalLanguageModelDataset", "KeyWordGenDataset")
+HANDLERS = {"AlpacaInstructDataHandler": "alpaca", "PackingHandler": "", "take": ""}
+ONE_SEED = "one seed, that of the run, decides the order"
+READABLE = (".model", ".json", ".tiktoken")
+LOADED_NAMES = ("json", "csv", "parquet", "text", "arrow")
+
+
+def translate_text(reading: Reading) -> None:
+    """Sections ``train_dataset``, ``train_dataset_task`` and ``processor``; the schedule must have been translated."""
+    if reading.get("run_mode", "train") in ("train", "finetune") and not reading.get("train_dataset"):
+        reading.refuse("train_dataset", "no data set is named, and MindFormers cannot train without one, either")
+    _task(reading)
+    theirs = reading.word(f"{LOADER}.type")
+    if theirs:
+        if theirs in KINDS:
+            _loader(reading, theirs)
+        else:
+            hint = nearest(theirs, KINDS)
+            reading.refuse(f"{LOADER}.type", f"this data set is not here yet{hint}")
+    for key in ("train_dataset.seed", f"{LOADER}.config.seed", f"{LOADER}.config.random_seed"):
+        if reading.has(key):
+            reading.idle(key, ONE_SEED)
+    if reading.has(f"{LOADER}.shuffle"):
+        reading.idle(f"{LOADER}.shuffle", "samples are drawn in an order of (seed, epoch)")
+    _tokenizer(reading)
+
+
+def _task(reading: Reading) -> None:
+    for name in ("train_dataset", "eval_dataset"):
+        _copy(reading, name)
+    key = "train_dataset_task.type"
+    if not reading.has(key):
+        return
+    if reading.get(key) in TASKS:
+        reading.idle(key, "train_dataset says everything")
+    else:
+        reading.refuse(key, "this data set is not here yet")
+
+
+def _copy(reading: Reading, name: str) -> None:
+    """MindFormers reads ``dataset_config`` alone; here it must say what the section beside it says."""
+    copy = f"{name}_task.dataset_config"
+    if reading.get(copy) is None:
+        return
+    for path, value in leaves(reading.get(copy), path_of(copy)):
+        original = ".".join(map(str, (name, *path[2:])))
+        if reading.get(original) != value:
+            message = f"differs from {original}, which is read here; write the section once, with an anchor"
+            reading.note(path, Outcome.REFUSED, reason=message)
+
+
+def _loader(reading: Reading, theirs: str) -> None:
+    kind = KINDS[theirs]
+    reading.translate(f"{LOADER}.type", f"{LOADER}.type", kind)
+    if theirs == "BlendedMegatronDatasetDataLoader":
+        _blend(reading)
+        return
+    if theirs == "MindDataset":
+        _files(reading, kind, "dataset_dir", "dataset_files")
+        _shifted_rows(reading)
+        return
+    if theirs == "ADGenDataLoader":
+        _files(reading, kind, "dataset_dir")
+        reading.put(f"{OURS}.handler", "ADGenInstructionHandler", ("train_dataset", "data_loader", "type"))
+        _columns(reading)
+    else:
+        _hub_files(reading, kind)
+        _handlers(reading)
+
+
+def _files(reading: Reading, kind: str, *names: str) -> None:
+    given = [name for name in names if reading.has(f"{LOADER}.{name}")]
+    named = [name for name in given if reading.get(f"{LOADER}.{name}")]
+    for name in given:
+        key = f"{LOADER}.{name}"
+        if name in named[:1]:
+            reading.translate(key, PATH)
+        elif named:
+            reading.idle(key, "empty, or named twice")
+        else:
+            reading.translate(key, PATH, NOT_NAMED[kind], "no file is named: give --train_dataset_dir")
+    if not given:
+        reading.left_out(f"{LOADER}.dataset_dir", PATH, NOT_NAMED[kind], "no file is named: give --train_dataset_dir")
+
+
+def _shifted_rows(reading: Reading) -> None:
+    """``input_sliced_sig``: rows of ``seq_length`` tokens whose labels stand one place ahead."""
+    key = "model.model_config.input_sliced_sig"
+    if reading.get(key):
+        reading.refuse(key, "rows of MindRecord files have seq_length + 1 tokens here, shifted when they are read")
+
+
+def _columns(reading: Reading) -> None:
+    key = f"{LOADER}.origin_columns"
+    if not reading.has(key):
+        return
+    if reading.get(key) == ["content", "summary"]:
+        reading.translate(key, f"{OURS}.handler", "ADGenInstructionHandler")
+    else:
+        reading.refuse(key, "rows of AdvertiseGen have content and summary")
+
+
+def _hub_files(reading: Reading, kind: str) -> None:
+    """``path`` and ``data_files`` of Hugging Face's ``load_dataset``: what names local files."""
+    files, path = f"{LOADER}.data_files", f"{LOADER}.path"
+    if reading.get(files):
+        reading.translate(files, PATH)
+        if reading.has(path):
+            reading.idle(path, "data_files names the files; their ending says what they are")
+    elif reading.get(path) and reading.get(path) not in LOADED_NAMES:
+        reading.translate(path, PATH, reason="a local file or directory: nothing is downloaded")
+    else:
+        _files(reading, kind, "dataset_dir")
+    split = f"{LOADER}.split"
+    if reading.has(split):
+        if reading.get(split) == "train":
+            reading.idle(split, "the files of data_path are those of training")
+        else:
+            reading.refuse(split, "write the files of this part as data_path")
+
+
+def _handlers(reading: Reading) -> None:
+    entries = reading.get(f"{LOADER}.handler", [])
+    entries = entries if isinstance(entries, list) else [entries]
+    separated = bool(
+        reading.get(f"{LOADER}.create_attention_mask") or reading.get(f"{LOADER}.create_compressed_eod_mask")
+    )
+    for index, entry in enumerate(entries):
+        if isinstance(entry, dict):
+            _handler(reading, index, entry, separated)
+    for name in ("create_attention_mask", "create_compressed_eod_mask"):
+        if reading.has(f"{LOADER}.{name}"):
+            reading.idle(f"{LOADER}.{name}", "config.packing says whether conversations of a sample see each other")
+    if reading.has(f"{LOADER}.packing"):
+        reading.refuse(f"{LOADER}.packing", "write a PackingHandler")
+
+
+def _handler(reading: Reading, index: int, entry: dict[str, Any], separated: bool) -> None:
+    place = ("train_dataset", "data_loader", "handler", index)
+    kind = entry.get("type")
+    if kind == "take":
+        reading.note((*place, "type"), Outcome.TRANSLATED, f"{OURS}.max_rows")
+        reading.put(f"{OURS}.max_rows", entry.get("n"), (*place, "n"))
+        reading.note((*place, "n"), Outcome.TRANSLATED, f"{OURS}.max_rows: {entry.get('n')}")
+    elif kind == "PackingHandler":
+        packing = True if separated else "joined"
+        reading.put(f"{OURS}.packing", packing, (*place, "type"))
+        said = f"{OURS}.packing: {'true' if separated else 'joined'}"
+        reading.note((*place, "type"), Outcome.TRANSLATED, said, "no mask keeps them apart" * (not separated))
+        if "pack_strategy" in entry:
+            _pack_strategy(reading, place, entry["pack_strategy"])
+    elif kind == "AlpacaInstructDataHandler":
+        reading.put(f"{OURS}.handler", "alpaca", (*place, "type"))
+        reading.note((*place, "type"), Outcome.TRANSLATED, f"{OURS}.handler: alpaca")
+    else:
+        reading.note(
+            (*place, "type"), Outcome.REFUSED, reason=f"this form of rows is not here{nearest(str(kind), HANDLERS)}"
+        )
+    if "seq_length" in entry:
+        _same_length(reading, (*place, "seq_length"), entry["seq_length"])
+
+
+def _pack_strategy(reading: Reading, place: tuple, strategy: Any) -> None:
+    if strategy == "pack":
+        reading.note((*place, "pack_strategy"), Outcome.WITHOUT_EFFECT, reason="whole conversations share a sample")
+    else:
+        reading.note((*place, "pack_strategy"), Outcome.REFUSED, reason="conversations are packed whole here (pack)")
+
+
+def _same_length(reading: Reading, path: tuple, length: Any) -> None:
+    """A sequence length beside the model's: the same, or refused; a model without one takes it."""
+    model = reading.ours.data.setdefault("model", {}).setdefault("model_config", {})
+    if "seq_length" not in model:
+        reading.put("model.model_config.seq_length", length, path)
+    if model["seq_length"] == length:
+        reading.note(path, Outcome.TRANSLATED, f"model.model_config.seq_length: {length}")
+    else:
+        message = f"model.model_config.seq_length is {model['seq_length']}, and the only sequence length here"
+        reading.note(path, Outcome.REFUSED, reason=message)
+
+
+def _blend(reading: Reading) -> None:
+    config = f"{LOADER}.config"
+    if reading.get(f"{config}.data_path"):
+        reading.use(f"{config}.data_path")
+    else:
+        _nothing_named(reading, f"{config}.data_path")
+    for name in ("split", "eod_mask_loss", "reset_position_ids", "reset_attention_mask"):
+        if reading.has(f"{config}.{name}"):
+            reading.use(f"{config}.{name}")
+    if not reading.has(f"{config}.split"):
+        reading.left_out(f"{config}.split", f"{OURS}.split", "1,0,0", "left out: everything is trained on")
+    if reading.get(f"{config}.create_compressed_eod_mask"):
+        reading.translate(f"{config}.create_compressed_eod_mask", f"{OURS}.reset_attention_mask", True)
+    elif reading.has(f"{config}.create_compressed_eod_mask"):
+        reading.idle(f"{config}.create_compressed_eod_mask", "off")
+    if reading.has(f"{config}.seq_length"):
+        path = ("train_dataset", "data_loader", "config", "seq_length")
+        _same_length(reading, path, reading.get(f"{config}.seq_length"))
+    _end_of_document(reading, f"{config}.eod")
+    _sizes(reading)
+
+
+def _nothing_named(reading: Reading, key: str) -> None:
+    value, reason = NOT_NAMED["BlendedMegatronDatasetDataLoader"], "no file is named: give --train_dataset_dir"
+    if reading.has(key):
+        reading.translate(key, PATH, value, reason)
+    else:
+        reading.left_out(key, PATH, value, reason)
+
+
+def _end_of_document(reading: Reading, key: str) -> None:
+    if not reading.has(key):
+        return
+    config = f"{LOADER}.config"
+    counts = ("eod_mask_loss", "reset_position_ids", "reset_attention_mask", "create_compressed_eod_mask")
+    if any(reading.get(f"{config}.{name}") for name in counts):
+        reading.translate(key, "model.model_config.eos_token_id", reason="where documents of a sample end")
+    else:
+        reading.idle(key, "documents of a sample are not kept apart")
+
+
+def _sizes(reading: Reading) -> None:
+    """Samples of an epoch, as optimizer steps of the run."""
+    key = f"{LOADER}.sizes"
+    sizes = reading.get(key)
+    if not reading.has(key):
+        return
+    samples = sizes[0] if isinstance(sizes, list) and sizes else None
+    batch = _global_batch(reading)
+    epochs = reading.get("runner_config.epochs", 1)
+    if not isinstance(samples, int) or samples < batch or not isinstance(epochs, int):
+        reading.refuse(key, f"must begin with the number of training samples, at least a global batch of {batch}")
+        return
+    steps = samples // batch * epochs
+    reading.translate(
+        key, "runner_config.train_steps", steps, f"{samples} samples, batches of {batch}, {epochs} epochs"
+    )
+
+
+def _global_batch(reading: Reading) -> int:
+    ours = reading.ours.data
+    runner, mesh = ours.get("runner_config", {}), ours.get("parallel_config", {})
+    sizes = (
+        runner.get("batch_size", 1),
+        runner.get("gradient_accumulation_steps", 1),
+        mesh.get("data_parallel", 1),
+        mesh.get("micro_batch_num", 1),
+    )
+    product = 1
+    for size in sizes:
+        product *= size if isinstance(size, int) and size > 0 else 1
+    return product
+
+
+def _tokenizer(reading: Reading) -> None:
+    """The first file that is named and can be read; the data set's own wins, as conversations need it."""
+    keys = (
+        "train_dataset.tokenizer.vocab_file",
+        "processor.tokenizer.tokenizer_file",
+        "processor.tokenizer.vocab_file",
+    )
+    taken = False
+    for key in filter(reading.has, keys):
+        value = reading.get(key)
+        name = PurePath(str(value)).name
+        if not value or value == "None":
+            reading.idle(key, "empty")
+        elif taken:
+            reading.idle(key, "another file is named")
+        elif name != "vocab.json" and name.endswith(READABLE):
+            reading.translate(key, TOKENIZER)
+            taken = True
+        else:
+            reading.idle(
+                key, "tokenizer.json or tokenizer.model is read here: name it as vocab_file where text is encoded"
+            )
+    expected = expected_tokenizer(reading)
+    if expected and not taken:
+        reason = "expected in pretrained_model_dir when the run starts"
+        reading.left_out(TOKENIZER, TOKENIZER, expected, reason)

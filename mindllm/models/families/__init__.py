@@ -1,1 +1,0 @@
-"""Families of models: a small file of facts each. The mathematics is one decoder for all of them."""

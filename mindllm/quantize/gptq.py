@@ -1,0 +1,76 @@
+"""GPTQ (Frantar et al., 2023): columns are rounded one after the other, and those that are left make up for each error.
+
+What is minimised is ``|W X - Q X|²``, which a matrix of the inputs ``H = X Xᵀ`` says for every row.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mindllm.config.quantisation import CodeName
+from mindllm.quantize.codes import Codes
+from mindllm.quantize.nearest import nearest_codes, scales_of
+from mindllm.quantize.tables import table_of
+
+BLOCK = 128  # columns whose errors reach the columns behind all of them at once
+DAMPING = 0.01  # of the mean of H's diagonal, added to it
+
+
+def gptq(
+    weight: np.ndarray,
+    inputs: np.ndarray,
+    code: CodeName,
+    group: int,
+    act_order: bool = False,
+    symmetric: bool = True,
+) -> Codes:
+    """``weight`` float32 ``[out, in]`` in codes, with ``inputs`` the sum of ``x xᵀ`` over what it multiplies, ``[in, in]``.
+
+    ``act_order``: columns with the largest inputs come first, and groups are made in that order.
+    """
+    out, width = weight.shape
+    left, hessian = weight.astype(np.float64), inputs.astype(np.float64)
+    unused = np.diag(hessian) == 0
+    hessian[unused, unused] = 1.0
+    left[:, unused] = 0.0
+    columns = None
+    if act_order:
+        columns = np.argsort(-np.diag(hessian), kind="stable").astype(np.int32)
+        left, hessian = left[:, columns], hessian[np.ix_(columns, columns)]
+    factor = _inverse_factor(hessian)
+    codes = np.empty((out, width), np.uint8)
+    scales = np.empty((out, width // group), np.float32)
+    zeros: np.ndarray | None = None
+    start = 0
+    while start < width:
+        end, which = min(start + BLOCK, (start // group + 1) * group), start // group
+        if start % group == 0:
+            scales[:, which], middle = scales_of(left[:, start : start + group].astype(np.float32), code, symmetric)
+            if middle is not None:
+                zeros = np.empty_like(scales) if zeros is None else zeros
+                zeros[:, which] = middle
+        grid = (scales[:, which], None if zeros is None else zeros[:, which])
+        codes[:, start:end], errors = _round_block(left[:, start:end], factor[start:end, start:end], code, *grid)
+        left[:, end:] -= errors @ factor[start:end, end:]
+        start = end
+    return Codes.of(code, codes, scales, zeros, columns)
+
+
+def _inverse_factor(hessian: np.ndarray) -> np.ndarray:
+    """``U``, upper triangle, with ``Uᵀ U`` the inverse of the damped ``hessian``: row ``i`` says what column ``i`` moves."""
+    damped = hessian + DAMPING * np.mean(np.diag(hessian)) * np.eye(len(hessian))
+    return np.linalg.cholesky(np.linalg.inv(damped)).T
+
+
+def _round_block(
+    block: np.ndarray, factor: np.ndarray, code: CodeName, scales: np.ndarray, zeros: np.ndarray | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Codes of the columns of ``block``, one by one, and errors that columns behind it make up for, both ``[out, n]``."""
+    codes, errors, left = np.empty(block.shape, np.uint8), np.empty_like(block), block.copy()
+    table = table_of(code)
+    for column in range(block.shape[1]):
+        codes[:, column] = nearest_codes(left[:, column], code, scales, zeros)
+        value = (table[codes[:, column]] - (0 if zeros is None else zeros)) * scales
+        errors[:, column] = (left[:, column] - value) / factor[column, column]
+        left[:, column + 1 :] -= np.outer(errors[:, column], factor[column, column + 1 :])
+    return codes, errors

@@ -1,0 +1,37 @@
+"""What stages hold of micro-batches at their fullest moment: what is kept, and the working memory of a backward pass.
+
+The planner and the formula of memory (``mindllm/timing/memory.py``) both ask here, in any unit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from mindllm.schedules.orders import Orders, alive_in_backward
+
+
+def working_memory(layers: Iterable[tuple[float, float]], frees: bool = True) -> float:
+    """What the backward pass through a place needs at its fullest moment beyond all that its layers keep.
+
+    ``layers`` are in model order: what each keeps, and what it needs for a moment. The pass goes from the last layer to the
+    first; when it gets to one, those behind it have freed what they kept, if it ``frees``.
+    """
+    most = freed = 0.0
+    for kept, needed in reversed(list(layers)):
+        most = max(most, needed - freed)
+        freed += frees * kept
+    return most
+
+
+def held_memory(kept: np.ndarray, working: np.ndarray, orders: Orders) -> np.ndarray:
+    """The fullest backward pass of every stage, ``[stages]``.
+
+    ``kept`` of a micro-batch and ``working`` memory of its backward pass are those of every place, ``[chunks, stages]``.
+    """
+    chunks = len(kept)
+    return np.array([
+        max(float((vectors @ kept[:, stage]).max()) + working[chunk, stage] for chunk, vectors in enumerate(moments))
+        for stage, moments in enumerate(alive_in_backward(orders, chunks))
+    ])  # fmt: skip

@@ -1,0 +1,130 @@
+"""The judge of plans: when every operation of a schedule starts and ends, and what that means for time, bubble and memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from mindllm.schedules.orders import BACKWARD, FORWARD, WEIGHT, Timetable
+
+
+def end_times(
+    table: Timetable, forward: np.ndarray, backward: np.ndarray, delay: float | np.ndarray = 0.0
+) -> np.ndarray:
+    """End of every operation, of many plans at once.
+
+    Args:
+        table: the operations in levels.
+        forward: time of a forward pass on each place, ``[places, plans]``.
+        backward: likewise of a backward pass.
+        delay: of a tensor that goes to another stage; one for all plans, or ``[plans]``.
+
+    Returns:
+        ``[operations, plans]``, in the order of ``table``.
+    """
+    return _ends(table, np.concatenate([forward, backward]), delay)
+
+
+def _ends(table: Timetable, durations: np.ndarray, delay: float | np.ndarray) -> np.ndarray:
+    places = table.stages * table.chunks
+    ends = np.zeros((table.size + 1, durations.shape[1]))
+    which = table.what * places + table.place
+    lags = table.remote[:, None] * delay if np.any(delay) else None
+    for start, stop in zip(table.starts, table.starts[1:], strict=False):
+        incoming = ends[table.incoming[start:stop]]
+        if lags is not None:
+            incoming += lags[start:stop]
+        np.maximum(incoming, ends[table.same_stage[start:stop]], out=incoming)
+        np.add(incoming, durations[which[start:stop]], out=ends[start:stop])
+    return ends[:-1]
+
+
+def step_times(
+    table: Timetable, forward: np.ndarray, backward: np.ndarray, delay: float | np.ndarray = 0.0
+) -> np.ndarray:
+    """Time from the first start to the last end, ``[plans]``; arguments as :func:`end_times`."""
+    return end_times(table, forward, backward, delay).max(axis=0)
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """One simulated step.
+
+    Attributes:
+        table: the operations.
+        start, end: times of each, ``[operations]``.
+        repeated: micro-batches that are left out because they repeat the steady state.
+        period: time by which each of them lengthens the step.
+    """
+
+    table: Timetable
+    start: np.ndarray
+    end: np.ndarray
+    repeated: int = 0
+    period: float = 0.0
+
+    @property
+    def makespan(self) -> float:
+        """From the first start to the last end."""
+        return float(self.end.max()) + self.repeated * self.period
+
+    def busy(self) -> np.ndarray:
+        """Time each stage computes, ``[stages]``."""
+        weights = (self.end - self.start) * (1 + self.repeated * (self.table.micro == 0))
+        return np.bincount(self.table.place % self.table.stages, weights=weights, minlength=self.table.stages)
+
+    def bubble(self) -> np.ndarray:
+        """Share of the step in which each stage waits, ``[stages]``."""
+        return 1 - self.busy() / self.makespan
+
+    def longest_stage(self) -> float:
+        """The longest time between the first start and the last end on one stage."""
+        stage = self.table.place % self.table.stages
+        return max(float(self.end[stage == s].max() - self.start[stage == s].min()) for s in range(self.table.stages))
+
+    def memory_curve(self, stage: int, activation: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Activations held by a stage over time: times and MB from each on; ``activation`` per micro-batch of each chunk.
+
+        They are held from the start of the forward pass to the end of the last backward operation. Operations of a stage follow
+        each other, so what one frees at its end is gone before the next takes its share, whatever rounding says of the moments.
+        """
+        mine = np.flatnonzero(self.table.place % self.table.stages == stage)  # in the order of the stage
+        forward = self.table.what[mine] == FORWARD
+        split = bool((self.table.what == WEIGHT).any())
+        last = self.table.what[mine] == (WEIGHT if split else BACKWARD)
+        changing = forward | last
+        amounts = activation[self.table.place[mine] // self.table.stages] * np.where(forward, 1, -1)
+        return np.where(forward, self.start[mine], self.end[mine])[changing], amounts[changing].cumsum()
+
+
+def simulate(
+    table: Timetable, forward: np.ndarray, backward: np.ndarray, weight: np.ndarray | None = None, delay: float = 0.0
+) -> Timeline:
+    """Runs one plan; times per place, ``[places]``. ``weight`` is given where the schedule has weight operations."""
+    parts = [forward, backward] if weight is None else [forward, backward - weight, weight]
+    durations = np.concatenate(parts)
+    end = _ends(table, durations[:, None], delay)[:, 0]
+    places = table.stages * table.chunks
+    return Timeline(table, end - durations[table.what * places + table.place], end)
+
+
+def critical_path(line: Timeline, delay: float = 0.0) -> tuple[np.ndarray, np.ndarray, int]:
+    """How often the longest chain of operations passes each place.
+
+    Returns:
+        Forward and backward visits, ``[places]`` each, and the number of tensors on the way that went between stages. For any
+        times of the same order, the visits' sum is a lower bound of the step.
+    """
+    table, ends = line.table, np.append(line.end, -np.inf)
+    visits = np.zeros((3, table.stages * table.chunks), int)
+    crossings, operation = 0, int(line.end.argmax())
+    while operation < table.size:
+        visits[table.what[operation], table.place[operation]] += 1
+        here, there = table.same_stage[operation], table.incoming[operation]
+        if ends[there] + delay * table.remote[operation] >= ends[here] and there < table.size:
+            crossings += int(table.remote[operation])
+            operation = int(there)
+        else:
+            operation = int(here)
+    return visits[FORWARD], visits[BACKWARD], crossings

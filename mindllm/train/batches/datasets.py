@@ -1,0 +1,108 @@
+"""From a configuration to the batches of a run: its text, the part that is trained on and the one held out."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Protocol
+
+from mindllm.config import RunConfig
+from mindllm.config.dataset import IndexedDataLoader, InstructionDataLoader, PreferenceDataLoader
+from mindllm.data import BatchStream, EvaluationStream, run_tokenizer
+from mindllm.data.blend import EndlessDataset
+from mindllm.data.loader import SampleSource
+from mindllm.train.batches.indexed_text import IndexedText
+from mindllm.train.batches.row_text import InstructionText, MindRecordText, PreferenceText
+from mindllm.train.evaluation import Evaluator
+from mindllm.train.job.batch_shard import WHOLE, Share
+
+
+class Text(Protocol):
+    """What a data loader's section becomes."""
+
+    def train_dataset(self) -> EndlessDataset:
+        """Samples of the train part, without end."""
+
+    def held_out(self, split: str) -> SampleSource:
+        """Samples of another part, which end."""
+
+    def unigram_loss(self, split: str) -> float | None:
+        """Loss of predicting the part's tokens from their frequencies, nats per token; None where that says nothing."""
+
+    def bytes_per_token(self, split: str, samples: int) -> float | None:
+        """Bytes of text per token of the first ``samples`` held-out samples of the part; None where unknown."""
+
+
+class RunData:
+    """The text of one run, and the share of every batch that this process is given.
+
+    Opening it reads headers only, and the places of lines of instruction files.
+    """
+
+    def __init__(self, config: RunConfig, share: Share = WHOLE) -> None:
+        self.config = config
+        self.share = share
+        self.model = config.model.config
+        if not config.train_dataset.data_loader.config.data_path:
+            raise config.error("train_dataset.data_loader.config.data_path", "is empty; give the files to train on")
+        self.tokenizer = run_tokenizer(config) if config.processor.tokenizer.vocab_file else None
+        self.text = self._open()
+
+    def _open(self) -> Text:
+        loader = self.config.train_dataset.data_loader
+        if isinstance(loader, IndexedDataLoader):
+            return IndexedText(self.config, loader.config, self.tokenizer)
+        if isinstance(loader, InstructionDataLoader | PreferenceDataLoader):
+            if self.tokenizer is None:
+                raise self.config.error("processor.tokenizer.vocab_file", "is empty; conversations need a tokenizer")
+            if isinstance(loader, PreferenceDataLoader):
+                return PreferenceText(self.config, loader.config, self.tokenizer)
+            return InstructionText(self.config, loader.config, self.tokenizer)
+        return MindRecordText(self.config, loader.config)
+
+    @cached_property
+    def dataset(self) -> EndlessDataset:
+        """Samples of the train part."""
+        return self.text.train_dataset()
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Whole global batches in one pass over the train part; at least 1."""
+        return max(1, self.dataset.samples_per_epoch // self.config.global_batch_size)
+
+    @property
+    def total_steps(self) -> int:
+        """Steps of the whole run: ``runner_config.train_steps``, or ``epochs`` passes."""
+        runner = self.config.runner_config
+        return runner.train_steps or runner.epochs * self.steps_per_epoch
+
+    @property
+    def random_seed(self) -> int | None:
+        """What random keys are drawn from, where the model needs any."""
+        return self.config.seed if self.model.architecture.drops else None
+
+    def train_stream(self) -> BatchStream:
+        """This process's rows of the global batches of the run, by step."""
+        return BatchStream(
+            self.dataset,
+            self.config.global_batch_size,
+            rank=self.share.index,
+            rank_count=self.share.count,
+            vocab_size=self.model.vocab_size,
+            random_seed=self.random_seed,
+        )
+
+    def evaluator(self, rows: int, progress: bool = False) -> Evaluator:
+        """Evaluates on the held-out part that ``eval_dataset`` names, ``rows`` samples of all processes at a time."""
+        section = self.config.eval_dataset
+        stream = EvaluationStream(
+            self.text.held_out(section.split),
+            rows,
+            max_batches=section.max_batches,
+            rank=self.share.index,
+            rank_count=self.share.count,
+            vocab_size=self.model.vocab_size,
+            random_seed=self.random_seed,
+        )
+        baseline = self.text.unigram_loss(section.split)
+        width = self.text.bytes_per_token(section.split, len(stream) * rows)
+        return Evaluator(stream, baseline, width, progress, of_pairs=self.config.learns_pairs)

@@ -1,0 +1,72 @@
+"""The optimizer of a run: AdamW, with what the tuning of the model adds to its steps or changes in them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from mindspore import Parameter
+
+from mindllm.config import RunConfig
+from mindllm.config.optimizer_state import triplets
+from mindllm.config.tuning import ADALORA, GALORE, LISA, PetConfig
+from mindllm.models.expert_load import is_probe
+from mindllm.parallel.layer_plan import make_plan
+from mindllm.parallel.layout import mesh_of
+from mindllm.parallel.weight_cut import WeightCut
+from mindllm.train.optimizers.adalora import OrthogonalPenalty, RankAllocation
+from mindllm.train.optimizers.adamw import AdamW
+from mindllm.train.optimizers.galore import ProjectedAdamW
+from mindllm.train.optimizers.lisa import LAYER, SampledLayers
+
+Optimizer = AdamW | ProjectedAdamW | SampledLayers
+
+
+def make_optimizer(
+    parameters: Sequence[Parameter],
+    config: RunConfig,
+    cuts: Mapping[str, WeightCut] | None = None,
+    rank: int = 0,
+) -> Optimizer:
+    """Updates ``parameters`` as the sections of the optimizer and of the tuning say.
+
+    ``cuts`` over the devices of a stage, by name, as global ``rank`` sees them; None: each has the whole model.
+    """
+    model = config.model.config
+    pet = model.pet_config
+    if pet is not None and pet.pet_type == GALORE:
+        return ProjectedAdamW(parameters, config.optimizer, pet, cuts, rank, _elsewhere(parameters, config, rank))
+    if pet is not None and pet.pet_type == LISA:
+        return SampledLayers(parameters, config.optimizer, pet, model.num_layers, config.seed)
+    if pet is not None and pet.pet_type == ADALORA:
+        return _with_rank_allocation(parameters, config, pet, cuts, rank)
+    return AdamW(parameters, config.optimizer, model.topk_bias_update_rate, pet)
+
+
+def _with_rank_allocation(
+    parameters: Sequence[Parameter],
+    config: RunConfig,
+    pet: PetConfig,
+    cuts: Mapping[str, WeightCut] | None,
+    rank: int,
+) -> AdamW:
+    model, steps = config.model.config, config.runner_config.train_steps
+    assert steps is not None  # or loading had refused it
+    groups = triplets(model.architecture)
+    weights = [parameter for parameter in parameters if not is_probe(parameter.name)]
+    whole = cuts or {item.name: WeightCut(tuple(item.shape)) for item in weights}
+    penalty = OrthogonalPenalty(parameters, groups, pet.adalora_orth_reg_weight, whole, rank)
+    several = cuts is not None and shares_weights(config, cuts)
+    allocation = RankAllocation(weights, groups, pet, steps, whole, rank, several)
+    return AdamW(parameters, config.optimizer, model.topk_bias_update_rate, pet, penalty, allocation)
+
+
+def _elsewhere(parameters: Sequence[Parameter], config: RunConfig, rank: int) -> frozenset[str]:
+    """Weights in layers of other pipeline stages than that of ``rank``."""
+    plan, stage = make_plan(config), mesh_of(config).stage_of(rank)
+    found = {item.name: LAYER.match(item.name) for item in parameters}
+    return frozenset(name for name, one in found.items() if one and plan.layers[int(one[1])].stage != stage)
+
+
+def shares_weights(config: RunConfig, cuts: Mapping[str, WeightCut]) -> bool:
+    """Whether no device has all that is trained: weights are cut, or on several stages."""
+    return mesh_of(config).pipeline_stage > 1 or not all(cut.is_whole for cut in cuts.values())

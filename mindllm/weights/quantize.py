@@ -1,0 +1,216 @@
+"""A model rounded to codes of 4 or 8 bits and written as a Hugging Face directory of GPTQ or AWQ: whole or absent."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from mindllm.config import ModelConfig
+from mindllm.config.layers import AttentionSpec, FeedForwardSpec
+from mindllm.config.quantisation import CodeName
+from mindllm.config.tuning import WEIGHT
+from mindllm.data import load_tokenizer
+from mindllm.data.tokenizer import Tokenizer
+from mindllm.errors import UserError
+from mindllm.outside import read_text
+from mindllm.quantize.awq import channel_factors, clipped
+from mindllm.quantize.codes import Codes
+from mindllm.quantize.gptq import gptq
+from mindllm.quantize.nearest import quantise
+from mindllm.train.checkpoint.family_weights import FamilyWeights
+from mindllm.train.checkpoint.hugging_face_export import export_hugging_face
+from mindllm.train.checkpoint.quantized.writing import FileFormat, matrices_of, matrix_of, stored
+from mindllm.train.checkpoint.whole_directory import refuse_existing
+from mindllm.weights.adapters import Whole, read_whole
+
+if TYPE_CHECKING:
+    from mindllm.weights.calibration import Inputs
+
+Weights = dict[str, Any]
+Method = Literal["rtn", "gptq", "awq"]
+QUERY_KEY_VALUE = ("attention.wq", "attention.wk", "attention.wv")
+UP = ("feed_forward.w1", "feed_forward.w3")
+INPUTS = ("attention.wq", "attention.wo", "feed_forward.w1", "feed_forward.w2")
+"""Of the projections of a layer that share an input the first one."""
+SHARES = {"attention.wk": "attention.wq", "attention.wv": "attention.wq", "feed_forward.w3": "feed_forward.w1"}
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a model is rounded: the method, its ``bits`` and ``group``, and the text GPTQ and AWQ look at."""
+
+    method: Method
+    bits: int = 4
+    group: int = 128
+    act_order: bool = False
+    calibration: Path | None = None
+    samples: int = 64
+    length: int = 512
+    tokenizer: Path | None = None
+
+    @property
+    def code(self) -> CodeName:
+        """What codes mean in the files."""
+        return "uint4" if self.bits == 4 else "uint8"
+
+    @property
+    def form(self) -> FileFormat:
+        """The format of the files: the nearest codes are written as GPTQ's, which every reader of these takes."""
+        return "awq" if self.method == "awq" else "gptq"
+
+
+def quantise_weights(source: Path, directory: Path, options: Options, dtype: str, max_shard_bytes: int) -> Path:
+    """Writes the model of ``source``, a Hugging Face directory or a checkpoint, in codes as ``directory``.
+
+    Raises:
+        UserError: options that do not fit each other or the model, no calibration text, or the directory is there already.
+        RunFailed: it could not be written.
+    """
+    refuse_existing(directory)
+    _refuse(options)
+    whole = read_whole(source)
+    model = whole.model.model_copy(update={"quantization_config": None})
+    _refuse_groups(model, options)
+    file = options.tokenizer or whole.tokenizer
+    tokenizer = None if file is None else load_tokenizer(file)
+    if options.method == "rtn":
+        weights: Weights = dict(whole.weights)
+        codes = {
+            name: quantise(matrix_of(model, name, weights), options.code, options.group) for name in matrices_of(model)
+        }
+    else:
+        weights, codes = _calibrated(model, whole, options, tokenizer)
+    written = stored(codes, options.form, options.group)
+    return export_hugging_face(
+        directory, model, weights, dtype=dtype, max_shard_bytes=max_shard_bytes, tokenizer=tokenizer, codes=written
+    )
+
+
+def _refuse(options: Options) -> None:
+    if options.method == "awq" and options.bits != 4:
+        raise UserError(f"--bits {options.bits}: files of AWQ have 4 bits; write --bits 4, or another method")
+    if options.act_order and options.method != "gptq":
+        raise UserError(f"--act-order: an order of columns is GPTQ's; leave it out with --method {options.method}")
+    if options.method == "rtn" and options.calibration is not None:
+        raise UserError(
+            "--calibration: rounding to the nearest codes reads no text; leave it out, or write --method gptq"
+        )
+    if options.method != "rtn" and options.calibration is None:
+        raise UserError(f"--method {options.method} looks at a text; give --calibration FILE")
+
+
+def _refuse_groups(model: ModelConfig, options: Options) -> None:
+    for name, ours in matrices_of(model).items():
+        width = model.architecture.weight_shapes()[ours[0]][1]
+        if width % options.group:
+            smaller = next(size for size in (64, 32, 16, 8, 4, 2, 1) if width % size == 0)
+            raise UserError(
+                f"--group {options.group}: {name} has {width} columns, which such groups do not divide; write --group {smaller}"
+            )
+
+
+def _calibrated(
+    model: ModelConfig, whole: Whole, options: Options, tokenizer: Tokenizer | None
+) -> tuple[Weights, dict[str, Codes]]:
+    """Weights, in which AWQ changes norms, and the projections in codes."""
+    from mindllm.weights.calibration import LayerByLayer
+
+    rows = _rows(model, options, tokenizer)
+    weights: Weights = {name: np.array(source, np.float32) for name, source in whole.weights.items()}
+    reading = LayerByLayer(model.model_copy(update={"seq_length": rows.shape[1]}), weights, rows)
+    names, family = matrices_of(model), FamilyWeights(model)
+    codes: dict[str, Codes] = {}
+    for number, seen in reading.layers(INPUTS):
+        path = f"model.layers.{number}."
+        if options.method == "awq":
+            for fold in folds_of(model, number):
+                _fold(model, weights, path, fold, seen, options)
+        changed = {name: value for name, value in weights.items() if name.startswith(path)}
+        for name in (name for name, ours in names.items() if ours[0].startswith(path)):
+            module = names[name][0].removeprefix(path).removesuffix(WEIGHT)
+            products = seen[SHARES.get(module, module)].products
+            codes[name] = _rounded(matrix_of(model, name, weights), products, module, options)
+            parts = family.apart(family.weights[f"{name}{WEIGHT}"], codes[name].values())
+            changed |= dict(zip(names[name], parts, strict=True))
+        reading.change(changed)
+    return weights, codes
+
+
+def _rows(model: ModelConfig, options: Options, tokenizer: Tokenizer | None) -> np.ndarray:
+    """Tokens of the text, int ``[samples, length]``: pieces that lie evenly in it."""
+    assert options.calibration is not None
+    if tokenizer is None:
+        raise UserError("no tokenizer was found beside the weights; give --tokenizer FILE")
+    try:
+        text = read_text(options.calibration)
+    except (OSError, ValueError) as error:
+        raise UserError(f"--calibration {options.calibration}: is no text that can be read ({error})") from None
+    tokens = np.array(tokenizer.encode(text), np.int32)
+    length = min(options.length, model.max_position_embedding)
+    if len(tokens) < length:
+        raise UserError(f"--calibration {options.calibration}: has {len(tokens)} tokens; give at least {length}")
+    count = min(options.samples, len(tokens) // length)
+    starts = np.linspace(0, len(tokens) - length, count).astype(int)
+    return np.stack([tokens[start : start + length] for start in starts])
+
+
+@dataclass(frozen=True)
+class Fold:
+    """Projections that share an input, and what makes it: a norm, or rows of a projection, which are divided by their factors."""
+
+    module: str
+    consumers: tuple[str, ...]
+    norm: str = ""
+    rows_of: str = ""
+
+
+def folds_of(model: ModelConfig, number: int) -> tuple[Fold, ...]:
+    """Where factors on columns can be taken back, in the order in which they are chosen.
+
+    Those of ``wo`` are taken back in rows of ``wv`` where every head has its own values, those of ``w2`` in rows of ``w3``, which
+    it is multiplied by.
+    """
+    layer = model.architecture.layers[number]
+    attention, feed_forward = layer.attention, layer.feed_forward
+    assert isinstance(attention, AttentionSpec)
+    assert isinstance(feed_forward, FeedForwardSpec)
+    found = [Fold("attention.wq", QUERY_KEY_VALUE, norm="attention_norm")]
+    if attention.num_heads == attention.kv_heads:
+        found.append(Fold("attention.wo", ("attention.wo",), rows_of="attention.wv"))
+    up = UP if feed_forward.gated else UP[:1]
+    found.append(Fold("feed_forward.w1", up, norm="ffn_norm"))
+    if feed_forward.gated:
+        found.append(Fold("feed_forward.w2", ("feed_forward.w2",), rows_of="feed_forward.w3"))
+    return tuple(found)
+
+
+def _fold(
+    model: ModelConfig, weights: Weights, path: str, fold: Fold, seen: Mapping[str, Inputs], options: Options
+) -> None:
+    """Chooses factors for an input and moves them: into the columns of what it meets, out of what makes it."""
+    inputs = seen[fold.module]
+    matrices = [weights[f"{path}{name}{WEIGHT}"] for name in fold.consumers]
+    factors = channel_factors(matrices, inputs.products, inputs.mean_magnitudes, options.code, options.group)
+    for name in fold.consumers:
+        weights[f"{path}{name}{WEIGHT}"] = weights[f"{path}{name}{WEIGHT}"] * factors
+    made_by = f"{path}{fold.norm or fold.rows_of}"
+    for name in (f"{made_by}{WEIGHT}", f"{made_by}.bias"):
+        if name in weights:
+            offset = np.float32(bool(fold.norm) and name.endswith(WEIGHT) and model.layernorm_zero_centered_gamma)
+            shaped = factors if weights[name].ndim == 1 else factors[:, None]
+            weights[name] = (weights[name] + offset) / shaped - offset
+    inputs.divide(factors)
+
+
+def _rounded(weight: np.ndarray, products: np.ndarray, module: str, options: Options) -> Codes:
+    if options.method == "gptq":
+        return gptq(weight, products, options.code, options.group, options.act_order)
+    if (
+        module in QUERY_KEY_VALUE[:2]
+    ):  # queries and keys are multiplied with each other: their ranges stay (AWQ's own choice)
+        return quantise(weight, options.code, options.group, symmetric=False)
+    return clipped(weight, products, options.code, options.group)

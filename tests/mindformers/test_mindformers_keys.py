@@ -1,0 +1,147 @@
+"""Keys of public YAMLs that MindFormers does not read, and parts that stay trained beside adapters."""
+
+import pytest
+
+from mindllm.config import load_config
+from mindllm.config.load import read_file
+from mindllm.errors import UserError
+from mindllm.mindformers.convert import convert
+from tests.mindformers.mindformers_files import LEGACY, LLAMA2_7B, writer
+
+MODEL = "model.model_config"
+AS_WRITTEN = "--mindformers.ignored_keys=as_written"
+QWEN = {
+    **{key: value for key, value in LLAMA2_7B.items() if key not in ("multiple_of", "vocab_size")},
+    "type": "QwenConfig",
+    "vocab_size": 151936,
+    "intermediate_size": 11008,
+    "use_flash_attention": False,
+}
+LORA = {"pet_type": "lora", "lora_rank": 8, "lora_alpha": 16, "lora_dropout": 0.05, "target_modules": ".*wq|.*wv"}
+SPEECH = {"type": "WhisperConfig", "d_model": 64, "encoder_layers": 2, "decoder_layers": 2, "num_mel_bins": 80}
+PICTURES = {"type": "CogVLM2Config", "freeze_vision": True, "vision_model": {"arch": {"type": "EVAModel"}}}
+
+
+@pytest.fixture
+def theirs(tmp_path):
+    """Writes a changed file of MindFormers."""
+    return writer(tmp_path)
+
+
+def reasons(path, *options):
+    """What a user is told of every key."""
+    return {entry.key: entry.reason for entry in convert(read_file(path), options).entries}
+
+
+def test_the_width_of_a_head_that_llama_config_does_not_read(theirs):
+    path = theirs(LEGACY, {f"{MODEL}.kv_channels": 16, f"{MODEL}.emb_dropout_prob": 0.1})
+    model = load_config(path).model.config
+    assert (model.head_dim, model.embedding_dropout) == (128, 0.0)
+    assert "does not read it" in reasons(path)[f"{MODEL}.kv_channels"]
+    model = load_config(path, [AS_WRITTEN]).model.config
+    assert (model.head_dim, model.embedding_dropout) == (16, 0.1)
+
+
+def test_layers_without_recomputation_are_read_by_no_release(theirs):
+    glm = {**LEGACY, "model": {"model_config": {"type": "ChatGLM2Config", "no_recompute_layers": [20]}, "arch": {}}}
+    path = theirs(glm)
+    assert "does not read it" in reasons(path)[f"{MODEL}.no_recompute_layers"]
+    assert "recompute_config says" in reasons(path, AS_WRITTEN)[f"{MODEL}.no_recompute_layers"]
+
+
+def test_parts_that_stay_trained_beside_adapters(theirs):
+    model = {"model_config": {**QWEN, "pet_config": LORA}, "arch": {"type": "QwenForCausalLM"}}
+    tree = {**LEGACY, "model": model}
+    tuning = load_config(
+        theirs(tree, {f"{MODEL}.pet_config.freeze_exclude": ["*wte*", "*lm_head*"]})
+    ).model.config.pet_config
+    assert tuning.modules_to_save == ("tok_embeddings", "lm_head")
+    with pytest.raises(UserError, match="modules_to_save"):
+        load_config(theirs(tree, {f"{MODEL}.pet_config.freeze_exclude": ["*wpe*"]}))
+
+
+TELECHAT = {
+    "type": "TelechatConfig",
+    "seq_length": 1024,
+    "hidden_size": 4096,
+    "intermediate_size": 12288,
+    "num_layers": 30,
+    "num_heads": 32,
+    "vocab_size": 160256,
+    "attention_dropout_prob": 0.1,
+    "use_flash_attention": True,
+}
+
+
+@pytest.mark.parametrize(("name", "tied"), [("telechat_7b", True), ("telechat_12b", False), ("", False)])
+def test_telechat_has_two_biases_and_its_name_says_whether_the_head_is_the_embedding(theirs, name, tied):
+    model = {"model_config": {**TELECHAT, "net_name": name}, "arch": {"type": "TelechatForCausalLM"}}
+    model = load_config(theirs({**LEGACY, "model": model})).model.config
+    layer = model.architecture.layers[0]
+    assert (layer.attention.out_bias, layer.attention.qkv_bias) == (True, False)
+    assert (layer.feed_forward.out_bias, layer.feed_forward.bias) == (True, False)
+    assert model.tie_word_embeddings is tied
+    assert model.initializer_range == 0.0048  # its class has another default than Llama's
+    assert model.use_flash_attention == "auto"  # no kernel drops scores
+
+
+def test_what_a_network_always_has_is_not_written_over_what_a_yaml_says(theirs):
+    model = {"model_config": {**TELECHAT, "wo_has_bias": False}, "arch": {"type": "TelechatForCausalLM"}}
+    with pytest.raises(UserError, match="no telechat model has attn_proj_has_bias False"):
+        load_config(theirs({**LEGACY, "model": model}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"model.model_config": SPEECH, "model.arch.type": "WhisperForConditionalGeneration"}, "an encoder of sound"),
+        ({"model.model_config": PICTURES, "model.arch.type": "CogVLM2ForCausalLM"}, "pictures beside the text"),
+        ({"run_mode": "eval", "metric.type": "ADGENMetric"}, "ADGENMetric scores generated text"),
+        ({"runner_wrapper": {"type": "TrainOneStepCell", "sens": 1024}}, "only MFTrainOneStepCell"),
+        ({"train_dataset": ..., "train_dataset_task": ...}, "no data set is named"),
+        ({"model": {}}, "names no network"),
+    ],
+)
+def test_the_first_reason_is_the_true_one(theirs, changes, words):
+    with pytest.raises(UserError) as caught:
+        load_config(theirs(LEGACY, changes))
+    assert words in str(caught.value).splitlines()[0]
+
+
+def test_whole_sequences_need_no_order_of_pieces(theirs):
+    stages = {"parallel_config": {"data_parallel": 1, "model_parallel": 1, "pipeline_stage": 4, "micro_batch_num": 8}}
+    path = theirs(LEGACY, {**stages, "parallel.pipeline_config": {"pipeline_scheduler": "seqpipe"}})
+    assert load_config(path).parallel.pipeline_config.pipeline_scheduler == "1f1b"
+    assert "seq_split_num is 1" in reasons(path)["parallel.pipeline_config.pipeline_scheduler"]
+
+
+def test_a_ring_of_keys_is_gathered(theirs):
+    ring = {
+        "parallel_config.context_parallel": 2,
+        "parallel_config.data_parallel": 4,
+        f"{MODEL}.use_ring_attention": True,
+    }
+    config = load_config(theirs(LEGACY, ring)).parallel_config
+    assert (config.context_parallel, config.context_parallel_algo) == (2, "colossalai_cp")
+    with pytest.raises(UserError, match="crashes when it compiles a ring"):
+        load_config(theirs(LEGACY, {**ring, "parallel_config.context_parallel_algo": "ulysses_cp"}))
+
+
+@pytest.mark.parametrize(("share", "taken"), [(256, -1), (4, 4), (-1, -1)])
+def test_a_share_that_does_not_divide_the_replicas_is_dropped(theirs, share, taken):
+    path = theirs(LEGACY, {"parallel.parallel_optimizer_config.optimizer_weight_shard_size": share})
+    assert load_config(path).parallel.parallel_optimizer_config.optimizer_weight_shard_size == taken
+
+
+def test_the_level_of_compilation_has_two_places(theirs):
+    path = theirs(LEGACY, {"context.jit_level": "O0", "context.jit_config": ...})
+    assert load_config(path).context.jit_config.jit_level == "O0"
+
+
+def test_a_section_of_generation_counts_before_keys_of_the_model(theirs):
+    section = {"do_sample": True, "top_k": 7, "max_new_tokens": 9, "eos_token_id": [2]}
+    path = theirs(LEGACY, {"generation_config": section, f"{MODEL}.top_k": 3, f"{MODEL}.top_p": 0.5})
+    generation = load_config(path).generation
+    assert (generation.do_sample, generation.top_k, generation.top_p) == (True, 7, 0.5)
+    assert generation.max_new_tokens == 9  # the model's max_decode_length is 512
+    assert reasons(path)[f"{MODEL}.top_k"] == "generation_config.top_k is given"
