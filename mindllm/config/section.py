@@ -15,6 +15,12 @@ Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 List = Annotated[tuple[Item, ...], Strict(False)]
 
 
+class StrictModel(BaseModel):
+    """Data of a file that is no run: an unknown key is an error, and nothing changes it."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
 class Section(BaseModel):
     """A mapping of the YAML. Types are taken strictly: ``"4"`` is not an integer and ``1`` is not a boolean."""
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import yaml
 
+from mindllm import outside
 from mindllm.config.document import Document, KeyPath, Origin, Problem
 from mindllm.errors import UserError
 from mindllm.outside import half_surrogate
@@ -176,3 +179,15 @@ class _Reader:
                 )
                 self.problems.append(Problem(self.origin(line), (*path, key_node.value), message))
             lines.setdefault(key_node.value, line)
+
+
+def read_mapping(path: Path) -> Mapping:
+    """Return the mapping that a YAML file holds."""
+    try:
+        text = outside.read_text(path, outside.LARGEST_YAML)
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}") from None
+    content = read_yaml(text, str(path)).data
+    if not isinstance(content, Mapping):
+        raise UserError(f"{path}: must hold a mapping, not {type(content).__name__}")
+    return content

@@ -9,8 +9,8 @@ from typing import Protocol
 
 import numpy as np
 
-from mindllm.data.random_keys import RANDOM_KEYS, random_keys
 from mindllm.errors import UserError
+from mindllm.random_keys import RANDOM_KEYS, random_keys
 
 Batch = dict[str, np.ndarray]
 

@@ -9,8 +9,8 @@ import mindspore as ms
 
 from mindllm.config import RunConfig
 from mindllm.config.check_parallel import wrong_number_of_devices
-from mindllm.data.random_keys import RANDOM_KEYS
 from mindllm.parallel.layout import mesh_of
+from mindllm.random_keys import RANDOM_KEYS
 
 COLUMNS = ("input_ids", "labels", "loss_mask")
 """What every batch has."""

@@ -10,7 +10,7 @@ import threading
 
 import highspy
 
-from mindllm.planning.deadline import OutOfTime, now
+from mindllm.deadline import OutOfTime, now
 
 PATIENCE = 0.2  # seconds
 _first = threading.Lock()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from mindllm.planning.deadline import OutOfTime, passed
+from mindllm.deadline import OutOfTime, passed
 from mindllm.planning.problem import Problem
 from mindllm.planning.recomputation.stage_choice import StageChoice, one_shift, shifts
 from mindllm.schedules.orders import Timetable

@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from mindllm.config.yaml_tree import read_mapping
 from mindllm.errors import UserError, nearest
 from mindllm.planning.plan import Evaluation, evaluate
-from mindllm.planning.problem import Problem, read_mapping
+from mindllm.planning.problem import Problem
 from mindllm.planning.yaml_plan import KEYS, read_yaml_plan
 
 IGNORED = ("show", "file_name")  # of the public planner's files: how it draws

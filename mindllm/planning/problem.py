@@ -11,11 +11,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from mindllm import outside
 from mindllm.config.problems import plain_message
-from mindllm.config.yaml_tree import read_yaml
+from mindllm.config.section import StrictModel
 from mindllm.errors import UserError
 
 Schedule = Literal["1f1b", "less_memory", "gpipe", "zb1p", "zb2p", "zb"]
@@ -31,13 +31,7 @@ Amount = Annotated[float, Field(ge=0, le=1e15, allow_inf_nan=False)]  # sums of 
 PerStage = Amount | tuple[Amount, ...]
 
 
-class Model(BaseModel):
-    """Strict and frozen: an unknown key is an error."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class RecomputeKind(Model):
+class RecomputeKind(StrictModel):
     """How a recompute kind is written in a run YAML: whole layers, or patterns of operators (``true``: the default ones)."""
 
     recompute: bool = False
@@ -68,7 +62,7 @@ STANDARD_KINDS = {
 }
 
 
-class KindCost(Model):
+class KindCost(StrictModel):
     """One layer under one recompute kind: backward time with what is repeated, what it keeps, what it needs for a moment.
 
     That moment is in its own backward pass: layers behind it in the chunk have freed what they kept of the micro-batch.
@@ -79,7 +73,7 @@ class KindCost(Model):
     transient_mb: Amount = 0
 
 
-class Layer(Model):
+class Layer(StrictModel):
     """A run of ``count`` equal layers."""
 
     name: str
@@ -93,7 +87,7 @@ class Layer(Model):
     kinds: Mapping[str, KindCost] = Field(min_length=1)
 
 
-class End(Model):
+class End(StrictModel):
     """What the first (embedding) or last (norm, head, loss) place does beside its layers."""
 
     forward: Amount = 0
@@ -109,7 +103,7 @@ class Tail(End):
     transient_mb: Amount = 0
 
 
-class Problem(Model):
+class Problem(StrictModel):
     """A planning problem. Layers stand in model order; a list per stage may be one number for all stages."""
 
     name: str = "problem"
@@ -236,15 +230,3 @@ def read_json(path: Path) -> Any:
         return outside.read_json(path)
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}") from None
-
-
-def read_mapping(path: Path) -> Mapping:
-    """The mapping that a YAML file holds."""
-    try:
-        text = outside.read_text(path, outside.LARGEST_YAML)
-    except OSError as error:
-        raise UserError(f"{path}: {error.strerror}") from None
-    content = read_yaml(text, str(path)).data
-    if not isinstance(content, Mapping):
-        raise UserError(f"{path}: must hold a mapping, not {type(content).__name__}")
-    return content

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from mindllm.deadline import OutOfTime, now, passed
 from mindllm.errors import CheckFailed, UserError
-from mindllm.planning.deadline import OutOfTime, now, passed
 from mindllm.planning.one_chunk.planner import solve_one_chunk
 from mindllm.planning.plan import Evaluation, even_counts, orders_of, quickest, try_plan
 from mindllm.planning.problem import ZERO_BUBBLE, Problem

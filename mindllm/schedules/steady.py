@@ -13,8 +13,8 @@ from dataclasses import replace
 
 import numpy as np
 
+from mindllm.deadline import check
 from mindllm.errors import UserError
-from mindllm.planning.deadline import check
 from mindllm.schedules.orders import Orders, stage_orders, timetable
 from mindllm.schedules.simulate import Timeline, simulate
 

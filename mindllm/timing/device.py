@@ -14,8 +14,9 @@ from typing import Annotated, Literal
 from pydantic import Field, ValidationError, model_validator
 
 from mindllm.config.problems import plain_message
+from mindllm.config.section import StrictModel
+from mindllm.config.yaml_tree import read_mapping
 from mindllm.errors import UserError, nearest
-from mindllm.planning.problem import Model, read_mapping
 
 DEVICES = Path(__file__).parent / "devices"
 DEFAULT = "atlas_800t_a2"
@@ -23,14 +24,14 @@ SUFFIX = ".yaml"
 Source = Annotated[str, Field(min_length=3)]
 
 
-class Figure(Model):
+class Figure(StrictModel):
     """A figure of a data sheet in operations, bytes, or a second of either, and where it is from."""
 
     value: Annotated[float, Field(gt=0, allow_inf_nan=False)]
     source: Source
 
 
-class Share(Model):
+class Share(StrictModel):
     """How much of something is reached, where the figure is from, and what it was assumed to be before it was calibrated."""
 
     value: Annotated[float, Field(gt=0, le=1)]
@@ -38,7 +39,7 @@ class Share(Model):
     assumed: Annotated[float, Field(gt=0, le=1)] | None = None
 
 
-class Span(Model):
+class Span(StrictModel):
     """Seconds or elements that something costs, none allowed, and likewise."""
 
     value: Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -46,7 +47,7 @@ class Span(Model):
     assumed: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
 
 
-class Link(Model):
+class Link(StrictModel):
     """What joins devices whose numbers share ``rank // devices``.
 
     A ``mesh`` gives every two devices a link of ``bandwidth``; behind a ``switch`` each device has one port of ``bandwidth``, of
@@ -73,7 +74,7 @@ class Link(Model):
         return self.bandwidth.value * self.efficiency.value * ports * reached / self.oversubscription
 
 
-class Efficiency(Model):
+class Efficiency(StrictModel):
     """What kernels reach of the peaks, and what they cost beside.
 
     ``half_size``: a matrix product of [m, k] x [k, n] takes 1 + half_size (1/m + 1/k + 1/n) times as long as a large one:
@@ -90,7 +91,7 @@ class Efficiency(Model):
     host: Span
 
 
-class Device(Model):
+class Device(StrictModel):
     """A device, its links from the innermost to the outermost, and what of them is reached."""
 
     name: str

@@ -10,8 +10,8 @@ import numpy as np
 
 from mindllm.config import RunConfig
 from mindllm.data.mind_record import IGNORED
-from mindllm.data.random_keys import RANDOM_KEYS, random_keys
 from mindllm.models.weights import assign, held_codes
+from mindllm.random_keys import RANDOM_KEYS, random_keys
 from mindllm.train.engine import ReplicaEngine, StepResult
 from mindllm.verify.tables import below_tables
 

@@ -16,12 +16,12 @@ from mindllm.config.dataset import TOKENIZER_FILES
 from mindllm.console import error_console, progress
 from mindllm.data import load_tokenizer
 from mindllm.errors import RunFailed, UserError
-from mindllm.mindformers.checkpoint import is_mindformers, read_mindformers
 from mindllm.train.checkpoint import CheckpointNotSavedError, CheckpointStore, RankTensors, load_checkpoint
 from mindllm.train.checkpoint.adapters.adapter import Base
 from mindllm.train.checkpoint.architecture import model_of
 from mindllm.train.checkpoint.hugging_face import read_weights
 from mindllm.train.checkpoint.hugging_face_export import export_hugging_face
+from mindllm.train.checkpoint.mindformers import is_mindformers, read_mindformers
 from mindllm.train.checkpoint.tensors import TensorSource, payload_bytes, stored_tensors
 from mindllm.train.checkpoint.whole_directory import refuse_existing
 

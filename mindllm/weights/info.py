@@ -11,13 +11,13 @@ from mindllm.config import ModelConfig, is_hugging_face, read_model_config
 from mindllm.config.dataset import TOKENIZER_FILES
 from mindllm.console import output, print_json
 from mindllm.data import load_tokenizer
-from mindllm.mindformers.checkpoint import is_mindformers, mindformers_files, mindformers_tensors
 from mindllm.tables import pairs
 from mindllm.train.checkpoint import load_checkpoint
 from mindllm.train.checkpoint.architecture import model_of
 from mindllm.train.checkpoint.formats import code_of, weight_files
 from mindllm.train.checkpoint.hugging_face import read_weights
 from mindllm.train.checkpoint.manifest import WEIGHTS, read_manifest
+from mindllm.train.checkpoint.mindformers import is_mindformers, mindformers_files, mindformers_tensors
 from mindllm.train.checkpoint.tensors import TensorSource, payload_bytes, stored_tensors
 
 SHOWN = ("num_layers", "hidden_size", "intermediate_size", "num_heads", "n_kv_heads", "head_dim", "vocab_size")

@@ -8,12 +8,12 @@ from pathlib import Path
 
 from mindllm.config import load_config
 from mindllm.console import output
+from mindllm.planning.costs.formula import MILLISECONDS, plan_problem
 from mindllm.planning.solve import solve
 from mindllm.tables import Table, figures, texts
 from mindllm.timing.configured import workload_of
 from mindllm.timing.device import DEFAULT, read_device
 from mindllm.timing.memory import stage_bytes
-from mindllm.timing.plan_problem import MILLISECONDS, plan_problem
 from mindllm.timing.step import StepTime, step_time
 from mindllm.timing.workload import Workload
 

@@ -8,10 +8,10 @@ import pytest
 from mindspore import ParameterTuple, Tensor
 
 from mindllm.config import ModelConfig
-from mindllm.data.random_keys import random_keys
 from mindllm.finetune.transform import build_tuned_model
 from mindllm.models.dropout import EmbeddingNoise
 from mindllm.models.weights import initialise, model_weights, trained_weights
+from mindllm.random_keys import random_keys
 from mindllm.train.step import ForwardBackward
 
 SIZES = {"vocab_size": 97, "hidden_size": 32, "num_layers": 2, "num_heads": 4, "seq_length": 16}

@@ -9,10 +9,10 @@ from mindspore import ParameterTuple, Tensor
 
 from mindllm.config import ModelConfig
 from mindllm.config.tuning import MAGNITUDE
-from mindllm.data.random_keys import random_keys
 from mindllm.finetune.transform import build_tuned_model
 from mindllm.models import build_model
 from mindllm.models.weights import assign, model_weights, trained_weights
+from mindllm.random_keys import random_keys
 from mindllm.train.checkpoint.adapters.merging import merged
 from mindllm.train.step import ForwardBackward
 

@@ -6,11 +6,11 @@ import pytest
 from mindspore import ParameterTuple, Tensor
 
 from mindllm.config import ModelConfig
-from mindllm.data.random_keys import random_keys
 from mindllm.models import CausalLM, Kernels
 from mindllm.models.attention import CausalAttention, ComposedAttention
 from mindllm.models.dropout import AttentionDropout, Dropout, Keys
 from mindllm.models.weights import initialise, trained_weights
+from mindllm.random_keys import random_keys
 from mindllm.train.step import ForwardBackward
 
 SIZES = {"vocab_size": 53, "hidden_size": 16, "num_layers": 2, "num_heads": 2, "intermediate_size": 24, "seq_length": 8}

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from planning_problems import least_of_all_orders, lone_layers
 
-from mindllm.planning.deadline import OutOfTime
+from mindllm.deadline import OutOfTime
 from mindllm.planning.plan import Plan
 from mindllm.planning.problem import make_problem
 from mindllm.planning.recomputation.mixes import Mixes

@@ -9,8 +9,8 @@ import pytest
 from planning_problems import random_problem
 from rich.console import Console
 
+from mindllm.deadline import OutOfTime
 from mindllm.errors import UserError
-from mindllm.planning.deadline import OutOfTime
 from mindllm.planning.one_chunk.planner import solve_one_chunk
 from mindllm.planning.plan import evaluate
 from mindllm.planning.problem import make_problem

@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 from planning_problems import random_problem
 
+from mindllm import deadline
 from mindllm.errors import CheckFailed, UserError
-from mindllm.planning import deadline, highs
+from mindllm.planning import highs
 from mindllm.planning import solve as solver
 from mindllm.planning.one_chunk import split_program
 from mindllm.planning.problem import make_problem

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from planning_problems import every_plan, least_of_all_orders, lone_layers, random_problem
 
-from mindllm.planning import deadline
-from mindllm.planning.deadline import OutOfTime
+from mindllm import deadline
+from mindllm.deadline import OutOfTime
 from mindllm.planning.plan import Plan, plan_costs, try_plan, zero_bubble_costs
 from mindllm.planning.problem import make_problem
 from mindllm.planning.recomputation.mixes import Mixes

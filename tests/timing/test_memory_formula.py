@@ -9,13 +9,13 @@ import pytest
 
 from mindllm.config import load_config, override_config
 from mindllm.parallel.layer_plan import LayerPlan
+from mindllm.planning.costs.formula import KINDS, plan_problem
 from mindllm.planning.plan import Plan, evaluate
 from mindllm.planning.solve import solve
 from mindllm.planning.yaml_plan import write_plan
 from mindllm.timing.configured import workload_of
 from mindllm.timing.device import DEFAULT, read_device
 from mindllm.timing.memory import loss_bytes, stage_bytes
-from mindllm.timing.plan_problem import KINDS, plan_problem
 from mindllm.timing.saved_activations import gradients_at_once, kept_results
 from toolkit.benchmark.tune_shipped import SHIPPED
 

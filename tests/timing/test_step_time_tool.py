@@ -15,11 +15,11 @@ from mindllm.cli.search import main as tune
 from mindllm.cli.time import main
 from mindllm.config import load_config, override_config
 from mindllm.errors import CheckFailed, UserError
+from mindllm.planning.costs.formula import plan_problem
 from mindllm.strategies.candidates import candidates, read_candidate
 from mindllm.strategies.search import pareto, search
 from mindllm.timing.configured import workload_of
 from mindllm.timing.device import DEFAULT, read_device
-from mindllm.timing.plan_problem import plan_problem
 from mindllm.timing.stage_times import stage_times
 from mindllm.timing.step import step_time
 from mindllm.timing.timeline import events

@@ -11,13 +11,13 @@ import numpy as np
 from mindllm.config import RunConfig, override_config
 from mindllm.dry_run.stages import kind_of
 from mindllm.parallel.layer_plan import LayerAssignment, make_plan
+from mindllm.planning.costs.formula import KINDS, plan_problem
 from mindllm.planning.costs.offered_kinds import layer_kind
 from mindllm.planning.costs.plain_run import plain_keys
 from mindllm.planning.plan import Evaluation, Plan, evaluate
 from mindllm.planning.problem import Problem
 from mindllm.timing.configured import workload_of
 from mindllm.timing.device import Device
-from mindllm.timing.plan_problem import KINDS, plan_problem
 
 NAME = "the YAML as it is"
 

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 from mindllm.config import RunConfig, override_config
 from mindllm.planning.costs.as_it_is import by_formula
+from mindllm.planning.costs.formula import plan_problem
 from mindllm.planning.costs.layer_types import check_ahead
 from mindllm.planning.costs.plain_run import plain_keys
 from mindllm.planning.plan import Evaluation
 from mindllm.planning.problem import Problem
 from mindllm.timing.configured import workload_of
 from mindllm.timing.device import Device
-from mindllm.timing.plan_problem import plan_problem
 from mindllm.timing.verdict import memory_limit
 
 ROOM = 0.95  # of the limit: what gaps between blocks and kernels' workspace leave

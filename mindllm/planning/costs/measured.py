@@ -19,8 +19,9 @@ from typing import Any
 import numpy as np
 from scipy.optimize import nnls
 
+from mindllm.config.yaml_tree import read_mapping
 from mindllm.errors import UserError
-from mindllm.planning.problem import STANDARD_KINDS, Problem, make_problem, read_json, read_mapping
+from mindllm.planning.problem import STANDARD_KINDS, Problem, make_problem, read_json
 from mindllm.planning.read_problem import KINDS, Setting, layer_file_fields
 from mindllm.planning.yaml_plan import read_yaml_plan
 from mindllm.schedules.orders import alive, stage_orders

@@ -13,7 +13,7 @@ import math
 
 import numpy as np
 
-from mindllm.planning.deadline import OutOfTime, check, now, passed
+from mindllm.deadline import OutOfTime, check, now, passed
 from mindllm.planning.local_search import Search
 from mindllm.planning.one_chunk.gpipe import GPipe
 from mindllm.planning.one_chunk.one_f_one_b import EveryChain, OneFOneB

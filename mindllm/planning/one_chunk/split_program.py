@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mindllm.planning.deadline import check
+from mindllm.deadline import check
 from mindllm.planning.problem import Problem
 from mindllm.planning.recomputation.stage_table import StageTable
 

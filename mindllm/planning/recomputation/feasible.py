@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import highspy
 import numpy as np
 
-from mindllm.planning.deadline import OutOfTime, check
+from mindllm.deadline import OutOfTime, check
 from mindllm.planning.highs import new_solver, run_until
 from mindllm.planning.plan import end_of, fixed_memory, orders_of, tail_working
 from mindllm.planning.problem import ZERO_BUBBLE, Problem

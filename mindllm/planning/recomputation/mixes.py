@@ -16,7 +16,7 @@ from functools import cache
 
 import numpy as np
 
-from mindllm.planning.deadline import check
+from mindllm.deadline import check
 from mindllm.planning.problem import Problem
 from mindllm.planning.recomputation.pareto_front import Front, pruned, thinned
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mindllm.planning.deadline import check
+from mindllm.deadline import check
 from mindllm.planning.plan import Plan, end_of, fixed_memory, room_for, tail_working
 from mindllm.planning.problem import Problem
 from mindllm.planning.recomputation.mixes import Mixes, Runs

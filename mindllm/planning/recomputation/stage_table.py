@@ -6,7 +6,7 @@ from functools import cached_property
 
 import numpy as np
 
-from mindllm.planning.deadline import check
+from mindllm.deadline import check
 from mindllm.planning.plan import Plan, end_of, room_for, tail_working
 from mindllm.planning.problem import Problem
 from mindllm.planning.recomputation.mixes import Mixes, Runs

@@ -10,7 +10,7 @@ import sys
 import threading
 from pathlib import Path
 
-from mindllm.planning.deadline import OutOfTime, now
+from mindllm.deadline import OutOfTime, now
 from mindllm.planning.plan import orders_of
 from mindllm.planning.problem import Problem
 from mindllm.planning.several_chunks.layer_tree import LayerTree

@@ -12,7 +12,7 @@ import math
 
 import numpy as np
 
-from mindllm.planning.deadline import passed
+from mindllm.deadline import passed
 from mindllm.planning.several_chunks.path_program import PathProgram
 
 CLOSE = 3e-4  # simulated and thought step of given layers that count as equal

@@ -18,7 +18,7 @@ from dataclasses import replace
 import highspy
 import numpy as np
 
-from mindllm.planning.deadline import now, passed
+from mindllm.deadline import now, passed
 from mindllm.planning.highs import run_until
 from mindllm.planning.several_chunks.layer_box import PLACES, STAGES, Box, Names, above, below
 from mindllm.planning.several_chunks.path_program import PathProgram

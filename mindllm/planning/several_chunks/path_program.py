@@ -11,7 +11,7 @@ import math
 import highspy
 import numpy as np
 
-from mindllm.planning.deadline import check, passed
+from mindllm.deadline import check, passed
 from mindllm.planning.highs import new_solver, run_until
 from mindllm.planning.plan import end_of
 from mindllm.planning.problem import Problem

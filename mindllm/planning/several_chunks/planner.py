@@ -10,7 +10,7 @@ from functools import partial
 
 import numpy as np
 
-from mindllm.planning.deadline import OutOfTime, now, passed
+from mindllm.deadline import OutOfTime, now, passed
 from mindllm.planning.local_search import Search
 from mindllm.planning.plan import Evaluation, evaluate, orders_of
 from mindllm.planning.problem import Problem

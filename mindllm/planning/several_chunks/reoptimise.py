@@ -13,7 +13,7 @@ from collections.abc import Iterable
 import highspy
 import numpy as np
 
-from mindllm.planning.deadline import now, passed
+from mindllm.deadline import now, passed
 from mindllm.planning.highs import run_until
 from mindllm.planning.plan import Evaluation, Plan, evaluate
 from mindllm.planning.recomputation.mixes import Mixes

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 import highspy
 import numpy as np
 
-from mindllm.planning.deadline import passed
+from mindllm.deadline import passed
 from mindllm.planning.plan import Plan
 from mindllm.planning.recomputation.stage_choice import NearChoices, StageChoice
 from mindllm.planning.several_chunks.path_program import PathProgram

@@ -29,7 +29,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mindllm.planning.deadline import check
+from mindllm.deadline import check
 
 NEVER = -(10**9)
 BEFORE, LATER, EARLIER = range(3)

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from mindllm.planning.deadline import check
+from mindllm.deadline import check
 from mindllm.planning.problem import Problem
 from mindllm.planning.zero_bubble.lone_stages import Options
 

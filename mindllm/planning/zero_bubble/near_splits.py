@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from mindllm.planning.deadline import check
+from mindllm.deadline import check
 from mindllm.planning.plan import Plan
 from mindllm.planning.problem import Problem
 from mindllm.planning.zero_bubble.joint_bound import allowed

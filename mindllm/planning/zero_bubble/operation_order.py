@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mindllm.planning.deadline import check, passed
+from mindllm.deadline import check, passed
 from mindllm.schedules.orders import BACKWARD, FORWARD, Orders
 
 Kinds = list[int]  # of the operations of a stage

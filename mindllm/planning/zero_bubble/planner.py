@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import math
 
-from mindllm.planning.deadline import OutOfTime, now
+from mindllm.deadline import OutOfTime, now
 from mindllm.planning.one_chunk.planner import longest_stage, solve_one_chunk
 from mindllm.planning.plan import Evaluation, quickest, try_plan
 from mindllm.planning.problem import Problem

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from mindllm.planning.deadline import OutOfTime, check
+from mindllm.deadline import OutOfTime, check
 from mindllm.planning.zero_bubble.operation_order import (
     Judge,
     Kinds,

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mindllm.planning.deadline import check
+from mindllm.deadline import check
 from mindllm.planning.plan import Evaluation, Plan, plan_costs, quickest, try_plan, zero_bubble_costs
 from mindllm.planning.recomputation.stage_choice import one_shift, shifts
 from mindllm.planning.zero_bubble.lone_stages import LoneStages

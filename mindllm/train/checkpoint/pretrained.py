@@ -12,7 +12,6 @@ import numpy as np
 from mindllm.config import ModelConfig, RunConfig, is_hugging_face
 from mindllm.config.tuning import OF_ALL_WEIGHTS
 from mindllm.errors import UserError, nearest
-from mindllm.mindformers.checkpoint import is_mindformers, read_mindformers
 from mindllm.models.weight_shapes import weight_shapes
 from mindllm.train.checkpoint.adapters.adapter import Adapter, Base, adapter_of_checkpoint, trained_beside
 from mindllm.train.checkpoint.adapters.bottlenecks import is_bottlenecks, read_bottlenecks
@@ -22,6 +21,7 @@ from mindllm.train.checkpoint.formats import code_of
 from mindllm.train.checkpoint.hugging_face import read_weights
 from mindllm.train.checkpoint.loading import Checkpoint, load_checkpoint
 from mindllm.train.checkpoint.manifest import MANIFEST
+from mindllm.train.checkpoint.mindformers import is_mindformers, read_mindformers
 from mindllm.train.checkpoint.quantized.held import in_codes
 from mindllm.train.checkpoint.tensors import TensorSource
 

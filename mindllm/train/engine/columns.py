@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 from mindspore import Tensor
 
-from mindllm.data.random_keys import RANDOM_KEYS
 from mindllm.parallel.context import COLUMNS, DOCUMENT_COLUMNS
+from mindllm.random_keys import RANDOM_KEYS
 from mindllm.train.engine.engine import Batch
 
 
