@@ -1,0 +1,101 @@
+"""The rooms of the house import what the table of ``docs/architecture.md`` says, and nothing else."""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "mindllm"
+DOORS = {"main", "api", "__init__", "__version__"}  # beside the rooms, and above them
+SUBCOMMANDS = {("time", "calibrate")}  # modules of cli that are one verb
+
+
+def rows() -> dict[str, tuple[str, ...]]:
+    """Return, for every room of the table, the rooms that it may import."""
+    found = {}
+    for line in (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8").splitlines():
+        cells = [cell.strip() for cell in line.split("|")]
+        if len(cells) == 5 and cells[1].startswith("`mindllm/") and cells[1].endswith("/`"):
+            found[cells[1][9:-2]] = () if cells[3] == "–" else tuple(cells[3].split(", "))
+    return found
+
+
+def imported(path: Path) -> set[str]:
+    """Return the dotted names of mindllm that a file imports: at module level, lazily, and for types alone."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: imports are absolute"
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+    return {name for name in names if name.split(".")[0] in ("mindllm", "toolkit", "tests")}
+
+
+def room_of(name: str) -> str:
+    """Return the room or shared module that a dotted name lies in."""
+    return name.split(".")[1] if "." in name else "__init__"
+
+
+ROOMS = rows()
+USED = defaultdict(set)
+for _path in PACKAGE.rglob("*.py"):
+    if _path.name == "__main__.py":  # a command line
+        continue
+    _room = _path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+    USED[_room] |= {(str(_path.relative_to(ROOT)), name) for name in imported(_path)}
+
+
+def test_the_table_names_every_room():
+    assert set(ROOMS) == {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
+
+
+@pytest.mark.parametrize("room", [room for room in ROOMS if room != "cli"])
+def test_a_room_imports_what_the_table_says(room):
+    allowed = {*ROOMS[room], room}
+    shared = {path.stem for path in PACKAGE.glob("*.py")} - DOORS
+    wrong = [
+        (path, name)
+        for path, name in sorted(USED[room])
+        if name.startswith(("toolkit", "tests")) or room_of(name) not in allowed | shared | {"__init__", "__version__"}
+    ]
+    unused = allowed - {room} - {room_of(name) for _, name in USED[room]}
+    assert (wrong, unused) == ([], set())
+
+
+def test_what_all_rooms_share_imports_no_room():
+    shared = {path.stem for path in PACKAGE.glob("*.py")} - DOORS
+    wrong = [(path, name) for module in shared for path, name in USED[module] if room_of(name) not in shared]
+    assert wrong == []
+
+
+def test_no_command_imports_another():
+    commands = {path.stem for path in (PACKAGE / "cli").glob("*.py")} - {"__init__"}
+    pairs = {
+        (Path(path).stem, name.split(".")[2])
+        for path, name in USED["cli"]
+        if room_of(name) == "cli" and name.count(".") > 1
+    }
+    assert {(one, other) for one, other in pairs if one in commands and other in commands} <= SUBCOMMANDS
+
+
+def test_the_library_does_not_know_the_toolkit():
+    assert [
+        (path, name) for used in USED.values() for path, name in used if name.startswith(("toolkit", "tests"))
+    ] == []
+
+
+def test_rooms_import_downwards():
+    """But for the three that read runs: a circle of rooms is a house without a ground floor."""
+    reading = {"config", "families", "mindformers"}
+    below = {
+        room: set(names) - (reading if room in reading else set()) for room, names in ROOMS.items() if room != "cli"
+    }
+    while below:
+        ground = {room for room, names in below.items() if not names & set(below)}
+        assert ground, f"rooms in a circle: {sorted(below)}"
+        below = {room: names for room, names in below.items() if room not in ground}
