@@ -19,7 +19,7 @@ FORMS = Path(__file__).resolve().parents[2] / "mindllm" / "verify" / "forms"
 COMPILE = """
 import os, pickle, sys
 from pathlib import Path
-from mindllm.compiled import rank_server
+from mindllm.compiled.rank import rank_server
 configs = pickle.loads(Path("configs.pickle").read_bytes())
 rank_server._import_once()
 for name, config in configs.items():
