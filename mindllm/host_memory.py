@@ -23,8 +23,8 @@ from types import TracebackType
 from typing import Any
 
 from mindllm.errors import RunFailed
+from mindllm.units import GIB
 
-GIB = 1 << 30
 SHARE = 0.6
 VARIABLE = "MINDLLM_MEMORY_SHARE"
 PROCESSES, CONTROL_GROUPS = Path("/proc"), Path("/sys/fs/cgroup")

@@ -20,7 +20,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-MIB = 1 << 20
+from mindllm.units import MIB
+
 LARGEST = 256 * MIB
 """Of a file that is read whole; the largest public ``tokenizer.json`` has 33 MB."""
 LARGEST_YAML = 1 * MIB

@@ -12,8 +12,8 @@ from mindllm.dry_run.moments import Use
 from mindllm.dry_run.profile import Alive, Profile
 from mindllm.dry_run.simulations import Request
 from mindllm.dry_run.stages import LAST, Run, stages_of
+from mindllm.units import MIB
 
-MIB = 1 << 20
 WEIGHT = Use(WEIGHTS, "model.layers.*.feed_forward.w1.weight", "", False)
 MOMENT = Use(OPTIMIZER, "adam_m.model.layers.*.feed_forward.w1.weight", "", False)
 GRADIENT = Use(GRADIENTS, "model.layers.*.feed_forward.w1", "MatMul", True)

@@ -14,9 +14,9 @@ import pytest
 
 from mindllm import host_memory as subject
 from mindllm.errors import RunFailed
-from mindllm.host_memory import GIB, MemoryClaim
+from mindllm.host_memory import MemoryClaim
+from mindllm.units import GIB, MIB
 
-MIB = 1 << 20
 ANOTHER = """
 import os, sys, time
 from mindllm.host_memory import MemoryClaim

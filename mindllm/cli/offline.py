@@ -13,7 +13,6 @@ from mindllm.command import CommandParser, output_directory, positive, run_comma
 from mindllm.compiled.device.wheel import PROGRAM_VERSIONS, wheel_of
 from mindllm.compiled.foreign.environment import Report, shell_environment
 from mindllm.compiled.foreign.kept_program import CONFIG
-from mindllm.compiled.simulation.simulation import MIB
 from mindllm.config.runtime import bytes_of
 from mindllm.console import output, print_json
 from mindllm.dry_run.page import PAGE
@@ -24,6 +23,7 @@ from mindllm.dry_run.program.subject import config_of, devices_of, python_of
 from mindllm.errors import CheckFailed, UserError
 from mindllm.files import atomic_open
 from mindllm.host_memory import add_memory_option
+from mindllm.units import MIB
 
 ALL, STAGES = "all", "stages"
 EXAMPLE = f"""examples:

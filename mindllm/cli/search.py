@@ -21,7 +21,8 @@ from mindllm.tables import Table, figures, texts
 from mindllm.timing.device import DEFAULT, read_device, shipped_devices
 from mindllm.timing.stage_times import mean_stage
 from mindllm.timing.step import StepTime
-from mindllm.timing.verdict import GIB, implausible, memory_limit
+from mindllm.timing.verdict import implausible, memory_limit
+from mindllm.units import GIB
 
 PAGE = "strategies.html"
 EXAMPLES = """example:

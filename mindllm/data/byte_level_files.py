@@ -12,7 +12,8 @@ from mindllm.data.known_tokenizers import KNOWN, known_tokenizer
 from mindllm.data.special_tokens import END_OF_TEXT, AddedToken, SpecialTokens
 from mindllm.errors import UserError
 from mindllm.families.hugging_face import read_json
-from mindllm.outside import MIB, bounded_lines, open_file, read_text
+from mindllm.outside import bounded_lines, open_file, read_text
+from mindllm.units import MIB
 
 MERGES = "merges.txt"
 TIKTOKEN_CLASS = "QWenTokenizer"  # whose file is named *.tiktoken, also where no tokenizer_config.json is beside it

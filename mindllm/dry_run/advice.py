@@ -17,8 +17,8 @@ from mindllm.dry_run.simulations import Simulations
 from mindllm.dry_run.stages import LayerKind, Run, Stage, stages_of
 from mindllm.parallel.layer_plan import DEFAULT_PATTERNS, EXCLUDES, LayerPlan
 from mindllm.parallel.plan_text import render_plan
+from mindllm.units import MIB
 
-MIB = 1 << 20
 SELECT = "select_recompute"
 SLICES = 4  # of the loss, for one there is now
 

@@ -16,8 +16,8 @@ from mindllm.dry_run.profile import Profile
 from mindllm.dry_run.source_lines import Lines, line_of
 from mindllm.dry_run.workspace import attention_elements_of, peak_with_workspace
 from mindllm.page import fill
+from mindllm.units import MIB
 
-MIB = 1 << 20
 PAGE = "memory.html"
 TEMPLATE = Path(__file__).with_name("page.html")
 COLOURS = dict(zip(CATEGORIES, ("#3b6fb6", "#7aa6d8", "#8e6bbf", "#e08a3c", "#4aa37c", "#a7a7a7"), strict=True))

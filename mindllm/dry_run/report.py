@@ -13,8 +13,8 @@ from mindllm.console import styled
 from mindllm.dry_run.forecast import StageMemory
 from mindllm.dry_run.workspace import attention_elements_of, peak_with_workspace
 from mindllm.tables import Table, figures, texts
+from mindllm.units import MIB
 
-MIB = 1 << 20
 IN_JSON = {"weights_mb": WEIGHTS, "optimizer_mb": OPTIMIZER, "gradients_mb": GRADIENTS, "activations_mb": ACTIVATIONS}
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from mindllm.config import RunConfig
 from mindllm.dry_run.reduced import micro_batches_of
 from mindllm.dry_run.stages import stages_of
+from mindllm.units import MIB
 
-MIB = 1 << 20
 # Measured with MindSpore 2.10 on Llama 2 of several widths: of the two processes of a worker, of a layer that is compiled, of a
 # layer that is scheduled for a micro-batch. Widths hardly matter, since no weight is made.
 PROCESSES, LAYER, SCHEDULED_LAYER = 1150 * MIB, 12 * MIB, 4 * MIB

@@ -19,9 +19,9 @@ from collections import defaultdict
 from mindllm.compiled.simulation.simulation import Simulation
 from mindllm.config import RunConfig
 from mindllm.dry_run.moments import Moments, bytes_of
+from mindllm.units import MIB
 
 HALF, GRADIENTS = 2, 3  # bytes of an element; of query, key and value
-MIB = 1 << 20
 SYSTEM, TILES, FP32 = 16 * MIB, 24 * MIB, 4
 ATTENTION, ATTENTION_GRADIENT = "FlashAttentionScore", "FlashAttentionScoreGrad"
 MATRIX = frozenset({"MatMul", "BatchMatMul", "MatMulV2", "GroupedMatmul"})

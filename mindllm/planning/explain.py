@@ -10,7 +10,7 @@ from mindllm.planning.problem import Problem
 from mindllm.planning.solve import Solution, solve
 from mindllm.schedules.simulate import critical_path
 
-GB = 1000.0
+MORE = 1000.0  # MB
 
 
 @dataclass(frozen=True)
@@ -96,6 +96,6 @@ def _lightest_step(solution: Solution, stage: int) -> float:
 def _step(problem: Problem, stages: range | list[int], seconds: float, solution: Solution) -> float:
     limits = list(problem.per_stage("limit_mb"))
     for stage in stages:
-        limits[stage] += GB
+        limits[stage] += MORE
     more = problem.model_copy(update={"limit_mb": tuple(limits)})
     return min(solve(more, seconds).best.step_time, solution.best.step_time)

@@ -18,8 +18,8 @@ from mindllm.planning.plan import Plan, evaluate
 from mindllm.planning.problem import Problem
 from mindllm.planning.solve import Infeasible, Solution, solve
 from mindllm.planning.yaml_plan import write_plan
+from mindllm.units import MIB
 
-MIB = 1 << 20
 ROUNDS = 5
 TOLERANCE = 0.01  # of the memory of a stage
 

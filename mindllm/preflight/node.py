@@ -15,8 +15,8 @@ from pathlib import Path
 
 from mindllm.host_memory import available_bytes
 from mindllm.preflight.finding import Finding, bad, good, unknown
+from mindllm.units import GB
 
-GB = 10**9
 HOST_GB_PER_RANK = 8  # a compiling rank of a large model takes a few; data and checkpoints the rest
 BUSY_SHARE = 0.1  # of a device's memory, above which somebody else is at work there
 MEMORY_COLUMN = re.compile(r"(\d+)\s*/\s*(\d+)\s*\|\s*$", re.MULTILINE)

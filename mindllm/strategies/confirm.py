@@ -16,9 +16,9 @@ from mindllm.dry_run.stages import stages_of
 from mindllm.errors import UserError
 from mindllm.planning.costs.by_formula import ROOM
 from mindllm.planning.solve import Infeasible
-from mindllm.strategies.judge import GB
 from mindllm.strategies.search import Planned, plan_one
 from mindllm.timing.device import Device
+from mindllm.units import GIB
 
 PLANS = 3  # of a strategy
 
@@ -63,14 +63,14 @@ def _held(
             break
         measured = _measured(one, simulations)
         memory = measured.memory
-        told = f"{one.candidate.name}: dry run {max(memory) / GB:.1f} GB"
+        told = f"{one.candidate.name}: dry run {max(memory) / GIB:.1f} GB"
         if max(memory) <= limit:
             error_console.print(f"{told}, fits")
             return measured
         missed = max(real - formula for real, formula in zip(memory, one.memory, strict=True) if real > limit)
         one = _with_less(config, one, device, (limit - missed) / ROOM, seconds) if left else None
         error_console.print(
-            f"{told}, does not fit{f'; planned again with {missed / GB:.1f} GB left free' if one else ''}"
+            f"{told}, does not fit{f'; planned again with {missed / GIB:.1f} GIB left free' if one else ''}"
         )
     return None
 

@@ -17,8 +17,6 @@ from mindllm.timing.memory import stage_bytes
 from mindllm.timing.step import step_time
 from mindllm.timing.workload import Workload
 
-GB = 1 << 30
-
 
 @dataclass(frozen=True)
 class Judged:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import html
 from collections.abc import Sequence
 
-from mindllm.strategies.judge import GB, Judged
+from mindllm.strategies.judge import Judged
 from mindllm.strategies.search import Planned, pareto
+from mindllm.units import GIB
 
 WIDTH, HEIGHT, EDGE = 760, 420, 60
 STYLE = (
@@ -19,7 +20,7 @@ def render_page(title: str, judged: Sequence[Judged], limit: float, hand: Planne
     """HTML that needs nothing else; ``hand`` is the YAML as it is, and ``limit`` the bytes of a device."""
     front = pareto(judged)
     rows = "".join(
-        f"<tr><td>{html.escape(one.candidate.name)}</td><td>{one.speed:,.0f}</td><td>{max(one.memory) / GB:.1f}</td></tr>"
+        f"<tr><td>{html.escape(one.candidate.name)}</td><td>{one.speed:,.0f}</td><td>{max(one.memory) / GIB:.1f}</td></tr>"
         for one in front
     )
     return (
@@ -51,7 +52,7 @@ def _picture(judged: Sequence[Judged], front: Sequence[Judged], limit: float, ha
         return EDGE + (WIDTH - 2 * EDGE) * size / memory, HEIGHT - EDGE - (HEIGHT - 2 * EDGE) * rate / speed
 
     def label(name: str, size: float, rate: float) -> str:
-        return html.escape(f"{name}: {rate:,.0f} tokens/s/device, {size / GB:.1f} GB")
+        return html.escape(f"{name}: {rate:,.0f} tokens/s/device, {size / GIB:.1f} GB")
 
     def point(one: Judged, colour: str, size: int) -> str:
         x, y = place(max(one.memory), one.speed)
@@ -72,8 +73,8 @@ def _picture(judged: Sequence[Judged], front: Sequence[Judged], limit: float, ha
         drawn.append(f'<path d="M{x:.1f} {EDGE}V{HEIGHT - EDGE}" stroke="#c33" stroke-dasharray="4"/>')
     axes = (
         f'<path d="M{EDGE} {EDGE}V{HEIGHT - EDGE}H{WIDTH - EDGE}" fill="none" stroke="#333"/>'
-        f'<text x="{WIDTH - EDGE}" y="{HEIGHT - 25}" text-anchor="end">GB of the fullest stage, up to {memory / GB:.0f}; '
-        f"limit {limit / GB:.4g}</text>"
+        f'<text x="{WIDTH - EDGE}" y="{HEIGHT - 25}" text-anchor="end">GB of the fullest stage, up to {memory / GIB:.0f}; '
+        f"limit {limit / GIB:.4g}</text>"
         f'<text x="{EDGE}" y="{EDGE - 15}">tokens/s/device, up to {speed:,.0f}</text>'
     )
     return f'<svg width="{WIDTH}" height="{HEIGHT}">{axes}{"".join(drawn)}</svg>'

@@ -17,8 +17,7 @@ from mindllm.schedules.steady import is_long, simulate_long
 from mindllm.tables import Table, figures
 from mindllm.timing.device import Device
 from mindllm.timing.stage_graph import StageGraph, stage_graphs
-
-MILLISECONDS = 1e3
+from mindllm.units import MILLISECONDS
 
 
 @dataclass(frozen=True)

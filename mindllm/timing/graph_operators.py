@@ -9,8 +9,8 @@ from mindllm.timing.device import Device
 from mindllm.timing.exchanges import Group, exchange_seconds
 from mindllm.timing.operators import operator_seconds
 from mindllm.timing.work import ATTENTION, MATRIX, VECTOR, Operator
+from mindllm.units import MILLISECONDS
 
-MILLISECONDS = 1e3
 UNEVEN = "AlltoAllV"  # MindFormers makes its groups itself, so that the compiler knows them by name alone
 
 

@@ -10,9 +10,7 @@ from mindllm.tables import Table, figures
 from mindllm.timing.memory import stage_bytes
 from mindllm.timing.step import StepTime
 from mindllm.timing.verdict import Room, implausible
-
-MILLISECONDS = 1e3
-GB = 1 << 30
+from mindllm.units import GIB, MILLISECONDS
 
 
 @dataclass(frozen=True)
@@ -85,7 +83,7 @@ def table(stages: Sequence[StageTime]) -> Table:
         spent = [*(one.compute.get(name, 0.0) for name in classes), *(one.exchanged.get(name, 0.0) for name in kinds)]
         spent += [one.sends, one.replicas, one.update, one.bubble]
         cells = [f"{MILLISECONDS * seconds:,.1f}" for seconds in spent]
-        rows.append([str(one.stage), str(one.layers), *cells, f"{one.memory / GB:.1f}"])
+        rows.append([str(one.stage), str(one.layers), *cells, f"{one.memory / GIB:.1f}"])
     return Table("milliseconds of a step", columns, rows)
 
 

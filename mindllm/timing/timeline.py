@@ -13,11 +13,10 @@ from mindllm.files import atomic_open
 from mindllm.schedules.orders import BACKWARD, FORWARD
 from mindllm.timing.memory import kept_bytes
 from mindllm.timing.step import StepTime
+from mindllm.units import MIB, MICROSECONDS
 
-MICROSECONDS = 1e6
 COMPUTE, EXCHANGES = 0, 1
 NAMES = {FORWARD: "forward", BACKWARD: "backward"}
-MIB = 1 << 20
 
 
 def write_timeline(step: StepTime, path: Path) -> None:

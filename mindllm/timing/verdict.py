@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from mindllm.config import RunConfig
 from mindllm.timing.device import Device
+from mindllm.units import GIB
 
-GIB = 1 << 30
 LEAST_UTILISATION, MOST_UTILISATION = 0.02, 1.0
 """Model FLOPs utilisation of runs that anybody has published lies between; below, figures are wrong or the run is."""
 

@@ -14,8 +14,8 @@ from mindllm.dry_run.moments import Use, bytes_of, fullest, moments_of
 from mindllm.dry_run.profile import load_profile, profile_of, save_profile, thinned
 from mindllm.dry_run.reduced import Point, point_of, reduced_run
 from mindllm.dry_run.stages import stages_of
+from mindllm.units import MIB
 
-MIB = 1 << 20
 TOKENS = Use(OTHER, "inputs0", "", False)
 RESULT = Use(ACTIVATIONS, "cross_entropy", "Exp", False)
 AFTER = "Default/cross_entropy-CrossEntropy/Mul"

@@ -17,8 +17,8 @@ from mindllm.dry_run.source_lines import line_of, lines_by_place
 from mindllm.dry_run.stages import stages_of
 from mindllm.dry_run.workspace import attention_elements_of, peak_with_workspace, workspace
 from mindllm.models import linear
+from mindllm.units import MIB
 
-MIB = 1 << 20
 LIMIT = 2000 * MIB
 LINES = {"model.layers.*.feed_forward.w1/MatMul": "linear.py:71"}
 

@@ -24,9 +24,9 @@ from mindllm.compiled.inspect.summary import summarise
 from mindllm.compiled.simulation.simulation import load_simulation
 from mindllm.dry_run.program.subject import devices_of, python_of
 from mindllm.errors import UserError
+from mindllm.units import MIB
 from tests.compiled.simulations import needs_compiler
 
-MIB = 1 << 20
 ROOT = Path(__file__).resolve().parents[2]
 WEIGHTS = 2 * (64 * 4096 // 2) * 4  # bytes of both matrices on a rank: half of each
 

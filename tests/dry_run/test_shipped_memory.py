@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from mindllm.config import load_config
-from mindllm.strategies.judge import GB
 from mindllm.strategies.search import own
 from mindllm.timing.device import DEFAULT, read_device
 from toolkit.benchmark.tune_shipped import SHIPPED, shipped
@@ -16,4 +15,4 @@ DEVICE = read_device(DEFAULT)
 @pytest.mark.parametrize("name", shipped())
 def test_a_shipped_strategy_fits_its_devices(name):
     config = load_config(SHIPPED / f"{name}.yaml")
-    assert max(own(config, DEVICE).memory) <= float(config.context.max_device_memory.removesuffix("GB")) * GB
+    assert max(own(config, DEVICE).memory) <= float(config.context.max_device_memory.removesuffix("GB")) * GIB

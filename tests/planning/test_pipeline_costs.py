@@ -30,8 +30,8 @@ from mindllm.timing.exchanges import Group, exchange_seconds
 from mindllm.timing.graph_operators import operator_time
 from mindllm.timing.operators import operator_seconds
 from mindllm.timing.work import product
+from mindllm.units import MIB
 
-MIB = 1 << 20
 DEVICE = read_device(DEFAULT)
 PARAMETER, ACTIVATION = 100, {"none": 50, "select": 30, "full": 10}  # MB in the formula of the simulations
 TIMES = LayerTimes(forward=2.0, backward=4.0, again={"none": 0.0, "select": 0.2, "full": 2.0}, step=0.5)

@@ -11,7 +11,7 @@ from kept_programs_here import unpacked
 
 from mindllm.cli.plan import main
 from mindllm.compiled.graph.operators import BACKWARD, FORWARD, RECOMPUTED
-from mindllm.compiled.simulation.simulation import MIB, load_simulation
+from mindllm.compiled.simulation.simulation import load_simulation
 from mindllm.compiled.simulation.stage_memory import StageMemory
 from mindllm.errors import UserError
 from mindllm.planning.from_programs.simulated import SimulatedRun, SimulatedStage
@@ -20,6 +20,7 @@ from mindllm.planning.from_programs.stage_shapes import place_of
 from mindllm.planning.plan import Plan, evaluate
 from mindllm.planning.read_problem import Setting
 from mindllm.timing.stage_graph import StageGraph
+from mindllm.units import MIB
 
 TRUE = {"forward": 3.0, "backward": 5.0, "again": 2.5, "stays": 100.0, "none": 40.0, "full": 2.0, "full_working": 25.0}
 BESIDE = {

@@ -5,19 +5,19 @@ import json
 import pytest
 
 from mindllm.errors import UserError
+from mindllm.units import GIB
 from toolkit.benchmark import tune_shipped
 
-GB = 1 << 30
-HAND = {"strategy": "dp1 tp8 pp1, 4 of 1", "speed": 1000.0, "memory": 50.0 * GB}
-BEST = {"strategy": "dp2 tp4 pp1, 2 of 1", "speed": 1100.0, "memory": 52.0 * GB}
+HAND = {"strategy": "dp1 tp8 pp1, 4 of 1", "speed": 1000.0, "memory": 50.0 * GIB}
+BEST = {"strategy": "dp2 tp4 pp1, 2 of 1", "speed": 1100.0, "memory": 52.0 * GIB}
 
 
 def row(name, hand=HAND, found=BEST, reason=""):
-    return {"config": name, "devices": 8, "limit": 58.0 * GB, "hand": hand, "found": found, "reason": reason}
+    return {"config": name, "devices": 8, "limit": 58.0 * GIB, "hand": hand, "found": found, "reason": reason}
 
 
 def test_a_line_says_what_is_gained_or_that_the_yaml_is_best():
-    over = {**HAND, "memory": 60.0 * GB}
+    over = {**HAND, "memory": 60.0 * GIB}
     rows = [row("a"), row("b", found={**BEST, "speed": 900.0}), row("c", over), row("d", None, None, "its time is")]
     (_, columns, lines), (title, _, missing) = tune_shipped.tables(rows)
     assert all(len(line) == len(columns) for line in lines)

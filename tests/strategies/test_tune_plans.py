@@ -11,14 +11,15 @@ from mindllm.config import load_config
 from mindllm.planning.costs.by_formula import ROOM
 from mindllm.strategies import confirm
 from mindllm.strategies.candidates import Candidate
-from mindllm.strategies.judge import GB, Judged
+from mindllm.strategies.judge import Judged
 from mindllm.strategies.search import own, plan_best
 from mindllm.timing.configured import workload_of
 from mindllm.timing.device import DEFAULT, read_device
 from mindllm.timing.memory import stage_bytes
+from mindllm.units import GIB
 from toolkit.benchmark.tune_shipped import SHIPPED
 
-LIMIT = 58 * GB
+LIMIT = 58 * GIB
 
 
 def test_scores_that_no_kernel_fuses_are_in_the_plan():
@@ -38,10 +39,10 @@ def test_a_yaml_that_fits_by_formula_is_held_to_the_dry_run_too(monkeypatch):
     config, device = load_config(SHIPPED / "llama2" / "pretrain_llama2_7b_8p.yaml"), read_device(DEFAULT)
     hand = own(config, device)
     assert hand.room(LIMIT).fits
-    forecast = [SimpleNamespace(actual_peak=60 * GB), SimpleNamespace(actual_peak=40 * GB)]
+    forecast = [SimpleNamespace(actual_peak=60 * GIB), SimpleNamespace(actual_peak=40 * GIB)]
     monkeypatch.setattr(confirm, "forecast_stages", lambda run, stages, simulations: forecast)
     found = confirm.simulated(hand)
-    assert found.memory == (60.0 * GB, 40.0 * GB)
+    assert found.memory == (60.0 * GIB, 40.0 * GIB)
     told = str(compared(found, found, LIMIT)[0])
     assert (
         told
@@ -49,7 +50,7 @@ def test_a_yaml_that_fits_by_formula_is_held_to_the_dry_run_too(monkeypatch):
     )
 
 
-@pytest.mark.parametrize(("missed", "plans"), [(2 * GB, 1), (12 * GB, 2), (200 * GB, 1)])
+@pytest.mark.parametrize(("missed", "plans"), [(2 * GIB, 1), (12 * GIB, 2), (200 * GIB, 1)])
 def test_what_does_not_fit_in_the_dry_run_is_planned_again_with_what_the_formula_missed_left_free(
     missed, plans, monkeypatch, capsys
 ):
@@ -67,7 +68,7 @@ def test_what_does_not_fit_in_the_dry_run_is_planned_again_with_what_the_formula
     said = capsys.readouterr().err
     assert len(simulated) == plans
     assert ("planned again" in said) == (plans == 2)
-    if missed == 200 * GB:
+    if missed == 200 * GIB:
         assert held == []
         assert "does not fit" in said
     else:

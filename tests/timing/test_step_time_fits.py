@@ -14,7 +14,8 @@ from mindllm.strategies.search import own
 from mindllm.timing.configured import workload_of
 from mindllm.timing.device import DEFAULT, read_device
 from mindllm.timing.memory import stage_bytes
-from mindllm.timing.verdict import GIB, Room, implausible, memory_limit
+from mindllm.timing.verdict import Room, implausible, memory_limit
+from mindllm.units import GIB
 
 ROOT = Path(__file__).parents[2]
 RUN = str(ROOT / "configs/llama2/pretrain_llama2_13b_16p.yaml")

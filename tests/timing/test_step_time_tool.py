@@ -24,6 +24,7 @@ from mindllm.timing.stage_times import stage_times
 from mindllm.timing.step import step_time
 from mindllm.timing.timeline import events
 from mindllm.timing.what_if import changes
+from mindllm.units import GIB
 from toolkit.benchmark.published_steps import atlas, even_plan, korthikanti, read_atlas, read_rows, vtrain
 from toolkit.benchmark.step_time import errors, korthikanti_table
 from toolkit.benchmark.sweep.figures import left_out
@@ -35,7 +36,6 @@ TINY = str(ROOT / "configs/llama2/pretrain_llama2_tiny.yaml")
 EXPERTS = str(ROOT / "mindllm/verify/forms/context_parallel_experts.yaml")
 DATA = Path(__file__).parents[1] / "ground_truth"
 DEVICE = read_device(DEFAULT)
-GB = 1 << 30
 
 
 @pytest.fixture(scope="module")
@@ -246,10 +246,10 @@ def small(run):
 
 
 def test_a_search_goes_on_where_it_was(tmp_path, run):
-    first = search(small(run), 4, 8, DEVICE, 58 * GB, tmp_path)
+    first = search(small(run), 4, 8, DEVICE, 58 * GIB, tmp_path)
     lines = (tmp_path / "candidates.jsonl").read_text(encoding="utf-8").splitlines()
     (tmp_path / "candidates.jsonl").write_text("\n".join(lines[:-2]) + '\n{"run": "cut', encoding="utf-8")
-    again = search(small(run), 4, 8, DEVICE, 58 * GB, tmp_path)
+    again = search(small(run), 4, 8, DEVICE, 58 * GIB, tmp_path)
     assert again.judged == first.judged
     assert again.kept == first.tried - 2
     front = pareto(first.judged)
@@ -312,7 +312,7 @@ def test_the_planner_judges_a_problem_of_the_architecture_as_the_model_of_time_d
 
     config = override_config(small(run), {"recompute_config.recompute": False})
     workload = workload_of(config)
-    problem = plan_problem(workload, DEVICE, 58.0 * GB, "run")
+    problem = plan_problem(workload, DEVICE, 58.0 * GIB, "run")
     plan = Plan((("none", "none"),) * 4)
     predicted = step_time(workload, DEVICE)
     assert evaluate(problem, plan).line.makespan == pytest.approx(1e3 * predicted.line.makespan)

@@ -11,8 +11,9 @@ from mindllm import host_memory
 from mindllm.config import RunConfig
 from mindllm.console import PlainConsole
 from mindllm.errors import UserError
-from mindllm.host_memory import GIB, MemoryClaim
+from mindllm.host_memory import MemoryClaim
 from mindllm.parallel.layer_plan import make_plan
+from mindllm.units import GIB
 from mindllm.verify.check import Outcome
 from mindllm.verify.needs import fitting, needs_of
 from mindllm.verify.report import as_json, print_outcome, write_table

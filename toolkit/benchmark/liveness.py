@@ -27,6 +27,7 @@ from mindllm.config import RunConfig, load_config, render_config
 from mindllm.console import output, track
 from mindllm.files import atomic_open
 from mindllm.tables import Table, figures, texts
+from mindllm.units import MIB
 from toolkit.benchmark.report import write_markdown
 
 EXAMPLES = """example:
@@ -34,7 +35,6 @@ EXAMPLES = """example:
   python -m toolkit.benchmark.liveness --keep compiled/ --markdown docs/benchmarks/liveness.md
 """
 CONFIGS = Path(__file__).parents[2] / "configs" / "llama2"
-MIB = 2**20
 POOL_PEAK = re.compile(r"Common mem pool info:.*peak used mem:(\d+)M")
 COLUMNS = ("configuration", "rank", "measured MiB", "estimated MiB", "error")
 

@@ -16,9 +16,9 @@ from mindllm.command import CommandParser, output_file, run_command
 from mindllm.config import load_config
 from mindllm.console import error_console
 from mindllm.errors import UserError
-from mindllm.strategies.judge import GB
 from mindllm.strategies.search import Planned, own, plan_best, search
 from mindllm.timing.device import DEFAULT, Device, read_device
+from mindllm.units import GIB
 from toolkit.benchmark.report import Tables, keep_rows, kept_rows, write_markdown
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -121,17 +121,17 @@ def tables(rows: Sequence[Mapping[str, Any]]) -> Tables:
 def _line(row: Mapping[str, Any]) -> tuple[str, ...]:
     hand, best = row["hand"], row["found"]
     gain = best["speed"] / hand["speed"] - 1
-    fits = "" if hand["memory"] <= row["limit"] else f" (over {row['limit'] / GB:g})"
+    fits = "" if hand["memory"] <= row["limit"] else f" (over {row['limit'] / GIB:g})"
     told = [
         row["config"],
         str(row["devices"]),
         hand["strategy"],
-        f"{hand['memory'] / GB:.0f}{fits}",
+        f"{hand['memory'] / GIB:.0f}{fits}",
         f"{hand['speed']:,.0f}",
     ]
     if gain <= 0:
         return *told, "the YAML's", "", "", "is best"
-    return *told, best["strategy"], f"{best['memory'] / GB:.0f}", f"{best['speed']:,.0f}", f"{gain:+.1%}"
+    return *told, best["strategy"], f"{best['memory'] / GIB:.0f}", f"{best['speed']:,.0f}", f"{gain:+.1%}"
 
 
 if __name__ == "__main__":

@@ -21,13 +21,13 @@ from mindllm.compiled.device.wheel import Wheel
 from mindllm.compiled.simulation.memory_tracker import BLOCKS, read_tracked
 from mindllm.compiled.simulation.simulate_rank import DEVICE_MEMORY
 from mindllm.compiled.simulation.simulated_process import ERRORS, MEMORY_LINES
-from mindllm.compiled.simulation.simulation import MIB, Simulation
+from mindllm.compiled.simulation.simulation import Simulation
 from mindllm.files import atomic_open
+from mindllm.units import GIB, MIB
 
 NODE_DEVICES = 8  # that a program finds on its machine, if it trains on as many
 GRAPHS, REPORT, LOG = "graphs", "report.json", "program.log"
 GRANTED = re.compile(r"^MindSpore Used memory size: (\d+)M", re.MULTILINE)
-GIB = 1 << 30
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ from mindllm.config.latent_attention import LatentAttentionSpec
 from mindllm.config.layers import FeedForwardSpec
 from mindllm.errors import UserError
 from mindllm.host_memory import ADVICE, MemoryClaim, gibibytes
+from mindllm.units import MIB
 
-MIB = 1 << 20
 PROCESS, PASS = 560 * MIB, 2 * MIB  # MindSpore itself; a micro-batch on a stage
 MANY_LAYERS = 128  # so many take twice as much each as few do
 LAYER, OF_EXPERTS, OF_LATENT_ATTENTION, OF_PREDICTION = 60 * MIB, 60 * MIB, 90 * MIB, 60 * MIB

@@ -16,9 +16,9 @@ from typing import Any
 from mindllm.errors import UserError
 from mindllm.files import atomic_open
 from mindllm.outside import read_compressed_json
+from mindllm.units import MIB
 
 FORMAT = "mindllm simulation 1"
-MIB = 1 << 20
 WEIGHTS, OPTIMIZER, GRADIENTS = "weights", "optimizer state", "gradients"
 ACTIVATIONS, COMMUNICATION, OTHER = "activations", "communication buffers", "other"
 CATEGORIES = (WEIGHTS, OPTIMIZER, GRADIENTS, ACTIVATIONS, COMMUNICATION, OTHER)

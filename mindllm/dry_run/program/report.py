@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from mindllm.compiled.simulation.simulation import CATEGORIES, MIB, Simulation
+from mindllm.compiled.simulation.simulation import CATEGORIES, Simulation
 from mindllm.console import styled
 from mindllm.dry_run.moments import moments_of
 from mindllm.dry_run.program.running import RankRun
 from mindllm.dry_run.report import IN_JSON, verdict
 from mindllm.dry_run.workspace import attention_elements_in, peak_with_workspace
 from mindllm.tables import Table, figures, texts
+from mindllm.units import MIB
 
 
 def table(runs: Sequence[RankRun]) -> Table:

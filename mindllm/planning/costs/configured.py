@@ -21,9 +21,7 @@ from mindllm.planning.problem import Problem, make_problem
 from mindllm.planning.recomputation.feasible import lightest_split
 from mindllm.planning.solve import Infeasible
 from mindllm.timing.device import Device
-
-GB = 1024  # MB
-MIB = 1 << 20
+from mindllm.units import GIB, KIB, MIB
 
 
 @dataclass(frozen=True)
@@ -59,7 +57,7 @@ class Configured:
     def infeasible(self, error: Infeasible) -> Infeasible:
         """``error`` with the memory that would do."""
         limit = max(self.problem.per_stage("limit_mb")) + lightest_split(self.problem).missing_mb
-        needed = math.ceil((limit + self.memory.runs.gaps_mb) / GB * 10) / 10
+        needed = math.ceil((limit + self.memory.runs.gaps_mb) / (GIB // MIB) * 10) / 10
         return Infeasible(f"{error}; with gaps between blocks that is --max_memory {needed:g}GB")
 
 
@@ -131,7 +129,7 @@ def with_memory(config: RunConfig, size: str | None) -> RunConfig:
     """``config`` with another ``max_device_memory``, given as ``58GB`` or ``58000MB`` (of 2**20 bytes)."""
     if size is None:
         return config
-    share = {"GB": 1, "MB": GB, "KB": GB * GB}[size[-2:]]
+    share = {"GB": 1, "MB": GIB // MIB, "KB": GIB // KIB}[size[-2:]]
     gb = float(size[:-2]) / share
     return override_config(config, {"context.max_device_memory": f"{gb:g}GB"})
 

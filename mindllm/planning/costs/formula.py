@@ -14,8 +14,8 @@ from mindllm.timing.non_layer_cost import Held, embedding_parameters, last_param
 from mindllm.timing.step import TimedWork
 from mindllm.timing.step_work import spec_part, step_work
 from mindllm.timing.workload import Workload
+from mindllm.units import MIB, MILLISECONDS
 
-MILLISECONDS, MIB = 1e3, 1 << 20
 KINDS = {
     "none": LayerAssignment(0),
     "select": LayerAssignment(0, patterns={"select_recompute": DEFAULT_PATTERNS["select_recompute"]}),

@@ -28,8 +28,8 @@ from mindllm.dry_run.stages import FIRST, LAST, MIDDLE, Run, Stage
 from mindllm.planning.costs.layer_types import LayerType, main_and_ahead
 from mindllm.planning.costs.plain_run import one_chunk
 from mindllm.planning.problem import RecomputeKind
+from mindllm.units import MIB
 
-MIB = 1 << 20
 LAST_LAYERS = "last, in its layers"  # at the moment that is the fullest one of a stage without output layer and loss
 WHOLE, FULL = "none", "full"  # the kinds that keep everything and next to nothing
 EVEN = 2  # number of the middle stage that stands for all: an even one, which needs no less than an odd one

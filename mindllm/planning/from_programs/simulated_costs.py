@@ -22,7 +22,6 @@ import numpy as np
 from scipy.optimize import nnls
 
 from mindllm.compiled.graph.operators import BACKWARD, FORWARD, RECOMPUTED
-from mindllm.compiled.simulation.simulation import MIB
 from mindllm.dry_run.stages import FIRST, LAST, MIDDLE
 from mindllm.errors import UserError
 from mindllm.planning.from_programs.further_run import too_few
@@ -42,6 +41,7 @@ from mindllm.planning.problem import STANDARD_KINDS, Problem, RecomputeKind, mak
 from mindllm.planning.read_problem import Setting
 from mindllm.schedules.orders import alive, stage_orders
 from mindllm.timing.stage_graph import SELECT
+from mindllm.units import MIB
 
 Costs = Mapping[Hashable, float]
 LEAST = 0.01  # of the largest value: what is smaller weighs no more

@@ -8,8 +8,9 @@ from rich.console import Console
 
 from mindllm.planning.costs.configured import Configured
 from mindllm.planning.costs.small_runs import FULL
-from mindllm.planning.validate import MIB, Round, Validated
+from mindllm.planning.validate import Round, Validated
 from mindllm.tables import Column, Table, figures, texts
+from mindllm.units import MIB
 
 
 def print_costs(console: Console, configured: Configured) -> None:

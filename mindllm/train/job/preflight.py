@@ -9,11 +9,11 @@ from pathlib import Path
 from mindllm.config import RunConfig
 from mindllm.errors import UserError
 from mindllm.files import obstacle
+from mindllm.units import GB
 
 FLOAT32 = 4
 STATE = 4  # copies of a weight in training: itself, its gradient, two moments of AdamW
 CONTROL_GROUP = Path("/sys/fs/cgroup/memory.max")
-GB = 1e9
 
 
 def refuse_what_must_fail(config: RunConfig) -> None:
