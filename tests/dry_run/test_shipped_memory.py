@@ -7,6 +7,7 @@ import pytest
 from mindllm.config import load_config
 from mindllm.strategies.search import own
 from mindllm.timing.device import DEFAULT, read_device
+from mindllm.units import GIB
 from toolkit.benchmark.tune_shipped import SHIPPED, shipped
 
 DEVICE = read_device(DEFAULT)
