@@ -91,7 +91,7 @@ def _balanced(config: RunConfig) -> Iterator[Finding]:
 def _not_computed(config: RunConfig) -> Iterator[Finding]:
     model, size = config.model.config, config.parallel_config.context_parallel
     key = (*MESH, "context_parallel")
-    if config.learns_pairs:
+    if config.is_preference_tuning:
         yield key, f"what a pair is judged by is a sum over whole sequences (value {size}); write 1"
     if (model.seq_length // size) % model.loss_chunks:
         message = (

@@ -46,7 +46,7 @@ def _not_cut(config: RunConfig) -> Iterator[str]:
         yield "parts of sequences that ranks share (context_parallel) are not taken in parts again"
     if config.micro_batch_interleave_num > 1:
         yield "micro_batch_interleave_num makes whole copies, whose exchanges hide behind each other already"
-    if config.learns_pairs:
+    if config.is_preference_tuning:
         yield "pairs of answers are learnt beside a reference, whose layers are not cut"
 
 

@@ -16,7 +16,7 @@ def check_prediction(config: RunConfig) -> Iterator[tuple[KeyPath, str]]:
     depths, pet = model.num_nextn_predict_layers, model.pet_config
     if not depths:
         return
-    if config.learns_pairs:
+    if config.is_preference_tuning:
         kind = config.train_dataset.data_loader.type
         message = (
             f"pairs of answers ({kind}) are learnt from without layers that predict ahead (value {depths}); write 0"

@@ -19,7 +19,7 @@ def check_preference(config: RunConfig) -> Iterator[tuple[KeyPath, str]]:
     if section.label_smoothing and section.loss_type != "sigmoid":
         message = f"is of loss_type sigmoid, not {section.loss_type} (value {section.label_smoothing}); write 0"
         yield (*SECTION, "label_smoothing"), message
-    if not config.learns_pairs:
+    if not config.is_preference_tuning:
         if section != PreferenceConfig():
             kind = config.train_dataset.data_loader.type
             message = f"pairs of answers are of type PreferenceDataLoader (value {kind}); write that, or leave out the section"

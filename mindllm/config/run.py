@@ -138,12 +138,12 @@ class RunConfig(Section):
         return self._provenance.source
 
     @property
-    def learns_pairs(self) -> bool:
+    def is_preference_tuning(self) -> bool:
         """Whether the run learns which of two answers was preferred."""
         return isinstance(self.train_dataset.data_loader, PreferenceDataLoader)
 
     @property
-    def places_from_batch(self) -> bool:
+    def uses_position_ids(self) -> bool:
         """Whether positions and masks are made from columns of the batch: rows hold several documents, or ranks share
         sequences in a pipeline, where MindSpore 2.10 does not cut tables of them.
         """
@@ -160,7 +160,7 @@ class RunConfig(Section):
     def flops_per_token(self) -> float:
         """Model FLOPs of a step for each token: of pairs of answers with the forward pass of the reference."""
         model = self.model.config
-        return model.flops_per_token() + (model.base.flops_per_token() / 3 if self.learns_pairs else 0.0)
+        return model.flops_per_token() + (model.base.flops_per_token() / 3 if self.is_preference_tuning else 0.0)
 
     @property
     def compile_cache_directory(self) -> Path:

@@ -52,7 +52,7 @@ class EvalTasks(Callback):
         with ExitStack() as stack:
             directory = state.output_dir / f".task_answers_{state.step}"
             stack.callback(shutil.rmtree, directory, ignore_errors=True)
-            trained = joined(tensors.weights for tensors in state.engine.held().values())
+            trained = joined(tensors.weights for tensors in state.engine.local_state().values())
             outcome = self.tasks.evaluate(whole_weights(state, trained, "callbacks"), directory)
             state.engine.ranks.meet()  # before the directory goes
         scores = {f"{task}/{name}": value for task, found in outcome.scores().items() for name, value in found.items()}

@@ -7,7 +7,7 @@ from mindspore import Parameter
 
 from mindllm.config import RunConfig
 from mindllm.finetune.transform import build_tuned_model
-from mindllm.models.weights import drawn_value, held_codes, model_weights
+from mindllm.models.weights import drawn_value, model_weights, quantized_parameters
 
 
 def initial_weights(config: RunConfig) -> dict[str, np.ndarray]:
@@ -16,7 +16,7 @@ def initial_weights(config: RunConfig) -> dict[str, np.ndarray]:
     Projections that are held in codes are their codes, in the dtypes of these.
     """
     model = build_tuned_model(config.model.config)
-    weights = {**model_weights(model), **held_codes(model)}
+    weights = {**model_weights(model), **quantized_parameters(model)}
     return {name: _value(name, parameter, config.seed) for name, parameter in weights.items()}
 
 

@@ -15,7 +15,7 @@ from mindllm.finetune.bottleneck import Bottleneck
 from mindllm.models import CausalLM, Kernels, build_model
 from mindllm.models.causal_lm import Head
 from mindllm.models.decoder import DecoderLayer, TokenEmbedding
-from mindllm.models.dequantize import HeldCodes
+from mindllm.models.dequantize import DequantizedWeight
 from mindllm.models.experts import ExpertLinear
 from mindllm.models.grouped_experts import BlockProduct, GroupedProduct
 from mindllm.models.kernels import DTYPES
@@ -84,7 +84,7 @@ def build_tuned_model(model: ModelConfig, device_target: str = "CPU") -> CausalL
 def _hold(layer: nn.Cell, spec: LayerSpec, kernels: Kernels, path: str) -> None:
     """Projections of one layer as codes, where they are held so."""
     for code in spec.codes:
-        projection, codes = _projection(layer, code.module), HeldCodes(code, kernels.cpu)
+        projection, codes = _projection(layer, code.module), DequantizedWeight(code, kernels.cpu)
         drawn = _drawing(projection.weight)
         projection.hold(codes)
         codes.name_below(f"{path}.{code.module}", drawn)
@@ -116,7 +116,7 @@ def _attach(layer: DecoderLayer, spec: LayerSpec, kernels: Kernels, path: str) -
 
 
 def _drawn(projection: Linear) -> tuple[str, tuple[int, ...], float]:
-    return projection.held.drawn if projection.in_codes else _drawing(projection.weight)
+    return projection.held.drawn if projection.is_quantized else _drawing(projection.weight)
 
 
 def _begin_as_nothing(last_of_branches: Iterable[Parameter]) -> None:

@@ -6,13 +6,13 @@ from mindllm.config import RunConfig
 from mindllm.data.tokenizer import Tokenizer
 from mindllm.finetune.transform import build_tuned_model
 from mindllm.generate.generator import Generator
-from mindllm.generate.quantized_linear import multiply_by_codes
+from mindllm.generate.quantized_linear import use_quantized_products
 from mindllm.generate.terminal import terminal
 from mindllm.models import Kernels
-from mindllm.models.weights import assign, held_codes, model_weights
+from mindllm.models.weights import assign, model_weights, quantized_parameters
 from mindllm.train.checkpoint import CheckpointStore
 from mindllm.train.checkpoint.pretrained import find_pretrained
-from mindllm.train.checkpoint.quantized.held import in_codes
+from mindllm.train.checkpoint.quantized.held import is_quantized
 from mindllm.train.device import set_up_device
 
 
@@ -34,11 +34,11 @@ def load_generator(config: RunConfig, tokenizer: Tokenizer) -> Generator:
     weights = pretrained.whole(model_config)
     # What an adapter was merged into is not rounded to codes again.
     model_config = model_config.frozen if pretrained.adapter is None else pretrained.model(model_config)
-    weights = in_codes(model_config, weights)
+    weights = is_quantized(model_config, weights)
     set_up_device(config)
     with terminal.status("building the model"):
         model = build_tuned_model(model_config, device)
-        assign({**model_weights(model), **held_codes(model)}, weights)
+        assign({**model_weights(model), **quantized_parameters(model)}, weights)
         if device == "Ascend":
-            multiply_by_codes(model, model_config, Kernels.choose(model_config, device))
+            use_quantized_products(model, model_config, Kernels.choose(model_config, device))
         return Generator(model, model_config, tokenizer, device_target=device)

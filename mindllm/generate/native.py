@@ -84,7 +84,7 @@ class NativeDecoder(nn.Cell):
         numbers = np.array(_numbers(config, config.architecture.layers[0]), np.float32)
         self.numbers = Parameter(Tensor(numbers), name="cache.numbers", requires_grad=False)
         table = _table(config)
-        self.in_codes = table is not None
+        self.is_quantized = table is not None
         if table is not None:
             self.table = Parameter(Tensor(table), name="cache.table", requires_grad=False)
             self.no_places = Parameter(Tensor(np.zeros(1, np.int32)), name="cache.no_places", requires_grad=False)
@@ -136,11 +136,11 @@ class NativeDecoder(nn.Cell):
 
     def matrix(self, linear: Linear) -> Tensor:
         """The weight, or the codes in its place."""
-        return linear.held.codes if linear.in_codes else linear.weight
+        return linear.held.codes if linear.is_quantized else linear.weight
 
     def codes(self, attention: Attention, feed_forward: FeedForward) -> tuple[Tensor, ...]:
         """What codes mean, and what belongs to those of each matrix, in the order of the kernel; or nothing."""
-        if not self.in_codes:
+        if not self.is_quantized:
             return ()
         found: tuple[Tensor, ...] = (self.table,)
         for linear in (attention.wq, attention.wk, attention.wv, attention.wo):
@@ -151,7 +151,7 @@ class NativeDecoder(nn.Cell):
 
     def of_codes(self, linear: Linear) -> tuple[Tensor, Tensor, Tensor]:
         """Scales, zeros and places of columns of one matrix."""
-        if not linear.in_codes:
+        if not linear.is_quantized:
             return self.nothing, self.nothing, self.no_places
         held = linear.held
         zeros = held.zeros if held.has_zeros else self.nothing

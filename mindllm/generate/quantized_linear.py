@@ -26,7 +26,7 @@ OFFSETS = "offsets"
 ROUNDING = 2.0**-8  # the most by which rounding to bf16 moves a number, relative to it
 
 
-class CodeProduct(nn.Cell):
+class QuantizedLinear(nn.Cell):
     """``[tokens, in] -> [tokens, out]`` in the compute dtype, in the place of a :class:`Linear` that is held in codes."""
 
     def __init__(self, linear: Linear, matrix: Integers, dtype: ms.dtype) -> None:
@@ -61,7 +61,7 @@ class CodeProduct(nn.Cell):
         return self.activation(y) if self.has_activation else y
 
 
-def multiply_by_codes(lm: CausalLM, model: ModelConfig, kernels: Kernels) -> None:
+def use_quantized_products(lm: CausalLM, model: ModelConfig, kernels: Kernels) -> None:
     """Puts such products in the place of the projections of ``lm`` that allow it, with the codes that it holds now.
 
     Call it when codes are loaded, on a model that is only predicted with.
@@ -83,7 +83,7 @@ def _replace(layer: nn.Cell, spec: CodeSpec, dtype: ms.dtype) -> None:
     if linear.has_adapter or not _can_hold(linear.held.scales.asnumpy(), dtype):
         return
     tensors = {name: getattr(linear.held, name).asnumpy() for name in spec.shapes()}
-    product = CodeProduct(linear, integers(codes_of(spec.code, tensors)), dtype)
+    product = QuantizedLinear(linear, integers(codes_of(spec.code, tensors)), dtype)
     names = {parameter: parameter.name for parameter in product.get_parameters()}
     setattr(parent, name, product)
     for parameter, full in names.items():  # which have become names below ``parent``

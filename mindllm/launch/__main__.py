@@ -13,7 +13,7 @@ from mindllm.command import CommandParser, output_directory, run_command
 from mindllm.console import error_console
 from mindllm.errors import UserError
 from mindllm.launch.agent import Agent
-from mindllm.launch.desk import Desk
+from mindllm.launch.desk import RendezvousServer
 from mindllm.launch.job import HOST, JOB, CrashedAtStart, Job, JobFailed, JobStopped
 from mindllm.launch.msrun import MsrunJob, msrun_command
 from mindllm.launch.script import command_of
@@ -85,7 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with Agent(command, address, options.node_rank, ranks, options.log_dir, options.timeout, secret) as agent:
             return agent.serve()
     free_port(port, options.master_addr)
-    with Desk(options.master_addr, port, options.workers, local, options.timeout, secret) as desk:
+    with RendezvousServer(options.master_addr, port, options.workers, local, options.timeout, secret) as desk:
         return supervise(command, argparse.Namespace(**{**vars(options), "port": port}), desk)
 
 
@@ -114,7 +114,7 @@ def shared_directory(command: Sequence[str], log_dir: Path) -> Path:
     return Path(read_config(command[1:])[1].output_dir)
 
 
-def supervise(command: Sequence[str], options: argparse.Namespace, desk: Desk | None) -> int:
+def supervise(command: Sequence[str], options: argparse.Namespace, desk: RendezvousServer | None) -> int:
     """Runs the job, and again as often as ``restart`` says while it fails."""
     variables = {JOB: secrets.token_hex(8)}
     for restart in range(1, options.restart + 1):
@@ -129,7 +129,7 @@ def supervise(command: Sequence[str], options: argparse.Namespace, desk: Desk | 
 
 
 def start_job(
-    command: Sequence[str], options: argparse.Namespace, variables: Mapping[str, str], desk: Desk | None
+    command: Sequence[str], options: argparse.Namespace, variables: Mapping[str, str], desk: RendezvousServer | None
 ) -> int:
     """Runs the job once, with ranks that crash while they connect started again."""
     for _ in range(STARTS - 1):
@@ -141,7 +141,7 @@ def start_job(
 
 
 def run_job(
-    command: Sequence[str], options: argparse.Namespace, variables: Mapping[str, str], desk: Desk | None
+    command: Sequence[str], options: argparse.Namespace, variables: Mapping[str, str], desk: RendezvousServer | None
 ) -> int:
     """Runs the ranks once."""
     if options.msrun:

@@ -13,7 +13,7 @@ from mindllm.errors import RunFailed, UserError
 from mindllm.launch.doorway import Doorway
 from mindllm.launch.handshake import Answering
 from mindllm.launch.lines import SignedLine
-from mindllm.launch.nodes import Node, RemoteProcess, RemoteSeat
+from mindllm.launch.nodes import Node, RemoteClient, RemoteProcess
 from mindllm.launch.secret import Secret
 
 LOOK_SECONDS = 0.5
@@ -37,7 +37,7 @@ VARIABLES = frozenset(
 """Environment variables of a rank that the first node decides on; others are its own node's."""
 
 
-class Desk:
+class RendezvousServer:
     """Lets in who knows the job's ``secret``, all who ask at once; a context manager that forgets the secret."""
 
     def __init__(self, host: str, port: int, workers: int, local: int, timeout: float, secret: Secret) -> None:
@@ -62,7 +62,7 @@ class Desk:
             lambda connection, address: Answering(connection, drawn, self._admit, lambda: self._told_of(address)),
         )
 
-    def __enter__(self) -> Desk:
+    def __enter__(self) -> RendezvousServer:
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -97,11 +97,11 @@ class Desk:
         for line in select.select([*nodes], [], [], 0)[0]:
             nodes[line].receive()
 
-    def start(self, rank: int, variables: Mapping[str, str]) -> tuple[RemoteProcess, RemoteSeat]:
+    def start(self, rank: int, variables: Mapping[str, str]) -> tuple[RemoteProcess, RemoteClient]:
         """Starts a rank on its node; returns it, and where it is answered."""
         node = self.nodes[rank // self.local]
         node.line.send(start=rank, variables={name: variables[name] for name in VARIABLES & variables.keys()})
-        return RemoteProcess(node, rank), RemoteSeat(node, rank)
+        return RemoteProcess(node, rank), RemoteClient(node, rank)
 
     def _admit(self, line: SignedLine, messages: Sequence[Mapping[str, Any]]) -> None:
         """Takes in a launcher that has shown that it knows the secret, by the first of its messages."""

@@ -17,7 +17,7 @@ from typing import IO
 from mindllm.command import INTERRUPTED
 from mindllm.console import visible
 from mindllm.errors import RunFailed
-from mindllm.launch.desk import Desk
+from mindllm.launch.desk import RendezvousServer
 from mindllm.launch.heartbeat import (
     DIRECTORY,
     DUMP_SIGNAL,
@@ -29,7 +29,7 @@ from mindllm.launch.heartbeat import (
     read_beats,
 )
 from mindllm.launch.meeting import DESCRIPTOR, Table
-from mindllm.launch.nodes import Node, RemoteProcess, RemoteSeat
+from mindllm.launch.nodes import Node, RemoteClient, RemoteProcess
 from mindllm.launch.process import JobProcess
 from mindllm.launch.signals import StopRequests
 
@@ -80,7 +80,7 @@ class Job:
         log_dir: Path,
         timeout: int,
         variables: Mapping[str, str] | None = None,
-        desk: Desk | None = None,
+        desk: RendezvousServer | None = None,
     ) -> None:
         host = HOST if desk is None else desk.host
         self.command = command
@@ -163,7 +163,7 @@ class Job:
             self.table.take(rank, piece)
         return alive
 
-    def _start(self, rank: int) -> socket.socket | RemoteSeat:
+    def _start(self, rank: int) -> socket.socket | RemoteClient:
         """Starts a rank; returns the launcher's way to it."""
         variables = {**self.variables, "RANK_ID": str(rank), "DEVICE_ID": str(rank)}
         if self.count > 1:

@@ -22,7 +22,7 @@ NUMBER_SIZE = 8
 MOST_NUMBERS = 1 << 20  # that ranks add at once
 
 
-class Seat:
+class RendezvousClient:
     """A worker's end."""
 
     def __init__(self, connection: socket.socket) -> None:
@@ -34,10 +34,10 @@ class Seat:
         return DESCRIPTOR in os.environ
 
     @staticmethod
-    def inherited() -> Seat | None:
+    def inherited() -> RendezvousClient | None:
         """The seat the launcher has given this process; None where it was started by something else."""
         descriptor = os.environ.get(DESCRIPTOR)
-        return Seat(socket.socket(fileno=int(descriptor))) if descriptor else None
+        return RendezvousClient(socket.socket(fileno=int(descriptor))) if descriptor else None
 
     def sum(self, values: Sequence[float]) -> list[float]:
         """Waits until every rank has called this with as many values; returns the sums over ranks.

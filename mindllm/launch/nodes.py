@@ -109,7 +109,7 @@ class RemoteProcess:
         return self.node.tails.get(self.rank, "")
 
 
-class RemoteSeat:
+class RemoteClient:
     """Where a rank on another node is answered; its node's launcher hands on what it says and hears."""
 
     def __init__(self, node: Node, rank: int) -> None:

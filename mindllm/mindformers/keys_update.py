@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mindllm.mindformers.rules import Table, decided, idle, only, refused, used
 
-WHOLE = "a checkpoint holds whole parameters with the optimizer's state, written by one rank"
+SAVED_WHOLE = "a checkpoint holds whole parameters with the optimizer's state, written by one rank"
 EXPERTS = "the keys of experts say how they are balanced; their tokens are in the metrics"
 MUON = "a setting of Muon, which is not here yet"
 
@@ -73,13 +73,13 @@ UPDATE: Table = {
     "callbacks.[].directory": idle("checkpoints stand in output_dir/checkpoint"),
     "callbacks.[].save_checkpoint_seconds": idle("checkpoints are written every save_checkpoint_steps"),
     "callbacks.[].keep_checkpoint_per_n_minutes": idle("the newest keep_checkpoint_max are kept"),
-    "callbacks.[].integrated_save": idle(WHOLE),
-    "callbacks.[].async_save": idle(WHOLE),
-    "callbacks.[].save_network_params": idle(WHOLE),
-    "callbacks.[].save_trainable_params": idle(WHOLE),
-    "callbacks.[].save_optimizer": idle(WHOLE),
+    "callbacks.[].integrated_save": idle(SAVED_WHOLE),
+    "callbacks.[].async_save": idle(SAVED_WHOLE),
+    "callbacks.[].save_network_params": idle(SAVED_WHOLE),
+    "callbacks.[].save_trainable_params": idle(SAVED_WHOLE),
+    "callbacks.[].save_optimizer": idle(SAVED_WHOLE),
     "callbacks.[].checkpoint_format": idle("checkpoints are safetensors"),
-    "callbacks.[].remove_redundancy": idle(WHOLE),
+    "callbacks.[].remove_redundancy": idle(SAVED_WHOLE),
     "callbacks.[].embedding_local_norm_threshold": idle("it only watches"),
     "callbacks.[].keep_last": idle("nothing is uploaded"),
     "callbacks.[].upload_frequence": idle("nothing is uploaded"),

@@ -7,7 +7,7 @@ from mindllm.mindformers.mesh import is_count
 from mindllm.mindformers.reading import Reading
 
 KEY = "model.model_config.fine_grain_interleave"
-WHOLE = {
+NEEDS_WHOLE_ROWS = {
     "expert_num": "experts take their tokens at once",
     "kv_lora_rank": "latent attention takes its tokens at once",
     "hidden_dropout": "dropout is drawn for whole sequences",
@@ -42,7 +42,7 @@ def _not_cut(reading: Reading) -> str:
         return "ranks share each sequence"
     if reading.ours.data.get("micro_batch_interleave_num", 1) > 1:
         return "micro_batch_interleave_num makes whole copies"
-    for key, reason in WHOLE.items():
+    for key, reason in NEEDS_WHOLE_ROWS.items():
         if (model.get(key) or 0) > (key == "expert_num"):
             return reason
     return ""

@@ -9,14 +9,14 @@ from mindspore import ops as P
 from mindllm.config.latent_attention import LatentAttentionSpec
 from mindllm.config.layers import AlibiSpec, AttentionSpec, RotarySpec
 from mindllm.models.alibi import alibi_bias
-from mindllm.models.cpu_broadcast import Repeated
+from mindllm.models.cpu_broadcast import TileToShape
 from mindllm.models.dropout import AttentionDropout
 from mindllm.models.flash_attention import BalancedFlashAttention, FlashAttention
 from mindllm.models.kernels import Kernels
 from mindllm.models.linear import Linear, Operand, SoftCap
 from mindllm.models.norm import make_norm
 from mindllm.models.rotary import RotaryEmbedding
-from mindllm.models.weights import Spread, constant
+from mindllm.models.weights import InitStd, constant
 
 ATTENTION_SALT = 1  # of the numbers that dropout is drawn by
 Tables = tuple[Tensor, ...]
@@ -50,7 +50,7 @@ class ComposedAttention(nn.Cell):
             self.dropout = AttentionDropout(spec.dropout, spec.num_heads, seq_length, ATTENTION_SALT)
         self.repeats = kernels.same_shapes and kernels.softmax == ms.float32
         if self.repeats:
-            self.repeated = Repeated()
+            self.repeated = TileToShape()
         self.output_dtype = kernels.activation
         self.reshape = P.Reshape()
         self.scores = P.BatchMatMul(transpose_b=True)
@@ -175,7 +175,7 @@ class CausalAttention(ComposedAttention):
 class Attention(nn.Cell):
     """Projections, rotation, attention and output projection: ``[batch · seq, hidden] -> [batch · seq, hidden]``."""
 
-    def __init__(self, spec: AttentionSpec, kernels: Kernels, spread: Spread, seq_length: int) -> None:
+    def __init__(self, spec: AttentionSpec, kernels: Kernels, spread: InitStd, seq_length: int) -> None:
         super().__init__()
         self.head_dim = spec.head_dim
         self.num_heads = spec.num_heads

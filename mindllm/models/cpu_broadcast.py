@@ -11,7 +11,7 @@ from mindspore import Tensor, nn
 from mindspore import ops as P
 
 
-class Outer(nn.Cell):
+class OuterProduct(nn.Cell):
     """``column[i] · row[j]`` as a matrix, ``[columns, rows]``, of tensors of any shape."""
 
     def __init__(self) -> None:
@@ -23,7 +23,7 @@ class Outer(nn.Cell):
         return self.matmul(self.reshape(column, (-1, 1)), self.reshape(row, (1, -1)))
 
 
-class Repeated(nn.Cell):
+class TileToShape(nn.Cell):
     """A table ``[*table]`` in all of the first dimensions of a shape that ends with its own: the tensor of that shape.
 
     float32. The compiler makes it once for all layers that ask for the same.
@@ -31,7 +31,7 @@ class Repeated(nn.Cell):
 
     def __init__(self) -> None:
         super().__init__()
-        self.outer = Outer()
+        self.outer = OuterProduct()
         self.reshape = P.Reshape()
 
     def construct(self, table: Tensor, shape: tuple[int, ...]) -> Tensor:

@@ -17,12 +17,12 @@ from mindllm.config.layers import AttentionContext, RotarySpec
 from mindllm.models.attention import Tables
 from mindllm.models.decoder_layer import DecoderLayer
 from mindllm.models.dropout import Dropout, EmbeddingNoise, Keys
-from mindllm.models.interleaved_layer import InterleavedLayer
+from mindllm.models.interleaved_layer import FineGrainInterleavedLayer
 from mindllm.models.kernels import Kernels
-from mindllm.models.mtp import PredictionLayer
+from mindllm.models.mtp import MTPLayer
 from mindllm.models.norm import make_norm
 from mindllm.models.rotary import rotary_tables
-from mindllm.models.weights import Spread, constant, normal_parameter
+from mindllm.models.weights import InitStd, constant, normal_parameter
 
 COMPRESSED_MASK_SIZE = 2048  # what FlashAttentionScore wants with a compressed causal mask
 EMBEDDINGS, NOISE = 2, 5  # salts of the numbers that are drawn by, besides those of layers
@@ -226,7 +226,7 @@ class Decoder(nn.Cell):
 
     def __init__(self, model: ModelConfig, kernels: Kernels) -> None:
         super().__init__()
-        architecture, spread = model.architecture, Spread.of(model)
+        architecture, spread = model.architecture, InitStd.of(model)
         self.tok_embeddings = TokenEmbedding(model, kernels)
         embedding = architecture.embedding
         self.adds_noise = embedding.noise is not None
@@ -330,13 +330,13 @@ class Decoder(nn.Cell):
         return self.embedding_dropout(x, random) if self.drops_embeddings else x
 
 
-def _layer(number: int, model: ModelConfig, kernels: Kernels, spread: Spread) -> DecoderLayer:
+def _layer(number: int, model: ModelConfig, kernels: Kernels, spread: InitStd) -> DecoderLayer:
     layers = model.architecture.layers
     spec, length = layers[number], model.seq_length
     if kernels.row_parts > 1:
         first, last = not number or number - 1 in kernels.joins, number == len(layers) - 1 or number in kernels.joins
-        return InterleavedLayer(spec, kernels, spread, length, first, last)
-    return (PredictionLayer if spec.predicts_ahead else DecoderLayer)(spec, kernels, spread, length)
+        return FineGrainInterleavedLayer(spec, kernels, spread, length, first, last)
+    return (MTPLayer if spec.predicts_ahead else DecoderLayer)(spec, kernels, spread, length)
 
 
 def causal_mask(seq_length: int, kernels: Kernels, window: int | None = None) -> np.ndarray:

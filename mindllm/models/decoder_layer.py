@@ -15,7 +15,7 @@ from mindllm.models.feed_forward import FeedForward
 from mindllm.models.kernels import Kernels
 from mindllm.models.latent_attention import LatentAttention
 from mindllm.models.norm import make_norm
-from mindllm.models.weights import Spread
+from mindllm.models.weights import InitStd
 
 ATTENTION_OUTPUT, FEED_FORWARD_OUTPUT = 3, 4  # salts of the numbers that are drawn by
 
@@ -28,7 +28,7 @@ class DecoderLayer(nn.Cell):
     loss of its tokens, fp32 ``[batch]``.
     """
 
-    def __init__(self, spec: LayerSpec, kernels: Kernels, spread: Spread, seq_length: int) -> None:
+    def __init__(self, spec: LayerSpec, kernels: Kernels, spread: InitStd, seq_length: int) -> None:
         super().__init__()
         hidden = spec.attention.hidden_size
         self.attention_norm = make_norm(hidden, spec.norm, kernels)

@@ -15,7 +15,7 @@ from mindllm.quantize.tables import byte_table
 TYPES = {CODES: ms.uint8, SCALES: ms.float32, ZEROS: ms.float32, COLUMNS: ms.int32}
 
 
-class HeldCodes(nn.Cell):
+class DequantizedWeight(nn.Cell):
     """Gives the matrix ``[out, in]`` in float32 out of codes.
 
     A byte is looked up in a table of what its codes mean, so all kinds of codes are one graph. What is computed here is computed

@@ -20,7 +20,7 @@ from mindllm.models.grouped_experts import GroupedFeedForward
 from mindllm.models.kernels import Kernels
 from mindllm.models.linear import ACTIVATIONS, Linear, Operand
 from mindllm.models.router import Router
-from mindllm.models.weights import Spread, normal_parameter
+from mindllm.models.weights import InitStd, normal_parameter
 
 
 class ExpertLinear(nn.Cell):
@@ -54,7 +54,7 @@ class ExpertLinear(nn.Cell):
 class ExpertFeedForward(nn.Cell):
     """The feed-forwards of all experts, ``[batch, experts, tokens, hidden]`` -> the same."""
 
-    def __init__(self, experts: int, spec: FeedForwardSpec, kernels: Kernels, spread: Spread) -> None:
+    def __init__(self, experts: int, spec: FeedForwardSpec, kernels: Kernels, spread: InitStd) -> None:
         super().__init__()
         inner, outer = (spec.width, spec.hidden_size), (spec.hidden_size, spec.width)
         self.w1 = ExpertLinear(experts, inner, kernels, spread.inner)
@@ -113,7 +113,7 @@ def descending(length: int) -> Tensor:
 class Experts(nn.Cell):
     """``[batch · seq, hidden] -> [batch · seq, hidden]``, and what each sequence adds to the loss, fp32 ``[batch]``."""
 
-    def __init__(self, spec: ExpertsSpec, kernels: Kernels, spread: Spread, length: int) -> None:
+    def __init__(self, spec: ExpertsSpec, kernels: Kernels, spread: InitStd, length: int) -> None:
         super().__init__()
         self.spec = spec
         count = spec.router.experts

@@ -8,13 +8,13 @@ from mindspore import ops as P
 from mindllm.config.layers import FeedForwardSpec
 from mindllm.models.kernels import Kernels
 from mindllm.models.linear import ACTIVATIONS, Linear
-from mindllm.models.weights import Spread
+from mindllm.models.weights import InitStd
 
 
 class FeedForward(nn.Cell):
     """``[tokens, hidden] -> [tokens, hidden]``; w1, w3 and w2 are Hugging Face's gate, up and down projection."""
 
-    def __init__(self, spec: FeedForwardSpec, kernels: Kernels, spread: Spread) -> None:
+    def __init__(self, spec: FeedForwardSpec, kernels: Kernels, spread: InitStd) -> None:
         super().__init__()
         hidden, inner = spec.hidden_size, spec.width
         activation = ACTIVATIONS[spec.activation]()

@@ -17,7 +17,7 @@ from mindspore.ops.auto_generate import GroupedMatmul, InnerMoeTokenUnpermute, M
 from mindllm.config.layers import FeedForwardSpec
 from mindllm.models.kernels import Kernels
 from mindllm.models.linear import ACTIVATIONS, Operand
-from mindllm.models.weights import Spread, normal_parameter
+from mindllm.models.weights import InitStd, normal_parameter
 
 ONE_TENSOR, GROUPS_OF_ROWS = 3, 0
 """Values of ``split_item`` and ``group_type`` of GroupedMatmul: rows of all groups stand in one tensor."""
@@ -240,7 +240,7 @@ class GroupedFeedForward(nn.Cell):
     when all tensors are those of a device.
     """
 
-    def __init__(self, experts: int, spec: FeedForwardSpec, kernels: Kernels, spread: Spread) -> None:
+    def __init__(self, experts: int, spec: FeedForwardSpec, kernels: Kernels, spread: InitStd) -> None:
         super().__init__()
         inner, outer = (spec.width, spec.hidden_size), (spec.hidden_size, spec.width)
         product = GroupedProduct if kernels.fused else BlockProduct

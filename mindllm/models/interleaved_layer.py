@@ -15,7 +15,7 @@ from mindllm.config.layers import LayerSpec
 from mindllm.models.attention import Attention, Tables
 from mindllm.models.decoder_layer import DecoderLayer
 from mindllm.models.kernels import Kernels
-from mindllm.models.weights import Spread
+from mindllm.models.weights import InitStd
 
 Parts = tuple[Tensor, ...]
 """Hidden states ``[batch · seq / parts, hidden]``, each part of the rows as it goes from layer to layer."""
@@ -35,7 +35,7 @@ class RowPart(nn.Cell):
         return self.slice(x, (rows * self.index, 0), (rows * (self.index + 1), columns), (1, 1))
 
 
-class InterleavedLayer(DecoderLayer):
+class FineGrainInterleavedLayer(DecoderLayer):
     """:class:`DecoderLayer` with a dense feed-forward, of whose rows ``kernels.row_parts`` parts go their own ways.
 
     The ``first`` layer of a model or stage is given all rows ``[batch · seq, hidden]`` and cuts them, the ``last`` one joins
@@ -43,7 +43,7 @@ class InterleavedLayer(DecoderLayer):
     """
 
     def __init__(
-        self, spec: LayerSpec, kernels: Kernels, spread: Spread, seq_length: int, first: bool, last: bool
+        self, spec: LayerSpec, kernels: Kernels, spread: InitStd, seq_length: int, first: bool, last: bool
     ) -> None:
         super().__init__(spec, kernels, spread, seq_length)
         if not isinstance(self.attention, Attention) or self.has_experts or self.drops:

@@ -17,7 +17,7 @@ from mindllm.models.kernels import Kernels
 from mindllm.models.linear import Linear
 from mindllm.models.norm import make_norm
 from mindllm.models.rotary import RotaryEmbedding
-from mindllm.models.weights import Spread
+from mindllm.models.weights import InitStd
 
 
 class LatentAttention(nn.Cell):
@@ -25,7 +25,7 @@ class LatentAttention(nn.Cell):
 
     biased = False
 
-    def __init__(self, spec: LatentAttentionSpec, kernels: Kernels, spread: Spread, seq_length: int) -> None:
+    def __init__(self, spec: LatentAttentionSpec, kernels: Kernels, spread: InitStd, seq_length: int) -> None:
         super().__init__()
         heads, std = spec.num_heads, spread.inner
         self.num_heads, self.value_dim = heads, spec.value_dim

@@ -8,7 +8,7 @@ from mindspore import ops as P
 from mindspore.common.initializer import initializer
 
 from mindllm.config.layers import Activation
-from mindllm.models.dequantize import HeldCodes
+from mindllm.models.dequantize import DequantizedWeight
 from mindllm.models.kernels import Kernels
 from mindllm.models.weights import normal_parameter
 
@@ -112,17 +112,17 @@ class Linear(nn.Cell):
         if activation is not None:
             self.activation = activation
         self.has_adapter = False
-        self.in_codes = False
+        self.is_quantized = False
 
-    def hold(self, codes: HeldCodes) -> None:
+    def hold(self, codes: DequantizedWeight) -> None:
         """Puts codes in the place of the weight, which is no parameter any more."""
         self.held = codes
-        self.in_codes = True
+        self.is_quantized = True
         del self.weight
 
     def matrix(self, x: Tensor) -> Tensor:
         """The weight ``[out, in]``, to multiply ``x`` with; one that is held in codes is made anew."""
-        return self.held(x) if self.in_codes else self.weight
+        return self.held(x) if self.is_quantized else self.weight
 
     def attach(self, adapter: nn.Cell) -> None:
         """Puts an adapter beside the weight."""

@@ -19,17 +19,17 @@ from mindllm.models.decoder_layer import DecoderLayer
 from mindllm.models.kernels import Kernels
 from mindllm.models.linear import Linear
 from mindllm.models.norm import make_norm
-from mindllm.models.weights import Spread
+from mindllm.models.weights import InitStd
 
 
-class PredictionLayer(DecoderLayer):
+class MTPLayer(DecoderLayer):
     """A decoder layer with a norm and a projection for what it is given before it, and a norm behind it.
 
     ``[batch · seq, hidden]`` hidden states and embeddings of the tokens to come -> hidden states behind the norm, in the dtype of
     activations, and what layers add to the loss as :class:`DecoderLayer` has it.
     """
 
-    def __init__(self, spec: LayerSpec, kernels: Kernels, spread: Spread, seq_length: int) -> None:
+    def __init__(self, spec: LayerSpec, kernels: Kernels, spread: InitStd, seq_length: int) -> None:
         super().__init__(spec, kernels, spread, seq_length)
         hidden = spec.attention.hidden_size
         self.enorm = make_norm(hidden, spec.norm, kernels)

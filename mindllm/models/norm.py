@@ -8,7 +8,7 @@ from mindspore import ops as P
 from mindspore.common.initializer import initializer
 
 from mindllm.config.layers import NormSpec
-from mindllm.models.cpu_broadcast import Outer
+from mindllm.models.cpu_broadcast import OuterProduct
 from mindllm.models.kernels import Kernels
 
 
@@ -42,7 +42,7 @@ class RMSNorm(nn.Cell):
         if self.same_shapes:
             self.part = 1.0 / width  # the gradient of a mean would divide
             self.sum = P.ReduceSum(keep_dims=True)
-            self.factors = Outer()
+            self.factors = OuterProduct()
             self.reshape = P.Reshape()
         elif not self.fused:
             self.mean = P.ReduceMean(keep_dims=True)

@@ -16,7 +16,7 @@ from mindspore import ops as P
 
 from mindllm.config.layers import RotarySpec
 from mindllm.config.rope_scaling import DynamicRopeScaling, LinearRopeScaling, Llama3RopeScaling, YarnRopeScaling
-from mindllm.models.cpu_broadcast import Repeated
+from mindllm.models.cpu_broadcast import TileToShape
 from mindllm.models.kernels import Kernels
 
 
@@ -110,7 +110,7 @@ class RotaryEmbedding(nn.Cell):
         self.by_matrix = kernels.cpu
         self.repeats = kernels.same_shapes and kernels.rotary == ms.float32
         if self.repeats:
-            self.repeated = Repeated()
+            self.repeated = TileToShape()
         if self.by_matrix:
             self.matrix = Tensor(half_turn_matrix(head_dim), self.compute_dtype)
             self.matmul = P.MatMul()

@@ -28,16 +28,16 @@ NUMPY_DTYPES: dict[ms.dtype, np.dtype] = {
 
 
 @dataclass(frozen=True)
-class Spread:
+class InitStd:
     """Standard deviations of initial weights: ``inner`` ones, and ``output`` ones, which end a residual branch."""
 
     inner: float
     output: float
 
     @staticmethod
-    def of(model: ModelConfig) -> Spread:
+    def of(model: ModelConfig) -> InitStd:
         """As GPT-2: branches are added once per layer, so what ends them shrinks with their number."""
-        return Spread(model.initializer_range, model.initializer_range / math.sqrt(2 * model.num_layers))
+        return InitStd(model.initializer_range, model.initializer_range / math.sqrt(2 * model.num_layers))
 
 
 def normal_parameter(name: str, shape: tuple[int, ...], std: float) -> Parameter:
@@ -72,12 +72,12 @@ def model_weights(model: nn.Cell) -> dict[str, Parameter]:
     return {item.name: item for item in model.get_parameters() if _is_weight(item)}
 
 
-def held_codes(model: nn.Cell) -> dict[str, Parameter]:
+def quantized_parameters(model: nn.Cell) -> dict[str, Parameter]:
     """The tensors of projections that are held in codes, by name; they are neither trained nor saved."""
-    return {item.name: item for item in model.get_parameters() if is_of_codes(item)}
+    return {item.name: item for item in model.get_parameters() if is_quantized_parameter(item)}
 
 
-def is_of_codes(parameter: Parameter) -> bool:
+def is_quantized_parameter(parameter: Parameter) -> bool:
     """Whether it is one of the tensors that a projection in codes is held as."""
     return hasattr(parameter, "code_of")
 
@@ -101,7 +101,7 @@ def drawn_value(name: str, shape: tuple[int, ...], parameter: Parameter, seed: i
     of another weight) that it begins with the lengths of the rows of that one, ``code_of`` (the same and a specification of
     codes) that it is a part of the codes of that one.
     """
-    if is_of_codes(parameter):
+    if is_quantized_parameter(parameter):
         weight, whole, std, spec = parameter.code_of
         return rounded(initial_value(weight, whole, std, seed), spec)[name.rpartition(".")[2]]
     if hasattr(parameter, "lengths_of"):

@@ -77,7 +77,7 @@ def _ends_of_stages(config: RunConfig) -> frozenset[int]:
 def replica_kernels(config: RunConfig, fuses: bool = True) -> Kernels:
     """The operators of a whole model on one device, which reads the columns the batches of the run have."""
     kernels = Kernels.choose(config.model.config, config.context.device_target, fuses)
-    return replace(kernels, document_masks=config.places_from_batch)
+    return replace(kernels, document_masks=config.uses_position_ids)
 
 
 def build_replica(config: RunConfig, fuses: bool = True) -> nn.Cell:
@@ -154,7 +154,7 @@ def _parallel_model(
 
 
 def _inputs(network: nn.Cell, config: RunConfig, sharded: bool = True, order: SequenceOrder | None = None) -> Inputs:
-    return Inputs(network, config.places_from_batch, config.model.config.architecture.drops, sharded, order)
+    return Inputs(network, config.uses_position_ids, config.model.config.architecture.drops, sharded, order)
 
 
 def _announced_plan(config: RunConfig) -> LayerPlan:
@@ -175,7 +175,7 @@ def _build(config: RunConfig, kernels: Kernels, plan: LayerPlan) -> CausalLM:
 
 def _with_loss(config: RunConfig, model: CausalLM, kernels: Kernels) -> nn.Cell:
     """The cell that gives the loss of a batch: the model itself, or for pairs of answers with its reference."""
-    if not config.learns_pairs:
+    if not config.is_preference_tuning:
         return model
     return PreferenceLoss(model, base_of(model, config.model.config, kernels), config.preference)
 

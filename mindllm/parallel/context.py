@@ -19,7 +19,7 @@ DOCUMENT_COLUMNS = ("segment_starts", "position_ids")
 
 def input_columns(config: RunConfig) -> tuple[str, ...]:
     """The columns that the graphs of a run on several devices are given, those that evaluate included."""
-    documents = DOCUMENT_COLUMNS if config.places_from_batch else ()
+    documents = DOCUMENT_COLUMNS if config.uses_position_ids else ()
     random = (RANDOM_KEYS,) if config.model.config.architecture.drops else ()
     return (*COLUMNS, *documents, *random)
 

@@ -8,7 +8,7 @@ with one number it makes one block, whose order goes round in a circle ("Graph c
 from __future__ import annotations
 
 from mindllm.models import CausalLM
-from mindllm.models.interleaved_layer import InterleavedLayer
+from mindllm.models.interleaved_layer import FineGrainInterleavedLayer
 
 ON_ITS_OWN_ROWS = "skip_redistribution"
 BLOCK = "fine_grained_interleaved_index"
@@ -17,7 +17,7 @@ BLOCK = "fine_grained_interleaved_index"
 def mark_row_parts(lm: CausalLM) -> None:
     """Marks cuts and joins of all layers that have them."""
     for number, layer in enumerate(lm.model.layers):
-        if not isinstance(layer, InterleavedLayer):
+        if not isinstance(layer, FineGrainInterleavedLayer):
             continue
         cuts = [part.slice for part in (*layer.behind, *(layer.beside if layer.first else ()))]
         for cut in cuts:

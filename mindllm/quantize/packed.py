@@ -12,7 +12,7 @@ from mindllm.quantize.nearest import quantise
 
 
 def held_tensors(codes: Codes) -> dict[str, np.ndarray]:
-    """What the tensors of ``HeldCodes`` hold of a matrix, by their names below the projection."""
+    """What the tensors of ``DequantizedWeight`` hold of a matrix, by their names below the projection."""
     found = {CODES: codes.packed, SCALES: codes.scales[:, :, None, None]}
     if codes.zeros is not None:
         found[ZEROS] = codes.zeros[:, :, None, None]

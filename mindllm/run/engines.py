@@ -8,16 +8,16 @@ from mindllm.parallel.layout import mesh_of
 from mindllm.train.device import connect, select_device
 from mindllm.train.engine import Engine
 from mindllm.train.engine.engine import evaluation_config
-from mindllm.train.job.batch_shard import WHOLE, Share
+from mindllm.train.job.batch_shard import FULL_BATCH, BatchShard
 from mindllm.train.job.execution import Execution, Executor
 
 
-def share_of(config: RunConfig, execution: Execution) -> Share:
+def share_of(config: RunConfig, execution: Execution) -> BatchShard:
     """The rows of every batch that this process reads."""
     if execution.executor is Executor.LOCKSTEP:
-        return WHOLE
+        return FULL_BATCH
     if execution.executor is Executor.REPLICA:
-        return WHOLE if execution.ranks.simulated else Share(execution.ranks.rank, execution.ranks.count)
+        return FULL_BATCH if execution.ranks.simulated else BatchShard(execution.ranks.rank, execution.ranks.count)
     from mindllm.train.engine import cluster_rank
 
     return cluster_rank.share_of(config, execution.ranks.rank)

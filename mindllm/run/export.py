@@ -39,7 +39,7 @@ def export(state: RunState, store: CheckpointStore, tokenizer: Tokenizer | None)
 
 
 def _whole_weights(state: RunState, store: CheckpointStore) -> Mapping[str, Any]:
-    held = state.engine.held()
+    held = state.engine.local_state()
     if state.engine.holds_all:
         return whole_weights(state, joined(tensors.weights for tensors in held.values()), "export_hf.directory")
     newest = store.newest()

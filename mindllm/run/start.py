@@ -8,7 +8,7 @@ from mindllm.config import RunConfig, override_config
 from mindllm.end_in_time import ending_in_time
 from mindllm.exit_hooks import skip_exit_functions
 from mindllm.launch.heartbeat import heart, is_watched
-from mindllm.launch.meeting import Seat
+from mindllm.launch.meeting import RendezvousClient
 from mindllm.train.device import prepare_environment
 from mindllm.train.job.execution import Executor, execution_of
 
@@ -19,7 +19,7 @@ def start(config: RunConfig) -> int:
     Raises:
         UserError: the run cannot be executed by what was started, or is too large for this machine.
     """
-    if Seat.is_inherited():
+    if RendezvousClient.is_inherited():
         # MindSpore's connections to other processes crash now and then (2.10) in its exit function, which clears its resources.
         skip_exit_functions()
     with ending_in_time(told=heart.end) if is_watched() else nullcontext():

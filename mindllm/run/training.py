@@ -80,7 +80,7 @@ def train(config: RunConfig, execution: Execution) -> int:
     state = RunState(config, engine, LossScaler(config.runner_wrapper.scale_sense), total_steps, data.steps_per_epoch)
     state.pretrained, state.base = pretrained, base_record(config, pretrained)
     if given is not None:
-        engine.put(given)
+        engine.load_state(given)
         logger.info("weights of %s", pretrained.path if pretrained else "")
     if checkpoint is not None:
         restore(state, checkpoint)
@@ -139,7 +139,7 @@ def evaluate(config: RunConfig, execution: Execution) -> int:
     if not execution.connects_first:
         set_up_execution(config, execution)
     engine = make_engine(with_model(config, model), execution, training=False)
-    engine.put(pretrained)
+    engine.load_state(pretrained)
     result = evaluator.run(engine)
     logger.info("%s on the %s split: %s", config.load_checkpoint, config.eval_dataset.split, result.describe())
     return 0

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from mindllm.config.latent_attention import LatentAttentionSpec
 from mindllm.config.layers import AttentionSpec, RotarySpec
-from mindllm.timing.work import ATTENTION, HALF, MASK, NORM_PASSES, Exchange, Operator, elementwise, product
+from mindllm.timing.work import ATTENTION, HALF_BYTES, MASK, NORM_PASSES, Exchange, Operator, elementwise, product
 from mindllm.timing.workload import Numerics, Strategy
 
 OF_HEADS = ("wq_plain", "wq_rotary", "wq_up_plain", "wq_up_rotary", "wk_plain", "wv")
@@ -40,7 +40,7 @@ def _projections(spec: AttentionSpec, tokens: float, strategy: Strategy, numeric
         yield product(f"attention.{name}.matmul", tokens, inner, out / ranks, numerics.compute)
     if isinstance(spec.position, RotarySpec):
         turned = (spec.num_heads + spec.kv_heads) * spec.head_dim / ranks
-        yield elementwise("attention.apply_rotary", HALF * tokens * turned, 2.0)
+        yield elementwise("attention.apply_rotary", HALF_BYTES * tokens * turned, 2.0)
 
 
 def _latent_projections(
@@ -53,14 +53,14 @@ def _latent_projections(
             yield product(f"attention.{projection}.matmul", tokens, inner, columns, numerics.compute)
     for side, width in (("query", spec.query_rank), ("key_value", spec.key_value_rank)):
         if width is not None:
-            yield elementwise(f"attention.{side}_latent_norm.norm", HALF * tokens * width, NORM_PASSES[0])
-    yield elementwise("attention.query_rotary", HALF * tokens * heads * spec.rotary_dim, 2.0)
-    yield elementwise("attention.key_rotary", HALF * tokens * spec.rotary_dim, 2.0)
+            yield elementwise(f"attention.{side}_latent_norm.norm", HALF_BYTES * tokens * width, NORM_PASSES[0])
+    yield elementwise("attention.query_rotary", HALF_BYTES * tokens * heads * spec.rotary_dim, 2.0)
+    yield elementwise("attention.key_rotary", HALF_BYTES * tokens * spec.rotary_dim, 2.0)
     for side in ("query", "key"):
-        yield elementwise(f"attention.join_{side}", HALF * tokens * heads * spec.head_dim, 2.0)
+        yield elementwise(f"attention.join_{side}", HALF_BYTES * tokens * heads * spec.head_dim, 2.0)
     if _fused(spec, numerics) and spec.value_dim < spec.head_dim:
-        yield elementwise("attention.padding", HALF * tokens * heads * spec.head_dim, 2.0)
-        yield elementwise("attention.cut", HALF * tokens * heads * spec.value_dim, 2.0)
+        yield elementwise("attention.padding", HALF_BYTES * tokens * heads * spec.head_dim, 2.0)
+        yield elementwise("attention.cut", HALF_BYTES * tokens * heads * spec.value_dim, 2.0)
 
 
 def _context_exchanges(
@@ -69,7 +69,7 @@ def _context_exchanges(
     """What ranks of a sequence exchange before scores, and behind them."""
     if strategy.context_parallel == 1:
         return [], []
-    queries, results = (HALF * tokens * heads * width for width in (spec.head_dim, spec.value_dim))
+    queries, results = (HALF_BYTES * tokens * heads * width for width in (spec.head_dim, spec.value_dim))
     shared = spec.kv_heads / spec.num_heads
     before = {"keys": queries * shared, "values": results * shared}
     if not strategy.exchanges_heads:
@@ -100,11 +100,11 @@ def _scores(
         )  # the last rank takes longest, others wait for it
         seen = seq_length if numerics.whole_masks else seen_keys(seq_length, spec.window, first)
         rows = 2 * tokens + 2 * sequences * seq_length * spec.kv_heads / spec.num_heads
-        flops, traffic = 4.0 * tokens * seen * heads * spec.head_dim, HALF * rows * heads * spec.head_dim
+        flops, traffic = 4.0 * tokens * seen * heads * spec.head_dim, HALF_BYTES * rows * heads * spec.head_dim
         yield Operator("attention.attention.flash_attention", ATTENTION, flops, traffic, dtype=numerics.compute)
         return
     batch = sequences * heads
-    scores = HALF * batch * queries * seq_length
+    scores = HALF_BYTES * batch * queries * seq_length
     yield product("attention.scores", queries, spec.head_dim, seq_length, numerics.compute, batch)
     yield elementwise("attention.softmax", scores, 2.0)
     if numerics.dropout:

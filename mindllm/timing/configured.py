@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mindllm.config import RunConfig
 from mindllm.parallel.layer_plan import make_plan
-from mindllm.timing.work import WHOLE
+from mindllm.timing.work import FP32_BYTES
 from mindllm.timing.workload import Numerics, Strategy, Workload
 
 
@@ -30,7 +30,7 @@ def workload_of(config: RunConfig) -> Workload:
                 raise config.error(
                     "parallel_config.context_parallel", f"{message} (value {sizes.context_parallel}); write 1"
                 )
-    if config.learns_pairs:
+    if config.is_preference_tuning:
         kind = config.train_dataset.data_loader.type
         message = f"the time of the reference beside the model is not modelled (value {kind})"
         raise config.error("train_dataset.data_loader.type", message)
@@ -60,7 +60,7 @@ def workload_of(config: RunConfig) -> Workload:
     computes_it = all(kind.attention.can_be_fused for kind in model.architecture.kinds())
     fused = model.use_flash_attention is not False and computes_it  # auto: every described device has the kernel
     numerics = Numerics(
-        model.compute_dtype, WHOLE, fused, model.architecture.drops, whole_masks=config.places_from_batch,
+        model.compute_dtype, FP32_BYTES, fused, model.architecture.drops, whole_masks=config.uses_position_ids,
         wide_residual=model.fp32_residual_connection and model.compute_dtype != "float32",
     )  # fmt: skip
     plan, swap = make_plan(config), config.swap_config

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from mindllm.config.experts import ExpertsSpec
 from mindllm.config.layers import FeedForwardSpec
-from mindllm.timing.work import HALF, WHOLE, Exchange, Operator, elementwise, product
+from mindllm.timing.work import FP32_BYTES, HALF_BYTES, Exchange, Operator, elementwise, product
 from mindllm.timing.workload import Numerics, Strategy
 
 ROUTER = "float32"
@@ -30,7 +30,7 @@ def feed_forward_work(
 ) -> Iterator[Operator]:
     """A dense one: its width is split over tensor-parallel ranks."""
     width = spec.width / strategy.model_parallel
-    inner = HALF * tokens * width
+    inner = HALF_BYTES * tokens * width
     yield product(f"{at}.w1.matmul", tokens, spec.hidden_size, width, numerics.compute)
     yield elementwise(f"{at}.w1.activation.{spec.activation_operator}", inner, 2.0)
     if spec.gated:
@@ -48,11 +48,11 @@ def experts_work(
         yield from _sorted_work(spec, tokens, strategy, numerics)
         yield from _seen_by_all(spec, tokens, strategy, numerics)
         return
-    rows = HALF * routed_places(spec, tokens, seq_length) * hidden
+    rows = HALF_BYTES * routed_places(spec, tokens, seq_length) * hidden
     own = rows * strategy.expert_ranks / strategy.model_parallel
     yield product(f"{at}.router.matmul", tokens / strategy.sequence_ranks, hidden, router.experts, ROUTER)
     passes = ROUTED_PASSES + 2 * router.chosen  # the mask is made of a row of zeros and a one for every choice
-    yield elementwise(f"{at}.router.scores", WHOLE * tokens * router.experts, passes)
+    yield elementwise(f"{at}.router.scores", FP32_BYTES * tokens * router.experts, passes)
     yield elementwise(f"{at}.gather_tokens", rows, 2.0)
     yield Exchange(f"{at}.depart", "AlltoAll", own, "ep")
     yield from _products(spec, tokens, seq_length, strategy, numerics)
@@ -60,7 +60,7 @@ def experts_work(
     yield Exchange(f"{at}.arrive", "AlltoAll", own, "ep")
     if strategy.expert_ranks < strategy.model_parallel:
         yield Exchange(f"{at}.arrive.gather", "AllGather", rows)
-    yield elementwise(f"{at}.collect", HALF * tokens * router.chosen * hidden, COLLECTED_PASSES)
+    yield elementwise(f"{at}.collect", HALF_BYTES * tokens * router.chosen * hidden, COLLECTED_PASSES)
     yield from _seen_by_all(spec, tokens, strategy, numerics)
 
 
@@ -68,10 +68,10 @@ def _seen_by_all(spec: ExpertsSpec, tokens: float, strategy: Strategy, numerics:
     at, hidden = "feed_forward", spec.hidden_size
     if spec.shared is not None:
         yield from feed_forward_work(spec.shared, tokens, strategy, numerics, f"{at}.shared")
-        yield elementwise(f"{at}.shared_add", HALF * tokens * hidden, 3.0)
+        yield elementwise(f"{at}.shared_add", HALF_BYTES * tokens * hidden, 3.0)
     if spec.shared_gate:
         yield product(f"{at}.shared_gate.matmul", tokens / strategy.sequence_ranks, hidden, 1, numerics.compute)
-        yield elementwise(f"{at}.gate_mul", HALF * tokens * hidden, 2.0)
+        yield elementwise(f"{at}.gate_mul", HALF_BYTES * tokens * hidden, 2.0)
 
 
 def _sorted_work(
@@ -80,25 +80,27 @@ def _sorted_work(
     """Each device has its share of the tokens; those that share experts gather theirs, and add up what they make of them."""
     at, router, hidden, expert = "feed_forward", spec.router, spec.hidden_size, spec.expert
     share, groups = tokens / strategy.model_parallel, strategy.expert_parallel
-    rows, moved = rows_held(spec, tokens, strategy), HALF * share * groups * hidden
+    rows, moved = rows_held(spec, tokens, strategy), HALF_BYTES * share * groups * hidden
     yield product(f"{at}.router.matmul", tokens / strategy.sequence_ranks, hidden, router.experts, ROUTER)
-    yield elementwise(f"{at}.router.scores", WHOLE * tokens * router.experts, ROUTED_PASSES + 2 * router.chosen)
+    yield elementwise(f"{at}.router.scores", FP32_BYTES * tokens * router.experts, ROUTED_PASSES + 2 * router.chosen)
     if groups > 1:
         yield Exchange(f"{at}.experts.gather_tokens", "AllGather", moved, "ep")
-    yield elementwise(f"{at}.experts.permute", HALF * rows * hidden, 2.0)
+    yield elementwise(f"{at}.experts.permute", HALF_BYTES * rows * hidden, 2.0)
     own, computed = router.experts / groups, share * router.chosen
     sizes = {"w1": (hidden, expert.width), "w3": (hidden, expert.width), "w2": (expert.width, hidden)}
     for name, (inner, outer) in sizes.items():
-        yield elementwise(f"{at}.experts.{name}.transpose", HALF * own * inner * outer, 2.0)
+        yield elementwise(f"{at}.experts.{name}.transpose", HALF_BYTES * own * inner * outer, 2.0)
         yield product(f"{at}.experts.{name}.matmul", computed / own, inner, outer, numerics.compute, own)
         if name == "w3":
-            yield elementwise(f"{at}.experts.activation.{expert.activation_operator}", HALF * rows * expert.width, 2.0)
-            yield elementwise(f"{at}.experts.mul", HALF * rows * expert.width, 3.0)
-    yield elementwise(f"{at}.experts.unpermute", HALF * rows * hidden, 2.0)
+            yield elementwise(
+                f"{at}.experts.activation.{expert.activation_operator}", HALF_BYTES * rows * expert.width, 2.0
+            )
+            yield elementwise(f"{at}.experts.mul", HALF_BYTES * rows * expert.width, 3.0)
+    yield elementwise(f"{at}.experts.unpermute", HALF_BYTES * rows * hidden, 2.0)
     if groups > 1:
         yield Exchange(f"{at}.experts.scatter", "ReduceScatter", moved, "ep")
     if strategy.model_parallel > 1 and not strategy.sequence_parallel:
-        yield Exchange(f"{at}.experts.results", "AllGather", HALF * tokens * hidden)
+        yield Exchange(f"{at}.experts.results", "AllGather", HALF_BYTES * tokens * hidden)
 
 
 def rows_held(spec: ExpertsSpec, tokens: float, strategy: Strategy) -> float:
@@ -115,8 +117,8 @@ def _products(
     count, width = places / capacity, expert.width / strategy.expert_ranks
     for name in ("w1", "w3"):
         yield product(f"{at}.{name}.matmul", capacity, expert.hidden_size, width, numerics.compute, count)
-    yield elementwise(f"{at}.activation.{expert.activation_operator}", HALF * places * width, 2.0)
-    yield elementwise(f"{at}.mul", HALF * places * width, 3.0)
+    yield elementwise(f"{at}.activation.{expert.activation_operator}", HALF_BYTES * places * width, 2.0)
+    yield elementwise(f"{at}.mul", HALF_BYTES * places * width, 3.0)
     yield product(f"{at}.w2.matmul", capacity, width, expert.hidden_size, numerics.compute, count)
 
 

@@ -18,10 +18,10 @@ from mindllm.timing.attention import attention_work
 from mindllm.timing.feed_forward import experts_work, feed_forward_work, sorts_split_tokens
 from mindllm.timing.work import (
     ATTENTION,
-    HALF,
+    FP32_BYTES,
+    HALF_BYTES,
     MASK,
     NORM_PASSES,
-    WHOLE,
     Exchange,
     Operator,
     Work,
@@ -65,7 +65,7 @@ def forward_work(spec: LayerSpec, tokens: float, seq_length: int, strategy: Stra
 def _forward(
     spec: LayerSpec, tokens: float, seq_length: int, strategy: Strategy, numerics: Numerics
 ) -> Iterator[Operator | Exchange]:
-    hidden = HALF * tokens * spec.attention.hidden_size
+    hidden = HALF_BYTES * tokens * spec.attention.hidden_size
     outside = hidden / strategy.sequence_ranks
     if spec.predicts_ahead:
         width = spec.attention.hidden_size
@@ -122,11 +122,11 @@ def held_work(spec: LayerSpec, part: str, strategy: Strategy) -> Iterator[Operat
         numbers = code.out_features * code.in_features / ranks
         packed = numbers * bits_of(code.code) / 8
         name = f"{code.module}{HELD}"
-        yield elementwise(name, packed, 1.0 + WHOLE)  # to integers that a table is read by
-        yield elementwise(name, WHOLE * (packed + numbers), 1.0)
+        yield elementwise(name, packed, 1.0 + FP32_BYTES)  # to integers that a table is read by
+        yield elementwise(name, FP32_BYTES * (packed + numbers), 1.0)
         further = 1 + code.has_zeros + code.ordered  # scales, zero points, the order of columns
-        yield from further * (elementwise(name, WHOLE * numbers, 2.0),)
-        yield elementwise(name, numbers, WHOLE + HALF)
+        yield from further * (elementwise(name, FP32_BYTES * numbers, 2.0),)
+        yield elementwise(name, numbers, FP32_BYTES + HALF_BYTES)
 
 
 def adapter_work(
@@ -148,9 +148,9 @@ def adapter_work(
         out = adapter.out_features / (1 if split_input else ranks)
         yield product(f"{adapter.module}.adapter.down", tokens, inner, adapter.rank, numerics.compute)
         if adapter.has_values:
-            yield elementwise(f"{adapter.module}.adapter.values", HALF * tokens * adapter.rank, 2.0)
+            yield elementwise(f"{adapter.module}.adapter.values", HALF_BYTES * tokens * adapter.rank, 2.0)
         yield product(f"{adapter.module}.adapter.up", tokens, adapter.rank, out, numerics.compute)
-        yield elementwise(f"{adapter.module}.adapter.add", HALF * tokens * out, 3.0)
+        yield elementwise(f"{adapter.module}.adapter.add", HALF_BYTES * tokens * out, 3.0)
 
 
 def bottleneck_work(
@@ -163,9 +163,9 @@ def bottleneck_work(
             continue
         hidden, length, name = bottleneck.hidden_size, bottleneck.length, bottleneck.name
         yield product(f"{name}.down.matmul", own, hidden, length, numerics.compute)
-        yield elementwise(f"{name}.gelu", HALF * own * length, 4.0)
+        yield elementwise(f"{name}.gelu", HALF_BYTES * own * length, 4.0)
         yield product(f"{name}.up.matmul", own, length, hidden, numerics.compute)
-        yield elementwise(f"{name}.add", HALF * own * hidden, 4.0)
+        yield elementwise(f"{name}.add", HALF_BYTES * own * hidden, 4.0)
 
 
 MIRRORED: Mapping[str, str] = {"AllGather": "ReduceScatter", "ReduceScatter": "AllGather"}
@@ -187,7 +187,7 @@ def _summed(one: Operator | Exchange) -> tuple[Operator | Exchange, ...]:
     if one.name.startswith(OF_SEQUENCES):
         return (one,)  # scores have no weights
     _, rows, _ = one.sizes
-    return one, elementwise(f"{one.name}.sum", HALF * one.flops / (2 * rows), 3.0)
+    return one, elementwise(f"{one.name}.sum", HALF_BYTES * one.flops / (2 * rows), 3.0)
 
 
 def _gradients(one: Operator | Exchange, frozen: Collection[str]) -> Iterator[Operator | Exchange]:

@@ -21,14 +21,14 @@ from mindllm.timing.non_layer_cost import Held
 from mindllm.timing.saved_activations import gradients_at_once, kept_results
 from mindllm.timing.step_work import layer_key, step_work
 from mindllm.timing.swapped import moved_bytes
-from mindllm.timing.work import HALF, WHOLE
+from mindllm.timing.work import FP32_BYTES, HALF_BYTES
 from mindllm.timing.workload import Workload
 
-STATE = 3 * WHOLE  # weight and two moments
+STATE = 3 * FP32_BYTES  # weight and two moments
 LOGITS = (
-    4 * WHOLE + HALF
+    4 * FP32_BYTES + HALF_BYTES
 )  # of a logit: as the product yields it, and what a dry run has of it in single precision at once
-CAPPED_LOGITS = 5 * WHOLE  # of one under a soft cap: the cap's tanh and product, and three of the cross entropy
+CAPPED_LOGITS = 5 * FP32_BYTES  # of one under a soft cap: the cap's tanh and product, and three of the cross entropy
 MOST_SIMULATED = 4  # micro-batches per stage after which a pipeline holds no more
 
 
@@ -101,9 +101,13 @@ def state_bytes(held: Held, workload: Workload) -> float:
     """
     strategy, pet = workload.strategy, workload.architecture.pet
     accumulates = strategy.micro_batches * strategy.accumulation > 1
-    trained = held.own(strategy) * STATE + held.state + held.updated * (HALF + (WHOLE if accumulates else HALF))
+    trained = (
+        held.own(strategy) * STATE
+        + held.state
+        + held.updated * (HALF_BYTES + (FP32_BYTES if accumulates else HALF_BYTES))
+    )
     in_half = pet is not None and pet.frozen_dtype != "float32"
-    return trained + held.codes + held.frozen * (HALF if in_half else WHOLE + HALF)
+    return trained + held.codes + held.frozen * (HALF_BYTES if in_half else FP32_BYTES + HALF_BYTES)
 
 
 def loss_bytes(workload: Workload) -> float:
@@ -114,4 +118,4 @@ def loss_bytes(workload: Workload) -> float:
     of_one = LOGITS if workload.architecture.head.soft_cap is None else CAPPED_LOGITS
     logits = heads * of_one * workload.rank_tokens * vocabulary
     slices = 0 if whole else workload.loss_chunks  # each has a gradient of the head's weight until all are added up
-    return logits / workload.loss_chunks + slices * HALF * vocabulary * workload.architecture.hidden_size
+    return logits / workload.loss_chunks + slices * HALF_BYTES * vocabulary * workload.architecture.hidden_size

@@ -13,16 +13,26 @@ from mindllm.config.layers import LayerSpec
 from mindllm.config.tuning import PetConfig, is_trained
 from mindllm.timing.layer import WHOLE_ON_A_RANK
 from mindllm.timing.tuned_update import projected_size, state_beside
-from mindllm.timing.work import HALF, NORM_PASSES, WHOLE, Axis, Exchange, Operator, Work, elementwise, product
+from mindllm.timing.work import (
+    FP32_BYTES,
+    HALF_BYTES,
+    NORM_PASSES,
+    Axis,
+    Exchange,
+    Operator,
+    Work,
+    elementwise,
+    product,
+)
 from mindllm.timing.workload import Strategy, Workload
 
 LOSS_PASSES = (
     4.0  # of logits in single precision: cast, maximum, sum of exponentials, and the gradient's read in between
 )
 LOOKUP_PASSES = 2.0
-UPDATE_BYTES = 7 * WHOLE  # AdamW reads gradient, weight and two moments and writes the last three
-CLIP_BYTES = 3 * WHOLE  # the norm reads a gradient, scaling reads and writes it
-SCALED_BYTES = 2 * HALF + 4 * WHOLE
+UPDATE_BYTES = 7 * FP32_BYTES  # AdamW reads gradient, weight and two moments and writes the last three
+CLIP_BYTES = 3 * FP32_BYTES  # the norm reads a gradient, scaling reads and writes it
+SCALED_BYTES = 2 * HALF_BYTES + 4 * FP32_BYTES
 """Bytes of a number that a scaled loss adds to an update of Megatron-LM (``optimizer.py``, 2022): a gradient is read in half
 precision and written in single, read and written to be divided by the scale and looked at for infinities; a weight is read again
 for its copy in half precision, and the sum of gradients is set to nothing."""
@@ -30,7 +40,7 @@ for its copy in half precision, and the sum of gradients is set to nothing."""
 
 def embedding_work(architecture: Architecture, tokens: float, strategy: Strategy) -> Work:
     """Forward of the first place; its gradient takes as long."""
-    size = HALF * tokens * architecture.hidden_size
+    size = HALF_BYTES * tokens * architecture.hidden_size
     found: list[Operator | Exchange] = [elementwise("embedding.lookup", size, LOOKUP_PASSES)]
     if strategy.vocabulary_parallel:
         found.append(Exchange("embedding.reduce", "AllReduce", size))
@@ -55,7 +65,7 @@ def head_work(workload: Workload, tokens: float) -> Work:
 
 
 def _before_loss(workload: Workload, tokens: float) -> Iterator[Operator | Exchange]:
-    size = HALF * tokens * workload.architecture.hidden_size
+    size = HALF_BYTES * tokens * workload.architecture.hidden_size
     yield elementwise("norm_out.norm", size / workload.strategy.sequence_ranks, NORM_PASSES[0])
     if workload.strategy.sequence_parallel:
         yield Exchange("lm_head.gather", "AllGather", size)
@@ -69,8 +79,8 @@ def loss_work(workload: Workload, tokens: float) -> Work:
 def _slice(workload: Workload, tokens: float) -> Iterator[Operator | Exchange]:
     hidden, columns = workload.architecture.hidden_size, _columns(workload)
     yield product("lm_head.matmul", tokens, hidden, columns, workload.numerics.compute)
-    yield elementwise("loss.cross_entropy", WHOLE * tokens * columns, LOSS_PASSES)
-    yield Exchange("loss.reduce", "AllReduce", 3 * WHOLE * tokens)
+    yield elementwise("loss.cross_entropy", FP32_BYTES * tokens * columns, LOSS_PASSES)
+    yield Exchange("loss.reduce", "AllReduce", 3 * FP32_BYTES * tokens)
 
 
 def repeated_loss(workload: Workload, tokens: float) -> Work:
@@ -80,7 +90,7 @@ def repeated_loss(workload: Workload, tokens: float) -> Work:
 
 def sums_of_slices(workload: Workload) -> Work:
     """Every slice of the loss has a gradient of the head's weight; they are added up."""
-    size = HALF * workload.architecture.hidden_size * _columns(workload)
+    size = HALF_BYTES * workload.architecture.hidden_size * _columns(workload)
     return (workload.loss_chunks - 1) * (elementwise("lm_head.weight_sum", size, 3.0),)
 
 
@@ -94,7 +104,7 @@ def shared_table(workload: Workload) -> Exchange | None:
     if workload.plan.stages == 1 or not (architecture.head.tied or architecture.predictions):
         return None
     ranks = strategy.model_parallel if strategy.vocabulary_parallel else 1
-    return Exchange("embedding", "Send", WHOLE * architecture.vocab_size * architecture.hidden_size / ranks, "pp")
+    return Exchange("embedding", "Send", FP32_BYTES * architecture.vocab_size * architecture.hidden_size / ranks, "pp")
 
 
 @dataclass(frozen=True)
@@ -206,7 +216,7 @@ def table_parameters(architecture: Architecture, name: str, count: float) -> Hel
 
 def update_operator(held: Held, workload: Workload) -> Operator:
     """Clipping and AdamW of what a rank updates; behind a scaled loss also what that takes."""
-    passes = UPDATE_BYTES + CLIP_BYTES + HALF + SCALED_BYTES * workload.numerics.scaled_loss
+    passes = UPDATE_BYTES + CLIP_BYTES + HALF_BYTES + SCALED_BYTES * workload.numerics.scaled_loss
     return elementwise("update", held.own(workload.strategy) - held.projected, passes)
 
 
@@ -221,5 +231,5 @@ def _exchanged(which: str, parameters: float, axis: Axis, workload: Workload) ->
     size = parameters * workload.numerics.gradient_bytes
     if not workload.strategy.optimizer_shard:
         return (Exchange(gradients, "AllReduce", size, axis),)
-    gathered = Exchange(weights, "AllGather", parameters * HALF, axis)
+    gathered = Exchange(weights, "AllGather", parameters * HALF_BYTES, axis)
     return (Exchange(gradients, "ReduceScatter", size, axis), gathered)

@@ -12,20 +12,20 @@ from mindllm.config.experts import ExpertsSpec
 from mindllm.config.latent_attention import LatentAttentionSpec
 from mindllm.config.layers import FeedForwardSpec, LayerSpec
 from mindllm.timing.feed_forward import own_places, rows_held, sorts_split_tokens
-from mindllm.timing.work import HALF, WHOLE
+from mindllm.timing.work import FP32_BYTES, HALF_BYTES
 from mindllm.timing.workload import Numerics, Strategy
 
 ROUTED = 3  # tensors of [tokens, experts] in single precision: logits, scores, and scores as the losses see them
-STATISTICS = 16 * WHOLE  # of a query and head, for the kernel's gradient: eight maxima and eight sums
+STATISTICS = 16 * FP32_BYTES  # of a query and head, for the kernel's gradient: eight maxima and eight sums
 Kept = dict[str, float]
 
 
 def kept_results(spec: LayerSpec, tokens: int, seq_length: int, strategy: Strategy, numerics: Numerics) -> Kept:
     """Bytes of each."""
-    whole = HALF * tokens * spec.attention.hidden_size
+    whole = HALF_BYTES * tokens * spec.attention.hidden_size
     hidden = whole / strategy.sequence_ranks
     found = {
-        "residuals": WHOLE / HALF * len(spec.norms) * hidden,
+        "residuals": FP32_BYTES / HALF_BYTES * len(spec.norms) * hidden,
         **{f"{norm}.norm": hidden for norm in spec.norms[:2]},
     }
     for norm in spec.norms[: 1 if sorts_split_tokens(spec.feed_forward) else 2]:  # gathered, it is kept instead
@@ -48,7 +48,7 @@ def gradients_at_once(spec: LayerSpec, tokens: int, seq_length: int, strategy: S
     inside = sum(size for name, size in kept.items() if name.startswith("feed_forward."))
     if numerics.fused_attention and spec.attention.can_be_fused:
         return inside
-    return max(inside, (2 * WHOLE - HALF) * _scores(spec, tokens, seq_length, strategy))
+    return max(inside, (2 * FP32_BYTES - HALF_BYTES) * _scores(spec, tokens, seq_length, strategy))
 
 
 def _scores(spec: LayerSpec, tokens: int, seq_length: int, strategy: Strategy) -> float:
@@ -70,24 +70,26 @@ def _attention(spec: LayerSpec, tokens: int, seq_length: int, strategy: Strategy
         value = attention.head_dim if fused else attention.value_dim  # the kernel has values as wide as keys
         heads = attention.num_heads * (2 * attention.head_dim + (1 + fused) * value + attention.value_dim)
         narrow = attention.key_value_rank + (attention.query_rank or 0)
-        found["attention.latents"] = 2 * HALF * tokens * narrow  # before and behind their norms
+        found["attention.latents"] = 2 * HALF_BYTES * tokens * narrow  # before and behind their norms
     else:
         exchanged = (
             strategy.exchanges_heads or strategy.context_balanced
         )  # the kernel's results are put into another order
         gathered = 1 if strategy.exchanges_heads else strategy.context_parallel
         heads = ((2 + fused + exchanged) * attention.num_heads + 2 * gathered * attention.kv_heads) * attention.head_dim
-    found["attention.heads"] = HALF * tokens * heads / ranks
+    found["attention.heads"] = HALF_BYTES * tokens * heads / ranks
     if fused:
         found["attention.statistics"] = STATISTICS * tokens * attention.num_heads / ranks
     else:
         capped = attention.soft_cap is not None
-        found["attention.scores"] = ((1 + capped) * WHOLE + HALF) * _scores(spec, tokens, seq_length, strategy)
+        found["attention.scores"] = ((1 + capped) * FP32_BYTES + HALF_BYTES) * _scores(
+            spec, tokens, seq_length, strategy
+        )
     return found
 
 
 def _dense(spec: FeedForwardSpec, tokens: int, strategy: Strategy, at: str) -> Kept:
-    inner = HALF * tokens * spec.width / strategy.model_parallel
+    inner = HALF_BYTES * tokens * spec.width / strategy.model_parallel
     found = {f"{at}.w1": inner, f"{at}.w1.activation.{spec.activation_operator}": inner}
     return found | ({f"{at}.w3": inner, f"{at}.mul": inner} if spec.gated else {})
 
@@ -97,14 +99,16 @@ def _experts(spec: ExpertsSpec, tokens: int, seq_length: int, strategy: Strategy
     at, places = "feed_forward.experts", own_places(spec, tokens, seq_length, strategy)
     if spec.grouped:
         places = rows_held(spec, tokens, strategy)
-    inner = HALF * places * spec.expert.width / strategy.expert_ranks
+    inner = HALF_BYTES * places * spec.expert.width / strategy.expert_ranks
     found = {
-        "feed_forward.router": ROUTED * WHOLE * tokens * spec.router.experts,
-        "feed_forward.depart": HALF * places * spec.hidden_size,
+        "feed_forward.router": ROUTED * FP32_BYTES * tokens * spec.router.experts,
+        "feed_forward.depart": HALF_BYTES * places * spec.hidden_size,
         f"{at}.w1": inner,
         f"{at}.activation.{spec.expert.activation_operator}": inner,
         f"{at}.w3": inner,
         f"{at}.mul": inner,
-        "feed_forward.collect": HALF * (places if spec.grouped else tokens * spec.router.chosen) * spec.hidden_size,
+        "feed_forward.collect": HALF_BYTES
+        * (places if spec.grouped else tokens * spec.router.chosen)
+        * spec.hidden_size,
     }
     return found if spec.shared is None else found | _dense(spec.shared, tokens, strategy, "feed_forward.shared")

@@ -21,8 +21,8 @@ NUMBERED = re.compile(r"((?:\w+\.)*?\w+)\.(\d+)(?=\.|$)")
 MICRO_INPUTS = "micro_inputs"  # of MindSpore's pipeline cell: numbered, and no layers
 BETWEEN_STAGES = frozenset({"Send", "Receive"})
 PASSES = (FORWARD, RECOMPUTED, BACKWARD)
-WHOLE = 0.8  # of the operators of a layer that is recomputed as a whole
-NONE, SELECT, COMMUNICATION, FULL = "none", "select", "comm", "full"
+WHOLE_LAYER = 0.8  # of the operators of a layer that is recomputed as a whole
+NONE, SELECT, COMMUNICATION, ALL_RECOMPUTED = "none", "select", "comm", "full"
 Type = frozenset[tuple[str, tuple[int, ...]]]  # names and shapes of a layer's parameters
 
 
@@ -172,8 +172,8 @@ def _recomputation(forward: Iterable[Node], repeated: Iterable[Node]) -> str:
     if not again:
         return NONE
     asked = [is_flagged(node) for node in forward if not node.exchanges]
-    if sum(asked) >= WHOLE * len(asked):
-        return FULL
+    if sum(asked) >= WHOLE_LAYER * len(asked):
+        return ALL_RECOMPUTED
     return COMMUNICATION if all(node.exchanges for node in again) else SELECT
 
 

@@ -15,7 +15,7 @@ from mindllm.config.recompute import names_operator
 from mindllm.errors import UserError
 from mindllm.parallel.layer_plan import LayerAssignment
 from mindllm.timing.saved_activations import kept_results
-from mindllm.timing.work import HALF, Operator, Work
+from mindllm.timing.work import HALF_BYTES, Operator, Work
 from mindllm.timing.workload import Swap, Workload
 
 KERNEL = "attention.attention.flash_attention"
@@ -74,7 +74,7 @@ def _kept(workload: Workload, spec: LayerSpec, forward: Work) -> dict[str, float
 def _of_heads(workload: Workload, spec: LayerSpec, name: str) -> float:
     """Bytes that the formula of memory counts together as attention's heads: queries, keys, values and the kernel's result."""
     strategy, attention = workload.strategy, spec.attention
-    size = HALF * workload.rank_tokens * attention.num_heads / strategy.model_parallel
+    size = HALF_BYTES * workload.rank_tokens * attention.num_heads / strategy.model_parallel
     if isinstance(attention, LatentAttentionSpec):
         return size * attention.head_dim  # the kernel has values as wide as keys
     if name in ("attention.wk", "attention.wv"):

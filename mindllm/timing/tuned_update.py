@@ -13,7 +13,7 @@ from mindllm.config.layers import LayerSpec
 from mindllm.config.optimizer_state import projected_shapes
 from mindllm.config.tuning import ADALORA, GALORE, VALUES, A, B, PetConfig
 from mindllm.timing.layer import SPLIT_INPUT, WHOLE_ON_A_RANK
-from mindllm.timing.work import MATRIX, WHOLE, Axis, Exchange, Operator, Work, elementwise
+from mindllm.timing.work import FP32_BYTES, MATRIX, Axis, Exchange, Operator, Work, elementwise
 from mindllm.timing.workload import Strategy, Workload
 
 Cuts = tuple[tuple[Axis, int], ...]
@@ -81,9 +81,10 @@ def state_beside(spec: LayerSpec, strategy: Strategy, pet: PetConfig | None) -> 
     if pet is None or pet.pet_type not in (ADALORA, GALORE):
         return 0.0
     if pet.pet_type == ADALORA:
-        return 2.0 * WHOLE * sum(matrix.size for matrix in _adapters(spec, strategy))
+        return 2.0 * FP32_BYTES * sum(matrix.size for matrix in _adapters(spec, strategy))
     return sum(
-        2.0 * WHOLE * (_low(one, pet) - one.size) + WHOLE * _projection(one, pet) for one in _all(spec, strategy)
+        2.0 * FP32_BYTES * (_low(one, pet) - one.size) + FP32_BYTES * _projection(one, pet)
+        for one in _all(spec, strategy)
     )
 
 
@@ -113,7 +114,7 @@ def step_update(workload: Workload) -> tuple[Seldom, ...]:
     if pet is None or pet.pet_type != ADALORA:
         return ()
     adapters = sum(_values(spec) for spec in workload.architecture.layers)
-    size = float(WHOLE * adapters * pet.adalora_init_r)
+    size = float(FP32_BYTES * adapters * pet.adalora_init_r)
     of_layers = [len(list(_adapters(spec, workload.strategy))) + _values(spec) for spec in workload.architecture.layers]
     summed = elementwise("adalora.scores", size, float(sum(of_layers) + 1))
     return (Seldom(1.0, (summed, Exchange("adalora.scores", "AllReduce", size, "all"))),)
@@ -138,12 +139,12 @@ def _ranks(spec: LayerSpec, strategy: Strategy) -> Iterator[Operator | Exchange]
         inner = one.own_columns if first else one.own_rows
         cuts = one.column_cuts if first else one.row_cuts
         if first:
-            yield from _sums(f"{one.name}.rows", WHOLE * rank * one.own_columns, one.row_cuts)
+            yield from _sums(f"{one.name}.rows", FP32_BYTES * rank * one.own_columns, one.row_cuts)
         yield _product(f"{one.name}.overlap", rank, inner, rank)
-        yield from _sums(f"{one.name}.overlap", float(WHOLE * rank * rank), cuts)
+        yield from _sums(f"{one.name}.overlap", float(FP32_BYTES * rank * rank), cuts)
         yield from _each(f"{one.name}.penalty", float(rank * rank), PENALTY)
         yield _product(f"{one.name}.penalty", one.own_rows, rank, one.own_columns)
-        yield elementwise(f"{one.name}.gradient", WHOLE * one.size, 3.0)
+        yield elementwise(f"{one.name}.gradient", FP32_BYTES * one.size, 3.0)
         yield from _each(f"{one.name}.importance", one.size, COUNTED)
     for module, rank in _adapted(spec).items():
         yield from _each(f"{module}.{VALUES}.importance", float(rank), COUNTED)
@@ -153,9 +154,9 @@ def _ranks(spec: LayerSpec, strategy: Strategy) -> Iterator[Operator | Exchange]
 def _step(one: Matrix, pet: PetConfig) -> Iterator[Operator | Exchange]:
     """GaLore, of one matrix: to a few dimensions, AdamW there, and back."""
     low, rank, (longer, shorter), cuts = _low(one, pet), pet.galore_rank, _sides(one), _shorter_cuts(one)
-    yield elementwise(f"{one.name}.norm", WHOLE * one.size, 1.0)
+    yield elementwise(f"{one.name}.norm", FP32_BYTES * one.size, 1.0)
     yield _product(f"{one.name}.low", longer, shorter, rank)
-    yield from _sums(f"{one.name}.low", WHOLE * low, cuts)
+    yield from _sums(f"{one.name}.low", FP32_BYTES * low, cuts)
     yield from _each(f"{one.name}.step", low, LOW_STEP)
     yield _product(f"{one.name}.back", longer, rank, shorter)
     yield from _each(f"{one.name}.moved", one.size, MOVED)
@@ -166,10 +167,10 @@ def _refresh(one: Matrix, pet: PetConfig) -> Iterator[Operator | Exchange]:
     whole, (longer, _) = min(one.rows, one.columns), _sides(one)
     joined = longer * whole
     for axis, _ in _shorter_cuts(one):
-        yield Exchange(f"{one.name}.joined", "AllGather", WHOLE * joined, axis)
+        yield Exchange(f"{one.name}.joined", "AllGather", FP32_BYTES * joined, axis)
     yield from _each(f"{one.name}.scaled", joined, (2, 1, 2))
     yield _product(f"{one.name}.square", whole, longer, whole)
-    yield from _sums(f"{one.name}.square", float(WHOLE * whole * whole), _longer_cuts(one))
+    yield from _sums(f"{one.name}.square", float(FP32_BYTES * whole * whole), _longer_cuts(one))
     for _ in range(ROUNDS):
         yield _product(f"{one.name}.round", whole, whole, pet.galore_rank)
         yield from _each(f"{one.name}.round", float(whole * pet.galore_rank), ROUND)
@@ -229,12 +230,12 @@ def _sums(name: str, size: float, cuts: Cuts) -> Iterator[Exchange]:
 def _each(name: str, size: float, passes: tuple[int, ...]) -> Iterator[Operator]:
     """Operators of ``size`` numbers in single precision, one launch each."""
     for count in passes:
-        yield elementwise(name, WHOLE * size, float(count))
+        yield elementwise(name, FP32_BYTES * size, float(count))
 
 
 def _product(name: str, rows: float, inner: float, columns: float) -> Operator:
     """One in single precision."""
-    traffic = WHOLE * (rows * inner + inner * columns + rows * columns)
+    traffic = FP32_BYTES * (rows * inner + inner * columns + rows * columns)
     return Operator(name, MATRIX, 2.0 * rows * inner * columns, traffic, (rows, inner, columns), "float32")
 
 

@@ -13,8 +13,8 @@ MATRIX: Kind = "matrix"
 ATTENTION: Kind = "attention"
 VECTOR: Kind = "vector"
 Axis = Literal["tp", "cp", "dp", "pp", "etp", "ep", "replica", "all"]
-HALF = 2  # bytes of a number in half precision
-WHOLE = 4  # and in single precision
+HALF_BYTES = 2  # bytes of a number in half precision
+FP32_BYTES = 4  # and in single precision
 NORM_PASSES = (2.0, 4.0)  # tensors that a norm reads and writes, forward and backward
 MASK = 0.5  # of a half-precision tensor: a dropout mask of a byte for each number
 
@@ -54,7 +54,7 @@ Work = tuple[Operator | Exchange, ...]
 
 def product(name: str, rows: float, inner: float, columns: float, dtype: str, batch: float = 1.0) -> Operator:
     """``batch`` products ``[rows, inner] x [inner, columns]`` with operands in half precision."""
-    traffic = HALF * batch * (rows * inner + inner * columns + rows * columns)
+    traffic = HALF_BYTES * batch * (rows * inner + inner * columns + rows * columns)
     return Operator(name, MATRIX, 2.0 * batch * rows * inner * columns, traffic, (rows, inner, columns), dtype)
 
 

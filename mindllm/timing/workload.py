@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from mindllm.config.architecture import Architecture
 from mindllm.parallel.layer_plan import LayerPlan
-from mindllm.timing.work import HALF, WHOLE
+from mindllm.timing.work import FP32_BYTES, HALF_BYTES
 
 Swap = tuple[tuple[str, int], ...]
 """Patterns of operators whose results wait on the host, and how many operators before its use each comes back."""
@@ -110,7 +110,7 @@ class Numerics:
     @property
     def hidden_bytes(self) -> int:
         """Of a number between layers, and between stages."""
-        return WHOLE if self.wide_residual else HALF
+        return FP32_BYTES if self.wide_residual else HALF_BYTES
 
 
 @dataclass(frozen=True, eq=False)

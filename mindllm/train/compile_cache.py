@@ -124,7 +124,7 @@ def compiled_keys(config: RunConfig) -> dict[str, Any]:
         for name, value in flat_keys(config.model_dump(mode="json"))
         if name in constants or not name.startswith(NOT_COMPILED)
     }
-    loss = config.preference.model_dump(mode="json") if config.learns_pairs else None
+    loss = config.preference.model_dump(mode="json") if config.is_preference_tuning else None
     return keys | {"columns": config.train_dataset.document_columns, "pairs": loss}
 
 

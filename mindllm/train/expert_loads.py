@@ -85,7 +85,7 @@ class LayerLoad:
 
 
 def layer_loads(counted: Mapping[str, np.ndarray], chosen: int) -> list[LayerLoad]:
-    """What ``Engine.counted`` gave of experts, by layer; a token chooses ``chosen`` experts.
+    """What ``Engine.counts`` gave of experts, by layer; a token chooses ``chosen`` experts.
 
     A counter that is zero is that of a layer on another stage.
     """

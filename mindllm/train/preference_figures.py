@@ -14,7 +14,7 @@ MARGINS = "rewards/margins"
 
 
 def pair_figures(counted: Mapping[str, np.ndarray]) -> dict[str, float]:
-    """What ``Engine.counted`` gave, as means over the pairs of the step; nothing where it counted none.
+    """What ``Engine.counts`` gave, as means over the pairs of the step; nothing where it counted none.
 
     A reward is ``beta`` times how much likelier than the reference the model makes an answer, in nats; ``logps`` are the
     model's own log-probabilities of an answer; ``rewards/accuracies`` is the part of the pairs whose chosen answer has the

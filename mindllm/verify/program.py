@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from mindllm.compiled.device.inside_program import MIND_IR
-from mindllm.compiled.execute.rank_interpreter import Machine
+from mindllm.compiled.execute.rank_interpreter import RankInterpreter
 from mindllm.compiled.execute.state import slices_of
 from mindllm.compiled.foreign.kept_program import KeptRank, kept_ranks
 from mindllm.compiled.foreign.lockstep import Program, ProgramRank, read_rank, without_kernel
@@ -21,7 +21,7 @@ from mindllm.host_memory import ADVICE, MemoryClaim, gibibytes
 from mindllm.tables import Table, figures, texts
 from mindllm.timing.stage_graph import micro_batches_of
 
-WHOLE, HALF = (
+FP32_TOLERANCE, HALF_TOLERANCE = (
     1e-4,
     5e-2,
 )  # of the largest element: differences that rounding makes, in fp32 and where a graph has bf16 or fp16
@@ -104,7 +104,7 @@ def _check_complete(ranks: Sequence[ProgramRank], directory: Path) -> None:
 
 def _executed(ranks: Sequence[ProgramRank], alone: Sequence[ProgramRank], stages: int, steps: int) -> ProgramOutcome:
     program, device = Program(ranks, stages), Program(alone, 1) if alone else None
-    tolerance = HALF if any(_is_short(rank) for rank in (*ranks, *alone)) else WHOLE
+    tolerance = HALF_TOLERANCE if any(_is_short(rank) for rank in (*ranks, *alone)) else FP32_TOLERANCE
     errors: dict[str, float] = {}
     summed = 1
     unfinished: set[str] = set()
@@ -181,7 +181,7 @@ def _not_finite(program: Program, outputs: Mapping[int, Any], expected: Collecti
             yield f"rank {machine.rank}: {name} is not finite"
 
 
-def _without_number(machine: Machine) -> set[str]:
+def _without_number(machine: RankInterpreter) -> set[str]:
     """Parameters that are not finite somewhere."""
     return {
         name for name, value in machine.values().items() if value.dtype.kind == "f" and not np.isfinite(value).all()

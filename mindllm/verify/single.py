@@ -10,7 +10,7 @@ import numpy as np
 
 from mindllm.config import RunConfig
 from mindllm.data.mind_record import IGNORED
-from mindllm.models.weights import assign, held_codes
+from mindllm.models.weights import assign, quantized_parameters
 from mindllm.random_keys import RANDOM_KEYS, random_keys
 from mindllm.train.engine import ReplicaEngine, StepResult
 from mindllm.verify.tables import below_tables
@@ -61,7 +61,7 @@ def batch(config: RunConfig, seed: int) -> Arrays:
         "labels": tokens[1],
         "loss_mask": (random.random(shape) < kept).astype(np.float32),
     }
-    if config.learns_pairs:
+    if config.is_preference_tuning:
         columns |= _pairs(random, tokens[1])
     elif config.train_dataset.document_columns:
         columns |= _documents(random, shape)
@@ -101,7 +101,9 @@ class SingleDevice:
         self.engine = ReplicaEngine(config)
         weights = {**self.engine.frozen, **self.engine.weights}
         begins = self._arrays(weights)
-        codes = held_codes(self.engine.model)  # no two parts of them are equal, and any sum with them would be none
+        codes = quantized_parameters(
+            self.engine.model
+        )  # no two parts of them are equal, and any sum with them would be none
         assign(weights, {name: item if name in codes else _disturbed(name, item) for name, item in begins.items()})
 
     def state(self) -> Arrays:

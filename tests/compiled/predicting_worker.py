@@ -19,7 +19,7 @@ from mindspore import Tensor, nn  # noqa: E402
 from mindllm.config import ModelConfig  # noqa: E402
 from mindllm.finetune.transform import build_tuned_model  # noqa: E402
 from mindllm.generate.cache import CachedDecoder  # noqa: E402
-from mindllm.generate.quantized_linear import multiply_by_codes  # noqa: E402
+from mindllm.generate.quantized_linear import use_quantized_products  # noqa: E402
 from mindllm.models import Kernels  # noqa: E402
 
 BATCH, PROMPT, CAPACITY, ROWS, GROUP = 2, 16, 128, 16, 32
@@ -48,7 +48,7 @@ def predicting_model(code, **changes):
     section = {"code": code, "modules_to_not_convert": [IN_FLOATS], **KINDS[code], **changes}
     model = ModelConfig(**MODEL, quantization_config=section).frozen
     lm = build_tuned_model(model, "Ascend")
-    multiply_by_codes(lm, model, Kernels.choose(model, "Ascend"))
+    use_quantized_products(lm, model, Kernels.choose(model, "Ascend"))
     return lm, model
 
 

@@ -172,15 +172,15 @@ def test_operators_that_are_selected_or_excluded_otherwise(compiled):
 def test_what_makes_a_matrix_of_codes_is_always_repeated(compiled):
     """The same operator, selected by nobody, is no mistake inside the cell that holds codes."""
 
-    def in_codes(node: Node) -> str:
-        return node.scope.replace("feed_forward-FeedForward/", "feed_forward-FeedForward/held-HeldCodes/")
+    def is_quantized(node: Node) -> str:
+        return node.scope.replace("feed_forward-FeedForward/", "feed_forward-FeedForward/held-DequantizedWeight/")
 
     graph = compiled("select")
     functions = tuple(
         replace(
             function,
             nodes=tuple(
-                replace(node, scope=in_codes(node)) if node.instance == "mul" else node for node in function.nodes
+                replace(node, scope=is_quantized(node)) if node.instance == "mul" else node for node in function.nodes
             ),
         )
         for function in graph.functions

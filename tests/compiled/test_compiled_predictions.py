@@ -125,7 +125,7 @@ def test_the_back_end_of_ascend_has_its_kernel_and_makes_no_matrix(tmp_path):
     tracked = read_tracked(tmp_path / "rank_0", str)
     blocks = [block for block in tracked.blocks if f"/{OPERATOR}-op" in block.node]
     assert len(blocks) == worker.MODEL["num_layers"] * len(SHAPES)
-    assert not [block for block in tracked.blocks if "-HeldCodes/" in block.node]
+    assert not [block for block in tracked.blocks if "-DequantizedWeight/" in block.node]
     codes = [block for block in tracked.blocks if block.node.endswith("feed_forward.w1.codes")]
     assert {block.kind for block in codes} == {"Weight"}
     packed = worker.HIDDEN * worker.WIDTH // 2

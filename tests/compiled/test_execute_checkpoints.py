@@ -21,7 +21,7 @@ def clusters(graph_cache):
 
 
 def save(cluster, directory):
-    return CheckpointStore(directory, keep_checkpoint_max=9).save(1, cluster.held(), STATE)
+    return CheckpointStore(directory, keep_checkpoint_max=9).save(1, cluster.local_state(), STATE)
 
 
 def whole(path):

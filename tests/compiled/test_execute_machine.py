@@ -8,7 +8,7 @@ import pytest
 from mindllm.compiled.execute.exchange import NoExchange
 from mindllm.compiled.execute.kernels import NoKernel
 from mindllm.compiled.execute.lockstep import Lockstep
-from mindllm.compiled.execute.rank_interpreter import Machine, ShapeMismatch
+from mindllm.compiled.execute.rank_interpreter import RankInterpreter, ShapeMismatch
 from mindllm.compiled.graph.compiled_graph import CompiledGraph, Function, Input, Node, TensorType
 
 X = np.arange(6, dtype=np.float32).reshape(2, 3)
@@ -19,7 +19,7 @@ def run(op: str, /, rank: int = 5, shape: TensorType = FLOATS, **attributes) -> 
     """What a rank returns whose graph is one operator on ``X``."""
     node = Node(op, "result", ("x",), shape, f"Default/network-Loss/{op}-op0", attributes)
     function = Function("step", (node,), (Input("x", FLOATS),), "result")
-    machine = Machine(CompiledGraph(rank, (function,), {}, {}, {}, b""), {})
+    machine = RankInterpreter(CompiledGraph(rank, (function,), {}, {}, {}, b""), {})
     return Lockstep([machine], {rank: [X]}).run()[rank]
 
 

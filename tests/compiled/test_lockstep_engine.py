@@ -29,7 +29,9 @@ def batch(config, seed):
 
 
 def weights(engine):
-    return {name: np.asarray(tensor) for name, tensor in joined(t.weights for t in engine.held().values()).items()}
+    return {
+        name: np.asarray(tensor) for name, tensor in joined(t.weights for t in engine.local_state().values()).items()
+    }
 
 
 def assert_equal_weights(first, second):
@@ -74,13 +76,13 @@ def test_state_goes_on_under_another_layout(engines):
     cluster, single = engines
     state = {
         name: np.asarray(tensor)
-        for tensors in zip(*((t.weights, t.optimizer) for t in cluster.held().values()), strict=True)
+        for tensors in zip(*((t.weights, t.optimizer) for t in cluster.local_state().values()), strict=True)
         for name, tensor in joined(tensors).items()
     }
-    single.put(state)
+    single.load_state(state)
     assert_same_step(single, cluster, batch(cluster.config, 20))
-    back = joined(t.weights for t in single.held().values())
-    cluster.put({name: np.asarray(tensor) for name, tensor in back.items()})
+    back = joined(t.weights for t in single.local_state().values())
+    cluster.load_state({name: np.asarray(tensor) for name, tensor in back.items()})
     assert_equal_weights(single, cluster)
 
 
@@ -90,12 +92,12 @@ def test_what_is_not_finite_is_named(engines):
     assert cluster.not_finite(columns) == []
     name = "model.layers.1.feed_forward.w1.weight"
     before = {name: weights(cluster)[name]}
-    cluster.put({name: np.full_like(before[name], 3e38)})
+    cluster.load_state({name: np.full_like(before[name], 3e38)})
     assert cluster.step(columns, 1e-3, 1.0).overflow
     (found,) = cluster.not_finite(columns)
     assert found.startswith("MatMul at ")
     assert "feed_forward" in found
     assert "on rank" in found
-    cluster.put({name: np.full_like(before[name], np.nan)})
+    cluster.load_state({name: np.full_like(before[name], np.nan)})
     assert cluster.not_finite(columns) == [f"weight {name}"]
-    cluster.put(before)
+    cluster.load_state(before)

@@ -21,7 +21,7 @@ PET = "model.model_config.pet_config"
 
 def test_pairs_need_no_section_and_have_the_columns_of_documents(load):
     config = load(*PAIRS)
-    assert config.learns_pairs
+    assert config.is_preference_tuning
     assert config.preference.beta == 0.1
     assert input_columns(config)[3:] == ("segment_starts", "position_ids")
 
@@ -64,7 +64,7 @@ def test_refused(refused, options, key, words):
 
 
 def test_predicting_needs_no_adapters_in_the_yaml(load):
-    assert load(*PAIRS[:2], "--run_mode=predict", "--load_checkpoint=x").learns_pairs
+    assert load(*PAIRS[:2], "--run_mode=predict", "--load_checkpoint=x").is_preference_tuning
 
 
 def test_the_reference_is_counted_as_work(load):

@@ -31,7 +31,7 @@ def parts(whole, config_file, graph_cache, tmp_path_factory):
     state = {**checkpoint.weights, **checkpoint.optimizer}
     cluster = build_cluster(config, compile_ranks(config, graph_cache), state)
     store = CheckpointStore(tmp_path_factory.mktemp("cluster"))
-    path = store.save(STEP, cluster.held(), checkpoint.state)
+    path = store.save(STEP, cluster.local_state(), checkpoint.state)
     assert len(list(path.glob("model-*-of-00002.safetensors"))) == 2
     return path
 

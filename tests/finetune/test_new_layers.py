@@ -35,7 +35,7 @@ def tuned(tmp_path, monkeypatch):
 def test_new_layers_begin_by_adding_nothing_and_are_trained_alone(tuned):
     config, base, engine = tuned
     plain = ReplicaEngine(tuned_run(None, **BIASED), training=False)
-    plain.put(base)
+    plain.load_state(base)
     assert engine.evaluate(batch(9))[0] == pytest.approx(plain.evaluate(batch(9))[0], rel=1e-6)
     before = weights(engine)
     for seed in range(2):
@@ -50,7 +50,7 @@ def test_new_layers_begin_by_adding_nothing_and_are_trained_alone(tuned):
         {name: snapshot(engine)[name] for name in config.model.config.architecture.trained_shapes()},
     )
     longer = ReplicaEngine(tuned_run(None, **BIASED, num_layers=3), training=False)
-    longer.put(whole)
+    longer.load_state(whole)
     assert longer.evaluate(batch(9))[0] == pytest.approx(engine.evaluate(batch(9))[0], rel=1e-6)
 
 

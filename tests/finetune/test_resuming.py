@@ -27,7 +27,7 @@ def test_a_run_goes_on_from_a_snapshot_bit_for_bit(tuner, tmp_path, monkeypatch)
             saved = snapshot(engine)
         losses.append(engine.step(batch(number), 1e-2, 1.0).loss)
     resumed = ReplicaEngine(config)
-    resumed.put(saved)
+    resumed.load_state(saved)
     assert [resumed.step(batch(number), 1e-2, 1.0).loss for number in range(2, 5)] == losses[2:]
     wanted, found = snapshot(engine), snapshot(resumed)
     assert wanted.keys() == found.keys() == saved.keys()

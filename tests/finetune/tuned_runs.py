@@ -48,7 +48,7 @@ def base_weights(config: RunConfig, seed: int = 0) -> dict[str, np.ndarray]:
 def beside(config: RunConfig, base: dict[str, np.ndarray]) -> ReplicaEngine:
     """A run that begins with these frozen weights."""
     engine = ReplicaEngine(config)
-    engine.put(adapted(config.model.config, base))
+    engine.load_state(adapted(config.model.config, base))
     return engine
 
 
@@ -59,5 +59,5 @@ def weights(engine: ReplicaEngine) -> dict[str, np.ndarray]:
 
 def snapshot(engine: ReplicaEngine) -> dict[str, np.ndarray]:
     """What a checkpoint would hold."""
-    (held,) = engine.held().values()
+    (held,) = engine.local_state().values()
     return {name: np.asarray(item).copy() for part in (held.weights, held.optimizer) for name, item in part.items()}

@@ -12,9 +12,9 @@ from mindllm.config import RunConfig, read_model_config
 from mindllm.config.tuning import PetConfig
 from mindllm.finetune.transform import build_tuned_model
 from mindllm.generate import load
-from mindllm.generate.quantized_linear import CodeProduct, multiply_by_codes
+from mindllm.generate.quantized_linear import QuantizedLinear, use_quantized_products
 from mindllm.models import Kernels
-from mindllm.models.weights import held_codes, initialise, model_weights
+from mindllm.models.weights import initialise, model_weights, quantized_parameters
 from mindllm.train.checkpoint.hugging_face import read_weights
 
 WIDER = tiny_quantised.MODEL.model_copy(update={"hidden_size": 64})
@@ -53,7 +53,7 @@ def test_the_tensors_of_the_operator_are_the_matrices_of_the_files(kind, tmp_pat
     cells = projections(predicting(tmp_path, "Ascend", compute_dtype="float16"))
     values = read_weights(tmp_path, WIDER)
     for path, cell in cells.items():
-        assert isinstance(cell, CodeProduct), path
+        assert isinstance(cell, QuantizedLinear), path
         tensors = {name: getattr(cell, name).asnumpy() for name in ("codes", "scales", "offsets")}
         assert [getattr(cell, name).name for name in tensors] == [f"{path}.{name}" for name in tensors]
         assert str(cell.codes.dtype) == ("Int8" if kind == "int8" else "Int4")
@@ -87,13 +87,13 @@ def test_what_the_operator_does_not_take_keeps_the_composition(kind, group, dtyp
     monkeypatch.setattr(tiny_quantised, "GROUP", group)
     tiny_quantised.save(tmp_path, kind, WIDER)
     cells = projections(predicting(tmp_path, "Ascend", compute_dtype=dtype))
-    assert all(cell.in_codes for cell in cells.values())
+    assert all(cell.is_quantized for cell in cells.values())
 
 
 def test_a_cpu_makes_the_matrices(tmp_path, no_device):
     tiny_quantised.save(tmp_path, "gptq", WIDER)
     cells = projections(predicting(tmp_path, "CPU", compute_dtype="float16"))
-    assert all(cell.in_codes for cell in cells.values())
+    assert all(cell.is_quantized for cell in cells.values())
 
 
 def drawn_model(pet=None, **section):
@@ -104,7 +104,7 @@ def drawn_model(pet=None, **section):
     )  # fmt: skip
     model = model if pet else model.frozen
     lm = build_tuned_model(model)
-    initialise({**model_weights(lm), **held_codes(lm)}, 0)
+    initialise({**model_weights(lm), **quantized_parameters(lm)}, 0)
     for name, parameter in model_weights(lm).items():
         if name.endswith("bias"):
             parameter.set_data(Tensor(np.random.default_rng(1).normal(0, 1, parameter.shape).astype(np.float32)))
@@ -120,7 +120,7 @@ def test_what_stands_around_the_operator_is_what_stands_around_the_matrix_produc
         for cell in before.values():
             order = np.random.default_rng(0).permutation(cell.held.spec.in_features).astype(np.int32)
             cell.held.columns.set_data(Tensor(order))
-    multiply_by_codes(lm, model, Kernels.choose(model, "Ascend"))
+    use_quantized_products(lm, model, Kernels.choose(model, "Ascend"))
     for path in ("model.layers.0.attention.wq", "model.layers.0.feed_forward.w1"):
         cell, linear = projections(lm)[path], before[path]
         tensors = [item.asnumpy() for item in (cell.codes, cell.scales, cell.offsets)]
@@ -135,16 +135,16 @@ def test_what_stands_around_the_operator_is_what_stands_around_the_matrix_produc
 def test_names_of_biases_stay():
     lm, model = drawn_model()
     before = set(model_weights(lm))
-    multiply_by_codes(lm, model, Kernels.choose(model, "Ascend"))
+    use_quantized_products(lm, model, Kernels.choose(model, "Ascend"))
     assert set(model_weights(lm)) == before
     assert any(name.endswith("wq.bias") for name in before)
 
 
 def test_a_projection_beside_an_adapter_keeps_its_matrix():
     lm, model = drawn_model(PetConfig(lora_rank=2))
-    assert held_codes(lm)
-    multiply_by_codes(lm, model, Kernels.choose(model, "Ascend"))
-    assert not any(isinstance(cell, CodeProduct) for cell in projections(lm).values())
+    assert quantized_parameters(lm)
+    use_quantized_products(lm, model, Kernels.choose(model, "Ascend"))
+    assert not any(isinstance(cell, QuantizedLinear) for cell in projections(lm).values())
 
 
 @pytest.mark.parametrize("scale", [1e-7, 1e6])
@@ -152,6 +152,6 @@ def test_a_projection_whose_scales_fp16_cannot_hold_keeps_its_matrix(scale):
     lm, model = drawn_model()
     scales = projections(lm)["model.layers.1.feed_forward.w2"].held.scales
     scales.set_data(Tensor(np.full(scales.shape, scale, np.float32)))
-    multiply_by_codes(lm, model, Kernels.choose(model, "Ascend"))
-    kept = [path for path, cell in projections(lm).items() if not isinstance(cell, CodeProduct)]
+    use_quantized_products(lm, model, Kernels.choose(model, "Ascend"))
+    kept = [path for path, cell in projections(lm).items() if not isinstance(cell, QuantizedLinear)]
     assert kept == ["model.layers.1.feed_forward.w2"]

@@ -12,7 +12,7 @@ from mindllm.generate import load
 from mindllm.generate.generator import Generator
 from mindllm.generate.native_library import library
 from mindllm.models import build_model
-from mindllm.models.weights import assign, held_codes, trained_weights
+from mindllm.models.weights import assign, quantized_parameters, trained_weights
 from mindllm.quantize.codes import Codes
 from mindllm.quantize.nearest import quantise
 from mindllm.quantize.packed import held_tensors
@@ -92,7 +92,7 @@ def test_a_directory_in_codes_is_continued_as_its_values_are(tmp_path):
     described = read_model_config(tmp_path / "base").model_copy(update={"seq_length": 64, "eos_token_id": 96})
     keys["model"] = {"model_config": described.model_dump(exclude_unset=True)}
     codes = load.load_generator(RunConfig.model_validate({"run_mode": "predict", **keys}), None)
-    assert len(held_codes(codes.model)) == 2 * 7 * 4
+    assert len(quantized_parameters(codes.model)) == 2 * 7 * 4
     assert not trained_weights(codes.model)
     plain = build_model(described.base)
     assign(trained_weights(plain), values)

@@ -19,8 +19,8 @@ ROOT = Path(__file__).resolve().parents[2]
 LAUNCHER = ROOT / "scripts" / "msrun_launcher.sh"
 PRELUDE = """
 import os, signal, sys, time
-from mindllm.launch.meeting import Seat
-rank, seat = int(os.environ["RANK_ID"]), Seat.inherited()
+from mindllm.launch.meeting import RendezvousClient
+rank, seat = int(os.environ["RANK_ID"]), RendezvousClient.inherited()
 with open(f"pid_{rank}", "w") as file:
     file.write(str(os.getpid()))
 """

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mindllm.errors import RunFailed
-from mindllm.launch.meeting import Seat, Table, pack, unpack
+from mindllm.launch.meeting import RendezvousClient, Table, pack, unpack
 
 numbers = st.lists(st.floats(allow_nan=False, allow_infinity=False), max_size=8)
 
@@ -49,7 +49,9 @@ def test_a_seat_waits_for_the_others_as_long_as_it_takes(party):
     results = {}
     threads = [
         threading.Thread(
-            target=lambda rank=rank: results.update({rank: [Seat(ends[rank]).sum([rank, step]) for step in range(3)]})
+            target=lambda rank=rank: results.update(
+                {rank: [RendezvousClient(ends[rank]).sum([rank, step]) for step in range(3)]}
+            )
         )
         for rank in range(2)
     ]
@@ -78,7 +80,7 @@ def test_a_rank_without_its_launcher_says_so(party):
     table, (first, _) = party
     table.connections[0].close()
     with pytest.raises(RunFailed, match="launcher"):
-        Seat(first).sum([1.0])
+        RendezvousClient(first).sum([1.0])
     assert not table.waiting()
 
 

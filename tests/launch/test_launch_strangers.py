@@ -15,7 +15,7 @@ from test_launch_job import wait_for
 from test_launch_nodes import begin, finish
 
 from mindllm.errors import RunFailed
-from mindllm.launch.desk import Desk
+from mindllm.launch.desk import RendezvousServer
 from mindllm.launch.doorway import MOST_GUESTS
 from mindllm.launch.handshake import Answering, ask
 from mindllm.launch.heartbeat import beat_path, read_beats
@@ -128,7 +128,7 @@ def test_only_variables_known_by_name_are_taken_over(port):
     command = [sys.executable, "-m", "mindllm.launch", "--workers", "2", "--local_workers", "1", "--node_rank", "1"]
     command += ["--port", str(port), "--log_dir", "log", "--shared_dir", "shared", "job.py"]
     launcher = subprocess.Popen([sys.executable, "-c", RUN_AS.format(command[3:])], env=environment, cwd=Path.cwd())
-    with Desk("127.0.0.1", port, 2, 1, 60, secret) as desk:
+    with RendezvousServer("127.0.0.1", port, 2, 1, 60, secret) as desk:
         desk.gather(lambda: None)
         node = desk.nodes[1]
         node.line.send(
@@ -174,7 +174,7 @@ def test_a_node_that_is_gone_before_the_last_one_has_joined_can_join_again(port,
         return line
 
     secret, lines = Secret(tmp_path, port), []
-    with Desk("127.0.0.1", port, 3, 1, 60, secret) as desk:
+    with RendezvousServer("127.0.0.1", port, 3, 1, 60, secret) as desk:
         gathering = threading.Thread(target=desk.gather, args=(lambda: None,))
         gathering.start()
         join(1).close()
@@ -260,7 +260,7 @@ def test_a_line_has_a_longest_length():
 
 
 def test_more_guests_than_there_is_room_for_push_the_silent_ones_out(tmp_path, port):
-    with Desk("127.0.0.1", port, 4, 2, 60, Secret(tmp_path, port)) as desk:
+    with RendezvousServer("127.0.0.1", port, 4, 2, 60, Secret(tmp_path, port)) as desk:
         silent = [socket.create_connection(("127.0.0.1", port + 1)) for _ in range(MOST_GUESTS + 1)]
         while len(desk._doorway._until) < MOST_GUESTS:
             desk._doorway.serve(1)

@@ -14,7 +14,7 @@ from mindllm.config.layers import FeedForwardSpec
 from mindllm.models import Kernels
 from mindllm.models.experts import Experts
 from mindllm.models.grouped_experts import GroupedFeedForward, TokensInBlocks, most_blocks, rows_of_block
-from mindllm.models.weights import Spread, initialise
+from mindllm.models.weights import InitStd, initialise
 
 BATCH, LENGTH, HIDDEN, EXPERTS, CHOSEN, WIDTH = 2, 12, 8, 6, 2, 5
 X = np.random.default_rng(0).standard_normal((BATCH * LENGTH, HIDDEN)).astype(np.float32)
@@ -25,7 +25,7 @@ TOKENS = 7
 
 
 def built(spec):
-    cell = Experts(spec, KERNELS, Spread(0.5, 0.5), LENGTH)
+    cell = Experts(spec, KERNELS, InitStd(0.5, 0.5), LENGTH)
     initialise({parameter.name: parameter for parameter in cell.get_parameters()}, seed=0)
     return cell
 
@@ -54,7 +54,7 @@ def test_results_gradients_losses_and_loads_are_those_of_places_for_all():
 
 @pytest.fixture(scope="module")
 def feed_forward():
-    cell = GroupedFeedForward(EXPERTS, SORTED.expert, KERNELS, Spread(0.5, 0.5))
+    cell = GroupedFeedForward(EXPERTS, SORTED.expert, KERNELS, InitStd(0.5, 0.5))
     initialise({parameter.name: parameter for parameter in cell.get_parameters()}, seed=0)
     return cell
 

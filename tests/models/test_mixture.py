@@ -12,7 +12,7 @@ from mindllm.config.layers import FeedForwardSpec
 from mindllm.models import Kernels
 from mindllm.models.experts import Experts
 from mindllm.models.router import Router
-from mindllm.models.weights import Spread
+from mindllm.models.weights import InitStd
 
 BATCH, LENGTH, HIDDEN, EXPERTS, WIDTH = 2, 12, 8, 6, 5
 GENERATOR = np.random.default_rng(0)
@@ -90,7 +90,7 @@ def test_full_experts_let_the_last_tokens_of_a_sequence_go():
     router = RouterSpec(EXPERTS, 2)
     capacity = 3
     spec = ExpertsSpec(router, FeedForwardSpec(HIDDEN, WIDTH), capacity_factor=capacity * EXPERTS / (2 * LENGTH))
-    cell = Experts(spec, KERNELS, Spread(0.5, 0.5), LENGTH)
+    cell = Experts(spec, KERNELS, InitStd(0.5, 0.5), LENGTH)
     assert spec.capacity(LENGTH) == capacity
     ms.set_seed(0)
     cell.router.weight.set_data(Tensor(WEIGHT))

@@ -7,7 +7,7 @@ from mindspore import Tensor, nn
 
 from mindllm.config import ModelConfig
 from mindllm.models import CausalLM, Kernels
-from mindllm.models.cpu_broadcast import Outer, Repeated
+from mindllm.models.cpu_broadcast import OuterProduct, TileToShape
 from mindllm.models.weights import assign, trained_weights
 from mindllm.train.step import ForwardBackward
 
@@ -49,7 +49,7 @@ def test_a_table_is_repeated_exactly():
     class Both(nn.Cell):
         def __init__(self):
             super().__init__()
-            self.repeated, self.outer = Repeated(), Outer()
+            self.repeated, self.outer = TileToShape(), OuterProduct()
 
         def construct(self, table, column):
             return self.repeated(table, (2, 3, 4, 5)), self.outer(column, table)

@@ -168,7 +168,7 @@ def test_codes_are_split_as_the_matrix_they_make(section, mesh):
             assert strategies(cell.held.place) == [(2, 1), (1,)]
             assert strategies(cell.held.subtract) == [(*parts, 1, 1)] * 2
     for cell in (layer.attention.wo, layer.feed_forward.w2):
-        assert cell.in_codes == kept
+        assert cell.is_quantized == kept
         if kept:
             assert strategies(cell.held.look_up) == [(1, 1), (1, 2, 1)]
             assert strategies(cell.held.multiply) == [(1, 2, 1, 1)] * 2

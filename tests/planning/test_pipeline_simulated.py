@@ -57,8 +57,8 @@ def run(name, *stages):
     return SimulatedRun(name, tuple(found), 8, 2000.0, ())
 
 
-NONE, FULL = ["none"], ["full"]
-EVEN, SHIFTED = run("even", 2 * FULL, 2 * FULL), run("shifted", 3 * NONE, NONE)
+NONE, ALL_RECOMPUTED = ["none"], ["full"]
+EVEN, SHIFTED = run("even", 2 * ALL_RECOMPUTED, 2 * ALL_RECOMPUTED), run("shifted", 3 * NONE, NONE)
 
 
 def test_known_costs_are_found_again():
@@ -87,7 +87,7 @@ def test_a_plan_that_was_not_simulated_is_foretold():
 
 
 def test_what_the_costs_do_not_explain_is_a_margin_on_every_stage():
-    odd = run("odd", 2 * NONE, 2 * FULL)
+    odd = run("odd", 2 * NONE, 2 * ALL_RECOMPUTED)
     memory = odd.stages[0].memory
     heavier = StageMemory(**{**vars(memory), "passes": memory.passes + 6 * MIB})
     stages = (SimulatedStage(**{**vars(odd.stages[0]), "memory": heavier}), odd.stages[1])
@@ -103,7 +103,8 @@ def test_what_the_costs_do_not_explain_is_a_margin_on_every_stage():
     [
         ([EVEN], r"2 simulated stages do not tell .* apart; add a run with offset: \[1, -1\], recompute: \[3, 1\]"),
         ([run("n", 2 * NONE, 2 * NONE)], r"add a run with offset: \[1, -1\], nothing recomputed"),
-        ([EVEN, run("c", FULL, ["full", "none", "none"])], r"layer \(none\) apart; add a run with offset: \[0, 0\], noth"),
+        ([EVEN, run("c", ALL_RECOMPUTED, ["full", "none", "none"])],
+        r"layer \(none\) apart; add a run with offset: \[0, 0\], noth"),
     ],
 )  # fmt: skip
 def test_too_few_runs_are_refused_with_the_one_that_helps(runs, said):
@@ -113,7 +114,7 @@ def test_too_few_runs_are_refused_with_the_one_that_helps(runs, said):
 
 
 def test_the_run_that_is_asked_for_is_enough():
-    simulated_problem([EVEN, run("asked for", 3 * FULL, FULL)], Setting())
+    simulated_problem([EVEN, run("asked for", 3 * ALL_RECOMPUTED, ALL_RECOMPUTED)], Setting())
 
 
 def test_stages_between_the_ends_must_have_been_simulated():
@@ -121,7 +122,7 @@ def test_stages_between_the_ends_must_have_been_simulated():
         UserError, match=r"no simulated run has a stage between the first and the last; add one of three"
     ):
         simulated_problem([EVEN, SHIFTED], Setting(stages=4))
-    three = run("three", 2 * FULL, 2 * FULL, 2 * FULL)
+    three = run("three", 2 * ALL_RECOMPUTED, 2 * ALL_RECOMPUTED, 2 * ALL_RECOMPUTED)
     problem, _ = simulated_problem([EVEN, SHIFTED, three], Setting(stages=4), layers=16)
     assert (problem.stages, problem.layer_count) == (4, 16)
     middle = 20 + 12 + 25 + 4 * 3  # stays, working, and what three micro-batches keep beside layers

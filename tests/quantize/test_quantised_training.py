@@ -6,7 +6,7 @@ from tiny_quantised import MODEL, save
 
 from mindllm.config import load_config
 from mindllm.finetune.initial_weights import initial_weights
-from mindllm.models.weights import held_codes
+from mindllm.models.weights import quantized_parameters
 from mindllm.train.checkpoint.pretrained import find_pretrained
 from mindllm.train.engine import ReplicaEngine
 
@@ -26,7 +26,7 @@ def engine(directory, *overrides, pet=""):
         file.write(YAML.format(directory=directory, pet=pet))
     config = load_config("run.yaml", overrides)
     made = ReplicaEngine(config)
-    made.put(find_pretrained(config).of(config))
+    made.load_state(find_pretrained(config).of(config))
     return made
 
 
@@ -43,8 +43,8 @@ def test_steps_are_those_beside_dequantised_weights(kind, tmp_path, monkeypatch)
     monkeypatch.chdir(tmp_path)
     save(tmp_path / "base", kind)
     codes, floats = engine("base"), engine("base", "--model.model_config.quantised_base=float32")
-    assert not held_codes(floats.model)
-    held = held_codes(codes.model)
+    assert not quantized_parameters(floats.model)
+    held = quantized_parameters(codes.model)
     assert len(held) == 14 * (2 + (kind in ("gptq", "act-order", "int8")) + (kind == "act-order"))
     before = {name: item.asnumpy().copy() for name, item in held.items()}
     for count in range(3):
@@ -60,7 +60,7 @@ def test_what_ranks_begin_with_has_the_codes_of_one_device(tmp_path, monkeypatch
     save(tmp_path / "base", "gptq")
     made = engine("base")
     drawn = ReplicaEngine(made.config, training=False)
-    found, held = initial_weights(made.config), held_codes(drawn.model)
+    found, held = initial_weights(made.config), quantized_parameters(drawn.model)
     assert held
     for name, item in {**drawn.weights, **held}.items():
         assert found[name].dtype == item.asnumpy().dtype, name

@@ -20,7 +20,7 @@ from mindllm.timing.layer import backward_work, forward_work
 from mindllm.timing.memory import kept_bytes
 from mindllm.timing.step import groups, step_time
 from mindllm.timing.step_work import step_work
-from mindllm.timing.work import ATTENTION, HALF, Exchange, Operator
+from mindllm.timing.work import ATTENTION, HALF_BYTES, Exchange, Operator
 from mindllm.timing.workload import Numerics, Strategy, Workload
 
 FORMS = Path(__file__).parents[2] / "mindllm/verify/forms"
@@ -87,14 +87,14 @@ def test_products_and_composed_attention_are_shared_out_evenly(form):
 
 def test_keys_and_values_are_gathered_and_their_gradients_scattered():
     forward = layer(workload(**GATHERED))
-    size = HALF * LENGTH * KEY_HEADS * WIDTH
+    size = HALF_BYTES * LENGTH * KEY_HEADS * WIDTH
     assert [one[1:] for one in exchanges(forward)] == [("AllGather", size)] * 2
     assert [one[1:] for one in exchanges(backward_work(forward))] == [("ReduceScatter", size)] * 2
 
 
 def test_heads_are_exchanged_before_attention_and_back_behind_it():
     forward = layer(workload(**OF_HEADS))
-    queries, keys = (HALF * LENGTH / 2 * count * WIDTH for count in (HEADS, KEY_HEADS))
+    queries, keys = (HALF_BYTES * LENGTH / 2 * count * WIDTH for count in (HEADS, KEY_HEADS))
     assert [one[1:] for one in exchanges(forward)] == [("AlltoAll", size) for size in (queries, keys, keys, queries)]
     names = [one.name for one in forward]
     assert names.index("attention.values.exchange") < names.index("attention.attention.flash_attention")
@@ -130,7 +130,7 @@ def test_a_longer_sequence_takes_ranks_that_share_it_as_long():
 def test_ranks_keep_the_keys_that_they_gathered():
     sizes = [kept_bytes(workload(**form))[0] for form in ({}, GATHERED, HALVES, OF_HEADS)]
     alone, gathered, halves, of_heads = sizes
-    keys, results = HALF * LENGTH * 2 * KEY_HEADS * WIDTH, HALF * LENGTH * HEADS * WIDTH
+    keys, results = HALF_BYTES * LENGTH * 2 * KEY_HEADS * WIDTH, HALF_BYTES * LENGTH * HEADS * WIDTH
     assert gathered == pytest.approx(alone / 4 + keys * 3 / 4)
     assert halves == pytest.approx(gathered + results / 4)
     assert of_heads == pytest.approx(alone / 2 + results / 2)

@@ -12,7 +12,7 @@ from mindllm.timing.exchanges import Group, exchange_seconds
 from mindllm.timing.graph_operators import operator_time
 from mindllm.timing.stage_graph import list_of_layers, micro_batches_of, number_in, stage_graphs
 
-HALF = TensorType((512, 512), "bfloat16")
+HALF_BYTES = TensorType((512, 512), "bfloat16")
 
 
 def stage(*places):
@@ -37,7 +37,7 @@ def product(number, name, scope, **primal):
         "MatMul",
         f"f:{name}",
         ("f:x", "f:x"),
-        HALF,
+        HALF_BYTES,
         f"{scope}net-Net/blocks-CellList/{number}-Block/MatMul-op{name}",
         attributes,
         primal,
@@ -45,7 +45,7 @@ def product(number, name, scope, **primal):
 
 
 def graph(*nodes):
-    x = Parameter("x", "f:x", HALF.shape, HALF.dtype)
+    x = Parameter("x", "f:x", HALF_BYTES.shape, HALF_BYTES.dtype)
     weights = {name: Parameter(name, f"f:{name}", shape, "float32") for name, shape in SHAPES.items()}
     return CompiledGraph(0, (Function("f", nodes, (), nodes[-1].name),), {"x": x, **weights}, {})
 

@@ -16,7 +16,7 @@ from mindllm.timing.non_layer_cost import layer_parameters
 from mindllm.timing.step import step_time
 from mindllm.timing.step_work import step_work
 from mindllm.timing.tuned_update import layer_update, state_beside
-from mindllm.timing.work import WHOLE, Exchange, Operator
+from mindllm.timing.work import FP32_BYTES, Exchange, Operator
 from mindllm.timing.workload import Strategy, Workload
 
 DEVICE = read_device(DEFAULT)
@@ -76,7 +76,7 @@ def test_the_choice_of_ranks_is_work_of_every_layer_and_one_sum_over_all_devices
     assert len(one[0].work) == len(two[0].work)
     shared = step_work(workload(ADALORA, data_parallel=2, pipeline_stage=2, micro_batches=2))
     sums = [item for item in shared.updates[1].beside[-1].work if isinstance(item, Exchange)]
-    assert [(item.op, item.axis, item.bytes) for item in sums] == [("AllReduce", "all", WHOLE * 4 * 7 * 16)]
+    assert [(item.op, item.axis, item.bytes) for item in sums] == [("AllReduce", "all", FP32_BYTES * 4 * 7 * 16)]
     added = step_time(workload(ADALORA), DEVICE).ends[0].update - step_time(workload(LORA), DEVICE).ends[0].update
     launches = sum(part.times * len(operators(part.work)) for part in one)
     assert added >= launches * DEVICE.efficiency.launch.value
@@ -105,9 +105,9 @@ def test_state_is_that_of_checkpoints(pet):
     run = workload(pet)
     trained = run.architecture.trained_shapes()
     shapes = {**state_shapes(trained), **further_state(run.architecture)}
-    state = WHOLE * sum(math.prod(shape) for shape in shapes.values() if len(shape) == 2)
+    state = FP32_BYTES * sum(math.prod(shape) for shape in shapes.values() if len(shape) == 2)
     beside = sum(state_beside(spec, run.strategy, run.architecture.pet) for spec in run.architecture.layers)
-    assert 2 * WHOLE * sum(math.prod(shape) for shape in trained.values() if len(shape) == 2) + beside == state
+    assert 2 * FP32_BYTES * sum(math.prod(shape) for shape in trained.values() if len(shape) == 2) + beside == state
 
 
 def test_moments_of_galore_are_cut_where_the_weight_is_and_projections_are_not():
@@ -119,7 +119,7 @@ def test_moments_of_galore_are_cut_where_the_weight_is_and_projections_are_not()
         if is_projected(f"model.layers.0.{name}", shape):
             projection, low = projected_shapes(shape, 128)
             ways = 4 if shape[0] >= shape[1] else 1
-            expected += WHOLE * (2 * math.prod(low) / ways + math.prod(projection) - 2 * math.prod(shape) / 4)
+            expected += FP32_BYTES * (2 * math.prod(low) / ways + math.prod(projection) - 2 * math.prod(shape) / 4)
     assert layer_parameters(spec, shared, pet).state == expected
     full = workload(None, data_parallel=4, optimizer_shard=True)
     tuned = workload(GALORE, data_parallel=4, optimizer_shard=True)

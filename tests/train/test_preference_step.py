@@ -50,7 +50,7 @@ def test_accumulating_pairs_equals_one_large_batch_and_pulls_answers_apart():
         assert four.tokens == one.tokens == 4
         assert four.loss == pytest.approx(one.loss, rel=1e-5)
         assert four.global_norm == pytest.approx(one.global_norm, rel=1e-4)
-        figures = [pair_figures(item.counted()) for item in (whole, parts)]
+        figures = [pair_figures(item.counts()) for item in (whole, parts)]
         assert figures[1] == pytest.approx(figures[0], rel=1e-4, abs=1e-5)
         if step == 0:  # an adapter begins as nothing: the policy is the reference
             assert one.loss == pytest.approx(np.log(2), rel=1e-5)

@@ -3,7 +3,7 @@
 import socket
 import threading
 
-from mindllm.launch.meeting import Seat, Table
+from mindllm.launch.meeting import RendezvousClient, Table
 from mindllm.train.job.ranks import ALONE, Ranks
 
 CHOICES = ["SIGTERM", "SIGINT"]
@@ -15,7 +15,7 @@ def agreed(*chosen):
     heard = {}
 
     def ask(rank):
-        heard[rank] = Ranks(rank, len(chosen), Seat(ends[rank][1])).agree(chosen[rank], CHOICES)
+        heard[rank] = Ranks(rank, len(chosen), RendezvousClient(ends[rank][1])).agree(chosen[rank], CHOICES)
 
     threads = [threading.Thread(target=ask, args=(rank,)) for rank in range(len(chosen))]
     for thread in threads:

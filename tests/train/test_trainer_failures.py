@@ -40,7 +40,7 @@ class Counting:
         self.weight += 1
         return StepResult(1.0, 1.0, self.overflow, 8)
 
-    def held(self):
+    def local_state(self):
         return {0: RankTensors({"weight": self.weight}, {})}
 
 

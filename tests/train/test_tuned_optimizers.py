@@ -10,8 +10,8 @@ from mindspore import Parameter, Tensor
 from mindllm.config.optimizer import OptimizerConfig
 from mindllm.config.optimizer_state import PROJECTION
 from mindllm.config.tuning import PetConfig
-from mindllm.train.optimizers.galore import ProjectedAdamW
-from mindllm.train.optimizers.lisa import SampledLayers, drawn_layers
+from mindllm.train.optimizers.galore import GaLoreAdamW
+from mindllm.train.optimizers.lisa import LisaAdamW, drawn_layers
 
 OPTIMIZER = OptimizerConfig(betas=(0.9, 0.95), eps=1e-6, weight_decay=0.1)
 RATE, COEFFICIENT = 1e-2, 0.5
@@ -75,7 +75,7 @@ def test_galore_is_adamw_of_projected_gradients():
     rank, gap = 2, 2
     pet = PetConfig(pet_type="galore", galore_rank=rank, galore_update_proj_gap=gap, galore_scale=0.7)
     trained = parameters()
-    optimizer = ProjectedAdamW(trained, OPTIMIZER, pet)
+    optimizer = GaLoreAdamW(trained, OPTIMIZER, pet)
     wanted, moments, projections = {name: value.astype(np.float64) for name, value in start().items()}, {}, {}
     for step in range(5):
         gradients = gradients_of(step)
@@ -107,7 +107,7 @@ def test_lisa_is_adamw_of_the_layers_that_are_drawn():
     layers, active, length, seed = 3, 1, 2, 5
     pet = PetConfig(pet_type="lisa", lisa_activated_layers=active, lisa_step_interval=length)
     trained = parameters()
-    optimizer = SampledLayers(trained, OPTIMIZER, pet, layers, seed)
+    optimizer = LisaAdamW(trained, OPTIMIZER, pet, layers, seed)
     wanted, moments = {name: value.astype(np.float64) for name, value in start().items()}, {}
     moved = set()
     for step in range(7):

@@ -9,7 +9,7 @@ import pytest
 from kept_programs_here import unpacked
 
 from mindllm.cli.check import main
-from mindllm.compiled.execute.rank_interpreter import Machine
+from mindllm.compiled.execute.rank_interpreter import RankInterpreter
 from mindllm.compiled.foreign import lockstep as execution
 from mindllm.compiled.foreign.kept_program import kept_ranks
 from mindllm.compiled.graph.compiled_graph import CONSTANT, Node, OtherType, TupleType
@@ -40,14 +40,14 @@ def test_without_a_single_device_the_verdict_says_what_it_does_not_say(kept, cap
 
 def faulty(monkeypatch, rank, change):
     """Has one rank compute gradients otherwise."""
-    made = Machine.__init__
+    made = RankInterpreter.__init__
 
     def init(self, graph, *arguments, **named):
         made(self, graph, *arguments, **named)
         if graph.rank == rank:
             self.fault = lambda node, value: change(value) if node.op == "MatMul" and node.backward else value
 
-    monkeypatch.setattr(Machine, "__init__", init)
+    monkeypatch.setattr(RankInterpreter, "__init__", init)
 
 
 def test_a_replica_that_goes_its_own_way_is_found(kept, monkeypatch, capsys):

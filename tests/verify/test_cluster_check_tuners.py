@@ -75,7 +75,7 @@ def test_a_checkpoint_goes_on_under_another_layout(kind, graph_cache, tmp_path):
         first, *_, last = reference.tasks
         trained = build_cluster(compiled.config, compiled.graphs, {**reference.frozen, **reference.initial})
         trained.step(first.batch, first.rate, first.scale)
-        path = CheckpointStore(tmp_path / name, keep_checkpoint_max=9).save(1, trained.held(), {"step": 1})
+        path = CheckpointStore(tmp_path / name, keep_checkpoint_max=9).save(1, trained.local_state(), {"step": 1})
         checkpoint = load_checkpoint(path)
         kept = {key: np.array(item) for key, item in {**checkpoint.weights, **checkpoint.optimizer}.items()}
         assert kept.keys() == reference.initial.keys()
@@ -87,7 +87,7 @@ def test_a_checkpoint_goes_on_under_another_layout(kind, graph_cache, tmp_path):
             compared = compare(reference.results[-1], reference.states[-1], found, resumed, tolerance)
             assert compared.problems() == [], (name, other.config.parallel_config)
         device = SingleDevice(single_device(compiled.config))
-        device.engine.put({**reference.frozen, **kept})
+        device.engine.load_state({**reference.frozen, **kept})
         assert device.step(last).loss == pytest.approx(reference.results[-1].loss, rel=1e-5)
         state = device.state()
         assert all(np.allclose(state[key], item, atol=1e-5) for key, item in reference.states[-1].items())

@@ -51,12 +51,12 @@ def built(config: Any) -> Any:
     import mindspore as ms
 
     from mindllm.finetune.transform import build_tuned_model
-    from mindllm.models.weights import held_codes, initialise, model_weights
+    from mindllm.models.weights import initialise, model_weights, quantized_parameters
 
     ms.set_device("CPU")
     ms.set_context(mode=ms.GRAPH_MODE)
     model = build_tuned_model(config)
-    initialise({**model_weights(model), **held_codes(model)}, seed=0)
+    initialise({**model_weights(model), **quantized_parameters(model)}, seed=0)
     return model
 
 

@@ -12,7 +12,7 @@ from mindspore import ops as P
 from mindspore.communication import init
 
 from mindllm.exit_hooks import leave, skip_exit_functions
-from mindllm.launch.meeting import Seat
+from mindllm.launch.meeting import RendezvousClient
 
 
 class Sum(ms.nn.Cell):
@@ -31,7 +31,7 @@ def main() -> None:
     ms.set_device("CPU", 0)
     ms.set_context(mode=ms.GRAPH_MODE)
     init()
-    seat, program = Seat.inherited(), Sum()
+    seat, program = RendezvousClient.inherited(), Sum()
     count, one = int(os.environ["MS_WORKER_NUM"]), ms.Tensor(np.ones(1 << 16, np.float32))
     assert seat is not None
     program.compile(one)

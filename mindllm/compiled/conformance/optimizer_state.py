@@ -14,7 +14,7 @@ from mindllm.config.optimizer_state import MOMENT_PREFIXES, further_state
 from mindllm.parallel.context import optimizer_level
 from mindllm.parallel.layout import Mesh
 from mindllm.parallel.parameter_layout import NOT_CUT, ParameterLayout
-from mindllm.parallel.sharding.table import WHOLE
+from mindllm.parallel.sharding.table import NOT_SPLIT
 from mindllm.parallel.weight_cut import optimizer_shards
 
 LEVELS = {"level1": "optimizer state", "level2": "optimizer state and accumulators", "level3": "weights, too"}
@@ -31,7 +31,7 @@ def optimizer_state(config: RunConfig, mesh: Mesh, ranks: Sequence[Operators]) -
             moment.removeprefix(MOMENT_PREFIXES[0]) for moment in parameters if moment.startswith(MOMENT_PREFIXES[0])
         ):
             weight = parameters.get(name)
-            if weight is None or weight.layout is None or name.endswith(WHOLE):  # which is whole everywhere
+            if weight is None or weight.layout is None or name.endswith(NOT_SPLIT):  # which is whole everywhere
                 continue
             wanted, found = parts_asked_for(config, mesh, weight.layout), _parts(weight)
             asked |= {name} if wanted > 1 else set()

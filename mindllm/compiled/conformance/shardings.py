@@ -57,7 +57,7 @@ class _Declared:
         tune(lm, model, kernels)
         self.kinds = {path: operator.name for path, operator in operators(lm).items()}
         self.table = sharding_table(lm, config.parallel_config)
-        if config.learns_pairs:
+        if config.is_preference_tuning:
             pairs = PairLosses(config.preference)
             self.kinds |= {f"pairs.{path}": operator.name for path, operator in operators(pairs).items()}
             self.table |= {f"pairs.{path}": sharding for path, sharding in pairs_table(pairs).items()}

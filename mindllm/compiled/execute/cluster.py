@@ -10,7 +10,7 @@ import numpy as np
 
 from mindllm.compiled.execute.faults import overflowing
 from mindllm.compiled.execute.lockstep import Lockstep
-from mindllm.compiled.execute.rank_interpreter import Machine, Observer
+from mindllm.compiled.execute.rank_interpreter import Observer, RankInterpreter
 from mindllm.compiled.execute.state import initial_parts, put_parts, state_parts
 from mindllm.compiled.graph.compiled_graph import CompiledGraph
 from mindllm.config.optimizer_state import is_state
@@ -59,7 +59,9 @@ class Cluster:
     ) -> None:
         self.stage_devices = len(graphs) // stages
         self.slices = slices
-        self.machines = [Machine(graph, initial_parts(graph, whole), mindspore_kernels, observer) for graph in graphs]
+        self.machines = [
+            RankInterpreter(graph, initial_parts(graph, whole), mindspore_kernels, observer) for graph in graphs
+        ]
 
     def step(
         self, batch: Mapping[str, np.ndarray], rate: float, scale: float, spoiled: int | None = None
@@ -93,11 +95,11 @@ class Cluster:
             spoiled=where.scope,
         )
 
-    def held(self) -> dict[int, RankTensors]:
+    def local_state(self) -> dict[int, RankTensors]:
         """By rank the parts of the weights and of the optimizer state it keeps: what a checkpoint is saved from."""
         return {machine.rank: _held(machine) for machine in self.machines}
 
-    def counted(self) -> dict[str, np.ndarray]:
+    def counts(self) -> dict[str, np.ndarray]:
         """What the last step counted, by the counter's name; all ranks of a stage know the same, others nothing."""
         return {
             name: parameter.value
@@ -106,7 +108,7 @@ class Cluster:
             if name.startswith(LOAD) and parameter.value.any()
         }
 
-    def put(self, arrays: Mapping[str, Any]) -> None:
+    def load_state(self, arrays: Mapping[str, Any]) -> None:
         """Replaces every rank's parts of these whole tensors, weights or optimizer state."""
         for machine in self.machines:
             put_parts(machine, arrays)
@@ -118,7 +120,7 @@ def rows_of(batch: Mapping[str, np.ndarray], rank: int, stage_devices: int, slic
     return [np.split(column, slices)[index] for column in batch.values()]
 
 
-def _held(machine: Machine) -> RankTensors:
+def _held(machine: RankInterpreter) -> RankTensors:
     parts = state_parts(machine)
     return RankTensors(
         weights={name: part for name, part in parts.items() if not is_state(name)},

@@ -103,14 +103,14 @@ class LockstepEngine(Engine):
             else first_not_finite(self._cluster, completed(batch, self._columns))
         )
 
-    def held(self) -> Mapping[int, RankTensors]:
+    def local_state(self) -> Mapping[int, RankTensors]:
         assert self._cluster is not None
-        return self._cluster.held()
+        return self._cluster.local_state()
 
-    def counted(self) -> Mapping[str, np.ndarray]:
-        return {} if self._cluster is None else self._cluster.counted()
+    def counts(self) -> Mapping[str, np.ndarray]:
+        return {} if self._cluster is None else self._cluster.counts()
 
-    def put(self, arrays: Mapping[str, Any]) -> None:
+    def load_state(self, arrays: Mapping[str, Any]) -> None:
         for cluster in (self._cluster, self._evaluation):
             if cluster is not None:
-                cluster.put(arrays)
+                cluster.load_state(arrays)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from mindllm.compiled.execute.rank_interpreter import Machine
+from mindllm.compiled.execute.rank_interpreter import RankInterpreter
 from mindllm.compiled.graph.compiled_graph import CompiledGraph, Node
 from mindllm.errors import RunFailed
 
@@ -48,7 +48,7 @@ def is_weight_gradient(graph: CompiledGraph, node: Node) -> bool:
 
 
 @contextmanager
-def overflowing(machines: Sequence[Machine], index: int | None) -> Iterator[Overflow]:
+def overflowing(machines: Sequence[RankInterpreter], index: int | None) -> Iterator[Overflow]:
     """A gradient of one of the machines overflows inside; None: of no machine.
 
     Raises:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from mindllm.compiled.execute.exchange import RECEIVE, SEND, Deadlock, Exchange, complete, results
-from mindllm.compiled.execute.rank_interpreter import Machine, Run
+from mindllm.compiled.execute.rank_interpreter import RankInterpreter, Run
 
 Sent = dict[tuple[int, int, int], deque[np.ndarray]]
 
@@ -17,7 +17,7 @@ Sent = dict[tuple[int, int, int], deque[np.ndarray]]
 class Lockstep:
     """One step of several ranks. Sends are kept until they are received; all other exchanges wait for their group."""
 
-    def __init__(self, machines: Sequence[Machine], inputs: Mapping[int, Sequence[Any]]) -> None:
+    def __init__(self, machines: Sequence[RankInterpreter], inputs: Mapping[int, Sequence[Any]]) -> None:
         self.runs: dict[int, Run] = {machine.rank: machine.run(*inputs[machine.rank]) for machine in machines}
         self.waiting: dict[int, Exchange] = {}
         self.sent: Sent = {}

@@ -9,7 +9,7 @@ import numpy as np
 
 from mindllm.compiled.execute.cluster import Cluster, rows_of
 from mindllm.compiled.execute.lockstep import Lockstep
-from mindllm.compiled.execute.rank_interpreter import Machine
+from mindllm.compiled.execute.rank_interpreter import RankInterpreter
 from mindllm.compiled.execute.state import initial_parts, put_parts
 from mindllm.compiled.graph.compiled_graph import CompiledGraph
 from mindllm.errors import RunFailed
@@ -21,7 +21,7 @@ class LossCluster:
     def __init__(self, graphs: Sequence[CompiledGraph], stages: int, slices: int, whole: Mapping[str, Any]) -> None:
         self.stage_devices = len(graphs) // stages
         self.slices = slices
-        self.machines = [Machine(graph, initial_parts(graph, whole)) for graph in graphs]
+        self.machines = [RankInterpreter(graph, initial_parts(graph, whole)) for graph in graphs]
 
     def take_weights(self, cluster: Cluster) -> None:
         """Goes on with the weights that a training cluster of the same layout has now.
@@ -41,7 +41,7 @@ class LossCluster:
                     )
                 parameter.value = value
 
-    def put(self, arrays: Mapping[str, Any]) -> None:
+    def load_state(self, arrays: Mapping[str, Any]) -> None:
         """Replaces every rank's parts of these whole tensors."""
         for machine in self.machines:
             put_parts(machine, arrays)

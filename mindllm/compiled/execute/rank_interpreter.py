@@ -44,7 +44,7 @@ class ShapeMismatch(RunFailed):
     """A result whose shape is not the one the compiler derived: two graphs that do not belong together, or a wrong kernel."""
 
 
-class Machine:
+class RankInterpreter:
     """Executes the graph of one rank on its own parameters.
 
     Args:

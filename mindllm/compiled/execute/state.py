@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from mindllm.compiled.execute.kernels import ROUNDED
-from mindllm.compiled.execute.rank_interpreter import Machine
+from mindllm.compiled.execute.rank_interpreter import RankInterpreter
 from mindllm.compiled.graph.compiled_graph import CompiledGraph, Parameter
 from mindllm.config.optimizer_state import MOMENT_PREFIXES, is_state
 from mindllm.errors import RunFailed
@@ -66,7 +66,7 @@ def _rounded(value: np.ndarray, dtype: str) -> np.ndarray:
     return held if dtype == "float16" else held.astype(np.float32)
 
 
-def state_parts(machine: Machine) -> dict[str, Part]:
+def state_parts(machine: RankInterpreter) -> dict[str, Part]:
     """What a rank answers for: weights it updates, and its optimizer state; no tables, accumulators or copies."""
     parameters = machine.graph.parameters
     return {
@@ -76,7 +76,7 @@ def state_parts(machine: Machine) -> dict[str, Part]:
     }
 
 
-def put_parts(machine: Machine, whole: Mapping[str, Any]) -> None:
+def put_parts(machine: RankInterpreter, whole: Mapping[str, Any]) -> None:
     """Replaces a rank's parts of these tensors, arrays or tensors of a checkpoint, where it has any."""
     for name, parameter in machine.graph.parameters.items():
         if name in whole:

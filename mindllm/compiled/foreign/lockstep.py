@@ -19,7 +19,7 @@ from mindllm.compiled.device.inside_program import MIND_IR, PARAMETERS
 from mindllm.compiled.execute.elementary import ELEMENTARY
 from mindllm.compiled.execute.kernels import cpu_kernel
 from mindllm.compiled.execute.lockstep import Lockstep
-from mindllm.compiled.execute.rank_interpreter import ASSIGNMENTS, CONTROL, DATASET, Machine
+from mindllm.compiled.execute.rank_interpreter import ASSIGNMENTS, CONTROL, DATASET, RankInterpreter
 from mindllm.compiled.execute.references import REFERENCES
 from mindllm.compiled.execute.state import slices_of, whole_shape
 from mindllm.compiled.foreign.kept_program import KeptRank, with_own_groups
@@ -119,7 +119,7 @@ class Program:
     def __init__(self, ranks: Sequence[ProgramRank], stages: int) -> None:
         self.ranks = ranks
         self.stage_devices = max(1, len(ranks) // stages)
-        self.machines = [Machine(rank.graph, _begin(rank)) for rank in ranks]
+        self.machines = [RankInterpreter(rank.graph, _begin(rank)) for rank in ranks]
 
     def step(self, number: int) -> dict[int, Any]:
         """What the step of every rank returns.

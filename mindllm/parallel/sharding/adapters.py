@@ -13,7 +13,7 @@ from mindllm.parallel.sharding.table import Table, on
 
 TOKENS: Dimension = ("dp", "cp")
 SCALAR: Layout = ()
-WHOLE: Layout = (None, None)
+NOT_SPLIT: Layout = (None, None)
 INNER: Layout = (TOKENS, "tp")
 
 
@@ -22,7 +22,7 @@ def beside_split_output(at: str, cell: LoraAdapter, rows: Dimension = "tp") -> T
     low: Layout = (TOKENS, None)
     product: Layout = (TOKENS, rows)
     table = {
-        f"{at}.down": on(low, WHOLE),
+        f"{at}.down": on(low, NOT_SPLIT),
         f"{at}.scale": on(low, SCALAR),
         f"{at}.up": on(low, (rows, None)),
         f"{at}.add": on(product, product),
@@ -32,7 +32,7 @@ def beside_split_output(at: str, cell: LoraAdapter, rows: Dimension = "tp") -> T
     if cell.drops:
         table |= dropout(f"{at}.dropout", TOKENS)
     if cell.has_lengths:
-        table |= _lengths(f"{at}.lengths", cell.lengths, (rows, None), WHOLE, rows)
+        table |= _lengths(f"{at}.lengths", cell.lengths, (rows, None), NOT_SPLIT, rows)
         table |= {f"{at}.divide": on((rows,), (rows,), named=True), f"{at}.rescale": on(product, (rows,))}
     return table
 
@@ -43,7 +43,7 @@ def beside_split_input(at: str, cell: LoraAdapter, rows: Dimension) -> Table:
     table = {
         f"{at}.down": on(INNER, (None, "tp"), out=low),
         f"{at}.scale": on(low, SCALAR),
-        f"{at}.up": on(low, WHOLE),
+        f"{at}.up": on(low, NOT_SPLIT),
         f"{at}.add": on(low, low),
     }
     if cell.has_values:
@@ -62,7 +62,7 @@ def behind_part(at: str, rows: Dimension) -> Table:
     tokens: Layout = (rows, None)
     table = {f"{at}.add": on(tokens, tokens), f"{at}.down.activation.gelu": on(tokens)}
     for name in ("down", "up"):
-        table |= {f"{at}.{name}.matmul": on(tokens, WHOLE), f"{at}.{name}.bias_add": on(tokens, (None,))}
+        table |= {f"{at}.{name}.matmul": on(tokens, NOT_SPLIT), f"{at}.{name}.bias_add": on(tokens, (None,))}
     return table
 
 
@@ -74,7 +74,7 @@ def _lengths(at: str, cell: RowLengths, weight: Layout, first: Layout, out: Dime
         f"{at}.sum": on(weight, (None, weight[1]), named=True),
         f"{at}.along": on(weight, first, named=True),
         f"{at}.products": on(first, first, named=True),
-        f"{at}.mix": on(by_row, WHOLE, named=True),
+        f"{at}.mix": on(by_row, NOT_SPLIT, named=True),
         f"{at}.twice": on(by_row, SCALAR, named=True),
         f"{at}.scaled": on(by_row, SCALAR, named=True),
         f"{at}.both": on(by_row, by_row, named=True),

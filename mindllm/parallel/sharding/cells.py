@@ -23,10 +23,10 @@ from mindllm.models.decoder_layer import DecoderLayer
 from mindllm.models.experts import Experts
 from mindllm.models.feed_forward import FeedForward
 from mindllm.models.flash_attention import BalancedFlashAttention, FlashAttention
-from mindllm.models.interleaved_layer import InterleavedLayer
+from mindllm.models.interleaved_layer import FineGrainInterleavedLayer
 from mindllm.models.latent_attention import LatentAttention
 from mindllm.models.linear import Linear, SoftCap
-from mindllm.models.mtp import PredictionLayer
+from mindllm.models.mtp import MTPLayer
 from mindllm.models.norm import LayerNorm, RMSNorm
 from mindllm.models.rotary import RotaryEmbedding
 from mindllm.parallel.layout import Dimension, Layout
@@ -142,12 +142,12 @@ def _layer(at: str, cell: DecoderLayer, rows: Dimension, heads: SplitHeads) -> T
     if cell.norm_output:
         table |= _norm(f"{at}.attention_post_norm", cell.attention_post_norm, hidden)
         table |= _norm(f"{at}.ffn_post_norm", cell.ffn_post_norm, hidden)
-    if isinstance(cell, InterleavedLayer):
+    if isinstance(cell, FineGrainInterleavedLayer):
         table |= _parts_of_rows(at, cell)
-    return table | (_around_prediction(at, cell, hidden) if isinstance(cell, PredictionLayer) else {})
+    return table | (_around_prediction(at, cell, hidden) if isinstance(cell, MTPLayer) else {})
 
 
-def _parts_of_rows(at: str, cell: InterleavedLayer) -> Table:
+def _parts_of_rows(at: str, cell: FineGrainInterleavedLayer) -> Table:
     """Every device cuts and joins the rows that it has, whole on its tensor-parallel ranks: so with sequence parallelism, too,
     rows that are joined are in their order.
     """
@@ -161,7 +161,7 @@ def _parts_of_rows(at: str, cell: InterleavedLayer) -> Table:
     return table | ({f"{at}.join": on(*[whole] * parts)} if cell.last else {})
 
 
-def _around_prediction(at: str, cell: PredictionLayer, hidden: Layout) -> Table:
+def _around_prediction(at: str, cell: MTPLayer, hidden: Layout) -> Table:
     """Rows stay where they are, and every device multiplies those it has by the whole projection ``[hidden, 2 · hidden]``."""
     norms = ("enorm", "hnorm", "final_norm")
     table = {
@@ -254,7 +254,7 @@ def _split_output(at: str, cell: nn.Cell, rows: Dimension = "tp") -> Table:
             for name in ACTIVATION_OPERATORS.values()
             if hasattr(linear.activation, name)
         }
-    if linear.in_codes:
+    if linear.is_quantized:
         table |= codes_split_by_rows(f"{at}.held", linear.held, rows)
     return table | (beside_split_output(f"{at}.adapter", linear.adapter, rows) if linear.has_adapter else {})
 
@@ -265,7 +265,7 @@ def _split_input(at: str, cell: nn.Cell, rows: Dimension) -> Table:
     linear = _linear(at, cell)
     if linear.has_bias:
         table[f"{at}.bias_add"] = on((rows, None), (None,))  # once, after the sum
-    if linear.in_codes:
+    if linear.is_quantized:
         table |= codes_split_by_columns(f"{at}.held", linear.held)
     return table | (beside_split_input(f"{at}.adapter", linear.adapter, rows) if linear.has_adapter else {})
 

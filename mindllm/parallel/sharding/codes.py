@@ -7,24 +7,24 @@ layouts name axes.
 
 from __future__ import annotations
 
-from mindllm.models.dequantize import HeldCodes
+from mindllm.models.dequantize import DequantizedWeight
 from mindllm.parallel.layout import Dimension, Layout
 from mindllm.parallel.sharding.table import Table, on
 
 
-def codes_split_by_rows(at: str, cell: HeldCodes, rows: Dimension = "tp") -> Table:
+def codes_split_by_rows(at: str, cell: DequantizedWeight, rows: Dimension = "tp") -> Table:
     """Of a projection whose output is split by ``rows`` (None: whole); an order of columns is the same for all rows."""
     split: Layout = (rows, None)
     table = _codes(at, cell, split)
     return table | ({f"{at}.place": on(split, (None,), out=split, named=True)} if cell.ordered else {})
 
 
-def codes_split_by_columns(at: str, cell: HeldCodes) -> Table:
+def codes_split_by_columns(at: str, cell: DequantizedWeight) -> Table:
     """Of a projection whose input is split."""
     return _codes(at, cell, (None, "tp"))
 
 
-def _codes(at: str, cell: HeldCodes, split: Layout) -> Table:
+def _codes(at: str, cell: DequantizedWeight, split: Layout) -> Table:
     """``split``: rows and groups, the first dimensions of codes ``[out, groups, bytes]``, of what they mean
     ``[out, groups, bytes, codes of a byte]``, and of scales ``[out, groups, 1, 1]``.
     """

@@ -36,7 +36,7 @@ OF_SEVERAL = "Concat"  # the operator whose tensors are one input, a tuple
 NEEDS_TO_BE_TOLD = frozenset({OF_SEVERAL, "ReduceMean"})
 """Operators of which the compiler derives nothing from named axes: the output's layout, that of the input, is told, too."""
 TOLD = "self_define_shard"
-WHOLE = (ROUTER_BIAS, VALUES)
+NOT_SPLIT = (ROUTER_BIAS, VALUES)
 """Ends of the names of weights that are trained and that no optimizer cuts: what changes them must know them as a whole."""
 PARTS = "Morph"
 """The operator that stands for others, which compute what each device has: they have no layouts, it has."""
@@ -74,7 +74,7 @@ def apply_sharding(model: nn.Cell, table: Mapping[str, Sharding], mesh: Mesh) ->
 
 def is_shared_by_optimizer(parameter: Parameter) -> bool:
     """Whether the parallel optimizer may cut it: an optimizer holds something of it, and need not know it as a whole."""
-    return parameter.requires_grad and not is_probe(parameter.name) and not parameter.name.endswith(WHOLE)
+    return parameter.requires_grad and not is_probe(parameter.name) and not parameter.name.endswith(NOT_SPLIT)
 
 
 def _shard(path: str, operator: Primitive, sharding: Sharding, mesh: Mesh) -> None:

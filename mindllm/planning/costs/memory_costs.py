@@ -24,7 +24,7 @@ import numpy as np
 
 from mindllm.config import ParallelConfig
 from mindllm.dry_run.stages import FIRST, LAST, MIDDLE
-from mindllm.planning.costs.small_runs import AT_START, LAST_LAYERS, TOGETHER, WHOLE, Measured, SmallRuns
+from mindllm.planning.costs.small_runs import AT_START, LAST_LAYERS, NOTHING_RECOMPUTED, TOGETHER, Measured, SmallRuns
 from mindllm.schedules.held_memory import working_memory
 from mindllm.schedules.orders import alive, stage_orders
 
@@ -108,8 +108,8 @@ def fit_memory(runs: SmallRuns) -> MemoryFit:
     fixed = {place: max(found) for place, found in beside.items() if place in (FIRST, MIDDLE)}
     fixed[LAST] = min([*beside[LAST], max(beside.get(LAST_LAYERS, beside[LAST]))])
     tail = min(value for (place, *_), value in alone.items() if place == LAST) - fixed[LAST]
-    more = _of_other_types(layers, constant.get((inner, TOGETHER, WHOLE)), lightest)
-    fixed[LAST] -= sum(kinds[WHOLE] for kinds in runs.ahead.values())
+    more = _of_other_types(layers, constant.get((inner, TOGETHER, NOTHING_RECOMPUTED)), lightest)
+    fixed[LAST] -= sum(kinds[NOTHING_RECOMPUTED] for kinds in runs.ahead.values())
     ahead = {name: LayerMemory(0.0, 0.0, kinds, dict.fromkeys(kinds, 0.0)) for name, kinds in runs.ahead.items()}
     return MemoryFit(
         layers=layers | ahead,
@@ -144,7 +144,7 @@ def _of_other_types(layers: Mapping[str, LayerMemory], together: float | None, l
     """What layers of all types on one stage need beyond those of one, from the constant of the run that has one of each."""
     if together is None:
         return 0.0
-    held = [(layer.activation[WHOLE], layer.transient[WHOLE]) for layer in layers.values()]
+    held = [(layer.activation[NOTHING_RECOMPUTED], layer.transient[NOTHING_RECOMPUTED]) for layer in layers.values()]
     return max(0.0, together - lightest - working_memory(held))
 
 

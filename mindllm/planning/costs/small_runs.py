@@ -31,7 +31,7 @@ from mindllm.planning.problem import RecomputeKind
 from mindllm.units import MIB
 
 LAST_LAYERS = "last, in its layers"  # at the moment that is the fullest one of a stage without output layer and loss
-WHOLE, FULL = "none", "full"  # the kinds that keep everything and next to nothing
+NOTHING_RECOMPUTED, ALL_RECOMPUTED = "none", "full"  # the kinds that keep everything and next to nothing
 EVEN = 2  # number of the middle stage that stands for all: an even one, which needs no less than an odd one
 AT_START = {place: f"{place}, at the start" for place in (MIDDLE, LAST)}  # the first stage keeps more later
 TOGETHER = "one of each"  # type of the layers of the run that has all of them
@@ -86,7 +86,7 @@ def run_small(
     longer = deepening(plain, FEWEST_ALIVE, stages) if stages > 2 else None
     design = {FIRST: _design(longer), MIDDLE: _design(middle_deepening(plain, EVEN)), LAST: _design(None, alive=1)}
     main, ahead = main_and_ahead(types)
-    behind = (Run(0, ahead.kind(kinds[WHOLE]), 1),) if ahead else ()
+    behind = (Run(0, ahead.kind(kinds[NOTHING_RECOMPUTED]), 1),) if ahead else ()
     wanted = [
         _wanted(place, layer, name, kinds, point, behind if place == LAST else ())
         for place, layer, name in _combinations(inner, main, main[-1:] if ahead else main, kinds)
@@ -95,10 +95,10 @@ def run_small(
     if len(main) > 1:
         base = design[inner].base
         each = Point((1,) * len(main), base.alive, base.micro_batches)
-        runs = tuple(Run(0, layer.kind(kinds[WHOLE]), 1) for layer in main)
-        wanted.append(_Wanted(inner, TOGETHER, WHOLE, each, runs))
+        runs = tuple(Run(0, layer.kind(kinds[NOTHING_RECOMPUTED]), 1) for layer in main)
+        wanted.append(_Wanted(inner, TOGETHER, NOTHING_RECOMPUTED, each, runs))
     further = {
-        name: _wanted(LAST, main[-1], FULL, kinds, design[LAST].base, (Run(0, ahead.kind(kinds[name]), 1),))
+        name: _wanted(LAST, main[-1], ALL_RECOMPUTED, kinds, design[LAST].base, (Run(0, ahead.kind(kinds[name]), 1),))
         for name in kinds
         if ahead
     }
@@ -108,7 +108,7 @@ def run_small(
     for one, profile in zip(wanted, own, strict=True):
         moment, both = _fullest(profile.moments), (one.layer, one.kind)
         rows.append(one.measured(one.place, profile.moments[moment]))
-        if one.kind == FULL and one.place in AT_START:
+        if one.kind == ALL_RECOMPUTED and one.place in AT_START:
             rows.append(one.measured(AT_START[one.place], profile.moments[_start(profile.moments)]))
         if one.place == inner:
             moments[both] = moment
@@ -117,13 +117,13 @@ def run_small(
     gaps = max(profile.gaps for profile in profiles) / MIB
     estimated = any(profile.estimated for profile in profiles)
     beyond = {ahead.name: _beyond_full(dict(zip(further, of_ahead, strict=True)))} if ahead else {}
-    return SmallRuns(tuple(rows), beyond, gaps, len(wanted) + len(set(further) - {WHOLE}), estimated)
+    return SmallRuns(tuple(rows), beyond, gaps, len(wanted) + len(set(further) - {NOTHING_RECOMPUTED}), estimated)
 
 
 def _beyond_full(profiles: Mapping[str, Profile]) -> dict[str, float]:
-    """What the fullest moment of each needs beyond that of the one for :data:`FULL`, in MB."""
+    """What the fullest moment of each needs beyond that of the one for :data:`ALL_RECOMPUTED`, in MB."""
     needs = {name: bytes_of(profile.moments[_fullest(profile.moments)]) for name, profile in profiles.items()}
-    return {name: max(0, needed - needs[FULL]) / MIB for name, needed in needs.items()}
+    return {name: max(0, needed - needs[ALL_RECOMPUTED]) / MIB for name, needed in needs.items()}
 
 
 @dataclass(frozen=True)
@@ -170,7 +170,7 @@ def _combinations(
         for place, held in ends.items()
         if place != inner
         for layer in held
-        for name in (WHOLE, FULL)
+        for name in (NOTHING_RECOMPUTED, ALL_RECOMPUTED)
     ]
 
 

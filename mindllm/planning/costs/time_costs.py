@@ -28,7 +28,7 @@ from mindllm.parallel.layout import CONTEXT, mesh_of
 from mindllm.planning.costs.layer_types import LayerType, layer_runs, main_and_ahead
 from mindllm.planning.costs.offered_kinds import chains
 from mindllm.planning.costs.plain_run import one_chunk, without_ahead
-from mindllm.planning.costs.small_runs import FULL, WHOLE
+from mindllm.planning.costs.small_runs import ALL_RECOMPUTED, NOTHING_RECOMPUTED
 from mindllm.planning.problem import RecomputeKind
 from mindllm.timing.device import Device
 from mindllm.timing.graph_operators import operator_time, transfer_time
@@ -125,7 +125,7 @@ def _of_ahead(
 ) -> LayerTimes:
     """The times of a layer that predicts ahead, from two last stages with more and with fewer of them behind a ``decoder``."""
     together, apart = _two_stages(kinds)
-    before = (Run(0, decoder.kind(kinds[FULL]), 1),)  # the most recomputed layer comes first
+    before = (Run(0, decoder.kind(kinds[ALL_RECOMPUTED]), 1),)  # the most recomputed layer comes first
     many, few = (
         _StageTimes(_small_stage(config, before + _one_each(ahead, kinds, names), LAST), (BEFORE, *names), device)
         for names in (together, apart)
@@ -142,8 +142,8 @@ def _of_ahead(
 def _two_stages(kinds: Mapping[str, RecomputeKind]) -> tuple[list[str], list[str]]:
     """The recompute kinds of a stage's layers, and those of another stage with fewer layers."""
     together, *others = chains(dict(kinds))
-    apart = [name for row in others for name in row] or [WHOLE]
-    return ([*together, WHOLE] if len(together) == len(apart) else together), apart
+    apart = [name for row in others for name in row] or [NOTHING_RECOMPUTED]
+    return ([*together, NOTHING_RECOMPUTED] if len(together) == len(apart) else together), apart
 
 
 def _one_each(layer: LayerType, kinds: Mapping[str, RecomputeKind], names: Sequence[str]) -> tuple[Run, ...]:
@@ -217,7 +217,7 @@ class _StageTimes:
     def again(self, name: str) -> float:
         """What the layer of kind ``name`` computes again beyond what one of kind ``none`` does."""
         layer = self.names.index(name)
-        kept = self.names.index(WHOLE) if WHOLE in self.names else None
+        kept = self.names.index(NOTHING_RECOMPUTED) if NOTHING_RECOMPUTED in self.names else None
         common = self.sums[BACKWARD, True, kept] if kept is not None else 0.0
         return max(0.0, self.sums[BACKWARD, True, layer] - common)
 

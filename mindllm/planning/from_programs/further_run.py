@@ -7,9 +7,9 @@ from collections.abc import Hashable, Iterator, Sequence
 
 from mindllm.errors import UserError
 from mindllm.planning.from_programs.stage_shapes import StageShape, place_of, undetermined
-from mindllm.timing.stage_graph import FULL, NONE, SELECT
+from mindllm.timing.stage_graph import ALL_RECOMPUTED, NONE, SELECT
 
-KEYS = {FULL: "recompute", SELECT: "select_recompute", "comm": "select_comm_recompute"}
+KEYS = {ALL_RECOMPUTED: "recompute", SELECT: "select_recompute", "comm": "select_comm_recompute"}
 MOST = 3  # runs that are asked for at once
 Run = Sequence[StageShape]
 
@@ -75,7 +75,8 @@ def _splits(counts: Sequence[int], layers: Sequence[str]) -> Iterator[list[int]]
 
 def _recomputation(kind: str, counts: Sequence[int]) -> str:
     written = {
-        key: list(counts) if key == KEYS.get(kind) else False for key in dict.fromkeys((KEYS[FULL], KEYS.get(kind)))
+        key: list(counts) if key == KEYS.get(kind) else False
+        for key in dict.fromkeys((KEYS[ALL_RECOMPUTED], KEYS.get(kind)))
     }
     return (
         ", ".join(f"{key}: {value}" for key, value in written.items() if key) if kind != NONE else "nothing recomputed"

@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import Console
 
 from mindllm.planning.costs.configured import Configured
-from mindllm.planning.costs.small_runs import FULL
+from mindllm.planning.costs.small_runs import ALL_RECOMPUTED
 from mindllm.planning.validate import Round, Validated
 from mindllm.tables import Column, Table, figures, texts
 from mindllm.units import MIB
@@ -47,7 +47,7 @@ def print_costs(console: Console, configured: Configured) -> None:
     ]
     console.print(f"parameters of a layer {', '.join(parameters)}; stages beside layers, MB: {static}")
     for name in ahead:
-        console.print(f"{name}: MB beyond those of {FULL}, which are beside the layers of the last stage")
+        console.print(f"{name}: MB beyond those of {ALL_RECOMPUTED}, which are beside the layers of the last stage")
     gaps = f"{memory.runs.gaps_mb:,.0f} MB are left for gaps between blocks"
     console.print(f"limit {configured.limit_mb:,.0f} MB (2**20 bytes), of which {gaps}")
     console.print(_residuals(configured))

@@ -13,7 +13,7 @@ from mindllm.data.loader import SampleSource
 from mindllm.train.batches.indexed_text import IndexedText
 from mindllm.train.batches.row_text import InstructionText, MindRecordText, PreferenceText
 from mindllm.train.evaluation import Evaluator
-from mindllm.train.job.batch_shard import WHOLE, Share
+from mindllm.train.job.batch_shard import FULL_BATCH, BatchShard
 
 
 class Text(Protocol):
@@ -38,7 +38,7 @@ class RunData:
     Opening it reads headers only, and the places of lines of instruction files.
     """
 
-    def __init__(self, config: RunConfig, share: Share = WHOLE) -> None:
+    def __init__(self, config: RunConfig, share: BatchShard = FULL_BATCH) -> None:
         self.config = config
         self.share = share
         self.model = config.model.config
@@ -105,4 +105,4 @@ class RunData:
         )
         baseline = self.text.unigram_loss(section.split)
         width = self.text.bytes_per_token(section.split, len(stream) * rows)
-        return Evaluator(stream, baseline, width, progress, of_pairs=self.config.learns_pairs)
+        return Evaluator(stream, baseline, width, progress, of_pairs=self.config.is_preference_tuning)

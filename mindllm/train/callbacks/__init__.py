@@ -59,7 +59,7 @@ def make_callbacks(
             made.insert(0, ExpertLoadMonitor(_steps_between_lines(config)))
         if config.model.config.num_nextn_predict_layers:
             made.insert(0, PredictionLossMonitor(_steps_between_lines(config)))
-        if config.learns_pairs:
+        if config.is_preference_tuning:
             made.insert(0, PreferenceMonitor(_steps_between_lines(config)))
     made = [callback for callback in made if ranks.is_first or not callback.of_first_rank]
     return sorted(made, key=lambda callback: isinstance(callback, CheckpointMonitor))

@@ -61,7 +61,7 @@ class CheckpointMonitor(Callback):
             self._save_and_wait(state)
             return
         self._collect(self.thread.finish)
-        self.thread.save(state.step, state.engine.held(), run_state(state))
+        self.thread.save(state.step, state.engine.local_state(), run_state(state))
 
     def _save_the_last(self, state: RunState) -> None:
         if self.thread is not None:
@@ -71,7 +71,7 @@ class CheckpointMonitor(Callback):
 
     def _save_and_wait(self, state: RunState) -> None:
         try:
-            path = self.store.save(state.step, state.engine.held(), run_state(state))
+            path = self.store.save(state.step, state.engine.local_state(), run_state(state))
         except CheckpointNotSavedError as error:
             self._failed(error)
             return

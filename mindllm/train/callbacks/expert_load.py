@@ -24,7 +24,7 @@ class ExpertLoadMonitor(Callback):
             state.expert_loads = ()
             return
         chosen = state.config.model.config.num_experts_chosen
-        state.expert_loads = tuple(layer_loads(state.engine.counted(), chosen))
+        state.expert_loads = tuple(layer_loads(state.engine.counts(), chosen))
         last = record.step == state.last_step
         if state.expert_loads and (record.step % self.per_print_times == 0 or last):
             logger.info(load_line(state.expert_loads))

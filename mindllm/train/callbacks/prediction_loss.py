@@ -24,14 +24,14 @@ class PredictionLossMonitor(Callback):
         self.per_print_times = per_print_times
 
     def step_end(self, state: RunState, record: StepRecord) -> None:
-        state.mtp_loss = None if record.overflow else prediction_loss(state.engine.counted())
+        state.mtp_loss = None if record.overflow else prediction_loss(state.engine.counts())
         last = record.step == state.last_step
         if state.mtp_loss is not None and (record.step % self.per_print_times == 0 or last):
             logger.info("{ mtp_loss: %.3f }", state.mtp_loss)
 
 
 def prediction_loss(counted: Mapping[str, np.ndarray]) -> float | None:
-    """The mean over layers of the mean loss of a token each predicts, nats, without its factor, from ``Engine.counted``.
+    """The mean over layers of the mean loss of a token each predicts, nats, without its factor, from ``Engine.counts``.
 
     None where nothing was counted: there are no such layers, or they are on another stage.
     """

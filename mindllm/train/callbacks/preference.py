@@ -20,7 +20,7 @@ class PreferenceMonitor(Callback):
         self.per_print_times = per_print_times
 
     def step_end(self, state: RunState, record: StepRecord) -> None:
-        state.preference = {} if record.overflow else pair_figures(state.engine.counted())
+        state.preference = {} if record.overflow else pair_figures(state.engine.counts())
         if state.preference and (record.step % self.per_print_times == 0 or record.step == state.last_step):
             logger.info(preference_line(state.preference))
 

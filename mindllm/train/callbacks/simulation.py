@@ -36,7 +36,7 @@ class SimulatedCheckpoints(CheckpointMonitor):
             super()._save_and_wait(state)
 
     def _is_small(self, state: RunState) -> bool:
-        held = state.engine.held()[state.engine.ranks.rank]
+        held = state.engine.local_state()[state.engine.ranks.rank]
         size = sum(_bytes(item) for tensors in (held.weights, held.optimizer) for item in tensors.values())
         if size > MOST_BYTES:
             logger.info("this rank's part of a checkpoint is %.1f GB; it is not written in a simulation", size / 1e9)

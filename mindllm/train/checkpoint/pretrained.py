@@ -22,7 +22,7 @@ from mindllm.train.checkpoint.hugging_face import read_weights
 from mindllm.train.checkpoint.loading import Checkpoint, load_checkpoint
 from mindllm.train.checkpoint.manifest import MANIFEST
 from mindllm.train.checkpoint.mindformers import is_mindformers, read_mindformers
-from mindllm.train.checkpoint.quantized.held import in_codes
+from mindllm.train.checkpoint.quantized.held import is_quantized
 from mindllm.train.checkpoint.tensors import TensorSource
 
 logger = logging.getLogger(__name__)
@@ -56,8 +56,8 @@ class Pretrained:
         if model.pet_config is None or model.pet_config.pet_type in OF_ALL_WEIGHTS:
             if self.model(model).architecture.layers != model.base.architecture.layers:
                 raise self._other_kind(config)
-            return in_codes(model, self.whole(model))
-        weights = in_codes(model, adapted(model, self.base))
+            return is_quantized(model, self.whole(model))
+        weights = is_quantized(model, adapted(model, self.base))
         if self.adapter is None:
             return weights
         theirs = self.adapter.model(model)

@@ -21,7 +21,7 @@ from mindspore.communication import GlobalComm, get_process_group_ranks
 from mindllm.config import RunConfig
 from mindllm.config.optimizer_state import MOMENT_PREFIXES, SCALARS, is_state
 from mindllm.errors import RunFailed
-from mindllm.models.weights import HostCopy, drawn_value, is_of_codes
+from mindllm.models.weights import HostCopy, drawn_value, is_quantized_parameter
 from mindllm.parallel import build_parallel_model, mesh_of, set_parallel_context
 from mindllm.parallel.context import input_columns
 from mindllm.parallel.parameter_layout import ParameterLayout
@@ -31,7 +31,7 @@ from mindllm.train.distributed_step import distributed_loss, distributed_step, e
 from mindllm.train.engine.columns import inputs
 from mindllm.train.engine.engine import Batch, Engine, StepResult, evaluation_config, weight_signatures
 from mindllm.train.expert_loads import LOAD
-from mindllm.train.job.batch_shard import Share
+from mindllm.train.job.batch_shard import BatchShard
 from mindllm.train.job.ranks import Ranks
 
 logger = logging.getLogger(__name__)
@@ -112,13 +112,13 @@ class ClusterRankEngine(Engine):
     def _is_finite(self, name: str) -> bool:
         return bool(np.isfinite(self._parameters[name].asnumpy()).all())
 
-    def counted(self) -> Mapping[str, np.ndarray]:
+    def counts(self) -> Mapping[str, np.ndarray]:
         """Those of this rank's stage."""
         if self._step is None or self.simulated:
             return {}
         return {item.name: item.asnumpy() for item in self._step.get_parameters() if item.name.startswith(LOAD)}
 
-    def held(self) -> Mapping[int, RankTensors]:
+    def local_state(self) -> Mapping[int, RankTensors]:
         state = {name for name in self._parameters if is_state(name)}
         owned = [name for name in self._parameters if f"{MOMENT_PREFIXES[0]}{name}" in state]
         weights, optimizer = ({name: self._part(name) for name in names} for names in (owned, sorted(state)))
@@ -129,7 +129,7 @@ class ClusterRankEngine(Engine):
         earlier = rank if name in SCALARS else layout.copies_before(rank)  # every rank of every stage has them
         return Part(layout.full_shape, layout.slices(rank), HostCopy(self._parameters[name]), earlier)
 
-    def put(self, arrays: Mapping[str, Any]) -> None:
+    def load_state(self, arrays: Mapping[str, Any]) -> None:
         for name in self._parameters:
             if name in arrays:
                 self._put(name, arrays[name])
@@ -140,10 +140,10 @@ class ClusterRankEngine(Engine):
         parameter.set_data(Tensor(part.reshape(parameter.shape), parameter.dtype), slice_shape=True)
 
 
-def share_of(config: RunConfig, rank: int) -> Share:
+def share_of(config: RunConfig, rank: int) -> BatchShard:
     """The rows of a global batch that a rank of a cluster is given: all, or with ``full_batch: false`` its slice."""
     slices, stage_devices = input_slices(config), mesh_of(config).stage_devices
-    return Share(rank % stage_devices * slices // stage_devices, slices)
+    return BatchShard(rank % stage_devices * slices // stage_devices, slices)
 
 
 def _initialise_with_zeros(parameters: Iterable[Parameter]) -> None:
@@ -165,7 +165,7 @@ def _own_parameters(cell: nn.Cell, config: RunConfig) -> tuple[dict[str, Paramet
     layouts: dict[str, ParameterLayout] = {}
     for parameter in cell.get_parameters():
         name = parameter.name
-        known = name in weights or is_state(name) or is_of_codes(parameter)
+        known = name in weights or is_state(name) or is_quantized_parameter(parameter)
         if name in of_state:
             if name.partition(".")[2] in found:  # else its weight is another stage's
                 parameters[name], layouts[name] = parameter, of_state[name]

@@ -72,17 +72,17 @@ class Engine(ABC):
         """Names what holds a NaN or an infinity on any rank: weights, or what computing on ``batch`` yields first."""
 
     @abstractmethod
-    def held(self) -> Mapping[int, RankTensors]:
+    def local_state(self) -> Mapping[int, RankTensors]:
         """By rank what the ranks of this process keep: the content of a checkpoint, copied to the host one tensor at a time."""
 
     @abstractmethod
-    def put(self, arrays: Mapping[str, Any]) -> None:
+    def load_state(self, arrays: Mapping[str, Any]) -> None:
         """Replaces the parts this process keeps of these whole tensors, weights or optimizer state, by name.
 
         A value is an array, or whatever ``read_slices`` takes, of which no more is read than is kept.
         """
 
-    def counted(self) -> Mapping[str, np.ndarray]:
+    def counts(self) -> Mapping[str, np.ndarray]:
         """What the last step counted by gradients, by the counter's name, as far as this process knows; not scaled.
 
         Of experts each is fp32 ``[experts + 1]``: the tokens of every expert, then the choices that were dropped; of a layer that
@@ -100,7 +100,7 @@ class Engine(ABC):
         if not self.simulated:  # one rank's checkpoint is all that a simulated rank has
             weights = trained_signatures(self.config)
             checkpoint.require(weights, state_signatures(self.config, weights))
-        self.put({**checkpoint.weights, **checkpoint.optimizer})
+        self.load_state({**checkpoint.weights, **checkpoint.optimizer})
 
 
 def weight_signatures(config: RunConfig) -> Signatures:

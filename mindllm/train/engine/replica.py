@@ -14,7 +14,7 @@ from mindspore import Parameter, Tensor, nn
 from mindllm.config import RunConfig
 from mindllm.config.optimizer_state import is_state
 from mindllm.models.causal_lm import for_evaluation
-from mindllm.models.weights import HostCopy, assign, held_codes, initialise, model_weights, trained_weights
+from mindllm.models.weights import HostCopy, assign, initialise, model_weights, quantized_parameters, trained_weights
 from mindllm.parallel import build_replica
 from mindllm.train.checkpoint import RankTensors
 from mindllm.train.compile_cache import cached_compilation
@@ -54,7 +54,7 @@ class ReplicaEngine(Engine):
         self.model = build_replica(config, uses_graph_kernels(config))
         self.weights = trained_weights(self.model)
         self.frozen = {name: item for name, item in model_weights(self.model).items() if name not in self.weights}
-        self.frozen |= held_codes(self.model)
+        self.frozen |= quantized_parameters(self.model)
         initialise({**self.weights, **self.frozen}, config.seed)
         self._evaluation = SummedLoss(for_evaluation(self.model))
         self._evaluation.set_train(False)
@@ -124,7 +124,7 @@ class ReplicaEngine(Engine):
         bad = self.ranks.sum([float(not _finite(value)) for value in values])
         return [f"{what} {name}" for name, count in zip(self.weights, bad, strict=True) if count]
 
-    def counted(self) -> Mapping[str, np.ndarray]:
+    def counts(self) -> Mapping[str, np.ndarray]:
         if not isinstance(self.optimizer, AdamW) or not self.optimizer.counts:
             return {}
         return {item.name: item.asnumpy() for item in self.optimizer.expert_loads.counted}
@@ -135,10 +135,10 @@ class ReplicaEngine(Engine):
         parameters = self.optimizer.get_parameters() if self.optimizer is not None else ()
         return {item.name: item for item in parameters if is_state(item.name)}
 
-    def held(self) -> Mapping[int, RankTensors]:
+    def local_state(self) -> Mapping[int, RankTensors]:
         return {self.ranks.rank: RankTensors(_copies(self.weights), _copies(self.optimizer_state))}
 
-    def put(self, arrays: Mapping[str, Any]) -> None:
+    def load_state(self, arrays: Mapping[str, Any]) -> None:
         parameters = {**self.frozen, **self.weights, **self.optimizer_state}
         assign({name: item for name, item in parameters.items() if name in arrays}, arrays)
 

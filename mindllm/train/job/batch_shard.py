@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Share:
+class BatchShard:
     """The rows of every global batch that a process is given: part ``index`` of ``count`` equal ones."""
 
     index: int = 0
     count: int = 1
 
 
-WHOLE = Share()
+FULL_BATCH = BatchShard()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from mindllm.config import RunConfig
-from mindllm.launch.meeting import Seat
+from mindllm.launch.meeting import RendezvousClient
 from mindllm.train.job.ranks import ALONE, CollectiveMeeting, Ranks
 
 LAUNCHER = 'bash scripts/msrun_launcher.sh "run_llm.py --config {source} ..." {devices}'
@@ -60,7 +60,7 @@ def execution_of(config: RunConfig, environment: Mapping[str, str] = os.environ)
             f"use_parallel: true and data_parallel: {started}",
         )
     rank = int(environment["RANK_ID"])
-    seat = Seat.inherited()
+    seat = RendezvousClient.inherited()
     if target == "CPU":
         _refuse_sharded_processes(config)
         return Execution(Executor.REPLICA, Ranks(rank, started, seat))

@@ -148,7 +148,7 @@ def length(matrix: Tensor) -> Tensor:
     return ops.sqrt(ops.reduce_sum(ops.square(matrix), ()))
 
 
-class RankAllocation(nn.Cell):
+class AdaLoraRankAllocator(nn.Cell):
     """Ends a step: weights as they are after the update, and the gradients they were updated with.
 
     Args:

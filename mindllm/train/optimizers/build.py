@@ -13,12 +13,12 @@ from mindllm.models.expert_load import is_probe
 from mindllm.parallel.layer_plan import make_plan
 from mindllm.parallel.layout import mesh_of
 from mindllm.parallel.weight_cut import WeightCut
-from mindllm.train.optimizers.adalora import OrthogonalPenalty, RankAllocation
+from mindllm.train.optimizers.adalora import AdaLoraRankAllocator, OrthogonalPenalty
 from mindllm.train.optimizers.adamw import AdamW
-from mindllm.train.optimizers.galore import ProjectedAdamW
-from mindllm.train.optimizers.lisa import LAYER, SampledLayers
+from mindllm.train.optimizers.galore import GaLoreAdamW
+from mindllm.train.optimizers.lisa import LAYER, LisaAdamW
 
-Optimizer = AdamW | ProjectedAdamW | SampledLayers
+Optimizer = AdamW | GaLoreAdamW | LisaAdamW
 
 
 def make_optimizer(
@@ -34,9 +34,9 @@ def make_optimizer(
     model = config.model.config
     pet = model.pet_config
     if pet is not None and pet.pet_type == GALORE:
-        return ProjectedAdamW(parameters, config.optimizer, pet, cuts, rank, _elsewhere(parameters, config, rank))
+        return GaLoreAdamW(parameters, config.optimizer, pet, cuts, rank, _elsewhere(parameters, config, rank))
     if pet is not None and pet.pet_type == LISA:
-        return SampledLayers(parameters, config.optimizer, pet, model.num_layers, config.seed)
+        return LisaAdamW(parameters, config.optimizer, pet, model.num_layers, config.seed)
     if pet is not None and pet.pet_type == ADALORA:
         return _with_rank_allocation(parameters, config, pet, cuts, rank)
     return AdamW(parameters, config.optimizer, model.topk_bias_update_rate, pet)
@@ -56,7 +56,7 @@ def _with_rank_allocation(
     whole = cuts or {item.name: WeightCut(tuple(item.shape)) for item in weights}
     penalty = OrthogonalPenalty(parameters, groups, pet.adalora_orth_reg_weight, whole, rank)
     several = cuts is not None and shares_weights(config, cuts)
-    allocation = RankAllocation(weights, groups, pet, steps, whole, rank, several)
+    allocation = AdaLoraRankAllocator(weights, groups, pet, steps, whole, rank, several)
     return AdamW(parameters, config.optimizer, model.topk_bias_update_rate, pet, penalty, allocation)
 
 

@@ -27,10 +27,10 @@ from mindllm.config.tuning import PetConfig
 from mindllm.parallel.parameter_layout import ParameterLayout
 from mindllm.parallel.weight_cut import WeightCut
 from mindllm.train.optimizers.adamw import AdamW
-from mindllm.train.optimizers.galore_matrix import ProjectedMatrix
+from mindllm.train.optimizers.galore_matrix import GaLoreMatrix
 
 
-class ProjectedAdamW(nn.Cell):
+class GaLoreAdamW(nn.Cell):
     """The interface of :class:`mindllm.train.optimizers.adamw.AdamW`.
 
     Args:
@@ -61,7 +61,7 @@ class ProjectedAdamW(nn.Cell):
         weights = [parameters[place] for place in self.projected]
         self.weights = ParameterTuple(weights)
         cuts = cuts or {name: WeightCut(shape) for name, shape in shapes.items()}
-        matrices = [ProjectedMatrix(cuts[item.name], rank) for item in weights]
+        matrices = [GaLoreMatrix(cuts[item.name], rank) for item in weights]
         self.matrices = nn.CellList(matrices)
         kept = [projected_shapes(tuple(item.shape), pet.galore_rank) for item in weights]
         self.projections = ParameterTuple(

@@ -20,7 +20,7 @@ ITERATIONS = 16
 TINY = 1e-20  # nothing is divided by zero, and a gradient that is zero keeps the vectors of the start
 
 
-class ProjectedMatrix(nn.Cell):
+class GaLoreMatrix(nn.Cell):
     """A matrix ``[m, n]``, or a device's part of it, and its projection: ``[rank, n]`` where ``m >= n``, else ``[m, rank]``.
 
     Args:

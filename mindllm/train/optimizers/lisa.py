@@ -96,7 +96,7 @@ class LayerDraw(nn.Cell):
         return found
 
 
-class SampledLayers(nn.Cell):
+class LisaAdamW(nn.Cell):
     """AdamW with the interface of :class:`mindllm.train.optimizers.adamw.AdamW`, of which drawn layers take part."""
 
     def __init__(
