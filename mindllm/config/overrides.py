@@ -1,6 +1,6 @@
 """Command line options that change keys of the YAML: ``--a.b.c=value``, ``--a.b.c value``, ``--flag`` for true.
 
-Every command that takes a YAML and such options reads them here, and with them the same :data:`SHORTHANDS`.
+Every command that takes a YAML and such options reads them here, and with them the same :data:`~mindllm.shorthands.SHORTHANDS`.
 """
 
 from __future__ import annotations
@@ -16,18 +16,9 @@ from mindllm.config.section import Section
 from mindllm.config.yaml_tree import DEEPEST, read_value, unusable_text
 from mindllm.errors import LONGEST_PART, UserError, bounded
 from mindllm.outside import half_surrogate
+from mindllm.shorthands import SHORTHANDS
 
 Overrides = Sequence[str] | Mapping[str, Any]
-SHORTHANDS = {  # options of MindFormers' command line that are not keys of the top level
-    "epochs": "runner_config.epochs",
-    "batch_size": "runner_config.batch_size",
-    "gradient_accumulation_steps": "runner_config.gradient_accumulation_steps",
-    "train_dataset_dir": "train_dataset.data_loader.config.data_path",
-    "device_target": "context.device_target",
-    "device_id": "context.device_id",
-    "predict_data": "input_data",
-    "do_sample": "generation.do_sample",
-}
 
 
 def override_document(overrides: Overrides, base: Document, root: type[Section]) -> Document:

@@ -17,10 +17,9 @@ from mindllm.config.problems import plain_message
 from mindllm.config.section import StrictModel
 from mindllm.config.yaml_tree import read_mapping
 from mindllm.errors import UserError, nearest
+from mindllm.timing.shipped import DEFAULT as DEFAULT
+from mindllm.timing.shipped import DEVICES, SUFFIX, shipped_devices
 
-DEVICES = Path(__file__).parent / "devices"
-DEFAULT = "atlas_800t_a2"
-SUFFIX = ".yaml"
 Source = Annotated[str, Field(min_length=3)]
 
 
@@ -159,11 +158,6 @@ class Device(StrictModel):
             f"device {self.name}: no link joins {span} devices; the widest, {self.links[-1].name}, joins "
             f"{self.links[-1].devices}. Describe one with devices: null"
         )
-
-
-def shipped_devices() -> list[str]:
-    """Names of the devices that come with mindllm."""
-    return sorted(path.stem for path in DEVICES.glob(f"*{SUFFIX}"))
 
 
 def read_device(name: str) -> Device:
