@@ -7,6 +7,7 @@ could be undone in order), 141 the reader of the output left (``| head``).
 from __future__ import annotations
 
 import argparse
+import difflib
 import errno
 import io
 import math
@@ -14,16 +15,18 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from mindllm.console import error_console, styled, visible
-from mindllm.errors import LONGEST_PART, CheckFailed, RunFailed, UserError, bounded
+from mindllm.errors import LONGEST_PART, CheckFailed, RunFailed, UserError, bounded, nearest
 from mindllm.exit_hooks import leave
 from mindllm.extras import advice
 from mindllm.files import obstacle
 from mindllm.interrupts import INTERRUPTED, leave_nothing_behind, leave_on_interrupt, raise_on_interrupt
+from mindllm.shorthands import SHORTHANDS
 
 READER_GONE = 141
+ALIKE = 0.8  # of 1, from which on an unknown option is one of ours misspelt
 LARGEST_PORT = 65535
 IMPOSSIBLE = {  # errors of the system that are about the path a user gave, not about the state of the machine
     errno.ENOENT,
@@ -40,14 +43,48 @@ IMPOSSIBLE = {  # errors of the system that are about the path a user gave, not 
 
 
 class CommandParser(argparse.ArgumentParser):
-    """An argument parser that keeps the layout of the example in its epilog and takes no abbreviations."""
+    """An argument parser that keeps the layout of the example in its epilog, takes no abbreviations, and knows what was meant."""
 
     def __init__(self, **options) -> None:
         super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **options)
 
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Read options and leave unknown ones, which may be keys of a YAML, unless they are options of ours misspelt."""
+        given = list(sys.argv[1:] if args is None else args)
+        if not any(action.nargs in (argparse.REMAINDER, argparse.PARSER) for action in self._actions):
+            for word in given[: given.index("--") if "--" in given else None]:
+                self._refuse_misspelt(word.partition("=")[0])
+        return super().parse_known_args(given, namespace)
+
+    def _refuse_misspelt(self, option: str) -> None:
+        ours = self._option_string_actions
+        if not option.startswith("--") or option in ours or "." in option:
+            return
+        known = [*ours, *(f"--{name}" for name in SHORTHANDS if "--config" in ours)]
+        meant = difflib.get_close_matches(option[:LONGEST_PART], known, n=1, cutoff=ALIKE)
+        if meant and not _is_key(option.removeprefix("--")):
+            self.error(f"{option}: no such option; did you mean {meant[0]}?")
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """Refuse what is none of the choices, and name the one that is nearest."""
+        if action.choices is not None and value not in action.choices:
+            raise argparse.ArgumentError(
+                action, f"invalid choice: {value!r}{nearest(str(value), map(str, action.choices))}"
+            )
+
     def error(self, message: str) -> NoReturn:
         """Ends with 2 and one line; what it quotes is not obeyed by the terminal."""
         self.exit(UserError.exit_code, f"error: {visible(bounded(message))}; {self.prog} --help lists the options\n")
+
+
+def _is_key(name: str) -> bool:
+    """Whether a YAML may have this key at its top level, ours or MindFormers'."""
+    if name in SHORTHANDS:
+        return True
+    from mindllm.config import RunConfig  # takes long to import, and is asked for when something is wrong
+    from mindllm.mindformers.tables import KEYS
+
+    return name in RunConfig.model_fields or any(key.partition(".")[0] == name for key in KEYS)
 
 
 def run_command(main: Callable[[Sequence[str] | None], int | None], arguments: Sequence[str] | None = None) -> NoReturn:
