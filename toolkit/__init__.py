@@ -1,4 +1,4 @@
-"""Command-line tools: one folder per tool, each run with ``python -m toolkit.<tool>``."""
+"""The verbs of ``mindllm`` by the names they had before, ``python -m toolkit.<tool>``, and tools for developers of mindllm."""
 
 import sys
 

@@ -1,9 +1,10 @@
 """``python -m toolkit.data_viewer``: ``mindllm view`` by the name it had before."""
 
-from mindllm.cli.view import main
-from mindllm.command import run_command
+from mindllm.cli.registry import former
 
-__all__ = ["main"]
+main = former("toolkit.data_viewer")
 
 if __name__ == "__main__":
+    from mindllm.command import run_command
+
     run_command(main)

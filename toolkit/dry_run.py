@@ -1,9 +1,10 @@
 """``python -m toolkit.dry_run``: ``mindllm dry-run`` by the name it had before."""
 
-from mindllm.cli.dry_run import main
-from mindllm.command import run_command
+from mindllm.cli.registry import former
 
-__all__ = ["main"]
+main = former("toolkit.dry_run")
 
 if __name__ == "__main__":
+    from mindllm.command import run_command
+
     run_command(main)

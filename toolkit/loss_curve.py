@@ -1,9 +1,10 @@
 """``python -m toolkit.loss_curve``: ``mindllm loss-curve`` by the name it had before."""
 
-from mindllm.cli.loss_curve import main
-from mindllm.command import run_command
+from mindllm.cli.registry import former
 
-__all__ = ["main"]
+main = former("toolkit.loss_curve")
 
 if __name__ == "__main__":
+    from mindllm.command import run_command
+
     run_command(main)

@@ -1,4 +1,4 @@
-"""``python -m toolkit.step_time calibrate``: a device's free constants from measured steps of one's own runs."""
+"""What ``mindllm time calibrate`` does: a device's free constants from measured steps of one's own runs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from mindllm.command import CommandParser, output_file, run_command
+from mindllm.cli.parsers.time import calibrate_parser
+from mindllm.command import run_command
 from mindllm.config import load_config
 from mindllm.config.yaml_tree import write_yaml
 from mindllm.console import output, track
@@ -18,7 +19,7 @@ from mindllm.tables import Table, figures, texts
 from mindllm.timing import kernel_file
 from mindllm.timing.calibrate import Calibration, Measured, calibrate
 from mindllm.timing.configured import workload_of
-from mindllm.timing.device import DEFAULT, Device, read_device
+from mindllm.timing.device import Device, read_device
 from mindllm.timing.kernels import errors_left_out, fit_kernels, kernel_errors
 from mindllm.timing.profile import profiled_step
 from mindllm.timing.step import step_seconds
@@ -26,34 +27,11 @@ from mindllm.timing.work import VECTOR
 
 CONFIG, SECONDS, PROFILE = "config", "seconds", "profile"
 FEWEST = 2
-EXAMPLES = """example:
-  python -m toolkit.step_time calibrate --measured steps.csv --device atlas_800t_a2 --output my_device.yaml
-  python -m toolkit.step_time calibrate --kernels profile/kernel_details.csv --measured steps.csv --output my_device.yaml
-"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Fits, says how well rows are predicted that were not given, and writes the device."""
-    parser = CommandParser(
-        prog="python -m toolkit.step_time calibrate",
-        description="Fits the free constants of a device: what kernels reach to the kernels of a profile, the others to "
-        "measured steps. The errors that are told are of kernels and steps that were left out.",
-        epilog=EXAMPLES,
-    )
-    parser.add_argument(
-        "--measured",
-        type=Path,
-        metavar="CSV",
-        help="columns config (a YAML) and seconds (of a step) or profile",
-    )
-    parser.add_argument(
-        "--kernels",
-        type=Path,
-        metavar="FILE",
-        help=f"{kernel_file.FILE} of MindSpore's profiler (level 1), or its directory",
-    )
-    parser.add_argument("--device", default=DEFAULT, metavar="FILE", help="where to start (default: %(default)s)")
-    parser.add_argument("--output", type=output_file, required=True, metavar="YAML", help="the calibrated device")
+    parser = calibrate_parser()
     options = parser.parse_args(arguments)
     if not options.measured and not options.kernels:
         parser.error("nothing to calibrate on; give --measured, --kernels, or both")

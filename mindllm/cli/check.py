@@ -1,4 +1,4 @@
-"""The command line ``python -m toolkit.cluster_check``."""
+"""What ``mindllm check`` does."""
 
 from __future__ import annotations
 
@@ -10,30 +10,12 @@ from pathlib import Path
 
 from rich.status import Status
 
-from mindllm.command import CommandParser, output_directory, output_file, positive, run_command
+from mindllm.cli.parsers.check import make_parser
+from mindllm.command import run_command
 from mindllm.config import RunConfig, load_config
 from mindllm.console import error_console, output, print_json, styled
 from mindllm.errors import CheckFailed, RunFailed, UserError
-from mindllm.host_memory import add_memory_option
 from mindllm.interrupts import interruptible
-from mindllm.verify.smaller_mesh import MOST_RANKS
-
-DESCRIPTION = """Proves that a parallel configuration computes what a single device does, on a machine without an accelerator.
-
-All ranks are compiled by MindSpore's parallel compiler with a small model in place of the real one (the mesh, micro batches,
-interleave, recomputation and every switch are those of the YAML) and executed together on the CPU: losses, gradient norms,
-every weight and all optimizer state are compared with a single device, after every step. A second table says whether what
-the YAML asks for and no number would tell is in the compiled graphs: layers and chunks by stage, parts of a batch,
-recomputation, sharded optimizer state, gradient fusion, shardings. A mesh that does not fit into memory, or has more ranks than
---most_ranks, is checked as a smaller one of its kind; the verdict says what was checked. Ends with 0 where both agree, 3 where
-they do not or ranks wait for each other, 2 for a configuration that is wrong."""
-EXAMPLES = """examples:
-  python -m toolkit.cluster_check --config configs/llama2/pretrain_llama2_7b.yaml
-  python -m toolkit.cluster_check --config run.yaml --parallel_config.data_parallel=2 --json
-  python -m toolkit.cluster_check --program output_cluster --single output_single
-  python -m toolkit.cluster_check --config configs mindllm/verify/forms --table proven.md
-"""
-
 
 BASE = "base"
 
@@ -142,45 +124,6 @@ def several(config: RunConfig) -> RunConfig:
     if config.parallel_config.device_num == 1:
         raise config.error("parallel_config", "describes one device; there is nothing to compare it with")
     return config
-
-
-def make_parser() -> CommandParser:
-    """Returns the parser of the command line."""
-    parser = CommandParser(prog="python -m toolkit.cluster_check", description=DESCRIPTION, epilog=EXAMPLES)
-    subject = parser.add_mutually_exclusive_group(required=True)
-    subject.add_argument("--config", nargs="+", type=Path, metavar="YAML", help="runs, and directories of them")
-    subject.add_argument(
-        "--program",
-        type=Path,
-        metavar="DIR",
-        help="what toolkit.offline --ranks all kept of any program, executed as it is",
-    )
-    parser.add_argument("--single", type=Path, metavar="DIR", help="the same program on one device, to compare with")
-    parser.add_argument("--steps", type=int, default=2, help="optimizer steps, besides one that overflows (default: 2)")
-    parser.add_argument("--real_dtype", action="store_true", help="compute in the YAML's dtypes instead of fp32")
-    parser.add_argument(
-        "--mindspore_kernels",
-        action="store_true",
-        help="MindSpore's CPU kernels for elementary operators too, which are numpy otherwise (far slower)",
-    )
-    parser.add_argument("--workers", type=positive, help="ranks compiled at a time (default: by cores and memory)")
-    parser.add_argument(
-        "--most_ranks",
-        type=positive,
-        default=MOST_RANKS,
-        metavar="N",
-        help=f"a mesh of more ranks is checked as a smaller one of its kind (default: {MOST_RANKS})",
-    )
-    add_memory_option(parser)
-    parser.add_argument(
-        "--cache", type=output_directory, metavar="DIR", help="keeps compiled graphs (default: ~/.cache/mindllm/graphs)"
-    )
-    parser.add_argument("--no_cache", action="store_true", help="compiles every rank again")
-    parser.add_argument(
-        "--table", type=output_file, metavar="FILE", help="writes the answers into a table in Markdown, too"
-    )
-    parser.add_argument("--json", action="store_true", help="print one JSON object (a list for several configurations)")
-    return parser
 
 
 if __name__ == "__main__":

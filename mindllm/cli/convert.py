@@ -1,11 +1,13 @@
-"""The command line ``python -m toolkit.convert_config``."""
+"""What ``mindllm convert`` does."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
 
-from mindllm.command import CommandParser, run_command
+from mindllm.cli.parsers.convert import make_parser
+from mindllm.cli.registry import spelled
+from mindllm.command import run_command
 from mindllm.config.load import build_config, read_file
 from mindllm.config.run import RunConfig
 from mindllm.config.shipped import shipped_configs
@@ -17,18 +19,7 @@ from mindllm.mindformers.recognise import is_mindformers
 from mindllm.mindformers.report import as_json, print_account
 
 CONFIGS = shipped_configs()
-EXAMPLE = """examples:
-  python -m toolkit.convert_config pretrain_llama2_7b.yaml
-  python -m toolkit.convert_config pretrain_llama2_7b.yaml -o configs/ours.yaml --train_dataset_dir data/wiki.mindrecord
-  python -m toolkit.convert_config finetune_qwen3.yaml --pretrained_model_dir models/Qwen3-8B --json
-
-run_llm.py, scripts/dry_run.sh and every tool with --config read a YAML of MindFormers themselves: this shows how.
-Options are keys of theirs or of ours, as on the command line of run_llm.py. MindFormers ignores some of its own keys:
-  --mindformers.ignored_keys=as_run      they are left out, as its runs were (default)
-  --mindformers.ignored_keys=as_written  they are taken at their word
-Exit codes: 0 converted, 2 something is refused, unknown, or does not fit together.
-"""
-COMMENT = "Converted from {source} by python -m toolkit.convert_config, which says what became of every key."
+COMMENT = "Converted from {source} by {command}, which says what became of every key."
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -53,21 +44,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def make_parser() -> CommandParser:
-    """Returns the parser of what is not an override."""
-    parser = CommandParser(
-        prog="python -m toolkit.convert_config",
-        usage="python -m toolkit.convert_config THEIRS [-o OURS] [--json] [--section.key=value ...]",
-        description="Converts a YAML of MindFormers (1.3 to 2.1): each of its keys is used, translated, without effect here, or "
-        "refused, and the table says which and why. Ours is written short, over a base of configs/ where one fits.",
-        epilog=EXAMPLE,
-    )
-    parser.add_argument("source", type=Path, metavar="THEIRS", help="YAML of MindFormers")
-    parser.add_argument("-o", "--output", type=Path, metavar="OURS", help="file to write; without it, it is printed")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    return parser
-
-
 def _checked(conversion: Conversion, source: Path) -> tuple[RunConfig | None, str]:
     """The configuration, or why there is none."""
     try:
@@ -78,7 +54,7 @@ def _checked(conversion: Conversion, source: Path) -> tuple[RunConfig | None, st
 
 def _written(config: RunConfig, source: Path, output: Path | None) -> str:
     bases = sorted(CONFIGS.rglob("*.yaml"))
-    comment = COMMENT.format(source=source.name)
+    comment = COMMENT.format(source=source.name, command=spelled("convert"))
     if output is None:
         return short_yaml(config, bases, Path.cwd(), comment)
     return write_short(config, output, bases, comment)

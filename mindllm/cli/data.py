@@ -1,29 +1,18 @@
-"""The command line ``python -m toolkit.data_preprocess``."""
+"""What ``mindllm data`` does."""
 
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Sequence
-from pathlib import Path
 
-from mindllm.command import IMPOSSIBLE, CommandParser, output_file, positive, run_command
+from mindllm.cli.parsers.data import make_parser
+from mindllm.command import IMPOSSIBLE, run_command
 from mindllm.data.corpus import Corpus
 from mindllm.data.preprocess.build import Summary, build, prepare_tokenizer
-from mindllm.data.preprocess.documents import HANDLERS, DocumentReader
+from mindllm.data.preprocess.documents import DocumentReader
 from mindllm.data.preprocess.report import print_description, print_summary
 from mindllm.data.preprocess.sources import Source, find_sources, python_standard_library, shuffled
 from mindllm.errors import RunFailed, UserError
-
-EXAMPLE = """example:
-  python -m toolkit.data_preprocess --python-stdlib --train-tokenizer 4096 \\
-      --tokenizer data/tokenizer.json --output-prefix data/stdlib
-  python -m toolkit.data_preprocess src/ --include '*.py' --exclude tests \\
-      --tokenizer llama/tokenizer.model --output-prefix data/src --workers 8
-  python -m toolkit.data_preprocess web/*.jsonl.zst --json-keys title text \
-      --tokenizer llama/tokenizer.model --output-prefix data/web
-  python -m toolkit.data_preprocess --info data/src
-"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -57,91 +46,6 @@ def _make(options: argparse.Namespace) -> Summary:
     )
 
 
-def make_parser() -> CommandParser:
-    """Returns the parser of the command line."""
-    parser = CommandParser(
-        prog="python -m toolkit.data_preprocess",
-        description="Turns text and records into an indexed corpus (Megatron's .bin and .idx). A document is a record of a "
-        "jsonl, json, csv, tsv or parquet file, or any other file as a whole; .gz, .bz2, .xz and .zst are decompressed. Memory "
-        "does not grow with the files. Text is UTF-8: invalid bytes of a text file are replaced by U+FFFD and the files "
-        "counted, a record with some is refused. The corpus appears when it is complete; after an interruption the same command "
-        "goes on where it was.",
-        epilog=EXAMPLE,
-    )
-    add_input_options(parser.add_argument_group("input"))
-    add_output_options(parser.add_argument_group("output"))
-    return parser
-
-
-def add_input_options(group: argparse._ArgumentGroup) -> None:
-    """Adds what is read."""
-    group.add_argument(
-        "inputs", nargs="*", type=Path, metavar="PATH", help="text files, and directories with all below them"
-    )
-    group.add_argument(
-        "--python-stdlib", action="store_true", help="the running Python's standard library, without its tests"
-    )
-    group.add_argument(
-        "--include", action="append", default=[], metavar="PATTERN", help="in directories: only these files"
-    )
-    group.add_argument(
-        "--exclude",
-        action="append",
-        default=[],
-        metavar="PATTERN",
-        help="in directories: not these files and directories",
-    )
-    group.add_argument(
-        "--format",
-        choices=("auto", "text"),
-        default="auto",
-        help="auto: records where the name says so (default); text: every file is one document",
-    )
-    group.add_argument(
-        "--json-keys",
-        nargs="+",
-        default=["text"],
-        metavar="KEY",
-        help="keys or columns of a record that are its text, joined by line breaks (default text)",
-    )
-    group.add_argument(
-        "--handler-name",
-        choices=tuple(HANDLERS),
-        default="GeneralPretrainHandler",
-        help="how a record becomes text: its keys (default), or a form of rows that has a name",
-    )
-    group.add_argument("--keep-order", action="store_true", help="files in the order of their names, not shuffled")
-    group.add_argument(
-        "--shuffle-seed",
-        type=_not_negative,
-        default=0,
-        metavar="SEED",
-        help="of the order of files (default 0); records keep theirs",
-    )
-    group.add_argument("--info", type=Path, metavar="PREFIX", help="describe an existing corpus instead of making one")
-
-
-def add_output_options(group: argparse._ArgumentGroup) -> None:
-    """Adds what is made of it, and how."""
-    group.add_argument("--tokenizer", type=Path, metavar="FILE", help="tokenizer.json or a sentencepiece .model")
-    group.add_argument(
-        "--train-tokenizer",
-        type=positive,
-        metavar="VOCAB_SIZE",
-        help="first train FILE, if it is missing: a byte-level BPE (.json) or a sentencepiece BPE (.model)",
-    )
-    group.add_argument("--output-prefix", type=output_file, metavar="PREFIX", help="of the files that are made")
-    group.add_argument(
-        "--append-eod",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="end each document with the end-of-text token",
-    )
-    group.add_argument("--workers", type=positive, default=_cores(), metavar="N", help="processes (default: all cores)")
-    group.add_argument("--overwrite", action="store_true", help="replace a corpus made from other files or options")
-    group.add_argument("--json", action="store_true", help="print the summary as one JSON object")
-
-
 def _check(options: argparse.Namespace) -> None:
     if not options.inputs and not options.python_stdlib:
         raise UserError("nothing to read: name files or directories, or use --python-stdlib")
@@ -155,17 +59,6 @@ def _find(options: argparse.Namespace) -> list[Source]:
     if options.python_stdlib:
         sources += python_standard_library()
     return sources
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _not_negative(text: str) -> int:
-    value = int(text)
-    if not 0 <= value < 2**32:
-        raise argparse.ArgumentTypeError(f"{text} is not a number from 0 to 2^32 - 1")
-    return value
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The command line ``python -m toolkit.dry_run``."""
+"""What ``mindllm dry-run`` does."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from mindllm.command import CommandParser, output_directory, patience, positive, run_command
+from mindllm.cli.parsers.dry_run import make_parser
+from mindllm.command import run_command
 from mindllm.compiled.simulation.simulate_rank import DEVICE_MEMORY
 from mindllm.config import RunConfig, load_config
 from mindllm.console import error_console, output, print_json
@@ -19,13 +20,6 @@ from mindllm.dry_run.source_lines import Lines
 from mindllm.dry_run.stages import Stage, stages_of
 from mindllm.errors import CheckFailed, UserError
 from mindllm.files import atomic_open
-from mindllm.host_memory import add_memory_option
-
-ADVICE_SECONDS = 20
-EXAMPLE = """example:
-  python -m toolkit.dry_run --config configs/llama2/pretrain_llama2_13b.yaml
-  python -m toolkit.dry_run --config run.yaml --stages 0 7 --max_device_memory 54GB --recompute_config.recompute=[8,8]
-"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -49,41 +43,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if any(memory.actual_peak > limit for memory in memories):
         raise CheckFailed(shortage(memories, config, limit, simulations, options.advice))
     return 0
-
-
-def make_parser() -> CommandParser:
-    """Returns the parser of the command line."""
-    parser = CommandParser(
-        prog="python -m toolkit.dry_run",
-        description="MindSpore's own dry run of the first rank of every pipeline stage, without a device: what fills its "
-        "memory, and whether that fits. Further options change keys of the configuration, as with run_llm.py. "
-        "Exit code 0: all stages fit, 3: one does not, 2: wrong input.",
-        epilog=EXAMPLE,
-    )
-    parser.add_argument("--config", required=True, metavar="YAML", help="the run")
-    parser.add_argument("--stages", type=int, nargs="+", metavar="N", help="only these stages (default: all)")
-    parser.add_argument("--full", action="store_true", help="simulate whole stages instead of extrapolating small ones")
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of the table")
-    parser.add_argument("--max_device_memory", metavar="SIZE", help="the limit, as 58GB (default: the configuration's)")
-    parser.add_argument(
-        "--output",
-        type=output_directory,
-        default="output_dryrun",
-        metavar="DIR",
-        help="for logs and page (output_dryrun)",
-    )
-    parser.add_argument("--workers", type=positive, metavar="N", help="simulations at once (default: one per core)")
-    parser.add_argument(
-        "--advice",
-        type=patience,
-        default=ADVICE_SECONDS,
-        metavar="SECONDS",
-        help="where a stage does not fit, try changes that would help, and begin none after so long (default: %(default)s)",
-    )
-    add_memory_option(parser)
-    parser.add_argument("--rank_size", type=int, metavar="N", help="devices the configuration must have")
-    parser.add_argument("--stage_num", type=int, metavar="N", help="pipeline stages the configuration must have")
-    return parser
 
 
 def _check_cluster(config: RunConfig, options: argparse.Namespace) -> None:

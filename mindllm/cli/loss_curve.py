@@ -1,32 +1,19 @@
-"""Draws training and held-out loss of one or several runs as a PNG, or with --experts how one run's tokens fell on experts."""
+"""What ``mindllm loss-curve`` does."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
-from mindllm.command import CommandParser, output_file, run_command
+from mindllm.cli.parsers.loss_curve import make_parser
+from mindllm.command import run_command
 from mindllm.console import output
 from mindllm.train.curves.draw import draw, read_run
 from mindllm.train.curves.experts import draw_experts
 
-EXAMPLES = """example:
-  python -m toolkit.loss_curve output/llama2_tiny --output loss_curve.png
-  python -m toolkit.loss_curve output/run_a output/run_b --output comparison.png
-  python -m toolkit.loss_curve output/mixtral_tiny --experts --output experts.png
-"""
-
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Reads ``metrics.jsonl`` and ``evaluation.jsonl`` of the runs and writes one picture."""
-    parser = CommandParser(prog="python -m toolkit.loss_curve", description=__doc__, epilog=EXAMPLES)
-    parser.add_argument("runs", nargs="+", type=Path, metavar="DIR", help="output directory of a run")
-    parser.add_argument(
-        "--output", type=output_file, default="loss_curve.png", help="PNG to write (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--experts", action="store_true", help="draw tokens per expert of one run, layer by layer, instead of losses"
-    )
+    parser = make_parser()
     options = parser.parse_args(arguments)
     if options.experts and len(options.runs) > 1:
         parser.error(f"--experts draws one run; {len(options.runs)} were given")

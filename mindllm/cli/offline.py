@@ -1,4 +1,4 @@
-"""The command line ``python -m toolkit.offline``."""
+"""What ``mindllm offline`` does."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from mindllm.command import CommandParser, output_directory, positive, run_command
-from mindllm.compiled.device.wheel import PROGRAM_VERSIONS, wheel_of
+from mindllm.cli.parsers.offline import ALL, STAGES, make_parser
+from mindllm.cli.registry import spelled
+from mindllm.command import run_command
+from mindllm.compiled.device.wheel import wheel_of
 from mindllm.compiled.foreign.environment import Report, shell_environment
 from mindllm.compiled.foreign.kept_program import CONFIG
 from mindllm.config.runtime import bytes_of
@@ -22,19 +24,7 @@ from mindllm.dry_run.program.running import Choose, RankRun, Subject, run_ranks
 from mindllm.dry_run.program.subject import config_of, devices_of, python_of
 from mindllm.errors import CheckFailed, UserError
 from mindllm.files import atomic_open
-from mindllm.host_memory import add_memory_option
 from mindllm.units import MIB
-
-ALL, STAGES = "all", "stages"
-EXAMPLE = f"""examples:
-  python -m toolkit.offline -- python run_mindformer.py --config theirs.yaml
-  python -m toolkit.offline --devices 16 --ranks 0,8 -- python train.py
-  eval "$(python -m toolkit.offline --devices 16 --env)"
-
-The program runs as it is, in its own environment (MindSpore {PROGRAM_VERSIONS[0]} to {PROGRAM_VERSIONS[-1]}); it ends when a
-training step has been simulated.
-Exit code 0: all ranks fit, 3: one does not, 2: wrong input, or a program that does not train.
-"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -60,42 +50,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def make_parser() -> CommandParser:
-    """Returns the parser of the command line."""
-    parser = CommandParser(
-        prog="python -m toolkit.offline",
-        description="Runs any MindSpore program in MindSpore's dry run, on a machine without a device: what fills the memory of "
-        "its ranks, and whether that fits into what the program grants itself (max_device_memory).",
-        epilog=EXAMPLE,
-    )
-    parser.add_argument(
-        "--devices",
-        type=positive,
-        metavar="N",
-        help="ranks of the cluster (default: those of the parallel_config in the YAML that the program is given with "
-        "--config; else RANK_SIZE, or 1)",
-    )
-    parser.add_argument(
-        "--ranks", default=STAGES, metavar="R", help="stages: the first rank of each (default), all, or as 0,8,16"
-    )
-    parser.add_argument("--steps", type=positive, default=1, metavar="N", help="training steps to simulate (default 1)")
-    parser.add_argument("--workers", type=positive, metavar="N", help="ranks at once (default: what memory allows)")
-    add_memory_option(parser)
-    parser.add_argument("--max_device_memory", metavar="SIZE", help="the limit, as 58GB (default: the program's own)")
-    parser.add_argument(
-        "--keep",
-        type=output_directory,
-        default="output_offline",
-        metavar="DIR",
-        help="for simulations, graphs, logs and the page (default output_offline)",
-    )
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of the table")
-    parser.add_argument("--env", action="store_true", help="print the environment of such a run, for a shell's eval")
-    parser.add_argument("--python", metavar="PATH", help="the program's Python (default: what its command runs)")
-    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="the program and its arguments")
-    return parser
-
-
 def _command(options: argparse.Namespace) -> list[str]:
     return options.command[1:] if options.command[:1] == ["--"] else options.command
 
@@ -115,7 +69,7 @@ def _first(ranks: str) -> int:
 def _subject(options: argparse.Namespace) -> Subject:
     command = _command(options)
     if not command:
-        raise UserError("no program is given; write it behind --, as: python -m toolkit.offline -- python train.py")
+        raise UserError(f"no program is given; write it behind --, as: {spelled('offline')} -- python train.py")
     wheel = wheel_of(options.python or python_of(command))
     limit = _limit(options.max_device_memory) if options.max_device_memory else None
     return Subject(command, wheel, _devices(options, command), options.steps, limit)
@@ -173,7 +127,7 @@ def _show(runs: Sequence[RankRun], keep: Path) -> None:
         f"MindSpore {runs[0].report.mindspore}'s own dry run, one training step; used peak: the sum of the columns before it; "
         "with workspace ≈: an estimate of what kernels need beside it"
     )
-    output.print(f"{keep / PAGE}: what fills the memory; python -m toolkit.ir_inspect comm {runs[0].directory}")
+    output.print(f"{keep / PAGE}: what fills the memory; {spelled('inspect')} comm {runs[0].directory}")
 
 
 if __name__ == "__main__":

@@ -5,17 +5,16 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
-from mindllm.command import CommandParser, output_file, run_command
+from mindllm.cli.parsers.plan import OF_CONFIG, make_parser
+from mindllm.command import run_command
 from mindllm.config import RunConfig, load_config
 from mindllm.config.yaml_tree import write_yaml
 from mindllm.console import error_console, output, print_json
 from mindllm.errors import CheckFailed, UserError
 from mindllm.files import UNITS, atomic_open, size_in_bytes
-from mindllm.host_memory import add_memory_option
-from mindllm.planning.problem import Problem, Schedule
+from mindllm.planning.problem import Problem
 from mindllm.planning.read_problem import Setting, read_problem
 from mindllm.planning.reports.picture import FORMATS, draw_schedule
 from mindllm.planning.yaml_plan import KEYS, YamlPlan, write_plan
@@ -32,24 +31,10 @@ if TYPE_CHECKING:  # the solvers, and what simulates: imported where a plan is m
     from mindllm.planning.solve import Solution
     from mindllm.planning.validate import Validated
 
-EXAMPLES = """example:
-  python -m toolkit.pipeline_balance --config run.yaml --max_memory 58GB --validate --apply --output planned.yaml
-  python -m toolkit.pipeline_balance --config run.yaml --device my_device.yaml --parallel_config.micro_batch_num=64
-  python -m toolkit.pipeline_balance --config run.yaml --interleave 1 2 4 --validate --apply --output planned.yaml
-  python -m toolkit.pipeline_balance --config run.yaml --formula --interleave 1 2 --yaml plan.yaml
-  python -m toolkit.pipeline_balance --problem problem.json --picture schedule.png
-  python -m toolkit.pipeline_balance --problem layers.json --stages 16 --micro_batches 32 --max_memory 53GB --explain
-  python -m toolkit.pipeline_balance --measured init.yaml --micro_batches 64 --max_memory 58GB --json
-  python -m toolkit.pipeline_balance --simulated output_even output_shifted --layers 64 --yaml plan.yaml
-  python -m toolkit.pipeline_balance --problem problem.json --apply run.yaml --output planned.yaml
-"""
-EXIT_CODES = "Exit code 0: planned, 3: no plan fits the memory, 2: wrong input."
-OF_CONFIG = Path()  # --apply without a file: the run of --config
-
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Reads a problem, plans it, and writes what was asked for."""
-    options, overrides = _parser().parse_known_args(arguments)
+    options, overrides = make_parser().parse_known_args(arguments)
     _check(options, overrides)
     console = error_console if options.json else output
     simulations = configured = fit = found = run = before = None
@@ -87,73 +72,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for line in lines(solution, explain(solution, options.seconds)):
             console.print(line)
     return 0
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = CommandParser(
-        prog="python -m toolkit.pipeline_balance", description=f"{__doc__} {EXIT_CODES}", epilog=EXAMPLES
-    )
-    source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument(
-        "--config",
-        metavar="RUN.yaml",
-        help="a run, whose costs are found by simulating small ones; further options are its keys",
-    )
-    source.add_argument("--problem", type=Path, metavar="FILE", help="a problem as JSON, or a layer file of SAPP")
-    source.add_argument(
-        "--measured", type=Path, nargs="+", metavar="FILE", help="init YAMLs and a layer file of SAPP, as measured"
-    )
-    source.add_argument(
-        "--simulated",
-        type=Path,
-        nargs="+",
-        metavar="DIR",
-        help="directories that toolkit.offline kept of a program, with other offsets or recomputation each; the plan is written "
-        "as keys of MindFormers",
-    )
-    parser.add_argument(
-        "--formula",
-        action="store_true",
-        help="costs of --config from the architecture alone, as tune has them: in seconds, for a layer that predicts ahead too",
-    )
-    given = parser.add_argument_group("what the file does not say, or says otherwise")
-    given.add_argument("--instance", metavar="NAME", help="one of the instances that the file of --problem holds")
-    given.add_argument("--stages", type=_positive, metavar="N")
-    given.add_argument("--layers", type=_positive, metavar="N", help="of the model that --simulated were small runs of")
-    given.add_argument(
-        "--interleave",
-        "--chunks",
-        type=_positive,
-        nargs="+",
-        metavar="N",
-        help="chunks per stage (pp_interleave_num); of several numbers the fastest is taken",
-    )
-    given.add_argument("--micro_batches", type=_positive, metavar="N")
-    given.add_argument("--schedule", choices=get_args(Schedule), help="1f1b is interleaved where there are chunks")
-    given.add_argument("--max_memory", type=_size, metavar="SIZE", help="of every stage: 58GB, 58000MB")
-    parser.add_argument(
-        "--device", metavar="FILE", help=f"what the device of a run can do: a YAML or a name (default: {DEFAULT})"
-    )
-    parser.add_argument(
-        "--validate", action="store_true", help="dry-run the plan of --config, and correct it until confirmed"
-    )
-    parser.add_argument("--seconds", type=float, default=60.0, help="to plan in, at most about (default: %(default)s)")
-    parser.add_argument("--manual", type=Path, metavar="FILE", help="judge the plans of this YAML instead of planning")
-    parser.add_argument("--explain", action="store_true", help="which constraint binds, and what one more GB would buy")
-    add_memory_option(parser)
-    parser.add_argument("--json", action="store_true", help="the answer as JSON")
-    parser.add_argument("--yaml", type=output_file, metavar="FILE", help="write offset and recompute lists")
-    parser.add_argument(
-        "--apply",
-        type=Path,
-        nargs="?",
-        const=OF_CONFIG,
-        metavar="RUN.yaml",
-        help="the run to write with the plan in it",
-    )
-    parser.add_argument("--output", type=output_file, metavar="FILE", help="where --apply writes")
-    parser.add_argument("--picture", type=output_file, metavar="FILE", help=f"draw the schedule: {', '.join(FORMATS)}")
-    return parser
 
 
 def _check(options: argparse.Namespace, overrides: Sequence[str]) -> None:
@@ -375,21 +293,6 @@ def _keys(options: argparse.Namespace, best: Evaluation, written: YamlPlan) -> d
     from mindllm.planning.reports.simulated import mindformers_keys
 
     return mindformers_keys(best, written)
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not above 0")
-    return value
-
-
-def _size(text: str) -> str:
-    try:
-        size_in_bytes(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-    return text
 
 
 if __name__ == "__main__":

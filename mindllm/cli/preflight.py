@@ -1,4 +1,4 @@
-"""The command line ``python -m toolkit.preflight``; ``scripts/preflight.sh`` takes the arguments of the launcher's script."""
+"""What ``mindllm preflight`` does; ``scripts/preflight.sh`` takes the arguments of the launcher's script."""
 
 from __future__ import annotations
 
@@ -6,24 +6,18 @@ import argparse
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from mindllm.command import LARGEST_PORT, CommandParser, duration, port, positive, run_command
+from mindllm.cli.parsers.preflight import make_parser
+from mindllm.command import LARGEST_PORT, run_command
 from mindllm.config import RunConfig, load_config
 from mindllm.config.callbacks import CheckpointMonitorConfig
 from mindllm.console import output, print_json
 from mindllm.errors import CheckFailed, UserError
-from mindllm.launch.job import HOST
 from mindllm.preflight.finding import Finding, bad, good
 from mindllm.preflight.network import answer_nodes, as_json, ask_master, check_ports
 from mindllm.preflight.node import check_devices, check_directory, check_host_memory
 from mindllm.preflight.versions import check_versions
 
 STATE_BYTES = 12  # of a checkpoint per parameter: the weight and two moments in fp32
-EXAMPLE = """examples:
-  python -m toolkit.preflight --config configs/llama2/pretrain_llama2_13b.yaml --workers 8
-  python -m toolkit.preflight --config run.yaml --workers 16 --local_workers 8 --master_addr 192.168.1.10 --node_rank 1
-
-Exit codes: 0 nothing says no, 2 wrong input, 3 something says no.
-"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -49,33 +43,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if refused:
         raise CheckFailed(f"not ready: {', '.join(dict.fromkeys(refused))}")
     return 0
-
-
-def make_parser() -> CommandParser:
-    """Returns the parser of the command line."""
-    parser = CommandParser(
-        prog="python -m toolkit.preflight",
-        description="Checks this node before a run: versions, devices, memory, the shared directory, ports, clocks.",
-        epilog=EXAMPLE,
-    )
-    parser.add_argument("--config", type=Path, help="YAML of the run: its device, output_dir and checkpoints")
-    parser.add_argument(
-        "--directory", type=Path, help="shared directory (default: output_dir of --config, or ./output)"
-    )
-    parser.add_argument(
-        "--workers", type=positive, help="processes of all nodes (default: as many as --config describes, or 1)"
-    )
-    parser.add_argument("--local_workers", type=positive, help="those of this node (default: all)")
-    parser.add_argument("--master_addr", default=HOST, help="address of node 0 (default: %(default)s)")
-    parser.add_argument(
-        "--port", type=port, default=8118, help="port of node 0; the one after it, too (default: %(default)s)"
-    )
-    parser.add_argument("--node_rank", type=int, default=0, help="number of this node (default: %(default)s)")
-    parser.add_argument(
-        "--timeout", type=duration, default=60.0, help="seconds to wait for other nodes (default: %(default)s)"
-    )
-    parser.add_argument("--json", action="store_true", help="print the findings as JSON")
-    return parser
 
 
 def check(config: RunConfig | None, options: argparse.Namespace, local: int) -> Iterator[Finding]:

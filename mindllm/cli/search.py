@@ -1,70 +1,29 @@
-"""The command line ``python -m toolkit.tune``."""
+"""What ``mindllm search`` does."""
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.text import Text
 
-from mindllm.command import CommandParser, duration, output_directory, output_file, run_command
+from mindllm.cli.parsers.search import make_parser
+from mindllm.command import run_command
 from mindllm.config import load_config, render_config
 from mindllm.console import error_console, output, print_json, styled
 from mindllm.errors import CheckFailed
 from mindllm.files import atomic_open
-from mindllm.host_memory import add_memory_option
 from mindllm.strategies.page import render_page
 from mindllm.strategies.search import Found, Planned, own, plan_best, search
 from mindllm.tables import Table, figures, texts
-from mindllm.timing.device import DEFAULT, read_device, shipped_devices
+from mindllm.timing.device import read_device
 from mindllm.timing.stage_times import mean_stage
 from mindllm.timing.step import StepTime
 from mindllm.timing.verdict import implausible, memory_limit
 from mindllm.units import GIB
 
 PAGE = "strategies.html"
-EXAMPLES = """example:
-  python -m toolkit.tune --config configs/llama2/pretrain_llama2_70b_64p.yaml --devices 64
-  python -m toolkit.tune --config run.yaml --devices 64 --global_batch 512 --dry_run 3 --apply tuned.yaml
-"""
-
-
-def make_parser() -> CommandParser:
-    """Returns the parser of the command line."""
-    parser = CommandParser(
-        prog="python -m toolkit.tune",
-        description="The strategies of a run on a number of devices, the fastest first: predicted, the best planned, and the "
-        "best of those held to a dry run, beside the YAML as it is. What does not fit is never called best. An interrupted "
-        "search goes on where it was. Further options change keys of the configuration. Exit code 0: found, 3: nothing fits, "
-        "2: wrong input.",
-        epilog=EXAMPLES,
-    )
-    parser.add_argument("--config", required=True, metavar="YAML", help="the run")
-    parser.add_argument("--devices", type=_positive, metavar="N", help="how many (default: the configuration's)")
-    parser.add_argument("--global_batch", type=_positive, metavar="B", help="sequences of a step (default: likewise)")
-    names = ", ".join(shipped_devices())
-    parser.add_argument(
-        "--device", default=DEFAULT, metavar="FILE", help=f"a YAML or one of {names} (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--best", type=_positive, default=5, metavar="K", help="planned and shown (default: %(default)s)"
-    )
-    parser.add_argument("--seconds", type=duration, default=5.0, help="for each plan (default: %(default)s)")
-    parser.add_argument(
-        "--dry_run",
-        type=_positive,
-        metavar="K",
-        help="of the best ones, simulated by MindSpore's dry run, and planned again where they do not fit",
-    )
-    parser.add_argument("--apply", type=output_file, metavar="YAML", help="writes the best as a run")
-    add_memory_option(parser)
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of the tables")
-    parser.add_argument(
-        "--output", type=output_directory, default="output_tune", metavar="DIR", help="page and progress (output_tune)"
-    )
-    return parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -185,13 +144,6 @@ def _tree(one: Planned, limit: float) -> dict[str, Any]:
         "memory": list(one.memory),
         **one.room(limit).tree(),
     }
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not a number from 1 on")
-    return value
 
 
 if __name__ == "__main__":

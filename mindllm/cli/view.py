@@ -1,4 +1,4 @@
-"""The command line ``python -m toolkit.data_viewer``."""
+"""What ``mindllm view`` does."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from mindllm.command import CommandParser, positive, run_command
+from mindllm.cli.parsers.view import make_parser
+from mindllm.command import run_command
 from mindllm.config import load_config
 from mindllm.console import output, print_json, styled
 from mindllm.data import Tokenizer
@@ -14,11 +15,6 @@ from mindllm.data.preprocess.view import PADDING, READ, TRAINED, coloured, descr
 from mindllm.errors import UserError
 from mindllm.train.batches.datasets import RunData
 from mindllm.train.batches.row_text import InstructionText, PreferenceText
-
-EXAMPLE = """example:
-  python -m toolkit.data_viewer --config configs/llama2/finetune_llama2_tiny.yaml --sample 3
-  python -m toolkit.data_viewer --config run.yaml --train_dataset.data_loader.config.packing=false --count
-"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -32,30 +28,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for index in range(options.sample, options.sample + options.samples):
         _show(index, data, data.tokenizer, options)
     return 0
-
-
-def make_parser() -> CommandParser:
-    """Returns the parser of the command line."""
-    parser = CommandParser(
-        prog="python -m toolkit.data_viewer",
-        description="Shows the samples of a run as its model gets them: trained tokens green, those only read dim, documents "
-        "that do not see each other apart. Further options change keys of the configuration, as with run_llm.py.",
-        epilog=EXAMPLE,
-    )
-    parser.add_argument("--config", required=True, metavar="YAML", help="the run")
-    parser.add_argument("--sample", type=_number, default=0, metavar="N", help="which sample of the run (default 0)")
-    parser.add_argument("--samples", type=positive, default=1, metavar="COUNT", help="how many from there (default 1)")
-    parser.add_argument("--ids", action="store_true", help="token by token, with numbers")
-    parser.add_argument("--count", action="store_true", help="tokenize all rows of conversations: lengths, truncation")
-    parser.add_argument("--json", action="store_true", help="one JSON object for each sample")
-    return parser
-
-
-def _number(text: str) -> int:
-    value = int(text)
-    if value < 0:
-        raise argparse.ArgumentTypeError(f"{text} is not a number from 0 on")
-    return value
 
 
 def _show(index: int, data: RunData, tokenizer: Tokenizer, options: argparse.Namespace) -> None:

@@ -20,7 +20,7 @@ from mindllm.launch.script import command_of
 from mindllm.launch.secret import Secret
 
 EXAMPLES = """example:
-  python -m mindllm.launch --workers 2 "run_llm.py --config configs/llama2/pretrain_llama2_tiny.yaml \\
+  %(prog)s --workers 2 "run_llm.py --config configs/llama2/pretrain_llama2_tiny.yaml \\
       --use_parallel true --parallel_config.data_parallel=2 --batch_size 8"
 
 Every rank writes {log_dir}/worker_{rank}.log; what rank 0 writes is printed, too. When a rank fails, the others are ended and
@@ -32,10 +32,10 @@ SEVERAL_NODES_PORT = 8118  # as in MindFormers' script
 FREE_PORTS = range(20000, 32000)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Starts the job and waits for it."""
-    parser = CommandParser(prog="python -m mindllm.launch", description=__doc__, epilog=EXAMPLES)
-    parser.add_argument("command", help="the script with its arguments, in quotes")
+def make_parser(prog: str = "python -m mindllm.launch", script: str = "run_llm.py") -> CommandParser:
+    """Return the parser of the command line; ``script`` is what its example starts."""
+    parser = CommandParser(prog=prog, description=__doc__, epilog=EXAMPLES.replace("run_llm.py", script))
+    parser.add_argument("command", help="the script, or a verb such as train, with its arguments, in quotes")
     parser.add_argument("--workers", type=int, required=True, metavar="N", help="number of processes, of all nodes")
     parser.add_argument("--local_workers", type=int, metavar="N", help="those of this node (default: all)")
     parser.add_argument("--master_addr", default=HOST, help="address of node 0, where it is reached by the others")
@@ -69,7 +69,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--msrun", action="store_true", help="MindSpore's msrun starts the ranks, as it does on Ascend devices"
     )
     parser.add_argument("--check", action="store_true", help="only check what is given, and start nothing")
-    options = parser.parse_args(arguments)
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None, parser: CommandParser | None = None) -> int:
+    """Start the job and wait for it."""
+    options = (parser or make_parser()).parse_args(arguments)
     command = command_of(options.command)
     refuse_impossible(options)
     if options.check:
@@ -109,7 +114,7 @@ def shared_directory(command: Sequence[str], log_dir: Path) -> Path:
     """The directory that all nodes of a job share: ``output_dir`` of our runs, and of another program where its logs go."""
     if Path(command[0]).name != "run_llm.py":
         return log_dir
-    from mindllm.main import read_config  # to read it takes a second, and one node needs none
+    from mindllm.cli.run import read_config  # to read it takes a second, and one node needs none
 
     return Path(read_config(command[1:])[1].output_dir)
 

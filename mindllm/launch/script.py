@@ -1,4 +1,4 @@
-"""The script that a job's processes run: found where the user is, or in the checkout that mindllm is in."""
+"""The script that a job's processes run: found where the user is, in the checkout that mindllm is in, or in the package."""
 
 from __future__ import annotations
 
@@ -9,12 +9,16 @@ from pathlib import Path
 from mindllm.errors import UserError
 
 CHECKOUT = Path(__file__).resolve().parents[2]
+PACKAGED = Path(__file__).parent / "program" / "run_llm.py"
+MODES = ("train", "finetune", "eval", "predict", "chat")  # verbs of mindllm that several processes can run
 EXAMPLE = 'write "run_llm.py --config FILE"'
 THEIRS = ("run_mindformer.py", "run_mindformers.py")
 
 
 def command_of(text: str) -> list[str]:
-    """The words of a quoted command, from the script on; an interpreter before it may be left out, it is always this one.
+    """Return the words of a quoted command, from the script on; an interpreter before it may be left out: it is this one.
+
+    A verb of mindllm, ``train --config FILE``, is ``run_llm.py`` with that ``run_mode``.
 
     Raises:
         UserError: no script is named, or it is neither here nor in the checkout.
@@ -23,15 +27,26 @@ def command_of(text: str) -> list[str]:
         words = shlex.split(text)
     except ValueError as error:
         raise UserError(f"{text}: a quotation in the command has no end ({error})") from None
-    if words and re.fullmatch(r"python[\d.]*", Path(words[0]).name):
+    if words and re.fullmatch(r"python[\d.]*|mindllm", Path(words[0]).name):
         del words[0]
     if not words:
         raise UserError(f"the command names no script; {EXAMPLE}")
     script = Path(words[0])
+    if words[0] in MODES and not script.is_file():
+        return _of_verb(words[0], words[1:])
     if script.suffix != ".py" or script.is_file():
         return words
     if (CHECKOUT / script).is_file():
         return [str(CHECKOUT / script), *words[1:]]
+    if script.name == PACKAGED.name:
+        return [str(PACKAGED), *words[1:]]
     if script.name in THEIRS:
         raise UserError(f"{script}: is MindFormers' script, which is not here; run_llm.py reads its YAMLs: {EXAMPLE}")
     raise UserError(f"{script}: no such script, neither in {Path.cwd()} nor in {CHECKOUT}; {EXAMPLE}")
+
+
+def _of_verb(mode: str, options: list[str]) -> list[str]:
+    if any(option.partition("=")[0] == "--run_mode" for option in options):
+        raise UserError(f"--run_mode: {mode} says this itself; leave it out")
+    script = CHECKOUT / PACKAGED.name
+    return [str(script if script.is_file() else PACKAGED), f"--run_mode={mode}", *options]

@@ -15,10 +15,10 @@ from mindllm.cli.dry_run import main as dry_run
 from mindllm.cli.inspect import main as inspect
 from mindllm.cli.loss_curve import main as curve
 from mindllm.cli.plan import main as plan
+from mindllm.cli.run import main as run_llm
 from mindllm.cli.view import main as view
 from mindllm.cli.weights import main as weights
 from mindllm.command import run_command
-from mindllm.main import main as run_llm
 from toolkit.config_reference.__main__ import main as reference
 
 CONTENTS = {

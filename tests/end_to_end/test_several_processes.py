@@ -226,7 +226,7 @@ import mindllm.run.training as training
 import mindllm.train.engine.replica as replica
 import mindllm.data.loader as loader
 import mindllm.train.checkpoint.store as store
-from mindllm.main import command
+from mindllm.cli.run import command
 
 owner, name, rank, calls = {fault}
 

@@ -181,4 +181,4 @@ def test_every_command_shows_an_example(capsys):
     for command in ("summary", "show", "comm", "redundant", "recompute", "diff", "graph", "save"):
         with pytest.raises(SystemExit):
             main([command, "--help"])
-        assert f"example: python -m toolkit.ir_inspect {command}" in capsys.readouterr().out
+        assert f"example: mindllm inspect {command}" in capsys.readouterr().out

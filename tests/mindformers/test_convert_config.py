@@ -7,7 +7,7 @@ import sys
 import pytest
 import yaml
 
-from mindllm import main as run_llm
+from mindllm.cli import run as run_llm
 from mindllm.cli.convert import main
 from mindllm.config import load_config
 from mindllm.config.load import read_file

@@ -27,7 +27,7 @@ RESULTS = "results.jsonl"
 OK, REFUSED, OUT_OF_MEMORY, TIMED_OUT, FAILED = "ok", "refused", "out of memory", "timed out", "failed"
 DOES_NOT_FIT = 3  # the dry run's exit code
 SYNTHETIC_TOKENS, SYNTHETIC_DOCUMENTS, SMALLEST_VOCABULARY = 400_000, 40, 64
-TRAIN = (sys.executable, "-c", "from mindllm.main import command; command()")
+TRAIN = (sys.executable, "-c", "from mindllm.cli.run import command; command()")
 Result = dict[str, Any]
 logger = logging.getLogger(__name__)
 

@@ -1,0 +1,116 @@
+"""The verbs of ``mindllm``: one table that help, dispatch, completion, the old names in ``toolkit/``, the docs and tests walk.
+
+A new verb is ``parsers/<verb>.py`` with ``make_parser()``, ``<verb>.py`` with ``main(arguments)``, and a row here. Nothing
+heavy is imported: what this file costs is paid by every command.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mindllm.command import CommandParser
+
+
+@dataclass(frozen=True)
+class Verb:
+    """One verb: where ``--help`` lists it, what runs it, and the name it had before."""
+
+    name: str
+    group: str  # what people want when they look for it
+    help: str  # one line
+    parsers: str  # the module of make_parser(), which imports nothing heavy
+    module: str  # the module of main(arguments)
+    old: str  # how it was, and still is, called besides
+    run_mode: str = ""  # what train, finetune, eval, predict and chat set; make_parser and main take it, too
+    takes_keys: bool = True  # whether options it does not know are keys of a run's YAML
+
+    def parser(self) -> CommandParser:
+        """Return the parser of its command line."""
+        make = importlib.import_module(self.parsers).make_parser
+        return make(self.run_mode) if self.run_mode else make()
+
+    def run(self, arguments: Sequence[str]) -> int:
+        """Run it and return the exit code; ``--help`` and misspelt options are answered before anything heavy is imported."""
+        self.parser().parse_known_args(arguments)
+        main = importlib.import_module(self.module).main
+        return main(arguments, self.run_mode) if self.run_mode else main(arguments)
+
+
+RUN, RUN_SCRIPT = "mindllm.cli.run", "run_llm.py"
+
+
+def _tool(name: str, group: str, text: str, old: str, takes_keys: bool = True) -> Verb:
+    file = name.replace("-", "_")
+    return Verb(name, group, text, f"mindllm.cli.parsers.{file}", f"mindllm.cli.{file}", old, takes_keys=takes_keys)
+
+
+def _run(name: str, group: str, text: str) -> Verb:
+    return Verb(name, group, text, RUN, RUN, f"{RUN_SCRIPT} --run_mode {name}", run_mode=name)
+
+
+TABLE = (
+    _run("train", "train", "train a model, from scratch or from a checkpoint"),
+    _run("finetune", "train", "train a pretrained model further: all weights, or an adapter"),
+    _tool("loss-curve", "train", "draw the losses of runs", "python -m toolkit.loss_curve", takes_keys=False),
+    _tool("check", "prove", "all ranks compute what one device does", "python -m toolkit.cluster_check"),
+    _tool("dry-run", "prove", "memory of every stage, by MindSpore's dry run", "python -m toolkit.dry_run"),
+    _tool("inspect", "prove", "what is in the compiled graph of a rank", "python -m toolkit.ir_inspect"),
+    _tool("offline", "prove", "dry run of any MindSpore program", "python -m toolkit.offline", takes_keys=False),
+    _tool("search", "plan", "find the fastest strategy that fits the devices", "python -m toolkit.tune"),
+    _tool("plan", "plan", "stages, chunks and recomputation to a proven bound", "python -m toolkit.pipeline_balance"),
+    _tool("time", "plan", "how long a step takes, and where the time goes", "python -m toolkit.step_time"),
+    _tool("convert", "prepare", "turn a YAML of MindFormers into ours", "python -m toolkit.convert_config"),
+    _tool(
+        "weights", "prepare", "import, export, merge or quantize weights", "python -m toolkit.weights", takes_keys=False
+    ),
+    _tool("data", "prepare", "turn text into an indexed corpus", "python -m toolkit.data_preprocess", takes_keys=False),
+    _tool("view", "prepare", "show the samples that a model gets", "python -m toolkit.data_viewer"),
+    _tool("preflight", "launch", "check this node before a run", "python -m toolkit.preflight"),
+    _tool("launch", "launch", "start a run as several processes", "python -m mindllm.launch", takes_keys=False),
+    _run("eval", "use", "loss and perplexity on held-out data"),
+    _tool("evaluate", "use", "score a model on tasks such as mmlu", "python -m toolkit.evaluate", takes_keys=False),
+    _run("predict", "use", "continue prompts"),
+    _run("chat", "use", "talk to a model"),
+)
+VERBS = {verb.name: verb for verb in TABLE}
+
+_old_names: ContextVar[bool] = ContextVar("old_names", default=False)
+
+
+@contextmanager
+def by_old_names() -> Iterator[None]:
+    """Have texts name commands as ``python -m toolkit.<tool>`` and ``run_llm.py``: the user came in by one of those."""
+    token = _old_names.set(True)
+    try:
+        yield
+    finally:
+        _old_names.reset(token)
+
+
+def uses_old_names() -> bool:
+    """Return whether this command was called by an old name."""
+    return _old_names.get()
+
+
+def spelled(name: str) -> str:
+    """Return how the user writes the verb ``name``: ``mindllm search``, or ``python -m toolkit.tune`` where that is in use."""
+    return VERBS[name].old if _old_names.get() else f"mindllm {name}"
+
+
+def former(old: str) -> Callable[[Sequence[str] | None], int]:
+    """Return the ``main`` of the verb that was called ``old``, such as ``toolkit.tune``; its texts keep that form."""
+    verb = next(verb for verb in TABLE if verb.old == f"python -m {old}")
+
+    def main(arguments: Sequence[str] | None = None) -> int:
+        import sys
+
+        with by_old_names():
+            return verb.run(sys.argv[1:] if arguments is None else arguments)
+
+    return main

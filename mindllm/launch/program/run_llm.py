@@ -1,0 +1,11 @@
+"""Trains, fine-tunes, evaluates, predicts and chats where there is no checkout; see :mod:`mindllm.cli.run`."""
+
+from __future__ import annotations
+
+from mindllm.interrupts import own_interrupts
+
+if __name__ == "__main__":
+    own_interrupts()  # before what takes seconds to import
+    from mindllm.cli.run import command
+
+    command()
