@@ -7,13 +7,129 @@ with exit code 2. ``RunFailed`` is a failure explained without one, too: 1. ``Ch
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+KeyPath = tuple[str | int, ...]
+FORM = re.compile(r"(?P<reason>.*?)(?: \(value .*?\))?(?:; (?P<advice>.*))?", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Origin:
+    """A place: a line of a file, or an option of the command line."""
+
+    file: str = ""
+    line: int | None = None
+    option: str = ""
+
+    def __str__(self) -> str:
+        if self.option:
+            return bounded(self.option, LONGEST_PART)
+        return f"{self.file}:{self.line}" if self.line else self.file
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One mistake: where, which key, the value there, and a message ``reason (value …); what to write``."""
+
+    origin: Origin | None
+    path: KeyPath
+    message: str
+    value: Any = None
+
+    def __str__(self) -> str:
+        parts = [str(self.origin or ""), bounded(self.key, LONGEST_PART), bounded(self.message)]
+        return ": ".join(part for part in parts if part)
+
+    @property
+    def file(self) -> str:
+        """The file it is in; empty for an option or a dictionary."""
+        return self.origin.file if self.origin else ""
+
+    @property
+    def line(self) -> int | None:
+        """The line of the file, from 1 on."""
+        return self.origin.line if self.origin else None
+
+    @property
+    def option(self) -> str:
+        """The option of the command line, or the override, that is wrong; empty for a file."""
+        return self.origin.option if self.origin else ""
+
+    @property
+    def key(self) -> str:
+        """The dotted key."""
+        return dotted(self.path)
+
+    @property
+    def reason(self) -> str:
+        """What is wrong, without the value and the advice."""
+        return self._part("reason")
+
+    @property
+    def advice(self) -> str:
+        """What to write instead; empty where the reason says it."""
+        return self._part("advice")
+
+    def _part(self, name: str) -> str:
+        found = FORM.fullmatch(self.message)
+        return (found.group(name) or "") if found else ""
 
 
 class UserError(Exception):
-    """Wrong input. The message says what was wrong, where, and what to write instead."""
+    """Wrong input. The message says what was wrong, where, and what to write instead.
+
+    Attributes:
+        problems: the mistakes one by one, where the input is a configuration; all of them, though the message shows fewer.
+    """
 
     exit_code = 2
+
+    def __init__(self, message: object = "", problems: Sequence[Problem] = ()) -> None:
+        super().__init__(message)
+        self.problems = tuple(problems)
+
+    @property
+    def first(self) -> Problem:
+        """The first mistake; without a list of mistakes one that has the message alone."""
+        return self.problems[0] if self.problems else Problem(None, (), str(self))
+
+    @property
+    def file(self) -> str:
+        """The file of the first mistake."""
+        return self.first.file
+
+    @property
+    def line(self) -> int | None:
+        """The line of the first mistake."""
+        return self.first.line
+
+    @property
+    def option(self) -> str:
+        """The option, or override, of the first mistake."""
+        return self.first.option
+
+    @property
+    def key(self) -> str:
+        """The dotted key of the first mistake."""
+        return self.first.key
+
+    @property
+    def value(self) -> Any:
+        """The value of the first mistake."""
+        return self.first.value
+
+    @property
+    def reason(self) -> str:
+        """What is wrong in the first mistake."""
+        return self.first.reason
+
+    @property
+    def advice(self) -> str:
+        """What to write instead of the first mistake."""
+        return self.first.advice
 
 
 class RunFailed(Exception):
@@ -42,6 +158,11 @@ def bounded(text: str, longest: int = LONGEST_LINE, most: int = MOST_LINES) -> s
 def _without_middle(line: str, longest: int) -> str:
     half = longest // 2
     return line if len(line) <= longest else f"{line[:half]}…({len(line) - 2 * half:,} characters)…{line[-half:]}"
+
+
+def dotted(path: KeyPath) -> str:
+    """Return ``("callbacks", 0, "type")`` as ``callbacks.0.type``."""
+    return ".".join(map(str, path))
 
 
 def nearest(word: str, candidates: Iterable[str]) -> str:

@@ -7,36 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mindllm.errors import LONGEST_PART, bounded
+from mindllm.errors import KeyPath, Origin, Problem, dotted
 
-KeyPath = tuple[str | int, ...]
-
-
-@dataclass(frozen=True)
-class Origin:
-    """A place: a line of a file, or an option of the command line."""
-
-    file: str = ""
-    line: int | None = None
-    option: str = ""
-
-    def __str__(self) -> str:
-        if self.option:
-            return bounded(self.option, LONGEST_PART)
-        return f"{self.file}:{self.line}" if self.line else self.file
-
-
-@dataclass(frozen=True)
-class Problem:
-    """One mistake: where, which key, and what to write instead."""
-
-    origin: Origin | None
-    path: KeyPath
-    message: str
-
-    def __str__(self) -> str:
-        parts = [str(self.origin or ""), bounded(dotted(self.path), LONGEST_PART), bounded(self.message)]
-        return ": ".join(part for part in parts if part)
+__all__ = ["Document", "KeyPath", "Origin", "Problem", "at", "child", "closest_origin", "dotted", "merge"]
 
 
 @dataclass
@@ -48,11 +21,6 @@ class Document:
     problems: list[Problem] = field(default_factory=list)
 
 
-def dotted(path: KeyPath) -> str:
-    """``("callbacks", 0, "type")`` as ``callbacks.0.type``."""
-    return ".".join(map(str, path))
-
-
 def child(data: Any, key: str | int) -> Any:
     """The value under ``key`` of a mapping or a list, or ``None``."""
     if isinstance(data, dict):
@@ -60,6 +28,13 @@ def child(data: Any, key: str | int) -> Any:
     if isinstance(data, list | tuple) and isinstance(key, int) and key < len(data):
         return data[key]
     return None
+
+
+def at(data: Any, path: KeyPath) -> Any:
+    """Return the value at ``path``, or ``None``."""
+    for key in path:
+        data = child(data, key)
+    return data
 
 
 def closest_origin(origins: Mapping[KeyPath, Origin], path: KeyPath, source: Path | None = None) -> Origin | None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,47 +14,106 @@ from pydantic import ValidationError
 
 from mindllm.config.checks import check_run
 from mindllm.config.dataset import IndexedDataLoader
-from mindllm.config.document import Document, Problem, child, closest_origin, merge
+from mindllm.config.document import Document, KeyPath, Origin, Problem, at, child, closest_origin, merge
 from mindllm.config.model import ModelConfig
 from mindllm.config.overrides import Overrides, override_document
 from mindllm.config.pretrained import fill_from_pretrained
 from mindllm.config.problems import schema_problems
 from mindllm.config.renamed import rename
 from mindllm.config.run import Provenance, RunConfig
-from mindllm.config.shipped import shipped_or_own
-from mindllm.config.yaml_tree import read_yaml, write_yaml
+from mindllm.config.shipped import shipped_configs, shipped_or_own
+from mindllm.config.yaml_tree import read_yaml, unusable_text, write_yaml
 from mindllm.errors import UserError, nearest
+from mindllm.families.hugging_face import is_hugging_face
 from mindllm.mindformers.convert import Conversion, convert
 from mindllm.mindformers.recognise import is_mindformers
 from mindllm.outside import LARGEST_YAML, read_text
 
 BASE = "base"
+HUGGING_FACE_BASE = "base/pretrain.yaml"  # below configs/
+FINETUNING_RATE = 1e-5  # of a Hugging Face directory, as the fine-tuning runs below configs/ have it
+IN_MEMORY = "the dictionary"  # where errors of one stand
 MOST_BASES = 20
 MOST_SHOWN = 40  # mistakes of one configuration
 logger = logging.getLogger(__name__)
 
 
-def load_config(path: str | os.PathLike[str], overrides: Overrides = ()) -> RunConfig:
-    """Reads the YAML at ``path`` over its ``base``, changed by ``overrides``; a ``UserError`` names every mistake.
+Source = str | os.PathLike[str] | Mapping[str, Any]
 
-    ``overrides`` are options as on a command line (``--a.b.c=value``, ``--a.b.c value``, ``--flag``) or a mapping of
-    dotted keys to values. A path below ``configs/`` that is not there is looked for among those that come with mindllm.
+
+def load_config(source: Source, overrides: Overrides = ()) -> RunConfig:
+    """Read a run over its ``base``, changed by ``overrides``; a ``UserError`` names every mistake.
+
+    Args:
+        source: a YAML, ours or of MindFormers; a Hugging Face directory, whose model the run trains further with the keys of
+            ``configs/base``; or a dictionary as a YAML has it, whose ``base`` is relative to the working directory. A path below
+            ``configs/`` that is not there is looked for among those that come with mindllm.
+        overrides: options as on a command line (``--a.b.c=value``, ``--a.b.c value``, ``--flag``) or a mapping of dotted keys
+            to values.
     """
-    source = shipped_or_own(Path(path))
-    document = read_file(source)
+    if isinstance(source, Mapping):
+        return _load(_from_mapping(source), overrides, None)
+    path = shipped_or_own(Path(source))
+    if is_hugging_face(path):
+        return _load(_over_directory(path), overrides, None)
+    return _load(read_file(path), overrides, path)
+
+
+def _load(document: Document, overrides: Overrides, source: Path | None) -> RunConfig:
+    """Build what was read as it is: a run of ours, or one of MindFormers, of which the log says what became of its keys."""
     if not is_mindformers(document):
-        return _build(_with_base(document, source, ()), overrides, source)
+        return _build(_with_base(document, source or Path(IN_MEMORY), ()), overrides, source)
     conversion = convert(document, overrides)
     config = build_config(conversion, source)
+    name = source or IN_MEMORY
     numbers = ", ".join(f"{count} {outcome.value}" for outcome, count in conversion.counts().items() if count)
     message = "%s is a YAML of MindFormers: of its keys %s; every one: python -m toolkit.convert_config %s"
-    logger.warning(message, source, numbers, source)
+    logger.warning(message, name, numbers, name)
     for warning in conversion.warnings:
-        logger.warning("%s: %s", source, warning)
+        logger.warning("%s: %s", name, warning)
     return config
 
 
-def build_config(conversion: Conversion, source: Path) -> RunConfig:
+def _from_mapping(values: Mapping[str, Any]) -> Document:
+    """Return a copy of a dictionary as a document, its ``base`` as a path that is there."""
+    tree = plain(copy.deepcopy(dict(values)))
+    if isinstance(base := tree.get(BASE), str | os.PathLike):
+        tree[BASE] = str(Path.cwd() / shipped_or_own(Path(base)))
+    if problem := unusable_text(tree):
+        raise UserError(f"{IN_MEMORY}: {problem}")
+    if unnamed := [key for key in _keys(tree) if not isinstance(key, str)]:
+        raise UserError(f"{IN_MEMORY}: {unnamed[0]!r}: a key must be a word")
+    return Document(tree, dict(_origins(tree, (), Origin(option=IN_MEMORY))))
+
+
+def _keys(tree: Any) -> Iterator[Any]:
+    """Yield the keys of all dictionaries in a tree."""
+    if isinstance(tree, dict):
+        yield from tree
+    for value in tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list) else ():
+        yield from _keys(value)
+
+
+def _origins(tree: Any, path: KeyPath, origin: Origin) -> Iterator[tuple[KeyPath, Origin]]:
+    """Yield the path of every value below ``path`` with its origin."""
+    entries = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()
+    for key, value in entries:
+        yield (*path, key), origin
+        yield from _origins(value, (*path, key), origin)
+
+
+def _over_directory(directory: Path) -> Document:
+    """Return the run that trains the model of a Hugging Face directory further."""
+    values = {
+        BASE: str(shipped_configs() / HUGGING_FACE_BASE),
+        "run_mode": "finetune",
+        "load_checkpoint": str(directory),
+        "lr_schedule": {"learning_rate": FINETUNING_RATE},
+    }
+    return Document(values, dict(_origins(values, (), Origin(file=str(directory)))))
+
+
+def build_config(conversion: Conversion, source: Path | None) -> RunConfig:
     """Returns what a YAML of MindFormers was converted to; a ``UserError`` names all that is refused."""
     _refuse(conversion.document.problems)
     return _build(conversion.document, conversion.overrides, source)
@@ -91,17 +152,24 @@ def _build(document: Document, overrides: Overrides, source: Path | None) -> Run
     try:
         config = RunConfig.model_validate(document.data)
     except ValidationError as error:
-        _refuse(document.problems + schema_problems(error, document, RunConfig, source))
+        _refuse(document.problems + schema_problems(error, document, RunConfig, source), document.data)
     config._provenance = Provenance(source, document.origins)
     _refuse(document.problems + [config.problem(path, message) for path, message in check_run(config)])
     return config
 
 
-def _refuse(problems: Iterable[Problem]) -> None:
-    lines = list(dict.fromkeys(map(str, problems)))
-    if lines:
-        more = [f"and {len(lines) - MOST_SHOWN:,} more mistakes"] if len(lines) > MOST_SHOWN else []
-        raise UserError("\n".join([*lines[:MOST_SHOWN], *more]))
+def _refuse(problems: Iterable[Problem], data: Mapping[str, Any] | None = None) -> None:
+    """Raise all problems as one error; those that have no value yet get the one that ``data`` has there."""
+    found = {str(problem): problem for problem in problems}
+    if not found:
+        return
+    lines = list(found)
+    more = [f"and {len(lines) - MOST_SHOWN:,} more mistakes"] if len(lines) > MOST_SHOWN else []
+    valued = [
+        replace(problem, value=at(data, problem.path)) if problem.value is None else problem
+        for problem in found.values()
+    ]
+    raise UserError("\n".join([*lines[:MOST_SHOWN], *more]), valued)
 
 
 def read_document(path: Path) -> Document:

@@ -11,7 +11,7 @@ from pydantic import Field, PrivateAttr
 
 from mindllm.config.callbacks import DEFAULT_CALLBACKS, Callback
 from mindllm.config.dataset import EvalDatasetConfig, PreferenceDataLoader, ProcessorConfig, TrainDatasetConfig
-from mindllm.config.document import KeyPath, Origin, Problem, closest_origin
+from mindllm.config.document import KeyPath, Origin, Problem, at, closest_origin
 from mindllm.config.evaluation import EvaluationConfig
 from mindllm.config.generation import GenerationConfig
 from mindllm.config.model import ModelSection
@@ -170,11 +170,13 @@ class RunConfig(Section):
     def error(self, key: str, message: str) -> UserError:
         """Returns the error of a dotted ``key`` found wrong only after loading, with the place it was written."""
         path: KeyPath = tuple(int(part) if part.isdigit() else part for part in key.split("."))
-        return UserError(str(self.problem(path, message)))
+        problem = self.problem(path, message)
+        return UserError(str(problem), [problem])
 
     def problem(self, path: KeyPath, message: str) -> Problem:
         """Returns ``message`` about the value at ``path`` together with the place it was written."""
-        return Problem(closest_origin(self._provenance.origins, path, self._provenance.source), path, message)
+        origin = closest_origin(self._provenance.origins, path, self._provenance.source)
+        return Problem(origin, path, message, at(self.model_dump(by_alias=True), path))
 
     def given(self) -> dict[str, Any]:
         """The keys that were written, as a tree under their YAML names; defaults are left out."""
