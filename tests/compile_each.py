@@ -112,7 +112,7 @@ def _compile(config: RunConfig, rank: int, directory: Path) -> None:
         os.dup2(log, 1)
         os.dup2(log, 2)
         os.chdir(directory)
-        os.environ.update({**environment(rank, mesh_of(config).devices), **text_of_last_graph(directory)})
+        os.environ.update({**environment(rank, mesh_of(config).device_num), **text_of_last_graph(directory)})
         compile_to(config, rank, directory)
         write_parsed(directory / PARSED)
         code = 0

@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from mindllm.axes import NAMED_AXES
 from mindllm.cli.parsers.dry_run import make_parser
 from mindllm.command import run_command
 from mindllm.compiled.simulation.simulate_rank import DEVICE_MEMORY
@@ -52,8 +53,7 @@ def _check_cluster(config: RunConfig, options: argparse.Namespace) -> None:
         raise config.error("context.device_target", f"only Ascend devices are simulated (value {target}); write Ascend")
     sizes = config.parallel_config
     if options.rank_size not in (None, sizes.device_num):
-        mesh = (sizes.data_parallel, sizes.context_parallel, sizes.model_parallel, sizes.pipeline_stage)
-        product = " x ".join(map(str, mesh))
+        product = " x ".join(str(sizes.size(axis)) for axis in NAMED_AXES)
         raise UserError(
             f"RANK_SIZE is {options.rank_size}, but {options.config} has {sizes.device_num} devices (data x context x model x "
             f"pipeline parallel: {product}); "

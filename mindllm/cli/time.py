@@ -109,7 +109,7 @@ def headline(step: StepTime) -> str:
     """The step in a line."""
     strategy = step.workload.strategy
     return (
-        f"{step.device.name}, {strategy.devices} devices: {step.seconds:.3f} s a step, {step.tokens_per_device:,.0f} "
+        f"{step.device.name}, {strategy.device_num} devices: {step.seconds:.3f} s a step, {step.tokens_per_device:,.0f} "
         f"tokens/s/device, {100 * step.utilisation:.1f}% model FLOPs utilisation"
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from mindllm.axes import CONTEXT, STAGE_AXES, TENSOR
 from mindllm.config.architecture_keys import expert_layers
 from mindllm.config.document import KeyPath
 from mindllm.config.run import RunConfig
@@ -100,17 +101,15 @@ def _devices(config: RunConfig) -> Iterator[Finding]:
         return
     devices = sizes.stage_device_num
     # Places are those of whole sequences, of which a group of experts takes some; sorted tokens are of no sequence.
-    spanned = sizes.model_parallel * (1 if model.moe_grouped_gemm else sizes.context_parallel)
+    spanned = sizes.size(TENSOR) * (1 if model.moe_grouped_gemm else sizes.size(CONTEXT))
     if devices % (groups * tensor) or groups * tensor % spanned:
-        parts = ("data_parallel", *(("context_parallel",) if sizes.context_parallel > 1 else ()), "model_parallel")
-        shape = " x ".join(f"{name} {getattr(sizes, name)}" for name in parts)
         possible = [
             number
             for number in range(1, devices // tensor + 1)
             if devices % (number * tensor) == 0 and number * tensor % spanned == 0 and model.expert_num % number == 0
         ]
         advice = f"; write {' or '.join(map(str, possible))}" if possible else ""
-        message = f"{groups} groups of {tensor} ranks do not fill {shape} evenly (value {groups}){advice}"
+        message = f"{groups} groups of {tensor} ranks do not fill {sizes.sizes_text(STAGE_AXES)} evenly (value {groups}){advice}"
         yield (*MESH, "expert_parallel"), message
     if model.moe_intermediate_size % tensor:
         message = f"is not divisible by the {tensor} ranks of an expert (value {model.moe_intermediate_size})"

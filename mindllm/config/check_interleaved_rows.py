@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from mindllm.axes import CONTEXT
 from mindllm.config.architecture import Architecture
 from mindllm.config.document import KeyPath
 from mindllm.config.latent_attention import LatentAttentionSpec
@@ -42,8 +43,8 @@ def can_be_cut(architecture: Architecture) -> bool:
 
 def _not_cut(config: RunConfig) -> Iterator[str]:
     yield from _whole_layers(config.model.config.architecture)
-    if config.parallel_config.context_parallel > 1:
-        yield "parts of sequences that ranks share (context_parallel) are not taken in parts again"
+    if config.parallel_config.shares_sequences:
+        yield f"parts of sequences that ranks share ({CONTEXT.key}) are not taken in parts again"
     if config.micro_batch_interleave_num > 1:
         yield "micro_batch_interleave_num makes whole copies, whose exchanges hide behind each other already"
     if config.is_preference_tuning:

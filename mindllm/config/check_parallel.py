@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from mindllm.axes import CONTEXT, DATA, STAGE_AXES
 from mindllm.config.document import KeyPath
 from mindllm.config.layer_counts import StageLayers, layer_counts
 from mindllm.config.recompute import LayerCounts, LayerSelection
@@ -18,9 +19,7 @@ def check_mesh(config: RunConfig) -> Iterator[Finding]:
     """Devices and the kind of parallelism."""
     mesh, parallel = config.parallel_config, config.parallel
     if not config.use_parallel and mesh.device_num > 1:
-        context = (mesh.context_parallel,) if mesh.context_parallel > 1 else ()
-        sizes = " x ".join(map(str, (mesh.data_parallel, *context, mesh.model_parallel, mesh.pipeline_stage)))
-        asked = f"parallel_config asks for {mesh.device_num} devices ({sizes})"
+        asked = f"parallel_config asks for {mesh.device_num} devices ({mesh.sizes_text(of='size')})"
         yield ("use_parallel",), f"{asked}, but this is false; write use_parallel: true, or sizes of 1"
     if parallel.parallel_mode == 0 and mesh.device_num > mesh.data_parallel:
         message = f"data_parallel mode shards no operator (value {parallel.parallel_mode}); write semi_auto_parallel"
@@ -34,11 +33,9 @@ def check_mesh(config: RunConfig) -> Iterator[Finding]:
     if optimizer.gradient_accumulation_shard and not parallel.enable_parallel_optimizer:
         yield (*settings, "gradient_accumulation_shard"), "needs parallel.enable_parallel_optimizer: true (value true)"
     share = optimizer.optimizer_weight_shard_size
-    replicas = mesh.data_parallel * mesh.context_parallel
-    if share == 0 or (share > 0 and replicas % share):
-        of_what = f"data_parallel {mesh.data_parallel}"
-        of_what += f" x context_parallel {mesh.context_parallel}" * (mesh.context_parallel > 1)
-        message = f"must be -1 or divide {of_what} (value {share})"
+    if share == 0 or (share > 0 and mesh.replica_num % share):
+        replicas = mesh.sizes_text(axis for axis in STAGE_AXES if axis.copies_weights)
+        message = f"must be -1 or divide {replicas} (value {share})"
         yield (*settings, "optimizer_weight_shard_size"), message
 
 
@@ -99,7 +96,7 @@ def check_sharding(config: RunConfig) -> Iterator[Finding]:
         message = f"rows of a normalised head are shared by all {everyone} devices of a stage, which do not divide it"
         yield (
             (*MODEL, "vocab_size"),
-            f"{message} (value {model.vocab_size}); write 1 for data_parallel and context_parallel",
+            f"{message} (value {model.vocab_size}); write 1 for {DATA.key} and {CONTEXT.key}",
         )
     keys = ["num_heads", "n_kv_heads", "intermediate_size", "hidden_size"]
     if not (

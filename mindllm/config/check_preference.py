@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from mindllm.axes import CONTEXT
 from mindllm.config.document import KeyPath
 from mindllm.config.preference import PreferenceConfig
 from mindllm.config.run import RunConfig
@@ -55,10 +56,10 @@ def _reference(config: RunConfig) -> Iterator[tuple[KeyPath, str]]:
     if (copies := config.micro_batch_interleave_num) > 1:
         message = f"pairs of answers are not cut into copies that overlap yet (value {copies}); write 1"
         yield ("micro_batch_interleave_num",), message
-    if config.parallel_config.context_parallel > 1:
-        ways = config.parallel_config.context_parallel
+    if config.parallel_config.shares_sequences:
+        ways = config.parallel_config.size(CONTEXT)
         message = f"pairs of answers are not learnt from parts of their sequences yet (value {ways}); write 1"
-        yield ("parallel_config", "context_parallel"), message
+        yield ("parallel_config", CONTEXT.key), message
     if config.parallel_config.model_parallel > 1 or config.context.device_target != "CPU":
         yield from accumulated_pairs(config)
     if any(layer.adds_to_loss for layer in model.base.architecture.kinds()):

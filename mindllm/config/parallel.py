@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
+from mindllm.axes import MeshSizes
 from mindllm.config.section import List, PositiveInt, Section
 
 PARALLEL_MODES = {"data_parallel": 0, "semi_auto_parallel": 1}
@@ -98,7 +99,7 @@ class ParallelContextConfig(Section):
     )
 
 
-class ParallelConfig(Section):
+class ParallelConfig(MeshSizes, Section):
     """Section ``parallel_config``: sizes of the device mesh."""
 
     data_parallel: PositiveInt = Field(default=1, description="Replicas of the model, each with its part of the batch.")
@@ -138,26 +139,6 @@ class ParallelConfig(Section):
     )
 
     @property
-    def expert_tensor_parallel(self) -> int:
-        """Ranks that share the weights of one expert."""
-        return self.expert_model_parallel or self.model_parallel
-
-    @property
-    def device_num(self) -> int:
-        """Devices of the mesh: data_parallel * context_parallel * model_parallel * pipeline_stage."""
-        return self.stage_device_num * self.pipeline_stage
-
-    @property
-    def stage_device_num(self) -> int:
-        """Devices of one pipeline stage."""
-        return self.data_parallel * self.context_parallel * self.model_parallel
-
-    @property
-    def gathers_context(self) -> bool:
-        """Whether ranks that share a sequence gather its keys and values."""
-        return self.context_parallel > 1 and self.context_parallel_algo == GATHER
-
-    @property
     def exchanges_heads(self) -> bool:
         """Whether ranks that share a sequence exchange it for heads."""
-        return self.context_parallel > 1 and self.context_parallel_algo == ULYSSES
+        return self.shares_sequences and self.context_parallel_algo == ULYSSES

@@ -148,7 +148,7 @@ class RunConfig(Section):
         sequences in a pipeline, where MindSpore 2.10 does not cut tables of them.
         """
         sizes = self.parallel_config
-        shared = sizes.context_parallel > 1 and sizes.pipeline_stage > 1
+        shared = sizes.shares_sequences and sizes.pipeline_stage > 1
         return shared or bool(self.train_dataset.document_columns)
 
     @property

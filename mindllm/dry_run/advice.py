@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from mindllm.axes import CONTEXT
 from mindllm.config import RunConfig, override_config
 from mindllm.dry_run.forecast import StageMemory, forecast_stages
 from mindllm.dry_run.simulations import Simulations
@@ -149,7 +150,7 @@ class _Advisor:
     def _shard_optimizer(self) -> str | None:
         """The state of the optimizer over data-parallel ranks."""
         sizes = self.config.parallel_config
-        if self.config.parallel.enable_parallel_optimizer or sizes.data_parallel * sizes.context_parallel == 1:
+        if self.config.parallel.enable_parallel_optimizer or sizes.replica_num == 1:
             return None
         key = "parallel.enable_parallel_optimizer"
         return self._switch("optimizer state sharded over data-parallel ranks", key)
@@ -167,7 +168,7 @@ class _Advisor:
     def _slice_losses(self) -> str | None:
         """The logits of the last stage a slice at a time, computed again for the gradient."""
         model, sizes = self.config.model.config, self.config.parallel_config
-        slices, rows = SLICES * model.loss_chunks, model.seq_length // sizes.context_parallel
+        slices, rows = SLICES * model.loss_chunks, model.seq_length // sizes.size(CONTEXT)
         if rows % slices or all(memory.stage.number < sizes.pipeline_stage - 1 for memory in self.short):
             return None
         return self._switch("logits of one slice at a time", "model.model_config.loss_chunks", slices)

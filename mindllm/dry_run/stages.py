@@ -103,7 +103,7 @@ def stages_of(config: RunConfig) -> list[Stage]:
     return [
         Stage(
             number=number,
-            rank=number * mesh.stage_devices,
+            rank=number * mesh.stage_device_num,
             place=_place(number, plan.stages),
             runs=tuple(_runs(plan, kinds, number)),
             alive=min(sizes.micro_batch_num, plan.stages - number),

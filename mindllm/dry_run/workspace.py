@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
+from mindllm.axes import CONTEXT
 from mindllm.compiled.simulation.simulation import Simulation
 from mindllm.config import RunConfig
 from mindllm.dry_run.moments import Moments, bytes_of
@@ -50,8 +51,8 @@ def workspace(operator: str, attention_elements: int) -> int:
 def attention_elements_of(config: RunConfig) -> int:
     """Elements of query, key and value of a micro-batch on one rank of a run: of the largest call, where there are two."""
     model, sizes = config.model.config, config.parallel_config
-    of_queries = sizes.context_parallel * (2 if sizes.context_parallel_balanced else 1)
-    of_keys = sizes.context_parallel if sizes.exchanges_heads else 1
+    of_queries = sizes.size(CONTEXT) * (2 if sizes.context_parallel_balanced else 1)
+    of_keys = sizes.size(CONTEXT) if sizes.exchanges_heads else 1
     heads = model.num_heads / of_queries + 2 * model.n_kv_heads / of_keys
     whole = config.runner_config.batch_size * model.seq_length * model.head_dim
     return round(whole * heads / sizes.model_parallel)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from mindspore import nn
 
+from mindllm.axes import CONTEXT
 from mindllm.config import RunConfig
 from mindllm.config.check_preference import accumulated_pairs
 from mindllm.finetune.preference import PreferenceLoss, base_of
@@ -60,10 +61,10 @@ class ParallelModel:
 def kernels_of(config: RunConfig) -> Kernels:
     """The operators the model is written with. Forms made for one CPU are not used on several devices."""
     kernels, sizes = replica_kernels(config), config.parallel_config
-    if mesh_of(config).devices == 1:
+    if mesh_of(config).device_num == 1:
         return kernels
     balanced = sizes.context_parallel_balanced
-    kernels = replace(kernels, cpu=False, sequence_ranks=sizes.context_parallel, balanced=balanced)
+    kernels = replace(kernels, cpu=False, sequence_ranks=sizes.size(CONTEXT), balanced=balanced)
     parts = config.model.config.fine_grain_interleave
     return replace(kernels, row_parts=parts, joins=_ends_of_stages(config)) if parts > 1 else kernels
 
@@ -105,7 +106,7 @@ def build_parallel_model(config: RunConfig) -> ParallelModel:
         UserError: recompute patterns that match nothing, contradictory lists, pairs of answers that would be accumulated.
     """
     mesh = mesh_of(config)
-    if mesh.devices == 1:
+    if mesh.device_num == 1:
         whole = build_replica(config)
         model = whole.policy if isinstance(whole, PreferenceLoss) else whole
         return _parallel_model(

@@ -31,7 +31,7 @@ def set_parallel_context(config: RunConfig, rank: int) -> None:
         UserError: a value the compiler accepts and that would make gradients wrong.
     """
     mesh = mesh_of(config)
-    if mesh.devices > 1:
+    if mesh.device_num > 1:
         check_context(config)
         ms.set_auto_parallel_context(**parallel_context(config, rank))
 
@@ -85,7 +85,7 @@ def parallel_context(config: RunConfig, rank: int) -> dict[str, Any]:
     pipeline = parallel.pipeline_config
     keywords: dict[str, Any] = {
         "parallel_mode": "semi_auto_parallel",
-        "device_num": mesh.devices,
+        "device_num": mesh.device_num,
         "global_rank": rank,
         "pipeline_stages": mesh.pipeline_stage,
         "gradients_mean": False,
@@ -96,7 +96,7 @@ def parallel_context(config: RunConfig, rank: int) -> dict[str, Any]:
         },
         **_inputs(config),
     }
-    if config.parallel_config.expert_parallel > 1 or config.parallel_config.context_parallel > 1:
+    if config.parallel_config.expert_parallel > 1 or config.parallel_config.shares_sequences:
         keywords["enable_alltoall"] = True  # else what is exchanged is gathered on all devices, and sliced
     if parallel.enable_parallel_optimizer:
         keywords["parallel_optimizer_config"] = _parallel_optimizer(config)

@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from mindllm.axes import AXES, EXPERT_TENSOR, EXPERTS, STAGE_AXES, MeshSizes, keys_of
 from mindllm.config import RunConfig
 
 if TYPE_CHECKING:
@@ -27,17 +28,17 @@ Strategy = tuple[int, ...]
 RANKS_OF_GROUP = "ranks_of_group"
 """Attribute of exchanges that a model itself has, for whoever reads its graph: the compiler knows the ranks of its own groups."""
 
-DATA, CONTEXT, TENSOR = "dp", "cp", "tp"
-REPLICA, EXPERT, EXPERT_TENSOR = "replica", "ep", "etp"
+DATA, CONTEXT, TENSOR = (axis.name for axis in STAGE_AXES)
+REPLICA, EXPERT, EXPERT_RANKS = "replica", EXPERTS.name, EXPERT_TENSOR.name
 """Axes of the same devices, in the same order, as experts are laid out on them: replicas of groups of experts."""
 
 
 @dataclass(frozen=True)
-class Mesh:
+class Mesh(MeshSizes):
     """The devices: pipeline stages, and in each of them data-parallel groups of tensor-parallel neighbours. Where sequences are
     shared, a data-parallel group is context-parallel groups of such neighbours, each with its part of the sequence.
 
-    Experts see those of a stage otherwise: ``expert_parallel`` groups of ``expert_tensor_parallel`` neighbours share the experts,
+    Experts see those of a stage otherwise: ``expert_parallel`` groups of ``expert_model_parallel`` neighbours share the experts,
     and what is left are replicas of them.
     """
 
@@ -45,38 +46,28 @@ class Mesh:
     model_parallel: int = 1
     pipeline_stage: int = 1
     expert_parallel: int = 1
-    expert_tensor_parallel: int | None = None
+    expert_model_parallel: int | None = None
     context_parallel: int = 1
 
     @property
     def axes(self) -> dict[str, int]:
         """Sizes of the axes inside a stage, the outermost first."""
-        return {DATA: self.data_parallel, CONTEXT: self.context_parallel, TENSOR: self.model_parallel}
+        return {axis.name: self.size(axis) for axis in STAGE_AXES}
 
     @property
     def expert_axes(self) -> dict[str, int]:
         """Sizes of the axes of experts inside a stage, the outermost first."""
-        tensor = self.expert_tensor_parallel or self.model_parallel
-        replicas = self.stage_devices // (self.expert_parallel * tensor)
-        return {REPLICA: replicas, EXPERT: self.expert_parallel, EXPERT_TENSOR: tensor}
-
-    @property
-    def stage_devices(self) -> int:
-        return math.prod(self.axes.values())
-
-    @property
-    def devices(self) -> int:
-        return self.stage_devices * self.pipeline_stage
+        groups, tensor = self.size(EXPERTS), self.size(EXPERT_TENSOR)
+        return {REPLICA: self.stage_device_num // (groups * tensor), EXPERT: groups, EXPERT_RANKS: tensor}
 
     def stage_of(self, rank: int) -> int:
         """The pipeline stage of a global rank."""
-        return rank // self.stage_devices
+        return rank // self.stage_device_num
 
     def ranks_along(self, axis: str, rank: int) -> tuple[int, ...]:
         """Global ranks that differ from ``rank`` only along ``axis`` ("pp", "dp", "cp" or "tp")."""
-        shared = self.context_parallel * self.model_parallel
-        inner = {"tp": 1, "cp": self.model_parallel, "dp": shared, "pp": self.stage_devices}[axis]
-        size = {**self.axes, "pp": self.pipeline_stage}[axis]
+        number = [each.name for each in AXES].index(axis)
+        size, inner = self.size(AXES[number]), self.product(AXES[number + 1 :])
         first = rank - rank // inner % size * inner
         return tuple(first + index * inner for index in range(size))
 
@@ -130,12 +121,4 @@ def axes_of(dimension: Dimension) -> tuple[str, ...]:
 
 def mesh_of(config: RunConfig) -> Mesh:
     """The devices of a configuration."""
-    sizes = config.parallel_config
-    return Mesh(
-        sizes.data_parallel,
-        sizes.model_parallel,
-        sizes.pipeline_stage,
-        sizes.expert_parallel,
-        sizes.expert_tensor_parallel,
-        sizes.context_parallel,
-    )
+    return Mesh(**keys_of(config.parallel_config))

@@ -100,7 +100,7 @@ def optimizer_shards(config: RunConfig, mesh: Mesh, part_shape: tuple[int, ...],
     if not parallel.enable_parallel_optimizer or not part_shape:
         return 1
     options = parallel.parallel_optimizer_config
-    replicas, size = mesh.stage_devices // parts, options.optimizer_weight_shard_size
+    replicas, size = mesh.stage_device_num // parts, options.optimizer_weight_shard_size
     shards = replicas if size == -1 or replicas % size else size
     small = math.prod(part_shape) * parts * BYTES < options.parallel_optimizer_threshold * KILOBYTE
     return 1 if small or part_shape[0] % shards else shards

@@ -56,5 +56,5 @@ def make_engine(config: RunConfig, execution: Execution, training: bool = True) 
         return ClusterRankEngine(config, execution.ranks, training)
     from mindllm.compiled.execute.engine import LockstepEngine
 
-    with error_console.status(f"compiling {mesh_of(config).devices} ranks") as status:
+    with error_console.status(f"compiling {mesh_of(config).device_num} ranks") as status:
         return LockstepEngine(config, training, status.update)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from mindllm.axes import CONTEXT
 from mindllm.config import RunConfig
 from mindllm.config.check_context_parallel import check_context_parallel
 from mindllm.config.parallel import GATHER, ULYSSES
@@ -34,7 +35,7 @@ class Sharing:
     def keys(self) -> dict[str, object]:
         """Of ``parallel_config``."""
         return {
-            "context_parallel": self.ranks,
+            CONTEXT.key: self.ranks,
             "context_parallel_algo": ULYSSES if self.heads else GATHER,
             "context_parallel_balanced": self.balanced,
         }
@@ -88,7 +89,7 @@ class Candidate:
             repeat_exchanges=config.recompute_config.mp_comm_recompute,
             expert_parallel=self.expert_parallel,
             expert_model_parallel=self.expert_model_parallel,
-            context_parallel=self.sharing.ranks,
+            **{CONTEXT.key: self.sharing.ranks},
             exchanges_heads=self.sharing.heads,
             context_balanced=self.sharing.balanced,
         )

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from mindllm.axes import CONTEXT
 from mindllm.config import RunConfig, override_config, render_config
 from mindllm.console import track
 from mindllm.dry_run.cache import versions
@@ -156,6 +157,6 @@ def own(config: RunConfig, device: Device) -> Planned:
         sizes.data_parallel, sizes.model_parallel, sizes.pipeline_stage, workload.plan.chunks, strategy.micro_batch_size,
         strategy.micro_batches * strategy.accumulation, strategy.sequence_parallel, strategy.optimizer_shard,
         sizes.expert_parallel, sizes.expert_tensor_parallel if routed else None,
-        Sharing(sizes.context_parallel, sizes.exchanges_heads, sizes.context_parallel_balanced),
+        Sharing(sizes.size(CONTEXT), sizes.exchanges_heads, sizes.context_parallel_balanced),
     )  # fmt: skip
     return Planned(candidate, config, step_time(workload, device), stage_bytes(workload))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from mindllm.axes import CONTEXT
 from mindllm.config.latent_attention import LatentAttentionSpec
 from mindllm.config.layers import AttentionSpec, RotarySpec
 from mindllm.timing.work import ATTENTION, HALF_BYTES, MASK, NORM_PASSES, Exchange, Operator, elementwise, product
@@ -67,13 +68,13 @@ def _context_exchanges(
     spec: AttentionSpec | LatentAttentionSpec, tokens: float, heads: float, strategy: Strategy
 ) -> tuple[list[Exchange], list[Exchange]]:
     """What ranks of a sequence exchange before scores, and behind them."""
-    if strategy.context_parallel == 1:
+    if not strategy.shares_sequences:
         return [], []
     queries, results = (HALF_BYTES * tokens * heads * width for width in (spec.head_dim, spec.value_dim))
     shared = spec.kv_heads / spec.num_heads
     before = {"keys": queries * shared, "values": results * shared}
     if not strategy.exchanges_heads:
-        ranks = strategy.context_parallel
+        ranks = strategy.size(CONTEXT)
         return [
             Exchange(f"attention.{name}.gather", "AllGather", ranks * size, "cp") for name, size in before.items()
         ], []
@@ -89,7 +90,7 @@ def _scores(
 
     Ranks of a sequence have the queries of their part and all keys, or some heads of the whole sequence.
     """
-    heads, ranks = spec.num_heads / strategy.model_parallel, strategy.context_parallel
+    heads, ranks = spec.num_heads / strategy.model_parallel, strategy.size(CONTEXT)
     queries = seq_length / (1 if strategy.exchanges_heads else ranks)
     if strategy.exchanges_heads:
         heads, tokens = heads / ranks, tokens * ranks

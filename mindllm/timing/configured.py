@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from mindllm.axes import CONTEXT, keys_of
 from mindllm.config import RunConfig
 from mindllm.parallel.layer_plan import make_plan
 from mindllm.timing.work import FP32_BYTES
@@ -18,17 +19,17 @@ def workload_of(config: RunConfig) -> Workload:
     if config.parallel.pipeline_config.pipeline_scheduler != "1f1b":
         key, value = "parallel.pipeline_config.pipeline_scheduler", config.parallel.pipeline_config.pipeline_scheduler
         raise config.error(key, f"only the time of 1f1b is modelled (value {value}); write 1f1b")
-    if sizes.context_parallel > 1 and runner.batch_size > 1:
+    if sizes.shares_sequences and runner.batch_size > 1:
         message = (
             f"the time of layout changes between sequences that ranks share is not modelled (value {runner.batch_size})"
         )
         raise config.error("runner_config.batch_size", f"{message}; write 1")
-    if sizes.context_parallel > 1:
+    if sizes.shares_sequences:
         for what, is_there in (("experts", model.expert_num > 1), ("latent attention", model.kv_lora_rank is not None)):
             if is_there:
                 message = f"exchanges of ranks that share sequences beside {what} are not modelled"
                 raise config.error(
-                    "parallel_config.context_parallel", f"{message} (value {sizes.context_parallel}); write 1"
+                    f"parallel_config.{CONTEXT.key}", f"{message} (value {sizes.size(CONTEXT)}); write 1"
                 )
     if config.is_preference_tuning:
         kind = config.train_dataset.data_loader.type
@@ -39,9 +40,7 @@ def workload_of(config: RunConfig) -> Workload:
         if config.parallel.enable_parallel_optimizer and getattr(optimizer, name) != plain:
             raise config.error(f"parallel.parallel_optimizer_config.{name}", f"its time is not modelled; write {plain}")
     strategy = Strategy(
-        data_parallel=sizes.data_parallel,
-        model_parallel=sizes.model_parallel,
-        pipeline_stage=sizes.pipeline_stage,
+        **keys_of(sizes),
         micro_batches=sizes.micro_batch_num,
         micro_batch_size=runner.batch_size,
         accumulation=runner.gradient_accumulation_steps,
@@ -49,11 +48,8 @@ def workload_of(config: RunConfig) -> Workload:
         optimizer_shard=config.parallel.enable_parallel_optimizer,
         vocabulary_parallel=not sizes.vocab_emb_dp,
         repeat_exchanges=config.recompute_config.mp_comm_recompute,
-        expert_parallel=sizes.expert_parallel,
-        expert_model_parallel=sizes.expert_model_parallel,
         copies=config.micro_batch_interleave_num,
         row_parts=model.fine_grain_interleave,
-        context_parallel=sizes.context_parallel,
         exchanges_heads=sizes.exchanges_heads,
         context_balanced=sizes.context_parallel_balanced,
     )

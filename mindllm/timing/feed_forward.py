@@ -49,7 +49,7 @@ def experts_work(
         yield from _seen_by_all(spec, tokens, strategy, numerics)
         return
     rows = HALF_BYTES * routed_places(spec, tokens, seq_length) * hidden
-    own = rows * strategy.expert_ranks / strategy.model_parallel
+    own = rows * strategy.expert_tensor_parallel / strategy.model_parallel
     yield product(f"{at}.router.matmul", tokens / strategy.sequence_ranks, hidden, router.experts, ROUTER)
     passes = ROUTED_PASSES + 2 * router.chosen  # the mask is made of a row of zeros and a one for every choice
     yield elementwise(f"{at}.router.scores", FP32_BYTES * tokens * router.experts, passes)
@@ -58,7 +58,7 @@ def experts_work(
     yield from _products(spec, tokens, seq_length, strategy, numerics)
     yield Exchange(f"{at}.experts.reduce", "AllReduce", own, "etp")
     yield Exchange(f"{at}.arrive", "AlltoAll", own, "ep")
-    if strategy.expert_ranks < strategy.model_parallel:
+    if strategy.expert_tensor_parallel < strategy.model_parallel:
         yield Exchange(f"{at}.arrive.gather", "AllGather", rows)
     yield elementwise(f"{at}.collect", HALF_BYTES * tokens * router.chosen * hidden, COLLECTED_PASSES)
     yield from _seen_by_all(spec, tokens, strategy, numerics)
@@ -114,7 +114,7 @@ def _products(
     """One product for every expert a rank has and sequence that comes to it; the width is split over an expert's ranks."""
     at, expert, capacity = "feed_forward.experts", spec.expert, spec.capacity(seq_length)
     places = own_places(spec, tokens, seq_length, strategy)
-    count, width = places / capacity, expert.width / strategy.expert_ranks
+    count, width = places / capacity, expert.width / strategy.expert_tensor_parallel
     for name in ("w1", "w3"):
         yield product(f"{at}.{name}.matmul", capacity, expert.hidden_size, width, numerics.compute, count)
     yield elementwise(f"{at}.activation.{expert.activation_operator}", HALF_BYTES * places * width, 2.0)
@@ -129,4 +129,4 @@ def routed_places(spec: ExpertsSpec, tokens: float, seq_length: int) -> float:
 
 def own_places(spec: ExpertsSpec, tokens: float, seq_length: int, strategy: Strategy) -> float:
     """Places that a rank computes, when each of its replicas has ``tokens`` tokens."""
-    return routed_places(spec, tokens, seq_length) * strategy.expert_ranks / strategy.model_parallel
+    return routed_places(spec, tokens, seq_length) * strategy.expert_tensor_parallel / strategy.model_parallel

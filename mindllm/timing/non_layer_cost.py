@@ -139,7 +139,7 @@ class Held:
         """Whose optimizer state a rank keeps, and which it updates."""
         if not strategy.optimizer_shard:
             return self.updated
-        return self.trained / strategy.replicas + self.experts / strategy.expert_replicas
+        return self.trained / strategy.replica_num + self.experts / strategy.expert_replicas
 
 
 def place_parameters(workload: Workload, place: int, layers: range) -> Held:
@@ -197,7 +197,7 @@ def layer_parameters(spec: LayerSpec, strategy: Strategy, pet: PetConfig | None 
     for name, shape in spec.weights().items():
         size = float(math.prod(shape))
         if name.startswith(EXPERTS):
-            size /= strategy.expert_parallel * strategy.expert_ranks
+            size /= strategy.expert_parallel * strategy.expert_tensor_parallel
         elif not name.startswith(WHOLE_ON_A_RANK):
             size /= strategy.model_parallel
         if name in coded:

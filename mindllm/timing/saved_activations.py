@@ -8,6 +8,7 @@ of their own.
 
 from __future__ import annotations
 
+from mindllm.axes import CONTEXT
 from mindllm.config.experts import ExpertsSpec
 from mindllm.config.latent_attention import LatentAttentionSpec
 from mindllm.config.layers import FeedForwardSpec, LayerSpec
@@ -75,7 +76,7 @@ def _attention(spec: LayerSpec, tokens: int, seq_length: int, strategy: Strategy
         exchanged = (
             strategy.exchanges_heads or strategy.context_balanced
         )  # the kernel's results are put into another order
-        gathered = 1 if strategy.exchanges_heads else strategy.context_parallel
+        gathered = 1 if strategy.exchanges_heads else strategy.size(CONTEXT)
         heads = ((2 + fused + exchanged) * attention.num_heads + 2 * gathered * attention.kv_heads) * attention.head_dim
     found["attention.heads"] = HALF_BYTES * tokens * heads / ranks
     if fused:
@@ -99,7 +100,7 @@ def _experts(spec: ExpertsSpec, tokens: int, seq_length: int, strategy: Strategy
     at, places = "feed_forward.experts", own_places(spec, tokens, seq_length, strategy)
     if spec.grouped:
         places = rows_held(spec, tokens, strategy)
-    inner = HALF_BYTES * places * spec.expert.width / strategy.expert_ranks
+    inner = HALF_BYTES * places * spec.expert.width / strategy.expert_tensor_parallel
     found = {
         "feed_forward.router": ROUTED * FP32_BYTES * tokens * spec.router.experts,
         "feed_forward.depart": HALF_BYTES * places * spec.hidden_size,

@@ -14,6 +14,7 @@ from functools import cached_property
 
 import numpy as np
 
+from mindllm.axes import CONTEXT, TENSOR
 from mindllm.schedules.orders import Timetable, stage_orders, timetable
 from mindllm.schedules.simulate import Timeline, simulate, step_times
 from mindllm.schedules.steady import is_long, simulate_long
@@ -81,12 +82,12 @@ class StepTime:
     @property
     def tokens_per_device(self) -> float:
         """Tokens a second and device."""
-        return self.workload.tokens / self.seconds / self.workload.strategy.devices
+        return self.workload.tokens / self.seconds / self.workload.strategy.device_num
 
     @property
     def utilisation(self) -> float:
         """Model FLOPs utilisation (Chowdhery et al., 2022): without what is computed again, attention not halved."""
-        peak = self.device.matrix_rate(self.workload.numerics.compute) * self.workload.strategy.devices
+        peak = self.device.matrix_rate(self.workload.numerics.compute) * self.workload.strategy.device_num
         return self.workload.model_flops / self.seconds / peak
 
 
@@ -137,14 +138,14 @@ def groups(strategy: Strategy) -> dict[str, Group]:
     To experts a stage is (replica, ep, etp), the last of them neighbours.
     """
     return {
-        "tp": Group(strategy.model_parallel),
-        "cp": Group(strategy.context_parallel, strategy.model_parallel),
-        "dp": Group(strategy.replicas, strategy.model_parallel),
-        "pp": Group(2, strategy.model_parallel * strategy.replicas),
-        "etp": Group(strategy.expert_ranks),
-        "ep": Group(strategy.expert_parallel, strategy.expert_ranks),
-        "all": Group(strategy.devices),
-        "replica": Group(strategy.expert_replicas, strategy.expert_parallel * strategy.expert_ranks),
+        "tp": Group(strategy.size(TENSOR)),
+        "cp": Group(strategy.size(CONTEXT), strategy.size(TENSOR)),
+        "dp": Group(strategy.replica_num, strategy.model_parallel),
+        "pp": Group(2, strategy.model_parallel * strategy.replica_num),
+        "etp": Group(strategy.expert_tensor_parallel),
+        "ep": Group(strategy.expert_parallel, strategy.expert_tensor_parallel),
+        "all": Group(strategy.device_num),
+        "replica": Group(strategy.expert_replicas, strategy.expert_parallel * strategy.expert_tensor_parallel),
     }
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from mindllm.axes import CONTEXT
 from mindllm.config.latent_attention import LatentAttentionSpec
 from mindllm.config.layers import AttentionSpec, LayerSpec
 from mindllm.config.recompute import names_operator
@@ -78,7 +79,7 @@ def _of_heads(workload: Workload, spec: LayerSpec, name: str) -> float:
     if isinstance(attention, LatentAttentionSpec):
         return size * attention.head_dim  # the kernel has values as wide as keys
     if name in ("attention.wk", "attention.wv"):
-        gathered = 1 if strategy.exchanges_heads else strategy.context_parallel
+        gathered = 1 if strategy.exchanges_heads else strategy.size(CONTEXT)
         size *= gathered * attention.kv_heads / attention.num_heads
     return size * attention.head_dim
 

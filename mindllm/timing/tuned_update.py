@@ -69,7 +69,7 @@ def matrix_part(name: str, shape: tuple[int, ...], strategy: Strategy) -> Matrix
     split_input = any(f".{module}." in f".{name}" for module in SPLIT_INPUT)
     ways = 1 if name.startswith(WHOLE_ON_A_RANK) else strategy.model_parallel
     tensor: Cuts = (("tp", ways),) if ways > 1 else ()
-    replicas = strategy.replicas if strategy.optimizer_shard and not shape[0] % strategy.replicas else 1
+    replicas = strategy.replica_num if strategy.optimizer_shard and not shape[0] % strategy.replica_num else 1
     shards: Cuts = (("dp", replicas),) if replicas > 1 else ()
     by_rows = () if split_input or name.endswith(f".{A}") else tensor
     by_columns = tensor if split_input and not name.endswith(f".{B}") else ()

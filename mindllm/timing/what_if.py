@@ -45,7 +45,7 @@ def interleaved(workload: Workload) -> dict[str, Workload]:
     if strategy.model_parallel == 1:
         return {}
     found = {}
-    if can_be_cut(workload.architecture) and strategy.context_parallel == 1:
+    if can_be_cut(workload.architecture) and not strategy.shares_sequences:
         parts = replace(strategy, row_parts=MOST)
         found[f"tokens in parts (fine_grain_interleave {MOST})"] = replace(workload, strategy=parts)
     if strategy.micro_batch_size % 2 == 0:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from mindllm.axes import CONTEXT, MeshSizes
 from mindllm.config.architecture import Architecture
 from mindllm.parallel.layer_plan import LayerPlan
 from mindllm.timing.work import FP32_BYTES, HALF_BYTES
@@ -13,7 +14,7 @@ Swap = tuple[tuple[str, int], ...]
 
 
 @dataclass(frozen=True)
-class Strategy:
+class Strategy(MeshSizes):
     """How a step is spread over devices.
 
     Attributes:
@@ -57,23 +58,9 @@ class Strategy:
         return self.model_parallel if self.sequence_parallel else 1
 
     @property
-    def expert_ranks(self) -> int:
-        """Ranks that share the weights of one expert."""
-        return self.expert_model_parallel or self.model_parallel
-
-    @property
     def expert_replicas(self) -> int:
         """Devices of a stage that hold the same part of the same experts."""
-        return self.replicas * self.model_parallel // (self.expert_parallel * self.expert_ranks)
-
-    @property
-    def replicas(self) -> int:
-        """Devices of a stage that hold the same part of its weights: those of a sequence are replicas, too."""
-        return self.data_parallel * self.context_parallel
-
-    @property
-    def devices(self) -> int:
-        return self.replicas * self.model_parallel * self.pipeline_stage
+        return self.stage_device_num // (self.expert_parallel * self.expert_tensor_parallel)
 
     @property
     def global_batch(self) -> int:
@@ -138,7 +125,7 @@ class Workload:
     @property
     def rank_tokens(self) -> int:
         """Tokens of a micro-batch that a rank of its sequences has."""
-        return self.strategy.micro_batch_size * self.seq_length // self.strategy.context_parallel
+        return self.strategy.micro_batch_size * self.seq_length // self.strategy.size(CONTEXT)
 
     @property
     def model_flops(self) -> float:

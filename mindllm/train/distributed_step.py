@@ -112,7 +112,7 @@ class DistributedStep(nn.Cell):
         self.gradient = ops.value_and_grad(self.network, None, weights)
         self.first_updated = len(weights) - len(optimizer.parameters)
         self.state_layouts: Mapping[str, ParameterLayout] = getattr(optimizer, "layouts", {})
-        self.tokens = TokenCount(slices, parallel.mesh.devices)
+        self.tokens = TokenCount(slices, parallel.mesh.device_num)
         self.positions = float(positions)
         self.accumulates = parallel.parts > 1 or parallel.plan.stages > 1
         separate = parallel.reused and parallel.plan.stages == 1

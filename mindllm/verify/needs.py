@@ -87,17 +87,19 @@ def fitting(
     least, cores = None, workers or len(os.sched_getaffinity(0))
     found = list(meshes(config, kept_plan(config, kept), specs))
     for mesh in found:
-        if mesh.ranks > most_ranks:
+        if mesh.device_num > most_ranks:
             continue
         small = scaled(config, real_dtype, mesh)
         needs = needs_of(small)
         least = needs.total(1) if least is None else min(least, needs.total(1))
         if claim.fits(needs.total(1)):
-            at_once = next(count for count in range(min(cores, mesh.ranks), 0, -1) if claim.fits(needs.total(count)))
+            at_once = next(
+                count for count in range(min(cores, mesh.device_num), 0, -1) if claim.fits(needs.total(count))
+            )
             claim.take(needs.total(at_once))
             return SmallModel(small, needs, at_once)
     if least is None:
-        fewest = min(mesh.ranks for mesh in found)
+        fewest = min(mesh.device_num for mesh in found)
         raise UserError(f"--most_ranks {most_ranks}: the smallest mesh of this kind has {fewest}; allow more")
     raise UserError(
         f"checking the smallest model of this kind takes about {gibibytes(least)}, and there are {claim.describe()}: {ADVICE}"

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from mindllm.axes import NAMED_AXES
 from mindllm.config import RunConfig
 from mindllm.console import PlainConsole, styled
 from mindllm.files import atomic_open
@@ -130,13 +131,7 @@ def describe(outcome: Outcome) -> str:
 def layout(config: RunConfig) -> str:
     """The layout as its users say it: ``dp2 tp2 pp2 micro 4, sequence parallel, optimizer parallel``."""
     sizes, parallel = config.parallel_config, config.parallel
-    mesh = {
-        "dp": sizes.data_parallel,
-        "cp": sizes.context_parallel,
-        "tp": sizes.model_parallel,
-        "pp": sizes.pipeline_stage,
-    }
-    words = [" ".join(f"{axis}{size}" for axis, size in mesh.items() if size > 1)]
+    words = [" ".join(f"{axis.name}{sizes.size(axis)}" for axis in NAMED_AXES if sizes.size(axis) > 1)]
     words[0] += f" micro {sizes.micro_batch_num}" if sizes.pipeline_stage > 1 else ""
     words += [f"interleave {config.model.config.pp_interleave_num}"] * (config.model.config.pp_interleave_num > 1)
     words += ["heads for sequence (Ulysses)"] * sizes.exchanges_heads

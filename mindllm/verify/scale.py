@@ -14,6 +14,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from mindllm.axes import CONTEXT
 from mindllm.config import (
     LayerSpec,
     ModelConfig,
@@ -200,10 +201,10 @@ def model_sizes(config: RunConfig) -> dict[str, Any]:
     model, sizes = config.model.config, config.parallel_config
     tensor, devices = sizes.model_parallel, sizes.stage_device_num
     sharing = min(2, model.num_heads // model.n_kv_heads)
-    kv_heads = _multiple(SMALLEST_HEADS // sharing, tensor * (sizes.context_parallel if sizes.exchanges_heads else 1))
+    kv_heads = _multiple(SMALLEST_HEADS // sharing, tensor * (sizes.size(CONTEXT) if sizes.exchanges_heads else 1))
     heads = kv_heads * sharing
     head_dim, hidden = _widths(heads, model.hidden_size, devices)
-    sequence = _multiple(SMALLEST_SEQUENCE, math.lcm(model.loss_chunks, 2, tensor) * sizes.context_parallel)
+    sequence = _multiple(SMALLEST_SEQUENCE, math.lcm(model.loss_chunks, 2, tensor) * sizes.size(CONTEXT))
     return {
         "num_heads": heads,
         "n_kv_heads": kv_heads,

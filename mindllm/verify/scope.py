@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from mindllm.axes import EXPERTS, NAMED_AXES
 from mindllm.config import RunConfig
 
 WIDTHS = ("hidden_size", "vocab_size", "seq_length")
@@ -68,8 +69,7 @@ def scope_of(config: RunConfig, small: RunConfig) -> Scope:
         "experts": _both(small.model.config, config.model.config, "expert_num"),
         **{key: _both(small.model.config, config.model.config, key) for key in WIDTHS},
     }
-    axes = ("data_parallel", "context_parallel", "model_parallel", "pipeline_stage", "expert_parallel")
-    mesh = {axis: _both(small.parallel_config, config.parallel_config, axis) for axis in axes}
+    mesh = {axis.key: _both(small.parallel_config, config.parallel_config, axis.key) for axis in (*NAMED_AXES, EXPERTS)}
     return Scope(
         sizes,
         len(whole.kinds()),

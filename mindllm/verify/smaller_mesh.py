@@ -10,36 +10,30 @@ from __future__ import annotations
 import itertools
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
+from mindllm.axes import CONTEXT, DATA, EXPERT_TENSOR, EXPERTS, PIPELINE, STAGE_AXES, TENSOR, keys_of
 from mindllm.config import LayerSpec, ParallelConfig, RunConfig
 from mindllm.parallel.layer_plan import LayerPlan
+from mindllm.parallel.layout import Mesh
 
+LAST_TO_SHRINK = (TENSOR, CONTEXT, PIPELINE, DATA, EXPERTS, EXPERT_TENSOR)
+"""Axes in the order in which they keep their size: the first ones the longest."""
 MOST_RANKS = 64  # more take hours to compile
 PARTS = 2  # micro batches for every stage
 
 
 @dataclass(frozen=True)
-class SmallerMesh:
+class SmallerMesh(Mesh):
     """Sizes of the mesh, numbers of the stages that are kept, optimizer shards, and micro batches for every stage."""
 
-    data_parallel: int
-    context_parallel: int
-    model_parallel: int
-    expert_parallel: int
-    expert_model_parallel: int | None
-    optimizer_shards: int
-    stages: tuple[int, ...]
+    optimizer_shards: int = -1
+    stages: tuple[int, ...] = (0,)
     parts: int = PARTS
 
-    @property
-    def ranks(self) -> int:
-        return self.data_parallel * self.context_parallel * self.model_parallel * len(self.stages)
-
     def sizes(self, whole: ParallelConfig) -> ParallelConfig:
-        """The section ``parallel_config``, unchecked, but for its micro batches."""
-        axes = ("data_parallel", "context_parallel", "model_parallel", "expert_parallel", "expert_model_parallel")
-        changed = {axis: getattr(self, axis) for axis in axes}
-        return whole.model_copy(update={**changed, "pipeline_stage": len(self.stages)})
+        """Return section ``parallel_config``, unchecked, but for its micro batches."""
+        return whole.model_copy(update=keys_of(self))
 
 
 def meshes(config: RunConfig, plan: LayerPlan, specs: Sequence[LayerSpec]) -> Iterator[SmallerMesh]:
@@ -52,20 +46,16 @@ def meshes(config: RunConfig, plan: LayerPlan, specs: Sequence[LayerSpec]) -> It
     runs = len(list(itertools.groupby(kinds)))
     stages = [count for count in _divisors(plan.stages) if count >= runs]
     whole = _of_whole(config)
-    axes = itertools.product(
-        _divisors(sizes.model_parallel),
-        _divisors(sizes.context_parallel),
-        stages,
-        _divisors(sizes.data_parallel),
-        _divisors(sizes.expert_parallel),
-        _divisors(sizes.expert_tensor_parallel),
-        _divisors(whole.optimizer_shards) if whole.optimizer_shards > 0 else [whole.optimizer_shards],
-    )
+    shards = _divisors(whole.optimizer_shards) if whole.optimizer_shards > 0 else [whole.optimizer_shards]
+    less = [stages if axis is PIPELINE else _divisors(sizes.size(axis)) for axis in LAST_TO_SHRINK]
     found = [whole]
-    for tensor, context, count, data, expert, expert_tensor, shards in axes:
-        of_expert = None if sizes.expert_model_parallel is None else expert_tensor
-        mesh = SmallerMesh(data, context, tensor, expert, of_expert, shards, kept_stages(kinds, count))
-        if mesh != whole and (of_expert or tensor) == expert_tensor and _kind(mesh) == _kind(whole):
+    for *chosen, optimizer_shards in itertools.product(*less, shards):
+        of_axes: dict[str, Any] = {axis.key: size for axis, size in zip(LAST_TO_SHRINK, chosen, strict=True)}
+        of_expert = of_axes.pop(EXPERT_TENSOR.key)
+        of_axes[EXPERT_TENSOR.key] = None if sizes.expert_model_parallel is None else of_expert
+        kept = kept_stages(kinds, of_axes[PIPELINE.key])
+        mesh = SmallerMesh(**of_axes, optimizer_shards=optimizer_shards, stages=kept)
+        if mesh != whole and mesh.expert_tensor_parallel == of_expert and _kind(mesh) == _kind(whole):
             found.append(mesh)
     yield from found
     yield from (replace(mesh, parts=1) for mesh in found)
@@ -99,23 +89,18 @@ def kept_stages(kinds: Sequence[Hashable], count: int) -> tuple[int, ...]:
 
 
 def _of_whole(config: RunConfig) -> SmallerMesh:
-    sizes = config.parallel_config
+    sizes, optimizer = config.parallel_config, config.parallel.parallel_optimizer_config
     return SmallerMesh(
-        sizes.data_parallel,
-        sizes.context_parallel,
-        sizes.model_parallel,
-        sizes.expert_parallel,
-        sizes.expert_model_parallel,
-        config.parallel.parallel_optimizer_config.optimizer_weight_shard_size,
-        tuple(range(sizes.pipeline_stage)),
+        **keys_of(sizes),
+        optimizer_shards=optimizer.optimizer_weight_shard_size,
+        stages=tuple(range(sizes.pipeline_stage)),
     )
 
 
 def _kind(mesh: SmallerMesh) -> Hashable:
-    tensor = mesh.expert_model_parallel or mesh.model_parallel
-    replicas = mesh.data_parallel * mesh.context_parallel * mesh.model_parallel / (mesh.expert_parallel * tensor)
-    copies = mesh.data_parallel * mesh.context_parallel
-    several = (mesh.data_parallel, mesh.context_parallel, mesh.model_parallel, mesh.expert_parallel, tensor, replicas)
+    tensor, copies = mesh.expert_tensor_parallel, mesh.replica_num
+    replicas = mesh.stage_device_num / (mesh.expert_parallel * tensor)
+    several = (*map(mesh.size, (*STAGE_AXES, EXPERTS, EXPERT_TENSOR)), replicas)
     return (
         tuple(size > 1 for size in several),
         replicas >= 1 and replicas == int(replicas),

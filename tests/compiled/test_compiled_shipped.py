@@ -42,7 +42,7 @@ def last_stages(request):
     with ThreadPoolExecutor(max_workers=2) as pool:
         configs = {item.callspec.params["path"].stem: item for item in request.session.items if is_of_few_layers(item)}
         configs = {name: scaled_down(item.callspec.params["path"]) for name, item in configs.items()}
-        ranks = {name: mesh_of(config).devices - 1 for name, config in configs.items()}
+        ranks = {name: mesh_of(config).device_num - 1 for name, config in configs.items()}
         yield {name: pool.submit(compile_rank, config, ranks[name]) for name, config in configs.items()}
 
 
@@ -83,7 +83,7 @@ def test_every_stage_of_a_shipped_configuration_compiles(path):
     stages = load_config(path).parallel_config.pipeline_stage
     config = load_config(path, {"parallel_config.micro_batch_num": stages})  # more repeat the same calls
     mesh = mesh_of(config)
-    heads = [stage * mesh.devices // mesh.pipeline_stage for stage in range(mesh.pipeline_stage)]
+    heads = [stage * mesh.device_num // mesh.pipeline_stage for stage in range(mesh.pipeline_stage)]
     with ThreadPoolExecutor(max_workers=2) as pool:
         graphs = list(pool.map(partial(compile_rank, config), heads))
     held = [layers_of(graph) for graph in graphs]

@@ -14,7 +14,7 @@ EXPERTS = {"model_type": "mixtral", "expert_num": 4, "num_experts_chosen": 2}
 def test_devices_of_a_sequence_are_counted():
     sizes = cluster_run(dp=2, tp=2, context_parallel=4).parallel_config
     assert (sizes.device_num, sizes.stage_device_num) == (16, 16)
-    assert (sizes.gathers_context, sizes.exchanges_heads) == (True, False)
+    assert sizes.exchanges_heads is False
 
 
 def test_replicas_of_weights_are_those_of_data_and_context_parallelism():

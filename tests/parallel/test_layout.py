@@ -29,7 +29,7 @@ def test_experts_see_the_same_devices_in_the_same_order():
     mesh = Mesh(4, 2, expert_parallel=2)
     assert mesh.expert_axes == {"replica": 2, "ep": 2, "etp": 2}
     assert mesh.strategy(("replica", "ep", None, "etp")) == (2, 2, 1, 2)
-    assert Mesh(4, 2, expert_parallel=8, expert_tensor_parallel=1).expert_axes == {"replica": 1, "ep": 8, "etp": 1}
+    assert Mesh(4, 2, expert_parallel=8, expert_model_parallel=1).expert_axes == {"replica": 1, "ep": 8, "etp": 1}
     mesh.check([("replica", "ep", None, None), ("ep", "etp", None)])
     with pytest.raises(ValueError, match="copies along 'replica', outside of 'ep', cannot be written as integers"):
         mesh.check([("ep", None)])
@@ -41,7 +41,7 @@ def test_experts_see_the_same_devices_in_the_same_order():
 def test_ranks_of_an_axis_differ_in_that_coordinate_alone(dp, cp, tp, pp):
     mesh = Mesh(dp, tp, pp, context_parallel=cp)
     coordinates = list(itertools.product(range(pp), range(dp), range(cp), range(tp)))  # of rank 0, 1, ...
-    assert len(coordinates) == mesh.devices
+    assert len(coordinates) == mesh.device_num
     for rank, place in enumerate(coordinates):
         assert mesh.stage_of(rank) == place[0]
         for position, axis in enumerate(("pp", "dp", "cp", "tp")):

@@ -8,11 +8,11 @@ from mindllm.parallel.layout import RANKS_OF_GROUP, Mesh
 
 @pytest.mark.parametrize(("rank", "ranks"), [(0, (0, 1)), (3, (2, 3)), (6, (6, 7))])
 def test_ranks_that_share_experts_are_neighbours(rank, ranks):
-    assert Mesh(2, 2, 2, expert_parallel=2, expert_tensor_parallel=1).expert_ranks(rank) == ranks
+    assert Mesh(2, 2, 2, expert_parallel=2, expert_model_parallel=1).expert_ranks(rank) == ranks
 
 
 def test_layouts_of_experts_name_axes_of_experts():
-    mesh = Mesh(2, 2, expert_parallel=2, expert_tensor_parallel=1)
+    mesh = Mesh(2, 2, expert_parallel=2, expert_model_parallel=1)
     tokens = mesh.named((("replica", "ep"), None)).to_dict()
     assert tokens["device_matrix"] == (2, 2, 1)
     assert tokens["alias_name"] == ("replica", "ep", "etp")

@@ -113,7 +113,7 @@ def test_an_exchange_of_a_sequence_takes_the_links_between_its_ranks():
 
 def test_ranks_of_a_sequence_are_replicas_to_weights():
     sizes = Strategy(data_parallel=2, context_parallel=4, model_parallel=2, optimizer_shard=True)
-    assert (sizes.devices, sizes.replicas, groups(sizes)["dp"]) == (16, 8, Group(8, 2))
+    assert (sizes.device_num, sizes.replica_num, groups(sizes)["dp"]) == (16, 8, Group(8, 2))
     update = step_work(workload(data_parallel=2, context_parallel=4, optimizer_shard=True)).updates[0]
     assert update.parameters.own(sizes) == update.parameters.trained / 8
 

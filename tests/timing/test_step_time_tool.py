@@ -172,7 +172,7 @@ def test_every_published_row_is_read():
     assert abs(errors(dense, DEVICE)).mean() < 0.1
     assert abs(errors(known, DEVICE)).max() < 0.3, "the mixture of experts, which nothing was fitted to, among them"
     cluster = vtrain(read_rows(DATA / "vtrain_multi_node_a100.csv")[0]).workload
-    assert cluster.strategy.devices == 64
+    assert cluster.strategy.device_num == 64
     assert cluster.architecture.head.tied
     assert cluster.numerics.adds_gradients
     assert [one.name for one in korthikanti(read_rows(DATA / "korthikanti_step_time.csv")[0])] == [

@@ -58,14 +58,14 @@ def fitted(config: RunConfig, most_ranks: int = 1 << 20):
 
 def test_smaller_meshes_are_shared_as_the_whole_one_is():
     found = all_meshes(LARGE)
-    assert found[0].ranks == 512
+    assert found[0].device_num == 512
     assert len({*found}) == len(found) > 20
     for mesh in found:
         assert min(mesh.data_parallel, mesh.model_parallel, mesh.expert_parallel, len(mesh.stages)) > 1
         replicas = mesh.data_parallel * mesh.model_parallel // (mesh.expert_parallel * mesh.model_parallel)
         assert replicas > 1
         assert mesh.expert_parallel < mesh.data_parallel
-    assert min(mesh.ranks for mesh in found) == 4 * 2 * 4
+    assert min(mesh.device_num for mesh in found) == 4 * 2 * 4
 
 
 def test_replicas_go_first():
@@ -81,9 +81,9 @@ def test_every_kind_of_stage_and_of_layer_stays():
     for mesh in all_meshes(LARGE):
         assert {kinds[stage] for stage in mesh.stages} == {*kinds}
         small = scaled(LARGE, mesh=mesh)
-        assert small.parallel_config.device_num == mesh.ranks
+        assert small.parallel_config.device_num == mesh.device_num
         assert {layer.recompute for layer in make_plan(small).layers} == {True, False}
-    smallest = scaled(LARGE, mesh=min(all_meshes(LARGE), key=lambda mesh: mesh.ranks))
+    smallest = scaled(LARGE, mesh=min(all_meshes(LARGE), key=lambda mesh: mesh.device_num))
     assert make_plan(smallest).counts == ((1, 1, 2, 1),)
 
 

@@ -134,7 +134,9 @@ def atlas(row: Row) -> Measured | None:
     gradients = 4 if row["param_init_type"] == "float32" else 2
     numerics = Numerics(row["compute_dtype"], gradients, row["flash_attention"] == "True")
     workload = Workload(ModelConfig.model_validate(fields).architecture, sequence, strategy, plan, numerics)
-    return Measured(row["model"], workload, workload.tokens / strategy.devices / float(row["tokens_per_s_per_device"]))
+    return Measured(
+        row["model"], workload, workload.tokens / strategy.device_num / float(row["tokens_per_s_per_device"])
+    )
 
 
 def read_atlas(row: Row) -> Measured | str:

@@ -78,7 +78,7 @@ def atlas_table(data: Path) -> tuple[str, Sequence[str], Lines]:
 
 
 def _throughput(row: Measured, error: float = 0.0) -> str:
-    return f"{row.workload.tokens / row.workload.strategy.devices / row.seconds / (1 + error):,.0f}"
+    return f"{row.workload.tokens / row.workload.strategy.device_num / row.seconds / (1 + error):,.0f}"
 
 
 def korthikanti_table(data: Path) -> tuple[str, Sequence[str], Lines]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
+from mindllm import axes
 from mindllm.compiled.conformance.finding import Finding, Mistake, together
 from mindllm.compiled.conformance.placement import QUERIES, attention_scores, forward_operators, positions_of_rank
 from mindllm.compiled.graph.compiled_graph import Node
@@ -19,10 +20,11 @@ WORDS = {GATHERED: "keys and values gathered", EXCHANGED: "heads for the sequenc
 def sequences(config: RunConfig, mesh: Mesh, ranks: Sequence[Operators]) -> Finding | None:
     """Attention of every layer exchanges over the ranks of a sequence as asked for, and has its part of the scores."""
     sizes = config.parallel_config
-    if sizes.context_parallel == 1:
+    if not sizes.shares_sequences:
         return None
     wanted = EXCHANGED if sizes.exchanges_heads else GATHERED
     mistakes, found = [], set()
+    sharing = sizes.size(axes.CONTEXT)
     pieces = 2 if sizes.context_parallel_balanced else 1  # one of each half, one after the other
     rows = positions_of_rank(config) // pieces
     for rank in ranks:
@@ -40,9 +42,7 @@ def sequences(config: RunConfig, mesh: Mesh, ranks: Sequence[Operators]) -> Find
                         f"attention of layer {layer} is over {node.shapes[0][QUERIES]} positions of queries, not {rows}"
                     )
                     mistakes.append(Mistake(rank.graph.rank, text))
-    return Finding(
-        "sequences", _text({wanted}, sizes.context_parallel), _text(found, sizes.context_parallel), together(mistakes)
-    )
+    return Finding("sequences", _text({wanted}, sharing), _text(found, sharing), together(mistakes))
 
 
 def _by_layer(rank: Operators, own: tuple[int, ...]) -> tuple[dict[int, list[Node]], dict[int, list[Node]]]:

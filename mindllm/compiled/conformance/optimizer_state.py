@@ -22,7 +22,7 @@ LEVELS = {"level1": "optimizer state", "level2": "optimizer state and accumulato
 
 def optimizer_state(config: RunConfig, mesh: Mesh, ranks: Sequence[Operators]) -> Finding | None:
     """Every weight is in as many parts as the YAML asks for, its moments and, if asked for, its accumulator with it."""
-    if mesh.stage_devices == 1:
+    if mesh.stage_device_num == 1:
         return None
     mistakes, cut, asked = [], set(), set()
     for rank in ranks:

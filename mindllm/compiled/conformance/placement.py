@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
 
+from mindllm import axes
 from mindllm.compiled.conformance.finding import Finding, Mistake, numbers_text, together
 from mindllm.compiled.graph.compiled_graph import Node
 from mindllm.compiled.graph.operators import FORWARD, REFERENCE, Operators, layer_of
@@ -40,7 +41,7 @@ def attention_scores(rank: Operators) -> Iterator[tuple[Node, int]]:
 def positions_of_rank(config: RunConfig) -> int:
     """Positions of a sequence whose queries one rank has in attention."""
     sizes = config.parallel_config
-    return config.model.config.seq_length // (1 if sizes.exchanges_heads else sizes.context_parallel)
+    return config.model.config.seq_length // (1 if sizes.exchanges_heads else sizes.size(axes.CONTEXT))
 
 
 def stages(config: RunConfig, plan: LayerPlan, mesh: Mesh, ranks: Sequence[Operators]) -> Finding | None:

@@ -16,7 +16,7 @@ SHARE_NAMES = frozenset({"ReduceSum", "Sub"})
 
 def shardings(config: RunConfig, mesh: Mesh, ranks: Sequence[Operators]) -> Finding | None:
     """The strategies of the graphs against those of the table, by the operator's path."""
-    if mesh.stage_devices == 1:
+    if mesh.stage_device_num == 1:
         return None
     declared = _Declared(config, mesh)
     mistakes, count = [], 0

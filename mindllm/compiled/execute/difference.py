@@ -195,8 +195,8 @@ class _Groups:
                 yield np.sum(values, axis=0), ranks
 
     def _ranks(self, rank: int) -> list[tuple[int, ...]]:
-        stage = self.mesh.stage_of(rank) * self.mesh.stage_devices
-        whole = tuple(range(stage, stage + self.mesh.stage_devices))
+        stage = self.mesh.stage_of(rank) * self.mesh.stage_device_num
+        whole = tuple(range(stage, stage + self.mesh.stage_device_num))
         along = [self.mesh.ranks_along(axis, rank) for axis in ("tp", "cp", "dp")]
         return list(dict.fromkeys([(rank,), *along, whole]))
 

@@ -74,7 +74,7 @@ def _state_bytes(config: RunConfig) -> int:
     sizes = config.parallel_config
     weights = config.model.config.architecture.trained_parameter_count() * FP32
     frozen = config.model.config.parameter_count() * FP32 - weights
-    replicas = sizes.data_parallel * sizes.context_parallel
+    replicas = sizes.replica_num
     copies = 1 if config.parallel.enable_parallel_optimizer else replicas
     accumulates = sizes.pipeline_stage > 1 or config.runner_config.gradient_accumulation_steps > 1
     return weights * (3 * copies + (replicas if accumulates else 1)) + frozen * replicas

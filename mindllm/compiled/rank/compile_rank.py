@@ -27,7 +27,7 @@ def compile_rank(config: RunConfig, rank: int, timeout: float = 3600.0) -> Compi
         UserError: the rank does not exist, or MindSpore cannot be used for this.
         CompileFailed: the compiler's own error, with the operator it refuses; too little memory; too long a time (seconds).
     """
-    devices = mesh_of(config).devices
+    devices = mesh_of(config).device_num
     if not 0 <= rank < devices:
         raise UserError(f"rank {rank} does not exist: the configuration has {devices} devices, 0 to {devices - 1}")
     with temporary_directory("mindllm_compile_") as directory, claimed(config):

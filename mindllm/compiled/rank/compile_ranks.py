@@ -62,7 +62,7 @@ class RankCompilation:
     ) -> None:
         self.config = config
         self.training = training
-        self.devices = mesh_of(config).devices
+        self.devices = mesh_of(config).device_num
         self.workers = min(workers or len(os.sched_getaffinity(0)), self.devices)
         self._claims = ExitStack()
         self._kept = None if cache is None else cache / (_key(config) if training else f"{_key(config)}-evaluation")

@@ -99,7 +99,7 @@ def _start(config: RunConfig, output: Path, training: bool, rank: int) -> int:
         os.dup2(log, 1)
         os.dup2(log, 2)
         os.chdir(directory)
-        devices = mesh_of(config).devices
+        devices = mesh_of(config).device_num
         os.environ.update({**environment(rank, devices), **text_of_last_graph(directory)})
         code = exit_code(lambda _: _compile(config, rank, training))
     except BaseException:

@@ -43,7 +43,7 @@ def compile_to(config: RunConfig, rank: int, output: Path, training: bool = True
     """Compiles the step of ``rank``, or what it evaluates with, and writes the graph into the directory ``output``."""
     from mindllm.compiled.device import front_end
 
-    front_end.pretend_device(rank, mesh_of(config).devices)
+    front_end.pretend_device(rank, mesh_of(config).device_num)
     import mindspore as ms
 
     from mindllm.compiled.graph.initial import initial_values

@@ -51,9 +51,9 @@ def simulate_rank(config: RunConfig, rank: int, timeout: float = 3600.0, whole: 
         CompileFailed: the compiler's own error.
     """
     mesh = mesh_of(config)
-    if not 0 <= rank < mesh.devices:
+    if not 0 <= rank < mesh.device_num:
         raise UserError(
-            f"rank {rank} does not exist: the configuration has {mesh.devices} devices, 0 to {mesh.devices - 1}"
+            f"rank {rank} does not exist: the configuration has {mesh.device_num} devices, 0 to {mesh.device_num - 1}"
         )
     if config.context.device_target != "Ascend":
         target = config.context.device_target
@@ -65,7 +65,7 @@ def simulate_rank(config: RunConfig, rank: int, timeout: float = 3600.0, whole: 
             "mindllm.compiled.simulation.simulate_worker",
             ["--config", CONFIG, "--rank", str(rank)],
             directory,
-            {**ENVIRONMENT, **device_software(), "RANK_ID": str(rank), "RANK_SIZE": str(mesh.devices)},
+            {**ENVIRONMENT, **device_software(), "RANK_ID": str(rank), "RANK_SIZE": str(mesh.device_num)},
             product=f"rank_{rank}/memory_block.csv",
             doing=f"simulating rank {rank}",
             timeout=timeout,

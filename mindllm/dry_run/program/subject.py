@@ -9,13 +9,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from mindllm.axes import AXES
 from mindllm.config.yaml_tree import read_yaml
 from mindllm.errors import UserError
 from mindllm.outside import LARGEST_YAML, read_text
 
 LAUNCHERS = ("msrun", "mpirun", "mpiexec", "torchrun")
 PYTHON = re.compile(r"python[0-9.]*$")
-SIZES = ("data_parallel", "model_parallel", "pipeline_stage", "context_parallel")  # whose product MindFormers runs on
 
 
 def python_of(command: Sequence[str]) -> str:
@@ -62,8 +62,8 @@ def devices_of(command: Sequence[str]) -> int | None:
     if not isinstance(sizes, dict) or tree.get("use_parallel") is False:
         return None
     devices = 1
-    for name in SIZES:
-        value = sizes.get(name)
+    for axis in AXES:  # the product that MindFormers runs on
+        value = sizes.get(axis.key)
         devices *= value if isinstance(value, int) and value > 0 else 1
     return devices
 

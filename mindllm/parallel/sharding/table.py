@@ -85,7 +85,7 @@ def _shard(path: str, operator: Primitive, sharding: Sharding, mesh: Mesh) -> No
     try:
         mesh.check(layouts)
     except ValueError as error:
-        if mesh.context_parallel == 1:
+        if not mesh.shares_sequences:
             raise ValueError(f"sharding of '{path}': {error}") from None
         _shard_by_name(operator, sharding, mesh)
         return

@@ -71,7 +71,7 @@ def _cut(config: RunConfig, mesh: Mesh, weight: Parameter, layout: Layout | None
     count = 1 if dimension is None else ways[dimension]
     part = tuple(size // (count if place == dimension else 1) for place, size in enumerate(shape))
     shards = optimizer_shards(config, mesh, part, count) if is_shared_by_optimizer(weight) else 1
-    return WeightCut(shape, dimension, count, shards, mesh.stage_devices)
+    return WeightCut(shape, dimension, count, shards, mesh.stage_device_num)
 
 
 def _ways(mesh: Mesh, dimension: Dimension) -> int:
@@ -83,4 +83,4 @@ def _ways(mesh: Mesh, dimension: Dimension) -> int:
     if not axes or axes == [TENSOR]:
         return mesh.model_parallel if axes else 1
     everyone = [axis for axis in (DATA, CONTEXT, TENSOR) if mesh.axes[axis] > 1]
-    return mesh.stage_devices if axes == everyone else 0
+    return mesh.stage_device_num if axes == everyone else 0

@@ -114,7 +114,7 @@ def _of_type(config: RunConfig, layer: LayerType, kinds: Mapping[str, RecomputeK
         layers={layer.name: LayerTimes(forward, backward, again, step)},
         head=(max(0.0, first.forward - len(together) * forward), max(0.0, first.backward - len(together) * backward)),
         tail=(max(0.0, last.forward - len(apart) * forward), max(0.0, last.backward - len(apart) * backward)),
-        point_to_point=transfer_time(first.sent, mesh_of(config).stage_devices, device),
+        point_to_point=transfer_time(first.sent, mesh_of(config).stage_device_num, device),
         step_of_end=max(0.0, first.step - len(together) * step),
         uncounted=tuple(sorted({*first.uncounted, *last.uncounted})),
     )

@@ -93,14 +93,14 @@ class ClusterRankEngine(Engine):
         share = share_of(self.config, self.ranks.rank)
         if share.count == 1:
             return int(own)
-        first = self.ranks.rank == share.index * self.mesh.stage_devices // share.count
+        first = self.ranks.rank == share.index * self.mesh.stage_device_num // share.count
         return int(self.ranks.sum([own if first else 0.0])[0])
 
     def _of_last_stage(self, loss: float) -> float:
         """The loss that the last stage has computed, on every rank."""
         if self.mesh.pipeline_stage == 1:
             return loss
-        first_of_last = self.mesh.devices - self.mesh.stage_devices
+        first_of_last = self.mesh.device_num - self.mesh.stage_device_num
         return self.ranks.sum([loss if self.ranks.rank == first_of_last else 0.0])[0]
 
     def not_finite(self, batch: Batch) -> list[str]:
@@ -142,8 +142,8 @@ class ClusterRankEngine(Engine):
 
 def share_of(config: RunConfig, rank: int) -> BatchShard:
     """The rows of a global batch that a rank of a cluster is given: all, or with ``full_batch: false`` its slice."""
-    slices, stage_devices = input_slices(config), mesh_of(config).stage_devices
-    return BatchShard(rank % stage_devices * slices // stage_devices, slices)
+    slices, devices = input_slices(config), mesh_of(config).stage_device_num
+    return BatchShard(rank % devices * slices // devices, slices)
 
 
 def _initialise_with_zeros(parameters: Iterable[Parameter]) -> None:
@@ -171,7 +171,7 @@ def _own_parameters(cell: nn.Cell, config: RunConfig) -> tuple[dict[str, Paramet
                 parameters[name], layouts[name] = parameter, of_state[name]
         elif known and (name in found or name in SCALARS):
             parameters[name] = parameter
-            layouts[name] = _layout(name, parameter, found.get(name), rank, mesh_of(config).devices)
+            layouts[name] = _layout(name, parameter, found.get(name), rank, mesh_of(config).device_num)
     return parameters, layouts
 
 

@@ -70,8 +70,7 @@ def execution_of(config: RunConfig, environment: Mapping[str, str] = os.environ)
 def describe(config: RunConfig, execution: Execution) -> str:
     """One line for the log: the mesh, and who executes it."""
     sizes = config.parallel_config
-    context = f"cp {sizes.context_parallel} x " if sizes.context_parallel > 1 else ""
-    mesh = f"dp {sizes.data_parallel} x {context}tp {sizes.model_parallel} x pp {sizes.pipeline_stage}"
+    mesh = sizes.sizes_text(of="name")
     if execution.executor is Executor.LOCKSTEP:
         return f"{mesh}: the {sizes.device_num} ranks are executed together, in lock-step in this process"
     simulated = ", in MindSpore's dry run: nothing is computed" if execution.ranks.simulated else ""
