@@ -76,7 +76,7 @@ def ranks_of_each_kind(config: RunConfig) -> Iterator[int]:
         ]
         kind = (stage == 0, stage == plan.stages - 1, tuple(layers))
         if kind not in seen:
-            yield stage * mesh_of(config).stage_devices
+            yield stage * mesh_of(config).stage_device_num
         seen.add(kind)
 
 
