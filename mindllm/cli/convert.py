@@ -56,7 +56,7 @@ def _written(config: RunConfig, source: Path, output: Path | None) -> str:
     bases = sorted(CONFIGS.rglob("*.yaml"))
     comment = COMMENT.format(source=source.name, command=spelled("convert"))
     if output is None:
-        return short_yaml(config, bases, Path.cwd(), comment)
+        return short_yaml(config, bases, comment)
     return write_short(config, output, bases, comment)
 
 

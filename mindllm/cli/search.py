@@ -10,7 +10,8 @@ from rich.text import Text
 
 from mindllm.cli.parsers.search import make_parser
 from mindllm.command import run_command
-from mindllm.config import load_config, render_config
+from mindllm.config import load_config
+from mindllm.config.shorten import own_bases, write_short
 from mindllm.console import error_console, output, print_json, styled
 from mindllm.errors import CheckFailed
 from mindllm.files import atomic_open
@@ -61,8 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _show(title, found, best, hand, limit)
         output.print(f"{Path(options.output) / PAGE}: memory and speed of all")
     if options.apply:
-        with atomic_open(options.apply) as file:
-            file.write(render_config(chosen.config))
+        write_short(chosen.config, options.apply, own_bases(chosen.config))
         error_console.print(
             f"wrote {options.apply}: {'the YAML as it is' if chosen is hand else chosen.candidate.name}"
         )

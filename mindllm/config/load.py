@@ -188,6 +188,8 @@ def _with_base(document: Document, path: Path, readers: tuple[Path, ...]) -> Doc
     if not isinstance(base, str):
         raise UserError(f"{origin}: {BASE}: must be the path of a YAML file, relative to this one (value {base})")
     base_path = Path(os.path.normpath(path.parent / base))
+    if not base_path.exists():
+        base_path = shipped_or_own(Path(base)) if Path(base) != shipped_or_own(Path(base)) else base_path
     if os.path.realpath(base_path) in map(os.path.realpath, (*readers, path)):
         raise UserError(f"{origin}: {BASE}: {base} is based on this file in turn")
     if len(readers) >= MOST_BASES:

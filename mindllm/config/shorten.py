@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from mindllm.config.document import KeyPath
 from mindllm.config.load import BASE, load_config, plain, read_document
 from mindllm.config.run import RunConfig
 from mindllm.config.schema import fields_at
+from mindllm.config.shipped import NAME, shipped_configs
 from mindllm.config.yaml_tree import write_yaml
 from mindllm.errors import UserError
 from mindllm.files import atomic_open
@@ -18,29 +18,39 @@ from mindllm.files import atomic_open
 SAME_NETWORK = ("hidden_size", "num_layers", "num_heads", "vocab_size", "intermediate_size")
 
 
-def short_yaml(config: RunConfig, bases: Iterable[Path], directory: Path, comment: str = "") -> str:
-    """The shortest YAML of ``config`` over one of ``bases``, or over none, for a file in ``directory``.
+def short_yaml(config: RunConfig, bases: Iterable[Path], comment: str = "") -> str:
+    """Return the shortest YAML of ``config`` over one of ``bases``, or over none.
 
-    Bases with another network are passed over. Loading the text gives an equal configuration.
+    Bases with another network are passed over. Loading the text gives an equal configuration, in whatever directory it is.
     """
     choices = [(write_yaml(over_base(config, None)), "")]
     for base in bases:
         difference = over_base(config, base)
         if difference is not None:
-            name = os.path.relpath(base.resolve(), directory.resolve())
-            choices.append((write_yaml(difference) if difference else "", f"{BASE}: {name}\n"))
+            choices.append((write_yaml(difference) if difference else "", f"{BASE}: {lasting_name(base)}\n"))
     text, first_line = min(choices, key=lambda choice: choice[0].count("\n") + choice[1].count("\n"))
     lines = "".join(f"# {line}\n" for line in comment.splitlines())
     return lines + first_line + text
 
 
+def lasting_name(base: Path) -> str:
+    """Return the name of a base that holds wherever the file over it is moved: below ``configs/``, or absolute."""
+    path, shipped = base.resolve(), shipped_configs().resolve()
+    return str(Path(NAME) / path.relative_to(shipped)) if path.is_relative_to(shipped) else str(path)
+
+
+def own_bases(config: RunConfig) -> list[Path]:
+    """Return the bases that a changed run is written over: the file it was read from, or where there is none what is shipped."""
+    return [config.source] if config.source and config.source.is_file() else sorted(shipped_configs().rglob("*.yaml"))
+
+
 def write_short(config: RunConfig, path: Path, bases: Iterable[Path], comment: str = "") -> str:
-    """Writes :func:`short_yaml` to ``path``, whole or not at all, and returns it.
+    """Write :func:`short_yaml` to ``path``, whole or not at all, and returns it.
 
     Raises:
         UserError: the file cannot be written.
     """
-    text = short_yaml(config, bases, path.parent, comment)
+    text = short_yaml(config, bases, comment)
     try:
         with atomic_open(path) as file:
             file.write(text)
@@ -61,7 +71,22 @@ def over_base(config: RunConfig, base: Path | None) -> Any:
     network = document.data.get("model", {}).get("model_config", {})
     if any(key in network and network[key] != getattr(config.model.config, key, None) for key in SAME_NETWORK):
         return None
-    return _difference(given, document.data, plain(config.model_dump(by_alias=True)))
+    return _difference(given, _resolved(document.data, base), plain(config.model_dump(by_alias=True)))
+
+
+def _resolved(data: Any, base: Path) -> Any:
+    """``data`` with the values that the schema makes of them, where the base is a run by itself."""
+    try:
+        values = plain(load_config(base).model_dump(by_alias=True))
+    except UserError:
+        return data
+    return _values_of(data, values)
+
+
+def _values_of(data: Any, values: Any) -> Any:
+    if not isinstance(data, dict) or not isinstance(values, dict):
+        return data if isinstance(values, dict | list) else values
+    return {key: _values_of(value, values[key]) if key in values else value for key, value in data.items()}
 
 
 def _without_defaults(given: dict[str, Any], path: KeyPath) -> dict[str, Any]:

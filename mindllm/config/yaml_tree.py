@@ -48,10 +48,22 @@ def _represent_text(dumper: PlainDumper, text: str) -> yaml.ScalarNode:
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=None if text.isprintable() else '"')
 
 
+def _represent_list(dumper: PlainDumper, items: list[Any]) -> yaml.SequenceNode:
+    """Lists of numbers, and of such lists, on one line, as people write them."""
+    return dumper.represent_sequence("tag:yaml.org,2002:seq", items, flow_style=_is_plain(items))
+
+
+def _is_plain(items: list[Any]) -> bool:
+    return all(
+        _is_plain(item) if isinstance(item, list) else item is None or isinstance(item, int | float) for item in items
+    )
+
+
 EXPONENT = re.compile(r"^[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)[eE][-+]?[0-9]+$")
 PlainLoader.add_implicit_resolver("tag:yaml.org,2002:float", EXPONENT, list("-+.0123456789"))
 PlainDumper.add_implicit_resolver("tag:yaml.org,2002:float", EXPONENT, list("-+.0123456789"))
 PlainDumper.add_representer(str, _represent_text)
+PlainDumper.add_representer(list, _represent_list)
 
 
 def write_yaml(data: dict[str, Any]) -> str:

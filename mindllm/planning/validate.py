@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from mindllm.config import RunConfig, load_config, override_config, render_config
+from mindllm.config import RunConfig, override_config
+from mindllm.config.shorten import own_bases, write_short
 from mindllm.dry_run.forecast import StageMemory, forecast_stages
 from mindllm.dry_run.simulations import Simulations
 from mindllm.dry_run.stages import stages_of
-from mindllm.errors import CheckFailed, UserError
-from mindllm.files import atomic_path
-from mindllm.parallel.layer_plan import make_plan
+from mindllm.errors import CheckFailed
 from mindllm.planning.costs.configured import Configured
 from mindllm.planning.plan import Plan, evaluate
 from mindllm.planning.problem import Problem
@@ -76,15 +75,12 @@ def planned_config(config: RunConfig, problem: Problem, plan: Plan) -> RunConfig
 
 
 def write_run(path: Path, planned: RunConfig) -> None:
-    """Writes a whole run with a plan in it, once it has been read back as the same plan.
+    """Write a run with a plan in it: what differs from the file it was read from.
 
     Raises:
-        UserError: it reads back as another plan.
+        UserError: the file cannot be written.
     """
-    with atomic_path(path) as unfinished:
-        unfinished.write_text(render_config(planned), encoding="utf-8")
-        if make_plan(load_config(unfinished)) != make_plan(planned):
-            raise UserError(f"{path}: reads back as another plan")
+    write_short(planned, path, own_bases(planned))
 
 
 def validate(configured: Configured, seconds: float, simulations: Simulations) -> Validated:

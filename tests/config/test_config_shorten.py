@@ -1,0 +1,54 @@
+"""A changed run is written as what differs from the file it was read from, and loads wherever it is moved."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+
+from mindllm.config import load_config, override_config
+from mindllm.config.shipped import shipped_configs
+from mindllm.config.shorten import own_bases, write_short
+from mindllm.errors import UserError
+
+LLAMA = shipped_configs() / "llama2" / "pretrain_llama2_7b.yaml"
+CHANGES = {
+    "parallel_config.pipeline_stage": 4,
+    "parallel_config.micro_batch_num": 16,
+    "runner_config.gradient_accumulation_steps": 1,
+}
+
+
+def test_a_run_over_what_is_shipped_is_a_few_lines_and_may_be_moved(tmp_path):
+    config = override_config(load_config(LLAMA), CHANGES)
+    text = write_short(config, tmp_path / "new.yaml", own_bases(config))
+    assert text.splitlines()[0] == "base: configs/llama2/pretrain_llama2_7b.yaml"
+    assert len(text.splitlines()) <= 8
+    (tmp_path / "elsewhere").mkdir()
+    moved = shutil.move(tmp_path / "new.yaml", tmp_path / "elsewhere" / "moved.yaml")
+    assert load_config(moved) == config
+
+
+def test_a_run_over_a_file_of_the_user_names_it_in_full(tmp_path):
+    own = tmp_path / "own.yaml"
+    own.write_text("base: configs/llama2/pretrain_llama2_7b.yaml\nseed: 3\n", encoding="utf-8")
+    config = override_config(load_config(own), {"model.model_config.offset": [1, -1, 0, 0], **CHANGES})
+    text = write_short(config, tmp_path / "new.yaml", own_bases(config))
+    assert text.splitlines()[0] == f"base: {own}"
+    assert "offset: [1, -1, 0, 0]" in text
+    assert "seed" not in text
+
+
+def test_a_base_beside_the_file_comes_first(tmp_path):
+    beside = tmp_path / "configs" / "llama2"
+    beside.mkdir(parents=True)
+    (beside / LLAMA.name).write_text("not: a run\n", encoding="utf-8")
+    (tmp_path / "run.yaml").write_text("base: configs/llama2/pretrain_llama2_7b.yaml\n", encoding="utf-8")
+    with pytest.raises(UserError, match="not"):
+        load_config(tmp_path / "run.yaml")
+
+
+def test_a_base_that_is_nowhere_is_named_beside_the_file(tmp_path):
+    (tmp_path / "run.yaml").write_text("base: configs/no_such.yaml\n", encoding="utf-8")
+    with pytest.raises(UserError, match=str(tmp_path / "configs" / "no_such.yaml")):
+        load_config(tmp_path / "run.yaml")
