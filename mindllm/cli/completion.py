@@ -57,9 +57,11 @@ def every_verb() -> CommandParser:
 
 
 def _parser_of(prog: str, **options: Any) -> CommandParser:
-    """The parser of the verb that ``prog`` ends with, as argparse asks for it."""
-    name = prog.rpartition(" ")[2]
-    return VERBS[name].parser() if name in VERBS else make_parser()
+    """The parser of the verb that ``prog`` ends with, as argparse asks for it; it is described in one line, as shells show it."""
+    verb = VERBS.get(prog.rpartition(" ")[2])
+    parser = verb.parser() if verb else make_parser()
+    parser.description = verb.help if verb else "print a script that completes verbs, options and files"
+    return parser
 
 
 def complete_paths(parser: argparse.ArgumentParser) -> None:
