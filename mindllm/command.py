@@ -43,9 +43,13 @@ IMPOSSIBLE = {  # errors of the system that are about the path a user gave, not 
 
 
 class CommandParser(argparse.ArgumentParser):
-    """An argument parser that keeps the layout of the example in its epilog, takes no abbreviations, and knows what was meant."""
+    """An argument parser that keeps the layout of the example in its epilog, takes no abbreviations, and knows what was meant.
 
-    def __init__(self, **options) -> None:
+    With ``takes_keys`` options that it does not know are keys of a YAML, ``--batch_size 4``, for ``parse_known_args`` to return.
+    """
+
+    def __init__(self, *, takes_keys: bool = False, **options) -> None:
+        self.takes_keys = takes_keys
         super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **options)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
@@ -54,13 +58,27 @@ class CommandParser(argparse.ArgumentParser):
         if not any(action.nargs in (argparse.REMAINDER, argparse.PARSER) for action in self._actions):
             for word in given[: given.index("--") if "--" in given else None]:
                 self._refuse_misspelt(word.partition("=")[0])
-        return super().parse_known_args(given, namespace)
+        return super().parse_known_args(self._with_values(given), namespace)
+
+    def _with_values(self, given: list[str]) -> list[str]:
+        """``--batch_size 4`` as ``--batch_size=4`` where a positional argument would take the 4."""
+        if not self.takes_keys or all(action.option_strings for action in self._actions):
+            return given
+        joined: list[str] = []
+        for word in given:
+            before = joined[-1] if joined else ""
+            is_key = before.startswith("--") and "=" not in before and before not in self._option_string_actions
+            if is_key and not word.startswith("-"):
+                joined[-1] = f"{before}={word}"
+            else:
+                joined.append(word)
+        return joined
 
     def _refuse_misspelt(self, option: str) -> None:
         ours = self._option_string_actions
         if not option.startswith("--") or option in ours or "." in option:
             return
-        known = [*ours, *(f"--{name}" for name in SHORTHANDS if "--config" in ours)]
+        known = [*ours, *(f"--{name}" for name in SHORTHANDS if self.takes_keys)]
         meant = difflib.get_close_matches(option[:LONGEST_PART], known, n=1, cutoff=ALIKE)
         if meant and not _is_key(option.removeprefix("--")):
             self.error(f"{option}: no such option; did you mean {meant[0]}?")

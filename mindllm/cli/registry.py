@@ -56,7 +56,7 @@ def _run(name: str, group: str, text: str) -> Verb:
 
 TABLE = (
     _run("train", "train", "train a model, from scratch or from a checkpoint"),
-    _run("finetune", "train", "train a pretrained model further: all weights, or an adapter"),
+    _run("finetune", "train", "train pretrained weights further, or an adapter"),
     _tool("loss-curve", "train", "draw the losses of runs", "python -m toolkit.loss_curve", takes_keys=False),
     _tool("check", "prove", "all ranks compute what one device does", "python -m toolkit.cluster_check"),
     _tool("dry-run", "prove", "memory of every stage, by MindSpore's dry run", "python -m toolkit.dry_run"),

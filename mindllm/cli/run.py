@@ -59,6 +59,7 @@ def make_parser(run_mode: str = "") -> CommandParser:
     shorthands = "\n".join(f"  --{short} = --{full}" for short, full in SHORTHANDS.items())
     parser = CommandParser(
         prog=prog,
+        takes_keys=True,
         usage=f"{prog} --config FILE [--print_config] [--section.key=value ...]",
         description=DESCRIPTIONS.get(run_mode, __doc__),
         epilog=f"shorthands:\n{shorthands}\n\nexamples:{_examples(run_mode)}{KEYS}",

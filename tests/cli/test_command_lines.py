@@ -43,7 +43,7 @@ for tool in {[*TOOLS, *OTHERS]}:
         ("weights", ("quantise", "a", "b", "--group", "0"), "--group: 0 is not a number from 1 on"),
         ("weights", ("nonsense",), "invalid choice: 'nonsense'"),
         ("ir_inspect", ("summary",), "nothing is given; name a graph"),
-        ("ir_inspect", ("summary", *CONFIG, "--no_such_key", "3"), "3 and --config"),
+        ("ir_inspect", ("summary", *CONFIG, "--no_such_key", "3"), "no_such_key: unknown key"),
     ],
 )
 def test_what_is_wrong_ends_with_2_and_one_line(tool, arguments, said, capsys):

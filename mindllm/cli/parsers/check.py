@@ -28,7 +28,7 @@ EXAMPLES = """examples:
 
 def make_parser() -> CommandParser:
     """Returns the parser of the command line."""
-    parser = CommandParser(prog=spelled("check"), description=DESCRIPTION, epilog=EXAMPLES)
+    parser = CommandParser(prog=spelled("check"), takes_keys=True, description=DESCRIPTION, epilog=EXAMPLES)
     subject = parser.add_mutually_exclusive_group(required=True)
     subject.add_argument("--config", nargs="+", type=Path, metavar="YAML", help="runs, and directories of them")
     subject.add_argument(

@@ -24,6 +24,7 @@ def make_parser() -> CommandParser:
     """Returns the parser of what is not an override."""
     parser = CommandParser(
         prog=spelled("convert"),
+        takes_keys=True,
         usage="%(prog)s THEIRS [-o OURS] [--json] [--section.key=value ...]",
         description="Converts a YAML of MindFormers (1.3 to 2.1): each of its keys is used, translated, without effect here, or "
         "refused, and the table says which and why. Ours is written short, over a base of configs/ where one fits.",

@@ -17,6 +17,7 @@ def make_parser() -> CommandParser:
     """Returns the parser of the command line."""
     parser = CommandParser(
         prog=spelled("dry-run"),
+        takes_keys=True,
         description="MindSpore's own dry run of the first rank of every pipeline stage, without a device: what fills its "
         "memory, and whether that fits. Further options change keys of the configuration, as with run_llm.py. "
         "Exit code 0: all stages fit, 3: one does not, 2: wrong input.",

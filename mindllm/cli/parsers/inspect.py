@@ -59,7 +59,9 @@ def make_parser() -> CommandParser:
 
 def _command(commands, name: str, text: str, example: str, before: Sequence[str] = ()) -> argparse.ArgumentParser:
     epilog = f"example: %(prog)s {example}"
-    parser = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.", epilog=epilog)
+    parser = commands.add_parser(
+        name, help=text, description=f"{text[0].upper()}{text[1:]}.", epilog=epilog, takes_keys=True
+    )
     for argument in before:
         parser.add_argument(argument, metavar=argument.upper(), help=POSITIONALS[argument])
     parser.add_argument(

@@ -33,7 +33,7 @@ OF_CONFIG = Path()  # --apply without a file: the run of --config
 
 def make_parser() -> CommandParser:
     """Returns the parser of the command line."""
-    parser = CommandParser(prog=spelled("plan"), description=DESCRIPTION, epilog=EXAMPLES)
+    parser = CommandParser(prog=spelled("plan"), takes_keys=True, description=DESCRIPTION, epilog=EXAMPLES)
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument(
         "--config",

@@ -20,6 +20,7 @@ def make_parser() -> CommandParser:
     """Returns the parser of the command line."""
     parser = CommandParser(
         prog=spelled("preflight"),
+        takes_keys=True,
         description="Checks this node before a run: versions, devices, memory, the shared directory, ports, clocks.",
         epilog=EXAMPLE,
     )

@@ -19,6 +19,7 @@ def make_parser() -> CommandParser:
     """Returns the parser of the command line."""
     parser = CommandParser(
         prog=spelled("search"),
+        takes_keys=True,
         description="The strategies of a run on a number of devices, the fastest first: predicted, the best planned, and the "
         "best of those held to a dry run, beside the YAML as it is. What does not fit is never called best. An interrupted "
         "search goes on where it was. Further options change keys of the configuration. Exit code 0: found, 3: nothing fits, "

@@ -38,6 +38,7 @@ def make_parser() -> CommandParser:
     """Returns the parser of predictions."""
     parser = TimeParser(
         prog=spelled("time"),
+        takes_keys=True,
         description="How long a training step takes on a described device, and where the time goes. Further options change "
         "keys of the configuration, as with run_llm.py. Exit code 0: predicted (also of a run that does not fit, which is told), "
         "3: --must_fit, and a stage does not, 2: wrong input.",

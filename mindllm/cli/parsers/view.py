@@ -17,6 +17,7 @@ def make_parser() -> CommandParser:
     """Returns the parser of the command line."""
     parser = CommandParser(
         prog=spelled("view"),
+        takes_keys=True,
         description="Shows the samples of a run as its model gets them: trained tokens green, those only read dim, documents "
         "that do not see each other apart. Further options change keys of the configuration, as with run_llm.py.",
         epilog=EXAMPLE,

@@ -1,0 +1,225 @@
+"""``mindllm <verb>``: the screen of verbs, what a mistake is answered with, prog as it was called, completion in a real shell."""
+
+import importlib
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import mindllm
+from mindllm.cli import registry
+from mindllm.cli.registry import TABLE, VERBS, by_old_names, spelled
+from mindllm.command import run_command
+from mindllm.config import RunConfig
+from mindllm.config.evaluation import EvaluationConfig
+from mindllm.main import main
+from mindllm.mindformers.tables import KEYS
+from mindllm.shorthands import SHORTHANDS
+from tests.mindformers.mindformers_files import LEGACY, writer
+
+ROOT = Path(__file__).parents[2]
+TINY = "configs/llama2/pretrain_llama2_tiny.yaml"
+HEAVY = ("mindspore", "numpy", "pydantic", "yaml", "scipy", "matplotlib", "lm_eval", "mindllm.config")
+
+
+def said(capsys, *arguments):
+    """Exit code, standard output and standard error of ``mindllm ARGUMENTS``."""
+    with pytest.raises(SystemExit) as left:
+        run_command(main, arguments)
+    printed = capsys.readouterr()
+    return left.value.code, printed.out, printed.err
+
+
+@pytest.mark.parametrize("arguments", [(), ("--help",), ("-h",), ("help",)])
+def test_help_fits_one_screen_and_lists_every_verb(arguments, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["mindllm"])
+    code, out, err = said(capsys, *arguments) if arguments else (main(), *capsys.readouterr())
+    lines = out.splitlines()
+    assert (code, err) == (0, "")
+    assert len(lines) < 24
+    assert max(map(len, lines)) <= 80
+    listed = [line[10:].split()[0] for line in lines[2:-1]]
+    assert listed == [verb.name for verb in TABLE]
+    assert all(verb.help in out for verb in TABLE)
+
+
+def test_groups_stand_together():
+    groups = [verb.group for verb in TABLE]
+    assert [group for group, before in zip(groups, [None, *groups], strict=False) if group != before] == [
+        *dict.fromkeys(groups)
+    ]
+
+
+def test_versions_are_told_without_importing_mindspore():
+    code = "import sys; from mindllm.main import main; main(['--version']); assert 'mindspore' not in sys.modules"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    ours, theirs = done.stdout.splitlines()
+    assert ours == f"mindllm {mindllm.__version__}"
+    assert re.fullmatch(r"MindSpore 2\.10\..+", theirs)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "wanted"),
+    [
+        (("serach",), "did you mean 'search'?"),
+        (("dry_run",), "did you mean 'dry-run'?"),
+        (("tune",), "did you mean 'search'?"),
+        (("pipeline-balance",), "did you mean 'plan'?"),
+        (("run_llm.py",), "did you mean 'train'?"),
+        (("xyzzy",), "xyzzy: no such verb; mindllm --help lists all"),
+        (("--verson",), "did you mean '--version'?"),
+        (("--config", "a.yaml"), "a verb comes first, as in: mindllm train --config FILE"),
+        (("search", "--config", "a.yaml", "--sedonds", "3"), "--sedonds: no such option; did you mean --seconds?"),
+        (("train", "--confg", "a.yaml"), "did you mean --config?"),
+        (("eval", "--config", TINY, "--batch_sise", "3"), "did you mean --batch_size?"),
+        (("weights", "impot", "a", "b"), "did you mean 'import'?"),
+        (("weights", "import", "a", "b", "--jsn"), "did you mean --json?; mindllm weights import --help"),
+        (("time", "calibrate", "--mesured", "a"), "did you mean --measured?; mindllm time calibrate --help"),
+        (("offline", "--device", "2", "--", "python", "--devics"), "mindllm offline --help"),
+        (
+            ("train", "--config", TINY, "--run_mode", "eval"),
+            "--run_mode eval: contradicts mindllm train; leave it out, or",
+        ),
+        (("chat", "--config", TINY, "--run_mode=no"), "--run_mode no: contradicts mindllm chat; leave it out\n"),
+        (("launch", "--workers", "1", "train --run_mode eval"), "--run_mode: train says this itself; leave it out"),
+    ],
+)
+def test_a_mistake_is_one_line_that_says_what_was_meant(arguments, wanted, capsys):
+    code, out, err = said(capsys, *arguments)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith("error: ")
+    assert wanted in err
+
+
+@pytest.mark.parametrize("verb", [verb for verb in TABLE if verb.takes_keys], ids=lambda verb: verb.name)
+def test_no_key_of_a_yaml_is_taken_for_a_misspelt_option(verb):
+    names = {*SHORTHANDS, *RunConfig.model_fields, *(key.partition(".")[0] for key in KEYS)}
+    parser = verb.parser()
+    for name in names - {option.removeprefix("--") for option in parser._option_string_actions}:
+        parser._refuse_misspelt(f"--{name}")
+
+
+@pytest.mark.parametrize("mode", ["train", "finetune", "eval", "predict", "chat"])
+def test_a_run_verb_sets_the_mode_of_the_yaml(mode, capsys):
+    given = (mode, "--config", str(ROOT / TINY), "--print_config", "--load_checkpoint=somewhere")
+    code, out, err = said(capsys, *given, "--do_sample")
+    assert (code, f"\nrun_mode: {mode}\n" in f"\n{out}") == (0, True), err
+    assert said(capsys, *given, "--run_mode", mode)[0] == 0
+
+
+@pytest.mark.parametrize("verb", TABLE, ids=lambda verb: verb.name)
+def test_texts_name_the_command_as_it_was_called(verb, capsys):
+    own = verb.parser().format_help()
+    assert own.startswith(f"usage: mindllm {verb.name} ")
+    assert f"\n  mindllm {verb.name} " in own  # the examples
+    assert "toolkit" not in own
+    if verb.old.startswith("python -m toolkit."):
+        tool = verb.old.removeprefix("python -m ")
+        with pytest.raises(SystemExit):
+            importlib.import_module(tool).main(["--help"])
+        old = capsys.readouterr().out
+        assert old.startswith(f"usage: {verb.old} ")
+        assert f"\n  {verb.old} " in old
+        assert not re.search(r"\bmindllm (\w|-)+ -", old)
+
+
+def test_the_script_names_itself():
+    done = subprocess.run(
+        [sys.executable, "run_llm.py", "--help"], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    assert done.stdout.startswith("usage: run_llm.py ")
+    assert "\n  python run_llm.py --config" in done.stdout
+    assert "--run_mode chat" in done.stdout
+
+
+def test_every_shim_is_a_row_of_the_table():
+    tools = {f"python -m toolkit.{path.stem}" for path in (ROOT / "toolkit").glob("[!_]*.py")}
+    assert tools == {verb.old for verb in TABLE if "toolkit" in verb.old}
+
+
+def test_the_form_in_use_ends_with_the_call():
+    with by_old_names():
+        assert spelled("search") == "python -m toolkit.tune"
+    assert spelled("search") == "mindllm search"
+
+
+def test_parsers_import_nothing_heavy():
+    code = f"""
+import sys
+from mindllm.cli.registry import TABLE
+for verb in TABLE:
+    verb.parser().format_help()
+    assert not (heavy := {{*{HEAVY}}} & {{*sys.modules}}), (verb.name, heavy)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+
+
+def test_what_help_says_of_the_library_is_true():
+    """These stand twice, because importing them takes longer than help may."""
+    from mindllm.cli.parsers import check, data, evaluate, plan
+    from mindllm.data.preprocess.documents import HANDLERS
+    from mindllm.planning.problem import Schedule
+    from mindllm.planning.reports.picture import FORMATS
+    from mindllm.timing import kernel_file
+    from mindllm.verify.smaller_mesh import MOST_RANKS
+
+    assert check.MOST_RANKS == MOST_RANKS
+    assert tuple(HANDLERS) == data.HANDLERS
+    assert evaluate.make_parser().get_default("data") == EvaluationConfig.model_fields["data"].default
+    assert evaluate.make_parser().get_default("batch_size") == EvaluationConfig.model_fields["batch_size"].default
+    assert Schedule.__args__ == plan.SCHEDULES
+    assert plan.FORMATS == FORMATS
+    assert (
+        kernel_file.FILE
+        in VERBS["time"].parser().parse_known_args.__func__.__globals__["calibrate_parser"]().format_help()
+    )
+
+
+@pytest.mark.parametrize("verb", [verb for verb in TABLE if verb.takes_keys], ids=lambda verb: verb.name)
+def test_shorthands_reach_the_configuration_of_every_verb(verb, capsys, tmp_path):
+    subject = [str(writer(tmp_path)(LEGACY))] if verb.name == "convert" else ["--config", str(ROOT / TINY)]
+    before = ["summary"] if verb.name == "inspect" else []
+    for shorthand, wrong in (("batch_size", "0"), ("device_target", "Abacus")):
+        code, _, err = said(capsys, verb.name, *before, *subject, f"--{shorthand}", wrong)
+        assert (code, SHORTHANDS[shorthand] in err, wrong in err) == (2, True, True), err
+
+
+def test_completion_works_in_a_real_bash(tmp_path):
+    script = subprocess.run(
+        [sys.executable, "-m", "mindllm", "completion", "bash"], capture_output=True, text=True, check=True, cwd=ROOT
+    ).stdout
+    (tmp_path / "mindllm.bash").write_text(script)
+    (tmp_path / "run.yaml").touch()
+    asked = r"""
+source ./mindllm.bash
+complete -p mindllm > /dev/null || exit 1
+ask() { COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); COMPREPLY=(); _shtab_mindllm; echo "${COMPREPLY[*]}"; }
+ask mindllm sea
+ask mindllm search --sec
+ask mindllm weights imp
+ask mindllm weights quantise --method g
+ask mindllm train --config ru
+ask mindllm completion z
+"""
+    done = subprocess.run(["bash", "-c", asked], capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert done.stdout.splitlines() == ["search", "--seconds", "import", "gptq", "run.yaml", "zsh"]
+
+
+@pytest.mark.parametrize("shell", ["zsh", "fish"])
+def test_completion_for_other_shells_names_every_verb(shell, capsys, tmp_path):
+    code, out, _ = said(capsys, "completion", shell)
+    assert code == 0
+    assert all(verb.name in out for verb in TABLE)
+    if shutil.which(shell):
+        (tmp_path / "script").write_text(out)
+        subprocess.run([shell, "-n", tmp_path / "script"], check=True)
+
+
+def test_the_registry_has_modules_for_every_verb():
+    for verb in TABLE:
+        assert callable(importlib.import_module(verb.module).main)
+    assert len(VERBS) == len(registry.TABLE) == len({verb.old for verb in TABLE})
