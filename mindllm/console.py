@@ -11,17 +11,30 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterable
+import threading
+import time
+from collections.abc import Callable, Iterable
+from datetime import timedelta
 from typing import IO, Any, TypeVar
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.status import Status
 from rich.text import Text
 
 from mindllm.json_text import strict
 
 Item = TypeVar("Item")
+SECONDS_BETWEEN_LINES = 30.0  # of progress, where standard error is no terminal
 HIDDEN = re.compile(  # C0 but tab and newline, DEL, C1; separators and overrides of direction, which reorder a line; surrogates
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
 )
@@ -79,12 +92,86 @@ class PlainConsole(Console):
         return PlainStatus(styled(status) if isinstance(status, str) else status, console=self, **options)
 
 
+class PlainLines:
+    """Prints a line every so many seconds while something long goes on: how progress is told where there is no terminal."""
+
+    def __init__(self, console: Console, line: Callable[[float], str]) -> None:
+        self.console, self.line = console, line
+        self._ended = threading.Event()
+        self._began = time.monotonic()
+        if not console.is_terminal:
+            threading.Thread(target=self._run, args=(SECONDS_BETWEEN_LINES,), name="progress", daemon=True).start()
+
+    def stop(self) -> None:
+        """Print no more lines."""
+        self._ended.set()
+
+    def _run(self, seconds: float) -> None:
+        while not self._ended.wait(seconds):
+            self.console.print(self.line(time.monotonic() - self._began))
+
+
 class PlainStatus(Status):
     """A line that says what is being done."""
+
+    _lines: PlainLines | None = None
+
+    def start(self) -> None:
+        """Begin to say it."""
+        if self.console.is_terminal:
+            super().start()
+        self._lines = self._lines or PlainLines(self.console, lambda seconds: f"{self.status}, {_after(seconds)}")
+
+    def stop(self) -> None:
+        """Say it no longer."""
+        if self._lines:
+            self._lines.stop()
+        super().stop()
 
     def update(self, status=None, **options) -> None:  # type: ignore[override]
         """Says something else; of a string nothing is markup."""
         super().update(styled(status) if isinstance(status, str) else status, **options)
+
+
+class PlainProgress(Progress):
+    """Bars on a terminal; elsewhere a line now and then with what the columns beside the bar say."""
+
+    _lines: PlainLines | None = None
+
+    def start(self) -> None:
+        """Begin to show it."""
+        if self.console.is_terminal or not self.live.transient:  # what vanishes is an empty line in a log
+            super().start()
+        if not self.disable:
+            self._lines = self._lines or PlainLines(self.console, self._line)
+
+    def stop(self) -> None:
+        """Show it no longer."""
+        if self._lines:
+            self._lines.stop()
+        if self.live.is_started:
+            super().stop()
+
+    def _line(self, seconds: float) -> str:
+        begun = [task for task in self.tasks if task.visible and not task.finished]
+        said = "; ".join(" ".join(filter(None, (_said(column, task) for column in self.columns))) for task in begun)
+        return f"{said or 'working'}, {_after(seconds)}"
+
+
+def _after(seconds: float) -> str:
+    return f"after {timedelta(seconds=int(seconds))}"
+
+
+def _said(column: str | ProgressColumn, task: Task) -> str:
+    """What a column of a bar says in a line; the bar itself nothing, and the time is said of all."""
+    if isinstance(column, str | TimeElapsedColumn):
+        return ""
+    said = column(task)
+    if not isinstance(said, Text):
+        return ""
+    if isinstance(column, TimeRemainingColumn):
+        return "" if task.time_remaining is None else f"{said.plain} left"
+    return said.plain.strip()
 
 
 output = PlainConsole()  # what was asked for
@@ -95,7 +182,7 @@ def progress(*columns: ProgressColumn, console: Console | None = None, transient
     """A bar after each task's description, which is not markup; ``columns`` come after it (default: how many of how many)."""
     following = columns or (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     head = TextColumn("{task.description}", markup=False)
-    return Progress(head, *following, console=console or error_console, transient=transient, **options)
+    return PlainProgress(head, *following, console=console or error_console, transient=transient, **options)
 
 
 def track(items: Iterable[Item], description: str, *, shown: bool = True) -> Iterable[Item]:

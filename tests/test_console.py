@@ -5,13 +5,16 @@ import io
 import json
 import logging
 import math
+import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from mindllm import console as terminal
 from mindllm.command import CommandParser, run_command
 from mindllm.console import PlainConsole, print_json, progress, styled, track, visible
 from mindllm.errors import UserError
@@ -146,3 +149,58 @@ def refuse_other_ways(path):
             pytest.fail(f"{path}:{node.lineno}: markup; write styled()")
         if isinstance(node.func, ast.Name) and name == "print":
             assert path.name in PROTOCOLS, f"{path}:{node.lineno}: print; write output.print()"
+
+
+def waited(file: io.StringIO, text: str) -> list[str]:
+    """The lines of ``file`` as soon as ``text`` is among them."""
+    end = time.monotonic() + 20
+    while text not in file.getvalue():
+        assert time.monotonic() < end, file.getvalue()
+        time.sleep(0.01)
+    return file.getvalue().splitlines()
+
+
+def test_a_bar_is_a_line_now_and_then_where_there_is_no_terminal(monkeypatch):
+    monkeypatch.setattr(terminal, "SECONDS_BETWEEN_LINES", 0.02)
+    file = io.StringIO()
+    with progress(console=PlainConsole(file=file)) as bar:
+        task = bar.add_task("compiling [/x] \x1b", total=64)
+        bar.add_task("hidden", visible=False)
+        bar.advance(task, 12)
+        lines = waited(file, "12/64")
+        bar.advance(task, 1)
+        lines = waited(file, "13/64")
+        bar.advance(task, 51)
+        lines = waited(file, "working")
+    assert lines[0] == "compiling [/x] \\x1b 12/64, after 0:00:00"
+    assert all(re.fullmatch(r"(compiling \S+ \S+ 1[23]/64|working), after 0:00:\d\d", line) for line in lines)
+
+
+def test_a_status_is_a_line_now_and_then_where_there_is_no_terminal(monkeypatch):
+    monkeypatch.setattr(terminal, "SECONDS_BETWEEN_LINES", 0.02)
+    file = io.StringIO()
+    console = PlainConsole(file=file)
+    with console.status("run[lr=1].yaml: compiling") as status:
+        waited(file, "run[lr=1].yaml: compiling, after 0:00:00\n")
+        status.update("run[lr=1].yaml: executing")
+        waited(file, "executing")
+    printed = file.getvalue()
+    time.sleep(0.1)
+    assert file.getvalue() == printed
+
+
+def test_what_is_short_says_nothing_where_there_is_no_terminal():
+    file = io.StringIO()
+    console = PlainConsole(file=file)
+    assert terminal.SECONDS_BETWEEN_LINES == 30
+    with progress(console=console) as bar, console.status("doing"):
+        bar.advance(bar.add_task("reading", total=3), 3)
+    assert file.getvalue() == ""
+
+
+def test_a_bar_on_a_terminal_prints_no_lines(monkeypatch):
+    monkeypatch.setattr(terminal, "SECONDS_BETWEEN_LINES", 0.02)
+    with progress(console=PlainConsole(file=io.StringIO(), force_terminal=True)) as bar:
+        bar.add_task("reading", total=3)
+        time.sleep(0.1)
+        assert "after" not in bar.console.file.getvalue()

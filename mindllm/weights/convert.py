@@ -13,7 +13,7 @@ from rich.progress import BarColumn, DownloadColumn, TimeRemainingColumn, Transf
 
 from mindllm.config import ModelConfig, is_hugging_face, load_config, read_model_config
 from mindllm.config.dataset import TOKENIZER_FILES
-from mindllm.console import error_console, progress
+from mindllm.console import progress
 from mindllm.data import load_tokenizer
 from mindllm.errors import RunFailed, UserError
 from mindllm.train.checkpoint import CheckpointNotSavedError, CheckpointStore, RankTensors, load_checkpoint
@@ -121,6 +121,6 @@ def export_weights(
 def watched(description: str, tensors: Mapping[str, TensorSource]) -> Iterator[dict[str, Watched]]:
     """``tensors`` with a bar on the terminal that grows as they are read."""
     columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-    with progress(*columns, disable=not error_console.is_terminal) as bar:
+    with progress(*columns) as bar:
         task = bar.add_task(description, total=payload_bytes(tensors))
         yield {name: Watched(tensor, lambda size: bar.advance(task, size)) for name, tensor in tensors.items()}

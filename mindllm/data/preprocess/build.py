@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from mindllm.console import error_console, progress
+from mindllm.console import progress
 from mindllm.data.corpus import Corpus, CorpusMeta, corpus_files, read_meta
 from mindllm.data.indexed import index_path
 from mindllm.data.preprocess.documents import DocumentReader
@@ -158,5 +158,5 @@ def _texts(pieces: Iterator[Piece], progress: Progress, task: TaskID) -> Iterato
 @contextmanager
 def _progress(description: str, sources: Sequence[Source]) -> Iterator[tuple[Progress, TaskID]]:
     columns = (BarColumn(), TimeRemainingColumn(), TextColumn("{task.fields[detail]}", markup=False))
-    with progress(*columns, disable=not error_console.is_terminal) as bar:
+    with progress(*columns) as bar:
         yield bar, bar.add_task(description, total=sum(source.size for source in sources), detail="")
