@@ -5,8 +5,8 @@ import json
 import numpy as np
 import quantised_files as files
 
+from mindllm.architecture.adapters import WEIGHT
 from mindllm.config import ModelConfig
-from mindllm.config.tuning import WEIGHT
 from mindllm.quantize.nearest import quantise
 from mindllm.train.checkpoint.hugging_face_export import InCodes, export_hugging_face
 from mindllm.train.checkpoint.quantized.writing import matrices_of, matrix_of, stored

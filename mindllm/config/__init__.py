@@ -4,12 +4,9 @@ The only room that reads YAML. Start with :func:`load_config`; the root of the s
 ``model.model_config`` is the attribute ``config.model.config``, because pydantic keeps the name ``model_config`` for itself.
 """
 
-from mindllm.config.architecture import Architecture
 from mindllm.config.architecture_keys import keys_of_layers
 from mindllm.config.dataset import EvalDatasetConfig, ProcessorConfig, TrainDatasetConfig
 from mindllm.config.generation import GenerationConfig
-from mindllm.config.layer_counts import layer_counts
-from mindllm.config.layers import LayerSpec
 from mindllm.config.load import load_config, override_config, render_config, with_model
 from mindllm.config.model import ModelConfig
 from mindllm.config.optimizer import LrSchedule, OptimizerConfig, RunnerWrapperConfig
@@ -21,12 +18,10 @@ from mindllm.config.runtime import ContextConfig, ExportConfig, RunnerConfig
 from mindllm.families.hugging_face import config_json, is_hugging_face, read_model_config
 
 __all__ = [
-    "Architecture",
     "ContextConfig",
     "EvalDatasetConfig",
     "ExportConfig",
     "GenerationConfig",
-    "LayerSpec",
     "LrSchedule",
     "ModelConfig",
     "OptimizerConfig",
@@ -41,7 +36,6 @@ __all__ = [
     "config_json",
     "is_hugging_face",
     "keys_of_layers",
-    "layer_counts",
     "load_config",
     "on_this_device",
     "override_config",

@@ -8,33 +8,17 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from mindllm.config.architecture import Architecture, EmbeddingSpec, HeadSpec
-from mindllm.config.experts import ExpertsSpec, RouterSpec
-from mindllm.config.latent_attention import LatentAttentionSpec
-from mindllm.config.layers import (
-    AlibiSpec,
-    AttentionSpec,
-    FeedForwardSpec,
-    LayerSpec,
-    NormSpec,
-    Position,
-    RotarySpec,
-)
-from mindllm.config.quantisation import CodeSpec, code_spec
-from mindllm.config.rope_scaling import YarnRopeScaling
-from mindllm.config.tuning import (
-    BOTTLENECK,
-    FULL_TUNING,
-    LLAMAPRO,
-    WEIGHT,
-    Files,
-    adaptable,
-    adapters_of,
-    aliases,
-    bottlenecks_of,
-    is_trained,
-    layer_origins,
-)
+from mindllm.architecture.adapters import BOTTLENECK, FULL_TUNING, LLAMAPRO, WEIGHT, is_trained, layer_origins
+from mindllm.architecture.decoder import Architecture, EmbeddingSpec, HeadSpec
+from mindllm.architecture.experts import ExpertsSpec, RouterSpec
+from mindllm.architecture.latent_attention import LatentAttentionSpec
+from mindllm.architecture.layer import LayerSpec
+from mindllm.architecture.parts import AlibiSpec, AttentionSpec, FeedForwardSpec, NormSpec, Position, RotarySpec
+from mindllm.architecture.quantization import CodeSpec
+from mindllm.architecture.rope_scaling import YarnRopeScaling
+from mindllm.config.adapter_targets import Files, adapters_of, aliases, bottlenecks_of
+from mindllm.config.quantization import code_spec
+from mindllm.config.rope_scaling import rope_scaling
 from mindllm.errors import UserError
 
 if TYPE_CHECKING:
@@ -53,16 +37,16 @@ def architecture_of(model: ModelConfig) -> Architecture:
 def _tuned_architecture(model: ModelConfig) -> Architecture:
     plain, pet = _plain_architecture(model), model.pet_config
     assert pet is not None
-    files = projections_in_files(model)
+    tuning, files = pet.tuning, projections_in_files(model)
     adapters = {kind: adapters_of(pet, kind, files) for kind in plain.kinds()}
     bottlenecks, layers = bottlenecks_of(pet, plain.hidden_size), []
-    for origin in layer_origins(pet, len(plain.layers)):
+    for origin in layer_origins(tuning, len(plain.layers)):
         layer, path = plain.layers[origin.number], f"model.layers.{origin.number}"
-        frozen = tuple(name for name in layer.weights() if not (origin.copied or is_trained(pet, f"{path}.{name}")))
+        frozen = tuple(name for name in layer.weights() if not (origin.copied or is_trained(tuning, f"{path}.{name}")))
         held = _held_in_codes(model, layer, frozen, files)
         layers.append(replace(layer, adapters=adapters[layer], bottlenecks=bottlenecks, frozen=frozen, codes=held))
     embedding = replace(plain.embedding, noise=pet.neftune_noise_alpha)
-    return replace(plain, embedding=embedding, layers=tuple(layers), pet=pet)
+    return replace(plain, embedding=embedding, layers=tuple(layers), pet=tuning)
 
 
 def _held_in_codes(model: ModelConfig, layer: LayerSpec, frozen: tuple[str, ...], files: Files) -> tuple[CodeSpec, ...]:
@@ -72,7 +56,7 @@ def _held_in_codes(model: ModelConfig, layer: LayerSpec, frozen: tuple[str, ...]
         return ()
     return tuple(
         code_spec(section, module, shape)
-        for module, shape in adaptable(layer).items()
+        for module, shape in layer.adaptable().items()
         if not (isinstance(layer.attention, LatentAttentionSpec) and module.startswith("attention."))
         and f"{module}{WEIGHT}" in frozen
         and section.converts(aliases(module, files))
@@ -179,7 +163,7 @@ def _frozen_by_name(model: ModelConfig, layers: Sequence[LayerSpec]) -> dict[str
     architecture, pet = model.architecture, model.pet_config
     assert pet is not None
     outside = [name for name in architecture.weight_shapes() if not name.startswith("model.layers.")]
-    frozen = [name for name in outside if not is_trained(pet, name)]
+    frozen = [name for name in outside if not is_trained(architecture.pet, name)]
     frozen += [f"model.layers.{number}.{name}" for number, layer in enumerate(layers) for name in layer.frozen]
     section = {"pet_type": FULL_TUNING, "freeze_include": frozen, "neftune_noise_alpha": pet.neftune_noise_alpha}
     return type(pet).model_validate(section).model_dump()
@@ -196,7 +180,7 @@ def merged_model(model: ModelConfig) -> ModelConfig:
     if pet is None or pet.pet_type != LLAMAPRO:
         return plain
     layers = plain.architecture.layers
-    keys = keys_of_layers(plain, [layers[origin.number] for origin in layer_origins(pet, len(layers))])
+    keys = keys_of_layers(plain, [layers[origin.number] for origin in layer_origins(pet.tuning, len(layers))])
     return type(model).model_validate({**plain.model_dump(exclude_unset=True), **keys})
 
 
@@ -232,7 +216,7 @@ def _attention(model: ModelConfig, norm: NormSpec, sliding: bool) -> AttentionSp
 def _latent_attention(model: ModelConfig) -> LatentAttentionSpec:
     """YaRN's ``mscale_all_dim`` sharpens the scores, queries and keys both (DeepSeek-V2's code)."""
     assert model.kv_lora_rank is not None
-    scaling, scale = model.rope_scaling, 1.0 / math.sqrt(model.head_dim)
+    scaling, scale = rope_scaling(model.rope_scaling), 1.0 / math.sqrt(model.head_dim)
     if isinstance(scaling, YarnRopeScaling) and scaling.mscale_all_dim:
         scale *= scaling.sharpened(scaling.mscale_all_dim) ** 2
     return LatentAttentionSpec(
@@ -292,4 +276,4 @@ def _position(model: ModelConfig, sliding: bool) -> Position:
     rotary_dim = 2 * round(model.head_dim * model.partial_rotary_factor / 2)
     if sliding and model.rope_local_base_freq is not None:
         return RotarySpec(model.rope_local_base_freq, rotary_dim)
-    return RotarySpec(model.theta, rotary_dim, model.rope_scaling, model.max_position_embedding)
+    return RotarySpec(model.theta, rotary_dim, rope_scaling(model.rope_scaling), model.max_position_embedding)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from mindllm.architecture.parts import AlibiSpec
 from mindllm.config.document import KeyPath
-from mindllm.config.layers import AlibiSpec
 from mindllm.config.parallel import ULYSSES
 from mindllm.config.run import RunConfig
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from mindllm.architecture.decoder import Architecture
+from mindllm.architecture.latent_attention import LatentAttentionSpec
+from mindllm.architecture.parts import FeedForwardSpec
 from mindllm.axes import CONTEXT
-from mindllm.config.architecture import Architecture
 from mindllm.config.document import KeyPath
-from mindllm.config.latent_attention import LatentAttentionSpec
-from mindllm.config.layers import FeedForwardSpec
 from mindllm.config.run import RunConfig
 
 MOST = 2  # the compiler's passes leave more than two parts as they are, in an order of chance

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from mindllm.architecture.layer_counts import StageLayers, layer_counts
 from mindllm.axes import CONTEXT, DATA, STAGE_AXES
 from mindllm.config.document import KeyPath
-from mindllm.config.layer_counts import StageLayers, layer_counts
 from mindllm.config.recompute import LayerCounts, LayerSelection
 from mindllm.config.run import RunConfig
 

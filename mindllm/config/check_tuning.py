@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from fnmatch import fnmatchcase
 
+from mindllm.architecture.adapters import (
+    ADALORA,
+    BOTTLENECK,
+    FULL_TUNING,
+    GALORE,
+    LISA,
+    LLAMAPRO,
+    LOW_RANK,
+    PARTS,
+    is_part,
+    is_trained,
+)
+from mindllm.architecture.layer import LayerSpec
+from mindllm.config.adapter_targets import Files, names, targets
 from mindllm.config.architecture_keys import projections_in_files
 from mindllm.config.document import KeyPath
 from mindllm.config.run import RunConfig
-from mindllm.config.tuning import ADALORA, BOTTLENECK, GALORE, LISA, PetConfig, mistakes
+from mindllm.config.tuning import ALL, KEYS_OF, PetConfig
+from mindllm.errors import nearest
 
 MODEL: KeyPath = ("model", "model_config")
 SECTION: KeyPath = (*MODEL, "pet_config")
@@ -64,3 +80,106 @@ def _no_experts(config: RunConfig, pet: PetConfig) -> Iterator[tuple[KeyPath, st
     if config.model.config.expert_num > 1:
         message = f"experts are not trained with pet_type {pet.pet_type} yet (value {pet.pet_type})"
         yield (*SECTION, "pet_type"), f"{message}; write pet_type: full, or lora"
+
+
+def mistakes(
+    pet: PetConfig, layers: tuple[LayerSpec, ...], files: Files, weights: Iterable[str]
+) -> Iterator[tuple[str, str]]:
+    """Keys of the section that cannot be meant, each with why. ``weights``: all weights of the model."""
+    weights = list(weights)
+    yield from _keys_of_others(pet)
+    if pet.pet_type == LLAMAPRO and len(layers) % pet.num_new_blocks:
+        possible = ", ".join(str(count) for count in range(1, len(layers) + 1) if len(layers) % count == 0)
+        message = f"must divide the {len(layers)} layers (value {pet.num_new_blocks}); write one of {possible}"
+        yield "num_new_blocks", message
+    if pet.pet_type == ADALORA and pet.adalora_target_r > pet.adalora_init_r:
+        message = f"is above the rank at the start, {pet.adalora_init_r} (value {pet.adalora_target_r})"
+        yield "adalora_target_r", f"{message}; write at most that"
+    if pet.pet_type == GALORE:
+        widths = {module: min(shape) for layer in layers for module, shape in layer.adaptable().items()}
+        narrowest = min(widths, key=lambda module: widths[module])
+        if pet.galore_rank > (width := widths[narrowest]):
+            message = f"is above the width of {narrowest}, {width} (value {pet.galore_rank}); write at most {width}"
+            yield "galore_rank", message
+    if pet.pet_type == LISA and pet.lisa_activated_layers > len(layers):
+        message = (
+            f"is above the {len(layers)} layers of the model (value {pet.lisa_activated_layers}); write at most that"
+        )
+        yield "lisa_activated_layers", message
+    if pet.pet_type == BOTTLENECK:
+        yield from _wrong_bottlenecks(pet, layers[0].attention.hidden_size)
+    if pet.pet_type in LOW_RANK:
+        yield from _wrong_targets(pet, layers, files)
+        for module in pet.modules_to_save:
+            if not any(is_part(module, name) for name in weights):
+                levels = {level for name in weights for level in name.split(".")[:-1] if not level.isdigit()}
+                yield "modules_to_save", f"{module} is no part of the model{nearest(module, levels)}"
+    for key in ("freeze_include", "freeze_exclude"):
+        patterns = getattr(pet, key)
+        if patterns and pet.pet_type != FULL_TUNING:
+            yield (
+                key,
+                f"adapters freeze the whole model (pet_type {pet.pet_type}); write pet_type: full, or modules_to_save",
+            )
+            continue
+        if pet.pet_type != FULL_TUNING:
+            continue
+        for pattern in patterns:
+            if not any(fnmatchcase(name, pattern) for name in weights):
+                yield key, f"pattern '{pattern}' matches no weight; weights are called {weights[0]} or {weights[1]}"
+    if pet.pet_type == FULL_TUNING and not any(is_trained(pet.tuning, name) for name in weights):
+        yield "freeze_include", "nothing is left to train"
+
+
+def _keys_of_others(pet: PetConfig) -> Iterator[tuple[str, str]]:
+    """Keys that say something, and would change nothing."""
+    fields = type(pet).model_fields
+    for key, kinds in KEYS_OF.items():
+        if pet.pet_type not in kinds and getattr(pet, key) != fields[key].default and not key.startswith("freeze_"):
+            yield key, f"is a key of pet_type {' and '.join(kinds)} (pet_type here: {pet.pet_type}); leave it out"
+
+
+def _wrong_bottlenecks(pet: PetConfig, width: int) -> Iterator[tuple[str, str]]:
+    wanted, key = pet.target_modules, "target_modules"
+    if isinstance(wanted, str) and wanted != ALL:
+        yield (
+            key,
+            f"bottlenecks stand behind whole parts of a layer (value {wanted}); write ALL, or a list of {', '.join(PARTS)}",
+        )
+    elif wanted != ALL and (not wanted or {*wanted} - {*PARTS}):
+        wrong = next((name for name in wanted if name not in PARTS), "")
+        yield (
+            key,
+            f"bottlenecks stand behind {' and '.join(PARTS)}, not behind {wrong or 'nothing'}{nearest(wrong, PARTS)}",
+        )
+    if pet.adapter_length > width:
+        yield (
+            "adapter_length",
+            f"is above the width of the model, {width} (value {pet.adapter_length}); write at most {width}",
+        )
+
+
+def _wrong_targets(pet: PetConfig, layers: tuple[LayerSpec, ...], files: Files) -> Iterator[tuple[str, str]]:
+    key, wanted = "target_modules", pet.target_modules
+    modules = {module: shape for layer in layers for module, shape in layer.adaptable().items()}
+    known = [*modules, *files]
+    if not isinstance(wanted, str):
+        for name in wanted:
+            if not any(names(name, module, files) for module in modules):
+                yield key, f"{name} is no projection of the model{nearest(name, [one.split('.')[-1] for one in known])}"
+                return
+    matched: dict[str, set[bool]] = {}
+    for number, layer in enumerate(layers):
+        for module in layer.adaptable():
+            matched.setdefault(module, set()).add(targets(pet, module, files, number))
+    if not any(True in found for found in matched.values()):
+        yield key, f"matches no projection (value {wanted}); projections: {', '.join(modules)}"
+    for module, found in matched.items():
+        if len(found) > 1:
+            yield key, f"must name {module} in all layers or in none (value {wanted})"
+            return
+    widths = {module: min(shape) for module, shape in modules.items() if True in matched[module]}
+    narrowest = min(widths, key=lambda module: widths[module], default="")
+    if narrowest and pet.rank > widths[narrowest]:
+        width, key = widths[narrowest], "adalora_init_r" if pet.pet_type == ADALORA else "lora_rank"
+        yield key, f"is above the width of {narrowest}, {width} (value {pet.rank}); write at most {width}"

@@ -11,13 +11,13 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, PlainValidator, model_validator
 from pydantic_core import PydanticCustomError
 
-from mindllm.config.architecture import Architecture
+from mindllm.architecture.decoder import Architecture
+from mindllm.architecture.experts import BalanceLoss
+from mindllm.architecture.layer_counts import Offset
+from mindllm.architecture.parts import Activation
 from mindllm.config.architecture_keys import architecture_of, merged_model
-from mindllm.config.experts import BalanceLoss
-from mindllm.config.layer_counts import Offset
-from mindllm.config.layers import Activation
-from mindllm.config.quantisation import QuantisationConfig
-from mindllm.config.rope_scaling import RopeScaling
+from mindllm.config.quantization import QuantisationConfig
+from mindllm.config.rope_scaling import RopeScalingConfig
 from mindllm.config.section import DType, List, PositiveInt, Section
 from mindllm.config.tuning import PetConfig
 
@@ -132,7 +132,7 @@ class ModelConfig(Section):
     partial_rotary_factor: float = Field(
         default=1.0, gt=0, le=1, description="Part of the channels of a head that rotary positions turn."
     )
-    rope_scaling: RopeScaling | None = Field(
+    rope_scaling: RopeScalingConfig | None = Field(
         default=None, description="Stretching of the rotary positions; null: none."
     )
     sliding_window: PositiveInt | None = Field(

@@ -1,23 +1,29 @@
-"""Key ``rope_scaling``: ways of stretching rotary positions to longer contexts than a model was trained on."""
+"""Section ``rope_scaling``: ways of stretching rotary positions to longer contexts than a model was trained on."""
 
 from __future__ import annotations
 
-import math
 from typing import Annotated, Literal
 
 from pydantic import Field
 
+from mindllm.architecture.rope_scaling import (
+    DynamicRopeScaling,
+    LinearRopeScaling,
+    Llama3RopeScaling,
+    RopeScaling,
+    YarnRopeScaling,
+)
 from mindllm.config.section import PositiveInt, Section
 
 
-class LinearRopeScaling(Section):
+class LinearRopeScalingConfig(Section):
     """Positions divided by ``factor`` (Chen et al. 2023, position interpolation)."""
 
     type: Literal["linear"] = Field(default="linear", description="Positions are divided by `factor`.")
     factor: float = Field(gt=0, description="Ratio of the new context length to the original one.")
 
 
-class DynamicRopeScaling(Section):
+class DynamicRopeScalingConfig(Section):
     """The base grows with the length of the sequence (NTK-aware scaling; bloc97, 2023)."""
 
     type: Literal["dynamic"] = Field(
@@ -29,7 +35,7 @@ class DynamicRopeScaling(Section):
     )
 
 
-class Llama3RopeScaling(Section):
+class Llama3RopeScalingConfig(Section):
     """Frequencies scaled by wavelength, as in Llama 3.1."""
 
     type: Literal["llama3"] = Field(
@@ -47,7 +53,7 @@ class Llama3RopeScaling(Section):
     )
 
 
-class YarnRopeScaling(Section):
+class YarnRopeScalingConfig(Section):
     """Low frequencies interpolated, high ones kept, scores sharpened (YaRN; Peng et al., 2023)."""
 
     type: Literal["yarn"] = Field(
@@ -73,20 +79,21 @@ class YarnRopeScaling(Section):
         default=None, description="Context length of the original training; null: `max_position_embedding`."
     )
 
-    def sharpened(self, share: float = 1.0) -> float:
-        """``0.1 · share · ln factor + 1``, by which scores grow with the context."""
-        return 0.1 * share * math.log(self.factor) + 1.0 if self.factor > 1 else 1.0
 
-    @property
-    def magnitude(self) -> float:
-        """Factor on both rotary tables."""
-        if self.attention_factor is not None:
-            return self.attention_factor
-        if self.mscale and self.mscale_all_dim:
-            return self.sharpened(self.mscale) / self.sharpened(self.mscale_all_dim)
-        return self.sharpened()
-
-
-RopeScaling = Annotated[
-    LinearRopeScaling | DynamicRopeScaling | Llama3RopeScaling | YarnRopeScaling, Field(discriminator="type")
+RopeScalingConfig = Annotated[
+    LinearRopeScalingConfig | DynamicRopeScalingConfig | Llama3RopeScalingConfig | YarnRopeScalingConfig,
+    Field(discriminator="type"),
 ]
+
+
+VALUES: dict[str, type[RopeScaling]] = {
+    "linear": LinearRopeScaling,
+    "dynamic": DynamicRopeScaling,
+    "llama3": Llama3RopeScaling,
+    "yarn": YarnRopeScaling,
+}
+
+
+def rope_scaling(section: RopeScalingConfig | None) -> RopeScaling | None:
+    """Return what the section says as a value of an architecture."""
+    return None if section is None else VALUES[section.type](**section.model_dump(exclude={"type"}))

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from mindllm.config import LayerSpec, RunConfig
+from mindllm.architecture.layer import LayerSpec
+from mindllm.config import RunConfig
 from mindllm.parallel.layer_plan import LayerAssignment, LayerPlan, make_plan
 from mindllm.parallel.layout import mesh_of
 

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from mindllm.config.architecture_keys import layer_types
 from mindllm.config.model import ModelConfig
-from mindllm.config.quantisation import KEY, read_quantisation
+from mindllm.config.quantization import KEY, read_quantisation
 from mindllm.errors import UserError, shortened
 from mindllm.families.weight_table import WeightTable
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from mindllm.config.layers import Activation
+from mindllm.architecture.parts import Activation
 from mindllm.config.model import ModelConfig
 from mindllm.families.family import REQUIRED, Content, Family, given_or
 from mindllm.families.weight_table import (

@@ -7,7 +7,7 @@ from typing import Any
 
 from mindllm import outside
 from mindllm.config.model import ModelConfig
-from mindllm.config.quantisation import KEY, QuantisationConfig, read_quantisation
+from mindllm.config.quantization import KEY, QuantisationConfig, read_quantisation
 from mindllm.config.weight_names import weight_names
 from mindllm.errors import UserError, shortened
 from mindllm.families import FAMILIES, family_named, family_of

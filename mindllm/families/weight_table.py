@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from mindllm.config.layers import Shapes
+from mindllm.architecture.parts import Shapes
 from mindllm.errors import UserError, nearest
 
 LAYER, EXPERT = "{layer}", "{expert}"

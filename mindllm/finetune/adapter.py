@@ -12,7 +12,7 @@ from mindspore import Parameter, Tensor, nn
 from mindspore import ops as P
 from mindspore.common.initializer import initializer
 
-from mindllm.config.tuning import MAGNITUDE, VALUES, A, AdapterSpec, B
+from mindllm.architecture.adapters import MAGNITUDE, VALUES, A, AdapterSpec, B
 from mindllm.models.dropout import Dropout
 from mindllm.models.kernels import Kernels
 from mindllm.models.linear import Operand

@@ -7,7 +7,7 @@ import math
 from mindspore import Tensor, nn
 from mindspore import ops as P
 
-from mindllm.config.tuning import BottleneckSpec
+from mindllm.architecture.adapters import BottleneckSpec
 from mindllm.models.kernels import Kernels
 from mindllm.models.linear import Linear, TanhGELU
 

@@ -8,8 +8,9 @@ from collections.abc import Iterable
 import mindspore as ms
 from mindspore import Parameter, nn
 
-from mindllm.config import LayerSpec, ModelConfig
-from mindllm.config.tuning import MAGNITUDE, VALUES, A, B, layer_origins
+from mindllm.architecture.adapters import MAGNITUDE, VALUES, A, B, layer_origins
+from mindllm.architecture.layer import LayerSpec
+from mindllm.config import ModelConfig
 from mindllm.finetune.adapter import LoraAdapter
 from mindllm.finetune.bottleneck import Bottleneck
 from mindllm.models import CausalLM, Kernels, build_model
@@ -46,7 +47,7 @@ def tune(lm: CausalLM, model: ModelConfig, kernels: Kernels) -> None:
         _attach(layer, spec, kernels, f"model.layers.{number}")
     weights, trained = model_weights(lm), model.architecture.trained_shapes()
     for number, (origin, spec) in enumerate(
-        zip(layer_origins(pet, model.num_layers), model.architecture.layers, strict=True)
+        zip(layer_origins(pet.tuning, model.num_layers), model.architecture.layers, strict=True)
     ):
         if origin.copied:
             _begin_as_nothing([weights[f"model.layers.{number}.{name}"] for name in spec.last_of_branches()])

@@ -13,9 +13,9 @@ import numpy as np
 from mindspore import Parameter, Tensor, lazy_inline, nn
 from mindspore import ops as P
 
+from mindllm.architecture.latent_attention import LatentAttentionSpec
+from mindllm.architecture.parts import AlibiSpec, AttentionContext, AttentionSpec, RotarySpec
 from mindllm.config import ModelConfig
-from mindllm.config.latent_attention import LatentAttentionSpec
-from mindllm.config.layers import AlibiSpec, AttentionContext, AttentionSpec, RotarySpec
 from mindllm.generate.cached_attention import CompressedAttention, WholeAttention
 from mindllm.generate.layer_cache import CacheForm, FirstOfCache, LayerCache
 from mindllm.models import CausalLM, Kernels

@@ -10,8 +10,8 @@ from __future__ import annotations
 from mindspore import Tensor, nn
 from mindspore import ops as P
 
-from mindllm.config.latent_attention import LatentAttentionSpec
-from mindllm.config.layers import AttentionSpec
+from mindllm.architecture.latent_attention import LatentAttentionSpec
+from mindllm.architecture.parts import AttentionSpec
 from mindllm.generate.layer_cache import FirstOfCache, LayerCache
 from mindllm.models import Kernels
 from mindllm.models.attention import Attention, ComposedAttention, Tables

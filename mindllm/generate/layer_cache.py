@@ -10,8 +10,8 @@ import numpy as np
 from mindspore import Parameter, Tensor, nn
 from mindspore import ops as P
 
-from mindllm.config.latent_attention import LatentAttentionSpec
-from mindllm.config.layers import AttentionSpec
+from mindllm.architecture.latent_attention import LatentAttentionSpec
+from mindllm.architecture.parts import AttentionSpec
 
 
 @dataclass(frozen=True)

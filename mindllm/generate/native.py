@@ -13,8 +13,9 @@ import numpy as np
 from mindspore import Parameter, Tensor, nn
 from mindspore import ops as P
 
+from mindllm.architecture.layer import LayerSpec
+from mindllm.architecture.parts import AttentionSpec, FeedForwardSpec, RotarySpec
 from mindllm.config import ModelConfig
-from mindllm.config.layers import AttentionSpec, FeedForwardSpec, LayerSpec, RotarySpec
 from mindllm.generate.cache import CachedDecoder
 from mindllm.models import Kernels
 from mindllm.models.attention import Attention

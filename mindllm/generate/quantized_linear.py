@@ -13,8 +13,8 @@ from mindspore import Parameter, Tensor, nn
 from mindspore import ops as P
 from mindspore.ops.auto_generate import WeightQuantBatchMatmul
 
+from mindllm.architecture.quantization import CODES, COLUMNS, SCALES, CodeSpec, bits_of
 from mindllm.config import ModelConfig
-from mindllm.config.quantisation import CODES, COLUMNS, SCALES, CodeSpec, bits_of
 from mindllm.models import CausalLM, Kernels
 from mindllm.models.linear import Linear
 from mindllm.models.weights import NUMPY_DTYPES

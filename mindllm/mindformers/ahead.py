@@ -5,7 +5,7 @@ MindFormers' older networks count them in ``offset``, as is done here; the newer
 
 from __future__ import annotations
 
-from mindllm.config.layer_counts import StageLayers, layer_counts
+from mindllm.architecture.layer_counts import StageLayers, layer_counts
 from mindllm.mindformers.mesh import is_count
 from mindllm.mindformers.reading import Reading
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mindllm.config.layer_counts import StageLayers, layer_counts
+from mindllm.architecture.layer_counts import StageLayers, layer_counts
 from mindllm.config.parallel import OTHER_CONTEXT_ALGORITHMS
 from mindllm.mindformers.reading import Reading
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from mindllm.config.layer_counts import StageLayers
+from mindllm.architecture.layer_counts import StageLayers
 from mindllm.config.recompute import LEVEL_SEPARATOR
 from mindllm.mindformers.mesh import planned_layers
 from mindllm.mindformers.reading import AS_WRITTEN, Reading

@@ -6,8 +6,8 @@ import mindspore as ms
 from mindspore import Tensor, nn
 from mindspore import ops as P
 
-from mindllm.config.latent_attention import LatentAttentionSpec
-from mindllm.config.layers import AlibiSpec, AttentionSpec, RotarySpec
+from mindllm.architecture.latent_attention import LatentAttentionSpec
+from mindllm.architecture.parts import AlibiSpec, AttentionSpec, RotarySpec
 from mindllm.models.alibi import alibi_bias
 from mindllm.models.cpu_broadcast import TileToShape
 from mindllm.models.dropout import AttentionDropout

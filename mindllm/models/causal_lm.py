@@ -6,8 +6,8 @@ import mindspore as ms
 from mindspore import Tensor, nn
 from mindspore import ops as P
 
+from mindllm.architecture.decoder import HeadSpec
 from mindllm.config import ModelConfig
-from mindllm.config.architecture import HeadSpec
 from mindllm.models.chunked_loss import TokenLosses, in_chunks
 from mindllm.models.decoder import Decoder
 from mindllm.models.kernels import Kernels

@@ -12,8 +12,8 @@ import numpy as np
 from mindspore import Tensor, nn
 from mindspore import ops as P
 
+from mindllm.architecture.parts import AttentionContext, RotarySpec
 from mindllm.config import ModelConfig
-from mindllm.config.layers import AttentionContext, RotarySpec
 from mindllm.models.attention import Tables
 from mindllm.models.decoder_layer import DecoderLayer
 from mindllm.models.dropout import Dropout, EmbeddingNoise, Keys

@@ -5,9 +5,9 @@ from __future__ import annotations
 from mindspore import Tensor, nn
 from mindspore import ops as P
 
-from mindllm.config.experts import ExpertsSpec
-from mindllm.config.latent_attention import LatentAttentionSpec
-from mindllm.config.layers import LayerSpec
+from mindllm.architecture.experts import ExpertsSpec
+from mindllm.architecture.latent_attention import LatentAttentionSpec
+from mindllm.architecture.layer import LayerSpec
 from mindllm.models.attention import Attention, Tables
 from mindllm.models.dropout import Dropout
 from mindllm.models.experts import Experts

@@ -12,7 +12,7 @@ from mindspore import Parameter, Tensor, nn
 from mindspore import ops as P
 from mindspore.common.initializer import initializer
 
-from mindllm.config.experts import RouterSpec
+from mindllm.architecture.experts import RouterSpec
 
 PROBE = "feed_forward.load.probe"
 PAIRS_PROBE = "pairs.probe"

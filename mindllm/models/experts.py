@@ -12,8 +12,8 @@ import numpy as np
 from mindspore import Tensor, nn
 from mindspore import ops as P
 
-from mindllm.config.experts import ExpertsSpec
-from mindllm.config.layers import FeedForwardSpec
+from mindllm.architecture.experts import ExpertsSpec
+from mindllm.architecture.parts import FeedForwardSpec
 from mindllm.models.expert_load import ExpertLoad
 from mindllm.models.feed_forward import FeedForward
 from mindllm.models.grouped_experts import GroupedFeedForward

@@ -5,7 +5,7 @@ from __future__ import annotations
 from mindspore import Tensor, nn
 from mindspore import ops as P
 
-from mindllm.config.layers import FeedForwardSpec
+from mindllm.architecture.parts import FeedForwardSpec
 from mindllm.models.kernels import Kernels
 from mindllm.models.linear import ACTIVATIONS, Linear
 from mindllm.models.weights import InitStd

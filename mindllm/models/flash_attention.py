@@ -6,8 +6,8 @@ import mindspore as ms
 from mindspore import Tensor, nn
 from mindspore import ops as P
 
-from mindllm.config.latent_attention import LatentAttentionSpec
-from mindllm.config.layers import AttentionSpec
+from mindllm.architecture.latent_attention import LatentAttentionSpec
+from mindllm.architecture.parts import AttentionSpec
 
 # Values of sparse_mode.
 WHOLE_MASK = 0

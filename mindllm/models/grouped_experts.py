@@ -14,7 +14,7 @@ from mindspore import Tensor, nn
 from mindspore import ops as P
 from mindspore.ops.auto_generate import GroupedMatmul, InnerMoeTokenUnpermute, MoeTokenPermute
 
-from mindllm.config.layers import FeedForwardSpec
+from mindllm.architecture.parts import FeedForwardSpec
 from mindllm.models.kernels import Kernels
 from mindllm.models.linear import ACTIVATIONS, Operand
 from mindllm.models.weights import InitStd, normal_parameter

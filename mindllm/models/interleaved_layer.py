@@ -11,7 +11,7 @@ from __future__ import annotations
 from mindspore import Tensor, nn
 from mindspore import ops as P
 
-from mindllm.config.layers import LayerSpec
+from mindllm.architecture.layer import LayerSpec
 from mindllm.models.attention import Attention, Tables
 from mindllm.models.decoder_layer import DecoderLayer
 from mindllm.models.kernels import Kernels

@@ -11,7 +11,7 @@ import numpy as np
 from mindspore import Tensor, nn
 from mindspore import ops as P
 
-from mindllm.config.latent_attention import LATENT_NORM, LatentAttentionSpec
+from mindllm.architecture.latent_attention import LATENT_NORM, LatentAttentionSpec
 from mindllm.models.attention import Tables, attention_core
 from mindllm.models.kernels import Kernels
 from mindllm.models.linear import Linear

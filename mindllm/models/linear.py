@@ -7,7 +7,7 @@ from mindspore import Parameter, Tensor, nn
 from mindspore import ops as P
 from mindspore.common.initializer import initializer
 
-from mindllm.config.layers import Activation
+from mindllm.architecture.parts import Activation
 from mindllm.models.dequantize import DequantizedWeight
 from mindllm.models.kernels import Kernels
 from mindllm.models.weights import normal_parameter

@@ -13,7 +13,7 @@ from mindspore import Parameter, Tensor, nn
 from mindspore import ops as P
 from mindspore.common.initializer import initializer
 
-from mindllm.config.layers import LayerSpec
+from mindllm.architecture.layer import LayerSpec
 from mindllm.models.attention import Tables
 from mindllm.models.decoder_layer import DecoderLayer
 from mindllm.models.kernels import Kernels

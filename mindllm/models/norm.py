@@ -7,7 +7,7 @@ from mindspore import Parameter, Tensor, nn
 from mindspore import ops as P
 from mindspore.common.initializer import initializer
 
-from mindllm.config.layers import NormSpec
+from mindllm.architecture.parts import NormSpec
 from mindllm.models.cpu_broadcast import OuterProduct
 from mindllm.models.kernels import Kernels
 

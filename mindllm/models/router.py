@@ -7,7 +7,7 @@ from mindspore import Parameter, Tensor, nn
 from mindspore import ops as P
 from mindspore.common.initializer import initializer
 
-from mindllm.config.experts import RouterSpec
+from mindllm.architecture.experts import RouterSpec
 from mindllm.models.weights import normal_parameter
 
 NEVER = -1e9  # below any score

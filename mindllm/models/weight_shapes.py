@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from mindllm.architecture.parts import Shapes
 from mindllm.config import ModelConfig
-from mindllm.config.layers import Shapes
 
 
 def weight_shapes(model: ModelConfig) -> Shapes:

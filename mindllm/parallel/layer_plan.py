@@ -12,8 +12,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from mindllm.config import RecomputeConfig, RunConfig, layer_counts
-from mindllm.config.layer_counts import StageLayers
+from mindllm.architecture.layer_counts import StageLayers, layer_counts
+from mindllm.config import RecomputeConfig, RunConfig
 from mindllm.config.recompute import LayerCounts, LayerSelection
 from mindllm.errors import UserError
 

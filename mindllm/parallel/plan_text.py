@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from mindllm.config.layer_counts import StageLayers
+from mindllm.architecture.layer_counts import StageLayers
 from mindllm.errors import UserError
 from mindllm.parallel.layer_plan import DEFAULT_PATTERNS, EXCLUDES, LayerAssignment, LayerPlan, assignments
 

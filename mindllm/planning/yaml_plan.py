@@ -8,7 +8,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from mindllm.config import RecomputeConfig, layer_counts
+from mindllm.architecture.layer_counts import layer_counts
+from mindllm.config import RecomputeConfig
 from mindllm.errors import UserError
 from mindllm.parallel.layer_plan import DEFAULT_PATTERNS, LayerAssignment, LayerPlan, read_plan
 from mindllm.parallel.plan_text import render_plan

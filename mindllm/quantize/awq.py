@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from mindllm.config.quantisation import CodeName
+from mindllm.architecture.quantization import CodeName
 from mindllm.quantize.codes import Codes
 from mindllm.quantize.nearest import nearest_codes, quantise, scales_of
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from mindllm.config.quantisation import CodeName, bits_of
+from mindllm.architecture.quantization import CodeName, bits_of
 from mindllm.quantize.tables import table_of
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from mindllm.config.quantisation import CodeName
+from mindllm.architecture.quantization import CodeName
 from mindllm.quantize.codes import Codes
 from mindllm.quantize.nearest import nearest_codes, scales_of
 from mindllm.quantize.tables import table_of

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mindllm.config.quantisation import CodeSpec, bits_of
+from mindllm.architecture.quantization import CodeSpec, bits_of
 from mindllm.quantize.codes import Codes, pack
 
 NUMBERS = ("uint4", "uint8", "int8")  # codes that are integers; others are looked up in a table

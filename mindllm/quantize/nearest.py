@@ -5,7 +5,7 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 
-from mindllm.config.quantisation import CodeName, bits_of
+from mindllm.architecture.quantization import CodeName, bits_of
 from mindllm.quantize.codes import Codes
 from mindllm.quantize.tables import table_of
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from mindllm.config.quantisation import CODES, COLUMNS, SCALES, ZEROS, CodeName, CodeSpec
+from mindllm.architecture.quantization import CODES, COLUMNS, SCALES, ZEROS, CodeName, CodeSpec
 from mindllm.quantize.codes import Codes
 from mindllm.quantize.nearest import quantise
 

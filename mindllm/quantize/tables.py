@@ -11,7 +11,7 @@ from functools import cache
 import ml_dtypes
 import numpy as np
 
-from mindllm.config.quantisation import CodeName, bits_of
+from mindllm.architecture.quantization import CodeName, bits_of
 
 # Quantiles of the normal distribution between -1 and 1, with an exact zero.
 NF4 = (

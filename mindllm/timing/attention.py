@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from mindllm.architecture.latent_attention import LatentAttentionSpec
+from mindllm.architecture.parts import AttentionSpec, RotarySpec
 from mindllm.axes import CONTEXT
-from mindllm.config.latent_attention import LatentAttentionSpec
-from mindllm.config.layers import AttentionSpec, RotarySpec
 from mindllm.timing.work import ATTENTION, HALF_BYTES, MASK, NORM_PASSES, Exchange, Operator, elementwise, product
 from mindllm.timing.workload import Numerics, Strategy
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from mindllm.config.experts import ExpertsSpec
-from mindllm.config.layers import FeedForwardSpec
+from mindllm.architecture.experts import ExpertsSpec
+from mindllm.architecture.parts import FeedForwardSpec
 from mindllm.timing.work import FP32_BYTES, HALF_BYTES, Exchange, Operator, elementwise, product
 from mindllm.timing.workload import Numerics, Strategy
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
-from mindllm.config.layers import FeedForwardSpec, LayerSpec
-from mindllm.config.quantisation import bits_of
+from mindllm.architecture.layer import LayerSpec
+from mindllm.architecture.parts import FeedForwardSpec
+from mindllm.architecture.quantization import bits_of
 from mindllm.config.recompute import names_operator
 from mindllm.errors import UserError
 from mindllm.parallel.layer_plan import LayerAssignment

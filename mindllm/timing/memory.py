@@ -12,7 +12,7 @@ from collections.abc import Hashable
 
 import numpy as np
 
-from mindllm.config.layers import LayerSpec
+from mindllm.architecture.layer import LayerSpec
 from mindllm.parallel.layer_plan import LayerAssignment
 from mindllm.schedules.held_memory import held_memory, working_memory
 from mindllm.schedules.orders import stage_orders

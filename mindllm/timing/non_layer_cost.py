@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from dataclasses import astuple, dataclass, replace
 from functools import lru_cache
 
-from mindllm.config.architecture import EMBEDDING, Architecture
-from mindllm.config.layers import LayerSpec
-from mindllm.config.tuning import PetConfig, is_trained
+from mindllm.architecture.adapters import Tuning, is_trained
+from mindllm.architecture.decoder import EMBEDDING, Architecture
+from mindllm.architecture.layer import LayerSpec
 from mindllm.timing.layer import WHOLE_ON_A_RANK
 from mindllm.timing.tuned_update import projected_size, state_beside
 from mindllm.timing.work import (
@@ -190,7 +190,7 @@ def _kinds_parameters(workload: Workload) -> dict[int, Held]:
 EXPERTS = "feed_forward.experts."
 
 
-def layer_parameters(spec: LayerSpec, strategy: Strategy, pet: PetConfig | None = None) -> Held:
+def layer_parameters(spec: LayerSpec, strategy: Strategy, pet: Tuning | None = None) -> Held:
     """What a rank holds of a layer that is tuned so."""
     held = Held(projected=projected_size(spec, strategy, pet), state=state_beside(spec, strategy, pet))
     coded = {f"{code.module}.weight": code.nbytes for code in spec.codes}

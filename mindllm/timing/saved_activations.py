@@ -8,10 +8,11 @@ of their own.
 
 from __future__ import annotations
 
+from mindllm.architecture.experts import ExpertsSpec
+from mindllm.architecture.latent_attention import LatentAttentionSpec
+from mindllm.architecture.layer import LayerSpec
+from mindllm.architecture.parts import FeedForwardSpec
 from mindllm.axes import CONTEXT
-from mindllm.config.experts import ExpertsSpec
-from mindllm.config.latent_attention import LatentAttentionSpec
-from mindllm.config.layers import FeedForwardSpec, LayerSpec
 from mindllm.timing.feed_forward import own_places, rows_held, sorts_split_tokens
 from mindllm.timing.work import FP32_BYTES, HALF_BYTES
 from mindllm.timing.workload import Numerics, Strategy

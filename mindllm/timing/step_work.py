@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 
-from mindllm.config.layers import LayerSpec
-from mindllm.config.tuning import is_trained
+from mindllm.architecture.adapters import is_trained
+from mindllm.architecture.layer import LayerSpec
 from mindllm.parallel.layer_plan import LayerAssignment
 from mindllm.timing.layer import (
     backward_work,

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from mindllm.config.layers import LayerSpec
-from mindllm.config.optimizer_state import projected_shapes
-from mindllm.config.tuning import ADALORA, GALORE, VALUES, A, B, PetConfig
+from mindllm.architecture.adapters import ADALORA, GALORE, VALUES, A, B, Tuning
+from mindllm.architecture.layer import LayerSpec
+from mindllm.architecture.optimizer_state import projected_shapes
 from mindllm.timing.layer import SPLIT_INPUT, WHOLE_ON_A_RANK
 from mindllm.timing.work import FP32_BYTES, MATRIX, Axis, Exchange, Operator, Work, elementwise
 from mindllm.timing.workload import Strategy, Workload
@@ -76,7 +76,7 @@ def matrix_part(name: str, shape: tuple[int, ...], strategy: Strategy) -> Matrix
     return Matrix(name, shape[0], shape[1], (*by_rows, *shards), by_columns)
 
 
-def state_beside(spec: LayerSpec, strategy: Strategy, pet: PetConfig | None) -> float:
+def state_beside(spec: LayerSpec, strategy: Strategy, pet: Tuning | None) -> float:
     """Bytes of optimizer state of a layer beside two moments of each weight a rank updates; below zero where it is less."""
     if pet is None or pet.pet_type not in (ADALORA, GALORE):
         return 0.0
@@ -88,7 +88,7 @@ def state_beside(spec: LayerSpec, strategy: Strategy, pet: PetConfig | None) -> 
     )
 
 
-def projected_size(spec: LayerSpec, strategy: Strategy, pet: PetConfig | None) -> float:
+def projected_size(spec: LayerSpec, strategy: Strategy, pet: Tuning | None) -> float:
     """Numbers of a layer's weights that a rank updates through projections, not by AdamW."""
     if pet is None or pet.pet_type != GALORE:
         return 0.0
@@ -151,7 +151,7 @@ def _ranks(spec: LayerSpec, strategy: Strategy) -> Iterator[Operator | Exchange]
         yield from _each(f"{module}.{VALUES}.chosen", float(rank), CHOSEN)
 
 
-def _step(one: Matrix, pet: PetConfig) -> Iterator[Operator | Exchange]:
+def _step(one: Matrix, pet: Tuning) -> Iterator[Operator | Exchange]:
     """GaLore, of one matrix: to a few dimensions, AdamW there, and back."""
     low, rank, (longer, shorter), cuts = _low(one, pet), pet.galore_rank, _sides(one), _shorter_cuts(one)
     yield elementwise(f"{one.name}.norm", FP32_BYTES * one.size, 1.0)
@@ -162,7 +162,7 @@ def _step(one: Matrix, pet: PetConfig) -> Iterator[Operator | Exchange]:
     yield from _each(f"{one.name}.moved", one.size, MOVED)
 
 
-def _refresh(one: Matrix, pet: PetConfig) -> Iterator[Operator | Exchange]:
+def _refresh(one: Matrix, pet: Tuning) -> Iterator[Operator | Exchange]:
     """GaLore, of one matrix: a new projection, but for its factorisations."""
     whole, (longer, _) = min(one.rows, one.columns), _sides(one)
     joined = longer * whole
@@ -199,12 +199,12 @@ def _values(spec: LayerSpec) -> int:
     return len(_adapted(spec))
 
 
-def _low(one: Matrix, pet: PetConfig) -> float:
+def _low(one: Matrix, pet: Tuning) -> float:
     """Numbers of a projected gradient on a rank: the longer side is cut as the weight is."""
     return _sides(one)[0] * pet.galore_rank
 
 
-def _projection(one: Matrix, pet: PetConfig) -> float:
+def _projection(one: Matrix, pet: Tuning) -> float:
     rows, columns = projected_shapes((one.rows, one.columns), pet.galore_rank)[0]
     return float(rows * columns)
 

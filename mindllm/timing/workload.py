@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from mindllm.architecture.decoder import Architecture
 from mindllm.axes import CONTEXT, MeshSizes
-from mindllm.config.architecture import Architecture
 from mindllm.parallel.layer_plan import LayerPlan
 from mindllm.timing.work import FP32_BYTES, HALF_BYTES
 

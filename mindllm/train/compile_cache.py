@@ -22,8 +22,8 @@ from typing import Any
 import mindspore as ms
 
 import mindllm
+from mindllm.architecture.adapters import ADALORA, LISA
 from mindllm.config import RunConfig
-from mindllm.config.tuning import ADALORA, LISA
 from mindllm.train.device import cache_directory, uses_graph_kernels
 
 PREFIX = "step-"

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from mindllm.architecture.optimizer_state import is_state
 from mindllm.compiled.execute.cluster import Cluster, ClusterStep
 from mindllm.compiled.execute.state import state_parts
-from mindllm.config.optimizer_state import is_state
 from mindllm.train.engine import StepResult
 
 

@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
+from mindllm.architecture.optimizer_state import LAYER_POWERS, MOMENT_PREFIXES, POWERS, is_of_layer
 from mindllm.compiled.execute.cluster import Cluster
 from mindllm.config import OptimizerConfig
-from mindllm.config.optimizer_state import LAYER_POWERS, MOMENT_PREFIXES, POWERS, is_of_layer
 
 Arrays = Mapping[str, np.ndarray]
 TOLERANCE = 1e-3

@@ -10,9 +10,10 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
+from mindllm.architecture.layer import LayerSpec
+from mindllm.architecture.parts import FeedForwardSpec
 from mindllm.compiled.rank.host_needs import compile_bytes, graph_bytes
-from mindllm.config import LayerSpec, RunConfig
-from mindllm.config.layers import FeedForwardSpec
+from mindllm.config import RunConfig
 from mindllm.errors import UserError
 from mindllm.host_memory import ADVICE, MemoryClaim, gibibytes
 from mindllm.verify.scale import kept_numbers, kept_plan, scaled, single_device

@@ -14,9 +14,9 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from mindllm.architecture.layer import LayerSpec
 from mindllm.axes import CONTEXT
 from mindllm.config import (
-    LayerSpec,
     ModelConfig,
     ParallelConfig,
     ParallelContextConfig,

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from mindllm.architecture.optimizer_state import is_state
 from mindllm.compiled.execute.cluster import Cluster
 from mindllm.compiled.execute.rank_interpreter import Observer
 from mindllm.compiled.graph.compiled_graph import CompiledGraph
 from mindllm.config import RunConfig
-from mindllm.config.optimizer_state import is_state
 from mindllm.parallel.context import input_columns
 from mindllm.parallel.layout import mesh_of
 from mindllm.train.engine import StepResult

@@ -12,8 +12,9 @@ from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from mindllm.architecture.layer import LayerSpec
 from mindllm.axes import CONTEXT, DATA, EXPERT_TENSOR, EXPERTS, PIPELINE, STAGE_AXES, TENSOR, keys_of
-from mindllm.config import LayerSpec, ParallelConfig, RunConfig
+from mindllm.config import ParallelConfig, RunConfig
 from mindllm.parallel.layer_plan import LayerPlan
 from mindllm.parallel.layout import Mesh
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from mindllm.architecture.adapters import BOTTLENECK
 from mindllm.config import ModelConfig, is_hugging_face, read_model_config
 from mindllm.config.dataset import TOKENIZER_FILES
-from mindllm.config.tuning import BOTTLENECK
 from mindllm.data import load_tokenizer
 from mindllm.data.tokenizer import Tokenizer
 from mindllm.errors import UserError

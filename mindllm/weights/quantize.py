@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from mindllm.architecture.adapters import WEIGHT
+from mindllm.architecture.parts import AttentionSpec, FeedForwardSpec
+from mindllm.architecture.quantization import CodeName
 from mindllm.config import ModelConfig
-from mindllm.config.layers import AttentionSpec, FeedForwardSpec
-from mindllm.config.quantisation import CodeName
-from mindllm.config.tuning import WEIGHT
 from mindllm.data import load_tokenizer
 from mindllm.data.tokenizer import Tokenizer
 from mindllm.errors import UserError

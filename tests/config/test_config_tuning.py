@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from mindllm.architecture.adapters import is_trained
+from mindllm.architecture.optimizer_state import further_state, state_shapes
 from mindllm.config import keys_of_layers, load_config
-from mindllm.config.optimizer_state import further_state, state_shapes
-from mindllm.config.tuning import is_trained
 from mindllm.errors import UserError
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -107,8 +107,8 @@ def test_layers_that_are_frozen_are_of_another_kind_and_stay_so_when_they_are_fe
     few = architecture.kinds()
     smaller = type(model).model_validate({**model.model_dump(exclude_unset=True), **keys_of_layers(model, few)})
     assert smaller.architecture.layers == few
-    assert not is_trained(smaller.pet_config, "model.layers.0.attention.wq.weight")
-    assert is_trained(smaller.pet_config, "model.layers.1.attention.wq.weight")
+    assert not is_trained(smaller.architecture.pet, "model.layers.0.attention.wq.weight")
+    assert is_trained(smaller.architecture.pet, "model.layers.1.attention.wq.weight")
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from small_models import SIZES
 
+from mindllm.architecture.experts import ExpertsSpec
 from mindllm.config import ModelConfig, keys_of_layers, load_config
-from mindllm.config.experts import ExpertsSpec
 from mindllm.errors import UserError
 
 MIXTRAL = Path(__file__).parents[2] / "configs/mixtral/pretrain_mixtral_8x7b.yaml"

@@ -5,8 +5,8 @@ import math
 import pytest
 from small_models import SIZES
 
+from mindllm.architecture.parts import scalars
 from mindllm.config import ModelConfig, load_config
-from mindllm.config.layers import scalars
 from mindllm.errors import UserError
 
 LATENT = {

@@ -11,8 +11,9 @@ peft = pytest.importorskip("peft")
 
 from opponents import TINY, load, opponent  # noqa: E402
 
+from mindllm.architecture.adapters import MAGNITUDE  # noqa: E402
 from mindllm.config import read_model_config  # noqa: E402
-from mindllm.config.tuning import MAGNITUDE, PetConfig  # noqa: E402
+from mindllm.config.tuning import PetConfig  # noqa: E402
 from mindllm.train.checkpoint.adapters.merging import adapted, merged, unmerged  # noqa: E402
 from mindllm.train.checkpoint.adapters.peft import read_peft, write_peft  # noqa: E402
 from mindllm.train.checkpoint.hugging_face import read_weights  # noqa: E402

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from mindspore import ParameterTuple, Tensor
 
+from mindllm.architecture.adapters import MAGNITUDE
 from mindllm.config import ModelConfig
-from mindllm.config.tuning import MAGNITUDE
 from mindllm.finetune.transform import build_tuned_model
 from mindllm.models import build_model
 from mindllm.models.weights import assign, model_weights, trained_weights

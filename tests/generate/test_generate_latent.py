@@ -5,8 +5,8 @@ import pytest
 from mindspore import Tensor
 from tiny import VOCABULARY, FullForward, tiny_config, tiny_model
 
+from mindllm.architecture.latent_attention import LatentAttentionSpec
 from mindllm.config import ModelConfig
-from mindllm.config.latent_attention import LatentAttentionSpec
 from mindllm.generate import cached_attention
 from mindllm.generate.layer_cache import CacheForm
 from mindllm.generate.prefix_session import PrefixSession

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mindspore import Tensor
 
-from mindllm.config.experts import ExpertsSpec, RouterSpec
-from mindllm.config.layers import FeedForwardSpec
+from mindllm.architecture.experts import ExpertsSpec, RouterSpec
+from mindllm.architecture.parts import FeedForwardSpec
 from mindllm.models import Kernels
 from mindllm.models.experts import Experts
 from mindllm.models.grouped_experts import GroupedFeedForward, TokensInBlocks, most_blocks, rows_of_block

@@ -6,7 +6,7 @@ import mindspore as ms
 import numpy as np
 from mindspore import Tensor
 
-from mindllm.config.quantisation import CodeSpec
+from mindllm.architecture.quantization import CodeSpec
 from mindllm.models.dequantize import DequantizedWeight
 from mindllm.quantize.packed import rounded
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from mindspore import Tensor
 
-from mindllm.config.experts import ExpertsSpec, RouterSpec
-from mindllm.config.layers import FeedForwardSpec
+from mindllm.architecture.experts import ExpertsSpec, RouterSpec
+from mindllm.architecture.parts import FeedForwardSpec
 from mindllm.models import Kernels
 from mindllm.models.experts import Experts
 from mindllm.models.router import Router

@@ -15,9 +15,9 @@ from hugging_face import hugging_face_llama  # noqa: E402
 from peft.optimizers import create_loraplus_optimizer  # noqa: E402
 from test_llama_torch import LENGTH, VOCABULARY, random_batch, torch_loss  # noqa: E402
 
+from mindllm.architecture.adapters import MAGNITUDE, VALUES  # noqa: E402
 from mindllm.config import ModelConfig, RunConfig  # noqa: E402
 from mindllm.config.optimizer import OptimizerConfig  # noqa: E402
-from mindllm.config.tuning import MAGNITUDE, VALUES  # noqa: E402
 from mindllm.finetune.transform import build_tuned_model  # noqa: E402
 from mindllm.models import build_model  # noqa: E402
 from mindllm.models.weights import assign, model_weights, trained_weights  # noqa: E402

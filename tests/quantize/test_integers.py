@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from weight_quant_matmul import documented_matrix
 
-from mindllm.config.quantisation import CodeSpec, bits_of
+from mindllm.architecture.quantization import CodeSpec, bits_of
 from mindllm.quantize.codes import Codes
 from mindllm.quantize.integers import are_integers, integers
 

@@ -9,7 +9,8 @@ import quantised_files as files
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mindllm.config.quantisation import QuantisationConfig, bits_of, read_quantisation
+from mindllm.architecture.quantization import bits_of
+from mindllm.config.quantization import QuantisationConfig, read_quantisation
 from mindllm.errors import UserError
 from mindllm.quantize.codes import Codes, pack, unpack
 from mindllm.quantize.tables import byte_table, table_of

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mindllm.config.quantisation import bits_of
+from mindllm.architecture.quantization import bits_of
 from mindllm.quantize.awq import channel_factors, clipped, output_error
 from mindllm.quantize.gptq import gptq
 from mindllm.quantize.nearest import quantise

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from mindllm.architecture.layer_counts import layer_counts
 from mindllm.compiled.graph.cost import bytes_of, cost
 from mindllm.compiled.rank.compile_rank import compile_rank
-from mindllm.config import RecomputeConfig, layer_counts, load_config
+from mindllm.config import RecomputeConfig, load_config
 from mindllm.config.model import ModelConfig
 from mindllm.errors import UserError
 from mindllm.parallel.layer_plan import read_plan

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from mindllm.architecture.experts import ExpertsSpec
+from mindllm.architecture.parts import FORWARD_AND_BACKWARD
 from mindllm.compiled.graph.cost import bytes_of, cost
 from mindllm.compiled.rank.compile_rank import compile_rank
 from mindllm.config import load_config
-from mindllm.config.experts import ExpertsSpec
-from mindllm.config.layers import FORWARD_AND_BACKWARD
 from mindllm.parallel.layer_plan import LayerAssignment
 from mindllm.timing.configured import workload_of
 from mindllm.timing.layer import backward_work, forward_work

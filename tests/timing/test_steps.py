@@ -6,8 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mindllm.config import RecomputeConfig, layer_counts, load_config, override_config
-from mindllm.config.layers import ACTIVATION_OPERATORS
+from mindllm.architecture.layer_counts import layer_counts
+from mindllm.architecture.parts import ACTIVATION_OPERATORS
+from mindllm.config import RecomputeConfig, load_config, override_config
 from mindllm.config.model import ModelConfig
 from mindllm.errors import UserError
 from mindllm.parallel.layer_plan import read_plan

@@ -5,9 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from mindllm.config import RecomputeConfig, layer_counts
+from mindllm.architecture.layer_counts import layer_counts
+from mindllm.architecture.optimizer_state import further_state, is_projected, projected_shapes, state_shapes
+from mindllm.config import RecomputeConfig
 from mindllm.config.model import ModelConfig
-from mindllm.config.optimizer_state import further_state, is_projected, projected_shapes, state_shapes
 from mindllm.errors import UserError
 from mindllm.parallel.layer_plan import read_plan
 from mindllm.timing.device import DEFAULT, read_device

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from mindspore import Parameter, Tensor
 
+from mindllm.architecture.optimizer_state import PROJECTION
 from mindllm.config.optimizer import OptimizerConfig
-from mindllm.config.optimizer_state import PROJECTION
 from mindllm.config.tuning import PetConfig
 from mindllm.train.optimizers.galore import GaLoreAdamW
 from mindllm.train.optimizers.lisa import LisaAdamW, drawn_layers

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from mindllm.architecture.optimizer_state import MOMENT_PREFIXES, POWERS
 from mindllm.config import OptimizerConfig
-from mindllm.config.optimizer_state import MOMENT_PREFIXES, POWERS
 from mindllm.verify.decay import Updates
 
 RATE = 1e-2

@@ -10,9 +10,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mindllm.config import RecomputeConfig, layer_counts
-from mindllm.config.architecture import Architecture
-from mindllm.config.layers import FeedForwardSpec
+from mindllm.architecture.decoder import Architecture
+from mindllm.architecture.layer_counts import layer_counts
+from mindllm.architecture.parts import FeedForwardSpec
+from mindllm.config import RecomputeConfig
 from mindllm.config.model import ModelConfig
 from mindllm.errors import UserError
 from mindllm.parallel.layer_plan import LayerPlan, read_plan

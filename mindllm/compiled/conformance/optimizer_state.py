@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+from mindllm.architecture.optimizer_state import MOMENT_PREFIXES, further_state
 from mindllm.compiled.conformance.finding import Finding, Mistake, together
 from mindllm.compiled.execute.state import ACCUMULATORS
 from mindllm.compiled.graph.compiled_graph import Parameter
 from mindllm.compiled.graph.operators import Operators
 from mindllm.config import RunConfig
-from mindllm.config.optimizer_state import MOMENT_PREFIXES, further_state
 from mindllm.parallel.context import optimizer_level
 from mindllm.parallel.layout import Mesh
 from mindllm.parallel.parameter_layout import NOT_CUT, ParameterLayout

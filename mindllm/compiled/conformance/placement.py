@@ -7,13 +7,13 @@ from collections.abc import Iterator, Sequence
 from fractions import Fraction
 
 from mindllm import axes
+from mindllm.architecture.optimizer_state import MOMENT_PREFIXES
 from mindllm.compiled.conformance.finding import Finding, Mistake, numbers_text, together
 from mindllm.compiled.graph.compiled_graph import Node
 from mindllm.compiled.graph.operators import FORWARD, REFERENCE, Operators, layer_of
 from mindllm.compiled.graph.schedule import FORWARD as FORWARD_PASS
 from mindllm.compiled.graph.schedule import micro_batch_schedule
 from mindllm.config import RunConfig
-from mindllm.config.optimizer_state import MOMENT_PREFIXES
 from mindllm.parallel.layer_plan import LayerPlan
 from mindllm.parallel.layout import Mesh
 

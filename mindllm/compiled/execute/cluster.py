@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from mindllm.architecture.optimizer_state import is_state
 from mindllm.compiled.execute.faults import overflowing
 from mindllm.compiled.execute.lockstep import Lockstep
 from mindllm.compiled.execute.rank_interpreter import Observer, RankInterpreter
 from mindllm.compiled.execute.state import initial_parts, put_parts, state_parts
 from mindllm.compiled.graph.compiled_graph import CompiledGraph
-from mindllm.config.optimizer_state import is_state
 from mindllm.errors import RunFailed
 from mindllm.train.checkpoint.parts import RankTensors
 from mindllm.train.expert_loads import LOAD

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from mindllm.architecture.optimizer_state import MOMENT_PREFIXES, is_state
 from mindllm.compiled.execute.kernels import ROUNDED
 from mindllm.compiled.execute.rank_interpreter import RankInterpreter
 from mindllm.compiled.graph.compiled_graph import CompiledGraph, Parameter
-from mindllm.config.optimizer_state import MOMENT_PREFIXES, is_state
 from mindllm.errors import RunFailed
 from mindllm.train.checkpoint.parts import Part
 from mindllm.train.checkpoint.tensors import read_slices

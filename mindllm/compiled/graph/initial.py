@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from mindllm.architecture.optimizer_state import is_state
 from mindllm.compiled.execute.state import ACCUMULATORS
-from mindllm.config.optimizer_state import is_state
 from mindllm.models.expert_load import is_probe
 
 if TYPE_CHECKING:

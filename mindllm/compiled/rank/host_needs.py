@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from mindllm.config import LayerSpec, RunConfig
-from mindllm.config.latent_attention import LatentAttentionSpec
-from mindllm.config.layers import FeedForwardSpec
+from mindllm.architecture.latent_attention import LatentAttentionSpec
+from mindllm.architecture.layer import LayerSpec
+from mindllm.architecture.parts import FeedForwardSpec
+from mindllm.config import RunConfig
 from mindllm.errors import UserError
 from mindllm.host_memory import ADVICE, MemoryClaim, gibibytes
 from mindllm.units import MIB

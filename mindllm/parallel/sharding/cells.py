@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from mindspore import nn
 
-from mindllm.config.layers import ACTIVATION_OPERATORS
+from mindllm.architecture.parts import ACTIVATION_OPERATORS
 from mindllm.config.parallel import ParallelConfig
 from mindllm.models import CausalLM
 from mindllm.models.attention import Attention, ComposedAttention

@@ -6,7 +6,7 @@ over ``ep``: the compiler exchanges between the two by AlltoAll.
 
 from __future__ import annotations
 
-from mindllm.config.layers import ACTIVATION_OPERATORS
+from mindllm.architecture.parts import ACTIVATION_OPERATORS
 from mindllm.models.experts import Dispatch, ExpertFeedForward, ExpertLinear, Experts
 from mindllm.models.router import Balance, BestGroups, GroupBalance, Router, Scores
 from mindllm.parallel.layout import Dimension, Layout

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from mindspore import Parameter, nn
 from mindspore.ops import Primitive
 
-from mindllm.config.tuning import VALUES
+from mindllm.architecture.adapters import VALUES
 from mindllm.errors import nearest
 from mindllm.models.expert_load import ROUTER_BIAS, is_probe
 from mindllm.models.grouped_experts import GroupedFeedForward

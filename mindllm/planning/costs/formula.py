@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from mindllm.config.layers import LayerSpec
+from mindllm.architecture.layer import LayerSpec
 from mindllm.parallel.layer_plan import DEFAULT_PATTERNS, LayerAssignment
 from mindllm.planning.problem import STANDARD_KINDS, Problem, make_problem
 from mindllm.timing.device import Device

@@ -6,7 +6,8 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from mindllm.config import LayerSpec, RunConfig
+from mindllm.architecture.layer import LayerSpec
+from mindllm.config import RunConfig
 from mindllm.dry_run.stages import LayerKind
 from mindllm.planning.costs.offered_kinds import layer_kind
 from mindllm.planning.problem import RecomputeKind

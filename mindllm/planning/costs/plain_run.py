@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from mindllm.config import RunConfig, layer_counts, override_config
+from mindllm.architecture.layer_counts import layer_counts
+from mindllm.config import RunConfig, override_config
 
 
 def one_chunk(config: RunConfig) -> RunConfig:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from mindllm.architecture.latent_attention import LatentAttentionSpec
+from mindllm.architecture.parts import AttentionSpec, RotarySpec
 from mindllm.config import ModelConfig
-from mindllm.config.latent_attention import LatentAttentionSpec
-from mindllm.config.layers import AttentionSpec, RotarySpec
 from mindllm.families import family_of
 from mindllm.families.weight_table import EMBEDDING, LAYER, Weight, WeightTable
 from mindllm.models.weight_shapes import weight_shapes

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from mindllm.config import ModelConfig, config_json
-from mindllm.config.quantisation import KEY
+from mindllm.config.quantization import KEY
 from mindllm.config.weight_names import INDEX_FILE, WEIGHTS_FILE
 from mindllm.data.tokenizer import Tokenizer
 from mindllm.data.tokenizer_files import copy_tokenizer

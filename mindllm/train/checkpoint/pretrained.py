@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
+from mindllm.architecture.adapters import OF_ALL_WEIGHTS
 from mindllm.config import ModelConfig, RunConfig, is_hugging_face
-from mindllm.config.tuning import OF_ALL_WEIGHTS
 from mindllm.errors import UserError, nearest
 from mindllm.models.weight_shapes import weight_shapes
 from mindllm.train.checkpoint.adapters.adapter import Adapter, Base, adapter_of_checkpoint, trained_beside

@@ -18,8 +18,8 @@ from mindspore import Parameter, Tensor, nn
 from mindspore.common.initializer import Zero
 from mindspore.communication import GlobalComm, get_process_group_ranks
 
+from mindllm.architecture.optimizer_state import MOMENT_PREFIXES, SCALARS, is_state
 from mindllm.config import RunConfig
-from mindllm.config.optimizer_state import MOMENT_PREFIXES, SCALARS, is_state
 from mindllm.errors import RunFailed
 from mindllm.models.weights import HostCopy, drawn_value, is_quantized_parameter
 from mindllm.parallel import build_parallel_model, mesh_of, set_parallel_context

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from mindllm.architecture.optimizer_state import further_state, state_shapes
 from mindllm.config import RunConfig, override_config
-from mindllm.config.optimizer_state import further_state, state_shapes
 from mindllm.models.weight_shapes import weight_shapes
 from mindllm.train.checkpoint import Checkpoint, RankTensors
 from mindllm.train.job.ranks import Ranks

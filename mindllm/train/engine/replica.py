@@ -11,8 +11,8 @@ import mindspore as ms
 import numpy as np
 from mindspore import Parameter, Tensor, nn
 
+from mindllm.architecture.optimizer_state import is_state
 from mindllm.config import RunConfig
-from mindllm.config.optimizer_state import is_state
 from mindllm.models.causal_lm import for_evaluation
 from mindllm.models.weights import HostCopy, assign, initialise, model_weights, quantized_parameters, trained_weights
 from mindllm.parallel import build_replica

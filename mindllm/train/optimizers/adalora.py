@@ -25,7 +25,7 @@ import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 from mindspore import ops as P
 
-from mindllm.config.optimizer_state import IMPORTANCE, KEPT_RANKS, STEPS_TAKEN, UNCERTAINTY, Triplets
+from mindllm.architecture.optimizer_state import IMPORTANCE, KEPT_RANKS, STEPS_TAKEN, UNCERTAINTY, Triplets
 from mindllm.config.tuning import PetConfig
 from mindllm.parallel.weight_cut import WeightCut
 from mindllm.train.part_exchange import SumOverDevices, SumOverParts, WholeRows

@@ -12,8 +12,8 @@ import mindspore as ms
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 from mindspore import ops as P
 
+from mindllm.architecture.optimizer_state import MOMENTS, POWERS
 from mindllm.config import OptimizerConfig
-from mindllm.config.optimizer_state import MOMENTS, POWERS
 from mindllm.config.tuning import PetConfig
 from mindllm.models.expert_load import is_probe
 from mindllm.train.expert_loads import ExpertLoads

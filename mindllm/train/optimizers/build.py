@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 
 from mindspore import Parameter
 
+from mindllm.architecture.adapters import ADALORA, GALORE, LISA
+from mindllm.architecture.optimizer_state import triplets
 from mindllm.config import RunConfig
-from mindllm.config.optimizer_state import triplets
-from mindllm.config.tuning import ADALORA, GALORE, LISA, PetConfig
+from mindllm.config.tuning import PetConfig
 from mindllm.models.expert_load import is_probe
 from mindllm.parallel.layer_plan import make_plan
 from mindllm.parallel.layout import mesh_of

@@ -21,8 +21,8 @@ import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 from mindspore.common.initializer import initializer
 
+from mindllm.architecture.optimizer_state import MOMENTS, PROJECTION, STEPS_IN_INTERVAL, is_projected, projected_shapes
 from mindllm.config import OptimizerConfig
-from mindllm.config.optimizer_state import MOMENTS, PROJECTION, STEPS_IN_INTERVAL, is_projected, projected_shapes
 from mindllm.config.tuning import PetConfig
 from mindllm.parallel.parameter_layout import ParameterLayout
 from mindllm.parallel.weight_cut import WeightCut

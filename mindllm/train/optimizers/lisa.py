@@ -17,8 +17,8 @@ import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 from mindspore import ops as P
 
+from mindllm.architecture.optimizer_state import INTERVAL, LAYER_POWERS, MOMENTS, STEPS_IN_INTERVAL
 from mindllm.config import OptimizerConfig
-from mindllm.config.optimizer_state import INTERVAL, LAYER_POWERS, MOMENTS, STEPS_IN_INTERVAL
 from mindllm.config.tuning import PetConfig
 from mindllm.train.optimizers.adamw import AdamW, FusedAdam
 

@@ -12,7 +12,8 @@ import numpy as np
 
 from mindllm.config import ModelConfig, RunConfig
 from mindllm.config.architecture_keys import projections_in_files
-from mindllm.config.tuning import PetConfig, mistakes
+from mindllm.config.check_tuning import mistakes
+from mindllm.config.tuning import PetConfig
 from mindllm.errors import UserError
 from mindllm.train.checkpoint.architecture import model_of
 from mindllm.train.checkpoint.loading import Checkpoint, differences

@@ -13,8 +13,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from mindllm.architecture.adapters import BOTTLENECK
 from mindllm.config import ModelConfig
-from mindllm.config.tuning import BOTTLENECK, KEYS_OF, PetConfig
+from mindllm.config.tuning import KEYS_OF, PetConfig
 from mindllm.errors import UserError
 from mindllm.families.hugging_face import read_json
 from mindllm.train.checkpoint.adapters.adapter import Adapter, Base

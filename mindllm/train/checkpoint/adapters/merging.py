@@ -11,8 +11,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from mindllm.config import ModelConfig
-from mindllm.config.tuning import (
+from mindllm.architecture.adapters import (
     BOTTLENECK,
     LLAMAPRO,
     LOW_RANK,
@@ -22,9 +21,10 @@ from mindllm.config.tuning import (
     A,
     AdapterSpec,
     B,
-    PetConfig,
     layer_origins,
 )
+from mindllm.config import ModelConfig
+from mindllm.config.tuning import PetConfig
 from mindllm.errors import UserError
 from mindllm.models.row_lengths import row_lengths
 from mindllm.models.weight_shapes import weight_shapes
@@ -78,7 +78,7 @@ def adapted(model: ModelConfig, base: Weights) -> dict[str, TensorSource]:
     """
     origins = _names_in_base(model)
     found: dict[str, TensorSource] = {name: base[theirs] for name, theirs in origins.items() if theirs in base}
-    for number, origin in enumerate(layer_origins(model.pet_config, model.num_layers)):
+    for number, origin in enumerate(layer_origins(model.architecture.pet, model.num_layers)):
         if origin.copied:
             names = [f"model.layers.{number}.{name}" for name in model.architecture.layers[number].last_of_branches()]
             found |= {name: np.zeros(tuple(base[origins[name]].shape), np.float32) for name in names}
@@ -94,7 +94,7 @@ def adapted(model: ModelConfig, base: Weights) -> dict[str, TensorSource]:
 
 def _names_in_base(model: ModelConfig) -> dict[str, str]:
     """The weights of ``model.merged`` by the name of the one that they are, or begin as a copy of, in the base."""
-    numbers = [origin.number for origin in layer_origins(model.pet_config, model.num_layers)]
+    numbers = [origin.number for origin in layer_origins(model.architecture.pet, model.num_layers)]
     return {name: _in_layer(name, numbers) for name in weight_shapes(model.merged)}
 
 

@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from mindllm.architecture.adapters import ADALORA, LOW_RANK, MAGNITUDE, VALUES, WEIGHT, A, B, is_adapter_weight
 from mindllm.config import ModelConfig
-from mindllm.config.tuning import ADALORA, LOW_RANK, MAGNITUDE, VALUES, WEIGHT, A, B, PetConfig, is_adapter_weight
+from mindllm.config.tuning import PetConfig
 from mindllm.errors import UserError, shortened
 from mindllm.families.hugging_face import read_json
 from mindllm.families.weight_table import Weight

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from mindllm.config.quantisation import QuantisationConfig
+from mindllm.config.quantization import QuantisationConfig
 from mindllm.outside import parse_json
 from mindllm.quantize.codes import Codes
 from mindllm.quantize.tables import table_of

@@ -9,7 +9,7 @@ from typing import Protocol
 
 import numpy as np
 
-from mindllm.config.quantisation import QuantisationConfig
+from mindllm.config.quantization import QuantisationConfig
 from mindllm.errors import UserError
 from mindllm.quantize.codes import Codes
 from mindllm.train.checkpoint.quantized import awq, fp8, gptq, hqq

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from mindllm.config.quantisation import QuantisationConfig
+from mindllm.config.quantization import QuantisationConfig
 from mindllm.quantize.codes import Codes
 from mindllm.train.checkpoint.quantized.module import Module
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from mindllm.architecture.adapters import WEIGHT
+from mindllm.architecture.quantization import CODES, COLUMNS, CodeSpec
 from mindllm.config import ModelConfig
-from mindllm.config.quantisation import CODES, COLUMNS, CodeSpec
-from mindllm.config.tuning import WEIGHT
 from mindllm.errors import UserError
 from mindllm.quantize.packed import held_tensors, rounded
 from mindllm.train.checkpoint.converted import Converted

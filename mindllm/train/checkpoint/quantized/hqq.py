@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from mindllm.config.quantisation import QuantisationConfig, bits_of
+from mindllm.architecture.quantization import bits_of
+from mindllm.config.quantization import QuantisationConfig
 from mindllm.quantize.codes import Codes
 from mindllm.train.checkpoint.quantized.module import Module
 

@@ -7,9 +7,9 @@ from typing import Any, Literal
 
 import numpy as np
 
+from mindllm.architecture.adapters import WEIGHT
+from mindllm.architecture.quantization import bits_of
 from mindllm.config import ModelConfig
-from mindllm.config.quantisation import bits_of
-from mindllm.config.tuning import WEIGHT
 from mindllm.errors import UserError
 from mindllm.quantize.codes import Codes
 from mindllm.train.checkpoint.family_weights import FamilyWeights

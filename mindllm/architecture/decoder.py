@@ -10,16 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from mindllm.config.layers import (
-    FORWARD_AND_BACKWARD,
-    GRADIENT,
-    AttentionContext,
-    LayerSpec,
-    NormSpec,
-    Shapes,
-    scalars,
-)
-from mindllm.config.tuning import PetConfig, is_trained
+from mindllm.architecture.adapters import Tuning, is_trained
+from mindllm.architecture.layer import LayerSpec
+from mindllm.architecture.parts import FORWARD_AND_BACKWARD, GRADIENT, AttentionContext, NormSpec, Shapes, scalars
 
 EMBEDDING, HEAD = "model.tok_embeddings.embedding_weight", "lm_head.weight"
 
@@ -62,7 +55,7 @@ class Architecture:
     layers: tuple[LayerSpec, ...]
     final_norm: NormSpec
     head: HeadSpec
-    pet: PetConfig | None = None
+    pet: Tuning | None = None
 
     def kinds(self) -> tuple[LayerSpec, ...]:
         """The different layers, in the order in which they first appear."""

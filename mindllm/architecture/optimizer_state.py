@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from mindllm.config.tuning import ADALORA, GALORE, LISA, VALUES, A, B, PetConfig
-
-if TYPE_CHECKING:
-    from mindllm.config.architecture import Architecture
-    from mindllm.config.layers import Shapes
+from mindllm.architecture.adapters import ADALORA, GALORE, LISA, VALUES, A, B, Tuning
+from mindllm.architecture.decoder import Architecture
+from mindllm.architecture.parts import Shapes
 
 MOMENTS = ("adam_m", "adam_v")
 MOMENT_PREFIXES = tuple(f"{moment}." for moment in MOMENTS)
@@ -82,7 +79,7 @@ def projected_shapes(shape: tuple[int, ...], rank: int) -> tuple[tuple[int, int]
     return ((rank, columns), (rows, rank)) if rows >= columns else ((rows, rank), (rank, columns))
 
 
-def _of_projections(architecture: Architecture, pet: PetConfig) -> Shapes:
+def _of_projections(architecture: Architecture, pet: Tuning) -> Shapes:
     found: Shapes = {STEPS_IN_INTERVAL: ()}
     for name, shape in architecture.trained_shapes().items():
         if is_projected(name, shape):

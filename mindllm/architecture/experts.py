@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from mindllm.config.layers import FORWARD_AND_BACKWARD, FeedForwardSpec, Shapes, scalars
+from mindllm.architecture.parts import FORWARD_AND_BACKWARD, FeedForwardSpec, Shapes, scalars
 
 BalanceLoss = Literal["expert", "switch", "device", "communication"]
 

@@ -8,28 +8,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
+from mindllm.architecture.quantization import CodeName, CodeSpec
 from mindllm.config.section import List, Section
 from mindllm.errors import UserError, nearest, shortened
 
-if TYPE_CHECKING:
-    from mindllm.config.layers import Shapes
-
 KEY = "quantization_config"
 Method = Literal["gptq", "gptq_v2", "awq", "bitsandbytes", "fp8", "hqq"]
-CodeName = Literal["uint4", "uint8", "int8", "nf4", "fp4", "e4m3"]
 Content = Mapping[str, Any]
-CODES, SCALES, ZEROS, COLUMNS = "codes", "scales", "zeros", "columns"
-
-
-def bits_of(code: CodeName) -> int:
-    """4 or 8."""
-    return 4 if code in ("uint4", "nf4", "fp4") else 8
 
 
 class QuantisationConfig(Section):
@@ -59,33 +49,6 @@ class QuantisationConfig(Section):
     def converts(self, names: tuple[str, ...]) -> bool:
         """Whether a projection of these names, ours or those of the files, is in codes."""
         return not any(skipped in name for skipped in self.modules_to_not_convert for name in names)
-
-
-@dataclass(frozen=True)
-class CodeSpec:
-    """A projection ``[out, in]`` of a layer that is held in codes; ``group`` columns share a scale."""
-
-    module: str
-    out_features: int
-    in_features: int
-    code: CodeName
-    group: int
-    has_zeros: bool
-    ordered: bool
-
-    def shapes(self) -> Shapes:
-        """The tensors it is held as, by their names below the projection."""
-        groups = self.in_features // self.group
-        found: Shapes = {CODES: (self.out_features, groups, self.group * bits_of(self.code) // 8)}
-        found[SCALES] = (self.out_features, groups, 1, 1)
-        if self.has_zeros:
-            found[ZEROS] = (self.out_features, groups, 1, 1)
-        return {**found, **({COLUMNS: (self.in_features,)} if self.ordered else {})}
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of these tensors."""
-        return sum(math.prod(shape) * (1 if name == CODES else 4) for name, shape in self.shapes().items())
 
 
 def code_spec(section: QuantisationConfig, module: str, shape: tuple[int, ...]) -> CodeSpec:

@@ -1,30 +1,27 @@
-"""What a decoder layer is made of, as values: attention, feed-forward, norm, position. A :class:`LayerSpec` combines them.
+"""What a decoder layer is made of, as values: norm, position, attention, feed-forward.
 
-Every part knows its own arithmetic: weights by name and shape (``[out, in]``), matrix products per token. Layers with equal
-specifications are of one kind: they need the same memory and time, and are compiled from the same cells.
+Every part knows its own arithmetic: weights by name and shape (``[out, in]``), matrix products per token.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-from mindllm.config.rope_scaling import RopeScaling
-
-if TYPE_CHECKING:
-    from mindllm.config.experts import ExpertsSpec
-    from mindllm.config.latent_attention import LatentAttentionSpec
-    from mindllm.config.quantisation import CodeSpec
-    from mindllm.config.tuning import AdapterSpec, BottleneckSpec
+from mindllm.architecture.rope_scaling import RopeScaling
 
 Shapes = dict[str, tuple[int, ...]]
 Activation = Literal["silu", "gelu_tanh", "quick_gelu"]
 ACTIVATION_OPERATORS: dict[Activation, str] = {"silu": "silu", "gelu_tanh": "gelu", "quick_gelu": "quick_gelu"}
 """The operators that compute them, by the names that patterns of ``recompute_config`` see."""
-JOINT_PROJECTION = "eh_proj.weight"  # of embeddings and hidden states, in a layer that predicts ahead
 GRADIENT = 2.0  # those of the product that yields the gradient of a weight
 FORWARD_AND_BACKWARD = 6.0  # floating-point operations per weight of a matrix product and token: 2 forward, 4 backward
+
+
+def scalars(shapes: Shapes) -> int:
+    """How many numbers there are in weights of these shapes."""
+    return sum(map(math.prod, shapes.values()))
 
 
 @dataclass(frozen=True)
@@ -179,105 +176,3 @@ class FeedForwardSpec:
     def active_parameters(self) -> int:
         """Weights a token meets: all."""
         return scalars(self.weights())
-
-
-@dataclass(frozen=True)
-class LayerSpec:
-    """Norm, attention, norm, feed-forward, each with a residual connection.
-
-    ``norm_output``: there are norms behind attention and feed-forward too, before they are added (Gemma 2, GLM-4). ``dropout`` is
-    that of both results before they are added. ``adapters`` stand beside projections, ``bottlenecks`` behind the two parts;
-    ``frozen`` are the weights that training does not change, and ``codes`` says which of them are held in codes.
-
-    ``predicts_ahead``: a layer behind the others, in training only, whose hidden states predict the token one further than those
-    it is given (DeepSeek-V3, section 2.2): before it a projection of the embeddings of the next tokens and those hidden states,
-    each through a norm, behind it a norm of its own.
-    """
-
-    attention: AttentionSpec | LatentAttentionSpec
-    feed_forward: FeedForwardSpec | ExpertsSpec
-    norm: NormSpec
-    norm_output: bool = False
-    dropout: float = 0.0
-    adapters: tuple[AdapterSpec, ...] = ()
-    bottlenecks: tuple[BottleneckSpec, ...] = ()
-    frozen: tuple[str, ...] = ()
-    codes: tuple[CodeSpec, ...] = ()
-    predicts_ahead: bool = False
-
-    @property
-    def drops(self) -> bool:
-        """Whether it has any dropout."""
-        dropped = (self.dropout, self.attention.dropout, *(adapter.dropout for adapter in self.adapters))
-        return any(rate > 0 for rate in dropped)
-
-    @property
-    def adds_to_loss(self) -> bool:
-        """Whether the layer yields something that is added to the loss besides hidden states: what keeps its experts balanced."""
-        return self.feed_forward.adds_to_loss
-
-    @property
-    def added(self) -> tuple[AdapterSpec | BottleneckSpec, ...]:
-        """What tuning adds."""
-        return (*self.adapters, *self.bottlenecks)
-
-    @property
-    def norms(self) -> tuple[str, ...]:
-        """Names of the norms over hidden states."""
-        outer = ("attention_post_norm", "ffn_post_norm") if self.norm_output else ()
-        return ("attention_norm", "ffn_norm", *outer)
-
-    @property
-    def name(self) -> str:
-        """A word for tables in which the layers of a model are told apart."""
-        attention = "global" if self.attention.window is None else "window"
-        name = attention if isinstance(self.feed_forward, FeedForwardSpec) else f"{attention} experts"
-        return f"{name} prediction" if self.predicts_ahead else name
-
-    def weights(self) -> Shapes:
-        """Names below the layer, in the order of the checkpoint."""
-        hidden = self.attention.hidden_size
-        parts = {"attention": self.attention.weights(), "feed_forward": self.feed_forward.weights()}
-        norms = {norm: self.norm.weights(hidden) for norm in self.norms}
-        own = {f"{part}.{name}": shape for part, shapes in {**norms, **parts}.items() for name, shape in shapes.items()}
-        around = self._around_prediction() if self.predicts_ahead else {}
-        return {**own, **around, **{name: shape for added in self.added for name, shape in added.weights().items()}}
-
-    def _around_prediction(self) -> Shapes:
-        """The weights before and behind a layer that predicts ahead, with DeepSeek's names."""
-        hidden = self.attention.hidden_size
-        norms = ("enorm", "hnorm", "final_norm")
-        around = {f"{norm}.{name}": shape for norm in norms for name, shape in self.norm.weights(hidden).items()}
-        return {**around, JOINT_PROJECTION: (hidden, 2 * hidden)}
-
-    def last_of_branches(self) -> tuple[str, ...]:
-        """The weights after which attention and feed-forward are added to the hidden states: with zeros there the layer adds
-        nothing.
-        """
-        own = LayerSpec(self.attention, self.feed_forward, self.norm, self.norm_output).weights()
-        return tuple(
-            name
-            for name in own
-            if {"wo", "w2"} & {*name.split(".")} or name in ("attention_post_norm.bias", "ffn_post_norm.bias")
-        )
-
-    def flops_per_token(self, seq_length: int) -> float:
-        """Matrix products of forward and backward; a frozen weight has no product for its gradient."""
-        products = self.attention.flops_per_token(seq_length) + self.feed_forward.flops_per_token()
-        if self.predicts_ahead:
-            products += FORWARD_AND_BACKWARD * math.prod(self._around_prediction()[JOINT_PROJECTION])
-        matrices = (shape for added in self.added for shape in added.weights().values() if len(shape) > 1)
-        return products + FORWARD_AND_BACKWARD * sum(map(math.prod, matrices)) - self._not_computed()
-
-    def _not_computed(self) -> float:
-        """What the gradients of frozen matrices would take; of experts, of those a token meets."""
-        frozen = {name: shape for name, shape in self.weights().items() if name in self.frozen and len(shape) > 1}
-        met = self.feed_forward.active_parameters() / scalars(self.feed_forward.weights())
-        return GRADIENT * sum(
-            math.prod(shape) * (met if ".experts." in name else 1.0) for name, shape in frozen.items()
-        )
-
-
-def scalars(shapes: Shapes) -> int:
-    """How many numbers there are in weights of these shapes."""
-    return sum(map(math.prod, shapes.values()))

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mindllm.config import layer_counts
+from mindllm.architecture.layer_counts import layer_counts
 
 
 @pytest.mark.parametrize(

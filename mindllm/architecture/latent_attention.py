@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mindllm.config.layers import FORWARD_AND_BACKWARD, AttentionContext, NormSpec, RotarySpec, Shapes, scalars
+from mindllm.architecture.parts import FORWARD_AND_BACKWARD, AttentionContext, NormSpec, RotarySpec, Shapes, scalars
 
 LATENT_NORM = NormSpec("rms", 1e-6)
 """Of the narrow vectors: the published code has this epsilon whatever the model's own is."""

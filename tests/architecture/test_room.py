@@ -1,0 +1,36 @@
+"""The ground floor knows nothing above it."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+ROOM = ROOT / "mindllm" / "architecture"
+
+
+def module_of(path: Path) -> str:
+    """Return the dotted name of a file."""
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+FILES = {module_of(path): path for path in (ROOT / "mindllm").rglob("*.py")}
+
+
+def imported(path: Path) -> Iterator[str]:
+    """Yield what a file imports at module level, lazily, and under ``TYPE_CHECKING``: the deepest modules that are named."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                below = f"{node.module}.{alias.name}"
+                yield below if below in FILES else str(node.module)
+
+
+def test_the_ground_floor_imports_itself_and_what_all_share():
+    names = {name for path in ROOM.rglob("*.py") for name in imported(path)}
+    assert {name for name in names if name.split(".")[0] in ("pydantic", "pydantic_core", "yaml", "mindspore")} == set()
+    ours = {name for name in names if name.split(".")[0] == "mindllm"}
+    assert {name for name in ours if not name.startswith(("mindllm.architecture.", "mindllm.errors"))} == set()
