@@ -1,3 +1,58 @@
-"""mindllm: static-parallel training of large language models with MindSpore, proved before it is launched."""
+"""mindllm: static-parallel training of large language models with MindSpore, proved before it is launched.
+
+The public functions are those of :mod:`mindllm.api` (docs/python.md); each imports what it needs when it is called. Five of them
+have the name of a room, ``mindllm.train`` for one: that package is callable, so that the name means both.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mindllm.api import load_config, step_time
+    from mindllm.config import RunConfig
+    from mindllm.errors import CheckFailed, RunFailed, UserError
 
 __version__ = "0.1.0"
+__all__ = [
+    "CheckFailed",
+    "RunConfig",
+    "RunFailed",
+    "UserError",
+    "load_config",
+    "step_time",
+]
+ROOMS: tuple[str, ...] = ()
+HOMES = {"RunConfig": "config", "CheckFailed": "errors", "RunFailed": "errors", "UserError": "errors"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name in ROOMS:
+        return importlib.import_module(f"{__name__}.{name}")
+    return getattr(importlib.import_module(f"{__name__}.{HOMES.get(name, 'api')}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+class _Package(ModuleType):
+    """The package, which makes those of its rooms callable that have the name of a function as soon as they are imported."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in ROOMS and isinstance(value, ModuleType):
+            value.__class__ = _callable_room(name)
+        super().__setattr__(name, value)
+
+
+def _callable_room(name: str) -> type[ModuleType]:
+    function = getattr(importlib.import_module(f"{__name__}.api"), name)
+    return type("Room", (ModuleType,), {"__call__": staticmethod(function), "__doc__": function.__doc__})
+
+
+sys.modules[__name__].__class__ = _Package

@@ -1,0 +1,31 @@
+"""How commands show what the library returns: its lines and tables, one JSON object, and progress while it works."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from mindllm.console import PlainConsole, error_console, output, print_json, progress
+from mindllm.progress import Progress
+from mindllm.results import Result
+
+
+def show(result: Result, as_json: bool, console: PlainConsole = output) -> None:
+    """Print a result for people, or for programs."""
+    if as_json:
+        print_json(result.to_dict())
+        return
+    for part in result.parts():
+        console.print(part)
+
+
+@contextmanager
+def drawn(transient: bool = True) -> Iterator[Progress]:
+    """Yield a callback that draws a bar on standard error; ``transient`` bars go when they are done."""
+    with progress(console=error_console, transient=transient) as bar:
+        task = bar.add_task("", total=None, visible=False)
+
+        def told(what: str, done: int = 0, total: int | None = None) -> None:
+            bar.update(task, description=what, completed=done, total=total, visible=True)
+
+        yield told

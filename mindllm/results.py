@@ -1,0 +1,95 @@
+"""What functions of the library return: frozen values that print as the table of a command, and go into JSON and notebooks."""
+
+from __future__ import annotations
+
+import html
+import io
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from mindllm.json_text import strict
+
+if TYPE_CHECKING:  # rich takes longer to import than all of `import mindllm`
+    from rich.text import Text
+
+    from mindllm.tables import Table
+
+    Part = str | Text | Table
+
+SCHEMA = "schema"
+CELL = ' style="text-align:{}"'
+
+
+class Result:
+    """The base of all results. ``schema`` is raised whenever a key of :meth:`to_dict` changes its meaning or goes."""
+
+    schema: ClassVar[int] = 1
+
+    @abstractmethod
+    def parts(self) -> Iterable[Part]:
+        """Yield the lines and tables that the command prints."""
+
+    @abstractmethod
+    def tree(self) -> dict[str, Any]:
+        """Return the keys of :meth:`to_dict` but ``schema``."""
+
+    def table(self) -> Table:
+        """Return the first table of those that are printed.
+
+        Raises:
+            LookupError: the result has none.
+        """
+        from mindllm.tables import Table
+
+        found = next((part for part in self.parts() if isinstance(part, Table)), None)
+        if found is None:
+            raise LookupError(f"{type(self).__name__} has no table; print it")
+        return found
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what the command's ``--json`` prints: plain values, under ``schema`` the version of their keys.
+
+        A number that JSON does not know is ``"NaN"``, ``"Infinity"`` or ``"-Infinity"``.
+        """
+        return {SCHEMA: self.schema, **strict(self.tree())}
+
+    def summary(self) -> str:
+        """Return the result in a few words, for ``repr``."""
+        return ""
+
+    def __repr__(self) -> str:
+        words = self.summary()
+        return f"<{type(self).__name__}{': ' * bool(words)}{words}>"
+
+    def __str__(self) -> str:
+        from mindllm.console import PlainConsole, output
+
+        console = PlainConsole(file=io.StringIO(), width=output.table_width)
+        for part in self.parts():
+            console.print(part)
+        return console.file.getvalue().removesuffix("\n")  # type: ignore[attr-defined]
+
+    def _repr_html_(self) -> str:
+        from mindllm.tables import Table
+
+        return "\n".join(
+            "".join(_html_table(part)) if isinstance(part, Table) else f"<p>{html.escape(_plain(part))}</p>"
+            for part in self.parts()
+        )
+
+
+def _html_table(table: Table) -> Iterator[str]:
+    """Yield a table as HTML: figures at the right, texts at the left, all of it escaped."""
+    sides = [CELL.format("left" if column.is_text else "right") for column in table.columns]
+    yield f"<table><caption>{html.escape(_plain(table.title))}</caption>"
+    for tag, cells in (("th", table.headings), *(("td", row) for row in table.rows)):
+        pairs = zip(cells, sides, strict=True)
+        yield f"<tr>{''.join(f'<{tag}{side}>{html.escape(_plain(cell))}</{tag}>' for cell, side in pairs)}</tr>"
+    yield "</table>"
+
+
+def _plain(part: str | Text) -> str:
+    from mindllm.console import visible
+
+    return visible(part if isinstance(part, str) else part.plain)

@@ -1,0 +1,131 @@
+"""A run's step time with what must be said beside it: stages, memory, doubts, what one change would bring."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mindllm.config import RunConfig
+from mindllm.console import styled
+from mindllm.results import Result
+from mindllm.tables import Table, figures, texts
+from mindllm.timing.configured import workload_of
+from mindllm.timing.device import Device
+from mindllm.timing.stage_times import StageTime, mean_stage, report, stage_times, table
+from mindllm.timing.step import StepTime, step_time
+from mindllm.timing.verdict import Room, implausible, memory_limit
+from mindllm.timing.what_if import changes
+
+if TYPE_CHECKING:
+    from mindllm.results import Part
+
+ADVICE = "mindllm search looks for a strategy that fits"
+
+
+@dataclass(frozen=True, repr=False)
+class StepPrediction(Result):
+    """A predicted step; times are seconds, sizes are bytes.
+
+    Attributes:
+        step: the step with its passes and their schedule.
+        stages: where its time goes on every stage.
+        memory: the memory of every stage, by formula, beside the limit.
+        changes: seconds of the step with one change alone, by what is changed; empty where nobody asked.
+    """
+
+    step: StepTime
+    stages: tuple[StageTime, ...]
+    memory: Room
+    changes: Mapping[str, float]
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of a step."""
+        return self.step.seconds
+
+    @property
+    def tokens_per_second_per_device(self) -> float:
+        """Tokens a second and device."""
+        return self.step.tokens_per_device
+
+    @property
+    def model_flops_utilisation(self) -> float:
+        """Model FLOPs utilisation, from 0 to 1."""
+        return self.step.utilisation
+
+    @property
+    def fits(self) -> bool:
+        """Whether every stage fits into memory, by formula."""
+        return self.memory.fits
+
+    @property
+    def shortage(self) -> str:
+        """What does not fit and what finds something that does; empty where all fit."""
+        return "" if self.fits else f"{self.memory}, by formula; {ADVICE}"
+
+    def write_timeline(self, path: Path | str) -> None:
+        """Write a trace for Perfetto."""
+        from mindllm.timing.timeline import write_timeline
+
+        write_timeline(self.step, Path(path))
+
+    def summary(self) -> str:
+        """Return the step and the verdict on its memory."""
+        return f"{self.seconds:.3f} s a step, {'fits' if self.fits else 'does not fit'}"
+
+    def tree(self) -> dict[str, Any]:
+        """Return seconds and bytes, as ``--json`` prints them."""
+        return report(self.step, self.stages, dict(self.changes), self.memory)
+
+    def parts(self) -> Iterator[Part]:
+        """Yield the headline, what it would hide, the stages, the changes, and what the figures rest on."""
+        yield headline(self.step)
+        for doubt in self.doubts():
+            yield styled((doubt, "bold red"))
+        yield table(self.stages)
+        if self.changes:
+            yield self._changes()
+        if self.step.uncounted:
+            yield f"not counted: {'; '.join(self.step.uncounted)}"
+        yield (
+            "operators: from the architecture, not from a compiled graph; memory: by formula, mindllm dry-run measures it"
+        )
+
+    def doubts(self) -> list[str]:
+        """Return what the headline would hide: stages that do not fit, a utilisation that no run has."""
+        found = [] if self.fits else [f"does not fit: it {self.shortage}"]
+        if what := implausible(self.step.utilisation):
+            part, seconds = max(mean_stage(self.step).items(), key=lambda item: item[1])
+            share = f"{100 * seconds / self.seconds:.0f}% of it is {part}"
+            found.append(f"implausible: {what}; do not trust the step before you know why ({share})")
+        return found
+
+    def _changes(self) -> Table:
+        rows = [
+            (name, f"{seconds:.3f}", f"{100 * (self.seconds / seconds - 1):+.1f}%")
+            for name, seconds in self.changes.items()
+        ]
+        return Table("one change alone", [*texts("change"), *figures("step s", "speed")], rows)
+
+
+def predict(config: RunConfig, device: Device, explain: bool = False) -> StepPrediction:
+    """Predict a step of a run; with ``explain`` also what one change alone would bring.
+
+    Raises:
+        UserError: the run has something that is not modelled, or the device lacks a figure that it needs.
+    """
+    step = step_time(workload_of(config), device)
+    stages = tuple(stage_times(step))
+    memory = Room(tuple(stage.memory for stage in stages), memory_limit(config, device))
+    return StepPrediction(step, stages, memory, changes(step) if explain else {})
+
+
+def headline(step: StepTime) -> str:
+    """Return the step in a line."""
+    strategy = step.workload.strategy
+    return (
+        f"{step.device.name}, {strategy.device_num} devices: {step.seconds:.3f} s a step, {step.tokens_per_device:,.0f} "
+        f"tokens/s/device, {100 * step.utilisation:.1f}% model FLOPs utilisation"
+    )
