@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from mindllm.console import PlainConsole, error_console, output, print_json, progress
+from mindllm.console import PlainConsole, error_console, output, print_json, progress, visible
 from mindllm.progress import Progress
 from mindllm.results import Result
 
@@ -21,11 +21,17 @@ def show(result: Result, as_json: bool, console: PlainConsole = output) -> None:
 
 @contextmanager
 def drawn(transient: bool = True) -> Iterator[Progress]:
-    """Yield a callback that draws a bar on standard error; ``transient`` bars go when they are done."""
+    """Yield a callback that draws on standard error: a bar of what is counted, a line for what is not.
+
+    A ``transient`` bar goes when it is done.
+    """
     with progress(console=error_console, transient=transient) as bar:
         task = bar.add_task("", total=None, visible=False)
 
         def told(what: str, done: int = 0, total: int | None = None) -> None:
-            bar.update(task, description=what, completed=done, total=total, visible=True)
+            if total is None:
+                bar.console.print(visible(what))
+            else:
+                bar.update(task, description=what, completed=done, total=total, visible=True)
 
         yield told

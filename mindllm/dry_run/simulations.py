@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 import signal
 import sys
@@ -11,13 +12,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rich.console import Console
-
 import mindllm
 from mindllm.compiled.device.stand_in import device_software
 from mindllm.compiled.device.wheel import StandInUnavailable
 from mindllm.config import RunConfig, render_config
-from mindllm.console import error_console, progress, styled
 from mindllm.dry_run.cache import Kept, forget_old_ones, kept_file, read_kept
 from mindllm.dry_run.profile import Profile, load_profile
 from mindllm.dry_run.source_lines import Lines, read_lines, smallest_run
@@ -25,8 +23,10 @@ from mindllm.dry_run.worker_memory import worker_bytes
 from mindllm.errors import RunFailed, UserError
 from mindllm.host_memory import ADVICE, MemoryClaim, gibibytes
 from mindllm.launch.process import JobProcess
+from mindllm.progress import Progress, unwatched
 from mindllm.temporary import temporary_directory
 
+logger = logging.getLogger(__name__)
 POLL_SECONDS = 0.1
 ERROR = "error: "
 SIMULATE, ESTIMATE, LINES = "simulate", "estimate", "lines"  # what a worker is asked for
@@ -51,14 +51,14 @@ class Simulations:
 
     Args:
         workers: how many at once; None: one for each core, as memory allows.
-        console: where progress is shown.
+        progress: told of simulations that run, how many are done, and of how many.
         estimates: estimate from compiled graphs instead of simulating.
     """
 
-    def __init__(self, workers: int | None, console: Console, estimates: bool = False) -> None:
+    def __init__(self, workers: int | None = None, progress: Progress = unwatched, estimates: bool = False) -> None:
         self.estimates = estimates
         self.workers = workers or len(os.sched_getaffinity(0))
-        self.console = console
+        self.progress = progress
         self.run_now = 0  # simulations that were not kept from earlier
         self.beside: list[Request] = []  # source lines that are found while others simulate
 
@@ -93,13 +93,8 @@ class Simulations:
 
     def _run(self, missing: dict[Path, Request]) -> None:
         waiting = sorted(missing.items(), key=lambda item: -worker_bytes(item[1].config))  # the longest first
-        with (
-            MemoryClaim() as claim,
-            temporary_directory("mindllm_dry_run_") as directory,
-            progress(console=self.console, transient=False) as bar,
-        ):
+        with MemoryClaim() as claim, temporary_directory("mindllm_dry_run_") as directory:
             left = self._claimed(claim, [request for _, request in waiting])
-            task = bar.add_task("simulating", total=len(missing))
             running: list[_Worker] = []
             try:
                 while waiting or running:
@@ -108,8 +103,8 @@ class Simulations:
                         running.append(_Worker(request, file, directory / str(len(waiting))))
                     for worker in [worker for worker in running if worker.ended()]:
                         running.remove(worker)
-                        bar.advance(task)
-                    bar.update(task, description=f"simulating {', '.join(w.request.name for w in running)}")
+                    names = ", ".join(worker.request.name for worker in running)
+                    self.progress(f"simulating {names}", len(missing) - len(waiting) - len(running), len(missing))
                     time.sleep(POLL_SECONDS)
             finally:
                 for worker in running:
@@ -125,9 +120,8 @@ class Simulations:
                 f"{claim.describe()}: {ADVICE}; or leave out --full, which simulates whole stages"
             )
         if len(fitting) < len(wanted):
-            self.console.print(
-                f"{len(fitting)} simulations at a time: memory for more is not free ({claim.describe()})"
-            )
+            told = "%d simulations at a time: memory for more is not free (%s)"
+            logger.warning(told, len(fitting), claim.describe())
         claim.take(fitting[-1])
         return fitting[-1]
 
@@ -171,12 +165,11 @@ class _Worker:
         raise RunFailed(f"simulating {self.request.name} {self.process.ending()}{advice}\n{self.process.last_lines()}")
 
 
-def can_simulate() -> bool:
-    """Whether MindSpore's dry run works here; says so if it does not."""
+def simulations_here(workers: int | None = None, progress: Progress = unwatched) -> Simulations:
+    """Return simulations by MindSpore's dry run where it works; where it does not, estimates, of which a warning tells."""
     try:
         device_software()
     except StandInUnavailable as error:
-        warning = ("all figures are estimates", "bold yellow")
-        error_console.print(styled(warning, f" from compiled graphs, not MindSpore's dry run: {error}"))
-        return False
-    return True
+        logger.warning("all figures are estimates from compiled graphs, not MindSpore's dry run: %s", error)
+        return Simulations(workers, progress, estimates=True)
+    return Simulations(workers, progress)

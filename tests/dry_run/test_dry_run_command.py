@@ -136,7 +136,7 @@ def test_the_script_explains_its_arguments(place, arguments, message):
 
 
 class Formula(FormulaSimulations):
-    def __init__(self, workers, console, estimates):
+    def __init__(self, workers, progress):
         super().__init__()
 
     def source_lines(self, config):
@@ -144,7 +144,7 @@ class Formula(FormulaSimulations):
 
 
 def test_too_little_device_memory_is_a_failed_check(place, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(tool, "Simulations", Formula)
+    monkeypatch.setattr(tool, "simulations_here", Formula)
     arguments = ["--config", str(place / "run.yaml"), "--output", str(tmp_path)]
     assert tool.main(arguments) == 0
     with pytest.raises(CheckFailed, match=r"stage 0 \(rank 0\) needs 65. MB, 1.. MB more than the limit of 512 MB"):

@@ -56,7 +56,7 @@ def test_the_dry_run_of_theirs_is_that_of_ours(tmp_path, monkeypatch, capsys):
     theirs, ours = both(tmp_path, STAGES | RECOMPUTE)
     asked = FormulaSimulations()
     asked.source_lines = lambda config: {}
-    monkeypatch.setattr(dry_run, "Simulations", lambda *_, **__: asked)
+    monkeypatch.setattr(dry_run, "simulations_here", lambda *_, **__: asked)
     capsys.readouterr()
     told = []
     for path in (theirs, ours):
