@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from mindllm.config import RunConfig
-from mindllm.console import error_console
 from mindllm.dry_run.forecast import forecast_stages
-from mindllm.dry_run.simulations import Simulations, can_simulate
+from mindllm.dry_run.simulations import Simulations, simulations_here
 from mindllm.dry_run.stages import stages_of
 from mindllm.errors import UserError
 from mindllm.planning.costs.by_formula import ROOM
 from mindllm.planning.solve import Infeasible
+from mindllm.progress import Progress, unwatched
 from mindllm.strategies.search import Planned, plan_one
 from mindllm.timing.device import Device
 from mindllm.units import GIB
@@ -24,7 +24,12 @@ PLANS = 3  # of a strategy
 
 
 def held_to_dry_run(
-    config: RunConfig, best: Sequence[Planned], device: Device, limit: float, seconds: float
+    config: RunConfig,
+    best: Sequence[Planned],
+    device: Device,
+    limit: float,
+    seconds: float,
+    progress: Progress = unwatched,
 ) -> list[Planned]:
     """Those that fit, the fastest first, with the memory that the dry run finds.
 
@@ -33,19 +38,16 @@ def held_to_dry_run(
         best: planned by the formula of memory.
         limit: of a device, bytes.
         seconds: for each plan.
+        progress: told of simulations, and of what each strategy needs.
     """
-    simulations = _simulations()
+    simulations = simulations_here(progress=progress)
     found = [_held(config, one, simulations, device, limit, seconds) for one in best]
     return sorted((one for one in found if one is not None), key=lambda planned: planned.step.seconds)
 
 
-def simulated(one: Planned) -> Planned:
+def simulated(one: Planned, progress: Progress = unwatched) -> Planned:
     """The same run with the memory that the dry run finds."""
-    return _measured(one, _simulations())
-
-
-def _simulations() -> Simulations:
-    return Simulations(None, error_console, estimates=not can_simulate())
+    return _measured(one, simulations_here(progress=progress))
 
 
 def _measured(one: Planned, simulations: Simulations) -> Planned:
@@ -65,11 +67,11 @@ def _held(
         memory = measured.memory
         told = f"{one.candidate.name}: dry run {max(memory) / GIB:.1f} GB"
         if max(memory) <= limit:
-            error_console.print(f"{told}, fits")
+            simulations.progress(f"{told}, fits")
             return measured
         missed = max(real - formula for real, formula in zip(memory, one.memory, strict=True) if real > limit)
         one = _with_less(config, one, device, (limit - missed) / ROOM, seconds) if left else None
-        error_console.print(
+        simulations.progress(
             f"{told}, does not fit{f'; planned again with {missed / GIB:.1f} GIB left free' if one else ''}"
         )
     return None

@@ -6,19 +6,20 @@ import hashlib
 import json
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from mindllm.axes import CONTEXT
 from mindllm.config import RunConfig, override_config, render_config
-from mindllm.console import track
 from mindllm.dry_run.cache import versions
 from mindllm.errors import UserError
 from mindllm.planning.costs.by_formula import formula_problem
 from mindllm.planning.costs.plain_run import plain_keys
 from mindllm.planning.solve import Infeasible, solve
 from mindllm.planning.yaml_plan import write_plan
+from mindllm.progress import Progress, unwatched
 from mindllm.strategies.candidates import Candidate, Sharing, candidates
 from mindllm.strategies.judge import Judged, judge, read_judged
 from mindllm.timing.configured import workload_of
@@ -63,8 +64,19 @@ class Planned:
         return Room(self.memory, limit)
 
 
-def search(config: RunConfig, devices: int, batch: int, device: Device, limit: float, directory: Path) -> Found:
-    """Judges every candidate; those of an interrupted search of the same run are not judged again."""
+def search(
+    config: RunConfig,
+    devices: int,
+    batch: int,
+    device: Device,
+    limit: float,
+    directory: Path | None = None,
+    progress: Progress = unwatched,
+) -> Found:
+    """Judge every candidate.
+
+    With a ``directory`` what is judged is kept there, and what an interrupted search of the same run judged is not judged again.
+    """
     if config.swap_config.swap:
         raise config.error(
             "swap_config.swap", "a search chooses recomputation, not what waits on the host; write false"
@@ -72,20 +84,34 @@ def search(config: RunConfig, devices: int, batch: int, device: Device, limit: f
     left_out = Counter[str]()
     wanted = list(candidates(config, devices, batch, device, left_out))
     key = _key(config, device, limit)
-    known = _known(directory / FILE, key)
+    known = _known(directory / FILE, key) if directory else {}
     base = workload_of(config)
     missing = [one for one in wanted if one.name not in known]
-    with (directory / FILE).open("a", encoding="utf-8") as file:
-        for one in track(missing, "predicting strategies"):
+    with _kept(directory, key) as keep:
+        for number, one in enumerate(missing):
+            progress("predicting strategies", number, len(missing))
             known[one.name] = judge(config, base, one, device, limit)
-            found = known[one.name]
-            line = {"run": key, "name": one.name, "judged": found.tree() if found else None}
-            file.write(json.dumps(line) + "\n")
-            file.flush()
+            keep(one.name, known[one.name])
     fitting = [found for one in wanted if (found := known[one.name]) is not None]
     left_out["no recomputation makes it fit the memory"] = len(wanted) - len(fitting)
     ranked = sorted(fitting, key=lambda one: -one.speed)
     return Found(tuple(ranked), +left_out, len(wanted), len(wanted) - len(missing))
+
+
+@contextmanager
+def _kept(directory: Path | None, key: str) -> Iterator[Callable[[str, Judged | None], None]]:
+    """Yield what keeps a judgement of a candidate at once: in the directory's file, or nowhere."""
+    if directory is None:
+        yield lambda name, judged: None
+        return
+    with (directory / FILE).open("a", encoding="utf-8") as file:
+
+        def keep(name: str, judged: Judged | None) -> None:
+            line = {"run": key, "name": name, "judged": judged.tree() if judged else None}
+            file.write(json.dumps(line) + "\n")
+            file.flush()
+
+        yield keep
 
 
 def _key(config: RunConfig, device: Device, limit: float) -> str:
@@ -107,11 +133,18 @@ def _known(path: Path, key: str) -> dict[str, Judged | None]:
 
 
 def plan_best(
-    config: RunConfig, judged: Sequence[Judged], device: Device, limit: float, count: int, seconds: float
+    config: RunConfig,
+    judged: Sequence[Judged],
+    device: Device,
+    limit: float,
+    count: int,
+    seconds: float,
+    progress: Progress = unwatched,
 ) -> list[Planned]:
     """The best candidates with layers placed and recomputed as the planner says, the fastest first."""
     found: dict[str, Planned] = {}
-    for one in track(judged[:count], "planning the best"):
+    for number, one in enumerate(judged[:count]):
+        progress("planning the best", number, min(count, len(judged)))
         try:
             found[one.candidate.name] = plan_one(config, one.candidate, device, limit, seconds)
         except (Infeasible, UserError):

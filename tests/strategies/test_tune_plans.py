@@ -6,12 +6,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from mindllm.cli.search import compared
 from mindllm.config import load_config
 from mindllm.planning.costs.by_formula import ROOM
 from mindllm.strategies import confirm
 from mindllm.strategies.candidates import Candidate
 from mindllm.strategies.judge import Judged
+from mindllm.strategies.outcome import compared
 from mindllm.strategies.search import own, plan_best
 from mindllm.timing.configured import workload_of
 from mindllm.timing.device import DEFAULT, read_device
@@ -52,7 +52,7 @@ def test_a_yaml_that_fits_by_formula_is_held_to_the_dry_run_too(monkeypatch):
 
 @pytest.mark.parametrize(("missed", "plans"), [(2 * GIB, 1), (12 * GIB, 2), (200 * GIB, 1)])
 def test_what_does_not_fit_in_the_dry_run_is_planned_again_with_what_the_formula_missed_left_free(
-    missed, plans, monkeypatch, capsys
+    missed, plans, monkeypatch
 ):
     config, device = load_config(SHIPPED / "llama2" / "pretrain_llama2_7b_8p.yaml"), read_device(DEFAULT)
     judged = [Judged(Candidate(4, 1, 2, 1, 1, 32, False, True), 0.0, (0.0,))]
@@ -64,8 +64,11 @@ def test_what_does_not_fit_in_the_dry_run_is_planned_again_with_what_the_formula
         return [SimpleNamespace(actual_peak=formula + missed) for formula in stage_bytes(workload_of(run))]
 
     monkeypatch.setattr(confirm, "forecast_stages", forecast)
-    held = confirm.held_to_dry_run(config, [planned], device, LIMIT, 600.0)
-    said = capsys.readouterr().err
+    told = []
+    held = confirm.held_to_dry_run(
+        config, [planned], device, LIMIT, 600.0, lambda what, done=0, total=None: told.append(what)
+    )
+    said = "\n".join(told)
     assert len(simulated) == plans
     assert ("planned again" in said) == (plans == 2)
     if missed == 200 * GIB:

@@ -10,6 +10,7 @@ from mindllm.cli import search as tune
 from mindllm.cli.time import main
 from mindllm.config import load_config
 from mindllm.errors import CheckFailed
+from mindllm.strategies.outcome import recommended
 from mindllm.strategies.search import own
 from mindllm.timing.configured import workload_of
 from mindllm.timing.device import DEFAULT, read_device
@@ -100,8 +101,8 @@ def test_the_fastest_that_fits_is_recommended(small):
     hand = own(load_config(small[0]), DEVICE)
     slower = own(load_config(small[0], ["--recompute_config.recompute=true"]), DEVICE)
     needed = max(hand.memory)
-    assert tune.recommended([slower], hand, needed) is hand
-    assert tune.recommended([slower], hand, 0.99 * needed) is slower
-    assert tune.recommended([hand], slower, needed) is hand
-    assert tune.recommended([replace(hand)], hand, needed) is hand
-    assert tune.recommended([slower], None, needed) is slower
+    assert recommended([slower], hand, needed) is hand
+    assert recommended([slower], hand, 0.99 * needed) is slower
+    assert recommended([hand], slower, needed) is hand
+    assert recommended([replace(hand)], hand, needed) is hand
+    assert recommended([slower], None, needed) is slower
