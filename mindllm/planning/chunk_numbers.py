@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from rich.console import Console
-
 from mindllm.planning.costs.configured import Configured
 from mindllm.planning.problem import Problem
 from mindllm.planning.reports.plan import gap_text
@@ -69,7 +67,7 @@ def fastest(tried: Sequence[Interleave]) -> Interleave:
     return tried[min(planned)[1]]
 
 
-def print_interleaves(console: Console, tried: Sequence[Interleave]) -> None:
+def interleaves_table(tried: Sequence[Interleave]) -> Table:
     """Step, bound and fullest stage by number of chunks."""
     names = ("pp_interleave_num", "step", "lower bound", "gap", "fullest stage MB")
     table = Table("chunks per stage", figures(*names))
@@ -79,4 +77,4 @@ def print_interleaves(console: Console, tried: Sequence[Interleave]) -> None:
             bound = "none" if found.lower_bound is None else f"{found.lower_bound:,.6g}"
             cells = (f"{found.best.step_time:,.6g}", bound, gap_text(found), f"{found.best.peak_mb.max():,.0f}")
         table.add_row(str(choice.chunks), *cells)
-    console.print(table)
+    return table

@@ -17,7 +17,7 @@ from mindllm.planning.problem import make_problem
 from mindllm.planning.read_problem import read_problem
 from mindllm.planning.recomputation.feasible import lightest_split
 from mindllm.planning.recomputation.mixes import Mixes
-from mindllm.planning.reports.plan import answer, print_solution
+from mindllm.planning.reports.plan import answer, solution_parts
 from mindllm.planning.several_chunks.path_program import PathProgram
 from mindllm.planning.solve import Solution, even_split, solve, work_bound
 from mindllm.schedules import steady
@@ -46,7 +46,7 @@ def test_no_bound_is_no_bound():
     assert found["lower_bound"] is None
     assert found["gap"] is None
     console = Console(width=200, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
-    print_solution(console, unknown)
+    console.print(*solution_parts(unknown))
     text = console.export_text()
     assert "gap unknown" in text
     assert "0%" not in text.split("gap unknown")[1].splitlines()[0]

@@ -17,13 +17,13 @@ from mindllm.dry_run.stages import stages_of
 from mindllm.errors import CheckFailed, UserError
 from mindllm.parallel.layer_plan import make_plan
 from mindllm.planning import validate as validation
-from mindllm.planning.chunk_numbers import fastest, print_interleaves, try_interleaves
+from mindllm.planning.chunk_numbers import fastest, interleaves_table, try_interleaves
 from mindllm.planning.costs import configured as costs
 from mindllm.planning.costs.offered_kinds import chains, layer_kind, offered_kinds
 from mindllm.planning.costs.time_costs import LayerTimes, TimeCosts
 from mindllm.planning.plan import Plan, evaluate
 from mindllm.planning.recomputation.feasible import lightest_split
-from mindllm.planning.reports.costs import print_costs, print_validated
+from mindllm.planning.reports.costs import costs_parts, validated_parts
 from mindllm.planning.solve import Infeasible
 from mindllm.timing.device import DEFAULT, read_device
 from mindllm.timing.exchanges import Group, exchange_seconds
@@ -103,7 +103,7 @@ def test_layers_of_two_types_cost_what_each_type_costs_and_stand_in_order(stages
     assert found.memory.fixed["last"] - WORKING["none"] >= TABLES
     assert found.problem.exposed_communication == 12 / stages * 0.5 + 1.0
     console = Console(record=True, width=200)
-    print_costs(console, found)
+    console.print(*costs_parts(found))
     assert "100.0 MB (window), 100.0 MB (global)" in console.export_text()
 
 
@@ -153,7 +153,7 @@ def test_a_layer_that_predicts_ahead_is_planned_on_the_last_stage(stages, last):
     found = costs.configured_problem(config, DEVICE, FormulaSimulations())
     assert [(layer.name, layer.count) for layer in found.problem.layers][-1] == (PREDICTION, 1)
     console = Console(record=True, width=200)
-    print_costs(console, found)
+    console.print(*costs_parts(found))
     assert f"{PREDICTION}: MB beyond those of full" in console.export_text()
     assert f"MB ({PREDICTION})" not in console.export_text()
     plan = Plan((*((("none",) * 3,) * (stages - 1)), last))
@@ -179,7 +179,7 @@ def test_a_problem_has_the_times_of_the_run_and_leaves_room_for_gaps():
     assert problem.exposed_communication == 32 / 4 * 0.5 + 1.0
     assert problem.per_stage("limit_mb")[0] < found.limit_mb == 10 * 1024
     console = Console(record=True, width=200)
-    print_costs(console, found)
+    console.print(*costs_parts(found))
     text = console.export_text()
     assert "small runs" in text
     assert "Atlas 800T A2" in text
@@ -261,7 +261,7 @@ def test_a_stage_that_needs_more_than_predicted_gets_a_cut(monkeypatch):
     assert last.memories[1].actual_peak <= 2.2 * 1024 * MIB
     assert last.differences[1] == pytest.approx(0, abs=20)
     console = Console(record=True, width=200)
-    print_validated(console, validated)
+    console.print(*validated_parts(validated))
     assert "round 1" in console.export_text()
 
 
@@ -286,7 +286,7 @@ def test_the_fastest_number_of_chunks_is_taken():
     assert steps[1] < steps[0]
     assert fastest(tried).chunks == 2
     console = Console(record=True, width=200)
-    print_interleaves(console, tried)
+    console.print(interleaves_table(tried))
     assert "pp_interleave_num" in console.export_text()
     plan = tried[1].solution.best.plan
     written = validation.planned_config(found.config, tried[1].configured.problem, plan)

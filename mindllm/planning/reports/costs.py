@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from rich.console import Console
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 from mindllm.planning.costs.configured import Configured
 from mindllm.planning.costs.small_runs import ALL_RECOMPUTED
@@ -12,8 +11,11 @@ from mindllm.planning.validate import Round, Validated
 from mindllm.tables import Column, Table, figures, texts
 from mindllm.units import MIB
 
+if TYPE_CHECKING:
+    from mindllm.results import Part
 
-def print_costs(console: Console, configured: Configured) -> None:
+
+def costs_parts(configured: Configured) -> Iterator[Part]:
     """Costs of every recompute kind, what is fixed, and how well the small runs are explained."""
     memory, times, problem = configured.memory, configured.times, configured.problem
     several = len(memory.layers) > 1
@@ -29,15 +31,11 @@ def print_costs(console: Console, configured: Configured) -> None:
                 *[name] * several, kind, f"{spent.forward:.3f}", f"{spent.backward + again:.3f}",
                 f"{layer.activation[kind]:,.1f}", f"{layer.transient[kind]:,.1f}",
             )  # fmt: skip
-    console.print(table)
+    yield table
     ends = f"embedding {sum(times.head):.3f} ms, output layer and loss {sum(times.tail):.3f} ms"
-    console.print(
-        f"{ends}, between stages {times.point_to_point:.3f} ms, per step {problem.exposed_communication:.3f} ms"
-    )
+    yield f"{ends}, between stages {times.point_to_point:.3f} ms, per step {problem.exposed_communication:.3f} ms"
     if times.uncounted:
-        console.print(
-            f"operations of these are not known, only their bytes are in the times: {', '.join(times.uncounted)}"
-        )
+        yield f"operations of these are not known, only their bytes are in the times: {', '.join(times.uncounted)}"
     static = " ".join(f"{value:,.0f}" for value in problem.per_stage("static_mb"))
     ahead = memory.runs.ahead
     parameters = [
@@ -45,12 +43,12 @@ def print_costs(console: Console, configured: Configured) -> None:
         for name, layer in memory.layers.items()
         if name not in ahead
     ]
-    console.print(f"parameters of a layer {', '.join(parameters)}; stages beside layers, MB: {static}")
+    yield f"parameters of a layer {', '.join(parameters)}; stages beside layers, MB: {static}"
     for name in ahead:
-        console.print(f"{name}: MB beyond those of {ALL_RECOMPUTED}, which are beside the layers of the last stage")
+        yield f"{name}: MB beyond those of {ALL_RECOMPUTED}, which are beside the layers of the last stage"
     gaps = f"{memory.runs.gaps_mb:,.0f} MB are left for gaps between blocks"
-    console.print(f"limit {configured.limit_mb:,.0f} MB (2**20 bytes), of which {gaps}")
-    console.print(_residuals(configured))
+    yield f"limit {configured.limit_mb:,.0f} MB (2**20 bytes), of which {gaps}"
+    yield _residuals(configured)
 
 
 def _residuals(configured: Configured) -> Table:
@@ -65,11 +63,11 @@ def _residuals(configured: Configured) -> Table:
     return table
 
 
-def print_validated(console: Console, validated: Validated) -> None:
+def validated_parts(validated: Validated) -> Iterator[Part]:
     """Predicted and dry-run memory of every stage, round by round."""
     for number, found in enumerate(validated.rounds, start=1):
         verdict = "confirmed" if found.confirmed else "fits" if found.fits else "does not fit"
-        console.print(
+        yield (
             _round(f"round {number}: dry run of the plan, step {found.solution.best.step_time:,.6g}: {verdict}", found)
         )
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from rich.console import Console
 
 from mindllm.planning.costs.as_it_is import NAME, compared, gain
 from mindllm.planning.costs.measured import Fit
@@ -14,6 +13,9 @@ from mindllm.planning.plan import Evaluation
 from mindllm.planning.solve import Solution
 from mindllm.planning.yaml_plan import KEYS, write_plan
 from mindllm.tables import Column, Table, figures, texts
+
+if TYPE_CHECKING:
+    from mindllm.results import Part
 
 
 def answer(solution: Solution) -> dict[str, Any]:
@@ -47,30 +49,30 @@ def layer_list(evaluation: Evaluation) -> list[dict[str, Any]]:
     return found
 
 
-def print_solution(console: Console, solution: Solution, before: Evaluation | None = None) -> None:
+def solution_parts(solution: Solution, before: Evaluation | None = None) -> Iterator[Part]:
     """The plan beside ``before``, the YAML as it is, or else beside the even split; the bound, and the lists of the YAML."""
     best, even = solution.best, solution.even
     if before:
-        console.print(stage_table(f"before: {NAME}", before))
+        yield stage_table(f"before: {NAME}", before)
     elif even:
-        console.print(stage_table("before: even split", even))
-    console.print(stage_table("after: the plan", best))
+        yield stage_table("before: even split", even)
+    yield stage_table("after: the plan", best)
     if before:
-        console.print(f"step {before.step_time:,.6g} -> {best.step_time:,.6g}: {compared(best, before)}")
+        yield f"step {before.step_time:,.6g} -> {best.step_time:,.6g}: {compared(best, before)}"
     if even is None:
-        console.print("The even split does not fit the memory.")
+        yield "The even split does not fit the memory."
     else:
         less = f"{100 * gain(best, even):.2f}% less time than the even split"
-        console.print(f"step {even.step_time:,.6g} -> {best.step_time:,.6g}: {less}")
+        yield f"step {even.step_time:,.6g} -> {best.step_time:,.6g}: {less}"
     if not (before or even):
-        console.print(f"step {best.step_time:,.6g}")
-    console.print(f"{bound_text(solution)}, solved in {solution.solve_seconds:.2f} s")
+        yield f"step {best.step_time:,.6g}"
+    yield f"{bound_text(solution)}, solved in {solution.solve_seconds:.2f} s"
     written = write_plan(best.problem, best.plan)
     if written is None:
-        console.print(f"kinds {', '.join(best.problem.kind_names)} have no YAML form: see the layers of --json")
+        yield f"kinds {', '.join(best.problem.kind_names)} have no YAML form: see the layers of --json"
         return
     for key in ("offset", *KEYS):
-        console.print(f"{key}: {getattr(written, key)}")
+        yield f"{key}: {getattr(written, key)}"
 
 
 def bound_text(solution: Solution) -> str:
@@ -109,13 +111,13 @@ def stage_table(title: str, evaluation: Evaluation) -> Table:
     return table
 
 
-def print_manual(console: Console, plans: Mapping[str, Evaluation]) -> None:
+def manual_parts(plans: Mapping[str, Evaluation]) -> Iterator[Part]:
     """Plans that a person wrote, in a line each."""
     columns = [*texts("plan"), *figures("step", "largest memory MB"), *texts("fits"), *figures("bubble")]
     table = Table("manual plans", columns)
     for name, evaluation in plans.items():
         table.add_row(name, *manual_row(evaluation))
-    console.print(table)
+    yield table
 
 
 def manual_row(evaluation: Evaluation) -> tuple[str, ...]:
@@ -137,10 +139,10 @@ def manual_answer(evaluation: Evaluation) -> dict[str, Any]:
     }
 
 
-def print_fit(console: Console, fit: Fit) -> None:
+def fit_parts(fit: Fit) -> Iterator[Part]:
     """What measured memories were shared out to, and what is left."""
     parts = ", ".join(f"{name} {value:,.1f}" for name, value in fit.values.items())
-    console.print(f"memory fitted to what was measured, MB: {parts}")
+    yield f"memory fitted to what was measured, MB: {parts}"
     for source, left in fit.residuals:
-        console.print(f"measured minus fitted, MB, {source}: {' '.join(f'{value:+.0f}' for value in left)}")
-    console.print(f"margin on every stage: {fit.margin_mb:,.1f} MB, the most that a stage needs beyond the fit")
+        yield f"measured minus fitted, MB, {source}: {' '.join(f'{value:+.0f}' for value in left)}"
+    yield f"margin on every stage: {fit.margin_mb:,.1f} MB, the most that a stage needs beyond the fit"

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from rich.console import Console
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 from mindllm.planning.from_programs.simulated_costs import SimulatedFit
 from mindllm.planning.plan import Evaluation
@@ -12,8 +11,11 @@ from mindllm.planning.problem import Problem
 from mindllm.planning.yaml_plan import KEYS, YamlPlan
 from mindllm.tables import Table, figures, texts
 
+if TYPE_CHECKING:
+    from mindllm.results import Part
 
-def print_simulated(console: Console, problem: Problem, fit: SimulatedFit) -> None:
+
+def simulated_parts(problem: Problem, fit: SimulatedFit) -> Iterator[Part]:
     """The costs of layers and ends, and how well they explain what was simulated."""
     rows = [
         (name, *_figures(layer.forward, cost.backward, layer.parameter_mb, cost.activation_mb, cost.transient_mb))
@@ -24,19 +26,19 @@ def print_simulated(console: Console, problem: Problem, fit: SimulatedFit) -> No
         working = problem.tail.transient_mb if end is problem.tail else 0.0
         rows.append((name, *_figures(end.forward, end.backward, end.memory_mb, end.activation_mb, working)))
     columns = figures("forward ms", "backward ms", "stays MB", "kept of a micro-batch MB", "working MB")
-    console.print(Table("costs, shared out by least squares", [*texts("part"), *columns], rows))
+    yield Table("costs, shared out by least squares", [*texts("part"), *columns], rows)
     said = [
         (peak.source, str(peak.stage), *_figures(peak.simulated, peak.explained, peak.simulated - peak.explained))
         for peak in fit.peaks
     ]
     columns = [*texts("run"), *figures("stage", "simulated", "explained", "left")]
-    console.print(Table("used peak of what was simulated, MB", columns, said))
-    console.print(
+    yield Table("used peak of what was simulated, MB", columns, said)
+    yield (
         f"margin on every stage: {fit.margin_mb:,.0f} MB, the most that is left; gaps between blocks: {fit.gaps_mb:,.0f} MB "
         "less for a plan than the limit"
     )
     if fit.uncounted:
-        console.print(f"only the bytes take time of {', '.join(fit.uncounted)}: their operations are not known")
+        yield f"only the bytes take time of {', '.join(fit.uncounted)}: their operations are not known"
 
 
 def _figures(*values: float) -> tuple[str, ...]:

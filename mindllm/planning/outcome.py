@@ -1,0 +1,188 @@
+"""A plan from its subject to its answer: solved, the fastest number of chunks taken, confirmed by a dry run, beside the YAML."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mindllm.config import RunConfig
+from mindllm.errors import UserError
+from mindllm.planning.chunk_numbers import Interleave, fastest, interleaves_table, try_interleaves, try_problems
+from mindllm.planning.costs.as_it_is import NAME, compared, tree
+from mindllm.planning.plan import Evaluation
+from mindllm.planning.reports.costs import validated_answer, validated_parts
+from mindllm.planning.reports.plan import answer, solution_parts
+from mindllm.planning.reports.simulated import mindformers_keys, simulated_answer
+from mindllm.planning.solve import Infeasible, Solution, solve
+from mindllm.planning.subject import Subject
+from mindllm.planning.validate import Validated, planned_config, validate, write_run
+from mindllm.planning.yaml_plan import KEYS, YamlPlan, write_plan
+from mindllm.results import Result
+
+if TYPE_CHECKING:
+    from mindllm.results import Part
+
+
+@dataclass(frozen=True, repr=False)
+class PipelinePlan(Result):
+    """The fastest plan that was found, and a bound that no plan can beat; times are in the unit of the subject's costs.
+
+    Attributes:
+        subject: what was planned.
+        solution: the plan, its bound, and the even split.
+        tried: every number of chunks that was to choose from; empty where there was one.
+        validated: the dry runs by which the plan was confirmed; None where nobody asked.
+    """
+
+    subject: Subject
+    solution: Solution
+    tried: tuple[Interleave, ...] = ()
+    validated: Validated | None = None
+
+    @property
+    def best(self) -> Evaluation:
+        """The plan with its step, its memory and its bubbles."""
+        return self.solution.best
+
+    @property
+    def step_time(self) -> float:
+        """The step of the plan: milliseconds where the subject is a run."""
+        return self.best.step_time
+
+    @property
+    def lower_bound(self) -> float | None:
+        """What no plan's step is shorter than; None where none was proved."""
+        return self.solution.lower_bound
+
+    @property
+    def gain(self) -> str:
+        """The plan beside the YAML as it is, in words; empty where that is not known."""
+        return compared(self.best, self.subject.before) if self.subject.before else ""
+
+    @property
+    def written(self) -> YamlPlan:
+        """The lists of the YAML.
+
+        Raises:
+            UserError: its recomputation has no YAML form.
+        """
+        found = write_plan(self.best.problem, self.best.plan)
+        if found is None:
+            kinds = ", ".join(self.best.problem.kind_names)
+            raise UserError(f"kinds {kinds} have no YAML form; give recompute_kinds in the problem")
+        return found
+
+    @property
+    def keys(self) -> dict[str, Any]:
+        """The lists as ``--yaml`` writes them: of a simulated program where they stand in a YAML of MindFormers."""
+        if self.subject.programs:
+            return mindformers_keys(self.best, self.written)
+        return {key: getattr(self.written, key) for key in ("offset", *KEYS)}
+
+    @property
+    def config(self) -> RunConfig:
+        """The run with the plan in it.
+
+        Raises:
+            UserError: what was planned is no run.
+        """
+        if self.subject.run is None:
+            raise UserError("the plan is of a problem, not of a run; its keys are in keys")
+        return planned_config(self.subject.run, self.best.problem, self.best.plan)
+
+    def write(self, path: Path | str) -> None:
+        """Write the run with the plan in it, once it has been read back as the same plan."""
+        write_run(Path(path), self.config)
+
+    def draw(self, path: Path | str) -> None:
+        """Draw the schedule as a picture or a page."""
+        from mindllm.planning.reports.picture import draw_schedule
+
+        draw_schedule(self.best, Path(path), self.gain)
+
+    def explain(self, seconds: float = 60.0) -> list[str]:
+        """Return which constraint binds and what more memory would buy; plans again, each within about ``seconds``."""
+        from mindllm.planning.explain import explain, lines
+
+        return list(lines(self.solution, explain(self.solution, seconds)))
+
+    def summary(self) -> str:
+        """Return the step and what is known of the optimum."""
+        gap = self.solution.gap
+        return f"step {self.step_time:,.6g}, gap {'unknown' if gap is None else f'{100 * gap:.3g}%'}"
+
+    def tree(self) -> dict[str, Any]:
+        """Return what ``--json`` prints."""
+        subject = self.subject
+        return {
+            **answer(self.solution),
+            **(tree(self.best, subject.before) if subject.run else {}),
+            **(validated_answer(self.validated) if self.validated else {}),
+            **(simulated_answer(subject.programs) if subject.programs else {}),
+        }
+
+    def parts(self) -> Iterator[Part]:
+        """Yield the costs, the choice of chunks, the dry runs, and the plan beside what it replaces."""
+        yield from self.subject.parts()
+        yield from self.choice()
+        yield from self.answer()
+
+    def choice(self) -> Iterator[Part]:
+        """Yield the table of numbers of chunks, where there were several."""
+        if self.tried:
+            yield interleaves_table(self.tried)
+
+    def answer(self) -> Iterator[Part]:
+        """Yield the dry runs, and the plan beside what it replaces."""
+        if self.validated:
+            yield from validated_parts(self.validated)
+        yield from solution_parts(self.solution, self.subject.before)
+        if self.subject.run and not self.subject.before:
+            yield f"{NAME} recomputes in a way that plans do not offer: its step is not known"
+
+
+def make_plan(
+    subject: Subject, seconds: float = 60.0, interleave: Sequence[int] | None = None, confirm: bool = False
+) -> PipelinePlan:
+    """Plan a subject, each number of chunks within about ``seconds``.
+
+    Args:
+        subject: what to plan.
+        seconds: for each plan.
+        interleave: numbers of chunks per stage to choose from, for a subject that has costs of small runs.
+        confirm: hold the plan to a dry run, and correct it until confirmed.
+
+    Raises:
+        Infeasible: no plan fits the memory.
+        CheckFailed: no plan fits in the dry run.
+        UserError: no plan was found in that time.
+    """
+    if subject.configured and subject.simulations:
+        try:
+            return _of_run(subject, seconds, interleave, confirm)
+        except Infeasible as error:
+            raise subject.configured.infeasible(error) from None
+    if len(subject.problems) == 1:
+        return PipelinePlan(subject, solve(subject.problems[0], seconds))
+    tried = try_problems(subject.problems, seconds)
+    solution = fastest(tried).solution
+    assert solution is not None
+    return PipelinePlan(subject, solution, tuple(tried))
+
+
+def _of_run(subject: Subject, seconds: float, interleave: Sequence[int] | None, confirm: bool) -> PipelinePlan:
+    """Plan a run, with the fastest number of chunks."""
+    configured, solution = subject.configured, None
+    assert configured is not None
+    assert subject.simulations is not None
+    tried: list[Interleave] = []
+    if interleave:
+        tried = try_interleaves(configured, interleave, seconds)
+        chosen = fastest(tried)
+        configured, solution = chosen.configured or configured, chosen.solution
+    if not confirm:
+        return PipelinePlan(subject, solution or solve(configured.problem, seconds), tuple(tried))
+    validated = validate(configured, seconds, subject.simulations)
+    return PipelinePlan(subject, validated.chosen.solution, tuple(tried), validated)
