@@ -15,7 +15,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 from mindllm.console import error_console, styled, visible
 from mindllm.errors import LONGEST_PART, CheckFailed, RunFailed, UserError, bounded, nearest
@@ -47,6 +47,9 @@ class CommandParser(argparse.ArgumentParser):
 
     With ``takes_keys`` options that it does not know are keys of a YAML, ``--batch_size 4``, for ``parse_known_args`` to return.
     """
+
+    key_tests: ClassVar[list[Callable[[str], bool]]] = []
+    """Tell keys of a YAML's top level: added by who knows the schema, and asked when something is wrong."""
 
     def __init__(self, *, takes_keys: bool = False, **options) -> None:
         self.takes_keys = takes_keys
@@ -80,7 +83,8 @@ class CommandParser(argparse.ArgumentParser):
             return
         known = [*ours, *(f"--{name}" for name in SHORTHANDS if self.takes_keys)]
         meant = difflib.get_close_matches(option[:LONGEST_PART], known, n=1, cutoff=ALIKE)
-        if meant and not _is_key(option.removeprefix("--")):
+        name = option.removeprefix("--")
+        if meant and not (self.takes_keys and (name in SHORTHANDS or any(test(name) for test in self.key_tests))):
             self.error(f"{option}: no such option; did you mean {meant[0]}?")
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
@@ -93,16 +97,6 @@ class CommandParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Ends with 2 and one line; what it quotes is not obeyed by the terminal."""
         self.exit(UserError.exit_code, f"error: {visible(bounded(message))}; {self.prog} --help lists the options\n")
-
-
-def _is_key(name: str) -> bool:
-    """Whether a YAML may have this key at its top level, ours or MindFormers'."""
-    if name in SHORTHANDS:
-        return True
-    from mindllm.config import RunConfig  # takes long to import, and is asked for when something is wrong
-    from mindllm.mindformers.tables import KEYS
-
-    return name in RunConfig.model_fields or any(key.partition(".")[0] == name for key in KEYS)
 
 
 def run_command(main: Callable[[Sequence[str] | None], int | None], arguments: Sequence[str] | None = None) -> NoReturn:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from mindllm.cli import parsers  # noqa: F401  (they tell keys of a YAML from misspelt options)
 from mindllm.command import CommandParser, run_command
 from mindllm.errors import UserError
 from mindllm.interrupts import leave_on_interrupt, own_interrupts, receive_interrupts

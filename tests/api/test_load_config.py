@@ -6,7 +6,7 @@ import pytest
 import yaml
 from run_fixtures import MINIMAL
 
-from mindllm.config import load_config
+from mindllm import load_config
 from mindllm.errors import UserError
 from tests.mindformers.mindformers_files import LEGACY, writer
 

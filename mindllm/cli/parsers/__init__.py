@@ -1,1 +1,14 @@
-"""The options of every verb, apart from what it does: they import nothing heavy, so that ``--help`` is there at once."""
+"""The parsers of the verbs: what ``--help`` and completion ask for, and nothing heavy."""
+
+from mindllm.command import CommandParser
+
+
+def is_key(name: str) -> bool:
+    """Return whether a YAML may have a key at its top level, ours or MindFormers'; this is asked when something is wrong."""
+    from mindllm.config import RunConfig  # takes long to import
+    from mindllm.mindformers.tables import KEYS
+
+    return name in RunConfig.model_fields or any(key.partition(".")[0] == name for key in KEYS)
+
+
+CommandParser.key_tests.append(is_key)
