@@ -57,7 +57,7 @@ def step_time(
     Raises:
         UserError: the run has something that is not modelled, or the device lacks a figure that it needs.
     """
-    from mindllm.timing.calibrate import uncalibrated
+    from mindllm.timing.measured.calibrate import uncalibrated
     from mindllm.timing.prediction import predict
 
     known = _device(device)

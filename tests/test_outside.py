@@ -14,7 +14,7 @@ from mindllm.compiled.simulation.simulation import load_simulation
 from mindllm.config import load_config
 from mindllm.data.indexed import IndexedDataset
 from mindllm.data.records import read_records
-from mindllm.data.tokenizer import load_tokenizer
+from mindllm.data.tokenizers.tokenizer import load_tokenizer
 from mindllm.errors import UserError
 from mindllm.families.hugging_face import read_model_config
 from mindllm.outside import (
@@ -29,8 +29,8 @@ from mindllm.outside import (
 )
 from mindllm.planning.read_problem import read_problem
 from mindllm.timing.device import read_device
-from mindllm.timing.kernel_file import read_kernels
-from mindllm.timing.profile import profiled_step
+from mindllm.timing.measured.kernel_file import read_kernels
+from mindllm.timing.measured.profile import profiled_step
 from mindllm.train.checkpoint.manifest import read_manifest
 from mindllm.train.checkpoint.tensors import stored_tensors
 
@@ -187,10 +187,10 @@ ALLOWED = {
     "mindllm/data/corpus.py": "writes; and a memory map of an array, whose header numpy bounds",
     "mindllm/data/indexed.py": "writes",
     "mindllm/data/records.py": "decompresses what mindllm.outside opened, line by line",
-    "mindllm/data/template_program.py": "JSON of a process of ours",
-    "mindllm/data/tokenizer.py": "JSON that the library has taken",
+    "mindllm/data/chat/template_program.py": "JSON of a process of ours",
+    "mindllm/data/tokenizers/tokenizer.py": "JSON that the library has taken",
     "mindllm/evaluate/": "files of the harness, and answers that this tool has kept, line by line",
-    "mindllm/generate/native_library.py": "our source, /proc",
+    "mindllm/generate/graphs/native_library.py": "our source, /proc",
     "mindllm/host_memory.py": "/proc and /sys, and claims that tools of this user have made",
     "mindllm/launch/": "logs, beats and lines of processes of ours",
     "mindllm/planning/several_chunks/": "JSON of a process of ours",
@@ -200,7 +200,7 @@ ALLOWED = {
     "toolkit/config_reference/": "the page this tool writes",
     "mindllm/data/preprocess/": "its own unfinished work",
     "mindllm/dry_run/": "/proc, sources of ours, what its workers and programs have written, the first line of a script",
-    "mindllm/cli/evaluate.py": "an option",
+    "mindllm/cli/parsers/evaluate.py": "an option",
     "mindllm/cli/offline.py": "a copy of bytes",
     "mindllm/compiled/inspect/page.py": "bundled scripts",
     "mindllm/preflight/": "/proc, and a file it has just written",

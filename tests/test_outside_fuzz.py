@@ -24,15 +24,15 @@ from mindllm.compiled.foreign.lockstep import read_rank
 from mindllm.compiled.inspect.source import read_graph
 from mindllm.config import override_config, render_config
 from mindllm.config.load import read_document
-from mindllm.data.special_tokens import read_special_tokens
-from mindllm.data.tokenizer import load_tokenizer
-from mindllm.data.tokenizer_training import train_byte_level_bpe
+from mindllm.data.tokenizers.special_tokens import read_special_tokens
+from mindllm.data.tokenizers.tokenizer import load_tokenizer
+from mindllm.data.tokenizers.training import train_byte_level_bpe
 from mindllm.errors import CheckFailed, RunFailed, UserError
 from mindllm.families.hugging_face import quantisation_in, read_model_config
 from mindllm.planning.read_problem import Setting, read_problem
 from mindllm.timing.device import read_device
-from mindllm.timing.kernel_file import read_kernels
-from mindllm.timing.profile import PARTS, profiled_step
+from mindllm.timing.measured.kernel_file import read_kernels
+from mindllm.timing.measured.profile import PARTS, profiled_step
 from mindllm.train.checkpoint.formats.file import tensors_of_file
 from mindllm.train.checkpoint.manifest import FileEntry, Manifest, _digest, read_manifest
 from mindllm.train.checkpoint.tensors import read_tensors, stored_tensors, write_tensors

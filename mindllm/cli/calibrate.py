@@ -16,14 +16,14 @@ from mindllm.errors import UserError
 from mindllm.files import atomic_open
 from mindllm.outside import read_rows
 from mindllm.tables import Table, figures, texts
-from mindllm.timing import kernel_file
-from mindllm.timing.calibrate import Calibration, Measured, calibrate
 from mindllm.timing.configured import workload_of
+from mindllm.timing.costs.work import VECTOR
 from mindllm.timing.device import Device, read_device
-from mindllm.timing.kernels import errors_left_out, fit_kernels, kernel_errors
-from mindllm.timing.profile import profiled_step
+from mindllm.timing.measured import kernel_file
+from mindllm.timing.measured.calibrate import Calibration, Measured, calibrate
+from mindllm.timing.measured.kernels import errors_left_out, fit_kernels, kernel_errors
+from mindllm.timing.measured.profile import profiled_step
 from mindllm.timing.step import step_seconds
-from mindllm.timing.work import VECTOR
 
 CONFIG, SECONDS, PROFILE = "config", "seconds", "profile"
 FEWEST = 2

@@ -15,8 +15,8 @@ from mindllm.console import output, print_json
 from mindllm.errors import CheckFailed, UserError
 from mindllm.render import show
 from mindllm.timing import foreign_program as simulated
-from mindllm.timing.calibrate import uncalibrated
 from mindllm.timing.device import Device, read_device
+from mindllm.timing.measured.calibrate import uncalibrated
 from mindllm.timing.prediction import predict
 
 

@@ -16,7 +16,7 @@ from mindllm.config.section import Section
 from mindllm.config.yaml_tree import LONGEST_VALUE
 from mindllm.errors import nearest
 from mindllm.files import SIZE_PATTERN
-from mindllm.mindformers.tables import instead_of
+from mindllm.mindformers.keys.tables import instead_of
 
 EXPECTED = {
     "int_type": "an integer",

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from mindllm.data.indexed import IndexedDataset, IndexedWriter, bin_path, index_path, smallest_dtype
-from mindllm.data.tokenizer import Tokenizer
+from mindllm.data.tokenizers.tokenizer import Tokenizer
 from mindllm.errors import UserError, nearest
 from mindllm.outside import read_json
 

@@ -11,7 +11,7 @@ from mindllm.config.evaluation import EvaluationConfig
 from mindllm.config.precision import FLOAT32, TYPES, narrow_types
 from mindllm.console import error_console
 from mindllm.data import run_tokenizer
-from mindllm.data.tokenizer import Tokenizer
+from mindllm.data.tokenizers.tokenizer import Tokenizer
 from mindllm.errors import UserError
 from mindllm.evaluate.answers import Answers
 from mindllm.evaluate.model import EvaluatedModel

@@ -15,9 +15,9 @@ from lm_eval.api.model import TemplateLM
 from lm_eval.models.utils import normalize_gen_kwargs, postprocess_generated_text
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
-from mindllm.data.chat_template import chat_template_of
-from mindllm.data.conversations import Conversation
-from mindllm.data.tokenizer import Tokenizer
+from mindllm.data.chat.conversations import Conversation
+from mindllm.data.chat.template import chat_template_of
+from mindllm.data.tokenizers.tokenizer import Tokenizer
 from mindllm.errors import RunFailed
 from mindllm.evaluate.answers import Answers
 from mindllm.evaluate.continuing import generation_options, in_batches

@@ -8,10 +8,10 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from mindllm.evaluate.plan import Tokens, batches, ordered
+from mindllm.generate.choosing.growing import require_finite
+from mindllm.generate.choosing.sampling import log_softmax
 from mindllm.generate.generator import Generator
-from mindllm.generate.growing import require_finite
 from mindllm.generate.prefix_session import PrefixSession
-from mindllm.generate.sampling import log_softmax
 
 Pair = tuple[Tokens, Tokens]
 Score = tuple[float, bool]

@@ -14,14 +14,14 @@ from mindspore.common.initializer import initializer
 from mindllm.config import ModelConfig
 from mindllm.config.preference import PreferenceConfig
 from mindllm.models import CausalLM, Kernels
-from mindllm.models.expert_load import PAIRS_PROBE
+from mindllm.models.experts.expert_load import PAIRS_PROBE
 
 FIGURES = ("rewards/chosen", "rewards/rejected", "rewards/accuracies", "logps/chosen", "logps/rejected")
 """What is counted of every pair, in the order of the counter's elements; the last element counts the pairs."""
 
 
 class PreferenceLoss(nn.Cell):
-    """The loss of pairs, summed over them, of the columns that :mod:`mindllm.data.pairs` describes."""
+    """The loss of pairs, summed over them, of the columns that :mod:`mindllm.data.chat.pairs` describes."""
 
     def __init__(self, policy: CausalLM, reference: CausalLM, config: PreferenceConfig) -> None:
         super().__init__(auto_prefix=False)

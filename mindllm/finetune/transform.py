@@ -17,8 +17,8 @@ from mindllm.models import CausalLM, Kernels, build_model
 from mindllm.models.causal_lm import Head
 from mindllm.models.decoder import DecoderLayer, TokenEmbedding
 from mindllm.models.dequantize import DequantizedWeight
-from mindllm.models.experts import ExpertLinear
-from mindllm.models.grouped_experts import BlockProduct, GroupedProduct
+from mindllm.models.experts.experts import ExpertLinear
+from mindllm.models.experts.grouped_experts import BlockProduct, GroupedProduct
 from mindllm.models.kernels import DTYPES
 from mindllm.models.linear import Linear
 from mindllm.models.weights import frozen_parameter, model_weights

@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 
 from mindllm.config import RunConfig
 from mindllm.config.dataset import ConversationDataConfig
-from mindllm.data.chat_template import chat_template_of
-from mindllm.data.conversations import ROLES, Conversation, Message
-from mindllm.data.instruction import encode_chat
-from mindllm.data.tokenizer import Tokenizer
+from mindllm.data.chat.conversations import ROLES, Conversation, Message
+from mindllm.data.chat.instruction import encode_chat
+from mindllm.data.chat.template import chat_template_of
+from mindllm.data.tokenizers.tokenizer import Tokenizer
 
 Encoder = Callable[[Sequence[Message]], list[int]]
 __all__ = ["ROLES", "Encoder", "Message", "conversation_encoder"]

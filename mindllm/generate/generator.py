@@ -10,14 +10,14 @@ import numpy as np
 
 from mindllm.config import ModelConfig
 from mindllm.config.generation import GenerationConfig
-from mindllm.data.tokenizer import Tokenizer
+from mindllm.data.tokenizers.tokenizer import Tokenizer
 from mindllm.errors import UserError
-from mindllm.generate.beam_search import BeamSearch, Finished
-from mindllm.generate.growing import Continuation, GrowingSequence, require_finite
-from mindllm.generate.penalties import penalise
+from mindllm.generate.choosing.beam_search import BeamSearch, Finished
+from mindllm.generate.choosing.growing import Continuation, GrowingSequence, require_finite
+from mindllm.generate.choosing.penalties import penalise
+from mindllm.generate.choosing.sampling import log_softmax, random_streams
 from mindllm.generate.prefix_session import PrefixSession
 from mindllm.generate.prompts import check_prompts, eos_ids
-from mindllm.generate.sampling import log_softmax, random_streams
 from mindllm.generate.session import Session, pieces
 from mindllm.generate.text_stream import whole_text
 from mindllm.models import CausalLM, Kernels

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from mindllm.config import RunConfig
-from mindllm.data.tokenizer import Tokenizer
+from mindllm.data.tokenizers.tokenizer import Tokenizer
 from mindllm.finetune.transform import build_tuned_model
 from mindllm.generate.generator import Generator
-from mindllm.generate.quantized_linear import use_quantized_products
+from mindllm.generate.graphs.quantized_linear import use_quantized_products
 from mindllm.generate.terminal import terminal
 from mindllm.models import Kernels
 from mindllm.models.weights import assign, model_weights, quantized_parameters

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from mindllm.config import RunConfig
 from mindllm.console import progress
 from mindllm.data import run_tokenizer
-from mindllm.data.tokenizer import Tokenizer
+from mindllm.data.tokenizers.tokenizer import Tokenizer
 from mindllm.generate.conversation import conversation_encoder
 from mindllm.generate.generator import Generator
 from mindllm.generate.load import load_generator, need_weights

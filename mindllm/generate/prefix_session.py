@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from mindllm.config import ModelConfig
-from mindllm.generate.cache import CachedDecoder, ScoringDecoder
-from mindllm.generate.layer_cache import FirstOfCache
+from mindllm.generate.graphs.cache import CachedDecoder, ScoringDecoder
+from mindllm.generate.graphs.layer_cache import FirstOfCache
 from mindllm.generate.session import NARROWEST, Session, pieces, tensor
 from mindllm.models import CausalLM, Kernels
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from mindllm.config import RunConfig
 from mindllm.files import atomic_open
-from mindllm.generate.growing import Continuation
+from mindllm.generate.choosing.growing import Continuation
 from mindllm.generate.requests import Request, is_json_lines
 from mindllm.generate.terminal import terminal, write
 

@@ -8,10 +8,10 @@ import numpy as np
 from mindspore import Tensor
 
 from mindllm.config import ModelConfig
-from mindllm.generate.cache import CachedDecoder
-from mindllm.generate.layer_cache import ReorderedCache
-from mindllm.generate.native import NativeDecoder, supports
-from mindllm.generate.native_library import library
+from mindllm.generate.graphs.cache import CachedDecoder
+from mindllm.generate.graphs.layer_cache import ReorderedCache
+from mindllm.generate.graphs.native import NativeDecoder, supports
+from mindllm.generate.graphs.native_library import library
 from mindllm.models import CausalLM, Kernels
 
 NARROWEST, WIDEST = 16, 512  # tokens of a prompt that go through the model at once: powers of two between these

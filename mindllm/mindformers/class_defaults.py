@@ -10,10 +10,10 @@ from dataclasses import replace
 from typing import Any
 
 from mindllm.config.document import Document, merge
-from mindllm.mindformers.keys_experts import AHEAD, GROUPS, MODEL, SAME, SCORES, SHARED
+from mindllm.mindformers.keys.experts import AHEAD, GROUPS, MODEL, SAME, SCORES, SHARED
+from mindllm.mindformers.keys.rules import Outcome, rule_for
+from mindllm.mindformers.keys.tables import KEYS
 from mindllm.mindformers.reading import Entry, path_of, shown
-from mindllm.mindformers.rules import Outcome, rule_for
-from mindllm.mindformers.tables import KEYS
 
 COMMON = {"initializer_range": 0.02, "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "tie_word_embeddings": False}
 QWEN = {**COMMON, "vocab_size": 151936, "num_attention_heads": 32, "max_position_embeddings": 32768}

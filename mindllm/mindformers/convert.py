@@ -10,9 +10,9 @@ from mindllm.config.overrides import Overrides, override_document, split_overrid
 from mindllm.config.run import RunConfig
 from mindllm.errors import UserError, nearest
 from mindllm.mindformers.class_defaults import as_left_out, with_class_defaults
+from mindllm.mindformers.keys.rules import Outcome
 from mindllm.mindformers.reading import Entry, leaves
 from mindllm.mindformers.recognise import IGNORED_KEYS, OPTIONS, belongs_to_theirs
-from mindllm.mindformers.rules import Outcome
 from mindllm.mindformers.translate import translate
 
 MEANINGS = ("as_run", "as_written")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mindllm.mindformers.keys_experts import (
+from mindllm.mindformers.keys.experts import (
     AHEAD,
     AHEAD_FACTORS,
     BALANCE,

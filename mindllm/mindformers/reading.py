@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mindllm.config.document import Document, KeyPath, Origin, Problem, child, closest_origin, dotted
-from mindllm.mindformers.rules import Outcome
+from mindllm.mindformers.keys.rules import Outcome
 
 NOTHING = object()
 AS_WRITTEN = "--mindformers.ignored_keys=as_written"

@@ -8,9 +8,9 @@ from mindllm.config.document import Document, KeyPath
 from mindllm.config.run import RunConfig
 from mindllm.config.schema import fields_at, sections_at
 from mindllm.mindformers.experts import EXPERT_PARALLEL, EXPERT_TENSOR
+from mindllm.mindformers.keys.rules import rule_for
+from mindllm.mindformers.keys.tables import KEYS
 from mindllm.mindformers.reading import leaves, path_of
-from mindllm.mindformers.rules import rule_for
-from mindllm.mindformers.tables import KEYS
 
 ENOUGH = 3  # keys that only MindFormers has: one or two are a mistake in a YAML of ours
 DECIDING = (EXPERT_PARALLEL, EXPERT_TENSOR)

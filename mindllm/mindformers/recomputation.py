@@ -13,9 +13,9 @@ from typing import Any
 
 from mindllm.architecture.layer_counts import StageLayers
 from mindllm.config.recompute import LEVEL_SEPARATOR
+from mindllm.mindformers.keys.rules import Outcome
 from mindllm.mindformers.mesh import planned_layers
 from mindllm.mindformers.reading import AS_WRITTEN, Reading
-from mindllm.mindformers.rules import Outcome
 
 SECTION = "recompute_config"
 SELECTIONS = (

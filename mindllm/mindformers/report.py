@@ -12,8 +12,8 @@ from rich.text import Text
 from mindllm.config.document import KeyPath
 from mindllm.console import output, visible
 from mindllm.mindformers.convert import Conversion
+from mindllm.mindformers.keys.rules import Outcome
 from mindllm.mindformers.reading import Entry, shown
-from mindllm.mindformers.rules import Outcome
 from mindllm.tables import Column, Table
 
 ORDER = (Outcome.REFUSED, Outcome.TRANSLATED, Outcome.WITHOUT_EFFECT, Outcome.USED)

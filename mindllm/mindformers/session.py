@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mindllm.mindformers.keys_model import GENERATION, WRITING
+from mindllm.mindformers.keys.model import GENERATION, WRITING
 from mindllm.mindformers.reading import Reading
 
 MODEL = "model.model_config"

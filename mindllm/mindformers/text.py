@@ -7,8 +7,8 @@ from typing import Any
 
 from mindllm.errors import nearest
 from mindllm.mindformers.directory import expected_tokenizer
+from mindllm.mindformers.keys.rules import Outcome
 from mindllm.mindformers.reading import Reading, leaves, path_of
-from mindllm.mindformers.rules import Outcome
 
 LOADER = "train_dataset.data_loader"
 OURS = "train_dataset.data_loader.config"

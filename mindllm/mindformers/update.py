@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 from mindllm.errors import nearest
-from mindllm.mindformers.keys_update import WATCHERS
+from mindllm.mindformers.keys.rules import Outcome
+from mindllm.mindformers.keys.update import WATCHERS
 from mindllm.mindformers.reading import Reading
-from mindllm.mindformers.rules import Outcome
 
 CORRECTED = ("AdamW", "FusedAdamW")
 UNCORRECTED = (

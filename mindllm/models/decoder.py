@@ -14,14 +14,14 @@ from mindspore import ops as P
 
 from mindllm.architecture.parts import AttentionContext, RotarySpec
 from mindllm.config import ModelConfig
-from mindllm.models.attention import Tables
+from mindllm.models.attention.attention import Tables
+from mindllm.models.attention.rotary import rotary_tables
 from mindllm.models.decoder_layer import DecoderLayer
 from mindllm.models.dropout import Dropout, EmbeddingNoise, Keys
-from mindllm.models.interleaved_layer import FineGrainInterleavedLayer
+from mindllm.models.fine_grain_interleave import FineGrainInterleavedLayer
 from mindllm.models.kernels import Kernels
 from mindllm.models.mtp import MTPLayer
 from mindllm.models.norm import make_norm
-from mindllm.models.rotary import rotary_tables
 from mindllm.models.weights import InitStd, constant, normal_parameter
 
 COMPRESSED_MASK_SIZE = 2048  # what FlashAttentionScore wants with a compressed causal mask

@@ -8,12 +8,12 @@ from mindspore import ops as P
 from mindllm.architecture.experts import ExpertsSpec
 from mindllm.architecture.latent_attention import LatentAttentionSpec
 from mindllm.architecture.layer import LayerSpec
-from mindllm.models.attention import Attention, Tables
+from mindllm.models.attention.attention import Attention, Tables
+from mindllm.models.attention.latent_attention import LatentAttention
 from mindllm.models.dropout import Dropout
-from mindllm.models.experts import Experts
+from mindllm.models.experts.experts import Experts
 from mindllm.models.feed_forward import FeedForward
 from mindllm.models.kernels import Kernels
-from mindllm.models.latent_attention import LatentAttention
 from mindllm.models.norm import make_norm
 from mindllm.models.weights import InitStd
 

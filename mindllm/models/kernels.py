@@ -12,7 +12,7 @@ import mindspore as ms
 import numpy as np
 
 from mindllm.config import ModelConfig
-from mindllm.models.sequence_order import balanced_order
+from mindllm.models.attention.sequence_order import balanced_order
 
 DTYPES = {"float32": ms.float32, "float16": ms.float16, "bfloat16": ms.bfloat16}
 
@@ -29,8 +29,8 @@ class Kernels:
     that do not see each other, so masks are made for every row in the graph instead of being the causal one for all. ``norm``,
     ``softmax`` and ``rotary`` are the dtypes inside the norms, the attention's softmax and the rotation. ``sequence_ranks``
     devices share each sequence, where ``balanced`` in balanced halves: tokens stand in the order of
-    :mod:`mindllm.models.sequence_order`. ``row_parts``: parts in which layers take their rows outside attention
-    (:mod:`mindllm.models.interleaved_layer`); behind the layers ``joins`` rows go to another stage, whole.
+    :mod:`mindllm.models.attention.sequence_order`. ``row_parts``: parts in which layers take their rows outside attention
+    (:mod:`mindllm.models.fine_grain_interleave`); behind the layers ``joins`` rows go to another stage, whole.
     """
 
     fused: bool

@@ -14,7 +14,7 @@ from mindspore import ops as P
 from mindspore.common.initializer import initializer
 
 from mindllm.architecture.layer import LayerSpec
-from mindllm.models.attention import Tables
+from mindllm.models.attention.attention import Tables
 from mindllm.models.decoder_layer import DecoderLayer
 from mindllm.models.kernels import Kernels
 from mindllm.models.linear import Linear
@@ -101,7 +101,7 @@ class PredictionLoss(nn.Cell):
     """Losses and mask of the tokens that one layer predicts, both ``[batch · seq]`` -> their sum times ``factor``.
 
     The gradient of ``probe``, a weight that is always zero, has the sum and the number of these tokens
-    (:mod:`mindllm.models.expert_load`).
+    (:mod:`mindllm.models.experts.expert_load`).
     """
 
     def __init__(self, factor: float) -> None:

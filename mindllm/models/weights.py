@@ -15,7 +15,7 @@ from mindspore.common.initializer import Normal, initializer
 from numpy.typing import ArrayLike
 
 from mindllm.config import ModelConfig
-from mindllm.models.expert_load import is_probe
+from mindllm.models.experts.expert_load import is_probe
 from mindllm.models.row_lengths import row_lengths
 from mindllm.quantize.packed import rounded
 

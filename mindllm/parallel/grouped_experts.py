@@ -5,7 +5,7 @@ from __future__ import annotations
 import mindspore as ms
 from mindspore import nn
 
-from mindllm.models.grouped_experts import GroupedFeedForward
+from mindllm.models.experts.grouped_experts import GroupedFeedForward
 from mindllm.parallel.communication_groups import group_of, mark_ranks
 from mindllm.parallel.layout import Mesh
 from mindllm.parallel.operators import operators_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from mindllm.axes import CONTEXT, keys_of
 from mindllm.config import RunConfig
 from mindllm.parallel.layer_plan import make_plan
-from mindllm.timing.work import FP32_BYTES
+from mindllm.timing.costs.work import FP32_BYTES
 from mindllm.timing.workload import Numerics, Strategy, Workload
 
 

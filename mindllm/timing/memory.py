@@ -16,12 +16,12 @@ from mindllm.architecture.layer import LayerSpec
 from mindllm.parallel.layer_plan import LayerAssignment
 from mindllm.schedules.held_memory import held_memory, working_memory
 from mindllm.schedules.orders import stage_orders
-from mindllm.timing.layer import forward_work, repeated_work
+from mindllm.timing.costs.layer import forward_work, repeated_work
+from mindllm.timing.costs.swapped import moved_bytes
+from mindllm.timing.costs.work import FP32_BYTES, HALF_BYTES
 from mindllm.timing.non_layer_cost import Held
 from mindllm.timing.saved_activations import gradients_at_once, kept_results
 from mindllm.timing.step_work import layer_key, step_work
-from mindllm.timing.swapped import moved_bytes
-from mindllm.timing.work import FP32_BYTES, HALF_BYTES
 from mindllm.timing.workload import Workload
 
 STATE = 3 * FP32_BYTES  # weight and two moments

@@ -11,9 +11,9 @@ from functools import lru_cache
 from mindllm.architecture.adapters import Tuning, is_trained
 from mindllm.architecture.decoder import EMBEDDING, Architecture
 from mindllm.architecture.layer import LayerSpec
-from mindllm.timing.layer import WHOLE_ON_A_RANK
-from mindllm.timing.tuned_update import projected_size, state_beside
-from mindllm.timing.work import (
+from mindllm.timing.costs.layer import WHOLE_ON_A_RANK
+from mindllm.timing.costs.tuned_update import projected_size, state_beside
+from mindllm.timing.costs.work import (
     FP32_BYTES,
     HALF_BYTES,
     NORM_PASSES,

@@ -13,8 +13,8 @@ from mindllm.architecture.latent_attention import LatentAttentionSpec
 from mindllm.architecture.layer import LayerSpec
 from mindllm.architecture.parts import FeedForwardSpec
 from mindllm.axes import CONTEXT
-from mindllm.timing.feed_forward import own_places, rows_held, sorts_split_tokens
-from mindllm.timing.work import FP32_BYTES, HALF_BYTES
+from mindllm.timing.costs.feed_forward import own_places, rows_held, sorts_split_tokens
+from mindllm.timing.costs.work import FP32_BYTES, HALF_BYTES
 from mindllm.timing.workload import Numerics, Strategy
 
 ROUTED = 3  # tensors of [tokens, experts] in single precision: logits, scores, and scores as the losses see them

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from mindllm.compiled.graph.compiled_graph import CompiledGraph, Node
 from mindllm.compiled.graph.cost import WITHOUT_TRAFFIC, bytes_of, uncounted
 from mindllm.compiled.graph.operators import BACKWARD, FORWARD, RECOMPUTED, UPDATE, Operators, is_flagged
+from mindllm.timing.costs.of_graph import operator_time, transfer_time
 from mindllm.timing.device import Device
-from mindllm.timing.graph_operators import operator_time, transfer_time
 
 NUMBERED = re.compile(r"((?:\w+\.)*?\w+)\.(\d+)(?=\.|$)")
 MICRO_INPUTS = "micro_inputs"  # of MindSpore's pipeline cell: numbered, and no layers

@@ -18,14 +18,14 @@ from mindllm.axes import CONTEXT, TENSOR
 from mindllm.schedules.orders import Timetable, stage_orders, timetable
 from mindllm.schedules.simulate import Timeline, simulate, step_times
 from mindllm.schedules.steady import is_long, simulate_long
+from mindllm.timing.costs.exchanges import Group, exchange_seconds
+from mindllm.timing.costs.layer import SPLIT_INPUT
+from mindllm.timing.costs.operators import operator_seconds
+from mindllm.timing.costs.swapped import late_seconds, moved_bytes
+from mindllm.timing.costs.tuned_update import uncounted_update
+from mindllm.timing.costs.work import Exchange, Operator, Work
 from mindllm.timing.device import Device
-from mindllm.timing.exchanges import Group, exchange_seconds
-from mindllm.timing.layer import SPLIT_INPUT
-from mindllm.timing.operators import operator_seconds
 from mindllm.timing.step_work import Part, StageUpdate, StepWork, step_work, uncounted_patterns
-from mindllm.timing.swapped import late_seconds, moved_bytes
-from mindllm.timing.tuned_update import uncounted_update
-from mindllm.timing.work import Exchange, Operator, Work
 from mindllm.timing.workload import Strategy, Workload
 
 REPEATED, HOST, COPIES = "recomputation", "host", "copies of the host"

@@ -11,7 +11,7 @@ from itertools import pairwise
 from mindllm.architecture.adapters import is_trained
 from mindllm.architecture.layer import LayerSpec
 from mindllm.parallel.layer_plan import LayerAssignment
-from mindllm.timing.layer import (
+from mindllm.timing.costs.layer import (
     backward_work,
     forward_work,
     in_row_parts,
@@ -19,6 +19,9 @@ from mindllm.timing.layer import (
     pattern_matches,
     repeated_work,
 )
+from mindllm.timing.costs.swapped import Moved, moved_results
+from mindllm.timing.costs.tuned_update import Seldom, layer_update, step_update
+from mindllm.timing.costs.work import Exchange, Operator, Work
 from mindllm.timing.non_layer_cost import (
     Held,
     embedding_work,
@@ -32,9 +35,6 @@ from mindllm.timing.non_layer_cost import (
     sums_of_slices,
     update_operator,
 )
-from mindllm.timing.swapped import Moved, moved_results
-from mindllm.timing.tuned_update import Seldom, layer_update, step_update
-from mindllm.timing.work import Exchange, Operator, Work
 from mindllm.timing.workload import Swap, Workload
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from mindllm.architecture.decoder import Architecture
 from mindllm.axes import CONTEXT, MeshSizes
 from mindllm.parallel.layer_plan import LayerPlan
-from mindllm.timing.work import FP32_BYTES, HALF_BYTES
+from mindllm.timing.costs.work import FP32_BYTES, HALF_BYTES
 
 Swap = tuple[tuple[str, int], ...]
 """Patterns of operators whose results wait on the host, and how many operators before its use each comes back."""

@@ -14,7 +14,7 @@ from mindspore import Parameter, ParameterTuple, Tensor, lazy_inline, nn, ops
 
 from mindllm.architecture.adapters import ADALORA, GALORE
 from mindllm.config import RunConfig
-from mindllm.models.expert_load import is_probe
+from mindllm.models.experts.expert_load import is_probe
 from mindllm.parallel import ParallelModel, build_parallel_model, set_parallel_context
 from mindllm.parallel.context import input_columns
 from mindllm.parallel.parameter_layout import ParameterLayout

@@ -12,7 +12,7 @@ import mindspore as ms
 import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
-from mindllm.models.expert_load import PROBE, ROUTER_BIAS, is_probe
+from mindllm.models.experts.expert_load import PROBE, ROUTER_BIAS, is_probe
 
 LOAD = "load."
 AS_GOOD_AS_THE_MEAN = 1e-3  # relative: closer loads differ by rounding, which must not decide a sign

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from mindllm.finetune.preference import FIGURES
-from mindllm.models.expert_load import PAIRS_PROBE
+from mindllm.models.experts.expert_load import PAIRS_PROBE
 from mindllm.train.expert_loads import LOAD
 
 MARGINS = "rewards/margins"

@@ -79,7 +79,7 @@ def _documents(random: np.random.Generator, shape: tuple[int, int]) -> Arrays:
 
 
 def _pairs(random: np.random.Generator, labels: np.ndarray) -> Arrays:
-    """Rows of two documents each, with answers of some of their tokens, and one loss (``mindllm/data/pairs.py``)."""
+    """Rows of two documents each, with answers of some of their tokens, and one loss (``mindllm/data/chat/pairs.py``)."""
     rows, length = labels.shape
     places = np.arange(length, dtype=np.int32)
     middles = random.integers(length // 3, 2 * length // 3, (rows, 1)).astype(np.int32)

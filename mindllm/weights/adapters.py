@@ -11,7 +11,7 @@ from mindllm.architecture.adapters import BOTTLENECK
 from mindllm.config import ModelConfig, is_hugging_face, read_model_config
 from mindllm.config.dataset import TOKENIZER_FILES
 from mindllm.data import load_tokenizer
-from mindllm.data.tokenizer import Tokenizer
+from mindllm.data.tokenizers.tokenizer import Tokenizer
 from mindllm.errors import UserError
 from mindllm.families.hugging_face import read_json
 from mindllm.train.checkpoint import load_checkpoint

@@ -14,7 +14,7 @@ from mindllm.architecture.parts import AttentionSpec, FeedForwardSpec
 from mindllm.architecture.quantization import CodeName
 from mindllm.config import ModelConfig
 from mindllm.data import load_tokenizer
-from mindllm.data.tokenizer import Tokenizer
+from mindllm.data.tokenizers.tokenizer import Tokenizer
 from mindllm.errors import UserError
 from mindllm.outside import read_text
 from mindllm.quantize.awq import channel_factors, clipped

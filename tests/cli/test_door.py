@@ -16,7 +16,7 @@ from mindllm.command import run_command
 from mindllm.config import RunConfig
 from mindllm.config.evaluation import EvaluationConfig
 from mindllm.main import main
-from mindllm.mindformers.tables import KEYS
+from mindllm.mindformers.keys.tables import KEYS
 from mindllm.shorthands import SHORTHANDS
 from tests.mindformers.mindformers_files import LEGACY, writer
 
@@ -164,7 +164,7 @@ def test_what_help_says_of_the_library_is_true():
     from mindllm.data.preprocess.documents import HANDLERS
     from mindllm.planning.problem import Schedule
     from mindllm.planning.reports.picture import FORMATS
-    from mindllm.timing import kernel_file
+    from mindllm.timing.measured import kernel_file
     from mindllm.verify.smaller_mesh import MOST_RANKS
 
     assert check.MOST_RANKS == MOST_RANKS

@@ -18,8 +18,8 @@ from mindspore import Tensor, nn  # noqa: E402
 
 from mindllm.config import ModelConfig  # noqa: E402
 from mindllm.finetune.transform import build_tuned_model  # noqa: E402
-from mindllm.generate.cache import CachedDecoder  # noqa: E402
-from mindllm.generate.quantized_linear import use_quantized_products  # noqa: E402
+from mindllm.generate.graphs.cache import CachedDecoder  # noqa: E402
+from mindllm.generate.graphs.quantized_linear import use_quantized_products  # noqa: E402
 from mindllm.models import Kernels  # noqa: E402
 
 BATCH, PROMPT, CAPACITY, ROWS, GROUP = 2, 16, 128, 16, 32

@@ -14,8 +14,8 @@ from mindllm.compiled.graph.operators import Operators
 from mindllm.compiled.rank.worker_process import run_worker
 from mindllm.compiled.simulation.memory_tracker import read_tracked
 from mindllm.compiled.simulation.simulate_rank import ENVIRONMENT
+from mindllm.timing.costs.of_graph import operator_time
 from mindllm.timing.device import read_device
-from mindllm.timing.graph_operators import operator_time
 
 OPERATOR, HALF = "WeightQuantBatchMatmul", 2
 HERE = str(Path(__file__).parent)

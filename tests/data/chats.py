@@ -2,8 +2,8 @@
 
 import json
 
-from mindllm.data.tokenizer import load_tokenizer
-from mindllm.data.tokenizer_training import save_tokenizer, train_byte_level_bpe
+from mindllm.data.tokenizers.tokenizer import load_tokenizer
+from mindllm.data.tokenizers.training import save_tokenizer, train_byte_level_bpe
 
 CHATML = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}"

@@ -7,9 +7,9 @@ import os
 import pytest
 from chats import CHATML, chat_tokenizer
 
-from mindllm.data import template_process
-from mindllm.data.chat_template import LONGEST_SOURCE, PLAIN, ChatTemplate, find_chat_template
-from mindllm.data.conversations import Conversation
+from mindllm.data.chat import template_process
+from mindllm.data.chat.conversations import Conversation
+from mindllm.data.chat.template import LONGEST_SOURCE, PLAIN, ChatTemplate, find_chat_template
 from mindllm.errors import UserError
 
 CHAT = Conversation(({"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}))

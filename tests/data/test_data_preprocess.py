@@ -13,7 +13,7 @@ import pytest
 
 from mindllm.data import Corpus, load_tokenizer
 from mindllm.data.corpus import corpus_files
-from mindllm.data.tokenizer_training import save_tokenizer, train_byte_level_bpe
+from mindllm.data.tokenizers.training import save_tokenizer, train_byte_level_bpe
 
 REPOSITORY = Path(__file__).parents[2]
 FILES = {

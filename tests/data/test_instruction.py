@@ -9,9 +9,9 @@ from chats import CHATML, CHATML_MARKED, FORGETFUL, INST, chat_tokenizer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mindllm.data.chat_template import ChatTemplate
-from mindllm.data.conversations import Conversation, conversation_of
-from mindllm.data.instruction import InstructionRows, encode_chat, trained_tokens
+from mindllm.data.chat.conversations import Conversation, conversation_of
+from mindllm.data.chat.instruction import InstructionRows, encode_chat, trained_tokens
+from mindllm.data.chat.template import ChatTemplate
 from mindllm.errors import UserError
 
 CHAT = [

@@ -14,8 +14,8 @@ from mindllm.data.preprocess.documents import DocumentReader
 from mindllm.data.preprocess.encode import encode_pieces
 from mindllm.data.preprocess.pieces import batched, cut, read
 from mindllm.data.preprocess.sources import find_sources
-from mindllm.data.tokenizer import is_cuttable
-from mindllm.data.tokenizer_training import save_tokenizer, train_byte_level_bpe
+from mindllm.data.tokenizers.tokenizer import is_cuttable
+from mindllm.data.tokenizers.training import save_tokenizer, train_byte_level_bpe
 from mindllm.errors import UserError
 
 LINES = ["if x:", "    return x + 1", "", "  ", "été = 'é'", "value = 12345", "\treturn  value  ", "\u3000wide"]

@@ -18,7 +18,7 @@ from mindllm.data.preprocess import pieces as pieces_module
 from mindllm.data.preprocess import resume as resume_module
 from mindllm.data.preprocess.documents import DocumentReader
 from mindllm.data.records import RecordTable, read_records
-from mindllm.data.tokenizer_training import save_tokenizer, train_byte_level_bpe
+from mindllm.data.tokenizers.training import save_tokenizer, train_byte_level_bpe
 from mindllm.errors import UserError
 
 TEXTS = [f'Document {i}.\nIts été line, "quoted", with a comma; {"x" * (i % 50)}\n' for i in range(60)]

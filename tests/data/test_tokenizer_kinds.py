@@ -13,12 +13,12 @@ from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
 from transformers import GPT2Tokenizer, PreTrainedTokenizerFast
 
 from mindllm.data import load_tokenizer
-from mindllm.data.byte_level_files import _characters
-from mindllm.data.chat_template import chat_template_of
-from mindllm.data.conversations import Conversation
-from mindllm.data.instruction import encode_chat
-from mindllm.data.known_tokenizers import CL100K, KNOWN, QWEN
-from mindllm.data.tokenizer_files import copy_tokenizer
+from mindllm.data.chat.conversations import Conversation
+from mindllm.data.chat.instruction import encode_chat
+from mindllm.data.chat.template import chat_template_of
+from mindllm.data.tokenizers.byte_level_files import _characters
+from mindllm.data.tokenizers.files import copy_tokenizer
+from mindllm.data.tokenizers.known import CL100K, KNOWN, QWEN
 from mindllm.errors import UserError
 from mindllm.generate.prompts import encode_prompt, eos_ids
 

@@ -12,7 +12,7 @@ from mindllm.config import RunConfig, read_model_config
 from mindllm.config.tuning import PetConfig
 from mindllm.finetune.transform import build_tuned_model
 from mindllm.generate import load
-from mindllm.generate.quantized_linear import QuantizedLinear, use_quantized_products
+from mindllm.generate.graphs.quantized_linear import QuantizedLinear, use_quantized_products
 from mindllm.models import Kernels
 from mindllm.models.weights import initialise, model_weights, quantized_parameters
 from mindllm.train.checkpoint.hugging_face import read_weights

@@ -7,7 +7,7 @@ import pytest
 from mindllm.config import RunConfig
 from mindllm.config.dataset import TrainDatasetConfig
 from mindllm.data import load_tokenizer
-from mindllm.data.tokenizer_training import save_tokenizer, train_byte_level_bpe
+from mindllm.data.tokenizers.training import save_tokenizer, train_byte_level_bpe
 from mindllm.errors import UserError
 from mindllm.generate.conversation import conversation_encoder
 

@@ -7,8 +7,8 @@ from tiny import VOCABULARY, FullForward, tiny_config, tiny_model
 
 from mindllm.architecture.latent_attention import LatentAttentionSpec
 from mindllm.config import ModelConfig
-from mindllm.generate import cached_attention
-from mindllm.generate.layer_cache import CacheForm
+from mindllm.generate.graphs import cached_attention
+from mindllm.generate.graphs.layer_cache import CacheForm
 from mindllm.generate.prefix_session import PrefixSession
 from mindllm.generate.session import Session
 from mindllm.models import Kernels

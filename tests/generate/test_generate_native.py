@@ -10,9 +10,9 @@ import pytest
 from mindspore import Tensor
 from tiny import SHAPES, options, tiny_config, tiny_model
 
-from mindllm.generate import native_library as native
 from mindllm.generate.generator import Generator
-from mindllm.generate.native import supports
+from mindllm.generate.graphs import native_library as native
+from mindllm.generate.graphs.native import supports
 from mindllm.generate.session import Session
 from mindllm.models import Kernels
 

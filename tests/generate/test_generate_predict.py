@@ -14,10 +14,10 @@ from tiny import options, tiny_config, tiny_model
 
 from mindllm.config import load_config
 from mindllm.data import load_tokenizer
-from mindllm.data.tokenizer_training import save_tokenizer, train_byte_level_bpe
+from mindllm.data.tokenizers.training import save_tokenizer, train_byte_level_bpe
 from mindllm.errors import RunFailed, UserError
+from mindllm.generate.choosing.growing import Continuation
 from mindllm.generate.generator import Generator
-from mindllm.generate.growing import Continuation
 from mindllm.generate.predict import predict
 from mindllm.models.weights import trained_weights
 from mindllm.train.checkpoint import CheckpointStore, RankTensors

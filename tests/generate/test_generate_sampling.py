@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mindllm.generate.sampling import candidates, draw, greedy, random_streams, softmax
+from mindllm.generate.choosing.sampling import candidates, draw, greedy, random_streams, softmax
 
 LOGITS = st.lists(st.floats(-30, 30, width=32), min_size=2, max_size=60).map(
     lambda values: np.array(values, np.float32)

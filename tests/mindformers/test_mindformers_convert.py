@@ -16,10 +16,10 @@ from mindllm.config.load import build_config, read_file
 from mindllm.config.shorten import short_yaml, write_short
 from mindllm.errors import UserError
 from mindllm.mindformers.convert import convert
+from mindllm.mindformers.keys.rules import Outcome
+from mindllm.mindformers.keys.tables import KEYS
 from mindllm.mindformers.reading import leaves
 from mindllm.mindformers.recognise import is_mindformers
-from mindllm.mindformers.rules import Outcome
-from mindllm.mindformers.tables import KEYS
 from tests.mindformers.mindformers_files import LEGACY, MCORE, changed, writer
 
 CONFIGS = Path(__file__).parents[2] / "configs"

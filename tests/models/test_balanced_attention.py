@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from mindllm.compiled.execute.attention import Settings, hidden_scores
-from mindllm.models.flash_attention import BAND_BY_COMPRESSED_MASK, CAUSAL_BY_COMPRESSED_MASK
-from mindllm.models.sequence_order import balanced_order
+from mindllm.models.attention.flash_attention import BAND_BY_COMPRESSED_MASK, CAUSAL_BY_COMPRESSED_MASK
+from mindllm.models.attention.sequence_order import balanced_order
 
 COMPRESSED = np.triu(np.ones((2048, 2048), np.uint8), k=1)
 

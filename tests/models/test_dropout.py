@@ -7,7 +7,7 @@ from mindspore import ParameterTuple, Tensor
 
 from mindllm.config import ModelConfig
 from mindllm.models import CausalLM, Kernels
-from mindllm.models.attention import CausalAttention, ComposedAttention
+from mindllm.models.attention.attention import CausalAttention, ComposedAttention
 from mindllm.models.dropout import AttentionDropout, Dropout, Keys
 from mindllm.models.weights import initialise, trained_weights
 from mindllm.random_keys import random_keys

@@ -12,8 +12,8 @@ from mindspore import Tensor
 from mindllm.architecture.experts import ExpertsSpec, RouterSpec
 from mindllm.architecture.parts import FeedForwardSpec
 from mindllm.models import Kernels
-from mindllm.models.experts import Experts
-from mindllm.models.grouped_experts import GroupedFeedForward, TokensInBlocks, most_blocks, rows_of_block
+from mindllm.models.experts.experts import Experts
+from mindllm.models.experts.grouped_experts import GroupedFeedForward, TokensInBlocks, most_blocks, rows_of_block
 from mindllm.models.weights import InitStd, initialise
 
 BATCH, LENGTH, HIDDEN, EXPERTS, CHOSEN, WIDTH = 2, 12, 8, 6, 2, 5

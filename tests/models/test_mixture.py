@@ -10,8 +10,8 @@ from mindspore import Tensor
 from mindllm.architecture.experts import ExpertsSpec, RouterSpec
 from mindllm.architecture.parts import FeedForwardSpec
 from mindllm.models import Kernels
-from mindllm.models.experts import Experts
-from mindllm.models.router import Router
+from mindllm.models.experts.experts import Experts
+from mindllm.models.experts.router import Router
 from mindllm.models.weights import InitStd
 
 BATCH, LENGTH, HIDDEN, EXPERTS, WIDTH = 2, 12, 8, 6, 5

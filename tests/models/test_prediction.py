@@ -19,12 +19,12 @@ from transformers.models.deepseek_v3.modeling_deepseek_v3 import (  # noqa: E402
 from mindllm.config import read_model_config  # noqa: E402
 from mindllm.errors import UserError  # noqa: E402
 from mindllm.families.deepseek import V3  # noqa: E402
-from mindllm.generate.cache import CachedDecoder  # noqa: E402
+from mindllm.generate.graphs.cache import CachedDecoder  # noqa: E402
 from mindllm.models import Kernels, build_model  # noqa: E402
+from mindllm.models.attention.sequence_order import balanced_order  # noqa: E402
 from mindllm.models.causal_lm import for_evaluation  # noqa: E402
-from mindllm.models.expert_load import LOSS_PROBE  # noqa: E402
+from mindllm.models.experts.expert_load import LOSS_PROBE  # noqa: E402
 from mindllm.models.mtp import Ahead  # noqa: E402
-from mindllm.models.sequence_order import balanced_order  # noqa: E402
 from mindllm.models.weight_shapes import weight_shapes  # noqa: E402
 from mindllm.models.weights import HostCopy, assign, model_weights, trained_weights  # noqa: E402
 from mindllm.train.callbacks.prediction_loss import prediction_loss  # noqa: E402

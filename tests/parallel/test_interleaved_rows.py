@@ -14,16 +14,16 @@ from mindllm.errors import UserError
 from mindllm.models import CausalLM, Kernels
 from mindllm.models.weights import initialise, model_weights
 from mindllm.parallel.build import kernels_of
+from mindllm.parallel.fine_grain_interleave import BLOCK, ON_ITS_OWN_ROWS, mark_row_parts
 from mindllm.parallel.layout import Mesh
 from mindllm.parallel.operators import operators
-from mindllm.parallel.row_parts import BLOCK, ON_ITS_OWN_ROWS, mark_row_parts
 from mindllm.parallel.sharding import apply_sharding, sharding_table
 from mindllm.timing.configured import workload_of
+from mindllm.timing.costs.work import Exchange
 from mindllm.timing.device import DEFAULT, read_device
 from mindllm.timing.step import step_time
 from mindllm.timing.step_work import step_work
 from mindllm.timing.what_if import interleaved
-from mindllm.timing.work import Exchange
 from mindllm.verify.scale import scaled, single_device
 
 FORMS = Path(__file__).parents[2] / "mindllm/verify/forms"

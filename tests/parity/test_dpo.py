@@ -19,7 +19,7 @@ from test_peft_training import FIELDS, beside, read_back  # noqa: E402
 
 from mindllm.config import ModelConfig  # noqa: E402
 from mindllm.config.preference import PreferenceConfig  # noqa: E402
-from mindllm.data.pairs import pair_sample  # noqa: E402
+from mindllm.data.chat.pairs import pair_sample  # noqa: E402
 from mindllm.data.rows import Row  # noqa: E402
 from mindllm.finetune.preference import PreferenceLoss, base_of  # noqa: E402
 from mindllm.finetune.transform import tune  # noqa: E402

@@ -25,11 +25,11 @@ from mindllm.planning.plan import Plan, evaluate
 from mindllm.planning.recomputation.feasible import lightest_split
 from mindllm.planning.reports.costs import costs_parts, validated_parts
 from mindllm.planning.solve import Infeasible
+from mindllm.timing.costs.exchanges import Group, exchange_seconds
+from mindllm.timing.costs.of_graph import operator_time
+from mindllm.timing.costs.operators import operator_seconds
+from mindllm.timing.costs.work import product
 from mindllm.timing.device import DEFAULT, read_device
-from mindllm.timing.exchanges import Group, exchange_seconds
-from mindllm.timing.graph_operators import operator_time
-from mindllm.timing.operators import operator_seconds
-from mindllm.timing.work import product
 from mindllm.units import MIB
 
 DEVICE = read_device(DEFAULT)

@@ -6,12 +6,12 @@ from mindllm.config import RecomputeConfig
 from mindllm.config.model import ModelConfig
 from mindllm.errors import UserError
 from mindllm.parallel.layer_plan import read_plan
+from mindllm.timing.costs.layer import HELD
+from mindllm.timing.costs.work import Operator
 from mindllm.timing.device import DEFAULT, read_device
-from mindllm.timing.layer import HELD
 from mindllm.timing.memory import stage_bytes
 from mindllm.timing.step import step_time
 from mindllm.timing.step_work import step_work
-from mindllm.timing.work import Operator
 from mindllm.timing.workload import Strategy, Workload
 
 SIZES = {"vocab_size": 32000, "hidden_size": 4096, "num_heads": 32, "intermediate_size": 11008, "seq_length": 2048}

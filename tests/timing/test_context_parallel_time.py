@@ -13,15 +13,15 @@ from mindllm.config import RecomputeConfig, load_config
 from mindllm.config.model import ModelConfig
 from mindllm.errors import UserError
 from mindllm.parallel.layer_plan import read_plan
-from mindllm.timing.attention import seen_keys
 from mindllm.timing.configured import workload_of
+from mindllm.timing.costs.attention import seen_keys
+from mindllm.timing.costs.exchanges import Group, exchange_seconds
+from mindllm.timing.costs.layer import backward_work, forward_work
+from mindllm.timing.costs.work import ATTENTION, HALF_BYTES, Exchange, Operator
 from mindllm.timing.device import DEFAULT, read_device
-from mindllm.timing.exchanges import Group, exchange_seconds
-from mindllm.timing.layer import backward_work, forward_work
 from mindllm.timing.memory import kept_bytes
 from mindllm.timing.step import groups, step_time
 from mindllm.timing.step_work import step_work
-from mindllm.timing.work import ATTENTION, HALF_BYTES, Exchange, Operator
 from mindllm.timing.workload import Numerics, Strategy, Workload
 
 FORMS = Path(__file__).parents[2] / "mindllm/verify/forms"

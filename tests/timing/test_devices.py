@@ -3,11 +3,11 @@
 import pytest
 
 from mindllm.errors import UserError
-from mindllm.timing.calibrate import constants, uncalibrated
+from mindllm.timing.costs.exchanges import Group, exchange_seconds
+from mindllm.timing.costs.operators import operator_seconds
+from mindllm.timing.costs.work import MATRIX, Operator, elementwise, product
 from mindllm.timing.device import DEFAULT, DEVICES, Share, read_device, shipped_devices
-from mindllm.timing.exchanges import Group, exchange_seconds
-from mindllm.timing.operators import operator_seconds
-from mindllm.timing.work import MATRIX, Operator, elementwise, product
+from mindllm.timing.measured.calibrate import constants, uncalibrated
 
 DEVICE = read_device(DEFAULT)
 MEGABYTES = 64e6

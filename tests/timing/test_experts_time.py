@@ -13,12 +13,12 @@ from mindllm.compiled.rank.compile_rank import compile_rank
 from mindllm.config import load_config
 from mindllm.parallel.layer_plan import LayerAssignment
 from mindllm.timing.configured import workload_of
-from mindllm.timing.layer import backward_work, forward_work
+from mindllm.timing.costs.layer import backward_work, forward_work
+from mindllm.timing.costs.work import Exchange, Operator
 from mindllm.timing.memory import kept_bytes, stage_bytes
 from mindllm.timing.non_layer_cost import Held, layer_parameters, place_parameters
 from mindllm.timing.saved_activations import kept_results
 from mindllm.timing.step_work import spec_part, step_work
-from mindllm.timing.work import Exchange, Operator
 from mindllm.timing.workload import Numerics, Strategy
 
 FORMS = Path(__file__).parents[2] / "mindllm/verify/forms"

@@ -7,9 +7,9 @@ import pytest
 from mindllm.compiled.graph.compiled_graph import CompiledGraph, Function, Node, Parameter, TensorType
 from mindllm.compiled.graph.cost import cost, uncounted
 from mindllm.compiled.graph.operators import BACKWARD, FORWARD, RECOMPUTED
+from mindllm.timing.costs.exchanges import Group, exchange_seconds
+from mindllm.timing.costs.of_graph import operator_time
 from mindllm.timing.device import DEFAULT, read_device
-from mindllm.timing.exchanges import Group, exchange_seconds
-from mindllm.timing.graph_operators import operator_time
 from mindllm.timing.stage_graph import list_of_layers, micro_batches_of, number_in, stage_graphs
 
 HALF_BYTES = TensorType((512, 512), "bfloat16")

@@ -4,12 +4,12 @@ import pytest
 
 from mindllm.cli.time import main
 from mindllm.errors import UserError
-from mindllm.timing.calibrate import constants, uncalibrated, with_constants
+from mindllm.timing.costs.operators import operator_seconds
+from mindllm.timing.costs.work import ATTENTION, MATRIX, VECTOR, Operator
 from mindllm.timing.device import DEFAULT, read_device
-from mindllm.timing.kernel_file import read_kernels
-from mindllm.timing.kernels import errors_left_out
-from mindllm.timing.operators import operator_seconds
-from mindllm.timing.work import ATTENTION, MATRIX, VECTOR, Operator
+from mindllm.timing.measured.calibrate import constants, uncalibrated, with_constants
+from mindllm.timing.measured.kernel_file import read_kernels
+from mindllm.timing.measured.kernels import errors_left_out
 
 TRUTH = {"matrix": 0.55, "half_size": 220.0, "attention": 0.42, "memory": 0.6, "launch": 8e-6}
 DEVICE = with_constants(uncalibrated(read_device(DEFAULT)), TRUTH, "the truth")

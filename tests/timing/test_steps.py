@@ -12,14 +12,14 @@ from mindllm.config import RecomputeConfig, load_config, override_config
 from mindllm.config.model import ModelConfig
 from mindllm.errors import UserError
 from mindllm.parallel.layer_plan import read_plan
-from mindllm.timing.calibrate import Measured, calibrate, constants, uncalibrated, with_constants
 from mindllm.timing.configured import workload_of
+from mindllm.timing.costs.layer import backward_work, forward_work, repeated_work
+from mindllm.timing.costs.work import Exchange, Operator
 from mindllm.timing.device import DEFAULT, read_device
-from mindllm.timing.layer import backward_work, forward_work, repeated_work
+from mindllm.timing.measured.calibrate import Measured, calibrate, constants, uncalibrated, with_constants
 from mindllm.timing.memory import kept_bytes, stage_bytes
 from mindllm.timing.step import blocked, step_seconds, step_time
 from mindllm.timing.step_work import step_work
-from mindllm.timing.work import Exchange, Operator
 from mindllm.timing.workload import Numerics, Strategy, Workload
 
 DEVICE = read_device(DEFAULT)

@@ -11,13 +11,13 @@ from mindllm.config import RecomputeConfig
 from mindllm.config.model import ModelConfig
 from mindllm.errors import UserError
 from mindllm.parallel.layer_plan import read_plan
+from mindllm.timing.costs.tuned_update import layer_update, state_beside
+from mindllm.timing.costs.work import FP32_BYTES, Exchange, Operator
 from mindllm.timing.device import DEFAULT, read_device
 from mindllm.timing.memory import stage_bytes
 from mindllm.timing.non_layer_cost import layer_parameters
 from mindllm.timing.step import step_time
 from mindllm.timing.step_work import step_work
-from mindllm.timing.tuned_update import layer_update, state_beside
-from mindllm.timing.work import FP32_BYTES, Exchange, Operator
 from mindllm.timing.workload import Strategy, Workload
 
 DEVICE = read_device(DEFAULT)

@@ -11,11 +11,11 @@ from mindllm.compiled.graph.cost import bytes_of, cost
 from mindllm.compiled.rank.compile_rank import compile_rank
 from mindllm.parallel.layer_plan import LayerAssignment
 from mindllm.timing.configured import workload_of
+from mindllm.timing.costs.work import Exchange, Operator
 from mindllm.timing.device import DEFAULT, read_device
 from mindllm.timing.memory import layer_bytes
 from mindllm.timing.step import step_time
 from mindllm.timing.step_work import spec_part, step_work
-from mindllm.timing.work import Exchange, Operator
 
 SUMS = ("Add", "AddN")
 

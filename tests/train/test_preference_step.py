@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mindllm.config import load_config
-from mindllm.data.pairs import pair_sample
+from mindllm.data.chat.pairs import pair_sample
 from mindllm.data.rows import Row
 from mindllm.train.callbacks.preference import preference_line
 from mindllm.train.engine import ReplicaEngine

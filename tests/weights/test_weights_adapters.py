@@ -11,7 +11,7 @@ from mindllm.cli.weights import main
 from mindllm.command import run_command
 from mindllm.config import ModelConfig, read_model_config
 from mindllm.config.tuning import PetConfig
-from mindllm.generate.native import supports
+from mindllm.generate.graphs.native import supports
 from mindllm.models import Kernels
 from mindllm.train.checkpoint import CheckpointStore, RankTensors, load_checkpoint
 from mindllm.train.checkpoint.adapters import Base, fingerprint

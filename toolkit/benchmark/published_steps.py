@@ -17,7 +17,7 @@ from mindllm.config import RecomputeConfig
 from mindllm.config.model import ModelConfig
 from mindllm.errors import UserError
 from mindllm.parallel.layer_plan import LayerPlan, read_plan
-from mindllm.timing.calibrate import Measured
+from mindllm.timing.measured.calibrate import Measured
 from mindllm.timing.workload import Numerics, Strategy, Workload
 
 MEGATRON = Numerics("float16", gradient_bytes=2, fused_attention=False, dropout=True, scaled_loss=True)

@@ -1,5 +1,5 @@
 """How far predicted steps are from published ones. Zero-shot: devices as they were described before any row was seen. Calibrated:
-the few constants of ``mindllm.timing.calibrate`` fitted to other rows than those that are judged.
+the few constants of ``mindllm.timing.measured.calibrate`` fitted to other rows than those that are judged.
 
 | table | rows | how |
 |---|---|---|
@@ -21,8 +21,8 @@ from mindllm.command import CommandParser, output_file, run_command
 from mindllm.console import output, track
 from mindllm.errors import UserError
 from mindllm.tables import Table, figures, texts
-from mindllm.timing.calibrate import Measured, calibrate, uncalibrated
 from mindllm.timing.device import Device, Share, read_device
+from mindllm.timing.measured.calibrate import Measured, calibrate, uncalibrated
 from mindllm.timing.step import step_seconds
 from toolkit.benchmark.published_steps import korthikanti, read_atlas, read_rows, vtrain
 from toolkit.benchmark.report import Tables, write_markdown

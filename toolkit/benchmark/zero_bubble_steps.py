@@ -17,13 +17,13 @@ from mindllm.planning.zero_bubble.operation_order import StageCosts
 from mindllm.planning.zero_bubble.schedule_search import best_orders
 from mindllm.schedules.orders import stage_orders, timetable
 from mindllm.schedules.simulate import simulate
-from mindllm.timing.calibrate import uncalibrated
+from mindllm.timing.costs.exchanges import Group, exchange_seconds
+from mindllm.timing.costs.operators import operator_seconds
+from mindllm.timing.costs.work import Operator
 from mindllm.timing.device import Device, read_device
-from mindllm.timing.exchanges import Group, exchange_seconds
-from mindllm.timing.operators import operator_seconds
+from mindllm.timing.measured.calibrate import uncalibrated
 from mindllm.timing.step import blocked
 from mindllm.timing.step_work import Part, step_work
-from mindllm.timing.work import Operator
 from mindllm.timing.workload import Strategy, Workload
 from toolkit.benchmark.published_steps import MEGATRON, even_plan, gpt
 

@@ -15,8 +15,8 @@ from mindllm.config.recompute import COUNTS_FORM, SELECTION_FORM, LayerCounts, L
 from mindllm.config.renamed import SYNONYMS
 from mindllm.config.schema import fields_of, kind_of, sections_in
 from mindllm.config.section import Section
-from mindllm.mindformers.rules import Rule
-from mindllm.mindformers.tables import KEYS
+from mindllm.mindformers.keys.rules import Rule
+from mindllm.mindformers.keys.tables import KEYS
 
 INTRODUCTION = """\
 # Configuration reference

@@ -9,7 +9,7 @@ import numpy as np
 
 from mindllm.architecture.optimizer_state import is_state
 from mindllm.compiled.execute.state import ACCUMULATORS
-from mindllm.models.expert_load import is_probe
+from mindllm.models.experts.expert_load import is_probe
 
 if TYPE_CHECKING:
     from mindspore import Parameter, nn

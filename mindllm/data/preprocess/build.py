@@ -20,8 +20,8 @@ from mindllm.data.preprocess.pieces import PIECE_BYTES, Piece, cut, read
 from mindllm.data.preprocess.resume import ResumableWriter
 from mindllm.data.preprocess.sources import Source, fingerprint
 from mindllm.data.records import compression_of
-from mindllm.data.tokenizer import Tokenizer, is_cuttable, load_tokenizer
-from mindllm.data.tokenizer_training import TRAINED_KINDS, train_tokenizer
+from mindllm.data.tokenizers.tokenizer import Tokenizer, is_cuttable, load_tokenizer
+from mindllm.data.tokenizers.training import TRAINED_KINDS, train_tokenizer
 from mindllm.errors import UserError
 
 PIECES_WORTH_A_WORKER = 8  # starting a process takes as long as encoding a few

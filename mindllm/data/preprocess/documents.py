@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from mindllm.data.conversations import alpaca
+from mindllm.data.chat.conversations import alpaca
 from mindllm.data.records import Record
 from mindllm.errors import UserError, nearest
 

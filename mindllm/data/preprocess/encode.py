@@ -19,7 +19,7 @@ import numpy as np
 
 from mindllm.data.indexed import smallest_dtype
 from mindllm.data.preprocess.pieces import Piece, batched, read
-from mindllm.data.tokenizer import Tokenizer, load_tokenizer
+from mindllm.data.tokenizers.tokenizer import Tokenizer, load_tokenizer
 from mindllm.errors import RunFailed
 
 UNDER_WAY = 3  # batches per worker: enough that none waits

@@ -19,7 +19,7 @@ from typing import BinaryIO, cast
 
 from mindllm.data.corpus import CorpusWriter
 from mindllm.data.indexed import bin_path
-from mindllm.data.tokenizer import Tokenizer
+from mindllm.data.tokenizers.tokenizer import Tokenizer
 from mindllm.errors import UserError
 from mindllm.files import atomic_open
 

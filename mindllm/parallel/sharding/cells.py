@@ -15,20 +15,20 @@ from mindspore import nn
 from mindllm.architecture.parts import ACTIVATION_OPERATORS
 from mindllm.config.parallel import ParallelConfig
 from mindllm.models import CausalLM
-from mindllm.models.attention import Attention, ComposedAttention
+from mindllm.models.attention.attention import Attention, ComposedAttention
+from mindllm.models.attention.flash_attention import BalancedFlashAttention, FlashAttention
+from mindllm.models.attention.latent_attention import LatentAttention
+from mindllm.models.attention.rotary import RotaryEmbedding
 from mindllm.models.causal_lm import Head, UnitRows
 from mindllm.models.chunked_loss import SequenceChunks
 from mindllm.models.decoder import AttentionTables, Decoder, Lookup
 from mindllm.models.decoder_layer import DecoderLayer
-from mindllm.models.experts import Experts
+from mindllm.models.experts.experts import Experts
 from mindllm.models.feed_forward import FeedForward
-from mindllm.models.flash_attention import BalancedFlashAttention, FlashAttention
-from mindllm.models.interleaved_layer import FineGrainInterleavedLayer
-from mindllm.models.latent_attention import LatentAttention
+from mindllm.models.fine_grain_interleave import FineGrainInterleavedLayer
 from mindllm.models.linear import Linear, SoftCap
 from mindllm.models.mtp import MTPLayer
 from mindllm.models.norm import LayerNorm, RMSNorm
-from mindllm.models.rotary import RotaryEmbedding
 from mindllm.parallel.layout import Dimension, Layout
 from mindllm.parallel.sharding.adapters import behind_part, beside_split_input, beside_split_output
 from mindllm.parallel.sharding.attention_heads import BATCH, HEADS, SEQUENCE, SHARED_HEADS, SplitHeads, split_heads

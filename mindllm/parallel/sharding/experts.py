@@ -7,8 +7,8 @@ over ``ep``: the compiler exchanges between the two by AlltoAll.
 from __future__ import annotations
 
 from mindllm.architecture.parts import ACTIVATION_OPERATORS
-from mindllm.models.experts import Dispatch, ExpertFeedForward, ExpertLinear, Experts
-from mindllm.models.router import Balance, BestGroups, GroupBalance, Router, Scores
+from mindllm.models.experts.experts import Dispatch, ExpertFeedForward, ExpertLinear, Experts
+from mindllm.models.experts.router import Balance, BestGroups, GroupBalance, Router, Scores
 from mindllm.parallel.layout import Dimension, Layout
 from mindllm.parallel.sharding.table import Table, on
 

@@ -10,8 +10,8 @@ from mindspore.ops import Primitive
 
 from mindllm.architecture.adapters import VALUES
 from mindllm.errors import nearest
-from mindllm.models.expert_load import ROUTER_BIAS, is_probe
-from mindllm.models.grouped_experts import GroupedFeedForward
+from mindllm.models.experts.expert_load import ROUTER_BIAS, is_probe
+from mindllm.models.experts.grouped_experts import GroupedFeedForward
 from mindllm.parallel.layout import Layout, Mesh
 from mindllm.parallel.operators import operators
 

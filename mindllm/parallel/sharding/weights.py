@@ -9,7 +9,7 @@ from mindspore import Parameter, nn
 
 from mindllm.config import RunConfig
 from mindllm.models import CausalLM
-from mindllm.models.expert_load import is_probe
+from mindllm.models.experts.expert_load import is_probe
 from mindllm.parallel.layout import CONTEXT, DATA, TENSOR, Dimension, Layout, Mesh, axes_of, mesh_of
 from mindllm.parallel.sharding.cells import sharding_table
 from mindllm.parallel.sharding.table import Table, is_shared_by_optimizer

@@ -30,8 +30,8 @@ from mindllm.planning.costs.offered_kinds import chains
 from mindllm.planning.costs.plain_run import one_chunk, without_ahead
 from mindllm.planning.costs.small_runs import ALL_RECOMPUTED, NOTHING_RECOMPUTED
 from mindllm.planning.problem import RecomputeKind
+from mindllm.timing.costs.of_graph import operator_time, transfer_time
 from mindllm.timing.device import Device
-from mindllm.timing.graph_operators import operator_time, transfer_time
 
 LAYER = re.compile(r"layers-CellList/(\d+)-")
 FORWARD, BACKWARD = "forward", "backward"

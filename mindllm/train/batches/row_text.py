@@ -31,8 +31,8 @@ from mindllm.data import (
     pack,
     split_ranges,
 )
-from mindllm.data.instruction import RowCounts
-from mindllm.data.pairs import PairCounts
+from mindllm.data.chat.instruction import RowCounts
+from mindllm.data.chat.pairs import PairCounts
 from mindllm.errors import UserError
 
 logger = logging.getLogger(__name__)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from mindllm.models.expert_load import LOSS_PROBE
+from mindllm.models.experts.expert_load import LOSS_PROBE
 from mindllm.train.callbacks.callback import Callback
 from mindllm.train.state import RunState, StepRecord
 

@@ -15,7 +15,7 @@ from mindspore import ops as P
 from mindllm.architecture.optimizer_state import MOMENTS, POWERS
 from mindllm.config import OptimizerConfig
 from mindllm.config.tuning import PetConfig
-from mindllm.models.expert_load import is_probe
+from mindllm.models.experts.expert_load import is_probe
 from mindllm.train.expert_loads import ExpertLoads
 
 update = ops.MultitypeFuncGraph("adamw_update")

@@ -10,7 +10,7 @@ from mindllm.architecture.adapters import ADALORA, GALORE, LISA
 from mindllm.architecture.optimizer_state import triplets
 from mindllm.config import RunConfig
 from mindllm.config.tuning import PetConfig
-from mindllm.models.expert_load import is_probe
+from mindllm.models.experts.expert_load import is_probe
 from mindllm.parallel.layer_plan import make_plan
 from mindllm.parallel.layout import mesh_of
 from mindllm.parallel.weight_cut import WeightCut

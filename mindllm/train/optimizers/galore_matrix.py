@@ -12,7 +12,7 @@ from dataclasses import replace
 from mindspore import Tensor, nn, ops
 from mindspore import ops as P
 
-from mindllm.models.grouped_experts import first_of
+from mindllm.models.experts.grouped_experts import first_of
 from mindllm.parallel.weight_cut import WeightCut
 from mindllm.train.part_exchange import JoinedParts, SumOverParts
 

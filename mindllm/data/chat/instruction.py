@@ -1,0 +1,158 @@
+"""Conversations as rows: their text tokenized when it is asked for, with loss on what the assistant says and on nothing else."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from mindllm.data.chat.conversation_rows import ConversationRows
+from mindllm.data.chat.conversations import conversation_of
+from mindllm.data.chat.template import RenderedChat, Span
+from mindllm.data.rows import Row
+from mindllm.data.tokenizers.tokenizer import Tokenizer, is_cuttable
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class RowCounts:
+    """What rows become. ``places``: int32 [rows], what each takes in a sample; 0 where nothing would be learnt from it.
+
+    ``truncated`` rows lost their end, ``without_loss`` ones (some of them truncated) have no token of the assistant left.
+    """
+
+    places: np.ndarray
+    truncated: int
+    without_loss: int
+    tokens: int
+    trained_tokens: int
+
+    def describe(self, seq_length: int) -> str:
+        """One line for people."""
+        share = self.trained_tokens / max(1, self.tokens)
+        text = f"{len(self.places)} rows, {self.tokens} tokens, {share:.0%} of them trained"
+        if self.truncated:
+            text += f"; {self.truncated} rows are longer than {seq_length + 1} tokens and cut there"
+        if self.without_loss:
+            text += f"; {self.without_loss} rows have no answer in what remains"
+        return text
+
+
+class InstructionRows(ConversationRows):
+    """Rows of one conversation each, as ``handler`` reads them; tokenized when they are read.
+
+    A row of more than ``seq_length`` + 1 tokens is cut there.
+    """
+
+    def __init__(
+        self,
+        paths: Sequence[str],
+        tokenizer: Tokenizer,
+        seq_length: int,
+        *,
+        handler: str = "auto",
+        chat_template: str = "",
+    ) -> None:
+        super().__init__(paths, tokenizer, seq_length, chat_template)
+        self.handler = handler
+
+    def chat(self, number: int) -> RenderedChat:
+        """Returns the text of row ``number``; raises UserError naming it where it is no conversation."""
+        place = self.table.name(number)
+        return self.template.render(conversation_of(self.table[number], self.handler, place), place)
+
+    def check(self, number: int) -> RenderedChat:
+        """As :meth:`chat`: a row is not tokenized for it."""
+        return self.chat(number)
+
+    def whole_row(self, number: int) -> Row:
+        """Returns row ``number`` in its full length."""
+        chat = self.chat(number)
+        ids, places = encode_chat(chat, self.tokenizer)
+        return Row(np.array(ids, dtype=np.int32), trained_tokens(places, chat.spans))
+
+    def rows(self, numbers: Sequence[int]) -> list[Row]:
+        """Returns the rows of these numbers, in this order, cut where they are too long."""
+        return [self._cut(self.whole_row(number), number) for number in numbers]
+
+    def _cut(self, row: Row, number: int) -> Row:
+        if row.places <= self.seq_length:
+            return row
+        if not self._truncation_is_told:
+            self._truncation_is_told = True
+            logger.warning(
+                "%s has %d tokens, seq_length + 1 = %d are kept; so with every longer row (count them: "
+                "python -m toolkit.data_viewer --count)",
+                self.table.name(number),
+                len(row.tokens),
+                self.seq_length + 1,
+            )
+        return Row(row.tokens[: self.seq_length + 1], row.trained[: self.seq_length + 1])
+
+    def count(self, numbers: Iterable[int]) -> RowCounts:
+        """Tokenizes all rows of ``numbers`` once, keeping only what they come to."""
+        places: list[int] = []
+        truncated = without_loss = tokens = trained = 0
+        self._truncation_is_told = True  # this tells all of it
+        for number in numbers:
+            whole = self.whole_row(number)
+            row = self._cut(whole, number)
+            learnt = int(row.trained[1:].sum())
+            truncated += len(whole.tokens) > len(row.tokens)
+            without_loss += not learnt
+            tokens += len(row.tokens)
+            trained += learnt
+            places.append(row.places if learnt else 0)
+        return RowCounts(np.array(places, dtype=np.int32), truncated, without_loss, tokens, trained)
+
+
+def encode_chat(chat: RenderedChat, tokenizer: Tokenizer) -> tuple[list[int], list[Span]]:
+    """Returns the ids of a rendered chat, special tokens of the template included, and their places in its text.
+
+    The text is encoded as a whole, as transformers does. Where a token would reach from the prompt into the answer it is cut
+    there: in generation the prompt is encoded alone as well. A tokenizer that puts a space before every text cannot be cut.
+    """
+    ids, places = _encode_parts(chat.text, chat.seams, tokenizer)
+    crossed = _crossed(places, chat.spans)
+    if crossed and is_cuttable(tokenizer):
+        ids, places = _encode_parts(chat.text, sorted({*chat.seams, *crossed}), tokenizer)
+    return ids, places
+
+
+def _crossed(places: Sequence[Span], spans: Sequence[Span]) -> list[int]:
+    """Returns the borders of ``spans`` that lie inside a token."""
+    if not spans or not places:
+        return []
+    first, last = np.array(places).T
+    borders = np.unique(np.array(spans))
+    token = np.maximum(
+        np.searchsorted(first, borders, side="left") - 1, 0
+    )  # the last one that begins before the border
+    return borders[(first[token] < borders) & (borders < last[token])].tolist()
+
+
+def _encode_parts(text: str, seams: Sequence[int], tokenizer: Tokenizer) -> tuple[list[int], list[Span]]:
+    ids: list[int] = []
+    places: list[Span] = []
+    for start, stop in pairwise([0, *seams, len(text)]):
+        part_ids, part_places = tokenizer.encode_marked(text[start:stop])
+        ids += part_ids
+        places += [(start + first, start + last) for first, last in part_places]
+    return ids, places
+
+
+def trained_tokens(places: Sequence[Span], spans: Sequence[Span]) -> np.ndarray:
+    """Returns which tokens lie within a span as a whole: bool [tokens]. One that reaches over a border is not trained.
+
+    Spans are in order and do not overlap. A token of no characters (bytes before the last of one character) is where it begins.
+    """
+    if not spans or not places:
+        return np.zeros(len(places), dtype=bool)
+    first, last = np.array(places).T
+    begins, ends = np.array(spans).T
+    span = np.searchsorted(begins, first, side="right") - 1
+    return (span >= 0) & (first < ends[span]) & (last <= ends[span])

@@ -1,0 +1,130 @@
+"""Pairs of answers as samples: both conversations in one row, as documents that do not see each other.
+
+The first is the one with the chosen answer. Labels are ``IGNORED`` but for the words of the answers; a pair has one loss, which
+stands at the first place of its row, so the sum of ``loss_mask`` is the number of pairs.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from mindllm.data.chat.conversation_rows import ConversationRows
+from mindllm.data.chat.conversations import Conversation
+from mindllm.data.chat.instruction import encode_chat, trained_tokens
+from mindllm.data.chat.preferences import pair_of
+from mindllm.data.mind_record import IGNORED
+from mindllm.data.rows import HeldOutRows, Row, RowDataset, assemble
+
+logger = logging.getLogger(__name__)
+Arrays = dict[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class PairCounts:
+    """What pairs come to: ``truncated`` ones lost an end, of ``without_answer`` ones an answer lost all its words."""
+
+    pairs: int
+    tokens: int
+    trained_tokens: int
+    truncated: int
+    without_answer: int
+
+    def describe(self, seq_length: int) -> str:
+        """One line for people."""
+        text = f"{self.pairs} pairs, {self.tokens} tokens, {self.trained_tokens} of them of answers"
+        if self.truncated:
+            text += f"; {self.truncated} pairs are longer than the {seq_length} places of a row and cut"
+        if self.without_answer:
+            text += f"; {self.without_answer} pairs have an answer of which nothing remains"
+        return text
+
+
+class PairRows(ConversationRows):
+    """Rows of two answers each, tokenized when they are read."""
+
+    def whole_rows(self, number: int) -> list[Row]:
+        """Chosen and rejected of pair ``number`` in their full length; raises UserError naming it where it is no pair."""
+        place = self.table.name(number)
+        pair = pair_of(self.table[number], place)
+        return [self._row(conversation, pair.shared, place) for conversation in (pair.chosen, pair.rejected)]
+
+    def _row(self, conversation: Conversation, shared: int, place: str) -> Row:
+        chat = self.template.render(conversation, place)
+        ids, places = encode_chat(chat, self.tokenizer)
+        return Row(np.array(ids, dtype=np.int32), trained_tokens(places, chat.spans[shared:]))
+
+    def check(self, number: int) -> list[Row]:
+        """As :meth:`whole_rows`."""
+        return self.whole_rows(number)
+
+    def rows(self, numbers: Sequence[int]) -> list[Row]:
+        """Chosen and rejected of each of these pairs in turn, cut where they do not fit a sample together."""
+        return [row for number in numbers for row in self._cut(self.whole_rows(number), number)]
+
+    def _cut(self, rows: list[Row], number: int) -> list[Row]:
+        found = [row.places for row in rows]
+        kept = shared_out(found, self.seq_length)
+        if kept == found:
+            return rows
+        if not self._truncation_is_told:
+            self._truncation_is_told = True
+            message = "%s takes %d + %d places, a row has seq_length = %d; ends are cut, so with every longer pair"
+            logger.warning(message, self.table.name(number), *found, self.seq_length)
+        return [Row(row.tokens[: n + 1], row.trained[: n + 1]) for row, n in zip(rows, kept, strict=True)]
+
+    def count(self, numbers: Iterable[int]) -> PairCounts:
+        """Tokenizes these pairs once, keeping only what they come to."""
+        pairs = tokens = trained = truncated = without = 0
+        self._truncation_is_told = True  # this tells all of it
+        for number in numbers:
+            whole = self.whole_rows(number)
+            rows = self._cut(whole, number)
+            learnt = [int(row.trained[1:].sum()) for row in rows]
+            pairs += 1
+            tokens += sum(len(row.tokens) for row in rows)
+            trained += sum(learnt)
+            truncated += [row.places for row in rows] != [row.places for row in whole]
+            without += 0 in learnt
+        return PairCounts(pairs, tokens, trained, truncated, without)
+
+
+def shared_out(places: Sequence[int], room: int) -> list[int]:
+    """What two rows of these places keep of ``room``: a short one all, a long one what is left, two long ones a half each."""
+    first, second = places
+    half = room // 2
+    if first + second <= room:
+        return [first, second]
+    if second <= half:
+        return [room - second, second]
+    kept = min(first, room - half)
+    return [kept, room - kept]
+
+
+class PairDataset(RowDataset):
+    """Samples of pairs without end; each is input_ids, labels, segment_starts, position_ids int32 and loss_mask float32."""
+
+    def _samples(self, groups: Sequence[np.ndarray]) -> list[Arrays]:
+        rows = self.source.rows(np.concatenate(groups).tolist())
+        return [pair_sample(rows[2 * index : 2 * index + 2], self.seq_length) for index in range(len(groups))]
+
+
+class HeldOutPairs(HeldOutRows):
+    """Pairs for evaluation, in order; those past the end are padding without loss."""
+
+    def sample(self, index: int) -> Arrays:
+        """As those of :class:`PairDataset`."""
+        rows = self.source.rows([self.numbers[index]]) if index < len(self.numbers) else []
+        return pair_sample(rows, self.seq_length)
+
+
+def pair_sample(rows: Sequence[Row], seq_length: int) -> Arrays:
+    """One sample of chosen and rejected, or of nothing."""
+    sample = assemble(rows, seq_length, packed=True)
+    sample["labels"] = np.where(sample["loss_mask"] > 0, sample["labels"], np.int32(IGNORED))
+    sample["loss_mask"] = np.zeros(seq_length, np.float32)
+    sample["loss_mask"][0] = float(bool(rows))
+    return sample

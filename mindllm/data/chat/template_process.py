@@ -1,0 +1,133 @@
+"""Runs the templates of others in a process of their own, whose memory and time for one request are limited.
+
+A template is a program, and no sandbox bounds what one may compute: ``'x' * 10**10``, loops in loops, lists that hold themselves
+twice. One process serves all templates of this one; it is started when the first is needed, and again after it had to be ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from typing import Any
+
+from mindllm.data.chat import template_program
+from mindllm.data.chat.template_program import receive, send
+from mindllm.exit_hooks import when_leaving
+
+SECONDS = 10.0  # of computing for one conversation: a thousand times what a long one takes
+MEMORY = 1 << 30
+# The paths of this interpreter, not the directory of the program, whose files have names of the standard library.
+START = "import sys, runpy; sys.path[:] = {paths}; sys.argv[1:] = ['{memory}']; runpy.run_path({file!r}, run_name='__main__')"
+
+
+class TemplateFailed(Exception):
+    """A template did not render; ``line`` is that of its source where it is no template."""
+
+    def __init__(self, message: str, line: int | None = None) -> None:
+        super().__init__(message)
+        self.line = line
+
+
+def render_apart(source: str, variables: list[dict[str, Any]]) -> list[str]:
+    """What the template ``source`` writes for each of ``variables``, computed in the other process.
+
+    Raises:
+        TemplateFailed: it is no template, refuses, or takes more time or memory than any conversation needs.
+    """
+    with _state.lock:
+        return answered(_state.running().ask(source, variables))
+
+
+def render_here(source: str, variables: list[dict[str, Any]]) -> list[str]:
+    """The same in this process, for templates of our own; errors as :func:`render_apart`."""
+    return answered(template_program.rendered(source, variables))
+
+
+def answered(answer: dict[str, Any]) -> list[str]:
+    """The texts of an answer; raises TemplateFailed where it has none."""
+    if "texts" not in answer:
+        raise TemplateFailed(answer["error"], answer.get("line"))
+    return answer["texts"]
+
+
+class _Process:
+    """The other process. It ends with its standard input, so it does not outlive this one."""
+
+    def __init__(self) -> None:
+        command = START.format(paths=json.dumps(sys.path), memory=MEMORY, file=template_program.__file__)
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", "-c", command],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C is for this process
+        )
+
+    @property
+    def is_running(self) -> bool:
+        return self._process.poll() is None
+
+    def ask(self, source: str, variables: list[dict[str, Any]]) -> dict[str, Any]:
+        """Sends a request and waits for its answer; says why there is none."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        try:
+            send(self._process.stdin, {"source": source, "variables": variables, "seconds": SECONDS})
+            answer = receive(self._process.stdout)
+        except BaseException as error:
+            self.end()  # what comes next on the pipe would be the answer to this
+            if not isinstance(error, OSError):
+                raise
+            answer = None
+        if answer is not None:
+            return answer
+        code = self.end()
+        if code == -signal.SIGPROF:
+            return {"error": f"it computes for over {SECONDS:g} seconds"}
+        return {
+            "error": f"it takes more memory than any conversation needs, or is nested too deeply (exit code {code})"
+        }
+
+    def end(self) -> int:
+        """Ends the process, if it still runs, and returns how it ended."""
+        for stream in (self._process.stdin, self._process.stdout):
+            with contextlib.suppress(OSError):
+                if stream is not None:
+                    stream.close()
+        try:
+            return self._process.wait(timeout=1)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            return self._process.wait()
+
+
+class _State:
+    """What this process has: none or one other process, and a lock, because its pipe takes one request at a time."""
+
+    def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """After a fork: the pipe is the parent's, and its lock may have been held."""
+        self.lock = threading.Lock()
+        self.process: _Process | None = None
+
+    def running(self) -> _Process:
+        if self.process is None or not self.process.is_running:
+            self.process = _Process()
+        return self.process
+
+    def end(self) -> None:
+        if self.process is not None:
+            self.process.end()
+            self.process = None
+
+
+_state = _State()
+os.register_at_fork(after_in_child=_state.forget)
+when_leaving(_state.end)

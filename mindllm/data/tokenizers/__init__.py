@@ -1,0 +1,1 @@
+"""Tokenizers from the files that models ship, their special tokens, and the training of new ones."""

@@ -1,0 +1,141 @@
+"""Sentencepiece models with the special tokens that other files, or code that is not run, add to them."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Collection, Mapping, Sequence
+from itertools import count, groupby
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mindllm.data.tokenizers.known import KnownTokenizer, known_tokenizer
+from mindllm.data.tokenizers.special_tokens import SpecialTokens
+from mindllm.errors import UserError
+from mindllm.outside import read_bytes
+
+if TYPE_CHECKING:
+    from sentencepiece import SentencePieceProcessor
+
+
+class SentencePieceTokenizer:
+    """A sentencepiece model, such as the ``tokenizer.model`` of Llama 1 and 2, with the tokens that files beside it add."""
+
+    def __init__(self, path: Path, special: SpecialTokens) -> None:
+        from sentencepiece import SentencePieceProcessor
+
+        self.path = path
+        content = read_bytes(path)
+        self._processor: SentencePieceProcessor = SentencePieceProcessor()
+        try:
+            self._processor.LoadFromSerializedProto(content)
+            self._own_size = self._processor.vocab_size()
+        except Exception as error:  # the library raises RuntimeError and others, by version
+            raise UserError(f"{path}: not a sentencepiece model ({error})") from error
+        if not self._own_size:
+            raise UserError(f"{path}: not a sentencepiece model (it has no tokens)")
+        known = known_tokenizer(special.tokenizer_class, self._own_id)
+        self._added = self._added_tokens(special, known)
+        self._names = {id: name for name, id in self._added.items()}
+        self.vocab_size = max(self._own_size, 1 + max(self._names, default=-1))
+        self.eos_id = self._id(self._processor.eos_id(), "eos", special)
+        self.bos_id = self._id(self._processor.bos_id(), "bos", special)
+        self.pad_id = self._id(self._processor.pad_id(), "pad", special)
+        adds = special.adds_bos if special.adds_bos is not None else not known.prefix
+        self.adds_bos = self.bos_id is not None and adds
+        prefix = known.prefix if not self.adds_bos else ()
+        begin = [self.bos_id] if self.adds_bos else [self._piece_id(name) for name in prefix]
+        self.prefix_ids = tuple(id for id in begin if id is not None)
+        self.end_ids = tuple(id for name in known.ends if (id := self._piece_id(name)) is not None)
+        self.fingerprint = hashlib.sha256(content + repr(sorted(self._added.items())).encode()).hexdigest()
+        if not self._added:  # what it was before there were any, so that prepared data stays good
+            self.fingerprint = hashlib.sha256(content).hexdigest()
+        spoken = {token.name for token in special.added if not token.special}
+        controls = [self._processor.IdToPiece(id) for id in range(self._own_size) if self._processor.IsControl(id)]
+        marks = [name for name in (*known.marks, *special.more_names) if self._piece_id(name) is not None]
+        added = [name for name in self._added if name not in spoken]
+        self.special_names: Sequence[str] = list(dict.fromkeys([*controls, *marks, *added]))
+        ids = {"bos_token": self.bos_id, "eos_token": self.eos_id, "pad_token": self.pad_id}
+        self.special_tokens: Mapping[str, str] = {key: self.token(id) for key, id in ids.items() if id is not None}
+        self.chat_template = known.template
+        self._spoken = _any_of(spoken)
+        self._marked = _any_of({*spoken, *self.special_names})
+
+    def _added_tokens(self, special: SpecialTokens, known: KnownTokenizer) -> dict[str, int]:
+        """Tokens beside those of the model: as files tell them, and what the code of the class puts after the vocabulary.
+
+        A file may give a token of the model, one kept free, another name.
+        """
+        added = {token.name: token.id for token in special.added if self._own_id(token.name) != token.id}
+        names = [name for name in known.appended if name not in added and self._own_id(name) is None]
+        free = (id for id in count(self._own_size) if id not in set(added.values()))
+        return added | dict(zip(names, free, strict=False))
+
+    def _id(self, own: int, role: str, special: SpecialTokens) -> int | None:
+        """The token of ``role``; ``own`` is -1 where the model has none."""
+        return special.id_of(role, self._piece_id, self.vocab_size, own if own >= 0 else None)
+
+    def _piece_id(self, name: str) -> int | None:
+        return self._added.get(name, self._own_id(name))
+
+    def _own_id(self, name: str) -> int | None:
+        id = self._processor.piece_to_id(name)
+        return id if self._processor.id_to_piece(id) == name else None
+
+    def encode(self, text: str) -> list[int]:
+        """Returns the ids of ``text`` alone."""
+        if self._spoken is None:
+            return self._processor.encode(text, out_type=int, add_bos=False, add_eos=False)
+        return self._encode(text, self._spoken)[0]
+
+    def encode_marked(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """Returns the ids of ``text`` with its special tokens, and their places; what is between them is encoded by itself."""
+        return self._encode(text, self._marked)
+
+    def _encode(self, text: str, names: re.Pattern[str] | None) -> tuple[list[int], list[tuple[int, int]]]:
+        ids: list[int] = []
+        places: list[tuple[int, int]] = []
+        start = 0
+        for index, part in enumerate(names.split(text) if names else [text]):
+            if index % 2:  # what the pattern found
+                ids.append(self._known_id(part))
+                places.append((start, start + len(part)))
+            elif part:
+                found = self._processor.encode(part, out_type="offset_mapping", add_bos=False, add_eos=False)
+                ids += found["ids"]
+                places += [(start + first, start + last) for first, last in found["offsets"]]
+            start += len(part)
+        return ids, places
+
+    def _known_id(self, name: str) -> int:
+        id = self._piece_id(name)
+        assert id is not None, name
+        return id
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Returns the text of ``ids``; sentencepiece drops the space before the first word, and its own special tokens.
+
+        Added tokens appear by their names. Ids beyond the vocabulary, which rows that pad a model's embedding have, have no text.
+        """
+        if not self._added:
+            return self._processor.decode([int(id) for id in ids if id < self._own_size])
+        texts: list[str] = []
+        for is_added, group in groupby(map(int, ids), key=self._names.__contains__):
+            part = list(group)
+            texts.append(
+                "".join(map(self._names.__getitem__, part))
+                if is_added
+                else self._processor.decode([id for id in part if id < self._own_size])
+            )
+        return "".join(texts)
+
+    def token(self, id: int) -> str:
+        """Returns the name of a token."""
+        return self._names[id] if id in self._names else self._processor.id_to_piece(id)
+
+
+def _any_of(names: Collection[str]) -> re.Pattern[str] | None:
+    """A pattern that finds any of ``names``, the longest first; none where there are none."""
+    if not names:
+        return None
+    return re.compile("(" + "|".join(map(re.escape, sorted(names, key=lambda name: (-len(name), name)))) + ")")

@@ -1,0 +1,202 @@
+"""Tokenizers from the files that models ship: ``tokenizer.json``, sentencepiece, tiktoken's ranks, GPT-2's vocabulary and merges.
+
+Text is always encoded as plain text: the name of a special token inside a document is spelled out, never turned into the token,
+so no document can end another. The libraries are imported when a tokenizer is loaded.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from mindllm.config.dataset import TOKENIZER_FILES
+from mindllm.data.tokenizers.byte_level_files import content_of_tiktoken, content_of_vocabulary, is_tiktoken, spelled
+from mindllm.data.tokenizers.known import known_tokenizer
+from mindllm.data.tokenizers.special_tokens import SpecialTokens, read_special_tokens
+from mindllm.errors import UserError, shortened
+from mindllm.outside import parse_json, read_text
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer as FastTokenizer
+
+VOCABULARY = "vocab.json"
+PANIC = "PanicException"  # of pyo3, which has no module to import it from
+KINDS = "tokenizer.json, a sentencepiece .model, a .tiktoken file, or vocab.json with merges.txt"
+
+
+class Tokenizer(Protocol):
+    """What the rest of the project knows of a tokenizer.
+
+    vocab_size is the largest id plus one. adds_bos: a text to be continued begins with bos_id; prefix_ids: all that it begins
+    with. end_ids end an answer beside eos_id. chat_template is what the code of its class writes, or nothing. fingerprint is
+    equal for two files that give the same ids to every text.
+    special_tokens are those with a purpose by its name ("bos_token": "<s>"), special_names the names of all.
+    """
+
+    path: Path
+    vocab_size: int
+    eos_id: int | None
+    bos_id: int | None
+    pad_id: int | None
+    adds_bos: bool
+    prefix_ids: tuple[int, ...]
+    end_ids: tuple[int, ...]
+    chat_template: str
+    fingerprint: str
+    special_tokens: Mapping[str, str]
+    special_names: Sequence[str]
+
+    def encode(self, text: str) -> list[int]:
+        """Returns the ids of ``text`` alone: nothing is put before or after it."""
+
+    def encode_marked(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """Returns the ids of ``text``, in which names of special tokens mean them, and each id's place in it (from, to)."""
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Returns the text of ``ids``; special tokens appear by their names."""
+
+    def token(self, id: int) -> str:
+        """Returns the name of a token."""
+
+
+def load_tokenizer(path: Path | str) -> Tokenizer:
+    """Loads the file of a tokenizer, or the first of ``TOKENIZER_FILES`` in a directory.
+
+    Raises UserError when the file is missing or is not a tokenizer.
+    """
+    file = _tokenizer_file(Path(path))
+    special = read_special_tokens(file.parent)
+    try:
+        if file.suffix == ".tiktoken" or (file.suffix == ".model" and is_tiktoken(file)):
+            return JsonTokenizer(file, special, content_of_tiktoken(file, special))
+        if file.suffix == ".model":
+            from mindllm.data.tokenizers.sentencepiece_tokenizer import SentencePieceTokenizer
+
+            return SentencePieceTokenizer(file, special)
+        if file.name == VOCABULARY:
+            return JsonTokenizer(file, special, content_of_vocabulary(file, special))
+        return JsonTokenizer(file, special)
+    except OSError as error:
+        raise UserError(f"{file}: cannot be read ({error.strerror})") from None
+
+
+def _tokenizer_file(path: Path) -> Path:
+    if path.is_dir():
+        found = next((path / name for name in TOKENIZER_FILES if (path / name).is_file()), None)
+        if found is None:
+            raise UserError(f"{path}: the directory has no {' or '.join(TOKENIZER_FILES)}")
+        return found
+    if not path.is_file():
+        raise UserError(f"{path}: no such tokenizer file ({KINDS})")
+    if path.suffix not in (".json", ".model", ".tiktoken"):
+        raise UserError(f"{path}: a tokenizer is a {KINDS}")
+    return path
+
+
+class JsonTokenizer:
+    """A ``tokenizer.json`` of Hugging Face's ``tokenizers``, or ``content`` of one that was made of other files at ``path``."""
+
+    def __init__(self, path: Path, special: SpecialTokens, content: dict[str, Any] | None = None) -> None:
+        from tokenizers import Tokenizer as FastTokenizer
+
+        self.path = path
+        self.is_made = content is not None
+        with self._refusing("not a tokenizer.json", Exception):  # the library raises plain Exception
+            self.content = read_text(path) if content is None else spelled(content)
+            self._tokenizer: FastTokenizer = FastTokenizer.from_str(self.content)
+            parsed = parse_json(self.content)
+        self._tokenizer.encode_special_tokens = True
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self.vocab_size = 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
+        self.eos_id = special.id_of("eos", self._tokenizer.token_to_id, self.vocab_size)
+        self.bos_id = special.id_of("bos", self._tokenizer.token_to_id, self.vocab_size)
+        self.pad_id = special.id_of("pad", self._tokenizer.token_to_id, self.vocab_size)
+        self.adds_bos = self._template_adds_bos() if special.adds_bos is None else special.adds_bos
+        added = parsed.get("added_tokens") or []
+        if self.is_made:
+            self._refuse_other_ids(added)
+        known = known_tokenizer(special.tokenizer_class, self._tokenizer.token_to_id)
+        begin = (self.bos_id,) if self.adds_bos else tuple(map(self._tokenizer.token_to_id, known.prefix))
+        self.prefix_ids = tuple(id for id in begin if id is not None)
+        ends = map(self._tokenizer.token_to_id, known.ends)
+        self.end_ids = tuple(id for id in ends if id is not None)
+        self.chat_template = known.template
+        self.fingerprint = _fingerprint_of_json(parsed)
+        self.special_names: Sequence[str] = [token["content"] for token in added if token["special"]]
+        ids = {"bos_token": self.bos_id, "eos_token": self.eos_id, "pad_token": self.pad_id}
+        self.special_tokens: Mapping[str, str] = {
+            key: str(self._tokenizer.id_to_token(id)) for key, id in ids.items() if id is not None
+        }
+
+    @contextmanager
+    def _refusing(self, said: str, *kinds: type[Exception]) -> Iterator[None]:
+        """A UserError for errors of these kinds and for panics of the library, which are no ``Exception``."""
+        try:
+            yield
+        except kinds as error:
+            raise UserError(f"{self.path}: {said} ({shortened(str(error), 300)})") from error
+        except BaseException as error:
+            if type(error).__name__ != PANIC:
+                raise
+            raise UserError(f"{self.path}: {said} ({shortened(str(error), 300)})") from None
+
+    def _refuse_other_ids(self, added: Sequence[dict[str, Any]]) -> None:
+        """The library numbers added tokens on from the vocabulary: one that is told another id would get a wrong one."""
+        for token in added:
+            found = self._tokenizer.token_to_id(token["content"])
+            if found != token["id"]:
+                name = shortened(token["content"])
+                raise UserError(
+                    f"{self.path}: the files beside it give {name} the id {token['id']}, which has to be {found}"
+                )
+
+    def _template_adds_bos(self) -> bool:
+        """Whether the file's own template puts the token that begins a text before one."""
+        return self.bos_id is not None and self._tokenizer.encode("a").ids[:1] == [self.bos_id]
+
+    def encode(self, text: str) -> list[int]:
+        """Returns the ids of ``text`` alone."""
+        with self._refusing("cannot encode a text"):
+            return self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
+
+    def encode_marked(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """Returns the ids of ``text`` with its special tokens, and their places."""
+        with self._refusing("cannot encode a text"):
+            encoding = self._with_special_tokens.encode(text, add_special_tokens=False)
+        return encoding.ids, encoding.offsets
+
+    @cached_property
+    def _with_special_tokens(self) -> FastTokenizer:
+        """The same tokenizer, which takes names for the tokens; without a post-processor, as those shift places."""
+        from tokenizers import Tokenizer as FastTokenizer
+
+        plain = {**json.loads(self.content), "post_processor": None, "truncation": None, "padding": None}
+        return FastTokenizer.from_str(json.dumps(plain))
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Returns the text of ``ids``."""
+        return self._tokenizer.decode(list(ids), skip_special_tokens=False)
+
+    def token(self, id: int) -> str:
+        """Returns the name of a token."""
+        return self._tokenizer.id_to_token(id) or ""
+
+
+def is_cuttable(tokenizer: Tokenizer) -> bool:
+    """Tells whether text may be encoded in pieces: not where the tokenizer puts something before every text."""
+    return tokenizer.encode("x\ny") == tokenizer.encode("x\n") + tokenizer.encode("y")
+
+
+def _fingerprint_of_json(content: dict[str, Any]) -> str:
+    """Hashes what decides the ids of a text; padding, truncation, templates and how merges are spelled do not."""
+    model = dict(content["model"])
+    model["merges"] = [merge if isinstance(merge, str) else " ".join(merge) for merge in model.get("merges") or []]
+    added = [(token["id"], token["content"], token["special"]) for token in content.get("added_tokens") or []]
+    parts = [model, content.get("normalizer"), content.get("pre_tokenizer"), added]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()

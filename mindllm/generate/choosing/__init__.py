@@ -1,0 +1,1 @@
+"""Which token comes next: sampling, beams, penalties, and when a sequence ends."""

@@ -1,0 +1,115 @@
+"""One sequence while it grows: which token comes next, what text it makes, and when it ends."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from mindllm.config.generation import GenerationConfig
+from mindllm.data.tokenizers.tokenizer import Tokenizer
+from mindllm.errors import RunFailed
+from mindllm.generate.choosing.penalties import penalise
+from mindllm.generate.choosing.sampling import draw, greedy, log_softmax
+from mindllm.generate.choosing.stop_strings import StopStrings
+from mindllm.generate.text_stream import TextStream
+
+FinishReason = Literal["eos", "length", "stop"]
+
+
+@dataclass(frozen=True)
+class Continuation:
+    """What was written after a prompt.
+
+    Arguments:
+        tokens: without the end-of-sequence token; with those of a stop string.
+        finish_reason: the end-of-sequence token, the length asked for, or a stop string.
+        text: of the tokens, up to a stop string; empty without a tokenizer.
+        logprobs: where asked for: the log-probability the model gave each token, in nats.
+        score: of a beam search: log-probability of tokens and end of sequence, divided by their number ** length_penalty.
+    """
+
+    tokens: list[int]
+    finish_reason: FinishReason
+    text: str = ""
+    logprobs: list[float] | None = None
+    score: float | None = None
+
+
+class GrowingSequence:
+    """A prompt and what is written after it, by sampling or greedily.
+
+    ``cached`` tokens of it are in the cache; ``last`` is the newest and not among them. ``pending`` is text that nobody took yet.
+    """
+
+    def __init__(
+        self,
+        prompt: Sequence[int],
+        options: GenerationConfig,
+        stream: np.random.Generator,
+        eos_ids: Sequence[int],
+        tokenizer: Tokenizer | None,
+    ) -> None:
+        self.prompt = prompt
+        self.cached = len(prompt)
+        self.last = 0
+        self.tokens: list[int] = []
+        self.finish_reason: FinishReason | None = None
+        self._options = options
+        self._stream = stream
+        self._eos_ids = eos_ids
+        self._text = TextStream(tokenizer, prompt) if tokenizer else None
+        self._stops = StopStrings(options.stops)
+        self._pieces: list[str] = []
+        self._taken = 0
+        self._logprobs: list[float] = []
+
+    def grow(self, logits: np.ndarray) -> None:
+        """Chooses the next token from ``logits`` float32 ``[vocab]``, and ends if it is an end."""
+        token = self._choose(logits)
+        if token in self._eos_ids:
+            self._finish("eos")
+            return
+        self.tokens.append(token)
+        self.last = token
+        if self._options.output_logprobs:
+            self._logprobs.append(float(log_softmax(logits)[token]))
+        if self._text:
+            self._pieces.append(self._stops.push(self._text.push(token)))
+        if self._stops.found:
+            self._finish("stop")
+        elif len(self.tokens) == self._options.max_new_tokens:
+            self._finish("length")
+
+    def take_text(self) -> str:
+        """Returns the text that became certain since the last call."""
+        text = "".join(self._pieces[self._taken :])
+        self._taken = len(self._pieces)
+        return text
+
+    def result(self) -> Continuation:
+        """What was written, of a sequence that has ended."""
+        assert self.finish_reason is not None
+        logprobs = self._logprobs if self._options.output_logprobs else None
+        return Continuation(self.tokens, self.finish_reason, "".join(self._pieces), logprobs)
+
+    def _choose(self, logits: np.ndarray) -> int:
+        options = self._options
+        scores = penalise(logits, self.prompt, self.tokens, options)
+        if not options.do_sample:
+            return greedy(scores)
+        limits = {"top_k": options.top_k, "top_p": options.top_p, "min_p": options.min_p}
+        return draw(scores, self._stream.random(), temperature=options.temperature, **limits)
+
+    def _finish(self, reason: FinishReason) -> None:
+        if self._text:
+            self._pieces.append(self._stops.push(self._text.finish()) + self._stops.finish())
+        self.finish_reason = "stop" if self._stops.found else reason
+
+
+def require_finite(logits: np.ndarray) -> None:
+    """Raises RunFailed for logits of which nothing can be chosen."""
+    if not np.isfinite(logits).all():
+        raise RunFailed("the model gives logits that are not finite: its weights are damaged, or float16 overflows")

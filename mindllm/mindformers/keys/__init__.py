@@ -1,0 +1,1 @@
+"""What becomes of every key of MindFormers, in one table by section."""

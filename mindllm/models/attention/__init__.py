@@ -1,0 +1,1 @@
+"""Attention in its forms, rotary and linear positions, and the order of tokens where ranks share a sequence."""

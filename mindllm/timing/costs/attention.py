@@ -1,0 +1,127 @@
+"""The operators of attention on one rank, forward, from normed hidden states to the output projection.
+
+Heads are split over tensor-parallel ranks. What latent attention has besides heads, its narrow vectors, is whole on each.
+Ranks of a sequence have a part of its tokens; for scores they gather its keys and values, or exchange tokens for heads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from mindllm.architecture.latent_attention import LatentAttentionSpec
+from mindllm.architecture.parts import AttentionSpec, RotarySpec
+from mindllm.axes import CONTEXT
+from mindllm.timing.costs.work import ATTENTION, HALF_BYTES, MASK, NORM_PASSES, Exchange, Operator, elementwise, product
+from mindllm.timing.workload import Numerics, Strategy
+
+OF_HEADS = ("wq_plain", "wq_rotary", "wq_up_plain", "wq_up_rotary", "wk_plain", "wv")
+"""Projections of latent attention that heads are made by; the others make what all heads share."""
+
+
+def attention_work(
+    spec: AttentionSpec | LatentAttentionSpec, tokens: float, seq_length: int, strategy: Strategy, numerics: Numerics
+) -> Iterator[Operator | Exchange]:
+    """One micro-batch, of which the rank has ``tokens`` tokens, in sequences of ``seq_length``."""
+    heads = spec.num_heads / strategy.model_parallel
+    if isinstance(spec, LatentAttentionSpec):
+        yield from _latent_projections(spec, tokens, heads, strategy, numerics)
+    else:
+        yield from _projections(spec, tokens, strategy, numerics)
+    given, yielded = _context_exchanges(spec, tokens, heads, strategy)
+    yield from given
+    yield from _scores(spec, tokens, seq_length, strategy, numerics)
+    yield from yielded
+    yield product("attention.wo.matmul", tokens, heads * spec.value_dim, spec.hidden_size, numerics.compute)
+
+
+def _projections(spec: AttentionSpec, tokens: float, strategy: Strategy, numerics: Numerics) -> Iterator[Operator]:
+    ranks = strategy.model_parallel
+    for name in ("wq", "wk", "wv"):
+        out, inner = spec.matrices()[f"{name}.weight"]
+        yield product(f"attention.{name}.matmul", tokens, inner, out / ranks, numerics.compute)
+    if isinstance(spec.position, RotarySpec):
+        turned = (spec.num_heads + spec.kv_heads) * spec.head_dim / ranks
+        yield elementwise("attention.apply_rotary", HALF_BYTES * tokens * turned, 2.0)
+
+
+def _latent_projections(
+    spec: LatentAttentionSpec, tokens: float, heads: float, strategy: Strategy, numerics: Numerics
+) -> Iterator[Operator]:
+    for name, (out, inner) in spec.matrices().items():
+        projection = name.removesuffix(".weight")
+        if projection != "wo":
+            columns = out / strategy.model_parallel if projection in OF_HEADS else out
+            yield product(f"attention.{projection}.matmul", tokens, inner, columns, numerics.compute)
+    for side, width in (("query", spec.query_rank), ("key_value", spec.key_value_rank)):
+        if width is not None:
+            yield elementwise(f"attention.{side}_latent_norm.norm", HALF_BYTES * tokens * width, NORM_PASSES[0])
+    yield elementwise("attention.query_rotary", HALF_BYTES * tokens * heads * spec.rotary_dim, 2.0)
+    yield elementwise("attention.key_rotary", HALF_BYTES * tokens * spec.rotary_dim, 2.0)
+    for side in ("query", "key"):
+        yield elementwise(f"attention.join_{side}", HALF_BYTES * tokens * heads * spec.head_dim, 2.0)
+    if _fused(spec, numerics) and spec.value_dim < spec.head_dim:
+        yield elementwise("attention.padding", HALF_BYTES * tokens * heads * spec.head_dim, 2.0)
+        yield elementwise("attention.cut", HALF_BYTES * tokens * heads * spec.value_dim, 2.0)
+
+
+def _context_exchanges(
+    spec: AttentionSpec | LatentAttentionSpec, tokens: float, heads: float, strategy: Strategy
+) -> tuple[list[Exchange], list[Exchange]]:
+    """What ranks of a sequence exchange before scores, and behind them."""
+    if not strategy.shares_sequences:
+        return [], []
+    queries, results = (HALF_BYTES * tokens * heads * width for width in (spec.head_dim, spec.value_dim))
+    shared = spec.kv_heads / spec.num_heads
+    before = {"keys": queries * shared, "values": results * shared}
+    if not strategy.exchanges_heads:
+        ranks = strategy.size(CONTEXT)
+        return [
+            Exchange(f"attention.{name}.gather", "AllGather", ranks * size, "cp") for name, size in before.items()
+        ], []
+    before = {"queries": queries, **before}
+    exchanged = [Exchange(f"attention.{name}.exchange", "AlltoAll", size, "cp") for name, size in before.items()]
+    return exchanged, [Exchange("attention.results.exchange", "AlltoAll", results, "cp")]
+
+
+def _scores(
+    spec: AttentionSpec | LatentAttentionSpec, tokens: float, seq_length: int, strategy: Strategy, numerics: Numerics
+) -> Iterator[Operator]:
+    """Scores, softmax and their product with the values: one fused kernel, in which values are as wide as keys, or five.
+
+    Ranks of a sequence have the queries of their part and all keys, or some heads of the whole sequence.
+    """
+    heads, ranks = spec.num_heads / strategy.model_parallel, strategy.size(CONTEXT)
+    queries = seq_length / (1 if strategy.exchanges_heads else ranks)
+    if strategy.exchanges_heads:
+        heads, tokens = heads / ranks, tokens * ranks
+    sequences = tokens / queries
+    if _fused(spec, numerics):
+        first = (
+            0.0 if strategy.context_balanced else seq_length - queries
+        )  # the last rank takes longest, others wait for it
+        seen = seq_length if numerics.whole_masks else seen_keys(seq_length, spec.window, first)
+        rows = 2 * tokens + 2 * sequences * seq_length * spec.kv_heads / spec.num_heads
+        flops, traffic = 4.0 * tokens * seen * heads * spec.head_dim, HALF_BYTES * rows * heads * spec.head_dim
+        yield Operator("attention.attention.flash_attention", ATTENTION, flops, traffic, dtype=numerics.compute)
+        return
+    batch = sequences * heads
+    scores = HALF_BYTES * batch * queries * seq_length
+    yield product("attention.scores", queries, spec.head_dim, seq_length, numerics.compute, batch)
+    yield elementwise("attention.softmax", scores, 2.0)
+    if numerics.dropout:
+        yield elementwise("attention.dropout", scores, 2 + MASK)
+    yield product("attention.context", queries, seq_length, spec.value_dim, numerics.compute, batch)
+
+
+def seen_keys(length: float, window: float | None = None, first: float = 0.0) -> float:
+    """Keys that queries from ``first`` to the end of a sequence see, their mean: those before them, at most ``window``."""
+    window = min(length, window or length)
+
+    def before(position: float) -> float:  # the integral of min(query, window)
+        return position**2 / 2 if position <= window else window**2 / 2 + window * (position - window)
+
+    return (before(length) - before(first)) / (length - first)
+
+
+def _fused(spec: AttentionSpec | LatentAttentionSpec, numerics: Numerics) -> bool:
+    return numerics.fused_attention and spec.can_be_fused

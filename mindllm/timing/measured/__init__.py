@@ -1,0 +1,1 @@
+"""Measured steps and kernels, and what a device is calibrated by them."""
