@@ -108,7 +108,12 @@ class PlainLines:
 
     def _run(self, seconds: float) -> None:
         while not self._ended.wait(seconds):
-            self.console.print(self.line(time.monotonic() - self._began))
+            self.console.print(self.line(self.seconds))
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since it began."""
+        return time.monotonic() - self._began
 
 
 class PlainStatus(Status):
@@ -140,21 +145,24 @@ class PlainProgress(Progress):
 
     def start(self) -> None:
         """Begin to show it."""
-        if self.console.is_terminal or not self.live.transient:  # what vanishes is an empty line in a log
+        if self.console.is_terminal:
             super().start()
-        if not self.disable:
+        elif not self.disable:
             self._lines = self._lines or PlainLines(self.console, self._line)
 
     def stop(self) -> None:
-        """Show it no longer."""
-        if self._lines:
-            self._lines.stop()
+        """Show it no longer; what stays on a terminal is a last line."""
         if self.live.is_started:
             super().stop()
+        elif self._lines:
+            self._lines.stop()
+            if not self.live.transient and any(task.visible for task in self.tasks):
+                self.console.print(self._line(self._lines.seconds, self.tasks))
 
-    def _line(self, seconds: float) -> str:
-        begun = [task for task in self.tasks if task.visible and not task.finished]
-        said = "; ".join(" ".join(filter(None, (_said(column, task) for column in self.columns))) for task in begun)
+    def _line(self, seconds: float, tasks: Iterable[Task] | None = None) -> str:
+        wanted = [task for task in self.tasks if not task.finished] if tasks is None else tasks
+        shown = [task for task in wanted if task.visible]
+        said = "; ".join(" ".join(filter(None, (_said(column, task) for column in self.columns))) for task in shown)
         return f"{said or 'working'}, {_after(seconds)}"
 
 

@@ -198,6 +198,14 @@ def test_what_is_short_says_nothing_where_there_is_no_terminal():
     assert file.getvalue() == ""
 
 
+def test_what_stays_on_a_terminal_is_a_last_line():
+    file = io.StringIO()
+    with progress(console=PlainConsole(file=file), transient=False) as bar:
+        bar.add_task("hidden", visible=False)
+        bar.advance(bar.add_task("simulating", total=3), 3)
+    assert file.getvalue() == "simulating 3/3, after 0:00:00\n"
+
+
 def test_a_bar_on_a_terminal_prints_no_lines(monkeypatch):
     monkeypatch.setattr(terminal, "SECONDS_BETWEEN_LINES", 0.02)
     with progress(console=PlainConsole(file=io.StringIO(), force_terminal=True)) as bar:
