@@ -11,15 +11,20 @@ Imports stand in the functions, so that ``import mindllm`` takes milliseconds; M
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from mindllm.compiled.inspect.inspection import Inspection
     from mindllm.config import RunConfig
     from mindllm.config.overrides import Overrides
+    from mindllm.dry_run.run import DryRun
+    from mindllm.planning.outcome import PipelinePlan
+    from mindllm.strategies.outcome import Strategies
     from mindllm.timing.device import Device
     from mindllm.timing.prediction import StepPrediction
+    from mindllm.verify.verification import Verification
 
     Run = RunConfig | str | os.PathLike[str] | Mapping[str, Any]
 
@@ -62,6 +67,208 @@ def step_time(
 
     known = _device(device)
     return predict(load_config(run), uncalibrated(known) if zero_shot else known, explain)
+
+
+def dry_run(
+    run: Run,
+    *,
+    stages: Sequence[int] | None = None,
+    full: bool = False,
+    max_device_memory: str | None = None,
+    workers: int | None = None,
+    advice: float = 20.0,
+    output: Path | str | None = None,
+    progress: Progress = unwatched,
+) -> DryRun:
+    """Find what fills the memory of every pipeline stage by MindSpore's own dry run, without a device, and whether it fits.
+
+    Args:
+        run: the run; its device target is Ascend.
+        stages: numbers of the stages; None: all.
+        full: simulate whole stages in place of extrapolating small ones.
+        max_device_memory: the limit, as ``58GB``; None: the run's.
+        workers: simulations at once; None: one per core, as memory allows.
+        advice: where a stage does not fit, changes that would help are tried, none begun after so many seconds; 0: none.
+        output: a directory for a log of each rank and a page of what fills the memory; None: nothing is written.
+        progress: told of simulations.
+
+    Raises:
+        UserError: no such stage, another device than Ascend, or what MindSpore's compiler refuses.
+        RunFailed: a simulation ended unexpectedly.
+    """
+    from dataclasses import replace
+
+    from mindllm.dry_run.run import advise, simulate
+    from mindllm.dry_run.simulations import simulations_here
+
+    limit = {"context.max_device_memory": max_device_memory} if max_device_memory else {}
+    simulations = simulations_here(workers, progress)
+    found = simulate(load_config(run, limit), simulations, stages, full, with_lines=output is not None)
+    if output is not None:
+        found.write(Path(output))
+    return replace(found, advice=advise(found, simulations, advice)) if advice else found
+
+
+def verify(
+    run: Run,
+    *,
+    steps: int = 2,
+    real_dtype: bool = False,
+    mindspore_kernels: bool = False,
+    workers: int | None = None,
+    most_ranks: int | None = None,
+    cache: Path | str | None = None,
+    use_cache: bool = True,
+    progress: Progress = unwatched,
+) -> Verification:
+    """Show whether all ranks of a run together compute the step of a single device, and the graphs are what the YAML asks for.
+
+    A small model stands in for the run's; its mesh and every switch are kept. All ranks are compiled and executed on this machine.
+
+    Args:
+        run: a run on several devices.
+        steps: optimizer steps, besides one that overflows.
+        real_dtype: compute in the run's dtypes in place of fp32.
+        mindspore_kernels: MindSpore's CPU kernels for elementary operators too, which are numpy otherwise (far slower).
+        workers: ranks compiled at a time; None: by cores and memory.
+        most_ranks: a mesh of more ranks is checked as a smaller one of its kind; None: 64.
+        cache: a directory for compiled graphs; None: ``~/.cache/mindllm/graphs``.
+        use_cache: whether graphs are kept at all.
+        progress: told of ranks that are compiled, and of what follows.
+
+    Raises:
+        UserError: the run describes one device, or does not compile.
+        RunFailed: it holds operators that cannot be executed here.
+    """
+    from mindllm.verify.verification import quiet, several, verify_run
+
+    if steps < 1:
+        raise UserError(f"steps: must be at least 1 (value {steps})")
+    config = several(load_config(run))
+    quiet()
+    from mindllm.compiled.rank.compile_ranks import cache_directory
+    from mindllm.verify.check import Options
+    from mindllm.verify.smaller_mesh import MOST_RANKS
+
+    directory = (Path(cache) if cache else cache_directory()) if use_cache else None
+    how = Options(steps, real_dtype, mindspore_kernels, workers, directory, most_ranks or MOST_RANKS)
+    return verify_run(config, how, _name(run, config), progress)
+
+
+def plan(
+    run: Run,
+    *,
+    max_memory: str | None = None,
+    interleave: Sequence[int] | None = None,
+    device: Device | str | Path | None = None,
+    formula: bool = False,
+    validate: bool = False,
+    seconds: float = 60.0,
+    progress: Progress = unwatched,
+) -> PipelinePlan:
+    """Plan stages, chunks and recomputation: the fastest plan that fits the memory, and a bound no plan can beat.
+
+    Args:
+        run: a run with a pipeline.
+        max_memory: of every stage, as ``58GB``; None: the run's.
+        interleave: numbers of chunks per stage, of which the fastest is taken; None: the run's.
+        device: a described device, as of :func:`step_time`.
+        formula: costs from the architecture alone, in seconds; otherwise small runs are simulated and compiled.
+        validate: hold the plan to a dry run, and correct it until confirmed; not by formula.
+        seconds: for each plan, about.
+        progress: told of simulations.
+
+    Raises:
+        CheckFailed: no plan fits the memory.
+        UserError: the run has no pipeline, or has something that is not planned; or no plan was found in that time.
+    """
+    from mindllm.planning import subject
+    from mindllm.planning.outcome import make_plan
+
+    if formula and validate:
+        raise UserError("formula: does not go with validate, which corrects costs of small runs")
+    config, known = load_config(run), _device(device)
+    if formula:
+        return make_plan(subject.of_architecture(config, known, interleave, max_memory), seconds)
+    from mindllm.dry_run.simulations import simulations_here
+
+    costs = subject.of_run(config, known, simulations_here(progress=progress), max_memory)
+    return make_plan(costs, seconds, interleave, validate)
+
+
+def search(
+    run: Run,
+    *,
+    devices: int | None = None,
+    global_batch: int | None = None,
+    device: Device | str | Path | None = None,
+    best: int = 5,
+    seconds: float = 5.0,
+    dry_run: int | None = None,
+    output: Path | str | None = None,
+    progress: Progress = unwatched,
+) -> Strategies:
+    """Find the strategies of a run on a number of devices, the fastest first, beside the YAML as it is.
+
+    Args:
+        run: the run.
+        devices: how many; None: the run's.
+        global_batch: sequences of a step; None: the run's.
+        device: a described device, as of :func:`step_time`.
+        best: how many are planned and shown.
+        seconds: for each plan.
+        dry_run: how many of the best are held to MindSpore's dry run, and planned again where they do not fit.
+        output: a directory in which what was judged is kept, so that an interrupted search goes on; None: nothing is written.
+        progress: told of strategies that are judged, planned and simulated.
+
+    Raises:
+        CheckFailed: nothing fits.
+        UserError: the run has something that is not modelled.
+    """
+    from mindllm.strategies.outcome import Wanted, find_strategies
+
+    directory = Path(output) if output is not None else None
+    if directory:
+        directory.mkdir(parents=True, exist_ok=True)
+    wanted = Wanted(devices, global_batch, best, seconds, dry_run)
+    return find_strategies(load_config(run), _device(device), wanted, directory, progress)
+
+
+def inspect(run: Run, *, rank: int = 0, progress: Progress = unwatched) -> Inspection:
+    """Look into the compiled graph of one rank: compiled on the spot from a run, without a device, or read from a file.
+
+    The result prints operators, FLOPs, bytes and parameters by module; its methods answer further questions: ``communication()``,
+    ``redundant()``, ``recomputation()``, ``differences(other)``, ``show(scope)``.
+
+    Args:
+        run: a run; or the path of a kept graph, of MindIR, of a text ``.ir``, or of the directory of one.
+        rank: the global rank that is compiled.
+        progress: told when it is compiled.
+
+    Raises:
+        UserError: the run cannot be compiled, or the file is no graph.
+    """
+    from mindllm.compiled.inspect.inspection import Inspection
+    from mindllm.compiled.inspect.source import compile_run, read_graph
+
+    if isinstance(run, str | os.PathLike) and _is_graph(Path(run)):
+        return Inspection(read_graph(Path(run)))
+    config = load_config(run)
+    return Inspection(compile_run(config, rank, _name(run, config), progress))
+
+
+def _is_graph(path: Path) -> bool:
+    """Whether a path is no run: neither a YAML nor a Hugging Face directory."""
+    from mindllm.config import is_hugging_face
+
+    return path.suffix not in (".yaml", ".yml") and not is_hugging_face(path)
+
+
+def _name(run: Run, config: RunConfig) -> str:
+    """What results call a run: its file, the name of its model, or ``run``."""
+    if isinstance(run, str | os.PathLike):
+        return os.fspath(run)
+    return str(config.source or config.trainer.model_name or "run")
 
 
 def _device(device: Device | str | Path | None) -> Device:

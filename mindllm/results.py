@@ -74,7 +74,7 @@ class Result:
         from mindllm.tables import Table
 
         return "\n".join(
-            "".join(_html_table(part)) if isinstance(part, Table) else f"<p>{html.escape(_plain(part))}</p>"
+            "".join(_html_table(part)) if isinstance(part, Table) else f"<p>{html.escape(_plain(part).strip())}</p>"
             for part in self.parts()
         )
 

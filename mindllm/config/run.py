@@ -11,7 +11,7 @@ from pydantic import Field, PrivateAttr
 
 from mindllm.config.callbacks import DEFAULT_CALLBACKS, Callback
 from mindllm.config.dataset import EvalDatasetConfig, PreferenceDataLoader, ProcessorConfig, TrainDatasetConfig
-from mindllm.config.document import KeyPath, Origin, Problem, at, closest_origin
+from mindllm.config.document import KeyPath, Origin, Problem, child, closest_origin
 from mindllm.config.evaluation import EvaluationConfig
 from mindllm.config.generation import GenerationConfig
 from mindllm.config.model import ModelSection
@@ -176,7 +176,18 @@ class RunConfig(Section):
     def problem(self, path: KeyPath, message: str) -> Problem:
         """Returns ``message`` about the value at ``path`` together with the place it was written."""
         origin = closest_origin(self._provenance.origins, path, self._provenance.source)
-        return Problem(origin, path, message, at(self.model_dump(by_alias=True), path))
+        return Problem(origin, path, message, self.value_at(path))
+
+    def value_at(self, path: KeyPath) -> Any:
+        """Return the value of a key by its YAML names, or ``None``."""
+        node: Any = self
+        for key in path:
+            if isinstance(node, Section):
+                names = {field.alias or name: name for name, field in type(node).model_fields.items()}
+                node = getattr(node, names.get(str(key), ""), None)
+            else:
+                node = child(node, key)
+        return node
 
     def given(self) -> dict[str, Any]:
         """The keys that were written, as a tree under their YAML names; defaults are left out."""

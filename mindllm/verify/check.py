@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from mindllm.compiled.rank.compile_ranks import RankCompilation
 from mindllm.config import RunConfig
 from mindllm.errors import CheckFailed
 from mindllm.host_memory import ADVICE, MemoryClaim, gibibytes
+from mindllm.progress import Progress, unwatched
 from mindllm.verify.compare import Comparison
 from mindllm.verify.locate import locate
 from mindllm.verify.needs import SmallModel, fitting, recorded_bytes
@@ -20,8 +21,6 @@ from mindllm.verify.scope import Memory, Scope, scope_of
 from mindllm.verify.side import Reference, train_cluster, train_single
 from mindllm.verify.smaller_mesh import MOST_RANKS
 from mindllm.verify.tables import table_problems
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -68,7 +67,7 @@ class Outcome:
         return all(finding.holds for finding in self.asked_for)
 
 
-def check(config: RunConfig, options: Options, say: Say = lambda text: None) -> Outcome:
+def check(config: RunConfig, options: Options, progress: Progress = unwatched) -> Outcome:
     """Checks the parallelism of ``config`` on a small model.
 
     Raises:
@@ -76,33 +75,36 @@ def check(config: RunConfig, options: Options, say: Say = lambda text: None) -> 
     """
     with MemoryClaim() as claim:
         model = fitting(config, options.real_dtype, claim, options.most_ranks, options.workers)
-        outcome = _check(model, scope_of(config, model.config), options, say)
+        outcome = _check(model, scope_of(config, model.config), options, progress)
         memory = Memory(model.needs.total(model.workers), claim.budget, max(claim.peak, claim.taken()))
         return replace(outcome, memory=memory)
 
 
-def _check(model: SmallModel, scope: Scope, options: Options, say: Say) -> Outcome:
+def _check(model: SmallModel, scope: Scope, options: Options, progress: Progress) -> Outcome:
     small, begun = model.config, time.monotonic()
     with RankCompilation(small, options.cache, model.workers) as compilation:
-        say(f"compiling {scope.text}; {compilation.workers} at a time")
+        progress(f"compiling {scope.text}; {compilation.workers} at a time")
         reference = train_single(small, options.steps)
-        graphs = compilation.graphs(lambda done: say(_progress(done, compilation.devices, time.monotonic() - begun)))
+        ranks = compilation.devices
+        graphs = compilation.graphs(
+            lambda done: progress(f"compiling ranks{_left(done, ranks, time.monotonic() - begun)}", done, ranks)
+        )
     compiled = time.monotonic()
-    say("executing")
+    progress("executing")
     try:
         comparisons = train_cluster(small, graphs, reference, options.mindspore_kernels)
     except CheckFailed as disagreement:
         outcome = Outcome(small, (), (str(disagreement),), len(graphs))
     else:
-        outcome = judge(small, graphs, reference, comparisons, options.cache, say)
+        outcome = judge(small, graphs, reference, comparisons, options.cache, progress)
     ended = time.monotonic()
     seconds = {"compile": compiled - begun, "execute": ended - compiled, "total": ended - begun}
     return replace(outcome, asked_for=findings(small, graphs), seconds=seconds, scope=scope)
 
 
-def _progress(done: int, ranks: int, seconds: float) -> str:
-    left = f", about {seconds / done * (ranks - done) / 60:.0f} min left" if 0 < done < ranks and seconds > 60 else ""
-    return f"compiling: {done} of {ranks} ranks{left}"
+def _left(done: int, ranks: int, seconds: float) -> str:
+    """About how long the ranks will take that are left, once that is known to be minutes."""
+    return f", about {seconds / done * (ranks - done) / 60:.0f} min left" if 0 < done < ranks and seconds > 60 else ""
 
 
 def refused(config: RunConfig, error: Exception) -> Outcome:
@@ -116,7 +118,7 @@ def judge(
     reference: Reference,
     comparisons: tuple[Comparison, ...],
     cache: Path | None = None,
-    say: Say = lambda text: None,
+    progress: Progress = unwatched,
 ) -> Outcome:
     """The answer to comparisons of all steps; where one differs, also the operator at which it begins."""
     from mindllm.parallel.build import kernels_of
@@ -125,7 +127,7 @@ def judge(
     of_tables = tuple(table_problems(graphs, reference.tables, positions))
     for step, comparison in enumerate(comparisons):
         if problems := comparison.problems():
-            say("looking for the first operator that differs")
+            progress("looking for the first operator that differs")
             where = _located(config, graphs, reference, step, cache)
             named = tuple(f"step {step + 1}: {problem}" for problem in problems)
             return Outcome(config, comparisons, (*of_tables, *named), len(graphs), where)

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mindllm.axes import NAMED_AXES
 from mindllm.config import RunConfig
-from mindllm.console import PlainConsole, styled
+from mindllm.console import styled
 from mindllm.files import atomic_open
 from mindllm.host_memory import gibibytes
 from mindllm.tables import Table, figures, texts
 from mindllm.verify.check import Outcome
 from mindllm.verify.compare import Comparison, TensorError
+
+if TYPE_CHECKING:
+    from mindllm.results import Part
 
 MOST_PROBLEMS = 8
 HEAD = (
@@ -53,7 +56,7 @@ def as_json(outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def print_outcome(outcome: Outcome, name: str, console: PlainConsole) -> None:
+def outcome_parts(outcome: Outcome, name: str) -> Iterator[Part]:
     """A table of steps and the largest errors, a table of what was asked for, and both verdicts."""
     names = ("step", "single device", "cluster", "gradient norm", "tokens")
     table = Table(f"{name}: {describe(outcome)}", figures(*names))
@@ -70,45 +73,45 @@ def print_outcome(outcome: Outcome, name: str, console: PlainConsole) -> None:
             f"{norms[0]:.6f} / {norms[1]:.6f}",
             str(item.cluster.tokens[0]),
         )
-    console.print(table if outcome.comparisons else table.title)
+    yield table if outcome.comparisons else table.title
     for title, moments in (("weights", False), ("optimizer state", True)):
         if error := _worst(outcome.comparisons, moments):
-            console.print(f"largest error of {title}: {error.absolute:.1e} ({error.name}, rank {error.rank})")
-    _print_verdict(outcome, console)
+            yield f"largest error of {title}: {error.absolute:.1e} ({error.name}, rank {error.rank})"
+    yield from _verdict_parts(outcome)
     if outcome.asked_for:
-        _print_asked_for(outcome, console)
+        yield from _asked_for_parts(outcome)
 
 
-def _print_asked_for(outcome: Outcome, console: PlainConsole) -> None:
+def _asked_for_parts(outcome: Outcome) -> Iterator[Part]:
     table = Table("", texts("", "asked for", "in the compiled graphs", " "))
     for finding in outcome.asked_for:
         table.add_row(finding.what, finding.asked, finding.found, "" if finding.holds else "not obeyed")
-    console.print(table)
+    yield table
     for finding in outcome.asked_for:
         for problem in finding.problems[:MOST_PROBLEMS]:
-            console.print(f"  {finding.what}: {problem}")
+            yield f"  {finding.what}: {problem}"
         if len(finding.problems) > MOST_PROBLEMS:
-            console.print(f"  and {len(finding.problems) - MOST_PROBLEMS} more")
+            yield f"  and {len(finding.problems) - MOST_PROBLEMS} more"
     verdict = ("the graphs are what the YAML asks for", "bold green") if outcome.obeys else (NOT_OBEYED, "bold red")
-    console.print(styled(verdict))
+    yield styled(verdict)
 
 
-def _print_verdict(outcome: Outcome, console: PlainConsole) -> None:
+def _verdict_parts(outcome: Outcome) -> Iterator[Part]:
     if seconds := outcome.seconds:
-        console.print(f"compiled in {seconds['compile']:.1f} s, executed in {seconds['execute']:.1f} s")
+        yield f"compiled in {seconds['compile']:.1f} s, executed in {seconds['execute']:.1f} s"
     if memory := outcome.memory:
         words = {"taken": memory.taken, "estimated": memory.estimated, "allowed": memory.budget}
-        console.print("memory: " + ", ".join(f"{gibibytes(count)} {word}" for word, count in words.items()))
+        yield "memory: " + ", ".join(f"{gibibytes(count)} {word}" for word, count in words.items())
     if not outcome.problems:
-        console.print(styled((AGREE, "bold green"), _checked(outcome)))
+        yield styled((AGREE, "bold green"), _checked(outcome))
         return
     for problem in outcome.problems[:MOST_PROBLEMS]:
-        console.print(f"  {problem}")
+        yield f"  {problem}"
     if len(outcome.problems) > MOST_PROBLEMS:
-        console.print(f"  and {len(outcome.problems) - MOST_PROBLEMS} more")
+        yield f"  and {len(outcome.problems) - MOST_PROBLEMS} more"
     if outcome.first_difference:
-        console.print(styled(("where it begins:", "bold"), f" {outcome.first_difference}"))
-    console.print(styled((_refusal(outcome), "bold red"), _checked(outcome)))
+        yield styled(("where it begins:", "bold"), f" {outcome.first_difference}")
+    yield styled((_refusal(outcome), "bold red"), _checked(outcome))
 
 
 def _checked(outcome: Outcome) -> str:

@@ -16,7 +16,7 @@ from mindllm.parallel.layer_plan import make_plan
 from mindllm.units import GIB
 from mindllm.verify.check import Outcome
 from mindllm.verify.needs import fitting, needs_of
-from mindllm.verify.report import as_json, print_outcome, write_table
+from mindllm.verify.report import as_json, outcome_parts, write_table
 from mindllm.verify.scale import kept_numbers, kept_plan, scaled
 from mindllm.verify.scope import scope_of
 from mindllm.verify.smaller_mesh import MOST_RANKS, SmallerMesh, kept_stages, meshes, stage_kinds
@@ -137,7 +137,7 @@ def test_the_verdict_says_what_was_checked(tmp_path, capsys, free):
     scope = scope_of(LARGE, small)
     outcome = Outcome(small, (), (), small.parallel_config.device_num, scope=scope)
     words = ["of 32 layers", "64 of 512 ranks (", "data_parallel 4 of 16", "of 32 micro-batches", "float32 for float16"]
-    print_outcome(outcome, "run.yaml", PlainConsole())
+    PlainConsole().print(*outcome_parts(outcome, "run.yaml"), sep="\n")
     verdict = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("the ranks together"))
     write_table([("run.yaml", outcome)], tmp_path / "table.md")
     for text in (verdict, (tmp_path / "table.md").read_text(), json.dumps(as_json(outcome))):

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from mindllm.cli.check import configurations
 from mindllm.config import load_config
 from mindllm.verify.check import Options, check
+from mindllm.verify.verification import configurations
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 LARGEST = 16

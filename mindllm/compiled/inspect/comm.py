@@ -12,12 +12,15 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mindllm.compiled.graph.compiled_graph import PARTIAL, CompiledGraph, Node
 from mindllm.compiled.graph.cost import PRODUCTS, bytes_of
 from mindllm.compiled.graph.operators import BACKWARD, Operators, without_numbers
-from mindllm.compiled.inspect.tables import print_table, size_text
+from mindllm.compiled.inspect.tables import size_text, table_parts
+
+if TYPE_CHECKING:
+    from mindllm.results import Part
 
 DEVICES_OF_A_NODE = 8
 INSIDE, BETWEEN = "inside a node", "between nodes"
@@ -156,7 +159,7 @@ def _behind_reshapes(operators: Operators, node: Node) -> Iterator[Node]:
             yield user
 
 
-def print_exchanges(found: list[Exchange], each: bool) -> None:
+def exchange_parts(found: list[Exchange], each: bool) -> Iterator[Part]:
     """As a table of alike exchanges, or of each, and one of totals."""
     groups: dict[tuple[Any, ...], list[Exchange]] = defaultdict(list)
     for number, exchange in enumerate(found):
@@ -176,9 +179,9 @@ def print_exchanges(found: list[Exchange], each: bool) -> None:
         for alike in [[first, *more]]
     ]
     columns = ["operator", "cause", "where", "phase", "ranks", "bytes", "times"]
-    print_table(f"{len(found)} exchanges", columns, rows, ["bytes", "times"])
+    yield from table_parts(f"{len(found)} exchanges", columns, rows, ["bytes", "times"])
     sums = [(r["cause"], r["link"], r["times"], size_text(r["bytes"]), size_text(r["sent"])) for r in totals(found)]
-    print_table(
+    yield from table_parts(
         "per step",
         ["cause", "link", "times", "bytes", "sent by this rank"],
         sums,

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 from mindllm.compiled.graph.compiled_graph import COLLECTIVES, CompiledGraph, TensorType
 from mindllm.compiled.graph.cost import bytes_of, step_cost
 from mindllm.compiled.graph.operators import ORDERING, Operators, without_numbers
 from mindllm.compiled.inspect.comm import exchanges
 from mindllm.compiled.inspect.saved_activations import KeptTensors
-from mindllm.compiled.inspect.tables import count_text, print_table, size_text
+from mindllm.compiled.inspect.tables import count_text, size_text, table_parts
+
+if TYPE_CHECKING:
+    from mindllm.results import Part
 
 Key = tuple[str, str, str, str]
 SIZES = ("bytes moved", "sent to other ranks", "parameters", "kept for the backward pass")
@@ -42,14 +45,14 @@ def compare(first: CompiledGraph, second: CompiledGraph) -> dict[str, Any]:
     }
 
 
-def print_comparison(found: dict[str, Any], names: tuple[str, str]) -> None:
+def comparison_parts(found: dict[str, Any], names: tuple[str, str]) -> Iterator[Part]:
     """As tables."""
     rows = []
     for name, (before, after) in found["totals"].items():
         text = size_text if name in SIZES else count_text
         share = f"{(after - before) / before:+.1%}" if before else "" if after == before else "new"
         rows.append((name, text(before), text(after), share))
-    print_table("per step", ["", *names, "change"], rows, [*names, "change"])
+    yield from table_parts("per step", ["", *names, "change"], rows, [*names, "change"])
     lines = [
         (
             row["phase"],
@@ -63,9 +66,9 @@ def print_comparison(found: dict[str, Any], names: tuple[str, str]) -> None:
         for row in found["operators"]
     ]
     columns = ["phase", "where", "operator", "name", "before", "after", "change"]
-    print_table(f"{len(lines)} differences between operators", columns, lines, ["before", "after"])
+    yield from table_parts(f"{len(lines)} differences between operators", columns, lines, ["before", "after"])
     shapes = [(row["parameter"], row["before"] or "-", row["after"] or "-") for row in found["parameters"]]
-    print_table(f"{len(shapes)} differences between parameters", ["parameter", *names], shapes)
+    yield from table_parts(f"{len(shapes)} differences between parameters", ["parameter", *names], shapes)
 
 
 def _runs(graph: CompiledGraph) -> Mapping[Key, Counter[str]]:

@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mindllm.compiled.graph.compiled_graph import COLLECTIVES, Node
 from mindllm.compiled.graph.cost import bytes_of
 from mindllm.compiled.graph.operators import FORWARD, ORDERING, Operators, is_flagged, layer_of, without_numbers
 from mindllm.compiled.inspect.saved_activations import VIEWS, KeptTensors, Storage
 from mindllm.compiled.inspect.source import Inspected
-from mindllm.compiled.inspect.tables import print_table, size_text
+from mindllm.compiled.inspect.tables import size_text, table_parts
 from mindllm.config.recompute import LEVEL_SEPARATOR, names_operator
-from mindllm.console import output
+
+if TYPE_CHECKING:
+    from mindllm.results import Part
 
 WHOLE_LAYER = "recompute"
 COMMUNICATION = "recompute_comm_op"
@@ -73,7 +75,7 @@ def recomputation(inspected: Inspected) -> Recomputation:
     return Recomputation(effects, kept, reader.kept.size(before) - kept)
 
 
-def print_recomputation(found: Recomputation) -> None:
+def recomputation_parts(found: Recomputation) -> Iterator[Part]:
     """A table, and the reasons below it."""
     numbers = ["matched", "flagged", "repeated", "saved", "at best"]
     rows = [
@@ -90,10 +92,10 @@ def print_recomputation(found: Recomputation) -> None:
         for effect in found.effects
     ]
     title = f"{size_text(found.kept)} kept for the backward pass per micro-batch; recomputation saves {size_text(found.saved)}"
-    print_table(title, ["key", "pattern", "layers", *numbers], rows, numbers)
+    yield from table_parts(title, ["key", "pattern", "layers", *numbers], rows, numbers)
     for effect in found.effects:
         if effect.why:
-            output.print(f"{effect.pattern}: {effect.why}\n")
+            yield f"{effect.pattern}: {effect.why}\n"
 
 
 def as_json(found: Recomputation) -> dict[str, Any]:

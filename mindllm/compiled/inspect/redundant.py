@@ -8,9 +8,9 @@ for matrix products, is left out, and so is cutting the batch, which every rank 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mindllm.compiled.graph.compiled_graph import COLLECTIVES, PARTIAL, CompiledGraph, Node
 from mindllm.compiled.graph.cost import PRODUCTS, bytes_of
@@ -18,7 +18,10 @@ from mindllm.compiled.graph.operators import BACKWARD, FORWARD, Operators, witho
 from mindllm.compiled.inspect.comm import REDISTRIBUTION, gathers_for_products
 from mindllm.compiled.inspect.saved_activations import VIEWS
 from mindllm.compiled.inspect.tables import size_text
-from mindllm.console import output, styled
+from mindllm.console import styled
+
+if TYPE_CHECKING:
+    from mindllm.results import Part
 
 Strategy = tuple[int, ...]
 
@@ -70,23 +73,23 @@ def layout_changes(graph: CompiledGraph) -> list[LayoutChange]:
     return _alike_together(sorted(found, key=lambda change: (-change.bytes * change.times, -change.copied)))
 
 
-def print_changes(changes: Sequence[LayoutChange]) -> None:
+def change_parts(changes: Sequence[LayoutChange]) -> Iterator[Part]:
     """One paragraph each."""
     exchanged = sum(change.bytes * change.times * change.layers for change in changes)
     if not changes:
-        output.print("no layout change that nobody asked for")
+        yield "no layout change that nobody asked for"
         return
     kinds = (f"{len(changes)} kinds of layout change", "bold")
-    output.print(styled(kinds, f", {size_text(exchanged)} exchanged forward per step\n"))
+    yield styled(kinds, f", {size_text(exchanged)} exchanged forward per step\n")
     for number, change in enumerate(changes, start=1):
         where = f" x {change.layers} layers" if change.layers > 1 else ""
-        output.print(styled((f"{number}. {change.producer} -> {change.consumer}", "bold"), (where, "dim")))
-        output.print(f"   {_cut(change.before)} -> {_cut(change.after)} by {' -> '.join(change.chain)}")
+        yield styled((f"{number}. {change.producer} -> {change.consumer}", "bold"), (where, "dim"))
+        yield f"   {_cut(change.before)} -> {_cut(change.after)} by {' -> '.join(change.chain)}"
         traffic = f"{size_text(change.bytes)} exchanged, {size_text(change.copied)} yielded"
-        output.print(f"   {traffic}, {change.times} times a step, and back again for the gradient")
+        yield f"   {traffic}, {change.times} times a step, and back again for the gradient"
         if change.source:
-            output.print(f"   {change.source}: {change.code}")
-        output.print(styled("   ", ("fix:", "green"), f" {change.fix}\n"))
+            yield f"   {change.source}: {change.code}"
+        yield styled("   ", ("fix:", "green"), f" {change.fix}\n")
 
 
 def as_json(changes: Sequence[LayoutChange]) -> dict[str, Any]:

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-from rich.progress import TimeElapsedColumn
 
 from mindllm.compiled.graph.compiled_graph import CompiledGraph
 from mindllm.compiled.graph.file import load
 from mindllm.compiled.graph.ir_text import read_ir_text
 from mindllm.compiled.graph.mind_ir import parse_mind_ir
-from mindllm.config import RunConfig, load_config
-from mindllm.console import progress
+from mindllm.config import RunConfig
 from mindllm.errors import UserError
 from mindllm.outside import LARGEST_GRAPH, open_file, read_bytes
+from mindllm.progress import Progress, unwatched
 
 ZIP, TEXT = b"PK\x03\x04", b"# IR entry"
 LAST_PASS = "*_validate_*.ir"
@@ -33,18 +30,16 @@ class Inspected:
     config: RunConfig | None = None
 
 
-def compile_config(path: str, rank: int, overrides: Sequence[str]) -> Inspected:
-    """Compiles one rank of a run.
+def compile_run(config: RunConfig, rank: int, name: str = "run", progress: Progress = unwatched) -> Inspected:
+    """Compile one rank of a run, which the graph is called after.
 
     Raises:
-        UserError: the configuration is wrong, or cannot be compiled.
+        UserError: it cannot be compiled.
     """
     from mindllm.compiled.rank.compile_rank import compile_rank
 
-    config = load_config(path, overrides)
-    with progress(TimeElapsedColumn()) as bar:
-        bar.add_task(f"compiling rank {rank} of {path}")
-        return Inspected(compile_rank(config, rank), f"{Path(path).name} rank {rank}", config)
+    progress(f"compiling rank {rank} of {name}", 0, 1)
+    return Inspected(compile_rank(config, rank), f"{Path(name).name} rank {rank}", config)
 
 
 def read_graph(path: Path) -> Inspected:

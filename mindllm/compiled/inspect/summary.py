@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from typing import Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 from mindllm.compiled.graph.compiled_graph import CompiledGraph, TensorType
 from mindllm.compiled.graph.cost import Cost, bytes_of, cost, uncounted
 from mindllm.compiled.graph.operators import ORDERING, PHASES, Operators, without_numbers
-from mindllm.compiled.inspect.tables import count_text, print_table, size_text
+from mindllm.compiled.inspect.tables import count_text, size_text, table_parts
 from mindllm.compiled.simulation.memory_tracker import ACCUMULATOR_PREFIX, MOMENTS
-from mindllm.console import output
+
+if TYPE_CHECKING:
+    from mindllm.results import Part
 
 DEFAULT_DEPTH = 4
 LARGEST = 12
@@ -56,7 +59,7 @@ def summarise(graph: CompiledGraph, depth: int = DEFAULT_DEPTH) -> dict[str, Any
     }
 
 
-def print_summary(summary: dict[str, Any]) -> None:
+def summary_parts(summary: dict[str, Any]) -> Iterator[Part]:
     """As two tables."""
     phases = [phase for phase in PHASES if any(row["flops"][phase] for row in summary["modules"])]
     rows = [
@@ -74,14 +77,14 @@ def print_summary(summary: dict[str, Any]) -> None:
         f"rank {summary['rank']}: {summary['operators']} operators, {count_text(summary['flops'])}FLOPs "
         f"({count_text(summary['matrix_flops'])} in products), {size_text(summary['bytes'])} moved per step"
     )
-    print_table(title, ["module", *numbers], rows, numbers)
+    yield from table_parts(title, ["module", *numbers], rows, numbers)
     if summary["not_counted"]:
-        output.print(f"operations of these are not known, and not in FLOPs: {', '.join(summary['not_counted'])}")
+        yield f"operations of these are not known, and not in FLOPs: {', '.join(summary['not_counted'])}"
     kinds = [
         (row["operator"], row["runs"], count_text(row["flops"]), size_text(row["bytes"]))
         for row in summary["by_operator"][:LARGEST]
     ]
-    print_table(
+    yield from table_parts(
         "largest operators", ["operator", "runs", "FLOPs", "bytes moved"], kinds, ["runs", "FLOPs", "bytes moved"]
     )
 

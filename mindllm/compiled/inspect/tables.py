@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
-from mindllm.console import output
 from mindllm.tables import Column, Table
+
+if TYPE_CHECKING:
+    from mindllm.results import Part
 
 UNITS = ("B", "KB", "MB", "GB", "TB")
 COUNTS = ("", "K", "M", "G", "T", "P", "E")
 STEP = 1000
 
 
-def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], numbers: Sequence[str] = ()) -> None:
-    """Prints rows; columns in ``numbers`` are aligned at the right."""
+def table_parts(
+    title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], numbers: Sequence[str] = ()
+) -> Iterator[Part]:
+    """Yield rows as a table, and an empty line after it; columns in ``numbers`` are aligned at the right."""
     headings = [Column(name, is_text=name not in numbers) for name in columns]
-    output.print(Table(title, headings, ([str(cell) for cell in row] for row in rows)))
-    output.print()
+    yield Table(title, headings, ([str(cell) for cell in row] for row in rows))
+    yield ""
 
 
 def size_text(number: float) -> str:
