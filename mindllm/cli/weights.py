@@ -36,6 +36,7 @@ def _convert(options: argparse.Namespace) -> Path:
             return merge(options.source, options.target, options.base, written)
         return unmerge(options.source, options.adapter, options.target, written)
     if options.command == "quantise":
+        from mindllm.render import drawn
         from mindllm.weights.quantize import Options, quantise_weights
 
         chosen = Options(
@@ -48,7 +49,10 @@ def _convert(options: argparse.Namespace) -> Path:
             options.length,
             options.tokenizer,
         )
-        return quantise_weights(options.source, options.target, chosen, options.dtype, options.max_shard_size)
+        with drawn() as progress:
+            return quantise_weights(
+                options.source, options.target, chosen, options.dtype, options.max_shard_size, progress
+            )
     if options.command == "import":
         return import_weights(options.source, options.target, options.model)
     return export_weights(options.source, options.target, options.dtype, options.max_shard_size, options.tokenizer)

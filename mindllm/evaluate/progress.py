@@ -49,11 +49,11 @@ def logged(kind: str, count: int) -> Callable[[], None]:
 
 @contextmanager
 def watched(shown: bool) -> Iterator[Watch]:
-    """A bar for each kind of request of a task, or lines in the log where there is no terminal; nothing where not ``shown``."""
+    """A bar for each kind of request, or lines in the log of a run where there is no terminal; nothing where not ``shown``."""
     if not shown:
         yield unwatched
         return
-    if not error_console.is_terminal:
+    if not error_console.is_terminal and logger.isEnabledFor(logging.INFO):
         yield logged
         return
     with progress(BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn()) as bar:

@@ -17,6 +17,7 @@ from mindllm.data import load_tokenizer
 from mindllm.data.tokenizers.tokenizer import Tokenizer
 from mindllm.errors import UserError
 from mindllm.outside import read_text
+from mindllm.progress import Progress, unwatched
 from mindllm.quantize.awq import channel_factors, clipped
 from mindllm.quantize.codes import Codes
 from mindllm.quantize.gptq import gptq
@@ -63,8 +64,12 @@ class Options:
         return "awq" if self.method == "awq" else "gptq"
 
 
-def quantise_weights(source: Path, directory: Path, options: Options, dtype: str, max_shard_bytes: int) -> Path:
+def quantise_weights(
+    source: Path, directory: Path, options: Options, dtype: str, max_shard_bytes: int, progress: Progress = unwatched
+) -> Path:
     """Writes the model of ``source``, a Hugging Face directory or a checkpoint, in codes as ``directory``.
+
+    ``progress`` is told of layers, or of projections that are rounded to the nearest codes.
 
     Raises:
         UserError: options that do not fit each other or the model, no calibration text, or the directory is there already.
@@ -79,11 +84,12 @@ def quantise_weights(source: Path, directory: Path, options: Options, dtype: str
     tokenizer = None if file is None else load_tokenizer(file)
     if options.method == "rtn":
         weights: Weights = dict(whole.weights)
-        codes = {
-            name: quantise(matrix_of(model, name, weights), options.code, options.group) for name in matrices_of(model)
-        }
+        codes, names = {}, matrices_of(model)
+        for number, name in enumerate(names):
+            progress("quantizing projections", number, len(names))
+            codes[name] = quantise(matrix_of(model, name, weights), options.code, options.group)
     else:
-        weights, codes = _calibrated(model, whole, options, tokenizer)
+        weights, codes = _calibrated(model, whole, options, tokenizer, progress)
     written = stored(codes, options.form, options.group)
     return export_hugging_face(
         directory, model, weights, dtype=dtype, max_shard_bytes=max_shard_bytes, tokenizer=tokenizer, codes=written
@@ -114,7 +120,7 @@ def _refuse_groups(model: ModelConfig, options: Options) -> None:
 
 
 def _calibrated(
-    model: ModelConfig, whole: Whole, options: Options, tokenizer: Tokenizer | None
+    model: ModelConfig, whole: Whole, options: Options, tokenizer: Tokenizer | None, progress: Progress
 ) -> tuple[Weights, dict[str, Codes]]:
     """Weights, in which AWQ changes norms, and the projections in codes."""
     from mindllm.weights.calibration import LayerByLayer
@@ -124,6 +130,7 @@ def _calibrated(
     reading = LayerByLayer(model.model_copy(update={"seq_length": rows.shape[1]}), weights, rows)
     names, family = matrices_of(model), FamilyWeights(model)
     codes: dict[str, Codes] = {}
+    progress("quantizing layers", 0, model.num_layers)
     for number, seen in reading.layers(INPUTS):
         path = f"model.layers.{number}."
         if options.method == "awq":
@@ -137,6 +144,7 @@ def _calibrated(
             parts = family.apart(family.weights[f"{name}{WEIGHT}"], codes[name].values())
             changed |= dict(zip(names[name], parts, strict=True))
         reading.change(changed)
+        progress("quantizing layers", number + 1, model.num_layers)
     return weights, codes
 
 

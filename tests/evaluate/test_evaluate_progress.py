@@ -4,6 +4,7 @@ import logging
 
 import pytest
 
+from mindllm import console
 from mindllm.evaluate import progress
 
 
@@ -36,3 +37,13 @@ def test_only_the_first_of_several_processes_says_so(clock, caplog):
             clock[0] += 61
             answer()
         assert len(caplog.records) == count
+
+
+def test_without_a_log_standard_error_says_so(monkeypatch, capsys, caplog):
+    monkeypatch.setattr(console, "SECONDS_BETWEEN_LINES", 0.02)
+    caplog.set_level(logging.WARNING, "mindllm")
+    told = ""
+    with progress.watched(True) as watch:
+        watch("generate_until", 3)()
+        while "writing 1/3" not in told:
+            told += capsys.readouterr().err
