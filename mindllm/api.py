@@ -15,6 +15,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mindllm.errors import UserError
+from mindllm.progress import Progress, unwatched
+
 if TYPE_CHECKING:
     from mindllm.compiled.inspect.inspection import Inspection
     from mindllm.config import RunConfig
@@ -123,7 +126,8 @@ def verify(
 ) -> Verification:
     """Show whether all ranks of a run together compute the step of a single device, and the graphs are what the YAML asks for.
 
-    A small model stands in for the run's; its mesh and every switch are kept. All ranks are compiled and executed on this machine.
+    A small model stands in for the run's; its mesh and every switch are kept. All ranks are compiled and executed on this
+    machine.
 
     Args:
         run: a run on several devices.
