@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.json:
         print_json(as_json(options.source, conversion, problem, text))
     else:
-        print_account(options.source, conversion)
+        print_account(options.source, conversion, options.changes)
         if text is not None:
             output.print(
                 f"wrote {options.output}" if options.output else f"\n{text}", end="\n" if options.output else ""

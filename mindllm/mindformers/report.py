@@ -16,16 +16,18 @@ from mindllm.mindformers.keys.rules import Outcome
 from mindllm.mindformers.reading import Entry, shown
 from mindllm.tables import Column, Table
 
+CHANGING = (Outcome.REFUSED, Outcome.TRANSLATED)
+"""What changes what is computed, or what it costs; other keys mean the same in both, or nothing."""
 ORDER = (Outcome.REFUSED, Outcome.TRANSLATED, Outcome.WITHOUT_EFFECT, Outcome.USED)
 COLOURS = {Outcome.REFUSED: "red", Outcome.TRANSLATED: "cyan", Outcome.WITHOUT_EFFECT: "dim", Outcome.USED: "green"}
 LONGEST = 48
 
 
-def print_account(source: Path, conversion: Conversion) -> None:
-    """Prints every key with what became of it: refused ones first, used ones last."""
+def print_account(source: Path, conversion: Conversion, changes: bool = False) -> None:
+    """Print every key with what became of it, refused ones first, used ones last; or ``changes`` alone."""
     headings = ("line", "key", "value", "", "here", "why")
     table = Table(str(source), [Column(heading, is_text=heading != "line") for heading in headings], keys=2)
-    for outcome in ORDER:
+    for outcome in CHANGING if changes else ORDER:
         for entry in _without_copies(conversion.entries):
             if entry.outcome is outcome:
                 table.add_row(*_cells(entry))

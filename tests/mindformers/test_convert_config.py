@@ -51,6 +51,17 @@ def test_without_output_ours_is_printed(theirs, capsys):
     assert "data_path: data/wiki" in shown
 
 
+def test_the_account_can_be_cut_to_what_changes(theirs, capsys):
+    source = str(theirs(LEGACY))
+    assert main([source, "--changes"]) == 0
+    shown = capsys.readouterr().out
+    rows = [line for line in shown.partition("# Converted")[0].splitlines() if " translated " in line]
+    assert len(rows) > 2
+    assert "checkpoints hold whole parameters" not in shown
+    assert " without effect " not in shown.partition(" keys: ")[0]
+    assert " keys: " in shown  # the sum still counts all of them
+
+
 def test_json_has_everything(theirs, capsys):
     assert main([str(theirs(LEGACY)), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)

@@ -25,12 +25,15 @@ def make_parser() -> CommandParser:
     parser = CommandParser(
         prog=spelled("convert"),
         takes_keys=True,
-        usage="%(prog)s THEIRS [-o OURS] [--json] [--section.key=value ...]",
+        usage="%(prog)s THEIRS [-o OURS] [--changes] [--json] [--section.key=value ...]",
         description="Converts a YAML of MindFormers (1.3 to 2.1): each of its keys is used, translated, without effect here, or "
         "refused, and the table says which and why. Ours is written short, over a base of configs/ where one fits.",
         epilog=EXAMPLE,
     )
     parser.add_argument("source", type=Path, metavar="THEIRS", help="YAML of MindFormers")
     parser.add_argument("-o", "--output", type=Path, metavar="OURS", help="file to write; without it, it is printed")
+    parser.add_argument(
+        "--changes", action="store_true", help="show only keys that change what is computed, or what it costs"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return parser
