@@ -23,14 +23,19 @@ def short_yaml(config: RunConfig, bases: Iterable[Path], comment: str = "") -> s
 
     Bases with another network are passed over. Loading the text gives an equal configuration, in whatever directory it is.
     """
-    choices = [(write_yaml(over_base(config, None)), "")]
-    for base in bases:
-        difference = over_base(config, base)
-        if difference is not None:
-            choices.append((write_yaml(difference) if difference else "", f"{BASE}: {lasting_name(base)}\n"))
-    text, first_line = min(choices, key=lambda choice: choice[0].count("\n") + choice[1].count("\n"))
+    choices = [(over_base(config, base), base) for base in (None, *bases)]
+    difference, base = min((choice for choice in choices if choice[0] is not None), key=_length)
+    if base is not None:
+        difference = over_base(config, base, resolved=True)
+    first_line = f"{BASE}: {lasting_name(base)}\n" if base else ""
+    text = write_yaml(difference) if difference else ""
     lines = "".join(f"# {line}\n" for line in comment.splitlines())
     return lines + first_line + text
+
+
+def _length(choice: tuple[Any, Path | None]) -> int:
+    difference, base = choice
+    return (write_yaml(difference).count("\n") if difference else 0) + (base is not None)
 
 
 def lasting_name(base: Path) -> str:
@@ -62,8 +67,11 @@ def write_short(config: RunConfig, path: Path, bases: Iterable[Path], comment: s
     return text
 
 
-def over_base(config: RunConfig, base: Path | None) -> Any:
-    """What a YAML over ``base`` says to be ``config``, as a tree; None for a base with another network."""
+def over_base(config: RunConfig, base: Path | None, resolved: bool = False) -> Any:
+    """Return what a YAML over ``base`` says to be ``config``, as a tree; None for a base with another network.
+
+    ``resolved``: with the values that the schema makes of those of the base, ``1`` of ``semi_auto_parallel``.
+    """
     given = _without_defaults(plain(config.given()), ())
     if base is None:
         return given
@@ -71,7 +79,8 @@ def over_base(config: RunConfig, base: Path | None) -> Any:
     network = document.data.get("model", {}).get("model_config", {})
     if any(key in network and network[key] != getattr(config.model.config, key, None) for key in SAME_NETWORK):
         return None
-    return _difference(given, _resolved(document.data, base), plain(config.model_dump(by_alias=True)))
+    former = _resolved(document.data, base) if resolved else document.data
+    return _difference(given, former, plain(config.model_dump(by_alias=True)))
 
 
 def _resolved(data: Any, base: Path) -> Any:
