@@ -223,3 +223,9 @@ def test_the_registry_has_modules_for_every_verb():
     for verb in TABLE:
         assert callable(importlib.import_module(verb.module).main)
     assert len(VERBS) == len(registry.TABLE) == len({verb.old for verb in TABLE})
+
+
+def test_the_page_of_the_command_line_lists_the_table():
+    page = (ROOT / "docs" / "command_line.md").read_text()
+    rows = [line for line in page.splitlines() if "| `mindllm " in line]
+    assert rows == [f"| {verb.group} | `mindllm {verb.name}` | {verb.help} | `{verb.old}` |" for verb in TABLE]
