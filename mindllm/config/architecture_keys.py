@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 
-from mindllm.architecture.adapters import BOTTLENECK, FULL_TUNING, LLAMAPRO, WEIGHT, is_trained, layer_origins
+from mindllm.architecture.adapters import BOTTLENECK, FULL_TUNING, LLAMAPRO, LOW_RANK, WEIGHT, is_trained, layer_origins
 from mindllm.architecture.decoder import Architecture, EmbeddingSpec, HeadSpec
 from mindllm.architecture.experts import ExpertsSpec, RouterSpec
 from mindllm.architecture.latent_attention import LatentAttentionSpec
@@ -17,27 +17,28 @@ from mindllm.architecture.parts import AlibiSpec, AttentionSpec, FeedForwardSpec
 from mindllm.architecture.quantization import CodeSpec
 from mindllm.architecture.rope_scaling import YarnRopeScaling
 from mindllm.config.adapter_targets import Files, adapters_of, aliases, bottlenecks_of
+from mindllm.config.model_keys import ModelKeys
 from mindllm.config.quantization import code_spec
 from mindllm.config.rope_scaling import rope_scaling
-from mindllm.errors import UserError
-
-if TYPE_CHECKING:
-    from mindllm.config.model import ModelConfig
 
 BY_LAYER = (LLAMAPRO, FULL_TUNING)  # kinds of tuning that treat layers differently
+Model = TypeVar("Model", bound=ModelKeys)
 FULL, SLIDING = "full_attention", "sliding_attention"
 
 
-def architecture_of(model: ModelConfig) -> Architecture:
+def architecture_of(model: ModelKeys) -> Architecture:
     """What ``model`` describes, with the adapters of its section ``pet_config``."""
-    return _plain_architecture(model) if model.pet_config is None else _tuned_architecture(model)
+    if model.pet_config is None:
+        return _plain_architecture(model)
+    needs_names = model.pet_config.pet_type in LOW_RANK or model.quantization_config is not None
+    return _tuned_architecture(model, tuple(model.projections_in_files.items()) if needs_names else ())
 
 
 @lru_cache(maxsize=64)
-def _tuned_architecture(model: ModelConfig) -> Architecture:
+def _tuned_architecture(model: ModelKeys, names: tuple[tuple[str, tuple[str, ...]], ...]) -> Architecture:
     plain, pet = _plain_architecture(model), model.pet_config
     assert pet is not None
-    tuning, files = pet.tuning, projections_in_files(model)
+    tuning, files = pet.tuning, dict(names)
     adapters = {kind: adapters_of(pet, kind, files) for kind in plain.kinds()}
     bottlenecks, layers = bottlenecks_of(pet, plain.hidden_size), []
     for origin in layer_origins(tuning, len(plain.layers)):
@@ -49,7 +50,7 @@ def _tuned_architecture(model: ModelConfig) -> Architecture:
     return replace(plain, embedding=embedding, layers=tuple(layers), pet=tuning)
 
 
-def _held_in_codes(model: ModelConfig, layer: LayerSpec, frozen: tuple[str, ...], files: Files) -> tuple[CodeSpec, ...]:
+def _held_in_codes(model: ModelKeys, layer: LayerSpec, frozen: tuple[str, ...], files: Files) -> tuple[CodeSpec, ...]:
     """The frozen projections of a layer that are held in codes."""
     section = model.quantization_config
     if section is None or model.quantised_base == "float32":
@@ -63,24 +64,7 @@ def _held_in_codes(model: ModelConfig, layer: LayerSpec, frozen: tuple[str, ...]
     )
 
 
-def projections_in_files(model: ModelConfig) -> dict[str, tuple[str, ...]]:
-    """Our projections below a layer, by what the files of the model's family call them; empty for a model of no family."""
-    from mindllm.families import family_of
-    from mindllm.families.weight_table import OUR_LAYER
-
-    try:
-        table = family_of(model).weights
-    except UserError:
-        return {}
-    found = {}
-    for weight in table.weights:
-        if weight.theirs.endswith(WEIGHT) and all(ours.startswith(OUR_LAYER) for ours in weight.ours):
-            theirs = weight.theirs.partition("{layer}.")[2].removesuffix(WEIGHT)
-            found[theirs] = tuple(ours.removeprefix(f"{OUR_LAYER}.").removesuffix(WEIGHT) for ours in weight.ours)
-    return found
-
-
-def _plain_architecture(model: ModelConfig) -> Architecture:
+def _plain_architecture(model: ModelKeys) -> Architecture:
     norm = _norm(model)
     with_experts, types = (_of_all_layers(kinds, model) for kinds in (_with_experts(model), _with_windows(model)))
     kinds = {
@@ -105,12 +89,12 @@ def _plain_architecture(model: ModelConfig) -> Architecture:
     )
 
 
-def layer_types(model: ModelConfig) -> tuple[str, ...]:
+def layer_types(model: ModelKeys) -> tuple[str, ...]:
     """Whether each layer has a window, ``full_attention`` or ``sliding_attention``, but for those that predict ahead."""
     return _with_windows(model)[: model.num_layers]
 
 
-def _with_windows(model: ModelConfig) -> tuple[str, ...]:
+def _with_windows(model: ModelKeys) -> tuple[str, ...]:
     if model.layer_types is not None:
         return model.layer_types
     if model.sliding_window is None:
@@ -121,17 +105,17 @@ def _with_windows(model: ModelConfig) -> tuple[str, ...]:
     )
 
 
-def _of_all_layers(kinds: tuple[Any, ...], model: ModelConfig) -> tuple[Any, ...]:
+def _of_all_layers(kinds: tuple[Any, ...], model: ModelKeys) -> tuple[Any, ...]:
     """What is said of layers, also of those that predict ahead: these are like the last one where a list leaves them out."""
     return (*kinds, *kinds[-1:] * (model.placed_layers - len(kinds)))
 
 
-def expert_layers(model: ModelConfig) -> tuple[bool, ...]:
+def expert_layers(model: ModelKeys) -> tuple[bool, ...]:
     """Whether each layer's feed-forward is a mixture of experts, but for those that predict ahead."""
     return _with_experts(model)[: model.num_layers]
 
 
-def _with_experts(model: ModelConfig) -> tuple[bool, ...]:
+def _with_experts(model: ModelKeys) -> tuple[bool, ...]:
     if model.expert_num == 1:
         return (False,) * model.num_layers
     every = model.moe_layer_freq
@@ -139,7 +123,7 @@ def _with_experts(model: ModelConfig) -> tuple[bool, ...]:
     return tuple(number >= model.first_k_dense_replace and has for number, has in enumerate(chosen))
 
 
-def keys_of_layers(model: ModelConfig, layers: Sequence[LayerSpec]) -> dict[str, Any]:
+def keys_of_layers(model: ModelKeys, layers: Sequence[LayerSpec]) -> dict[str, Any]:
     """The keys of ``model_config`` that give ``model`` these of its layers instead of its own, in this order, in which those
     that predict ahead are the last ones.
     """
@@ -147,7 +131,7 @@ def keys_of_layers(model: ModelConfig, layers: Sequence[LayerSpec]) -> dict[str,
     keys: dict[str, Any] = {"num_layers": len(layers) - ahead}
     if model.num_nextn_predict_layers:
         keys["num_nextn_predict_layers"] = ahead
-    windows = {layer.attention.window for layer in model.architecture.layers}
+    windows = {layer.attention.window for layer in architecture_of(model).layers}
     if len(windows) > 1 or model.layer_types is not None:
         keys["layer_types"] = [FULL if layer.attention.window is None else SLIDING for layer in layers]
     if model.pet_config is not None and model.pet_config.pet_type in BY_LAYER:
@@ -158,9 +142,9 @@ def keys_of_layers(model: ModelConfig, layers: Sequence[LayerSpec]) -> dict[str,
     return keys
 
 
-def _frozen_by_name(model: ModelConfig, layers: Sequence[LayerSpec]) -> dict[str, Any]:
+def _frozen_by_name(model: ModelKeys, layers: Sequence[LayerSpec]) -> dict[str, Any]:
     """The section with the frozen weights of these layers, and those outside of layers, by their names."""
-    architecture, pet = model.architecture, model.pet_config
+    architecture, pet = architecture_of(model), model.pet_config
     assert pet is not None
     outside = [name for name in architecture.weight_shapes() if not name.startswith("model.layers.")]
     frozen = [name for name in outside if not is_trained(architecture.pet, name)]
@@ -169,7 +153,7 @@ def _frozen_by_name(model: ModelConfig, layers: Sequence[LayerSpec]) -> dict[str
     return type(pet).model_validate(section).model_dump()
 
 
-def merged_model(model: ModelConfig) -> ModelConfig:
+def merged_model(model: Model) -> Model:
     """The model whose weights are those of ``model`` with what was trained put into them; new layers are some of its own.
 
     Bottlenecks cannot be put into any weight, and stay.
@@ -179,24 +163,25 @@ def merged_model(model: ModelConfig) -> ModelConfig:
         return model
     if pet is None or pet.pet_type != LLAMAPRO:
         return plain
-    layers = plain.architecture.layers
+    layers = architecture_of(plain).layers
     keys = keys_of_layers(plain, [layers[origin.number] for origin in layer_origins(pet.tuning, len(layers))])
-    return type(model).model_validate({**plain.model_dump(exclude_unset=True), **keys})
+    merged = type(model).model_validate({**plain.model_dump(exclude_unset=True), **keys})
+    return merged.name_projections(model.known_projections)
 
 
-def _norm(model: ModelConfig) -> NormSpec:
+def _norm(model: ModelKeys) -> NormSpec:
     if model.normalization == "LayerNorm":
         return NormSpec("layer", model.rms_norm_eps)
     return NormSpec("rms_one" if model.layernorm_zero_centered_gamma else "rms", model.rms_norm_eps)
 
 
-def _layer(model: ModelConfig, norm: NormSpec, sliding: bool, experts: bool) -> LayerSpec:
+def _layer(model: ModelKeys, norm: NormSpec, sliding: bool, experts: bool) -> LayerSpec:
     attention = _latent_attention(model) if model.kv_lora_rank is not None else _attention(model, norm, sliding)
     feed_forward = _experts(model) if experts else _feed_forward(model, model.intermediate_size)
     return LayerSpec(attention, feed_forward, norm, model.sandwich_norm, model.hidden_dropout)
 
 
-def _attention(model: ModelConfig, norm: NormSpec, sliding: bool) -> AttentionSpec:
+def _attention(model: ModelKeys, norm: NormSpec, sliding: bool) -> AttentionSpec:
     return AttentionSpec(
         hidden_size=model.hidden_size,
         num_heads=model.num_heads,
@@ -213,7 +198,7 @@ def _attention(model: ModelConfig, norm: NormSpec, sliding: bool) -> AttentionSp
     )
 
 
-def _latent_attention(model: ModelConfig) -> LatentAttentionSpec:
+def _latent_attention(model: ModelKeys) -> LatentAttentionSpec:
     """YaRN's ``mscale_all_dim`` sharpens the scores, queries and keys both (DeepSeek-V2's code)."""
     assert model.kv_lora_rank is not None
     scaling, scale = rope_scaling(model.rope_scaling), 1.0 / math.sqrt(model.head_dim)
@@ -233,7 +218,7 @@ def _latent_attention(model: ModelConfig) -> LatentAttentionSpec:
     )
 
 
-def _feed_forward(model: ModelConfig, width: int) -> FeedForwardSpec:
+def _feed_forward(model: ModelKeys, width: int) -> FeedForwardSpec:
     return FeedForwardSpec(
         model.hidden_size,
         width,
@@ -244,7 +229,7 @@ def _feed_forward(model: ModelConfig, width: int) -> FeedForwardSpec:
     )
 
 
-def _experts(model: ModelConfig) -> ExpertsSpec:
+def _experts(model: ModelKeys) -> ExpertsSpec:
     router = RouterSpec(
         experts=model.expert_num,
         chosen=model.num_experts_chosen,
@@ -268,7 +253,7 @@ def _experts(model: ModelConfig) -> ExpertsSpec:
     )
 
 
-def _position(model: ModelConfig, sliding: bool) -> Position:
+def _position(model: ModelKeys, sliding: bool) -> Position:
     if model.position_embedding_type == "alibi":
         return AlibiSpec()
     if model.position_embedding_type == "learned_absolute":

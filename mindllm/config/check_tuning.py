@@ -19,7 +19,6 @@ from mindllm.architecture.adapters import (
 )
 from mindllm.architecture.layer import LayerSpec
 from mindllm.config.adapter_targets import Files, names, targets
-from mindllm.config.architecture_keys import projections_in_files
 from mindllm.config.document import KeyPath
 from mindllm.config.run import RunConfig
 from mindllm.config.tuning import ALL, KEYS_OF, PetConfig
@@ -43,7 +42,7 @@ def check_tuning(config: RunConfig) -> Iterator[tuple[KeyPath, str]]:
         return
     yield from _not_computed(config, pet)
     base = model.base.architecture
-    for key, message in mistakes(pet, base.layers, projections_in_files(model), base.weight_shapes()):
+    for key, message in mistakes(pet, base.layers, model.projections_in_files, base.weight_shapes()):
         yield (*SECTION, key), message
 
 

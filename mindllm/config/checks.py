@@ -24,7 +24,7 @@ from mindllm.config.check_preference import check_preference
 from mindllm.config.check_swap import check_swap
 from mindllm.config.check_tuning import check_tuning
 from mindllm.config.document import KeyPath
-from mindllm.config.model import llama_intermediate_size
+from mindllm.config.model_keys import llama_intermediate_size
 from mindllm.config.optimizer import DecayingSchedule, DynamicLossScale, StableDecaySchedule
 from mindllm.config.pretrained import check_family, check_pretrained
 from mindllm.config.run import RunConfig

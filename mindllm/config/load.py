@@ -24,6 +24,7 @@ from mindllm.config.run import Provenance, RunConfig
 from mindllm.config.shipped import shipped_configs, shipped_or_own
 from mindllm.config.yaml_tree import read_yaml, unusable_text, write_yaml
 from mindllm.errors import UserError, nearest
+from mindllm.families import with_file_names
 from mindllm.families.hugging_face import is_hugging_face
 from mindllm.mindformers.convert import Conversion, convert
 from mindllm.mindformers.recognise import is_mindformers
@@ -154,6 +155,7 @@ def _build(document: Document, overrides: Overrides, source: Path | None) -> Run
     except ValidationError as error:
         _refuse(document.problems + schema_problems(error, document, RunConfig, source), document.data)
     config._provenance = Provenance(source, document.origins)
+    with_file_names(config.model.config)
     _refuse(document.problems + [config.problem(path, message) for path, message in check_run(config)])
     return config
 

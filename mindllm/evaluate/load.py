@@ -45,7 +45,7 @@ def run_of(model: Path, options: EvaluationConfig, tokenizer: Path | None = None
     if not file or not Path(file).exists():
         where = f"{file} is not there any more" if file else "it names none"
         raise UserError(f"{model}: no tokenizer, {where}; give --tokenizer FILE")
-    return RunConfig.model_validate(
+    config = RunConfig.model_validate(
         {
             "run_mode": "eval",
             "load_checkpoint": str(model),
@@ -56,6 +56,8 @@ def run_of(model: Path, options: EvaluationConfig, tokenizer: Path | None = None
             "evaluation": options.model_dump(),
         }
     )
+    config.model.config.name_projections(architecture.known_projections)
+    return config
 
 
 def evaluated_model(

@@ -64,6 +64,14 @@ def family_of(model: ModelConfig) -> Family:
     return _family_of(model.base)
 
 
+def with_file_names(model: ModelConfig) -> ModelConfig:
+    """Return ``model``, knowing what the files of its family call its projections: adapters may be given by these names."""
+    try:
+        return model.name_projections(family_of(model).weights.projections)
+    except UserError:
+        return model.name_projections({})
+
+
 @lru_cache(maxsize=64)
 def _family_of(model: ModelConfig) -> Family:
     named = [family_named(model.model_type)] if model.model_type else FAMILIES

@@ -134,7 +134,7 @@ class Family:
             key = ".".join([self.their_name(str(found["loc"][0])), *map(str, found["loc"][1:])])
             raise UserError(f"{path}: {key}: {found['msg']} (value {shortened(found['input'])})") from None
         filled = {key: getattr(model, key) for key in ("n_kv_heads", "head_dim")}  # set, whether left out or not
-        return model.model_copy(update=filled)
+        return model.model_copy(update=filled).name_projections(self.weights.projections)
 
 
 TRAINING_KEYS = (

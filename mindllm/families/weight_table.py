@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from mindllm.architecture.adapters import WEIGHT
 from mindllm.architecture.parts import Shapes
 from mindllm.errors import UserError, nearest
 
@@ -72,6 +73,16 @@ class WeightTable:
     def table(self) -> Mapping[str, str]:
         """Our templates of names to theirs."""
         return {ours: weight.theirs for weight in self.weights for ours in weight.ours}
+
+    @property
+    def projections(self) -> dict[str, tuple[str, ...]]:
+        """Our projections below a layer, by what the files call them: several where they are one matrix there."""
+        found = {}
+        for weight in self.weights:
+            if weight.theirs.endswith(WEIGHT) and all(ours.startswith(OUR_LAYER) for ours in weight.ours):
+                theirs = weight.theirs.partition(f"{LAYER}.")[2].removesuffix(WEIGHT)
+                found[theirs] = tuple(ours.removeprefix(f"{OUR_LAYER}.").removesuffix(WEIGHT) for ours in weight.ours)
+        return found
 
     def theirs(self, ours: str) -> str:
         """The tensor that holds one of our weights.

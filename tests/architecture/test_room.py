@@ -1,9 +1,9 @@
-"""The ground floor knows nothing above it."""
+"""The ground floor knows nothing above it, and no files import one another in a circle, however they import."""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -29,8 +29,46 @@ def imported(path: Path) -> Iterator[str]:
                 yield below if below in FILES else str(node.module)
 
 
+GRAPH = {name: {one for one in imported(path) if one in FILES} - {name} for name, path in FILES.items()}
+
+
+def circles(graph: Mapping[str, set[str]]) -> list[set[str]]:
+    """Return the sets of modules that reach one another (Tarjan, 1972)."""
+    order: dict[str, int] = {}
+    low: dict[str, int] = {}
+    path: list[str] = []
+    found: list[set[str]] = []
+
+    def visit(name: str) -> None:
+        order[name] = low[name] = len(order)
+        path.append(name)
+        for other in sorted(graph[name]):
+            if other not in order:
+                visit(other)
+            if other in path:
+                low[name] = min(low[name], low[other])
+        if low[name] == order[name]:
+            start = path.index(name)
+            if len(path) - start > 1:
+                found.append({*path[start:]})
+            del path[start:]
+
+    for name in sorted(graph):
+        if name not in order:
+            visit(name)
+    return found
+
+
+def test_a_circle_is_found():
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"b", "d"}, "d": set()}) == [{"b", "c"}]
+
+
 def test_the_ground_floor_imports_itself_and_what_all_share():
     names = {name for path in ROOM.rglob("*.py") for name in imported(path)}
     assert {name for name in names if name.split(".")[0] in ("pydantic", "pydantic_core", "yaml", "mindspore")} == set()
     ours = {name for name in names if name.split(".")[0] == "mindllm"}
     assert {name for name in ours if not name.startswith(("mindllm.architecture.", "mindllm.errors"))} == set()
+
+
+def test_no_files_import_one_another_in_a_circle():
+    assert circles(GRAPH) == []

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from mindllm.compiled.device import front_end
+from mindllm.families import with_file_names
 
 SIMULATES = "--simulate" in sys.argv
 if __name__ == "__main__" and not SIMULATES:
@@ -46,7 +47,7 @@ KINDS = {
 def predicting_model(code, **changes):
     """The decoder with its head, as ``run_mode: predict`` has it on Ascend, and what it was built from."""
     section = {"code": code, "modules_to_not_convert": [IN_FLOATS], **KINDS[code], **changes}
-    model = ModelConfig(**MODEL, quantization_config=section).frozen
+    model = with_file_names(ModelConfig(**MODEL, quantization_config=section)).frozen
     lm = build_tuned_model(model, "Ascend")
     use_quantized_products(lm, model, Kernels.choose(model, "Ascend"))
     return lm, model

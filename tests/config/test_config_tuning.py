@@ -9,8 +9,10 @@ import pytest
 
 from mindllm.architecture.adapters import is_trained
 from mindllm.architecture.optimizer_state import further_state, state_shapes
-from mindllm.config import keys_of_layers, load_config
+from mindllm.config import ModelConfig, architecture_keys, keys_of_layers, load_config, render_config
 from mindllm.errors import UserError
+from mindllm.families import with_file_names
+from mindllm.families.family import Family
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 QWEN, LLAMA3 = "qwen/pretrain_qwen_7b.yaml", "llama3/pretrain_llama3_8b.yaml"
@@ -58,6 +60,33 @@ def test_published_numbers_of_trained_parameters(name, keys, count):
     assert model.architecture.trained_parameter_count() == count
     base = model.base.parameter_count()
     assert model.parameter_count() == (base if keys.get("pet_type") in ("full", "galore", "lisa") else base + count)
+
+
+def test_an_architecture_follows_from_the_keys_without_asking_families(monkeypatch):
+    model = load(QWEN, lora_rank=8, target_modules="[c_attn]")
+    calls = []
+    monkeypatch.setattr(Family, "differs", lambda *_: calls.append("a family is asked"))
+    monkeypatch.setattr(architecture_keys, "_tuned_architecture", architecture_keys._tuned_architecture.__wrapped__)
+    adapted = {adapter.module for layer in model.architecture.layers for adapter in layer.adapters}
+    copied = model.base.model_copy(update={"pet_config": model.pet_config})
+    assert (adapted, calls) == ({"attention.wq", "attention.wk", "attention.wv"}, [])
+    assert copied.architecture == model.architecture
+
+
+def test_what_is_written_back_has_the_same_adapters(tmp_path):
+    run = load_config(CONFIGS / QWEN, [*ALONE, "--model.model_config.pet_config={target_modules: [c_attn]}"])
+    (tmp_path / "run.yaml").write_text(render_config(run))
+    again = load_config(tmp_path / "run.yaml")
+    assert again == run
+    assert again.model.config.pet_config.target_modules == ("c_attn",)
+    assert again.model.config.architecture == run.model.config.architecture
+
+
+def test_a_model_made_by_hand_is_told_to_look_names_up():
+    made = ModelConfig.model_validate(load(QWEN, lora_rank=8).model_dump())
+    with pytest.raises(RuntimeError, match="with_file_names"):
+        made.architecture  # noqa: B018
+    assert with_file_names(made).architecture == load(QWEN, lora_rank=8).architecture
 
 
 def test_a_frozen_weight_costs_no_gradient():

@@ -27,7 +27,7 @@ class Tasks:
 
 @pytest.fixture
 def state(tmp_path):
-    engine = SimpleNamespace(holds_all=True, held=dict, ranks=ALONE)
+    engine = SimpleNamespace(holds_all=True, local_state=dict, ranks=ALONE)
     return SimpleNamespace(
         engine=engine,
         base=None,

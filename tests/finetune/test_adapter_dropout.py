@@ -8,6 +8,7 @@ import pytest
 from mindspore import ParameterTuple, Tensor
 
 from mindllm.config import ModelConfig
+from mindllm.families import with_file_names
 from mindllm.finetune.transform import build_tuned_model
 from mindllm.models.dropout import EmbeddingNoise
 from mindllm.models.weights import initialise, model_weights, trained_weights
@@ -33,7 +34,7 @@ def test_noise_is_uniform_within_its_strength():
 
 
 def tuned(**pet):
-    config = ModelConfig.model_validate({**SIZES, "pet_config": {"lora_rank": 4, **pet}})
+    config = with_file_names(ModelConfig.model_validate({**SIZES, "pet_config": {"lora_rank": 4, **pet}}))
     model = build_tuned_model(config)
     initialise(model_weights(model), seed=3)
     for name, weight in trained_weights(model).items():

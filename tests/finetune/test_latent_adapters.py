@@ -9,6 +9,7 @@ from mindspore import ParameterTuple, Tensor
 
 from mindllm.architecture.adapters import MAGNITUDE
 from mindllm.config import ModelConfig
+from mindllm.families import with_file_names
 from mindllm.finetune.transform import build_tuned_model
 from mindllm.models import build_model
 from mindllm.models.weights import assign, model_weights, trained_weights
@@ -48,7 +49,7 @@ def losses(model, *keys):
 
 def tuned(form, **pet):
     """A tuned model, and random values of all its weights."""
-    config = ModelConfig.model_validate({**SIZES[form], "pet_config": {"lora_rank": 4, **pet}})
+    config = with_file_names(ModelConfig.model_validate({**SIZES[form], "pet_config": {"lora_rank": 4, **pet}}))
     random, model = np.random.default_rng(1), build_tuned_model(config)
     shapes = config.architecture.weight_shapes()
     values = {name: random.normal(0, 0.2, shape).astype(np.float32) for name, shape in shapes.items()}

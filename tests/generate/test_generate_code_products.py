@@ -10,6 +10,7 @@ from weight_quant_matmul import documented_matrix
 
 from mindllm.config import RunConfig, read_model_config
 from mindllm.config.tuning import PetConfig
+from mindllm.families import with_file_names
 from mindllm.finetune.transform import build_tuned_model
 from mindllm.generate import load
 from mindllm.generate.graphs.quantized_linear import QuantizedLinear, use_quantized_products
@@ -38,7 +39,9 @@ def predicting(directory, device, **model):
     described = read_model_config(directory).model_copy(update={"seq_length": 64, **model})
     keys = {"load_checkpoint": str(directory), "use_parallel": False, "context": {"device_target": device}}
     keys["model"] = {"model_config": described.model_dump(exclude_unset=True)}
-    return load.load_generator(RunConfig.model_validate({"run_mode": "predict", **keys}), None).model
+    run = RunConfig.model_validate({"run_mode": "predict", **keys})
+    with_file_names(run.model.config)
+    return load.load_generator(run, None).model
 
 
 @pytest.fixture

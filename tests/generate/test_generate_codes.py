@@ -8,6 +8,7 @@ from tiny import options
 from tiny_quantised import MODEL, save
 
 from mindllm.config import RunConfig, read_model_config
+from mindllm.families import with_file_names
 from mindllm.generate import load
 from mindllm.generate.generator import Generator
 from mindllm.generate.graphs.native_library import library
@@ -91,7 +92,9 @@ def test_a_directory_in_codes_is_continued_as_its_values_are(tmp_path):
     keys = {"load_checkpoint": str(tmp_path / "base"), "use_parallel": False, "context": {"device_target": "CPU"}}
     described = read_model_config(tmp_path / "base").model_copy(update={"seq_length": 64, "eos_token_id": 96})
     keys["model"] = {"model_config": described.model_dump(exclude_unset=True)}
-    codes = load.load_generator(RunConfig.model_validate({"run_mode": "predict", **keys}), None)
+    run = RunConfig.model_validate({"run_mode": "predict", **keys})
+    with_file_names(run.model.config)
+    codes = load.load_generator(run, None)
     assert len(quantized_parameters(codes.model)) == 2 * 7 * 4
     assert not trained_weights(codes.model)
     plain = build_model(described.base)

@@ -6,6 +6,7 @@ from mindspore import ops as P
 
 from mindllm.config import ModelConfig
 from mindllm.config.generation import GenerationConfig
+from mindllm.families import with_file_names
 from mindllm.models import build_model
 from mindllm.models.weights import assign, trained_weights
 
@@ -21,7 +22,7 @@ SHAPES = {
 def tiny_config(seq_length=64, **changes):
     """Two layers, four heads, and a head_dim that is not hidden / heads."""
     fields = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_layers": 2, "num_heads": 4, "head_dim": 16}
-    return ModelConfig(**(fields | {"intermediate_size": 80, "seq_length": seq_length} | changes))
+    return with_file_names(ModelConfig(**(fields | {"intermediate_size": 80, "seq_length": seq_length} | changes)))
 
 
 def tiny_model(config, seed=0, scale=0.3):

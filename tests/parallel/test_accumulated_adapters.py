@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mindllm.config import ModelConfig
+from mindllm.families import with_file_names
 from mindllm.finetune.transform import build_tuned_model
 from mindllm.parallel.operators import operators
 from mindllm.parallel.pipeline import mark_where_parts_end
@@ -30,7 +31,7 @@ TUNED = {
 @pytest.mark.parametrize("name", TUNED)
 def test_a_part_ends_with_the_gradient_of_the_first_trained_weight(name):
     pet, first = TUNED[name]
-    lm = build_tuned_model(ModelConfig.model_validate({**SIZES, **({"pet_config": pet} if pet else {})}))
+    lm = build_tuned_model(with_file_names(ModelConfig.model_validate({**SIZES, "pet_config": pet or None})))
     mark_where_parts_end(lm)
     marked = [path for path, item in operators(lm).items() if "first_parameter_cnode" in item.get_attr_dict()]
     assert marked == [first]

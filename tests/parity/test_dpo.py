@@ -21,6 +21,7 @@ from mindllm.config import ModelConfig  # noqa: E402
 from mindllm.config.preference import PreferenceConfig  # noqa: E402
 from mindllm.data.chat.pairs import pair_sample  # noqa: E402
 from mindllm.data.rows import Row  # noqa: E402
+from mindllm.families import with_file_names  # noqa: E402
 from mindllm.finetune.preference import PreferenceLoss, base_of  # noqa: E402
 from mindllm.finetune.transform import tune  # noqa: E402
 from mindllm.models import CausalLM, Kernels  # noqa: E402
@@ -41,7 +42,7 @@ LOSSES = {
 def sides(tmp_path_factory):
     """Policy and reference of ours, and PEFT's model, with the same weights; adapters far from nothing."""
     pet = {"lora_rank": 4, "lora_alpha": 10.0, "target_modules": ["wq", "wv", "w2"]}
-    config = ModelConfig.model_validate({**FIELDS, "seq_length": LENGTH, "pet_config": pet})
+    config = with_file_names(ModelConfig.model_validate({**FIELDS, "seq_length": LENGTH, "pet_config": pet}))
     kernels = replace(Kernels.choose(config, "CPU"), document_masks=True)
     policy = CausalLM(config, kernels)
     tune(policy, config, kernels)

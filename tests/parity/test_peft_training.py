@@ -18,6 +18,7 @@ from test_llama_torch import LENGTH, VOCABULARY, random_batch, torch_loss  # noq
 from mindllm.architecture.adapters import MAGNITUDE, VALUES  # noqa: E402
 from mindllm.config import ModelConfig, RunConfig  # noqa: E402
 from mindllm.config.optimizer import OptimizerConfig  # noqa: E402
+from mindllm.families import with_file_names  # noqa: E402
 from mindllm.finetune.transform import build_tuned_model  # noqa: E402
 from mindllm.models import build_model  # noqa: E402
 from mindllm.models.weights import assign, model_weights, trained_weights  # noqa: E402
@@ -48,7 +49,7 @@ KINDS = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_five_steps_are_those_of_peft(kind, tmp_path):
     pet = {"lora_rank": 4, "lora_alpha": 10.0, **KINDS[kind]}
-    config = ModelConfig.model_validate({**FIELDS, "pet_config": pet})
+    config = with_file_names(ModelConfig.model_validate({**FIELDS, "pet_config": pet}))
     random, model = np.random.default_rng(0), build_tuned_model(config)
     shapes = config.architecture.weight_shapes()
     base = {
@@ -95,7 +96,7 @@ def test_five_steps_of_adalora_are_those_of_peft(tmp_path):
             "runner_config": {"batch_size": 1, "train_steps": STEPS},
         }
     )
-    config = run.model.config
+    config = with_file_names(run.model.config)
     random, model = np.random.default_rng(0), build_tuned_model(config)
     start = {
         name: random.normal(0, 0.1, shape).astype(np.float32)

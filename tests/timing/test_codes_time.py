@@ -5,6 +5,7 @@ import pytest
 from mindllm.config import RecomputeConfig
 from mindllm.config.model import ModelConfig
 from mindllm.errors import UserError
+from mindllm.families import with_file_names
 from mindllm.parallel.layer_plan import read_plan
 from mindllm.timing.costs.layer import HELD
 from mindllm.timing.costs.work import Operator
@@ -22,7 +23,8 @@ GPTQ = {"quant_method": "gptq", "code": "uint4", "group_size": 128}
 
 def workload(codes, recompute=False, ways=1):
     sections = {"pet_config": LORA, "quantization_config": codes}
-    architecture = ModelConfig.model_validate({**SIZES, "num_layers": 2, **sections}).architecture
+    model = ModelConfig.model_validate({**SIZES, "num_layers": 2, **sections})
+    architecture = with_file_names(model).architecture
     section = RecomputeConfig.model_validate({"recompute": recompute})
     plan = read_plan([[2]], section, lambda key, said: UserError(key + said))
     return Workload(architecture, SIZES["seq_length"], Strategy(model_parallel=ways), plan)

@@ -10,6 +10,7 @@ from mindllm.architecture.optimizer_state import further_state, is_projected, pr
 from mindllm.config import RecomputeConfig
 from mindllm.config.model import ModelConfig
 from mindllm.errors import UserError
+from mindllm.families import with_file_names
 from mindllm.parallel.layer_plan import read_plan
 from mindllm.timing.costs.tuned_update import layer_update, state_beside
 from mindllm.timing.costs.work import FP32_BYTES, Exchange, Operator
@@ -30,7 +31,8 @@ GALORE = {"pet_type": "galore", "galore_rank": 128, "galore_update_proj_gap": 20
 def workload(pet, layers=4, **strategy):
     """A decoder of Llama's widths, tuned so."""
     sizes = Strategy(**strategy)
-    architecture = ModelConfig.model_validate({**SIZES, "num_layers": layers, "pet_config": pet}).architecture
+    model = ModelConfig.model_validate({**SIZES, "num_layers": layers, "pet_config": pet})
+    architecture = with_file_names(model).architecture
     counts = layer_counts(layers, sizes.pipeline_stage, 1, 0)
     plan = read_plan(counts, RecomputeConfig(), lambda key, said: UserError(key + said))
     return Workload(architecture, SIZES["seq_length"], sizes, plan)

@@ -15,7 +15,7 @@ from mindllm.train.checkpoint import CheckpointStore, Part, RankTensors
 def state(monkeypatch):
     part = Part((8, 4), (slice(4, 8), slice(0, 4)), np.zeros((4, 4), np.float32), 1)
     held = {3: RankTensors({"weight": part}, {"adam_m.weight": part})}
-    engine = SimpleNamespace(held=lambda: held, ranks=SimpleNamespace(rank=3))
+    engine = SimpleNamespace(local_state=lambda: held, ranks=SimpleNamespace(rank=3))
     monkeypatch.setattr("mindllm.train.callbacks.checkpoint.run_state", lambda state: {"step": 1, "simulated": True})
     return SimpleNamespace(engine=engine, step=1, failures=[], results={})
 

@@ -11,6 +11,7 @@ from mindllm.cli.weights import main
 from mindllm.command import run_command
 from mindllm.config import ModelConfig, read_model_config
 from mindllm.config.tuning import PetConfig
+from mindllm.families import with_file_names
 from mindllm.generate.graphs.native import supports
 from mindllm.models import Kernels
 from mindllm.train.checkpoint import CheckpointStore, RankTensors, load_checkpoint
@@ -19,9 +20,8 @@ from mindllm.train.checkpoint.hugging_face import read_weights
 from mindllm.train.checkpoint.hugging_face_export import export_hugging_face
 from mindllm.train.checkpoint.pretrained import read_adapter
 
-MODEL = ModelConfig(
-    vocab_size=97, hidden_size=32, num_layers=2, num_heads=4, n_kv_heads=2, intermediate_size=48, seq_length=16
-)
+SIZES = {"vocab_size": 97, "hidden_size": 32, "num_layers": 2, "num_heads": 4, "n_kv_heads": 2}
+MODEL = with_file_names(ModelConfig(**SIZES, intermediate_size=48, seq_length=16))
 
 
 def random_weights(shapes, seed):

@@ -20,10 +20,11 @@ RATE = 1e-3
 def make_config(sizes: Sizes, kind: str, **keys: Any):
     """The model of a side; its projections are in codes of ``kind``."""
     from mindllm.config import ModelConfig
+    from mindllm.families import with_file_names
 
     code = KINDS[kind]
     section = {"quant_method": "gptq", "code": code, "group_size": sizes["group"]}
-    return ModelConfig.model_validate(
+    model = ModelConfig.model_validate(
         {
             "vocab_size": sizes["vocab"],
             "hidden_size": sizes["hidden"],
@@ -35,6 +36,7 @@ def make_config(sizes: Sizes, kind: str, **keys: Any):
             **keys,
         }
     )
+    return with_file_names(model)
 
 
 def answer(tokens: int, start: float) -> dict[str, Any]:

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from mindllm.config import ModelConfig, RunConfig
-from mindllm.config.architecture_keys import projections_in_files
 from mindllm.config.check_tuning import mistakes
 from mindllm.config.tuning import PetConfig
 from mindllm.errors import UserError
@@ -53,7 +52,7 @@ class Adapter:
         """
         plain = base.base
         for key, message in mistakes(
-            self.pet, plain.architecture.layers, projections_in_files(plain), plain.architecture.weight_shapes()
+            self.pet, plain.architecture.layers, plain.projections_in_files, plain.architecture.weight_shapes()
         ):
             raise UserError(f"{self.path}: {key}: {message}")
         model = plain.model_copy(update={"pet_config": self.pet})

@@ -1,0 +1,354 @@
+"""Section ``model.model_config``: a flat list of keys, most of them MindFormers'. What follows from others is filled in.
+
+Defaults of the feed-forward width follow Meta's Llama reference code
+(``llama/model.py``, class ``FeedForward``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, PlainValidator, PrivateAttr, model_validator
+from pydantic_core import PydanticCustomError
+from typing_extensions import Self
+
+from mindllm.architecture.experts import BalanceLoss
+from mindllm.architecture.layer_counts import Offset
+from mindllm.architecture.parts import Activation
+from mindllm.config.adapter_targets import Files
+from mindllm.config.quantization import QuantisationConfig
+from mindllm.config.rope_scaling import RopeScalingConfig
+from mindllm.config.section import DType, List, PositiveInt, Section
+from mindllm.config.tuning import PetConfig
+
+LayerType = Literal["full_attention", "sliding_attention"]
+TokenId = Annotated[int, Field(ge=0)]
+
+
+def _offset(value: Any) -> Offset:
+    if _is_int(value):
+        return value
+    if isinstance(value, list | tuple) and value:
+        if all(map(_is_int, value)):
+            return tuple(value)
+        if all(isinstance(row, list | tuple) and row and all(map(_is_int, row)) for row in value):
+            return tuple(tuple(row) for row in value)
+    raise PydanticCustomError(
+        "form", "must be an integer, a list with one per stage, or a list of such lists per chunk"
+    )
+
+
+def _is_int(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+# Values that follow from others. A value that was refused is absent from ``data``; its own error is reported then, and what
+# follows from it is not looked at.
+
+
+def _default_kv_heads(data: dict[str, Any]) -> int:
+    return data.get("num_heads", 1)
+
+
+def _default_head_dim(data: dict[str, Any]) -> int:
+    if data.get("kv_lora_rank") is not None:
+        return data.get("qk_nope_head_dim", 1) + data.get("qk_rope_head_dim", 1)
+    return max(1, data.get("hidden_size", 1) // data.get("num_heads", 1))
+
+
+def _default_intermediate_size(data: dict[str, Any]) -> int:
+    multiple_of, multiplier = data.get("multiple_of", 1), data.get("ffn_dim_multiplier")
+    return llama_intermediate_size(data.get("hidden_size", 1), multiple_of, multiplier)
+
+
+def llama_intermediate_size(hidden_size: int, multiple_of: int, ffn_dim_multiplier: float | None) -> int:
+    """Width of Llama's feed-forward: 2/3 of four times ``hidden_size``, multiplied, rounded up to ``multiple_of``."""
+    width = int(2 * 4 * hidden_size / 3)
+    if ffn_dim_multiplier is not None:
+        width = int(ffn_dim_multiplier * width)
+    return multiple_of * ((width + multiple_of - 1) // multiple_of)
+
+
+def _default_expert_width(data: dict[str, Any]) -> int:
+    return data.get("intermediate_size", 1)
+
+
+def _default_max_position(data: dict[str, Any]) -> int:
+    return data.get("seq_length", 1)
+
+
+@dataclass(frozen=True)
+class FileNames:
+    """What the files of a model's family call our projections; None: nobody has looked. Models are equal whatever it says."""
+
+    projections: Files | None = field(default=None, compare=False)
+
+
+class ModelKeys(Section):
+    """The keys of section ``model.model_config``; :class:`~mindllm.config.model.ModelConfig` says what they describe."""
+
+    type: Literal["LlamaConfig"] = Field(default="LlamaConfig", description="Kind of configuration.")
+    model_type: str | None = Field(
+        default=None,
+        description="Family of the model, as in Hugging Face's `config.json`; null: the first that has such an architecture.",
+    )
+    vocab_size: PositiveInt = Field(description="Rows of the embedding table.")
+    hidden_size: PositiveInt = Field(description="Width of the residual stream.")
+    num_layers: PositiveInt = Field(description="Decoder layers.")
+    num_heads: PositiveInt = Field(description="Query heads.")
+    n_kv_heads: PositiveInt = Field(
+        default_factory=_default_kv_heads, description="Key and value heads; default: `num_heads`."
+    )
+    kv_lora_rank: PositiveInt | None = Field(
+        default=None,
+        description="Multi-head latent attention: width of what keys and values are made of; null: ordinary attention.",
+    )
+    q_lora_rank: PositiveInt | None = Field(
+        default=None, description="In it: width of what queries are made of; null: of the hidden states."
+    )
+    qk_nope_head_dim: PositiveInt = Field(
+        default=128, description="In it: channels of a head's query and key without position."
+    )
+    qk_rope_head_dim: PositiveInt = Field(
+        default=64, description="In it: channels of a head's query and key that rotary positions turn."
+    )
+    v_head_dim: PositiveInt = Field(default=128, description="In it: channels of a head's value.")
+    head_dim: PositiveInt = Field(
+        default_factory=_default_head_dim,
+        description="Width of a head's query and key; default: `hidden_size / num_heads`, or the sum of the keys above.",
+    )
+    multiple_of: PositiveInt = Field(
+        default=256, description="The default of `intermediate_size` is rounded up to a multiple."
+    )
+    ffn_dim_multiplier: float | None = Field(
+        default=None, gt=0, description="Factor on the default of `intermediate_size`."
+    )
+    intermediate_size: PositiveInt = Field(
+        default_factory=_default_intermediate_size,
+        description="Width of the feed-forward; default: 8/3 `hidden_size`, multiplied and rounded up as above.",
+    )
+    seq_length: PositiveInt = Field(description="Tokens of one sample. The only sequence length.")
+    max_position_embedding: PositiveInt = Field(
+        default_factory=_default_max_position, description="Longest context; default: `seq_length`."
+    )
+    position_embedding_type: Literal["rope", "alibi", "learned_absolute"] = Field(
+        default="rope",
+        description="Rotary positions, a slope per head on the distance (ALiBi), or a learned vector per position.",
+    )
+    theta: float = Field(default=10000.0, gt=0, description="Base of the rotary frequencies.")
+    partial_rotary_factor: float = Field(
+        default=1.0, gt=0, le=1, description="Part of the channels of a head that rotary positions turn."
+    )
+    rope_scaling: RopeScalingConfig | None = Field(
+        default=None, description="Stretching of the rotary positions; null: none."
+    )
+    sliding_window: PositiveInt | None = Field(
+        default=None, description="Keys that a query sees, itself included, in layers with a window; null: no windows."
+    )
+    sliding_window_pattern: PositiveInt | None = Field(
+        default=None, description="Every so manieth layer has no window; null: all have the window, if there is one."
+    )
+    layer_types: List[LayerType] | None = Field(
+        default=None, description="Which layers have a window, one entry per layer; null: as the two keys above say."
+    )
+    rope_local_base_freq: float | None = Field(
+        default=None,
+        gt=0,
+        description="Base of the rotary frequencies in layers with a window, unscaled; null: as in the others.",
+    )
+    rms_norm_eps: float = Field(default=1e-5, gt=0, description="Added to the mean square, or variance, in norms.")
+    normalization: Literal["RMSNorm", "LayerNorm"] = Field(
+        default="RMSNorm", description="Root mean square, or mean and variance with a bias."
+    )
+    layernorm_zero_centered_gamma: bool = Field(
+        default=False, description="The weight of a norm is what is added to 1 (Gemma)."
+    )
+    sandwich_norm: bool = Field(
+        default=False, description="Norms behind attention and feed-forward, too, before they are added."
+    )
+    qk_layernorm: bool = Field(default=False, description="A norm on every head of queries and keys.")
+    query_pre_attn_scalar: float | None = Field(
+        default=None, gt=0, description="Scores are divided by its square root; null: `head_dim`."
+    )
+    attn_logit_softcapping: float | None = Field(
+        default=None, gt=0, description="Bound of the scores, by a hyperbolic tangent; null: none."
+    )
+    final_logit_softcapping: float | None = Field(
+        default=None, gt=0, description="Bound of the logits, by a hyperbolic tangent; null: none."
+    )
+    hidden_act: Activation = Field(default="silu", description="Activation of the feed-forward.")
+    gated_linear_unit: bool = Field(
+        default=True, description="The activation is multiplied by a second projection (SwiGLU, GeGLU)."
+    )
+    mlp_has_bias: bool = Field(default=False, description="Bias on the projections of the feed-forward.")
+    mlp_proj_has_bias: bool = Field(default=False, description="Bias on the last projection of the feed-forward.")
+    expert_num: PositiveInt = Field(
+        default=1, description="Experts of a layer's feed-forward; 1: it is dense. Keys below are about experts."
+    )
+    num_experts_chosen: PositiveInt = Field(default=1, description="Experts that see a token.")
+    moe_intermediate_size: PositiveInt = Field(
+        default_factory=_default_expert_width, description="Width of one expert; default: `intermediate_size`."
+    )
+    moe_shared_expert_intermediate_size: PositiveInt | None = Field(
+        default=None, description="Width of an expert that sees all tokens; null: none."
+    )
+    use_shared_expert_gating: bool = Field(
+        default=False, description="The shared expert's result is multiplied by a sigmoid of its input."
+    )
+    first_k_dense_replace: int = Field(default=0, ge=0, description="The first layers, so many, are dense.")
+    moe_layer_freq: PositiveInt | List[Literal[0, 1]] = Field(
+        default=1, description="Every so manieth layer from the first on has experts, or 1 or 0 for each layer."
+    )
+    use_gating_sigmoid: bool = Field(
+        default=False, description="Scores of experts are sigmoids of the router's logits; false: their softmax."
+    )
+    norm_topk_prob: bool = Field(default=True, description="Weights of the chosen experts are divided by their sum.")
+    routed_scaling_factor: float = Field(default=1.0, gt=0, description="Factor on the weights of the experts.")
+    n_group: PositiveInt = Field(default=1, description="Groups of experts.")
+    topk_group: PositiveInt = Field(default=1, description="Groups whose experts can be chosen for a token.")
+    balance_via_topk_bias: bool = Field(
+        default=False,
+        description="A bias per expert, which the choice alone sees, keeps experts balanced (DeepSeek-V3).",
+    )
+    topk_bias_update_rate: float = Field(default=0.0, ge=0, description="What that bias changes by after a step.")
+    aux_loss_types: List[BalanceLoss] = Field(
+        default=(),
+        description="Losses that keep experts balanced: `expert` for every sequence, `switch` for all of a micro batch, "
+        "`device` and `communication` for the groups of `n_group`.",
+    )
+    aux_loss_factors: List[float] = Field(default=(), description="Their factors.")
+    z_loss_factor: float = Field(default=0.0, ge=0, description="Factor of the router's z-loss.")
+    capacity_factor: float | None = Field(
+        default=None,
+        gt=0,
+        description="Tokens of a sequence that an expert takes at most, relative to an even share; null: all that come.",
+    )
+    moe_grouped_gemm: bool = Field(
+        default=False,
+        description="Tokens are sorted by expert, and each expert's are one group of a matrix product: nothing is dropped, and "
+        "nothing computed for places that stay empty. Needs `capacity_factor: null`.",
+    )
+    num_nextn_predict_layers: int = Field(
+        default=0,
+        ge=0,
+        description="Layers behind the others that predict further tokens, in training only (DeepSeek-V3); `offset` and the "
+        "lists of `recompute_config` count them as the last layers.",
+    )
+    mtp_loss_factor: float = Field(
+        default=0.1, ge=0, description="Factor of their mean loss, which is added to that of the next token."
+    )
+    scale_embeddings: bool = Field(
+        default=False, description="Embeddings are multiplied by the square root of `hidden_size`."
+    )
+    embedding_norm: bool = Field(default=False, description="A norm on the embeddings (Bloom).")
+    embedding_dropout: float = Field(default=0.0, ge=0, lt=1, description="Dropout of the embeddings, in training.")
+    attention_dropout: float = Field(
+        default=0.0, ge=0, lt=1, description="Dropout of the attention's weights, in training; its kernel is not fused."
+    )
+    hidden_dropout: float = Field(
+        default=0.0, ge=0, lt=1, description="Dropout of what a layer adds to its hidden states, in training."
+    )
+    tie_word_embeddings: bool = Field(default=False, description="The output head is the embedding table.")
+    norm_head: bool = Field(
+        default=False, description="Rows of the output head are divided by their lengths (Baichuan 2)."
+    )
+    qkv_has_bias: bool = Field(default=False, description="Bias on the query, key and value projections.")
+    attn_proj_has_bias: bool = Field(default=False, description="Bias on the output projection of the attention.")
+    initializer_range: float = Field(default=0.02, gt=0, description="Standard deviation of the initial weights.")
+    compute_dtype: DType = Field(default="float32", description="Type of matrix multiplications.")
+    fp32_residual_connection: bool = Field(
+        default=False,
+        description="Hidden states between layers, and their sums, are float32; false: they have `compute_dtype`.",
+    )
+    layernorm_compute_type: DType = Field(default="float32", description="Type inside the norms.")
+    softmax_compute_type: DType = Field(default="float32", description="Type of the attention's softmax.")
+    rotary_dtype: DType = Field(default="float32", description="Type in which the rotation is applied.")
+    param_init_type: Literal["float32"] = Field(default="float32", description="Type of the parameters.")
+    use_flash_attention: bool | Literal["auto"] = Field(
+        default="auto",
+        description="Fused attention kernel, on devices that have one; auto: if it computes this attention.",
+    )
+    loss_chunks: PositiveInt = Field(
+        default=1, description="Slices in which the cross entropy is computed, to save memory."
+    )
+    bos_token_id: int | None = Field(default=None, ge=0, description="Begin of sequence; null: the tokenizer's.")
+    eos_token_id: TokenId | List[TokenId] | None = Field(
+        default=None, description="End of document, or a list of tokens that are one; null: the tokenizer's."
+    )
+    pad_token_id: int | None = Field(default=None, ge=0, description="Padding; null: the tokenizer's.")
+    offset: Annotated[Offset, PlainValidator(_offset)] = Field(
+        default=0,
+        description="Layers beyond the even share: one number, one per stage, or one list of stages per chunk.",
+    )
+    pp_interleave_num: PositiveInt = Field(default=1, description="Chunks of layers per pipeline stage.")
+    fine_grain_interleave: PositiveInt = Field(
+        default=1,
+        description="Parts in which a layer takes its tokens outside attention: while one computes, another exchanges between "
+        "tensor-parallel ranks; 1: all at once.",
+    )
+    pet_config: PetConfig | None = Field(
+        default=None, description="Parameter-efficient tuning; null: all weights are trained."
+    )
+    quantization_config: QuantisationConfig | None = Field(
+        default=None, description="In which codes the files hold projections; it comes from `config.json`."
+    )
+    quantised_base: Literal["codes", "float32"] = Field(
+        default="codes",
+        description="Frozen projections of a model in codes stay so and are dequantised on use, or become float32.",
+    )
+
+    _file_names: FileNames = PrivateAttr(default_factory=FileNames)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _null_means_default(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        derived = ("n_kv_heads", "head_dim", "intermediate_size", "max_position_embedding", "moe_intermediate_size")
+        return {key: value for key, value in data.items() if not (key in derived and value is None)}
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """The tokens that end a document, as a tuple in every case; none where the key is null."""
+        if self.eos_token_id is None:
+            return ()
+        return (self.eos_token_id,) if isinstance(self.eos_token_id, int) else self.eos_token_id
+
+    @property
+    def placed_layers(self) -> int:
+        """The layers that pipeline stages hold: also those that predict ahead."""
+        return self.num_layers + self.num_nextn_predict_layers
+
+    def name_projections(self, names: Files | None) -> Self:
+        """Note, once and while loading, what the files of the family call our projections; return this model."""
+        self._file_names = FileNames(names)
+        return self
+
+    @property
+    def known_projections(self) -> Files | None:
+        """As :attr:`projections_in_files`; None where nobody has looked."""
+        return self._file_names.projections
+
+    @property
+    def projections_in_files(self) -> Files:
+        """Our projections by what the files of the family call them; empty for a model of no family.
+
+        Raises:
+            RuntimeError: the model was made by hand; ``mindllm.families.with_file_names`` looks the names up.
+        """
+        if self.known_projections is None:
+            raise RuntimeError("names of projections are not resolved: load_config and with_file_names do that")
+        return self.known_projections
+
+    @property
+    def base(self) -> Self:
+        """The same model without adapters, all of it trained: what files of weights hold."""
+        return self if self.pet_config is None else self.model_copy(update={"pet_config": None})
+
+    @property
+    def frozen(self) -> Self:
+        """The same model without adapters, none of it trained: projections of a model in codes stay so."""
+        if self.quantization_config is None:
+            return self.base
+        return self.model_copy(update={"pet_config": PetConfig(pet_type="full", freeze_include=("*",))})
