@@ -11,12 +11,13 @@ import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from mindllm.versions import __version__ as __version__
+
 if TYPE_CHECKING:
     from mindllm.api import load_config, step_time
     from mindllm.config import RunConfig
     from mindllm.errors import CheckFailed, RunFailed, UserError
 
-__version__ = "0.1.0"
 __all__ = [
     "CheckFailed",
     "RunConfig",

@@ -10,10 +10,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import TypeVar
 
-import mindllm
 from mindllm.cache import user_cache
 from mindllm.config import RunConfig, override_config, render_config
 from mindllm.errors import UserError
+from mindllm.sources import PACKAGE
 
 NEUTRAL = {"context.max_device_memory": "58GB", "output_dir": "output", "trainer.model_name": "", "seed": 0}
 """Keys no simulation depends on."""
@@ -55,7 +55,7 @@ def forget_old_ones() -> None:
 @cache
 def versions() -> str:
     """MindSpore's version and a hash of the sources a simulation runs through."""
-    sources = [*Path(mindllm.__file__).parent.rglob("*.py"), *Path(mindllm.__file__).parent.rglob("*.c")]
+    sources = [*PACKAGE.rglob("*.py"), *PACKAGE.rglob("*.c")]
     digest = hashlib.sha256()
     for path in sorted(sources):
         digest.update(path.name.encode() + b"\0" + path.read_bytes())

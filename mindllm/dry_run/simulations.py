@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import mindllm
 from mindllm.compiled.device.stand_in import device_software
 from mindllm.compiled.device.wheel import StandInUnavailable
 from mindllm.config import RunConfig, render_config
@@ -24,6 +23,7 @@ from mindllm.errors import RunFailed, UserError
 from mindllm.host_memory import ADVICE, MemoryClaim, gibibytes
 from mindllm.launch.process import JobProcess
 from mindllm.progress import Progress, unwatched
+from mindllm.sources import python_path
 from mindllm.temporary import temporary_directory
 
 logger = logging.getLogger(__name__)
@@ -145,9 +145,7 @@ class _Worker:
         config.write_text(render_config(request.config), encoding="utf-8")
         command = [sys.executable, "-m", "mindllm.dry_run.worker", "--config", str(config)]
         command += ["--rank", str(request.rank), "--output", str(output)]
-        packages = str(Path(mindllm.__file__).resolve().parent.parent)
-        search = os.pathsep.join(filter(None, [packages, os.environ.get("PYTHONPATH", "")]))
-        variables = {"PYTHONPATH": search, "TMPDIR": str(directory), "COLUMNS": "1000"}
+        variables = {"PYTHONPATH": python_path(), "TMPDIR": str(directory), "COLUMNS": "1000"}
         command += [] if request.what == SIMULATE else [f"--{request.what}"]
         self.process = JobProcess(request.name, command, variables, directory / "log")
 

@@ -21,9 +21,9 @@ from typing import Any
 
 import mindspore as ms
 
-import mindllm
 from mindllm.architecture.adapters import ADALORA, LISA
 from mindllm.config import RunConfig
+from mindllm.sources import PACKAGE
 from mindllm.train.device import cache_directory, uses_graph_kernels
 
 PREFIX = "step-"
@@ -107,7 +107,7 @@ def step_key(config: RunConfig) -> str:
 def sources_digest() -> bytes:
     """Returns a hash of all sources of the package."""
     digest = hashlib.sha256()
-    for source in sorted(Path(mindllm.__file__).parent.rglob("*.py")):
+    for source in sorted(PACKAGE.rglob("*.py")):
         digest.update(source.read_bytes())
     return digest.digest()
 

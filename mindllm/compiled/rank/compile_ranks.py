@@ -18,7 +18,6 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
 
-import mindllm
 from mindllm.cache import user_cache
 from mindllm.compiled.graph.compiled_graph import CompiledGraph
 from mindllm.compiled.graph.file import load
@@ -33,6 +32,7 @@ from mindllm.errors import UserError
 from mindllm.host_memory import MemoryClaim, free_memory
 from mindllm.launch.process import die_with_parent
 from mindllm.parallel.layout import mesh_of
+from mindllm.sources import python_path
 from mindllm.temporary import make_temporary, remove_temporary
 
 KEPT_BYTES = 1 << 30
@@ -167,8 +167,6 @@ class RankCompilation:
 
     def _start(self, ranks: Sequence[int]) -> subprocess.Popen[bytes]:
         (self._temporary / CONFIG).write_text(render_config(self.config), encoding="utf-8")
-        packages = str(Path(mindllm.__file__).resolve().parent.parent)
-        search = os.pathsep.join(filter(None, [packages, os.environ.get("PYTHONPATH", "")]))
         options = {
             "config": CONFIG,
             "ranks": ",".join(map(str, ranks)),
@@ -184,7 +182,7 @@ class RankCompilation:
                 *(() if self.training else ("--evaluation",)),
             ],
             cwd=self._temporary,
-            env={"GLOG_v": ERRORS_ONLY, **os.environ, "PYTHONPATH": search, "MS_DEV_PRECOMPILE_ONLY": "1"},
+            env={"GLOG_v": ERRORS_ONLY, **os.environ, "PYTHONPATH": python_path(), "MS_DEV_PRECOMPILE_ONLY": "1"},
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,

@@ -10,11 +10,11 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import mindllm
 from mindllm.errors import UserError
 from mindllm.host_memory import free_memory
 from mindllm.launch.process import die_with_parent
 from mindllm.parallel.refusals import CompileFailed, reason
+from mindllm.sources import python_path
 
 SHOWN_LINES = 12
 USER_ERROR = re.compile(r"^error: ", re.MULTILINE)
@@ -42,9 +42,8 @@ def run_worker(
         UserError: what the worker says about the user's input.
         CompileFailed: MindSpore's own error, too little memory, or too long a time.
     """
-    packages = str(Path(mindllm.__file__).resolve().parent.parent)
-    search = os.pathsep.join(filter(None, [packages, variables.get("PYTHONPATH") or os.environ.get("PYTHONPATH", "")]))
-    environment = {**os.environ, **variables, "PYTHONPATH": search}
+    environment = {**os.environ, **variables}
+    environment["PYTHONPATH"] = python_path(environment)
     free = free_memory()
     try:
         result = subprocess.run(

@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 import threading
-from pathlib import Path
 
 from mindllm.deadline import OutOfTime, now
 from mindllm.planning.plan import orders_of
@@ -16,6 +15,7 @@ from mindllm.planning.problem import Problem
 from mindllm.planning.several_chunks.layer_tree import LayerTree
 from mindllm.planning.several_chunks.path_program import PathProgram
 from mindllm.schedules.orders import timetable
+from mindllm.sources import python_path
 
 MODULE = "mindllm.planning.several_chunks.bound_process"
 
@@ -25,14 +25,12 @@ class BoundProcess:
 
     def __init__(self, problem: Problem, best: float, proven: float, seconds: float) -> None:
         self.bound = 0.0
-        packages = str(Path(__file__).resolve().parents[3])
-        search = os.pathsep.join(filter(None, [packages, os.environ.get("PYTHONPATH", "")]))
         self._process = subprocess.Popen(
             [sys.executable, "-m", MODULE],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, "PYTHONPATH": search},
+            env={**os.environ, "PYTHONPATH": python_path()},
         )
         question = {"problem": problem.model_dump(mode="json"), "best": best, "proven": proven, "seconds": seconds}
         self._reader = threading.Thread(target=self._ask, args=(json.dumps(question),), daemon=True)

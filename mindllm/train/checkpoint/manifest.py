@@ -11,10 +11,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from mindllm import __version__
 from mindllm.errors import UserError
 from mindllm.outside import read_json
 from mindllm.train.checkpoint.tensors import file_sha256
+from mindllm.versions import __version__
 
 FORMAT = "mindllm-checkpoint"
 FORMAT_VERSION = 1
