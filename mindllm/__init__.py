@@ -14,7 +14,18 @@ from typing import TYPE_CHECKING, Any
 from mindllm.versions import __version__ as __version__
 
 if TYPE_CHECKING:
-    from mindllm.api import load_config, step_time
+    from mindllm.api import (
+        dry_run,
+        evaluate,
+        generate,
+        inspect,
+        load_config,
+        plan,
+        search,
+        step_time,
+        train,
+        verify,
+    )
     from mindllm.config import RunConfig
     from mindllm.errors import CheckFailed, RunFailed, UserError
 
@@ -23,10 +34,18 @@ __all__ = [
     "RunConfig",
     "RunFailed",
     "UserError",
+    "dry_run",
+    "evaluate",
+    "generate",
+    "inspect",
     "load_config",
+    "plan",
+    "search",
     "step_time",
+    "train",
+    "verify",
 ]
-ROOMS: tuple[str, ...] = ()
+ROOMS = ("dry_run", "evaluate", "generate", "train", "verify")
 HOMES = {"RunConfig": "config", "CheckFailed": "errors", "RunFailed": "errors", "UserError": "errors"}
 
 
@@ -53,7 +72,8 @@ class _Package(ModuleType):
 
 def _callable_room(name: str) -> type[ModuleType]:
     function = getattr(importlib.import_module(f"{__name__}.api"), name)
-    return type("Room", (ModuleType,), {"__call__": staticmethod(function), "__doc__": function.__doc__})
+    called = staticmethod(function)
+    return type("Room", (ModuleType,), {"__call__": called, "__wrapped__": called})  # the latter for inspect.signature
 
 
 sys.modules[__name__].__class__ = _Package

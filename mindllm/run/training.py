@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import signal
 from pathlib import Path
@@ -12,6 +13,7 @@ from mindllm.config.callbacks import CheckpointMonitorConfig, EvalTasksConfig
 from mindllm.console import output
 from mindllm.errors import RunFailed
 from mindllm.files import atomic_open
+from mindllm.json_text import strict
 from mindllm.launch.heartbeat import heart
 from mindllm.logs import set_up_logging
 from mindllm.run.engines import evaluation_rows, make_engine, set_up_execution, share_of
@@ -25,6 +27,7 @@ from mindllm.train.checkpoint import Checkpoint, CheckpointStore, Peers
 from mindllm.train.checkpoint.adapters.adapter import Base, leaves_weights_out
 from mindllm.train.checkpoint.pretrained import Pretrained, base_record, find_pretrained, merged_pretrained
 from mindllm.train.checkpoint.whole_directory import refuse_existing
+from mindllm.train.evaluation import EvaluationResult, PairEvaluationResult
 from mindllm.train.job.data_agreement import refuse_different_data
 from mindllm.train.job.execution import Execution, Executor, describe
 from mindllm.train.job.output_directory import CHECKPOINTS, claim_output_directory
@@ -38,6 +41,7 @@ from mindllm.train.trainer import Trainer
 from mindllm.train.utilisation import peak_of
 
 RESOLVED_CONFIG = "config.yaml"
+HELD_OUT = "evaluation/held_out.json"
 logger = logging.getLogger(__name__)
 
 
@@ -142,7 +146,16 @@ def evaluate(config: RunConfig, execution: Execution) -> int:
     engine.load_state(pretrained)
     result = evaluator.run(engine)
     logger.info("%s on the %s split: %s", config.load_checkpoint, config.eval_dataset.split, result.describe())
+    if execution.ranks.is_first:
+        _write_held_out(config, result)
     return 0
+
+
+def _write_held_out(config: RunConfig, result: EvaluationResult | PairEvaluationResult) -> None:
+    """Keeps the loss of a checkpoint for programs."""
+    told = {"checkpoint": config.load_checkpoint, "split": config.eval_dataset.split, "text": result.describe()}
+    with atomic_open(f"{config.output_dir}/{HELD_OUT}") as file:
+        file.write(json.dumps(strict({**told, **vars(result)}), allow_nan=False) + "\n")
 
 
 def make_store(config: RunConfig, peers: Peers, simulated: bool = False) -> CheckpointStore:

@@ -1,0 +1,1 @@
+"""Training: step cells, the loop, engines, optimizers, callbacks, checkpoints, and the job around them."""

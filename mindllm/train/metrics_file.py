@@ -17,6 +17,7 @@ from mindllm.files import atomic_open
 from mindllm.json_text import strict
 from mindllm.outside import open_file, parse_json
 
+METRICS_NAME = "metrics.jsonl"  # below the output directory
 logger = logging.getLogger(__name__)
 
 

@@ -7,10 +7,9 @@ from dataclasses import asdict
 from typing import Any
 
 from mindllm.train.callbacks.callback import Callback
-from mindllm.train.metrics_file import MetricsFile
+from mindllm.train.metrics_file import METRICS_NAME, MetricsFile
 from mindllm.train.state import RunState, StepRecord
 
-METRICS_NAME = "metrics.jsonl"
 logger = logging.getLogger(__name__)
 
 

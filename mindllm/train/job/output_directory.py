@@ -7,13 +7,12 @@ from pathlib import Path
 from mindllm.config import RunConfig
 from mindllm.errors import UserError
 from mindllm.exit_hooks import when_leaving
-from mindllm.train.callbacks.metrics import METRICS_NAME
 from mindllm.train.checkpoint import CheckpointStore, Peers
 from mindllm.train.job.ranks import Ranks
 from mindllm.train.job.rendezvous import call_roll
 from mindllm.train.job.restart import has_begun
 from mindllm.train.job.run_lock import RunLock
-from mindllm.train.metrics_file import read_metrics
+from mindllm.train.metrics_file import METRICS_NAME, read_metrics
 
 CHECKPOINTS = "checkpoint"
 ROLL_TIMEOUT_SECONDS = 600.0
