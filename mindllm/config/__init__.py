@@ -2,21 +2,53 @@
 
 The only room that reads YAML. Start with :func:`load_config`; the root of the schema is :class:`RunConfig`. The YAML's
 ``model.model_config`` is the attribute ``config.model.config``, because pydantic keeps the name ``model_config`` for itself.
+
+The names below are found when they are first used: families of models read the schema without loading runs, and are read by them.
 """
 
-from mindllm.config.architecture_keys import keys_of_layers
-from mindllm.config.dataset import EvalDatasetConfig, ProcessorConfig, TrainDatasetConfig
-from mindllm.config.generation import GenerationConfig
-from mindllm.config.load import load_config, override_config, render_config, with_model
-from mindllm.config.model import ModelConfig
-from mindllm.config.optimizer import LrSchedule, OptimizerConfig, RunnerWrapperConfig
-from mindllm.config.parallel import ParallelConfig, ParallelContextConfig
-from mindllm.config.precision import on_this_device
-from mindllm.config.recompute import RecomputeConfig
-from mindllm.config.run import RunConfig
-from mindllm.config.runtime import ContextConfig, ExportConfig, RunnerConfig
-from mindllm.families.hugging_face import config_json, is_hugging_face, read_model_config
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
+if TYPE_CHECKING:
+    from mindllm.config.architecture_keys import keys_of_layers
+    from mindllm.config.dataset import EvalDatasetConfig, ProcessorConfig, TrainDatasetConfig
+    from mindllm.config.generation import GenerationConfig
+    from mindllm.config.load import load_config, override_config, render_config, with_model
+    from mindllm.config.model import ModelConfig
+    from mindllm.config.optimizer import LrSchedule, OptimizerConfig, RunnerWrapperConfig
+    from mindllm.config.parallel import ParallelConfig, ParallelContextConfig
+    from mindllm.config.precision import on_this_device
+    from mindllm.config.recompute import RecomputeConfig
+    from mindllm.config.run import RunConfig
+    from mindllm.config.runtime import ContextConfig, ExportConfig, RunnerConfig
+    from mindllm.families.hugging_face import config_json, is_hugging_face, read_model_config
+
+HOMES = {
+    "keys_of_layers": "mindllm.config.architecture_keys",
+    "EvalDatasetConfig": "mindllm.config.dataset",
+    "ProcessorConfig": "mindllm.config.dataset",
+    "TrainDatasetConfig": "mindllm.config.dataset",
+    "GenerationConfig": "mindllm.config.generation",
+    "load_config": "mindllm.config.load",
+    "override_config": "mindllm.config.load",
+    "render_config": "mindllm.config.load",
+    "with_model": "mindllm.config.load",
+    "ModelConfig": "mindllm.config.model",
+    "LrSchedule": "mindllm.config.optimizer",
+    "OptimizerConfig": "mindllm.config.optimizer",
+    "RunnerWrapperConfig": "mindllm.config.optimizer",
+    "ParallelConfig": "mindllm.config.parallel",
+    "ParallelContextConfig": "mindllm.config.parallel",
+    "on_this_device": "mindllm.config.precision",
+    "RecomputeConfig": "mindllm.config.recompute",
+    "RunConfig": "mindllm.config.run",
+    "ContextConfig": "mindllm.config.runtime",
+    "ExportConfig": "mindllm.config.runtime",
+    "RunnerConfig": "mindllm.config.runtime",
+    "config_json": "mindllm.families.hugging_face",
+    "is_hugging_face": "mindllm.families.hugging_face",
+    "read_model_config": "mindllm.families.hugging_face",
+}
 __all__ = [
     "ContextConfig",
     "EvalDatasetConfig",
@@ -43,3 +75,10 @@ __all__ = [
     "render_config",
     "with_model",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Return ``name`` from the module that has it."""
+    if name not in HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(HOMES[name]), name)

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parents[2]
 ROOM = ROOT / "mindllm" / "architecture"
@@ -68,6 +72,14 @@ def test_the_ground_floor_imports_itself_and_what_all_share():
     assert {name for name in names if name.split(".")[0] in ("pydantic", "pydantic_core", "yaml", "mindspore")} == set()
     ours = {name for name in names if name.split(".")[0] == "mindllm"}
     assert {name for name in ours if not name.startswith(("mindllm.architecture.", "mindllm.errors"))} == set()
+
+
+@pytest.mark.parametrize(
+    "name", ["families", "families.hugging_face", "mindformers.convert", "config.pretrained", "config"]
+)
+def test_any_of_the_rooms_that_read_runs_can_be_imported_first(name):
+    done = subprocess.run([sys.executable, "-c", f"import mindllm.{name}"], cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_no_files_import_one_another_in_a_circle():
