@@ -84,17 +84,4 @@ FAMILY = Family(
     written={"apply_residual_connection_post_layernorm": False},
     read=_read,
     write=_write,
-    tiny={
-        "bloom": {
-            "model_type": "bloom",
-            "vocab_size": 97,
-            "hidden_size": 40,
-            "n_layer": 2,
-            "n_head": 5,
-            "seq_length": 64,
-            "bos_token_id": None,
-            "eos_token_id": None,
-            "pad_token_id": None,
-        }
-    },
 )

@@ -121,25 +121,6 @@ def write_v2(model: ModelConfig) -> Content:
     return {**write_latent(model), "topk_method": LIMITED if model.n_group > 1 else GREEDY}
 
 
-TINY: Content = {
-    **llama.TINY,
-    "num_key_value_heads": 4,
-    "rms_norm_eps": 1e-6,
-    "kv_lora_rank": 16,
-    "q_lora_rank": 24,
-    "qk_nope_head_dim": 12,
-    "qk_rope_head_dim": 8,
-    "v_head_dim": 10,
-    "n_routed_experts": 8,
-    "num_experts_per_tok": 3,
-    "n_shared_experts": 2,
-    "moe_intermediate_size": 16,
-    "first_k_dense_replace": 1,
-    "routed_scaling_factor": 1.5,
-    "n_group": 4,
-    "topk_group": 2,
-}
-YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "mscale": 1.0, "mscale_all_dim": 0.7}
 V2 = Family(
     name="deepseek_v2",
     network="DeepseekV2ForCausalLM",
@@ -150,10 +131,6 @@ V2 = Family(
     written={**WRITTEN, "norm_topk_prob": False, "scoring_func": "softmax"},
     read=read_v2,
     write=write_v2,
-    tiny={
-        "deepseek_v2": {**TINY, "model_type": "deepseek_v2", "topk_method": LIMITED, "rope_scaling": YARN},
-        "deepseek_v2, lite": {**TINY, "model_type": "deepseek_v2", "q_lora_rank": None, "n_group": 1, "topk_group": 1},
-    },
 )
 V3 = Family(
     name="deepseek_v3",
@@ -174,6 +151,5 @@ V3 = Family(
     written={**WRITTEN, "scoring_func": "sigmoid", "topk_method": "noaux_tc"},
     read=lambda path, content: read_latent(path, content, 1),
     write=write_latent,
-    tiny={"deepseek_v3": {**TINY, "model_type": "deepseek_v3", "num_experts_per_tok": 2, "rope_scaling": YARN}},
 )
 FAMILIES = (V2, V3)

@@ -43,7 +43,6 @@ class Family:
         read: further keys of ours from the content of their file (and its path, for errors).
         write: further keys of theirs.
         unsaid: our keys that a run may train with and the file cannot say: such a model is not written.
-        tiny: the contents of tiny files for tests, by what they show.
     """
 
     name: str
@@ -58,7 +57,6 @@ class Family:
     read: Callable[[Path, Content], dict[str, Any]] = lambda path, content: {}
     write: Callable[[ModelConfig], Content] = lambda model: {}
     unsaid: tuple[str, ...] = ()
-    tiny: Mapping[str, Content] = field(default_factory=dict)
 
     def model(self, path: Path, content: Content) -> ModelConfig:
         """The architecture of the file at ``path``; its fields that are set are those the file decides.

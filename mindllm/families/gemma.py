@@ -48,13 +48,6 @@ CAPPED: dict[str, tuple[str, Any]] = {
     "final_logit_softcapping": ("final_logit_softcapping", None),
     "attn_logit_softcapping": ("attn_logit_softcapping", None),
 }
-TINY = {
-    **llama.TINY,
-    "hidden_act": "gelu_pytorch_tanh",
-    "hidden_activation": "gelu_pytorch_tanh",
-    "head_dim": 16,
-    "tie_word_embeddings": True,
-}
 
 
 def _read_second(path: Path, content: Content) -> dict[str, Any]:
@@ -105,7 +98,6 @@ GEMMA = Family(
     written=WRITTEN,
     read=read_rotary,
     write=write_rotary,
-    tiny={"gemma": {**TINY, "model_type": "gemma"}},
 )
 GEMMA2 = Family(
     name="gemma2",
@@ -117,16 +109,6 @@ GEMMA2 = Family(
     written=WRITTEN,
     read=_read_second,
     write=_write_windows,
-    tiny={
-        "gemma2": {
-            **TINY,
-            "model_type": "gemma2",
-            "query_pre_attn_scalar": 24,
-            "sliding_window": 8,
-            "final_logit_softcapping": 3.0,
-            "attn_logit_softcapping": 5.0,
-        }
-    },
 )
 GEMMA3 = Family(
     name="gemma3_text",
@@ -138,19 +120,5 @@ GEMMA3 = Family(
     written=WRITTEN,
     read=_read_third,
     write=_write_third,
-    tiny={
-        "gemma3": {
-            **TINY,
-            "model_type": "gemma3_text",
-            "num_hidden_layers": 3,
-            "query_pre_attn_scalar": 24,
-            "sliding_window": 8,
-            "sliding_window_pattern": 3,
-            "layer_types": [SLIDING, SLIDING, FULL],
-            "rope_theta": 1e6,
-            "rope_local_base_freq": 10000.0,
-            "rope_scaling": {"rope_type": "linear", "factor": 8.0},
-        }
-    },
 )
 FAMILIES = (GEMMA, GEMMA2, GEMMA3)

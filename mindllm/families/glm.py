@@ -41,7 +41,6 @@ KEYS = {
     "rms_norm_eps": ("rms_norm_eps", 1.5625e-07),
     "qkv_has_bias": ("attention_bias", False),
 }
-TINY = {**llama.TINY, "head_dim": 16, "partial_rotary_factor": 0.5, "attention_bias": True}
 
 
 def _read(path: Path, content: Content) -> dict[str, Any]:
@@ -61,7 +60,6 @@ GLM = Family(
     written={"hidden_act": "silu"},
     read=_read,
     write=_write,
-    tiny={"glm": {**TINY, "model_type": "glm"}},
 )
 GLM4 = Family(
     name="glm4",
@@ -73,7 +71,6 @@ GLM4 = Family(
     written={"hidden_act": "silu"},
     read=_read,
     write=_write,
-    tiny={"glm4": {**TINY, "model_type": "glm4"}},
 )
 
 CHAT_BASE = 10000.0  # of the rotary frequencies, times rope_ratio

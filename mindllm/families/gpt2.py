@@ -90,20 +90,4 @@ FAMILY = Family(
     },
     read=_read,
     write=_write,
-    tiny={
-        "gpt2": {
-            "model_type": "gpt2",
-            "vocab_size": 97,
-            "n_embd": 32,
-            "n_layer": 2,
-            "n_head": 4,
-            "n_positions": 64,
-            "n_ctx": 64,
-            "resid_pdrop": 0.0,
-            "embd_pdrop": 0.0,
-            "attn_pdrop": 0.0,
-            "bos_token_id": None,
-            "eos_token_id": None,
-        }
-    },
 )

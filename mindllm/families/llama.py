@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mindllm.families.family import REQUIRED, Content, Family
+from mindllm.families.family import REQUIRED, Family
 from mindllm.families.rotary_keys import read_rotary, write_rotary
 from mindllm.families.weight_table import EMBEDDING, HEAD, OUR_LAYER, Weight, WeightTable, in_layers, renamed
 
@@ -50,24 +50,6 @@ def llama_weights(layer: tuple[Weight, ...], neighbours: bool = False) -> Weight
 WEIGHTS = llama_weights(renamed({**NORMS, **ATTENTION, **FEED_FORWARD}))
 
 
-TINY: Content = {
-    "model_type": "llama",
-    "vocab_size": 97,
-    "hidden_size": 32,
-    "intermediate_size": 80,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
-    "rms_norm_eps": 1e-5,
-    "hidden_act": "silu",
-    "tie_word_embeddings": False,
-    "rope_theta": 10000.0,
-    "bos_token_id": None,
-    "eos_token_id": None,
-    "pad_token_id": None,
-}
-
 FAMILY = Family(
     name="llama",
     network="LlamaForCausalLM",
@@ -79,12 +61,4 @@ FAMILY = Family(
     written={"mlp_bias": False, "hidden_act": "silu"},
     read=read_rotary,
     write=write_rotary,
-    tiny={
-        "llama": TINY,
-        "llama, dynamic": {**TINY, "rope_scaling": {"rope_type": "dynamic", "factor": 2.0}},
-        "llama, yarn": {
-            **TINY,
-            "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16},
-        },
-    },
 )

@@ -20,5 +20,4 @@ FAMILY = Family(
         **read_rotary(path, content),
     },
     write=lambda model: {"sliding_window": model.sliding_window, **write_rotary(model)},
-    tiny={"mistral": {**llama.TINY, "model_type": "mistral", "sliding_window": 8}},
 )

@@ -34,13 +34,4 @@ FAMILY = Family(
     written={"hidden_act": "silu"},
     read=lambda path, content: {"sliding_window": content.get("sliding_window"), **read_rotary(path, content)},
     write=lambda model: {"sliding_window": model.sliding_window, **write_rotary(model)},
-    tiny={
-        "mixtral": {
-            **llama.TINY,
-            "model_type": "mixtral",
-            "intermediate_size": 48,
-            "num_local_experts": 4,
-            "num_experts_per_tok": 2,
-        }
-    },
 )

@@ -17,14 +17,4 @@ FAMILY = Family(
     written={"hidden_act": "silu"},
     read=lambda path, content: {**read_last_layers(content), **read_rotary(path, content)},
     write=lambda model: {**write_last_layers(model), **write_rotary(model)},
-    tiny={
-        "qwen2": {**llama.TINY, "model_type": "qwen2", "tie_word_embeddings": True},
-        "qwen2, windows": {
-            **llama.TINY,
-            "model_type": "qwen2",
-            "use_sliding_window": True,
-            "sliding_window": 8,
-            "max_window_layers": 1,
-        },
-    },
 )

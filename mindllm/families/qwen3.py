@@ -21,5 +21,4 @@ FAMILY = Family(
     written={"hidden_act": "silu", "attention_bias": False},
     read=lambda path, content: {**read_last_layers(content), **read_rotary(path, content)},
     write=lambda model: {**write_last_layers(model), **write_rotary(model)},
-    tiny={"qwen3": {**llama.TINY, "model_type": "qwen3", "head_dim": 16}},
 )

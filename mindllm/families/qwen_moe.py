@@ -57,12 +57,6 @@ def writes(dense: Family) -> Callable[[ModelConfig], Content]:
     return lambda model: {"num_experts": model.expert_num, **write_sparse_step(model), **dense.write(model)}
 
 
-def tiny(name: str, experts: int, chosen: int) -> Content:
-    """A tiny file with narrow experts."""
-    sizes = {"num_experts": experts, "num_experts_per_tok": chosen, "moe_intermediate_size": 24}
-    return {**llama.TINY, "model_type": name, **sizes}
-
-
 QWEN2_MOE = Family(
     name="qwen2_moe",
     network="Qwen2MoeForCausalLM",
@@ -79,9 +73,6 @@ QWEN2_MOE = Family(
     written={"hidden_act": "silu"},
     read=reads(qwen2.FAMILY, 60),
     write=writes(qwen2.FAMILY),
-    tiny={
-        "qwen2_moe": {**tiny("qwen2_moe", 4, 2), "shared_expert_intermediate_size": 40, "mlp_only_layers": [0]},
-    },
 )
 QWEN3_MOE = Family(
     name="qwen3_moe",
@@ -94,6 +85,5 @@ QWEN3_MOE = Family(
     read=reads(qwen3.FAMILY, 128),
     write=writes(qwen3.FAMILY),
     unsaid=("routed_scaling_factor",),
-    tiny={"qwen3_moe": {**tiny("qwen3_moe", 8, 3), "head_dim": 16, "norm_topk_prob": True}},
 )
 FAMILIES = (QWEN2_MOE, QWEN3_MOE)

@@ -5,15 +5,14 @@ import json
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
+from tiny_families import TINY
 
 from mindllm.config import read_model_config
 from mindllm.errors import UserError
 from mindllm.families import family_of
-from mindllm.families.deepseek import V2, V3
+from mindllm.families.deepseek import V3
 from mindllm.train.checkpoint.family_weights import FamilyWeights
 from mindllm.train.checkpoint.hugging_face import read_weights
-
-TINY = {**V2.tiny, **V3.tiny}
 
 
 def read(tmp_path, name="deepseek_v3", **changes):

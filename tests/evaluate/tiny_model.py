@@ -4,12 +4,10 @@ import json
 import string
 
 import torch
+from tiny_families import TINY
 from tokenizers import Tokenizer, decoders, models
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from mindllm.families import FAMILIES
-
-TINY = {name: content for family in FAMILIES for name, content in family.tiny.items()}
 END = "<|end|>"
 CHARACTERS = [*string.printable[:95], "\n"]
 LENGTH = 256

@@ -8,11 +8,9 @@ from typing import Any
 
 import torch
 from references import REFERENCES, random_tiny
+from tiny_families import TINY
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from mindllm.families import FAMILIES
-
-TINY = {name: content for family in FAMILIES for name, content in family.tiny.items()}
 NAMES = [*TINY, *REFERENCES]
 SPREAD = 0.3  # of random weights: large enough that logits differ clearly
 SMALLER = 0.2  # are embeddings that are the head, too

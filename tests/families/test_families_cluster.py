@@ -8,6 +8,7 @@ pytest.importorskip("torch")
 
 from references import REFERENCES, random_tiny
 from small_cluster import cluster_run
+from tiny_families import TINY
 
 from mindllm.compiled.rank.compile_rank import compile_rank
 from mindllm.config import load_config
@@ -19,7 +20,7 @@ ALWAYS = "gemma2"  # two kinds of layers, soft caps, norms behind, a tied head
 PRETRAIN = sorted((Path(__file__).parents[2] / "configs").rglob("pretrain_*.yaml"))
 SIZES = {"vocab_size": 96, "seq_length": 32}
 OF_TYPE = {family.name: family for family in FAMILIES}
-CONTENTS = {name: (family, content) for family in FAMILIES for name, content in family.tiny.items()}
+CONTENTS = {name: (OF_TYPE[content["model_type"]], content) for name, content in TINY.items()}
 FOUR_HEADS = {"num_heads": 4, "hidden_size": 32, "head_dim": 8, "n_kv_heads": 4}
 OTHER_SIZES = dict.fromkeys(("baichuan-13b", "baichuan2-13b"), FOUR_HEADS)
 OTHER_SIZES |= {"bloom": FOUR_HEADS | {"intermediate_size": 128}}

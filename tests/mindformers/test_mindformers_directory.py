@@ -5,6 +5,7 @@ import logging
 
 import pytest
 import yaml
+from tiny_families import TINY
 
 from mindllm.config import load_config
 from mindllm.config.load import read_file
@@ -68,7 +69,7 @@ def test_a_directory_of_no_known_model_gives_nothing(theirs, name):
 def test_a_directory_that_is_there_is_read_instead(theirs, tmp_path):
     directory = tmp_path / "Qwen3-32B"
     directory.mkdir()
-    content = {**BY_TYPE["qwen3"].tiny["qwen3"], "model_type": "qwen3", "vocab_size": 96}
+    content = {**TINY["qwen3"], "model_type": "qwen3", "vocab_size": 96}
     (directory / "config.json").write_text(json.dumps(content), encoding="utf-8")
     model = load_config(
         theirs(directory, {f"{MODEL}.seq_length": 32, "train_dataset.data_loader.config.seq_length": 32})

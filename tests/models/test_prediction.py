@@ -11,6 +11,7 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 from safetensors.numpy import load_file, save_file  # noqa: E402
+from tiny_families import TINY  # noqa: E402
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import (  # noqa: E402
     DeepseekV3DecoderLayer,
     DeepseekV3RMSNorm,
@@ -18,7 +19,6 @@ from transformers.models.deepseek_v3.modeling_deepseek_v3 import (  # noqa: E402
 
 from mindllm.config import read_model_config  # noqa: E402
 from mindllm.errors import UserError  # noqa: E402
-from mindllm.families.deepseek import V3  # noqa: E402
 from mindllm.generate.graphs.cache import CachedDecoder  # noqa: E402
 from mindllm.models import Kernels, build_model  # noqa: E402
 from mindllm.models.attention.sequence_order import balanced_order  # noqa: E402
@@ -68,7 +68,7 @@ class Predictor(torch.nn.Module):
 def pair(tmp_path_factory):
     """A directory with ``DEPTHS`` layers that predict ahead, the loss of PyTorch, and its gradients by their names."""
     torch.manual_seed(0)
-    content = {**V3.tiny["deepseek_v3"], "rope_scaling": None}
+    content = {**TINY["deepseek_v3"], "rope_scaling": None}
     config = transformers.AutoConfig.for_model(content.pop("model_type"), **content)
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
     layers = [Predictor(model.config, 2 + depth).eval() for depth in range(DEPTHS)]
