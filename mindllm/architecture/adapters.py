@@ -1,41 +1,16 @@
-"""What tuning adds to a model and what of it is trained, as values: adapters, bottlenecks, new layers, frozen weights."""
+"""What tuning adds to a model, as values: low-rank adapters beside projections, and bottlenecks behind parts of a layer."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
-from typing import Literal
 
 from mindllm.architecture.parts import Shapes
 
-TuningKind = Literal["lora", "adalora", "adapter", "llamapro", "galore", "lisa", "full"]
-LORA, ADALORA, BOTTLENECK, LLAMAPRO = "lora", "adalora", "adapter", "llamapro"
-GALORE, LISA, FULL_TUNING = "galore", "lisa", "full"
-LOW_RANK = (LORA, ADALORA)  # kinds of tuning with adapters beside projections
-OF_ALL_WEIGHTS = (GALORE, LISA, FULL_TUNING)  # kinds whose checkpoints are those of any model
 A, B, MAGNITUDE, VALUES = "lora_a", "lora_b", "lora_magnitude", "lora_e"
 ADAPTER_WEIGHTS = (A, B, MAGNITUDE, VALUES)
 PARTS = ("attention", "feed_forward")
 BEHIND = "_adapter"  # the cell that stands behind a part of a layer is called like it, with this
 WEIGHT = ".weight"
-
-
-@dataclass(frozen=True)
-class Tuning:
-    """What of a model is trained, and what its optimizer needs to know of that; the fields are keys of ``pet_config``.
-
-    Adapters and frozen weights of layers are fields of the layers' own specifications.
-    """
-
-    pet_type: TuningKind
-    modules_to_save: tuple[str, ...] = ()
-    frozen_dtype: str = "float32"
-    adalora_init_r: int = 12
-    num_new_blocks: int = 4
-    galore_rank: int = 128
-    galore_update_proj_gap: int = 200
-    freeze_include: tuple[str, ...] = ()
-    freeze_exclude: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -88,45 +63,9 @@ class BottleneckSpec:
         }
 
 
-@dataclass(frozen=True)
-class Origin:
-    """Where a layer of a tuned model comes from: its number in the base; ``copied``: it is a new layer behind that one."""
-
-    number: int
-    copied: bool = False
-
-
-def layer_origins(tuning: Tuning | None, layers: int) -> tuple[Origin, ...]:
-    """The layers of a tuned model in order, of a base of so many ``layers``."""
-    if tuning is None or tuning.pet_type != LLAMAPRO:
-        return tuple(map(Origin, range(layers)))
-    group = max(1, layers // tuning.num_new_blocks)
-    found: list[Origin] = []
-    for number in range(layers):
-        found.append(Origin(number))
-        if (number + 1) % group == 0:
-            found.append(Origin(number, copied=True))
-    return tuple(found)
-
-
 def is_adapter_weight(name: str) -> bool:
     """Whether a weight of this name belongs to an adapter."""
     return name.rpartition(".")[2] in ADAPTER_WEIGHTS or any(f".{part}{BEHIND}." in f".{name}" for part in PARTS)
-
-
-def is_trained(tuning: Tuning | None, name: str) -> bool:
-    """Whether training changes the weight of this name, which is one of the model that is tuned or of an adapter."""
-    if tuning is None:
-        return True
-    if tuning.pet_type in LOW_RANK:
-        return is_adapter_weight(name) or any(is_part(module, name) for module in tuning.modules_to_save)
-    if tuning.pet_type in (BOTTLENECK, LLAMAPRO):
-        return is_adapter_weight(name)
-    if tuning.pet_type in (GALORE, LISA):
-        return True
-    if any(fnmatchcase(name, pattern) for pattern in tuning.freeze_include):
-        return False
-    return not tuning.freeze_exclude or any(fnmatchcase(name, pattern) for pattern in tuning.freeze_exclude)
 
 
 def is_part(module: str, name: str) -> bool:

@@ -10,9 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from mindllm.architecture.adapters import Tuning, is_trained
 from mindllm.architecture.layer import LayerSpec
 from mindllm.architecture.parts import FORWARD_AND_BACKWARD, GRADIENT, AttentionContext, NormSpec, Shapes, scalars
+from mindllm.architecture.tuners import Tuning, is_trained
 
 EMBEDDING, HEAD = "model.tok_embeddings.embedding_weight", "lm_head.weight"
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from mindllm.architecture.adapters import ADALORA, GALORE, LISA, VALUES, A, B, Tuning
+from mindllm.architecture.adapters import VALUES, A, B
 from mindllm.architecture.decoder import Architecture
 from mindllm.architecture.parts import Shapes
+from mindllm.architecture.tuners import ADALORA, GALORE, LISA, Tuning
 
 MOMENTS = ("adam_m", "adam_v")
 MOMENT_PREFIXES = tuple(f"{moment}." for moment in MOMENTS)
@@ -56,11 +57,7 @@ def state_shapes(weights: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int,
 def further_state(architecture: Architecture) -> Shapes:
     """Shapes by name, all fp32, of what is kept beside the state that every run has, and where this has other shapes."""
     pet = architecture.pet
-    if pet is not None and pet.pet_type == ADALORA:
-        return _of_ranks(architecture)
-    if pet is not None and pet.pet_type == GALORE:
-        return _of_projections(architecture, pet)
-    return dict.fromkeys((INTERVAL, STEPS_IN_INTERVAL, *LAYER_POWERS), ()) if pet and pet.pet_type == LISA else {}
+    return FURTHER[pet.tuner.name](architecture, pet) if pet is not None and pet.tuner.name in FURTHER else {}
 
 
 def is_of_layer(name: str) -> bool:
@@ -88,12 +85,24 @@ def _of_projections(architecture: Architecture, pet: Tuning) -> Shapes:
     return found
 
 
-def _of_ranks(architecture: Architecture) -> Shapes:
+def _of_drawn_layers(architecture: Architecture, pet: Tuning) -> Shapes:
+    return dict.fromkeys((INTERVAL, STEPS_IN_INTERVAL, *LAYER_POWERS), ())
+
+
+def _of_ranks(architecture: Architecture, pet: Tuning) -> Shapes:
     groups, shapes = triplets(architecture), architecture.trained_shapes()
     names = [name for group in groups for name in (group.first, group.values, *group.seconds)]
     means = {f"{kind}.{name}": shapes[name] for kind in (IMPORTANCE, UNCERTAINTY) for name in names}
     kept = {f"{KEPT_RANKS}.{group.values}": shapes[group.values] for group in groups}
     return {**means, **kept, STEPS_TAKEN: ()}
+
+
+FURTHER: dict[str, Callable[[Architecture, Tuning], Shapes]] = {
+    ADALORA: _of_ranks,
+    GALORE: _of_projections,
+    LISA: _of_drawn_layers,
+}
+"""By the tuner whose optimizer keeps it."""
 
 
 def is_state(name: str) -> bool:

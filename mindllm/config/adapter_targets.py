@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-from mindllm.architecture.adapters import ADALORA, BOTTLENECK, LOW_RANK, PARTS, AdapterSpec, BottleneckSpec
+from mindllm.architecture.adapters import PARTS, AdapterSpec, BottleneckSpec
 from mindllm.architecture.layer import LayerSpec
 from mindllm.architecture.parts import Shapes
+from mindllm.architecture.tuners import ADALORA
 from mindllm.config.tuning import ALL, PetConfig
 
 Files = Mapping[str, tuple[str, ...]]
@@ -16,7 +17,7 @@ Files = Mapping[str, tuple[str, ...]]
 
 def bottlenecks_of(pet: PetConfig, hidden_size: int) -> tuple[BottleneckSpec, ...]:
     """The bottlenecks of every layer."""
-    if pet.pet_type != BOTTLENECK:
+    if not pet.tuner.own_format:
         return ()
     chosen = [part for part in PARTS if pet.target_modules == ALL or part in pet.target_modules]
     return tuple(BottleneckSpec(part, hidden_size, pet.adapter_length) for part in chosen)
@@ -24,7 +25,7 @@ def bottlenecks_of(pet: PetConfig, hidden_size: int) -> tuple[BottleneckSpec, ..
 
 def adapters_of(pet: PetConfig, layer: LayerSpec, files: Files) -> tuple[AdapterSpec, ...]:
     """The adapters of a layer."""
-    if pet.pet_type not in LOW_RANK:
+    if not pet.tuner.low_rank:
         return ()
     modules = layer.adaptable()
     return tuple(_adapters(pet, modules, [module for module in modules if targets(pet, module, files)], files))

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any, TypeVar
 
-from mindllm.architecture.adapters import BOTTLENECK, FULL_TUNING, LLAMAPRO, LOW_RANK, WEIGHT, is_trained, layer_origins
+from mindllm.architecture.adapters import WEIGHT
 from mindllm.architecture.decoder import Architecture, EmbeddingSpec, HeadSpec
 from mindllm.architecture.experts import ExpertsSpec, RouterSpec
 from mindllm.architecture.latent_attention import LatentAttentionSpec
@@ -16,12 +16,12 @@ from mindllm.architecture.layer import LayerSpec
 from mindllm.architecture.parts import AlibiSpec, AttentionSpec, FeedForwardSpec, NormSpec, Position, RotarySpec
 from mindllm.architecture.quantization import CodeSpec
 from mindllm.architecture.rope_scaling import YarnRopeScaling
+from mindllm.architecture.tuners import FULL_TUNING, is_trained, layer_origins
 from mindllm.config.adapter_targets import Files, adapters_of, aliases, bottlenecks_of
 from mindllm.config.model_keys import ModelKeys
 from mindllm.config.quantization import code_spec
 from mindllm.config.rope_scaling import rope_scaling
 
-BY_LAYER = (LLAMAPRO, FULL_TUNING)  # kinds of tuning that treat layers differently
 Model = TypeVar("Model", bound=ModelKeys)
 FULL, SLIDING = "full_attention", "sliding_attention"
 
@@ -30,7 +30,7 @@ def architecture_of(model: ModelKeys) -> Architecture:
     """What ``model`` describes, with the adapters of its section ``pet_config``."""
     if model.pet_config is None:
         return _plain_architecture(model)
-    needs_names = model.pet_config.pet_type in LOW_RANK or model.quantization_config is not None
+    needs_names = model.pet_config.tuner.low_rank or model.quantization_config is not None
     return _tuned_architecture(model, tuple(model.projections_in_files.items()) if needs_names else ())
 
 
@@ -134,7 +134,7 @@ def keys_of_layers(model: ModelKeys, layers: Sequence[LayerSpec]) -> dict[str, A
     windows = {layer.attention.window for layer in architecture_of(model).layers}
     if len(windows) > 1 or model.layer_types is not None:
         keys["layer_types"] = [FULL if layer.attention.window is None else SLIDING for layer in layers]
-    if model.pet_config is not None and model.pet_config.pet_type in BY_LAYER:
+    if model.pet_config is not None and model.pet_config.tuner.by_layer:
         keys["pet_config"] = _frozen_by_name(model, layers)
     if model.expert_num > 1:
         keys["moe_layer_freq"] = [int(isinstance(layer.feed_forward, ExpertsSpec)) for layer in layers]
@@ -159,9 +159,9 @@ def merged_model(model: Model) -> Model:
     Bottlenecks cannot be put into any weight, and stay.
     """
     pet, plain = model.pet_config, model.base
-    if pet is not None and pet.pet_type == BOTTLENECK:
+    if pet is not None and pet.tuner.own_format:
         return model
-    if pet is None or pet.pet_type != LLAMAPRO:
+    if pet is None or not pet.tuner.inserts_layers:
         return plain
     layers = architecture_of(plain).layers
     keys = keys_of_layers(plain, [layers[origin.number] for origin in layer_origins(pet.tuning, len(layers))])

@@ -28,7 +28,7 @@ def check_prediction(config: RunConfig) -> Iterator[tuple[KeyPath, str]]:
     if model.embedding_dropout:
         message = f"layers that predict ahead have none (value {model.embedding_dropout}); write 0"
         yield (*MODEL, "embedding_dropout"), message
-    if pet is not None and pet.pet_type != "full":
+    if pet is not None and not pet.tuner.trains_mtp:
         message = f"models with layers that predict ahead are tuned as a whole (value {pet.pet_type})"
         message += "; write full, or num_nextn_predict_layers: 0"
         yield (*MODEL, "pet_config", "pet_type"), message

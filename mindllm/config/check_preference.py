@@ -36,7 +36,7 @@ def _reference(config: RunConfig) -> Iterator[tuple[KeyPath, str]]:
     """The reference is the model without its adapters, so all that is trained must be adapters."""
     model = config.model.config
     pet = model.pet_config
-    if pet is None or pet.pet_type != "lora":
+    if pet is None or not pet.tuner.learns_pairs:
         value = "null" if pet is None else pet.pet_type
         path = TUNING if pet is None else (*TUNING, "pet_type")
         yield (

@@ -5,28 +5,29 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from fnmatch import fnmatchcase
 
-from mindllm.architecture.adapters import (
+from mindllm.architecture.adapters import PARTS, is_part
+from mindllm.architecture.layer import LayerSpec
+from mindllm.architecture.tuners import (
     ADALORA,
     BOTTLENECK,
     FULL_TUNING,
     GALORE,
     LISA,
     LLAMAPRO,
-    LOW_RANK,
-    PARTS,
-    is_part,
     is_trained,
+    tuners_with,
 )
-from mindllm.architecture.layer import LayerSpec
 from mindllm.config.adapter_targets import Files, names, targets
 from mindllm.config.document import KeyPath
 from mindllm.config.run import RunConfig
-from mindllm.config.tuning import ALL, KEYS_OF, PetConfig
+from mindllm.config.tuning import ALL, PetConfig
 from mindllm.errors import nearest
 
 MODEL: KeyPath = ("model", "model_config")
 SECTION: KeyPath = (*MODEL, "pet_config")
 ROUTER_BIAS = "feed_forward.router.bias"
+FREEZING = ("freeze_include", "freeze_exclude")
+Layers = tuple[LayerSpec, ...]
 
 
 def check_tuning(config: RunConfig) -> Iterator[tuple[KeyPath, str]]:
@@ -49,10 +50,10 @@ def check_tuning(config: RunConfig) -> Iterator[tuple[KeyPath, str]]:
 def _not_computed(config: RunConfig, pet: PetConfig) -> Iterator[tuple[KeyPath, str]]:
     """What is not here yet, alone or on several devices."""
     model = config.model.config
-    if pet.pet_type == BOTTLENECK and config.export_hf.directory:
+    if pet.tuner.own_format and config.export_hf.directory:
         message = f"no Hugging Face model has bottlenecks (value {config.export_hf.directory}); leave it out"
         yield ("export_hf", "directory"), message
-    if pet.pet_type in (GALORE, LISA):
+    if not pet.tuner.trains_experts:
         yield from _no_experts(config, pet)
     if pet.pet_type == ADALORA:
         yield from _no_budget(config, pet)
@@ -87,59 +88,69 @@ def mistakes(
     """Keys of the section that cannot be meant, each with why. ``weights``: all weights of the model."""
     weights = list(weights)
     yield from _keys_of_others(pet)
-    if pet.pet_type == LLAMAPRO and len(layers) % pet.num_new_blocks:
-        possible = ", ".join(str(count) for count in range(1, len(layers) + 1) if len(layers) % count == 0)
-        message = f"must divide the {len(layers)} layers (value {pet.num_new_blocks}); write one of {possible}"
-        yield "num_new_blocks", message
-    if pet.pet_type == ADALORA and pet.adalora_target_r > pet.adalora_init_r:
-        message = f"is above the rank at the start, {pet.adalora_init_r} (value {pet.adalora_target_r})"
-        yield "adalora_target_r", f"{message}; write at most that"
-    if pet.pet_type == GALORE:
-        widths = {module: min(shape) for layer in layers for module, shape in layer.adaptable().items()}
-        narrowest = min(widths, key=lambda module: widths[module])
-        if pet.galore_rank > (width := widths[narrowest]):
-            message = f"is above the width of {narrowest}, {width} (value {pet.galore_rank}); write at most {width}"
-            yield "galore_rank", message
-    if pet.pet_type == LISA and pet.lisa_activated_layers > len(layers):
-        message = (
-            f"is above the {len(layers)} layers of the model (value {pet.lisa_activated_layers}); write at most that"
-        )
-        yield "lisa_activated_layers", message
-    if pet.pet_type == BOTTLENECK:
-        yield from _wrong_bottlenecks(pet, layers[0].attention.hidden_size)
-    if pet.pet_type in LOW_RANK:
+    if own := MISTAKES.get(pet.tuner.name):
+        yield from own(pet, layers, weights)
+    if pet.tuner.low_rank:
         yield from _wrong_targets(pet, layers, files)
         for module in pet.modules_to_save:
             if not any(is_part(module, name) for name in weights):
                 levels = {level for name in weights for level in name.split(".")[:-1] if not level.isdigit()}
                 yield "modules_to_save", f"{module} is no part of the model{nearest(module, levels)}"
-    for key in ("freeze_include", "freeze_exclude"):
-        patterns = getattr(pet, key)
-        if patterns and pet.pet_type != FULL_TUNING:
-            yield (
-                key,
-                f"adapters freeze the whole model (pet_type {pet.pet_type}); write pet_type: full, or modules_to_save",
-            )
-            continue
-        if pet.pet_type != FULL_TUNING:
-            continue
-        for pattern in patterns:
+
+
+def _llamapro(pet: PetConfig, layers: Layers, weights: list[str]) -> Iterator[tuple[str, str]]:
+    if len(layers) % pet.num_new_blocks:
+        possible = ", ".join(str(count) for count in range(1, len(layers) + 1) if len(layers) % count == 0)
+        message = f"must divide the {len(layers)} layers (value {pet.num_new_blocks}); write one of {possible}"
+        yield "num_new_blocks", message
+
+
+def _adalora(pet: PetConfig, layers: Layers, weights: list[str]) -> Iterator[tuple[str, str]]:
+    if pet.adalora_target_r > pet.adalora_init_r:
+        message = f"is above the rank at the start, {pet.adalora_init_r} (value {pet.adalora_target_r})"
+        yield "adalora_target_r", f"{message}; write at most that"
+
+
+def _galore(pet: PetConfig, layers: Layers, weights: list[str]) -> Iterator[tuple[str, str]]:
+    widths = {module: min(shape) for layer in layers for module, shape in layer.adaptable().items()}
+    narrowest = min(widths, key=lambda module: widths[module])
+    if pet.galore_rank > (width := widths[narrowest]):
+        message = f"is above the width of {narrowest}, {width} (value {pet.galore_rank}); write at most {width}"
+        yield "galore_rank", message
+
+
+def _lisa(pet: PetConfig, layers: Layers, weights: list[str]) -> Iterator[tuple[str, str]]:
+    if pet.lisa_activated_layers > len(layers):
+        message = f"is above the {len(layers)} layers of the model (value {pet.lisa_activated_layers})"
+        yield "lisa_activated_layers", f"{message}; write at most that"
+
+
+def _full(pet: PetConfig, layers: Layers, weights: list[str]) -> Iterator[tuple[str, str]]:
+    for key in FREEZING:
+        for pattern in getattr(pet, key):
             if not any(fnmatchcase(name, pattern) for name in weights):
                 yield key, f"pattern '{pattern}' matches no weight; weights are called {weights[0]} or {weights[1]}"
-    if pet.pet_type == FULL_TUNING and not any(is_trained(pet.tuning, name) for name in weights):
+    if not any(is_trained(pet.tuning, name) for name in weights):
         yield "freeze_include", "nothing is left to train"
 
 
 def _keys_of_others(pet: PetConfig) -> Iterator[tuple[str, str]]:
     """Keys that say something, and would change nothing."""
-    fields = type(pet).model_fields
-    for key, kinds in KEYS_OF.items():
-        if pet.pet_type not in kinds and getattr(pet, key) != fields[key].default and not key.startswith("freeze_"):
+    for key, info in type(pet).model_fields.items():
+        kinds = tuners_with(key)
+        if pet.tuner.name in kinds or getattr(pet, key) == info.default:
+            continue
+        if key in FREEZING:
+            message = (
+                f"adapters freeze the whole model (pet_type {pet.pet_type}); write pet_type: full, or modules_to_save"
+            )
+            yield key, message
+        else:
             yield key, f"is a key of pet_type {' and '.join(kinds)} (pet_type here: {pet.pet_type}); leave it out"
 
 
-def _wrong_bottlenecks(pet: PetConfig, width: int) -> Iterator[tuple[str, str]]:
-    wanted, key = pet.target_modules, "target_modules"
+def _bottlenecks(pet: PetConfig, layers: Layers, weights: list[str]) -> Iterator[tuple[str, str]]:
+    wanted, key, width = pet.target_modules, "target_modules", layers[0].attention.hidden_size
     if isinstance(wanted, str) and wanted != ALL:
         yield (
             key,
@@ -182,3 +193,14 @@ def _wrong_targets(pet: PetConfig, layers: tuple[LayerSpec, ...], files: Files) 
     if narrowest and pet.rank > widths[narrowest]:
         width, key = widths[narrowest], "adalora_init_r" if pet.pet_type == ADALORA else "lora_rank"
         yield key, f"is above the width of {narrowest}, {width} (value {pet.rank}); write at most {width}"
+
+
+MISTAKES = {
+    ADALORA: _adalora,
+    BOTTLENECK: _bottlenecks,
+    LLAMAPRO: _llamapro,
+    GALORE: _galore,
+    LISA: _lisa,
+    FULL_TUNING: _full,
+}
+"""By the tuner whose keys they are about."""

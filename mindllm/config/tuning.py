@@ -11,64 +11,16 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
 from dataclasses import fields
 
 from pydantic import Field, field_validator
 from pydantic_core import PydanticCustomError
 
-from mindllm.architecture.adapters import (
-    ADALORA,
-    BOTTLENECK,
-    FULL_TUNING,
-    GALORE,
-    LISA,
-    LLAMAPRO,
-    LORA,
-    LOW_RANK,
-    B,
-    Tuning,
-    TuningKind,
-)
+from mindllm.architecture.adapters import B
+from mindllm.architecture.tuners import ADALORA, TUNERS, Tuner, Tuning, TuningKind
 from mindllm.config.section import DType, List, PositiveInt, Section
 
 ALL = "ALL"
-KEYS_OF: Mapping[str, tuple[str, ...]] = {
-    **dict.fromkeys(
-        (
-            "lora_rank",
-            "use_rslora",
-            "use_dora",
-            "lora_plus_lr_ratio",
-        ),
-        (LORA,),
-    ),
-    **dict.fromkeys(("lora_alpha", "lora_dropout", "modules_to_save"), LOW_RANK),
-    "target_modules": (*LOW_RANK, BOTTLENECK),
-    "frozen_dtype": (*LOW_RANK, BOTTLENECK, LLAMAPRO),
-    **dict.fromkeys(
-        (
-            "adalora_init_r",
-            "adalora_target_r",
-            "adalora_tinit",
-            "adalora_tfinal",
-            "adalora_delta_t",
-            "adalora_beta1",
-            "adalora_beta2",
-            "adalora_orth_reg_weight",
-        ),
-        (ADALORA,),
-    ),
-    "adapter_length": (BOTTLENECK,),
-    "num_new_blocks": (LLAMAPRO,),
-    **dict.fromkeys(("galore_rank", "galore_update_proj_gap", "galore_scale"), (GALORE,)),
-    **dict.fromkeys(("lisa_activated_layers", "lisa_step_interval"), (LISA,)),
-    "freeze_include": (FULL_TUNING,),
-    "freeze_exclude": (FULL_TUNING,),
-}
-"""The kinds of tuning that each key is about; the others are about all of them."""
-
-
 RANK_EPSILON = 1e-5  # PEFT's AdaLoRA adds it to the rank it divides by
 
 
@@ -166,6 +118,11 @@ class PetConfig(Section):
         """The learning rate of a weight relative to that of the run: LoRA+ lets second matrices, and vectors, learn faster."""
         faster = name.endswith(f".{B}") or dimensions == 1
         return self.lora_plus_lr_ratio if self.lora_plus_lr_ratio and faster else 1.0
+
+    @property
+    def tuner(self) -> Tuner:
+        """How the model is tuned."""
+        return TUNERS[self.pet_type]
 
     @property
     def rank(self) -> int:

@@ -8,8 +8,9 @@ from collections.abc import Iterable
 import mindspore as ms
 from mindspore import Parameter, nn
 
-from mindllm.architecture.adapters import MAGNITUDE, VALUES, A, B, layer_origins
+from mindllm.architecture.adapters import MAGNITUDE, VALUES, A, B
 from mindllm.architecture.layer import LayerSpec
+from mindllm.architecture.tuners import layer_origins
 from mindllm.config import ModelConfig
 from mindllm.finetune.adapter import LoraAdapter
 from mindllm.finetune.bottleneck import Bottleneck

@@ -12,7 +12,7 @@ from mindllm.models import Kernels
 from mindllm.models.weights import assign, model_weights, quantized_parameters
 from mindllm.train.checkpoint import CheckpointStore
 from mindllm.train.checkpoint.pretrained import find_pretrained
-from mindllm.train.checkpoint.quantized.held import is_quantized
+from mindllm.train.checkpoint.quantized.held import packed_weights
 from mindllm.train.device import set_up_device
 
 
@@ -34,7 +34,7 @@ def load_generator(config: RunConfig, tokenizer: Tokenizer) -> Generator:
     weights = pretrained.whole(model_config)
     # What an adapter was merged into is not rounded to codes again.
     model_config = model_config.frozen if pretrained.adapter is None else pretrained.model(model_config)
-    weights = is_quantized(model_config, weights)
+    weights = packed_weights(model_config, weights)
     set_up_device(config)
     with terminal.status("building the model"):
         model = build_tuned_model(model_config, device)

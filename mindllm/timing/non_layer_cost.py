@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from dataclasses import astuple, dataclass, replace
 from functools import lru_cache
 
-from mindllm.architecture.adapters import Tuning, is_trained
 from mindllm.architecture.decoder import EMBEDDING, Architecture
 from mindllm.architecture.layer import LayerSpec
+from mindllm.architecture.tuners import Tuning, is_trained
 from mindllm.timing.costs.layer import WHOLE_ON_A_RANK
 from mindllm.timing.costs.tuned_update import projected_size, state_beside
 from mindllm.timing.costs.work import (

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 
-from mindllm.architecture.adapters import is_trained
 from mindllm.architecture.layer import LayerSpec
+from mindllm.architecture.tuners import is_trained
 from mindllm.parallel.layer_plan import LayerAssignment
 from mindllm.timing.costs.layer import (
     backward_work,

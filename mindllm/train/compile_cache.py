@@ -21,13 +21,11 @@ from typing import Any
 
 import mindspore as ms
 
-from mindllm.architecture.adapters import ADALORA, LISA
 from mindllm.config import RunConfig
 from mindllm.sources import PACKAGE
 from mindllm.train.device import cache_directory, uses_graph_kernels
 
 PREFIX = "step-"
-CONSTANTS_WITH = {LISA: ("seed",), ADALORA: ("runner_config.train_steps",)}
 """Keys that are constants of the graph with a tuner: the draws of layers, the schedule of ranks."""
 NOT_COMPILED = (
     "seed",
@@ -118,7 +116,7 @@ def compiled_keys(config: RunConfig) -> dict[str, Any]:
     A key that is new in the schema counts until it is shown not to.
     """
     pet = config.model.config.pet_config
-    constants = CONSTANTS_WITH.get(pet.pet_type, ()) if pet is not None else ()
+    constants = pet.tuner.constants if pet is not None else ()
     keys = {
         name: value
         for name, value in flat_keys(config.model_dump(mode="json"))

@@ -12,7 +12,6 @@ import mindspore as ms
 import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, lazy_inline, nn, ops
 
-from mindllm.architecture.adapters import ADALORA, GALORE
 from mindllm.config import RunConfig
 from mindllm.models.experts.expert_load import is_probe
 from mindllm.parallel import ParallelModel, build_parallel_model, set_parallel_context
@@ -176,8 +175,7 @@ def distributed_step(config: RunConfig, parallel: ParallelModel, rank: int) -> D
     weights = ParameterTuple(parallel.network.trainable_params())
     owned = weights[1:] if _embedding_is_elsewhere(parallel, rank) else weights
     pet = config.model.config.pet_config
-    asks = pet is not None and pet.pet_type in (ADALORA, GALORE)  # for more than a device's own part of a gradient
-    cuts = weight_cuts(parallel.model, config) if asks else None
+    cuts = weight_cuts(parallel.model, config) if pet is not None and pet.tuner.whole_gradients else None
     optimizer = make_optimizer(owned, config, cuts, rank)
     wrapper = config.runner_wrapper
     step = DistributedStep(
@@ -198,7 +196,7 @@ def _norm(config: RunConfig, weights: Sequence[Parameter], cuts: Mapping[str, We
     it finds the way from weight to square. AdaLoRA's penalty, which is added to gradients, hides that way.
     """
     pet = config.model.config.pet_config
-    if pet is None or pet.pet_type != ADALORA or cuts is None:
+    if pet is None or not pet.tuner.changes_gradients or cuts is None:
         return GlobalNorm()
     if not shares_weights(config, cuts):
         return GlobalNorm(whole=True)

@@ -32,7 +32,6 @@ from mindllm.verify.smaller_mesh import PARTS, SmallerMesh
 
 SMALLEST_RANK = 4
 SMALLEST_GROUP = 4  # columns that share a scale
-WIDTHS = {"lora": "lora_rank", "adapter": "adapter_length"}  # of what tuning adds, by `pet_type`
 SMALLEST_HEADS = 4
 SMALLEST_HEAD = 16
 SMALLEST_LAYERS = 2
@@ -123,9 +122,8 @@ def _swapped(config: RunConfig, kept: Sequence[int]) -> dict[str, Any]:
 
 def _rank(model: ModelConfig) -> dict[str, Any]:
     """A rank of adapters that is below every width of the small model."""
-    if model.pet_config is None or model.pet_config.pet_type not in WIDTHS:
+    if model.pet_config is None or not (key := model.pet_config.tuner.width):
         return {}
-    key = WIDTHS[model.pet_config.pet_type]
     return {f"model.model_config.pet_config.{key}": min(getattr(model.pet_config, key), SMALLEST_RANK)}
 
 

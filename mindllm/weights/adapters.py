@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mindllm.architecture.adapters import BOTTLENECK
 from mindllm.config import ModelConfig, is_hugging_face, read_model_config
 from mindllm.config.dataset import TOKENIZER_FILES
 from mindllm.data import load_tokenizer
@@ -51,7 +50,7 @@ def export_adapter(source: Path, directory: Path) -> Path:
         raise UserError(
             f"{source}: holds all weights of a model and no adapter; python -m toolkit.weights export writes it"
         )
-    write = write_bottlenecks if adapter.pet.pet_type == BOTTLENECK else write_peft
+    write = write_bottlenecks if adapter.pet.tuner.own_format else write_peft
     return write(directory, model_of(checkpoint), adapter.weights, adapter.base)
 
 
@@ -66,7 +65,7 @@ def merge(source: Path, directory: Path, base: Path | None, options: Mapping[str
     place = base or _named_base(source)
     beneath = read_whole(place)
     adapter = read_adapter(source, beneath.model)
-    if adapter.pet.pet_type == BOTTLENECK:
+    if adapter.pet.tuner.own_format:
         raise UserError(
             f"{source}: bottlenecks are in no Hugging Face model; load_checkpoint: BASE and load_adapter use them"
         )

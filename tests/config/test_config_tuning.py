@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from mindllm.architecture.adapters import is_trained
 from mindllm.architecture.optimizer_state import further_state, state_shapes
+from mindllm.architecture.tuners import is_trained
 from mindllm.config import ModelConfig, architecture_keys, keys_of_layers, load_config, render_config
 from mindllm.errors import UserError
 from mindllm.families import with_file_names

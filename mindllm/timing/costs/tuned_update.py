@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from mindllm.architecture.adapters import ADALORA, GALORE, VALUES, A, B, Tuning
+from mindllm.architecture.adapters import VALUES, A, B
 from mindllm.architecture.layer import LayerSpec
 from mindllm.architecture.optimizer_state import projected_shapes
+from mindllm.architecture.tuners import ADALORA, GALORE, Tuning
 from mindllm.timing.costs.layer import SPLIT_INPUT, WHOLE_ON_A_RANK
 from mindllm.timing.costs.work import FP32_BYTES, MATRIX, Axis, Exchange, Operator, Work, elementwise
 from mindllm.timing.workload import Strategy, Workload
@@ -78,9 +79,9 @@ def matrix_part(name: str, shape: tuple[int, ...], strategy: Strategy) -> Matrix
 
 def state_beside(spec: LayerSpec, strategy: Strategy, pet: Tuning | None) -> float:
     """Bytes of optimizer state of a layer beside two moments of each weight a rank updates; below zero where it is less."""
-    if pet is None or pet.pet_type not in (ADALORA, GALORE):
+    if pet is None or pet.tuner.name not in (ADALORA, GALORE):
         return 0.0
-    if pet.pet_type == ADALORA:
+    if pet.tuner.name == ADALORA:
         return 2.0 * FP32_BYTES * sum(matrix.size for matrix in _adapters(spec, strategy))
     return sum(
         2.0 * FP32_BYTES * (_low(one, pet) - one.size) + FP32_BYTES * _projection(one, pet)
@@ -90,7 +91,7 @@ def state_beside(spec: LayerSpec, strategy: Strategy, pet: Tuning | None) -> flo
 
 def projected_size(spec: LayerSpec, strategy: Strategy, pet: Tuning | None) -> float:
     """Numbers of a layer's weights that a rank updates through projections, not by AdamW."""
-    if pet is None or pet.pet_type != GALORE:
+    if pet is None or pet.tuner.name != GALORE:
         return 0.0
     return sum(matrix.size for matrix in _all(spec, strategy))
 
@@ -98,9 +99,9 @@ def projected_size(spec: LayerSpec, strategy: Strategy, pet: Tuning | None) -> f
 def layer_update(spec: LayerSpec, workload: Workload) -> tuple[Seldom, ...]:
     """What the optimizer does for a layer beside AdamW's update."""
     pet, strategy = workload.architecture.pet, workload.strategy
-    if pet is not None and pet.pet_type == ADALORA:
+    if pet is not None and pet.tuner.name == ADALORA:
         return (Seldom(1.0, tuple(_ranks(spec, strategy))),)
-    if pet is not None and pet.pet_type == GALORE:
+    if pet is not None and pet.tuner.name == GALORE:
         matrices = list(_all(spec, strategy))
         step = tuple(one for matrix in matrices for one in _step(matrix, pet))
         found = tuple(one for matrix in matrices for one in _refresh(matrix, pet))
@@ -111,7 +112,7 @@ def layer_update(spec: LayerSpec, workload: Workload) -> tuple[Seldom, ...]:
 def step_update(workload: Workload) -> tuple[Seldom, ...]:
     """What every stage does once beside its layers: AdaLoRA's scores of all adapters are added, over all devices."""
     pet = workload.architecture.pet
-    if pet is None or pet.pet_type != ADALORA:
+    if pet is None or pet.tuner.name != ADALORA:
         return ()
     adapters = sum(_values(spec) for spec in workload.architecture.layers)
     size = float(FP32_BYTES * adapters * pet.adalora_init_r)
@@ -123,10 +124,10 @@ def step_update(workload: Workload) -> tuple[Seldom, ...]:
 def uncounted_update(workload: Workload) -> tuple[str, ...]:
     """What takes time in the update that no device's description tells."""
     pet = workload.architecture.pet
-    if pet is not None and pet.pet_type == ADALORA:
+    if pet is not None and pet.tuner.name == ADALORA:
         scores = pet.adalora_init_r * sum(_values(spec) for spec in workload.architecture.layers)
         return (ORDER_UNCOUNTED.format(scores=f"{scores:,}"),)
-    if pet is not None and pet.pet_type == GALORE:
+    if pet is not None and pet.tuner.name == GALORE:
         return (REFRESH_UNCOUNTED.format(rounds=ROUNDS, gap=pet.galore_update_proj_gap),)
     return ()
 

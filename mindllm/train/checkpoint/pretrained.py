@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 
-from mindllm.architecture.adapters import OF_ALL_WEIGHTS
 from mindllm.config import ModelConfig, RunConfig, is_hugging_face
 from mindllm.errors import UserError, nearest
 from mindllm.models.weight_shapes import weight_shapes
@@ -22,7 +21,7 @@ from mindllm.train.checkpoint.hugging_face import read_weights
 from mindllm.train.checkpoint.loading import Checkpoint, load_checkpoint
 from mindllm.train.checkpoint.manifest import MANIFEST
 from mindllm.train.checkpoint.mindformers import is_mindformers, read_mindformers
-from mindllm.train.checkpoint.quantized.held import is_quantized
+from mindllm.train.checkpoint.quantized.held import packed_weights
 from mindllm.train.checkpoint.tensors import TensorSource
 
 logger = logging.getLogger(__name__)
@@ -53,11 +52,11 @@ class Pretrained:
             UserError: the adapter is of another kind than those the run trains.
         """
         model = config.model.config
-        if model.pet_config is None or model.pet_config.pet_type in OF_ALL_WEIGHTS:
+        if model.pet_config is None or model.pet_config.tuner.of_all_weights:
             if self.model(model).architecture.layers != model.base.architecture.layers:
                 raise self._other_kind(config)
-            return is_quantized(model, self.whole(model))
-        weights = is_quantized(model, adapted(model, self.base))
+            return packed_weights(model, self.whole(model))
+        weights = packed_weights(model, adapted(model, self.base))
         if self.adapter is None:
             return weights
         theirs = self.adapter.model(model)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from mindspore import Parameter
 
-from mindllm.architecture.adapters import ADALORA, GALORE, LISA
 from mindllm.architecture.optimizer_state import triplets
+from mindllm.architecture.tuners import ADALORA, GALORE, LISA
 from mindllm.config import RunConfig
 from mindllm.config.tuning import PetConfig
 from mindllm.models.experts.expert_load import is_probe
@@ -32,18 +32,25 @@ def make_optimizer(
 
     ``cuts`` over the devices of a stage, by name, as global ``rank`` sees them; None: each has the whole model.
     """
-    model = config.model.config
-    pet = model.pet_config
-    if pet is not None and pet.pet_type == GALORE:
-        return GaLoreAdamW(parameters, config.optimizer, pet, cuts, rank, _elsewhere(parameters, config, rank))
-    if pet is not None and pet.pet_type == LISA:
-        return LisaAdamW(parameters, config.optimizer, pet, model.num_layers, config.seed)
-    if pet is not None and pet.pet_type == ADALORA:
-        return _with_rank_allocation(parameters, config, pet, cuts, rank)
+    model, pet = config.model.config, config.model.config.pet_config
+    if pet is not None and (make := OPTIMIZERS.get(pet.tuner.name)):
+        return make(parameters, config, pet, cuts, rank)
     return AdamW(parameters, config.optimizer, model.topk_bias_update_rate, pet)
 
 
-def _with_rank_allocation(
+def _galore(
+    parameters: Sequence[Parameter], config: RunConfig, pet: PetConfig, cuts: Mapping[str, WeightCut] | None, rank: int
+) -> GaLoreAdamW:
+    return GaLoreAdamW(parameters, config.optimizer, pet, cuts, rank, _elsewhere(parameters, config, rank))
+
+
+def _lisa(
+    parameters: Sequence[Parameter], config: RunConfig, pet: PetConfig, cuts: Mapping[str, WeightCut] | None, rank: int
+) -> LisaAdamW:
+    return LisaAdamW(parameters, config.optimizer, pet, config.model.config.num_layers, config.seed)
+
+
+def _adalora(
     parameters: Sequence[Parameter],
     config: RunConfig,
     pet: PetConfig,
@@ -59,6 +66,10 @@ def _with_rank_allocation(
     several = cuts is not None and shares_weights(config, cuts)
     allocation = AdaLoraRankAllocator(weights, groups, pet, steps, whole, rank, several)
     return AdamW(parameters, config.optimizer, model.topk_bias_update_rate, pet, penalty, allocation)
+
+
+OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {ADALORA: _adalora, GALORE: _galore, LISA: _lisa}
+"""By the tuner that changes the update; the others have AdamW as it is."""
 
 
 def _elsewhere(parameters: Sequence[Parameter], config: RunConfig, rank: int) -> frozenset[str]:

@@ -13,9 +13,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from mindllm.architecture.adapters import BOTTLENECK
+from mindllm.architecture.tuners import BOTTLENECK, TUNERS
 from mindllm.config import ModelConfig
-from mindllm.config.tuning import KEYS_OF, PetConfig
+from mindllm.config.tuning import PetConfig
 from mindllm.errors import UserError
 from mindllm.families.hugging_face import read_json
 from mindllm.train.checkpoint.adapters.adapter import Adapter, Base
@@ -25,7 +25,7 @@ from mindllm.train.checkpoint.tensors import TensorSource, read_metadata
 from mindllm.train.checkpoint.whole_directory import refuse_existing
 
 KIND = "BOTTLENECK"
-KEYS = [key for key, kinds in KEYS_OF.items() if BOTTLENECK in kinds]
+KEYS = TUNERS[BOTTLENECK].keys
 
 
 def is_bottlenecks(path: Path) -> bool:

@@ -11,18 +11,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from mindllm.architecture.adapters import (
-    BOTTLENECK,
-    LLAMAPRO,
-    LOW_RANK,
-    MAGNITUDE,
-    VALUES,
-    WEIGHT,
-    A,
-    AdapterSpec,
-    B,
-    layer_origins,
-)
+from mindllm.architecture.adapters import MAGNITUDE, VALUES, WEIGHT, A, AdapterSpec, B
+from mindllm.architecture.tuners import layer_origins
 from mindllm.config import ModelConfig
 from mindllm.config.tuning import PetConfig
 from mindllm.errors import UserError
@@ -64,12 +54,11 @@ def unmerged(model: ModelConfig, whole: Weights, trained: Weights) -> dict[str, 
 
 def require_reversible(pet: PetConfig | None) -> None:
     """Raises UserError where merged weights do not say what they were merged from."""
-    if pet is not None and (pet.use_dora or pet.modules_to_save or pet.pet_type not in LOW_RANK):
+    if pet is not None and (pet.use_dora or pet.modules_to_save or not pet.tuner.low_rank):
         why = "use_dora replaces lengths of rows" if pet.use_dora else "whole modules were replaced"
-        why = {LLAMAPRO: "new layers stand between those of its base", BOTTLENECK: "bottlenecks are never merged"}.get(
-            pet.pet_type, why
+        raise UserError(
+            f"this adapter cannot be taken out of merged weights: {pet.tuner.not_merged or why}; keep the base"
         )
-        raise UserError(f"this adapter cannot be taken out of merged weights: {why}; keep the base")
 
 
 def adapted(model: ModelConfig, base: Weights) -> dict[str, TensorSource]:

@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from mindllm.architecture.adapters import ADALORA, LOW_RANK, MAGNITUDE, VALUES, WEIGHT, A, B, is_adapter_weight
+from mindllm.architecture.adapters import MAGNITUDE, VALUES, WEIGHT, A, B, is_adapter_weight
+from mindllm.architecture.tuners import ADALORA
 from mindllm.config import ModelConfig
 from mindllm.config.tuning import PetConfig
 from mindllm.errors import UserError, shortened
@@ -249,7 +250,7 @@ def _content(
     model: ModelConfig, family: FamilyWeights, tensors: Mapping[str, TensorSource], base: Base | None
 ) -> dict[str, Any]:
     pet = model.pet_config
-    if pet is None or pet.pet_type not in LOW_RANK:
+    if pet is None or not pet.tuner.low_rank:
         raise UserError(
             "PEFT's format holds adapters; these weights are of a model that was trained without (pet_type)"
         )

@@ -17,7 +17,7 @@ from mindllm.train.checkpoint.quantized.directory import QuantisedMatrix
 from mindllm.train.checkpoint.tensors import TensorSource
 
 
-def is_quantized(model: ModelConfig, weights: Mapping[str, TensorSource]) -> dict[str, TensorSource]:
+def packed_weights(model: ModelConfig, weights: Mapping[str, TensorSource]) -> dict[str, TensorSource]:
     """``weights`` with the tensors of codes in the place of those that ``model`` holds so; none is read yet."""
     found = dict(weights)
     for number, layer in enumerate(model.architecture.layers):
