@@ -68,7 +68,7 @@ def _load(document: Document, overrides: Overrides, source: Path | None) -> RunC
     config = build_config(conversion, source)
     name = source or IN_MEMORY
     numbers = ", ".join(f"{count} {outcome.value}" for outcome, count in conversion.counts().items() if count)
-    message = "%s is a YAML of MindFormers: of its keys %s; every one: python -m toolkit.convert_config %s"
+    message = "%s is a YAML of MindFormers: of its keys %s; every one: mindllm convert %s"
     logger.warning(message, name, numbers, name)
     for warning in conversion.warnings:
         logger.warning("%s: %s", name, warning)

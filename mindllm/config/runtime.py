@@ -100,7 +100,7 @@ class ContextConfig(Section):
     save_graphs: bool | Literal[0, 1, 2, 3] = Field(
         default=False,
         description="Writes the graph after each pass of the compiler as text (.ir); 1, 2, 3: its levels of detail, true is 1. "
-        "Switches the compile cache off. `python -m toolkit.ir_inspect` reads the file named `…_validate_….ir`.",
+        "Switches the compile cache off. `mindllm inspect` reads the file named `…_validate_….ir`.",
     )
     save_graphs_path: str = Field(
         default="./graph",

@@ -41,7 +41,7 @@ def _mode(reading: Reading) -> None:
 def _why_not_evaluated(reading: Reading) -> str:
     metric = reading.word("metric.type")
     if metric and metric != "PerplexityMetric":
-        return f"{metric} scores generated text, which is not here; python -m toolkit.evaluate has other tasks"
+        return f"{metric} scores generated text, which is not here; mindllm evaluate has other tasks"
     return "a part of train_dataset's files is evaluated here; write --run_mode=train and do_eval"
 
 

@@ -1,4 +1,4 @@
-"""The step time of anybody's program, from the compiled graphs that ``toolkit.offline`` kept of its stages."""
+"""The step time of anybody's program, from the compiled graphs that ``mindllm offline`` kept of its stages."""
 
 from __future__ import annotations
 

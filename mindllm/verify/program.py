@@ -99,7 +99,7 @@ def _check_complete(ranks: Sequence[ProgramRank], directory: Path) -> None:
     missing = sorted((wanted | set(range(max(there)))) - there)
     if missing:
         named = ", ".join(map(str, missing))
-        raise UserError(f"{directory}: holds no rank {named}; run toolkit.offline with --ranks all")
+        raise UserError(f"{directory}: holds no rank {named}; run mindllm offline with --ranks all")
 
 
 def _executed(ranks: Sequence[ProgramRank], alone: Sequence[ProgramRank], stages: int, steps: int) -> ProgramOutcome:

@@ -47,9 +47,7 @@ def export_adapter(source: Path, directory: Path) -> Path:
     checkpoint = load_checkpoint(source, option="CHECKPOINT", with_optimizer=False, read=stored_tensors)
     adapter = adapter_of_checkpoint(checkpoint)
     if adapter is None:
-        raise UserError(
-            f"{source}: holds all weights of a model and no adapter; python -m toolkit.weights export writes it"
-        )
+        raise UserError(f"{source}: holds all weights of a model and no adapter; mindllm weights export writes it")
     write = write_bottlenecks if adapter.pet.tuner.own_format else write_peft
     return write(directory, model_of(checkpoint), adapter.weights, adapter.base)
 

@@ -99,9 +99,7 @@ def export_weights(
     refuse_existing(directory)
     checkpoint = load_checkpoint(source, option="CHECKPOINT", with_optimizer=False, read=stored_tensors)
     if Base.of(checkpoint.state) is not None:
-        raise UserError(
-            f"{source}: holds an adapter and not all weights; python -m toolkit.weights merge puts both together"
-        )
+        raise UserError(f"{source}: holds an adapter and not all weights; mindllm weights merge puts both together")
     model = model_of(checkpoint)
     recorded = checkpoint.state.get("tokenizer") or ""
     if tokenizer_file is None and Path(recorded).is_file():

@@ -72,7 +72,7 @@ def test_json_has_everything(theirs, capsys):
 
 def test_what_is_refused_is_told_and_nothing_is_written(theirs, tmp_path, capsys):
     source = theirs(LEGACY, {"only_save_strategy": True})
-    with pytest.raises(UserError, match=r"toolkit\.dry_run") as caught:
+    with pytest.raises(UserError, match=r"mindllm dry-run") as caught:
         main([str(source), "-o", str(tmp_path / "ours.yaml")])
     assert caught.value.exit_code == 2
     assert "refused" in capsys.readouterr().out
@@ -108,7 +108,7 @@ def test_the_count_is_by_network_and_reason(theirs, tmp_path, capsys):
     assert count([str(tmp_path)]) == 0
     shown = capsys.readouterr().out
     assert "LlamaForCausalLM" in shown
-    assert "toolkit.dry_run" in shown
+    assert "mindllm dry-run" in shown
     with pytest.raises(UserError, match="no YAML of MindFormers below"):
         count([str(tmp_path / "nothing")])
 

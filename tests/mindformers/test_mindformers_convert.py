@@ -219,7 +219,7 @@ def test_lists_of_recomputation_beside_swapping_are_refused(load):
         ("train_dataset.data_loader.type", "ToolAlpacaDataLoader", "not here yet"),
         ("model.arch.type", "LamaForCausalLM", "did you mean 'LlamaForCausalLM'?"),
         ("swap_config", {"swap": True}, "the micro-batches of a pipeline share"),
-        ("only_save_strategy", True, "toolkit.dry_run"),
+        ("only_save_strategy", True, "mindllm dry-run"),
         ("layer_scale", True, "same rate"),
         ("parallel_config.seq_split_num", 2, "not cut into pieces"),
     ],

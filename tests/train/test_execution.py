@@ -45,7 +45,16 @@ def test_who_executes(environment, sections, executor, rank, count):
 @pytest.mark.parametrize(
     ("environment", "sections", "wanted"),
     [
-        ({}, {"dp": 2}, ["2 Ascend devices", "msrun_launcher.sh", "device_target: CPU", "MS_SIMULATION_LEVEL=1"]),
+        (
+            {},
+            {"dp": 2},
+            [
+                "2 Ascend devices",
+                'mindllm launch --workers 2 "train --config ',
+                "device_target: CPU",
+                "MS_SIMULATION_LEVEL=1",
+            ],
+        ),
         (
             launched(2),
             {"dp": 4, "context": CPU},

@@ -124,10 +124,10 @@ def test_operators_without_a_kernel_are_named_with_their_number(kept, monkeypatc
 def test_ranks_that_were_not_kept(kept, tmp_path):
     shutil.copytree(kept["cluster"], tmp_path / "part")
     shutil.rmtree(tmp_path / "part" / "rank_3")
-    with pytest.raises(UserError, match="holds no rank 3; run toolkit"):
+    with pytest.raises(UserError, match="holds no rank 3; run mindllm offline"):
         main(["--program", str(tmp_path / "part")])
     shutil.rmtree(tmp_path / "part" / "rank_1")
-    with pytest.raises(UserError, match="holds no rank 1, 3; run toolkit"):
+    with pytest.raises(UserError, match="holds no rank 1, 3; run mindllm offline"):
         main(["--program", str(tmp_path / "part")])
     (tmp_path / "part" / "rank_0" / "training.mindir").unlink()
     shutil.rmtree(tmp_path / "part" / "rank_2")

@@ -49,7 +49,7 @@ def refuse_too_large(config: RunConfig) -> None:
     devices = config.parallel_config.device_num
     advice = (
         "Train a smaller model (num_layers, hidden_size, seq_length, batch_size), or prove this one with "
-        "python -m toolkit.cluster_check and measure its memory with MS_SIMULATION_LEVEL=1 and context.device_target: Ascend"
+        "mindllm check and measure its memory with MS_SIMULATION_LEVEL=1 and context.device_target: Ascend"
     )
     with ExitStack() as block:
         claim = block.enter_context(MemoryClaim(guarded=False))

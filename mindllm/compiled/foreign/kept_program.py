@@ -1,4 +1,4 @@
-"""What ``toolkit.offline`` keeps of somebody's program, read again: for each rank its simulation and its training graph."""
+"""What ``mindllm offline`` keeps of somebody's program, read again: for each rank its simulation and its training graph."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class KeptRank:
         if len(found) != 1:
             raise UserError(
                 f"{self.directory}: holds {len(found) or 'no'} training graph{'s' * (len(found) > 1)} ({TRAINING_GRAPH}); "
-                "run python -m toolkit.offline again, with another --keep"
+                "run mindllm offline again, with another --keep"
             )
         return with_own_groups(read_ir_text(found[0], self.number), self.simulation)
 
@@ -77,7 +77,7 @@ def kept_ranks(directory: Path) -> list[KeptRank]:
         UserError: there are none.
     """
     if not directory.is_dir():
-        raise UserError(f"{directory}: there is no such directory; name one that toolkit.offline kept (--keep)")
+        raise UserError(f"{directory}: there is no such directory; name one that mindllm offline kept (--keep)")
     found = [
         KeptRank(int(match[1]), path)
         for path in directory.iterdir()
@@ -85,7 +85,7 @@ def kept_ranks(directory: Path) -> list[KeptRank]:
     ]
     if not found:
         raise UserError(
-            f"{directory}: holds no simulated rank (rank_N/{SIMULATION}); name a directory that toolkit.offline kept"
+            f"{directory}: holds no simulated rank (rank_N/{SIMULATION}); name a directory that mindllm offline kept"
         )
     return sorted(found, key=lambda rank: rank.number)
 
@@ -104,7 +104,7 @@ def kept_stages(directory: Path) -> list[KeptRank]:
     missing = list(islice((stage for stage in range(stages) if stage not in by_stage), MOST_NAMED))
     if missing or min(by_stage) < 0:
         raise UserError(
-            f"{directory}: holds no rank of stage {', '.join(map(str, missing))}; run toolkit.offline with --ranks stages"
+            f"{directory}: holds no rank of stage {', '.join(map(str, missing))}; run mindllm offline with --ranks stages"
         )
     return [by_stage[stage] for stage in range(stages)]
 

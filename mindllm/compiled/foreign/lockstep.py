@@ -1,4 +1,4 @@
-"""Ranks of anybody's program in lock-step, from what ``toolkit.offline`` kept of all of them.
+"""Ranks of anybody's program in lock-step, from what ``mindllm offline`` kept of all of them.
 
 Weights are drawn by their names, so that every rank cuts its part of one whole tensor, and a single device has the same one.
 Copies of weights (moments, accumulators) begin with zeros, and what has one value everywhere with that.
@@ -63,7 +63,7 @@ def read_rank(kept: KeptRank, pool: Pool | None = None) -> ProgramRank:
         reason = getattr(error, "strerror", None) or error
         raise UserError(
             f"{kept.directory}: holds no graph that can be executed ({MIND_IR} and {PARAMETERS}: {reason}); run "
-            "toolkit.offline again. Of a step under mindspore.jit none is kept"
+            "mindllm offline again. Of a step under mindspore.jit none is kept"
         ) from None
     try:
         graph = parse_mind_ir(data, kept.number, layouts, pool=pool)

@@ -86,7 +86,7 @@ class InstructionRows(ConversationRows):
             self._truncation_is_told = True
             logger.warning(
                 "%s has %d tokens, seq_length + 1 = %d are kept; so with every longer row (count them: "
-                "python -m toolkit.data_viewer --count)",
+                "mindllm view --count)",
                 self.table.name(number),
                 len(row.tokens),
                 self.seq_length + 1,

@@ -17,9 +17,7 @@ PARALLEL: Table = {
     "parallel.loss_repeated_mean": idle(SUMS),
     "parallel.enable_alltoall": idle("only layouts of experts and of sequences need it"),
     "parallel.search_mode": idle(DECLARED),
-    "parallel.auto_pipeline": only(
-        False, None, reason="off", otherwise="stages are planned by toolkit.pipeline_balance"
-    ),
+    "parallel.auto_pipeline": only(False, None, reason="off", otherwise="stages are planned by mindllm plan"),
     "parallel.enable_parallel_optimizer": used(),
     "parallel.parallel_optimizer_config.gradient_accumulation_shard": used(),
     "parallel.parallel_optimizer_config.parallel_optimizer_threshold": used(),

@@ -29,7 +29,7 @@ RUN: Table = {
         False,
         None,
         reason=WHOLE_PARAMETERS,
-        otherwise="no strategy files are needed; python -m toolkit.dry_run compiles without a device",
+        otherwise="no strategy files are needed; mindllm dry-run compiles without a device",
     ),
     "ignore_data_skip": only(
         False, None, reason=PIPELINE_OF_DATA, otherwise="a resumed run continues with the next sample"

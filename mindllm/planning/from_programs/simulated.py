@@ -1,4 +1,4 @@
-"""What runs of anybody's program tell a planner, read from the directories that ``toolkit.offline`` kept."""
+"""What runs of anybody's program tell a planner, read from the directories that ``mindllm offline`` kept."""
 
 from __future__ import annotations
 

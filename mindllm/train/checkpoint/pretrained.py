@@ -69,7 +69,7 @@ class Pretrained:
         return config.error(
             "model.model_config.pet_config",
             f"is not that of {self.adapter.path}: {_described(self.adapter)}; write the same, or merge the adapter first "
-            "(python -m toolkit.weights merge)",
+            "(mindllm weights merge)",
         )
 
 

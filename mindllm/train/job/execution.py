@@ -11,7 +11,7 @@ from mindllm.config import RunConfig
 from mindllm.launch.meeting import RendezvousClient
 from mindllm.train.job.ranks import ALONE, CollectiveMeeting, Ranks
 
-LAUNCHER = 'bash scripts/msrun_launcher.sh "run_llm.py --config {source} ..." {devices}'
+LAUNCHER = 'mindllm launch --workers {devices} "{mode} --config {source} ..."'
 SIMULATION_LEVEL = "MS_SIMULATION_LEVEL"
 DRY_RUN = "1"  # runs the host side whole, and launches nothing on a device
 
@@ -119,12 +119,13 @@ def _number(config: RunConfig, environment: Mapping[str, str], name: str, defaul
 
 def _not_started(config: RunConfig) -> Exception:
     devices = config.parallel_config.device_num
-    start = LAUNCHER.format(source=config.source, devices=devices)
+    start = LAUNCHER.format(source=config.source, devices=devices, mode=config.run_mode)
     return config.error(
         "parallel_config",
         f"describes {devices} Ascend devices, each of which needs a process; start them with\n  {start}\n"
         "or write context.device_target: CPU to execute all ranks together on this machine, or use_parallel: false and "
-        f"sizes of 1; a dry run of one rank: {SIMULATION_LEVEL}={DRY_RUN} RANK_SIZE={devices} RANK_ID=0 python run_llm.py ...",
+        f"sizes of 1; a dry run of one rank: {SIMULATION_LEVEL}={DRY_RUN} RANK_SIZE={devices} RANK_ID=0 mindllm "
+        f"{config.run_mode} ...",
     )
 
 
@@ -136,5 +137,5 @@ def _refuse_sharded_processes(config: RunConfig) -> None:
             "parallel_config",
             f"shards the model (model_parallel {sizes.model_parallel}, pipeline_stage {sizes.pipeline_stage}, "
             f"enable_parallel_optimizer {str(config.parallel.enable_parallel_optimizer).lower()}), which processes on CPUs "
-            "cannot; start run_llm.py without the launcher: all ranks are then executed together in one process",
+            "cannot; start it without the launcher: all ranks are then executed together in one process",
         )
