@@ -74,7 +74,12 @@ def make_parser(prog: str = "python -m mindllm.launch", script: str = "run_llm.p
 
 def main(arguments: Sequence[str] | None = None, parser: CommandParser | None = None) -> int:
     """Start the job and wait for it."""
-    options = (parser or make_parser()).parse_args(arguments)
+    options, rest = (parser or make_parser()).parse_known_args(arguments)
+    if rest:
+        quoted = f'"{options.command} {rest[0]} ..."'
+        raise UserError(
+            f"{rest[0]}: no such option; put the script and all its options in one pair of quotes: {quoted}"
+        )
     command = command_of(options.command)
     refuse_impossible(options)
     if options.check:
