@@ -15,8 +15,8 @@ from typing import Literal
 
 from mindllm.architecture.adapters import is_adapter_weight, is_part
 
-TuningKind = Literal["lora", "adalora", "adapter", "llamapro", "galore", "lisa", "full"]
-LORA, ADALORA, BOTTLENECK, LLAMAPRO = "lora", "adalora", "adapter", "llamapro"
+TuningKind = Literal["lora", "adalora", "bottleneck", "llamapro", "galore", "lisa", "full"]
+LORA, ADALORA, BOTTLENECK, LLAMAPRO = "lora", "adalora", "bottleneck", "llamapro"
 GALORE, LISA, FULL_TUNING = "galore", "lisa", "full"
 
 

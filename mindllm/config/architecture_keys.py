@@ -53,7 +53,7 @@ def _tuned_architecture(model: ModelKeys, names: tuple[tuple[str, tuple[str, ...
 def _held_in_codes(model: ModelKeys, layer: LayerSpec, frozen: tuple[str, ...], files: Files) -> tuple[CodeSpec, ...]:
     """The frozen projections of a layer that are held in codes."""
     section = model.quantization_config
-    if section is None or model.quantised_base == "float32":
+    if section is None or model.quantized_base == "dequantize":
         return ()
     return tuple(
         code_spec(section, module, shape)

@@ -12,7 +12,7 @@ from mindllm.architecture.quantization import CodeSpec
 from mindllm.config.document import KeyPath
 from mindllm.config.run import RunConfig
 
-KEY: KeyPath = ("model", "model_config", "quantised_base")
+KEY: KeyPath = ("model", "model_config", "quantized_base")
 SPLIT_BY_ROWS = ("attention.wq", "attention.wk", "attention.wv", "feed_forward.w1", "feed_forward.w3")
 SPLIT_BY_COLUMNS = ("attention.wo", "feed_forward.w2")
 
@@ -25,8 +25,8 @@ def check_codes(config: RunConfig) -> Iterator[tuple[KeyPath, str]]:
     specs = {spec.module: spec for layer in config.model.config.architecture.kinds() for spec in layer.codes}
     for spec in specs.values():
         if problem := _problem(spec, parts):
-            message = f"{spec.module} in codes {problem} (value {config.model.config.quantised_base})"
-            yield KEY, f"{message}; write float32, or another model_parallel"
+            message = f"{spec.module} in codes {problem} (value {config.model.config.quantized_base})"
+            yield KEY, f"{message}; write dequantize, or another model_parallel"
 
 
 def _problem(spec: CodeSpec, parts: int) -> str:

@@ -293,9 +293,10 @@ class ModelKeys(Section):
     quantization_config: QuantisationConfig | None = Field(
         default=None, description="In which codes the files hold projections; it comes from `config.json`."
     )
-    quantised_base: Literal["codes", "float32"] = Field(
-        default="codes",
-        description="Frozen projections of a model in codes stay so and are dequantised on use, or become float32.",
+    quantized_base: Literal["keep", "dequantize"] = Field(
+        default="keep",
+        description="`keep`: frozen projections of a quantized model stay packed and are dequantized on use; `dequantize`: they "
+        "become float32.",
     )
 
     _file_names: FileNames = PrivateAttr(default_factory=FileNames)
@@ -305,6 +306,10 @@ class ModelKeys(Section):
     def _null_means_default(cls, data: Any) -> Any:
         if not isinstance(data, dict):
             return data
+        if "quantised_base" in data:  # in checkpoints of earlier releases
+            former = {"codes": "keep", "float32": "dequantize"}
+            data = {"quantized_base" if key == "quantised_base" else key: value for key, value in data.items()}
+            data["quantized_base"] = former.get(data["quantized_base"], data["quantized_base"])
         derived = ("n_kv_heads", "head_dim", "intermediate_size", "max_position_embedding", "moe_intermediate_size")
         return {key: value for key, value in data.items() if not (key in derived and value is None)}
 

@@ -12,25 +12,30 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import fields
+from typing import Annotated, Any
 
-from pydantic import Field, field_validator
+from pydantic import BeforeValidator, Field, field_validator
 from pydantic_core import PydanticCustomError
 
 from mindllm.architecture.adapters import B
-from mindllm.architecture.tuners import ADALORA, TUNERS, Tuner, Tuning, TuningKind
+from mindllm.architecture.tuners import ADALORA, BOTTLENECK, TUNERS, Tuner, Tuning, TuningKind
 from mindllm.config.section import DType, List, PositiveInt, Section
 
 ALL = "ALL"
 RANK_EPSILON = 1e-5  # PEFT's AdaLoRA adds it to the rank it divides by
 
 
+def _kind(value: Any) -> Any:
+    return BOTTLENECK if value == "adapter" else value  # a synonym, and how checkpoints of earlier releases have it
+
+
 class PetConfig(Section):
     """Section ``model.model_config.pet_config``: parameter-efficient tuning."""
 
-    pet_type: TuningKind = Field(
+    pet_type: Annotated[TuningKind, BeforeValidator(_kind)] = Field(
         default="lora",
         description="lora: low-rank adapters are trained, the model is frozen but for `modules_to_save`; adalora: so are "
-        "adapters whose ranks go to where they matter; adapter: bottlenecks behind attention and feed-forward; llamapro: new "
+        "adapters whose ranks go to where they matter; bottleneck: adapters behind attention and feed-forward; llamapro: new "
         "layers between frozen ones; galore: all, with projected moments; lisa: a few layers at a time; full: the model is "
         "trained but for what is frozen by pattern.",
     )
@@ -46,7 +51,7 @@ class PetConfig(Section):
     target_modules: str | List[str] = Field(
         default=ALL,
         description="Projections with adapters: ALL, a list of names (ours or those of the family's files), or a regular "
-        "expression over whole paths, such as `.*wq|.*wv`. `pet_type: adapter`: ALL, or of `attention`, `feed_forward`.",
+        "expression over whole paths, such as `.*wq|.*wv`. `pet_type: bottleneck`: ALL, or of `attention`, `feed_forward`.",
     )
     modules_to_save: List[str] = Field(
         default=(), description="Parts trained whole beside the adapters, by name: norm_out, tok_embeddings, lm_head, …"
@@ -73,7 +78,7 @@ class PetConfig(Section):
         ge=0,
         description="In it: weight of the penalty that keeps ranks orthogonal; its gradient alone is computed.",
     )
-    adapter_length: PositiveInt = Field(default=128, description="`pet_type: adapter`: width of the bottlenecks.")
+    adapter_length: PositiveInt = Field(default=128, description="`pet_type: bottleneck`: width of the bottlenecks.")
     num_new_blocks: PositiveInt = Field(
         default=4,
         description="`pet_type: llamapro`: so many layers are copied behind themselves, the last of every group of equally many; "

@@ -161,7 +161,7 @@ RUN_KEYS = frozenset(
         ),
         *("use_flash_attention", "loss_chunks", "bos_token_id", "eos_token_id", "pad_token_id", "offset"),
         *TRAINING_KEYS,
-        *(KEY, "quantised_base"),
+        *(KEY, "quantized_base"),
         *(
             "pp_interleave_num",
             "fine_grain_interleave",

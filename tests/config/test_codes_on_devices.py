@@ -40,5 +40,5 @@ def test_columns_that_devices_cannot_divide_are_refused_by_name(changes, words):
         load_config(FORM, changes)
     assert words in str(refused.value)
     assert "attention.wq" not in str(refused.value)  # split by rows
-    load_config(FORM, {**changes, "model.model_config.quantised_base": "float32"})
+    load_config(FORM, {**changes, "model.model_config.quantized_base": "dequantize"})
     load_config(FORM, {**changes, "parallel_config.model_parallel": 1, "parallel_config.use_seq_parallel": False})

@@ -28,7 +28,7 @@ COUNTS = [
     (QWEN, {"pet_type": "galore"}, 7_721_324_544),
     (QWEN, {"pet_type": "lisa"}, 7_721_324_544),
     (QWEN, {"pet_type": "adalora"}, 26_838_912),
-    (QWEN, {"pet_type": "adapter", "target_modules": "[feed_forward]"}, 33_689_600),
+    (QWEN, {"pet_type": "bottleneck", "target_modules": "[feed_forward]"}, 33_689_600),
     (QWEN, {"pet_type": "llamapro", "num_new_blocks": 4}, 809_582_592),
     (LLAMA3, {"lora_rank": 8, "target_modules": "[q_proj, k_proj, v_proj]"}, 4_718_592),
     (LLAMA3, {"lora_rank": 8, "target_modules": "'.*wq|.*wk|.*wv'"}, 4_718_592),
@@ -161,10 +161,14 @@ def test_layers_that_are_frozen_are_of_another_kind_and_stay_so_when_they_are_fe
         ({"pet_type": "adalora", "target_modules": "[nothing]"}, "target_modules", "is no projection of the model"),
         ({"pet_type": "galore", "galore_rank": 5000}, "galore_rank", "above the width of attention.wq, 4096"),
         ({"pet_type": "lisa", "lisa_activated_layers": 40}, "lisa_activated_layers", "above the 32 layers"),
-        ({"pet_type": "adapter", "target_modules": "[feed_forwrd]"}, "target_modules", "did you mean 'feed_forward'"),
-        ({"pet_type": "adapter", "target_modules": "[]"}, "target_modules", "attention and feed_forward"),
-        ({"pet_type": "adapter", "target_modules": "'.*wq'"}, "target_modules", "write ALL"),
-        ({"pet_type": "adapter", "adapter_length": 5000}, "adapter_length", "above the width of the model, 4096"),
+        (
+            {"pet_type": "bottleneck", "target_modules": "[feed_forwrd]"},
+            "target_modules",
+            "did you mean 'feed_forward'",
+        ),
+        ({"pet_type": "bottleneck", "target_modules": "[]"}, "target_modules", "attention and feed_forward"),
+        ({"pet_type": "bottleneck", "target_modules": "'.*wq'"}, "target_modules", "write ALL"),
+        ({"pet_type": "bottleneck", "adapter_length": 5000}, "adapter_length", "above the width of the model, 4096"),
         ({"lora_rang": 4}, "lora_rang", "did you mean 'lora_rank'"),
     ],
 )
@@ -213,7 +217,7 @@ def test_experts_are_not_among_projected_or_drawn_weights(kind):
 
 def test_bottlenecks_are_not_exported():
     with pytest.raises(UserError, match="no Hugging Face model has bottlenecks"):
-        load_config(CONFIGS / QWEN, [PET.format("adapter"), "--export_hf.directory=exported"])
+        load_config(CONFIGS / QWEN, [PET.format("bottleneck"), "--export_hf.directory=exported"])
 
 
 def test_projected_moments_are_small():

@@ -12,7 +12,7 @@ TUNERS = {
     "adalora": {"pet_type": "adalora", "adalora_init_r": 4, "adalora_target_r": 2},
     "galore": {"pet_type": "galore", "galore_rank": 4, "galore_update_proj_gap": 3},
     "lisa": {"pet_type": "lisa", "lisa_activated_layers": 1, "lisa_step_interval": 3},
-    "adapter": {"pet_type": "adapter", "adapter_length": 4},
+    "adapter": {"pet_type": "bottleneck", "adapter_length": 4},
     "llamapro": {"pet_type": "llamapro", "num_new_blocks": 2},
 }
 

@@ -22,7 +22,7 @@ TUNED = {
     "all": (None, "model.tok_embeddings.gather"),
     "adapters": ({"lora_rank": 4}, "model.layers.0.attention.wq.adapter.down"),
     "adapters of w2": ({"lora_rank": 4, "target_modules": ["w2"]}, "model.layers.0.feed_forward.w2.adapter.down"),
-    "bottlenecks": ({"pet_type": "adapter", "adapter_length": 4}, "model.layers.0.attention_adapter.down.matmul"),
+    "bottlenecks": ({"pet_type": "bottleneck", "adapter_length": 4}, "model.layers.0.attention_adapter.down.matmul"),
     "new layers": ({"pet_type": "llamapro", "num_new_blocks": 1}, "model.layers.2.attention_norm.norm"),
     "head": ({"pet_type": "full", "freeze_exclude": ["lm_head*"]}, "lm_head.matmul"),
 }

@@ -181,7 +181,7 @@ def strategies(operator):
 
 def test_bottlenecks_have_the_tokens_of_their_rank_and_whole_weights():
     config = cluster_run(
-        dp=2, tp=2, use_seq_parallel=True, model={"pet_config": {"pet_type": "adapter", "adapter_length": 4}}
+        dp=2, tp=2, use_seq_parallel=True, model={"pet_config": {"pet_type": "bottleneck", "adapter_length": 4}}
     )
     lm, chosen = CausalLM(config.model.config, kernels(True, True)), kernels(True, True)
     tune(lm, config.model.config, chosen)

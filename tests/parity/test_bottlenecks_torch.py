@@ -60,7 +60,7 @@ def inserted(theirs, trained, layers):
 
 
 def test_five_steps_are_those_of_the_reference():
-    config = ModelConfig.model_validate({**FIELDS, "pet_config": {"pet_type": "adapter", "adapter_length": 6}})
+    config = ModelConfig.model_validate({**FIELDS, "pet_config": {"pet_type": "bottleneck", "adapter_length": 6}})
     random, model = np.random.default_rng(0), build_tuned_model(config)
     start = {
         name: random.normal(0, 0.1, shape).astype(np.float32)

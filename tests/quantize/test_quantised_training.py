@@ -42,7 +42,7 @@ def batch(seed):
 def test_steps_are_those_beside_dequantised_weights(kind, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     save(tmp_path / "base", kind)
-    codes, floats = engine("base"), engine("base", "--model.model_config.quantised_base=float32")
+    codes, floats = engine("base"), engine("base", "--model.model_config.quantized_base=dequantize")
     assert not quantized_parameters(floats.model)
     held = quantized_parameters(codes.model)
     assert len(held) == 14 * (2 + (kind in ("gptq", "act-order", "int8")) + (kind == "act-order"))

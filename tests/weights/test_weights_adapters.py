@@ -153,14 +153,14 @@ def test_new_layers_are_layers_of_the_merged_model(base, tmp_path, capsys):
 
 
 def test_bottlenecks_in_files_of_their_own(base, tmp_path, capsys):
-    checkpoint = tuned_checkpoint(tmp_path / "checkpoint", base, pet_type="adapter", adapter_length=4)
+    checkpoint = tuned_checkpoint(tmp_path / "checkpoint", base, pet_type="bottleneck", adapter_length=4)
     assert tool("adapter", checkpoint, tmp_path / "adapter") == 0
     found, trained = (
         read_adapter(tmp_path / "adapter", MODEL),
         load_checkpoint(checkpoint, with_optimizer=False).weights,
     )
     model = found.model(MODEL)
-    assert model.pet_config == PetConfig(pet_type="adapter", adapter_length=4)
+    assert model.pet_config == PetConfig(pet_type="bottleneck", adapter_length=4)
     assert model.merged == model
     found.require_base(read_weights(base, MODEL), "base")
     assert found.weights.keys() == trained.keys()
