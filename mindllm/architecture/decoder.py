@@ -70,7 +70,7 @@ class Architecture:
     @property
     def main_layers(self) -> tuple[LayerSpec, ...]:
         """The layers through which hidden states go to the head: all but those that predict ahead."""
-        return tuple(layer for layer in self.layers if not layer.predicts_ahead)
+        return tuple(layer for layer in self.layers if not layer.is_mtp)
 
     @property
     def predictions(self) -> int:

@@ -20,7 +20,7 @@ class RouterSpec:
     """How a token's experts and their weights are chosen, in fp32.
 
     Attributes:
-        experts: how many there are; ``chosen`` of them see a token.
+        experts: how many there are; ``top_k`` of them see a token.
         sigmoid: scores are sigmoids of the logits, not their softmax.
         renormalise: the chosen scores are divided by their sum.
         scale: factor on the weights.
@@ -35,7 +35,7 @@ class RouterSpec:
     """
 
     experts: int
-    chosen: int
+    top_k: int
     sigmoid: bool = False
     renormalise: bool = True
     scale: float = 1.0
@@ -56,7 +56,7 @@ class ExpertsSpec:
     """``Σ weight · expert(x)`` over the chosen experts, and a ``shared`` one that sees all tokens, if there is one.
 
     ``shared_gate``: the shared expert's result is multiplied by a sigmoid of ``x``. ``capacity_factor``: an expert takes at most
-    ``capacity_factor · chosen · length / experts`` tokens of a sequence, the first ones; None: all that come. ``grouped``: tokens
+    ``capacity_factor · top_k · length / experts`` tokens of a sequence, the first ones; None: all that come. ``grouped``: tokens
     are sorted by expert, and there are no places but those of the choices.
     """
 
@@ -80,7 +80,7 @@ class ExpertsSpec:
         """The most tokens of a sequence of ``length`` that one expert takes."""
         if self.capacity_factor is None:
             return length
-        wanted = math.ceil(self.capacity_factor * self.router.chosen * length / self.router.experts)
+        wanted = math.ceil(self.capacity_factor * self.router.top_k * length / self.router.experts)
         return min(max(wanted, 1), length)
 
     def matrices(self) -> Shapes:
@@ -101,11 +101,11 @@ class ExpertsSpec:
     def flops_per_token(self) -> float:
         """Forward and backward: the chosen experts, and what is computed for every token."""
         always = self.router.experts * self.hidden_size + scalars(self._always())
-        return FORWARD_AND_BACKWARD * (always + self.router.chosen * scalars(self.expert.matrices()))
+        return FORWARD_AND_BACKWARD * (always + self.router.top_k * scalars(self.expert.matrices()))
 
     def active_parameters(self) -> int:
         """Weights a token meets."""
-        idle = self.router.experts - self.router.chosen
+        idle = self.router.experts - self.router.top_k
         return scalars(self.weights()) - idle * scalars(self.expert.matrices())
 
     def _always(self) -> Shapes:

@@ -16,18 +16,18 @@ LATENT_NORM = NormSpec("rms", 1e-6)
 @dataclass(frozen=True)
 class LatentAttentionSpec:
     """Attributes:
-    query_rank: width of the vector that queries are made of; None: they are made of the hidden states.
-    key_value_rank: of the one that keys and values are made of.
-    plain_dim, rotary_dim, value_dim: channels of a head's query and key that are not turned, that are, and of its value.
-    scale: multiplies the scores; with the probability ``dropout`` a query does not see a key in training.
+    q_lora_rank: width of the vector that queries are made of; None: they are made of the hidden states.
+    kv_lora_rank: of the one that keys and values are made of.
+    qk_nope_head_dim, qk_rope_head_dim, value_dim: channels of a head's query and key that are not turned, that are, and of its
+    value. scale: multiplies the scores; with the probability ``dropout`` a query does not see a key in training.
     """
 
     hidden_size: int
     num_heads: int
-    query_rank: int | None
-    key_value_rank: int
-    plain_dim: int
-    rotary_dim: int
+    q_lora_rank: int | None
+    kv_lora_rank: int
+    qk_nope_head_dim: int
+    qk_rope_head_dim: int
     value_dim: int
     scale: float
     position: RotarySpec
@@ -42,40 +42,43 @@ class LatentAttentionSpec:
         return not self.dropout
 
     @property
-    def kv_heads(self) -> int:
+    def num_kv_heads(self) -> int:
         """Every query head has keys and values of its own."""
         return self.num_heads
 
     @property
     def head_dim(self) -> int:
         """Channels of a head's query and key."""
-        return self.plain_dim + self.rotary_dim
+        return self.qk_nope_head_dim + self.qk_rope_head_dim
 
     @property
     def context(self) -> AttentionContext:
         """What this attention reads besides hidden states and weights."""
-        return AttentionContext(self.position, None, self.rotary_dim, self.num_heads)
+        return AttentionContext(self.position, None, self.qk_rope_head_dim, self.num_heads)
 
     def matrices(self) -> Shapes:
         """The weights of its matrix products."""
-        plain, turned = self.num_heads * self.plain_dim, self.num_heads * self.rotary_dim
+        plain, turned = self.num_heads * self.qk_nope_head_dim, self.num_heads * self.qk_rope_head_dim
         query: Shapes = {"wq_plain.weight": (plain, self.hidden_size), "wq_rotary.weight": (turned, self.hidden_size)}
-        if self.query_rank is not None:
-            query = {"wq_down.weight": (self.query_rank, self.hidden_size)}
-            query |= {"wq_up_plain.weight": (plain, self.query_rank), "wq_up_rotary.weight": (turned, self.query_rank)}
+        if self.q_lora_rank is not None:
+            query = {"wq_down.weight": (self.q_lora_rank, self.hidden_size)}
+            query |= {
+                "wq_up_plain.weight": (plain, self.q_lora_rank),
+                "wq_up_rotary.weight": (turned, self.q_lora_rank),
+            }
         return {
             **query,
-            "wkv_down.weight": (self.key_value_rank, self.hidden_size),
-            "wk_rotary.weight": (self.rotary_dim, self.hidden_size),
-            "wk_plain.weight": (plain, self.key_value_rank),
-            "wv.weight": (self.num_heads * self.value_dim, self.key_value_rank),
+            "wkv_down.weight": (self.kv_lora_rank, self.hidden_size),
+            "wk_rotary.weight": (self.qk_rope_head_dim, self.hidden_size),
+            "wk_plain.weight": (plain, self.kv_lora_rank),
+            "wv.weight": (self.num_heads * self.value_dim, self.kv_lora_rank),
             "wo.weight": (self.hidden_size, self.num_heads * self.value_dim),
         }
 
     def weights(self) -> Shapes:
         """All weights."""
-        query = {} if self.query_rank is None else {"query_latent_norm.weight": (self.query_rank,)}
-        return {**self.matrices(), **query, "key_value_latent_norm.weight": (self.key_value_rank,)}
+        query = {} if self.q_lora_rank is None else {"query_latent_norm.weight": (self.q_lora_rank,)}
+        return {**self.matrices(), **query, "key_value_latent_norm.weight": (self.kv_lora_rank,)}
 
     def flops_per_token(self, seq_length: int) -> float:
         """Forward and backward: weights, and scores and contexts of a sequence, not halved for the causal mask."""

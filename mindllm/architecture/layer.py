@@ -33,7 +33,7 @@ class LayerSpec:
     that of both results before they are added. ``adapters`` stand beside projections, ``bottlenecks`` behind the two parts;
     ``frozen`` are the weights that training does not change, and ``codes`` says which of them are held in codes.
 
-    ``predicts_ahead``: a layer behind the others, in training only, whose hidden states predict the token one further than those
+    ``is_mtp``: a layer behind the others, in training only, whose hidden states predict the token one further than those
     it is given (DeepSeek-V3, section 2.2): before it a projection of the embeddings of the next tokens and those hidden states,
     each through a norm, behind it a norm of its own.
     """
@@ -47,7 +47,7 @@ class LayerSpec:
     bottlenecks: tuple[BottleneckSpec, ...] = ()
     frozen: tuple[str, ...] = ()
     codes: tuple[CodeSpec, ...] = ()
-    predicts_ahead: bool = False
+    is_mtp: bool = False
 
     @property
     def drops(self) -> bool:
@@ -76,7 +76,7 @@ class LayerSpec:
         """A word for tables in which the layers of a model are told apart."""
         attention = "global" if self.attention.window is None else "window"
         name = attention if isinstance(self.feed_forward, FeedForwardSpec) else f"{attention} experts"
-        return f"{name} prediction" if self.predicts_ahead else name
+        return f"{name} prediction" if self.is_mtp else name
 
     def weights(self) -> Shapes:
         """Names below the layer, in the order of the checkpoint."""
@@ -84,7 +84,7 @@ class LayerSpec:
         parts = {"attention": self.attention.weights(), "feed_forward": self.feed_forward.weights()}
         norms = {norm: self.norm.weights(hidden) for norm in self.norms}
         own = {f"{part}.{name}": shape for part, shapes in {**norms, **parts}.items() for name, shape in shapes.items()}
-        around = self._around_prediction() if self.predicts_ahead else {}
+        around = self._around_prediction() if self.is_mtp else {}
         return {**own, **around, **{name: shape for added in self.added for name, shape in added.weights().items()}}
 
     def _around_prediction(self) -> Shapes:
@@ -121,7 +121,7 @@ class LayerSpec:
     def flops_per_token(self, seq_length: int) -> float:
         """Matrix products of forward and backward; a frozen weight has no product for its gradient."""
         products = self.attention.flops_per_token(seq_length) + self.feed_forward.flops_per_token()
-        if self.predicts_ahead:
+        if self.is_mtp:
             products += FORWARD_AND_BACKWARD * math.prod(self._around_prediction()[JOINT_PROJECTION])
         matrices = (shape for added in self.added for shape in added.weights().values() if len(shape) > 1)
         return products + FORWARD_AND_BACKWARD * sum(map(math.prod, matrices)) - self._not_computed()

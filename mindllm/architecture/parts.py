@@ -71,7 +71,7 @@ class AttentionSpec:
 
     hidden_size: int
     num_heads: int
-    kv_heads: int
+    num_kv_heads: int
     head_dim: int
     scale: float
     position: Position
@@ -99,7 +99,7 @@ class AttentionSpec:
 
     def matrices(self) -> Shapes:
         """The weights of its matrix products."""
-        query, key_value = self.num_heads * self.head_dim, self.kv_heads * self.head_dim
+        query, key_value = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
         return {
             "wq.weight": (query, self.hidden_size),
             "wk.weight": (key_value, self.hidden_size),
@@ -141,7 +141,7 @@ class FeedForwardSpec:
     """
 
     hidden_size: int
-    width: int
+    intermediate_size: int
     activation: Activation = "silu"
     gated: bool = True
     bias: bool = False
@@ -154,9 +154,9 @@ class FeedForwardSpec:
 
     def matrices(self) -> Shapes:
         """The weights of its matrix products."""
-        up = {"w1.weight": (self.width, self.hidden_size)}
-        gate = {"w3.weight": (self.width, self.hidden_size)} if self.gated else {}
-        return {**up, **gate, "w2.weight": (self.hidden_size, self.width)}
+        up = {"w1.weight": (self.intermediate_size, self.hidden_size)}
+        gate = {"w3.weight": (self.intermediate_size, self.hidden_size)} if self.gated else {}
+        return {**up, **gate, "w2.weight": (self.hidden_size, self.intermediate_size)}
 
     def weights(self) -> Shapes:
         """All weights."""

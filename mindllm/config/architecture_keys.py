@@ -83,7 +83,7 @@ def _plain_architecture(model: ModelKeys) -> Architecture:
             norm=norm if model.embedding_norm else None,
             dropout=model.embedding_dropout,
         ),
-        layers=tuple(replace(layer, predicts_ahead=number >= model.num_layers) for number, layer in enumerate(layers)),
+        layers=tuple(replace(layer, is_mtp=number >= model.num_layers) for number, layer in enumerate(layers)),
         final_norm=norm,
         head=HeadSpec(model.tie_word_embeddings, model.norm_head, model.final_logit_softcapping),
     )
@@ -127,7 +127,7 @@ def keys_of_layers(model: ModelKeys, layers: Sequence[LayerSpec]) -> dict[str, A
     """The keys of ``model_config`` that give ``model`` these of its layers instead of its own, in this order, in which those
     that predict ahead are the last ones.
     """
-    ahead = sum(layer.predicts_ahead for layer in layers)
+    ahead = sum(layer.is_mtp for layer in layers)
     keys: dict[str, Any] = {"num_layers": len(layers) - ahead}
     if model.num_nextn_predict_layers:
         keys["num_nextn_predict_layers"] = ahead
@@ -185,7 +185,7 @@ def _attention(model: ModelKeys, norm: NormSpec, sliding: bool) -> AttentionSpec
     return AttentionSpec(
         hidden_size=model.hidden_size,
         num_heads=model.num_heads,
-        kv_heads=model.n_kv_heads,
+        num_kv_heads=model.n_kv_heads,
         head_dim=model.head_dim,
         scale=1.0 / math.sqrt(model.query_pre_attn_scalar or model.head_dim),
         position=_position(model, sliding),
@@ -207,10 +207,10 @@ def _latent_attention(model: ModelKeys) -> LatentAttentionSpec:
     return LatentAttentionSpec(
         hidden_size=model.hidden_size,
         num_heads=model.num_heads,
-        query_rank=model.q_lora_rank,
-        key_value_rank=model.kv_lora_rank,
-        plain_dim=model.qk_nope_head_dim,
-        rotary_dim=model.qk_rope_head_dim,
+        q_lora_rank=model.q_lora_rank,
+        kv_lora_rank=model.kv_lora_rank,
+        qk_nope_head_dim=model.qk_nope_head_dim,
+        qk_rope_head_dim=model.qk_rope_head_dim,
         value_dim=model.v_head_dim,
         scale=scale,
         position=RotarySpec(model.theta, model.qk_rope_head_dim, scaling, model.max_position_embedding),
@@ -232,7 +232,7 @@ def _feed_forward(model: ModelKeys, width: int) -> FeedForwardSpec:
 def _experts(model: ModelKeys) -> ExpertsSpec:
     router = RouterSpec(
         experts=model.expert_num,
-        chosen=model.num_experts_chosen,
+        top_k=model.num_experts_chosen,
         sigmoid=model.use_gating_sigmoid,
         renormalise=model.norm_topk_prob,
         scale=model.routed_scaling_factor,

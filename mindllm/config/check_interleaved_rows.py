@@ -59,5 +59,5 @@ def _whole_layers(architecture: Architecture) -> Iterator[str]:
         yield "latent attention is not taken in parts yet"
     if any(kind.drops for kind in kinds):
         yield "dropout is drawn for whole sequences, not for parts of them"
-    if any(kind.predicts_ahead for kind in kinds):
+    if any(kind.is_mtp for kind in kinds):
         yield "layers that predict ahead are given tokens in their order"

@@ -79,8 +79,8 @@ class CausalLM(nn.Cell):
         self.mul = P.Mul()
         self.sum = P.ReduceSum()
         depths = range(config.num_nextn_predict_layers)
-        self.predicts_ahead = bool(depths)
-        if self.predicts_ahead:
+        self.has_mtp = bool(depths)
+        if self.has_mtp:
             factor = config.mtp_loss_factor / len(depths)
             positions = kernels.positions(config.seq_length)
             self.ahead = nn.CellList([Ahead(depth + 1, positions, kernels.document_masks) for depth in depths])
@@ -118,7 +118,7 @@ class CausalLM(nn.Cell):
 
         What the last three are is said at :class:`Decoder`; the first two of them need ``kernels.document_masks``.
         """
-        if not self.predicts_ahead:
+        if not self.has_mtp:
             return self.next_token_loss(input_ids, labels, loss_mask, segment_starts, position_ids, random)
         ids: tuple[Tensor, ...] = ()
         for ahead in self.ahead:
@@ -170,7 +170,7 @@ class NextTokenLoss(nn.Cell):
 
 def for_evaluation(whole: nn.Cell) -> nn.Cell:
     """What evaluates in place of a cell that gives a loss: of a model that predicts ahead, the loss of the next token alone."""
-    return NextTokenLoss(whole) if isinstance(whole, CausalLM) and whole.predicts_ahead else whole
+    return NextTokenLoss(whole) if isinstance(whole, CausalLM) and whole.has_mtp else whole
 
 
 def build_model(config: ModelConfig, device_target: str = "CPU") -> CausalLM:

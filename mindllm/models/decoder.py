@@ -336,7 +336,7 @@ def _layer(number: int, model: ModelConfig, kernels: Kernels, spread: InitStd) -
     if kernels.row_parts > 1:
         first, last = not number or number - 1 in kernels.joins, number == len(layers) - 1 or number in kernels.joins
         return FineGrainInterleavedLayer(spec, kernels, spread, length, first, last)
-    return (MTPLayer if spec.predicts_ahead else DecoderLayer)(spec, kernels, spread, length)
+    return (MTPLayer if spec.is_mtp else DecoderLayer)(spec, kernels, spread, length)
 
 
 def causal_mask(seq_length: int, kernels: Kernels, window: int | None = None) -> np.ndarray:

@@ -16,7 +16,7 @@ class FeedForward(nn.Cell):
 
     def __init__(self, spec: FeedForwardSpec, kernels: Kernels, spread: InitStd) -> None:
         super().__init__()
-        hidden, inner = spec.hidden_size, spec.width
+        hidden, inner = spec.hidden_size, spec.intermediate_size
         activation = ACTIVATIONS[spec.activation]()
         self.w1 = Linear(hidden, inner, kernels, spread.inner, bias=spec.bias, activation=activation)
         self.gated = spec.gated

@@ -37,7 +37,7 @@ def place_on_stages(lm: CausalLM, plan: LayerPlan, model: ModelConfig, kernels: 
         layer.pipeline_stage = assignment.stage
         if any(lm.model.drops):
             lm.model.dropout_keys[number].pipeline_stage = assignment.stage
-    of_predictions = (lm.model.lookup_ahead, *lm.ahead, *lm.prediction_losses) if lm.predicts_ahead else ()
+    of_predictions = (lm.model.lookup_ahead, *lm.ahead, *lm.prediction_losses) if lm.has_mtp else ()
     of_head = (lm.lm_head, lm.unit_rows) if lm.normalised else (lm.lm_head,)
     for cell in (lm.model.norm_out, *of_head, lm.cross_entropy, lm.losses, *of_predictions):
         cell.pipeline_stage = last
@@ -63,7 +63,7 @@ def _of_embedding(decoder: Decoder) -> list[nn.Cell]:
 
 def fuse_gradient_communication(lm: CausalLM, plan: LayerPlan, groups: int) -> None:
     """Gives parameters whose gradients are exchanged in one message the same number (MindFormers' rule)."""
-    ahead = lm.prediction_losses if lm.predicts_ahead else ()
+    ahead = lm.prediction_losses if lm.has_mtp else ()
     for cell in (*_of_embedding(lm.model), lm.model.norm_out, lm.lm_head, *ahead):
         cell.set_comm_fusion(fusion_of_others(plan, groups))
     for number, layer in enumerate(lm.model.layers):

@@ -32,7 +32,7 @@ def kept_results(spec: LayerSpec, tokens: int, seq_length: int, strategy: Strate
     }
     for norm in spec.norms[: 1 if sorts_split_tokens(spec.feed_forward) else 2]:  # gathered, it is kept instead
         found |= {f"{norm}.gather": whole - hidden} if strategy.sequence_parallel else {}
-    if spec.predicts_ahead:  # both operands of what joins them, the joint one, and what the last norm is given
+    if spec.is_mtp:  # both operands of what joins them, the joint one, and what the last norm is given
         found["around_prediction"] = 5 * hidden
     found |= _attention(spec, tokens, seq_length, strategy, numerics)
     if isinstance(spec.feed_forward, FeedForwardSpec):
@@ -71,14 +71,16 @@ def _attention(spec: LayerSpec, tokens: int, seq_length: int, strategy: Strategy
     if isinstance(attention, LatentAttentionSpec):
         value = attention.head_dim if fused else attention.value_dim  # the kernel has values as wide as keys
         heads = attention.num_heads * (2 * attention.head_dim + (1 + fused) * value + attention.value_dim)
-        narrow = attention.key_value_rank + (attention.query_rank or 0)
+        narrow = attention.kv_lora_rank + (attention.q_lora_rank or 0)
         found["attention.latents"] = 2 * HALF_BYTES * tokens * narrow  # before and behind their norms
     else:
         exchanged = (
             strategy.exchanges_heads or strategy.context_balanced
         )  # the kernel's results are put into another order
         gathered = 1 if strategy.exchanges_heads else strategy.size(CONTEXT)
-        heads = ((2 + fused + exchanged) * attention.num_heads + 2 * gathered * attention.kv_heads) * attention.head_dim
+        heads = (
+            (2 + fused + exchanged) * attention.num_heads + 2 * gathered * attention.num_kv_heads
+        ) * attention.head_dim
     found["attention.heads"] = HALF_BYTES * tokens * heads / ranks
     if fused:
         found["attention.statistics"] = STATISTICS * tokens * attention.num_heads / ranks
@@ -91,7 +93,7 @@ def _attention(spec: LayerSpec, tokens: int, seq_length: int, strategy: Strategy
 
 
 def _dense(spec: FeedForwardSpec, tokens: int, strategy: Strategy, at: str) -> Kept:
-    inner = HALF_BYTES * tokens * spec.width / strategy.model_parallel
+    inner = HALF_BYTES * tokens * spec.intermediate_size / strategy.model_parallel
     found = {f"{at}.w1": inner, f"{at}.w1.activation.{spec.activation_operator}": inner}
     return found | ({f"{at}.w3": inner, f"{at}.mul": inner} if spec.gated else {})
 
@@ -101,7 +103,7 @@ def _experts(spec: ExpertsSpec, tokens: int, seq_length: int, strategy: Strategy
     at, places = "feed_forward.experts", own_places(spec, tokens, seq_length, strategy)
     if spec.grouped:
         places = rows_held(spec, tokens, strategy)
-    inner = HALF_BYTES * places * spec.expert.width / strategy.expert_tensor_parallel
+    inner = HALF_BYTES * places * spec.expert.intermediate_size / strategy.expert_tensor_parallel
     found = {
         "feed_forward.router": ROUTED * FP32_BYTES * tokens * spec.router.experts,
         "feed_forward.depart": HALF_BYTES * places * spec.hidden_size,
@@ -110,7 +112,7 @@ def _experts(spec: ExpertsSpec, tokens: int, seq_length: int, strategy: Strategy
         f"{at}.w3": inner,
         f"{at}.mul": inner,
         "feed_forward.collect": HALF_BYTES
-        * (places if spec.grouped else tokens * spec.router.chosen)
+        * (places if spec.grouped else tokens * spec.router.top_k)
         * spec.hidden_size,
     }
     return found if spec.shared is None else found | _dense(spec.shared, tokens, strategy, "feed_forward.shared")

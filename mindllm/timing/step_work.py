@@ -191,7 +191,7 @@ def spec_part(workload: Workload, spec: LayerSpec, own: LayerAssignment, swap: S
     again = repeated_work(layer, own, strategy.repeat_exchanges)
     beside: Work = ()
     sums: Work = ()
-    if spec.predicts_ahead:
+    if spec.is_mtp:
         beside, sums = prediction_work(workload, tokens), of_tokens_ahead(sums_of_slices(workload))
         again = (*again, *of_tokens_ahead(repeated_loss(workload, tokens)))
     forward = (*layer, *beside)

@@ -210,7 +210,7 @@ def _embedding_is_elsewhere(parallel: ParallelModel, rank: int) -> bool:
     """
     embedding, stage = parallel.model.model.tok_embeddings.embedding_weight, parallel.mesh.stage_of(rank)
     return (
-        (parallel.model.tied or parallel.model.predicts_ahead)
+        (parallel.model.tied or parallel.model.has_mtp)
         and embedding.requires_grad
         and 0 < stage == parallel.plan.stages - 1
     )

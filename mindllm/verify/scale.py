@@ -177,7 +177,7 @@ def kept_layers(plan: LayerPlan, specs: Sequence[LayerSpec], ends_differ: bool =
     Numbers may repeat, but for those of layers that predict ahead, which stay the last ones.
     """
     ends = (0, len(specs) - 1) if ends_differ else ()
-    ahead = {number for number, spec in enumerate(specs) if spec.predicts_ahead}
+    ahead = {number for number, spec in enumerate(specs) if spec.is_mtp}
     counts = sorted({count for row in plan.counts for count in row})
     kept: list[int] = []
     for chunk, stage in itertools.product(range(plan.chunks), range(plan.stages)):

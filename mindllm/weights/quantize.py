@@ -187,7 +187,7 @@ def folds_of(model: ModelConfig, number: int) -> tuple[Fold, ...]:
     assert isinstance(attention, AttentionSpec)
     assert isinstance(feed_forward, FeedForwardSpec)
     found = [Fold("attention.wq", QUERY_KEY_VALUE, norm="attention_norm")]
-    if attention.num_heads == attention.kv_heads:
+    if attention.num_heads == attention.num_kv_heads:
         found.append(Fold("attention.wo", ("attention.wo",), rows_of="attention.wv"))
     up = UP if feed_forward.gated else UP[:1]
     found.append(Fold("feed_forward.w1", up, norm="ffn_norm"))

@@ -159,7 +159,7 @@ def test_a_layer_that_predicts_ahead_is_planned_on_the_last_stage(stages, last):
     plan = Plan((*((("none",) * 3,) * (stages - 1)), last))
     written = validation.planned_config(found.config, found.problem, plan)
     memories = forecast_stages(written, stages_of(written), FormulaSimulations())
-    assert memories[-1].stage.runs[-1].kind.spec.predicts_ahead
+    assert memories[-1].stage.runs[-1].kind.spec.is_mtp
     assert evaluate(found.problem, plan).peak_mb[-1] == pytest.approx(memories[-1].used_peak / MIB, abs=TABLES + 0.1)
 
 

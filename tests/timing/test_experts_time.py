@@ -41,7 +41,7 @@ def test_products_of_experts_are_those_of_their_places(capacity, computed):
     experts = replace(spec.feed_forward, capacity_factor=capacity)
     spec = replace(spec, feed_forward=experts)
     flops = sum(one.flops for one in passes(spec, 32, 16, Strategy()) if isinstance(one, Operator))
-    chosen = FORWARD_AND_BACKWARD * experts.router.chosen * sum(a * b for a, b in experts.expert.matrices().values())
+    chosen = FORWARD_AND_BACKWARD * experts.router.top_k * sum(a * b for a, b in experts.expert.matrices().values())
     assert flops == pytest.approx(32 * (spec.flops_per_token(16) + (computed - 1) * chosen))
 
 
@@ -62,7 +62,7 @@ def test_ranks_that_share_experts_keep_room_for_whatever_may_come():
     alone, shared = (kept_results(spec, 8, 16, Strategy(4, expert_parallel=groups), COMPOSED) for groups in (1, 2))
     assert shared["feed_forward.experts.mul"] == 2 * alone["feed_forward.experts.mul"]
     places = replace(spec, feed_forward=replace(spec.feed_forward, grouped=False))
-    chosen = spec.feed_forward.router.chosen / spec.feed_forward.router.experts
+    chosen = spec.feed_forward.router.top_k / spec.feed_forward.router.experts
     with_places = kept_results(places, 16, 16, Strategy(4), COMPOSED)["feed_forward.experts.mul"]
     assert 2 * alone["feed_forward.experts.mul"] == chosen * with_places
 

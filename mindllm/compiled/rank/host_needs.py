@@ -62,7 +62,7 @@ def require(claim: MemoryClaim, config: RunConfig) -> None:
 def _layer_bytes(spec: LayerSpec) -> int:
     of_experts = 0 if isinstance(spec.feed_forward, FeedForwardSpec) else OF_EXPERTS
     of_attention = OF_LATENT_ATTENTION if isinstance(spec.attention, LatentAttentionSpec) else 0
-    return LAYER + of_experts + of_attention + OF_PREDICTION * spec.predicts_ahead
+    return LAYER + of_experts + of_attention + OF_PREDICTION * spec.is_mtp
 
 
 def _unrolled(config: RunConfig) -> int:

@@ -68,7 +68,7 @@ class CompressedAttention(nn.Cell):
 
     def construct(self, x: Tensor, slots: Tensor, tables: Tables, mask: Tensor) -> Tensor:
         attention = self.attention
-        narrow = self.reshape(attention.narrow(x), (self.batch, 1, -1, self.spec.key_value_rank))
+        narrow = self.reshape(attention.narrow(x), (self.batch, 1, -1, self.spec.kv_lora_rank))
         held, _ = self.cache(slots, self.join_narrow((narrow, attention.turned_key(x, self.batch, tables))))
         plain, turned = attention.query(x, self.batch, tables)
         if plain.shape[2] >= self.tokens_for_keys:
@@ -80,14 +80,14 @@ class CompressedAttention(nn.Cell):
         spec, attention = self.spec, self.attention
         query = self.join_query((self.of_keys(plain, attention.wk_plain.matrix(plain)), turned))
         seen = self.absorbed_core(query, held, held, mask)
-        seen = self.cut(seen, (0, 0, 0, 0), (*seen.shape[:3], spec.key_value_rank))
+        seen = self.cut(seen, (0, 0, 0, 0), (*seen.shape[:3], spec.kv_lora_rank))
         return self.of_values(seen, attention.wv.matrix(seen))
 
     def to_keys(self, plain: Tensor, turned: Tensor, held: Tensor, mask: Tensor) -> Tensor:
         """The same by keys and values of all heads."""
-        rank, places = self.spec.key_value_rank, (self.batch, 1, self.capacity)
+        rank, places = self.spec.kv_lora_rank, (self.batch, 1, self.capacity)
         narrow = self.reshape(self.cut(held, (0, 0, 0, 0), (*places, rank)), (-1, rank))
-        turned_keys = self.cut(held, (0, 0, 0, rank), (*places, self.spec.rotary_dim))
+        turned_keys = self.cut(held, (0, 0, 0, rank), (*places, self.spec.qk_rope_head_dim))
         keys, values = self.attention.keys_and_values(narrow, turned_keys, self.batch)
         return self.core(self.join_query((plain, turned)), keys, values, mask)
 
@@ -116,7 +116,7 @@ class OfHeads(nn.Cell):
 
 def absorbed(spec: LatentAttentionSpec) -> AttentionSpec:
     """Latent attention as queries see it that are taken to the narrow vectors: one key head, whose values are the keys."""
-    width = spec.key_value_rank + spec.rotary_dim
+    width = spec.kv_lora_rank + spec.qk_rope_head_dim
     return AttentionSpec(spec.hidden_size, spec.num_heads, 1, width, spec.scale, spec.position)
 
 
@@ -126,5 +126,5 @@ def tokens_for_keys(spec: LatentAttentionSpec) -> int:
     A query and a vector cost ``2 (rank + turned)`` for each head then, and ``plain + turned + value`` with keys and values, which
     take ``rank (plain + value)`` for each vector.
     """
-    saved = 2 * (spec.key_value_rank + spec.rotary_dim) - spec.head_dim - spec.value_dim
-    return spec.key_value_rank * (spec.plain_dim + spec.value_dim) // saved + 1 if saved > 0 else NEVER
+    saved = 2 * (spec.kv_lora_rank + spec.qk_rope_head_dim) - spec.head_dim - spec.value_dim
+    return spec.kv_lora_rank * (spec.qk_nope_head_dim + spec.value_dim) // saved + 1 if saved > 0 else NEVER

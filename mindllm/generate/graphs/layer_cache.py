@@ -28,8 +28,8 @@ class CacheForm:
     def of(spec: AttentionSpec | LatentAttentionSpec) -> CacheForm:
         """Keys and values of all heads; of latent attention the narrow vector they are made of, and the key that is turned."""
         if isinstance(spec, LatentAttentionSpec):
-            return CacheForm(1, spec.key_value_rank + spec.rotary_dim)
-        return CacheForm(spec.kv_heads, spec.head_dim, spec.value_dim)
+            return CacheForm(1, spec.kv_lora_rank + spec.qk_rope_head_dim)
+        return CacheForm(spec.num_kv_heads, spec.head_dim, spec.value_dim)
 
     @property
     def numbers(self) -> int:

@@ -49,7 +49,7 @@ def _computes(layer: LayerSpec, capacity: int) -> bool:
     plain_attention = attention == AttentionSpec(
         attention.hidden_size,
         attention.num_heads,
-        attention.kv_heads,
+        attention.num_kv_heads,
         attention.head_dim,
         scale=attention.scale,
         position=attention.position,
@@ -62,7 +62,9 @@ def _computes(layer: LayerSpec, capacity: int) -> bool:
     fits = isinstance(attention.position, RotarySpec) and attention.head_dim <= WIDEST_HEAD and sees_all
     if not isinstance(feed_forward, FeedForwardSpec) or feed_forward.activation not in ("silu", "gelu_tanh"):
         return False
-    plain = feed_forward == FeedForwardSpec(feed_forward.hidden_size, feed_forward.width, feed_forward.activation)
+    plain = feed_forward == FeedForwardSpec(
+        feed_forward.hidden_size, feed_forward.intermediate_size, feed_forward.activation
+    )
     plain = plain and not layer.added and not layer.norm_output
     return fits and plain_attention and plain and norm.kind in ("rms", "rms_one")
 

@@ -34,7 +34,7 @@ class ComposedAttention(nn.Cell):
         super().__init__()
         self.scale = spec.scale
         self.num_heads = spec.num_heads
-        self.kv_heads = spec.kv_heads
+        self.num_kv_heads = spec.num_kv_heads
         self.head_dim = spec.head_dim
         self.value_dim = spec.value_dim
         self.softmax_dtype = kernels.softmax
@@ -70,7 +70,7 @@ class ComposedAttention(nn.Cell):
         bias: Tensor | None = None,
         random: Tensor | None = None,
     ) -> Tensor:
-        """Query ``[batch, heads, q, d]``, key, value ``[batch, kv_heads, k, d]`` -> as query, with the width of the values.
+        """Query ``[batch, heads, q, d]``, key, value ``[batch, num_kv_heads, k, d]`` -> as query, with the width of the values.
 
         The mask is additive: ``[q, k]``, or ``[batch, 1, q, k]`` with one for each row. The bias is ``[1, heads, 1, k]``.
         ``random``, int32 ``[batch, q]``, is what dropout is drawn by.
@@ -91,7 +91,7 @@ class ComposedAttention(nn.Cell):
         """The same for a query that is scaled already."""
         batch, _, rows, _ = query.shape
         columns = key.shape[2]
-        query = self.reshape(query, (batch, self.kv_heads, -1, self.head_dim))
+        query = self.reshape(query, (batch, self.num_kv_heads, -1, self.head_dim))
         scores = self.scores(self.operand(query), self.operand(key))
         scores = self.reshape(scores, (batch, self.num_heads, rows, columns))
         scores = self.cast(scores, self.softmax_dtype)
@@ -106,7 +106,7 @@ class ComposedAttention(nn.Cell):
             weights = self.reshape(weights, (batch, self.num_heads, rows, columns))
             weights = self.dropout(weights, random, columns_of_dropout)
         weights = self.operand(weights)
-        weights = self.reshape(weights, (batch, self.kv_heads, -1, columns))
+        weights = self.reshape(weights, (batch, self.num_kv_heads, -1, columns))
         context = self.context(weights, self.operand(value))
         return self.reshape(context, (batch, self.num_heads, rows, self.value_dim))
 
@@ -179,8 +179,8 @@ class Attention(nn.Cell):
         super().__init__()
         self.head_dim = spec.head_dim
         self.num_heads = spec.num_heads
-        self.kv_heads = spec.kv_heads
-        width, kv_width = self.num_heads * self.head_dim, self.kv_heads * self.head_dim
+        self.num_kv_heads = spec.num_kv_heads
+        width, kv_width = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
         self.wq = Linear(spec.hidden_size, width, kernels, spread.inner, bias=spec.qkv_bias)
         self.wk = Linear(spec.hidden_size, kv_width, kernels, spread.inner, bias=spec.qkv_bias)
         self.wv = Linear(spec.hidden_size, kv_width, kernels, spread.inner, bias=spec.qkv_bias)
@@ -212,7 +212,7 @@ class Attention(nn.Cell):
         """Normed and rotated queries and keys, and values, of ``x`` ``[batch · seq, hidden]``: ``[batch, heads, seq, d]``."""
         query = self.queries(self.wq(x, random), batch, tables)
         key = self.keys(self.wk(x, random), batch, tables)
-        return query, key, self.heads(self.wv(x, random), batch, self.kv_heads)
+        return query, key, self.heads(self.wv(x, random), batch, self.num_kv_heads)
 
     def queries(self, rows: Tensor, batch: int, tables: Tables) -> Tensor:
         """Normed and rotated heads ``[batch, heads, seq, d]`` of ``rows`` ``[batch · seq, heads · d]``."""
@@ -223,7 +223,7 @@ class Attention(nn.Cell):
 
     def keys(self, rows: Tensor, batch: int, tables: Tables) -> Tensor:
         """The same of keys."""
-        key = self.heads(rows, batch, self.kv_heads)
+        key = self.heads(rows, batch, self.num_kv_heads)
         if self.norms_heads:
             key = self.key_norm(key)
         return self.rotary(key, tables[0], tables[1]) if self.rotates else key
@@ -243,7 +243,7 @@ class Attention(nn.Cell):
     def attended(self, query: Tensor, key: Tensor, value: Tensor, batch: int, tables: Tables, mask: Tensor) -> Tensor:
         """What :meth:`rows` of whole sequences attend to, before the output projection: ``[batch · seq, heads · d]``."""
         query, key = self.queries(query, batch, tables), self.keys(key, batch, tables)
-        value = self.heads(value, batch, self.kv_heads)
+        value = self.heads(value, batch, self.num_kv_heads)
         return self.merged(self.attention(query, key, value, mask, self.bias(), None))
 
     def bias(self) -> Tensor | None:

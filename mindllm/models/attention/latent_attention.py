@@ -29,25 +29,25 @@ class LatentAttention(nn.Cell):
         super().__init__()
         heads, std = spec.num_heads, spread.inner
         self.num_heads, self.value_dim = heads, spec.value_dim
-        self.plain_dim, self.rotary_dim = spec.plain_dim, spec.rotary_dim
-        self.compresses_queries = spec.query_rank is not None
-        if spec.query_rank is None:
-            self.wq_plain = Linear(spec.hidden_size, heads * spec.plain_dim, kernels, std)
-            self.wq_rotary = Linear(spec.hidden_size, heads * spec.rotary_dim, kernels, std)
+        self.qk_nope_head_dim, self.qk_rope_head_dim = spec.qk_nope_head_dim, spec.qk_rope_head_dim
+        self.compresses_queries = spec.q_lora_rank is not None
+        if spec.q_lora_rank is None:
+            self.wq_plain = Linear(spec.hidden_size, heads * spec.qk_nope_head_dim, kernels, std)
+            self.wq_rotary = Linear(spec.hidden_size, heads * spec.qk_rope_head_dim, kernels, std)
         else:
-            self.wq_down = Linear(spec.hidden_size, spec.query_rank, kernels, std)
-            self.wq_up_plain = Linear(spec.query_rank, heads * spec.plain_dim, kernels, std)
-            self.wq_up_rotary = Linear(spec.query_rank, heads * spec.rotary_dim, kernels, std)
-        self.wkv_down = Linear(spec.hidden_size, spec.key_value_rank, kernels, std)
-        self.wk_rotary = Linear(spec.hidden_size, spec.rotary_dim, kernels, std)
-        self.wk_plain = Linear(spec.key_value_rank, heads * spec.plain_dim, kernels, std)
-        self.wv = Linear(spec.key_value_rank, heads * spec.value_dim, kernels, std)
+            self.wq_down = Linear(spec.hidden_size, spec.q_lora_rank, kernels, std)
+            self.wq_up_plain = Linear(spec.q_lora_rank, heads * spec.qk_nope_head_dim, kernels, std)
+            self.wq_up_rotary = Linear(spec.q_lora_rank, heads * spec.qk_rope_head_dim, kernels, std)
+        self.wkv_down = Linear(spec.hidden_size, spec.kv_lora_rank, kernels, std)
+        self.wk_rotary = Linear(spec.hidden_size, spec.qk_rope_head_dim, kernels, std)
+        self.wk_plain = Linear(spec.kv_lora_rank, heads * spec.qk_nope_head_dim, kernels, std)
+        self.wv = Linear(spec.kv_lora_rank, heads * spec.value_dim, kernels, std)
         self.wo = Linear(heads * spec.value_dim, spec.hidden_size, kernels, spread.output)
-        if spec.query_rank is not None:
-            self.query_latent_norm = make_norm(spec.query_rank, LATENT_NORM, kernels)
-        self.key_value_latent_norm = make_norm(spec.key_value_rank, LATENT_NORM, kernels)
-        self.query_rotary = RotaryEmbedding(spec.rotary_dim, kernels)
-        self.key_rotary = RotaryEmbedding(spec.rotary_dim, kernels)
+        if spec.q_lora_rank is not None:
+            self.query_latent_norm = make_norm(spec.q_lora_rank, LATENT_NORM, kernels)
+        self.key_value_latent_norm = make_norm(spec.kv_lora_rank, LATENT_NORM, kernels)
+        self.query_rotary = RotaryEmbedding(spec.qk_rope_head_dim, kernels)
+        self.key_rotary = RotaryEmbedding(spec.qk_rope_head_dim, kernels)
         self.to_all_heads = P.Add()
         self.nothing = Tensor(np.zeros((1, heads, 1, 1)), kernels.activation)
         self.join_query = P.Concat(axis=-1)
@@ -79,12 +79,12 @@ class LatentAttention(nn.Cell):
         return self.join_query(self.query(x, batch, tables, random)), key, value
 
     def narrow(self, x: Tensor, random: Tensor | None = None) -> Tensor:
-        """What keys and values are made of, ``[batch · seq, key_value_rank]``."""
+        """What keys and values are made of, ``[batch · seq, kv_lora_rank]``."""
         return self.key_value_latent_norm(self.wkv_down(x, random))
 
     def turned_key(self, x: Tensor, batch: int, tables: Tables, random: Tensor | None = None) -> Tensor:
         """The part of the keys that is one for all heads: ``[batch, 1, seq, turned]``."""
-        key = self.reshape(self.wk_rotary(x, random), (batch, 1, -1, self.rotary_dim))
+        key = self.reshape(self.wk_rotary(x, random), (batch, 1, -1, self.qk_rope_head_dim))
         return self.key_rotary(key, tables[0], tables[1])
 
     def keys_and_values(
@@ -92,7 +92,7 @@ class LatentAttention(nn.Cell):
     ) -> tuple[Tensor, Tensor]:
         """Those of all heads, ``[batch, heads, seq, d]``, of what :meth:`narrow` and :meth:`turned_key` give."""
         turned = self.to_all_heads(turned, self.nothing)
-        key = self.join_key((self.heads(self.wk_plain(narrow, random), batch, self.plain_dim), turned))
+        key = self.join_key((self.heads(self.wk_plain(narrow, random), batch, self.qk_nope_head_dim), turned))
         value = self.wv(narrow, random)
         if not self.pads_tokens:
             return key, self.heads(value, batch, self.value_dim)
@@ -106,8 +106,8 @@ class LatentAttention(nn.Cell):
             plain, turned = self.wq_up_plain(latent, random), self.wq_up_rotary(latent, random)
         else:
             plain, turned = self.wq_plain(x, random), self.wq_rotary(x, random)
-        turned = self.query_rotary(self.heads(turned, batch, self.rotary_dim), tables[0], tables[1])
-        return self.heads(plain, batch, self.plain_dim), turned
+        turned = self.query_rotary(self.heads(turned, batch, self.qk_rope_head_dim), tables[0], tables[1])
+        return self.heads(plain, batch, self.qk_nope_head_dim), turned
 
     def output(self, context: Tensor, random: Tensor | None = None) -> Tensor:
         """``[batch, heads, seq, value] -> [batch · seq, hidden]``."""

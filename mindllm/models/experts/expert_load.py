@@ -38,7 +38,7 @@ class ExpertLoad(nn.Cell):
     def __init__(self, spec: RouterSpec) -> None:
         super().__init__()
         self.probe = Parameter(initializer("zeros", (spec.experts + 1,), ms.float32), name="probe")
-        self.choices = float(spec.chosen)
+        self.choices = float(spec.top_k)
         self.of_experts = P.ReduceMean()
         self.of_kept = P.ReduceMean(keep_dims=True)
         self.negative = P.Mul()

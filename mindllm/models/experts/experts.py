@@ -56,7 +56,7 @@ class ExpertFeedForward(nn.Cell):
 
     def __init__(self, experts: int, spec: FeedForwardSpec, kernels: Kernels, spread: InitStd) -> None:
         super().__init__()
-        inner, outer = (spec.width, spec.hidden_size), (spec.hidden_size, spec.width)
+        inner, outer = (spec.intermediate_size, spec.hidden_size), (spec.hidden_size, spec.intermediate_size)
         self.w1 = ExpertLinear(experts, inner, kernels, spread.inner)
         self.activation = ACTIVATIONS[spec.activation]()
         self.w3 = ExpertLinear(experts, inner, kernels, spread.inner)

@@ -242,7 +242,7 @@ class GroupedFeedForward(nn.Cell):
 
     def __init__(self, experts: int, spec: FeedForwardSpec, kernels: Kernels, spread: InitStd) -> None:
         super().__init__()
-        inner, outer = (spec.width, spec.hidden_size), (spec.hidden_size, spec.width)
+        inner, outer = (spec.intermediate_size, spec.hidden_size), (spec.hidden_size, spec.intermediate_size)
         product = GroupedProduct if kernels.fused else BlockProduct
         self.experts = experts
         self.order = SortedTokens(experts) if kernels.fused else TokensInBlocks(experts)

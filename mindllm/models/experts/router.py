@@ -26,7 +26,7 @@ class Router(nn.Cell):
     def __init__(self, spec: RouterSpec, hidden_size: int, std: float) -> None:
         super().__init__()
         self.experts = spec.experts
-        self.chosen = spec.chosen
+        self.top_k = spec.top_k
         self.weight = normal_parameter("weight", (spec.experts, hidden_size), std)
         self.has_bias = spec.bias
         if spec.bias:
@@ -39,7 +39,7 @@ class Router(nn.Cell):
             self.groups = BestGroups(spec)
         self.topk = P.TopK(sorted=True)
         self.pick = P.GatherD()
-        self.renormalises = spec.renormalise and spec.chosen > 1
+        self.renormalises = spec.renormalise and spec.top_k > 1
         if self.renormalises:
             self.total = P.ReduceSum(keep_dims=True)
             self.add_tiny = P.Add()
@@ -78,7 +78,7 @@ class Router(nn.Cell):
             scores = self.bias_add(scores, self.bias)
         if self.limited:
             scores = self.groups(scores)
-        return self.topk(scores, self.chosen)[1]
+        return self.topk(scores, self.top_k)[1]
 
 
 class Scores(nn.Cell):
@@ -142,7 +142,7 @@ class Balance(nn.Cell):
         super().__init__()
         factors = dict(spec.balance_losses)
         self.of_sequence, self.of_all = factors.get("expert", 0.0), factors.get("switch", 0.0)
-        self.share = spec.experts / spec.chosen
+        self.share = spec.experts / spec.top_k
         self.sigmoid = spec.sigmoid
         self.mean_mask = P.ReduceMean()
         self.mean_score = P.ReduceMean()
@@ -227,7 +227,7 @@ class GroupBalance(nn.Cell):
         super().__init__()
         factors = dict(spec.balance_losses)
         self.groups = spec.groups
-        self.device = factors.get("device", 0.0) * spec.experts / spec.chosen
+        self.device = factors.get("device", 0.0) * spec.experts / spec.top_k
         self.communication = factors.get("communication", 0.0) * spec.groups / spec.chosen_groups
         self.group_score = P.ReduceSum()
         if self.device:

@@ -52,7 +52,7 @@ def sharding_table(lm: CausalLM, parallel: ParallelConfig) -> Table:
         **_decoder("model", lm.model, rows, parallel.vocab_emb_dp, split_heads(parallel)),
         **_chunks("losses", lm.losses),
         **_head_and_loss(lm, whole_vocabulary, parallel.model_parallel > 1),
-        **(_ahead(lm, SPREAD if whole_vocabulary else TOKENS) if lm.predicts_ahead else {}),
+        **(_ahead(lm, SPREAD if whole_vocabulary else TOKENS) if lm.has_mtp else {}),
     }
 
 

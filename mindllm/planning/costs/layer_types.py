@@ -23,9 +23,9 @@ class LayerType:
     spec: LayerSpec | None = None
 
     @property
-    def predicts_ahead(self) -> bool:
+    def is_mtp(self) -> bool:
         """Whether it is one of those behind the others, which are all on the last stage."""
-        return self.spec is not None and self.spec.predicts_ahead
+        return self.spec is not None and self.spec.is_mtp
 
     def kind(self, recompute: RecomputeKind) -> LayerKind:
         """Such a layer, recomputed in this way."""
@@ -46,8 +46,8 @@ def layer_types(config: RunConfig) -> tuple[LayerType, ...]:
 
 def main_and_ahead(types: Sequence[LayerType]) -> tuple[tuple[LayerType, ...], LayerType | None]:
     """The types of layers without the one that predicts ahead, and that one, if there is one."""
-    ahead = [layer for layer in types if layer.predicts_ahead]
-    return tuple(layer for layer in types if not layer.predicts_ahead), ahead[0] if ahead else None
+    ahead = [layer for layer in types if layer.is_mtp]
+    return tuple(layer for layer in types if not layer.is_mtp), ahead[0] if ahead else None
 
 
 def check_ahead(config: RunConfig) -> None:

@@ -40,7 +40,7 @@ def _projections(spec: AttentionSpec, tokens: float, strategy: Strategy, numeric
         out, inner = spec.matrices()[f"{name}.weight"]
         yield product(f"attention.{name}.matmul", tokens, inner, out / ranks, numerics.compute)
     if isinstance(spec.position, RotarySpec):
-        turned = (spec.num_heads + spec.kv_heads) * spec.head_dim / ranks
+        turned = (spec.num_heads + spec.num_kv_heads) * spec.head_dim / ranks
         yield elementwise("attention.apply_rotary", HALF_BYTES * tokens * turned, 2.0)
 
 
@@ -52,11 +52,11 @@ def _latent_projections(
         if projection != "wo":
             columns = out / strategy.model_parallel if projection in OF_HEADS else out
             yield product(f"attention.{projection}.matmul", tokens, inner, columns, numerics.compute)
-    for side, width in (("query", spec.query_rank), ("key_value", spec.key_value_rank)):
+    for side, width in (("query", spec.q_lora_rank), ("key_value", spec.kv_lora_rank)):
         if width is not None:
             yield elementwise(f"attention.{side}_latent_norm.norm", HALF_BYTES * tokens * width, NORM_PASSES[0])
-    yield elementwise("attention.query_rotary", HALF_BYTES * tokens * heads * spec.rotary_dim, 2.0)
-    yield elementwise("attention.key_rotary", HALF_BYTES * tokens * spec.rotary_dim, 2.0)
+    yield elementwise("attention.query_rotary", HALF_BYTES * tokens * heads * spec.qk_rope_head_dim, 2.0)
+    yield elementwise("attention.key_rotary", HALF_BYTES * tokens * spec.qk_rope_head_dim, 2.0)
     for side in ("query", "key"):
         yield elementwise(f"attention.join_{side}", HALF_BYTES * tokens * heads * spec.head_dim, 2.0)
     if _fused(spec, numerics) and spec.value_dim < spec.head_dim:
@@ -71,7 +71,7 @@ def _context_exchanges(
     if not strategy.shares_sequences:
         return [], []
     queries, results = (HALF_BYTES * tokens * heads * width for width in (spec.head_dim, spec.value_dim))
-    shared = spec.kv_heads / spec.num_heads
+    shared = spec.num_kv_heads / spec.num_heads
     before = {"keys": queries * shared, "values": results * shared}
     if not strategy.exchanges_heads:
         ranks = strategy.size(CONTEXT)
@@ -100,7 +100,7 @@ def _scores(
             0.0 if strategy.context_balanced else seq_length - queries
         )  # the last rank takes longest, others wait for it
         seen = seq_length if numerics.whole_masks else seen_keys(seq_length, spec.window, first)
-        rows = 2 * tokens + 2 * sequences * seq_length * spec.kv_heads / spec.num_heads
+        rows = 2 * tokens + 2 * sequences * seq_length * spec.num_kv_heads / spec.num_heads
         flops, traffic = 4.0 * tokens * seen * heads * spec.head_dim, HALF_BYTES * rows * heads * spec.head_dim
         yield Operator("attention.attention.flash_attention", ATTENTION, flops, traffic, dtype=numerics.compute)
         return

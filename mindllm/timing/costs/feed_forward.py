@@ -29,7 +29,7 @@ def feed_forward_work(
     spec: FeedForwardSpec, tokens: float, strategy: Strategy, numerics: Numerics, at: str = "feed_forward"
 ) -> Iterator[Operator]:
     """A dense one: its width is split over tensor-parallel ranks."""
-    width = spec.width / strategy.model_parallel
+    width = spec.intermediate_size / strategy.model_parallel
     inner = HALF_BYTES * tokens * width
     yield product(f"{at}.w1.matmul", tokens, spec.hidden_size, width, numerics.compute)
     yield elementwise(f"{at}.w1.activation.{spec.activation_operator}", inner, 2.0)
@@ -51,7 +51,7 @@ def experts_work(
     rows = HALF_BYTES * routed_places(spec, tokens, seq_length) * hidden
     own = rows * strategy.expert_tensor_parallel / strategy.model_parallel
     yield product(f"{at}.router.matmul", tokens / strategy.sequence_ranks, hidden, router.experts, ROUTER)
-    passes = ROUTED_PASSES + 2 * router.chosen  # the mask is made of a row of zeros and a one for every choice
+    passes = ROUTED_PASSES + 2 * router.top_k  # the mask is made of a row of zeros and a one for every choice
     yield elementwise(f"{at}.router.scores", FP32_BYTES * tokens * router.experts, passes)
     yield elementwise(f"{at}.gather_tokens", rows, 2.0)
     yield Exchange(f"{at}.depart", "AlltoAll", own, "ep")
@@ -60,7 +60,7 @@ def experts_work(
     yield Exchange(f"{at}.arrive", "AlltoAll", own, "ep")
     if strategy.expert_tensor_parallel < strategy.model_parallel:
         yield Exchange(f"{at}.arrive.gather", "AllGather", rows)
-    yield elementwise(f"{at}.collect", HALF_BYTES * tokens * router.chosen * hidden, COLLECTED_PASSES)
+    yield elementwise(f"{at}.collect", HALF_BYTES * tokens * router.top_k * hidden, COLLECTED_PASSES)
     yield from _seen_by_all(spec, tokens, strategy, numerics)
 
 
@@ -82,20 +82,26 @@ def _sorted_work(
     share, groups = tokens / strategy.model_parallel, strategy.expert_parallel
     rows, moved = rows_held(spec, tokens, strategy), HALF_BYTES * share * groups * hidden
     yield product(f"{at}.router.matmul", tokens / strategy.sequence_ranks, hidden, router.experts, ROUTER)
-    yield elementwise(f"{at}.router.scores", FP32_BYTES * tokens * router.experts, ROUTED_PASSES + 2 * router.chosen)
+    yield elementwise(f"{at}.router.scores", FP32_BYTES * tokens * router.experts, ROUTED_PASSES + 2 * router.top_k)
     if groups > 1:
         yield Exchange(f"{at}.experts.gather_tokens", "AllGather", moved, "ep")
     yield elementwise(f"{at}.experts.permute", HALF_BYTES * rows * hidden, 2.0)
-    own, computed = router.experts / groups, share * router.chosen
-    sizes = {"w1": (hidden, expert.width), "w3": (hidden, expert.width), "w2": (expert.width, hidden)}
+    own, computed = router.experts / groups, share * router.top_k
+    sizes = {
+        "w1": (hidden, expert.intermediate_size),
+        "w3": (hidden, expert.intermediate_size),
+        "w2": (expert.intermediate_size, hidden),
+    }
     for name, (inner, outer) in sizes.items():
         yield elementwise(f"{at}.experts.{name}.transpose", HALF_BYTES * own * inner * outer, 2.0)
         yield product(f"{at}.experts.{name}.matmul", computed / own, inner, outer, numerics.compute, own)
         if name == "w3":
             yield elementwise(
-                f"{at}.experts.activation.{expert.activation_operator}", HALF_BYTES * rows * expert.width, 2.0
+                f"{at}.experts.activation.{expert.activation_operator}",
+                HALF_BYTES * rows * expert.intermediate_size,
+                2.0,
             )
-            yield elementwise(f"{at}.experts.mul", HALF_BYTES * rows * expert.width, 3.0)
+            yield elementwise(f"{at}.experts.mul", HALF_BYTES * rows * expert.intermediate_size, 3.0)
     yield elementwise(f"{at}.experts.unpermute", HALF_BYTES * rows * hidden, 2.0)
     if groups > 1:
         yield Exchange(f"{at}.experts.scatter", "ReduceScatter", moved, "ep")
@@ -105,7 +111,7 @@ def _sorted_work(
 
 def rows_held(spec: ExpertsSpec, tokens: float, strategy: Strategy) -> float:
     """Rows of sorted tokens that a rank has room for, when each of its replicas has ``tokens`` tokens: whatever may come."""
-    return tokens / strategy.model_parallel * strategy.expert_parallel * spec.router.chosen
+    return tokens / strategy.model_parallel * strategy.expert_parallel * spec.router.top_k
 
 
 def _products(
@@ -114,7 +120,7 @@ def _products(
     """One product for every expert a rank has and sequence that comes to it; the width is split over an expert's ranks."""
     at, expert, capacity = "feed_forward.experts", spec.expert, spec.capacity(seq_length)
     places = own_places(spec, tokens, seq_length, strategy)
-    count, width = places / capacity, expert.width / strategy.expert_tensor_parallel
+    count, width = places / capacity, expert.intermediate_size / strategy.expert_tensor_parallel
     for name in ("w1", "w3"):
         yield product(f"{at}.{name}.matmul", capacity, expert.hidden_size, width, numerics.compute, count)
     yield elementwise(f"{at}.activation.{expert.activation_operator}", HALF_BYTES * places * width, 2.0)

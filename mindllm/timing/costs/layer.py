@@ -68,7 +68,7 @@ def _forward(
 ) -> Iterator[Operator | Exchange]:
     hidden = HALF_BYTES * tokens * spec.attention.hidden_size
     outside = hidden / strategy.sequence_ranks
-    if spec.predicts_ahead:
+    if spec.is_mtp:
         width = spec.attention.hidden_size
         yield from (elementwise(f"{name}.norm", outside, NORM_PASSES[0]) for name in ("enorm", "hnorm"))
         yield elementwise("join", outside, 4.0)

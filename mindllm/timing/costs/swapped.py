@@ -81,7 +81,7 @@ def _of_heads(workload: Workload, spec: LayerSpec, name: str) -> float:
         return size * attention.head_dim  # the kernel has values as wide as keys
     if name in ("attention.wk", "attention.wv"):
         gathered = 1 if strategy.exchanges_heads else strategy.size(CONTEXT)
-        size *= gathered * attention.kv_heads / attention.num_heads
+        size *= gathered * attention.num_kv_heads / attention.num_heads
     return size * attention.head_dim
 
 

@@ -143,7 +143,7 @@ class FamilyWeights:
         counts = [self.ours[ours][0] for ours in weight.ours]
         if not weight.by_head:
             return np.split(values, np.cumsum(counts)[:-1])
-        groups = self.attention.kv_heads
+        groups = self.attention.num_kv_heads
         grouped = values.reshape(groups, -1, *values.shape[1:])
         parts = np.split(grouped, np.cumsum([count // groups for count in counts])[:-1], axis=1)
         return [part.reshape(-1, *values.shape[1:]) for part in parts]
@@ -151,7 +151,7 @@ class FamilyWeights:
     def _join(self, weight: Weight, parts: Sequence[np.ndarray]) -> np.ndarray:
         if not weight.by_head:
             return np.concatenate(parts)
-        groups, rest = self.attention.kv_heads, parts[0].shape[1:]
+        groups, rest = self.attention.num_kv_heads, parts[0].shape[1:]
         grouped = np.concatenate([part.reshape(groups, -1, *rest) for part in parts], axis=1)
         return grouped.reshape(-1, *rest)
 
