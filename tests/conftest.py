@@ -44,7 +44,7 @@ WITHOUT_MINDSPORE = (
     "launch/test_launch_meeting.py",
     "models/test_weight_names.py",
     "quantize/test_integers.py",
-    "quantize/test_quantised_formats.py",
+    "quantize/test_quantized_formats.py",
     "quantize/test_rounding.py",
     "test_console.py",
     "test_end_in_time.py",

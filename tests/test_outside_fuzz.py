@@ -28,7 +28,7 @@ from mindllm.data.tokenizers.special_tokens import read_special_tokens
 from mindllm.data.tokenizers.tokenizer import load_tokenizer
 from mindllm.data.tokenizers.training import train_byte_level_bpe
 from mindllm.errors import CheckFailed, RunFailed, UserError
-from mindllm.families.hugging_face import quantisation_in, read_model_config
+from mindllm.families.hugging_face import quantization_in, read_model_config
 from mindllm.planning.read_problem import Setting, read_problem
 from mindllm.timing.device import read_device
 from mindllm.timing.measured.kernel_file import read_kernels
@@ -144,7 +144,7 @@ MODEL = {
                      "original_max_position_embeddings": 64},
     "eos_token_id": [1, 2], "tie_word_embeddings": False, "hidden_act": "silu",
 }  # fmt: skip
-QUANTISED = [
+QUANTIZED = [
     {"quant_method": "gptq", "bits": 4, "group_size": 16, "desc_act": False, "modules_to_not_convert": ["lm_head"]},
     {"quant_method": "awq", "bits": 4, "group_size": 16, "version": "gemm"},
     {
@@ -160,11 +160,11 @@ QUANTISED = [
 
 @QUICK
 @example(tree={**MODEL, "rope_scaling": {"rope_type": []}})
-@given(tree=st.one_of(mutated(MODEL), *(mutated({**MODEL, "quantization_config": each}) for each in QUANTISED)))
+@given(tree=st.one_of(mutated(MODEL), *(mutated({**MODEL, "quantization_config": each}) for each in QUANTIZED)))
 def test_models_of_hugging_face(tree, tmp_path):
     write_json(tmp_path / "config.json", tree)
     refused_or(read_model_config, tmp_path)
-    refused_or(quantisation_in, tmp_path)
+    refused_or(quantization_in, tmp_path)
 
 
 MANIFEST = json.loads(Manifest(3, (FileEntry("a", "weights", 1, "0"), FileEntry("b", "state", 2, "1"))).render())

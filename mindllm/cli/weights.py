@@ -6,9 +6,10 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from mindllm.cli.parsers.weights import make_parser
+from mindllm.cli.parsers.weights import FORMER_QUANTIZE, make_parser
+from mindllm.cli.registry import spelled
 from mindllm.command import run_command
-from mindllm.console import output, print_json
+from mindllm.console import error_console, output, print_json
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -35,9 +36,11 @@ def _convert(options: argparse.Namespace) -> Path:
         if options.command == "merge":
             return merge(options.source, options.target, options.base, written)
         return unmerge(options.source, options.adapter, options.target, written)
-    if options.command == "quantise":
+    if options.command == FORMER_QUANTIZE:
+        error_console.print(f"{FORMER_QUANTIZE}: a former name; write {spelled('weights')} quantize")
+    if options.command in ("quantize", FORMER_QUANTIZE):
         from mindllm.render import drawn
-        from mindllm.weights.quantize import Options, quantise_weights
+        from mindllm.weights.quantize import Options, quantize_weights
 
         chosen = Options(
             options.method,
@@ -50,7 +53,7 @@ def _convert(options: argparse.Namespace) -> Path:
             options.tokenizer,
         )
         with drawn() as progress:
-            return quantise_weights(
+            return quantize_weights(
                 options.source, options.target, chosen, options.dtype, options.max_shard_size, progress
             )
     if options.command == "import":

@@ -17,7 +17,7 @@ from mindllm.architecture.experts import BalanceLoss
 from mindllm.architecture.layer_counts import Offset
 from mindllm.architecture.parts import Activation
 from mindllm.config.adapter_targets import Files
-from mindllm.config.quantization import QuantisationConfig
+from mindllm.config.quantization import QuantizationConfig
 from mindllm.config.rope_scaling import RopeScalingConfig
 from mindllm.config.section import DType, List, PositiveInt, Section
 from mindllm.config.tuning import PetConfig
@@ -290,7 +290,7 @@ class ModelKeys(Section):
     pet_config: PetConfig | None = Field(
         default=None, description="Parameter-efficient tuning; null: all weights are trained."
     )
-    quantization_config: QuantisationConfig | None = Field(
+    quantization_config: QuantizationConfig | None = Field(
         default=None, description="In which codes the files hold projections; it comes from `config.json`."
     )
     quantized_base: Literal["keep", "dequantize"] = Field(

@@ -22,7 +22,7 @@ Method = Literal["gptq", "gptq_v2", "awq", "bitsandbytes", "fp8", "hqq"]
 Content = Mapping[str, Any]
 
 
-class QuantisationConfig(Section):
+class QuantizationConfig(Section):
     """Section ``model.model_config.quantization_config``."""
 
     quant_method: Method = Field(
@@ -51,14 +51,14 @@ class QuantisationConfig(Section):
         return not any(skipped in name for skipped in self.modules_to_not_convert for name in names)
 
 
-def code_spec(section: QuantisationConfig, module: str, shape: tuple[int, ...]) -> CodeSpec:
+def code_spec(section: QuantizationConfig, module: str, shape: tuple[int, ...]) -> CodeSpec:
     """How a projection with a weight of this shape, ``[out, in]``, is held."""
     out_features, in_features = shape
     group = section.group_of(in_features)
     return CodeSpec(module, out_features, in_features, section.code, group, section.has_zeros, section.act_order)
 
 
-def read_quantisation(path: Path, content: Any) -> QuantisationConfig:
+def read_quantization(path: Path, content: Any) -> QuantizationConfig:
     """The section that the object ``quantization_config`` of the ``config.json`` at ``path`` describes.
 
     Raises:
@@ -73,12 +73,12 @@ def read_quantisation(path: Path, content: Any) -> QuantisationConfig:
     return READERS[method](path, content)
 
 
-def _gptq(path: Path, content: Content) -> QuantisationConfig:
+def _gptq(path: Path, content: Content) -> QuantizationConfig:
     bits = _one_of(path, content, "bits", (4, 8))
     form = _one_of(path, content, "checkpoint_format", ("gptq", "gptq_v2"), "gptq")
     group = _whole(path, content, "group_size", 128)
     ordered = _one_of(path, content, "desc_act", (True, False), False)
-    return QuantisationConfig(
+    return QuantizationConfig(
         quant_method="gptq_v2" if form == "gptq_v2" else "gptq",
         code="uint4" if bits == 4 else "uint8",
         group_size=max(0, group),
@@ -87,31 +87,31 @@ def _gptq(path: Path, content: Content) -> QuantisationConfig:
     )
 
 
-def _awq(path: Path, content: Content) -> QuantisationConfig:
+def _awq(path: Path, content: Content) -> QuantizationConfig:
     _one_of(path, content, "bits", (4,))
     version = str(content.get("version") or content.get("format") or "gemm").lower()
     if version != "gemm":
         raise _wrong(path, "version", version, "this packing is not read; read is gemm")
     group = _whole(path, content, "group_size", 128)
     skipped = _skipped(path, content, "modules_to_not_convert")
-    return QuantisationConfig(
+    return QuantizationConfig(
         quant_method="awq", code="uint4", group_size=max(0, group), modules_to_not_convert=skipped
     )
 
 
-def _bitsandbytes(path: Path, content: Content) -> QuantisationConfig:
+def _bitsandbytes(path: Path, content: Content) -> QuantizationConfig:
     skipped = _skipped(path, content, "llm_int8_skip_modules")
     if content.get("load_in_8bit") or content.get("_load_in_8bit"):
-        return QuantisationConfig(
+        return QuantizationConfig(
             quant_method="bitsandbytes", code="int8", group_size=0, modules_to_not_convert=skipped
         )
     if not (content.get("load_in_4bit") or content.get("_load_in_4bit")):
         raise _wrong(path, "load_in_4bit", content.get("load_in_4bit"), "neither this nor load_in_8bit is true")
     kind = _one_of(path, content, "bnb_4bit_quant_type", ("nf4", "fp4"), "fp4")
-    return QuantisationConfig(quant_method="bitsandbytes", code=kind, group_size=64, modules_to_not_convert=skipped)
+    return QuantizationConfig(quant_method="bitsandbytes", code=kind, group_size=64, modules_to_not_convert=skipped)
 
 
-def _fp8(path: Path, content: Content) -> QuantisationConfig:
+def _fp8(path: Path, content: Content) -> QuantizationConfig:
     _one_of(path, content, "fmt", ("e4m3",), "e4m3")
     block = content.get("weight_block_size", [128, 128])
     if not (isinstance(block, list) and len(block) == 2 and all(type(size) is int and size > 0 for size in block)):
@@ -119,10 +119,10 @@ def _fp8(path: Path, content: Content) -> QuantisationConfig:
     if block[0] != block[1]:
         raise _wrong(path, "weight_block_size", block, "blocks that are not square are not read")
     skipped = _skipped(path, content, "modules_to_not_convert")
-    return QuantisationConfig(quant_method="fp8", code="e4m3", group_size=block[1], modules_to_not_convert=skipped)
+    return QuantizationConfig(quant_method="fp8", code="e4m3", group_size=block[1], modules_to_not_convert=skipped)
 
 
-def _hqq(path: Path, content: Content) -> QuantisationConfig:
+def _hqq(path: Path, content: Content) -> QuantizationConfig:
     outer = content.get("quant_config")
     inner = outer.get("weight_quant_params") if isinstance(outer, dict) else None
     if not isinstance(inner, dict):
@@ -135,7 +135,7 @@ def _hqq(path: Path, content: Content) -> QuantisationConfig:
     for scale in ("scale_quant_params", "zero_quant_params"):
         if outer is not None and outer.get(scale):
             raise _wrong(path, f"quant_config.{scale}", outer[scale], "scales in codes of their own are not read")
-    return QuantisationConfig(
+    return QuantizationConfig(
         quant_method="hqq",
         code="uint4" if bits == 4 else "uint8",
         group_size=max(0, _whole(path, inner, "group_size", 64, below=below)),
@@ -143,7 +143,7 @@ def _hqq(path: Path, content: Content) -> QuantisationConfig:
     )
 
 
-READERS: dict[str, Callable[[Path, Content], QuantisationConfig]] = {
+READERS: dict[str, Callable[[Path, Content], QuantizationConfig]] = {
     "gptq": _gptq,
     "awq": _awq,
     "bitsandbytes": _bitsandbytes,

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from mindllm.config.architecture_keys import layer_types
 from mindllm.config.model import ModelConfig
-from mindllm.config.quantization import KEY, read_quantisation
+from mindllm.config.quantization import KEY, read_quantization
 from mindllm.errors import UserError, shortened
 from mindllm.families.weight_table import WeightTable
 
@@ -78,10 +78,10 @@ class Family:
         ]
         if missing:
             raise UserError(f"{path}: {', '.join(missing)}: missing; it is not the {path.name} of a {self.name} model")
-        quantised = content.get(KEY)
+        quantized = content.get(KEY)
         fields = {ours: given_or(content, theirs, default) for ours, (theirs, default) in self.keys.items()}
         fields |= {**self.fixed, **self._read(path, content), **({"model_type": self.name} if self.named else {})}
-        fields |= {} if quantised is None else {KEY: read_quantisation(path, quantised)}
+        fields |= {} if quantized is None else {KEY: read_quantization(path, quantized)}
         return self._validated(path, fields)
 
     def _read(self, path: Path, content: Content) -> Content:

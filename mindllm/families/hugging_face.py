@@ -7,7 +7,7 @@ from typing import Any
 
 from mindllm import outside
 from mindllm.config.model import ModelConfig
-from mindllm.config.quantization import KEY, QuantisationConfig, read_quantisation
+from mindllm.config.quantization import KEY, QuantizationConfig, read_quantization
 from mindllm.config.weight_names import weight_names
 from mindllm.errors import UserError, shortened
 from mindllm.families import FAMILIES, family_named, family_of
@@ -55,7 +55,7 @@ def family_in(directory: Path | str) -> Family:
     return _family(path, read_json(path))
 
 
-def quantisation_in(directory: Path | str) -> QuantisationConfig | None:
+def quantization_in(directory: Path | str) -> QuantizationConfig | None:
     """In which codes a directory of Hugging Face holds projections; None where it holds numbers.
 
     Raises:
@@ -63,7 +63,7 @@ def quantisation_in(directory: Path | str) -> QuantisationConfig | None:
     """
     path = Path(directory) / CONFIG
     content = read_json(path).get(KEY)
-    return None if content is None else read_quantisation(path, content)
+    return None if content is None else read_quantization(path, content)
 
 
 def config_json(model: ModelConfig, dtype: str, special_tokens: dict[str, Any]) -> dict[str, Any]:

@@ -83,7 +83,7 @@ class SoftCap(nn.Cell):
 class Linear(nn.Cell):
     """``[tokens, in] -> [tokens, out]`` in the compute dtype; fp32 weight ``[out, in]`` and optional bias ``[out]``.
 
-    A weight that is held in codes (:meth:`hold`) is dequantised on use.
+    A weight that is held in codes (:meth:`hold`) is dequantized on use.
 
     ``activation`` is a cell applied to the result; it lives here so that its path is ``feed_forward.w1.activation``. An
     ``adapter`` (:meth:`attach`) makes of the operand ``[tokens, in]``, the product ``[tokens, out]``, the weight and ``random``

@@ -12,7 +12,7 @@ import numpy as np
 
 from mindllm.architecture.quantization import CodeName
 from mindllm.quantize.codes import Codes
-from mindllm.quantize.nearest import nearest_codes, quantise, scales_of
+from mindllm.quantize.nearest import nearest_codes, quantize, scales_of
 
 EXPONENTS = 20
 SHRINKS = tuple(1.0 - step / 20 for step in range(11))  # of the range of a group: 1 to 1/2
@@ -36,7 +36,7 @@ def channel_factors(
         factors = np.maximum(magnitudes, 1e-4) ** (step / EXPONENTS)
         factors = (factors / np.sqrt(factors.max() * factors.min())).astype(np.float32)
         error = sum(
-            output_error(weight, quantise(weight * factors, code, group, symmetric=False).values() / factors, inputs)
+            output_error(weight, quantize(weight * factors, code, group, symmetric=False).values() / factors, inputs)
             for weight in weights
         )
         if error < least:

@@ -10,7 +10,7 @@ from mindllm.quantize.codes import Codes
 from mindllm.quantize.tables import table_of
 
 
-def quantise(weight: np.ndarray, code: CodeName, group: int, symmetric: bool = True) -> Codes:
+def quantize(weight: np.ndarray, code: CodeName, group: int, symmetric: bool = True) -> Codes:
     """``weight`` float32 ``[out, in]`` in codes; ``group`` columns, which must divide ``in``, share a scale.
 
     ``symmetric``: of codes that are numbers, the one in the middle is zero; otherwise the range reaches from the smallest to the

@@ -8,7 +8,7 @@ import numpy as np
 
 from mindllm.architecture.quantization import CODES, COLUMNS, SCALES, ZEROS, CodeName, CodeSpec
 from mindllm.quantize.codes import Codes
-from mindllm.quantize.nearest import quantise
+from mindllm.quantize.nearest import quantize
 
 
 def held_tensors(codes: Codes) -> dict[str, np.ndarray]:
@@ -35,5 +35,5 @@ def codes_of(code: CodeName, tensors: Mapping[str, np.ndarray]) -> Codes:
 
 def rounded(weight: np.ndarray, spec: CodeSpec) -> dict[str, np.ndarray]:
     """The same of a weight ``[out, in]`` that is rounded to codes now."""
-    found = held_tensors(quantise(weight, spec.code, spec.group))
+    found = held_tensors(quantize(weight, spec.code, spec.group))
     return {**found, **({COLUMNS: np.arange(spec.in_features, dtype=np.int32)} if spec.ordered else {})}

@@ -21,7 +21,7 @@ from mindllm.progress import Progress, unwatched
 from mindllm.quantize.awq import channel_factors, clipped
 from mindllm.quantize.codes import Codes
 from mindllm.quantize.gptq import gptq
-from mindllm.quantize.nearest import quantise
+from mindllm.quantize.nearest import quantize
 from mindllm.train.checkpoint.family_weights import FamilyWeights
 from mindllm.train.checkpoint.hugging_face_export import export_hugging_face
 from mindllm.train.checkpoint.quantized.writing import FileFormat, matrices_of, matrix_of, stored
@@ -64,7 +64,7 @@ class Options:
         return "awq" if self.method == "awq" else "gptq"
 
 
-def quantise_weights(
+def quantize_weights(
     source: Path, directory: Path, options: Options, dtype: str, max_shard_bytes: int, progress: Progress = unwatched
 ) -> Path:
     """Writes the model of ``source``, a Hugging Face directory or a checkpoint, in codes as ``directory``.
@@ -87,7 +87,7 @@ def quantise_weights(
         codes, names = {}, matrices_of(model)
         for number, name in enumerate(names):
             progress("quantizing projections", number, len(names))
-            codes[name] = quantise(matrix_of(model, name, weights), options.code, options.group)
+            codes[name] = quantize(matrix_of(model, name, weights), options.code, options.group)
     else:
         weights, codes = _calibrated(model, whole, options, tokenizer, progress)
     written = stored(codes, options.form, options.group)
@@ -220,5 +220,5 @@ def _rounded(weight: np.ndarray, products: np.ndarray, module: str, options: Opt
     if (
         module in QUERY_KEY_VALUE[:2]
     ):  # queries and keys are multiplied with each other: their ranges stay (AWQ's own choice)
-        return quantise(weight, options.code, options.group, symmetric=False)
+        return quantize(weight, options.code, options.group, symmetric=False)
     return clipped(weight, products, options.code, options.group)

@@ -40,7 +40,7 @@ for tool in {[*TOOLS, *OTHERS]}:
         ("data_viewer", (*CONFIG, "--samples", "0"), "--samples: 0 is not a number from 1 on"),
         ("data_preprocess", ("--workers", "many"), "--workers: many is not a number from 1 on"),
         ("evaluate", ("--model", "a", "--tasks", "b", "--limit", "²"), "--limit: ² is not a number from 1 on"),
-        ("weights", ("quantise", "a", "b", "--group", "0"), "--group: 0 is not a number from 1 on"),
+        ("weights", ("quantize", "a", "b", "--group", "0"), "--group: 0 is not a number from 1 on"),
         ("weights", ("nonsense",), "invalid choice: 'nonsense'"),
         ("ir_inspect", ("summary",), "nothing is given; name a graph"),
         ("ir_inspect", ("summary", *CONFIG, "--no_such_key", "3"), "no_such_key: unknown key"),

@@ -202,7 +202,7 @@ ask() { COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); COMPREPLY=(); _shtab_mindllm;
 ask mindllm sea
 ask mindllm search --sec
 ask mindllm weights imp
-ask mindllm weights quantise --method g
+ask mindllm weights quantize --method g
 ask mindllm train --config ru
 ask mindllm completion z
 """

@@ -11,7 +11,7 @@ from mindllm.config import load_config
 from mindllm.errors import UserError
 
 FORM = Path(verify.__file__).parent / "forms" / "codes.yaml"
-QUANTISATION = "model.model_config.quantization_config"
+QUANTIZATION = "model.model_config.quantization_config"
 
 
 def load(**changes):
@@ -35,7 +35,7 @@ def test_groups_that_are_divided_are_accepted():
     ],
 )
 def test_columns_that_devices_cannot_divide_are_refused_by_name(changes, words):
-    changes = {f"{QUANTISATION}.{key}": value for key, value in changes.items()}
+    changes = {f"{QUANTIZATION}.{key}": value for key, value in changes.items()}
     with pytest.raises(UserError) as refused:
         load_config(FORM, changes)
     assert words in str(refused.value)

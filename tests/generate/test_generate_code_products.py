@@ -3,7 +3,7 @@
 import ml_dtypes
 import numpy as np
 import pytest
-import tiny_quantised
+import tiny_quantized
 from mindspore import Tensor
 from tiny import tiny_config
 from weight_quant_matmul import documented_matrix
@@ -18,7 +18,7 @@ from mindllm.models import Kernels
 from mindllm.models.weights import initialise, model_weights, quantized_parameters
 from mindllm.train.checkpoint.hugging_face import read_weights
 
-WIDER = tiny_quantised.MODEL.model_copy(update={"hidden_size": 64})
+WIDER = tiny_quantized.MODEL.model_copy(update={"hidden_size": 64})
 PARTS = {"attention": ("wq", "wk", "wv", "wo"), "feed_forward": ("w1", "w3", "w2")}
 GROUP = 32
 SECTION = {"quant_method": "gptq", "code": "uint4", "group_size": GROUP}
@@ -47,12 +47,12 @@ def predicting(directory, device, **model):
 @pytest.fixture
 def no_device(monkeypatch):
     monkeypatch.setattr(load, "set_up_device", lambda config: None)
-    monkeypatch.setattr(tiny_quantised, "GROUP", GROUP)
+    monkeypatch.setattr(tiny_quantized, "GROUP", GROUP)
 
 
 @pytest.mark.parametrize("kind", ["gptq", "act-order", "awq", "int8"])
 def test_the_tensors_of_the_operator_are_the_matrices_of_the_files(kind, tmp_path, no_device):
-    tiny_quantised.save(tmp_path, kind, WIDER)
+    tiny_quantized.save(tmp_path, kind, WIDER)
     cells = projections(predicting(tmp_path, "Ascend", compute_dtype="float16"))
     values = read_weights(tmp_path, WIDER)
     for path, cell in cells.items():
@@ -72,7 +72,7 @@ def test_the_tensors_of_the_operator_are_the_matrices_of_the_files(kind, tmp_pat
 
 
 def test_in_bf16_scales_are_rounded_and_nothing_else(tmp_path, no_device):
-    tiny_quantised.save(tmp_path, "gptq", WIDER)
+    tiny_quantized.save(tmp_path, "gptq", WIDER)
     cells = projections(predicting(tmp_path, "Ascend", compute_dtype="bfloat16"))
     values = read_weights(tmp_path, WIDER)
     for path, cell in cells.items():
@@ -87,14 +87,14 @@ def test_in_bf16_scales_are_rounded_and_nothing_else(tmp_path, no_device):
     [("nf4", GROUP, "bfloat16"), ("fp8", GROUP, "bfloat16"), ("gptq", 16, "bfloat16"), ("gptq", GROUP, "float32")],
 )
 def test_what_the_operator_does_not_take_keeps_the_composition(kind, group, dtype, tmp_path, no_device, monkeypatch):
-    monkeypatch.setattr(tiny_quantised, "GROUP", group)
-    tiny_quantised.save(tmp_path, kind, WIDER)
+    monkeypatch.setattr(tiny_quantized, "GROUP", group)
+    tiny_quantized.save(tmp_path, kind, WIDER)
     cells = projections(predicting(tmp_path, "Ascend", compute_dtype=dtype))
     assert all(cell.is_quantized for cell in cells.values())
 
 
 def test_a_cpu_makes_the_matrices(tmp_path, no_device):
-    tiny_quantised.save(tmp_path, "gptq", WIDER)
+    tiny_quantized.save(tmp_path, "gptq", WIDER)
     cells = projections(predicting(tmp_path, "CPU", compute_dtype="float16"))
     assert all(cell.is_quantized for cell in cells.values())
 

@@ -5,7 +5,7 @@ import ctypes
 import numpy as np
 import pytest
 from tiny import options
-from tiny_quantised import MODEL, save
+from tiny_quantized import MODEL, save
 
 from mindllm.config import RunConfig, read_model_config
 from mindllm.families import with_file_names
@@ -15,7 +15,7 @@ from mindllm.generate.graphs.native_library import library
 from mindllm.models import build_model
 from mindllm.models.weights import assign, quantized_parameters, trained_weights
 from mindllm.quantize.codes import Codes
-from mindllm.quantize.nearest import quantise
+from mindllm.quantize.nearest import quantize
 from mindllm.quantize.packed import held_tensors
 from mindllm.quantize.tables import table_of
 from mindllm.train.checkpoint.hugging_face import read_weights
@@ -63,7 +63,7 @@ def test_a_layer_in_codes_is_that_of_their_values(code, group):
     random = np.random.default_rng(0)
     codes = {}
     for name, shape in MATRICES.items():
-        found = quantise(random.normal(0, 0.2, shape).astype(np.float32), code, group)
+        found = quantize(random.normal(0, 0.2, shape).astype(np.float32), code, group)
         if code == "uint4":
             columns = random.permutation(shape[1]).astype(np.int32)
             found = Codes(found.code, found.packed, found.scales, found.zeros, columns)

@@ -1,4 +1,4 @@
-"""What ``toolkit.weights quantise`` writes, loaded by ``transformers`` with GPT-QModel's kernels for CPU: logits beside ours.
+"""What ``toolkit.weights quantize`` writes, loaded by ``transformers`` with GPT-QModel's kernels for CPU: logits beside ours.
 
 Needs ``pip install gptqmodel optimum`` beside the test extra; without them it is skipped. The kernels compute in 16 bits in part:
 logits are compared to a hundredth of the largest one.
@@ -69,7 +69,7 @@ def test_written_codes_have_the_logits_of_what_we_read(method, base, tmp_path, m
     pytest.importorskip("optimum")
     monkeypatch.chdir(base)
     words = ["--group", "32", "--length", "32", "--samples", "4", *METHODS[method]]
-    main(["quantise", "float", str(tmp_path / "codes"), *words])
+    main(["quantize", "float", str(tmp_path / "codes"), *words])
     read = read_weights(tmp_path / "codes", read_model_config(tmp_path / "codes"))
     floats = {name: np.asarray(weight) for name, weight in read.items()}
     export_hugging_face(tmp_path / "floats", MODEL, floats, tokenizer=load_tokenizer(base / "tokenizer.json"))

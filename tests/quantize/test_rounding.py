@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from mindllm.architecture.quantization import bits_of
 from mindllm.quantize.awq import channel_factors, clipped, output_error
 from mindllm.quantize.gptq import gptq
-from mindllm.quantize.nearest import quantise
+from mindllm.quantize.nearest import quantize
 from mindllm.quantize.tables import table_of
 
 
@@ -26,7 +26,7 @@ def drawn(seed, out=24, width=64, tokens=96):
 @pytest.mark.parametrize("symmetric", [True, False])
 def test_every_value_becomes_the_nearest_code(code, group, symmetric):
     weight = np.random.default_rng(0).normal(0.1, 0.3, (6, 64)).astype(np.float32)
-    codes = quantise(weight, code, group, symmetric)
+    codes = quantize(weight, code, group, symmetric)
     table = table_of(code)
     grid = table[np.isfinite(table)]
     levels = np.broadcast_to(grid, (6, 64 // group, len(grid)))
@@ -42,7 +42,7 @@ def test_every_value_becomes_the_nearest_code(code, group, symmetric):
 def test_gptq_is_no_worse_than_the_nearest_codes(seed, code, group, act_order):
     weight, _, sums = drawn(seed)
     found = gptq(weight, sums, code, group, act_order)
-    plain = quantise(weight, code, group)
+    plain = quantize(weight, code, group)
     assert (found.columns is not None) == act_order
     assert output_error(weight, found.values(), sums) <= output_error(weight, plain.values(), sums)
 
@@ -72,9 +72,9 @@ def test_columns_that_meet_nothing_become_zero():
 @given(st.integers(0, 2**32 - 1))
 def test_factors_and_ranges_of_awq_are_no_worse_than_the_nearest_codes(seed):
     weight, inputs, sums = drawn(seed)
-    plain = output_error(weight, quantise(weight, "uint4", 16, symmetric=False).values(), sums)
+    plain = output_error(weight, quantize(weight, "uint4", 16, symmetric=False).values(), sums)
     factors = channel_factors([weight], sums, np.abs(inputs).mean(0), "uint4", 16)
-    scaled = output_error(weight, quantise(weight * factors, "uint4", 16, symmetric=False).values() / factors, sums)
+    scaled = output_error(weight, quantize(weight * factors, "uint4", 16, symmetric=False).values() / factors, sums)
     assert scaled <= plain
     assert factors.max() * factors.min() == pytest.approx(1, rel=1e-3)
 
@@ -83,6 +83,6 @@ def test_a_range_is_shrunk_where_the_inputs_want_it():
     weight, _, _ = drawn(0, width=16)
     weight[:, 0] = 4.0  # a column that nothing large meets
     sums = np.diag([1e-3, *[1.0] * 15])
-    plain = output_error(weight, quantise(weight, "uint4", 16, symmetric=False).values(), sums)
+    plain = output_error(weight, quantize(weight, "uint4", 16, symmetric=False).values(), sums)
     assert output_error(weight, clipped(weight, sums, "uint4", 16).values(), sums) < 0.8 * plain
     assert bits_of("uint4") == 4

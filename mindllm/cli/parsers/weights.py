@@ -17,10 +17,12 @@ EXAMPLE = """examples:
   %(prog)s export output/llama3-8b/checkpoint/llm-400 exported/llama3-8b --dtype bfloat16
   %(prog)s adapter output/llama3-8b_lora/checkpoint/llm-60 exported/adapter
   %(prog)s merge exported/adapter exported/llama3-8b_tuned --base models/llama3-8b --dtype bfloat16
-  %(prog)s quantise models/llama3-8b exported/llama3-8b-int4 --method gptq --calibration text.txt
+  %(prog)s quantize models/llama3-8b exported/llama3-8b-int4 --method gptq --calibration text.txt
 
 run_llm.py reads a Hugging Face directory itself (--load_checkpoint DIRECTORY); import makes a checkpoint of one.
 """
+
+FORMER_QUANTIZE = "quantise"
 
 
 def make_parser() -> CommandParser:
@@ -50,10 +52,10 @@ def make_parser() -> CommandParser:
     exporting.add_argument("target", type=output_directory, metavar="HF_DIRECTORY", help="must not exist, or be empty")
     add_export_options(exporting)
     _add_adapter_commands(commands)
-    _add_quantise_command(commands)
+    _add_quantize_command(commands)
     describing = commands.add_parser("info", help="architecture, files and types of any of them, checked")
     describing.add_argument("path", type=Path, metavar="PATH")
-    for command in commands.choices.values():
+    for command in dict.fromkeys(commands.choices.values()):  # an alias names one a second time
         command.add_argument("--json", action="store_true", help="print one JSON object")
     return parser
 
@@ -78,9 +80,9 @@ def _add_adapter_commands(commands: Any) -> None:
         add_format_options(command)
 
 
-def _add_quantise_command(commands: Any) -> None:
-    rounding = commands.add_parser("quantise", help="a model in codes of 4 or 8 bits, as files of GPTQ or AWQ")
-    rounding.add_argument("source", type=Path, metavar="WEIGHTS", help="Hugging Face directory or checkpoint")
+def _add_quantize_command(commands: Any) -> None:
+    rounding = commands.add_parser("quantize", aliases=[FORMER_QUANTIZE], help="a model
+    in codes of 4 or 8 bits, as files of GPTQ or AWQ") rounding.add_argument("source", type=Path, metavar="WEIGHTS", help="Hugging Face directory or checkpoint")
     rounding.add_argument("target", type=output_directory, metavar="HF_DIRECTORY", help="must not exist, or be empty")
     rounding.add_argument(
         "--method", choices=("rtn", "gptq", "awq"), default="gptq", help="rtn: to the nearest code (default gptq)"

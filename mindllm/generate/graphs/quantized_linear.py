@@ -2,7 +2,7 @@
 
 The operator has no gradient in MindSpore 2.10, so nothing that trains uses it. What it does not take keeps the composition of
 ``models/dequantize.py``: values of a table (NF4, FP4, E4M3), products in fp32, groups of a size that it does not have
-(``quantise/integers.py``). This was never run on a device; ``docs/quantisation.md`` says what was proved without one.
+(``quantize/integers.py``). This was never run on a device; ``docs/quantization.md`` says what was proved without one.
 """
 
 from __future__ import annotations

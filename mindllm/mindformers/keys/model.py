@@ -186,7 +186,7 @@ MODEL_KEYS: Table = {
     "num_block": idle(INFERENCE),
     "use_prompt_flash_attention": idle(INFERENCE),
     "use_incre_flash_attention": idle(INFERENCE),
-    "quantization_bit": only(0, None, reason="weights are not quantised", otherwise="weights are not quantised here"),
+    "quantization_bit": only(0, None, reason="weights are not quantized", otherwise="weights are not quantized here"),
     **WRITING,
     "auto_map.*": idle("code beside the YAML is never run"),
     # what is not here

@@ -14,7 +14,7 @@ from mindllm.families import family_of
 from mindllm.families.weight_table import EMBEDDING, LAYER, Weight, WeightTable
 from mindllm.models.weight_shapes import weight_shapes
 from mindllm.train.checkpoint.expert_weights import OneExpert, StackedExperts
-from mindllm.train.checkpoint.quantized.directory import QuantisedMatrix
+from mindllm.train.checkpoint.quantized.directory import QuantizedMatrix
 from mindllm.train.checkpoint.tensors import TensorSource
 
 Shape = tuple[int, ...]
@@ -90,7 +90,7 @@ class FamilyWeights:
 
     def _one_of(self, weight: Weight, index: int, source: TensorSource) -> TensorSource:
         ours = weight.ours[index]
-        if isinstance(source, QuantisedMatrix):
+        if isinstance(source, QuantizedMatrix):
             return source.rows(self.apart(weight, np.arange(source.whole[0]))[index])
         if len(weight.ours) == 1 and not weight.transposed and not self._reordered(ours):
             return source

@@ -10,7 +10,7 @@ import numpy as np
 
 from mindllm.config import ModelConfig
 from mindllm.errors import UserError
-from mindllm.families.hugging_face import quantisation_in
+from mindllm.families.hugging_face import quantization_in
 from mindllm.train.checkpoint.converted import Converted
 from mindllm.train.checkpoint.expert_weights import by_expert
 from mindllm.train.checkpoint.family_weights import FamilyWeights
@@ -24,7 +24,7 @@ HEAD, EMBEDDING = "lm_head.weight", "model.tok_embeddings.embedding_weight"  # o
 
 
 def read_weights(directory: Path | str, model: ModelConfig) -> dict[str, Converted]:
-    """The weights of ``model`` in fp32 by our names, none of them read yet; matrices in codes are dequantised then.
+    """The weights of ``model`` in fp32 by our names, none of them read yet; matrices in codes are dequantized then.
 
     Raises:
         UserError: a file is damaged; or tensors are missing, surplus or misshapen, each named as the files name it.
@@ -52,7 +52,7 @@ def read_weights(directory: Path | str, model: ModelConfig) -> dict[str, Convert
 
 def _matrices(directory: Path, tensors: dict[str, TensorSource], family: FamilyWeights) -> dict[str, TensorSource]:
     """The tensors with matrices in the place of codes."""
-    section = quantisation_in(directory)
+    section = quantization_in(directory)
     if section is None:
         return tensors
     transposed = {name for name, weight in family.weights.items() if weight.transposed}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from mindllm.config.quantization import QuantisationConfig
+from mindllm.config.quantization import QuantizationConfig
 from mindllm.quantize.codes import Codes
 from mindllm.train.checkpoint.quantized.gptq import pack_words, unpack_words
 from mindllm.train.checkpoint.quantized.module import Module, words
@@ -19,13 +19,13 @@ BITS, ROWS = 4, 8
 PLACES = np.array([0, 2, 4, 6, 1, 3, 5, 7])  # which of eight rows each four bits of a word hold, from the lowest
 
 
-def shape(module: Module, section: QuantisationConfig) -> tuple[int, int]:
+def shape(module: Module, section: QuantizationConfig) -> tuple[int, int]:
     """``[out, in]`` of the matrix."""
     width, words_of_row = module.shape("qweight", 2)
     return words_of_row * ROWS, width
 
 
-def read(module: Module, section: QuantisationConfig) -> Codes:
+def read(module: Module, section: QuantizationConfig) -> Codes:
     """The matrix in codes."""
     out, width = shape(module, section)
     size = section.group_size or width

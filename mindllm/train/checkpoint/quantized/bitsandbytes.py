@@ -1,7 +1,7 @@
 """Files of bitsandbytes: 4-bit codes of blocks (QLoRA: Dettmers et al., 2023), 8-bit integers of rows (Dettmers et al., 2022).
 
 4 bits: ``weight`` has the codes of the matrix row by row, two in a byte, the first in the high bits; ``weight.absmax`` the
-scale of every 64 of them, or its code with double quantisation: ``weight.nested_quant_map``, scaled by
+scale of every 64 of them, or its code with double quantization: ``weight.nested_quant_map``, scaled by
 ``weight.nested_absmax`` for every 256 and moved by an offset. Shape and sizes are JSON, as bytes, in
 ``weight.quant_state.bitsandbytes__nf4``.
 
@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from mindllm.config.quantization import QuantisationConfig
+from mindllm.config.quantization import QuantizationConfig
 from mindllm.outside import parse_json
 from mindllm.quantize.codes import Codes
 from mindllm.quantize.tables import table_of
@@ -36,7 +36,7 @@ class FourBit:
     )
 
     @classmethod
-    def shape(cls, module: Module, section: QuantisationConfig) -> tuple[int, int]:
+    def shape(cls, module: Module, section: QuantizationConfig) -> tuple[int, int]:
         """``[out, in]`` of the matrix."""
         found = cls.state(module, section).get("shape")
         if not (isinstance(found, list) and len(found) == 2 and all(type(size) is int and size > 0 for size in found)):
@@ -44,7 +44,7 @@ class FourBit:
         return found[0], found[1]
 
     @classmethod
-    def state(cls, module: Module, section: QuantisationConfig) -> dict[str, Any]:
+    def state(cls, module: Module, section: QuantizationConfig) -> dict[str, Any]:
         """What is stored as JSON."""
         part = f"{STATE}{section.code}"
         (size,) = module.shape(part, 1)
@@ -59,7 +59,7 @@ class FourBit:
         return content
 
     @classmethod
-    def read(cls, module: Module, section: QuantisationConfig) -> Codes:
+    def read(cls, module: Module, section: QuantizationConfig) -> Codes:
         """The matrix in codes. Blocks that end within a row become smaller groups."""
         out, width = cls.shape(module, section)
         state, size = cls.state(module, section), out * width
@@ -75,7 +75,7 @@ class FourBit:
         return Codes.of(section.code, codes, of_group)
 
     @classmethod
-    def _scales(cls, module: Module, section: QuantisationConfig, state: dict[str, Any], blocks: int) -> np.ndarray:
+    def _scales(cls, module: Module, section: QuantizationConfig, state: dict[str, Any], blocks: int) -> np.ndarray:
         if "weight.nested_absmax" not in module.parts:
             return module.floats("weight.absmax", (blocks,))
         codes = module.array("weight.absmax", (blocks,), "uint8")
@@ -95,13 +95,13 @@ class EightBit:
     PARTS = ("weight", "SCB", "weight_format")
 
     @classmethod
-    def shape(cls, module: Module, section: QuantisationConfig) -> tuple[int, int]:
+    def shape(cls, module: Module, section: QuantizationConfig) -> tuple[int, int]:
         """``[out, in]`` of the matrix."""
         out, width = module.shape("weight", 2)
         return out, width
 
     @classmethod
-    def read(cls, module: Module, section: QuantisationConfig) -> Codes:
+    def read(cls, module: Module, section: QuantizationConfig) -> Codes:
         """The matrix in codes."""
         out, width = cls.shape(module, section)
         if "weight_format" in module.parts and np.asarray(module.parts["weight_format"]).any():
@@ -111,7 +111,7 @@ class EightBit:
         return Codes.of(section.code, codes, scales[:, None])
 
 
-def _size(module: Module, section: QuantisationConfig, state: dict[str, Any], key: str) -> int:
+def _size(module: Module, section: QuantizationConfig, state: dict[str, Any], key: str) -> int:
     size = state.get(key)
     if type(size) is not int or size <= 0:
         raise module.error(f"{STATE}{section.code}", f"has no {key} (value {size})")

@@ -9,7 +9,7 @@ from typing import Protocol
 
 import numpy as np
 
-from mindllm.config.quantization import QuantisationConfig
+from mindllm.config.quantization import QuantizationConfig
 from mindllm.errors import UserError
 from mindllm.quantize.codes import Codes
 from mindllm.train.checkpoint.quantized import awq, fp8, gptq, hqq
@@ -28,20 +28,20 @@ class Format(Protocol):
     PARTS: tuple[str, ...]
     """All tensors it may have, but the bias."""
 
-    def shape(self, module: Module, section: QuantisationConfig) -> tuple[int, int]: ...
+    def shape(self, module: Module, section: QuantizationConfig) -> tuple[int, int]: ...
 
-    def read(self, module: Module, section: QuantisationConfig) -> Codes: ...
+    def read(self, module: Module, section: QuantizationConfig) -> Codes: ...
 
 
 @dataclass(frozen=True)
-class QuantisedMatrix:
+class QuantizedMatrix:
     """A projection that is stored in codes, or ``chosen`` rows of it: a float32 matrix when it is asked for its array.
 
     ``transposed``: the files of the family have the matrix as ``[in, out]`` where it is no codes.
     """
 
     module: Module
-    section: QuantisationConfig
+    section: QuantizationConfig
     whole: tuple[int, int]
     chosen: np.ndarray | None = None
     transposed: bool = False
@@ -64,12 +64,12 @@ class QuantisedMatrix:
         found = format_of(self.section).read(self.module, self.section)
         return found if self.chosen is None else found.rows(self.chosen)
 
-    def rows(self, chosen: np.ndarray) -> QuantisedMatrix:
+    def rows(self, chosen: np.ndarray) -> QuantizedMatrix:
         """Rows of the matrix ``[out, in]``."""
-        return QuantisedMatrix(self.module, self.section, self.whole, chosen)
+        return QuantizedMatrix(self.module, self.section, self.whole, chosen)
 
 
-def format_of(section: QuantisationConfig) -> Format:
+def format_of(section: QuantizationConfig) -> Format:
     """The reader for the files that ``section`` describes."""
     if section.quant_method == "bitsandbytes":
         return EightBit if section.code == "int8" else FourBit  # type: ignore[return-value]
@@ -80,7 +80,7 @@ def format_of(section: QuantisationConfig) -> Format:
 def with_matrices(
     directory: Path,
     tensors: Mapping[str, TensorSource],
-    section: QuantisationConfig,
+    section: QuantizationConfig,
     transposed: Collection[str] = (),
 ) -> dict[str, TensorSource]:
     """``tensors`` of ``directory`` with one matrix, ``NAME.weight``, in the place of those that hold ``NAME`` in codes.
@@ -104,5 +104,5 @@ def with_matrices(
         weight = f"{name}.weight"
         if weight in found:
             raise UserError(f"{directory}: {weight} is there beside {name}{ending}, the same matrix in codes")
-        found[weight] = QuantisedMatrix(module, section, form.shape(module, section), None, weight in transposed)
+        found[weight] = QuantizedMatrix(module, section, form.shape(module, section), None, weight in transposed)
     return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from mindllm.config.quantization import QuantisationConfig
+from mindllm.config.quantization import QuantizationConfig
 from mindllm.quantize.codes import Codes
 from mindllm.train.checkpoint.quantized.module import Module
 
@@ -12,13 +12,13 @@ MARK = "weight_scale_inv"
 PARTS = ("weight", "weight_scale_inv")
 
 
-def shape(module: Module, section: QuantisationConfig) -> tuple[int, int]:
+def shape(module: Module, section: QuantizationConfig) -> tuple[int, int]:
     """``[out, in]`` of the matrix."""
     out, width = module.shape("weight", 2)
     return out, width
 
 
-def read(module: Module, section: QuantisationConfig) -> Codes:
+def read(module: Module, section: QuantizationConfig) -> Codes:
     """The matrix in codes: each row has the factors of the blocks it runs through."""
     out, width = shape(module, section)
     block, group = section.group_size, section.group_of(width)

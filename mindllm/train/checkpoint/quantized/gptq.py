@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from mindllm.architecture.quantization import bits_of
-from mindllm.config.quantization import QuantisationConfig
+from mindllm.config.quantization import QuantizationConfig
 from mindllm.quantize.codes import Codes
 from mindllm.train.checkpoint.quantized.module import Module, words
 
@@ -19,13 +19,13 @@ PARTS = ("qweight", "qzeros", "scales", "g_idx")
 WORD = 32
 
 
-def shape(module: Module, section: QuantisationConfig) -> tuple[int, int]:
+def shape(module: Module, section: QuantizationConfig) -> tuple[int, int]:
     """``[out, in]`` of the matrix."""
     rows, out = module.shape("qweight", 2)
     return out, rows * WORD // bits_of(section.code)
 
 
-def read(module: Module, section: QuantisationConfig) -> Codes:
+def read(module: Module, section: QuantizationConfig) -> Codes:
     """The matrix in codes."""
     out, width = shape(module, section)
     bits = bits_of(section.code)

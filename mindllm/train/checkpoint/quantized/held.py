@@ -13,7 +13,7 @@ from mindllm.errors import UserError
 from mindllm.quantize.packed import held_tensors, rounded
 from mindllm.train.checkpoint.converted import Converted
 from mindllm.train.checkpoint.family_weights import Lazy
-from mindllm.train.checkpoint.quantized.directory import QuantisedMatrix
+from mindllm.train.checkpoint.quantized.directory import QuantizedMatrix
 from mindllm.train.checkpoint.tensors import TensorSource
 
 
@@ -56,7 +56,7 @@ class _Matrix:
 
     def _read(self) -> dict[str, np.ndarray]:
         stored = self.source.source if isinstance(self.source, Converted) else self.source
-        if not isinstance(stored, QuantisedMatrix):
+        if not isinstance(stored, QuantizedMatrix):
             return rounded(np.asarray(stored, np.float32), self.spec)
         found = held_tensors(stored.codes())
         wanted, shapes = self.spec.shapes(), {name: array.shape for name, array in found.items()}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from mindllm.architecture.quantization import bits_of
-from mindllm.config.quantization import QuantisationConfig
+from mindllm.config.quantization import QuantizationConfig
 from mindllm.quantize.codes import Codes
 from mindllm.train.checkpoint.quantized.module import Module
 
@@ -21,7 +21,7 @@ PARTS = (
 )
 
 
-def shape(module: Module, section: QuantisationConfig) -> tuple[int, int]:
+def shape(module: Module, section: QuantizationConfig) -> tuple[int, int]:
     """``[out, in]`` of the matrix."""
     out, width = map(int, module.array("shape", (2,), "int64", "int32"))
     if out <= 0 or width <= 0:
@@ -29,7 +29,7 @@ def shape(module: Module, section: QuantisationConfig) -> tuple[int, int]:
     return out, width
 
 
-def read(module: Module, section: QuantisationConfig) -> Codes:
+def read(module: Module, section: QuantizationConfig) -> Codes:
     """The matrix in codes."""
     out, width = shape(module, section)
     size = section.group_size or width

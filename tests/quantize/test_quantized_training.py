@@ -1,8 +1,8 @@
-"""Adapters beside weights in codes: the losses and updates of adapters beside the dequantised weights."""
+"""Adapters beside weights in codes: the losses and updates of adapters beside the dequantized weights."""
 
 import numpy as np
 import pytest
-from tiny_quantised import MODEL, save
+from tiny_quantized import MODEL, save
 
 from mindllm.config import load_config
 from mindllm.finetune.initial_weights import initial_weights
@@ -39,7 +39,7 @@ def batch(seed):
 @pytest.mark.parametrize(
     "kind", ["act-order", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("gptq", "int8", "nf4", "fp8"))]
 )
-def test_steps_are_those_beside_dequantised_weights(kind, tmp_path, monkeypatch):
+def test_steps_are_those_beside_dequantized_weights(kind, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     save(tmp_path / "base", kind)
     codes, floats = engine("base"), engine("base", "--model.model_config.quantized_base=dequantize")

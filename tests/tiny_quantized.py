@@ -3,11 +3,11 @@
 import json
 
 import numpy as np
-import quantised_files as files
+import quantized_files as files
 
 from mindllm.architecture.adapters import WEIGHT
 from mindllm.config import ModelConfig
-from mindllm.quantize.nearest import quantise
+from mindllm.quantize.nearest import quantize
 from mindllm.train.checkpoint.hugging_face_export import InCodes, export_hugging_face
 from mindllm.train.checkpoint.quantized.writing import matrices_of, matrix_of, stored
 
@@ -36,7 +36,7 @@ def in_files(kind, model, weights):
     if kind in ("gptq", "act-order", "int8", "awq"):
         code = "uint8" if kind == "int8" else "uint4"
         form = "awq" if kind == "awq" else "gptq"
-        codes = {name: quantise(matrix, code, GROUP, form == "gptq") for name, matrix in matrices.items()}
+        codes = {name: quantize(matrix, code, GROUP, form == "gptq") for name, matrix in matrices.items()}
         if kind == "act-order":
             codes = {name: _reordered(matrix, number) for number, (name, matrix) in enumerate(matrices.items())}
         return stored(codes, form, GROUP)
@@ -56,7 +56,7 @@ def in_files(kind, model, weights):
 def _reordered(matrix, seed):
     """Groups of columns drawn at random."""
     columns = np.random.default_rng(seed).permutation(matrix.shape[1]).astype(np.int32)
-    straight = quantise(np.ascontiguousarray(matrix[:, columns]), "uint4", GROUP)
+    straight = quantize(np.ascontiguousarray(matrix[:, columns]), "uint4", GROUP)
     return type(straight)(straight.code, straight.packed, straight.scales, straight.zeros, columns)
 
 

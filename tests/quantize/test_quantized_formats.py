@@ -5,12 +5,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import quantised_files as files
+import quantized_files as files
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mindllm.architecture.quantization import bits_of
-from mindllm.config.quantization import QuantisationConfig, read_quantisation
+from mindllm.config.quantization import QuantizationConfig, read_quantization
 from mindllm.errors import UserError
 from mindllm.quantize.codes import Codes, pack, unpack
 from mindllm.quantize.tables import byte_table, table_of
@@ -23,7 +23,7 @@ AT = Path("config.json")
 
 
 def section(**content):
-    return read_quantisation(AT, content)
+    return read_quantization(AT, content)
 
 
 def read(parts, config):
@@ -116,10 +116,10 @@ def test_what_is_written_is_read(bits, groups, eighths, ordered, seed):
     columns = np.random.default_rng(seed).permutation(width).astype(np.int32) if ordered else None
     whole = Codes.of(code, codes, scales, zeros, columns)
     size = width // groups
-    config = QuantisationConfig(quant_method="gptq", code=code, group_size=size, act_order=ordered)
+    config = QuantizationConfig(quant_method="gptq", code=code, group_size=size, act_order=ordered)
     np.testing.assert_array_equal(read(gptq.tensors(whole), config).values(), whole.values())
     if bits == 4 and not ordered:
-        config = QuantisationConfig(quant_method="awq", code=code, group_size=size)
+        config = QuantizationConfig(quant_method="awq", code=code, group_size=size)
         np.testing.assert_array_equal(read(awq.tensors(whole), config).values(), whole.values())
     some = np.random.default_rng(seed).permutation(out)[:3]
     np.testing.assert_array_equal(whole.rows(some).values(), whole.values()[some])
@@ -194,6 +194,6 @@ def test_a_directory_without_the_codes_it_announces():
 )
 def test_what_is_not_read_is_named(content, message):
     with pytest.raises(UserError, match=message) as caught:
-        read_quantisation(AT, content)
+        read_quantization(AT, content)
     assert "\n" not in str(caught.value)
     json.dumps(str(caught.value))

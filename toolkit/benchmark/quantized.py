@@ -19,15 +19,15 @@ from mindllm.console import output, track
 from mindllm.errors import UserError
 from mindllm.files import atomic_open
 from mindllm.tables import Table, texts
-from toolkit.benchmark.quantised_worker import HEAD_DIM, KINDS
+from toolkit.benchmark.quantized_worker import HEAD_DIM, KINDS
 from toolkit.benchmark.report import write_markdown
 from toolkit.benchmark.side import Side, spread
 
 EXAMPLES = """example:
-  python -m toolkit.benchmark.quantised
-  python -m toolkit.benchmark.quantised --hidden 2048 --intermediate 5504 --work write --markdown docs/benchmarks/quantised.md
+  python -m toolkit.benchmark.quantized
+  python -m toolkit.benchmark.quantized --hidden 2048 --intermediate 5504 --work write --markdown docs/benchmarks/quantized.md
 """
-WORKER = "toolkit.benchmark.quantised_worker"
+WORKER = "toolkit.benchmark.quantized_worker"
 COLUMNS = ("projections", "tokens/s", "memory MB", "peak MB")
 WORK = {"write": "generation", "train": "training of adapters"}
 
@@ -63,7 +63,7 @@ def title(work: str, sizes: Mapping[str, Any]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measures every kind and prints the tables."""
-    parser = CommandParser(prog="python -m toolkit.benchmark.quantised", description=__doc__, epilog=EXAMPLES)
+    parser = CommandParser(prog="python -m toolkit.benchmark.quantized", description=__doc__, epilog=EXAMPLES)
     for name, value, words in (
         ("hidden", 1024, f"hidden size, heads of {HEAD_DIM}"),
         ("layers", 8, "decoder layers"),
@@ -98,7 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with atomic_open(file) as handle:
             json.dump(found, handle, indent=2)
     if page is not None:
-        command = shlex.join(["python", "-m", "toolkit.benchmark.quantised", *(arguments or sys.argv[1:])])
+        command = shlex.join(["python", "-m", "toolkit.benchmark.quantized", *(arguments or sys.argv[1:])])
         write_markdown(page, "Projections in codes", __doc__ or "", command, tables)
     return 0
 

@@ -1,4 +1,4 @@
-"""``toolkit.weights quantise``: two readers read what is written, and what cannot be meant is refused."""
+"""``toolkit.weights quantize``: two readers read what is written, and what cannot be meant is refused."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import json
 
 import numpy as np
 import pytest
-import quantised_files as files
+import quantized_files as files
 from safetensors.numpy import load_file
-from tiny_quantised import MODEL, random_weights
+from tiny_quantized import MODEL, random_weights
 
 from mindllm.cli.weights import main
 from mindllm.command import run_command
@@ -80,7 +80,7 @@ METHODS = {
 def test_what_is_written_is_read_by_two_readers(method, base, tmp_path):
     words = [*METHODS[method], *([base / "text.txt"] if "--calibration" in METHODS[method] else [])]
     target = tmp_path / "codes"
-    assert tool("quantise", base / "float", target, "--group", "16", "--length", "16", "--samples", "4", *words) == 0
+    assert tool("quantize", base / "float", target, "--group", "16", "--length", "16", "--samples", "4", *words) == 0
     model = read_model_config(target)
     bits = 8 if "8" in words else 4
     assert model.quantization_config.code == f"uint{bits}"
@@ -110,7 +110,7 @@ def test_what_is_written_is_read_by_two_readers(method, base, tmp_path):
     ],
 )
 def test_what_cannot_be_meant_is_one_line_and_writes_nothing(words, message, base, tmp_path, capsys):
-    assert tool("quantise", base / "float", tmp_path / "codes", *words) == 2
+    assert tool("quantize", base / "float", tmp_path / "codes", *words) == 2
     said = capsys.readouterr().err
     assert message in " ".join(said.split())
     assert not list(tmp_path.iterdir())
