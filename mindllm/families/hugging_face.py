@@ -8,11 +8,11 @@ from typing import Any
 from mindllm import outside
 from mindllm.config.model import ModelConfig
 from mindllm.config.quantization import KEY, QuantizationConfig, read_quantization
-from mindllm.config.weight_names import weight_names
 from mindllm.errors import UserError, shortened
 from mindllm.families import FAMILIES, family_named, family_of
 from mindllm.families.family import Family
 from mindllm.families.plausible import refuse_implausible
+from mindllm.families.weight_names import weight_names
 
 CONFIG = "config.json"
 GENERATION_CONFIG = "generation_config.json"

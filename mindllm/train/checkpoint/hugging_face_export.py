@@ -15,10 +15,10 @@ import numpy as np
 
 from mindllm.config import ModelConfig, config_json
 from mindllm.config.quantization import KEY
-from mindllm.config.weight_names import INDEX_FILE, WEIGHTS_FILE
 from mindllm.data.tokenizers.files import copy_tokenizer
 from mindllm.data.tokenizers.tokenizer import Tokenizer
 from mindllm.families.hugging_face import CONFIG, GENERATION_CONFIG
+from mindllm.families.weight_names import INDEX_FILE, WEIGHTS_FILE
 from mindllm.train.checkpoint.converted import Converted, numpy_dtype
 from mindllm.train.checkpoint.family_weights import FamilyWeights
 from mindllm.train.checkpoint.tensors import HashingWriter, TensorSource, payload_bytes, write_tensors

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from mindllm.config.weight_names import INDEX_FILE, WEIGHTS_FILE, index_of
 from mindllm.errors import UserError
 from mindllm.families.hugging_face import read_json
+from mindllm.families.weight_names import INDEX_FILE, WEIGHTS_FILE, index_of
 from mindllm.train.checkpoint.formats.file import tensors_of_file
 
 PICKLED_FILE = "pytorch_model.bin"
