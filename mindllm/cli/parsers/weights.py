@@ -81,8 +81,10 @@ def _add_adapter_commands(commands: Any) -> None:
 
 
 def _add_quantize_command(commands: Any) -> None:
-    rounding = commands.add_parser("quantize", aliases=[FORMER_QUANTIZE], help="a model
-    in codes of 4 or 8 bits, as files of GPTQ or AWQ") rounding.add_argument("source", type=Path, metavar="WEIGHTS", help="Hugging Face directory or checkpoint")
+    rounding = commands.add_parser(
+        "quantize", aliases=[FORMER_QUANTIZE], help="a model of 4 or 8 bits, in files of GPTQ or AWQ"
+    )
+    rounding.add_argument("source", type=Path, metavar="WEIGHTS", help="Hugging Face directory or checkpoint")
     rounding.add_argument("target", type=output_directory, metavar="HF_DIRECTORY", help="must not exist, or be empty")
     rounding.add_argument(
         "--method", choices=("rtn", "gptq", "awq"), default="gptq", help="rtn: to the nearest code (default gptq)"
