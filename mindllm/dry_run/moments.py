@@ -18,6 +18,7 @@ LAYERS = "*"  # stands for their number in a path
 NUMBER = re.compile(r"(-op\d+|-\d+)$")
 WRAPPERS = re.compile(r"^(network\.)+")
 INPUT = re.compile(r"inputs\d+")
+GIVEN = "inputs and parameters"  # the moment at which the last of them is allocated
 GRADIENT_LEVEL = re.compile(r"\.Grad_\w+")
 
 
@@ -87,7 +88,9 @@ def place_of(node: str) -> tuple[str, str]:
 def moments_of(simulation: Simulation) -> Moments:
     """The fullest moment of each kind of operator. The fullest of all holds ``simulation.used_peak`` bytes.
 
-    Inputs and parameters are allocated when the runtime gets to them, which is no moment of its own, unless it is the peak.
+    Inputs and parameters are allocated when the runtime gets to them, which is no moment of its own, unless it is the peak. Then
+    its name does not tell which of them came last: that is chance. Where operators share one block (``memory_optimize_level:
+    O1``), it is all there is.
     """
     blocks = sorted(simulation.blocks, key=lambda block: block.start)
     in_use = list(_used(blocks))
@@ -95,8 +98,8 @@ def moments_of(simulation: Simulation) -> Moments:
     best: dict[str, tuple[int, int]] = {}
     for index, used in enumerate(in_use):
         node = blocks[index].node
-        kind = LAYER.sub(r"\1*", NUMBER.sub("", node))
-        if (operator_of(node) or used == peak) and used > best.get(kind, (-1, 0))[0]:
+        kind = LAYER.sub(r"\1*", NUMBER.sub("", node)) if operator_of(node) else GIVEN
+        if (kind != GIVEN or used == peak) and used > best.get(kind, (-1, 0))[0]:
             best[kind] = (used, index)
     wanted = {index for _, index in best.values()}
     fills = {index: fill for index, fill in enumerate(_fills(blocks, wanted)) if fill is not None}

@@ -383,3 +383,12 @@ def test_a_short_last_stage_is_advised_to_slice_its_loss():
     text = shortage([last], config, last.actual_peak - 40 * MIB, simulations)
     assert f"saves 45 MB of stage {last.stage.number}): model.model_config.loss_chunks: 4" in text
     assert "loss_chunks" not in shortage(memories[:1], config, memories[0].actual_peak - MIB, simulations)
+
+
+def test_which_input_comes_last_does_not_tell_moments_apart():
+    """As with memory_optimize_level O1, where operators share one block and inputs are all that is allocated beside it."""
+    shared = Block(0, 9, 0, 0, 100, "Kernel", "SomasMemory", (), OTHER)
+    for last in ("inputs0", "inputs3"):
+        given = Block(1, 8, 100, 0, 1, "Kernel", last, (), OTHER)
+        simulation = Simulation(0, 0, 1, 1, 101, 101, (shared, given), (), ())
+        assert list(moments_of(simulation)) == ["inputs and parameters"]
