@@ -17,11 +17,12 @@ from mindllm.compiled.device.wheel import StandInUnavailable
 from mindllm.config import RunConfig, render_config
 from mindllm.dry_run.cache import Kept, forget_old_ones, kept_file, read_kept
 from mindllm.dry_run.profile import Profile, load_profile
+from mindllm.dry_run.server import CODE, CONFIG, LOG, Server
 from mindllm.dry_run.source_lines import Lines, read_lines, smallest_run
 from mindllm.dry_run.worker_memory import worker_bytes
 from mindllm.errors import RunFailed, UserError
 from mindllm.host_memory import ADVICE, MemoryClaim, gibibytes
-from mindllm.launch.process import JobProcess
+from mindllm.launch.process import JobProcess, ending, last_lines
 from mindllm.progress import Progress, unwatched
 from mindllm.sources import python_path
 from mindllm.temporary import temporary_directory
@@ -92,15 +93,19 @@ class Simulations:
         return [kept for file in files if (kept := known[file]) is not None]
 
     def _run(self, missing: dict[Path, Request]) -> None:
-        waiting = sorted(missing.items(), key=lambda item: -worker_bytes(item[1].config))  # the longest first
+        waiting = sorted(missing.items(), key=_place_in_line)
         with MemoryClaim() as claim, temporary_directory("mindllm_dry_run_") as directory:
-            left = self._claimed(claim, [request for _, request in waiting])
+            largest = sorted((request for _, request in waiting), key=lambda request: -worker_bytes(request.config))
+            left = self._claimed(claim, largest)
+            server = None if self.estimates else Server(directory)
             running: list[_Worker] = []
             try:
                 while waiting or running:
                     while waiting and self._has_room(running, waiting[0][1], left):
                         file, request = waiting.pop(0)
-                        running.append(_Worker(request, file, directory / str(len(waiting))))
+                        place = directory / str(len(waiting))
+                        place.mkdir()
+                        running.append(_Job(request, file, place, server) if server else _Process(request, file, place))
                     for worker in [worker for worker in running if worker.ended()]:
                         running.remove(worker)
                     names = ", ".join(worker.request.name for worker in running)
@@ -108,7 +113,9 @@ class Simulations:
                     time.sleep(POLL_SECONDS)
             finally:
                 for worker in running:
-                    worker.process.kill()
+                    worker.kill()
+                if server:
+                    server.kill()
 
     def _claimed(self, claim: MemoryClaim, waiting: Sequence[Request]) -> int:
         """Memory that workers may take: what the largest ones take, as many as run at once and fit; one always must."""
@@ -131,36 +138,77 @@ class Simulations:
         return not running or (len(running) < self.workers and taken + worker_bytes(request.config) <= left)
 
 
+def _place_in_line(item: tuple[Path, Request]) -> int:
+    """Source lines first, from which the others learn what MindSpore has parsed, then what takes longest."""
+    _, request = item
+    return -sys.maxsize if request.what == LINES else -worker_bytes(request.config)
+
+
 def _request_of_lines(config: RunConfig) -> Request:
     return Request(smallest_run(config), 0, "source lines", LINES)
 
 
 class _Worker:
-    """A running simulation."""
+    """What is being done for a request, in a directory of its own that has its log."""
 
-    def __init__(self, request: Request, output: Path, directory: Path) -> None:
+    def __init__(self, request: Request, directory: Path) -> None:
         self.request = request
-        directory.mkdir()
-        config = directory / "config.yaml"
-        config.write_text(render_config(request.config), encoding="utf-8")
-        command = [sys.executable, "-m", "mindllm.dry_run.worker", "--config", str(config)]
-        command += ["--rank", str(request.rank), "--output", str(output)]
-        variables = {"PYTHONPATH": python_path(), "TMPDIR": str(directory), "COLUMNS": "1000"}
-        command += [] if request.what == SIMULATE else [f"--{request.what}"]
-        self.process = JobProcess(request.name, command, variables, directory / "log")
+        self.log = directory / LOG
+        (directory / CONFIG).write_text(render_config(request.config), encoding="utf-8")
+
+    def poll(self) -> int | None:
+        """The exit code, negative the signal that killed it; None while it runs."""
+        raise NotImplementedError
+
+    def kill(self) -> None:
+        """End it at once."""
 
     def ended(self) -> bool:
         """Whether it has ended well; raises if it has ended otherwise."""
-        code = self.process.poll()
+        code = self.poll()
         if code in (None, 0):
             return code == 0
-        text = self.process.log.read_text(encoding="utf-8", errors="replace")
+        text = self.log.read_text(encoding="utf-8", errors="replace") if self.log.is_file() else ""
         if code == UserError.exit_code and ERROR in text:
             raise UserError(f"{self.request.name}: {text[text.rindex(ERROR) :].removeprefix(ERROR).strip()}")
         advice = ""
         if code == -signal.SIGKILL:
             advice = "; the system may be out of memory: end other programs, or write --workers 1"
-        raise RunFailed(f"simulating {self.request.name} {self.process.ending()}{advice}\n{self.process.last_lines()}")
+        raise RunFailed(f"simulating {self.request.name} {ending(code)}{advice}\n{last_lines(self.log)}")
+
+
+class _Process(_Worker):
+    """A Python that estimates, or finds source lines."""
+
+    def __init__(self, request: Request, output: Path, directory: Path) -> None:
+        super().__init__(request, directory)
+        command = [sys.executable, "-m", "mindllm.dry_run.worker", "--config", str(directory / CONFIG)]
+        command += ["--rank", str(request.rank), "--output", str(output), *["--lines"] * (request.what == LINES)]
+        variables = {"PYTHONPATH": python_path(), "TMPDIR": str(directory), "COLUMNS": "1000"}
+        self._process = JobProcess(request.name, command, variables, self.log)
+
+    def poll(self) -> int | None:
+        return self._process.poll()
+
+    def kill(self) -> None:
+        self._process.kill()
+
+
+class _Job(_Worker):
+    """A simulation, which ends with its server."""
+
+    def __init__(self, request: Request, output: Path, directory: Path, server: Server) -> None:
+        super().__init__(request, directory)
+        self._server, self._code = server, directory / CODE
+        server.begin(directory, request.rank, output, request.what == LINES)
+
+    def poll(self) -> int | None:
+        if self._code.is_file():
+            return int(self._code.read_text())
+        if (code := self._server.process.poll()) is None:
+            return None
+        self.log = self._server.process.log
+        return code or RunFailed.exit_code
 
 
 def simulations_here(workers: int | None = None, progress: Progress = unwatched) -> Simulations:

@@ -13,7 +13,6 @@ from functools import cache
 from pathlib import Path
 
 from mindllm.compiled.graph.sources import Sources
-from mindllm.compiled.rank.compile_rank import compile_rank
 from mindllm.config import RunConfig
 from mindllm.dry_run.moments import Use, place_of
 from mindllm.dry_run.reduced import PLAIN, Point, reduced_run
@@ -31,10 +30,10 @@ def smallest_run(config: RunConfig) -> RunConfig:
     return reduced_run(config, alone, Point((1,), 1, 1))[0]
 
 
-def write_lines(config: RunConfig, rank: int, path: Path) -> None:
-    """Compiles the graph of ``rank`` and writes its lines as JSON."""
+def write_lines(sources: Sources, path: Path) -> None:
+    """Write the lines of a graph as JSON."""
     with atomic_open(path) as file:
-        json.dump(lines_by_place(compile_rank(config, rank).sources), file)
+        json.dump(lines_by_place(sources), file)
 
 
 def lines_by_place(sources: Sources) -> dict[str, str]:

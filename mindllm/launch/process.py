@@ -88,10 +88,7 @@ class JobProcess:
 
     def last_lines(self) -> str:
         """The end of its log."""
-        with open(self.log, "rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - SHOWN_BYTES))
-            lines = file.read(SHOWN_BYTES).decode("utf-8", "replace").splitlines()
-        return "\n".join(f"    {line}" for line in lines[-SHOWN_LINES:])
+        return last_lines(self.log)
 
 
 def ending(code: int | None) -> str:
@@ -99,6 +96,16 @@ def ending(code: int | None) -> str:
     if code is not None and code < 0:
         return f"was killed by {signal.Signals(-code).name}"
     return f"ended with exit code {code}"
+
+
+def last_lines(log: Path) -> str:
+    """Return the end of a log, indented; nothing where there is none."""
+    if not log.is_file():
+        return ""
+    with open(log, "rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - SHOWN_BYTES))
+        lines = file.read(SHOWN_BYTES).decode("utf-8", "replace").splitlines()
+    return "\n".join(f"    {line}" for line in lines[-SHOWN_LINES:])
 
 
 def die_with_parent() -> None:

@@ -176,9 +176,11 @@ def _parents():
 
 
 def wait_for_workers(process):
-    """The processes that simulate, as soon as there are some."""
+    """The processes that simulate, as soon as there are some: forks of forks of the server."""
     while process.poll() is None:
-        workers = [pid for pid in children(process.pid) if b"simulate_worker" in _command(pid)]
+        parents = dict(_parents())
+        forks = [pid for pid in children(process.pid, parents) if b"dry_run.server" in _command(pid)]
+        workers = [pid for pid in forks if parents[pid] in forks and parents[parents[pid]] in forks]
         if workers:
             return workers
         time.sleep(0.5)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Callable
+from pathlib import Path
 
 from mindllm.compiled.device.stand_in import device_software
 from mindllm.compiled.rank.compile_rank import CONFIG
@@ -39,12 +41,48 @@ KNOWN = (
 logger = logging.getLogger(__name__)
 
 
-def simulate_rank(config: RunConfig, rank: int, timeout: float = 3600.0, whole: bool = False) -> Simulation:
+RunProcess = Callable[[RunConfig, int, Path, float], str]
+"""Simulates a rank in a process of its own, which leaves MindSpore's files in a directory; returns what it printed. Of
+configuration, rank, directory, and the most seconds it may take."""
+
+
+def simulate_in_new_process(config: RunConfig, rank: int, directory: Path, timeout: float) -> str:
+    """Simulate in a new Python, with the device software in its environment."""
+    (directory / CONFIG).write_text(render_config(config), encoding="utf-8")
+    return run_worker(
+        "mindllm.compiled.simulation.simulate_worker",
+        ["--config", CONFIG, "--rank", str(rank)],
+        directory,
+        {**ENVIRONMENT, **device_software(), **rank_environment(config, rank)},
+        product=product_of(rank),
+        doing=f"simulating rank {rank}",
+        timeout=timeout,
+    )
+
+
+def rank_environment(config: RunConfig, rank: int) -> dict[str, str]:
+    """Return what tells MindSpore which rank it is."""
+    return {"RANK_ID": str(rank), "RANK_SIZE": str(mesh_of(config).device_num)}
+
+
+def product_of(rank: int) -> str:
+    """Return the file that a simulation leaves when it has ended well."""
+    return f"rank_{rank}/memory_block.csv"
+
+
+def simulate_rank(
+    config: RunConfig,
+    rank: int,
+    timeout: float = 3600.0,
+    whole: bool = False,
+    run_process: RunProcess = simulate_in_new_process,
+) -> Simulation:
     """Runs the training step of global ``rank`` in MindSpore's dry run, in a process of its own.
 
     Args:
         timeout: seconds.
         whole: also compiles all layers of other stages, which changes nothing but the time (see ``own_stage``).
+        run_process: what runs that process.
 
     Raises:
         UserError: the rank does not exist, the target is no Ascend device, or this machine cannot simulate one.
@@ -60,16 +98,7 @@ def simulate_rank(config: RunConfig, rank: int, timeout: float = 3600.0, whole: 
         raise config.error("context.device_target", f"only Ascend devices are simulated (value {target}); write Ascend")
     run, rename = (config, str) if whole else own_stage_only(config, mesh.stage_of(rank))
     with temporary_directory("mindllm_simulate_") as directory:
-        (directory / CONFIG).write_text(render_config(run), encoding="utf-8")
-        output = run_worker(
-            "mindllm.compiled.simulation.simulate_worker",
-            ["--config", CONFIG, "--rank", str(rank)],
-            directory,
-            {**ENVIRONMENT, **device_software(), "RANK_ID": str(rank), "RANK_SIZE": str(mesh.device_num)},
-            product=f"rank_{rank}/memory_block.csv",
-            doing=f"simulating rank {rank}",
-            timeout=timeout,
-        )
+        output = run_process(run, rank, directory, timeout)
         tracked = read_tracked(directory / f"rank_{rank}", rename)
     messages = tuple(unknown_lines(output))
     for message in messages:

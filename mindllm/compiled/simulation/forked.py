@@ -1,0 +1,134 @@
+"""Simulations as forks of one process, which has imported MindSpore and parsed the sources of the model for all of them.
+
+Importing MindSpore and parsing take a fifth of a small simulation; what forks only read is in memory once.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from mindllm.command import run_command
+from mindllm.compiled.device.front_end import environment
+from mindllm.compiled.device.parsed_sources import read_parsed, write_parsed
+from mindllm.compiled.device.stand_in import device_software
+from mindllm.compiled.graph.sources import Sources
+from mindllm.compiled.rank.worker import TEXT_DIRECTORY, sources_in, text_of_last_graph
+from mindllm.compiled.rank.worker_process import failure, last_error
+from mindllm.compiled.simulation.simulate_rank import ENVIRONMENT, product_of, rank_environment
+from mindllm.compiled.simulation.simulate_worker import simulate
+from mindllm.config import RunConfig
+from mindllm.host_memory import free_memory
+from mindllm.launch.process import die_with_parent
+from mindllm.parallel.layout import mesh_of
+from mindllm.parallel.refusals import CompileFailed
+
+LOG, PARSED = "mindspore.log", "parsed.json"
+POLL_SECONDS = 0.05
+ALLOCATOR = {
+    "GLIBC_TUNABLES": "glibc.malloc.tcache_count=20000"
+}  # compilers free and take small pieces: 8% of their time
+
+
+def server_environment() -> dict[str, str]:
+    """Return what must be set before a process starts whose forks simulate; a UserError says that nothing can."""
+    return {**ENVIRONMENT, **ALLOCATOR, **device_software()}
+
+
+def import_once() -> None:
+    """Import what every rank needs. Nothing of MindSpore may be used here: its threads would not survive a fork."""
+    import mindllm.train.distributed_step  # noqa: F401
+
+    gc.freeze()  # forks need not search what lives as long as they do
+
+
+def learn(parsed: Path) -> None:
+    """Parse what an earlier simulation has parsed, if it left it, for those that are forked from now on."""
+    if parsed.is_file():
+        read_parsed(parsed)
+
+
+def simulate_in_fork(config: RunConfig, rank: int, directory: Path, timeout: float, parsed: Path | None = None) -> str:
+    """Simulate ``rank`` in a fork of this process inside ``directory``; return what it printed.
+
+    Args:
+        parsed: receives what has been parsed, for :func:`learn`.
+
+    Raises:
+        UserError: what is wrong with the user's input.
+        CompileFailed: MindSpore's own error, too little memory, or more than ``timeout`` seconds.
+    """
+    output = _in_fork(config, rank, directory, {}, parsed, f"simulating rank {rank}", timeout)
+    if not (directory / product_of(rank)).is_file():
+        raise CompileFailed(f"simulating rank {rank} left no {product_of(rank)}:\n{last_error(output)}")
+    return output
+
+
+def sources_in_fork(config: RunConfig, rank: int, directory: Path, timeout: float, parsed: Path) -> Sources:
+    """Return the source lines of the operators of ``rank``, whose graph a fork compiles with the front end only.
+
+    Raises what :func:`simulate_in_fork` raises.
+    """
+    variables = {**environment(rank, mesh_of(config).device_num), **text_of_last_graph(directory)}
+    _in_fork(config, rank, directory, variables, parsed, f"compiling rank {rank}", timeout)
+    return sources_in(Path(variables[TEXT_DIRECTORY]) / f"rank_{rank}")
+
+
+def _in_fork(
+    config: RunConfig,
+    rank: int,
+    directory: Path,
+    variables: Mapping[str, str],
+    parsed: Path | None,
+    doing: str,
+    timeout: float,
+) -> str:
+    log, free = directory / LOG, free_memory()
+
+    def main() -> None:
+        os.environ.update(rank_environment(config, rank))
+        os.chdir(directory)
+        simulate(config, rank)
+        if parsed is not None:
+            write_parsed(parsed)
+
+    code = wait_for(fork(main, log, variables), timeout)
+    if code is None:
+        raise CompileFailed(f"{doing} took longer than {timeout:.0f} s")
+    output = log.read_text(encoding="utf-8", errors="replace")
+    if code != 0:
+        raise failure(code, output, doing, free)
+    return output
+
+
+def fork(main: Callable[[], None], log: Path, variables: Mapping[str, str] | None = None) -> int:
+    """Return the id of a fork that runs ``main``, writes into ``log``, and ends with this process at the latest."""
+    process = os.fork()
+    if process:
+        return process
+    try:
+        die_with_parent()
+        handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+        os.dup2(handle, 1)
+        os.dup2(handle, 2)
+        os.environ.update(variables or {})
+        run_command(lambda _: main())
+    finally:  # never back into the caller's code
+        os._exit(1)
+
+
+def wait_for(process: int, timeout: float) -> int | None:
+    """Return the exit code of a fork, negative the signal that killed it; None after ``timeout`` seconds, when it is killed."""
+    end = time.monotonic() + timeout
+    while time.monotonic() < end:
+        ended, status = os.waitpid(process, os.WNOHANG)
+        if ended:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(POLL_SECONDS)
+    os.kill(process, signal.SIGKILL)
+    os.waitpid(process, 0)
+    return None

@@ -1,0 +1,54 @@
+"""Simulations as forks of one process give what a process of their own gives; MindSpore leaves nothing where the command runs."""
+
+import pytest
+from small_cluster import cluster_run
+
+from mindllm.compiled.rank.compile_rank import compile_rank
+from mindllm.compiled.simulation.simulate_rank import simulate_rank
+from mindllm.config import override_config
+from mindllm.dry_run.moments import own_bytes_of
+from mindllm.dry_run.profile import profile_of
+from mindllm.dry_run.simulations import Request, Simulations
+from mindllm.dry_run.source_lines import lines_by_place, smallest_run
+from mindllm.errors import UserError
+
+INPUTS = 8192  # bytes of the step's inputs, which the runtime brings when it likes: another moment may be the fullest of its kind
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """A working directory with nothing in it; profiles are kept beside it."""
+    directory = tmp_path / "work"
+    directory.mkdir()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.chdir(directory)
+    return directory
+
+
+def test_forks_give_what_new_processes_give(place):
+    """The second fork finds parsed what the others parsed: source lines, and the other stage."""
+    config = cluster_run(dp=2, pp=2, micro=2, model={"num_layers": 2})
+    simulations = Simulations(1)
+    simulations.prepare_source_lines(config)
+    profiles = simulations.profiles([Request(config, rank, f"rank {rank}") for rank in (0, 2)])
+    for rank, profile in zip((0, 2), profiles, strict=True):
+        alone = profile_of(simulate_rank(config, rank))
+        assert sizes(profile) == pytest.approx(sizes(alone), abs=INPUTS)
+        assert blocks(profile) == blocks(alone)
+        assert profile.messages == ()
+    assert simulations.source_lines(config) == lines_by_place(compile_rank(smallest_run(config), 0).sources)
+    assert not list(place.iterdir())
+
+
+def sizes(profile):
+    return {kind: own_bytes_of(fill) for kind, fill in profile.moments.items()}
+
+
+def blocks(profile):
+    return sorted((one.node, one.size) for one in profile.largest if not one.use.is_input)
+
+
+def test_what_a_fork_refuses_is_said_of_its_request(place):
+    config = override_config(cluster_run(dp=2), {"context.device_target": "CPU"})
+    with pytest.raises(UserError, match=r"a name: .*only Ascend devices are simulated"):
+        Simulations(1).profiles([Request(config, 0, "a name")])
