@@ -91,6 +91,11 @@ class UserError(Exception):
         super().__init__(message)
         self.problems = tuple(problems)
 
+    @classmethod
+    def of(cls, *problems: Problem) -> UserError:
+        """Return the error of some mistakes, all of which its message shows."""
+        return cls("\n".join(map(str, problems)), problems)
+
     @property
     def first(self) -> Problem:
         """The first mistake; without a list of mistakes one that has the message alone."""

@@ -7,6 +7,7 @@ import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -186,20 +187,20 @@ def _with_base(document: Document, path: Path, readers: tuple[Path, ...]) -> Doc
     if BASE not in document.data:
         return document
     base = document.data.pop(BASE)
-    origin = closest_origin(document.origins, (BASE,), path)
+    wrong = partial(Problem, closest_origin(document.origins, (BASE,), path), (BASE,), value=base)
     if not isinstance(base, str):
-        raise UserError(f"{origin}: {BASE}: must be the path of a YAML file, relative to this one (value {base})")
+        raise UserError.of(wrong(f"must be the path of a YAML file, relative to this one (value {base})"))
     base_path = Path(os.path.normpath(path.parent / base))
     if not base_path.exists():
         base_path = shipped_or_own(Path(base)) if Path(base) != shipped_or_own(Path(base)) else base_path
     if os.path.realpath(base_path) in map(os.path.realpath, (*readers, path)):
-        raise UserError(f"{origin}: {BASE}: {base} is based on this file in turn")
+        raise UserError.of(wrong(f"{base} is based on this file in turn"))
     if len(readers) >= MOST_BASES:
-        raise UserError(f"{origin}: {BASE}: this is base number {len(readers) + 1}; at most {MOST_BASES} are read")
+        raise UserError.of(wrong(f"this is base number {len(readers) + 1}; at most {MOST_BASES} are read"))
     try:
         found = read_file(base_path)
     except UserError as error:
-        raise UserError(f"{origin}: {BASE}: {error}") from None
+        raise UserError.of(wrong(str(error))) from None
     return merge(_with_type(_with_base(found, base_path, (*readers, path))), document)
 
 
@@ -215,9 +216,13 @@ def _text(path: Path) -> str:
     try:
         return read_text(path, LARGEST_YAML)
     except FileNotFoundError:
-        raise UserError(f"{path}: no such file{_similar(path)}") from None
+        raise UserError.of(_at(path, f"no such file{_similar(path)}")) from None
     except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
+        raise UserError.of(_at(path, f"cannot be read: {error.strerror}")) from None
+
+
+def _at(path: Path, message: str) -> Problem:
+    return Problem(Origin(str(path)), (), message)
 
 
 def _similar(path: Path) -> str:

@@ -170,8 +170,7 @@ class RunConfig(Section):
     def error(self, key: str, message: str) -> UserError:
         """Returns the error of a dotted ``key`` found wrong only after loading, with the place it was written."""
         path: KeyPath = tuple(int(part) if part.isdigit() else part for part in key.split("."))
-        problem = self.problem(path, message)
-        return UserError(str(problem), [problem])
+        return UserError.of(self.problem(path, message))
 
     def problem(self, path: KeyPath, message: str) -> Problem:
         """Returns ``message`` about the value at ``path`` together with the place it was written."""
@@ -187,7 +186,7 @@ class RunConfig(Section):
                 node = getattr(node, names.get(str(key), ""), None)
             else:
                 node = child(node, key)
-        return node
+        return node.model_dump(by_alias=True, exclude_unset=True, warnings=False) if isinstance(node, Section) else node
 
     def given(self) -> dict[str, Any]:
         """The keys that were written, as a tree under their YAML names; defaults are left out."""

@@ -89,11 +89,12 @@ def _read(text: str, origin) -> Document:
         reader = _Reader(loader, origin)
         data = reader.value(node, ()) if node is not None else {}
     except yaml.YAMLError as error:
-        raise UserError(_syntax_message(error, origin)) from None
+        raise UserError.of(_syntax_problem(error, origin)) from None
     except RecursionError:
-        raise UserError(f"{origin(None)}: not valid YAML: nested too deeply") from None
+        raise UserError.of(Problem(origin(None), (), "not valid YAML: nested too deeply")) from None
     if not isinstance(data, dict):
-        raise UserError(f"{origin(1)}: the file must be a mapping of keys to values, not {type(data).__name__}")
+        message = f"the file must be a mapping of keys to values, not {type(data).__name__}"
+        raise UserError.of(Problem(origin(1), (), message))
     return Document(data, reader.origins, reader.problems)
 
 
@@ -107,13 +108,13 @@ def unusable_text(value: Any) -> str:
     return "" if usable else "a text with a null character or half of a surrogate pair"
 
 
-def _syntax_message(error: yaml.YAMLError, origin) -> str:
+def _syntax_problem(error: yaml.YAMLError, origin) -> Problem:
     mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
     reason = getattr(error, "problem", None) or getattr(error, "reason", None) or str(error)
     context = getattr(error, "context", None)
     where = origin(mark.line + 1 if mark else None)
     column = f" (column {mark.column + 1})" if mark else ""
-    return f"{where}: not valid YAML: {reason}{f', {context}' if context else ''}{column}"
+    return Problem(where, (), f"not valid YAML: {reason}{f', {context}' if context else ''}{column}")
 
 
 def _cut(text: str) -> str:
