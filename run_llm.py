@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mindllm.interrupts import own_interrupts
+from mindllm.process.interrupts import own_interrupts
 
 if __name__ == "__main__":
     own_interrupts()  # before what takes seconds to import

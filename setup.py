@@ -10,7 +10,7 @@ CONFIGS = Path(__file__).parent / "configs"
 
 
 class BuildWithConfigs(build_py):
-    """Copies the shipped configurations to where ``mindllm/config/shipped.py`` looks for them; sources are used in place."""
+    """Copies the shipped configurations to where ``config/reading/shipped.py`` looks for them; sources are used in place."""
 
     def run(self) -> None:
         """Builds."""

@@ -3,7 +3,7 @@
 Each takes a run (a ``RunConfig``, or what :func:`load_config` takes) and options with the defaults of the command of its name,
 and returns a frozen result (:class:`mindllm.results.Result`): ``print`` shows the tables of the command, ``to_dict()`` gives
 what ``--json`` prints. None of them prints, draws or ends the process. Where one takes ``progress``, it is called with what is
-being done, how many are done, and of how many (:class:`mindllm.progress.Progress`).
+being done, how many are done, and of how many (:class:`mindllm.terminal.progress.Progress`).
 
 Imports stand in the functions, so that ``import mindllm`` takes milliseconds; MindSpore is imported to compile or train alone.
 """
@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mindllm.errors import UserError
-from mindllm.progress import Progress, unwatched
+from mindllm.terminal.progress import Progress, unwatched
 
 if TYPE_CHECKING:
     from mindllm.compiled.inspect.inspection import Inspection
     from mindllm.config import RunConfig
-    from mindllm.config.overrides import Overrides
+    from mindllm.config.reading.overrides import Overrides
     from mindllm.dry_run.run import DryRun
     from mindllm.evaluate.outcome import Scores
     from mindllm.generate.outcome import Generation, Prompt

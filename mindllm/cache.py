@@ -6,9 +6,9 @@ import os
 import tempfile
 from pathlib import Path
 
-from mindllm.console import error_console
-from mindllm.exit_hooks import when_leaving
-from mindllm.temporary import make_temporary, remove_temporary
+from mindllm.process.exit_hooks import when_leaving
+from mindllm.process.temporary import make_temporary, remove_temporary
+from mindllm.terminal.console import error_console
 
 VARIABLE = "XDG_CACHE_HOME"
 

@@ -17,13 +17,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
-from mindllm.console import error_console, styled, visible
 from mindllm.errors import LONGEST_PART, CheckFailed, RunFailed, UserError, bounded, nearest
-from mindllm.exit_hooks import leave
 from mindllm.extras import advice
 from mindllm.files import obstacle
-from mindllm.interrupts import INTERRUPTED, leave_nothing_behind, leave_on_interrupt, raise_on_interrupt
+from mindllm.process.exit_hooks import leave
+from mindllm.process.interrupts import INTERRUPTED, leave_nothing_behind, leave_on_interrupt, raise_on_interrupt
 from mindllm.shorthands import SHORTHANDS
+from mindllm.terminal.console import error_console, styled, visible
 
 READER_GONE = 141
 ALIKE = 0.8  # of 1, from which on an unknown option is one of ours misspelt
@@ -102,8 +102,8 @@ class CommandParser(argparse.ArgumentParser):
 def run_command(main: Callable[[Sequence[str] | None], int | None], arguments: Sequence[str] | None = None) -> NoReturn:
     """Runs ``main`` and ends with its exit code; mistakes of the user are printed without a traceback.
 
-    Without ``arguments`` it runs the command line of this process, which it leaves (:mod:`mindllm.exit_hooks`); with them it
-    raises SystemExit, or an error that is none of the user's, in whatever program calls it.
+    Without ``arguments`` it runs the command line of this process, which it leaves (:mod:`mindllm.process.exit_hooks`); with
+    them it raises SystemExit, or an error that is none of the user's, in whatever program calls it.
     """
     if arguments is not None:
         sys.exit(exit_code(main, arguments))

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from mindllm.temporary import goes_with_this_process, stays
+from mindllm.process.temporary import goes_with_this_process, stays
 
 SIZE_PATTERN = r"^[1-9]\d*(\.\d+)?(KB|MB|GB)$"
 LONGEST_NAME = 200  # of the 255 bytes Linux allows; names of unfinished files are longer than the final ones

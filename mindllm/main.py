@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from mindllm.interrupts import own_interrupts
+from mindllm.process.interrupts import own_interrupts
 
 COMPLETION = "completion"
 HELP = ("-h", "--help", "help")

@@ -8,12 +8,12 @@ from abc import abstractmethod
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from mindllm.json_text import strict
+from mindllm.terminal.json_text import strict
 
 if TYPE_CHECKING:  # rich takes longer to import than all of `import mindllm`
     from rich.text import Text
 
-    from mindllm.tables import Table
+    from mindllm.terminal.tables import Table
 
     Part = str | Text | Table
 
@@ -40,7 +40,7 @@ class Result:
         Raises:
             LookupError: the result has none.
         """
-        from mindllm.tables import Table
+        from mindllm.terminal.tables import Table
 
         found = next((part for part in self.parts() if isinstance(part, Table)), None)
         if found is None:
@@ -63,7 +63,7 @@ class Result:
         return f"<{type(self).__name__}{': ' * bool(words)}{words}>"
 
     def __str__(self) -> str:
-        from mindllm.console import PlainConsole, output
+        from mindllm.terminal.console import PlainConsole, output
 
         console = PlainConsole(file=io.StringIO(), width=output.table_width)
         for part in self.parts():
@@ -71,7 +71,7 @@ class Result:
         return console.file.getvalue().removesuffix("\n")  # type: ignore[attr-defined]
 
     def _repr_html_(self) -> str:
-        from mindllm.tables import Table
+        from mindllm.terminal.tables import Table
 
         return "\n".join(
             "".join(_html_table(part)) if isinstance(part, Table) else f"<p>{html.escape(_plain(part).strip())}</p>"
@@ -90,6 +90,6 @@ def _html_table(table: Table) -> Iterator[str]:
 
 
 def _plain(part: str | Text) -> str:
-    from mindllm.console import visible
+    from mindllm.terminal.console import visible
 
     return visible(part if isinstance(part, str) else part.plain)

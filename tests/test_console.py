@@ -14,12 +14,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mindllm import console as terminal
 from mindllm.command import CommandParser, run_command
-from mindllm.console import PlainConsole, print_json, progress, styled, track, visible
 from mindllm.errors import UserError
 from mindllm.logs import VisibleFormatter
-from mindllm.tables import Table, pairs, texts
+from mindllm.terminal import console as terminal
+from mindllm.terminal.console import PlainConsole, print_json, progress, styled, track, visible
+from mindllm.terminal.tables import Table, pairs, texts
 
 ROOT = Path(__file__).parents[1]
 HOSTILE = "runs[lr=3e-4][/x] run.yaml:100: \x1b[31mred\x9b\x07 \ud800 \u202eabc"
@@ -137,9 +137,9 @@ def refuse_other_ways(path):
             continue
         name = node.func.id if isinstance(node.func, ast.Name) else getattr(node.func, "attr", "")
         if isinstance(node.func, ast.Name) and name in of_rich:
-            assert name != "track", f"{path}:{node.lineno}: take track of mindllm.console"
+            assert name != "track", f"{path}:{node.lineno}: take track of mindllm.terminal.console"
             assert MADE_IN.get(name, path.name) == path.name, (
-                f"{path}:{node.lineno}: take mindllm.console or mindllm.tables"
+                f"{path}:{node.lineno}: take mindllm.terminal.console or mindllm.terminal.tables"
             )
             markup = any(item.arg == "markup" and not getattr(item.value, "value", True) for item in node.keywords)
             assert name != "TextColumn" or markup, (

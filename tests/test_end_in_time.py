@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from mindllm.end_in_time import code_of
 from mindllm.errors import CheckFailed, RunFailed, UserError
+from mindllm.process.end_in_time import code_of
 
 ROOT = Path(__file__).resolve().parents[1]
 PROGRAM = """

@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from mindllm import host_memory as subject
 from mindllm.errors import RunFailed
-from mindllm.host_memory import MemoryClaim
+from mindllm.process import host_memory as subject
+from mindllm.process.host_memory import MemoryClaim
 from mindllm.units import GIB, MIB
 
 ANOTHER = """
 import os, sys, time
-from mindllm.host_memory import MemoryClaim
+from mindllm.process.host_memory import MemoryClaim
 with MemoryClaim() as claim:
     claim.take({wanted})
     taken = bytearray(os.urandom(1)) * {taken}
@@ -159,7 +159,12 @@ def test_a_file_that_is_no_claim_disturbs_nobody(monkeypatch):
 
 def test_nobody_learns_a_budget_while_another_chooses(monkeypatch, another):
     monkeypatch.setattr(subject, "available_bytes", lambda: 10 * GIB)
-    code = "from mindllm.host_memory import MemoryClaim\nprint('begun', flush=True)\nwith MemoryClaim(): print('in', flush=True)"
+    lines = (
+        "from mindllm.process.host_memory import MemoryClaim",
+        "print('begun', flush=True)",
+        "with MemoryClaim(): print('in', flush=True)",
+    )
+    code = "\n".join(lines)
     with MemoryClaim() as claim:
         waiting = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
         assert waiting.stdout is not None

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from mindllm import exit_hooks as leaving
 from mindllm.launch.meeting import DESCRIPTOR
+from mindllm.process import exit_hooks as leaving
 from mindllm.run import start
 
 PROGRAM = """
 import atexit, ctypes, sys, threading, time
 from mindllm.command import run_command
-from mindllm.exit_hooks import skip_exit_functions, when_leaving
+from mindllm.process.exit_hooks import skip_exit_functions, when_leaving
 libc = ctypes.CDLL(None)
 libc.__cxa_atexit(libc.abort, None, None)  # as a destructor of a library, whose threads still work, may do
 def late():
@@ -92,7 +92,7 @@ def test_what_a_launcher_has_started_is_a_rank_from_the_beginning(monkeypatch):
 
 @pytest.mark.parametrize("output", ["| true", "> /dev/full", ">&-"])
 def test_output_that_nobody_takes(output):
-    program = "from mindllm.command import run_command\nfrom mindllm.console import output\n"
+    program = "from mindllm.command import run_command\nfrom mindllm.terminal.console import output\n"
     program += "run_command(lambda _: output.print('x' * 100000))"
     command = f'set -o pipefail; "$0" -c "$1" {output}'
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}

@@ -173,9 +173,9 @@ DIRECT = re.compile(
 )
 ALLOWED = {
     "mindllm/outside.py": "the one place",
-    "mindllm/temporary.py": "/proc",
+    "mindllm/process/temporary.py": "/proc",
     "mindllm/files.py": "writes",
-    "mindllm/page.py": "our own templates",
+    "mindllm/terminal/page.py": "our own templates",
     "mindllm/compiled/rank/compile_ranks.py": "logs of processes of ours",
     "mindllm/compiled/device/": "files of the installed MindSpore, and what a process of ours has written",
     "mindllm/compiled/graph/file.py": "a part of an archive, read with bounds",
@@ -194,7 +194,7 @@ ALLOWED = {
     "mindllm/generate/outcome.py": "answers that a process of ours has just written",
     "mindllm/run/outcome.py": "metrics that a process of ours has just written",
     "mindllm/generate/graphs/native_library.py": "our source, /proc",
-    "mindllm/host_memory.py": "/proc and /sys, and claims that tools of this user have made",
+    "mindllm/process/host_memory.py": "/proc and /sys, and claims that tools of this user have made",
     "mindllm/launch/": "logs, beats and lines of processes of ours",
     "mindllm/planning/several_chunks/": "JSON of a process of ours",
     "mindllm/train/": "writes, and what ranks of this run have just written",

@@ -23,7 +23,7 @@ from mindllm.compiled.foreign.kept_program import kept_ranks, kept_stages
 from mindllm.compiled.foreign.lockstep import read_rank
 from mindllm.compiled.inspect.source import read_graph
 from mindllm.config import override_config, render_config
-from mindllm.config.load import read_document
+from mindllm.config.reading.load import read_document
 from mindllm.data.tokenizers.special_tokens import read_special_tokens
 from mindllm.data.tokenizers.tokenizer import load_tokenizer
 from mindllm.data.tokenizers.training import train_byte_level_bpe

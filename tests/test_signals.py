@@ -14,7 +14,7 @@ from mindllm import interrupts
 interrupts.own_interrupts()
 interrupts.GRACE = 0.2
 from mindllm.command import run_command
-from mindllm.temporary import make_temporary
+from mindllm.process.temporary import make_temporary
 from mindllm.files import atomic_path
 
 def say_when_native():
@@ -110,7 +110,9 @@ def test_at_any_moment(policy, where, number, code, word, tmp_path):
 
 
 def test_a_signal_that_is_ignored_stays_so(tmp_path):
-    program = "import os\nfrom mindllm.interrupts import own_interrupts\nown_interrupts()\nos.kill(os.getpid(), 1)"
+    program = (
+        "import os\nfrom mindllm.process.interrupts import own_interrupts\nown_interrupts()\nos.kill(os.getpid(), 1)"
+    )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     ignored = lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN)  # noqa: E731
     assert (

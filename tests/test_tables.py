@@ -5,8 +5,8 @@ import re
 
 import pytest
 
-from mindllm.console import PlainConsole
-from mindllm.tables import Table, figures, texts
+from mindllm.terminal.console import PlainConsole
+from mindllm.terminal.tables import Table, figures, texts
 
 NAMES = (
     "weights",

@@ -2,7 +2,7 @@
 
 import sys
 
-from mindllm.interrupts import own_interrupts
+from mindllm.process.interrupts import own_interrupts
 
 if sys.argv[:1] == [
     "-m"

@@ -10,12 +10,12 @@ import numpy as np
 from mindllm.cli.parsers.time import calibrate_parser
 from mindllm.command import run_command
 from mindllm.config import load_config
-from mindllm.config.yaml_tree import write_yaml
-from mindllm.console import output, track
+from mindllm.config.reading.yaml_tree import write_yaml
 from mindllm.errors import UserError
 from mindllm.files import atomic_open
 from mindllm.outside import read_rows
-from mindllm.tables import Table, figures, texts
+from mindllm.terminal.console import output, track
+from mindllm.terminal.tables import Table, figures, texts
 from mindllm.timing.configured import workload_of
 from mindllm.timing.costs.work import VECTOR
 from mindllm.timing.device import Device, read_device

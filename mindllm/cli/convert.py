@@ -8,15 +8,15 @@ from pathlib import Path
 from mindllm.cli.parsers.convert import make_parser
 from mindllm.cli.registry import spelled
 from mindllm.command import run_command
-from mindllm.config.load import build_config, read_file
+from mindllm.config.reading.load import build_config, read_file
+from mindllm.config.reading.shipped import shipped_configs
+from mindllm.config.reading.shorten import short_yaml, write_short
 from mindllm.config.run import RunConfig
-from mindllm.config.shipped import shipped_configs
-from mindllm.config.shorten import short_yaml, write_short
-from mindllm.console import output, print_json
 from mindllm.errors import UserError
 from mindllm.mindformers.convert import Conversion, convert
 from mindllm.mindformers.recognise import is_mindformers
 from mindllm.mindformers.report import as_json, print_account
+from mindllm.terminal.console import output, print_json
 
 CONFIGS = shipped_configs()
 COMMENT = "Converted from {source} by {command}, which says what became of every key."

@@ -9,11 +9,11 @@ from mindllm.axes import NAMED_AXES
 from mindllm.cli.parsers.dry_run import make_parser
 from mindllm.command import run_command
 from mindllm.config import RunConfig, load_config
-from mindllm.console import output
 from mindllm.dry_run.run import advise, check_target, simulate
 from mindllm.dry_run.simulations import simulations_here
 from mindllm.errors import CheckFailed, UserError
-from mindllm.render import drawn, show
+from mindllm.terminal.console import output
+from mindllm.terminal.render import drawn, show
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

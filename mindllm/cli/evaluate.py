@@ -9,8 +9,8 @@ from typing import Any
 from mindllm.cli.parsers.evaluate import make_parser
 from mindllm.command import run_command
 from mindllm.config.evaluation import EvaluationConfig
-from mindllm.console import error_console, output, print_json
-from mindllm.interrupts import interruptible
+from mindllm.process.interrupts import interruptible
+from mindllm.terminal.console import error_console, output, print_json
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -12,9 +12,9 @@ from mindllm.command import run_command
 from mindllm.compiled.inspect.inspection import Inspection
 from mindllm.compiled.inspect.source import Inspected, compile_run, read_graph
 from mindllm.config import load_config
-from mindllm.console import output, print_json
 from mindllm.errors import UserError
-from mindllm.render import drawn, show
+from mindllm.terminal.console import output, print_json
+from mindllm.terminal.render import drawn, show
 
 ANSWERS: dict[str, Callable[[Inspection, Any], Any]] = {
     "summary": lambda graph, options: graph.modules(options.depth),

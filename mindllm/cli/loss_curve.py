@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from mindllm.cli.parsers.loss_curve import make_parser
 from mindllm.command import run_command
-from mindllm.console import output
+from mindllm.terminal.console import output
 from mindllm.train.curves.draw import draw, read_run
 from mindllm.train.curves.experts import draw_experts
 

@@ -16,7 +16,6 @@ from mindllm.compiled.device.wheel import wheel_of
 from mindllm.compiled.foreign.environment import Report, shell_environment
 from mindllm.compiled.foreign.kept_program import CONFIG
 from mindllm.config.runtime import bytes_of
-from mindllm.console import output, print_json
 from mindllm.dry_run.page import PAGE
 from mindllm.dry_run.program.page import render
 from mindllm.dry_run.program.report import json_report, table
@@ -24,6 +23,7 @@ from mindllm.dry_run.program.running import Choose, RankRun, Subject, run_ranks
 from mindllm.dry_run.program.subject import config_of, devices_of, python_of
 from mindllm.errors import CheckFailed, UserError
 from mindllm.files import atomic_open
+from mindllm.terminal.console import output, print_json
 from mindllm.units import MIB
 
 

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 from mindllm.cli.parsers.plan import OF_CONFIG, make_parser
 from mindllm.command import run_command
 from mindllm.config import load_config
-from mindllm.config.yaml_tree import write_yaml
-from mindllm.console import PlainConsole, error_console, output, print_json
+from mindllm.config.reading.yaml_tree import write_yaml
 from mindllm.errors import CheckFailed, UserError
 from mindllm.files import UNITS, atomic_open, size_in_bytes
 from mindllm.planning.problem import Problem
 from mindllm.planning.read_problem import Setting
 from mindllm.planning.reports.picture import FORMATS, draw_schedule
-from mindllm.render import drawn
+from mindllm.terminal.console import PlainConsole, error_console, output, print_json
+from mindllm.terminal.render import drawn
 from mindllm.timing.device import DEFAULT, read_device
 
 if TYPE_CHECKING:  # the solvers, and what simulates: imported where a plan is made, not to print --help

@@ -10,12 +10,12 @@ from mindllm.cli.parsers.preflight import make_parser
 from mindllm.command import LARGEST_PORT, run_command
 from mindllm.config import RunConfig, load_config
 from mindllm.config.callbacks import CheckpointMonitorConfig
-from mindllm.console import output, print_json
 from mindllm.errors import CheckFailed, UserError
 from mindllm.preflight.finding import Finding, bad, good
 from mindllm.preflight.network import answer_nodes, as_json, ask_master, check_ports
 from mindllm.preflight.node import check_devices, check_directory, check_host_memory
 from mindllm.preflight.versions import check_versions
+from mindllm.terminal.console import output, print_json
 
 STATE_BYTES = 12  # of a checkpoint per parameter: the weight and two moments in fp32
 

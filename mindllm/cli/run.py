@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from mindllm.cli import parsers  # noqa: F401  (they tell keys of a YAML from misspelt options)
 from mindllm.command import CommandParser, run_command
 from mindllm.errors import UserError
-from mindllm.interrupts import leave_on_interrupt, own_interrupts, receive_interrupts
+from mindllm.process.interrupts import leave_on_interrupt, own_interrupts, receive_interrupts
 from mindllm.shorthands import SHORTHANDS
 
 if TYPE_CHECKING:  # the schema takes longer to import than --help may
@@ -122,7 +122,7 @@ def with_mode(overrides: Sequence[str], run_mode: str) -> list[str]:
 def run(config: RunConfig) -> int:
     """Import what the mode needs, and MindSpore, only now: an error in the YAML is told within a second."""
     from mindllm.config import on_this_device
-    from mindllm.console import error_console
+    from mindllm.terminal.console import error_console
     from mindllm.train.job.preflight import refuse_what_must_fail
 
     refuse_what_must_fail(config)

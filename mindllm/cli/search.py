@@ -8,9 +8,9 @@ from pathlib import Path
 from mindllm.cli.parsers.search import make_parser
 from mindllm.command import run_command
 from mindllm.config import load_config
-from mindllm.console import error_console, output
-from mindllm.render import drawn, show
 from mindllm.strategies.outcome import PAGE, Wanted, find_strategies
+from mindllm.terminal.console import error_console, output
+from mindllm.terminal.render import drawn, show
 from mindllm.timing.device import read_device
 
 

@@ -11,9 +11,9 @@ from mindllm.cli.parsers.time import CALIBRATE, make_parser
 from mindllm.cli.registry import spelled
 from mindllm.command import run_command
 from mindllm.config import load_config
-from mindllm.console import output, print_json
 from mindllm.errors import CheckFailed, UserError
-from mindllm.render import show
+from mindllm.terminal.console import output, print_json
+from mindllm.terminal.render import show
 from mindllm.timing import foreign_program as simulated
 from mindllm.timing.device import Device, read_device
 from mindllm.timing.measured.calibrate import uncalibrated

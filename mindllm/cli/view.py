@@ -9,10 +9,10 @@ from dataclasses import asdict
 from mindllm.cli.parsers.view import make_parser
 from mindllm.command import run_command
 from mindllm.config import load_config
-from mindllm.console import output, print_json, styled
 from mindllm.data import Tokenizer
 from mindllm.data.preprocess.view import PADDING, READ, TRAINED, coloured, description, segments
 from mindllm.errors import UserError
+from mindllm.terminal.console import output, print_json, styled
 from mindllm.train.batches.datasets import RunData
 from mindllm.train.batches.row_text import InstructionText, PreferenceText
 

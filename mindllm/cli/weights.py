@@ -9,7 +9,7 @@ from pathlib import Path
 from mindllm.cli.parsers.weights import FORMER_QUANTIZE, make_parser
 from mindllm.cli.registry import spelled
 from mindllm.command import run_command
-from mindllm.console import error_console, output, print_json
+from mindllm.terminal.console import error_console, output, print_json
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -39,7 +39,7 @@ def _convert(options: argparse.Namespace) -> Path:
     if options.command == FORMER_QUANTIZE:
         error_console.print(f"{FORMER_QUANTIZE}: a former name; write {spelled('weights')} quantize")
     if options.command in ("quantize", FORMER_QUANTIZE):
-        from mindllm.render import drawn
+        from mindllm.terminal.render import drawn
         from mindllm.weights.quantize import Options, quantize_weights
 
         chosen = Options(

@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from mindllm.config.architecture_keys import keys_of_layers
     from mindllm.config.dataset import EvalDatasetConfig, ProcessorConfig, TrainDatasetConfig
     from mindllm.config.generation import GenerationConfig
-    from mindllm.config.load import load_config, override_config, render_config, with_model
     from mindllm.config.model import ModelConfig
     from mindllm.config.optimizer import LrSchedule, OptimizerConfig, RunnerWrapperConfig
     from mindllm.config.parallel import ParallelConfig, ParallelContextConfig
     from mindllm.config.precision import on_this_device
+    from mindllm.config.reading.load import load_config, override_config, render_config, with_model
     from mindllm.config.recompute import RecomputeConfig
     from mindllm.config.run import RunConfig
     from mindllm.config.runtime import ContextConfig, ExportConfig, RunnerConfig
@@ -29,10 +29,10 @@ HOMES = {
     "ProcessorConfig": "mindllm.config.dataset",
     "TrainDatasetConfig": "mindllm.config.dataset",
     "GenerationConfig": "mindllm.config.generation",
-    "load_config": "mindllm.config.load",
-    "override_config": "mindllm.config.load",
-    "render_config": "mindllm.config.load",
-    "with_model": "mindllm.config.load",
+    "load_config": "mindllm.config.reading.load",
+    "override_config": "mindllm.config.reading.load",
+    "render_config": "mindllm.config.reading.load",
+    "with_model": "mindllm.config.reading.load",
     "ModelConfig": "mindllm.config.model",
     "LrSchedule": "mindllm.config.optimizer",
     "OptimizerConfig": "mindllm.config.optimizer",

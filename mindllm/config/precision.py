@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mindllm.config.document import KeyPath, Origin, closest_origin
-from mindllm.config.load import override_config
 from mindllm.config.model import ModelConfig
+from mindllm.config.reading.document import KeyPath, Origin, closest_origin
+from mindllm.config.reading.load import override_config
+from mindllm.config.reading.shipped import shipped_configs
 from mindllm.config.run import RunConfig
-from mindllm.config.shipped import shipped_configs
 
 READING = ("predict", "chat", "eval")
 MODEL = "model.model_config"

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from mindllm.config.dataset import TOKENIZER_FILES
-from mindllm.config.document import Document, KeyPath, Origin, Problem
+from mindllm.config.reading.document import Document, KeyPath, Origin, Problem
 from mindllm.config.run import RunConfig
 from mindllm.errors import UserError
 from mindllm.families import family_of

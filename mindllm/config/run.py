@@ -11,13 +11,13 @@ from pydantic import Field, PrivateAttr
 
 from mindllm.config.callbacks import DEFAULT_CALLBACKS, Callback
 from mindllm.config.dataset import EvalDatasetConfig, PreferenceDataLoader, ProcessorConfig, TrainDatasetConfig
-from mindllm.config.document import KeyPath, Origin, Problem, child, closest_origin
 from mindllm.config.evaluation import EvaluationConfig
 from mindllm.config.generation import GenerationConfig
 from mindllm.config.model import ModelSection
 from mindllm.config.optimizer import LrSchedule, OptimizerConfig, RunnerWrapperConfig
 from mindllm.config.parallel import ParallelConfig, ParallelContextConfig
 from mindllm.config.preference import PreferenceConfig
+from mindllm.config.reading.document import KeyPath, Origin, Problem, child, closest_origin
 from mindllm.config.recompute import RecomputeConfig
 from mindllm.config.runtime import ContextConfig, ExportConfig, RunnerConfig, TrainerConfig
 from mindllm.config.section import List, PositiveInt, Section

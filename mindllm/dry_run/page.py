@@ -15,7 +15,7 @@ from mindllm.dry_run.moments import Fill, Use, by_category, bytes_of
 from mindllm.dry_run.profile import Profile
 from mindllm.dry_run.source_lines import Lines, line_of
 from mindllm.dry_run.workspace import attention_elements_of, peak_with_workspace
-from mindllm.page import fill
+from mindllm.terminal.page import fill
 from mindllm.units import MIB
 
 PAGE = "memory.html"

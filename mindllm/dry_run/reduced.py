@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mindllm.config import RunConfig, keys_of_layers, override_config
-from mindllm.config.check_parallel import compiles_for
+from mindllm.config.checks.mesh import compiles_for
 from mindllm.dry_run.stages import FIRST, MIDDLE, ONLY, LayerKind, Run, Stage
 from mindllm.parallel.layer_plan import LayerPlan
 from mindllm.parallel.plan_text import render_plan

@@ -9,10 +9,10 @@ from rich.text import Text
 
 from mindllm.compiled.simulation.simulation import ACTIVATIONS, CATEGORIES, GRADIENTS, OPTIMIZER, WEIGHTS
 from mindllm.config import RunConfig
-from mindllm.console import styled
 from mindllm.dry_run.forecast import StageMemory
 from mindllm.dry_run.workspace import attention_elements_of, peak_with_workspace
-from mindllm.tables import Table, figures, texts
+from mindllm.terminal.console import styled
+from mindllm.terminal.tables import Table, figures, texts
 from mindllm.units import MIB
 
 IN_JSON = {"weights_mb": WEIGHTS, "optimizer_mb": OPTIMIZER, "gradients_mb": GRADIENTS, "activations_mb": ACTIVATIONS}

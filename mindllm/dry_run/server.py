@@ -29,9 +29,9 @@ from mindllm.compiled.simulation.simulate_rank import simulate_rank
 from mindllm.config import load_config
 from mindllm.dry_run.profile import profile_of, save_profile
 from mindllm.dry_run.source_lines import write_lines
-from mindllm.exit_hooks import skip_exit_functions
 from mindllm.files import atomic_open
 from mindllm.launch.process import JobProcess
+from mindllm.process.exit_hooks import skip_exit_functions
 from mindllm.sources import python_path
 
 CONFIG, LOG, CODE = "config.yaml", "log", "code"

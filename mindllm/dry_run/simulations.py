@@ -21,11 +21,11 @@ from mindllm.dry_run.server import CODE, CONFIG, LOG, Server
 from mindllm.dry_run.source_lines import Lines, read_lines, smallest_run
 from mindllm.dry_run.worker_memory import worker_bytes
 from mindllm.errors import RunFailed, UserError
-from mindllm.host_memory import ADVICE, MemoryClaim, gibibytes
 from mindllm.launch.process import JobProcess, ending, last_lines
-from mindllm.progress import Progress, unwatched
+from mindllm.process.host_memory import ADVICE, MemoryClaim, gibibytes
+from mindllm.process.temporary import temporary_directory
 from mindllm.sources import python_path
-from mindllm.temporary import temporary_directory
+from mindllm.terminal.progress import Progress, unwatched
 
 logger = logging.getLogger(__name__)
 POLL_SECONDS = 0.1

@@ -9,7 +9,6 @@ from mindllm.config import RunConfig, is_hugging_face, read_model_config
 from mindllm.config.dataset import TOKENIZER_FILES
 from mindllm.config.evaluation import EvaluationConfig
 from mindllm.config.precision import FLOAT32, TYPES, narrow_types
-from mindllm.console import error_console
 from mindllm.data import run_tokenizer
 from mindllm.data.tokenizers.tokenizer import Tokenizer
 from mindllm.errors import UserError
@@ -19,6 +18,7 @@ from mindllm.evaluate.progress import Watch, unwatched
 from mindllm.finetune.transform import build_tuned_model
 from mindllm.generate.generator import Generator
 from mindllm.models.weights import assign, model_weights
+from mindllm.terminal.console import error_console
 from mindllm.train.checkpoint import load_checkpoint
 from mindllm.train.checkpoint.architecture import model_of
 from mindllm.train.checkpoint.pretrained import Pretrained, find_pretrained

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mindllm.evaluate.run import Outcome
-from mindllm.page import fill
+from mindllm.terminal.page import fill
 
 TEMPLATE = Path(__file__).with_name("page.html")
 MOST = 200  # wrong answers of a task that are shown

@@ -11,7 +11,7 @@ from datetime import timedelta
 
 from rich.progress import BarColumn, MofNCompleteColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from mindllm.console import error_console, progress
+from mindllm.terminal.console import error_console, progress
 
 Watch = Callable[[str, int], Callable[[], None]]
 NAMES = {"loglikelihood": "scoring", "generate_until": "writing"}

@@ -11,7 +11,7 @@ from lm_eval.utils import make_table
 
 from mindllm.evaluate.run import Outcome
 from mindllm.files import atomic_open
-from mindllm.json_text import strict
+from mindllm.terminal.json_text import strict
 
 RESULTS, PAGE = "results.json", "wrong_answers.html"
 

@@ -13,8 +13,8 @@ from mindllm.generate.conversation import Encoder, Message, conversation_encoder
 from mindllm.generate.generator import Generator
 from mindllm.generate.load import load_generator, need_weights
 from mindllm.generate.terminal import describe, terminal, write
-from mindllm.interrupts import interruptible
 from mindllm.outside import half_surrogate
+from mindllm.process.interrupts import interruptible
 
 NEW, QUIT = ("clear", "new"), ("q", "quit", "exit")
 HELP = "Write a message. clear or new: a new conversation; q, quit or exit: leave; Ctrl-C: stop an answer."

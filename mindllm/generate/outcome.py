@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from mindllm.config import RunConfig, override_config, render_config
 from mindllm.launch.child import run_yaml_in_child
+from mindllm.process.temporary import temporary_directory
 from mindllm.results import Result
-from mindllm.tables import Table, figures, texts
-from mindllm.temporary import temporary_directory
+from mindllm.terminal.tables import Table, figures, texts
 
 if TYPE_CHECKING:
     from mindllm.results import Part

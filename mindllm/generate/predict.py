@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mindllm.config import RunConfig
-from mindllm.console import progress
 from mindllm.data import run_tokenizer
 from mindllm.data.tokenizers.tokenizer import Tokenizer
 from mindllm.generate.conversation import conversation_encoder
@@ -15,7 +14,8 @@ from mindllm.generate.prompts import check_prompts, encode_prompt
 from mindllm.generate.requests import Request, is_json_lines, read_requests
 from mindllm.generate.results import open_results
 from mindllm.generate.terminal import describe, terminal, write
-from mindllm.interrupts import interruptible
+from mindllm.process.interrupts import interruptible
+from mindllm.terminal.console import progress
 
 
 def predict(config: RunConfig) -> int:

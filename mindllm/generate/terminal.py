@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 
-from mindllm.console import error_console as terminal
-from mindllm.console import visible
 from mindllm.generate.generator import Speed
+from mindllm.terminal.console import error_console as terminal
+from mindllm.terminal.console import visible
 
 __all__ = ["describe", "terminal", "write"]
 

@@ -5,7 +5,7 @@ MindSpore's own ``msrun`` notices the death of a process after 40 seconds, and n
 
 import sys
 
-from mindllm.interrupts import own_interrupts
+from mindllm.process.interrupts import own_interrupts
 
 if (
     sys.argv[:1] == ["-m"] and "mindllm.launch" in sys.orig_argv

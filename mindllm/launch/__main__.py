@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from mindllm.command import CommandParser, output_directory, run_command
-from mindllm.console import error_console
 from mindllm.errors import UserError
 from mindllm.launch.agent import Agent
 from mindllm.launch.desk import RendezvousServer
@@ -18,6 +17,7 @@ from mindllm.launch.job import HOST, JOB, CrashedAtStart, Job, JobFailed, JobSto
 from mindllm.launch.msrun import MsrunJob, msrun_command
 from mindllm.launch.script import command_of
 from mindllm.launch.secret import Secret
+from mindllm.terminal.console import error_console
 
 EXAMPLES = """example:
   %(prog)s --workers 2 "run_llm.py --config configs/llama2/pretrain_llama2_tiny.yaml \\

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from mindllm.command import INTERRUPTED
-from mindllm.console import error_console
 from mindllm.errors import RunFailed, UserError
 from mindllm.launch.desk import VARIABLES
 from mindllm.launch.handshake import ask
@@ -30,6 +29,7 @@ from mindllm.launch.nodes import SEND_SECONDS, STOPS, TAIL, as_text, from_text
 from mindllm.launch.process import JobProcess
 from mindllm.launch.secret import Secret, SecretMissing
 from mindllm.launch.signals import StopRequests
+from mindllm.terminal.console import error_console
 
 PROOF_SECONDS = (
     30.0  # for node 0 to show that it knows the secret; it is busy while the job runs that this node was lost from

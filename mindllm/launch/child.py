@@ -11,7 +11,7 @@ from pathlib import Path
 
 from mindllm.errors import CheckFailed, RunFailed, UserError
 from mindllm.launch.process import JobProcess
-from mindllm.temporary import temporary_directory
+from mindllm.process.temporary import temporary_directory
 
 POLL_SECONDS, GRACE = 0.2, 120.0  # between two looks; to save a checkpoint after an interrupt
 ERROR = "error: "

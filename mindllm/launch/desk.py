@@ -8,13 +8,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from mindllm.console import error_console
 from mindllm.errors import RunFailed, UserError
 from mindllm.launch.doorway import Doorway
 from mindllm.launch.handshake import Answering
 from mindllm.launch.lines import SignedLine
 from mindllm.launch.nodes import Node, RemoteClient, RemoteProcess
 from mindllm.launch.secret import Secret
+from mindllm.terminal.console import error_console
 
 LOOK_SECONDS = 0.5
 TEXT = 1000  # characters of a host's name or a directory

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import IO
 
 from mindllm.command import INTERRUPTED
-from mindllm.console import visible
 from mindllm.errors import RunFailed
 from mindllm.launch.desk import RendezvousServer
 from mindllm.launch.heartbeat import (
@@ -32,6 +31,7 @@ from mindllm.launch.meeting import DESCRIPTOR, Table
 from mindllm.launch.nodes import Node, RemoteClient, RemoteProcess
 from mindllm.launch.process import JobProcess
 from mindllm.launch.signals import StopRequests
+from mindllm.terminal.console import visible
 
 HOST = "127.0.0.1"
 JOB = "MINDLLM_JOB"  # environment variable: a name of the job, the same each time it is started again

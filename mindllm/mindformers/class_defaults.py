@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from mindllm.config.document import Document, merge
+from mindllm.config.reading.document import Document, merge
 from mindllm.mindformers.keys.experts import AHEAD, GROUPS, MODEL, SAME, SCORES, SHARED
 from mindllm.mindformers.keys.rules import Outcome, rule_for
 from mindllm.mindformers.keys.tables import KEYS

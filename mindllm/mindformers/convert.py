@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from mindllm.config.document import Document, merge
-from mindllm.config.overrides import Overrides, override_document, split_overrides
+from mindllm.config.reading.document import Document, merge
+from mindllm.config.reading.overrides import Overrides, override_document, split_overrides
 from mindllm.config.run import RunConfig
 from mindllm.errors import UserError, nearest
 from mindllm.mindformers.class_defaults import as_left_out, with_class_defaults

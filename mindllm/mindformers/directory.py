@@ -10,8 +10,8 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from mindllm.config.model import ModelConfig
-from mindllm.config.shipped import NAME, shipped_configs
-from mindllm.config.yaml_tree import read_yaml
+from mindllm.config.reading.shipped import NAME, shipped_configs
+from mindllm.config.reading.yaml_tree import read_yaml
 from mindllm.errors import UserError
 from mindllm.families.family import RUN_KEYS
 from mindllm.families.hugging_face import is_hugging_face, read_model_config

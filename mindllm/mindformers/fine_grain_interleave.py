@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mindllm.config.check_interleaved_rows import MOST
+from mindllm.config.checks.fine_grain_interleave import MOST
 from mindllm.mindformers.mesh import is_count
 from mindllm.mindformers.reading import Reading
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from mindllm.config.document import Document, KeyPath, Origin, Problem, child, closest_origin, dotted
+from mindllm.config.reading.document import Document, KeyPath, Origin, Problem, child, closest_origin, dotted
 from mindllm.mindformers.keys.rules import Outcome
 
 NOTHING = object()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from mindllm.config.document import Document, KeyPath
+from mindllm.config.reading.document import Document, KeyPath
+from mindllm.config.reading.schema import fields_at, sections_at
 from mindllm.config.run import RunConfig
-from mindllm.config.schema import fields_at, sections_at
 from mindllm.mindformers.experts import EXPERT_PARALLEL, EXPERT_TENSOR
 from mindllm.mindformers.keys.rules import rule_for
 from mindllm.mindformers.keys.tables import KEYS

@@ -9,12 +9,12 @@ from typing import Any
 
 from rich.text import Text
 
-from mindllm.config.document import KeyPath
-from mindllm.console import output, visible
+from mindllm.config.reading.document import KeyPath
 from mindllm.mindformers.convert import Conversion
 from mindllm.mindformers.keys.rules import Outcome
 from mindllm.mindformers.reading import Entry, shown
-from mindllm.tables import Column, Table
+from mindllm.terminal.console import output, visible
+from mindllm.terminal.tables import Column, Table
 
 CHANGING = (Outcome.REFUSED, Outcome.TRANSLATED)
 """What changes what is computed, or what it costs; other keys mean the same in both, or nothing."""

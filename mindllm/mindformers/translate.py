@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from mindllm.config.document import Document, KeyPath, Problem, closest_origin, dotted
+from mindllm.config.reading.document import Document, KeyPath, Problem, closest_origin, dotted
 from mindllm.errors import nearest
 from mindllm.mindformers.architecture import translate_architecture
 from mindllm.mindformers.directory import read_directory

@@ -11,7 +11,7 @@ from mindspore import nn
 
 from mindllm.axes import CONTEXT
 from mindllm.config import RunConfig
-from mindllm.config.check_preference import accumulated_pairs
+from mindllm.config.checks.preference import accumulated_pairs
 from mindllm.finetune.preference import PreferenceLoss, base_of
 from mindllm.finetune.transform import tune
 from mindllm.models import CausalLM, Kernels

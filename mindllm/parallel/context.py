@@ -8,7 +8,7 @@ from typing import Any
 import mindspore as ms
 
 from mindllm.config import RunConfig
-from mindllm.config.check_parallel import wrong_number_of_devices
+from mindllm.config.checks.mesh import wrong_number_of_devices
 from mindllm.parallel.layout import mesh_of
 from mindllm.random_keys import RANDOM_KEYS
 

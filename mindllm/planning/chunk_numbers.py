@@ -9,7 +9,7 @@ from mindllm.planning.costs.configured import Configured
 from mindllm.planning.problem import Problem
 from mindllm.planning.reports.plan import gap_text
 from mindllm.planning.solve import Infeasible, Solution, solve
-from mindllm.tables import Table, figures
+from mindllm.terminal.tables import Table, figures
 
 
 @dataclass(frozen=True)

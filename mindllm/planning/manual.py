@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from mindllm.config.yaml_tree import read_mapping
+from mindllm.config.reading.yaml_tree import read_mapping
 from mindllm.errors import UserError, nearest
 from mindllm.planning.plan import Evaluation, evaluate
 from mindllm.planning.problem import Problem

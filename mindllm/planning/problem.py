@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError, model_validator
 
 from mindllm import outside
-from mindllm.config.problems import plain_message
+from mindllm.config.reading.problems import plain_message
 from mindllm.config.section import StrictModel
 from mindllm.errors import UserError
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mindllm.config import RunConfig, override_config
-from mindllm.config.shorten import own_bases, write_short
+from mindllm.config.reading.shorten import own_bases, write_short
 from mindllm.dry_run.forecast import StageMemory, forecast_stages
 from mindllm.dry_run.simulations import Simulations
 from mindllm.dry_run.stages import stages_of

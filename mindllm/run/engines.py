@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from mindllm.config import RunConfig
-from mindllm.console import error_console
 from mindllm.parallel.layout import mesh_of
+from mindllm.terminal.console import error_console
 from mindllm.train.device import connect, select_device
 from mindllm.train.engine import Engine
 from mindllm.train.engine.engine import evaluation_config

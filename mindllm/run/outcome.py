@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 from mindllm.config import RunConfig, override_config, render_config
 from mindllm.config.callbacks import MetricsMonitorConfig
 from mindllm.launch.child import run_yaml_in_child
-from mindllm.progress import Progress, unwatched
 from mindllm.results import Result
-from mindllm.tables import Table, figures
+from mindllm.terminal.progress import Progress, unwatched
+from mindllm.terminal.tables import Table, figures
 from mindllm.train.checkpoint import CheckpointStore
 from mindllm.train.job.output_directory import CHECKPOINTS
 from mindllm.train.metrics_file import METRICS_NAME, read_metrics

@@ -5,10 +5,10 @@ from __future__ import annotations
 from contextlib import nullcontext
 
 from mindllm.config import RunConfig, override_config
-from mindllm.end_in_time import ending_in_time
-from mindllm.exit_hooks import skip_exit_functions
 from mindllm.launch.heartbeat import heart, is_watched
 from mindllm.launch.meeting import RendezvousClient
+from mindllm.process.end_in_time import ending_in_time
+from mindllm.process.exit_hooks import skip_exit_functions
 from mindllm.train.device import prepare_environment
 from mindllm.train.job.execution import Executor, execution_of
 

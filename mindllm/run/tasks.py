@@ -7,12 +7,12 @@ from pathlib import Path
 import lm_eval  # noqa: F401  (what is not installed is told before anything is done)
 
 from mindllm.config import RunConfig
-from mindllm.console import output
 from mindllm.evaluate import evaluation
 from mindllm.evaluate.report import table
-from mindllm.interrupts import interruptible
 from mindllm.launch.heartbeat import heart
+from mindllm.process.interrupts import interruptible
 from mindllm.run.engines import set_up_execution
+from mindllm.terminal.console import output
 from mindllm.train.device import set_up_device
 from mindllm.train.job.execution import Execution, Executor
 from mindllm.train.job.ranks import ALONE

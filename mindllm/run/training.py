@@ -10,16 +10,16 @@ from pathlib import Path
 from mindllm.command import INTERRUPTED
 from mindllm.config import RunConfig, render_config, with_model
 from mindllm.config.callbacks import CheckpointMonitorConfig, EvalTasksConfig
-from mindllm.console import output
 from mindllm.errors import RunFailed
 from mindllm.files import atomic_open
-from mindllm.json_text import strict
 from mindllm.launch.heartbeat import heart
 from mindllm.logs import set_up_logging
 from mindllm.run.engines import evaluation_rows, make_engine, set_up_execution, share_of
 from mindllm.run.export import export
 from mindllm.run.simulated import one_step_unless_said
-from mindllm.tables import pairs
+from mindllm.terminal.console import output
+from mindllm.terminal.json_text import strict
+from mindllm.terminal.tables import pairs
 from mindllm.train.batches.datasets import RunData
 from mindllm.train.callbacks import make_callbacks
 from mindllm.train.callbacks.callback import Callback

@@ -10,7 +10,7 @@ from typing import Any
 
 from mindllm.axes import CONTEXT
 from mindllm.config import RunConfig
-from mindllm.config.check_context_parallel import check_context_parallel
+from mindllm.config.checks.context_parallel import check_context_parallel
 from mindllm.config.parallel import GATHER, ULYSSES
 from mindllm.timing.device import Device
 from mindllm.timing.workload import Strategy

@@ -15,8 +15,8 @@ from mindllm.dry_run.stages import stages_of
 from mindllm.errors import UserError
 from mindllm.planning.costs.by_formula import ROOM
 from mindllm.planning.solve import Infeasible
-from mindllm.progress import Progress, unwatched
 from mindllm.strategies.search import Planned, plan_one
+from mindllm.terminal.progress import Progress, unwatched
 from mindllm.timing.device import Device
 from mindllm.units import GIB
 

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any
 from rich.text import Text
 
 from mindllm.config import RunConfig
-from mindllm.config.shorten import own_bases, write_short
-from mindllm.console import styled
+from mindllm.config.reading.shorten import own_bases, write_short
 from mindllm.errors import CheckFailed
 from mindllm.files import atomic_open
-from mindllm.progress import Progress, unwatched
 from mindllm.results import Result
 from mindllm.strategies.page import render_page
 from mindllm.strategies.search import Found, Planned, own, plan_best, search
-from mindllm.tables import Table, figures, texts
+from mindllm.terminal.console import styled
+from mindllm.terminal.progress import Progress, unwatched
+from mindllm.terminal.tables import Table, figures, texts
 from mindllm.timing.device import Device
 from mindllm.timing.stage_times import mean_stage
 from mindllm.timing.step import StepTime

@@ -19,9 +19,9 @@ from mindllm.planning.costs.by_formula import formula_problem
 from mindllm.planning.costs.plain_run import plain_keys
 from mindllm.planning.solve import Infeasible, solve
 from mindllm.planning.yaml_plan import write_plan
-from mindllm.progress import Progress, unwatched
 from mindllm.strategies.candidates import Candidate, Sharing, candidates
 from mindllm.strategies.judge import Judged, judge, read_judged
+from mindllm.terminal.progress import Progress, unwatched
 from mindllm.timing.configured import workload_of
 from mindllm.timing.device import Device
 from mindllm.timing.memory import stage_bytes

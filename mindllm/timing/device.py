@@ -13,9 +13,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field, ValidationError, model_validator
 
-from mindllm.config.problems import plain_message
+from mindllm.config.reading.problems import plain_message
+from mindllm.config.reading.yaml_tree import read_mapping
 from mindllm.config.section import StrictModel
-from mindllm.config.yaml_tree import read_mapping
 from mindllm.errors import UserError, nearest
 from mindllm.timing.shipped import DEFAULT as DEFAULT
 from mindllm.timing.shipped import DEVICES, SUFFIX, shipped_devices

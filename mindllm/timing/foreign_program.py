@@ -14,7 +14,7 @@ from mindllm.errors import UserError
 from mindllm.schedules.orders import stage_orders, timetable
 from mindllm.schedules.simulate import Timeline, simulate
 from mindllm.schedules.steady import is_long, simulate_long
-from mindllm.tables import Table, figures
+from mindllm.terminal.tables import Table, figures
 from mindllm.timing.device import Device
 from mindllm.timing.stage_graph import StageGraph, stage_graphs
 from mindllm.units import MILLISECONDS

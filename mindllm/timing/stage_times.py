@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mindllm.tables import Table, figures
+from mindllm.terminal.tables import Table, figures
 from mindllm.timing.memory import stage_bytes
 from mindllm.timing.step import StepTime
 from mindllm.timing.verdict import Room, implausible

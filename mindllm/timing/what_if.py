@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from mindllm.config.check_interleaved_rows import MOST, can_be_cut
+from mindllm.config.checks.fine_grain_interleave import MOST, can_be_cut
 from mindllm.parallel.layer_plan import LayerAssignment, LayerPlan
 from mindllm.schedules.simulate import simulate
 from mindllm.timing.device import Device

@@ -8,8 +8,8 @@ import shutil
 from pathlib import Path
 
 from mindllm.config import RunConfig
-from mindllm.exit_hooks import when_leaving
-from mindllm.temporary import make_temporary, remove_temporary
+from mindllm.process.exit_hooks import when_leaving
+from mindllm.process.temporary import make_temporary, remove_temporary
 from mindllm.train.job.ranks import ALONE, Ranks
 
 COMPILER_LOG = "dsa_transfrom.log"  # what the fusion's compiler leaves in the working directory

@@ -6,10 +6,10 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from mindllm.console import track
 from mindllm.data import EvaluationStream, bits_per_byte
 from mindllm.errors import UserError
 from mindllm.launch.heartbeat import heart
+from mindllm.terminal.console import track
 
 if TYPE_CHECKING:
     from mindllm.train.engine import Engine

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from mindllm.files import atomic_open
-from mindllm.json_text import strict
 from mindllm.outside import open_file, parse_json
+from mindllm.terminal.json_text import strict
 
 METRICS_NAME = "metrics.jsonl"  # below the output directory
 logger = logging.getLogger(__name__)

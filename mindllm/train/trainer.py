@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 
 from mindllm.data import BatchStream
-from mindllm.interrupts import nothing_to_save
 from mindllm.launch.heartbeat import heart
+from mindllm.process.interrupts import nothing_to_save
 from mindllm.train.batches.prefetch import DATA_FAILED, BatchAhead
 from mindllm.train.callbacks import Callback
 from mindllm.train.engine import StepResult
@@ -134,8 +134,8 @@ STOP_REASONS = (DATA_FAILED, *(item.name for item in STOPPING))
 class StopSignals:
     """While open, SIGTERM, SIGHUP and SIGINT let the step in progress finish and then end the run.
 
-    The first step, which compiles, has some seconds for that (:mod:`mindllm.interrupts`). A second SIGINT ends it at once.
-    ``asked`` is the name of the signal that came, or empty.
+    The first step, which compiles, has some seconds for that (:mod:`mindllm.process.interrupts`). A second SIGINT ends it at
+    once. ``asked`` is the name of the signal that came, or empty.
     """
 
     def __init__(self) -> None:

@@ -12,8 +12,8 @@ from mindllm.compiled.graph.compiled_graph import CompiledGraph
 from mindllm.compiled.rank.compile_ranks import RankCompilation
 from mindllm.config import RunConfig
 from mindllm.errors import CheckFailed
-from mindllm.host_memory import ADVICE, MemoryClaim, gibibytes
-from mindllm.progress import Progress, unwatched
+from mindllm.process.host_memory import ADVICE, MemoryClaim, gibibytes
+from mindllm.terminal.progress import Progress, unwatched
 from mindllm.verify.compare import Comparison
 from mindllm.verify.locate import locate
 from mindllm.verify.needs import SmallModel, fitting, recorded_bytes

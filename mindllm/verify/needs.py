@@ -15,7 +15,7 @@ from mindllm.architecture.parts import FeedForwardSpec
 from mindllm.compiled.rank.host_needs import compile_bytes, graph_bytes
 from mindllm.config import RunConfig
 from mindllm.errors import UserError
-from mindllm.host_memory import ADVICE, MemoryClaim, gibibytes
+from mindllm.process.host_memory import ADVICE, MemoryClaim, gibibytes
 from mindllm.verify.scale import kept_numbers, kept_plan, scaled, single_device
 from mindllm.verify.smaller_mesh import meshes
 

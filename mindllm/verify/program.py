@@ -17,8 +17,8 @@ from mindllm.compiled.foreign.kept_program import KeptRank, kept_ranks
 from mindllm.compiled.foreign.lockstep import Program, ProgramRank, read_rank, without_kernel
 from mindllm.compiled.rank.pool import Pool
 from mindllm.errors import RunFailed, UserError
-from mindllm.host_memory import ADVICE, MemoryClaim, gibibytes
-from mindllm.tables import Table, figures, texts
+from mindllm.process.host_memory import ADVICE, MemoryClaim, gibibytes
+from mindllm.terminal.tables import Table, figures, texts
 from mindllm.timing.stage_graph import micro_batches_of
 
 FP32_TOLERANCE, HALF_TOLERANCE = (

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from mindllm.axes import NAMED_AXES
 from mindllm.config import RunConfig
-from mindllm.console import styled
 from mindllm.files import atomic_open
-from mindllm.host_memory import gibibytes
-from mindllm.tables import Table, figures, texts
+from mindllm.process.host_memory import gibibytes
+from mindllm.terminal.console import styled
+from mindllm.terminal.tables import Table, figures, texts
 from mindllm.verify.check import Outcome
 from mindllm.verify.compare import Comparison, TensorError
 

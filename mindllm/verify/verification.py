@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mindllm.config import RunConfig, is_hugging_face, load_config
-from mindllm.config.overrides import Overrides
+from mindllm.config.reading.overrides import Overrides
 from mindllm.errors import RunFailed, UserError
-from mindllm.progress import Progress, unwatched
 from mindllm.results import Result
+from mindllm.terminal.progress import Progress, unwatched
 
 if TYPE_CHECKING:  # they import MindSpore
     from mindllm.results import Part

@@ -13,9 +13,9 @@ from rich.progress import BarColumn, DownloadColumn, TimeRemainingColumn, Transf
 
 from mindllm.config import ModelConfig, is_hugging_face, load_config, read_model_config
 from mindllm.config.dataset import TOKENIZER_FILES
-from mindllm.console import progress
 from mindllm.data import load_tokenizer
 from mindllm.errors import RunFailed, UserError
+from mindllm.terminal.console import progress
 from mindllm.train.checkpoint import CheckpointNotSavedError, CheckpointStore, RankTensors, load_checkpoint
 from mindllm.train.checkpoint.adapters.adapter import Base
 from mindllm.train.checkpoint.architecture import model_of

@@ -9,9 +9,9 @@ from typing import Any
 
 from mindllm.config import ModelConfig, is_hugging_face, read_model_config
 from mindllm.config.dataset import TOKENIZER_FILES
-from mindllm.console import output, print_json
 from mindllm.data import load_tokenizer
-from mindllm.tables import pairs
+from mindllm.terminal.console import output, print_json
+from mindllm.terminal.tables import pairs
 from mindllm.train.checkpoint import load_checkpoint
 from mindllm.train.checkpoint.architecture import model_of
 from mindllm.train.checkpoint.formats import code_of, weight_files

@@ -17,11 +17,11 @@ from mindllm.data import load_tokenizer
 from mindllm.data.tokenizers.tokenizer import Tokenizer
 from mindllm.errors import UserError
 from mindllm.outside import read_text
-from mindllm.progress import Progress, unwatched
 from mindllm.quantize.awq import channel_factors, clipped
 from mindllm.quantize.codes import Codes
 from mindllm.quantize.gptq import gptq
 from mindllm.quantize.nearest import quantize
+from mindllm.terminal.progress import Progress, unwatched
 from mindllm.train.checkpoint.family_weights import FamilyWeights
 from mindllm.train.checkpoint.hugging_face_export import export_hugging_face
 from mindllm.train.checkpoint.quantized.writing import FileFormat, matrices_of, matrix_of, stored

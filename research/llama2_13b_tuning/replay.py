@@ -7,10 +7,10 @@ import time
 from pathlib import Path
 
 from mindllm.config import load_config
-from mindllm.console import output
 from mindllm.planning.costs.formula import MILLISECONDS, plan_problem
 from mindllm.planning.solve import solve
-from mindllm.tables import Table, figures, texts
+from mindllm.terminal.console import output
+from mindllm.terminal.tables import Table, figures, texts
 from mindllm.timing.configured import workload_of
 from mindllm.timing.device import DEFAULT, read_device
 from mindllm.timing.memory import stage_bytes

@@ -7,7 +7,7 @@ import yaml
 from run_fixtures import MINIMAL
 
 from mindllm.config import load_config
-from mindllm.config.document import Problem
+from mindllm.config.reading.document import Problem
 from mindllm.errors import UserError
 
 

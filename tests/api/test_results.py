@@ -8,9 +8,9 @@ from dataclasses import FrozenInstanceError, dataclass
 import pytest
 
 import mindllm
-from mindllm.console import styled
 from mindllm.results import Result
-from mindllm.tables import Table, figures, texts
+from mindllm.terminal.console import styled
+from mindllm.terminal.tables import Table, figures, texts
 
 RUN = "configs/llama2/pretrain_llama2_70b_64p.yaml"
 

@@ -8,9 +8,9 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from mindllm.config import load_config, override_config, render_config
+from mindllm.config.reading.schema import walk
+from mindllm.config.reading.yaml_tree import read_yaml, write_yaml
 from mindllm.config.run import RunConfig
-from mindllm.config.schema import walk
-from mindllm.config.yaml_tree import read_yaml, write_yaml
 from mindllm.errors import UserError
 
 KEYS = sorted({".".join(path) for path, _, _ in walk(RunConfig)})

@@ -3,7 +3,7 @@
 import pytest
 
 from mindllm.config import RunConfig, load_config, override_config
-from mindllm.config.overrides import SHORTHANDS
+from mindllm.config.reading.overrides import SHORTHANDS
 from mindllm.errors import UserError
 
 

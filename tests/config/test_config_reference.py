@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from mindllm.config.reading.schema import walk
 from mindllm.config.run import RunConfig
-from mindllm.config.schema import walk
 from mindllm.errors import CheckFailed
 from toolkit.config_reference.__main__ import main
 from toolkit.config_reference.page import render_page

@@ -7,8 +7,8 @@ import shutil
 import pytest
 
 from mindllm.config import load_config, override_config
-from mindllm.config.shipped import shipped_configs
-from mindllm.config.shorten import own_bases, write_short
+from mindllm.config.reading.shipped import shipped_configs
+from mindllm.config.reading.shorten import own_bases, write_short
 from mindllm.errors import UserError
 
 LLAMA = shipped_configs() / "llama2" / "pretrain_llama2_7b.yaml"

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from mindllm.config import load_config, on_this_device
-from mindllm.config.shipped import shipped_configs
+from mindllm.config.reading.shipped import shipped_configs
 
 KEY = "model.model_config.compute_dtype"
 BASE = shipped_configs() / "base" / "pretrain.yaml"

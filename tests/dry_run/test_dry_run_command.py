@@ -13,10 +13,10 @@ import pytest
 from dry_run_cases import FormulaSimulations
 from small_cluster import cluster_run
 
-from mindllm import host_memory
 from mindllm.cli import dry_run as tool
 from mindllm.config import render_config
 from mindllm.errors import CheckFailed, UserError
+from mindllm.process import host_memory
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = {"num_layers": 10, "seq_length": 256, "hidden_size": 128}

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from command_line import ROOT
 
-from mindllm.interrupts import leave_on_interrupt, raise_on_interrupt, receive_interrupts
+from mindllm.process.interrupts import leave_on_interrupt, raise_on_interrupt, receive_interrupts
 
 MOMENTS = ["pydantic_core", "_multiarray_umath", "libmindspore_core", "libmindspore_backend"]
 

@@ -4,8 +4,8 @@ import logging
 
 import pytest
 
-from mindllm import console
 from mindllm.evaluate import progress
+from mindllm.terminal import console
 
 
 @pytest.fixture

@@ -382,7 +382,7 @@ def test_a_rank_that_has_told_its_error_and_does_not_leave_is_named():
 def test_a_rank_that_cannot_be_joined_ends_with_its_code_and_the_job_with_it():
     script = """
 import threading
-from mindllm.end_in_time import ending_in_time
+from mindllm.process.end_in_time import ending_in_time
 from mindllm.launch.heartbeat import heart
 seat.sum([1.0])
 if rank == 1:

@@ -10,7 +10,7 @@ import yaml
 from mindllm.cli import run as run_llm
 from mindllm.cli.convert import main
 from mindllm.config import load_config
-from mindllm.config.load import read_file
+from mindllm.config.reading.load import read_file
 from mindllm.errors import UserError
 from mindllm.mindformers.recognise import is_mindformers
 from tests.mindformers.mindformers_files import LEGACY, MCORE, writer

@@ -11,9 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mindllm.config import load_config, render_config
-from mindllm.config.document import Document
-from mindllm.config.load import build_config, read_file
-from mindllm.config.shorten import short_yaml, write_short
+from mindllm.config.reading.document import Document
+from mindllm.config.reading.load import build_config, read_file
+from mindllm.config.reading.shorten import short_yaml, write_short
 from mindllm.errors import UserError
 from mindllm.mindformers.convert import convert
 from mindllm.mindformers.keys.rules import Outcome

@@ -8,9 +8,9 @@ import yaml
 from tiny_families import TINY
 
 from mindllm.config import load_config
-from mindllm.config.load import read_file
 from mindllm.config.model import ModelConfig
-from mindllm.config.shipped import shipped_configs
+from mindllm.config.reading.load import read_file
+from mindllm.config.reading.shipped import shipped_configs
 from mindllm.errors import UserError
 from mindllm.families import BY_TYPE
 from mindllm.mindformers.convert import convert

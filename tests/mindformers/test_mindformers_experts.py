@@ -3,8 +3,8 @@
 import pytest
 
 from mindllm.config import config_json, load_config
-from mindllm.config.document import dotted
-from mindllm.config.load import read_file
+from mindllm.config.reading.document import dotted
+from mindllm.config.reading.load import read_file
 from mindllm.errors import UserError
 from mindllm.families import family_of
 from mindllm.mindformers.convert import convert

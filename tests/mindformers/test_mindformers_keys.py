@@ -3,7 +3,7 @@
 import pytest
 
 from mindllm.config import load_config
-from mindllm.config.load import read_file
+from mindllm.config.reading.load import read_file
 from mindllm.errors import UserError
 from mindllm.mindformers.convert import convert
 from tests.mindformers.mindformers_files import LEGACY, LLAMA2_7B, writer

@@ -14,7 +14,7 @@ import pytest
 
 from mindllm.config import load_config, override_config
 from mindllm.errors import RunFailed, UserError
-from mindllm.exit_hooks import tidy_up
+from mindllm.process.exit_hooks import tidy_up
 from mindllm.train.checkpoint import CheckpointStore, RankTensors
 from mindllm.train.job import output_directory
 from mindllm.train.job.output_directory import claim_output_directory

@@ -7,12 +7,12 @@ import json
 import pytest
 from small_cluster import cluster_run
 
-from mindllm import host_memory
 from mindllm.config import RunConfig
-from mindllm.console import PlainConsole
 from mindllm.errors import UserError
-from mindllm.host_memory import MemoryClaim
 from mindllm.parallel.layer_plan import make_plan
+from mindllm.process import host_memory
+from mindllm.process.host_memory import MemoryClaim
+from mindllm.terminal.console import PlainConsole
 from mindllm.units import GIB
 from mindllm.verify.check import Outcome
 from mindllm.verify.needs import fitting, needs_of

@@ -19,11 +19,11 @@ from typing import Any
 
 from mindllm.command import CommandParser, output_file, run_command
 from mindllm.config import RunConfig, load_config
-from mindllm.console import output
 from mindllm.errors import UserError
 from mindllm.families import family_of
 from mindllm.files import atomic_open
-from mindllm.tables import Table, figures, texts
+from mindllm.terminal.console import output
+from mindllm.terminal.tables import Table, figures, texts
 from toolkit.benchmark.report import write_markdown
 
 EXAMPLES = """example:

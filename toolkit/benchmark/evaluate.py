@@ -20,10 +20,10 @@ from typing import Any
 
 from mindllm.command import CommandParser, output_file, run_command
 from mindllm.config import is_hugging_face, read_model_config
-from mindllm.console import error_console, output, track
 from mindllm.errors import RunFailed, UserError
 from mindllm.files import atomic_open
-from mindllm.tables import Table, texts
+from mindllm.terminal.console import error_console, output, track
+from mindllm.terminal.tables import Table, texts
 from toolkit.benchmark.evaluate_data import TASKS, write_questions
 from toolkit.benchmark.evaluate_worker import SIDES
 from toolkit.benchmark.report import write_markdown

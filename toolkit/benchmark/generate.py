@@ -16,10 +16,10 @@ from contextlib import ExitStack
 from typing import Any
 
 from mindllm.command import CommandParser, output_file, run_command
-from mindllm.console import output, track
 from mindllm.errors import UserError
 from mindllm.files import atomic_open
-from mindllm.tables import Table, texts
+from mindllm.terminal.console import output, track
+from mindllm.terminal.tables import Table, texts
 from toolkit.benchmark.generate_worker import HEAD_DIM, SIDES
 from toolkit.benchmark.report import write_markdown
 from toolkit.benchmark.side import Side, spread

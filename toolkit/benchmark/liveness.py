@@ -24,9 +24,9 @@ from mindllm.compiled.rank.worker_process import run_worker
 from mindllm.compiled.simulation.simulate_rank import simulate_rank
 from mindllm.compiled.simulation.simulation import Simulation, load_simulation
 from mindllm.config import RunConfig, load_config, render_config
-from mindllm.console import output, track
 from mindllm.files import atomic_open
-from mindllm.tables import Table, figures, texts
+from mindllm.terminal.console import output, track
+from mindllm.terminal.tables import Table, figures, texts
 from mindllm.units import MIB
 from toolkit.benchmark.report import write_markdown
 

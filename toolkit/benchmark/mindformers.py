@@ -23,8 +23,8 @@ import yaml
 from mindllm.command import CommandParser, output_file, run_command
 from mindllm.compiled.foreign.kept_program import kept_stages
 from mindllm.compiled.graph.operators import Operators
-from mindllm.console import error_console
 from mindllm.errors import CheckFailed, RunFailed, UserError
+from mindllm.terminal.console import error_console
 from mindllm.timing.stage_graph import list_of_layers, seen_layers
 from toolkit.benchmark.report import Tables, keep_rows, kept_rows, write_markdown
 

@@ -12,13 +12,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from mindllm.command import CommandParser, run_command
-from mindllm.config.document import Document, child
-from mindllm.config.load import build_config, read_file
-from mindllm.console import output, print_json
+from mindllm.config.reading.document import Document, child
+from mindllm.config.reading.load import build_config, read_file
 from mindllm.errors import UserError
 from mindllm.mindformers.convert import convert
 from mindllm.mindformers.recognise import is_mindformers
-from mindllm.tables import Table, figures, texts
+from mindllm.terminal.console import output, print_json
+from mindllm.terminal.tables import Table, figures, texts
 
 TRAINING = ("train", "finetune", "eval")
 NAMES = (("model", "arch", "type"), ("model", "model_config", "architectures"), ("model", "architectures"))

@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 
 from mindllm.command import CommandParser, output_file, run_command
-from mindllm.console import error_console
 from mindllm.errors import UserError
 from mindllm.planning.problem import Problem, make_problem
 from mindllm.planning.read_problem import Setting, read_problem
@@ -31,6 +30,7 @@ from mindllm.planning.zero_bubble.operation_order import StageCosts
 from mindllm.planning.zero_bubble.schedule_search import best_orders
 from mindllm.schedules.orders import stage_orders, timetable
 from mindllm.schedules.simulate import simulate
+from mindllm.terminal.console import error_console
 from toolkit.benchmark.report import write_markdown
 
 EXAMPLES = """example:

@@ -15,10 +15,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mindllm.command import CommandParser, output_file, run_command
-from mindllm.console import output, track
 from mindllm.errors import UserError
 from mindllm.files import atomic_open
-from mindllm.tables import Table, texts
+from mindllm.terminal.console import output, track
+from mindllm.terminal.tables import Table, texts
 from toolkit.benchmark.quantized_worker import HEAD_DIM, KINDS
 from toolkit.benchmark.report import write_markdown
 from toolkit.benchmark.side import Side, spread

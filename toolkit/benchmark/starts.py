@@ -14,8 +14,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from mindllm.command import CommandParser, run_command
-from mindllm.console import output, print_json, track
-from mindllm.tables import Table, texts
+from mindllm.terminal.console import output, print_json, track
+from mindllm.terminal.tables import Table, texts
 from toolkit.benchmark.report import write_markdown
 from toolkit.benchmark.side import ROOT
 

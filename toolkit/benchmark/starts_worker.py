@@ -11,8 +11,8 @@ import numpy as np
 from mindspore import ops as P
 from mindspore.communication import init
 
-from mindllm.exit_hooks import leave, skip_exit_functions
 from mindllm.launch.meeting import RendezvousClient
+from mindllm.process.exit_hooks import leave, skip_exit_functions
 
 
 class Sum(ms.nn.Cell):

@@ -18,9 +18,9 @@ from pathlib import Path
 import numpy as np
 
 from mindllm.command import CommandParser, output_file, run_command
-from mindllm.console import output, track
 from mindllm.errors import UserError
-from mindllm.tables import Table, figures, texts
+from mindllm.terminal.console import output, track
+from mindllm.terminal.tables import Table, figures, texts
 from mindllm.timing.device import Device, Share, read_device
 from mindllm.timing.measured.calibrate import Measured, calibrate, uncalibrated
 from mindllm.timing.step import step_seconds

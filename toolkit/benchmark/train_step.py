@@ -21,10 +21,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mindllm.command import CommandParser, output_file, run_command
-from mindllm.console import error_console, output, track
 from mindllm.errors import UserError
 from mindllm.files import atomic_open
-from mindllm.tables import Table, texts
+from mindllm.terminal.console import error_console, output, track
+from mindllm.terminal.tables import Table, texts
 from toolkit.benchmark.report import write_markdown
 from toolkit.benchmark.side import Side, spread
 from toolkit.benchmark.train_step_worker import SIDES

@@ -14,9 +14,9 @@ from typing import Any
 
 from mindllm.command import CommandParser, output_file, run_command
 from mindllm.config import load_config
-from mindllm.console import error_console
 from mindllm.errors import UserError
 from mindllm.strategies.search import Planned, own, plan_best, search
+from mindllm.terminal.console import error_console
 from mindllm.timing.device import DEFAULT, Device, read_device
 from mindllm.units import GIB
 from toolkit.benchmark.report import Tables, keep_rows, kept_rows, write_markdown

@@ -12,11 +12,11 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from mindllm.console import track
 from mindllm.planning.zero_bubble.operation_order import StageCosts
 from mindllm.planning.zero_bubble.schedule_search import best_orders
 from mindllm.schedules.orders import stage_orders, timetable
 from mindllm.schedules.simulate import simulate
+from mindllm.terminal.console import track
 from mindllm.timing.costs.exchanges import Group, exchange_seconds
 from mindllm.timing.costs.operators import operator_seconds
 from mindllm.timing.costs.work import Operator

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mindllm.command import CommandParser, output_file, run_command
-from mindllm.console import output
 from mindllm.errors import CheckFailed
 from mindllm.files import atomic_open
+from mindllm.terminal.console import output
 from toolkit.config_reference.page import render_page
 
 PAGE = Path("docs/config_reference.md")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from mindllm.cli.registry import spelled
 from mindllm.command import CommandParser, output_directory, output_file, positive
-from mindllm.host_memory import add_memory_option
+from mindllm.process.host_memory import add_memory_option
 
 MOST_RANKS = 64  # mindllm.verify.smaller_mesh.MOST_RANKS, which takes long to import
 DESCRIPTION = """Proves that a parallel configuration computes what a single device does, on a machine without an accelerator.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mindllm.cli.registry import spelled
 from mindllm.command import CommandParser, output_directory, patience, positive
-from mindllm.host_memory import add_memory_option
+from mindllm.process.host_memory import add_memory_option
 
 ADVICE_SECONDS = 20
 EXAMPLE = """example:

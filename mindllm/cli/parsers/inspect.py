@@ -8,7 +8,7 @@ from pathlib import Path
 
 from mindllm.cli.registry import spelled
 from mindllm.command import CommandParser, output_file
-from mindllm.host_memory import add_memory_option
+from mindllm.process.host_memory import add_memory_option
 
 EXAMPLE = """examples:
   %(prog)s summary --config configs/llama2/pretrain_llama2_13b.yaml --rank 8

@@ -7,7 +7,7 @@ import argparse
 from mindllm.cli.registry import spelled
 from mindllm.command import CommandParser, output_directory, positive
 from mindllm.compiled.device.wheel import PROGRAM_VERSIONS
-from mindllm.host_memory import add_memory_option
+from mindllm.process.host_memory import add_memory_option
 
 ALL, STAGES = "all", "stages"
 EXAMPLE = f"""examples:

@@ -8,7 +8,7 @@ from pathlib import Path
 from mindllm.cli.registry import spelled
 from mindllm.command import CommandParser, output_file
 from mindllm.files import size_in_bytes
-from mindllm.host_memory import add_memory_option
+from mindllm.process.host_memory import add_memory_option
 from mindllm.timing.shipped import DEFAULT
 
 EXAMPLES = """example:

@@ -6,7 +6,7 @@ import argparse
 
 from mindllm.cli.registry import spelled
 from mindllm.command import CommandParser, duration, output_directory, output_file
-from mindllm.host_memory import add_memory_option
+from mindllm.process.host_memory import add_memory_option
 from mindllm.timing.shipped import DEFAULT, shipped_devices
 
 EXAMPLES = """example:

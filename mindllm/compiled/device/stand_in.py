@@ -20,7 +20,7 @@ from pathlib import Path
 from mindllm.cache import user_cache
 from mindllm.compiled.device import stand_in_names
 from mindllm.compiled.device.wheel import StandInUnavailable, Wheel, own_wheel
-from mindllm.temporary import temporary_directory
+from mindllm.process.temporary import temporary_directory
 
 SOURCE, CORES_SOURCE = Path(__file__).with_name("stand_in.c"), Path(__file__).with_name("many_cores.c")
 COMPILERS = ("cc", "gcc", "clang")

@@ -13,7 +13,7 @@ from typing import Any
 from mindllm.compiled.graph.compiled_graph import CompiledGraph, Node, groups_of
 from mindllm.compiled.graph.ir_text import read_ir_text
 from mindllm.compiled.simulation.simulation import Simulation, load_simulation
-from mindllm.config.yaml_tree import read_yaml
+from mindllm.config.reading.yaml_tree import read_yaml
 from mindllm.errors import UserError
 from mindllm.outside import LARGEST_YAML, read_text
 

@@ -17,7 +17,7 @@ from mindllm.compiled.inspect.comm import cause_of
 from mindllm.compiled.inspect.saved_activations import KeptTensors
 from mindllm.compiled.inspect.tables import count_text, size_text
 from mindllm.files import atomic_open
-from mindllm.page import fill, json_markup
+from mindllm.terminal.page import fill, json_markup
 
 EXCHANGED = COLLECTIVES - {"Send", "Receive"}
 TEMPLATE = Path(__file__).with_name("page.html")

@@ -13,7 +13,7 @@ from mindllm.compiled.graph.mind_ir import parse_mind_ir
 from mindllm.config import RunConfig
 from mindllm.errors import UserError
 from mindllm.outside import LARGEST_GRAPH, open_file, read_bytes
-from mindllm.progress import Progress, unwatched
+from mindllm.terminal.progress import Progress, unwatched
 
 ZIP, TEXT = b"PK\x03\x04", b"# IR entry"
 LAST_PASS = "*_validate_*.ir"

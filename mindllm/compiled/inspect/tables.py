@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from mindllm.tables import Column, Table
+from mindllm.terminal.tables import Column, Table
 
 if TYPE_CHECKING:
     from mindllm.results import Part

@@ -13,7 +13,7 @@ from mindllm.compiled.rank.worker_process import run_worker
 from mindllm.config import RunConfig, render_config
 from mindllm.errors import UserError
 from mindllm.parallel.layout import mesh_of
-from mindllm.temporary import temporary_directory
+from mindllm.process.temporary import temporary_directory
 from mindllm.train.device import saved_graphs_environment
 
 CONFIG = "config.yaml"

@@ -29,11 +29,11 @@ from mindllm.compiled.rank.worker import GRAPH
 from mindllm.compiled.rank.worker_process import failure
 from mindllm.config import RunConfig, render_config
 from mindllm.errors import UserError
-from mindllm.host_memory import MemoryClaim, free_memory
 from mindllm.launch.process import die_with_parent
 from mindllm.parallel.layout import mesh_of
+from mindllm.process.host_memory import MemoryClaim, free_memory
+from mindllm.process.temporary import make_temporary, remove_temporary
 from mindllm.sources import python_path
-from mindllm.temporary import make_temporary, remove_temporary
 
 KEPT_BYTES = 1 << 30
 EXIT_CODE = re.compile(r"\nexit code (\d+)\s*$")

@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from mindllm.errors import UserError
-from mindllm.host_memory import free_memory
 from mindllm.launch.process import die_with_parent
 from mindllm.parallel.refusals import CompileFailed, reason
+from mindllm.process.host_memory import free_memory
 from mindllm.sources import python_path
 
 SHOWN_LINES = 12

@@ -22,10 +22,10 @@ from mindllm.compiled.rank.worker_process import failure, last_error
 from mindllm.compiled.simulation.simulate_rank import ENVIRONMENT, product_of, rank_environment
 from mindllm.compiled.simulation.simulate_worker import simulate
 from mindllm.config import RunConfig
-from mindllm.host_memory import free_memory
 from mindllm.launch.process import die_with_parent
 from mindllm.parallel.layout import mesh_of
 from mindllm.parallel.refusals import CompileFailed
+from mindllm.process.host_memory import free_memory
 
 LOG, PARSED = "mindspore.log", "parsed.json"
 POLL_SECONDS = 0.05

@@ -16,7 +16,7 @@ from mindllm.compiled.simulation.simulation import Simulation
 from mindllm.config import RunConfig, render_config
 from mindllm.errors import UserError
 from mindllm.parallel.layout import mesh_of
-from mindllm.temporary import temporary_directory
+from mindllm.process.temporary import temporary_directory
 
 DEVICE_MEMORY = 64 << 30  # an Ascend 910B
 ENVIRONMENT = {

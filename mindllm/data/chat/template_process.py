@@ -17,7 +17,7 @@ from typing import Any
 
 from mindllm.data.chat import template_program
 from mindllm.data.chat.template_program import receive, send
-from mindllm.exit_hooks import when_leaving
+from mindllm.process.exit_hooks import when_leaving
 
 SECONDS = 10.0  # of computing for one conversation: a thousand times what a long one takes
 MEMORY = 1 << 30

@@ -11,7 +11,6 @@ from pathlib import Path
 
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from mindllm.console import progress
 from mindllm.data.corpus import Corpus, CorpusMeta, corpus_files, read_meta
 from mindllm.data.indexed import index_path
 from mindllm.data.preprocess.documents import DocumentReader
@@ -23,6 +22,7 @@ from mindllm.data.records import compression_of
 from mindllm.data.tokenizers.tokenizer import Tokenizer, is_cuttable, load_tokenizer
 from mindllm.data.tokenizers.training import TRAINED_KINDS, train_tokenizer
 from mindllm.errors import UserError
+from mindllm.terminal.console import progress
 
 PIECES_WORTH_A_WORKER = 8  # starting a process takes as long as encoding a few
 

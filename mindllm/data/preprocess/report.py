@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from mindllm.console import output, print_json
 from mindllm.data.corpus import DEFAULT_SPLIT, SPLITS, Corpus, split_ranges
 from mindllm.data.preprocess.build import Summary
-from mindllm.tables import pairs
+from mindllm.terminal.console import output, print_json
+from mindllm.terminal.tables import pairs
 
 NAMED_FILES = 3
 

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from rich.text import Text
 
-from mindllm.console import visible
 from mindllm.data import Tokenizer
+from mindllm.terminal.console import visible
 
 TRAINED, READ, PADDING = "bold green", "dim", "dim red"
 BREAK = "↵"

@@ -25,13 +25,13 @@ from mindllm.compiled.foreign.environment import (
 )
 from mindllm.compiled.foreign.kept_program import SIMULATION
 from mindllm.compiled.simulation.simulation import Simulation
-from mindllm.console import progress
 from mindllm.dry_run.program.ending import ended_without_training
 from mindllm.dry_run.simulations import POLL_SECONDS
 from mindllm.errors import UserError
-from mindllm.host_memory import MemoryClaim
 from mindllm.launch.process import JobProcess
-from mindllm.temporary import make_temporary, remove_temporary
+from mindllm.process.host_memory import MemoryClaim
+from mindllm.process.temporary import make_temporary, remove_temporary
+from mindllm.terminal.console import progress
 
 LEAST = 1 << 30  # bytes that MindSpore and its dry run take of any program
 GROWTH = 1.25  # what another rank may take of this machine's memory, as a multiple of what the first one took

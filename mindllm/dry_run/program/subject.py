@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mindllm.axes import AXES
-from mindllm.config.yaml_tree import read_yaml
+from mindllm.config.reading.yaml_tree import read_yaml
 from mindllm.errors import UserError
 from mindllm.outside import LARGEST_YAML, read_text
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from mindllm.config.document import KeyPath
+from mindllm.config.reading.document import KeyPath
 
 LIST_ENTRY = "[]"
 

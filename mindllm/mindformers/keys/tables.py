@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from mindllm.config.document import KeyPath
+from mindllm.config.reading.document import KeyPath
 from mindllm.mindformers.keys.data import DATA
 from mindllm.mindformers.keys.model import MODEL
 from mindllm.mindformers.keys.parallel import PARALLEL

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from scipy.optimize import nnls
 
-from mindllm.config.yaml_tree import read_mapping
+from mindllm.config.reading.yaml_tree import read_mapping
 from mindllm.errors import UserError
 from mindllm.planning.problem import STANDARD_KINDS, Problem, make_problem, read_json
 from mindllm.planning.read_problem import KINDS, Setting, layer_file_fields

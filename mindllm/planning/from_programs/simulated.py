@@ -8,9 +8,9 @@ from pathlib import Path
 
 from mindllm.compiled.foreign.kept_program import KeptRank, kept_config, kept_stages
 from mindllm.compiled.simulation.stage_memory import StageMemory, stage_memory
-from mindllm.console import track
 from mindllm.errors import UserError
 from mindllm.planning.from_programs.stage_shapes import StageShape, place_of
+from mindllm.terminal.console import track
 from mindllm.timing.device import Device
 from mindllm.timing.stage_graph import SELECT, SeenLayer, StageGraph, Type, stage_graphs
 from mindllm.units import MIB

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from mindllm.planning.costs.configured import Configured
 from mindllm.planning.costs.small_runs import ALL_RECOMPUTED
 from mindllm.planning.validate import Round, Validated
-from mindllm.tables import Column, Table, figures, texts
+from mindllm.terminal.tables import Column, Table, figures, texts
 from mindllm.units import MIB
 
 if TYPE_CHECKING:

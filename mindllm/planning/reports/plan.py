@@ -12,7 +12,7 @@ from mindllm.planning.costs.measured import Fit
 from mindllm.planning.plan import Evaluation
 from mindllm.planning.solve import Solution
 from mindllm.planning.yaml_plan import KEYS, write_plan
-from mindllm.tables import Column, Table, figures, texts
+from mindllm.terminal.tables import Column, Table, figures, texts
 
 if TYPE_CHECKING:
     from mindllm.results import Part

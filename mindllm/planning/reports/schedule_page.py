@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from mindllm.files import atomic_open
-from mindllm.page import fill, json_markup
 from mindllm.planning.plan import Evaluation
+from mindllm.terminal.page import fill, json_markup
 
 TEMPLATE = Path(__file__).with_name("schedule.html")
 DIGITS = 9  # of the longest time

@@ -9,7 +9,7 @@ from mindllm.planning.from_programs.simulated_costs import SimulatedFit
 from mindllm.planning.plan import Evaluation
 from mindllm.planning.problem import Problem
 from mindllm.planning.yaml_plan import KEYS, YamlPlan
-from mindllm.tables import Table, figures, texts
+from mindllm.terminal.tables import Table, figures, texts
 
 if TYPE_CHECKING:
     from mindllm.results import Part

@@ -16,7 +16,6 @@ from mindllm.config.dataset import (
     PreferenceDataConfig,
     RowsDataConfig,
 )
-from mindllm.console import error_console, track
 from mindllm.data import (
     HeldOutPairs,
     HeldOutRows,
@@ -34,6 +33,7 @@ from mindllm.data import (
 from mindllm.data.chat.instruction import RowCounts
 from mindllm.data.chat.pairs import PairCounts
 from mindllm.errors import UserError
+from mindllm.terminal.console import error_console, track
 
 logger = logging.getLogger(__name__)
 ROWS_WORTH_A_BAR = 2000

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from mindllm.errors import RunFailed, UserError
 from mindllm.files import sync_directory
-from mindllm.temporary import goes_with_this_process, remove_temporary, stays
+from mindllm.process.temporary import goes_with_this_process, remove_temporary, stays
 from mindllm.train.checkpoint.names import hidden_path
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from mindllm.config import RunConfig
 from mindllm.errors import UserError
-from mindllm.exit_hooks import when_leaving
+from mindllm.process.exit_hooks import when_leaving
 from mindllm.train.checkpoint import CheckpointStore, Peers
 from mindllm.train.job.ranks import Ranks
 from mindllm.train.job.rendezvous import call_roll

@@ -9,11 +9,11 @@ from pathlib import Path
 
 from mindllm.command import CommandParser, output_directory, output_file, run_command
 from mindllm.config import RunConfig
-from mindllm.console import error_console, output
 from mindllm.errors import CheckFailed, UserError
 from mindllm.extras import advice
 from mindllm.files import atomic_open
-from mindllm.tables import Table, figures, texts
+from mindllm.terminal.console import error_console, output
+from mindllm.terminal.tables import Table, figures, texts
 from toolkit.benchmark.report import write_markdown
 from toolkit.benchmark.sweep.figures import COLUMNS
 from toolkit.benchmark.sweep.means import mean_rows

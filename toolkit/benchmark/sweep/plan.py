@@ -15,8 +15,8 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from mindllm.config import RunConfig, load_config, override_config, render_config
-from mindllm.config.load import read_file
-from mindllm.config.problems import plain_message
+from mindllm.config.reading.load import read_file
+from mindllm.config.reading.problems import plain_message
 from mindllm.config.section import List, PositiveInt, Section
 from mindllm.errors import UserError
 from mindllm.files import SIZE_PATTERN, size_in_bytes

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from mindllm.config import ModelConfig, RunConfig
-from mindllm.config.check_tuning import mistakes
+from mindllm.config.checks.tuning import mistakes
 from mindllm.config.tuning import PetConfig
 from mindllm.errors import UserError
 from mindllm.train.checkpoint.architecture import model_of

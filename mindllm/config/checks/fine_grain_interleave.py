@@ -8,7 +8,7 @@ from mindllm.architecture.decoder import Architecture
 from mindllm.architecture.latent_attention import LatentAttentionSpec
 from mindllm.architecture.parts import FeedForwardSpec
 from mindllm.axes import CONTEXT
-from mindllm.config.document import KeyPath
+from mindllm.config.reading.document import KeyPath
 from mindllm.config.run import RunConfig
 
 MOST = 2  # the compiler's passes leave more than two parts as they are, in an order of chance

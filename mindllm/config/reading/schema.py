@@ -9,7 +9,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
-from mindllm.config.document import KeyPath, child
+from mindllm.config.reading.document import KeyPath, child
 from mindllm.config.section import Section
 
 Fields = dict[str, FieldInfo]

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 from mindllm.errors import RunFailed
-from mindllm.interrupts import INTERRUPTED
+from mindllm.process.interrupts import INTERRUPTED
 
 SECONDS = 20.0  # to tell the error, tidy up and end
 NATIVE_SECONDS = 5.0  # after them, where native code keeps Python from running

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from mindllm.config.document import KeyPath, child
+from mindllm.config.reading.document import KeyPath, child
 from mindllm.config.run import RunConfig
 
 LIMITS = {

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from mindllm.axes import CONTEXT, STAGE_AXES, TENSOR
 from mindllm.config.architecture_keys import expert_layers
-from mindllm.config.document import KeyPath
+from mindllm.config.reading.document import KeyPath
 from mindllm.config.run import RunConfig
 
 Finding = tuple[KeyPath, str]

@@ -31,7 +31,7 @@ from rich.progress import (
 from rich.status import Status
 from rich.text import Text
 
-from mindllm.json_text import strict
+from mindllm.terminal.json_text import strict
 
 Item = TypeVar("Item")
 SECONDS_BETWEEN_LINES = 30.0  # of progress, where standard error is no terminal

@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import NoneType
 from typing import Any
 
-from mindllm.config.document import Document, KeyPath, Origin, Problem, child
-from mindllm.config.schema import default_list, fields_at, scalar_types
+from mindllm.config.reading.document import Document, KeyPath, Origin, Problem, child
+from mindllm.config.reading.schema import default_list, fields_at, scalar_types
+from mindllm.config.reading.yaml_tree import DEEPEST, read_value, unusable_text
 from mindllm.config.section import Section
-from mindllm.config.yaml_tree import DEEPEST, read_value, unusable_text
 from mindllm.errors import LONGEST_PART, UserError, bounded
 from mindllm.outside import half_surrogate
 from mindllm.shorthands import SHORTHANDS

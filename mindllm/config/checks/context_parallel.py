@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from mindllm.architecture.parts import AlibiSpec
-from mindllm.config.document import KeyPath
 from mindllm.config.parallel import ULYSSES
+from mindllm.config.reading.document import KeyPath
 from mindllm.config.run import RunConfig
 
 Finding = tuple[KeyPath, str]

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from mindllm.architecture.layer_counts import StageLayers, layer_counts
 from mindllm.axes import CONTEXT, DATA, STAGE_AXES
-from mindllm.config.document import KeyPath
+from mindllm.config.reading.document import KeyPath
 from mindllm.config.recompute import LayerCounts, LayerSelection
 from mindllm.config.run import RunConfig
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from mindllm.config.document import Document, KeyPath, Origin, Problem, at, child, dotted
+from mindllm.config.reading.document import Document, KeyPath, Origin, Problem, at, child, dotted
 
 # Section -> key of Hugging Face -> key of mindllm.
 SYNONYMS: dict[KeyPath, dict[str, str]] = {

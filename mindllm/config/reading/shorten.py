@@ -6,12 +6,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from mindllm.config.document import KeyPath
-from mindllm.config.load import BASE, load_config, plain, read_document
+from mindllm.config.reading.document import KeyPath
+from mindllm.config.reading.load import BASE, load_config, plain, read_document
+from mindllm.config.reading.schema import fields_at
+from mindllm.config.reading.shipped import NAME, shipped_configs
+from mindllm.config.reading.yaml_tree import write_yaml
 from mindllm.config.run import RunConfig
-from mindllm.config.schema import fields_at
-from mindllm.config.shipped import NAME, shipped_configs
-from mindllm.config.yaml_tree import write_yaml
 from mindllm.errors import UserError
 from mindllm.files import atomic_open
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from mindllm.axes import CONTEXT
-from mindllm.config.document import KeyPath
 from mindllm.config.preference import PreferenceConfig
+from mindllm.config.reading.document import KeyPath
 from mindllm.config.run import RunConfig
 
 SECTION: KeyPath = ("preference",)

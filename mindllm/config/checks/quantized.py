@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from mindllm.architecture.quantization import CodeSpec
-from mindllm.config.document import KeyPath
+from mindllm.config.reading.document import KeyPath
 from mindllm.config.run import RunConfig
 
 KEY: KeyPath = ("model", "model_config", "quantized_base")

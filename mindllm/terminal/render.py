@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from mindllm.console import PlainConsole, error_console, output, print_json, progress, visible
-from mindllm.progress import Progress
 from mindllm.results import Result
+from mindllm.terminal.console import PlainConsole, error_console, output, print_json, progress, visible
+from mindllm.terminal.progress import Progress
 
 
 def show(result: Result, as_json: bool, console: PlainConsole = output) -> None:

@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from mindllm.exit_hooks import tidy_up
-from mindllm.temporary import leave_nothing
+from mindllm.process.exit_hooks import tidy_up
+from mindllm.process.temporary import leave_nothing
 
 INTERRUPTED = 128 + signal.SIGINT
 GRACE = 10.0  # seconds in which a signal has to be answered while there is nothing to save

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from mindllm.config.document import KeyPath
+from mindllm.config.reading.document import KeyPath
 from mindllm.config.run import RunConfig
 
 Finding = tuple[KeyPath, str]

@@ -9,11 +9,11 @@ from typing import Any
 from pydantic import ValidationError
 
 from mindllm.config.dataset import SPLIT_PATTERN
-from mindllm.config.document import Document, KeyPath, Problem, child, closest_origin
+from mindllm.config.reading.document import Document, KeyPath, Problem, child, closest_origin
+from mindllm.config.reading.schema import fields_of, kind_of, kinds_with, places_of, sections_at
+from mindllm.config.reading.yaml_tree import LONGEST_VALUE
 from mindllm.config.runtime import DEVICE_MEMORY_PATTERN
-from mindllm.config.schema import fields_of, kind_of, kinds_with, places_of, sections_at
 from mindllm.config.section import Section
-from mindllm.config.yaml_tree import LONGEST_VALUE
 from mindllm.errors import nearest
 from mindllm.files import SIZE_PATTERN
 from mindllm.mindformers.keys.tables import instead_of

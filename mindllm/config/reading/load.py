@@ -13,17 +13,17 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from mindllm.config.checks import check_run
+from mindllm.config.checks.all import check_run
 from mindllm.config.dataset import IndexedDataLoader
-from mindllm.config.document import Document, KeyPath, Origin, Problem, at, child, closest_origin, merge
 from mindllm.config.model import ModelConfig
-from mindllm.config.overrides import Overrides, override_document
 from mindllm.config.pretrained import fill_from_pretrained
-from mindllm.config.problems import schema_problems
-from mindllm.config.renamed import rename
+from mindllm.config.reading.document import Document, KeyPath, Origin, Problem, at, child, closest_origin, merge
+from mindllm.config.reading.overrides import Overrides, override_document
+from mindllm.config.reading.problems import schema_problems
+from mindllm.config.reading.renamed import rename
+from mindllm.config.reading.shipped import shipped_configs, shipped_or_own
+from mindllm.config.reading.yaml_tree import read_yaml, unusable_text, write_yaml
 from mindllm.config.run import Provenance, RunConfig
-from mindllm.config.shipped import shipped_configs, shipped_or_own
-from mindllm.config.yaml_tree import read_yaml, unusable_text, write_yaml
 from mindllm.errors import UserError, nearest
 from mindllm.families import with_file_names
 from mindllm.families.hugging_face import is_hugging_face

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from mindllm.sources import PACKAGE
+
 NAME = "configs"
 
 
 def shipped_configs() -> Path:
     """The directory they are in."""
-    package = Path(__file__).resolve().parents[1]
-    installed = package / NAME
-    return installed if installed.is_dir() else package.parent / NAME
+    installed = PACKAGE / NAME
+    return installed if installed.is_dir() else PACKAGE.parent / NAME
 
 
 def shipped_or_own(path: Path) -> Path:

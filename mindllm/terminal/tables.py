@@ -11,7 +11,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from mindllm.console import PlainConsole, styled
+from mindllm.terminal.console import PlainConsole, styled
 
 GAP = 2
 NARROW = 24  # to which texts are folded before columns are stacked

@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from mindllm import outside
-from mindllm.config.document import Document, KeyPath, Origin, Problem
+from mindllm.config.reading.document import Document, KeyPath, Origin, Problem
 from mindllm.errors import UserError
 from mindllm.outside import half_surrogate
 

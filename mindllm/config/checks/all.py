@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from mindllm.config.check_codes import check_codes
-from mindllm.config.check_context_parallel import check_context_parallel
-from mindllm.config.check_experts import check_experts
-from mindllm.config.check_generation import check_generation
-from mindllm.config.check_interleaved_rows import check_interleaved_rows
-from mindllm.config.check_latent_attention import check_latent_attention
-from mindllm.config.check_limits import check_limits
-from mindllm.config.check_parallel import (
+from mindllm.config.checks.context_parallel import check_context_parallel
+from mindllm.config.checks.experts import check_experts
+from mindllm.config.checks.fine_grain_interleave import check_interleaved_rows
+from mindllm.config.checks.generation import check_generation
+from mindllm.config.checks.latent_attention import check_latent_attention
+from mindllm.config.checks.limits import check_limits
+from mindllm.config.checks.mesh import (
     check_devices,
     check_mesh,
     check_offset,
@@ -19,14 +18,15 @@ from mindllm.config.check_parallel import (
     check_recompute,
     check_sharding,
 )
-from mindllm.config.check_prediction import check_prediction
-from mindllm.config.check_preference import check_preference
-from mindllm.config.check_swap import check_swap
-from mindllm.config.check_tuning import check_tuning
-from mindllm.config.document import KeyPath
+from mindllm.config.checks.mtp import check_prediction
+from mindllm.config.checks.preference import check_preference
+from mindllm.config.checks.quantized import check_codes
+from mindllm.config.checks.swap import check_swap
+from mindllm.config.checks.tuning import check_tuning
 from mindllm.config.model_keys import llama_intermediate_size
 from mindllm.config.optimizer import DecayingSchedule, DynamicLossScale, StableDecaySchedule
 from mindllm.config.pretrained import check_family, check_pretrained
+from mindllm.config.reading.document import KeyPath
 from mindllm.config.run import RunConfig
 
 Finding = tuple[KeyPath, str]

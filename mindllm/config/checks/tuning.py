@@ -18,7 +18,7 @@ from mindllm.architecture.tuners import (
     tuners_with,
 )
 from mindllm.config.adapter_targets import Files, names, targets
-from mindllm.config.document import KeyPath
+from mindllm.config.reading.document import KeyPath
 from mindllm.config.run import RunConfig
 from mindllm.config.tuning import ALL, PetConfig
 from mindllm.errors import nearest
