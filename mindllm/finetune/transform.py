@@ -12,8 +12,7 @@ from mindllm.architecture.adapters import MAGNITUDE, VALUES, A, B
 from mindllm.architecture.layer import LayerSpec
 from mindllm.architecture.tuners import layer_origins
 from mindllm.config import ModelConfig
-from mindllm.finetune.adapter import LoraAdapter
-from mindllm.finetune.bottleneck import Bottleneck
+from mindllm.finetune.adapters import Bottleneck, LoraAdapter
 from mindllm.models import CausalLM, Kernels, build_model
 from mindllm.models.causal_lm import Head
 from mindllm.models.decoder import DecoderLayer, TokenEmbedding

@@ -8,11 +8,10 @@ from mindspore import ops as P
 
 from mindllm.architecture.decoder import HeadSpec
 from mindllm.config import ModelConfig
-from mindllm.models.chunked_loss import TokenLosses, in_chunks
 from mindllm.models.decoder import Decoder
 from mindllm.models.kernels import Kernels
 from mindllm.models.linear import Operand, SoftCap
-from mindllm.models.loss import CpuCrossEntropy, CrossEntropy
+from mindllm.models.loss import CpuCrossEntropy, CrossEntropy, TokenLosses, in_chunks
 from mindllm.models.mtp import Ahead, PredictionLoss
 from mindllm.models.weights import normal_parameter
 

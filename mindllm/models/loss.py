@@ -6,6 +6,152 @@ import mindspore as ms
 from mindspore import Tensor, nn, ops
 from mindspore import ops as P
 
+from mindllm.config import ModelConfig
+from mindllm.models.kernels import Kernels
+from mindllm.models.linear import Operand
+
+# Cross entropy in slices of the sequence: the logits of one slice exist at a time and are computed again for the gradient.
+#
+# With large vocabularies the logits are the largest tensor of a model. Recomputing them costs one more product with the head's
+# weight (recomputation: Chen et al., 2016).
+
+
+class TokenLosses(nn.Cell):
+    """Hidden states ``[tokens, hidden]``, weight of the head, labels ``[tokens]`` -> loss of each token ``[tokens]``."""
+
+    def __init__(self, head: nn.Cell, cross_entropy: nn.Cell) -> None:
+        super().__init__(auto_prefix=False)
+        self.head = head
+        self.cross_entropy = cross_entropy
+
+    def construct(self, hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
+        return self.cross_entropy(self.head(hidden, weight), labels)
+
+
+class Turn(nn.Cell):
+    """Lets slices take turns: the next one begins when this one's losses are there, and backward this one's gradient begins
+    when that of the next one's hidden states is there. Both pass through as they are.
+
+    What is recomputed waits for the gradient of its result. Without turns the gradients of all losses are there at once, and a
+    device brings back the logits of all slices before it is done with one.
+    """
+
+    def construct(self, losses: Tensor, following: Tensor) -> tuple[Tensor, Tensor]:
+        return losses, ops.depend(following, losses)
+
+    def bprop(
+        self, losses: Tensor, following: Tensor, out: tuple[Tensor, Tensor], dout: tuple[Tensor, Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        return ops.depend(dout[0], dout[1]), dout[1]
+
+
+class SequenceChunks(nn.Cell):
+    """``losses`` over slices along the sequence one after another, by the compiler's recomputation. Where ``ranks`` devices
+    share a sequence, a slice has a part of what each of them holds.
+    """
+
+    def __init__(self, losses: nn.Cell, model: ModelConfig, ranks: int = 1) -> None:
+        super().__init__(auto_prefix=False)
+        self.losses = losses
+        self.losses.recompute()
+        self.turn = Turn()
+        self.chunks = model.loss_chunks
+        self.hidden_size = model.hidden_size
+        self.length = model.seq_length // ranks
+        self.around = (-1,) if ranks == 1 else (-1, ranks)
+        axis = len(self.around)
+        self.split_hidden = P.Split(axis=axis, output_num=self.chunks)
+        self.split_labels = P.Split(axis=axis, output_num=self.chunks)
+        self.concat = P.Concat(axis=axis)
+        self.reshape = P.Reshape()
+
+    def construct(self, hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
+        slices = self.split_hidden(self.reshape(hidden, (*self.around, self.length, self.hidden_size)))
+        labels = self.split_labels(self.reshape(labels, (*self.around, self.length)))
+        parts: tuple[Tensor, ...] = ()
+        losses = self.of_slice(slices[0], weight, labels[0])
+        for index in range(1, self.chunks):
+            losses, following = self.turn(losses, slices[index])
+            parts = (*parts, losses)
+            losses = self.of_slice(following, weight, labels[index])
+        return self.reshape(self.concat((*parts, losses)), (-1,))
+
+    def of_slice(self, hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
+        """The losses of one slice, in its shape."""
+        losses = self.losses(self.reshape(hidden, (-1, self.hidden_size)), weight, self.reshape(labels, (-1,)))
+        return self.reshape(losses, (*self.around, self.length // self.chunks))
+
+
+class OrderedChunks(nn.Cell):
+    """The same on a CPU, over slices of the tokens, forward and backward one after another.
+
+    The CPU back end starts whatever has its inputs: the compiler's recomputation would bring the logits of all slices back
+    at once. Here each slice waits for the one before.
+    """
+
+    def __init__(self, losses: TokenLosses, chunks: int, kernels: Kernels) -> None:
+        super().__init__(auto_prefix=False)
+        self.losses = losses
+        self.chunks = chunks
+        self.operand = Operand(kernels)
+        self.hidden_gradient = P.MatMul()
+        self.weight_gradient = P.MatMul(transpose_a=True)
+        self.slice = P.Slice()
+        self.concat = P.Concat(axis=0)
+        self.cast = P.Cast()
+        self.zeros_like = P.ZerosLike()
+        self.square = P.Square()
+
+    def construct(self, hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
+        parts: tuple[Tensor, ...] = (self.losses(self.rows(hidden, 0), weight, self.rows(labels, 0)),)
+        for index in range(1, self.chunks):
+            hidden = ops.depend(hidden, parts[-1])
+            parts = (*parts, self.losses(self.rows(hidden, index), weight, self.rows(labels, index)))
+        return self.concat(parts)
+
+    def bprop(
+        self, hidden: Tensor, weight: Tensor, labels: Tensor, out: Tensor, dout: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        weight = self.operand(weight)
+        part, total = self.gradients(hidden, weight, labels, dout, 0)
+        parts: tuple[Tensor, ...] = (part,)
+        for index in range(1, self.chunks):
+            part, product = self.gradients(ops.depend(hidden, total), weight, labels, dout, index)
+            parts = (*parts, part)
+            total = total + product
+        return self.concat(parts), total, self.zeros_like(labels)
+
+    def gradients(
+        self, hidden: Tensor, weight: Tensor, labels: Tensor, dout: Tensor, index: int
+    ) -> tuple[Tensor, Tensor]:
+        """One slice's gradient of its hidden states, and its part of the weight's."""
+        rows = self.operand(self.rows(hidden, index))
+        head = self.losses.head
+        logits = head.bounded(head.matmul(rows, weight))
+        gradient = self.losses.cross_entropy.gradient(logits, self.rows(labels, index), self.rows(dout, index))
+        if head.capped:  # of cap · tanh(x / cap): 1 - tanh²
+            gradient = self.cast(gradient * (1.0 - self.square(logits * (1.0 / head.soft_cap.cap))), rows.dtype)
+        of_hidden, of_weight = self.hidden_gradient(gradient, weight), self.weight_gradient(gradient, rows)
+        return self.operand(of_hidden), self.cast(self.operand(of_weight), ms.float32)
+
+    def rows(self, x: Tensor, index: int) -> Tensor:
+        """Slice ``index`` of the first dimension."""
+        start, end = x.shape[0] * index // self.chunks, x.shape[0] * (index + 1) // self.chunks
+        if x.ndim == 1:
+            return self.slice(x, (start,), (end - start,))
+        return self.slice(x, (start, 0), (end - start, x.shape[1]))
+
+
+def in_chunks(losses: TokenLosses, model: ModelConfig, kernels: Kernels) -> nn.Cell:
+    """``losses`` in ``model.loss_chunks`` slices, in the form the device is good at."""
+    if model.loss_chunks == 1:
+        return losses
+    return (
+        OrderedChunks(losses, model.loss_chunks, kernels)
+        if kernels.cpu
+        else SequenceChunks(losses, model, kernels.sequence_ranks)
+    )
+
 
 class CrossEntropy(nn.Cell):
     """Logits ``[tokens, vocab]`` and labels ``[tokens]`` -> loss of each token ``[tokens]``, nats.

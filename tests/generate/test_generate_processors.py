@@ -6,8 +6,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from tiny import options
 
-from mindllm.generate.choosing.penalties import penalise
-from mindllm.generate.choosing.sampling import candidates, log_softmax
+from mindllm.generate.choosing.sampling import candidates, log_softmax, penalise
 
 torch = pytest.importorskip("torch")
 process = pytest.importorskip("transformers.generation.logits_process")

@@ -5,7 +5,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mindllm.generate.choosing.stop_strings import StopStrings
+from mindllm.generate.choosing.growing import StopStrings
 
 LETTERS = st.text("ab", max_size=14)
 STOPS = st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=3)

@@ -14,8 +14,8 @@ from mindllm.errors import UserError
 from mindllm.models import CausalLM, Kernels
 from mindllm.models.weights import initialise, model_weights
 from mindllm.parallel.build import kernels_of
-from mindllm.parallel.fine_grain_interleave import BLOCK, ON_ITS_OWN_ROWS, mark_row_parts
 from mindllm.parallel.layout import Mesh
+from mindllm.parallel.marks import BLOCK, ON_ITS_OWN_ROWS, mark_row_parts
 from mindllm.parallel.operators import operators
 from mindllm.parallel.sharding import apply_sharding, sharding_table
 from mindllm.timing.configured import workload_of

@@ -26,7 +26,7 @@ from mindllm.finetune.preference import PreferenceLoss, base_of  # noqa: E402
 from mindllm.finetune.transform import tune  # noqa: E402
 from mindllm.models import CausalLM, Kernels  # noqa: E402
 from mindllm.models.weights import assign, model_weights, trained_weights  # noqa: E402
-from mindllm.train.preference_figures import pair_figures  # noqa: E402
+from mindllm.train.callbacks.figures import pair_figures  # noqa: E402
 from mindllm.train.step import ForwardBackward  # noqa: E402
 
 LENGTH = 40

@@ -8,9 +8,8 @@ import pytest
 from mindllm.config import load_config
 from mindllm.data.chat.pairs import pair_sample
 from mindllm.data.rows import Row
-from mindllm.train.callbacks.preference import preference_line
+from mindllm.train.callbacks.figures import pair_figures, preference_line
 from mindllm.train.engine import ReplicaEngine
-from mindllm.train.preference_figures import pair_figures
 
 YAML = """
 lr_schedule: {type: ConstantWarmUpLR, learning_rate: 1e-2}

@@ -6,7 +6,7 @@ Where it is split by its input, so is the first matrix: its products, of the ran
 
 from __future__ import annotations
 
-from mindllm.finetune.adapter import LoraAdapter, RowLengths
+from mindllm.finetune.adapters import LoraAdapter, RowLengths
 from mindllm.parallel.layout import Dimension, Layout
 from mindllm.parallel.sharding.dropout import dropout
 from mindllm.parallel.sharding.table import Table, on

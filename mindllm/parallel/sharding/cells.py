@@ -20,13 +20,13 @@ from mindllm.models.attention.flash_attention import BalancedFlashAttention, Fla
 from mindllm.models.attention.latent_attention import LatentAttention
 from mindllm.models.attention.rotary import RotaryEmbedding
 from mindllm.models.causal_lm import Head, UnitRows
-from mindllm.models.chunked_loss import SequenceChunks
 from mindllm.models.decoder import AttentionTables, Decoder, Lookup
 from mindllm.models.decoder_layer import DecoderLayer
 from mindllm.models.experts.experts import Experts
 from mindllm.models.feed_forward import FeedForward
 from mindllm.models.fine_grain_interleave import FineGrainInterleavedLayer
 from mindllm.models.linear import Linear, SoftCap
+from mindllm.models.loss import SequenceChunks
 from mindllm.models.mtp import MTPLayer
 from mindllm.models.norm import LayerNorm, RMSNorm
 from mindllm.parallel.layout import Dimension, Layout

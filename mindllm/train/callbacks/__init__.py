@@ -16,13 +16,11 @@ from mindllm.config.callbacks import (
 from mindllm.train.callbacks.callback import Callback
 from mindllm.train.callbacks.checkpoint import CheckpointMonitor
 from mindllm.train.callbacks.evaluation import EvaluationMonitor
-from mindllm.train.callbacks.expert_load import ExpertLoadMonitor
+from mindllm.train.callbacks.figures import ExpertLoadMonitor, PredictionLossMonitor, PreferenceMonitor
 from mindllm.train.callbacks.first_step import FirstStep
 from mindllm.train.callbacks.loss_monitor import LossMonitor
 from mindllm.train.callbacks.metrics import MetricsMonitor
 from mindllm.train.callbacks.nan_monitor import NaNMonitor
-from mindllm.train.callbacks.prediction_loss import PredictionLossMonitor
-from mindllm.train.callbacks.preference import PreferenceMonitor
 from mindllm.train.callbacks.profiler import ProfileMonitor
 from mindllm.train.callbacks.simulation import SimulatedCheckpoints, SimulationMonitor
 from mindllm.train.callbacks.summary import SummaryMonitor

@@ -12,11 +12,31 @@ from mindspore import Parameter, Tensor, nn
 from mindspore import ops as P
 from mindspore.common.initializer import initializer
 
-from mindllm.architecture.adapters import MAGNITUDE, VALUES, A, AdapterSpec, B
+from mindllm.architecture.adapters import MAGNITUDE, VALUES, A, AdapterSpec, B, BottleneckSpec
 from mindllm.models.dropout import Dropout
 from mindllm.models.kernels import Kernels
-from mindllm.models.linear import Operand
+from mindllm.models.linear import Linear, Operand, TanhGELU
 from mindllm.models.weights import normal_parameter
+
+# A bottleneck behind attention or feed-forward (adapters: Houlsby et al., 2019): down, GELU, up, and what came in added.
+
+
+class Bottleneck(nn.Cell):
+    """``h -> h + U gelu(D h + d) + u`` on ``[tokens, hidden]``; D ``[length, hidden]``, U ``[hidden, length]``.
+
+    D begins with the variance of Kaiming's uniform distribution, U and both biases with zeros: it begins as nothing.
+    """
+
+    def __init__(self, spec: BottleneckSpec, kernels: Kernels) -> None:
+        super().__init__()
+        spread = 1.0 / math.sqrt(3 * spec.hidden_size)
+        self.down = Linear(spec.hidden_size, spec.length, kernels, spread, bias=True, activation=TanhGELU())
+        self.up = Linear(spec.length, spec.hidden_size, kernels, 0.0, bias=True)
+        self.add = P.Add()
+
+    def construct(self, h: Tensor) -> Tensor:
+        return self.add(h, self.up(self.down(h)))
+
 
 INITIAL_STD = 0.02  # of A and B of AdaLoRA
 

@@ -1,0 +1,74 @@
+"""Marks of the compiler on the cells of a model: layers in parts, layers that are alike, experts of sorted tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import mindspore as ms
+from mindspore import nn
+
+from mindllm.config import RunConfig
+from mindllm.models import CausalLM
+from mindllm.models.experts.grouped_experts import GroupedFeedForward
+from mindllm.models.fine_grain_interleave import FineGrainInterleavedLayer
+from mindllm.parallel.communication_groups import group_of, mark_ranks
+from mindllm.parallel.layer_plan import LayerPlan
+from mindllm.parallel.layout import Mesh
+from mindllm.parallel.operators import operators_of
+
+# Marks of the compiler on layers that take their rows in parts (``models/fine_grain_interleave.py``), as MindFormers sets them.
+#
+# ``skip_redistribution``: each device cuts and joins the rows it has. ``fine_grained_interleaved_index``: between which cuts and
+# which join the compiler orders two parts, so that one exchanges while the other computes. Joins need numbers of their own: of
+# two with one number it makes one block, whose order goes round in a circle ("Graph cycle exists").
+
+ON_ITS_OWN_ROWS = "skip_redistribution"
+BLOCK = "fine_grained_interleaved_index"
+
+
+def mark_row_parts(lm: CausalLM) -> None:
+    """Marks cuts and joins of all layers that have them."""
+    for number, layer in enumerate(lm.model.layers):
+        if not isinstance(layer, FineGrainInterleavedLayer):
+            continue
+        cuts = [part.slice for part in (*layer.behind, *(layer.beside if layer.first else ()))]
+        for cut in cuts:
+            cut.add_prim_attr(BLOCK, number)
+        joins = [] if layer.first else [layer.join_query, layer.join_key, layer.join_value]
+        if joins:
+            layer.join_query.add_prim_attr(BLOCK, number)
+        if layer.last:
+            joins.append(layer.join)  # behind it rows are gathered: as the end of a block it would wait for itself
+        for operator in (*joins, *cuts):
+            operator.add_prim_attr(ON_ITS_OWN_ROWS, True)
+
+
+# Cell reuse on one CPU: layers that are alike are traced and optimised once, which takes a third off a first start.
+
+
+def reuse_equal_layers(layers: Sequence[nn.Cell], plan: LayerPlan, config: RunConfig) -> None:
+    """Marks ``layers`` (one cell for each layer of the plan) as copies where specification and recomputation are the same.
+
+    It is what ``mindspore.lazy_inline(policy="front")`` does, the policy the CPU back end can run; its key for equal cells
+    is made when a cell is built, though, and does not know the operators that are recomputed.
+    """
+    model = config.model.config
+    for layer, spec, assignment in zip(layers, model.architecture.layers, plan.layers, strict=True):
+        layer.no_inline = False
+        layer.cell_init_args = f"DecoderLayer {model!r} {spec!r} {assignment.recompute} {assignment.patterns}"
+
+
+def split_grouped_experts(model: nn.Cell, mesh: Mesh) -> None:
+    """Makes one operator of the experts of each layer, for the rank of the parallel context."""
+    cells = [cell for _, cell in model.cells_and_names() if isinstance(cell, GroupedFeedForward)]
+    if not cells:
+        return
+    rank = ms.get_auto_parallel_context("global_rank")
+    ranks = mesh.expert_ranks(rank)
+    group = group_of(ranks) if len(ranks) > 1 else ""
+    for cell in cells:
+        cell.split(group, len(ranks), ranks.index(rank))
+        if cell.is_shared:
+            for operator in operators_of(cell.shared).values():
+                if "group" in operator.attrs:
+                    mark_ranks(operator, ranks)
