@@ -13,7 +13,7 @@ from mindllm.process.end_in_time import code_of
 ROOT = Path(__file__).resolve().parents[1]
 PROGRAM = """
 import atexit, ctypes, sys, threading, time
-from mindllm import end_in_time
+from mindllm.process import end_in_time
 from mindllm.errors import UserError
 end_in_time.NATIVE_SECONDS = 0.5
 def stuck_in_here():

@@ -10,7 +10,7 @@ import pytest
 
 PROGRAM = """
 import hashlib, os, subprocess, sys, threading, time
-from mindllm import interrupts
+from mindllm.process import interrupts
 interrupts.own_interrupts()
 interrupts.GRACE = 0.2
 from mindllm.command import run_command

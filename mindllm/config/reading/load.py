@@ -14,6 +14,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from mindllm.config.checks.all import check_run
+from mindllm.config.checks.limits import check_limits
 from mindllm.config.dataset import IndexedDataLoader
 from mindllm.config.model import ModelConfig
 from mindllm.config.pretrained import fill_from_pretrained
@@ -156,6 +157,8 @@ def _build(document: Document, overrides: Overrides, source: Path | None) -> Run
     except ValidationError as error:
         _refuse(document.problems + schema_problems(error, document, RunConfig, source), document.data)
     config._provenance = Provenance(source, document.origins)
+    if beyond := [config.problem(path, message) for path, message in check_limits(config)]:
+        _refuse(document.problems + beyond)  # before anything is made of so many layers
     with_file_names(config.model.config)
     _refuse(document.problems + [config.problem(path, message) for path, message in check_run(config)])
     return config
