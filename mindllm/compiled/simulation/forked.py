@@ -29,14 +29,11 @@ from mindllm.process.host_memory import free_memory
 
 LOG, PARSED = "mindspore.log", "parsed.json"
 POLL_SECONDS = 0.05
-ALLOCATOR = {
-    "GLIBC_TUNABLES": "glibc.malloc.tcache_count=20000"
-}  # compilers free and take small pieces: 8% of their time
 
 
 def server_environment() -> dict[str, str]:
     """Return what must be set before a process starts whose forks simulate; a UserError says that nothing can."""
-    return {**ENVIRONMENT, **ALLOCATOR, **device_software()}
+    return {**ENVIRONMENT, **device_software()}
 
 
 def import_once() -> None:
