@@ -181,6 +181,7 @@ ALLOWED = {
     "mindllm/compiled/graph/file.py": "a part of an archive, read with bounds",
     "mindllm/compiled/simulation/memory_tracker.py": "what MindSpore has just written in a directory of ours",
     "mindllm/compiled/foreign/environment.py": "what a program that we run has just written in a directory of ours",
+    "mindllm/compiled/simulation/somas.py": "what MindSpore has just written in a directory of ours",
     "mindllm/compiled/simulation/forked.py": "what a process of ours has just written",
     "mindllm/compiled/simulation/simulation.py": "writes",
     "mindllm/compiled/rank/worker.py": "what a process of ours has just written",

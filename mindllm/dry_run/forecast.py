@@ -6,9 +6,19 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from mindllm.compiled.simulation.somas import SOMAS
 from mindllm.config import RunConfig
 from mindllm.dry_run.extrapolate import FEWEST_ALIVE, Design, design_for, exact_stage, whole_stage
-from mindllm.dry_run.moments import Fill, Moments, by_category, bytes_of, fullest, own_bytes_of
+from mindllm.dry_run.moments import (
+    Fill,
+    Moments,
+    by_category,
+    bytes_of,
+    fullest,
+    own_bytes_of,
+    planned_bytes_of,
+    with_planned,
+)
 from mindllm.dry_run.profile import Profile
 from mindllm.dry_run.reduced import Point, deepening, middle_deepening, pipeline_length, point_of, reduced_run
 from mindllm.dry_run.simulations import Request, Simulations
@@ -28,6 +38,7 @@ class StageMemory:
         method: how it was found, in a few words.
         shown: the simulation a picture is drawn of: the stage itself, or the largest of the smaller ones.
         exact: whether ``shown`` is the stage itself.
+        planned: what lies in blocks of planned memory at its fullest moment.
     """
 
     stage: Stage
@@ -36,6 +47,7 @@ class StageMemory:
     method: str
     shown: Profile = field(repr=False)
     exact: bool
+    planned: Fill = field(default_factory=dict)
 
     @property
     def estimated(self) -> bool:
@@ -45,7 +57,12 @@ class StageMemory:
     @cached_property
     def peak(self) -> Fill:
         """What fills the memory at the peak."""
-        return fullest(self.moments)
+        return with_planned(fullest(self.moments), self.planned)
+
+    @property
+    def planned_bytes(self) -> int:
+        """Of the peak: blocks of a memory that MindSpore plans as a whole."""
+        return planned_bytes_of(fullest(self.moments))
 
     @property
     def used_peak(self) -> int:
@@ -61,8 +78,7 @@ def simulate_stages(config: RunConfig, stages: Sequence[Stage], simulations: Sim
     """Simulates the first rank of every stage as it is, all layers and micro-batches."""
     requests = [Request(config, stage.rank, f"stage {stage.number}") for stage in stages]
     return [
-        StageMemory(stage, profile.moments, profile.actual_peak, _simulated(profile), profile, True)
-        for stage, profile in zip(stages, simulations.profiles(requests), strict=True)
+        _as_simulated(stage, profile) for stage, profile in zip(stages, simulations.profiles(requests), strict=True)
     ]
 
 
@@ -224,14 +240,25 @@ def _extrapolated(
     target = point_of(stage, config)
     if target in profiles:
         profile = profiles[target]
-        return StageMemory(stage, profile.moments, profile.actual_peak, _simulated(profile), profile, True)
+        return _as_simulated(stage, profile)
     moments = {kind: fill for kind, fill in design.predict(target, _moments(profiles)).items() if kind in reliable}
     used = bytes_of(fullest(moments))
     gaps = max(profile.gaps for profile in profiles.values())
     largest = profiles[design.check or design.base]
     what = f"{len(profiles)} smaller runs" if design.varied or design.alive else "fewer micro-batches"
     method = f"{'estimate, ' * largest.estimated}extrapolated: {what}"
-    return StageMemory(stage, moments, used + gaps, method, largest, False)
+    return StageMemory(stage, moments, used + gaps, method, largest, False, _planned(design, target, profiles))
+
+
+def _planned(design: Design, target: Point, profiles: Mapping[Point, Profile]) -> Fill:
+    """What lies in planned memory, from smaller runs. Where their fullest moments differ, some would be less than nothing."""
+    fills = {point: {SOMAS: profile.planned} for point, profile in profiles.items()}
+    return {use: size for use, size in design.predict(target, fills)[SOMAS].items() if size > 0}
+
+
+def _as_simulated(stage: Stage, profile: Profile) -> StageMemory:
+    method = _simulated(profile)
+    return StageMemory(stage, profile.moments, profile.actual_peak, method, profile, True, profile.planned)
 
 
 def _simulated(profile: Profile) -> str:

@@ -11,7 +11,16 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from mindllm.compiled.simulation.simulation import ACTIVATIONS, CATEGORIES, Block, Simulation, operator_of, path_of
+from mindllm.compiled.simulation.simulation import (
+    ACTIVATIONS,
+    CATEGORIES,
+    OTHER,
+    Block,
+    Simulation,
+    operator_of,
+    path_of,
+)
+from mindllm.compiled.simulation.somas import SOMAS
 
 LAYER = re.compile(r"(layers-CellList/|layers\.)\d+")
 LAYERS = "*"  # stands for their number in a path
@@ -40,11 +49,17 @@ class Use:
         return not self.operator and INPUT.fullmatch(self.path) is not None
 
     @property
+    def is_planned(self) -> bool:
+        """Whether it is a block of a memory that MindSpore plans as a whole."""
+        return self.path == SOMAS
+
+    @property
     def is_outside_layers(self) -> bool:
         """Whether it is an activation of the embedding, the head or the loss. Operators without a cell may be of any."""
         return self.category == ACTIVATIONS and self.path != "" and LAYERS not in self.path
 
 
+OF_OTHER_MOMENTS = Use(OTHER, f"{SOMAS}: of other moments", "", False)
 Fill = Mapping[Use, int]
 """Bytes of every use at one moment."""
 Moments = Mapping[str, Fill]
@@ -67,6 +82,27 @@ def by_category(fill: Fill) -> Mapping[str, int]:
     for use, size in fill.items():
         sums[use.category] += size
     return sums
+
+
+def with_planned(fill: Fill, planned: Fill) -> Fill:
+    """``fill`` with what lies in its blocks of planned memory in place of them; all of it is as many bytes as before.
+
+    Their fullest moment need not be that of the graph at which other memory is at its peak: nobody tells when that is. What is
+    left of the blocks is for other moments, and the gaps between tensors.
+    """
+    size, tensors = planned_bytes_of(fill), bytes_of(planned)
+    if not size or not tensors:
+        return fill
+    share = min(1.0, size / tensors)
+    parts = Counter({use: int(part * share) for use, part in planned.items()})
+    rest = Counter({use: part for use, part in fill.items() if not use.is_planned})
+    rest[OF_OTHER_MOMENTS] += size - bytes_of(parts)
+    return {use: part for use, part in (rest + parts).items() if part}
+
+
+def planned_bytes_of(fill: Fill) -> int:
+    """All blocks of planned memory."""
+    return sum(size for use, size in fill.items() if use.is_planned)
 
 
 def fullest(moments: Moments) -> Fill:

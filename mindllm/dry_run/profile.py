@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import gzip
 import json
-from dataclasses import asdict, dataclass, replace
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-from mindllm.compiled.simulation.simulation import Simulation
-from mindllm.dry_run.moments import Fill, Moments, Use, fullest, moments_of, use_of
+from mindllm.compiled.simulation.simulation import Block, Simulation
+from mindllm.dry_run.moments import Fill, Moments, Use, fullest, moments_of, use_of, with_planned
 from mindllm.errors import UserError
 from mindllm.files import atomic_open
 from mindllm.outside import read_compressed_json
 
-FORMAT = "mindllm dry run profile 1"
+FORMAT = "mindllm dry run profile 2"
 POINTS_OF_TIME = 1500
 LARGEST = 60
 PLAIN = ("rank", "used_peak", "actual_peak", "peak_time", "estimated")  # fields that JSON holds as they are
@@ -35,7 +37,7 @@ class Profile:
     """One simulated rank. Sizes are bytes, times are counts of events.
 
     ``timeline`` holds (time, bytes in use), thinned out; ``largest`` the largest blocks in use at the peak. ``estimated``: from
-    the compiled graph, not by MindSpore's dry run.
+    the compiled graph, not by MindSpore's dry run. ``planned``: what lies in blocks of planned memory at its fullest moment.
     """
 
     rank: int
@@ -47,11 +49,12 @@ class Profile:
     largest: tuple[Alive, ...]
     messages: tuple[str, ...]
     estimated: bool = False
+    planned: Fill = field(default_factory=dict)
 
     @property
     def peak(self) -> Fill:
         """What fills the memory at the peak."""
-        return fullest(self.moments)
+        return with_planned(fullest(self.moments), self.planned)
 
     @property
     def gaps(self) -> int:
@@ -72,7 +75,15 @@ def profile_of(simulation: Simulation, estimated: bool = False) -> Profile:
         largest=tuple(Alive(b.node, use_of(b), b.size, b.start, b.end) for b in alive[:LARGEST]),
         messages=simulation.messages,
         estimated=estimated,
+        planned=_sums(simulation.planned),
     )
+
+
+def _sums(blocks: Iterable[Block]) -> Fill:
+    sums: Counter[Use] = Counter()
+    for block in blocks:
+        sums[use_of(block)] += block.size
+    return dict(sums)
 
 
 def thinned(points: list[tuple[int, int]], count: int) -> list[tuple[int, int]]:
@@ -99,6 +110,7 @@ def save_profile(profile: Profile, path: Path) -> None:
         "messages": profile.messages,
         "timeline": profile.timeline,
         "moments": {kind: {number(use): size for use, size in fill.items()} for kind, fill in profile.moments.items()},
+        "planned": {number(use): size for use, size in profile.planned.items()},
         "largest": [{**asdict(alive), "use": number(alive.use)} for alive in profile.largest],
     }
     tree["uses"] = [list(asdict(use).values()) for use in uses]
@@ -120,6 +132,7 @@ def load_profile(path: Path) -> Profile:
             timeline=tuple((time, used) for time, used in tree["timeline"]),
             largest=tuple(replace(alive, use=uses[int(alive.use)]) for alive in largest),  # type: ignore[call-overload]
             messages=tuple(tree["messages"]),
+            planned={uses[int(n)]: size for n, size in tree["planned"].items()},
         )
     except (OSError, ValueError, TypeError, KeyError, IndexError) as error:
         raise UserError(f"{path} is no profile of a dry run ({FORMAT}): {error}") from None

@@ -19,7 +19,10 @@ IN_JSON = {"weights_mb": WEIGHTS, "optimizer_mb": OPTIMIZER, "gradients_mb": GRA
 
 
 def json_report(memories: Sequence[StageMemory], limit: int) -> dict[str, Any]:
-    """``{"fits", "limit_mb", "stages": […]}``; a MB is 2**20 bytes, as in MindSpore's lines."""
+    """``{"fits", "limit_mb", "stages": […]}``; a MB is 2**20 bytes, as in MindSpore's lines.
+
+    ``planned_mb``: of the peak, what MindSpore planned as a whole, see :func:`about_planned`.
+    """
     return {
         "fits": all(memory.actual_peak <= limit for memory in memories),
         "limit_mb": limit // MIB,
@@ -29,6 +32,7 @@ def json_report(memories: Sequence[StageMemory], limit: int) -> dict[str, Any]:
                 "rank": memory.stage.rank,
                 "layers": memory.stage.layers,
                 **{key: round(memory.by_category[category] / MIB, 1) for key, category in IN_JSON.items()},
+                "planned_mb": round(memory.planned_bytes / MIB, 1),
                 "used_peak_mb": memory.used_peak // MIB,
                 "actual_peak_mb": memory.actual_peak // MIB,
                 "fits": memory.actual_peak <= limit,
@@ -36,6 +40,17 @@ def json_report(memories: Sequence[StageMemory], limit: int) -> dict[str, Any]:
             for memory in memories
         ],
     }
+
+
+def about_planned(memory: StageMemory) -> str | None:
+    """Says what the categories of planned memory are, where there is some."""
+    if not memory.planned_bytes:
+        return None
+    return (
+        f"stage {memory.stage.number}: {memory.planned_bytes // MIB} MB of it are blocks that MindSpore plans for the "
+        "whole graph (SomasMemory, memory_optimize_level: O1), told by what lies in them at the fullest moment of the plan; "
+        "with O0 every tensor has a block of its own"
+    )
 
 
 def table(memories: Sequence[StageMemory], config: RunConfig, limit: int) -> Table:
@@ -80,6 +95,7 @@ def log_lines(memory: StageMemory, config: RunConfig, device_memory: int, limit:
         f"{stage.alive} micro-batches alive; {memory.method}",
         *memory.shown.messages,
         *(f"{category}: {size / MIB:.1f}M" for category, size in memory.by_category.items()),
+        *filter(None, [about_planned(memory)]),
         f"estimated peak with workspace of kernels: {peak_with_workspace(memory.moments, attention_elements_of(config)) // MIB}M",
     ]
     return [

@@ -13,7 +13,7 @@ from mindllm.config import RunConfig
 from mindllm.dry_run.advice import shortage
 from mindllm.dry_run.forecast import StageMemory, forecast_stages, simulate_stages
 from mindllm.dry_run.page import PAGE, render_page
-from mindllm.dry_run.report import json_report, log_lines, table
+from mindllm.dry_run.report import about_planned, json_report, log_lines, table
 from mindllm.dry_run.simulations import Simulations
 from mindllm.dry_run.source_lines import Lines
 from mindllm.dry_run.stages import Stage, stages_of
@@ -78,6 +78,7 @@ class DryRun(Result):
         )
         if any(not memory.exact for memory in self.stages):
             yield "extrapolated: from smaller runs of the same widths, checked against one more; --full simulates whole stages"
+        yield from filter(None, map(about_planned, self.stages))
 
     def write(self, directory: Path) -> Path:
         """Write a log for each rank and the page of what fills the memory; return the page."""

@@ -5,10 +5,12 @@ import re
 from pathlib import Path
 
 import pytest
-from dry_run_cases import KEPT, STEP, WEIGHT, FormulaSimulations, pipeline
+from dry_run_cases import BACKWARD, GRADIENT, KEPT, STEP, WEIGHT, FormulaSimulations, pipeline
 from rich.console import Console
 
 from mindllm.compiled.graph.sources import SourceLine
+from mindllm.compiled.simulation.simulation import OTHER
+from mindllm.compiled.simulation.somas import SOMAS
 from mindllm.dry_run.forecast import forecast_stages, simulate_stages
 from mindllm.dry_run.moments import Use
 from mindllm.dry_run.page import render_page
@@ -20,6 +22,7 @@ from mindllm.models import linear
 from mindllm.units import MIB
 
 LIMIT = 2000 * MIB
+BLOCK = Use(OTHER, SOMAS, "", False)
 LINES = {"model.layers.*.feed_forward.w1/MatMul": "linear.py:71"}
 
 
@@ -45,9 +48,10 @@ def test_the_object_for_programs_has_its_keys(memories):
     assert report["limit_mb"] == 2000
     assert report["fits"] is False
     keys = ["stage", "rank", "layers", "weights_mb", "optimizer_mb", "gradients_mb", "activations_mb"]
-    assert list(report["stages"][0]) == [*keys, "used_peak_mb", "actual_peak_mb", "fits"]
+    assert list(report["stages"][0]) == [*keys, "planned_mb", "used_peak_mb", "actual_peak_mb", "fits"]
     assert [stage["fits"] for stage in report["stages"]] == [False, False, True, True]
     assert report["stages"][0]["weights_mb"] == 240.0
+    assert report["stages"][0]["planned_mb"] == 0
 
 
 def test_a_log_ends_in_the_five_lines(memories, config):
@@ -129,3 +133,31 @@ def test_lines_of_parameters_are_those_that_make_them():
         assert name == "linear.py"
         assert text[int(line) - 1].strip().startswith("self.weight = ")
     assert line_of(Use("weights", "model.layers.*.w1.other", "", False), lines) == ""
+
+
+class Planned(FormulaSimulations):
+    """What layers keep, and a gradient, lie in one block, with 5 MB that only other moments of the plan need."""
+
+    def profiles(self, requests):
+        found = super().profiles(requests)
+        for one in found:
+            kept = one.moments[BACKWARD].pop(KEPT)
+            gradient = one.moments[BACKWARD].pop(GRADIENT)
+            one.moments[BACKWARD][BLOCK] = kept + gradient + 5 * MIB
+            object.__setattr__(one, "planned", {KEPT: kept, GRADIENT: gradient})
+        return found
+
+
+def test_planned_memory_is_told_by_what_lies_in_it(config):
+    """As with memory_optimize_level O1, where MindSpore's tracker tells of one block."""
+    (plain,) = simulate_stages(config, stages_of(config)[:1], FormulaSimulations())
+    for find in (simulate_stages, forecast_stages):
+        (memory,) = find(config, stages_of(config)[:1], Planned())
+        assert memory.used_peak == plain.used_peak + 5 * MIB
+        assert memory.by_category == {**plain.by_category, OTHER: 5 * MIB}
+        assert memory.planned_bytes == plain.peak[KEPT] + plain.peak[GRADIENT] + 5 * MIB
+        text = f"stage 0: {memory.planned_bytes // MIB} MB of it are blocks that MindSpore plans"
+        assert text in "\n".join(log_lines(memory, config, 64 << 30, 58 << 30))
+        assert text in render_page([memory], config, LIMIT, LINES)
+        (stage,) = json_report([memory], LIMIT)["stages"]
+        assert stage["planned_mb"] == memory.planned_bytes / MIB

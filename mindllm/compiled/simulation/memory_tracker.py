@@ -21,9 +21,11 @@ from mindllm.compiled.simulation.simulation import (
     Task,
     operator_of,
 )
+from mindllm.compiled.simulation.somas import fullest_moment, read_plans
 
 BLOCKS, EXECUTED = "memory_block.csv", "execute_order.csv"
 FOR_EVER = 2**63 - 1
+PLANNED = "Somas"
 MOMENTS = (  # what optimizers of MindSpore and MindFormers put before the name of a weight
     "adam_m.", "adam_v.", "moment1.", "moment2.", "vhat.", "moments.", "accum.", "stat.",
     "exp_avg.", "exp_avg_sq.", "max_exp_avg_sq.",
@@ -41,13 +43,17 @@ EXCHANGES = frozenset(
 
 @dataclass(frozen=True)
 class Tracked:
-    """The contents of the files, and the peaks in bytes: of the blocks, and with gaps between them."""
+    """The contents of the files, and the peaks in bytes: of the blocks, and with gaps between them.
+
+    ``planned``: the tensors that fill blocks of a planned memory at its fullest moment; their times count its graph's operators.
+    """
 
     blocks: tuple[Block, ...]
     tasks: tuple[Task, ...]
     collectives: tuple[Collective, ...]
     used_peak: int
     actual_peak: int
+    planned: tuple[Block, ...] = ()
 
 
 def read_tracked(directory: Path, rename: Callable[[str], str] = str, order: Path | None = None) -> Tracked:
@@ -73,7 +79,16 @@ def read_tracked(directory: Path, rename: Callable[[str], str] = str, order: Pat
         collectives=tuple(_collectives(ordered_in, [row["node_name"] for row in executed])),
         used_peak=max(int(row["actual_used_memory"]) for row in rows),
         actual_peak=max(int(row["actual_peak_memory"]) for row in rows),
+        planned=tuple(_planned(directory, rename)),
     )
+
+
+def _planned(directory: Path, rename: Callable[[str], str]) -> Iterator[Block]:
+    for plan in read_plans(directory):
+        for tensor in fullest_moment(plan):
+            node, users = rename(tensor.node), [rename(user) for user in tensor.users]
+            kind = category(PLANNED, node, users)
+            yield Block(tensor.start, tensor.end + 1, tensor.offset, 0, tensor.size, PLANNED, node, (), kind)
 
 
 def _rows(path: Path) -> Iterator[dict[str, str]]:

@@ -114,6 +114,7 @@ def simulate_rank(
         tasks=tracked.tasks,
         collectives=tracked.collectives,
         messages=messages,
+        planned=tracked.planned,
     )
 
 

@@ -117,7 +117,8 @@ class Simulation:
     ``used_peak`` is the largest sum of blocks alive at a time, ``actual_peak`` the same with the gaps between them. Workspace
     of kernels is not in it: the dry run's level 1 knows operators' inputs and outputs only. ``device_memory`` and ``limit``
     are those of the device that was pretended, and of ``context.max_device_memory``; the dry run goes on beyond both.
-    ``messages`` are lines MindSpore printed that are not known to be harmless.
+    ``messages`` are lines MindSpore printed that are not known to be harmless. ``planned`` are the tensors in blocks of planned
+    memory (``somas.py``) at its fullest moment; these blocks are all that ``blocks`` tells of them.
     """
 
     rank: int
@@ -130,6 +131,7 @@ class Simulation:
     tasks: tuple[Task, ...]
     collectives: tuple[Collective, ...]
     messages: tuple[str, ...] = ()
+    planned: tuple[Block, ...] = ()
 
     @property
     def fits(self) -> bool:
@@ -190,7 +192,7 @@ TYPES: dict[str, set[type]] = {
     "tuple[str, ...]": {str},
 }
 LARGEST = 1 << 64
-TABLES = {"blocks": Block, "tasks": Task, "collectives": Collective}
+TABLES = {"blocks": Block, "tasks": Task, "collectives": Collective, "planned": Block}
 
 
 def load_simulation(path: Path | str) -> Simulation:
@@ -204,7 +206,7 @@ def load_simulation(path: Path | str) -> Simulation:
         if tree.pop("format", None) != FORMAT:
             raise ValueError("it says so itself")
         _require_types(Simulation, {name: [value] for name, value in tree.items() if name not in TABLES})
-        tables = {name: tuple(_rows(kind, tree[name])) for name, kind in TABLES.items()}
+        tables = {name: tuple(_rows(kind, tree.get(name, []))) for name, kind in TABLES.items()}
         return Simulation(**{**tree, **tables, "messages": tuple(tree["messages"])})
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}") from None
