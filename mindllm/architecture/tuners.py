@@ -2,7 +2,7 @@
 
 LoRA: Hu et al., 2021; AdaLoRA: Zhang et al., 2023; bottleneck adapters: Houlsby et al., 2019; LLaMA Pro: Wu et al., 2024; GaLore:
 Zhao et al., 2024; LISA: Pan et al., 2024. A new one is an entry here, its keys in ``config/tuning.py``, and where it has an
-optimizer, state or checks of its own, a function under its name in ``optimizer_state.py``, ``config/check_tuning.py``,
+optimizer, state or checks of its own, a function under its name in ``optimizer_state.py``, ``config/checks/tuning.py``,
 ``train/optimizers/build.py`` and ``timing/costs/tuned_update.py``.
 """
 

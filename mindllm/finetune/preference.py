@@ -52,7 +52,7 @@ class PairLosses(nn.Cell):
     """Losses of tokens ``[pairs · seq]`` of the policy and of the reference -> the loss of all pairs, a scalar.
 
     The gradient of ``probe``, which is always zero, is the sum of FIGURES over the pairs, and their number: counted as the
-    tokens of experts are (``models/expert_load.py``).
+    tokens of experts are (``models/experts/expert_load.py``).
     """
 
     def __init__(self, config: PreferenceConfig) -> None:

@@ -1,4 +1,4 @@
-"""Experts and latent attention of a YAML of MindFormers, from either set of names (``keys_experts.py``), to our flat keys."""
+"""Experts and latent attention of a YAML of MindFormers, from either set of names (``keys/experts.py``), to our flat keys."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 
 It prunes and ranks; a dry run has the last word. What a layer keeps is added up operator by operator (``saved_activations.py``);
 a fully recomputed layer keeps its input. In its backward pass a layer needs the rest again, and its gradients, when those behind
-it have freed theirs. The planner's problem (``plan_problem.py``) is made of the same figures; both add them up in
-``planning/schedules/held_memory.py``.
+it have freed theirs. The planner's problem (``planning/costs/formula.py``) is made of the same figures; both add them up in
+``schedules/held_memory.py``.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A compiled rank as typed values: functions of nodes, their types, parameters and how they are laid out over devices.
 
-``mind_ir.py`` reads it from MindSpore's exchange format, ``graph_file.py`` keeps it, ``schedule.py`` reads the order of
+``mind_ir.py`` reads it from MindSpore's exchange format, ``file.py`` keeps it, ``schedule.py`` reads the order of
 micro-batches from it. Whoever executes a graph needs what :class:`Node` says about calls and constants.
 """
 

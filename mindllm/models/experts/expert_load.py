@@ -16,9 +16,9 @@ from mindllm.architecture.experts import RouterSpec
 
 PROBE = "feed_forward.load.probe"
 PAIRS_PROBE = "pairs.probe"
-"""The same of what is counted of pairs of answers (``tune/preference.py``)."""
+"""The same of what is counted of pairs of answers (``finetune/preference.py``)."""
 LOSS_PROBE = "prediction_losses."
-"""What names of counters of what layers predict ahead have in them (``prediction.py``)."""
+"""What names of counters of what layers predict ahead have in them (``models/mtp.py``)."""
 ROUTER_BIAS = "feed_forward.router.bias"
 
 

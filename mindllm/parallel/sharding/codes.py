@@ -1,7 +1,7 @@
 """Layouts of projections that are held in codes: codes, scales and zero points are split as the matrix they make.
 
 They are ``[out, groups, ...]``: a matrix that is split by rows splits their rows, one that is split by columns their groups.
-``config/check_codes.py`` says which cannot be split. Replicas, outside of the devices that share a matrix, have copies; so
+``config/checks/quantized.py`` says which cannot be split. Replicas, outside of the devices that share a matrix, have copies; so
 layouts name axes.
 """
 

@@ -8,7 +8,7 @@ since, are optimizer state. Other weights have AdamW's update.
 Singular vectors are found by orthogonal iteration (Golub & Van Loan, section 8.2.4), because accelerators have matrix products
 and QR, and no SVD. It finds the first ones of a gradient whose singular values differ, up to their signs.
 
-On devices that share the model each has a part of a gradient (``projected_matrix.py``). Projections are whole on a stage, moments
+On devices that share the model each has a part of a gradient (``galore_matrix.py``). Projections are whole on a stage, moments
 are cut along the longer side, as the weight is.
 """
 
