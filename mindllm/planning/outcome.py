@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from mindllm.config import RunConfig
 from mindllm.errors import UserError
 from mindllm.planning.chunk_numbers import Interleave, fastest, interleaves_table, try_interleaves, try_problems
-from mindllm.planning.costs.as_it_is import NAME, compared, tree
+from mindllm.planning.costs.as_it_is import UNKNOWN, compared, tree
 from mindllm.planning.plan import Evaluation
 from mindllm.planning.reports.costs import validated_answer, validated_parts
 from mindllm.planning.reports.plan import answer, solution_parts
@@ -140,7 +140,7 @@ class PipelinePlan(Result):
             yield from validated_parts(self.validated)
         yield from solution_parts(self.solution, self.subject.before)
         if self.subject.run and not self.subject.before:
-            yield f"{NAME} recomputes in a way that plans do not offer: its step is not known"
+            yield UNKNOWN
 
 
 def make_plan(

@@ -9,6 +9,8 @@ from mindllm.cli.plan import main
 from mindllm.command import run_command
 from mindllm.config import load_config
 from mindllm.parallel.layer_plan import make_plan
+from mindllm.planning.costs import as_it_is
+from mindllm.schedules.steady import NotSteady
 from mindllm.timing.configured import workload_of
 from mindllm.timing.device import DEFAULT, read_device
 from mindllm.timing.memory import stage_bytes
@@ -83,6 +85,21 @@ def test_a_plan_is_held_to_the_yaml_as_it_is(capsys, tmp_path):
     assert gain in page.read_text(encoding="utf-8")
     saved = 1e-3 * (told["yaml_step_time"] - told["step_time"])
     assert seconds_between(config, load_config(output)) == pytest.approx(saved, rel=0.05)
+
+
+def test_a_yaml_that_cannot_be_judged_is_said_to_be_unknown(capsys, monkeypatch):
+    """A pipeline that reaches no steady state."""
+
+    def unsteady(problem, plan):
+        raise NotSteady
+
+    monkeypatch.setattr(as_it_is, "evaluate", unsteady)
+    source = CONFIGS / "llama2/pretrain_llama2_13b_16p.yaml"
+    main(["--config", str(source), "--formula"])
+    text = capsys.readouterr().out
+    assert "the YAML as it is cannot be judged" in text
+    assert "before: even split" in text
+    assert planned(capsys, "--config", source)["yaml_step_time"] is None
 
 
 def test_a_yaml_that_does_not_fit_is_said_to(capsys):

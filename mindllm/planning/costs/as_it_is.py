@@ -16,10 +16,27 @@ from mindllm.planning.costs.offered_kinds import layer_kind
 from mindllm.planning.costs.plain_run import plain_keys
 from mindllm.planning.plan import Evaluation, Plan, evaluate
 from mindllm.planning.problem import Problem
+from mindllm.schedules.steady import NotSteady
 from mindllm.timing.configured import workload_of
 from mindllm.timing.device import Device
 
 NAME = "the YAML as it is"
+
+
+UNKNOWN = f"{NAME} cannot be judged: it recomputes in a way that plans do not offer, or reaches no steady state"
+
+
+def judged(config: RunConfig, problem: Problem) -> Evaluation | None:
+    """The plan that a run has, at the costs of its problem; None where that is not known (:data:`UNKNOWN`)."""
+    plan = plan_of(config, problem)
+    return _evaluated(problem, plan) if plan else None
+
+
+def _evaluated(problem: Problem, plan: Plan) -> Evaluation | None:
+    try:
+        return evaluate(problem, plan)
+    except NotSteady:
+        return None
 
 
 def plan_of(config: RunConfig, problem: Problem) -> Plan | None:
@@ -29,15 +46,15 @@ def plan_of(config: RunConfig, problem: Problem) -> Plan | None:
     return _placed(config, names) if all(names) else None
 
 
-def by_formula(config: RunConfig, device: Device, limit: float, name: str) -> Evaluation:
-    """A run judged by the models of time and memory, whatever it recomputes; ``limit`` is in bytes."""
+def by_formula(config: RunConfig, device: Device, limit: float, name: str) -> Evaluation | None:
+    """A run judged by the models of time and memory, whatever it recomputes; ``limit`` is in bytes. None: no steady state."""
     model, stages = config.model.config, config.parallel_config.pipeline_stage
     plan, kinds = make_plan(config), dict(KINDS)
     names = [_kind(layer, kinds) for layer in plan.layers]
     bare = override_config(config, plain_keys(config, stages, model.pp_interleave_num))
     used = {kind: own for kind, own in kinds.items() if kind in names}
     problem = plan_problem(workload_of(bare), device, limit, name, used)
-    return evaluate(problem, _placed(config, names))
+    return _evaluated(problem, _placed(config, names))
 
 
 def _kind(layer: LayerAssignment, kinds: dict[str, LayerAssignment]) -> str:

@@ -37,7 +37,7 @@ def formula_problems(config: RunConfig, device: Device, numbers: Sequence[int] |
     ]
 
 
-def formula_as_it_is(config: RunConfig, device: Device) -> Evaluation:
+def formula_as_it_is(config: RunConfig, device: Device) -> Evaluation | None:
     """The run of the YAML as it is, with the same costs and the same limit."""
     return by_formula(config, device, ROOM * memory_limit(config, device), config.trainer.model_name or "run")
 

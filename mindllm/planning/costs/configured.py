@@ -10,13 +10,13 @@ from typing import Any
 
 from mindllm.config import RunConfig, override_config
 from mindllm.dry_run.simulations import Simulations
-from mindllm.planning.costs.as_it_is import plan_of
+from mindllm.planning.costs.as_it_is import judged
 from mindllm.planning.costs.layer_types import LayerType, check_ahead, layer_runs, layer_types
 from mindllm.planning.costs.memory_costs import LayerMemory, MemoryFit, fit_memory
 from mindllm.planning.costs.offered_kinds import offered_kinds
 from mindllm.planning.costs.small_runs import run_small
 from mindllm.planning.costs.time_costs import LayerTimes, TimeCosts, time_costs
-from mindllm.planning.plan import Evaluation, evaluate
+from mindllm.planning.plan import Evaluation
 from mindllm.planning.problem import Problem, make_problem
 from mindllm.planning.recomputation.feasible import lightest_split
 from mindllm.planning.solve import Infeasible
@@ -50,9 +50,8 @@ class Configured:
         return replace(self, problem=make_problem(fields, f"pp_interleave_num {chunks}"))
 
     def as_it_is(self) -> Evaluation | None:
-        """The plan that the YAML has; None where it recomputes in a way that is not offered."""
-        plan = plan_of(self.config, self.problem)
-        return evaluate(self.problem, plan) if plan else None
+        """The plan that the YAML has; None where that is not known."""
+        return judged(self.config, self.problem)
 
     def infeasible(self, error: Infeasible) -> Infeasible:
         """``error`` with the memory that would do."""
