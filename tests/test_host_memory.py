@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from mindllm.errors import RunFailed
+from mindllm.errors import RunFailed, UserError
 from mindllm.process import host_memory as subject
 from mindllm.process.host_memory import MemoryClaim
 from mindllm.units import GIB, MIB
@@ -110,6 +110,12 @@ def test_a_system_that_does_not_say_is_unknown(tmp_path, monkeypatch):
 def test_what_is_no_share_is_refused(text):
     with pytest.raises(argparse.ArgumentTypeError, match="write a number above 0 and at most 1"):
         subject.share(text)
+
+
+def test_a_variable_that_is_no_share_is_told(monkeypatch):
+    monkeypatch.setenv(subject.VARIABLE, "60%")
+    with pytest.raises(UserError, match="MINDLLM_MEMORY_SHARE: 60% is not a share"):
+        MemoryClaim().__enter__()
 
 
 def test_the_option_holds_for_this_process_and_its_children(monkeypatch):

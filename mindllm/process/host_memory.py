@@ -22,7 +22,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from mindllm.errors import RunFailed
+from mindllm.errors import RunFailed, UserError
 from mindllm.units import GIB
 
 SHARE = 0.6
@@ -73,11 +73,11 @@ class _UseShare(argparse.Action):
 
 
 def memory_share() -> float:
-    """The share asked for by the option or the variable; SHARE where nothing, or no share, is."""
+    """The share asked for by the option or the variable; SHARE where there is neither."""
     try:
         return share(os.environ.get(VARIABLE, str(SHARE)))
-    except argparse.ArgumentTypeError:
-        return SHARE
+    except argparse.ArgumentTypeError as error:
+        raise UserError(f"{VARIABLE}: {error}") from None
 
 
 def available_bytes(processes: Path = PROCESSES, control_groups: Path = CONTROL_GROUPS) -> int | None:

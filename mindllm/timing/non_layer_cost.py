@@ -33,7 +33,7 @@ LOOKUP_PASSES = 2.0
 UPDATE_BYTES = 7 * FP32_BYTES  # AdamW reads gradient, weight and two moments and writes the last three
 CLIP_BYTES = 3 * FP32_BYTES  # the norm reads a gradient, scaling reads and writes it
 SCALED_BYTES = 2 * HALF_BYTES + 4 * FP32_BYTES
-"""Bytes of a number that a scaled loss adds to an update of Megatron-LM (``train/optimizers/adamw.py``, 2022): a gradient is read in half
+"""Bytes of a number that a scaled loss adds to an update of Megatron-LM (``optimizer.py``, 2022): a gradient is read in half
 precision and written in single, read and written to be divided by the scale and looked at for infinities; a weight is read again
 for its copy in half precision, and the sum of gradients is set to nothing."""
 

@@ -90,7 +90,12 @@ def fitting(
     for mesh in found:
         if mesh.device_num > most_ranks:
             continue
-        small = scaled(config, real_dtype, mesh)
+        try:
+            small = scaled(config, real_dtype, mesh)
+        except UserError:
+            if mesh == found[0]:
+                raise
+            continue  # sizes that do not go together for another reason than the kind of the mesh
         needs = needs_of(small)
         least = needs.total(1) if least is None else min(least, needs.total(1))
         if claim.fits(needs.total(1)):

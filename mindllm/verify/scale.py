@@ -100,7 +100,9 @@ def on_mesh(config: RunConfig, mesh: SmallerMesh) -> RunConfig:
     """The configuration with the sizes of a smaller mesh, unchecked: its layers are still those of the whole one."""
     shards = {"optimizer_weight_shard_size": mesh.optimizer_shards}
     optimizer = config.parallel.parallel_optimizer_config.model_copy(update=shards)
-    parallel = {"parallel_optimizer_config": optimizer, "dataset_strategy": None}
+    given, rows = config.parallel.dataset_strategy, config.parallel_config.data_parallel
+    strategy = given and tuple((mesh.data_parallel if first == rows else first, *rest) for first, *rest in given)
+    parallel = {"parallel_optimizer_config": optimizer, "dataset_strategy": strategy}
     changed = {
         "parallel_config": mesh.sizes(config.parallel_config),
         "parallel": config.parallel.model_copy(update=parallel),

@@ -2,7 +2,8 @@
 
 Experts compute in static shapes, as the model does (``mindllm/models/experts/experts.py``): every one has as many places as the
 capacity says, whether tokens want them or not. So how evenly a router spreads its tokens costs no time here; it costs tokens.
-Experts of sorted tokens (``models/experts/grouped_experts.py``) compute what is chosen: the time is that of a router that spreads tokens evenly.
+Experts of sorted tokens (``models/experts/grouped_experts.py``) compute what is chosen: the time is that of a router that spreads
+tokens evenly.
 """
 
 from __future__ import annotations
