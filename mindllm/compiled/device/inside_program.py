@@ -1,9 +1,9 @@
 """Runs inside a program of somebody else, as ``sitecustomize``, when that is to train in MindSpore's dry run.
 
 ``foreign/environment.py`` writes this file where the program's Python finds it, so only the standard library is imported, and
-MindSpore once the program itself has. It leaves the program's files alone. It answers what only a machine with devices could, ends the program
-when one training step has been simulated, and reports what the tool must know: the memory the program grants itself, stages,
-whether it has trained, and how it ended.
+MindSpore once the program itself has. It leaves the program's files alone. It answers what only a machine with devices could,
+ends the program when one training step has been simulated, and reports what the tool must know: the memory the program grants
+itself, stages, whether it has trained, and how it ended.
 """
 
 from __future__ import annotations
