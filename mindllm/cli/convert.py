@@ -15,7 +15,7 @@ from mindllm.config.run import RunConfig
 from mindllm.errors import UserError
 from mindllm.mindformers.convert import Conversion, convert
 from mindllm.mindformers.recognise import is_mindformers
-from mindllm.mindformers.report import as_json, print_account
+from mindllm.mindformers.report import account, as_json
 from mindllm.terminal.console import output, print_json
 
 CONFIGS = shipped_configs()
@@ -34,7 +34,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.json:
         print_json(as_json(options.source, conversion, problem, text))
     else:
-        print_account(options.source, conversion, options.changes)
+        for part in account(options.source, conversion, options.changes):
+            output.print(part)
         if text is not None:
             output.print(
                 f"wrote {options.output}" if options.output else f"\n{text}", end="\n" if options.output else ""

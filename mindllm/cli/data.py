@@ -10,16 +10,18 @@ from mindllm.command import IMPOSSIBLE, run_command
 from mindllm.data.corpus import Corpus
 from mindllm.data.preprocess.build import Summary, build, prepare_tokenizer
 from mindllm.data.preprocess.documents import DocumentReader
-from mindllm.data.preprocess.report import print_description, print_summary
+from mindllm.data.preprocess.report import description_of, description_table, summary_lines, summary_of
 from mindllm.data.preprocess.sources import Source, find_sources, python_standard_library, shuffled
 from mindllm.errors import RunFailed, UserError
+from mindllm.terminal.console import output, print_json
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Makes or describes a corpus; returns the exit code."""
     options = make_parser().parse_args(arguments)
     if options.info is not None:
-        print_description(Corpus(options.info), options.json)
+        corpus = Corpus(options.info)
+        print_json(description_of(corpus)) if options.json else output.print(description_table(corpus))
         return 0
     _check(options)
     try:
@@ -27,7 +29,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         kind = UserError if error.errno in IMPOSSIBLE else RunFailed
         raise kind(f"{error.filename or options.output_prefix}: {error.strerror or error}") from error
-    print_summary(summary, options.json)
+    if options.json:
+        print_json(summary_of(summary))
+        return 0
+    for line in summary_lines(summary):
+        output.print(line)
     return 0
 
 

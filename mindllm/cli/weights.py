@@ -16,9 +16,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Converts or describes; returns the exit code."""
     options = make_parser().parse_args(arguments)
     if options.command == "info":
-        from mindllm.weights.info import describe, print_description
+        from mindllm.weights.info import describe, description_table
 
-        print_description(describe(options.path), options.json)
+        description = describe(options.path)
+        print_json(description) if options.json else output.print(description_table(description))
         return 0
     path = _convert(options)
     print_json({"written": str(path)}) if options.json else output.print(f"wrote {path}")

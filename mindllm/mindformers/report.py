@@ -13,7 +13,7 @@ from mindllm.config.reading.document import KeyPath
 from mindllm.mindformers.convert import Conversion
 from mindllm.mindformers.keys.rules import Outcome
 from mindllm.mindformers.reading import Entry, shown
-from mindllm.terminal.console import output, visible
+from mindllm.terminal.console import visible
 from mindllm.terminal.tables import Column, Table
 
 CHANGING = (Outcome.REFUSED, Outcome.TRANSLATED)
@@ -23,16 +23,16 @@ COLOURS = {Outcome.REFUSED: "red", Outcome.TRANSLATED: "cyan", Outcome.WITHOUT_E
 LONGEST = 48
 
 
-def print_account(source: Path, conversion: Conversion, changes: bool = False) -> None:
-    """Print every key with what became of it, refused ones first, used ones last; or ``changes`` alone."""
+def account(source: Path, conversion: Conversion, changes: bool = False) -> Iterator[Table | str]:
+    """Yield every key with what became of it, refused ones first, used ones last, or ``changes`` alone; and how many of each."""
     headings = ("line", "key", "value", "", "here", "why")
     table = Table(str(source), [Column(heading, is_text=heading != "line") for heading in headings], keys=2)
     for outcome in CHANGING if changes else ORDER:
         for entry in _without_copies(conversion.entries):
             if entry.outcome is outcome:
                 table.add_row(*_cells(entry))
-    output.print(table)
-    output.print(_summary(conversion))
+    yield table
+    yield _summary(conversion)
 
 
 def _without_copies(entries: Iterable[Entry]) -> Iterator[Entry]:

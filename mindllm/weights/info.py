@@ -7,10 +7,11 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from rich.table import Table as RichTable
+
 from mindllm.config import ModelConfig, is_hugging_face, read_model_config
 from mindllm.config.dataset import TOKENIZER_FILES
 from mindllm.data import load_tokenizer
-from mindllm.terminal.console import output, print_json
 from mindllm.terminal.tables import pairs
 from mindllm.train.checkpoint import load_checkpoint
 from mindllm.train.checkpoint.architecture import model_of
@@ -60,12 +61,9 @@ def _description_without_architecture(path: Path) -> dict[str, Any]:
     }
 
 
-def print_description(description: dict[str, Any], as_json: bool) -> None:
-    """As a table, or as one JSON object."""
-    if as_json:
-        print_json(description)
-        return
-    output.print(pairs((name, _cell(value)) for name, value in description.items()))
+def description_table(description: dict[str, Any]) -> RichTable:
+    """Return a description as a table, a row for each figure."""
+    return pairs((name, _cell(value)) for name, value in description.items())
 
 
 def _architecture(model: ModelConfig) -> dict[str, Any]:

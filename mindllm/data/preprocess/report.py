@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
+
+from rich.table import Table as RichTable
 
 from mindllm.data.corpus import DEFAULT_SPLIT, SPLITS, Corpus, split_ranges
 from mindllm.data.preprocess.build import Summary
-from mindllm.terminal.console import output, print_json
 from mindllm.terminal.tables import pairs
 
 NAMED_FILES = 3
@@ -57,42 +59,34 @@ def description_of(corpus: Corpus) -> dict[str, Any]:
     }
 
 
-def print_summary(summary: Summary, as_json: bool) -> None:
-    """Prints what was made, and which files were not read as they are."""
-    if as_json:
-        print_json(summary_of(summary))
-        return
+def summary_lines(summary: Summary) -> Iterator[str]:
+    """Yield what was made, and which files were not read as they are."""
     figures = summary_of(summary)
     speed = "" if summary.up_to_date else f" in {summary.seconds:.1f} s, {figures['tokens_per_s']:,} tokens/s"
     if summary.up_to_date:
-        output.print(f"{summary.files[-1]} is up to date: nothing to do")
-    output.print(
+        yield (f"{summary.files[-1]} is up to date: nothing to do")
+    yield (
         f"{figures['documents']:,} documents, {figures['tokens']:,} tokens, {figures['bytes']:,} bytes "
         f"({_ratio(figures['bytes_per_token'])} bytes per token){speed}"
     )
     if summary.resumed_tokens:
-        output.print(f"{summary.resumed_tokens:,} tokens were there from a run that was interrupted")
+        yield (f"{summary.resumed_tokens:,} tokens were there from a run that was interrupted")
     if summary.empty:
-        output.print(f"{summary.empty} empty files or records left out")
+        yield (f"{summary.empty} empty files or records left out")
     if summary.invalid_utf8:
         names = ", ".join(summary.invalid_utf8[:NAMED_FILES]) + (
             ", ..." if len(summary.invalid_utf8) > NAMED_FILES else ""
         )
-        output.print(
-            f"{len(summary.invalid_utf8)} files are not UTF-8; their invalid bytes were replaced by U+FFFD: {names}"
-        )
+        yield (f"{len(summary.invalid_utf8)} files are not UTF-8; their invalid bytes were replaced by U+FFFD: {names}")
 
 
-def print_description(corpus: Corpus, as_json: bool) -> None:
-    """Prints what is known of an existing corpus."""
+def description_table(corpus: Corpus) -> RichTable:
+    """Return what is known of an existing corpus, a row for each figure."""
     description = description_of(corpus)
-    if as_json:
-        print_json(description)
-        return
     rows = [(name, _cell(value)) for name, value in description.items() if name != "splits"]
     for name, split in description["splits"].items():
         rows.append((f"{name} ({DEFAULT_SPLIT})", f"{split['documents']:,} documents, {split['tokens']:,} tokens"))
-    output.print(pairs(rows))
+    return pairs(rows)
 
 
 def _cell(value: object) -> str:
