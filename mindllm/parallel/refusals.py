@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mindllm.errors import UserError
+from mindllm.sources import PACKAGE
 
 if TYPE_CHECKING:
     from mindspore import nn
@@ -41,7 +42,8 @@ class Frame:
 
     def __str__(self) -> str:
         path = Path(self.file)
-        return f"{'/'.join(path.parts[-3:])}:{self.line}"
+        own = path.relative_to(PACKAGE.parent) if path.is_relative_to(PACKAGE) else Path(*path.parts[-3:])
+        return f"{own}:{self.line}"
 
     @property
     def attribute(self) -> str:

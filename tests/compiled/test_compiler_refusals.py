@@ -35,7 +35,7 @@ BAD_SHARDINGS = {
         "{'model.layers.*.attention.attention.flash_attention': "
         "on(('dp', 'tp', None, None), ('dp', None, None, None), ('dp', 'tp', None, None), (None, None))}",
         r"strategy: inputs \(\(2, 2, 1, 1\), \(2, 1, 1, 1\)",
-        r"models/attention\.py:\d+, called from",
+        r"mindllm/models/attention/attention\.py:\d+, called from",
         r"split num of N1-dim and N2-dim must be equal",
     ),
     "attention.rotary.concat": (
