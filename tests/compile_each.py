@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from mindllm.compiled.device.parsed_sources import read_parsed, write_parsed
+from mindllm.compiled.rank.host_needs import compile_bytes
 from mindllm.compiled.rank.rank_server import LOG, PARSED
 from mindllm.config import RunConfig, load_config
 from mindllm.errors import UserError
@@ -107,7 +108,8 @@ def _compile(config: RunConfig, rank: int, directory: Path) -> None:
     code = 1
     try:
         resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS_OF_A_RANK, resource.RLIM_INFINITY))
-        resource.setrlimit(resource.RLIMIT_DATA, (BYTES_OF_A_RANK, BYTES_OF_A_RANK))
+        limit = max(BYTES_OF_A_RANK, compile_bytes(config) * 5 // 4)
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
         log = os.open(directory / LOG, os.O_WRONLY)
         os.dup2(log, 1)
         os.dup2(log, 2)
