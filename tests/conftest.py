@@ -15,6 +15,8 @@ settings.load_profile(
 )  # other inputs at every run: HYPOTHESIS_PROFILE=search
 os.environ.setdefault("GLOG_v", "3")
 TESTS = Path(__file__).parent
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(TESTS.parent), os.environ.get("PYTHONPATH", "")]))
+"""For commands that tests start elsewhere: toolkit is a part of the checkout, and of no installed package."""
 WITHOUT_MINDSPORE = (
     "api/test_errors.py",
     "api/test_import.py",
