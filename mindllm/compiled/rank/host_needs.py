@@ -17,7 +17,7 @@ from mindllm.errors import UserError
 from mindllm.process.host_memory import ADVICE, MemoryClaim, gibibytes
 from mindllm.units import MIB
 
-PROCESS, PASS = 560 * MIB, 2 * MIB  # MindSpore itself; a micro-batch on a stage
+PROCESS, PASS = 600 * MIB, 2 * MIB  # MindSpore itself; a micro-batch on a stage
 MANY_LAYERS = 128  # so many take twice as much each as few do
 LAYER, OF_EXPERTS, OF_LATENT_ATTENTION, OF_PREDICTION = 60 * MIB, 60 * MIB, 90 * MIB, 60 * MIB
 GRAPH, GRAPH_OF_LAYER = 3 * MIB, 2 * MIB
