@@ -17,6 +17,11 @@ ROOT = Path(__file__).parents[2]
 TINY = "configs/llama2/pretrain_llama2_tiny.yaml"
 
 
+def without_checkout():
+    """Return the environment without the path by which other tests find this checkout."""
+    return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+
+
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
     """A wheel built from a copy of the sources: setuptools leaves a directory beside them."""
@@ -26,7 +31,7 @@ def wheel(tmp_path_factory):
     for name in ("pyproject.toml", "setup.py", "README.md"):
         shutil.copy(ROOT / name, sources)
     build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir"]
-    subprocess.run([*build, sources / "dist", sources], check=True, capture_output=True)
+    subprocess.run([*build, sources / "dist", sources], check=True, capture_output=True, env=without_checkout())
     return next((sources / "dist").glob("*.whl"))
 
 
@@ -39,14 +44,14 @@ def installed(wheel, tmp_path_factory):
     packages = Path(sysconfig.get_path("purelib", vars={"base": str(environment)}))
     (packages / "borrowed.pth").write_text(sysconfig.get_path("purelib") + "\n")  # a .pth in there is not read
     install = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-deps", "--no-index", wheel]
-    subprocess.run(install, check=True, capture_output=True)
+    subprocess.run(install, check=True, capture_output=True, env=without_checkout())
     return environment / "bin" / "mindllm"
 
 
 @pytest.fixture
 def call(installed, tmp_path):
     """Runs the command in an empty directory."""
-    variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    variables = without_checkout()
 
     def run(*arguments, program=installed):
         return subprocess.run(
