@@ -29,6 +29,12 @@ def test_a_run_over_what_is_shipped_is_a_few_lines_and_may_be_moved(tmp_path):
     assert load_config(moved) == config
 
 
+def test_it_loads_where_the_working_directory_has_such_a_file_too(tmp_path, monkeypatch):
+    monkeypatch.chdir(shipped_configs().parent)
+    (tmp_path / "run.yaml").write_text("base: configs/llama2/pretrain_llama2_7b.yaml\n", encoding="utf-8")
+    assert load_config(tmp_path / "run.yaml") == load_config(LLAMA)
+
+
 def test_a_run_over_a_file_of_the_user_names_it_in_full(tmp_path):
     own = tmp_path / "own.yaml"
     own.write_text("base: configs/llama2/pretrain_llama2_7b.yaml\nseed: 3\n", encoding="utf-8")

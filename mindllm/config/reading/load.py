@@ -22,7 +22,7 @@ from mindllm.config.reading.document import Document, KeyPath, Origin, Problem, 
 from mindllm.config.reading.overrides import Overrides, override_document
 from mindllm.config.reading.problems import schema_problems
 from mindllm.config.reading.renamed import rename
-from mindllm.config.reading.shipped import shipped_configs, shipped_or_own
+from mindllm.config.reading.shipped import shipped_as, shipped_configs, shipped_or_own
 from mindllm.config.reading.yaml_tree import read_yaml, unusable_text, write_yaml
 from mindllm.config.run import Provenance, RunConfig
 from mindllm.errors import UserError, nearest
@@ -195,7 +195,7 @@ def _with_base(document: Document, path: Path, readers: tuple[Path, ...]) -> Doc
         raise UserError.of(wrong(f"must be the path of a YAML file, relative to this one (value {base})"))
     base_path = Path(os.path.normpath(path.parent / base))
     if not base_path.exists():
-        base_path = shipped_or_own(Path(base)) if Path(base) != shipped_or_own(Path(base)) else base_path
+        base_path = shipped_as(Path(base)) or base_path
     if os.path.realpath(base_path) in map(os.path.realpath, (*readers, path)):
         raise UserError.of(wrong(f"{base} is based on this file in turn"))
     if len(readers) >= MOST_BASES:

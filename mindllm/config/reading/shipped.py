@@ -17,7 +17,10 @@ def shipped_configs() -> Path:
 
 def shipped_or_own(path: Path) -> Path:
     """``path``; or, where there is no such file and it begins with ``configs/``, the one that came with mindllm."""
-    if path.is_absolute() or path.parts[:1] != (NAME,) or path.exists():
-        return path
+    return path if path.exists() else shipped_as(path) or path
+
+
+def shipped_as(path: Path) -> Path | None:
+    """Return what came with mindllm under a relative path that begins with ``configs/``, whatever is in the working directory."""
     shipped = shipped_configs().joinpath(*path.parts[1:])
-    return shipped if shipped.exists() else path
+    return shipped if path.parts[:1] == (NAME,) and shipped.exists() else None
