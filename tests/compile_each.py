@@ -71,7 +71,7 @@ def ranks_of_each_kind(config: RunConfig) -> Iterator[int]:
     seen: set[Hashable] = set()
     for stage in range(plan.stages):
         layers = [
-            (layer.chunk, layer.recompute, tuple(sorted(layer.patterns.items())), spec)
+            (layer.chunk, layer.kind(spec))
             for layer, spec in zip(plan.layers, specs, strict=True)
             if layer.stage == stage
         ]

@@ -11,7 +11,7 @@ from mindllm.config import RunConfig
 from mindllm.dry_run.moments import Use
 from mindllm.dry_run.profile import Alive, Profile
 from mindllm.dry_run.simulations import Request
-from mindllm.dry_run.stages import LAST, Run, stages_of
+from mindllm.parallel.stages import LAST, Run, stages_of
 from mindllm.units import MIB
 
 WEIGHT = Use(WEIGHTS, "model.layers.*.feed_forward.w1.weight", "", False)

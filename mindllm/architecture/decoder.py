@@ -57,12 +57,12 @@ class Architecture:
     head: HeadSpec
     pet: Tuning | None = None
 
-    def kinds(self) -> tuple[LayerSpec, ...]:
-        """The different layers, in the order in which they first appear."""
+    def specifications(self) -> tuple[LayerSpec, ...]:
+        """Return the different specifications of layers, in the order in which they first appear."""
         return tuple(dict.fromkeys(self.layers))
 
     @cached_property
-    def kind_numbers(self) -> tuple[int, ...]:
+    def specification_numbers(self) -> tuple[int, ...]:
         """Of every layer the number of the first one that is equal: cheaper to compare than layers are, ``[layers]``."""
         first: dict[LayerSpec, int] = {}
         return tuple(first.setdefault(layer, number) for number, layer in enumerate(self.layers))
@@ -81,7 +81,7 @@ class Architecture:
     def drops(self) -> bool:
         """Whether training it needs random numbers."""
         of_embeddings = self.embedding.dropout > 0 or self.embedding.noise is not None
-        return of_embeddings or any(kind.drops for kind in self.kinds())
+        return of_embeddings or any(spec.drops for spec in self.specifications())
 
     def contexts(self) -> tuple[AttentionContext, ...]:
         """The different tables and masks that layers read, in the order in which they first appear."""

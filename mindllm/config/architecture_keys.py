@@ -39,7 +39,7 @@ def _tuned_architecture(model: ModelKeys, names: tuple[tuple[str, tuple[str, ...
     plain, pet = _plain_architecture(model), model.pet_config
     assert pet is not None
     tuning, files = pet.tuning, dict(names)
-    adapters = {kind: adapters_of(pet, kind, files) for kind in plain.kinds()}
+    adapters = {spec: adapters_of(pet, spec, files) for spec in plain.specifications()}
     bottlenecks, layers = bottlenecks_of(pet, plain.hidden_size), []
     for origin in layer_origins(tuning, len(plain.layers)):
         layer, path = plain.layers[origin.number], f"model.layers.{origin.number}"

@@ -11,13 +11,14 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from mindllm.architecture.layer_kind import LayerKind
 from mindllm.axes import CONTEXT
 from mindllm.config import RunConfig, override_config
 from mindllm.dry_run.forecast import StageMemory, forecast_stages
 from mindllm.dry_run.simulations import Simulations
-from mindllm.dry_run.stages import LayerKind, Run, Stage, stages_of
-from mindllm.parallel.layer_plan import DEFAULT_PATTERNS, EXCLUDES, LayerPlan
+from mindllm.parallel.layer_plan import DEFAULT_PATTERNS, EXCLUDES, LayerAssignment, LayerPlan
 from mindllm.parallel.plan_text import render_plan
+from mindllm.parallel.stages import Run, Stage, stages_of
 from mindllm.units import MIB
 
 SELECT = "select_recompute"
@@ -206,7 +207,7 @@ class _Advisor:
 
 
 def _plan(stages: Collection[Stage]) -> LayerPlan:
-    layers = (kind.assignment(stage.number, 0) for stage in stages for kind in _kinds(stage))
+    layers = (LayerAssignment.of_kind(kind, stage.number) for stage in stages for kind in _kinds(stage))
     return LayerPlan(len(stages), 1, tuple(layers))
 
 

@@ -22,7 +22,7 @@ from mindllm.dry_run.moments import (
 from mindllm.dry_run.profile import Profile
 from mindllm.dry_run.reduced import Point, deepening, middle_deepening, pipeline_length, point_of, reduced_run
 from mindllm.dry_run.simulations import Request, Simulations
-from mindllm.dry_run.stages import FIRST, MIDDLE, Stage
+from mindllm.parallel.stages import FIRST, MIDDLE, Stage
 
 TOLERANCE, TOLERATED_BYTES = 0.0005, 1 << 16  # of the peak of the checking simulation
 NEAR = 0.9  # of that peak: a moment as full as this must be among those that are extrapolated

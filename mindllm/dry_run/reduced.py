@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from mindllm.architecture.layer_kind import LayerKind
 from mindllm.config import RunConfig, keys_of_layers, override_config
 from mindllm.config.checks.mesh import compiles_for
-from mindllm.dry_run.stages import FIRST, MIDDLE, ONLY, LayerKind, Run, Stage
-from mindllm.parallel.layer_plan import LayerPlan
+from mindllm.parallel.layer_plan import LayerAssignment, LayerPlan
 from mindllm.parallel.plan_text import render_plan
+from mindllm.parallel.stages import FIRST, MIDDLE, ONLY, Run, Stage
 
-PLAIN = LayerKind(False, ())
+PLAIN = LayerKind()
 NODE = 8  # MindSpore takes more devices than these in eights only, and fewer as powers of two
 
 
@@ -52,14 +53,14 @@ def reduced_run(config: RunConfig, like: Stage, point: Point) -> tuple[RunConfig
     if plain.adds_to_loss and number == stages - 1 and not any(spec.adds_to_loss for spec in own):
         plain = own[0]  # what earlier layers add to the loss would have nowhere to go
     placed = [
-        (kind.spec or plain, kind.assignment(stage, chunk))
+        (kind.spec or plain, LayerAssignment.of_kind(kind, stage, chunk))
         for chunk in range(chunks)
         for stage in range(stages)
         for kind in (_kinds(runs, chunk) if stage == number else [PLAIN])
     ]
     if number < stages - 1:  # layers that predict ahead look up tokens on the last stage, and the first one hears of it
         ahead = architecture.layers[len(architecture.main_layers) :]
-        placed += [(spec, PLAIN.assignment(stages - 1, chunks - 1)) for spec in ahead]
+        placed += [(spec, LayerAssignment(stages - 1, chunks - 1)) for spec in ahead]
     changes = render_plan(LayerPlan(stages, chunks, tuple(layer for _, layer in placed)))
     model = config.model.config
     keys = keys_of_layers(model, [spec for spec, _ in placed])

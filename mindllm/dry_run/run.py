@@ -16,9 +16,9 @@ from mindllm.dry_run.page import PAGE, render_page
 from mindllm.dry_run.report import about_planned, json_report, log_lines, table
 from mindllm.dry_run.simulations import Simulations
 from mindllm.dry_run.source_lines import Lines
-from mindllm.dry_run.stages import Stage, stages_of
 from mindllm.errors import UserError
 from mindllm.files import atomic_open
+from mindllm.parallel.stages import Stage, stages_of
 from mindllm.results import Result
 from mindllm.units import MIB
 

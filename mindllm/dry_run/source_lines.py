@@ -16,9 +16,9 @@ from mindllm.compiled.graph.sources import Sources
 from mindllm.config import RunConfig
 from mindllm.dry_run.moments import Use, place_of
 from mindllm.dry_run.reduced import PLAIN, Point, reduced_run
-from mindllm.dry_run.stages import ONLY, Run, Stage
 from mindllm.errors import UserError
 from mindllm.files import atomic_open
+from mindllm.parallel.stages import ONLY, Run, Stage
 
 Lines = Mapping[str, str]
 COPIES = re.compile(r"^(accu_grads|adam_m|adam_v)\.")  # of a weight, known by its name

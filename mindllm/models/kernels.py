@@ -69,7 +69,7 @@ class Kernels:
         ``fuses``: elementwise operators are fused, so that what broadcasts costs nothing.
         """
         on_device = device_target != "CPU"
-        computes_it = all(kind.attention.can_be_fused for kind in model.architecture.kinds())
+        computes_it = all(spec.attention.can_be_fused for spec in model.architecture.specifications())
         flash = on_device and model.use_flash_attention is not False and computes_it
         operand = DTYPES[model.compute_dtype]
         keeps_fp32 = not on_device and operand == ms.bfloat16

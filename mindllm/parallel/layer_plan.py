@@ -12,7 +12,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from mindllm.architecture.layer import LayerSpec
 from mindllm.architecture.layer_counts import StageLayers, layer_counts
+from mindllm.architecture.layer_kind import LayerKind
 from mindllm.config import RecomputeConfig, RunConfig
 from mindllm.config.recompute import LayerCounts, LayerSelection
 from mindllm.errors import UserError
@@ -47,6 +49,15 @@ class LayerAssignment:
         found = {key: tuple(sorted(patterns)) for key, patterns in self.patterns.items() if patterns}
         object.__setattr__(self, "patterns", found)
 
+    @classmethod
+    def of_kind(cls, kind: LayerKind, stage: int, chunk: int = 0) -> LayerAssignment:
+        """Return a layer of this kind at a place of the pipeline."""
+        return cls(stage, chunk, kind.recompute, dict(kind.patterns))
+
+    def kind(self, spec: LayerSpec | None = None) -> LayerKind:
+        """Return the kind of the layer, whose specification is ``spec``."""
+        return LayerKind(self.recompute, tuple(sorted(self.patterns.items())), spec)
+
     def applied(self, key: str) -> tuple[str, ...]:
         """The patterns under one key of ``recompute_config``."""
         return tuple(self.patterns.get(key, ()))
@@ -77,6 +88,12 @@ class LayerPlan:
         """Layers of each ``[chunk][stage]``."""
         held = Counter((layer.chunk, layer.stage) for layer in self.layers)
         return tuple(tuple(held[chunk, stage] for stage in range(self.stages)) for chunk in range(self.chunks))
+
+    def kinds(self, specs: Sequence[LayerSpec] | None = None) -> list[LayerKind]:
+        """Return the kind of every layer, in order; ``specs`` are their specifications, None where all are alike."""
+        if specs is None:
+            return [layer.kind() for layer in self.layers]
+        return [layer.kind(spec) for layer, spec in zip(self.layers, specs, strict=True)]
 
     def contradictions(self) -> list[tuple[str, str]]:
         """Patterns (with their select key) that are selected on some layer and excluded on some layer.

@@ -10,8 +10,8 @@ from mindllm.config import RunConfig, override_config
 from mindllm.config.reading.shorten import own_bases, write_short
 from mindllm.dry_run.forecast import StageMemory, forecast_stages
 from mindllm.dry_run.simulations import Simulations
-from mindllm.dry_run.stages import stages_of
 from mindllm.errors import CheckFailed
+from mindllm.parallel.stages import stages_of
 from mindllm.planning.costs.configured import Configured
 from mindllm.planning.plan import Plan, evaluate
 from mindllm.planning.problem import Problem

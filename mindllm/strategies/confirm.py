@@ -11,8 +11,8 @@ from dataclasses import replace
 from mindllm.config import RunConfig
 from mindllm.dry_run.forecast import forecast_stages
 from mindllm.dry_run.simulations import Simulations, simulations_here
-from mindllm.dry_run.stages import stages_of
 from mindllm.errors import UserError
+from mindllm.parallel.stages import stages_of
 from mindllm.planning.costs.by_formula import ROOM
 from mindllm.planning.solve import Infeasible
 from mindllm.strategies.search import Planned, plan_one

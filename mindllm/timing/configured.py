@@ -53,7 +53,7 @@ def workload_of(config: RunConfig) -> Workload:
         exchanges_heads=sizes.exchanges_heads,
         context_balanced=sizes.context_parallel_balanced,
     )
-    computes_it = all(kind.attention.can_be_fused for kind in model.architecture.kinds())
+    computes_it = all(spec.attention.can_be_fused for spec in model.architecture.specifications())
     fused = model.use_flash_attention is not False and computes_it  # auto: every described device has the kernel
     numerics = Numerics(
         model.compute_dtype, FP32_BYTES, fused, model.architecture.drops, whole_masks=config.uses_position_ids,

@@ -145,7 +145,7 @@ class Held:
 def place_parameters(workload: Workload, place: int, layers: range) -> Held:
     """What a rank holds of a place with these layers."""
     held = Held()
-    for kind, count in Counter(workload.architecture.kind_numbers[layers.start : layers.stop]).items():
+    for kind, count in Counter(workload.architecture.specification_numbers[layers.start : layers.stop]).items():
         held += count * _kinds_parameters(workload)[kind]
     if place == 0:
         held += embedding_parameters(workload)
@@ -183,7 +183,7 @@ def _kinds_parameters(workload: Workload) -> dict[int, Held]:
     layers = workload.architecture.layers
     return {
         kind: layer_parameters(layers[kind], workload.strategy, workload.architecture.pet)
-        for kind in set(workload.architecture.kind_numbers)
+        for kind in set(workload.architecture.specification_numbers)
     }
 
 

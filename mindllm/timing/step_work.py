@@ -130,7 +130,7 @@ def step_work(workload: Workload) -> StepWork:
 def _beside(workload: Workload, layers: Sequence[int]) -> tuple[Seldom, ...]:
     """What the optimizer of a stage with these layers does beside AdamW."""
     architecture = workload.architecture
-    kinds = Counter(architecture.kind_numbers[number] for number in layers)
+    kinds = Counter(architecture.specification_numbers[number] for number in layers)
     of_layers = tuple(
         Seldom(count * one.times, one.work)
         for kind, count in kinds.items()
@@ -159,13 +159,8 @@ def uncounted_patterns(workload: Workload) -> tuple[str, ...]:
 
 def layer_key(workload: Workload, number: int) -> Hashable:
     """Equal for layers that take equally long."""
-    own = workload.plan.layers[number]
-    return (
-        workload.architecture.kind_numbers[number],
-        own.recompute,
-        tuple(own.patterns.items()),
-        _swap(workload, number),
-    )
+    number_of = workload.architecture.specification_numbers  # cheaper to compare than specifications are
+    return number_of[number], workload.plan.layers[number].kind(), _swap(workload, number)
 
 
 def layer_part(workload: Workload, number: int) -> Part:

@@ -186,8 +186,8 @@ def kept_layers(plan: LayerPlan, specs: Sequence[LayerSpec], ends_differ: bool =
         place = [n for n, layer in enumerate(plan.layers) if (layer.chunk, layer.stage) == (chunk, stage)]
         kinds: dict[Hashable, int] = {}
         for number in place:
-            layer, end = plan.layers[number], number if number in ends else None
-            kinds.setdefault((end, layer.recompute, tuple(sorted(layer.patterns.items())), specs[number]), number)
+            end = number if number in ends else None
+            kinds.setdefault((end, plan.layers[number].kind(specs[number])), number)
         at_least = min(len(place), SMALLEST_LAYERS) if plan.stages == 1 else 1
         first_of_each = [number for number in kinds.values() if number not in ahead]
         last = [number for number in place if number in ahead]

@@ -72,7 +72,7 @@ def scope_of(config: RunConfig, small: RunConfig) -> Scope:
     mesh = {axis.key: _both(small.parallel_config, config.parallel_config, axis.key) for axis in (*NAMED_AXES, EXPERTS)}
     return Scope(
         sizes,
-        len(whole.kinds()),
+        len(whole.specifications()),
         (small.model.config.compute_dtype, config.model.config.compute_dtype),
         {axis: pair for axis, pair in mesh.items() if pair[0] != pair[1]},
     )

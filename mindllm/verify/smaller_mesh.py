@@ -63,16 +63,12 @@ def meshes(config: RunConfig, plan: LayerPlan, specs: Sequence[LayerSpec]) -> It
 
 
 def stage_kinds(plan: LayerPlan, specs: Sequence[LayerSpec]) -> list[Hashable]:
-    """For each stage what it holds: its layers' specifications and recomputation by chunk, and whether it is an end."""
-    layers = list(zip(plan.layers, specs, strict=True))
+    """For each stage what it holds: the kinds of its layers by chunk, and whether it is an end."""
+    kinds = plan.kinds(specs)
     return [
         (
             stage in (0, plan.stages - 1) and stage,
-            tuple(
-                (layer.chunk, layer.recompute, tuple(sorted(layer.patterns.items())), spec)
-                for layer, spec in layers
-                if layer.stage == stage
-            ),
+            tuple((layer.chunk, kind) for layer, kind in zip(plan.layers, kinds, strict=True) if layer.stage == stage),
         )
         for stage in range(plan.stages)
     ]

@@ -21,9 +21,9 @@ def test_a_pattern_gives_every_so_manieth_layer_no_window():
 
 
 def test_layers_that_are_alike_are_of_one_kind():
-    assert len(model().architecture.kinds()) == 1
-    assert len(model(sliding_window=8).architecture.kinds()) == 1
-    kinds = model(sliding_window=8, sliding_window_pattern=3, rope_local_base_freq=50.0).architecture.kinds()
+    assert len(model().architecture.specifications()) == 1
+    assert len(model(sliding_window=8).architecture.specifications()) == 1
+    kinds = model(sliding_window=8, sliding_window_pattern=3, rope_local_base_freq=50.0).architecture.specifications()
     assert [kind.attention.position.theta for kind in kinds] == [50.0, 10000.0]
     assert [kind.name for kind in kinds] == ["window", "global"]
 

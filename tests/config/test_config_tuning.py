@@ -123,7 +123,7 @@ def test_new_layers_stand_behind_the_groups_they_are_copied_from():
 
 def test_new_layers_stay_trained_when_a_model_is_cut_to_a_few():
     model = load(QWEN, pet_type="llamapro", num_new_blocks=4)
-    few = model.architecture.kinds()
+    few = model.architecture.specifications()
     smaller = type(model).model_validate({**model.model_dump(exclude_unset=True), **keys_of_layers(model, few)})
     assert smaller.architecture.layers == few
     assert {name.split(".")[2] for name in smaller.architecture.trained_shapes()} == {"1"}
@@ -132,8 +132,8 @@ def test_new_layers_stay_trained_when_a_model_is_cut_to_a_few():
 def test_layers_that_are_frozen_are_of_another_kind_and_stay_so_when_they_are_few():
     model = load(QWEN, pet_type="full", freeze_include="['model.layers.[01].*']")
     architecture = model.architecture
-    assert len(architecture.kinds()) == 2
-    few = architecture.kinds()
+    assert len(architecture.specifications()) == 2
+    few = architecture.specifications()
     smaller = type(model).model_validate({**model.model_dump(exclude_unset=True), **keys_of_layers(model, few)})
     assert smaller.architecture.layers == few
     assert not is_trained(smaller.architecture.pet, "model.layers.0.attention.wq.weight")

@@ -38,7 +38,7 @@ def test_which_layers_have_experts(changes, expected):
 
 def test_dense_and_expert_layers_are_kinds_of_their_own_and_a_model_can_be_cut_to_any():
     whole = model(first_k_dense_replace=1)
-    assert [kind.name for kind in whole.architecture.kinds()] == ["global", "global experts"]
+    assert [kind.name for kind in whole.architecture.specifications()] == ["global", "global experts"]
     kept = [whole.architecture.layers[number] for number in (2, 0)]
     assert list(whole.model_copy(update=keys_of_layers(whole, kept)).architecture.layers) == kept
 

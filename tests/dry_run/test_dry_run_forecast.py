@@ -13,7 +13,7 @@ from mindllm.dry_run.forecast import forecast_stages, simulate_stages
 from mindllm.dry_run.moments import Use, bytes_of, fullest, moments_of
 from mindllm.dry_run.profile import load_profile, profile_of, save_profile, thinned
 from mindllm.dry_run.reduced import Point, point_of, reduced_run
-from mindllm.dry_run.stages import stages_of
+from mindllm.parallel.stages import stages_of
 from mindllm.units import MIB
 
 TOKENS = Use(OTHER, "inputs0", "", False)

@@ -5,8 +5,8 @@ from small_cluster import cluster_run
 
 from mindllm.compiled.rank.own_stage import own_stage_only
 from mindllm.dry_run.reduced import Point, reduced_run
-from mindllm.dry_run.stages import Stage, stages_of
 from mindllm.parallel.layer_plan import make_plan
+from mindllm.parallel.stages import Stage, stages_of
 
 MODEL = {"num_layers": 12, "model_type": "gemma2", "sliding_window": 8, "sliding_window_pattern": 2, "seq_length": 32}
 MODEL |= {

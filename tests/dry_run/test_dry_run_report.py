@@ -16,9 +16,9 @@ from mindllm.dry_run.moments import Use
 from mindllm.dry_run.page import render_page
 from mindllm.dry_run.report import json_report, log_lines, table
 from mindllm.dry_run.source_lines import line_of, lines_by_place
-from mindllm.dry_run.stages import stages_of
 from mindllm.dry_run.workspace import attention_elements_of, peak_with_workspace, workspace
 from mindllm.models import linear
+from mindllm.parallel.stages import stages_of
 from mindllm.units import MIB
 
 LIMIT = 2000 * MIB

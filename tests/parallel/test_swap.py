@@ -119,7 +119,7 @@ def test_a_smaller_run_moves_what_it_kept_of_the_named_layers():
 def test_memory_of_numbered_layers_is_not_forecast():
     from mindllm.dry_run.forecast import forecast_stages
     from mindllm.dry_run.simulations import Simulations
-    from mindllm.dry_run.stages import stages_of
+    from mindllm.parallel.stages import stages_of
 
     config = run(op_swap={"op_name": MUL, "layers": [1]})
     with pytest.raises(UserError, match="whose layers have other numbers"):

@@ -10,16 +10,17 @@ from hypothesis import strategies as some
 from rich.console import Console
 from small_cluster import cluster_run
 
+from mindllm.architecture.layer_kind import LayerKind
 from mindllm.compiled.graph.compiled_graph import CompiledGraph, Function, Node, Parameter, TensorType
 from mindllm.config import load_config, override_config
 from mindllm.dry_run.forecast import forecast_stages
-from mindllm.dry_run.stages import stages_of
 from mindllm.errors import CheckFailed, UserError
 from mindllm.parallel.layer_plan import make_plan
+from mindllm.parallel.stages import stages_of
 from mindllm.planning import validate as validation
 from mindllm.planning.chunk_numbers import fastest, interleaves_table, try_interleaves
 from mindllm.planning.costs import configured as costs
-from mindllm.planning.costs.offered_kinds import chains, layer_kind, offered_kinds
+from mindllm.planning.costs.offered_kinds import chains, offered_kinds, recomputed
 from mindllm.planning.costs.time_costs import LayerTimes, TimeCosts
 from mindllm.planning.plan import Plan, evaluate
 from mindllm.planning.recomputation.feasible import lightest_split
@@ -37,9 +38,9 @@ PARAMETER, ACTIVATION = 100, {"none": 50, "select": 30, "full": 10}  # MB in the
 TIMES = LayerTimes(forward=2.0, backward=4.0, again={"none": 0.0, "select": 0.2, "full": 2.0}, step=0.5)
 
 
-def told_times(config, types, kinds, device):
+def told_times(config, layers, kinds, device):
     """The times of a layer, longer for each type of them."""
-    layers = {layer.name: replace(TIMES, forward=2.0 + number) for number, layer in enumerate(types)}
+    layers = {name: replace(TIMES, forward=2.0 + number) for number, name in enumerate(layers)}
     return TimeCosts(layers, head=(0.1, 0.2), tail=(1.0, 2.0), point_to_point=0.01, step_of_end=1.0)
 
 
@@ -211,7 +212,7 @@ def test_predicted_memory_is_that_of_the_dry_run_and_plans_read_back(tmp_path_fa
     wanted = [
         (stage, kind.recompute, dict(kind.patterns))
         for stage, names in enumerate(plan.places)
-        for kind in (layer_kind(found.problem.yaml_kinds[name]) for name in names)
+        for kind in (recomputed(LayerKind(), found.problem.yaml_kinds[name]) for name in names)
     ]
     assert written == wanted
 

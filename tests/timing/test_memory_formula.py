@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from mindllm.config import load_config, override_config
-from mindllm.parallel.layer_plan import LayerPlan
+from mindllm.parallel.layer_plan import LayerAssignment, LayerPlan
 from mindllm.planning.costs.formula import KINDS, plan_problem
 from mindllm.planning.plan import Plan, evaluate
 from mindllm.planning.solve import solve
@@ -57,7 +57,7 @@ def mixed(workload):
     layers, names = [], {}
     for layer in workload.plan.layers:
         name = next(kinds)
-        layers.append(replace(KINDS[name], stage=layer.stage, chunk=layer.chunk))
+        layers.append(LayerAssignment.of_kind(KINDS[name], layer.stage, layer.chunk))
         names.setdefault((layer.chunk, layer.stage), []).append(name)
     plan = LayerPlan(workload.plan.stages, workload.plan.chunks, tuple(layers))
     return replace(workload, plan=plan), Plan(tuple(tuple(names[place]) for place in sorted(names)))
@@ -109,7 +109,7 @@ def test_a_layer_is_computed_again_when_those_behind_it_have_freed_theirs():
         layers = list(workload.plan.layers)
         own = [number for number, layer in enumerate(layers) if layer.stage == 1]
         for number, name in itertools.zip_longest(own, names, fillvalue="none"):
-            layers[number] = replace(KINDS[name], stage=1)
+            layers[number] = LayerAssignment.of_kind(KINDS[name], 1)
         return stage_bytes(replace(workload, plan=LayerPlan(len(stages), 1, tuple(layers))))[1]
 
     assert memory("full") < memory()

@@ -195,7 +195,7 @@ def check_layers(config: RunConfig) -> Iterator[Finding]:
                 )
         if types is not None and "sliding_attention" in types:
             yield (*MODEL, "layer_types"), "has layers with a window; write sliding_window, too"
-    fused = all(kind.attention.can_be_fused for kind in model.architecture.kinds())
+    fused = all(spec.attention.can_be_fused for spec in model.architecture.specifications())
     if model.use_flash_attention is True and not fused:
         message = "the kernel has no soft cap and takes ALiBi in a form that is not used (value true); write auto"
         yield (*MODEL, "use_flash_attention"), message

@@ -48,7 +48,7 @@ def _heads(config: RunConfig) -> Iterator[Finding]:
     model, sizes = config.model.config, config.parallel_config
     if not sizes.exchanges_heads:
         return
-    if any(isinstance(kind.attention.position, AlibiSpec) for kind in model.architecture.kinds()):
+    if any(isinstance(spec.attention.position, AlibiSpec) for spec in model.architecture.specifications()):
         message = f"parts of ALiBi's slopes by heads that are shared twice are not proved (value {ULYSSES})"
         yield (*MESH, "context_parallel_algo"), f"{message}; write colossalai_cp"
     ranks = sizes.model_parallel * sizes.context_parallel
@@ -69,7 +69,7 @@ def _balanced(config: RunConfig) -> Iterator[Finding]:
     if not sizes.context_parallel_balanced:
         return
     key = (*MESH, "context_parallel_balanced")
-    kinds = model.architecture.kinds()
+    kinds = model.architecture.specifications()
     fused = all(kind.attention.can_be_fused for kind in kinds) and config.context.device_target != "CPU"
     if sizes.exchanges_heads:
         yield key, f"with {ULYSSES} every rank has whole sequences (value True); write false"

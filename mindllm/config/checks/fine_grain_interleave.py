@@ -52,7 +52,7 @@ def _not_cut(config: RunConfig) -> Iterator[str]:
 
 
 def _whole_layers(architecture: Architecture) -> Iterator[str]:
-    kinds = architecture.kinds()
+    kinds = architecture.specifications()
     if any(not isinstance(kind.feed_forward, FeedForwardSpec) for kind in kinds):
         yield "tokens of experts compete within their sequence: they are not taken in parts"
     if any(isinstance(kind.attention, LatentAttentionSpec) for kind in kinds):

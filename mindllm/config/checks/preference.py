@@ -62,7 +62,7 @@ def _reference(config: RunConfig) -> Iterator[tuple[KeyPath, str]]:
         yield ("parallel_config", CONTEXT.key), message
     if config.parallel_config.model_parallel > 1 or config.context.device_target != "CPU":
         yield from accumulated_pairs(config)
-    if any(layer.adds_to_loss for layer in model.base.architecture.kinds()):
+    if any(layer.adds_to_loss for layer in model.base.architecture.specifications()):
         yield LOADER, "a model with experts, which add to the loss, does not learn from pairs yet; take a dense one"
 
 

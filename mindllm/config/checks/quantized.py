@@ -22,7 +22,7 @@ def check_codes(config: RunConfig) -> Iterator[tuple[KeyPath, str]]:
     parts = config.parallel_config.model_parallel
     if parts == 1 or config.model.config.quantization_config is None:
         return
-    specs = {spec.module: spec for layer in config.model.config.architecture.kinds() for spec in layer.codes}
+    specs = {spec.module: spec for layer in config.model.config.architecture.specifications() for spec in layer.codes}
     for spec in specs.values():
         if problem := _problem(spec, parts):
             message = f"{spec.module} in codes {problem} (value {config.model.config.quantized_base})"

@@ -31,7 +31,7 @@ def supports(config: ModelConfig, kernels: Kernels, batch: int, capacity: int) -
     """Whether the kernels compute what the cells would: fp32 throughout on a CPU, and layers as :func:`_computes` says."""
     in_fp32 = kernels.operand == kernels.activation == kernels.norm == kernels.softmax == kernels.rotary == ms.float32
     architecture = config.architecture
-    kinds = architecture.kinds()
+    kinds = architecture.specifications()
     layers = all(_computes(kind, capacity) for kind in kinds) and len({_numbers(config, kind) for kind in kinds}) == 1
     ends = architecture.final_norm == kinds[0].norm and architecture.head.soft_cap is None
     one_table = len({kind.attention.position for kind in kinds}) == 1

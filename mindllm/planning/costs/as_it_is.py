@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from mindllm.architecture.layer_kind import LayerKind
 from mindllm.config import RunConfig, override_config
-from mindllm.dry_run.stages import kind_of
-from mindllm.parallel.layer_plan import LayerAssignment, make_plan
+from mindllm.parallel.layer_plan import make_plan
 from mindllm.planning.costs.formula import KINDS, plan_problem
-from mindllm.planning.costs.offered_kinds import layer_kind
+from mindllm.planning.costs.offered_kinds import recomputed
 from mindllm.planning.costs.plain_run import plain_keys
 from mindllm.planning.plan import Evaluation, Plan, evaluate
 from mindllm.planning.problem import Problem
@@ -41,8 +40,8 @@ def _evaluated(problem: Problem, plan: Plan) -> Evaluation | None:
 
 def plan_of(config: RunConfig, problem: Problem) -> Plan | None:
     """The plan that a run has, in the kinds of its problem; None where it recomputes in a way that is not offered."""
-    kinds = {layer_kind(kind): name for name, kind in (problem.yaml_kinds or {}).items()}
-    names = [kinds.get(kind_of(layer), "") for layer in make_plan(config).layers]
+    kinds = {recomputed(LayerKind(), kind): name for name, kind in (problem.yaml_kinds or {}).items()}
+    names = [kinds.get(kind, "") for kind in make_plan(config).kinds()]
     return _placed(config, names) if all(names) else None
 
 
@@ -50,22 +49,21 @@ def by_formula(config: RunConfig, device: Device, limit: float, name: str) -> Ev
     """A run judged by the models of time and memory, whatever it recomputes; ``limit`` is in bytes. None: no steady state."""
     model, stages = config.model.config, config.parallel_config.pipeline_stage
     plan, kinds = make_plan(config), dict(KINDS)
-    names = [_kind(layer, kinds) for layer in plan.layers]
+    names = [_name(kind, kinds) for kind in plan.kinds()]
     bare = override_config(config, plain_keys(config, stages, model.pp_interleave_num))
     used = {kind: own for kind, own in kinds.items() if kind in names}
     problem = plan_problem(workload_of(bare), device, limit, name, used)
     return _evaluated(problem, _placed(config, names))
 
 
-def _kind(layer: LayerAssignment, kinds: dict[str, LayerAssignment]) -> str:
+def _name(kind: LayerKind, kinds: dict[str, LayerKind]) -> str:
     """The name of what a layer recomputes; a way that ``kinds`` do not have is added."""
-    bare = replace(layer, stage=0, chunk=0)
-    for name, kind in kinds.items():
-        if kind == bare:
+    for name, known in kinds.items():
+        if known == kind:
             return name
     others = len(kinds) - len(KINDS)
     name = f"as written {others + 1}" if others else "as written"
-    kinds[name] = bare
+    kinds[name] = kind
     return name
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from mindllm.config import RunConfig, override_config
 from mindllm.dry_run.simulations import Simulations
 from mindllm.planning.costs.as_it_is import judged
-from mindllm.planning.costs.layer_types import LayerType, check_ahead, layer_runs, layer_types
+from mindllm.planning.costs.layer_types import check_ahead, layer_runs, layers_by_name
 from mindllm.planning.costs.memory_costs import LayerMemory, MemoryFit, fit_memory
 from mindllm.planning.costs.offered_kinds import offered_kinds
 from mindllm.planning.costs.small_runs import run_small
@@ -69,19 +69,19 @@ def configured_problem(config: RunConfig, device: Device, simulations: Simulatio
         CompileFailed: the compiler's own error.
     """
     _check(config)
-    kinds, types, runs = offered_kinds(config), layer_types(config), layer_runs(config)
-    memory = fit_memory(run_small(config, types, kinds, simulations))
-    times = time_costs(config, types, kinds, device)
+    kinds, layers, runs = offered_kinds(config), layers_by_name(config), layer_runs(config)
+    memory = fit_memory(run_small(config, layers, kinds, simulations))
+    times = time_costs(config, layers, kinds, device)
     limit = config.context.device_memory / MIB
     sizes, model = config.parallel_config, config.model.config
-    updates = sum(times.layers[layer.name].step * count for layer, count in runs)
+    updates = sum(times.layers[layer].step * count for layer, count in runs)
     fields: dict[str, Any] = {
         "name": config.trainer.model_name or "run",
         "stages": sizes.pipeline_stage,
         "chunks": model.pp_interleave_num,
         "micro_batches": sizes.micro_batch_num,
         "layers": [
-            {"name": name, "count": count, **_layer_costs(memory.layers[layer.name], times.layers[layer.name])}
+            {"name": name, "count": count, **_layer_costs(memory.layers[layer], times.layers[layer])}
             for name, (layer, count) in zip(_names(runs), runs, strict=True)
         ],
         "head": dict(zip(("forward", "backward"), times.head, strict=True)),
@@ -97,13 +97,13 @@ def configured_problem(config: RunConfig, device: Device, simulations: Simulatio
     return Configured(config, device, problem, memory, times, limit)
 
 
-def _names(runs: Sequence[tuple[LayerType, int]]) -> list[str]:
-    """Different names for runs of layers: the type's, with a number where it comes again."""
-    types, met = [layer.name for layer, _ in runs], Counter[str]()
+def _names(runs: Sequence[tuple[str, int]]) -> list[str]:
+    """Different names for runs of layers: the layer's, with a number where it comes again."""
+    layers, met = [layer for layer, _ in runs], Counter[str]()
     names = []
-    for name in types:
+    for name in layers:
         met[name] += 1
-        names.append(name if types.count(name) == 1 else f"{name} {met[name]}")
+        names.append(name if layers.count(name) == 1 else f"{name} {met[name]}")
     return names
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mindllm.architecture.layer import LayerSpec
+from mindllm.architecture.layer_kind import FULL, NONE, SELECT, LayerKind
 from mindllm.parallel.layer_plan import DEFAULT_PATTERNS, LayerAssignment
 from mindllm.planning.problem import STANDARD_KINDS, Problem, make_problem
 from mindllm.timing.device import Device
@@ -17,14 +18,14 @@ from mindllm.timing.workload import Workload
 from mindllm.units import MIB, MILLISECONDS
 
 KINDS = {
-    "none": LayerAssignment(0),
-    "select": LayerAssignment(0, patterns={"select_recompute": DEFAULT_PATTERNS["select_recompute"]}),
-    "full": LayerAssignment(0, recompute=True),
+    NONE: LayerKind(),
+    SELECT: LayerKind(patterns=(("select_recompute", tuple(sorted(DEFAULT_PATTERNS["select_recompute"]))),)),
+    FULL: LayerKind(recompute=True),
 }
 
 
 def plan_problem(
-    workload: Workload, device: Device, limit: float, name: str, kinds: Mapping[str, LayerAssignment] = KINDS
+    workload: Workload, device: Device, limit: float, name: str, kinds: Mapping[str, LayerKind] = KINDS
 ) -> Problem:
     """Where to put layers and what to recompute; times are milliseconds, ``limit`` is bytes of a device.
 
@@ -66,7 +67,7 @@ def plan_problem(
     return make_problem(fields, name)
 
 
-def _written(kinds: Mapping[str, LayerAssignment]) -> dict[str, Any] | None:
+def _written(kinds: Mapping[str, LayerKind]) -> dict[str, Any] | None:
     """How kinds stand in a YAML; None where that is not known of all of them."""
     if not all(KINDS.get(name) == kind for name, kind in kinds.items()):
         return None
@@ -89,11 +90,12 @@ def _state(held: Held, workload: Workload) -> float:
 
 
 def _layer(
-    number: int, spec: LayerSpec, count: int, workload: Workload, timed: TimedWork, kinds: Mapping[str, LayerAssignment]
+    number: int, spec: LayerSpec, count: int, workload: Workload, timed: TimedWork, kinds: Mapping[str, LayerKind]
 ) -> dict[str, Any]:
-    forward = timed.passes(spec_part(workload, spec, KINDS["none"]))[0].seconds
+    forward = timed.passes(spec_part(workload, spec, LayerAssignment(0)))[0].seconds
     costs = {}
-    for name, own in kinds.items():
+    for name, kind in kinds.items():
+        own = LayerAssignment.of_kind(kind, 0)
         backward = timed.passes(spec_part(workload, spec, own))[1].seconds
         kept, working = layer_needs(workload, spec, own)
         costs[name] = {

@@ -1,53 +1,34 @@
-"""The different layers of a model that is planned, as its problem and its small runs have them."""
+"""The different layers of a model that is planned, by the names that its problem and its small runs have for them."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
 
-from mindllm.architecture.layer import LayerSpec
+from mindllm.architecture.layer_kind import LayerKind
 from mindllm.config import RunConfig
-from mindllm.dry_run.stages import LayerKind
-from mindllm.planning.costs.offered_kinds import layer_kind
-from mindllm.planning.problem import RecomputeKind
 
 LAYER = "layer"
 
 
-@dataclass(frozen=True)
-class LayerType:
-    """One of the different layers of a model; ``spec`` is None where all are alike, as in a :class:`LayerKind`."""
-
-    name: str
-    spec: LayerSpec | None = None
-
-    @property
-    def is_mtp(self) -> bool:
-        """Whether it is one of those behind the others, which are all on the last stage."""
-        return self.spec is not None and self.spec.is_mtp
-
-    def kind(self, recompute: RecomputeKind) -> LayerKind:
-        """Such a layer, recomputed in this way."""
-        return replace(layer_kind(recompute), spec=self.spec)
-
-
-def layer_types(config: RunConfig) -> tuple[LayerType, ...]:
-    """The types of the model's layers, in the order in which they first appear, under different names."""
-    specs = config.model.config.architecture.kinds()
+def layers_by_name(config: RunConfig) -> dict[str, LayerKind]:
+    """Return the kinds of the model's layers, none recomputed, in the order in which they first appear."""
+    specs = config.model.config.architecture.specifications()
     if len(specs) == 1:
-        return (LayerType(LAYER),)
+        return {LAYER: LayerKind()}
     names = [spec.name for spec in specs]
-    return tuple(
-        LayerType(spec.name if names.count(spec.name) == 1 else f"{spec.name} {number}", spec)
+    return {
+        spec.name if names.count(spec.name) == 1 else f"{spec.name} {number}": LayerKind(spec=spec)
         for number, spec in enumerate(specs, start=1)
-    )
+    }
 
 
-def main_and_ahead(types: Sequence[LayerType]) -> tuple[tuple[LayerType, ...], LayerType | None]:
-    """The types of layers without the one that predicts ahead, and that one, if there is one."""
-    ahead = [layer for layer in types if layer.is_mtp]
-    return tuple(layer for layer in types if not layer.is_mtp), ahead[0] if ahead else None
+def main_and_ahead(layers: Mapping[str, LayerKind]) -> tuple[list[str], str | None]:
+    """Return the names of the layers without the one that predicts ahead, and that one's, if there is one."""
+    names = {False: list[str](), True: list[str]()}
+    for name, kind in layers.items():
+        names[kind.is_mtp].append(name)
+    return names[False], names[True][0] if names[True] else None
 
 
 def check_ahead(config: RunConfig) -> None:
@@ -67,11 +48,10 @@ def check_ahead(config: RunConfig) -> None:
         raise config.error("model.model_config.num_nextn_predict_layers", message)
 
 
-def layer_runs(config: RunConfig) -> list[tuple[LayerType, int]]:
-    """The layers of the model in order: consecutive ones of a type, and how many."""
-    types = layer_types(config)
-    if len(types) == 1:
-        return [(types[0], config.model.config.layer_count)]
-    of_spec = {layer.spec: layer for layer in types}
+def layer_runs(config: RunConfig) -> list[tuple[str, int]]:
+    """Return the layers of the model in order: names of consecutive ones that are alike, and how many."""
+    name_of = {kind.spec: name for name, kind in layers_by_name(config).items()}
+    if len(name_of) == 1:
+        return [(LAYER, config.model.config.layer_count)]
     runs = itertools.groupby(config.model.config.architecture.layers)
-    return [(of_spec[spec], len(list(layers))) for spec, layers in runs]
+    return [(name_of[spec], len(list(layers))) for spec, layers in runs]

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mindllm.config import ParallelConfig
-from mindllm.dry_run.stages import FIRST, LAST, MIDDLE
+from mindllm.parallel.stages import FIRST, LAST, MIDDLE
 from mindllm.planning.costs.small_runs import AT_START, LAST_LAYERS, NOTHING_RECOMPUTED, TOGETHER, Measured, SmallRuns
 from mindllm.schedules.held_memory import working_memory
 from mindllm.schedules.orders import alive, stage_orders

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from mindllm.architecture.layer_kind import LayerKind
 from mindllm.config import RunConfig
-from mindllm.dry_run.stages import LayerKind
 from mindllm.parallel.layer_plan import DEFAULT_PATTERNS, EXCLUDES, make_plan
 from mindllm.planning.problem import STANDARD_KINDS, RecomputeKind
 
@@ -38,11 +40,12 @@ def offered_kinds(config: RunConfig) -> dict[str, RecomputeKind]:
     return {**kinds, "full": STANDARD_KINDS["full"]}
 
 
-def layer_kind(kind: RecomputeKind) -> LayerKind:
-    """The kind as layers of small runs have it."""
-    chosen = {key: getattr(kind, key) for key in (SELECT, COMMUNICATION)}
+def recomputed(layer: LayerKind, how: RecomputeKind) -> LayerKind:
+    """Return the kind of such a layer when it is recomputed in this way."""
+    chosen = {key: getattr(how, key) for key in (SELECT, COMMUNICATION)}
     patterns = {key: DEFAULT_PATTERNS[key] if value is True else value for key, value in chosen.items() if value}
-    return LayerKind(kind.recompute, tuple(sorted((key, tuple(sorted(found))) for key, found in patterns.items())))
+    written = tuple(sorted((key, tuple(sorted(found))) for key, found in patterns.items()))
+    return replace(layer, recompute=how.recompute, patterns=written)
 
 
 def chains(kinds: dict[str, RecomputeKind]) -> list[list[str]]:

@@ -14,9 +14,10 @@ tell its kinds apart.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from mindllm.architecture.layer_kind import LayerKind
 from mindllm.compiled.simulation.simulation import ACTIVATIONS
 from mindllm.config import RunConfig
 from mindllm.dry_run.extrapolate import FEWEST_ALIVE, FEWEST_LAYERS, Design
@@ -24,8 +25,9 @@ from mindllm.dry_run.moments import Fill, Moments, bytes_of
 from mindllm.dry_run.profile import Profile
 from mindllm.dry_run.reduced import Point, deepening, middle_deepening, reduced_run
 from mindllm.dry_run.simulations import Request, Simulations
-from mindllm.dry_run.stages import FIRST, LAST, MIDDLE, Run, Stage
-from mindllm.planning.costs.layer_types import LayerType, main_and_ahead
+from mindllm.parallel.stages import FIRST, LAST, MIDDLE, Run, Stage
+from mindllm.planning.costs.layer_types import main_and_ahead
+from mindllm.planning.costs.offered_kinds import recomputed
 from mindllm.planning.costs.plain_run import one_chunk
 from mindllm.planning.problem import RecomputeKind
 from mindllm.units import MIB
@@ -77,28 +79,35 @@ class SmallRuns:
 
 
 def run_small(
-    config: RunConfig, types: Sequence[LayerType], kinds: Mapping[str, RecomputeKind], simulations: Simulations
+    config: RunConfig, layers: Mapping[str, LayerKind], kinds: Mapping[str, RecomputeKind], simulations: Simulations
 ) -> SmallRuns:
-    """Simulates the small runs of ``config``, whose layers are of ``types`` and may be recomputed as ``kinds`` say."""
+    """Simulates the small runs of ``config``, which has these layers and may recompute them as ``kinds`` say."""
     stages = config.parallel_config.pipeline_stage
     plain = one_chunk(config)
     inner = MIDDLE if stages > 2 else FIRST
     longer = deepening(plain, FEWEST_ALIVE, stages) if stages > 2 else None
     design = {FIRST: _design(longer), MIDDLE: _design(middle_deepening(plain, EVEN)), LAST: _design(None, alive=1)}
-    main, ahead = main_and_ahead(types)
-    behind = (Run(0, ahead.kind(kinds[NOTHING_RECOMPUTED]), 1),) if ahead else ()
+    main, ahead = main_and_ahead(layers)
+    behind = (Run(0, layers[ahead], 1),) if ahead else ()
     wanted = [
-        _wanted(place, layer, name, kinds, point, behind if place == LAST else ())
+        _wanted(place, (layer, name), recomputed(layers[layer], kinds[name]), point, behind if place == LAST else ())
         for place, layer, name in _combinations(inner, main, main[-1:] if ahead else main, kinds)
         for point in design[place].points
     ]
     if len(main) > 1:
         base = design[inner].base
         each = Point((1,) * len(main), base.alive, base.micro_batches)
-        runs = tuple(Run(0, layer.kind(kinds[NOTHING_RECOMPUTED]), 1) for layer in main)
+        runs = tuple(Run(0, layers[layer], 1) for layer in main)
         wanted.append(_Wanted(inner, TOGETHER, NOTHING_RECOMPUTED, each, runs))
+    every = recomputed(layers[main[-1]], kinds[ALL_RECOMPUTED])
     further = {
-        name: _wanted(LAST, main[-1], ALL_RECOMPUTED, kinds, design[LAST].base, (Run(0, ahead.kind(kinds[name]), 1),))
+        name: _wanted(
+            LAST,
+            (main[-1], ALL_RECOMPUTED),
+            every,
+            design[LAST].base,
+            (Run(0, recomputed(layers[ahead], kinds[name]), 1),),
+        )
         for name in kinds
         if ahead
     }
@@ -116,7 +125,7 @@ def run_small(
             rows.append(one.measured(LAST_LAYERS, profile.moments[moments[both]]))
     gaps = max(profile.gaps for profile in profiles) / MIB
     estimated = any(profile.estimated for profile in profiles)
-    beyond = {ahead.name: _beyond_full(dict(zip(further, of_ahead, strict=True)))} if ahead else {}
+    beyond = {ahead: _beyond_full(dict(zip(further, of_ahead, strict=True)))} if ahead else {}
     return SmallRuns(tuple(rows), beyond, gaps, len(wanted) + len(set(further) - {NOTHING_RECOMPUTED}), estimated)
 
 
@@ -147,24 +156,22 @@ class _Wanted:
         return Measured(place, self.layer, self.kind, self.point.layers[0], self.point.alive, bytes_of(fill) / MIB)
 
 
-def _wanted(
-    place: str, layer: LayerType, name: str, kinds: Mapping[str, RecomputeKind], point: Point, behind: tuple[Run, ...]
-) -> _Wanted:
-    """A run whose layers are all of one type and kind but for those ``behind`` them."""
-    runs = tuple(Run(0, layer.kind(kinds[name]), count) for count in point.layers) + behind
+def _wanted(place: str, names: tuple[str, str], kind: LayerKind, point: Point, behind: tuple[Run, ...]) -> _Wanted:
+    """A run whose layers are all of one kind but for those ``behind`` them; ``names``: of the layer, of its recomputation."""
+    runs = tuple(Run(0, kind, count) for count in point.layers) + behind
     larger = replace(point, layers=(*point.layers, *(run.count for run in behind)))
-    return _Wanted(place, layer.name, name, larger, runs)
+    return _Wanted(place, *names, larger, runs)
 
 
 def _combinations(
-    inner: str, types: Sequence[LayerType], last: Sequence[LayerType], kinds: Mapping[str, RecomputeKind]
-) -> list[tuple[str, LayerType, str]]:
-    """Stage, type of layers and recompute kind of all small runs; those of the inner stage come first.
+    inner: str, layers: Sequence[str], last: Sequence[str], kinds: Iterable[str]
+) -> list[tuple[str, str, str]]:
+    """Stage, name of the layers and recompute kind of all small runs; those of the inner stage come first.
 
-    ``last``: types that the last stage is looked at with.
+    ``last``: layers that the last stage is looked at with.
     """
-    wanted = [(inner, layer, name) for layer in types for name in kinds]
-    ends = {FIRST: types[:1], LAST: last}
+    wanted = [(inner, layer, name) for layer in layers for name in kinds]
+    ends = {FIRST: layers[:1], LAST: last}
     return wanted + [
         (place, layer, name)
         for place, held in ends.items()

@@ -16,6 +16,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from mindllm.architecture.layer_kind import LayerKind
 from mindllm.compiled.graph.compiled_graph import COLLECTIVES, CompiledGraph, Function, Node
 from mindllm.compiled.graph.cost import bytes_of, uncounted
 from mindllm.compiled.graph.file import load, save
@@ -23,10 +24,10 @@ from mindllm.compiled.rank.compile_rank import compile_rank
 from mindllm.config import RunConfig
 from mindllm.dry_run.cache import kept_file, read_kept
 from mindllm.dry_run.reduced import Point, reduced_run
-from mindllm.dry_run.stages import FIRST, LAST, Run, Stage
 from mindllm.parallel.layout import CONTEXT, mesh_of
-from mindllm.planning.costs.layer_types import LayerType, layer_runs, main_and_ahead
-from mindllm.planning.costs.offered_kinds import chains
+from mindllm.parallel.stages import FIRST, LAST, Run, Stage
+from mindllm.planning.costs.layer_types import layer_runs, main_and_ahead
+from mindllm.planning.costs.offered_kinds import chains, recomputed
 from mindllm.planning.costs.plain_run import one_chunk, without_ahead
 from mindllm.planning.costs.small_runs import ALL_RECOMPUTED, NOTHING_RECOMPUTED
 from mindllm.planning.problem import RecomputeKind
@@ -77,22 +78,22 @@ class TimeCosts:
 
 
 def time_costs(
-    config: RunConfig, types: Sequence[LayerType], kinds: Mapping[str, RecomputeKind], device: Device
+    config: RunConfig, layers: Mapping[str, LayerKind], kinds: Mapping[str, RecomputeKind], device: Device
 ) -> TimeCosts:
-    """Compiles the two stages with layers of each type and adds up their operators.
+    """Compiles the two stages with each of the layers and adds up their operators.
 
     Raises:
         CompileFailed: the compiler's own error.
     """
-    main, ahead = main_and_ahead(types)
+    main, ahead = main_and_ahead(layers)
     plain = without_ahead(config)
-    found = [_of_type(plain, layer, kinds, device) for layer in main]
-    layers = {layer.name: costs.layers[layer.name] for layer, costs in zip(main, found, strict=True)}
+    found = [_of_layer(plain, layer, layers[layer], kinds, device) for layer in main]
+    times = {layer: costs.layers[layer] for layer, costs in zip(main, found, strict=True)}
     if ahead:
-        layers[ahead.name] = _of_ahead(one_chunk(config), main[-1], ahead, kinds, device)
+        times[ahead] = _of_ahead(one_chunk(config), layers[main[-1]], layers[ahead], kinds, device)
     last = next(layer for layer, _ in reversed(layer_runs(config)) if layer in main)
     return TimeCosts(
-        layers=layers,
+        layers=times,
         head=found[0].head,
         tail=found[main.index(last)].tail,
         point_to_point=max(costs.point_to_point for costs in found),
@@ -101,17 +102,19 @@ def time_costs(
     )
 
 
-def _of_type(config: RunConfig, layer: LayerType, kinds: Mapping[str, RecomputeKind], device: Device) -> TimeCosts:
-    """The times of two stages whose layers are all of one type."""
+def _of_layer(
+    config: RunConfig, name: str, layer: LayerKind, kinds: Mapping[str, RecomputeKind], device: Device
+) -> TimeCosts:
+    """The times of two stages that hold nothing but such layers."""
     together, apart = _two_stages(kinds)
     runs = {place: _one_each(layer, kinds, names) for place, names in ((FIRST, together), (LAST, apart))}
     first = _StageTimes(_small_stage(config, runs[FIRST], FIRST), together, device)
     last = _StageTimes(_small_stage(config, runs[LAST], LAST), apart, device)
     forward, backward = first.forward_of_layer, first.backward_of_layer
     step = max(0.0, (first.step - last.step) / (len(together) - len(apart)))
-    again = {name: (first if name in together else last).again(name) for name in kinds}
+    again = {how: (first if how in together else last).again(how) for how in kinds}
     return TimeCosts(
-        layers={layer.name: LayerTimes(forward, backward, again, step)},
+        layers={name: LayerTimes(forward, backward, again, step)},
         head=(max(0.0, first.forward - len(together) * forward), max(0.0, first.backward - len(together) * backward)),
         tail=(max(0.0, last.forward - len(apart) * forward), max(0.0, last.backward - len(apart) * backward)),
         point_to_point=transfer_time(first.sent, mesh_of(config).stage_device_num, device),
@@ -121,11 +124,11 @@ def _of_type(config: RunConfig, layer: LayerType, kinds: Mapping[str, RecomputeK
 
 
 def _of_ahead(
-    config: RunConfig, decoder: LayerType, ahead: LayerType, kinds: Mapping[str, RecomputeKind], device: Device
+    config: RunConfig, decoder: LayerKind, ahead: LayerKind, kinds: Mapping[str, RecomputeKind], device: Device
 ) -> LayerTimes:
     """The times of a layer that predicts ahead, from two last stages with more and with fewer of them behind a ``decoder``."""
     together, apart = _two_stages(kinds)
-    before = (Run(0, decoder.kind(kinds[ALL_RECOMPUTED]), 1),)  # the most recomputed layer comes first
+    before = (Run(0, recomputed(decoder, kinds[ALL_RECOMPUTED]), 1),)  # the most recomputed layer comes first
     many, few = (
         _StageTimes(_small_stage(config, before + _one_each(ahead, kinds, names), LAST), (BEFORE, *names), device)
         for names in (together, apart)
@@ -146,8 +149,8 @@ def _two_stages(kinds: Mapping[str, RecomputeKind]) -> tuple[list[str], list[str
     return ([*together, NOTHING_RECOMPUTED] if len(together) == len(apart) else together), apart
 
 
-def _one_each(layer: LayerType, kinds: Mapping[str, RecomputeKind], names: Sequence[str]) -> tuple[Run, ...]:
-    return tuple(Run(0, layer.kind(kinds[name]), 1) for name in names)
+def _one_each(layer: LayerKind, kinds: Mapping[str, RecomputeKind], names: Sequence[str]) -> tuple[Run, ...]:
+    return tuple(Run(0, recomputed(layer, kinds[name]), 1) for name in names)
 
 
 def _small_stage(config: RunConfig, runs: tuple[Run, ...], place: str) -> CompiledGraph:

@@ -22,8 +22,8 @@ import numpy as np
 from scipy.optimize import nnls
 
 from mindllm.compiled.graph.operators import BACKWARD, FORWARD, RECOMPUTED
-from mindllm.dry_run.stages import FIRST, LAST, MIDDLE
 from mindllm.errors import UserError
+from mindllm.parallel.stages import FIRST, LAST, MIDDLE
 from mindllm.planning.from_programs.further_run import too_few
 from mindllm.planning.from_programs.simulated import SimulatedRun, SimulatedStage
 from mindllm.planning.from_programs.stage_shapes import (

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mindllm.dry_run.stages import FIRST, LAST, MIDDLE
+from mindllm.parallel.stages import FIRST, LAST, MIDDLE
 from mindllm.timing.stage_graph import NONE
 
 Kind = tuple[str, str]  # name of the type of a layer, name of its recomputation

@@ -5,57 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from mindllm.architecture.layer import LayerSpec
+from mindllm.architecture.layer_kind import LayerKind
 from mindllm.config import RunConfig
-from mindllm.parallel.layer_plan import LayerAssignment, LayerPlan, make_plan
+from mindllm.parallel.layer_plan import LayerPlan, make_plan
 from mindllm.parallel.layout import mesh_of
 
 FIRST, MIDDLE, LAST, ONLY = "first", "middle", "last", "only"
-FULL, SELECT, COMMUNICATION, BOTH, NONE = "full", "select", "comm", "both", "none"
-
-
-@dataclass(frozen=True)
-class LayerKind:
-    """What a layer is and how it is recomputed; layers of one kind need the same memory.
-
-    ``patterns`` as in a LayerAssignment; ``spec`` is None where all layers of the model are alike.
-    """
-
-    recompute: bool
-    patterns: tuple[tuple[str, tuple[str, ...]], ...]
-    spec: LayerSpec | None = None
-
-    @property
-    def name(self) -> str:
-        """``full``, ``select``, ``comm``, ``both`` (of the latter two) or ``none``; and which layer where they differ."""
-        return self.recomputation if self.spec is None else f"{self.recomputation} ({self.spec.name})"
-
-    @property
-    def recomputation(self) -> str:
-        """The first word of the name."""
-        keys = {key for key, _ in self.patterns}
-        if self.recompute:
-            return FULL
-        if {"select_recompute", "select_comm_recompute"} <= keys:
-            return BOTH
-        return SELECT if "select_recompute" in keys else COMMUNICATION if "select_comm_recompute" in keys else NONE
-
-    def assignment(self, stage: int, chunk: int) -> LayerAssignment:
-        """A layer of this kind at a place of the pipeline."""
-        return LayerAssignment(stage, chunk, self.recompute, dict(self.patterns))
-
-
-def kind_of(layer: LayerAssignment, spec: LayerSpec | None = None) -> LayerKind:
-    """The kind of a layer of a plan; ``spec`` where layers of the model differ."""
-    return LayerKind(layer.recompute, tuple(sorted(layer.patterns.items())), spec)
-
-
-def kinds_of(config: RunConfig, plan: LayerPlan) -> list[LayerKind]:
-    """The kind of every layer of a run, in order."""
-    architecture = config.model.config.architecture
-    differ = len(architecture.kinds()) > 1
-    pairs = zip(plan.layers, architecture.layers, strict=True)
-    return [kind_of(layer, spec if differ else None) for layer, spec in pairs]
 
 
 @dataclass(frozen=True)
@@ -98,7 +53,9 @@ class Stage:
 def stages_of(config: RunConfig) -> list[Stage]:
     """The stages of a run, in order."""
     plan = make_plan(config)
-    kinds = kinds_of(config, plan)
+    architecture = config.model.config.architecture
+    differ = len(architecture.specifications()) > 1
+    kinds = plan.kinds(architecture.layers if differ else None)
     sizes = config.parallel_config
     mesh = mesh_of(config)
     return [
