@@ -153,8 +153,7 @@ def verify(
     config = several(load_config(run))
     quiet()
     from mindllm.compiled.rank.compile_ranks import cache_directory
-    from mindllm.verify.check import Options
-    from mindllm.verify.smaller_mesh import MOST_RANKS
+    from mindllm.verify.check import MOST_RANKS, Options
 
     directory = (Path(cache) if cache else cache_directory()) if use_cache else None
     how = Options(steps, real_dtype, mindspore_kernels, workers, directory, most_ranks or MOST_RANKS)

@@ -13,8 +13,8 @@ from small_cluster import cluster_run
 from mindllm.compiled.graph.compiled_graph import CompiledGraph, Node
 from mindllm.compiled.rank.compile_ranks import compile_ranks
 from mindllm.config import RunConfig, render_config
+from mindllm.reduced_runs.model import reduce_model, single_device
 from mindllm.verify.check import Outcome, judge
-from mindllm.verify.scale import scaled, single_device
 from mindllm.verify.side import Reference, train_cluster, train_single
 
 OPTIMIZER = {"enable_parallel_optimizer": True}
@@ -110,7 +110,7 @@ _references: dict[str, Reference] = {}
 def compiled_cluster(name: str, directory: Path, steps: int = 2) -> Compiled:
     """The cluster of a case; compiled graphs are kept in ``directory``."""
     case = name.removesuffix(REAL).strip()
-    config = scaled(cluster_run(**CASES[case]), real_dtype=name.endswith(REAL))
+    config = reduce_model(cluster_run(**CASES[case]), real_dtype=name.endswith(REAL))
     graphs = compile_ranks(config, directory)
     alone = render_config(single_device(config))
     if alone not in _references:

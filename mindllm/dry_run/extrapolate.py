@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from mindllm.dry_run.moments import Fill, Moments, Use
-from mindllm.dry_run.reduced import Point
+from mindllm.reduced_runs.stage import Point
 
 FEWEST_LAYERS = 2
 FEWEST_ALIVE = 2

@@ -20,9 +20,9 @@ from mindllm.dry_run.moments import (
     with_planned,
 )
 from mindllm.dry_run.profile import Profile
-from mindllm.dry_run.reduced import Point, deepening, middle_deepening, pipeline_length, point_of, reduced_run
 from mindllm.dry_run.simulations import Request, Simulations
 from mindllm.parallel.stages import FIRST, MIDDLE, Stage
+from mindllm.reduced_runs.stage import Point, deepening, middle_deepening, pipeline_length, point_of, reduce_to_stage
 
 TOLERANCE, TOLERATED_BYTES = 0.0005, 1 << 16  # of the peak of the checking simulation
 NEAR = 0.9  # of that peak: a moment as full as this must be among those that are extrapolated
@@ -163,7 +163,7 @@ def _carry_out(
 
 
 def _request(config: RunConfig, like: Stage, point: Point) -> Request:
-    reduced, rank = reduced_run(config, like, point)
+    reduced, rank = reduce_to_stage(config, like, point)
     layers = "+".join(map(str, point.layers))
     return Request(reduced, rank, f"stage {like.number} with {layers} layers, {point.micro_batches} micro-batches")
 

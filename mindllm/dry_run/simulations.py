@@ -18,12 +18,13 @@ from mindllm.config import RunConfig, render_config
 from mindllm.dry_run.cache import Kept, forget_old_ones, kept_file, read_kept
 from mindllm.dry_run.profile import Profile, load_profile
 from mindllm.dry_run.server import CODE, CONFIG, LOG, Server
-from mindllm.dry_run.source_lines import Lines, read_lines, smallest_run
+from mindllm.dry_run.source_lines import Lines, read_lines
 from mindllm.dry_run.worker_memory import worker_bytes
 from mindllm.errors import RunFailed, UserError
 from mindllm.launch.process import JobProcess, ending, last_lines
 from mindllm.process.host_memory import ADVICE, MemoryClaim, gibibytes
 from mindllm.process.temporary import temporary_directory
+from mindllm.reduced_runs.stage import reduce_to_layer
 from mindllm.sources import python_path
 from mindllm.terminal.progress import Progress, unwatched
 
@@ -145,7 +146,7 @@ def _place_in_line(item: tuple[Path, Request]) -> int:
 
 
 def _request_of_lines(config: RunConfig) -> Request:
-    return Request(smallest_run(config), 0, "source lines", LINES)
+    return Request(reduce_to_layer(config), 0, "source lines", LINES)
 
 
 class _Worker:

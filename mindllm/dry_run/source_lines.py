@@ -13,21 +13,12 @@ from functools import cache
 from pathlib import Path
 
 from mindllm.compiled.graph.sources import Sources
-from mindllm.config import RunConfig
 from mindllm.dry_run.moments import Use, place_of
-from mindllm.dry_run.reduced import PLAIN, Point, reduced_run
 from mindllm.errors import UserError
 from mindllm.files import atomic_open
-from mindllm.parallel.stages import ONLY, Run, Stage
 
 Lines = Mapping[str, str]
 COPIES = re.compile(r"^(accu_grads|adam_m|adam_v)\.")  # of a weight, known by its name
-
-
-def smallest_run(config: RunConfig) -> RunConfig:
-    """A run on the devices of one stage with one layer: every operator of the model, each line of the source, once."""
-    alone = Stage(0, 0, ONLY, (Run(0, PLAIN, 1),), 1)
-    return reduced_run(config, alone, Point((1,), 1, 1))[0]
 
 
 def write_lines(sources: Sources, path: Path) -> None:

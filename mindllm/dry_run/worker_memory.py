@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from mindllm.config import RunConfig
-from mindllm.dry_run.reduced import micro_batches_of
 from mindllm.parallel.stages import stages_of
+from mindllm.reduced_runs.stage import micro_batches_of
 from mindllm.units import MIB
 
 # Measured with MindSpore 2.10 on Llama 2 of several widths: of the two processes of a worker, of a layer that is compiled, of a

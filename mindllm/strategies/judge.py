@@ -10,7 +10,7 @@ from typing import Any
 from mindllm.config import RunConfig
 from mindllm.parallel.layer_plan import LayerAssignment, LayerPlan
 from mindllm.planning.costs.by_formula import ROOM
-from mindllm.planning.costs.plain_run import even_counts
+from mindllm.reduced_runs.even import even_counts
 from mindllm.strategies.candidates import Candidate, read_candidate
 from mindllm.timing.device import Device
 from mindllm.timing.memory import stage_bytes

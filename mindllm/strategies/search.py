@@ -16,9 +16,9 @@ from mindllm.config import RunConfig, override_config, render_config
 from mindllm.dry_run.cache import versions
 from mindllm.errors import UserError
 from mindllm.planning.costs.by_formula import formula_problem
-from mindllm.planning.costs.plain_run import plain_keys
 from mindllm.planning.solve import Infeasible, solve
 from mindllm.planning.yaml_plan import write_plan
+from mindllm.reduced_runs.even import even_keys
 from mindllm.strategies.candidates import Candidate, Sharing, candidates
 from mindllm.strategies.judge import Judged, judge, read_judged
 from mindllm.terminal.progress import Progress, unwatched
@@ -159,7 +159,7 @@ def plan_one(config: RunConfig, candidate: Candidate, device: Device, limit: flo
         Infeasible: nothing fits ``limit`` bytes.
         UserError: no plan was found in ``seconds``, or none that a YAML says.
     """
-    plain = {**candidate.overrides(), **plain_keys(config, candidate.pipeline_stage, candidate.chunks)}
+    plain = {**candidate.overrides(), **even_keys(config, candidate.pipeline_stage, candidate.chunks)}
     problem = formula_problem(override_config(config, plain), device, limit, candidate.name)
     best = solve(problem, seconds).best
     written = write_plan(problem, best.plan)

@@ -12,7 +12,7 @@ from mindllm.compiled.graph.compiled_graph import CompiledGraph
 from mindllm.compiled.rank.compile_ranks import compile_ranks
 from mindllm.config import RunConfig, override_config
 from mindllm.parallel.layout import mesh_of
-from mindllm.verify.scale import single_device
+from mindllm.reduced_runs.model import single_device
 from mindllm.verify.side import Reference, build_cluster, columns_read
 
 TOLERANCES = {"float32": 1e-4, "bfloat16": 5e-2, "float16": 1e-2}

@@ -16,8 +16,8 @@ from mindllm.compiled.rank.host_needs import compile_bytes, graph_bytes
 from mindllm.config import RunConfig
 from mindllm.errors import UserError
 from mindllm.process.host_memory import ADVICE, MemoryClaim, gibibytes
-from mindllm.verify.scale import kept_numbers, kept_plan, scaled, single_device
-from mindllm.verify.smaller_mesh import meshes
+from mindllm.reduced_runs.mesh import reduced_meshes
+from mindllm.reduced_runs.model import reduce_model, single_device
 
 FP32 = 4
 RECORDED = 6  # forward and backward, what is recomputed, on both sides
@@ -83,15 +83,13 @@ def fitting(
     Raises:
         UserError: the smallest one does not fit.
     """
-    kept = kept_numbers(config)
-    specs = [config.model.config.architecture.layers[number] for number in kept]
     least, cores = None, workers or len(os.sched_getaffinity(0))
-    found = list(meshes(config, kept_plan(config, kept), specs))
+    found = list(reduced_meshes(config))
     for mesh in found:
         if mesh.device_num > most_ranks:
             continue
         try:
-            small = scaled(config, real_dtype, mesh)
+            small = reduce_model(config, real_dtype, mesh)
         except UserError:
             if mesh == found[0]:
                 raise

@@ -15,11 +15,11 @@ from mindllm.compiled.graph.compiled_graph import CompiledGraph
 from mindllm.config import RunConfig
 from mindllm.parallel.context import input_columns
 from mindllm.parallel.layout import mesh_of
+from mindllm.reduced_runs.model import single_device
 from mindllm.train.engine import StepResult
 from mindllm.train.engine.columns import completed
 from mindllm.verify.compare import TOLERANCES, Comparison, compare
 from mindllm.verify.decay import Updates
-from mindllm.verify.scale import single_device
 from mindllm.verify.single import Arrays, SingleDevice, Task, tasks
 
 SEED = 1

@@ -166,7 +166,7 @@ def test_what_help_says_of_the_library_is_true():
     from mindllm.planning.problem import Schedule
     from mindllm.planning.reports.picture import FORMATS
     from mindllm.timing.measured import kernel_file
-    from mindllm.verify.smaller_mesh import MOST_RANKS
+    from mindllm.verify.check import MOST_RANKS
 
     assert check.MOST_RANKS == MOST_RANKS
     assert tuple(HANDLERS) == data.HANDLERS

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from execute_clusters import compiled_cluster
 
+from mindllm.reduced_runs.model import single_device
 from mindllm.train.checkpoint import CheckpointStore, load_checkpoint
-from mindllm.verify.scale import single_device
 from mindllm.verify.side import build_cluster
 from mindllm.verify.single import SingleDevice
 

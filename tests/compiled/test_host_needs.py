@@ -11,7 +11,7 @@ import pytest
 from mindllm import verify
 from mindllm.compiled.rank.host_needs import compile_bytes
 from mindllm.config import load_config, render_config
-from mindllm.verify.scale import scaled
+from mindllm.reduced_runs.model import reduce_model
 
 FORMS = Path(verify.__file__).parent / "forms"
 COMPILE = """
@@ -27,7 +27,7 @@ print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss << 10)
     "form", ["latent_attention", *(pytest.param(name, marks=pytest.mark.slow) for name in ("all_at_once", "experts"))]
 )
 def test_a_process_takes_what_was_estimated(form, tmp_path):
-    small = scaled(load_config(FORMS / f"{form}.yaml"))
+    small = reduce_model(load_config(FORMS / f"{form}.yaml"))
     path = tmp_path / "run.yaml"
     path.write_text(render_config(small), encoding="utf-8")
     result = subprocess.run([sys.executable, "-c", COMPILE, str(path)], capture_output=True, text=True, check=True)

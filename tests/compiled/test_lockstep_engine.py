@@ -6,9 +6,9 @@ from small_cluster import cluster_run
 
 from mindllm.compiled.execute.engine import LockstepEngine
 from mindllm.config import override_config
+from mindllm.reduced_runs.model import single_device
 from mindllm.train.checkpoint.parts import joined
 from mindllm.train.engine import ReplicaEngine
-from mindllm.verify.scale import single_device
 
 MODEL = {"compute_dtype": "float32"}
 STABLE = {"eps": 1e-4}  # gradients next to zero, whose sign is a matter of rounding, are no whole updates

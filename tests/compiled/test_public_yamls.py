@@ -14,9 +14,9 @@ import pytest
 from mindllm.compiled.rank.host_needs import compile_bytes
 from mindllm.config import RunConfig, load_config, render_config
 from mindllm.errors import UserError
+from mindllm.reduced_runs.mesh import reduced_meshes
+from mindllm.reduced_runs.model import reduce_model
 from mindllm.train.compile_cache import step_key
-from mindllm.verify.scale import kept_numbers, kept_plan, scaled
-from mindllm.verify.smaller_mesh import meshes
 from tests.compile_each import BYTES_OF_A_RANK, read_results
 from tests.mindformers.mindformers_files import LEGACY, MCORE, writer
 from tests.mindformers.test_mindformers_experts import DEEPSEEK_V3, MIXTRAL, mcore
@@ -48,11 +48,10 @@ def small_model(config: RunConfig) -> RunConfig:
 
     Where none does, on the one that takes least.
     """
-    kept, found = kept_numbers(config), list[RunConfig]()
-    specs = [config.model.config.architecture.layers[number] for number in kept]
-    for mesh in meshes(config, kept_plan(config, kept), specs):
+    found = list[RunConfig]()
+    for mesh in reduced_meshes(config):
         with suppress(UserError):  # sizes that do not go together for another reason than the kind of the mesh
-            found.append(scaled(config, real_dtype=True, mesh=mesh))
+            found.append(reduce_model(config, real_dtype=True, mesh=mesh))
             if compile_bytes(found[-1]) < BYTES_OF_A_RANK * 3 // 4:
                 return found[-1]
     return min(found, key=compile_bytes)
@@ -71,7 +70,7 @@ def test_yamls_with_the_keys_of_public_ones_compile(tmp_path):
     run = tmp_path / "run"
     run.mkdir()
     for name, (tree, changes) in WRITTEN.items():
-        small = scaled(load_config(writer(tmp_path)(tree, changes)), real_dtype=True)
+        small = reduce_model(load_config(writer(tmp_path)(tree, changes)), real_dtype=True)
         (run / f"{name}.yaml").write_text(render_config(small), encoding="utf-8")
     assert not_compiled(run) == {}
 

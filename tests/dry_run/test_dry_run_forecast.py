@@ -12,8 +12,8 @@ from mindllm.dry_run.extrapolate import design_for, whole_stage
 from mindllm.dry_run.forecast import forecast_stages, simulate_stages
 from mindllm.dry_run.moments import Use, bytes_of, fullest, moments_of
 from mindllm.dry_run.profile import load_profile, profile_of, save_profile, thinned
-from mindllm.dry_run.reduced import Point, point_of, reduced_run
 from mindllm.parallel.stages import stages_of
+from mindllm.reduced_runs.stage import Point, point_of, reduce_to_stage
 from mindllm.units import MIB
 
 TOKENS = Use(OTHER, "inputs0", "", False)
@@ -257,7 +257,7 @@ def test_a_result_that_is_not_always_there_yet_is_not_multiplied_by_layers():
 def test_a_reduced_run_has_the_stage_that_is_asked_for():
     config = pipeline(8, 80, 64, recompute_config={"recompute": [5] * 8})
     like = stages_of(config)[3]
-    reduced, rank = reduced_run(config, like, Point((2, 1), 3, 5))
+    reduced, rank = reduce_to_stage(config, like, Point((2, 1), 3, 5))
     stages = stages_of(reduced)
     stage = next(stage for stage in stages if stage.rank == rank)
     assert stage.likeness == like.likeness

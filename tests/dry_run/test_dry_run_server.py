@@ -9,8 +9,9 @@ from mindllm.config import override_config
 from mindllm.dry_run.moments import own_bytes_of
 from mindllm.dry_run.profile import profile_of
 from mindllm.dry_run.simulations import Request, Simulations
-from mindllm.dry_run.source_lines import lines_by_place, smallest_run
+from mindllm.dry_run.source_lines import lines_by_place
 from mindllm.errors import UserError
+from mindllm.reduced_runs.stage import reduce_to_layer
 
 INPUTS = 8192  # bytes of the step's inputs, which the runtime brings when it likes: another moment may be the fullest of its kind
 
@@ -36,7 +37,7 @@ def test_forks_give_what_new_processes_give(place):
         assert sizes(profile) == pytest.approx(sizes(alone), abs=INPUTS)
         assert blocks(profile) == blocks(alone)
         assert profile.messages == ()
-    assert simulations.source_lines(config) == lines_by_place(compile_rank(smallest_run(config), 0).sources)
+    assert simulations.source_lines(config) == lines_by_place(compile_rank(reduce_to_layer(config), 0).sources)
     assert not list(place.iterdir())
 
 

@@ -13,8 +13,8 @@ from tiny_families import TINY
 from mindllm.compiled.rank.compile_rank import compile_rank
 from mindllm.config import load_config
 from mindllm.families import FAMILIES
+from mindllm.reduced_runs.model import reduce_model
 from mindllm.verify.check import Options, check
-from mindllm.verify.scale import scaled
 
 ALWAYS = "gemma2"  # two kinds of layers, soft caps, norms behind, a tied head
 PRETRAIN = sorted((Path(__file__).parents[2] / "configs").rglob("pretrain_*.yaml"))
@@ -55,4 +55,4 @@ def test_all_ranks_compute_what_one_device_does(name, graph_cache):
 def test_a_shipped_size_compiles_in_its_parallel_form(path):
     config = load_config(path)
     if config.parallel_config.device_num > 1:
-        assert compile_rank(scaled(config), 0).parameters
+        assert compile_rank(reduce_model(config), 0).parameters

@@ -7,10 +7,10 @@ import pytest
 
 from mindllm.config import load_config, override_config
 from mindllm.errors import UserError
+from mindllm.reduced_runs.model import single_device
 from mindllm.timing.configured import workload_of
 from mindllm.timing.device import DEFAULT, read_device
 from mindllm.timing.step import Pass, overlapped, step_time
-from mindllm.verify.scale import single_device
 
 FORM = Path(__file__).parents[2] / "mindllm/verify/forms/copies.yaml"
 DEVICE = read_device(DEFAULT)

@@ -18,13 +18,13 @@ from mindllm.parallel.layout import Mesh
 from mindllm.parallel.marks import BLOCK, ON_ITS_OWN_ROWS, mark_row_parts
 from mindllm.parallel.operators import operators
 from mindllm.parallel.sharding import apply_sharding, sharding_table
+from mindllm.reduced_runs.model import reduce_model, single_device
 from mindllm.timing.configured import workload_of
 from mindllm.timing.costs.work import Exchange
 from mindllm.timing.device import DEFAULT, read_device
 from mindllm.timing.step import step_time
 from mindllm.timing.step_work import step_work
 from mindllm.timing.what_if import interleaved
-from mindllm.verify.scale import scaled, single_device
 
 FORMS = Path(__file__).parents[2] / "mindllm/verify/forms"
 FORM = FORMS / "interleaved_rows.yaml"
@@ -140,5 +140,5 @@ def test_what_would_hide_exchanges_is_named():
 
 def test_a_small_model_keeps_a_layer_between_the_first_and_the_last():
     config = override_config(load_config(FORM), {"model.model_config.num_layers": 8})
-    assert scaled(config).model.config.num_layers == 3
-    assert scaled(override_config(config, {KEY: 1})).model.config.num_layers == 2
+    assert reduce_model(config).model.config.num_layers == 3
+    assert reduce_model(override_config(config, {KEY: 1})).model.config.num_layers == 2

@@ -102,7 +102,7 @@ def test_the_model_of_time_moves_what_is_marked():
 
 
 def test_a_smaller_run_moves_what_it_kept_of_the_named_layers():
-    from mindllm.verify.scale import scaled, single_device
+    from mindllm.reduced_runs.model import reduce_model, single_device
 
     config = cluster_run(
         pp=2,
@@ -110,7 +110,7 @@ def test_a_smaller_run_moves_what_it_kept_of_the_named_layers():
         model={"num_layers": 8},
         swap_config={"swap": True, "op_swap": {"op_name": MUL, "layers": [0, 7]}},
     )
-    small = scaled(config)
+    small = reduce_model(config)
     assert small.model.config.num_layers < 8
     assert small.swap_config.of_layer(0) == {MUL: 1}
     assert not single_device(small).swap_config.swap

@@ -21,12 +21,12 @@ from mindllm.compiled.execute.cluster import ClusterStep
 from mindllm.compiled.rank.compile_ranks import compile_ranks
 from mindllm.config import load_config, render_config
 from mindllm.errors import RunFailed, UserError
+from mindllm.reduced_runs.model import reduce_model
 from mindllm.train.compile_cache import step_key
 from mindllm.train.engine import StepResult
 from mindllm.verify import check as subject
 from mindllm.verify.compare import TOLERANCES, Comparison, TensorError
 from mindllm.verify.report import write_table
-from mindllm.verify.scale import scaled
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -119,7 +119,7 @@ def planted(tmp_path, graph_cache):
     """The command in fp16 on two tensor-parallel ranks, with a mistake in the graphs of all or of one; its exit code."""
     path = write(tmp_path / "run.yaml", tp=2)
     options = ["--config", str(path), "--real_dtype", "--json"]
-    small = scaled(load_config(path), real_dtype=True)
+    small = reduce_model(load_config(path), real_dtype=True)
     compile_ranks(small, graph_cache)
 
     def run(change, ranks=(0, 1), where=adds_heads):

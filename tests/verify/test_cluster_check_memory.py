@@ -12,14 +12,15 @@ from mindllm.errors import UserError
 from mindllm.parallel.layer_plan import make_plan
 from mindllm.process import host_memory
 from mindllm.process.host_memory import MemoryClaim
+from mindllm.reduced_runs.layers import kept_layers, kept_plan
+from mindllm.reduced_runs.mesh import ReducedMesh, kept_stages, reduced_meshes, stage_kinds
+from mindllm.reduced_runs.model import reduce_model
 from mindllm.terminal.console import PlainConsole
 from mindllm.units import GIB
-from mindllm.verify.check import Outcome
+from mindllm.verify.check import MOST_RANKS, Outcome
 from mindllm.verify.needs import fitting, needs_of
 from mindllm.verify.report import as_json, outcome_parts, write_table
-from mindllm.verify.scale import kept_numbers, kept_plan, scaled
 from mindllm.verify.scope import scope_of
-from mindllm.verify.smaller_mesh import MOST_RANKS, SmallerMesh, kept_stages, meshes, stage_kinds
 
 EXPERTS = {
     **{"model_type": "mixtral", "expert_num": 16, "num_experts_chosen": 2, "num_layers": 32},
@@ -38,9 +39,8 @@ LARGE = cluster_run(
 """512 devices; the stages are of four kinds: the first, five alike, one half recomputed, the last."""
 
 
-def all_meshes(config: RunConfig) -> list[SmallerMesh]:
-    kept = kept_numbers(config)
-    return list(meshes(config, kept_plan(config, kept), [config.model.config.architecture.layers[n] for n in kept]))
+def all_meshes(config: RunConfig) -> list[ReducedMesh]:
+    return list(reduced_meshes(config))
 
 
 @pytest.fixture
@@ -75,15 +75,15 @@ def test_replicas_go_first():
 
 
 def test_every_kind_of_stage_and_of_layer_stays():
-    kept = kept_numbers(LARGE)
+    kept = kept_layers(LARGE)
     plan, layers = kept_plan(LARGE, kept), LARGE.model.config.architecture.layers
     kinds = stage_kinds(plan, [layers[number] for number in kept])
     for mesh in all_meshes(LARGE):
         assert {kinds[stage] for stage in mesh.stages} == {*kinds}
-        small = scaled(LARGE, mesh=mesh)
+        small = reduce_model(LARGE, mesh=mesh)
         assert small.parallel_config.device_num == mesh.device_num
         assert {layer.recompute for layer in make_plan(small).layers} == {True, False}
-    smallest = scaled(LARGE, mesh=min(all_meshes(LARGE), key=lambda mesh: mesh.device_num))
+    smallest = reduce_model(LARGE, mesh=min(all_meshes(LARGE), key=lambda mesh: mesh.device_num))
     assert make_plan(smallest).counts == ((1, 1, 2, 1),)
 
 
@@ -96,13 +96,13 @@ def test_where_memory_suffices_nothing_is_left_out(free):
     config = cluster_run(dp=2, tp=2, pp=2, micro=2)
     free(100 * GIB)
     model = fitted(config)
-    assert model.config == scaled(config)
+    assert model.config == reduce_model(config)
     assert model.workers == 2
     assert not scope_of(config, model.config).smaller_mesh
 
 
 def test_the_largest_mesh_that_fits_is_checked(free):
-    whole = needs_of(scaled(LARGE)).total(1)
+    whole = needs_of(reduce_model(LARGE)).total(1)
     budgets = (whole, whole // 4, whole // 16)
     ranks = []
     for budget in budgets:
@@ -116,10 +116,10 @@ def test_the_largest_mesh_that_fits_is_checked(free):
 
 def test_fewer_ranks_are_compiled_at_a_time_before_the_mesh_becomes_smaller(free):
     config = cluster_run(dp=2)
-    needs = needs_of(scaled(config))
+    needs = needs_of(reduce_model(config))
     free(int(needs.total(1) / host_memory.SHARE) + 1)
     model = fitted(config)
-    assert (model.workers, model.config) == (1, scaled(config))
+    assert (model.workers, model.config) == (1, reduce_model(config))
 
 
 def test_what_does_not_fit_at_all_is_refused_with_what_it_takes(free):

@@ -10,11 +10,11 @@ from execute_clusters import Compiled, compiled_cluster, judged, tampered
 
 from mindllm.compiled.execute.exchange import Deadlock
 from mindllm.compiled.graph.compiled_graph import CompiledGraph, Node
+from mindllm.reduced_runs.model import single_device
 from mindllm.train.checkpoint import CheckpointStore, load_checkpoint
 from mindllm.train.optimizers.adalora import OVERLAP_OF_FIRST, OVERLAP_OF_SECOND
 from mindllm.train.part_exchange import ADDS
 from mindllm.verify.compare import TOLERANCES, compare
-from mindllm.verify.scale import single_device
 from mindllm.verify.side import build_cluster
 from mindllm.verify.single import SingleDevice
 

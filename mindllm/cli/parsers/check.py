@@ -8,7 +8,7 @@ from mindllm.cli.registry import spelled
 from mindllm.command import CommandParser, output_directory, output_file, positive
 from mindllm.process.host_memory import add_memory_option
 
-MOST_RANKS = 64  # mindllm.verify.smaller_mesh.MOST_RANKS, which takes long to import
+MOST_RANKS = 64  # mindllm.verify.check.MOST_RANKS, which takes long to import
 DESCRIPTION = """Proves that a parallel configuration computes what a single device does, on a machine without an accelerator.
 
 All ranks are compiled by MindSpore's parallel compiler with a small model in place of the real one (the mesh, micro batches,

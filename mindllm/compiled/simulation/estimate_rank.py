@@ -13,12 +13,12 @@ from mindllm.compiled.graph.compiled_graph import COLLECTIVES, CompiledGraph
 from mindllm.compiled.graph.liveness import CONSTANT_VALUE, OUTPUT, PARAMETER, Liveness, estimate
 from mindllm.compiled.graph.unrolled import Memory, Unrolled
 from mindllm.compiled.rank.compile_rank import compile_rank
-from mindllm.compiled.rank.own_stage import own_stage_only
 from mindllm.compiled.simulation.memory_tracker import category
 from mindllm.compiled.simulation.simulate_rank import DEVICE_MEMORY
 from mindllm.compiled.simulation.simulation import Block, Collective, Simulation, Task
 from mindllm.config import RunConfig
 from mindllm.parallel.layout import mesh_of
+from mindllm.reduced_runs.stage import reduce_other_stages
 
 LABEL = "estimated from the compiled graph: gaps between blocks, and kernels' workspace, are not in it"
 KINDS = {PARAMETER: "Weight", CONSTANT_VALUE: "ConstantValue", OUTPUT: "Kernel"}
@@ -35,7 +35,7 @@ def estimate_rank(config: RunConfig, rank: int, timeout: float = 3600.0) -> Simu
         CompileFailed: the compiler's own error.
     """
     stage = mesh_of(config).stage_of(rank)
-    smaller, rename = own_stage_only(config, stage)
+    smaller, rename = reduce_other_stages(config, stage)
     graph = compile_rank(smaller, rank, timeout)
     memory = estimate(graph)
     return Simulation(

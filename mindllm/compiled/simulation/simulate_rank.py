@@ -9,7 +9,6 @@ from pathlib import Path
 
 from mindllm.compiled.device.stand_in import device_software
 from mindllm.compiled.rank.compile_rank import CONFIG
-from mindllm.compiled.rank.own_stage import own_stage_only
 from mindllm.compiled.rank.worker_process import run_worker
 from mindllm.compiled.simulation.memory_tracker import read_tracked
 from mindllm.compiled.simulation.simulation import Simulation
@@ -17,6 +16,7 @@ from mindllm.config import RunConfig, render_config
 from mindllm.errors import UserError
 from mindllm.parallel.layout import mesh_of
 from mindllm.process.temporary import temporary_directory
+from mindllm.reduced_runs.stage import reduce_other_stages
 
 DEVICE_MEMORY = 64 << 30  # an Ascend 910B
 ENVIRONMENT = {
@@ -81,7 +81,7 @@ def simulate_rank(
 
     Args:
         timeout: seconds.
-        whole: also compiles all layers of other stages, which changes nothing but the time (see ``own_stage``).
+        whole: also compiles all layers of other stages, which changes nothing but the time (see ``reduce_other_stages``).
         run_process: what runs that process.
 
     Raises:
@@ -96,7 +96,7 @@ def simulate_rank(
     if config.context.device_target != "Ascend":
         target = config.context.device_target
         raise config.error("context.device_target", f"only Ascend devices are simulated (value {target}); write Ascend")
-    run, rename = (config, str) if whole else own_stage_only(config, mesh.stage_of(rank))
+    run, rename = (config, str) if whole else reduce_other_stages(config, mesh.stage_of(rank))
     with temporary_directory("mindllm_simulate_") as directory:
         output = run_process(run, rank, directory, timeout)
         tracked = read_tracked(directory / f"rank_{rank}", rename)

@@ -12,9 +12,9 @@ from mindllm.config import RunConfig, override_config
 from mindllm.parallel.layer_plan import make_plan
 from mindllm.planning.costs.formula import KINDS, plan_problem
 from mindllm.planning.costs.offered_kinds import recomputed
-from mindllm.planning.costs.plain_run import plain_keys
 from mindllm.planning.plan import Evaluation, Plan, evaluate
 from mindllm.planning.problem import Problem
+from mindllm.reduced_runs.even import even_keys
 from mindllm.schedules.steady import NotSteady
 from mindllm.timing.configured import workload_of
 from mindllm.timing.device import Device
@@ -50,7 +50,7 @@ def by_formula(config: RunConfig, device: Device, limit: float, name: str) -> Ev
     model, stages = config.model.config, config.parallel_config.pipeline_stage
     plan, kinds = make_plan(config), dict(KINDS)
     names = [_name(kind, kinds) for kind in plan.kinds()]
-    bare = override_config(config, plain_keys(config, stages, model.pp_interleave_num))
+    bare = override_config(config, even_keys(config, stages, model.pp_interleave_num))
     used = {kind: own for kind, own in kinds.items() if kind in names}
     problem = plan_problem(workload_of(bare), device, limit, name, used)
     return _evaluated(problem, _placed(config, names))

@@ -8,9 +8,9 @@ from mindllm.config import RunConfig, override_config
 from mindllm.planning.costs.as_it_is import by_formula
 from mindllm.planning.costs.formula import plan_problem
 from mindllm.planning.costs.layer_types import check_ahead
-from mindllm.planning.costs.plain_run import plain_keys
 from mindllm.planning.plan import Evaluation
 from mindllm.planning.problem import Problem
+from mindllm.reduced_runs.even import even_keys
 from mindllm.timing.configured import workload_of
 from mindllm.timing.device import Device
 from mindllm.timing.verdict import memory_limit
@@ -32,7 +32,7 @@ def formula_problems(config: RunConfig, device: Device, numbers: Sequence[int] |
     limit = memory_limit(config, device)
     name = config.trainer.model_name or "run"
     return [
-        formula_problem(override_config(config, plain_keys(config, stages, chunks)), device, limit, name)
+        formula_problem(override_config(config, even_keys(config, stages, chunks)), device, limit, name)
         for chunks in dict.fromkeys(numbers or [model.pp_interleave_num])
     ]
 

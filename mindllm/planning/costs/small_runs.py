@@ -23,13 +23,13 @@ from mindllm.config import RunConfig
 from mindllm.dry_run.extrapolate import FEWEST_ALIVE, FEWEST_LAYERS, Design
 from mindllm.dry_run.moments import Fill, Moments, bytes_of
 from mindllm.dry_run.profile import Profile
-from mindllm.dry_run.reduced import Point, deepening, middle_deepening, reduced_run
 from mindllm.dry_run.simulations import Request, Simulations
 from mindllm.parallel.stages import FIRST, LAST, MIDDLE, Run, Stage
 from mindllm.planning.costs.layer_types import main_and_ahead
 from mindllm.planning.costs.offered_kinds import recomputed
-from mindllm.planning.costs.plain_run import one_chunk
 from mindllm.planning.problem import RecomputeKind
+from mindllm.reduced_runs.even import even_run
+from mindllm.reduced_runs.stage import Point, deepening, middle_deepening, reduce_to_stage
 from mindllm.units import MIB
 
 LAST_LAYERS = "last, in its layers"  # at the moment that is the fullest one of a stage without output layer and loss
@@ -83,7 +83,7 @@ def run_small(
 ) -> SmallRuns:
     """Simulates the small runs of ``config``, which has these layers and may recompute them as ``kinds`` say."""
     stages = config.parallel_config.pipeline_stage
-    plain = one_chunk(config)
+    plain = even_run(config)
     inner = MIDDLE if stages > 2 else FIRST
     longer = deepening(plain, FEWEST_ALIVE, stages) if stages > 2 else None
     design = {FIRST: _design(longer), MIDDLE: _design(middle_deepening(plain, EVEN)), LAST: _design(None, alive=1)}
@@ -148,7 +148,7 @@ class _Wanted:
     def request(self, plain: RunConfig) -> Request:
         stages = plain.parallel_config.pipeline_stage
         number = {FIRST: 0, MIDDLE: EVEN, LAST: stages - 1}[self.place]
-        reduced, rank = reduced_run(plain, Stage(number, 0, self.place, self.runs, self.point.alive), self.point)
+        reduced, rank = reduce_to_stage(plain, Stage(number, 0, self.place, self.runs, self.point.alive), self.point)
         what = f"{sum(self.point.layers)} layers {', '.join(dict.fromkeys(run.kind.name for run in self.runs))}"
         return Request(reduced, rank, f"{self.place} stage, {what}, {self.point.alive} micro-batches alive")
 

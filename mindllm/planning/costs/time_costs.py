@@ -23,14 +23,14 @@ from mindllm.compiled.graph.file import load, save
 from mindllm.compiled.rank.compile_rank import compile_rank
 from mindllm.config import RunConfig
 from mindllm.dry_run.cache import kept_file, read_kept
-from mindllm.dry_run.reduced import Point, reduced_run
 from mindllm.parallel.layout import CONTEXT, mesh_of
 from mindllm.parallel.stages import FIRST, LAST, Run, Stage
 from mindllm.planning.costs.layer_types import layer_runs, main_and_ahead
 from mindllm.planning.costs.offered_kinds import chains, recomputed
-from mindllm.planning.costs.plain_run import one_chunk, without_ahead
 from mindllm.planning.costs.small_runs import ALL_RECOMPUTED, NOTHING_RECOMPUTED
 from mindllm.planning.problem import RecomputeKind
+from mindllm.reduced_runs.even import even_main_layers, even_run
+from mindllm.reduced_runs.stage import Point, reduce_to_stage
 from mindllm.timing.costs.of_graph import operator_time, transfer_time
 from mindllm.timing.device import Device
 
@@ -86,11 +86,11 @@ def time_costs(
         CompileFailed: the compiler's own error.
     """
     main, ahead = main_and_ahead(layers)
-    plain = without_ahead(config)
+    plain = even_main_layers(config)
     found = [_of_layer(plain, layer, layers[layer], kinds, device) for layer in main]
     times = {layer: costs.layers[layer] for layer, costs in zip(main, found, strict=True)}
     if ahead:
-        times[ahead] = _of_ahead(one_chunk(config), layers[main[-1]], layers[ahead], kinds, device)
+        times[ahead] = _of_ahead(even_run(config), layers[main[-1]], layers[ahead], kinds, device)
     last = next(layer for layer, _ in reversed(layer_runs(config)) if layer in main)
     return TimeCosts(
         layers=times,
@@ -159,7 +159,7 @@ def _small_stage(config: RunConfig, runs: tuple[Run, ...], place: str) -> Compil
     Of ranks that share a sequence it is the last one's, which has the most of the causal triangle: the others wait for it.
     """
     like = Stage(0 if place == FIRST else 1, 0, place, runs, 2)
-    small, first = reduced_run(config, like, Point((1,) * len(runs), 2, 2))
+    small, first = reduce_to_stage(config, like, Point((1,) * len(runs), 2, 2))
     rank = mesh_of(small).ranks_along(CONTEXT, first)[-1]
     file = kept_file(small, rank, ".graph")
     graph = read_kept(file, load)

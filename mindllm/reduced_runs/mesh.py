@@ -17,15 +17,15 @@ from mindllm.axes import CONTEXT, DATA, EXPERT_TENSOR, EXPERTS, PIPELINE, STAGE_
 from mindllm.config import ParallelConfig, RunConfig
 from mindllm.parallel.layer_plan import LayerPlan
 from mindllm.parallel.layout import Mesh
+from mindllm.reduced_runs.layers import kept_layers, kept_plan
 
 LAST_TO_SHRINK = (TENSOR, CONTEXT, PIPELINE, DATA, EXPERTS, EXPERT_TENSOR)
 """Axes in the order in which they keep their size: the first ones the longest."""
-MOST_RANKS = 64  # more take hours to compile
 PARTS = 2  # micro batches for every stage
 
 
 @dataclass(frozen=True)
-class SmallerMesh(Mesh):
+class ReducedMesh(Mesh):
     """Sizes of the mesh, numbers of the stages that are kept, optimizer shards, and micro batches for every stage."""
 
     optimizer_shards: int = -1
@@ -37,13 +37,14 @@ class SmallerMesh(Mesh):
         return whole.model_copy(update=keys_of(self))
 
 
-def meshes(config: RunConfig, plan: LayerPlan, specs: Sequence[LayerSpec]) -> Iterator[SmallerMesh]:
-    """The mesh of ``config`` and smaller ones of its kind, the most alike first: replicas go before stages, these before ranks
-    of a layer or of a sequence, and these before micro batches.
+def reduced_meshes(config: RunConfig) -> Iterator[ReducedMesh]:
+    """Yield the mesh of ``config`` and smaller ones of its kind, the most alike first.
 
-    ``plan`` and ``specs`` are those of the layers that are kept.
+    Replicas go before stages, these before ranks of a layer or of a sequence, and these before micro batches.
     """
-    sizes, kinds = config.parallel_config, stage_kinds(plan, specs)
+    numbers = kept_layers(config)
+    plan, sizes = kept_plan(config, numbers), config.parallel_config
+    kinds = stage_kinds(plan, [config.model.config.architecture.layers[number] for number in numbers])
     runs = len(list(itertools.groupby(kinds)))
     stages = [count for count in _divisors(plan.stages) if count >= runs]
     whole = _of_whole(config)
@@ -55,11 +56,25 @@ def meshes(config: RunConfig, plan: LayerPlan, specs: Sequence[LayerSpec]) -> It
         of_expert = of_axes.pop(EXPERT_TENSOR.key)
         of_axes[EXPERT_TENSOR.key] = None if sizes.expert_model_parallel is None else of_expert
         kept = kept_stages(kinds, of_axes[PIPELINE.key])
-        mesh = SmallerMesh(**of_axes, optimizer_shards=optimizer_shards, stages=kept)
+        mesh = ReducedMesh(**of_axes, optimizer_shards=optimizer_shards, stages=kept)
         if mesh != whole and mesh.expert_tensor_parallel == of_expert and _kind(mesh) == _kind(whole):
             found.append(mesh)
     yield from found
     yield from (replace(mesh, parts=1) for mesh in found)
+
+
+def reduce_mesh(config: RunConfig, mesh: ReducedMesh) -> RunConfig:
+    """Return the configuration with the sizes of a smaller mesh, unchecked: its layers are still those of the whole one."""
+    shards = {"optimizer_weight_shard_size": mesh.optimizer_shards}
+    optimizer = config.parallel.parallel_optimizer_config.model_copy(update=shards)
+    given, rows = config.parallel.dataset_strategy, config.parallel_config.data_parallel
+    strategy = given and tuple((mesh.data_parallel if first == rows else first, *rest) for first, *rest in given)
+    parallel = {"parallel_optimizer_config": optimizer, "dataset_strategy": strategy}
+    changed = {
+        "parallel_config": mesh.sizes(config.parallel_config),
+        "parallel": config.parallel.model_copy(update=parallel),
+    }
+    return config.model_copy(update=changed)
 
 
 def stage_kinds(plan: LayerPlan, specs: Sequence[LayerSpec]) -> list[Hashable]:
@@ -85,16 +100,16 @@ def kept_stages(kinds: Sequence[Hashable], count: int) -> tuple[int, ...]:
     return tuple(number for run, held in zip(runs, taken, strict=True) for number in run[:held])
 
 
-def _of_whole(config: RunConfig) -> SmallerMesh:
+def _of_whole(config: RunConfig) -> ReducedMesh:
     sizes, optimizer = config.parallel_config, config.parallel.parallel_optimizer_config
-    return SmallerMesh(
+    return ReducedMesh(
         **keys_of(sizes),
         optimizer_shards=optimizer.optimizer_weight_shard_size,
         stages=tuple(range(sizes.pipeline_stage)),
     )
 
 
-def _kind(mesh: SmallerMesh) -> Hashable:
+def _kind(mesh: ReducedMesh) -> Hashable:
     tensor, copies = mesh.expert_tensor_parallel, mesh.replica_num
     replicas = mesh.stage_device_num / (mesh.expert_parallel * tensor)
     several = (*map(mesh.size, (*STAGE_AXES, EXPERTS, EXPERT_TENSOR)), replicas)

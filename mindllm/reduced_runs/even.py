@@ -1,4 +1,4 @@
-"""The run that is planned before anything is planned: layers spread evenly, nothing recomputed."""
+"""Plain runs: layers spread evenly over the stages and nothing recomputed, as before anything is planned."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from mindllm.architecture.layer_counts import layer_counts
 from mindllm.config import RunConfig, override_config
 
 
-def one_chunk(config: RunConfig) -> RunConfig:
-    """The plain run without interleaving: what small runs are cut from."""
-    return override_config(config, plain_keys(config, config.parallel_config.pipeline_stage, 1))
+def even_run(config: RunConfig) -> RunConfig:
+    """Return the run with one chunk per stage: what small runs are cut from."""
+    return override_config(config, even_keys(config, config.parallel_config.pipeline_stage, 1))
 
 
-def without_ahead(config: RunConfig) -> RunConfig:
-    """The same without layers that predict ahead."""
+def even_main_layers(config: RunConfig) -> RunConfig:
+    """Return the same run without layers that predict ahead."""
     if not config.model.config.num_nextn_predict_layers:
-        return one_chunk(config)
+        return even_run(config)
     layers = len(config.model.config.architecture.main_layers)
-    keys = plain_keys(config, config.parallel_config.pipeline_stage, 1, layers)
+    keys = even_keys(config, config.parallel_config.pipeline_stage, 1, layers)
     return override_config(config, {**keys, "model.model_config.num_nextn_predict_layers": 0})
 
 
-def plain_keys(config: RunConfig, stages: int, chunks: int, layers: int | None = None) -> dict[str, Any]:
-    """The keys that spread so many layers (None: the run's) evenly over as many stages and chunks, and recompute nothing."""
+def even_keys(config: RunConfig, stages: int, chunks: int, layers: int | None = None) -> dict[str, Any]:
+    """Return the keys that spread so many layers (None: the run's) evenly over stages and chunks, and recompute nothing."""
     layers = layers or config.model.config.layer_count
     average = layers // (stages * chunks)
     offset = [[count - average for count in row] for row in even_counts(layers, stages, chunks)]
@@ -37,7 +37,7 @@ def plain_keys(config: RunConfig, stages: int, chunks: int, layers: int | None =
 
 
 def even_counts(layers: int, stages: int, chunks: int) -> tuple[tuple[int, ...], ...]:
-    """Layers per ``[chunk][stage]``; what is left over is on the first stages, for the last has the head."""
+    """Return the layers per ``[chunk][stage]``; what is left over is on the first stages, for the last has the head."""
     left = layers % (stages * chunks)
     offset = tuple(tuple(int(chunk * stages + at < left) for at in range(stages)) for chunk in range(chunks))
     return layer_counts(layers, stages, chunks, offset)

@@ -3,10 +3,9 @@
 from dry_run_cases import AHEAD
 from small_cluster import cluster_run
 
-from mindllm.compiled.rank.own_stage import own_stage_only
-from mindllm.dry_run.reduced import Point, reduced_run
 from mindllm.parallel.layer_plan import make_plan
 from mindllm.parallel.stages import Stage, stages_of
+from mindllm.reduced_runs.stage import Point, reduce_other_stages, reduce_to_stage
 
 MODEL = {"num_layers": 12, "model_type": "gemma2", "sliding_window": 8, "sliding_window_pattern": 2, "seq_length": 32}
 MODEL |= {
@@ -28,7 +27,7 @@ def test_a_run_for_each_kind_and_recomputation():
 def test_a_smaller_run_has_the_layers_it_was_asked_for():
     config = cluster_run(pp=2, micro=2, model=MODEL)
     stage = stages_of(config)[1]
-    small, rank = reduced_run(config, stage, Point((2, 1), 1, 2))
+    small, rank = reduce_to_stage(config, stage, Point((2, 1), 1, 2))
     windows = [layer.attention.window for layer in small.model.config.architecture.layers]
     assert windows == [None, 8, 8, None]
     assert rank == 1
@@ -47,8 +46,8 @@ def test_what_layers_add_to_the_loss_goes_on_through_other_stages_of_smaller_run
     model = {**AHEAD, "num_layers": 6, "num_nextn_predict_layers": 0, "first_k_dense_replace": 1}
     config = cluster_run(pp=2, micro=2, model={**model, "aux_loss_types": ["expert"], "aux_loss_factors": [0.1]})
     first, last = stages_of(config)
-    runs = [reduced_run(config, first, Point((1, 1), 2, 2))[0], reduced_run(config, last, Point((2,), 1, 2))[0]]
-    runs += [own_stage_only(config, stage)[0] for stage in (0, 1)]
+    runs = [reduce_to_stage(config, first, Point((1, 1), 2, 2))[0], reduce_to_stage(config, last, Point((2,), 1, 2))[0]]
+    runs += [reduce_other_stages(config, stage)[0] for stage in (0, 1)]
     for small in runs:
         ends = {layer.stage: number for number, layer in enumerate(make_plan(small).layers)}
         assert all(small.model.config.architecture.layers[number].adds_to_loss for number in ends.values())
@@ -59,7 +58,7 @@ def test_a_small_last_stage_of_dense_layers_stands_behind_dense_ones():
     model = {**AHEAD, "num_layers": 6, "num_nextn_predict_layers": 0, "first_k_dense_replace": 1}
     first, last = stages_of(cluster_run(pp=2, micro=2, model=model))
     dense = Stage(1, last.rank, last.place, first.runs[:1], 1)
-    small, _ = reduced_run(cluster_run(pp=2, micro=2, model=model), dense, Point((2,), 1, 2))
+    small, _ = reduce_to_stage(cluster_run(pp=2, micro=2, model=model), dense, Point((2,), 1, 2))
     assert names(small) == ["global"] * 3
 
 
@@ -67,10 +66,10 @@ def test_layers_that_predict_ahead_stay_on_the_last_stage_of_every_smaller_run()
     config = cluster_run(pp=2, micro=2, model=AHEAD, recompute_config={"recompute": [0, 1]})
     first, last = stages_of(config)
     assert last.recompute == "1 full (global experts), 1 none (global experts), 1 none (global experts prediction)"
-    small, rank = reduced_run(config, first, Point((1, 1), 2, 2))
+    small, rank = reduce_to_stage(config, first, Point((1, 1), 2, 2))
     assert names(small) == ["global", *["global experts"] * 2, "global experts prediction"]
     assert ([run.count for run in stages_of(small)[1].runs], rank) == ([1, 1], 0)
-    small, rank = reduced_run(config, last, Point((1, 2, 1), 1, 2))
+    small, rank = reduce_to_stage(config, last, Point((1, 2, 1), 1, 2))
     assert names(small) == [*["global experts"] * 4, "global experts prediction"]
     assert small.model.config.num_layers == 4
     assert [run.kind.recomputation for run in stages_of(small)[1].runs] == ["full", "none", "none"]

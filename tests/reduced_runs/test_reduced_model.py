@@ -10,7 +10,7 @@ from small_cluster import cluster_run
 
 from mindllm.config import RunConfig, load_config
 from mindllm.parallel.layer_plan import make_plan
-from mindllm.verify.scale import scaled, single_device
+from mindllm.reduced_runs.model import reduce_model, single_device
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 SHIPPED = [path for path in sorted(CONFIGS.glob("*/*.yaml")) if path.parent.name != "base"]
@@ -25,7 +25,7 @@ def mesh(config: RunConfig) -> tuple[int, int, int]:
 @pytest.mark.parametrize("path", SEVERAL, ids=lambda path: path.stem)
 def test_every_shipped_configuration_becomes_small_and_stays_itself(path):
     config = load_config(path)
-    small = scaled(config)
+    small = reduce_model(config)
     spread = config.parallel_config.expert_parallel  # there are no fewer experts in a layer, and layers in every stage
     assert small.model.config.parameter_count() < 5_000_000 * max(1, 4 * (spread > 1), spread * (spread > 32))
     assert mesh(small) == mesh(config)
@@ -35,7 +35,7 @@ def test_every_shipped_configuration_becomes_small_and_stays_itself(path):
     assert small.parallel.enable_parallel_optimizer == config.parallel.enable_parallel_optimizer
     assert small.model.config.pp_interleave_num == config.model.config.pp_interleave_num
     assert small.model.config.compute_dtype == "float32"
-    assert scaled(config, real_dtype=True).model.config.compute_dtype == config.model.config.compute_dtype
+    assert reduce_model(config, real_dtype=True).model.config.compute_dtype == config.model.config.compute_dtype
     devices = math.prod(mesh(config)[:2])
     for key in ("hidden_size", "vocab_size", "intermediate_size"):
         real, little = getattr(config.model.config, key), getattr(small.model.config, key)
@@ -48,7 +48,7 @@ def test_every_shipped_configuration_becomes_small_and_stays_itself(path):
 def test_uneven_stages_and_partly_recomputed_stages_stay_so():
     model = {"num_layers": 12, "offset": [1, 0, -2, 1]}
     recompute = {"recompute": [2, 0, 1, 4], "select_recompute": {r"feed_forward\.mul": [3, 0, 0, 0]}}
-    small = scaled(cluster_run(pp=4, micro=8, model=model, recompute_config=recompute))
+    small = reduce_model(cluster_run(pp=4, micro=8, model=model, recompute_config=recompute))
     plan = make_plan(small)
     assert plan.counts == ((3, 2, 1, 3),)  # 4, 3, 1, 4 layers: the fewest that keep their order and every kind
     assert [layer.recompute for layer in plan.at(0, 0)] == [True, False, False]
@@ -57,19 +57,19 @@ def test_uneven_stages_and_partly_recomputed_stages_stay_so():
 
 def test_an_interleaved_plan_keeps_its_chunks():
     sections = {"parallel": {"pipeline_config": {"pipeline_interleave": True}}}
-    small = scaled(cluster_run(pp=2, micro=16, model={"num_layers": 8, "pp_interleave_num": 2}, **sections))
+    small = reduce_model(cluster_run(pp=2, micro=16, model={"num_layers": 8, "pp_interleave_num": 2}, **sections))
     assert make_plan(small).counts == ((1, 1), (1, 1))
     assert small.parallel_config.micro_batch_num == 4
 
 
 def test_a_size_that_devices_do_not_divide_stays_so():
-    small = scaled(cluster_run(dp=4, model={"vocab_size": 1002}))
+    small = reduce_model(cluster_run(dp=4, model={"vocab_size": 1002}))
     assert math.gcd(small.model.config.vocab_size, 4) == 2
 
 
 def test_the_threshold_of_the_parallel_optimizer_keeps_norms_whole():
     options = {"enable_parallel_optimizer": True, "parallel_optimizer_config": {"parallel_optimizer_threshold": 64}}
-    small = scaled(cluster_run(dp=2, parallel=options))
+    small = reduce_model(cluster_run(dp=2, parallel=options))
     threshold = small.parallel.parallel_optimizer_config.parallel_optimizer_threshold * 1024
     model = small.model.config
     assert model.hidden_size * 4 < threshold < model.hidden_size * model.n_kv_heads * model.head_dim * 4
@@ -81,7 +81,9 @@ TYPES = ["full_attention"] * 3 + ["sliding_attention"] * 5
 
 def test_every_kind_of_layer_stays_in_its_place():
     recompute = {"recompute": [2, 0]}
-    small = scaled(cluster_run(pp=2, micro=2, model={**WINDOWS, "layer_types": TYPES}, recompute_config=recompute))
+    small = reduce_model(
+        cluster_run(pp=2, micro=2, model={**WINDOWS, "layer_types": TYPES}, recompute_config=recompute)
+    )
     layers = zip(small.model.config.architecture.layers, make_plan(small).layers, strict=True)
     kinds = [(layer.stage, layer.recompute, spec.attention.window) for spec, layer in layers]
     assert kinds == [(0, True, None), (0, False, None), (0, False, 8), (1, False, 8)]
@@ -105,4 +107,4 @@ def test_a_warm_up_longer_than_the_few_steps_is_shortened():
     run = cluster_run(
         runner_config={"train_steps": 5000}, lr_schedule={"type": "ConstantWarmUpLR", "warmup_steps": 2000}
     )
-    assert scaled(run).lr_schedule.warmup_steps == scaled(run).runner_config.train_steps
+    assert reduce_model(run).lr_schedule.warmup_steps == reduce_model(run).runner_config.train_steps

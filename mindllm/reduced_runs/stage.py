@@ -1,19 +1,45 @@
-"""Smaller runs with a stage like one of a large run: fewer layers, fewer stages, fewer micro-batches, the same widths."""
+"""Runs reduced to one stage: the other stages become smaller, or a small pipeline has a stage like one of the large run.
+
+A stage's graph depends on the others through the tensors they exchange only, and these have the same shape after every
+layer; what layers add to the loss goes on through layers that add to it. The compiler, however, reads and differentiates
+the layers of all stages before it cuts the pipeline. Widths stay as they are.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 from mindllm.architecture.layer_kind import LayerKind
-from mindllm.config import RunConfig, keys_of_layers, override_config
+from mindllm.config import RunConfig, override_config
 from mindllm.config.checks.mesh import compiles_for
-from mindllm.parallel.layer_plan import LayerAssignment, LayerPlan
-from mindllm.parallel.plan_text import render_plan
+from mindllm.parallel.layer_plan import LayerAssignment, LayerPlan, make_plan
 from mindllm.parallel.stages import FIRST, MIDDLE, ONLY, Run, Stage
+from mindllm.reduced_runs.layers import placed_layers
 
 PLAIN = LayerKind()
 NODE = 8  # MindSpore takes more devices than these in eights only, and fewer as powers of two
+LAYER_NUMBER = re.compile(r"(?<=\blayers-CellList/)\d+(?=-)|(?<=\blayers\.)\d+(?=\.)")
+
+
+def reduce_other_stages(config: RunConfig, stage: int) -> tuple[RunConfig, Callable[[str], str]]:
+    """Return a run that has the same graph on ``stage``; other stages keep the last layer of each chunk.
+
+    Layers that predict ahead are kept: they read the embedding of the first stage. The second result gives an operator's or
+    parameter's name in that run the layer number of the whole run.
+    """
+    plan, model = make_plan(config), config.model.config
+    ahead = model.num_layers - 1  # layers that predict ahead are like the last one
+    places = [(layer.chunk, layer.stage) for layer in plan.layers]
+    kept = [
+        number
+        for number, place in enumerate(places)
+        if place[1] == stage or number >= ahead or place != places[number + 1]
+    ]
+    smaller = replace(plan, layers=tuple(plan.layers[number] for number in kept))
+    changes = placed_layers(model, [model.architecture.layers[number] for number in kept], smaller)
+    return override_config(config, changes), lambda name: LAYER_NUMBER.sub(lambda found: str(kept[int(found[0])]), name)
 
 
 @dataclass(frozen=True)
@@ -38,7 +64,7 @@ def micro_batches_of(config: RunConfig) -> int:
     return config.parallel_config.micro_batch_num * config.runner_config.gradient_accumulation_steps
 
 
-def reduced_run(config: RunConfig, like: Stage, point: Point) -> tuple[RunConfig, int]:
+def reduce_to_stage(config: RunConfig, like: Stage, point: Point) -> tuple[RunConfig, int]:
     """Returns a run that has a stage like ``like`` at ``point``, and the first rank of that stage.
 
     A stage keeps as many micro-batches alive as there are stages from it on: that is how long the small pipeline is. Where
@@ -61,14 +87,18 @@ def reduced_run(config: RunConfig, like: Stage, point: Point) -> tuple[RunConfig
     if number < stages - 1:  # layers that predict ahead look up tokens on the last stage, and the first one hears of it
         ahead = architecture.layers[len(architecture.main_layers) :]
         placed += [(spec, LayerAssignment(stages - 1, chunks - 1)) for spec in ahead]
-    changes = render_plan(LayerPlan(stages, chunks, tuple(layer for _, layer in placed)))
-    model = config.model.config
-    keys = keys_of_layers(model, [spec for spec, _ in placed])
-    changes |= {f"model.model_config.{key}": value for key, value in keys.items()}
+    plan = LayerPlan(stages, chunks, tuple(layer for _, layer in placed))
+    changes = placed_layers(config.model.config, [spec for spec, _ in placed], plan)
     alone = like.place == ONLY
     changes["runner_config.gradient_accumulation_steps"] = point.micro_batches if alone else 1
     changes["parallel_config.micro_batch_num"] = 1 if alone else max(point.micro_batches, stages)
     return override_config(config, changes), number * config.parallel_config.stage_device_num
+
+
+def reduce_to_layer(config: RunConfig) -> RunConfig:
+    """Return a run on the devices of one stage with one layer: every operator of the model, each line of the source, once."""
+    alone = Stage(0, 0, ONLY, (Run(0, PLAIN, 1),), 1)
+    return reduce_to_stage(config, alone, Point((1,), 1, 1))[0]
 
 
 def _pipeline(config: RunConfig, like: Stage, point: Point) -> tuple[int, int, int]:
@@ -91,7 +121,7 @@ def stages_before(config: RunConfig, behind: int, number: int) -> int:
     As many as MindSpore accepts, and odd or even like ``number`` where that can be: an even stage still holds what it sends
     while it goes backward, an odd one does not.
     """
-    possible = [before for before in range(1, NODE + 1) if is_possible(config, before + behind)] or [NODE]
+    possible = [before for before in range(1, NODE + 1) if _compiles(config, before + behind)] or [NODE]
     return next((before for before in possible if before % 2 == number % 2), possible[0])
 
 
@@ -106,7 +136,7 @@ def middle_deepening(config: RunConfig, number: int) -> int:
     return 1 if first % 2 == second % 2 else 2
 
 
-def is_possible(config: RunConfig, stages: int) -> bool:
+def _compiles(config: RunConfig, stages: int) -> bool:
     """Whether MindSpore accepts a pipeline of so many stages like those of ``config``."""
     return compiles_for(config.parallel_config.stage_device_num, stages)
 
@@ -118,7 +148,7 @@ def deepening(config: RunConfig, fewest: int, most: int) -> int | None:
             more
             for more in range(1, most - fewest + 1)
             if (most - fewest) % more == 0
-            and all(is_possible(config, stages) for stages in (fewest, fewest + more, min(most, fewest + 2 * more)))
+            and all(_compiles(config, stages) for stages in (fewest, fewest + more, min(most, fewest + 2 * more)))
         ),
         None,
     )

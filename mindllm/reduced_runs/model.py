@@ -1,0 +1,181 @@
+"""A run reduced to a small model with the same parallelism: layers, widths, vocabulary, sequence and batch shrink.
+
+What decides how the compiler shards is kept: the mesh (or a smaller one of its kind, ``mesh.py``), interleave, every
+switch, the kinds of layers in every place, more and fewer layers per stage, grouped queries,
+what a size has in common with the number of devices, and which weights are below the parallel optimizer's threshold. Micro
+batches and accumulation steps are enough to fill the pipeline.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mindllm.config import (
+    ModelConfig,
+    ParallelConfig,
+    ParallelContextConfig,
+    RecomputeConfig,
+    RunConfig,
+    override_config,
+)
+from mindllm.config.swap import SwapConfig
+from mindllm.parallel.layer_plan import LayerPlan
+from mindllm.parallel.plan_text import render_plan
+from mindllm.reduced_runs.layers import kept_layers, kept_plan, layer_keys
+from mindllm.reduced_runs.mesh import PARTS, ReducedMesh, reduce_mesh
+from mindllm.reduced_runs.sizes import reduced_sizes
+
+SMALLEST_RANK = 4
+SMALLEST_GROUP = 4  # columns that share a scale
+LARGEST_BATCH = 2
+TRAIN_STEPS = 10
+MOST_PARTS = PARTS  # of a batch, and micro batches for every stage
+BYTES = 4
+KILOBYTE = 1024
+STABLE_EPSILON = 1e-4
+SMALLEST_DECAY = 0.1
+LARGEST_NORM = 0.1  # less than any norm of the small model's gradients, so that clipping is seen
+
+
+def reduce_model(config: RunConfig, real_dtype: bool = False, mesh: ReducedMesh | None = None) -> RunConfig:
+    """Return the configuration that is checked in place of ``config``, on its own mesh or a smaller one.
+
+    It computes in fp32 unless ``real_dtype``, whatever the YAML says; Adam's epsilon is large, so that gradients next to
+    zero, whose sign is a matter of rounding, do not become whole updates; and every step is clipped, if the YAML clips.
+
+    Raises:
+        UserError: the configuration has contradictory lists of recomputation.
+    """
+    kept = kept_layers(config, None if mesh is None else mesh.stages)
+    plan, specs = kept_plan(config, kept), tuple(config.model.config.architecture.layers[n] for n in kept)
+    config = config if mesh is None else reduce_mesh(config, mesh)
+    sizes = reduced_sizes(config)
+    return override_config(
+        config,
+        {
+            **{f"model.model_config.{key}": value for key, value in sizes.items()},
+            **layer_keys(config.model.config, specs),
+            **_rank(config.model.config),
+            **_group(config.model.config),
+            **{key: value for key, value in render_plan(plan).items() if _matters(key, plan)},
+            **({} if real_dtype else _in_fp32(config.model.config)),
+            **_swapped(config, kept),
+            **_optimizer(config, sizes),
+            **_of_the_run(config, MOST_PARTS if mesh is None else mesh.parts),
+        },
+    )
+
+
+def _swapped(config: RunConfig, kept: Sequence[int]) -> dict[str, Any]:
+    """The layers that ``swap_config`` numbers, by their places among those that are ``kept``."""
+    found: dict[str, Any] = {}
+    for key in ("layer_swap", "op_swap"):
+        if named := getattr(config.swap_config, key):
+            places = [[at for at, number in enumerate(kept) if one.holds(number)] for one in named]
+            found[f"swap_config.{key}"] = [
+                {**one.model_dump(), "layers": held} for one, held in zip(named, places, strict=True)
+            ]
+    return found
+
+
+def _rank(model: ModelConfig) -> dict[str, Any]:
+    """A rank of adapters that is below every width of the small model."""
+    if model.pet_config is None or not (key := model.pet_config.tuner.width):
+        return {}
+    return {f"model.model_config.pet_config.{key}": min(getattr(model.pet_config, key), SMALLEST_RANK)}
+
+
+def _group(model: ModelConfig) -> dict[str, Any]:
+    """Groups of columns in codes that the small model can be divided by; rows that are one group stay so."""
+    section = model.quantization_config
+    if section is None or not section.group_size:
+        return {}
+    return {"model.model_config.quantization_config.group_size": min(section.group_size, SMALLEST_GROUP)}
+
+
+def single_device(config: RunConfig) -> RunConfig:
+    """Return the run of the same model and global batch on one CPU, without stages or recomputation.
+
+    The batch is computed at once, unless the loss depends on which sequences are: the balance loss ``switch`` is that of a
+    micro batch. Parts of a batch are consecutive rows here and on a cluster, whatever devices have of it.
+    """
+    model = config.model.config
+    parts = _parts_of_a_batch(config) if model.expert_num > 1 and "switch" in model.aux_loss_types else 1
+    return override_config(
+        config,
+        {
+            "use_parallel": False,
+            "context.device_target": "CPU",
+            "context.enable_graph_kernel": False,
+            "context.compile_cache": False,
+            "parallel_config": ParallelConfig().model_dump(),
+            "parallel": ParallelContextConfig().model_dump(),
+            "recompute_config": RecomputeConfig().model_dump(),
+            "swap_config": SwapConfig().model_dump(),
+            "runner_config.batch_size": config.global_batch_size // parts,
+            "runner_config.gradient_accumulation_steps": parts,
+            "micro_batch_interleave_num": 1,
+            "model.model_config.pp_interleave_num": 1,
+            "model.model_config.fine_grain_interleave": 1,
+            "model.model_config.offset": 0,
+        },
+    )
+
+
+def _parts_of_a_batch(config: RunConfig) -> int:
+    """Parts of a global batch that are computed one after another, or as copies beside each other."""
+    sizes, runner = config.parallel_config, config.runner_config
+    return sizes.micro_batch_num * runner.gradient_accumulation_steps * config.micro_batch_interleave_num
+
+
+def _matters(key: str, plan: LayerPlan) -> bool:
+    """Lists of the pipeline are for pipelines."""
+    return plan.stages > 1 or not key.startswith(("model.", "parallel_config."))
+
+
+def _in_fp32(model: ModelConfig) -> Mapping[str, Any]:
+    keys = ["compute_dtype", "layernorm_compute_type", "softmax_compute_type", "rotary_dtype"]
+    if model.pet_config is not None and model.pet_config.frozen_dtype != "float32":
+        keys.append("pet_config.frozen_dtype")
+    return {f"model.model_config.{key}": "float32" for key in keys}
+
+
+def _optimizer(config: RunConfig, sizes: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Settings of the update: clipping that takes place if there is any; small norms are whole if the real ones are."""
+    key = "parallel.parallel_optimizer_config.parallel_optimizer_threshold"
+    threshold = config.parallel.parallel_optimizer_config.parallel_optimizer_threshold
+    norms_are_whole = config.model.config.hidden_size * BYTES < threshold * KILOBYTE
+    smallest_norm = sizes["hidden_size"] * BYTES // KILOBYTE + 1
+    return {
+        "optimizer.eps": STABLE_EPSILON,
+        "optimizer.weight_decay": config.optimizer.weight_decay and max(config.optimizer.weight_decay, SMALLEST_DECAY),
+        "runner_wrapper.max_grad_norm": min(config.runner_wrapper.max_grad_norm, LARGEST_NORM),
+        **({key: smallest_norm if norms_are_whole else 0} if config.parallel.enable_parallel_optimizer else {}),
+    }
+
+
+def _of_the_run(config: RunConfig, parts: int) -> Mapping[str, Any]:
+    """Nothing is read or written, and batches are small."""
+    copies, schedule = config.micro_batch_interleave_num, config.lr_schedule
+    warmup = schedule.warmup_steps if schedule is not None else None
+    return {
+        "run_mode": "train",
+        "load_checkpoint": "",
+        "pretrained_model_dir": "",
+        "resume_training": False,
+        "do_eval": False,
+        "runner_config.batch_size": min(config.runner_config.batch_size, LARGEST_BATCH * copies),
+        "runner_config.train_steps": TRAIN_STEPS,
+        **({} if warmup is None else {"lr_schedule.warmup_steps": min(warmup, TRAIN_STEPS)}),
+        "runner_config.gradient_accumulation_steps": min(config.runner_config.gradient_accumulation_steps, MOST_PARTS),
+        "parallel_config.micro_batch_num": _micro_batches(config, parts),
+    }
+
+
+def _micro_batches(config: RunConfig, parts: int) -> int:
+    """Enough of them to fill the pipeline, ``parts`` times; what remains when the stages share them stays."""
+    sizes = config.parallel_config
+    most = parts * sizes.pipeline_stage
+    count = sizes.micro_batch_num
+    return count if count <= most else most + count % sizes.pipeline_stage
