@@ -23,7 +23,8 @@ from mindllm.files import obstacle
 from mindllm.process.exit_hooks import leave
 from mindllm.process.interrupts import INTERRUPTED, leave_nothing_behind, leave_on_interrupt, raise_on_interrupt
 from mindllm.shorthands import SHORTHANDS
-from mindllm.terminal.console import error_console, styled, visible
+from mindllm.terminal.console import error_console
+from mindllm.terminal.text import styled, visible
 
 READER_GONE = 141
 ALIKE = 0.8  # of 1, from which on an unknown option is one of ours misspelt

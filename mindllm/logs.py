@@ -7,7 +7,7 @@ import os
 import sys
 from pathlib import Path
 
-from mindllm.terminal.console import visible
+from mindllm.terminal.text import visible
 
 FORMAT = "%(asctime)s - [%(filepath)s:%(lineno)d] - %(levelname)s - %(message)s"
 ROOT = Path(__file__).resolve().parent.parent

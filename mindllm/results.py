@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import io
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -63,12 +62,9 @@ class Result:
         return f"<{type(self).__name__}{': ' * bool(words)}{words}>"
 
     def __str__(self) -> str:
-        from mindllm.terminal.console import PlainConsole, output
+        from mindllm.terminal.tables import as_text
 
-        console = PlainConsole(file=io.StringIO(), width=output.table_width)
-        for part in self.parts():
-            console.print(part)
-        return console.file.getvalue().removesuffix("\n")  # type: ignore[attr-defined]
+        return as_text(self.parts())
 
     def _repr_html_(self) -> str:
         from mindllm.terminal.tables import Table
@@ -90,6 +86,6 @@ def _html_table(table: Table) -> Iterator[str]:
 
 
 def _plain(part: str | Text) -> str:
-    from mindllm.terminal.console import visible
+    from mindllm.terminal.text import visible
 
     return visible(part if isinstance(part, str) else part.plain)

@@ -18,8 +18,9 @@ from mindllm.command import CommandParser, run_command
 from mindllm.errors import UserError
 from mindllm.logs import VisibleFormatter
 from mindllm.terminal import console as terminal
-from mindllm.terminal.console import PlainConsole, print_json, progress, styled, track, visible
+from mindllm.terminal.console import PlainConsole, print_json, progress, track
 from mindllm.terminal.tables import Table, pairs, texts
+from mindllm.terminal.text import styled, visible
 
 ROOT = Path(__file__).parents[1]
 HOSTILE = "runs[lr=3e-4][/x] run.yaml:100: \x1b[31mred\x9b\x07 \ud800 \u202eabc"

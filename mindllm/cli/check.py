@@ -11,9 +11,10 @@ from mindllm.cli.parsers.check import make_parser
 from mindllm.command import run_command
 from mindllm.errors import CheckFailed, UserError
 from mindllm.process.interrupts import interruptible
-from mindllm.terminal.console import error_console, output, print_json, styled
+from mindllm.terminal.console import error_console, output, print_json
 from mindllm.terminal.progress import Progress
 from mindllm.terminal.render import drawn, show
+from mindllm.terminal.text import styled
 from mindllm.verify.verification import configurations, quiet, verify_run
 
 if TYPE_CHECKING:  # they import MindSpore

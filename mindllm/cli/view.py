@@ -12,7 +12,8 @@ from mindllm.config import load_config
 from mindllm.data import Tokenizer
 from mindllm.data.preprocess.view import PADDING, READ, TRAINED, coloured, description, segments
 from mindllm.errors import UserError
-from mindllm.terminal.console import output, print_json, styled
+from mindllm.terminal.console import output, print_json
+from mindllm.terminal.text import styled
 from mindllm.train.batches.datasets import RunData
 from mindllm.train.batches.row_text import InstructionText, PreferenceText
 

@@ -11,8 +11,8 @@ from mindllm.compiled.simulation.simulation import ACTIVATIONS, CATEGORIES, GRAD
 from mindllm.config import RunConfig
 from mindllm.dry_run.forecast import StageMemory
 from mindllm.dry_run.workspace import attention_elements_of, peak_with_workspace
-from mindllm.terminal.console import styled
 from mindllm.terminal.tables import Table, figures, texts
+from mindllm.terminal.text import styled
 from mindllm.units import MIB
 
 IN_JSON = {"weights_mb": WEIGHTS, "optimizer_mb": OPTIMIZER, "gradients_mb": GRADIENTS, "activations_mb": ACTIVATIONS}

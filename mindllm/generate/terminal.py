@@ -6,7 +6,7 @@ import sys
 
 from mindllm.generate.generator import Speed
 from mindllm.terminal.console import error_console as terminal
-from mindllm.terminal.console import visible
+from mindllm.terminal.text import visible
 
 __all__ = ["describe", "terminal", "write"]
 

@@ -31,7 +31,7 @@ from mindllm.launch.meeting import DESCRIPTOR, Table
 from mindllm.launch.nodes import Node, RemoteClient, RemoteProcess
 from mindllm.launch.process import JobProcess
 from mindllm.launch.signals import StopRequests
-from mindllm.terminal.console import visible
+from mindllm.terminal.text import visible
 
 HOST = "127.0.0.1"
 JOB = "MINDLLM_JOB"  # environment variable: a name of the job, the same each time it is started again

@@ -13,8 +13,8 @@ from mindllm.config.reading.document import KeyPath
 from mindllm.mindformers.convert import Conversion
 from mindllm.mindformers.keys.rules import Outcome
 from mindllm.mindformers.reading import Entry, shown
-from mindllm.terminal.console import visible
 from mindllm.terminal.tables import Column, Table
+from mindllm.terminal.text import visible
 
 CHANGING = (Outcome.REFUSED, Outcome.TRANSLATED)
 """What changes what is computed, or what it costs; other keys mean the same in both, or nothing."""

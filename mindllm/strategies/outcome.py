@@ -16,9 +16,9 @@ from mindllm.files import atomic_open
 from mindllm.results import Result
 from mindllm.strategies.page import render_page
 from mindllm.strategies.search import Found, Planned, own, plan_best, search
-from mindllm.terminal.console import styled
 from mindllm.terminal.progress import Progress, unwatched
 from mindllm.terminal.tables import Table, figures, texts
+from mindllm.terminal.text import styled
 from mindllm.timing.device import Device
 from mindllm.timing.stage_times import mean_stage
 from mindllm.timing.step import StepTime

@@ -2,14 +2,13 @@
 
 Names, paths, values and messages come from users, files and other programs. Printed as markup ``runs[lr=3e-4]`` loses its end,
 ``run.yaml:100:`` becomes a picture, ``[/x]`` is an error, and an escape sequence moves the cursor. Styles are given as
-:func:`styled` text instead.
+:func:`mindllm.terminal.text.styled` text instead.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import re
 import sys
 import threading
 import time
@@ -32,29 +31,10 @@ from rich.status import Status
 from rich.text import Text
 
 from mindllm.terminal.json_text import strict
+from mindllm.terminal.text import styled, visible
 
 Item = TypeVar("Item")
 SECONDS_BETWEEN_LINES = 30.0  # of progress, where standard error is no terminal
-HIDDEN = re.compile(  # C0 but tab and newline, DEL, C1; separators and overrides of direction, which reorder a line; surrogates
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
-)
-
-
-def visible(text: str) -> str:
-    r"""``text`` with what a terminal would obey, or cannot encode, written as an escape such as ``\x1b`` or ``\ud800``."""
-    return HIDDEN.sub(lambda found: found.group().encode("unicode_escape", "surrogatepass").decode("ascii"), text)
-
-
-def styled(*parts: str | Text | tuple[str, str]) -> Text:
-    """Joins strings, strings with a style such as ``("fits", "green")``, and texts; nothing in them is markup."""
-    whole = Text()
-    for part in parts:
-        if isinstance(part, Text):
-            whole.append_text(part)
-        else:
-            text, style = (part, "") if isinstance(part, str) else part
-            whole.append(visible(text), style)
-    return whole
 
 
 class PlainConsole(Console):

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from mindllm.results import Result
-from mindllm.terminal.console import PlainConsole, error_console, output, print_json, progress, visible
+from mindllm.terminal.console import PlainConsole, error_console, output, print_json, progress
 from mindllm.terminal.progress import Progress
+from mindllm.terminal.text import visible
 
 
 def show(result: Result, as_json: bool, console: PlainConsole = output) -> None:

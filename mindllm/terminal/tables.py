@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -11,7 +12,8 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from mindllm.terminal.console import PlainConsole, styled
+from mindllm.terminal.console import PlainConsole, output
+from mindllm.terminal.text import styled
 
 GAP = 2
 NARROW = 24  # to which texts are folded before columns are stacked
@@ -114,6 +116,14 @@ class Table:
         heading = max(map(cell_len, self.headings[place].plain.split()), default=0)
         cells = self._cells(place)
         return max(heading, min(cells, NARROW) if self.columns[place].is_text else cells)
+
+
+def as_text(parts: Iterable[Cell | Table]) -> str:
+    """Return lines and tables as the terminal would show them, without printing them."""
+    console = PlainConsole(file=io.StringIO(), width=output.table_width)
+    for part in parts:
+        console.print(part)
+    return console.file.getvalue().removesuffix("\n")  # type: ignore[attr-defined]
 
 
 def pairs(rows: Iterable[tuple[str, Cell]]) -> RichTable:

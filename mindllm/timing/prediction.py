@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from mindllm.config import RunConfig
 from mindllm.results import Result
-from mindllm.terminal.console import styled
 from mindllm.terminal.tables import Table, figures, texts
+from mindllm.terminal.text import styled
 from mindllm.timing.configured import workload_of
 from mindllm.timing.device import Device
 from mindllm.timing.stage_times import StageTime, mean_stage, report, stage_times, table

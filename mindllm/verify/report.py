@@ -11,8 +11,8 @@ from mindllm.axes import NAMED_AXES
 from mindllm.config import RunConfig
 from mindllm.files import atomic_open
 from mindllm.process.host_memory import gibibytes
-from mindllm.terminal.console import styled
 from mindllm.terminal.tables import Table, figures, texts
+from mindllm.terminal.text import styled
 from mindllm.verify.check import Outcome
 from mindllm.verify.compare import Comparison, TensorError
 

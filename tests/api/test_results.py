@@ -9,8 +9,8 @@ import pytest
 
 import mindllm
 from mindllm.results import Result
-from mindllm.terminal.console import styled
 from mindllm.terminal.tables import Table, figures, texts
+from mindllm.terminal.text import styled
 
 RUN = "configs/llama2/pretrain_llama2_70b_64p.yaml"
 

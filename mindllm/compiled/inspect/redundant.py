@@ -18,7 +18,7 @@ from mindllm.compiled.graph.operators import BACKWARD, FORWARD, Operators, witho
 from mindllm.compiled.inspect.comm import REDISTRIBUTION, gathers_for_products
 from mindllm.compiled.inspect.saved_activations import VIEWS
 from mindllm.compiled.inspect.tables import size_text
-from mindllm.terminal.console import styled
+from mindllm.terminal.text import styled
 
 if TYPE_CHECKING:
     from mindllm.results import Part

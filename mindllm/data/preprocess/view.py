@@ -10,7 +10,7 @@ import numpy as np
 from rich.text import Text
 
 from mindllm.data import Tokenizer
-from mindllm.terminal.console import visible
+from mindllm.terminal.text import visible
 
 TRAINED, READ, PADDING = "bold green", "dim", "dim red"
 BREAK = "↵"

@@ -10,8 +10,8 @@ from mindllm.dry_run.moments import moments_of
 from mindllm.dry_run.program.running import RankRun
 from mindllm.dry_run.report import IN_JSON, verdict
 from mindllm.dry_run.workspace import attention_elements_in, peak_with_workspace
-from mindllm.terminal.console import styled
 from mindllm.terminal.tables import Table, figures, texts
+from mindllm.terminal.text import styled
 from mindllm.units import MIB
 
 
