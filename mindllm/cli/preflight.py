@@ -9,15 +9,13 @@ from pathlib import Path
 from mindllm.cli.parsers.preflight import make_parser
 from mindllm.command import LARGEST_PORT, run_command
 from mindllm.config import RunConfig, load_config
-from mindllm.config.callbacks import CheckpointMonitorConfig
 from mindllm.errors import CheckFailed, UserError
 from mindllm.preflight.finding import Finding, bad, good
 from mindllm.preflight.network import answer_nodes, as_json, ask_master, check_ports
 from mindllm.preflight.node import check_devices, check_directory, check_host_memory
 from mindllm.preflight.versions import check_versions
 from mindllm.terminal.console import output, print_json
-
-STATE_BYTES = 12  # of a checkpoint per parameter: the weight and two moments in fp32
+from mindllm.train.checkpoint.sizes import checkpoint_bytes, kept_checkpoints
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -58,7 +56,7 @@ def check(config: RunConfig | None, options: argparse.Namespace, local: int) -> 
         yield good("devices", "none needed: context.device_target is CPU")
     yield check_host_memory(local)
     directory = options.directory or Path(config.output_dir if config else "output")
-    yield from check_directory(directory, checkpoint_bytes(config) if config else 0)
+    yield from check_directory(directory, room(config) if config else 0)
     nodes = options.workers // local
     if options.node_rank == 0:
         ports = list(check_ports(options.master_addr, options.port))
@@ -69,10 +67,9 @@ def check(config: RunConfig | None, options: argparse.Namespace, local: int) -> 
         yield from ask_master(options.master_addr, options.port, options.node_rank, directory, options.timeout)
 
 
-def checkpoint_bytes(config: RunConfig) -> int:
+def room(config: RunConfig) -> int:
     """Bytes of all checkpoints that are kept, and the one that is being written."""
-    kept = [item.keep_checkpoint_max for item in config.callbacks if isinstance(item, CheckpointMonitorConfig)]
-    return STATE_BYTES * config.model.config.architecture.trained_parameter_count() * (max(kept, default=1) + 1)
+    return checkpoint_bytes(config) * (kept_checkpoints(config) + 1)
 
 
 if __name__ == "__main__":

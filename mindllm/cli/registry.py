@@ -58,6 +58,7 @@ TABLE = (
     _run("train", "train", "train a model, from scratch or from a checkpoint"),
     _run("finetune", "train", "train pretrained weights further, or an adapter"),
     _tool("loss-curve", "train", "draw the losses of runs", "python -m toolkit.loss_curve", takes_keys=False),
+    _tool("prove", "prove", "one verdict: is this run ready to be launched?", "mindllm prove"),
     _tool("check", "prove", "all ranks compute what one device does", "python -m toolkit.cluster_check"),
     _tool("dry-run", "prove", "memory of every stage, by MindSpore's dry run", "python -m toolkit.dry_run"),
     _tool("inspect", "prove", "what is in the compiled graph of a rank", "python -m toolkit.ir_inspect"),

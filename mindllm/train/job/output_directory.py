@@ -30,15 +30,20 @@ def claim_output_directory(config: RunConfig, ranks: Ranks, timeout: float = ROL
         lock = RunLock(directory)
         lock.acquire()
         when_leaving(lock.release)
-        _refuse_results(config, directory)
+        refuse_results(config)
     if ranks.count == 1:
         return Peers()
     name = call_roll(directory, ranks.rank, ranks.count, timeout)
     return Peers(ranks.rank, ranks.count, name, lambda answer: ranks.sum([float(not answer)]) == [0.0])
 
 
-def _refuse_results(config: RunConfig, directory: Path) -> None:
-    """A new run would cut the metrics of an earlier one off, and in time delete its checkpoints."""
+def refuse_results(config: RunConfig) -> None:
+    """Refuse a directory with results of an earlier run: a new one would cut its metrics off, and in time delete its checkpoints.
+
+    Raises:
+        UserError: they are there, and nothing says what becomes of them.
+    """
+    directory = Path(config.output_dir)
     if config.resume_training is not False or config.overwrite or has_begun(config):
         return
     newest = CheckpointStore(directory / CHECKPOINTS).newest()

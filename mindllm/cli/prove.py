@@ -1,0 +1,147 @@
+"""What ``mindllm prove`` does."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from mindllm.cli.parsers.prove import make_parser
+from mindllm.command import INTERRUPTED, run_command
+from mindllm.config import load_config
+from mindllm.errors import CheckFailed, RunFailed, UserError
+from mindllm.prove.answers import Answer
+from mindllm.prove.pieces import Options, Piece
+from mindllm.prove.proof import COLOURS, Proof, Verdict, check_allowed
+from mindllm.prove.prove import prove_run, refused
+from mindllm.prove.write import write_proof
+from mindllm.terminal.console import error_console, output, print_json, progress, styled
+from mindllm.terminal.render import show
+
+CODES = {Verdict.READY: 0, Verdict.REFUTED: CheckFailed.exit_code, Verdict.NOT_PROVED: RunFailed.exit_code}
+WORST_FIRST = (UserError.exit_code, CheckFailed.exit_code, RunFailed.exit_code, 0)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Proves one run after the other; returns the exit code of the worst."""
+    options, overrides = make_parser().parse_known_args(arguments)
+    allowed = check_allowed(options.allow)
+    earlier = _earlier(options)
+    logging.getLogger("mindllm").setLevel(logging.ERROR)
+    proofs, codes = [], []
+    for path, directory in zip(options.runs, _directories(options), strict=True):
+        proof = _prove(path, overrides, options, allowed)
+        proofs.append(proof)
+        codes.append(CODES[proof.verdict])
+        page = write_proof(proof, directory)
+        if not options.json:
+            show(proof, as_json=False)
+            output.print(f"{page}: for people; {directory}/proof.json")
+        if not proof.complete and not options.quick and proof.run.hash:
+            return _end(options, proofs, INTERRUPTED)
+        if earlier is not None:
+            codes.append(_compared(earlier, proof, options))
+    return _end(options, proofs, next(code for code in WORST_FIRST if code in codes))
+
+
+def _earlier(options: argparse.Namespace) -> Proof | None:
+    if options.worse_by is not None and options.against is None:
+        raise UserError("--worse-by: says how much worse than an earlier proof; give that with --against")
+    if options.against is None:
+        return None
+    from mindllm.prove.found import read_proof
+
+    if len(options.runs) > 1:
+        raise UserError("--against: compares one run with its earlier proof; give one run")
+    return read_proof(options.against)
+
+
+def _compared(earlier: Proof, proof: Proof, options: argparse.Namespace) -> int:
+    """Show what became better or worse; 3 where it is worse by more than allowed."""
+    from mindllm.prove.against import compare
+
+    found = compare(earlier, proof)
+    if not options.json:
+        show(found, as_json=False)
+    worse = options.worse_by is not None and found.worse_by(options.worse_by)
+    return CheckFailed.exit_code if worse else 0
+
+
+def _end(options: argparse.Namespace, proofs: Sequence[Proof], code: int) -> int:
+    """Write what is of all runs together."""
+    if options.json:
+        trees = [proof.to_dict() for proof in proofs]
+        print_json(trees[0] if len(options.runs) == 1 else trees)
+    if options.junit:
+        from mindllm.prove.junit import write_junit
+
+        write_junit(proofs, options.junit)
+    if options.sarif:
+        from mindllm.prove.sarif import write_sarif
+
+        write_sarif(proofs, options.sarif)
+    return code
+
+
+def _directories(options: argparse.Namespace) -> list[Path]:
+    """The directory of every run: below ``--output`` by the names of their files where there are several."""
+    if len(options.runs) == 1:
+        return [Path(options.output)]
+    names = [path.stem or "run" for path in options.runs]
+    taken: dict[str, int] = {}
+    found = []
+    for name in names:
+        taken[name] = taken.get(name, 0) + 1
+        found.append(Path(options.output) / (name if taken[name] == 1 else f"{name}_{taken[name]}"))
+    return found
+
+
+def _prove(path: Path, overrides: Sequence[str], options: argparse.Namespace, allowed: tuple[str, ...]) -> Proof:
+    """Prove one run; one whose configuration has mistakes is refuted."""
+    try:
+        config = load_config(path, overrides)
+    except UserError as error:
+        if not error.problems or any(problem.option for problem in error.problems):
+            raise  # no such file, or an option that is wrong: nothing about the run is known
+        return refused(str(path), error, allowed)
+    how = Options(options.device, options.search, options.advice, options.workers)
+    with _watched(options.json) as (answered, told):
+        return prove_run(
+            config,
+            how,
+            str(path),
+            quick=options.quick,
+            allowed=allowed,
+            use_kept=not options.again,
+            answered=answered,
+            told=told,
+        )
+
+
+@contextmanager
+def _watched(silent: bool) -> Iterator[tuple]:
+    """Yield what prints every answer as it is known, and what draws a bar for every piece at work."""
+    begun = time.monotonic()
+    console = error_console if silent else output
+    with progress(console=error_console, transient=True) as bar:
+        tasks: dict[str, int] = {}
+
+        def answered(answer: Answer) -> None:
+            seconds = f"{time.monotonic() - begun:6.1f} s  "
+            standing = (f"{answer.standing.value:<11}", COLOURS[answer.standing])
+            if not silent:
+                console.print(styled(seconds, standing, f"{answer.question}: {answer.says}"))
+
+        def told(piece: Piece, what: str, done: int, total: int | None) -> None:
+            if piece.name not in tasks:
+                tasks[piece.name] = bar.add_task(piece.name, total=None)
+            bar.update(tasks[piece.name], description=f"{piece.name}: {what}", completed=done, total=total)  # type: ignore[arg-type]
+
+        yield answered, told
+
+
+if __name__ == "__main__":
+    run_command(main)

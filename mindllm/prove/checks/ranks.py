@@ -1,0 +1,68 @@
+"""Whether all ranks compute what one device does, and their graphs are what the YAML asks for: both from one compilation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from mindllm.config import RunConfig
+from mindllm.prove.answers import Answer, Finding, Standing, Table
+from mindllm.prove.pieces import Options
+from mindllm.prove.questions import CONFORMANCE, PARITY
+from mindllm.terminal.progress import Progress
+from mindllm.verify.verification import Verification, quiet, verify_run
+
+
+def answers(config: RunConfig, options: Options, progress: Progress) -> Iterator[Answer]:
+    """Compile and execute all ranks, and answer both questions."""
+    if config.parallel_config.device_num == 1:
+        yield Answer(PARITY, Standing.PROVED, "one device: there are no ranks to differ")
+        yield Answer(CONFORMANCE, Standing.PROVED, "one device: nothing is sharded")
+        return
+    quiet()
+    from mindllm.compiled.rank.compile_ranks import cache_directory
+    from mindllm.verify.check import Options as How
+
+    found = verify_run(config, How(workers=options.workers, cache=cache_directory()), "run", progress)
+    yield _parity(found)
+    yield _conformance(found)
+
+
+def _parity(found: Verification) -> Answer:
+    outcome = found.outcome
+    checked = outcome.scope.text if outcome.scope else "unknown"
+    figures = {key: value for key, value in found.tree().items() if key not in ("asked_for", "config")}
+    where = outcome.first_difference
+    evidence = (f"checked: {checked}", *_words(figures), *((f"where it begins: {where}",) if where else ()))
+    if not outcome.problems:
+        says = f"{outcome.ranks} ranks compute the steps of one device (checked: {checked})"
+        return Answer(PARITY, Standing.PROVED, says, (), evidence, figures=figures)
+    advice = f"look at the first operator that differs: {where}" if where else ""
+    findings = tuple(Finding(problem, advice) for problem in outcome.problems)
+    standing = Standing.REFUTED if outcome.executed else Standing.NOT_PROVED
+    says = (
+        "the ranks compute something else than one device" if outcome.executed else "the ranks cannot be executed here"
+    )
+    return Answer(PARITY, standing, says, findings, evidence, figures=figures)
+
+
+def _words(figures: dict) -> Iterator[str]:
+    pairs = zip(figures["single_device_losses"], figures["losses"], strict=True)
+    for step, (single, cluster) in enumerate(pairs, start=1):
+        yield f"step {step}: loss {single:.6f} on one device, {cluster:.6f} on all ranks"
+    for name, key in (("weights", "max_parameter_error"), ("optimizer state", "max_state_error")):
+        yield f"largest error of {name}: {figures[key]:.1e}"
+
+
+def _conformance(found: Verification) -> Answer:
+    asked = found.outcome.asked_for
+    if not asked:
+        return Answer(CONFORMANCE, Standing.NOT_PROVED, "there are no graphs to look at")
+    rows = tuple(
+        (finding.what, finding.asked, finding.found, "" if finding.holds else "not obeyed") for finding in asked
+    )
+    table = Table("what the YAML asks for", ("", "asked for", "in the compiled graphs", " "), rows)
+    findings = tuple(Finding(f"{item.what}: {problem}") for item in asked for problem in item.problems)
+    if findings:
+        says = f"not as the YAML asks: {', '.join(item.what for item in asked if not item.holds)}"
+        return Answer(CONFORMANCE, Standing.REFUTED, says, findings, tables=(table,))
+    return Answer(CONFORMANCE, Standing.PROVED, f"{len(asked)} kinds of things are as the YAML asks", tables=(table,))

@@ -1,0 +1,106 @@
+"""Whether every stage fits: by MindSpore's dry run, and before that by formula."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from mindllm.config import RunConfig
+from mindllm.dry_run.forecast import StageMemory
+from mindllm.dry_run.run import DryRun, advise, simulate
+from mindllm.dry_run.simulations import simulations_here
+from mindllm.dry_run.workspace import attention_elements_of, peak_with_workspace
+from mindllm.prove.answers import Answer, Finding, Standing, Table
+from mindllm.prove.pieces import Options
+from mindllm.prove.questions import MEMORY
+from mindllm.terminal.progress import Progress
+from mindllm.units import GIB, MIB
+
+COLUMNS = ("stage", "layers", "recomputation", "used MB", "fragments MB", "workspace ≈ MB", "peak MB", "room MB")
+LIMIT = "context.max_device_memory"
+
+
+def answers(config: RunConfig, options: Options, progress: Progress) -> Iterator[Answer]:
+    """Answer whether all stages fit."""
+    if config.context.device_target != "Ascend":
+        yield not_simulated(config)
+        return
+    simulations = simulations_here(options.workers, progress)
+    found = simulate(config, simulations)
+    advice = "" if found.fits else advise(found, simulations, options.advice)
+    yield judged(found, advice)
+
+
+def not_simulated(config: RunConfig) -> Answer:
+    """Return the answer for devices that are not simulated."""
+    target = config.context.device_target
+    reason = Finding(
+        f"MindSpore's dry run is of Ascend devices (value {target})", "write Ascend", "context.device_target"
+    )
+    return Answer(MEMORY, Standing.NOT_PROVED, f"the memory of a {target} is not simulated", (reason,))
+
+
+def judged(found: DryRun, advice: str) -> Answer:
+    """Return the answer of a dry run: refuted where the pool is too small, not proved where only kernels may lack workspace."""
+    rows = [_Row(memory, found.config) for memory in found.stages]
+    fullest = max(rows, key=lambda row: row.peak)
+    tight = [row for row in rows if row.peak > found.limit]
+    findings = tuple(_shortages(tight, found.limit, advice))
+    if not found.fits:
+        standing, verb = Standing.REFUTED, "needs"
+    else:
+        standing, verb = (Standing.NOT_PROVED, "may need") if tight or found.estimated else (Standing.PROVED, "takes")
+    if found.estimated:
+        findings += (Finding("figures are estimates from compiled graphs: MindSpore's dry run does not work here"),)
+    says = (
+        f"stage {fullest.number} {verb} {fullest.peak / GIB:.1f} of {found.limit / GIB:.4g} GB, the most of {len(rows)}"
+    )
+    table = Table("memory of every stage", COLUMNS, tuple(row.cells(found.limit) for row in rows))
+    figures = {"limit": found.limit, "peak": fullest.peak, "stages": [row.tree() for row in rows]}
+    evidence = tuple(f"stage {row.number}: {row.method}" for row in rows)
+    return Answer(MEMORY, standing, says, findings, evidence, (table,), figures)
+
+
+class _Row:
+    """What the answer says of a stage, in bytes."""
+
+    def __init__(self, memory: StageMemory, config: RunConfig) -> None:
+        self.number, self.layers = memory.stage.number, memory.stage.layers
+        self.recompute, self.method = memory.stage.recompute, memory.method
+        self.used, self.pool = memory.used_peak, memory.actual_peak
+        self.workspace = max(0, peak_with_workspace(memory.moments, attention_elements_of(config)) - memory.used_peak)
+        self.categories = {str(name): size for name, size in memory.by_category.items()}
+
+    @property
+    def peak(self) -> int:
+        """With fragments and workspace."""
+        return self.pool + self.workspace
+
+    def cells(self, limit: int) -> tuple[str, ...]:
+        sizes = (self.used, self.pool - self.used, self.workspace, self.peak, limit - self.peak)
+        return (str(self.number), str(self.layers), self.recompute, *(f"{size // MIB:,}" for size in sizes))
+
+    def tree(self) -> dict[str, object]:
+        return {
+            "stage": self.number,
+            "layers": self.layers,
+            "recompute": self.recompute,
+            "used": self.used,
+            "fragments": self.pool - self.used,
+            "workspace": self.workspace,
+            "peak": self.peak,
+            "categories": self.categories,
+        }
+
+
+def _shortages(tight: list[_Row], limit: int, advice: str) -> Iterator[Finding]:
+    ways = "; ".join(line.strip().removeprefix("- ") for line in advice.splitlines() if line.startswith("  -"))
+    for row in tight:
+        if row.pool > limit:
+            missing = -(-(row.pool - limit) // MIB)
+            yield Finding(
+                f"stage {row.number} needs {missing:,} MB more than the limit of {limit // MIB:,} MB", ways, LIMIT
+            )
+        else:
+            over = -(-(row.peak - limit) // MIB)
+            message = f"stage {row.number} fits, but the workspace of kernels may take {over:,} MB more than is left"
+            yield Finding(message, "leave more room: lower what is kept, or raise the limit", LIMIT)

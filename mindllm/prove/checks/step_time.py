@@ -1,0 +1,144 @@
+"""How long a step takes and how far it is from the best: by the model of time, the planner's bound, and if asked the search."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from mindllm.config import RunConfig
+from mindllm.errors import CheckFailed, UserError
+from mindllm.planning import subject
+from mindllm.planning.outcome import PipelinePlan, make_plan
+from mindllm.prove.answers import Answer, Finding, Standing, Table, of_error
+from mindllm.prove.pieces import Options
+from mindllm.prove.questions import STEP_TIME
+from mindllm.terminal.progress import Progress
+from mindllm.timing.device import DEFAULT, Device, read_device
+from mindllm.timing.prediction import StepPrediction, predict
+from mindllm.timing.verdict import implausible
+from mindllm.units import MILLISECONDS
+
+PLAN_SECONDS = 5.0
+FASTER = 0.10  # a plan that is so much faster refutes the layout of a run
+OFFSET = "model.model_config.offset"
+
+
+def answers(config: RunConfig, options: Options, progress: Progress) -> Iterator[Answer]:
+    """Answer how long a step takes, with the bound of all plans."""
+    progress("predicting a step")
+    device = described(options)
+    try:
+        predicted = predict(config, device)
+    except UserError as error:
+        yield Answer(STEP_TIME, Standing.NOT_PROVED, "it has something that is not modelled", of_error(error))
+        return
+    progress("planning for the bound")
+    planned, unplanned = _planned(config, device)
+    findings = [*_doubts(predicted), *_slower(planned)]
+    if options.search:
+        progress("searching strategies")
+        findings += _slower_than_search(config, device, predicted)
+    standing = Standing.REFUTED if findings else Standing.PROVED
+    evidence = (*_bound_words(planned, unplanned), *_uncounted(predicted))
+    figures = {**predicted.tree(), **(_bound(planned) if planned else {})}
+    yield Answer(STEP_TIME, standing, says(predicted), tuple(findings), evidence, (_table(predicted),), figures)
+
+
+def described(options: Options) -> Device:
+    """Return the device that steps are timed on."""
+    return read_device(options.device or DEFAULT)
+
+
+def says(predicted: StepPrediction) -> str:
+    """Return a step in a line."""
+    return (
+        f"{predicted.seconds:.3f} s a step on {predicted.step.device.name}, "
+        f"{predicted.tokens_per_second_per_device:,.0f} tokens/s/device, {predicted.model_flops_utilisation:.1%} MFU"
+    )
+
+
+def _doubts(predicted: StepPrediction) -> Iterator[Finding]:
+    if why := implausible(predicted.model_flops_utilisation):
+        yield Finding(f"implausible: {why}", "do not trust the step before you know why: mindllm time --explain")
+
+
+def _planned(config: RunConfig, device: Device) -> tuple[PipelinePlan | None, str]:
+    """The best plan of this strategy by formula; or why there is none."""
+    if config.parallel_config.pipeline_stage < 2:
+        return None, "no pipeline: there is nothing to plan, the bound is the step itself"
+    try:
+        return make_plan(subject.of_architecture(config, device, None), PLAN_SECONDS), ""
+    except (UserError, CheckFailed) as error:
+        return None, f"no bound: {error}"
+
+
+def _slower(planned: PipelinePlan | None) -> Iterator[Finding]:
+    before = planned.subject.before if planned else None
+    if planned is None or before is None or not before.step_time:
+        return
+    gain = before.step_time / planned.step_time - 1
+    if gain > FASTER and planned.best.fits:
+        keys = ", ".join(f"{key} {value}" for key, value in planned.keys.items())
+        message = f"another plan of this strategy is {gain:.1%} faster by formula"
+        yield Finding(message, f"mindllm plan confirms and writes it: {keys}", OFFSET)
+
+
+def _slower_than_search(config: RunConfig, device: Device, predicted: StepPrediction) -> Iterator[Finding]:
+    from mindllm.strategies.outcome import Wanted, find_strategies
+
+    try:
+        found = find_strategies(config, device, Wanted(None, None, 3, PLAN_SECONDS, None), None)
+        best = predict(found.config, device)
+    except (UserError, CheckFailed):
+        return
+    gain = predicted.seconds / best.seconds - 1
+    if gain > FASTER:
+        sizes = best.step.workload.strategy
+        yield Finding(f"another strategy is {gain:.1%} faster: {sizes}", "mindllm search writes it", "parallel_config")
+
+
+def _bound(planned: PipelinePlan) -> dict[str, float | None]:
+    before, bound = planned.subject.before, planned.lower_bound
+    return {
+        "as_planned": before.step_time / MILLISECONDS if before else None,
+        "best_plan": planned.step_time / MILLISECONDS,
+        "lower_bound": bound / MILLISECONDS if bound is not None else None,
+    }
+
+
+def _bound_words(planned: PipelinePlan | None, unplanned: str) -> Iterator[str]:
+    if planned is None:
+        yield unplanned
+        return
+    found = _bound(planned)
+    if found["as_planned"] is not None:
+        yield f"by the planner's formula: {found['as_planned']:.3f} s as the YAML is, {found['best_plan']:.3f} s the best plan"
+    if found["lower_bound"] is not None:
+        yield f"no plan of this strategy takes less than {found['lower_bound']:.3f} s"
+
+
+def _uncounted(predicted: StepPrediction) -> Iterator[str]:
+    if predicted.step.uncounted:
+        yield f"not counted: {'; '.join(predicted.step.uncounted)}"
+
+
+def _table(predicted: StepPrediction) -> Table:
+    """Seconds of a step on every stage, by cause."""
+    columns = ("stage", "compute s", "tensor parallel s", "sends s", "replicas s", "update s", "bubble s")
+    rows = tuple(
+        (
+            str(stage.stage),
+            *(
+                f"{seconds:.3f}"
+                for seconds in (
+                    sum(stage.compute.values()),
+                    sum(stage.exchanged.values()),
+                    stage.sends,
+                    stage.replicas,
+                    stage.update,
+                    stage.bubble,
+                )
+            ),
+        )
+        for stage in predicted.stages
+    )
+    return Table("where a step goes", columns, rows)

@@ -1,0 +1,47 @@
+"""What formulas say before anything is proved: whether it fits, how long a step takes, how large checkpoints are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from mindllm.config import RunConfig
+from mindllm.errors import UserError
+from mindllm.prove.answers import Answer, Finding, Standing
+from mindllm.prove.checks.checkpoints import answered
+from mindllm.prove.questions import CONFIGURATION, MEMORY, STEP_TIME
+from mindllm.timing.device import read_device
+from mindllm.timing.prediction import predict
+from mindllm.units import GIB
+
+
+def configuration(config: RunConfig) -> Answer:
+    """Return the answer that loading a configuration has given: it is sound."""
+    name = config.trainer.model_name or config.model.config.type
+    sizes = config.parallel_config
+    says = (
+        f"{name}, {config.model.config.parameter_count() / 1e9:,.2f} billion parameters on {sizes.device_num:,} devices"
+    )
+    return Answer(CONFIGURATION, Standing.PROVED, says)
+
+
+def expected(config: RunConfig, device: str) -> Iterator[Answer]:
+    """Yield what formulas expect, for the questions that have one."""
+    known = read_device(device)
+    try:
+        predicted = predict(config, known)
+    except UserError as error:
+        reason = Finding(str(error))
+        for question in (MEMORY, STEP_TIME):
+            yield Answer(question, Standing.EXPECTED, "no formula: it has something that is not modelled", (reason,))
+    else:
+        room = predicted.memory
+        stage = f"stage {room.stage} takes {max(room.stages) / GIB:.1f} of {room.limit / GIB:.4g} GB"
+        figures = {"peak": max(room.stages), "limit": room.limit, "fits": room.fits}
+        yield Answer(MEMORY, Standing.EXPECTED, stage if room.fits else f"does not fit: it {room}", figures=figures)
+        says = f"{predicted.seconds:.3f} s a step on {known.name}, {predicted.model_flops_utilisation:.1%} MFU"
+        yield Answer(STEP_TIME, Standing.EXPECTED, says, figures={"seconds": predicted.seconds})
+    yield _as_expected(answered(config))
+
+
+def _as_expected(answer: Answer) -> Answer:
+    return Answer(answer.question, Standing.EXPECTED, answer.says, answer.findings, figures=answer.figures)

@@ -1,0 +1,184 @@
+"""The proof of a run: the verdict, an answer to each question, and what they are of."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from mindllm.prove.answers import Answer, Standing
+from mindllm.prove.questions import QUESTIONS
+from mindllm.results import Result
+from mindllm.terminal.console import styled
+from mindllm.terminal.tables import Table, texts
+
+if TYPE_CHECKING:
+    from mindllm.results import Part
+
+COLOURS = {
+    Standing.PROVED: "green",
+    Standing.REFUTED: "bold red",
+    Standing.NOT_PROVED: "yellow",
+    Standing.EXPECTED: "dim",
+}
+
+
+class Verdict(str, Enum):
+    """What a proof comes to."""
+
+    READY = "ready"
+    REFUTED = "refuted"
+    NOT_PROVED = "not proved"
+
+
+@dataclass(frozen=True)
+class Run:
+    """What was proved.
+
+    Attributes:
+        name: what it is called: a file, or its model.
+        hash: of the resolved configuration (:func:`mindllm.prove.found.hash_of`).
+        words: model, strategy, batch and devices for people, in order.
+        versions: of mindllm, MindSpore and Python.
+        seed: of the run.
+        date: when, as ``2026-11-20T14:03:05+00:00``.
+    """
+
+    name: str
+    hash: str
+    words: Mapping[str, str]
+    versions: Mapping[str, str]
+    seed: int
+    date: str
+
+
+@dataclass(frozen=True, repr=False)
+class Proof(Result):
+    """All answers, and the verdict they come to.
+
+    Attributes:
+        run: what was proved.
+        answers: to every question, in their order.
+        allowed: names of questions that may stay without a proof.
+        seconds: what it took.
+        complete: whether all pieces were done; an interrupted proof, or a quick one, has questions that are expected only.
+    """
+
+    schema: ClassVar[int] = 1
+
+    run: Run
+    answers: tuple[Answer, ...]
+    allowed: tuple[str, ...] = ()
+    seconds: float = 0.0
+    complete: bool = True
+    device: str = ""
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def verdict(self) -> Verdict:
+        """Refuted if one answer is; ready if all are proved, but for those that are allowed to stay open."""
+        standings = {answer.standing for answer in self.answers}
+        if Standing.REFUTED in standings:
+            return Verdict.REFUTED
+        return Verdict.NOT_PROVED if self.open else Verdict.READY
+
+    @property
+    def open(self) -> tuple[Answer, ...]:
+        """Answers without a proof that nobody has allowed."""
+        without = (Standing.NOT_PROVED, Standing.EXPECTED)
+        return tuple(item for item in self.answers if item.standing in without and item.question not in self.allowed)
+
+    def answer(self, question: str) -> Answer:
+        """Return the answer to a question by its name.
+
+        Raises:
+            KeyError: there is no such question.
+        """
+        return {answer.question: answer for answer in self.answers}[question]
+
+    def headline(self) -> str:
+        """Return the verdict in a line."""
+        if self.verdict is Verdict.READY:
+            return f"{self.run.name}: ready: {', '.join(self._best_words())}"
+        of = [item for item in self.answers if item.standing is Standing.REFUTED] or self.open
+        return f"{self.run.name}: {self.verdict.value}: {', '.join(item.question for item in of)}"
+
+    def _best_words(self) -> Iterator[str]:
+        memory, step = (self.answer(name).figures for name in ("memory", "step_time"))
+        if "peak" in memory:
+            yield f"fits {memory['peak'] / 2**30:.1f} of {memory['limit'] / 2**30:.4g} GB"
+        if "seconds" in step:
+            yield f"{step['seconds']:.3g} s a step expected"
+        if self.allowed:
+            yield f"without a proof of {', '.join(self.allowed)}"
+
+    def summary(self) -> str:
+        """Return the verdict and what it is of."""
+        return self.headline()
+
+    def tree(self) -> dict[str, Any]:
+        """Return everything, as ``proof.json`` has it."""
+        return {
+            "verdict": self.verdict.value,
+            "complete": self.complete,
+            "run": {**vars(self.run), "words": dict(self.run.words), "versions": dict(self.run.versions)},
+            "device": self.device,
+            "allowed": list(self.allowed),
+            "seconds": round(self.seconds, 3),
+            "answers": [answer.tree() for answer in self.answers],
+            **self.extra,
+        }
+
+    @classmethod
+    def of_tree(cls, tree: Mapping[str, Any]) -> Proof:
+        """Return the proof that :meth:`to_dict` gave; KeyError, TypeError or ValueError say that it is none."""
+        return cls(
+            run=Run(**tree["run"]),
+            answers=tuple(map(Answer.of_tree, tree["answers"])),
+            allowed=tuple(tree["allowed"]),
+            seconds=tree["seconds"],
+            complete=tree["complete"],
+            device=tree["device"],
+        )
+
+    def parts(self) -> Iterator[Part]:
+        """Yield the table of questions, the findings below it, and the verdict."""
+        yield questions_table(self.answers, self.run.name)
+        for answer in self.answers:
+            yield from finding_lines(answer)
+        colour = {Verdict.READY: "bold green", Verdict.REFUTED: "bold red"}.get(self.verdict, "bold yellow")
+        yield styled((self.headline(), colour))
+
+
+def questions_table(answers: Sequence[Answer], name: str) -> Table:
+    """Return how every question stands."""
+    table = Table(f"{name}: what is proved", texts("question", "stands", "because"))
+    for answer in answers:
+        since = f" (since {answer.proved_on})" if answer.proved_on else ""
+        standing = styled((answer.standing.value, COLOURS[answer.standing]))
+        table.add_row(QUESTIONS[answer.question].text, standing, answer.says + since)
+    return table
+
+
+def finding_lines(answer: Answer, most: int = 8) -> Iterator[Part]:
+    """Yield why a question is not proved, with what would change it."""
+    for finding in answer.findings[:most]:
+        yield styled((f"  {answer.question}: ", "bold"), str(finding))
+    if len(answer.findings) > most:
+        yield f"  {answer.question}: and {len(answer.findings) - most} more"
+
+
+def in_order(answers: Mapping[str, Answer]) -> tuple[Answer, ...]:
+    """Return answers in the order of the questions."""
+    return tuple(answers[name] for name in QUESTIONS if name in answers)
+
+
+def check_allowed(names: Collection[str]) -> tuple[str, ...]:
+    """Return the names of questions that may stay open; raise UserError for one that is none."""
+    from mindllm.errors import UserError, nearest
+
+    for name in names:
+        if name not in QUESTIONS:
+            raise UserError(f"--allow {name}: there is no such question; {nearest(name, QUESTIONS)}")
+    return tuple(dict.fromkeys(names))

@@ -1,0 +1,153 @@
+"""Proves a run: formulas at once, then pieces of work beside each other, each answer as it is known."""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Callable, Collection, Iterator
+from datetime import datetime, timezone
+from importlib import metadata
+
+from mindllm.axes import NAMED_AXES
+from mindllm.config import RunConfig
+from mindllm.errors import UserError
+from mindllm.prove import kept
+from mindllm.prove.answers import Answer, Standing, located, of_error
+from mindllm.prove.expected import configuration, expected
+from mindllm.prove.found import hash_of
+from mindllm.prove.local import Done, Told, do_here
+from mindllm.prove.pieces import PIECES, Options, Piece
+from mindllm.prove.proof import Proof, Run, in_order
+from mindllm.prove.questions import CONFIGURATION, QUESTIONS
+from mindllm.timing.shipped import DEFAULT
+from mindllm.versions import __version__
+
+Answered = Callable[[Answer], None]
+Executor = Callable[[RunConfig, list[Piece], Options, Told], Iterator[Done]]
+NO_CONFIGURATION = "the configuration does not load"
+
+
+def prove_run(
+    config: RunConfig,
+    options: Options,
+    name: str = "run",
+    *,
+    quick: bool = False,
+    allowed: Collection[str] = (),
+    use_kept: bool = True,
+    executor: Executor = do_here,
+    answered: Answered = lambda answer: None,
+    told: Told = lambda piece, what, done, total: None,
+) -> Proof:
+    """Answer all questions about a run.
+
+    Args:
+        config: the run.
+        options: how to prove.
+        name: what the proof calls it.
+        quick: stop after the configuration and the formulas.
+        allowed: questions that may stay without a proof.
+        use_kept: answer from earlier proofs what has not changed since.
+        executor: does the pieces.
+        answered: called with every answer as it is known; what formulas expect comes first.
+        told: called with what pieces are doing.
+
+    Returns:
+        The proof. Ctrl-C ends the work and keeps what is known: then it is not ``complete``.
+    """
+    begun = time.monotonic()
+    answers: dict[str, Answer] = {}
+
+    def know(answer: Answer) -> None:
+        answers[answer.question] = _with_places(config, answer)
+        answered(answers[answer.question])
+
+    know(configuration(config))
+    for answer in expected(config, options.device or DEFAULT):
+        know(answer)
+    complete = False
+    if not quick:
+        try:
+            for answer in _proved(config, options, use_kept, executor, told):
+                know(answer)
+            complete = True
+        except KeyboardInterrupt:
+            pass
+    for question in QUESTIONS:
+        answers.setdefault(question, Answer(question, Standing.NOT_PROVED, "not looked at"))
+    return Proof(
+        _run_of(config, name),
+        in_order(answers),
+        tuple(allowed),
+        time.monotonic() - begun,
+        complete,
+        options.device or DEFAULT,
+    )
+
+
+def refused(name: str, error: UserError, allowed: Collection[str] = ()) -> Proof:
+    """Return the proof of a run whose configuration does not load: refuted at the first question, all others open."""
+    count = len(error.problems)
+    says = f"{count} mistake{'s' * (count > 1)}"
+    answers = {CONFIGURATION: Answer(CONFIGURATION, Standing.REFUTED, says, of_error(error))}
+    for question in QUESTIONS:
+        answers.setdefault(question, Answer(question, Standing.NOT_PROVED, NO_CONFIGURATION))
+    run = Run(name, "", {}, _versions(), 0, _now())
+    return Proof(run, in_order(answers), tuple(allowed))
+
+
+def _proved(config: RunConfig, options: Options, use_kept: bool, executor: Executor, told: Told) -> Iterator[Answer]:
+    """Yield answers that are kept, then those of pieces as they end, which are kept from then on."""
+    keys = {piece.name: piece.key(config, options) for piece in PIECES}
+    left = []
+    for piece in PIECES:
+        key = keys[piece.name]
+        known = kept.kept(key) if key and use_kept else ()
+        if known:
+            yield from known
+        else:
+            left.append(piece)
+    for piece, answers in executor(config, left, options, told):
+        key = keys[piece.name]
+        if key and all(answer.standing is Standing.PROVED for answer in answers):
+            kept.keep(key, answers)
+        yield from answers
+
+
+def _with_places(config: RunConfig, answer: Answer) -> Answer:
+    """The answer with the file and line of every key; pieces know the keys alone."""
+    from dataclasses import replace
+
+    return replace(answer, findings=tuple(located(config, finding) for finding in answer.findings))
+
+
+def _run_of(config: RunConfig, name: str) -> Run:
+    return Run(name, hash_of(config), dict(_words(config)), _versions(), config.seed, _now())
+
+
+def _words(config: RunConfig) -> Iterator[tuple[str, str]]:
+    """Model, strategy and batch as people say them."""
+    model, sizes, runner = config.model.config, config.parallel_config, config.runner_config
+    label = config.trainer.model_name or model.type
+    size = model.parameter_count() / 1e9
+    yield "model", f"{label}: {size:,.2f} billion parameters, {model.layer_count} layers of {model.hidden_size:,}"
+    axes = ", ".join(f"{axis.key} {sizes.size(axis)}" for axis in NAMED_AXES if sizes.size(axis) > 1)
+    yield "strategy", axes or "one device"
+    yield "devices", f"{sizes.device_num:,} ({config.context.device_target})"
+    tokens = config.global_batch_size * model.seq_length
+    yield "batch", f"{config.global_batch_size:,} sequences of {model.seq_length:,} tokens, {tokens:,} tokens a step"
+    micro = f"{sizes.micro_batch_num} micro-batches of {runner.batch_size}"
+    yield "micro-batches", f"{micro}, {runner.gradient_accumulation_steps} accumulation steps"
+    yield "computes in", model.compute_dtype
+
+
+def _versions() -> dict[str, str]:
+    return {
+        "mindllm": __version__,
+        "mindspore": metadata.version("mindspore"),
+        "python": platform.python_version(),
+    }
+
+
+def _now() -> str:
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")
