@@ -56,7 +56,7 @@ def answers(config: RunConfig, options: Options, progress: Progress) -> Iterator
 
 
 def chosen_stages(stages: Sequence[Stage]) -> list[Stage]:
-    """Return as few stages as have all kinds of layers: the ends, with embedding and loss, and others that have what they lack."""
+    """Return few stages that have all kinds of layers: both ends, and others that have what these lack."""
     ends = [stages[0], *stages[1:][-1:]]
     seen: set[LayerKind] = {run.kind for stage in ends for run in stage.runs}
     chosen = list(ends)

@@ -18,7 +18,7 @@ from mindllm.timing.verdict import implausible
 from mindllm.units import MILLISECONDS
 
 PLAN_SECONDS = 5.0
-FASTER = 0.10  # a plan that is so much faster refutes the layout of a run
+FASTER = 0.20  # a plan or a strategy that is so much faster refutes the layout of a run; less is told
 OFFSET = "model.model_config.offset"
 
 
@@ -40,7 +40,8 @@ def answers(config: RunConfig, options: Options, progress: Progress) -> Iterator
     standing = Standing.REFUTED if findings else Standing.PROVED
     evidence = (*_bound_words(planned, unplanned), *_uncounted(predicted))
     figures = {**predicted.tree(), **(_bound(planned) if planned else {})}
-    yield Answer(STEP_TIME, standing, says(predicted), tuple(findings), evidence, (_table(predicted),), figures)
+    line = says(predicted) + _distance(planned)
+    yield Answer(STEP_TIME, standing, line, tuple(findings), evidence, (_table(predicted),), figures)
 
 
 def described(options: Options) -> Device:
@@ -71,12 +72,22 @@ def _planned(config: RunConfig, device: Device) -> tuple[PipelinePlan | None, st
         return None, f"no bound: {error}"
 
 
-def _slower(planned: PipelinePlan | None) -> Iterator[Finding]:
+def _gain(planned: PipelinePlan | None) -> float | None:
+    """How much faster the best plan is than the YAML as it is; None where that is not known."""
     before = planned.subject.before if planned else None
-    if planned is None or before is None or not before.step_time:
-        return
-    gain = before.step_time / planned.step_time - 1
-    if gain > FASTER and planned.best.fits:
+    return before.step_time / planned.step_time - 1 if planned and before else None
+
+
+def _distance(planned: PipelinePlan | None) -> str:
+    gain = _gain(planned)
+    if gain is None:
+        return ""
+    return f", {gain:.1%} above the best plan" if gain > 0 else ", as good as the best plan"
+
+
+def _slower(planned: PipelinePlan | None) -> Iterator[Finding]:
+    gain = _gain(planned)
+    if planned is not None and gain is not None and gain > FASTER:
         keys = ", ".join(f"{key} {value}" for key, value in planned.keys.items())
         message = f"another plan of this strategy is {gain:.1%} faster by formula"
         yield Finding(message, f"mindllm plan confirms and writes it: {keys}", OFFSET)

@@ -1,0 +1,232 @@
+"""A proof as a whole: its order, what is kept, what is interrupted, and what becomes of pieces that cannot be done."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from small_cluster import cluster_run
+
+from mindllm.config import override_config
+from mindllm.errors import RunFailed, UserError
+from mindllm.parallel.refusals import CompileFailed
+from mindllm.process.host_memory import ADVICE
+from mindllm.prove import local, worker
+from mindllm.prove.answers import Answer, Finding, Standing
+from mindllm.prove.found import find_proof, hash_of, read_proof, remember
+from mindllm.prove.pieces import OF_NO_GRAPH, PIECES, Options, Piece
+from mindllm.prove.proof import Proof, Verdict, check_allowed
+from mindllm.prove.prove import prove_run
+from mindllm.prove.questions import QUESTIONS
+
+KEPT = {question for piece in PIECES if piece.neutral is not None for question in piece.questions}
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def executor(done, standing=Standing.PROVED, interrupted_at=None):
+    """Return an executor that says ``standing`` of all questions, and notes pieces in ``done``."""
+
+    def do(config, pieces, options, told):
+        for piece in pieces:
+            if piece.name == interrupted_at:
+                raise KeyboardInterrupt
+            done.append(piece.name)
+            yield piece, tuple(Answer(name, standing, f"{name} says so") for name in piece.questions)
+
+    return do
+
+
+def proved(config, **options):
+    return prove_run(config, Options(), **options)
+
+
+def test_all_questions_are_answered_and_formulas_come_first():
+    said = []
+    proof = proved(cluster_run(dp=2), executor=executor([]), answered=said.append)
+    assert [answer.question for answer in proof.answers] == list(QUESTIONS)
+    assert proof.verdict is Verdict.READY
+    assert proof.complete
+    first = [(answer.question, answer.standing) for answer in said[:4]]
+    assert first[0] == ("configuration", Standing.PROVED)
+    assert {standing for _, standing in first[1:]} == {Standing.EXPECTED}
+    assert {answer.question for answer in said} == set(QUESTIONS)
+
+
+def test_a_quick_proof_proves_the_configuration_alone():
+    proof = proved(cluster_run(dp=2), quick=True, executor=executor([], Standing.REFUTED))
+    assert not proof.complete
+    assert proof.verdict is Verdict.NOT_PROVED
+    assert [answer.question for answer in proof.answers if answer.standing is Standing.PROVED] == ["configuration"]
+
+
+@pytest.mark.parametrize(
+    ("standing", "allowed", "verdict"),
+    [
+        (Standing.REFUTED, tuple(QUESTIONS), Verdict.REFUTED),
+        (Standing.NOT_PROVED, (), Verdict.NOT_PROVED),
+        (Standing.NOT_PROVED, tuple(QUESTIONS), Verdict.READY),
+    ],
+)
+def test_what_may_stay_open_is_not_what_may_be_wrong(standing, allowed, verdict):
+    assert proved(cluster_run(dp=2), allowed=allowed, executor=executor([], standing)).verdict is verdict
+
+
+def test_nothing_is_proved_twice_and_a_change_is_proved_again():
+    config, done = cluster_run(dp=2), []
+    proved(config, executor=executor(done))
+    assert done == [piece.name for piece in PIECES]
+    done.clear()
+    again = proved(config, executor=executor(done))
+    assert done == [piece.name for piece in PIECES if piece.neutral is None]
+    assert {answer.question for answer in again.answers if answer.proved_on} == KEPT
+    done.clear()
+    other_data = override_config(config, {"train_dataset.data_loader.config.data_path": "elsewhere"})
+    proved(other_data, executor=executor(done))
+    assert done == [piece.name for piece in PIECES if piece.neutral is None]
+    done.clear()
+    proved(override_config(config, {"runner_config.batch_size": 4}), executor=executor(done))
+    assert done == [piece.name for piece in PIECES]
+    done.clear()
+    proved(config, executor=executor(done), use_kept=False)
+    assert done == [piece.name for piece in PIECES]
+
+
+@pytest.mark.parametrize("standing", [Standing.REFUTED, Standing.NOT_PROVED])
+def test_what_is_not_proved_is_not_kept(standing):
+    done: list[str] = []
+    proved(cluster_run(dp=2), executor=executor([], standing))
+    proved(cluster_run(dp=2), executor=executor(done))
+    assert done == [piece.name for piece in PIECES]
+
+
+def test_a_key_that_the_pieces_leave_out_is_a_key():
+    tree = cluster_run(dp=2).model_dump(by_alias=True, mode="json", warnings=False)
+    for key in (key for key in OF_NO_GRAPH if key != "require_proof"):
+        node = tree
+        for part in key.split("."):
+            assert part in node, key
+            node = node[part]
+
+
+def test_an_interrupted_proof_keeps_what_is_known():
+    done: list[str] = []
+    proof = proved(cluster_run(dp=2), executor=executor(done, interrupted_at="ranks"))
+    assert not proof.complete
+    assert proof.answer("memory").standing is Standing.PROVED
+    assert proof.answer("parity").standing is Standing.NOT_PROVED
+    done.clear()
+    proved(cluster_run(dp=2), executor=executor(done))
+    assert "stages" not in done
+
+
+def test_a_proof_goes_into_json_and_back(tmp_path):
+    proof = proved(cluster_run(dp=2), executor=executor([]))
+    tree = json.loads(json.dumps(proof.to_dict(), allow_nan=False))
+    assert Proof.of_tree(tree).to_dict() == proof.to_dict()
+    path = tmp_path / "proof.json"
+    path.write_text(json.dumps(tree))
+    assert read_proof(path).to_dict() == proof.to_dict()
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"schema": 1}', '{"schema": 99}', "[" * 100_000])
+def test_a_file_that_is_no_proof_is_refused(tmp_path, text):
+    path = tmp_path / "proof.json"
+    path.write_text(text)
+    with pytest.raises(UserError, match=r"proof\.json"):
+        read_proof(path)
+
+
+def test_a_proof_is_found_by_the_configuration_alone(tmp_path):
+    config = cluster_run(dp=2)
+    assert find_proof(config) is None
+    proof = proved(config, executor=executor([]))
+    remember(proof)
+    found = find_proof(override_config(config, {"output_dir": str(tmp_path), "overwrite": True}))
+    assert found is not None
+    assert found.run.hash == hash_of(config)
+    assert find_proof(override_config(config, {"runner_config.batch_size": 4})) is None
+
+
+def test_an_unknown_question_may_not_stay_open():
+    with pytest.raises(UserError, match="did you mean 'memory'"):
+        check_allowed(["memry"])
+
+
+@pytest.mark.parametrize(
+    ("error", "standings"),
+    [
+        (CompileFailed("no"), [Standing.REFUTED, Standing.NOT_PROVED]),
+        (UserError("no"), [Standing.NOT_PROVED] * 2),
+        (RunFailed("no"), [Standing.NOT_PROVED] * 2),
+    ],
+)
+def test_what_keeps_a_piece_from_being_done_is_its_answer(monkeypatch, error, standings):
+    def fail(config, options, progress):
+        raise error
+
+    piece = next(piece for piece in PIECES if piece.name == "ranks")
+    monkeypatch.setattr(Piece, "work", lambda self: fail)
+    answers = worker.do(piece, cluster_run(dp=2), Options())
+    assert [answer.standing for answer in answers] == standings
+    assert [answer.question for answer in answers] == list(piece.questions)
+    assert all(answer.findings for answer in answers)
+
+
+def by_name(*names):
+    return [next(piece for piece in PIECES if piece.name == name) for name in names]
+
+
+def test_pieces_are_done_in_processes_of_their_own(tmp_path):
+    config = override_config(cluster_run(dp=2), {"output_dir": str(tmp_path / "out")})
+    told = []
+    pieces = by_name("data", "start", "checkpoints")
+    found = dict(local.do_here(config, pieces, Options(), lambda *words: told.append(words)))
+    assert set(found) == set(pieces)
+    standings = {answer.question: answer.standing for answers in found.values() for answer in answers}
+    assert standings == {
+        "data": Standing.NOT_PROVED,
+        "start": Standing.PROVED,
+        "checkpoints": Standing.PROVED,
+    }
+
+
+def test_a_process_that_ends_without_answers_leaves_the_others(tmp_path):
+    broken = replace(PIECES[0], name="nonsense")
+    found = dict(local.do_here(cluster_run(dp=2), [broken, *by_name("checkpoints")], Options(), lambda *words: None))
+    (lost,) = found[broken]
+    assert lost.standing is Standing.NOT_PROVED
+    assert "exit code 2" in lost.says
+    assert found[by_name("checkpoints")[0]][0].standing is Standing.PROVED
+
+
+def test_a_piece_without_memory_beside_others_is_done_again_alone(monkeypatch):
+    """The first time both are done together, one finds no memory; the second time it is alone."""
+    tries: list[str] = []
+
+    class Ended:
+        beside = False
+
+        def __init__(self, piece):
+            self.piece = piece
+            tries.append(piece.name)
+
+        def ended(self, told):
+            return self.beside or len(tries) > 2
+
+        def answers(self):
+            reason = (Finding(f"no room: {ADVICE}"),) if self.piece.name == "ranks" and len(tries) == 2 else ()
+            return tuple(Answer(name, Standing.PROVED, "", reason) for name in self.piece.questions)
+
+        def kill(self):
+            pass
+
+    monkeypatch.setattr(local._Running, "begin", lambda piece, directory: Ended(piece))
+    monkeypatch.setattr(local, "cores", lambda: 2)
+    found = dict(local.do_here(cluster_run(dp=2), by_name("stages", "ranks"), Options(), lambda *words: None))
+    assert tries == ["stages", "ranks", "ranks"]
+    assert len(found) == 2
