@@ -180,5 +180,5 @@ def check_allowed(names: Collection[str]) -> tuple[str, ...]:
 
     for name in names:
         if name not in QUESTIONS:
-            raise UserError(f"--allow {name}: there is no such question; {nearest(name, QUESTIONS)}")
+            raise UserError(f"--allow {name}: there is no such question{nearest(name, QUESTIONS)}")
     return tuple(dict.fromkeys(names))
