@@ -1,6 +1,6 @@
 """mindllm: static-parallel training of large language models with MindSpore, proved before it is launched.
 
-The public functions are those of :mod:`mindllm.api` (docs/python.md); each imports what it needs when it is called. Five of them
+The public functions are those of :mod:`mindllm.api` (docs/python.md); each imports what it needs when it is called. Six of them
 have the name of a room, ``mindllm.train`` for one: that package is callable, so that the name means both.
 """
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         inspect,
         load_config,
         plan,
+        prove,
         search,
         step_time,
         train,
@@ -40,12 +41,13 @@ __all__ = [
     "inspect",
     "load_config",
     "plan",
+    "prove",
     "search",
     "step_time",
     "train",
     "verify",
 ]
-ROOMS = ("dry_run", "evaluate", "generate", "train", "verify")
+ROOMS = ("dry_run", "evaluate", "generate", "prove", "train", "verify")
 HOMES = {"RunConfig": "config", "CheckFailed": "errors", "RunFailed": "errors", "UserError": "errors"}
 
 

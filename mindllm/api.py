@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from mindllm.evaluate.outcome import Scores
     from mindllm.generate.outcome import Generation, Prompt
     from mindllm.planning.outcome import PipelinePlan
+    from mindllm.prove.proof import Proof
     from mindllm.run.outcome import HeldOutLoss, Training
     from mindllm.strategies.outcome import Strategies
     from mindllm.timing.device import Device
@@ -237,6 +238,58 @@ def search(
         directory.mkdir(parents=True, exist_ok=True)
     wanted = Wanted(devices, global_batch, best, seconds, dry_run)
     return find_strategies(load_config(run), _device(device), wanted, directory, progress)
+
+
+def prove(
+    run: Run,
+    *,
+    quick: bool = False,
+    allow: Sequence[str] = (),
+    search: bool = False,
+    device: str | Path | None = None,
+    again: bool = False,
+    output: Path | str | None = None,
+    workers: int | None = None,
+    progress: Progress = unwatched,
+) -> Proof:
+    """Answer the ten questions about a run: each is proved, refuted or not proved, and one verdict comes of them.
+
+    Ctrl-C ends the work and returns what is known: a proof that is not ``complete``. A run finds a complete one when it starts.
+
+    Args:
+        run: the run. One that does not load raises, where the command calls it refuted.
+        quick: stop after what formulas expect, which takes a second.
+        allow: names of questions that may stay without a proof, as ``["data"]``.
+        search: hold the strategy against all others on as many devices.
+        device: a described device that steps are timed on: its name or a YAML; None: the default of ``mindllm time``.
+        again: prove also what has not changed since an earlier proof.
+        output: a directory for ``report.html`` and ``proof.json``; None: neither is written.
+        workers: processes at once in a piece of the work; None: by cores and memory.
+        progress: told of the pieces and what they do.
+
+    Raises:
+        UserError: the run does not load, or there is no such question or device.
+    """
+    from mindllm.prove.found import remember
+    from mindllm.prove.pieces import Options
+    from mindllm.prove.proof import check_allowed
+    from mindllm.prove.prove import prove_run
+    from mindllm.prove.write import write_proof
+
+    config, allowed = load_config(run), check_allowed([allow] if isinstance(allow, str) else allow)
+    options = Options(str(device or ""), search, workers=workers)
+    _device(device)  # a name that is none is told at once
+
+    def told(piece: Any, what: str, done: int, total: int | None) -> None:
+        progress(f"{piece.name}: {what}", done, total)
+
+    name = _name(run, config)
+    proof = prove_run(config, options, name, quick=quick, allowed=allowed, use_kept=not again, told=told)
+    if output is not None:
+        write_proof(proof, Path(output))
+    elif proof.complete:
+        remember(proof)
+    return proof
 
 
 def inspect(run: Run, *, rank: int = 0, progress: Progress = unwatched) -> Inspection:

@@ -135,3 +135,36 @@ def test_an_inspection_answers_as_the_command(capsys, tmp_path):
     assert graph.differences(kept).to_dict()["operators"] == []
     with pytest.raises(mindllm.UserError, match="no operator in"):
         kept.show("no.such.cell")
+
+
+def test_a_proof_is_that_of_the_command(capsys, tmp_path, monkeypatch):
+    from functools import partial
+
+    from mindllm.cli import prove as command
+    from mindllm.prove import prove as proving
+    from mindllm.prove.answers import Answer, Standing
+    from mindllm.prove.found import find_proof
+
+    def executor(config, pieces, options, told):
+        for piece in pieces:
+            told(piece, "looking", 1, 2)
+            yield piece, tuple(Answer(name, Standing.PROVED, f"{name} holds") for name in piece.questions)
+
+    stand_in = partial(proving.prove_run, executor=executor)
+    for module in (proving, command):
+        monkeypatch.setattr(module, "prove_run", stand_in)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    told = []
+    found = mindllm.prove(SMALL, allow=["data"], again=True, progress=lambda *step: told.append(step))
+    assert ("stages: looking", 1, 2) in told
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["cache"]
+    assert find_proof(mindllm.load_config(SMALL)).run.hash == found.run.hash
+    once = {"seconds": 0, "run": {}}
+    assert through_json(found) | once == said(command.main, capsys, SMALL, "--allow", "data", "--again") | once
+    mindllm.prove(SMALL, quick=True, output=tmp_path / "quick")
+    assert sorted(path.name for path in (tmp_path / "quick").iterdir()) == ["proof.json", "report.html"]
+    with pytest.raises(mindllm.UserError, match="there is no such question; did you mean 'data'"):
+        mindllm.prove(SMALL, allow="date")
+    with pytest.raises(mindllm.UserError, match="abacus"):
+        mindllm.prove(SMALL, device="abacus")

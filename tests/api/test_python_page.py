@@ -36,7 +36,7 @@ def run(until: int) -> None:
 def test_the_examples_that_compute_by_formula_run(here, capsys):
     run(PAGE.read_text(encoding="utf-8").index(COMPILES))
     shown = capsys.readouterr().out
-    for expected in ("model FLOPs utilisation", "lower bound of all plans", "strategies"):
+    for expected in ("model FLOPs utilisation", "lower bound of all plans", "strategies", "what is proved"):
         assert expected in shown
 
 
