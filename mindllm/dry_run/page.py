@@ -16,7 +16,7 @@ from mindllm.dry_run.profile import Profile
 from mindllm.dry_run.report import about_planned
 from mindllm.dry_run.source_lines import Lines, line_of
 from mindllm.dry_run.workspace import attention_elements_of, peak_with_workspace
-from mindllm.terminal.page import fill
+from mindllm.terminal.page import fill, mark
 from mindllm.units import MIB
 
 PAGE = "memory.html"
@@ -46,17 +46,20 @@ class Section:
         return bytes_of(self.peak)
 
 
-def render_page(memories: Sequence[StageMemory], config: RunConfig, limit: int, lines: Lines) -> str:
-    """Returns the page of the stages of a run as HTML."""
+def render_page(
+    memories: Sequence[StageMemory], config: RunConfig, limit: int, lines: Lines, to_proof: bool = False
+) -> str:
+    """Returns the page of the stages of a run as HTML; ``to_proof``: with the way back to the proof of the run beside it."""
     what = "estimated memory" if any(memory.estimated for memory in memories) else "memory"
     title = f"{config.trainer.model_name or 'Run'}: {what} of each pipeline stage"
-    return render_sections(title, [_section(memory, config) for memory in memories], limit, lines)
+    return render_sections(title, [_section(memory, config) for memory in memories], limit, lines, to_proof)
 
 
-def render_sections(title: str, sections: Sequence[Section], limit: int, lines: Lines) -> str:
+def render_sections(title: str, sections: Sequence[Section], limit: int, lines: Lines, to_proof: bool = False) -> str:
     """Returns the page as HTML."""
     body = [_overview(sections, limit), *(_details(section, limit, lines) for section in sections)]
-    return fill(TEMPLATE, {"title": title}, {"legend": _legend(), "body": "\n".join(body)})
+    markup = {"mark": mark("memory", to_proof), "legend": _legend(), "body": "\n".join(body)}
+    return fill(TEMPLATE, {"title": title}, markup)
 
 
 def _section(memory: StageMemory, config: RunConfig) -> Section:

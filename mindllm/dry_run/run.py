@@ -20,6 +20,7 @@ from mindllm.errors import UserError
 from mindllm.files import atomic_open
 from mindllm.parallel.stages import Stage, stages_of
 from mindllm.results import Result
+from mindllm.terminal.page import beside_proof
 from mindllm.units import MIB
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ class DryRun(Result):
             with atomic_open(directory / f"rank_{memory.stage.rank}.log") as log:
                 log.write("\n".join(log_lines(memory, self.config, DEVICE_MEMORY, self.limit)) + "\n")
         with atomic_open(directory / PAGE) as page:
-            page.write(render_page(self.stages, self.config, self.limit, self.lines))
+            page.write(render_page(self.stages, self.config, self.limit, self.lines, beside_proof(directory)))
         return directory / PAGE
 
 

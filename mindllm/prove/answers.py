@@ -53,6 +53,21 @@ class Table:
 
 
 @dataclass(frozen=True)
+class Page:
+    """A page of its own that shows more than an answer can.
+
+    Attributes:
+        title: what it shows, for a link.
+        file: its name beside the report.
+        text: its HTML; empty in ``proof.json``, which names pages alone.
+    """
+
+    title: str
+    file: str
+    text: str = ""
+
+
+@dataclass(frozen=True)
 class Answer:
     """How a question stands, and why.
 
@@ -65,6 +80,7 @@ class Answer:
         figures: numbers for programs, by name; bytes, seconds and shares.
         seconds: what it took to find out.
         proved_on: the day of an earlier proof that still holds, as ``2026-11-20``; empty where it was found now.
+        pages: that are written beside the report.
     """
 
     question: str
@@ -76,6 +92,7 @@ class Answer:
     figures: Mapping[str, Any] = field(default_factory=dict)
     seconds: float = 0.0
     proved_on: str = ""
+    pages: tuple[Page, ...] = ()
 
     def tree(self) -> dict[str, Any]:
         """Return plain values."""
@@ -97,6 +114,7 @@ class Answer:
             figures=tree["figures"],
             seconds=tree["seconds"],
             proved_on=tree["proved_on"],
+            pages=tuple(Page(**page) for page in tree.get("pages", ())),
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from mindllm.config import RunConfig
 from mindllm.errors import UserError
@@ -10,7 +11,7 @@ from mindllm.prove.answers import Answer, Finding, Standing
 from mindllm.prove.checks.checkpoints import answered
 from mindllm.prove.questions import CONFIGURATION, MEMORY, STEP_TIME
 from mindllm.timing.device import read_device
-from mindllm.timing.prediction import predict
+from mindllm.timing.prediction import StepPrediction, predict
 from mindllm.units import GIB
 
 
@@ -36,11 +37,19 @@ def expected(config: RunConfig, device: str) -> Iterator[Answer]:
     else:
         room = predicted.memory
         stage = f"stage {room.stage} takes {max(room.stages) / GIB:.1f} of {room.limit / GIB:.4g} GB"
-        figures = {"peak": max(room.stages), "limit": room.limit, "fits": room.fits}
+        stages = [{"stage": number, "peak": size} for number, size in enumerate(room.stages)]
+        figures = {"peak": max(room.stages), "limit": room.limit, "fits": room.fits, "stages": stages}
         yield Answer(MEMORY, Standing.EXPECTED, stage if room.fits else f"does not fit: it {room}", figures=figures)
         says = f"{predicted.seconds:.3f} s a step on {known.name}, {predicted.model_flops_utilisation:.1%} MFU"
-        yield Answer(STEP_TIME, Standing.EXPECTED, says, figures={"seconds": predicted.seconds})
+        yield Answer(STEP_TIME, Standing.EXPECTED, says, figures=step_figures(predicted))
     yield _as_expected(answered(config))
+
+
+def step_figures(predicted: StepPrediction) -> dict[str, Any]:
+    """Return a predicted step for programs and the page: its stages, and the passes that its schedule is made of."""
+    step = predicted.step
+    accumulation = step.workload.strategy.accumulation
+    return {**predicted.tree(), "passes": step.times.tree(), "accumulation": accumulation}
 
 
 def _as_expected(answer: Answer) -> Answer:

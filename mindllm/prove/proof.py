@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -126,7 +126,7 @@ class Proof(Result):
             "device": self.device,
             "allowed": list(self.allowed),
             "seconds": round(self.seconds, 3),
-            "answers": [answer.tree() for answer in self.answers],
+            "answers": [_without_texts(answer).tree() for answer in self.answers],
             **self.extra,
         }
 
@@ -149,6 +149,11 @@ class Proof(Result):
             yield from finding_lines(answer)
         colour = {Verdict.READY: "bold green", Verdict.REFUTED: "bold red"}.get(self.verdict, "bold yellow")
         yield styled((self.headline(), colour))
+
+
+def _without_texts(answer: Answer) -> Answer:
+    """The answer with the names of its pages alone."""
+    return replace(answer, pages=tuple(replace(page, text="") for page in answer.pages))
 
 
 def questions_table(answers: Sequence[Answer], name: str) -> Table:

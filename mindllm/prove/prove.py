@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterator
 from datetime import datetime, timezone
 from importlib import metadata
 
-from mindllm.axes import NAMED_AXES
+from mindllm.axes import EXPERTS, NAMED_AXES
 from mindllm.config import RunConfig
 from mindllm.errors import UserError
 from mindllm.prove import kept
@@ -131,14 +131,18 @@ def _words(config: RunConfig) -> Iterator[tuple[str, str]]:
     label = config.trainer.model_name or model.type
     size = model.parameter_count() / 1e9
     yield "model", f"{label}: {size:,.2f} billion parameters, {model.layer_count} layers of {model.hidden_size:,}"
-    axes = ", ".join(f"{axis.key} {sizes.size(axis)}" for axis in NAMED_AXES if sizes.size(axis) > 1)
+    axes = ", ".join(f"{axis.key} {sizes.size(axis)}" for axis in (*NAMED_AXES, EXPERTS) if sizes.size(axis) > 1)
     yield "strategy", axes or "one device"
     yield "devices", f"{sizes.device_num:,} ({config.context.device_target})"
     tokens = config.global_batch_size * model.seq_length
     yield "batch", f"{config.global_batch_size:,} sequences of {model.seq_length:,} tokens, {tokens:,} tokens a step"
-    micro = f"{sizes.micro_batch_num} micro-batches of {runner.batch_size}"
-    yield "micro-batches", f"{micro}, {runner.gradient_accumulation_steps} accumulation steps"
+    again = f", accumulated {rounds:,} times" if (rounds := runner.gradient_accumulation_steps) > 1 else ""
+    yield "micro-batches", f"{sizes.micro_batch_num:,} of {_counted(runner.batch_size, 'sequence')}{again}"
     yield "computes in", model.compute_dtype
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number:,} {what}{'s' * (number != 1)}"
 
 
 def _versions() -> dict[str, str]:

@@ -1,12 +1,13 @@
-"""What a proof leaves: ``report.html`` for people and ``proof.json`` for programs, whole or not at all."""
+"""What a proof leaves: ``report.html`` for people, pages beside it, and ``proof.json`` for programs, whole or not at all."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
+from mindllm.errors import UserError
 from mindllm.files import atomic_open
-from mindllm.prove.found import FILE, remember
+from mindllm.prove.found import FILE, read_proof, remember
 from mindllm.prove.page import render_page
 from mindllm.prove.proof import Proof
 
@@ -14,8 +15,9 @@ PAGE = "report.html"
 
 
 def write_proof(proof: Proof, directory: Path) -> Path:
-    """Write both files into ``directory``, keep a complete proof for the runs of this machine, and return the page."""
+    """Write all files into ``directory``, keep a complete proof for the runs of this machine, and return the page."""
     directory.mkdir(parents=True, exist_ok=True)
+    _write_pages(proof, directory)
     with atomic_open(directory / FILE) as file:
         json.dump(proof.to_dict(), file, indent=1, allow_nan=False)
         file.write("\n")
@@ -24,3 +26,22 @@ def write_proof(proof: Proof, directory: Path) -> Path:
     if proof.complete:
         remember(proof)
     return directory / PAGE
+
+
+def _write_pages(proof: Proof, directory: Path) -> None:
+    """Write the pages of all answers; those that an earlier proof has left here, and this one does not have, go."""
+    pages = {page.file: page.text for answer in proof.answers for page in answer.pages}
+    for name in _left(directory) - set(pages):
+        (directory / name).unlink(missing_ok=True)
+    for name, text in pages.items():
+        with atomic_open(directory / name) as file:
+            file.write(text)
+
+
+def _left(directory: Path) -> set[str]:
+    """Names of the pages that an earlier proof has written into this directory."""
+    try:
+        earlier = read_proof(directory)
+    except UserError:
+        return set()
+    return {page.file for answer in earlier.answers for page in answer.pages if Path(page.file).name == page.file}

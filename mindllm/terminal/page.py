@@ -1,4 +1,7 @@
-"""Pages made from templates: HTML with ``{{name}}`` where something goes. What goes in is never looked at for names again."""
+"""Pages made from templates: HTML with ``{{name}}`` where something goes. What goes in is never looked at for names again.
+
+All pages have one frame: ``{{frame}}`` is its style sheet, and ``{{mark}}`` the line above the heading.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,13 @@ import html
 import json
 import re
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 NAME = re.compile(r"\{\{(\w+)\}\}")
+FRAME = Path(__file__).with_name("page.css")
+PROOF, RESULT = "report.html", "proof.json"
 
 
 def fill(template: Path, texts: Mapping[str, str], markup: Mapping[str, str]) -> str:
@@ -18,8 +24,25 @@ def fill(template: Path, texts: Mapping[str, str], markup: Mapping[str, str]) ->
     Raises:
         KeyError: the template has a name that none of them gives.
     """
-    parts = {**{name: html.escape(text) for name, text in texts.items()}, **markup}
+    parts = {"frame": frame(), **{name: html.escape(text) for name, text in texts.items()}, **markup}
     return NAME.sub(lambda found: parts[found[1]], template.read_text(encoding="utf-8"))
+
+
+@cache
+def frame() -> str:
+    """Return the style sheet that all pages have."""
+    return FRAME.read_text(encoding="utf-8")
+
+
+def mark(kind: str, to_proof: bool = False, aside: str = "") -> str:
+    """Return the line above a heading: what kind of page it is, and ``aside`` or the way back to the proof of the run."""
+    back = f'<a href="{PROOF}">the proof of this run</a>' if to_proof else html.escape(aside)
+    return f'<p class="mark"><span><b>mindllm</b> {html.escape(kind)}</span><span>{back}</span></p>'
+
+
+def beside_proof(directory: Path) -> bool:
+    """Return whether a page in this directory lies beside the page of a proof."""
+    return (directory / PROOF).is_file() and (directory / RESULT).is_file()
 
 
 def json_markup(tree: Any) -> str:

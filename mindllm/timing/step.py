@@ -16,8 +16,8 @@ import numpy as np
 
 from mindllm.axes import CONTEXT, TENSOR
 from mindllm.schedules.orders import Timetable, stage_orders, timetable
-from mindllm.schedules.simulate import Timeline, simulate, step_times
-from mindllm.schedules.steady import is_long, simulate_long
+from mindllm.schedules.simulate import Timeline, step_times
+from mindllm.schedules.steady import is_long
 from mindllm.timing.costs.exchanges import Group, exchange_seconds
 from mindllm.timing.costs.layer import SPLIT_INPUT
 from mindllm.timing.costs.operators import operator_seconds
@@ -25,6 +25,7 @@ from mindllm.timing.costs.swapped import late_seconds, moved_bytes
 from mindllm.timing.costs.tuned_update import uncounted_update
 from mindllm.timing.costs.work import Exchange, Operator, Work
 from mindllm.timing.device import Device
+from mindllm.timing.pass_times import PassTimes
 from mindllm.timing.step_work import Part, StageUpdate, StepWork, step_work, uncounted_patterns
 from mindllm.timing.workload import Strategy, Workload
 
@@ -59,7 +60,7 @@ class StageEnd:
 
 @dataclass(frozen=True)
 class StepTime:
-    """A predicted step; times are seconds, passes are by place (chunk x stages + stage)."""
+    """A predicted step; times are seconds, passes are by place (chunk x stages + stage); ``line`` is the schedule."""
 
     workload: Workload
     device: Device
@@ -67,6 +68,7 @@ class StepTime:
     backward: tuple[Pass, ...]
     send: float
     ends: tuple[StageEnd, ...]
+    times: PassTimes
     line: Timeline
 
     @cached_property
@@ -98,13 +100,8 @@ def step_time(workload: Workload, device: Device) -> StepTime:
         UserError: the device lacks a figure or a link that the run needs.
     """
     timed = TimedWork(step_work(workload), device)
-    micro, table = workload.strategy.micro_batches, _table(workload)
-    forward, backward = timed.durations
-    if table is None:
-        line = simulate_long(micro, forward, backward, timed.delay)
-    else:
-        line = simulate(table, forward, backward, delay=timed.delay)
-    return StepTime(workload, device, timed.forward, timed.backward, timed.send, timed.ends, line)
+    times = timed.pass_times
+    return StepTime(workload, device, timed.forward, timed.backward, timed.send, timed.ends, times, times.simulated())
 
 
 def step_seconds(workload: Workload, devices: Sequence[Device]) -> np.ndarray:
@@ -205,6 +202,14 @@ class TimedWork:
         if self.device.software != "megatron":
             return times
         return times + blocked(np.full(times.shape[1] - 1, self.send), self.work.workload.plan.chunks)
+
+    @property
+    def pass_times(self) -> PassTimes:
+        """What the schedule of the step follows from."""
+        plan, (forward, backward) = self.work.workload.plan, self.durations.tolist()
+        return PassTimes(
+            plan.stages, plan.chunks, self.strategy.micro_batches, tuple(forward), tuple(backward), self.delay
+        )
 
     @property
     def delay(self) -> float:

@@ -53,13 +53,13 @@ def test_memory_is_that_of_the_table_though_passes_follow_each_other(delay):
 
 def test_few_micro_batches_are_shown_whole():
     drawn = even()
-    assert windows_of(drawn) == [(0.0, pytest.approx(drawn.line.makespan), "")]
+    assert windows_of(drawn.line) == [(0.0, pytest.approx(drawn.line.makespan), "")]
 
 
 @pytest.mark.parametrize("chunks", [1, 2])
 def test_of_many_the_start_one_period_and_the_end_are_shown(chunks, tmp_path):
     drawn = even(micro_batches=400, chunks=chunks)
-    start, period, end = windows_of(drawn)
+    start, period, end = windows_of(drawn.line)
     step = float(drawn.line.end.max())
     assert [start[2], period[2], end[2]] == ["start", "one period", "end"]
     assert start[0] == 0
@@ -77,12 +77,12 @@ def test_a_period_is_as_long_as_the_schedule_needs_to_repeat(monkeypatch):
     layers = [{"name": "body", "count": 8, "forward": 100, "weight_gradient": 95, "kinds": kinds}]
     fields = {"stages": 8, "micro_batches": 24, "schedule": "zb", "limit_mb": 600, "layers": layers}
     drawn = try_plan(make_problem(fields, "pairs"), Plan((("none",),) * 8))
-    _, period, _ = windows_of(drawn)
+    _, period, _ = windows_of(drawn.line)
     assert period[2] == "one period"
     first = drawn.line.start[(drawn.line.table.place == 0) & (drawn.line.table.what == FORWARD)]
     assert ((first >= period[0] - 1e-9) & (first < period[1] - 1e-9)).sum() == 2
     monkeypatch.setattr(picture, "LONGEST", 1)
-    assert windows_of(drawn)[1][2] == "the middle"
+    assert windows_of(drawn.line)[1][2] == "the middle"
 
 
 def test_the_page_has_every_operation_with_its_name(tmp_path):

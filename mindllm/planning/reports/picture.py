@@ -45,7 +45,7 @@ def draw_schedule(evaluation: Evaluation, path: Path, note: str = "") -> None:
     from matplotlib import pyplot
     from matplotlib.ticker import MaxNLocator
 
-    stages, windows = evaluation.problem.stages, windows_of(evaluation)
+    stages, windows = evaluation.problem.stages, windows_of(evaluation.line)
     height = min(40.0, 2.2 + 0.32 * stages)
     figure, axes = pyplot.subplots(
         2, len(windows), figsize=(14, height + 4), sharex="col", sharey="row", squeeze=False, constrained_layout=True,
@@ -66,16 +66,15 @@ def draw_schedule(evaluation: Evaluation, path: Path, note: str = "") -> None:
     pyplot.close(figure)
 
 
-def windows_of(evaluation: Evaluation) -> list[Window]:
+def windows_of(line: Timeline) -> list[Window]:
     """The stretches of time that a still picture shows: all, or the start, one period or the middle, and the end."""
-    line, problem = evaluation.line, evaluation.problem
-    whole = float(line.end.max())
+    whole, stages = float(line.end.max()), line.table.stages
     if not whole:
         return [(0.0, 1.0, "")]
     slowest = int(line.busy().argmax())
-    mine = line.table.place % problem.stages == slowest
+    mine = line.table.place % stages == slowest
     usual = float(np.mean((line.end - line.start)[mine]))
-    period = _period(line, slowest, problem.stages if problem.chunks > 1 else 1)
+    period = _period(line, slowest, stages if line.table.chunks > 1 else 1)
     start = max(SHARES[0] * WIDE * usual, 1.2 * line.end[line.table.what == BACKWARD].min())
     half = SHARES[1] * WIDE * usual / 2
     middle = (*period, "one period") if period else (whole / 2 - half, whole / 2 + half, "the middle")

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from mindllm.config import RunConfig
 from mindllm.dry_run.forecast import StageMemory
+from mindllm.dry_run.page import PAGE, render_page
 from mindllm.dry_run.run import DryRun, advise, simulate
 from mindllm.dry_run.simulations import simulations_here
 from mindllm.dry_run.workspace import attention_elements_of, peak_with_workspace
-from mindllm.prove.answers import Answer, Finding, Standing, Table
+from mindllm.prove.answers import Answer, Finding, Page, Standing, Table
 from mindllm.prove.pieces import Options
 from mindllm.prove.questions import MEMORY
 from mindllm.terminal.progress import Progress
@@ -27,7 +29,8 @@ def answers(config: RunConfig, options: Options, progress: Progress) -> Iterator
     simulations = simulations_here(options.workers, progress)
     found = simulate(config, simulations)
     advice = "" if found.fits else advise(found, simulations, options.advice)
-    yield judged(found, advice)
+    page = render_page(found.stages, config, found.limit, found.lines, to_proof=True)
+    yield replace(judged(found, advice), pages=(Page("what fills the memory", PAGE, page),))
 
 
 def not_simulated(config: RunConfig) -> Answer:

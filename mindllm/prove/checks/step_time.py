@@ -9,6 +9,7 @@ from mindllm.errors import CheckFailed, UserError
 from mindllm.planning import subject
 from mindllm.planning.outcome import PipelinePlan, make_plan
 from mindllm.prove.answers import Answer, Finding, Standing, Table, of_error
+from mindllm.prove.expected import step_figures
 from mindllm.prove.pieces import Options
 from mindllm.prove.questions import STEP_TIME
 from mindllm.terminal.progress import Progress
@@ -39,7 +40,7 @@ def answers(config: RunConfig, options: Options, progress: Progress) -> Iterator
         findings += _slower_than_search(config, device, predicted)
     standing = Standing.REFUTED if findings else Standing.PROVED
     evidence = (*_bound_words(planned, unplanned), *_uncounted(predicted))
-    figures = {**predicted.tree(), **(_bound(planned) if planned else {})}
+    figures = {**step_figures(predicted), **(_bound(planned) if planned else {})}
     line = says(predicted) + _distance(planned)
     yield Answer(STEP_TIME, standing, line, tuple(findings), evidence, (_table(predicted),), figures)
 
