@@ -9,6 +9,7 @@ EXTRAS = {
     "pyarrow": "data",
     "zstandard": "data",
     "lm_eval": "eval",
+    "ray": "ray",
 }
 
 

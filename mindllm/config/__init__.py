@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from mindllm.config.optimizer import LrSchedule, OptimizerConfig, RunnerWrapperConfig
     from mindllm.config.parallel import ParallelConfig, ParallelContextConfig
     from mindllm.config.precision import on_this_device
-    from mindllm.config.reading.load import load_config, override_config, render_config, with_model
+    from mindllm.config.reading.load import load_config, override_config, render_config, tree_of, with_model
     from mindllm.config.recompute import RecomputeConfig
     from mindllm.config.run import RunConfig
     from mindllm.config.runtime import ContextConfig, ExportConfig, RunnerConfig
@@ -32,6 +32,7 @@ HOMES = {
     "load_config": "mindllm.config.reading.load",
     "override_config": "mindllm.config.reading.load",
     "render_config": "mindllm.config.reading.load",
+    "tree_of": "mindllm.config.reading.load",
     "with_model": "mindllm.config.reading.load",
     "ModelConfig": "mindllm.config.model",
     "LrSchedule": "mindllm.config.optimizer",
@@ -73,6 +74,7 @@ __all__ = [
     "override_config",
     "read_model_config",
     "render_config",
+    "tree_of",
     "with_model",
 ]
 

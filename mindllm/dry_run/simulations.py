@@ -9,18 +9,21 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from mindllm.compiled.device.stand_in import device_software
 from mindllm.compiled.device.wheel import StandInUnavailable
 from mindllm.config import RunConfig, render_config
-from mindllm.dry_run.cache import Kept, forget_old_ones, kept_file, read_kept
+from mindllm.dry_run.cache import Kept, forget_old_ones, read_kept
 from mindllm.dry_run.profile import Profile, load_profile
+from mindllm.dry_run.request import ESTIMATE, LINES, Request
 from mindllm.dry_run.server import CODE, CONFIG, LOG, Server
 from mindllm.dry_run.source_lines import Lines, read_lines
+from mindllm.dry_run.spread_simulations import run_on_cluster
 from mindllm.dry_run.worker_memory import worker_bytes
 from mindllm.errors import RunFailed, UserError
+from mindllm.executor.option import is_spread
 from mindllm.launch.process import JobProcess, ending, last_lines
 from mindllm.process.host_memory import ADVICE, MemoryClaim, gibibytes
 from mindllm.process.temporary import temporary_directory
@@ -31,21 +34,6 @@ from mindllm.terminal.progress import Progress, unwatched
 logger = logging.getLogger(__name__)
 POLL_SECONDS = 0.1
 ERROR = "error: "
-SIMULATE, ESTIMATE, LINES = "simulate", "estimate", "lines"  # what a worker is asked for
-
-
-@dataclass(frozen=True)
-class Request:
-    """A rank to simulate, to estimate, or to find the source lines of. ``name`` says what it is about, for people."""
-
-    config: RunConfig
-    rank: int
-    name: str
-    what: str = SIMULATE
-
-    @property
-    def kept(self) -> Path:
-        return kept_file(self.config, self.rank, f".{self.what}")
 
 
 class Simulations:
@@ -94,6 +82,12 @@ class Simulations:
         return [kept for file in files if (kept := known[file]) is not None]
 
     def _run(self, missing: dict[Path, Request]) -> None:
+        if is_spread():
+            run_on_cluster(missing, self.progress)
+        else:
+            self._run_here(missing)
+
+    def _run_here(self, missing: dict[Path, Request]) -> None:
         waiting = sorted(missing.items(), key=_place_in_line)
         with MemoryClaim() as claim, temporary_directory("mindllm_dry_run_") as directory:
             largest = sorted((request for _, request in waiting), key=lambda request: -worker_bytes(request.config))

@@ -15,12 +15,14 @@ from mindllm.axes import CONTEXT
 from mindllm.config import RunConfig, override_config, render_config
 from mindllm.dry_run.cache import versions
 from mindllm.errors import UserError
+from mindllm.executor.option import is_spread
 from mindllm.planning.costs.by_formula import formula_problem
 from mindllm.planning.solve import Infeasible, solve
 from mindllm.planning.yaml_plan import write_plan
 from mindllm.reduced_runs.even import even_keys
 from mindllm.strategies.candidates import Candidate, Sharing, candidates
 from mindllm.strategies.judge import Judged, judge, read_judged
+from mindllm.strategies.spread_judging import spread_judgements
 from mindllm.terminal.progress import Progress, unwatched
 from mindllm.timing.configured import workload_of
 from mindllm.timing.device import Device
@@ -85,17 +87,29 @@ def search(
     wanted = list(candidates(config, devices, batch, device, left_out))
     key = _key(config, device, limit)
     known = _known(directory / FILE, key) if directory else {}
-    base = workload_of(config)
     missing = [one for one in wanted if one.name not in known]
     with _kept(directory, key) as keep:
-        for number, one in enumerate(missing):
+        judged = (
+            spread_judgements(config, missing, device, limit)
+            if is_spread()
+            else _judged(config, missing, device, limit)
+        )
+        for number, (one, found) in enumerate(judged):
             progress("predicting strategies", number, len(missing))
-            known[one.name] = judge(config, base, one, device, limit)
-            keep(one.name, known[one.name])
+            known[one.name] = found
+            keep(one.name, found)
     fitting = [found for one in wanted if (found := known[one.name]) is not None]
     left_out["no recomputation makes it fit the memory"] = len(wanted) - len(fitting)
     ranked = sorted(fitting, key=lambda one: -one.speed)
     return Found(tuple(ranked), +left_out, len(wanted), len(wanted) - len(missing))
+
+
+def _judged(
+    config: RunConfig, wanted: Sequence[Candidate], device: Device, limit: float
+) -> Iterator[tuple[Candidate, Judged | None]]:
+    base = workload_of(config)
+    for one in wanted:
+        yield one, judge(config, base, one, device, limit)
 
 
 @contextmanager

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from mindllm.cli.registry import spelled
 from mindllm.command import CommandParser, output_directory, output_file, positive
+from mindllm.executor.option import add_executor_option
 from mindllm.process.host_memory import add_memory_option
 
 MOST_RANKS = 64  # mindllm.verify.check.MOST_RANKS, which takes long to import
@@ -54,6 +55,7 @@ def make_parser() -> CommandParser:
         help=f"a mesh of more ranks is checked as a smaller one of its kind (default: {MOST_RANKS})",
     )
     add_memory_option(parser)
+    add_executor_option(parser)
     parser.add_argument(
         "--cache", type=output_directory, metavar="DIR", help="keeps compiled graphs (default: ~/.cache/mindllm/graphs)"
     )

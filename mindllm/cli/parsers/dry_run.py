@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from mindllm.cli.registry import spelled
 from mindllm.command import CommandParser, output_directory, patience, positive
+from mindllm.executor.option import add_executor_option
 from mindllm.process.host_memory import add_memory_option
 
 ADVICE_SECONDS = 20
@@ -44,6 +45,7 @@ def make_parser() -> CommandParser:
         help="where a stage does not fit, try changes that would help, and begin none after so long (default: %(default)s)",
     )
     add_memory_option(parser)
+    add_executor_option(parser)
     parser.add_argument("--rank_size", type=int, metavar="N", help="devices the configuration must have")
     parser.add_argument("--stage_num", type=int, metavar="N", help="pipeline stages the configuration must have")
     return parser

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from mindllm.cli.registry import spelled
 from mindllm.command import CommandParser, output_directory, output_file, patience, positive
+from mindllm.executor.option import add_executor_option
 from mindllm.process.host_memory import add_memory_option
 from mindllm.timing.shipped import DEFAULT, shipped_devices
 
@@ -100,4 +101,5 @@ def make_parser() -> CommandParser:
         "--workers", type=positive, metavar="N", help="processes at once in a piece (default: by cores)"
     )
     add_memory_option(parser)
+    add_executor_option(parser)
     return parser

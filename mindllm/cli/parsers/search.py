@@ -6,6 +6,7 @@ import argparse
 
 from mindllm.cli.registry import spelled
 from mindllm.command import CommandParser, duration, output_directory, output_file
+from mindllm.executor.option import add_executor_option
 from mindllm.process.host_memory import add_memory_option
 from mindllm.timing.shipped import DEFAULT, shipped_devices
 
@@ -45,6 +46,7 @@ def make_parser() -> CommandParser:
     )
     parser.add_argument("--apply", type=output_file, metavar="YAML", help="writes the best as a run")
     add_memory_option(parser)
+    add_executor_option(parser)
     parser.add_argument("--json", action="store_true", help="one JSON object instead of the tables")
     parser.add_argument(
         "--output", type=output_directory, default="output_tune", metavar="DIR", help="page and progress (output_tune)"

@@ -7,11 +7,9 @@ right ones is part of what is to be proved.
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
@@ -21,22 +19,19 @@ from types import TracebackType
 from mindllm.cache import user_cache
 from mindllm.compiled.graph.compiled_graph import CompiledGraph
 from mindllm.compiled.graph.file import load
-from mindllm.compiled.rank.compile_rank import CONFIG, ERRORS_ONLY
 from mindllm.compiled.rank.host_needs import compile_bytes, require
 from mindllm.compiled.rank.pool import Pool
-from mindllm.compiled.rank.rank_server import LOG
+from mindllm.compiled.rank.server_process import failure_of, start_server
+from mindllm.compiled.rank.spread_ranks import RanksOnCluster
 from mindllm.compiled.rank.worker import GRAPH
-from mindllm.compiled.rank.worker_process import failure
-from mindllm.config import RunConfig, render_config
+from mindllm.config import RunConfig
 from mindllm.errors import UserError
-from mindllm.launch.process import die_with_parent
+from mindllm.executor.option import is_spread
 from mindllm.parallel.layout import mesh_of
 from mindllm.process.host_memory import MemoryClaim, free_memory
 from mindllm.process.temporary import make_temporary, remove_temporary
-from mindllm.sources import python_path
 
 KEPT_BYTES = 1 << 30
-EXIT_CODE = re.compile(r"\nexit code (\d+)\s*$")
 POLL_SECONDS = 0.05
 
 Progress = Callable[[int], None]
@@ -69,12 +64,13 @@ class RankCompilation:
         self._temporary = make_temporary("mindllm_ranks_")
         self._pool = Pool()
         self._free = free_memory()
-        self._server: subprocess.Popen[bytes] | None = None
+        self._server: subprocess.Popen[bytes] | RanksOnCluster | None = None
 
     def __enter__(self) -> RankCompilation:
         missing = [rank for rank in range(self.devices) if not self._is_kept(rank)]
         if missing:
-            self._claim()
+            if not is_spread():
+                self._claim()
             self._server = self._start(missing)
         return self
 
@@ -90,7 +86,9 @@ class RankCompilation:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, stack: TracebackType | None
     ) -> None:
-        if self._server is not None and self._server.poll() is None:
+        if isinstance(self._server, RanksOnCluster):
+            self._server.kill()
+        elif self._server is not None and self._server.poll() is None:
             os.killpg(self._server.pid, signal.SIGKILL)
             self._server.wait()
         with self._claims:
@@ -157,37 +155,12 @@ class RankCompilation:
         return self._kept_file(rank)
 
     def _failure(self, ranks: Sequence[int]) -> UserError:
-        """Why the first of these ranks that were begun has no graph."""
-        logs = {rank: self._temporary / str(rank) / LOG for rank in ranks}
-        rank = next((rank for rank, log in logs.items() if log.is_file()), ranks[0])
-        text = logs[rank].read_text(errors="replace") if logs[rank].is_file() else ""
-        ended = EXIT_CODE.search(text)
-        code = int(ended.group(1)) if ended else -signal.SIGKILL
-        return failure(code, EXIT_CODE.sub("", text), f"compiling rank {rank}", self._free)
+        return failure_of(self._temporary, ranks, self._free)
 
-    def _start(self, ranks: Sequence[int]) -> subprocess.Popen[bytes]:
-        (self._temporary / CONFIG).write_text(render_config(self.config), encoding="utf-8")
-        options = {
-            "config": CONFIG,
-            "ranks": ",".join(map(str, ranks)),
-            "workers": str(self.workers),
-            "output": str(self._temporary),
-        }
-        return subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "mindllm.compiled.rank.rank_server",
-                *(f"--{name}={value}" for name, value in options.items()),
-                *(() if self.training else ("--evaluation",)),
-            ],
-            cwd=self._temporary,
-            env={"GLOG_v": ERRORS_ONLY, **os.environ, "PYTHONPATH": python_path(), "MS_DEV_PRECOMPILE_ONLY": "1"},
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-            preexec_fn=die_with_parent,
-        )
+    def _start(self, ranks: Sequence[int]) -> subprocess.Popen[bytes] | RanksOnCluster:
+        if is_spread():
+            return RanksOnCluster(self.config, ranks, self.training, self._temporary)
+        return start_server(self.config, ranks, self.training, self._temporary, self.workers)
 
 
 def compile_ranks(config: RunConfig, cache: Path | None = None, workers: int | None = None) -> list[CompiledGraph]:

@@ -144,7 +144,12 @@ def with_model(config: RunConfig, model: ModelConfig) -> RunConfig:
 
 def render_config(config: RunConfig) -> str:
     """Returns the resolved YAML, every key with its value; loading it gives an equal configuration."""
-    return write_yaml(plain(config.model_dump(by_alias=True)))
+    return write_yaml(tree_of(config))
+
+
+def tree_of(config: RunConfig) -> dict[str, Any]:
+    """Return the resolved configuration as plain values, which :func:`load_config` takes."""
+    return plain(config.model_dump(by_alias=True))
 
 
 def _build(document: Document, overrides: Overrides, source: Path | None) -> RunConfig:

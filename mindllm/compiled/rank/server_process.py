@@ -1,0 +1,65 @@
+"""The process that compiles several ranks, as who starts it sees it: its command, what it leaves, and why it failed."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from mindllm.compiled.rank.compile_rank import CONFIG, ERRORS_ONLY
+from mindllm.compiled.rank.rank_server import LOG
+from mindllm.compiled.rank.worker import GRAPH
+from mindllm.compiled.rank.worker_process import failure
+from mindllm.config import RunConfig, render_config
+from mindllm.errors import UserError
+from mindllm.launch.process import die_with_parent
+from mindllm.sources import python_path
+
+EXIT_CODE = re.compile(r"\nexit code (\d+)\s*$")
+
+
+def start_server(
+    config: RunConfig, ranks: Sequence[int], training: bool, directory: Path, workers: int
+) -> subprocess.Popen[bytes]:
+    """Start compiling ranks into ``directory``, so many at a time; the process dies with this one."""
+    (directory / CONFIG).write_text(render_config(config), encoding="utf-8")
+    options = {
+        "config": CONFIG,
+        "ranks": ",".join(map(str, ranks)),
+        "workers": str(workers),
+        "output": str(directory),
+    }
+    return subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "mindllm.compiled.rank.rank_server",
+            *(f"--{name}={value}" for name, value in options.items()),
+            *(() if training else ("--evaluation",)),
+        ],
+        cwd=directory,
+        env={"GLOG_v": ERRORS_ONLY, **os.environ, "PYTHONPATH": python_path(), "MS_DEV_PRECOMPILE_ONLY": "1"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+        preexec_fn=die_with_parent,
+    )
+
+
+def graph_in(directory: Path, rank: int) -> Path:
+    """Return where the graph of a rank is, or will be."""
+    return directory / str(rank) / GRAPH
+
+
+def failure_of(directory: Path, ranks: Sequence[int], free: str) -> UserError:
+    """Return why the first of these ranks that were begun has no graph; ``free`` is the memory there was."""
+    logs = {rank: directory / str(rank) / LOG for rank in ranks}
+    rank = next((rank for rank, log in logs.items() if log.is_file()), ranks[0])
+    text = logs[rank].read_text(errors="replace") if logs[rank].is_file() else ""
+    ended = EXIT_CODE.search(text)
+    code = int(ended.group(1)) if ended else -signal.SIGKILL
+    return failure(code, EXIT_CODE.sub("", text), f"compiling rank {rank}", free)
