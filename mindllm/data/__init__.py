@@ -17,8 +17,7 @@ from mindllm.data.mind_record import MindRecordRows
 from mindllm.data.packing import pack
 from mindllm.data.rows import HeldOutRows, Packs, RowDataset, RowSource
 from mindllm.data.statistics import bits_per_byte, bytes_per_token, unigram_loss
-from mindllm.data.tokenizers.of_run import run_tokenizer
-from mindllm.data.tokenizers.tokenizer import Tokenizer, load_tokenizer
+from mindllm.data.tokenizers.tokenizer import Tokenizer, load_tokenizer, run_tokenizer
 
 __all__ = [
     "Batch",

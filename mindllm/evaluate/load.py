@@ -20,7 +20,7 @@ from mindllm.generate.generator import Generator
 from mindllm.models.weights import assign, model_weights
 from mindllm.terminal.console import error_console
 from mindllm.train.checkpoint import load_checkpoint
-from mindllm.train.checkpoint.architecture import model_of
+from mindllm.train.checkpoint.loading import model_of
 from mindllm.train.checkpoint.pretrained import Pretrained, find_pretrained
 from mindllm.train.checkpoint.tensors import stored_tensors
 from mindllm.train.job.ranks import ALONE, Ranks

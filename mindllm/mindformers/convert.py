@@ -1,21 +1,122 @@
-"""From a document of MindFormers and a command line to a document of ours, with what became of every key."""
+"""From a document of MindFormers and a command line to a document of ours, with what became of every key.
+
+What the configuration classes of mcore networks have where a YAML says nothing is read as if it said so. The classes are
+MindFormers' own (``configuration_deepseek_v3.py``, ``configuration_qwen3.py``, …), 1.6 to 2.1. Where a YAML names a directory
+of Hugging Face, that decides instead.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from mindllm.config.reading.document import Document, merge
 from mindllm.config.reading.overrides import Overrides, override_document, split_overrides
 from mindllm.config.run import RunConfig
 from mindllm.errors import UserError, nearest
-from mindllm.mindformers.class_defaults import as_left_out, with_class_defaults
-from mindllm.mindformers.keys.rules import Outcome
-from mindllm.mindformers.reading import Entry, leaves
+from mindllm.mindformers.keys.experts import AHEAD, GROUPS, MODEL, SAME, SCORES, SHARED
+from mindllm.mindformers.keys.rules import Outcome, rule_for
+from mindllm.mindformers.keys.tables import KEYS
+from mindllm.mindformers.reading import Entry, leaves, path_of, shown
 from mindllm.mindformers.recognise import IGNORED_KEYS, OPTIONS, belongs_to_theirs
 from mindllm.mindformers.translate import translate
 
+COMMON = {"initializer_range": 0.02, "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "tie_word_embeddings": False}
+QWEN = {**COMMON, "vocab_size": 151936, "num_attention_heads": 32, "max_position_embeddings": 32768}
+EXPERTS_OF_DEEPSEEK = {
+    "first_k_dense_replace": 3,
+    "moe_intermediate_size": 2048,
+    "n_group": 8,
+    "n_routed_experts": 256,
+    "n_shared_experts": 1,
+    "norm_topk_prob": True,
+    "num_experts_per_tok": 8,
+    "routed_scaling_factor": 2.5,
+    "scoring_func": "sigmoid",
+    "topk_group": 4,
+}
+DEFAULTS: dict[str, dict[str, Any]] = {  # by ``model_type``, in their names
+    "deepseek_v3": {
+        **COMMON,
+        "vocab_size": 129280,
+        "hidden_size": 7168,
+        "intermediate_size": 18432,
+        "num_hidden_layers": 61,
+        "num_nextn_predict_layers": 1,
+        "num_attention_heads": 128,
+        "max_position_embeddings": 4096,
+        "kv_lora_rank": 512,
+        "q_lora_rank": 1536,
+        "qk_rope_head_dim": 64,
+        "qk_nope_head_dim": 128,
+        "v_head_dim": 128,
+        **EXPERTS_OF_DEEPSEEK,
+    },
+    "qwen3": {
+        **QWEN,
+        "hidden_size": 4096,
+        "intermediate_size": 22016,
+        "num_hidden_layers": 32,
+        "num_key_value_heads": 32,
+        "head_dim": 128,
+    },
+    "qwen3_moe": {
+        **QWEN,
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "num_hidden_layers": 24,
+        "num_key_value_heads": 4,
+        "moe_intermediate_size": 768,
+        "norm_topk_prob": False,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+    },
+}
+SEVERAL_NAMES = (*SAME.values(), *GROUPS.values(), SHARED, SCORES, tuple(f"{MODEL}.{name}" for name in AHEAD))
+REASON = "left out: the default of MindFormers' class"
 MEANINGS = ("as_run", "as_written")
+
+
+def with_class_defaults(theirs: Document) -> tuple[Document, frozenset[str]]:
+    """``theirs`` with what its class has besides, and the keys that were added."""
+    model = theirs.data.get("model")
+    if not isinstance(model, dict):
+        return theirs, frozenset()
+    said = model.get("model_config")
+    if not isinstance(said, dict) or model.get("arch") or theirs.data.get("pretrained_model_dir"):
+        return theirs, frozenset()
+    kind = said.get("model_type")
+    written = {_one_name(f"{MODEL}.{key}") for key, value in said.items() if value is not None}
+    added = {
+        key: value
+        for key, value in DEFAULTS.get(kind if isinstance(kind, str) else "", {}).items()
+        if _one_name(f"{MODEL}.{key}") not in written
+    }
+    completed = merge(theirs, Document({"model": {"model_config": added}})) if added else theirs
+    return completed, frozenset(f"{MODEL}.{key}" for key in added)
+
+
+def as_left_out(entries: list[Entry], added: frozenset[str]) -> list[Entry]:
+    """The entries, those of added keys as what the YAML leaves out; added keys that change nothing have none."""
+    result = []
+    for entry in entries:
+        if entry.key not in added:
+            result.append(entry)
+        elif entry.outcome is not Outcome.WITHOUT_EFFECT:
+            becomes = entry.becomes or f"{entry.key}: {shown(entry.value)}"
+            outcome = Outcome.TRANSLATED if entry.outcome is Outcome.USED else entry.outcome
+            result.append(replace(entry, value=None, outcome=outcome, becomes=becomes, reason=REASON, origin=None))
+    return result
+
+
+def _one_name(key: str) -> str:
+    """One name for all that say the same."""
+    for names in SEVERAL_NAMES:
+        if key in names:
+            return names[0]
+    rule = rule_for(KEYS, path_of(key))
+    return rule.target if rule is not None and rule.target else key
 
 
 @dataclass(frozen=True)

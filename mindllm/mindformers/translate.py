@@ -9,16 +9,13 @@ from mindllm.config.reading.document import Document, KeyPath, Problem, closest_
 from mindllm.errors import nearest
 from mindllm.mindformers.architecture import translate_architecture
 from mindllm.mindformers.directory import read_directory
-from mindllm.mindformers.fine_grain_interleave import translate_row_parts
-from mindllm.mindformers.keys.ignored import drop_unread
 from mindllm.mindformers.keys.rules import Outcome, Rule, is_section, pattern_of, places, rule_for, siblings
-from mindllm.mindformers.keys.tables import KEYS
+from mindllm.mindformers.keys.tables import KEYS, drop_unread
+from mindllm.mindformers.layer_settings import place_layers_ahead, translate_row_parts, translate_swap
 from mindllm.mindformers.mesh import translate_mesh
-from mindllm.mindformers.mtp import place_layers_ahead
 from mindllm.mindformers.reading import Reading, leaves, shown
 from mindllm.mindformers.recomputation import translate_recomputation
 from mindllm.mindformers.session import translate_session
-from mindllm.mindformers.swapping import translate_swap
 from mindllm.mindformers.text import translate_text
 from mindllm.mindformers.update import translate_update
 

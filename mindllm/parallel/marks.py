@@ -11,7 +11,7 @@ from mindllm.config import RunConfig
 from mindllm.models import CausalLM
 from mindllm.models.experts.grouped_experts import GroupedFeedForward
 from mindllm.models.fine_grain_interleave import FineGrainInterleavedLayer
-from mindllm.parallel.communication_groups import group_of, mark_ranks
+from mindllm.parallel.context import group_of, mark_ranks
 from mindllm.parallel.layer_plan import LayerPlan
 from mindllm.parallel.layout import Mesh
 from mindllm.parallel.operators import operators_of

@@ -15,8 +15,7 @@ from mindspore.ops import Primitive
 from mindllm.config import RunConfig
 from mindllm.parallel.layer_plan import LayerPlan
 from mindllm.parallel.operators import operators
-from mindllm.parallel.patterns import match_some
-from mindllm.parallel.recompute import OPERATOR
+from mindllm.parallel.recompute import OPERATOR, match_some
 
 logger = logging.getLogger(__name__)
 MOVED, AHEAD = "offload", "backward_prefetch"  # attributes the compiler reads

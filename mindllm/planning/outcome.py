@@ -1,28 +1,101 @@
-"""A plan from its subject to its answer: solved, the fastest number of chunks taken, confirmed by a dry run, beside the YAML."""
+"""A plan from its subject to its answer: solved, the fastest number of chunks taken, confirmed by a dry run, beside the YAML.
+
+Every number of chunks per stage that is asked for is planned, and the fastest plan is taken.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mindllm.config import RunConfig
 from mindllm.errors import UserError
-from mindllm.planning.chunk_numbers import Interleave, fastest, interleaves_table, try_interleaves, try_problems
-from mindllm.planning.costs.as_it_is import UNKNOWN, compared, tree
+from mindllm.planning.costs.configured import Configured
+from mindllm.planning.costs.formula import UNKNOWN, compared, tree
 from mindllm.planning.plan import Evaluation
+from mindllm.planning.problem import Problem
 from mindllm.planning.reports.costs import validated_answer, validated_parts
-from mindllm.planning.reports.plan import answer, solution_parts
+from mindllm.planning.reports.plan import answer, gap_text, solution_parts
 from mindllm.planning.reports.simulated import mindformers_keys, simulated_answer
 from mindllm.planning.solve import Infeasible, Solution, solve
 from mindllm.planning.subject import Subject
 from mindllm.planning.validate import Validated, planned_config, validate, write_run
 from mindllm.planning.yaml_plan import KEYS, YamlPlan, write_plan
 from mindllm.results import Result
+from mindllm.terminal.tables import Table, figures
 
 if TYPE_CHECKING:
     from mindllm.results import Part
+
+
+@dataclass(frozen=True)
+class Interleave:
+    """A problem with some number of chunks per stage.
+
+    Attributes:
+        solution: None where no plan fits.
+        configured: the run that it is the problem of, if any.
+    """
+
+    problem: Problem
+    solution: Solution | None
+    configured: Configured | None = None
+
+    @property
+    def chunks(self) -> int:
+        """``pp_interleave_num``."""
+        return self.problem.chunks
+
+
+def try_interleaves(configured: Configured, numbers: Sequence[int], seconds: float) -> list[Interleave]:
+    """Plans every number of chunks of a run, each within about ``seconds``; raises as :func:`try_problems`.
+
+    Raises:
+        UserError: there are fewer layers than chunks.
+    """
+    runs = [configured.interleaved(chunks) for chunks in dict.fromkeys(numbers)]
+    tried = try_problems([run.problem for run in runs], seconds)
+    return [replace(choice, configured=run) for choice, run in zip(tried, runs, strict=True)]
+
+
+def try_problems(problems: Sequence[Problem], seconds: float) -> list[Interleave]:
+    """Plans every problem, each within about ``seconds``.
+
+    Raises:
+        Infeasible: none of them fits the memory; what the first one would need.
+    """
+    tried: list[Interleave] = []
+    refused: Infeasible | None = None
+    for problem in problems:
+        try:
+            tried.append(Interleave(problem, solve(problem, seconds)))
+        except Infeasible as error:
+            refused = refused or error
+            tried.append(Interleave(problem, None))
+    if refused and not any(choice.solution for choice in tried):
+        raise refused
+    return tried
+
+
+def fastest(tried: Sequence[Interleave]) -> Interleave:
+    """The one whose plan takes the least time; of equal ones the first."""
+    planned = [(choice.solution.best.step_time, number) for number, choice in enumerate(tried) if choice.solution]
+    return tried[min(planned)[1]]
+
+
+def interleaves_table(tried: Sequence[Interleave]) -> Table:
+    """Step, bound and fullest stage by number of chunks."""
+    names = ("pp_interleave_num", "step", "lower bound", "gap", "fullest stage MB")
+    table = Table("chunks per stage", figures(*names))
+    for choice in tried:
+        found, cells = choice.solution, ("does not fit", "", "", "")
+        if found:
+            bound = "none" if found.lower_bound is None else f"{found.lower_bound:,.6g}"
+            cells = (f"{found.best.step_time:,.6g}", bound, gap_text(found), f"{found.best.peak_mb.max():,.0f}")
+        table.add_row(str(choice.chunks), *cells)
+    return table
 
 
 @dataclass(frozen=True, repr=False)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from mindllm.config import RunConfig
 from mindllm.dry_run.simulations import Simulations
-from mindllm.planning.costs.by_formula import formula_as_it_is, formula_problems
 from mindllm.planning.costs.configured import Configured, configured_problem, with_memory
+from mindllm.planning.costs.formula import formula_as_it_is, formula_problems
 from mindllm.planning.costs.measured import Fit, read_measured
 from mindllm.planning.from_programs.simulated import read_simulated
 from mindllm.planning.from_programs.simulated_costs import SimulatedFit, simulated_problem

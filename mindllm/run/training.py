@@ -1,21 +1,32 @@
-"""The run modes ``train``, ``finetune`` and ``eval``: from a configuration to a finished run and its report."""
+"""The run modes ``train``, ``finetune`` and ``eval``: from a configuration to a finished run and its report.
+
+When the last step of the whole run is done, the trained weights are written as a Hugging Face directory. Run mode ``eval`` with
+``eval_tasks`` puts the weights of ``load_checkpoint`` to public tasks.
+"""
 
 from __future__ import annotations
 
 import json
 import logging
 import signal
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
+
+import lm_eval  # noqa: F401  (what is not installed is told before anything is done)
 
 from mindllm.command import INTERRUPTED
 from mindllm.config import RunConfig, render_config, with_model
 from mindllm.config.callbacks import CheckpointMonitorConfig, EvalTasksConfig
+from mindllm.data import Tokenizer
 from mindllm.errors import RunFailed
-from mindllm.files import atomic_open
+from mindllm.evaluate import evaluation
+from mindllm.evaluate.report import table
+from mindllm.files import atomic_open, size_in_bytes
 from mindllm.launch.heartbeat import heart
 from mindllm.logs import set_up_logging
+from mindllm.process.interrupts import interruptible
 from mindllm.run.engines import evaluation_rows, make_engine, set_up_execution, share_of
-from mindllm.run.export import export
 from mindllm.run.simulated import one_step_unless_said
 from mindllm.terminal.console import output
 from mindllm.terminal.json_text import strict
@@ -23,10 +34,13 @@ from mindllm.terminal.tables import pairs
 from mindllm.train.batches.datasets import RunData
 from mindllm.train.callbacks import make_callbacks
 from mindllm.train.callbacks.callback import Callback
-from mindllm.train.checkpoint import Checkpoint, CheckpointStore, Peers
+from mindllm.train.checkpoint import Checkpoint, CheckpointStore, Peers, load_checkpoint
 from mindllm.train.checkpoint.adapters.adapter import Base, leaves_weights_out
+from mindllm.train.checkpoint.hugging_face_export import export_hugging_face
+from mindllm.train.checkpoint.parts import joined
 from mindllm.train.checkpoint.pretrained import Pretrained, base_record, find_pretrained, merged_pretrained
 from mindllm.train.checkpoint.whole_directory import refuse_existing
+from mindllm.train.device import set_up_device
 from mindllm.train.evaluation import EvaluationResult, PairEvaluationResult
 from mindllm.train.job.data_agreement import refuse_different_data
 from mindllm.train.job.execution import Execution, Executor, describe
@@ -39,10 +53,76 @@ from mindllm.train.optimizers.schedule import learning_rates
 from mindllm.train.state import RunState, last_step
 from mindllm.train.trainer import Trainer
 from mindllm.train.utilisation import peak_of
+from mindllm.train.whole_weights import whole_weights
 
+logger = logging.getLogger(__name__)
+EVALUATION = "evaluation"
 RESOLVED_CONFIG = "config.yaml"
 HELD_OUT = "evaluation/held_out.json"
-logger = logging.getLogger(__name__)
+
+
+def export(state: RunState, store: CheckpointStore, tokenizer: Tokenizer | None) -> None:
+    """Writes the weights as section ``export_hf`` says; of a process that does not have all of them, from the last checkpoint.
+
+    Raises:
+        UserError: ranks have parts of the weights, and the last step was not saved.
+    """
+    section = state.config.export_hf
+    if not section.directory or state.step < state.total_steps:
+        return
+    directory = export_hugging_face(
+        section.directory,
+        state.config.model.config.merged,
+        _whole_weights(state, store),
+        dtype=section.dtype,
+        max_shard_bytes=size_in_bytes(section.max_shard_size),
+        tokenizer=tokenizer,
+    )
+    logger.info("exported the weights to %s in %s", directory, section.dtype)
+    state.results["Hugging Face directory"] = str(directory)
+
+
+def _whole_weights(state: RunState, store: CheckpointStore) -> Mapping[str, Any]:
+    held = state.engine.local_state()
+    if state.engine.holds_all:
+        return whole_weights(state, joined(tensors.weights for tensors in held.values()), "export_hf.directory")
+    newest = store.newest()
+    checkpoint = load_checkpoint(newest, with_optimizer=False) if newest is not None else None
+    if checkpoint is None or checkpoint.step != state.step:
+        message = "ranks have parts of the weights, and the last step was not saved; add the callback CheckpointMonitor"
+        raise state.config.error("export_hf.directory", message)
+    return whole_weights(state, checkpoint.weights, "export_hf.directory")
+
+
+def evaluate_on_tasks(config: RunConfig, execution: Execution) -> int:
+    """Evaluates with the whole model on each device, whatever the layout it was trained under; returns the exit code.
+
+    Results go below ``{output_dir}/evaluation``. Processes that are replicas share the requests.
+
+    Raises:
+        UserError: devices of a cluster share the model, or a task is unknown.
+        RunFailed: a task failed; it is named, and the others' scores are kept.
+    """
+    if execution.ranks.simulated or execution.executor is Executor.CLUSTER_RANK:
+        raise config.error(
+            "eval_tasks",
+            "are evaluated with the whole model on a device, not by devices that share it; write use_parallel: false and name "
+            "the checkpoint of all ranks in load_checkpoint",
+        )
+    ranks = execution.ranks if execution.executor is Executor.REPLICA else ALONE
+    if ranks is ALONE:
+        set_up_device(config)
+    else:
+        set_up_execution(config, execution)
+    heart.beat("evaluation on tasks")
+    with interruptible():
+        outcome = evaluation.evaluate_on_tasks(config, config.eval_tasks, Path(config.output_dir) / EVALUATION, ranks)
+    if ranks.is_first and outcome.results["results"]:
+        output.print(table(outcome))
+    ranks.meet()
+    if outcome.failures:
+        raise evaluation.failure_of(outcome.failures)
+    return 0
 
 
 def train(config: RunConfig, execution: Execution) -> int:
@@ -131,7 +211,7 @@ def evaluate(config: RunConfig, execution: Execution) -> int:
     heart.start(config.runner_config.step_timeout)
     set_up_logging(config.output_dir)
     if config.eval_tasks:
-        from mindllm.run.tasks import evaluate_on_tasks
+        from mindllm.run.training import evaluate_on_tasks
 
         return evaluate_on_tasks(config, execution)
     if execution.connects_first:

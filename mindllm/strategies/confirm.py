@@ -13,7 +13,7 @@ from mindllm.dry_run.forecast import forecast_stages
 from mindllm.dry_run.simulations import Simulations, simulations_here
 from mindllm.errors import UserError
 from mindllm.parallel.stages import stages_of
-from mindllm.planning.costs.by_formula import ROOM
+from mindllm.planning.costs.formula import ROOM
 from mindllm.planning.solve import Infeasible
 from mindllm.strategies.search import Planned, plan_one
 from mindllm.terminal.progress import Progress, unwatched

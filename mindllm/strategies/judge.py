@@ -9,7 +9,7 @@ from typing import Any
 
 from mindllm.config import RunConfig
 from mindllm.parallel.layer_plan import LayerAssignment, LayerPlan
-from mindllm.planning.costs.by_formula import ROOM
+from mindllm.planning.costs.formula import ROOM
 from mindllm.reduced_runs.even import even_counts
 from mindllm.strategies.candidates import Candidate, read_candidate
 from mindllm.timing.device import Device

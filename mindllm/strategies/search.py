@@ -16,7 +16,7 @@ from mindllm.config import RunConfig, override_config, render_config
 from mindllm.dry_run.cache import versions
 from mindllm.errors import UserError
 from mindllm.executor.option import is_spread
-from mindllm.planning.costs.by_formula import formula_problem
+from mindllm.planning.costs.formula import formula_problem
 from mindllm.planning.solve import Infeasible, solve
 from mindllm.planning.yaml_plan import write_plan
 from mindllm.reduced_runs.even import even_keys

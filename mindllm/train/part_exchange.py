@@ -14,7 +14,7 @@ import numpy as np
 from mindspore import Tensor, nn
 from mindspore import ops as P
 
-from mindllm.parallel.communication_groups import in_group
+from mindllm.parallel.context import in_group
 from mindllm.parallel.weight_cut import WeightCut
 
 ADDS = "adds"

@@ -18,9 +18,9 @@ from mindllm.train.checkpoint.adapters.adapter import Base, adapter_of_checkpoin
 from mindllm.train.checkpoint.adapters.bottlenecks import write_bottlenecks
 from mindllm.train.checkpoint.adapters.merging import merged, require_reversible, unmerged
 from mindllm.train.checkpoint.adapters.peft import CONFIG_FILE, is_peft, write_peft
-from mindllm.train.checkpoint.architecture import model_of
 from mindllm.train.checkpoint.hugging_face import read_weights
 from mindllm.train.checkpoint.hugging_face_export import export_hugging_face
+from mindllm.train.checkpoint.loading import model_of
 from mindllm.train.checkpoint.pretrained import read_adapter
 from mindllm.train.checkpoint.tensors import TensorSource, stored_tensors
 from mindllm.train.checkpoint.whole_directory import refuse_existing

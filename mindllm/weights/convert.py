@@ -18,9 +18,9 @@ from mindllm.errors import RunFailed, UserError
 from mindllm.terminal.console import progress
 from mindllm.train.checkpoint import CheckpointNotSavedError, CheckpointStore, RankTensors, load_checkpoint
 from mindllm.train.checkpoint.adapters.adapter import Base
-from mindllm.train.checkpoint.architecture import model_of
 from mindllm.train.checkpoint.hugging_face import read_weights
 from mindllm.train.checkpoint.hugging_face_export import export_hugging_face
+from mindllm.train.checkpoint.loading import model_of
 from mindllm.train.checkpoint.mindformers import is_mindformers, read_mindformers
 from mindllm.train.checkpoint.tensors import TensorSource, payload_bytes, stored_tensors
 from mindllm.train.checkpoint.whole_directory import refuse_existing

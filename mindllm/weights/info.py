@@ -14,9 +14,9 @@ from mindllm.config.dataset import TOKENIZER_FILES
 from mindllm.data import load_tokenizer
 from mindllm.terminal.tables import pairs
 from mindllm.train.checkpoint import load_checkpoint
-from mindllm.train.checkpoint.architecture import model_of
 from mindllm.train.checkpoint.formats import code_of, weight_files
 from mindllm.train.checkpoint.hugging_face import read_weights
+from mindllm.train.checkpoint.loading import model_of
 from mindllm.train.checkpoint.manifest import WEIGHTS, read_manifest
 from mindllm.train.checkpoint.mindformers import is_mindformers, mindformers_files, mindformers_tensors
 from mindllm.train.checkpoint.tensors import TensorSource, payload_bytes, stored_tensors

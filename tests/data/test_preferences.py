@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from chats import CHATML, chat_tokenizer
 
-from mindllm.data.chat.pairs import HeldOutPairs, PairRows, pair_sample, shared_out
-from mindllm.data.chat.preferences import pair_of
+from mindllm.data.chat.pairs import HeldOutPairs, PairRows, pair_of, pair_sample, shared_out
 from mindllm.data.mind_record import IGNORED
 from mindllm.data.rows import Row
 from mindllm.errors import UserError

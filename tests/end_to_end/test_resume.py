@@ -10,7 +10,7 @@ import pytest
 from command_line import STEPS, run, start, trajectory
 
 from mindllm.train.checkpoint import load_checkpoint
-from mindllm.train.job.run_lock import RunLock
+from mindllm.train.job.output_directory import RunLock
 
 
 def announced(printed):

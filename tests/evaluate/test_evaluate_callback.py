@@ -10,7 +10,7 @@ pytest.importorskip("lm_eval")
 from mindllm.config.callbacks import EvalTasksConfig
 from mindllm.evaluate import callback
 from mindllm.evaluate.run import Outcome
-from mindllm.train.callbacks.summary import scalar_event
+from mindllm.train.callbacks.metrics import scalar_event
 from mindllm.train.job.ranks import ALONE
 from mindllm.train.state import StepRecord
 

@@ -13,7 +13,7 @@ import numpy as np  # noqa: E402
 from mindspore import Parameter, Tensor, nn  # noqa: E402
 from mindspore import ops as P  # noqa: E402
 
-from mindllm.parallel.patterns import match  # noqa: E402
+from mindllm.parallel.recompute import match  # noqa: E402
 
 BATCH, SEQUENCE, HIDDEN, WIDTH = 2, 32, 64, 96
 

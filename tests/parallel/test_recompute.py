@@ -10,7 +10,7 @@ from mindllm.errors import UserError
 from mindllm.models.weights import initialise, trained_weights
 from mindllm.parallel import build_parallel_model
 from mindllm.parallel.operators import operators
-from mindllm.parallel.patterns import match
+from mindllm.parallel.recompute import match
 from mindllm.train.optimizers.adamw import AdamW
 from mindllm.train.step import TrainStep
 

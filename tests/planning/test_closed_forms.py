@@ -6,8 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from planning_problems import LONGEST, random_problem
 
-from mindllm.planning.one_chunk.gpipe import GPipe
-from mindllm.planning.one_chunk.one_f_one_b import OneFOneB, closed_form
+from mindllm.planning.one_chunk.closed_form import GPipe, OneFOneB, closed_form
 from mindllm.planning.one_chunk.planner import longest_stage
 from mindllm.planning.one_chunk.split_program import merge, undominated
 from mindllm.planning.plan import evaluate, orders_of

@@ -14,8 +14,7 @@ from mindllm.planning.plan import Plan
 from mindllm.planning.problem import make_problem
 from mindllm.planning.recomputation.mixes import Mixes
 from mindllm.planning.solve import solve
-from mindllm.planning.zero_bubble.crossing_bound import CrossingBound
-from mindllm.planning.zero_bubble.crossings import Trip, crossing_time
+from mindllm.planning.zero_bubble.crossing_bound import CrossingBound, Trip, crossing_time
 from mindllm.planning.zero_bubble.joint_bound import joint_bound
 from mindllm.planning.zero_bubble.lone_stages import LoneStages
 

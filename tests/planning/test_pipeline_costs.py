@@ -18,10 +18,10 @@ from mindllm.errors import CheckFailed, UserError
 from mindllm.parallel.layer_plan import make_plan
 from mindllm.parallel.stages import stages_of
 from mindllm.planning import validate as validation
-from mindllm.planning.chunk_numbers import fastest, interleaves_table, try_interleaves
 from mindllm.planning.costs import configured as costs
-from mindllm.planning.costs.offered_kinds import chains, offered_kinds, recomputed
+from mindllm.planning.costs.layer_kinds import chains, offered_kinds, recomputed
 from mindllm.planning.costs.time_costs import LayerTimes, TimeCosts
+from mindllm.planning.outcome import fastest, interleaves_table, try_interleaves
 from mindllm.planning.plan import Plan, evaluate
 from mindllm.planning.recomputation.feasible import lightest_split
 from mindllm.planning.reports.costs import costs_parts, validated_parts

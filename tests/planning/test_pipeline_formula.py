@@ -9,7 +9,7 @@ from mindllm.cli.plan import main
 from mindllm.command import run_command
 from mindllm.config import load_config
 from mindllm.parallel.layer_plan import make_plan
-from mindllm.planning.costs import as_it_is
+from mindllm.planning.costs import formula
 from mindllm.schedules.steady import NotSteady
 from mindllm.timing.configured import workload_of
 from mindllm.timing.device import DEFAULT, read_device
@@ -93,7 +93,7 @@ def test_a_yaml_that_cannot_be_judged_is_said_to_be_unknown(capsys, monkeypatch)
     def unsteady(problem, plan):
         raise NotSteady
 
-    monkeypatch.setattr(as_it_is, "evaluate", unsteady)
+    monkeypatch.setattr(formula, "evaluate", unsteady)
     source = CONFIGS / "llama2/pretrain_llama2_13b_16p.yaml"
     main(["--config", str(source), "--formula"])
     text = capsys.readouterr().out

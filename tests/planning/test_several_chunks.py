@@ -14,8 +14,8 @@ from mindllm.planning.plan import evaluate, orders_of
 from mindllm.planning.recomputation.mixes import Mixes
 from mindllm.planning.recomputation.stage_choice import StageChoice
 from mindllm.planning.several_chunks.bound_process import BoundProcess, tree_of
-from mindllm.planning.several_chunks.layer_box import PLACES, STAGES, Box, above, below
 from mindllm.planning.several_chunks.layer_descent import LayerDescent
+from mindllm.planning.several_chunks.layer_tree import PLACES, STAGES, Box, above, below
 from mindllm.planning.several_chunks.path_program import PathProgram
 from mindllm.planning.several_chunks.reoptimise import Reoptimiser
 from mindllm.planning.several_chunks.stage_rounding import StageRounding

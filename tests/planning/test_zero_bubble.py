@@ -19,7 +19,6 @@ from mindllm.planning.solve import solve
 from mindllm.planning.zero_bubble import planner
 from mindllm.planning.zero_bubble.joint_bound import allowed, joint_bound
 from mindllm.planning.zero_bubble.lone_stages import LoneStages
-from mindllm.planning.zero_bubble.near_splits import _periodic, near_splits
 from mindllm.planning.zero_bubble.operation_order import (
     StageCosts,
     fits,
@@ -30,7 +29,7 @@ from mindllm.planning.zero_bubble.operation_order import (
 )
 from mindllm.planning.zero_bubble.rules import Rule, grid
 from mindllm.planning.zero_bubble.schedule_search import best_orders
-from mindllm.planning.zero_bubble.split_search import SplitSearch
+from mindllm.planning.zero_bubble.split_search import SplitSearch, _periodic, near_splits
 from mindllm.schedules.orders import timetable
 from mindllm.schedules.simulate import simulate
 

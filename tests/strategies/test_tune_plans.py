@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from mindllm.config import load_config
-from mindllm.planning.costs.by_formula import ROOM
+from mindllm.planning.costs.formula import ROOM
 from mindllm.strategies import confirm
 from mindllm.strategies.candidates import Candidate
 from mindllm.strategies.judge import Judged

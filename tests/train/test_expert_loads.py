@@ -14,8 +14,7 @@ from mindllm.models import build_model
 from mindllm.models.weight_shapes import weight_shapes
 from mindllm.models.weights import trained_weights
 from mindllm.train.callbacks.figures import load_line
-from mindllm.train.callbacks.metrics import MetricsMonitor
-from mindllm.train.callbacks.summary import load_scalars
+from mindllm.train.callbacks.metrics import MetricsMonitor, load_scalars
 from mindllm.train.expert_loads import LayerLoad, layer_loads
 from mindllm.train.optimizers.adamw import AdamW
 from mindllm.train.state import StepRecord

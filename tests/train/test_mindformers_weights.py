@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 from mindllm.config import ModelConfig
 from mindllm.errors import UserError
 from mindllm.models.weight_shapes import weight_shapes
-from mindllm.train.checkpoint.formats.strategy import Layout
+from mindllm.train.checkpoint.formats.ranks import Layout
 from mindllm.train.checkpoint.mindformers import is_mindformers, mindformers_tensors, read_mindformers
 from mindllm.train.checkpoint.pretrained import merged_pretrained
 

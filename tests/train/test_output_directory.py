@@ -17,10 +17,8 @@ from mindllm.errors import RunFailed, UserError
 from mindllm.process.exit_hooks import tidy_up
 from mindllm.train.checkpoint import CheckpointStore, RankTensors
 from mindllm.train.job import output_directory
-from mindllm.train.job.output_directory import claim_output_directory
+from mindllm.train.job.output_directory import LOCK_NAME, RunLock, call_roll, claim_output_directory
 from mindllm.train.job.ranks import ALONE
-from mindllm.train.job.rendezvous import call_roll
-from mindllm.train.job.run_lock import LOCK_NAME, RunLock
 
 REPOSITORY = Path(__file__).parents[2]
 TINY = REPOSITORY / "configs" / "llama2" / "pretrain_llama2_tiny.yaml"
@@ -64,7 +62,7 @@ def test_metrics_without_a_step_are_no_run(config, tmp_path):
 HOLDER = """
 import sys
 from pathlib import Path
-from mindllm.train.job.run_lock import RunLock
+from mindllm.train.job.output_directory import RunLock
 lock = RunLock(Path(sys.argv[1]))
 lock.acquire()
 print("held", flush=True)

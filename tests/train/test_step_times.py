@@ -3,7 +3,7 @@
 import pytest
 
 from mindllm.train.job.ranks import Ranks
-from mindllm.train.step_times import StepTimes
+from mindllm.train.trainer import StepTimes
 
 
 class Four:

@@ -5,7 +5,7 @@ import pytest
 
 from mindllm.architecture.optimizer_state import MOMENT_PREFIXES, POWERS
 from mindllm.config import OptimizerConfig
-from mindllm.verify.decay import Updates
+from mindllm.verify.side import Updates
 
 RATE = 1e-2
 

@@ -10,8 +10,8 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from mindllm.config import RunConfig
+from mindllm.config.reading.load import SYNONYMS
 from mindllm.config.reading.problems import shown
-from mindllm.config.reading.renamed import SYNONYMS
 from mindllm.config.reading.schema import fields_of, kind_of, sections_in
 from mindllm.config.recompute import COUNTS_FORM, SELECTION_FORM, LayerCounts, LayerSelection
 from mindllm.config.section import Section

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mindllm.compiled.conformance.communication import gradient_fusion
-from mindllm.compiled.conformance.context import sequences
+from mindllm.compiled.conformance.communication import gradient_fusion, sequences
 from mindllm.compiled.conformance.finding import Finding
 from mindllm.compiled.conformance.optimizer_state import optimizer_state
 from mindllm.compiled.conformance.placement import chunks, micro_batches, stages

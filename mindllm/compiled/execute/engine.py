@@ -1,24 +1,29 @@
 """All ranks of a cluster as an engine: real training of a small model on many devices that are not there.
 
 The graphs are those MindSpore's parallel compiler makes for every rank; they are executed in lock-step in this process.
+
+It evaluates by the forward graphs of all ranks, with the weights that training has. Where a number is not finite, the first such
+one is found among all operators of all ranks.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from mindllm.compiled.execute.cluster import Cluster
-from mindllm.compiled.execute.first_not_finite import first_not_finite, weights_not_finite
-from mindllm.compiled.execute.loss_cluster import LossCluster
-from mindllm.compiled.graph.compiled_graph import CompiledGraph
+from mindllm.compiled.execute.cluster import Cluster, rows_of
+from mindllm.compiled.execute.lockstep import Lockstep
+from mindllm.compiled.execute.rank_interpreter import RankInterpreter
+from mindllm.compiled.execute.state import ACCUMULATORS, initial_parts, put_parts
+from mindllm.compiled.graph.compiled_graph import CompiledGraph, Node
 from mindllm.compiled.rank.compile_ranks import RankCompilation, cache_directory
 from mindllm.config import RunConfig
+from mindllm.errors import RunFailed
 from mindllm.finetune.initial_weights import initial_weights
 from mindllm.parallel.context import input_columns
 from mindllm.parallel.layout import mesh_of
@@ -31,6 +36,100 @@ from mindllm.train.job.ranks import ALONE
 
 logger = logging.getLogger(__name__)
 Say = Callable[[str], None]
+
+
+class LossCluster:
+    """Ranks in one process that compute losses; arguments as those of :class:`Cluster`."""
+
+    def __init__(self, graphs: Sequence[CompiledGraph], stages: int, slices: int, whole: Mapping[str, Any]) -> None:
+        self.stage_devices = len(graphs) // stages
+        self.slices = slices
+        self.machines = [RankInterpreter(graph, initial_parts(graph, whole)) for graph in graphs]
+
+    def take_weights(self, cluster: Cluster) -> None:
+        """Goes on with the weights that a training cluster of the same layout has now.
+
+        Raises:
+            RunFailed: the compiler has cut a weight otherwise for training.
+        """
+        for own, training in zip(self.machines, cluster.machines, strict=True):
+            for name, parameter in own.parameters.items():
+                if name not in training.parameters:
+                    continue
+                value = training.parameters[name].value
+                if value.shape != parameter.value.shape:
+                    raise RunFailed(
+                        f"rank {own.rank}: {name} is {list(parameter.value.shape)} in the graph that evaluates and "
+                        f"{list(value.shape)} in the one that trains"
+                    )
+                parameter.value = value
+
+    def load_state(self, arrays: Mapping[str, Any]) -> None:
+        """Replaces every rank's parts of these whole tensors."""
+        for machine in self.machines:
+            put_parts(machine, arrays)
+
+    def evaluate(self, batch: Mapping[str, np.ndarray]) -> tuple[float, int]:
+        """Summed loss in nats and number of tokens of a batch ``[batch, seq]``.
+
+        Raises:
+            Deadlock: ranks that wait for each other.
+        """
+        inputs = {
+            machine.rank: rows_of(batch, machine.rank, self.stage_devices, self.slices) for machine in self.machines
+        }
+        outputs = Lockstep(self.machines, inputs).run()
+        return float(outputs[self.machines[-1].rank]), int(batch["loss_mask"].sum())
+
+
+class _Found(Exception):
+    """Ends the execution at the operator that was looked for."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__(where)
+        self.where = where
+
+
+def first_not_finite(cluster: Cluster, batch: Mapping[str, np.ndarray]) -> list[str]:
+    """Executes a step again, without a loss scale, up to the first operator whose operands are finite and whose result is not.
+
+    Empty where there is none. The step must be one that overflows: it leaves weights and state as they are, and stops here
+    before its update.
+    """
+
+    def look(rank: int, node: Node, operands: tuple[Any, ...], result: Any) -> None:
+        if not _is_finite(result) and all(map(_is_finite, operands)):
+            raise _Found(f"{node.op} at {node.scope} on rank {rank}")
+
+    for machine in cluster.machines:
+        machine.observer = look
+    try:
+        cluster.step(batch, 0.0, 1.0)
+    except _Found as found:
+        return [found.where]
+    finally:
+        for machine in cluster.machines:
+            machine.observer = None
+    return []
+
+
+def weights_not_finite(cluster: Cluster) -> list[str]:
+    """Names of parameters that hold a NaN or an infinity on some rank, accumulators aside."""
+    bad = {
+        name: None
+        for machine in cluster.machines
+        for name, parameter in machine.parameters.items()
+        if not name.startswith(ACCUMULATORS) and not _is_finite(parameter.value)
+    }
+    return list(bad)
+
+
+def _is_finite(value: Any) -> bool:
+    if isinstance(value, tuple):
+        return all(map(_is_finite, value))
+    if isinstance(value, np.ndarray | np.floating) and np.issubdtype(value.dtype, np.floating):
+        return bool(np.isfinite(value).all())
+    return True
 
 
 class LockstepEngine(Engine):

@@ -1,1 +1,9 @@
-"""Cross checks of a run: combinations of keys that cannot work, each with what to write instead, by subject."""
+"""Cross checks of a configuration: what its sections ask of each other. A finding is where a mistake stands, and what it is."""
+
+from __future__ import annotations
+
+from mindllm.config.reading.document import KeyPath
+
+Finding = tuple[KeyPath, str]
+MODEL: KeyPath = ("model", "model_config")
+MESH: KeyPath = ("parallel_config",)

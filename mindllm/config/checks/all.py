@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from mindllm.config.checks import MODEL, Finding
 from mindllm.config.checks.context_parallel import check_context_parallel
 from mindllm.config.checks.experts import check_experts
 from mindllm.config.checks.fine_grain_interleave import check_interleaved_rows
-from mindllm.config.checks.generation import check_generation
-from mindllm.config.checks.latent_attention import check_latent_attention
+from mindllm.config.checks.layers import check_codes, check_latent_attention, check_prediction
 from mindllm.config.checks.mesh import (
     check_devices,
     check_mesh,
@@ -17,10 +17,7 @@ from mindllm.config.checks.mesh import (
     check_recompute,
     check_sharding,
 )
-from mindllm.config.checks.mtp import check_prediction
 from mindllm.config.checks.preference import check_preference
-from mindllm.config.checks.quantized import check_codes
-from mindllm.config.checks.swap import check_swap
 from mindllm.config.checks.tuning import check_tuning
 from mindllm.config.model_keys import llama_intermediate_size
 from mindllm.config.optimizer import DecayingSchedule, DynamicLossScale, StableDecaySchedule
@@ -28,15 +25,53 @@ from mindllm.config.pretrained import check_family, check_pretrained
 from mindllm.config.reading.document import KeyPath
 from mindllm.config.run import RunConfig
 
-Finding = tuple[KeyPath, str]
+GENERATION: KeyPath = ("generation",)
+SECTION = "swap_config"
 FILES_OF = {
     "BlendedMegatronDatasetDataLoader": "the prefix of indexed files (prefix.bin, prefix.idx)",
     "MindDataset": "the path of a MindRecord file",
     "CommonDataLoader": "the path of a file of conversations",
     "PreferenceDataLoader": "the path of a file of pairs of answers",
 }
-MODEL: KeyPath = ("model", "model_config")
 LONGEST_COMPOSED = 2**15  # tokens: 4 GiB in fp32 for the mask, and for the scores of each head
+
+
+def check_generation(config: RunConfig) -> Iterator[Finding]:
+    """Beam search, sampling, and how many continuations either gives."""
+    options = config.generation
+    beams, count = options.num_beams, options.num_return_sequences
+    if beams > 1 and options.do_sample:
+        yield (*GENERATION, "do_sample"), f"beam search does not draw; write false, or num_beams: 1 (value {beams})"
+    if beams > 1 and options.stops:
+        yield (
+            (*GENERATION, "stop_strings"),
+            f"beam search ends at the end of text only; write num_beams: 1 (value {beams})",
+        )
+    if beams > 1 and count > beams:
+        message = f"{beams} beams give at most as many continuations (value {count}); write a larger num_beams"
+        yield (*GENERATION, "num_return_sequences"), message
+    if beams == 1 and count > 1 and not options.do_sample:
+        message = f"there is one most likely token (value {count}); write do_sample: true, or a larger num_beams"
+        yield (*GENERATION, "num_return_sequences"), message
+    if config.run_mode == "chat" and max(beams, count) > 1:
+        key = "num_beams" if beams > 1 else "num_return_sequences"
+        yield (*GENERATION, key), f"run_mode chat writes one answer as it grows (value {max(beams, count)}); write 1"
+
+
+def check_swap(config: RunConfig) -> Iterator[Finding]:
+    """What is moved, and that it can be."""
+    swap = config.swap_config
+    if not swap.swap:
+        for key in ("layer_swap", "op_swap"):
+            if getattr(swap, key) is not None:
+                yield (SECTION, key), "nothing is moved to the host (swap_config.swap: false); write true, or remove it"
+        return
+    sizes, layers = config.parallel_config, config.model.config.layer_count
+    if sizes.pipeline_stage == 1:
+        message = "MindSpore moves results only of a network that the micro-batches of a pipeline share (value true)"
+        yield (SECTION, "swap"), f"{message}; write false, or parallel_config.pipeline_stage above 1"
+    if beyond := sorted(number for number in swap.numbers() if number >= layers):
+        yield (SECTION,), f"names layer {beyond[0]}, where layers have numbers from 0 to {layers - 1}"
 
 
 def check_run(config: RunConfig) -> Iterator[Finding]:

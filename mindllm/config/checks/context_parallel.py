@@ -5,13 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from mindllm.architecture.parts import AlibiSpec
+from mindllm.config.checks import MESH, MODEL, Finding
 from mindllm.config.parallel import ULYSSES
-from mindllm.config.reading.document import KeyPath
 from mindllm.config.run import RunConfig
-
-Finding = tuple[KeyPath, str]
-MODEL: KeyPath = ("model", "model_config")
-MESH: KeyPath = ("parallel_config",)
 
 
 def check_context_parallel(config: RunConfig) -> Iterator[Finding]:

@@ -6,12 +6,8 @@ from collections.abc import Iterator
 
 from mindllm.axes import CONTEXT, STAGE_AXES, TENSOR
 from mindllm.config.architecture_keys import expert_layers
-from mindllm.config.reading.document import KeyPath
+from mindllm.config.checks import MESH, MODEL, Finding
 from mindllm.config.run import RunConfig
-
-Finding = tuple[KeyPath, str]
-MODEL: KeyPath = ("model", "model_config")
-MESH: KeyPath = ("parallel_config",)
 
 
 def check_experts(config: RunConfig) -> Iterator[Finding]:

@@ -8,6 +8,7 @@ from mindllm.architecture.decoder import Architecture
 from mindllm.architecture.latent_attention import LatentAttentionSpec
 from mindllm.architecture.parts import FeedForwardSpec
 from mindllm.axes import CONTEXT
+from mindllm.config.checks import Finding
 from mindllm.config.reading.document import KeyPath
 from mindllm.config.run import RunConfig
 
@@ -15,7 +16,7 @@ MOST = 2  # the compiler's passes leave more than two parts as they are, in an o
 KEY: KeyPath = ("model", "model_config", "fine_grain_interleave")
 
 
-def check_interleaved_rows(config: RunConfig) -> Iterator[tuple[KeyPath, str]]:
+def check_interleaved_rows(config: RunConfig) -> Iterator[Finding]:
     """Something must be exchanged, parts must be equal, and rows must not depend on each other outside attention."""
     parts = config.model.config.fine_grain_interleave
     if parts == 1:

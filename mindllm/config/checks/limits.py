@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from mindllm.config.reading.document import KeyPath, child
+from mindllm.config.checks import Finding
+from mindllm.config.reading.document import child
 from mindllm.config.run import RunConfig
 
 LIMITS = {
@@ -40,7 +41,7 @@ LIMITS = {
 """The largest value of keys whose size decides memory and time, some times above any model or cluster there is."""
 
 
-def check_limits(config: RunConfig) -> Iterator[tuple[KeyPath, str]]:
+def check_limits(config: RunConfig) -> Iterator[Finding]:
     """Yields every key that is above its limit."""
     tree = config.model_dump(by_alias=True)
     for key, limit in LIMITS.items():

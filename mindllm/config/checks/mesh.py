@@ -6,13 +6,10 @@ from collections.abc import Iterator
 
 from mindllm.architecture.layer_counts import StageLayers, layer_counts
 from mindllm.axes import CONTEXT, DATA, STAGE_AXES
+from mindllm.config.checks import MESH, MODEL, Finding
 from mindllm.config.reading.document import KeyPath
 from mindllm.config.recompute import LayerCounts, LayerSelection
 from mindllm.config.run import RunConfig
-
-Finding = tuple[KeyPath, str]
-MODEL: KeyPath = ("model", "model_config")
-MESH: KeyPath = ("parallel_config",)
 
 
 def check_mesh(config: RunConfig) -> Iterator[Finding]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from mindllm.axes import CONTEXT
+from mindllm.config.checks import Finding
 from mindllm.config.preference import PreferenceConfig
 from mindllm.config.reading.document import KeyPath
 from mindllm.config.run import RunConfig
@@ -14,7 +15,7 @@ TUNING: KeyPath = ("model", "model_config", "pet_config")
 LOADER: KeyPath = ("train_dataset", "data_loader", "type")
 
 
-def check_preference(config: RunConfig) -> Iterator[tuple[KeyPath, str]]:
+def check_preference(config: RunConfig) -> Iterator[Finding]:
     """Everything about the section, and what pairs are learnt with."""
     section = config.preference
     if section.label_smoothing and section.loss_type != "sigmoid":
@@ -32,7 +33,7 @@ def check_preference(config: RunConfig) -> Iterator[tuple[KeyPath, str]]:
         yield LOADER, "pairs are evaluated beside their reference, while a run trains; write do_eval: true and train on"
 
 
-def _reference(config: RunConfig) -> Iterator[tuple[KeyPath, str]]:
+def _reference(config: RunConfig) -> Iterator[Finding]:
     """The reference is the model without its adapters, so all that is trained must be adapters."""
     model = config.model.config
     pet = model.pet_config
@@ -66,7 +67,7 @@ def _reference(config: RunConfig) -> Iterator[tuple[KeyPath, str]]:
         yield LOADER, "a model with experts, which add to the loss, does not learn from pairs yet; take a dense one"
 
 
-def accumulated_pairs(config: RunConfig) -> Iterator[tuple[KeyPath, str]]:
+def accumulated_pairs(config: RunConfig) -> Iterator[Finding]:
     """Accumulation in one graph for several devices: MindSpore 2.10 looks for the end of a part in the first operator with a
     weight, which is the reference's and has no backward pass.
     """

@@ -18,19 +18,19 @@ from mindllm.architecture.tuners import (
     tuners_with,
 )
 from mindllm.config.adapter_targets import Files, names, targets
+from mindllm.config.checks import MODEL, Finding
 from mindllm.config.reading.document import KeyPath
 from mindllm.config.run import RunConfig
 from mindllm.config.tuning import ALL, PetConfig
 from mindllm.errors import nearest
 
-MODEL: KeyPath = ("model", "model_config")
 SECTION: KeyPath = (*MODEL, "pet_config")
 ROUTER_BIAS = "feed_forward.router.bias"
 FREEZING = ("freeze_include", "freeze_exclude")
 Layers = tuple[LayerSpec, ...]
 
 
-def check_tuning(config: RunConfig) -> Iterator[tuple[KeyPath, str]]:
+def check_tuning(config: RunConfig) -> Iterator[Finding]:
     """Everything about the section, and adapters that are given to no model."""
     if config.adapter_id and not config.load_adapter:
         yield (
@@ -47,7 +47,7 @@ def check_tuning(config: RunConfig) -> Iterator[tuple[KeyPath, str]]:
         yield (*SECTION, key), message
 
 
-def _not_computed(config: RunConfig, pet: PetConfig) -> Iterator[tuple[KeyPath, str]]:
+def _not_computed(config: RunConfig, pet: PetConfig) -> Iterator[Finding]:
     """What is not here yet, alone or on several devices."""
     model = config.model.config
     if pet.tuner.own_format and config.export_hf.directory:
@@ -62,7 +62,7 @@ def _not_computed(config: RunConfig, pet: PetConfig) -> Iterator[tuple[KeyPath, 
         yield (*MODEL, "topk_bias_update_rate"), message
 
 
-def _no_budget(config: RunConfig, pet: PetConfig) -> Iterator[tuple[KeyPath, str]]:
+def _no_budget(config: RunConfig, pet: PetConfig) -> Iterator[Finding]:
     """The budget of ranks falls until the end, which has to be known."""
     steps = config.runner_config.train_steps
     if steps is None:
@@ -75,7 +75,7 @@ def _no_budget(config: RunConfig, pet: PetConfig) -> Iterator[tuple[KeyPath, str
         yield ("runner_config", "train_steps"), f"{message} (value {steps}); write more"
 
 
-def _no_experts(config: RunConfig, pet: PetConfig) -> Iterator[tuple[KeyPath, str]]:
+def _no_experts(config: RunConfig, pet: PetConfig) -> Iterator[Finding]:
     """Experts are one weight of three dimensions, which is neither projected nor drawn."""
     if config.model.config.expert_num > 1:
         message = f"experts are not trained with pet_type {pet.pet_type} yet (value {pet.pet_type})"

@@ -2,6 +2,8 @@
 
 Text is always encoded as plain text: the name of a special token inside a document is spelled out, never turned into the token,
 so no document can end another. The libraries are imported when a tokenizer is loaded.
+
+The tokenizer of a run is checked against its model.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from mindllm.config import RunConfig
 from mindllm.config.dataset import TOKENIZER_FILES
 from mindllm.data.tokenizers.byte_level_files import content_of_tiktoken, content_of_vocabulary, is_tiktoken, spelled
 from mindllm.data.tokenizers.known import known_tokenizer
@@ -200,3 +203,19 @@ def _fingerprint_of_json(content: dict[str, Any]) -> str:
     added = [(token["id"], token["content"], token["special"]) for token in content.get("added_tokens") or []]
     parts = [model, content.get("normalizer"), content.get("pre_tokenizer"), added]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+def run_tokenizer(config: RunConfig) -> Tokenizer:
+    """Loads ``processor.tokenizer.vocab_file``.
+
+    Raises:
+        UserError: the file is missing or no tokenizer, or it has tokens that the model has no row for.
+    """
+    tokenizer, rows = load_tokenizer(config.processor.tokenizer.vocab_file), config.model.config.vocab_size
+    if tokenizer.vocab_size > rows:
+        raise config.error(
+            "model.model_config.vocab_size",
+            f"the tokenizer {tokenizer.path} has {tokenizer.vocab_size} tokens, more than the model's {rows} (value {rows}); "
+            "give the tokenizer the model was made with",
+        )
+    return tokenizer

@@ -30,9 +30,14 @@ from mindllm.models.loss import SequenceChunks
 from mindllm.models.mtp import MTPLayer
 from mindllm.models.norm import LayerNorm, RMSNorm
 from mindllm.parallel.layout import Dimension, Layout
-from mindllm.parallel.sharding.adapters import behind_part, beside_split_input, beside_split_output
+from mindllm.parallel.sharding.adapters import (
+    behind_part,
+    beside_split_input,
+    beside_split_output,
+    codes_split_by_columns,
+    codes_split_by_rows,
+)
 from mindllm.parallel.sharding.attention_heads import BATCH, HEADS, SEQUENCE, SHARED_HEADS, SplitHeads, split_heads
-from mindllm.parallel.sharding.codes import codes_split_by_columns, codes_split_by_rows
 from mindllm.parallel.sharding.dropout import attention_dropout, dropout, embedding_noise
 from mindllm.parallel.sharding.experts import routed_experts
 from mindllm.parallel.sharding.table import Table, on

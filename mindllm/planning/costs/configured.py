@@ -10,10 +10,9 @@ from typing import Any
 
 from mindllm.config import RunConfig, override_config
 from mindllm.dry_run.simulations import Simulations
-from mindllm.planning.costs.as_it_is import judged
-from mindllm.planning.costs.layer_types import check_ahead, layer_runs, layers_by_name
+from mindllm.planning.costs.formula import judged
+from mindllm.planning.costs.layer_kinds import check_ahead, layer_runs, layers_by_name, offered_kinds
 from mindllm.planning.costs.memory_costs import LayerMemory, MemoryFit, fit_memory
-from mindllm.planning.costs.offered_kinds import offered_kinds
 from mindllm.planning.costs.small_runs import run_small
 from mindllm.planning.costs.time_costs import LayerTimes, TimeCosts, time_costs
 from mindllm.planning.plan import Evaluation

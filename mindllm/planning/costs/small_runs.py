@@ -25,8 +25,7 @@ from mindllm.dry_run.moments import Fill, Moments, bytes_of
 from mindllm.dry_run.profile import Profile
 from mindllm.dry_run.simulations import Request, Simulations
 from mindllm.parallel.stages import FIRST, LAST, MIDDLE, Run, Stage
-from mindllm.planning.costs.layer_types import main_and_ahead
-from mindllm.planning.costs.offered_kinds import recomputed
+from mindllm.planning.costs.layer_kinds import main_and_ahead, recomputed
 from mindllm.planning.problem import RecomputeKind
 from mindllm.reduced_runs.even import even_run
 from mindllm.reduced_runs.stage import Point, deepening, middle_deepening, reduce_to_stage

@@ -25,8 +25,7 @@ from mindllm.config import RunConfig
 from mindllm.dry_run.cache import kept_file, read_kept
 from mindllm.parallel.layout import CONTEXT, mesh_of
 from mindllm.parallel.stages import FIRST, LAST, Run, Stage
-from mindllm.planning.costs.layer_types import layer_runs, main_and_ahead
-from mindllm.planning.costs.offered_kinds import chains, recomputed
+from mindllm.planning.costs.layer_kinds import chains, layer_runs, main_and_ahead, recomputed
 from mindllm.planning.costs.small_runs import ALL_RECOMPUTED, NOTHING_RECOMPUTED
 from mindllm.planning.problem import RecomputeKind
 from mindllm.reduced_runs.even import even_main_layers, even_run

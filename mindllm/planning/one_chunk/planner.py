@@ -15,8 +15,7 @@ import numpy as np
 
 from mindllm.deadline import OutOfTime, check, now, passed
 from mindllm.planning.local_search import Search
-from mindllm.planning.one_chunk.gpipe import GPipe
-from mindllm.planning.one_chunk.one_f_one_b import EveryChain, OneFOneB
+from mindllm.planning.one_chunk.closed_form import EveryChain, GPipe, OneFOneB
 from mindllm.planning.one_chunk.split_program import SplitProgram
 from mindllm.planning.plan import Evaluation, Plan, evaluate, is_long, orders_of, quickest
 from mindllm.planning.problem import Problem

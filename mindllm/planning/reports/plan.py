@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mindllm.planning.costs.as_it_is import NAME, compared, gain
+from mindllm.planning.costs.formula import NAME, compared, gain
 from mindllm.planning.costs.measured import Fit
 from mindllm.planning.plan import Evaluation
 from mindllm.planning.solve import Solution

@@ -14,8 +14,7 @@ from mindllm.planning.recomputation.mixes import Mixes
 from mindllm.planning.zero_bubble.crossing_bound import CrossingBound
 from mindllm.planning.zero_bubble.joint_bound import joint_bound
 from mindllm.planning.zero_bubble.lone_stages import LoneStages
-from mindllm.planning.zero_bubble.near_splits import near_splits, splits_by_profile
-from mindllm.planning.zero_bubble.split_search import SplitSearch
+from mindllm.planning.zero_bubble.split_search import SplitSearch, near_splits, splits_by_profile
 
 PROVEN = 1e-4  # a gap that ends the work
 SHARE = 0.2  # of the time, for a plan of 1F1B

@@ -8,7 +8,7 @@ from pathlib import Path
 from mindllm.errors import UserError
 from mindllm.outside import read_rows
 
-FILE = "step_trace_time.csv"
+STEP_FILE = "step_trace_time.csv"
 PARTS = ("Computing", "Communication(Not Overlapped)", "Free")
 MICROSECOND = 1e-6
 
@@ -19,7 +19,7 @@ def profiled_step(path: Path) -> float:
     Raises:
         UserError: there is no such file, or it is of another version of the profiler.
     """
-    file = path / FILE if path.is_dir() else path
+    file = path / STEP_FILE if path.is_dir() else path
     try:
         rows = read_rows(file)
     except OSError as error:
@@ -27,7 +27,7 @@ def profiled_step(path: Path) -> float:
     missing = [part for part in PARTS if not rows or part not in rows[0]]
     if missing:
         raise UserError(
-            f"{file}: has no column {missing[0]}: it is not a {FILE}, or of another version of the profiler"
+            f"{file}: has no column {missing[0]}: it is not a {STEP_FILE}, or of another version of the profiler"
         )
     try:
         steps = [MICROSECOND * sum(float(row[part]) for part in PARTS) for row in rows]

@@ -17,13 +17,10 @@ from mindllm.train.callbacks.callback import Callback
 from mindllm.train.callbacks.checkpoint import CheckpointMonitor
 from mindllm.train.callbacks.evaluation import EvaluationMonitor
 from mindllm.train.callbacks.figures import ExpertLoadMonitor, PredictionLossMonitor, PreferenceMonitor
-from mindllm.train.callbacks.first_step import FirstStep
-from mindllm.train.callbacks.loss_monitor import LossMonitor
-from mindllm.train.callbacks.metrics import MetricsMonitor
-from mindllm.train.callbacks.nan_monitor import NaNMonitor
+from mindllm.train.callbacks.metrics import MetricsMonitor, SummaryMonitor
+from mindllm.train.callbacks.monitors import FirstStep, LossMonitor, NaNMonitor
 from mindllm.train.callbacks.profiler import ProfileMonitor
 from mindllm.train.callbacks.simulation import SimulatedCheckpoints, SimulationMonitor
-from mindllm.train.callbacks.summary import SummaryMonitor
 from mindllm.train.checkpoint import CheckpointStore
 from mindllm.train.evaluation import Evaluator
 from mindllm.train.job.ranks import ALONE, Ranks

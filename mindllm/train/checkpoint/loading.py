@@ -1,4 +1,7 @@
-"""Loads a checkpoint after checking every byte of it, or refuses it by name and offers the previous good one."""
+"""Loads a checkpoint after checking every byte of it, or refuses it by name and offers the previous good one.
+
+It says which architecture it holds.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pydantic import ValidationError
 
+from mindllm.config import ModelConfig
 from mindllm.errors import UserError, nearest
+from mindllm.families import with_file_names
 from mindllm.outside import read_json
 from mindllm.train.checkpoint.joint import ALONE, Peers
 from mindllm.train.checkpoint.manifest import (
@@ -31,6 +37,16 @@ Expected = Mapping[str, tuple[tuple[int, ...], Any]]  # name: (shape, dtype)
 MOST_NAMED = 10
 SIMULATED = "simulated"  # a key of the state
 FLOATING = ("float32", "float16", "bfloat16", "float64")
+
+
+def model_of(checkpoint: Checkpoint) -> ModelConfig:
+    """The architecture that a checkpoint says it holds; raises UserError when it says none."""
+    try:
+        return with_file_names(ModelConfig.model_validate(checkpoint.state["identity"]["model"]["config"]))
+    except (KeyError, TypeError, ValidationError):
+        raise UserError(
+            f"{checkpoint.path}: state.json does not say the architecture (identity.model.config)"
+        ) from None
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,8 @@
 A checkpoint is written under a hidden name, every file flushed to the disk, the manifest last, and becomes visible by one
 rename (the pattern of Pillai et al., "All File Systems Are Not Created Equal", OSDI 2014). ``save`` returns only after that
 rename is on the disk: from then on the checkpoint is announced.
+
+A checkpoint comes and goes on the disk in steps, each safe against a crash after it.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 import errno
 import json
 import logging
+import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -32,7 +35,6 @@ from mindllm.train.checkpoint.manifest import (
 )
 from mindllm.train.checkpoint.names import Entry, entries, entry_of, hidden_path, leftovers
 from mindllm.train.checkpoint.parts import RankTensors, as_parts, whole_tensors, without_copies, write_parts
-from mindllm.train.checkpoint.publish import delete, make_directory, publish, write_file
 from mindllm.train.checkpoint.tensors import HashingWriter, payload_bytes, write_tensors
 
 logger = logging.getLogger(__name__)
@@ -40,6 +42,47 @@ logger = logging.getLogger(__name__)
 AUTO = "auto"
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 FILE_NAMES = {WEIGHTS: "model.safetensors", OPTIMIZER: "optimizer.safetensors", STATE: "state.json"}
+
+
+def write_file(path: Path, role: str, write: Callable[[HashingWriter], None]) -> FileEntry:
+    """Has ``write`` write a new file, flushed to the disk; returns its entry in the manifest."""
+    with open(path, "xb") as file:
+        writer = HashingWriter(file)
+        write(writer)
+        file.flush()
+        os.fsync(file.fileno())
+    return FileEntry(path.name, role, writer.size, writer.sha256)
+
+
+def publish(temporary: Path, final: Path) -> None:
+    """Renames ``temporary`` to ``final`` durably. A predecessor steps aside under a name that ``recover`` puts back."""
+    replaced = hidden_path(final, "replaced")
+    try:
+        if final.exists():
+            final.rename(replaced)
+        temporary.rename(final)
+    except BaseException:
+        if replaced.exists() and not final.exists():
+            replaced.rename(final)
+        raise
+    sync_directory(final.parent)
+    shutil.rmtree(replaced, ignore_errors=True)
+
+
+def delete(path: Path) -> None:
+    """Deletes a checkpoint so that it is either whole or no longer visible, whenever the process or the machine stops."""
+    doomed = path.rename(hidden_path(path, "deleting"))
+    sync_directory(path.parent)  # before the first file goes: a lost rename would leave a checkpoint with holes
+    shutil.rmtree(doomed)
+
+
+def make_directory(directory: Path) -> None:
+    """Creates ``directory`` with its parents; each new name is on the disk before anything is announced inside."""
+    if directory.is_dir():
+        return
+    make_directory(directory.parent)
+    directory.mkdir(exist_ok=True)
+    sync_directory(directory.parent)
 
 
 class Content(NamedTuple):

@@ -14,8 +14,7 @@ from mindllm.config import ModelConfig, RunConfig
 from mindllm.config.checks.tuning import mistakes
 from mindllm.config.tuning import PetConfig
 from mindllm.errors import UserError
-from mindllm.train.checkpoint.architecture import model_of
-from mindllm.train.checkpoint.loading import Checkpoint, differences
+from mindllm.train.checkpoint.loading import Checkpoint, differences, model_of
 from mindllm.train.checkpoint.tensors import TensorSource, read_slices
 
 BASE = "base"  # a key of a checkpoint's state

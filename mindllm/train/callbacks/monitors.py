@@ -1,16 +1,22 @@
-"""The loss line, in the format users of MindFormers grep for, with a bar, throughput and the time that is left."""
+"""Monitors of the steps of a run: the loss line, numbers that are no longer finite, the first step.
+
+The loss line has the format users of MindFormers grep for, with a bar, throughput and the time that is left. The first step
+compiles, which takes from seconds to minutes in which nothing else is said.
+"""
 
 from __future__ import annotations
 
 import logging
 from datetime import timedelta
 
+from mindllm.errors import RunFailed
 from mindllm.train.callbacks.callback import Callback
 from mindllm.train.state import RunState, StepRecord
 
 BAR_WIDTH = 50
 AVERAGING = 0.1  # weight of the newest step in the average the remaining time is told from
 logger = logging.getLogger(__name__)
+NAMED = 5
 
 
 class LossMonitor(Callback):
@@ -52,3 +58,38 @@ def progress_line(state: RunState, record: StepRecord, usual_seconds: float) -> 
         f"  {done:6.1%} |{bar:<{BAR_WIDTH}}| {record.samples_per_s_per_device:.5f} samples/s/p  "
         f"{record.tokens_per_s_per_device:.0f} tokens/s/p  {left} }}"
     )
+
+
+class NaNMonitor(Callback):
+    """An overflow that a smaller loss scale can cure is left to the scale; anything else ends the run."""
+
+    def step_end(self, state: RunState, record: StepRecord) -> None:
+        if not record.overflow or state.scaler.can_fall:
+            return
+        assert state.batch is not None
+        names = state.engine.not_finite(state.batch)
+        culprits = ", ".join(names[:NAMED]) + (f" and {len(names) - NAMED} more" if len(names) > NAMED else "")
+        raise RunFailed(
+            f"step {record.step}: loss {record.loss}, global norm {record.global_norm}: not finite; "
+            f"first in {culprits or 'the loss alone'}. The update was skipped: weights and checkpoints are those of step "
+            f"{record.step - 1}. Lower lr_schedule.learning_rate, lengthen the warm-up, or look at the data of this step."
+        )
+
+
+class FirstStep(Callback):
+    """Two lines of the log: before the first step of a process, and after it with the seconds it took."""
+
+    of_first_rank = True
+
+    def __init__(self) -> None:
+        self.is_done = False
+
+    def step_begin(self, state: RunState) -> None:
+        if not self.is_done:
+            kept = "; one that is kept from an earlier start is loaded" if state.config.context.compile_cache else ""
+            logger.info("compiling the training step: up to a minute, more for many layers%s", kept)
+
+    def step_end(self, state: RunState, record: StepRecord) -> None:
+        if not self.is_done:
+            self.is_done = True
+            logger.info("compiled, and step %d done, in %.1f s", record.step, record.step_time_s)

@@ -1,6 +1,6 @@
-"""The step of 1F1B in closed form, and the least of it over all splits of layers.
+"""The steps of 1F1B and of GPipe in closed form, and the least of them over all splits of layers.
 
-With f and b the times of a stage's forward and backward pass, t = f + b, m micro-batches and, for each stage k,
+1F1B: with f and b the times of a stage's forward and backward pass, t = f + b, m micro-batches and, for each stage k,
 
     w_k = min(stages behind k, m - 1)                       forward passes of its warm-up
     P_k = t_0 + ... + t_k
@@ -18,6 +18,11 @@ one of them at least once, and by backward passes of a cool-down. No chain is lo
 Where tensors take time between stages, a round over several stages takes it too, and more than one such round can be longest. The
 closed form is then a lower bound, and so are rounds over all stages from one on, as many as there are micro-batches for, and a
 last one over as many of these stages as there are micro-batches left: a round over n stages gains n micro-batches.
+
+GPipe: all forward passes, then all backward passes.
+
+Micro-batches are equal, so each of the two is a flow shop of equal jobs: the times of all stages once, and the longest stage once
+more for every further micro-batch. The step is A + (m - 1) (max f + max b), A the sum of all forward and backward times.
 """
 
 from __future__ import annotations
@@ -27,6 +32,31 @@ from functools import cached_property
 import numpy as np
 
 from mindllm.planning.one_chunk.split_program import Ahead, SplitProgram
+
+
+class GPipe(SplitProgram):
+    """Numbers of a partial plan: the sum of its times, the longest backward pass and the longest forward pass."""
+
+    numbers = 3
+
+    def alone(self) -> np.ndarray:
+        """The stage's passes of all micro-batches but one."""
+        return self.more * self.total
+
+    def extend(
+        self,
+        stage: int,
+        values: np.ndarray,
+        forward: np.ndarray,
+        backward: np.ndarray,
+        rest: np.ndarray,
+        near: np.ndarray,
+    ) -> Ahead:
+        """Adds times and longest passes of the stage."""
+        found = np.stack(
+            [values[0] + forward + backward, np.maximum(values[1], backward), np.maximum(values[2], forward)]
+        )
+        return Ahead(found, self.more * (found[1] + found[2]), np.zeros(len(rest)))
 
 
 def warm_up(stages: int, micro_batches: int) -> np.ndarray:
