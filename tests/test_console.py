@@ -18,7 +18,10 @@ from mindllm.command import CommandParser, run_command
 from mindllm.errors import UserError
 from mindllm.logs import VisibleFormatter
 from mindllm.terminal import console as terminal
+from mindllm.terminal import progress as terminal_progress
 from mindllm.terminal.console import PlainConsole, print_json, progress, track
+from mindllm.terminal.progress import counted
+from mindllm.terminal.render import passing
 from mindllm.terminal.tables import Table, pairs, texts
 from mindllm.terminal.text import styled, visible
 
@@ -213,3 +216,29 @@ def test_a_bar_on_a_terminal_prints_no_lines(monkeypatch):
         bar.add_task("reading", total=3)
         time.sleep(0.1)
         assert "after" not in bar.console.file.getvalue()
+
+
+def test_who_logs_has_the_terminal_back_when_all_is_counted(monkeypatch, capsys):
+    monkeypatch.setattr(terminal, "SECONDS_BETWEEN_LINES", 0.02)
+    shown = ""
+    with passing() as told:
+        told("checking rows", 0, 0)
+        for what in ("checking rows", "evaluating"):  # a second bar follows the first
+            told(what, 1, 4)
+            while f"{what} 1/4, after 0:00:00" not in shown:
+                shown += capsys.readouterr().err
+            told(what, 4, 4)
+        capsys.readouterr()
+        time.sleep(0.1)
+        assert capsys.readouterr().err == ""
+        told("run[lr=1].yaml \x1b")
+    assert capsys.readouterr().err == "run[lr=1].yaml \\x1b\n"
+
+
+def test_what_is_counted_is_told_now_and_then(monkeypatch):
+    told = []
+    clock = iter([0.0, 0.05, 0.1, 0.15])
+    monkeypatch.setattr(terminal_progress.time, "monotonic", lambda: next(clock))
+    items = [*counted("abcd", "reading", lambda *of: told.append(of))]
+    assert items == ["a", "b", "c", "d"]
+    assert told == [("reading", 0, 4), ("reading", 2, 4), ("reading", 4, 4)]

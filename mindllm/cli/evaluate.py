@@ -11,6 +11,7 @@ from mindllm.command import run_command
 from mindllm.config.evaluation import EvaluationConfig
 from mindllm.process.interrupts import interruptible
 from mindllm.terminal.console import error_console, output, print_json
+from mindllm.terminal.render import REMAINING, drawn
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -23,13 +24,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from mindllm.evaluate.report import PAGE, as_json, table
     from mindllm.train.device import prepare_environment, set_up_device
 
-    config = run_of(options.model, _evaluation(options), options.tokenizer)
-    if options.max_length:
-        config = _with_length(config, options.max_length)
-    prepare_environment(config)
-    set_up_device(config)
-    with interruptible():
-        outcome = evaluate_on_tasks(config, options.tasks, options.output)
+    with drawn(*REMAINING) as progress:
+        config = run_of(options.model, _evaluation(options), options.tokenizer, progress)
+        if options.max_length:
+            config = _with_length(config, options.max_length)
+        prepare_environment(config)
+        set_up_device(config)
+        with interruptible():
+            outcome = evaluate_on_tasks(config, options.tasks, options.output, progress=progress)
     if options.json:
         print_json(as_json(outcome, str(options.model)))
     elif outcome.results["results"]:

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING
 from mindllm.cli import parsers  # noqa: F401  (they tell keys of a YAML from misspelt options)
 from mindllm.command import CommandParser, run_command
 from mindllm.errors import UserError
-from mindllm.process.interrupts import leave_on_interrupt, own_interrupts, receive_interrupts
+from mindllm.process.interrupts import INTERRUPTED, leave_on_interrupt, own_interrupts, receive_interrupts
 from mindllm.shorthands import SHORTHANDS
 
 if TYPE_CHECKING:  # the schema takes longer to import than --help may
     from mindllm.config import RunConfig
+    from mindllm.run.outcome import Ended
 
 TINY, LAST = "configs/llama2/pretrain_llama2_tiny.yaml", "output/llama2_tiny/checkpoint/llm-400"
 EXAMPLES = {
@@ -132,19 +133,37 @@ def run(config: RunConfig) -> int:
     leave_on_interrupt()
     if config.run_mode in ("train", "finetune", "eval"):
         receive_interrupts()
-        from mindllm.run.start import start
-
-        return start(config)
+        return _start(config)
     from mindllm.train.device import prepare_environment
 
     prepare_environment(config)
     if config.run_mode == "predict":
-        from mindllm.generate.predict import predict
+        from mindllm.cli.predict import predict
 
-        return predict(config)
-    from mindllm.generate.chat import chat
+        predict(config)
+    else:
+        from mindllm.cli.chat import chat
 
-    return chat(config)
+        chat(config)
+    return 0
+
+
+def _start(config: RunConfig) -> int:
+    from mindllm.run.start import start
+    from mindllm.terminal.render import passing
+
+    with passing() as progress:
+        return INTERRUPTED if start(config, progress, _show).interrupted else 0
+
+
+def _show(ended: Ended) -> None:
+    from mindllm.terminal.console import output
+    from mindllm.terminal.tables import pairs
+
+    if ended.results:
+        output.print(pairs(ended.results.items()))
+    if ended.scores:
+        output.print(ended.scores)
 
 
 def command() -> None:

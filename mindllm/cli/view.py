@@ -13,6 +13,7 @@ from mindllm.data import Tokenizer
 from mindllm.data.preprocess.view import PADDING, READ, TRAINED, coloured, description, segments
 from mindllm.errors import UserError
 from mindllm.terminal.console import output, print_json
+from mindllm.terminal.render import passing
 from mindllm.terminal.text import styled
 from mindllm.train.batches.datasets import RunData
 from mindllm.train.batches.row_text import InstructionText, PreferenceText
@@ -21,11 +22,13 @@ from mindllm.train.batches.row_text import InstructionText, PreferenceText
 def main(arguments: Sequence[str] | None = None) -> int:
     """Prints samples, or what the rows come to; returns the exit code."""
     options, overrides = make_parser().parse_known_args(arguments)
-    data = RunData(load_config(options.config, overrides))
-    if options.count:
-        return _count(data, options.json)
-    if data.tokenizer is None:
-        raise data.config.error("processor.tokenizer.vocab_file", "is empty; showing tokens needs a tokenizer")
+    with passing() as progress:
+        data = RunData(load_config(options.config, overrides), progress=progress)
+        if options.count:
+            return _count(data, options.json)
+        if data.tokenizer is None:
+            raise data.config.error("processor.tokenizer.vocab_file", "is empty; showing tokens needs a tokenizer")
+        data.dataset  # noqa: B018  (what is told of comes before what is shown)
     for index in range(options.sample, options.sample + options.samples):
         _show(index, data, data.tokenizer, options)
     return 0

@@ -13,10 +13,11 @@ from mindllm.config import RunConfig
 from mindllm.config.evaluation import EvaluationConfig
 from mindllm.data import run_tokenizer
 from mindllm.evaluate.local_data import OFFLINE
-from mindllm.evaluate.progress import logged, unwatched
+from mindllm.evaluate.progress import LoggedProgress
 from mindllm.finetune.transform import build_tuned_model
 from mindllm.generate.generator import Generator
 from mindllm.models.weights import assign, model_weights
+from mindllm.terminal.progress import unwatched
 from mindllm.train.job.ranks import Ranks
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ class TasksWhileTraining:
         self.generator.forget()
         answers = Answers(directory if self.ranks.count > 1 else None, self.ranks)
         model = EvaluatedModel(
-            self.generator, self.options.batch_size, answers, logged if self.ranks.is_first else unwatched
+            self.generator, self.options.batch_size, answers, LoggedProgress() if self.ranks.is_first else unwatched
         )
         try:
             return evaluate_tasks(model, self.tasks, self.options, self.manager)

@@ -1,4 +1,4 @@
-"""A whole evaluation: the model, its tasks with a bar on the terminal, the files, the exit code's reason."""
+"""A whole evaluation: the model, its tasks, the files, and the error that names tasks that failed."""
 
 from __future__ import annotations
 
@@ -11,18 +11,24 @@ from mindllm.config import RunConfig
 from mindllm.errors import RunFailed
 from mindllm.evaluate.load import evaluated_model
 from mindllm.evaluate.local_data import OFFLINE
-from mindllm.evaluate.progress import watched
 from mindllm.files import atomic_open
+from mindllm.terminal.progress import Progress, unwatched
 from mindllm.train.job.ranks import ALONE, Ranks
 
 if TYPE_CHECKING:
     from mindllm.evaluate.run import Outcome
 
 
-def evaluate_on_tasks(config: RunConfig, tasks: Sequence[str], directory: Path, ranks: Ranks = ALONE) -> Outcome:
+def evaluate_on_tasks(
+    config: RunConfig,
+    tasks: Sequence[str],
+    directory: Path,
+    ranks: Ranks = ALONE,
+    progress: Progress = unwatched,
+) -> Outcome:
     """Evaluates the weights of ``load_checkpoint`` on ``tasks``, with results in ``directory``; the device is selected.
 
-    Of several processes each answers its share of the requests, and the first one writes.
+    Of several processes each answers its share of the requests, and the first one writes and tells ``progress``.
 
     Raises:
         UserError: a task is unknown, or the model cannot be loaded.
@@ -33,12 +39,11 @@ def evaluate_on_tasks(config: RunConfig, tasks: Sequence[str], directory: Path, 
     from mindllm.evaluate.run import evaluate_tasks, find_tasks
 
     manager = find_tasks(tasks, config.evaluation)
-    with watched(ranks.is_first) as watch:
-        model = evaluated_model(config, directory, ranks, watch)
-        try:
-            outcome = evaluate_tasks(model, tasks, config.evaluation, manager)
-        finally:
-            model.answers.close()
+    model = evaluated_model(config, directory, ranks, progress if ranks.is_first else unwatched)
+    try:
+        outcome = evaluate_tasks(model, tasks, config.evaluation, manager)
+    finally:
+        model.answers.close()
     if ranks.is_first:
         write_results(outcome, config.load_checkpoint, directory, config.evaluation.log_samples)
         with atomic_open(directory / PAGE) as file:
@@ -48,5 +53,9 @@ def evaluate_on_tasks(config: RunConfig, tasks: Sequence[str], directory: Path, 
 
 def failure_of(failures: dict[str, str]) -> RunFailed:
     """The error that names every task that failed."""
-    lines = [f"task {name} failed: {why}" for name, why in failures.items()]
-    return RunFailed("\n".join(lines))
+    return RunFailed("\n".join(failure_lines(failures)))
+
+
+def failure_lines(failures: dict[str, str]) -> list[str]:
+    """Return a line for every task that failed, with the reason."""
+    return [f"task {name} failed: {why}" for name, why in failures.items()]

@@ -14,11 +14,10 @@ from mindllm.data.tokenizers.tokenizer import Tokenizer
 from mindllm.errors import UserError
 from mindllm.evaluate.answers import Answers
 from mindllm.evaluate.model import EvaluatedModel
-from mindllm.evaluate.progress import Watch, unwatched
 from mindllm.finetune.transform import build_tuned_model
 from mindllm.generate.generator import Generator
 from mindllm.models.weights import assign, model_weights
-from mindllm.terminal.console import error_console
+from mindllm.terminal.progress import Progress, unwatched
 from mindllm.train.checkpoint import load_checkpoint
 from mindllm.train.checkpoint.loading import model_of
 from mindllm.train.checkpoint.pretrained import Pretrained, find_pretrained
@@ -28,8 +27,12 @@ from mindllm.train.job.ranks import ALONE, Ranks
 ANSWERS = "answers"
 
 
-def run_of(model: Path, options: EvaluationConfig, tokenizer: Path | None = None) -> RunConfig:
+def run_of(
+    model: Path, options: EvaluationConfig, tokenizer: Path | None = None, progress: Progress = unwatched
+) -> RunConfig:
     """The configuration of an evaluation of ``model``, whose architecture and tokenizer it says itself.
+
+    ``progress`` is told where another type is computed in than the checkpoint's.
 
     Raises:
         UserError: it is no model, or its tokenizer is nowhere; then name one.
@@ -40,7 +43,7 @@ def run_of(model: Path, options: EvaluationConfig, tokenizer: Path | None = None
         checkpoint = load_checkpoint(model, option="--model", with_optimizer=False, read=stored_tensors)
         architecture, beside = model_of(checkpoint), str(checkpoint.state.get("tokenizer") or "")
     for narrow in sorted({*narrow_types(architecture).values()}):
-        error_console.print(f"computing in float32, which is faster on a CPU than the checkpoint's {narrow}")
+        progress(f"computing in float32, which is faster on a CPU than the checkpoint's {narrow}")
     file = str(tokenizer or beside)
     if not file or not Path(file).exists():
         where = f"{file} is not there any more" if file else "it names none"
@@ -61,7 +64,7 @@ def run_of(model: Path, options: EvaluationConfig, tokenizer: Path | None = None
 
 
 def evaluated_model(
-    config: RunConfig, directory: Path | None, ranks: Ranks = ALONE, watch: Watch = unwatched
+    config: RunConfig, directory: Path | None, ranks: Ranks = ALONE, progress: Progress = unwatched
 ) -> EvaluatedModel:
     """Builds the model and loads its weights on the device that is selected; answers are kept below ``directory``.
 
@@ -75,7 +78,7 @@ def evaluated_model(
     assign(model_weights(model), pretrained.whole(config.model.config.base))
     generator = Generator(model, model_config, tokenizer, device_target=device, shares_prefixes=True)
     place = directory / ANSWERS / identity(config, pretrained, tokenizer) if directory is not None else None
-    return EvaluatedModel(generator, config.evaluation.batch_size, Answers(place, ranks), watch)
+    return EvaluatedModel(generator, config.evaluation.batch_size, Answers(place, ranks), progress)
 
 
 def identity(config: RunConfig, pretrained: Pretrained, tokenizer: Tokenizer) -> str:

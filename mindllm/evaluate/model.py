@@ -21,10 +21,11 @@ from mindllm.data.tokenizers.tokenizer import Tokenizer
 from mindllm.errors import RunFailed
 from mindllm.evaluate.answers import Answers
 from mindllm.evaluate.continuing import generation_options, in_batches
-from mindllm.evaluate.progress import Watch, unwatched
+from mindllm.evaluate.progress import NAMES
 from mindllm.evaluate.scoring import Pair, Score, scores
 from mindllm.generate.generator import Generator
 from mindllm.launch.heartbeat import heart
+from mindllm.terminal.progress import Progress, unwatched
 
 MAX_NEW_TOKENS = 256  # the harness's own, for tasks that say nothing
 KEPT_TEXTS = 1 << 12
@@ -37,11 +38,15 @@ class EvaluatedModel(TemplateLM):
         generator: shares prefixes; its texts are at most ``max_length`` tokens.
         batch_size: sequences that go through the model together.
         answers: those of an evaluation that was interrupted, and of the other processes of this one.
-        watch: is told a kind of request and how many there are; what it returns is called after each.
+        progress: is told of every request that is answered.
     """
 
     def __init__(
-        self, generator: Generator, batch_size: int = 8, answers: Answers | None = None, watch: Watch = unwatched
+        self,
+        generator: Generator,
+        batch_size: int = 8,
+        answers: Answers | None = None,
+        progress: Progress = unwatched,
     ) -> None:
         super().__init__()
         assert generator.tokenizer is not None
@@ -49,7 +54,7 @@ class EvaluatedModel(TemplateLM):
         self.text: Tokenizer = generator.tokenizer
         self.batch_size = batch_size
         self.answers = answers or Answers()
-        self.watch = watch
+        self.progress = progress
         self._encoded = lru_cache(KEPT_TEXTS)(self._encode)
 
     @property
@@ -137,12 +142,12 @@ class EvaluatedModel(TemplateLM):
         wanted = list(dict.fromkeys(keys))
         known = self.answers.of(kind, wanted)
         missing = self.answers.share([key for key in wanted if key not in known])
-        done = self.watch(kind, len(missing))
-        for key, answer in compute(missing):
+        self.progress(NAMES[kind], 0, len(missing))
+        for done, (key, answer) in enumerate(compute(missing), 1):
             self.answers.put(kind, key, answer)
             known[key] = answer
             heart.beat("evaluation on tasks")
-            done()
+            self.progress(NAMES[kind], done, len(missing))
         return self.answers.completed(kind, wanted, known)
 
     def _scores(self, missing: list[Pair]) -> Iterator[tuple[Pair, Score]]:

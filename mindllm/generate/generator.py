@@ -32,6 +32,18 @@ class Speed:
     decode_s: float = 0.0
     compile_s: float = 0.0
 
+    def describe(self) -> str:
+        """Return the speed as a line for people."""
+        parts = [
+            f"{name}: {tokens} tokens, {tokens / seconds:.1f} tokens/s"
+            for name, tokens, seconds in (
+                ("prefill", self.prefill_tokens, self.prefill_s),
+                ("decode", self.decode_tokens, self.decode_s),
+            )
+            if seconds > 0
+        ]
+        return "; ".join([*parts, f"compilation: {self.compile_s:.1f} s"])
+
 
 class Generator:
     """Generates with the weights ``model`` has at the time of the call.

@@ -7,7 +7,6 @@ from mindllm.data.tokenizers.tokenizer import Tokenizer
 from mindllm.finetune.transform import build_tuned_model
 from mindllm.generate.generator import Generator
 from mindllm.generate.graphs.quantized_linear import use_quantized_products
-from mindllm.generate.terminal import terminal
 from mindllm.models import Kernels
 from mindllm.models.weights import assign, model_weights, quantized_parameters
 from mindllm.train.checkpoint import CheckpointStore
@@ -36,9 +35,8 @@ def load_generator(config: RunConfig, tokenizer: Tokenizer) -> Generator:
     model_config = model_config.frozen if pretrained.adapter is None else pretrained.model(model_config)
     weights = packed_weights(model_config, weights)
     set_up_device(config)
-    with terminal.status("building the model"):
-        model = build_tuned_model(model_config, device)
-        assign({**model_weights(model), **quantized_parameters(model)}, weights)
-        if device == "Ascend":
-            use_quantized_products(model, model_config, Kernels.choose(model_config, device))
-        return Generator(model, model_config, tokenizer, device_target=device)
+    model = build_tuned_model(model_config, device)
+    assign({**model_weights(model), **quantized_parameters(model)}, weights)
+    if device == "Ascend":
+        use_quantized_products(model, model_config, Kernels.choose(model_config, device))
+    return Generator(model, model_config, tokenizer, device_target=device)

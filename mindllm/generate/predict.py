@@ -1,46 +1,65 @@
-"""Run mode ``predict``: continues what ``input_data`` asks for with the weights of ``load_checkpoint``."""
+"""Run mode ``predict``: what ``input_data`` asks for, and how a generator continues it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from mindllm.config import RunConfig
 from mindllm.data import run_tokenizer
 from mindllm.data.tokenizers.tokenizer import Tokenizer
+from mindllm.generate.choosing.growing import Continuation
 from mindllm.generate.conversation import conversation_encoder
 from mindllm.generate.generator import Generator
-from mindllm.generate.load import load_generator, need_weights
+from mindllm.generate.load import need_weights
 from mindllm.generate.prompts import check_prompts, encode_prompt
 from mindllm.generate.requests import Request, is_json_lines, read_requests
-from mindllm.generate.results import open_results
-from mindllm.generate.terminal import describe, terminal, write
-from mindllm.process.interrupts import interruptible
-from mindllm.terminal.console import progress
+from mindllm.terminal.progress import Progress, unwatched
 
 
-def predict(config: RunConfig) -> int:
-    """Writes continuations to standard output or ``save_file``, speed to standard error; returns the exit code.
+@dataclass(frozen=True)
+class Prompts:
+    """The requests of a run with their token ids, which can be continued."""
 
-    One prompt appears while it is continued; several are continued in batches.
+    config: RunConfig
+    tokenizer: Tokenizer
+    requests: Sequence[Request]
+    tokens: Sequence[Sequence[int]]
+
+    @property
+    def is_streamed(self) -> bool:
+        """Whether it is one text whose continuation people read as it grows."""
+        options = self.config.generation
+        one = len(self.requests) * max(options.num_beams, options.num_return_sequences) == 1
+        return one and not self.config.save_file and not is_json_lines(self.config) and not options.output_logprobs
+
+
+def read_prompts(config: RunConfig) -> Prompts:
+    """Return the prompts of ``input_data``; nothing is compiled or loaded.
 
     Raises:
-        UserError: no weights or weights that do not fit, no tokenizer, no prompt or one that cannot be continued.
+        UserError: no weights are named, no tokenizer, no prompt or one that cannot be continued.
     """
     need_weights(config)
     requests, model_config = read_requests(config), config.model.config
     tokenizer = run_tokenizer(config)
-    prompts = _encoded(requests, config, tokenizer)
-    check_prompts(prompts, model_config, model_config.seq_length, config.generation.max_new_tokens)
-    generator = load_generator(config, tokenizer)
-    try:
-        with interruptible():
-            if _appears_as_it_grows(config, requests):
-                _stream(generator, config, requests[0].prompt, prompts[0])
-            else:
-                _in_batches(generator, config, requests, prompts)
-    finally:
-        terminal.print(describe(generator.speed))
-    return 0
+    tokens = _encoded(requests, config, tokenizer)
+    check_prompts(tokens, model_config, model_config.seq_length, config.generation.max_new_tokens)
+    return Prompts(config, tokenizer, requests, tokens)
+
+
+def continued(
+    generator: Generator, prompts: Prompts, progress: Progress = unwatched
+) -> Iterator[tuple[Request, Sequence[Continuation]]]:
+    """Yield every request with its continuations, as soon as those of its batch are there."""
+    config, options = prompts.config, prompts.config.generation
+    copies, remaining, done = options.num_return_sequences, iter(prompts.requests), 0
+    progress("continuing", done, len(prompts.requests))
+    for batch in generator.generate_in_batches(prompts.tokens, options, config.predict_batch_size, config.seed):
+        for start in range(0, len(batch), copies):
+            yield next(remaining), batch[start : start + copies]
+            done += 1
+            progress("continuing", done, len(prompts.requests))
 
 
 def _encoded(requests: Sequence[Request], config: RunConfig, tokenizer: Tokenizer) -> list[list[int]]:
@@ -51,32 +70,3 @@ def _encoded(requests: Sequence[Request], config: RunConfig, tokenizer: Tokenize
         else encode_prompt(request.prompt, config.model.config, tokenizer)
         for request in requests
     ]
-
-
-def _appears_as_it_grows(config: RunConfig, requests: Sequence[Request]) -> bool:
-    options = config.generation
-    one = len(requests) * max(options.num_beams, options.num_return_sequences) == 1
-    return one and not config.save_file and not is_json_lines(config) and not options.output_logprobs
-
-
-def _stream(generator: Generator, config: RunConfig, text: str, prompt: Sequence[int]) -> None:
-    with terminal.status("compiling"):
-        generator.prepare(1, len(prompt), config.generation)
-    try:
-        write(text)
-        for piece in generator.stream(prompt, config.generation, config.seed):
-            write(piece)
-    finally:
-        write("\n")
-
-
-def _in_batches(
-    generator: Generator, config: RunConfig, requests: Sequence[Request], prompts: Sequence[Sequence[int]]
-) -> None:
-    options, remaining = config.generation, iter(requests)
-    with open_results(config) as put, progress() as bar:
-        task = bar.add_task("continuing", total=len(requests))
-        for batch in generator.generate_in_batches(prompts, options, config.predict_batch_size, config.seed):
-            for start in range(0, len(batch), options.num_return_sequences):
-                put(next(remaining), batch[start : start + options.num_return_sequences])
-                bar.advance(task)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from mindllm.config import RunConfig
-from mindllm.parallel.layout import mesh_of
-from mindllm.terminal.console import error_console
+from mindllm.terminal.progress import Progress, unwatched
 from mindllm.train.device import connect, select_device
 from mindllm.train.engine import Engine
 from mindllm.train.engine.engine import evaluation_config
@@ -41,8 +40,13 @@ def set_up_execution(config: RunConfig, execution: Execution) -> None:
     connect(execution.ranks)
 
 
-def make_engine(config: RunConfig, execution: Execution, training: bool = True) -> Engine:
-    """Builds what executes the run; graphs of sharded models are compiled now, others with the first step."""
+def make_engine(
+    config: RunConfig, execution: Execution, training: bool = True, progress: Progress = unwatched
+) -> Engine:
+    """Builds what executes the run; graphs of sharded models are compiled now, others with the first step.
+
+    ``progress`` is told of ranks that are compiled.
+    """
     if execution.executor is Executor.REPLICA:
         from mindllm.parallel.context import refuse_mean_gradients
         from mindllm.train.engine.replica import ReplicaEngine
@@ -56,5 +60,4 @@ def make_engine(config: RunConfig, execution: Execution, training: bool = True) 
         return ClusterRankEngine(config, execution.ranks, training)
     from mindllm.compiled.execute.engine import LockstepEngine
 
-    with error_console.status(f"compiling {mesh_of(config).device_num} ranks") as status:
-        return LockstepEngine(config, training, status.update)
+    return LockstepEngine(config, training, progress)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +21,25 @@ from mindllm.train.metrics_file import METRICS_NAME, read_metrics
 if TYPE_CHECKING:
     from mindllm.results import Part
 
-HELD_OUT = "evaluation/held_out.json"  # of mindllm.run.training, which imports MindSpore
+HELD_OUT = "evaluation/held_out.json"
 SHOWN = 10  # steps of a table
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a run ended in this process.
+
+    Attributes:
+        results: names and values that are told when it is over.
+        scores: the tables of tasks.
+        failures: what went wrong and did not end the run.
+        interrupted: whether it was asked to stop, and did after a step.
+    """
+
+    results: Mapping[str, str] = field(default_factory=dict)
+    scores: str = ""
+    failures: tuple[str, ...] = ()
+    interrupted: bool = False
 
 
 @dataclass(frozen=True, repr=False)

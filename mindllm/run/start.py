@@ -2,31 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
 
 from mindllm.config import RunConfig, override_config
+from mindllm.errors import RunFailed
 from mindllm.launch.heartbeat import heart, is_watched
 from mindllm.launch.meeting import RendezvousClient
 from mindllm.process.end_in_time import ending_in_time
 from mindllm.process.exit_hooks import skip_exit_functions
+from mindllm.run.outcome import Ended
+from mindllm.terminal.progress import Progress, unwatched
 from mindllm.train.device import prepare_environment
 from mindllm.train.job.execution import Executor, execution_of
 
 
-def start(config: RunConfig) -> int:
-    """Runs ``run_mode`` on whatever executes it; returns the exit code.
+def start(
+    config: RunConfig, progress: Progress = unwatched, told: Callable[[Ended], None] = lambda ended: None
+) -> Ended:
+    """Runs ``run_mode`` on whatever executes it; ``told`` is given what it came to, also where something failed meanwhile.
 
     Raises:
+        RunFailed: something failed meanwhile.
         UserError: the run cannot be executed by what was started, or is too large for this machine.
     """
     if RendezvousClient.is_inherited():
         # MindSpore's connections to other processes crash now and then (2.10) in its exit function, which clears its resources.
         skip_exit_functions()
     with ending_in_time(told=heart.end) if is_watched() else nullcontext():
-        return _run(config)
+        ended = _run(config, progress)
+        told(ended)
+        if ended.failures:
+            raise RunFailed("\n".join(ended.failures))
+        return ended
 
 
-def _run(config: RunConfig) -> int:
+def _run(config: RunConfig, progress: Progress) -> Ended:
     execution = execution_of(config)
     if execution.ranks.simulated:
         from mindllm.compiled.simulation.simulated_process import enter_simulation, import_quietly
@@ -45,4 +56,4 @@ def _run(config: RunConfig) -> int:
     prepare_environment(config)
     from mindllm.run.training import evaluate, train
 
-    return (evaluate if config.run_mode == "eval" else train)(config, execution)
+    return (evaluate if config.run_mode == "eval" else train)(config, execution, progress)

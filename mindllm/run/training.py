@@ -1,46 +1,30 @@
-"""The run modes ``train``, ``finetune`` and ``eval``: from a configuration to a finished run and its report.
-
-When the last step of the whole run is done, the trained weights are written as a Hugging Face directory. Run mode ``eval`` with
-``eval_tasks`` puts the weights of ``load_checkpoint`` to public tasks.
-"""
+"""The run modes ``train``, ``finetune`` and ``eval``: from a configuration to a finished run and its report."""
 
 from __future__ import annotations
 
 import json
 import logging
 import signal
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-import lm_eval  # noqa: F401  (what is not installed is told before anything is done)
-
-from mindllm.command import INTERRUPTED
 from mindllm.config import RunConfig, render_config, with_model
 from mindllm.config.callbacks import CheckpointMonitorConfig, EvalTasksConfig
-from mindllm.data import Tokenizer
-from mindllm.errors import RunFailed
-from mindllm.evaluate import evaluation
-from mindllm.evaluate.report import table
-from mindllm.files import atomic_open, size_in_bytes
+from mindllm.files import atomic_open
 from mindllm.launch.heartbeat import heart
 from mindllm.logs import set_up_logging
-from mindllm.process.interrupts import interruptible
 from mindllm.run.engines import evaluation_rows, make_engine, set_up_execution, share_of
+from mindllm.run.export import export
+from mindllm.run.outcome import HELD_OUT, Ended
 from mindllm.run.simulated import one_step_unless_said
-from mindllm.terminal.console import output
 from mindllm.terminal.json_text import strict
-from mindllm.terminal.tables import pairs
+from mindllm.terminal.progress import Progress
 from mindllm.train.batches.datasets import RunData
 from mindllm.train.callbacks import make_callbacks
 from mindllm.train.callbacks.callback import Callback
-from mindllm.train.checkpoint import Checkpoint, CheckpointStore, Peers, load_checkpoint
+from mindllm.train.checkpoint import Checkpoint, CheckpointStore, Peers
 from mindllm.train.checkpoint.adapters.adapter import Base, leaves_weights_out
-from mindllm.train.checkpoint.hugging_face_export import export_hugging_face
-from mindllm.train.checkpoint.parts import joined
 from mindllm.train.checkpoint.pretrained import Pretrained, base_record, find_pretrained, merged_pretrained
 from mindllm.train.checkpoint.whole_directory import refuse_existing
-from mindllm.train.device import set_up_device
 from mindllm.train.evaluation import EvaluationResult, PairEvaluationResult
 from mindllm.train.job.data_agreement import refuse_different_data
 from mindllm.train.job.execution import Execution, Executor, describe
@@ -53,87 +37,20 @@ from mindllm.train.optimizers.schedule import learning_rates
 from mindllm.train.state import RunState, last_step
 from mindllm.train.trainer import Trainer
 from mindllm.train.utilisation import peak_of
-from mindllm.train.whole_weights import whole_weights
 
-logger = logging.getLogger(__name__)
-EVALUATION = "evaluation"
 RESOLVED_CONFIG = "config.yaml"
-HELD_OUT = "evaluation/held_out.json"
+logger = logging.getLogger(__name__)
 
 
-def export(state: RunState, store: CheckpointStore, tokenizer: Tokenizer | None) -> None:
-    """Writes the weights as section ``export_hf`` says; of a process that does not have all of them, from the last checkpoint.
-
-    Raises:
-        UserError: ranks have parts of the weights, and the last step was not saved.
-    """
-    section = state.config.export_hf
-    if not section.directory or state.step < state.total_steps:
-        return
-    directory = export_hugging_face(
-        section.directory,
-        state.config.model.config.merged,
-        _whole_weights(state, store),
-        dtype=section.dtype,
-        max_shard_bytes=size_in_bytes(section.max_shard_size),
-        tokenizer=tokenizer,
-    )
-    logger.info("exported the weights to %s in %s", directory, section.dtype)
-    state.results["Hugging Face directory"] = str(directory)
-
-
-def _whole_weights(state: RunState, store: CheckpointStore) -> Mapping[str, Any]:
-    held = state.engine.local_state()
-    if state.engine.holds_all:
-        return whole_weights(state, joined(tensors.weights for tensors in held.values()), "export_hf.directory")
-    newest = store.newest()
-    checkpoint = load_checkpoint(newest, with_optimizer=False) if newest is not None else None
-    if checkpoint is None or checkpoint.step != state.step:
-        message = "ranks have parts of the weights, and the last step was not saved; add the callback CheckpointMonitor"
-        raise state.config.error("export_hf.directory", message)
-    return whole_weights(state, checkpoint.weights, "export_hf.directory")
-
-
-def evaluate_on_tasks(config: RunConfig, execution: Execution) -> int:
-    """Evaluates with the whole model on each device, whatever the layout it was trained under; returns the exit code.
-
-    Results go below ``{output_dir}/evaluation``. Processes that are replicas share the requests.
-
-    Raises:
-        UserError: devices of a cluster share the model, or a task is unknown.
-        RunFailed: a task failed; it is named, and the others' scores are kept.
-    """
-    if execution.ranks.simulated or execution.executor is Executor.CLUSTER_RANK:
-        raise config.error(
-            "eval_tasks",
-            "are evaluated with the whole model on a device, not by devices that share it; write use_parallel: false and name "
-            "the checkpoint of all ranks in load_checkpoint",
-        )
-    ranks = execution.ranks if execution.executor is Executor.REPLICA else ALONE
-    if ranks is ALONE:
-        set_up_device(config)
-    else:
-        set_up_execution(config, execution)
-    heart.beat("evaluation on tasks")
-    with interruptible():
-        outcome = evaluation.evaluate_on_tasks(config, config.eval_tasks, Path(config.output_dir) / EVALUATION, ranks)
-    if ranks.is_first and outcome.results["results"]:
-        output.print(table(outcome))
-    ranks.meet()
-    if outcome.failures:
-        raise evaluation.failure_of(outcome.failures)
-    return 0
-
-
-def train(config: RunConfig, execution: Execution) -> int:
-    """Trains from scratch, from ``load_checkpoint``, or on from a checkpoint; returns the exit code."""
+def train(config: RunConfig, execution: Execution, progress: Progress) -> Ended:
+    """Trains from scratch, from ``load_checkpoint``, or on from a checkpoint."""
     ranks = execution.ranks
     heart.start(config.runner_config.step_timeout)
     if execution.connects_first:
         set_up_execution(config, execution)
     peers = claim_output_directory(config, ALONE if ranks.simulated else ranks)
     log = set_up_logging(config.output_dir)
-    data = RunData(config, share_of(config, execution))
+    data = RunData(config, share_of(config, execution), progress)
     if not ranks.simulated:
         refuse_different_data(data.dataset, ranks)
     total_steps = data.total_steps
@@ -150,7 +67,7 @@ def train(config: RunConfig, execution: Execution) -> int:
         config = one_step_unless_said(config, checkpoint.step if checkpoint is not None else 0)
     if checkpoint is not None and checkpoint.step >= last_step(config, total_steps):
         logger.info("nothing to do: %s is at step %d, where this run ends", checkpoint.path, checkpoint.step)
-        return 0
+        return Ended()
     if config.export_hf.directory:
         refuse_existing(Path(config.export_hf.directory))
     pretrained = _pretrained(config, checkpoint)
@@ -160,7 +77,7 @@ def train(config: RunConfig, execution: Execution) -> int:
     if ranks.is_first:
         with atomic_open(f"{config.output_dir}/{RESOLVED_CONFIG}") as file:
             file.write(render_config(config))
-    engine = make_engine(config, execution)
+    engine = make_engine(config, execution, progress=progress)
     state = RunState(config, engine, LossScaler(config.runner_wrapper.scale_sense), total_steps, data.steps_per_epoch)
     state.pretrained, state.base = pretrained, base_record(config, pretrained)
     if given is not None:
@@ -178,10 +95,11 @@ def train(config: RunConfig, execution: Execution) -> int:
         export(state, store, data.tokenizer)
     ranks.meet()
     state.results["log"] = str(log)
-    _report(state.results)
-    if state.failures:
-        raise RunFailed("\n".join(state.failures))
-    return INTERRUPTED if state.stop_reason == signal.Signals.SIGINT.name else 0
+    return Ended(
+        dict(state.results),
+        failures=tuple(state.failures),
+        interrupted=state.stop_reason == signal.Signals.SIGINT.name,
+    )
 
 
 def _pretrained(config: RunConfig, checkpoint: Checkpoint | None) -> Pretrained | None:
@@ -204,31 +122,30 @@ def _evaluations(config: RunConfig, ranks: Ranks) -> list[Callback]:
     return [EvalTasks(section) for section in sections]
 
 
-def evaluate(config: RunConfig, execution: Execution) -> int:
-    """Evaluates the weights of ``load_checkpoint``, on held-out text or on ``eval_tasks``; returns the exit code."""
+def evaluate(config: RunConfig, execution: Execution, progress: Progress) -> Ended:
+    """Evaluates the weights of ``load_checkpoint``, on held-out text or on ``eval_tasks``."""
     if not config.load_checkpoint:
         raise config.error("load_checkpoint", "run_mode eval needs weights; give a checkpoint directory")
     heart.start(config.runner_config.step_timeout)
     set_up_logging(config.output_dir)
     if config.eval_tasks:
-        from mindllm.run.training import evaluate_on_tasks
+        from mindllm.run.tasks import evaluate_on_tasks
 
-        return evaluate_on_tasks(config, execution)
+        return evaluate_on_tasks(config, execution, progress)
     if execution.connects_first:
         set_up_execution(config, execution)
-    evaluator = RunData(config, share_of(config, execution)).evaluator(
-        evaluation_rows(config, execution), progress=True
-    )
+    data = RunData(config, share_of(config, execution), progress)
+    evaluator = data.evaluator(evaluation_rows(config, execution), progress)
     model, pretrained = merged_pretrained(config)
     if not execution.connects_first:
         set_up_execution(config, execution)
-    engine = make_engine(with_model(config, model), execution, training=False)
+    engine = make_engine(with_model(config, model), execution, False, progress)
     engine.load_state(pretrained)
     result = evaluator.run(engine)
     logger.info("%s on the %s split: %s", config.load_checkpoint, config.eval_dataset.split, result.describe())
     if execution.ranks.is_first:
         _write_held_out(config, result)
-    return 0
+    return Ended()
 
 
 def _write_held_out(config: RunConfig, result: EvaluationResult | PairEvaluationResult) -> None:
@@ -275,7 +192,3 @@ def _trained_share(config: RunConfig) -> str:
     architecture = config.model.config.architecture
     trained, all_of_them = architecture.trained_parameter_count(), architecture.parameter_count()
     return f", {trained:,} of them trained ({trained / all_of_them:.2%})" if trained < all_of_them else ""
-
-
-def _report(results: dict[str, str]) -> None:
-    output.print(pairs(results.items()))

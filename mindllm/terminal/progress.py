@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+import time
+from collections.abc import Iterator, Sequence
+from typing import Protocol, TypeVar
+
+Item = TypeVar("Item")
+SECONDS_BETWEEN_CALLS = 0.1
 
 
 class Progress(Protocol):
@@ -13,3 +18,14 @@ class Progress(Protocol):
 
 def unwatched(what: str, done: int = 0, total: int | None = None) -> None:
     """Do nothing: nobody looks."""
+
+
+def counted(items: Sequence[Item], what: str, progress: Progress) -> Iterator[Item]:
+    """Yield ``items`` and tell now and then how many are done, at the end that all are."""
+    told = -SECONDS_BETWEEN_CALLS
+    for done, item in enumerate(items):
+        if (now := time.monotonic()) - told >= SECONDS_BETWEEN_CALLS:
+            progress(what, done, len(items))
+            told = now
+        yield item
+    progress(what, len(items), len(items))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from mindllm.data import EvaluationStream, bits_per_byte
 from mindllm.errors import UserError
 from mindllm.launch.heartbeat import heart
-from mindllm.terminal.console import track
+from mindllm.terminal.progress import Progress, counted, unwatched
 
 if TYPE_CHECKING:
     from mindllm.train.engine import Engine
@@ -59,7 +59,7 @@ class Evaluator:
         stream: EvaluationStream,
         unigram_loss: float | None,
         bytes_per_token: float | None,
-        progress: bool = False,
+        progress: Progress = unwatched,
         of_pairs: bool = False,
     ):
         self.stream = stream
@@ -75,8 +75,7 @@ class Evaluator:
             UserError: nothing of them counts: all that is to be learnt was cut off.
         """
         total, tokens = 0.0, 0.0
-        steps = range(len(self.stream))
-        for index in track(steps, "evaluating", shown=self.progress):
+        for index in counted(range(len(self.stream)), "evaluating", self.progress):
             heart.beat("evaluation")
             loss, count = engine.evaluate(self.stream.batch(index))
             total, tokens = total + loss, tokens + count

@@ -6,6 +6,7 @@ import pytest
 
 from mindllm.evaluate import progress
 from mindllm.terminal import console
+from mindllm.terminal.render import REMAINING, drawn
 
 
 @pytest.fixture
@@ -17,33 +18,26 @@ def clock(monkeypatch):
 
 def test_the_log_says_once_a_minute_how_far_it_is_and_how_long_it_takes(clock, caplog):
     caplog.set_level(logging.INFO, "mindllm")
-    answer = progress.logged("loglikelihood", 100)
+    told = progress.LoggedProgress()
+    told("scoring", 0, 100)
     clock[0] = 500  # of compiling
-    for _ in range(11):
+    for done in range(1, 12):
         clock[0] += 13
-        answer()
+        told("scoring", done, 100)
+    told("writing", 0, 3)  # another time counts
+    told("writing", 1, 3)
     assert [record.message for record in caplog.records] == [
         "scoring: 6 of 100 answers, about 0:20:22 left",
         "scoring: 11 of 100 answers, about 0:19:17 left",
     ]
 
 
-def test_only_the_first_of_several_processes_says_so(clock, caplog):
-    caplog.set_level(logging.INFO, "mindllm")
-    for shown, count in ((False, 0), (True, 1)):
-        with progress.watched(shown) as watch:
-            answer = watch("generate_until", 3)
-            answer()
-            clock[0] += 61
-            answer()
-        assert len(caplog.records) == count
-
-
-def test_without_a_log_standard_error_says_so(monkeypatch, capsys, caplog):
+def test_the_command_says_it_on_standard_error(monkeypatch, capsys):
     monkeypatch.setattr(console, "SECONDS_BETWEEN_LINES", 0.02)
-    caplog.set_level(logging.WARNING, "mindllm")
-    told = ""
-    with progress.watched(True) as watch:
-        watch("generate_until", 3)()
-        while "writing 1/3" not in told:
-            told += capsys.readouterr().err
+    shown = ""
+    with drawn(*REMAINING) as told:
+        told("computing in float32")
+        told("writing", 1, 3)
+        while "writing 1/3" not in shown:
+            shown += capsys.readouterr().err
+    assert shown.startswith("computing in float32\n")

@@ -6,11 +6,12 @@ from typing import ClassVar
 import pytest
 from tiny import options, tiny_config, tiny_model
 
+from mindllm.cli import chat as module
+from mindllm.cli.chat import chat
 from mindllm.config import RunConfig
 from mindllm.config.dataset import TrainDatasetConfig
 from mindllm.errors import UserError
-from mindllm.generate import chat as module
-from mindllm.generate.chat import Chat, chat
+from mindllm.generate.chat import Chat
 from mindllm.generate.conversation import conversation_encoder
 from mindllm.generate.generator import Generator
 
@@ -99,7 +100,7 @@ def test_the_terminal(generator, monkeypatch, capsys):
     monkeypatch.setattr(
         "sys.stdin", io.StringIO("Hello\n\nAgain\nclear\nHello\n" + "x" * 300 + "\n EXIT \nnever read\n")
     )
-    assert chat(configured(generator)) == 0
+    chat(configured(generator))
     written = capsys.readouterr()
     first, second, third = written.out.splitlines()
     assert first == third != second

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from mindllm.errors import RunFailed
 from mindllm.finetune.initial_weights import initial_weights
 from mindllm.parallel.context import input_columns
 from mindllm.parallel.layout import mesh_of
+from mindllm.terminal.progress import Progress, unwatched
 from mindllm.train.checkpoint import RankTensors
 from mindllm.train.distributed_step import input_slices
 from mindllm.train.engine import Batch, Engine, StepResult
@@ -35,7 +36,6 @@ from mindllm.train.engine.engine import evaluation_config, weight_signatures
 from mindllm.train.job.ranks import ALONE
 
 logger = logging.getLogger(__name__)
-Say = Callable[[str], None]
 
 
 class LossCluster:
@@ -136,7 +136,7 @@ class LockstepEngine(Engine):
     """Every rank of the run; this process reads whole batches and deals them out.
 
     Args:
-        say: told of the progress of compiling.
+        progress: told of ranks that are compiled.
         cache: where compiled graphs are kept by content.
     """
 
@@ -144,12 +144,12 @@ class LockstepEngine(Engine):
         self,
         config: RunConfig,
         training: bool = True,
-        say: Say = lambda text: None,
+        progress: Progress = unwatched,
         cache: Path | None = None,
     ) -> None:
         super().__init__(config, ALONE)
         self.parts = config.parallel_config.micro_batch_num * config.runner_config.gradient_accumulation_steps
-        self._say = say
+        self._progress = progress
         self._cache = cache or cache_directory()
         self._columns = input_columns(config)
         self._stages = mesh_of(config).pipeline_stage
@@ -167,8 +167,7 @@ class LockstepEngine(Engine):
         with RankCompilation(config, self._cache, training=training) as compilation:
             total = compilation.devices
             logger.info("compiling the %s graphs of %d ranks, %d at a time", what, total, compilation.workers)
-            graphs = compilation.graphs(lambda done: self._say(f"compiling the {what} graphs: {done} of {total} ranks"))
-        self._say("")
+            graphs = compilation.graphs(lambda done: self._progress(f"compiling the {what} graphs", done, total))
         logger.info("compiled the %s graphs of %d ranks in %.1f s", what, total, time.monotonic() - begun)
         return graphs
 

@@ -28,6 +28,7 @@ from mindllm.data import (
 from mindllm.data.blend import EndlessDataset
 from mindllm.data.loader import SampleSource
 from mindllm.errors import UserError
+from mindllm.terminal.progress import Progress, unwatched
 from mindllm.train.batches.row_text import InstructionText, MindRecordText, PreferenceText
 from mindllm.train.evaluation import Evaluator
 from mindllm.train.job.batch_shard import FULL_BATCH, BatchShard
@@ -107,8 +108,9 @@ class RunData:
     Opening it reads headers only, and the places of lines of instruction files.
     """
 
-    def __init__(self, config: RunConfig, share: BatchShard = FULL_BATCH) -> None:
+    def __init__(self, config: RunConfig, share: BatchShard = FULL_BATCH, progress: Progress = unwatched) -> None:
         self.config = config
+        self.progress = progress
         self.share = share
         self.model = config.model.config
         if not config.train_dataset.data_loader.config.data_path:
@@ -124,8 +126,8 @@ class RunData:
             if self.tokenizer is None:
                 raise self.config.error("processor.tokenizer.vocab_file", "is empty; conversations need a tokenizer")
             if isinstance(loader, PreferenceDataLoader):
-                return PreferenceText(self.config, loader.config, self.tokenizer)
-            return InstructionText(self.config, loader.config, self.tokenizer)
+                return PreferenceText(self.config, loader.config, self.tokenizer, self.progress)
+            return InstructionText(self.config, loader.config, self.tokenizer, self.progress)
         return MindRecordText(self.config, loader.config)
 
     @cached_property
@@ -160,7 +162,7 @@ class RunData:
             random_seed=self.random_seed,
         )
 
-    def evaluator(self, rows: int, progress: bool = False) -> Evaluator:
+    def evaluator(self, rows: int, progress: Progress = unwatched) -> Evaluator:
         """Evaluates on the held-out part that ``eval_dataset`` names, ``rows`` samples of all processes at a time."""
         section = self.config.eval_dataset
         stream = EvaluationStream(

@@ -33,7 +33,7 @@ from mindllm.data import (
 from mindllm.data.chat.instruction import RowCounts
 from mindllm.data.chat.pairs import PairCounts
 from mindllm.errors import UserError
-from mindllm.terminal.console import error_console, track
+from mindllm.terminal.progress import Progress, counted, unwatched
 
 logger = logging.getLogger(__name__)
 ROWS_WORTH_A_BAR = 2000
@@ -102,8 +102,15 @@ class CheckedText(RowText):
     source: InstructionRows | PairRows
     section: ConversationDataConfig
 
-    def __init__(self, config: RunConfig, section: ConversationDataConfig, source: InstructionRows | PairRows) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        section: ConversationDataConfig,
+        source: InstructionRows | PairRows,
+        progress: Progress = unwatched,
+    ) -> None:
         super().__init__(config, section, source)
+        self._progress = progress
         self._usable: dict[str, np.ndarray] = {}
 
     def usable(self, split: str) -> np.ndarray:
@@ -114,12 +121,15 @@ class CheckedText(RowText):
         """
         if split not in self._usable:
             rows = self.numbers(split)
-            faults = {
-                number: fault for number in _watched(rows, "checking rows") if (fault := self.source.fault(number))
-            }
+            looked_at = self._counted(rows, "checking rows")
+            faults = {number: fault for number in looked_at if (fault := self.source.fault(number))}
             self._refuse_or_tell(split, len(rows), list(faults.values()))
             self._usable[split] = np.array([number for number in rows if number not in faults], dtype=np.int64)
         return self._usable[split]
+
+    def _counted(self, rows: Sequence[int], doing: str) -> Iterable[int]:
+        """``rows``, of which is told how far they are where there are many."""
+        return counted(rows, doing, self._progress if len(rows) > ROWS_WORTH_A_BAR else unwatched)
 
     def _refuse_or_tell(self, split: str, count: int, faults: Sequence[str]) -> None:
         if not faults:
@@ -137,16 +147,17 @@ class PreferenceText(CheckedText):
 
     source: PairRows
 
-    def __init__(self, config: RunConfig, section: PreferenceDataConfig, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self, config: RunConfig, section: PreferenceDataConfig, tokenizer: Tokenizer, progress: Progress = unwatched
+    ) -> None:
         length = config.model.config.seq_length
-        super().__init__(
-            config, section, PairRows(section.data_paths, tokenizer, length, chat_template=section.chat_template)
-        )
+        rows = PairRows(section.data_paths, tokenizer, length, chat_template=section.chat_template)
+        super().__init__(config, section, rows, progress)
 
     @cached_property
     def counts(self) -> PairCounts:
         """What the pairs of the train part come to."""
-        return self.source.count(_watched(self.usable("train").tolist(), "measuring pairs"))
+        return self.source.count(self._counted(self.usable("train").tolist(), "measuring pairs"))
 
     def train_dataset(self) -> PairDataset:
         """Pairs of the train part."""
@@ -162,7 +173,9 @@ class InstructionText(CheckedText):
 
     source: InstructionRows
 
-    def __init__(self, config: RunConfig, section: InstructionDataConfig, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self, config: RunConfig, section: InstructionDataConfig, tokenizer: Tokenizer, progress: Progress = unwatched
+    ) -> None:
         rows = InstructionRows(
             section.data_paths,
             tokenizer,
@@ -170,13 +183,13 @@ class InstructionText(CheckedText):
             handler=section.handler,
             chat_template=section.chat_template,
         )
-        super().__init__(config, section, rows)
+        super().__init__(config, section, rows, progress)
         self.packing = section.packing
 
     @cached_property
     def counts(self) -> RowCounts:
         """What the rows of the train part come to."""
-        return self.source.count(_watched(self.usable("train").tolist(), "measuring rows"))
+        return self.source.count(self._counted(self.usable("train").tolist(), "measuring rows"))
 
     def train_dataset(self) -> RowDataset:
         """Rows of the train part, packed if the section says so; rows from which nothing is learnt are left out of packs."""
@@ -195,8 +208,3 @@ class InstructionText(CheckedText):
             "%d rows packed into %d samples of %d, %.1f%% full", len(useful), len(groups), self.seq_length, 100 * full
         )
         return self._dataset(Packs.of([rows[useful[group]] for group in groups]), packed=self.packing is True)
-
-
-def _watched(rows: Sequence[int], doing: str) -> Iterable[int]:
-    """``rows`` with a bar where there are many and somebody looks."""
-    return track(rows, doing, shown=error_console.is_terminal and len(rows) > ROWS_WORTH_A_BAR)
