@@ -18,7 +18,7 @@ from mindllm.terminal.console import output, track
 from mindllm.terminal.tables import Table, figures, texts
 from mindllm.timing.configured import workload_of
 from mindllm.timing.costs.work import VECTOR
-from mindllm.timing.device import Device, read_device
+from mindllm.timing.device import Device, Share, read_device
 from mindllm.timing.measured import kernel_file
 from mindllm.timing.measured.calibrate import Calibration, Measured, calibrate
 from mindllm.timing.measured.kernels import errors_left_out, fit_kernels, kernel_errors
@@ -27,6 +27,7 @@ from mindllm.timing.step import step_seconds
 
 CONFIG, SECONDS, PROFILE = "config", "seconds", "profile"
 FEWEST = 2
+NINE_OF_TEN, LEAST_ERROR = 0.9, 0.001
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -42,8 +43,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         device, known = from_kernels(device, options.kernels)
     if rows:
         found = calibrate(device, rows, f"calibrated on {len(rows)} steps of {options.measured.name}", known)
-        _show(found, rows, held_out(device, rows, known), device)
-        device = found.device
+        held = held_out(device, rows, known)
+        _show(found, rows, held, device)
+        device = with_error(found.device, held, options.measured.name)
     with atomic_open(options.output) as file:
         file.write(write_yaml(device.model_dump(mode="json", exclude_none=False)))
     output.print(f"{options.output}: for --device")
@@ -115,6 +117,15 @@ def held_out(device: Device, rows: Sequence[Measured], known: Collection[str] = 
         fitted = calibrate(device, others, "the other rows", known).device
         found.append(float(step_seconds(row.workload, [fitted])[0] / row.seconds - 1))
     return found
+
+
+def with_error(device: Device, held: Sequence[float], name: str) -> Device:
+    """The device with how far steps are off that it was not fitted to: nine of ten are nearer."""
+    most = float(np.quantile(np.abs(held), NINE_OF_TEN, method="higher"))
+    source = f"{len(held)} steps of {name}, each by a device fitted to the others"
+    return device.model_copy(
+        update={"step_error": Share(value=min(1.0, max(LEAST_ERROR, round(most, 3))), source=source)}
+    )
 
 
 def _show_constants(found: Calibration) -> None:

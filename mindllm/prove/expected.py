@@ -40,7 +40,7 @@ def expected(config: RunConfig, device: str) -> Iterator[Answer]:
         stages = [{"stage": number, "peak": size} for number, size in enumerate(room.stages)]
         figures = {"peak": max(room.stages), "limit": room.limit, "fits": room.fits, "stages": stages}
         yield Answer(MEMORY, Standing.EXPECTED, stage if room.fits else f"does not fit: it {room}", figures=figures)
-        says = f"{predicted.seconds:.3f} s a step on {known.name}, {predicted.model_flops_utilisation:.1%} MFU"
+        says = f"{predicted.in_words} a step on {known.name}, {predicted.model_flops_utilisation:.1%} MFU"
         yield Answer(STEP_TIME, Standing.EXPECTED, says, figures=step_figures(predicted))
     yield _as_expected(answered(config))
 

@@ -113,6 +113,11 @@ class Device(StrictModel):
         "null: none.",
     )
     step_overhead: Span = Field(description="Seconds of a step beside all that is modelled: data, host, logging.")
+    step_error: Share | None = Field(
+        default=None,
+        description="Share of a predicted step within which about nine of ten measured steps were that nothing was fitted to; "
+        "null: no such step was at hand.",
+    )
 
     @model_validator(mode="after")
     def _links_widen(self) -> Device:
@@ -133,6 +138,11 @@ class Device(StrictModel):
                 f"it has {', '.join(self.matrix_flops)}"
             )
         return self.matrix_flops[dtype].value
+
+    @property
+    def device_target(self) -> str:
+        """What MindSpore calls such devices; the efficiencies of Megatron-LM are those of a GPU."""
+        return "Ascend" if self.software == "mindspore" else "GPU"
 
     @property
     def host_rate(self) -> float:

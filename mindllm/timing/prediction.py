@@ -46,6 +46,17 @@ class StepPrediction(Result):
         return self.step.seconds
 
     @property
+    def step_error(self) -> float | None:
+        """Share of the step within which about nine of ten measured ones were; None where no measured step was at hand."""
+        known = self.step.device.step_error
+        return known.value if known else None
+
+    @property
+    def in_words(self) -> str:
+        """Seconds of the step with their range, as ``30.370 s ± 13%``."""
+        return f"{self.seconds:.3f} s" + (f" ± {self.step_error:.0%}" if self.step_error else "")
+
+    @property
     def tokens_per_second_per_device(self) -> float:
         """Tokens a second and device."""
         return self.step.tokens_per_device
@@ -77,7 +88,8 @@ class StepPrediction(Result):
 
     def tree(self) -> dict[str, Any]:
         """Return seconds and bytes, as ``--json`` prints them."""
-        return report(self.step, self.stages, dict(self.changes), self.memory)
+        found = report(self.step, self.stages, dict(self.changes), self.memory)
+        return {**found, "step_error": self.step_error, "device_target": self.step.device.device_target}
 
     def parts(self) -> Iterator[Part]:
         """Yield the headline, what it would hide, the stages, the changes, and what the figures rest on."""

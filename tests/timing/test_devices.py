@@ -1,13 +1,19 @@
 """Described devices: shipped ones are whole, wrong ones are refused by key, exchanges take the links they cross."""
 
+import re
+from pathlib import Path
+
 import pytest
 
+from mindllm.cli.calibrate import with_error
+from mindllm.config import load_config
 from mindllm.errors import UserError
 from mindllm.timing.costs.exchanges import Group, exchange_seconds
 from mindllm.timing.costs.operators import operator_seconds
 from mindllm.timing.costs.work import MATRIX, Operator, elementwise, product
 from mindllm.timing.device import DEFAULT, DEVICES, Share, read_device, shipped_devices
-from mindllm.timing.measured.calibrate import constants, uncalibrated
+from mindllm.timing.measured.calibrate import constants, uncalibrated, with_constants
+from mindllm.timing.prediction import predict
 
 DEVICE = read_device(DEFAULT)
 MEGABYTES = 64e6
@@ -124,3 +130,53 @@ def test_groups_of_a_part_of_a_node_share_ports_where_the_link_says_so():
     assert 2 < slower[1] < 4
     assert "InfiniBand part groups" in constants(meeting)
     assert "InfiniBand part groups" not in constants(device)
+
+
+def shares_within(range_: float, first: str, column: int) -> tuple[int, int]:
+    """How many rows of the published steps are off by no more than ``range_``, and how many there are."""
+    page = (Path(__file__).parents[2] / "docs" / "benchmarks" / "step_time.md").read_text(encoding="utf-8")
+    cells = [line.split(" | ") for line in page.splitlines() if re.match(first, line)]
+    errors = [abs(float(row[column].strip(" %|"))) / 100 for row in cells]
+    return sum(error <= range_ for error in errors), len(errors)
+
+
+ATLAS_ROW = r"\| [\w.-]+ \| [\d,]+ \| [\d,]+ \|"  # published and predicted tokens of a model
+A100_ROW = r"\| [\d.]+[BT], (full|selective|dp)[^|]*\|"
+
+
+@pytest.mark.parametrize(
+    ("name", "first", "column", "counted"),
+    [
+        ("atlas_800t_a2", ATLAS_ROW, 4, (15, 17)),
+        ("atlas_900_a2_pod", ATLAS_ROW, 4, (15, 17)),
+        ("a100_80g", A100_ROW, 3, (57, 63)),
+    ],
+)
+def test_the_range_of_a_device_is_that_of_its_published_steps(name, first, column, counted):
+    known = read_device(name).step_error
+    assert shares_within(known.value, first, column) == counted
+    assert all(str(number) in known.source for number in counted)
+    assert shares_within(known.value - 0.01, first, column)[0] < counted[0]  # and no wider than that
+
+
+def test_the_range_of_a_device_without_steps_is_not_known():
+    assert [name for name in shipped_devices() if read_device(name).step_error is None] == ["atlas_900_a3", "h100"]
+
+
+def test_other_constants_have_another_range():
+    assert DEVICE.step_error
+    assert with_constants(DEVICE, {"matrix": 0.5}, "tried").step_error is None
+    assert uncalibrated(DEVICE).step_error is None
+    assert uncalibrated(read_device("a100_80g")).step_error  # which was never calibrated
+    held = [0.01, -0.02, 0.03, 0.04, -0.05, 0.06, 0.07, 0.08, -0.09, 0.5]
+    known = with_error(DEVICE, held, "steps.csv").step_error
+    assert (known.value, known.source) == (0.5, "10 steps of steps.csv, each by a device fitted to the others")
+    assert with_error(DEVICE, [*held, 0.02], "steps.csv").step_error.value == 0.09
+    assert with_error(DEVICE, [7.0], "steps.csv").step_error.value == 1.0
+
+
+def test_a_step_is_said_with_its_range():
+    run = load_config("configs/llama2/pretrain_llama2_7b.yaml")
+    assert re.fullmatch(r"\d+\.\d{3} s ± 13%", predict(run, DEVICE).in_words)
+    assert re.fullmatch(r"\d+\.\d{3} s", predict(run, uncalibrated(DEVICE)).in_words)
+    assert predict(run, DEVICE).to_dict()["step_error"] == 0.13

@@ -39,7 +39,7 @@ def answers(config: RunConfig, options: Options, progress: Progress) -> Iterator
         progress("searching strategies")
         findings += _slower_than_search(config, device, predicted)
     standing = Standing.REFUTED if findings else Standing.PROVED
-    evidence = (*_bound_words(planned, unplanned), *_uncounted(predicted))
+    evidence = (_range(device), *_bound_words(planned, unplanned), *_uncounted(predicted))
     figures = {**step_figures(predicted), **(_bound(planned) if planned else {})}
     line = says(predicted) + _distance(planned)
     yield Answer(STEP_TIME, standing, line, tuple(findings), evidence, (_table(predicted),), figures)
@@ -53,9 +53,19 @@ def described(options: Options) -> Device:
 def says(predicted: StepPrediction) -> str:
     """Return a step in a line."""
     return (
-        f"{predicted.seconds:.3f} s a step on {predicted.step.device.name}, "
+        f"{predicted.in_words} a step on {predicted.step.device.name}, "
         f"{predicted.tokens_per_second_per_device:,.0f} tokens/s/device, {predicted.model_flops_utilisation:.1%} MFU"
     )
+
+
+def _range(device: Device) -> str:
+    """How far measured steps were from predicted ones, and which."""
+    known = device.step_error
+    if known is None:
+        return (
+            f"how far steps of {device.name} are off is not known: none was measured; mindllm time calibrate finds out"
+        )
+    return f"about nine of ten measured steps are within {known.value:.0%}: {known.source}"
 
 
 def _doubts(predicted: StepPrediction) -> Iterator[Finding]:

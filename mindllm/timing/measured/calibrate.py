@@ -168,12 +168,13 @@ def uncalibrated(device: Device) -> Device:
             place = place[part]
         if place["assumed"] is not None:
             place.update(value=place["assumed"], assumed=None, source="assumed")
+            tree["step_error"] = None  # it is of the calibrated one
     return Device.model_validate(tree)
 
 
 def with_constants(device: Device, values: Mapping[str, float], source: str) -> Device:
-    """``device`` with other constants, by their names in :func:`constants`."""
-    tree = device.model_dump()
+    """``device`` with other constants, by their names in :func:`constants`; how far its steps are off is not known then."""
+    tree = {**device.model_dump(), "step_error": None}
     for name, constant in constants(device).items():
         if name in values:
             place: Any = tree
