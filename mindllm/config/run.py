@@ -69,6 +69,10 @@ class RunConfig(Section):
         default=False,
         description="Begins anew where `output_dir` holds a run: its metrics are lost, its checkpoints give way to new ones.",
     )
+    require_proof: bool = Field(
+        default=False,
+        description="Starts no training without a complete proof of this configuration that says ready (`mindllm prove`).",
+    )
     use_parallel: bool = Field(
         default=False, description="Runs on several devices, as many as `parallel_config` multiplies to."
     )

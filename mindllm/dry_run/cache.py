@@ -15,7 +15,13 @@ from mindllm.config import RunConfig, override_config, render_config
 from mindllm.errors import UserError
 from mindllm.sources import PACKAGE
 
-NEUTRAL = {"context.max_device_memory": "58GB", "output_dir": "output", "trainer.model_name": "", "seed": 0}
+NEUTRAL = {
+    "context.max_device_memory": "58GB",
+    "output_dir": "output",
+    "trainer.model_name": "",
+    "seed": 0,
+    "require_proof": False,
+}
 """Keys no simulation depends on."""
 KEPT = 400  # files; those not used for longest go first
 Kept = TypeVar("Kept")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import platform
 from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
 
 from mindllm.cache import user_cache
@@ -13,18 +15,28 @@ from mindllm.errors import UserError
 from mindllm.files import atomic_open
 from mindllm.outside import read_text
 from mindllm.prove.pieces import without
-from mindllm.prove.proof import Proof
+from mindllm.prove.proof import Proof, Verdict
+from mindllm.prove.questions import QUESTIONS
+from mindllm.versions import __version__
 
 FILE, DIRECTORY = "proof.json", "proof"
 LARGEST = 64 << 20
+SAVES = "CheckpointMonitor"
 OF_NO_PROOF = ("output_dir", "overwrite", "resume_training", "require_proof")
 """Keys that say where a run writes and whether it goes on: what was proved holds whatever they are."""
+DECISIVE = ("mindllm", "mindspore")
+"""Software whose versions a proof is of; that of Python decides nothing."""
 
 
 def hash_of(config: RunConfig) -> str:
-    """Return the hash of a resolved configuration by which its proof is known."""
-    text = json.dumps(without(config, OF_NO_PROOF), sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()
+    """Return the hash of a resolved configuration by which its proof is known.
+
+    What watches a run changes no answer, but for what saves it; and training is proved as fine-tuning is.
+    """
+    tree = without(config, OF_NO_PROOF)
+    tree["callbacks"] = [item for item in tree["callbacks"] if item["type"] == SAVES]
+    tree["run_mode"] = "train" if tree["run_mode"] == "finetune" else tree["run_mode"]
+    return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
 
 
 def read_proof(path: Path) -> Proof:
@@ -39,9 +51,12 @@ def read_proof(path: Path) -> Proof:
         tree = json.loads(text)
         if tree["schema"] != Proof.schema:
             raise UserError(f"{file}: has schema {tree['schema']}, this mindllm reads {Proof.schema}; prove it again")
-        return Proof.of_tree(tree)
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        proof = Proof.of_tree(tree)
+        if {answer.question for answer in proof.answers} != set(QUESTIONS):
+            raise ValueError("other questions than those of this mindllm")
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(f"{file}: is no proof of mindllm ({type(error).__name__}: {error})") from None
+    return proof
 
 
 def remember(proof: Proof) -> None:
@@ -51,8 +66,8 @@ def remember(proof: Proof) -> None:
 
 
 def find_proof(config: RunConfig) -> Proof | None:
-    """Return the proof of a configuration; None where there is none of exactly this one."""
-    wanted = hash_of(config)
+    """Return the proof of exactly this configuration: a complete one if there is any, None where there is none at all."""
+    wanted, incomplete = hash_of(config), None
     for path in _places(config, wanted):
         if not path.is_file():
             continue
@@ -60,9 +75,11 @@ def find_proof(config: RunConfig) -> Proof | None:
             proof = read_proof(path)
         except UserError:
             continue
-        if proof.run.hash == wanted:
+        if proof.run.hash == wanted and proof.complete:
             return proof
-    return None
+        if proof.run.hash == wanted:
+            incomplete = incomplete or proof
+    return incomplete
 
 
 def _places(config: RunConfig, wanted: str) -> Iterator[Path]:
@@ -82,6 +99,36 @@ def _kept(name: str) -> Path:
 
 def line_about(config: RunConfig, proof: Proof | None) -> str:
     """Return the line that a run begins with."""
-    if proof is None:
-        return f"not proved; mindllm prove {config.source or 'run.yaml'}"
-    return f"{proof.headline().partition(': ')[2]} (proved {proof.run.date[:10]})"
+    if proof is None or not proof.complete:
+        return f"not proved; {command_for(config)}"
+    since, other = proof.run.date[:10], other_versions(proof)
+    if other:
+        return f"proved {since} by other software ({other}); {command_for(config)}"
+    if proof.verdict is Verdict.READY:
+        return f"proved {since}: {', '.join(proof.best_words())}"
+    return (
+        f"{proof.verdict.value} {since}: {', '.join(item.question for item in proof.troubles)}; {command_for(config)}"
+    )
+
+
+def versions_here() -> dict[str, str]:
+    """Return the versions that a proof is made with."""
+    return {
+        "mindllm": __version__,
+        "mindspore": metadata.version("mindspore"),
+        "python": platform.python_version(),
+    }
+
+
+def other_versions(proof: Proof) -> str:
+    """Return what a proof was made with and is not used here: its answers are of other programs; empty where it is the same."""
+    here = versions_here()
+    pairs = ((name, proof.run.versions.get(name, "unknown"), here[name]) for name in DECISIVE)
+    return ", ".join(f"{name} {then}, here {now}" for name, then, now in pairs if then != now)
+
+
+def command_for(config: RunConfig) -> str:
+    """Return the command that proves a run as it was called, with the keys that options have changed."""
+    options = dict.fromkeys(origin.option for origin in config._provenance.origins.values())
+    given = [option for option in options if option.startswith("--") and not option.startswith("--run_mode")]
+    return " ".join(["mindllm prove", str(config.source or "run.yaml"), *given])

@@ -100,11 +100,16 @@ class Proof(Result):
     def headline(self) -> str:
         """Return the verdict in a line."""
         if self.verdict is Verdict.READY:
-            return f"{self.run.name}: ready: {', '.join(self._best_words())}"
-        of = [item for item in self.answers if item.standing is Standing.REFUTED] or self.open
-        return f"{self.run.name}: {self.verdict.value}: {', '.join(item.question for item in of)}"
+            return f"{self.run.name}: ready: {', '.join(self.best_words())}"
+        return f"{self.run.name}: {self.verdict.value}: {', '.join(item.question for item in self.troubles)}"
 
-    def _best_words(self) -> Iterator[str]:
+    @property
+    def troubles(self) -> tuple[Answer, ...]:
+        """Answers that keep a run from being ready: those that are refuted, otherwise those that are open."""
+        return tuple(item for item in self.answers if item.standing is Standing.REFUTED) or self.open
+
+    def best_words(self) -> Iterator[str]:
+        """Yield what a run that is ready may expect."""
         memory, step = (self.answer(name).figures for name in ("memory", "step_time"))
         if "peak" in memory:
             yield f"fits {memory['peak'] / 2**30:.1f} of {memory['limit'] / 2**30:.4g} GB"

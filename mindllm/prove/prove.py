@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import platform
 import time
 from collections.abc import Callable, Collection, Iterator
 from datetime import datetime, timezone
-from importlib import metadata
 
 from mindllm.axes import EXPERTS, NAMED_AXES
 from mindllm.config import RunConfig
@@ -14,13 +12,12 @@ from mindllm.errors import UserError
 from mindllm.prove import kept
 from mindllm.prove.answers import Answer, Standing, located, of_error
 from mindllm.prove.expected import configuration, expected
-from mindllm.prove.found import hash_of
+from mindllm.prove.found import hash_of, versions_here
 from mindllm.prove.local import Done, Told, do_here
 from mindllm.prove.pieces import PIECES, Options, Piece
 from mindllm.prove.proof import Proof, Run, in_order
 from mindllm.prove.questions import CONFIGURATION, QUESTIONS
 from mindllm.timing.shipped import DEFAULT
-from mindllm.versions import __version__
 
 Answered = Callable[[Answer], None]
 Executor = Callable[[RunConfig, list[Piece], Options, Told], Iterator[Done]]
@@ -92,7 +89,7 @@ def refused(name: str, error: UserError, allowed: Collection[str] = ()) -> Proof
     answers = {CONFIGURATION: Answer(CONFIGURATION, Standing.REFUTED, says, of_error(error))}
     for question in QUESTIONS:
         answers.setdefault(question, Answer(question, Standing.NOT_PROVED, NO_CONFIGURATION))
-    run = Run(name, "", {}, _versions(), 0, _now())
+    run = Run(name, "", {}, versions_here(), 0, _now())
     return Proof(run, in_order(answers), tuple(allowed))
 
 
@@ -122,7 +119,7 @@ def _with_places(config: RunConfig, answer: Answer) -> Answer:
 
 
 def _run_of(config: RunConfig, name: str) -> Run:
-    return Run(name, hash_of(config), dict(_words(config)), _versions(), config.seed, _now())
+    return Run(name, hash_of(config), dict(_words(config)), versions_here(), config.seed, _now())
 
 
 def _words(config: RunConfig) -> Iterator[tuple[str, str]]:
@@ -143,14 +140,6 @@ def _words(config: RunConfig) -> Iterator[tuple[str, str]]:
 
 def _counted(number: int, what: str) -> str:
     return f"{number:,} {what}{'s' * (number != 1)}"
-
-
-def _versions() -> dict[str, str]:
-    return {
-        "mindllm": __version__,
-        "mindspore": metadata.version("mindspore"),
-        "python": platform.python_version(),
-    }
 
 
 def _now() -> str:

@@ -12,6 +12,7 @@ from mindllm.config import RunConfig, override_config, render_config
 from mindllm.config.callbacks import MetricsMonitorConfig
 from mindllm.launch.child import run_yaml_in_child
 from mindllm.results import Result
+from mindllm.run.proved import find
 from mindllm.terminal.progress import Progress, unwatched
 from mindllm.terminal.tables import Table, figures
 from mindllm.train.checkpoint import CheckpointStore
@@ -124,7 +125,10 @@ def train_in_child(config: RunConfig, progress: Progress = unwatched) -> Trainin
     Raises:
         UserError: the configuration is wrong, or another run's results are in the output directory.
         RunFailed: training failed.
+        CheckFailed: it requires a proof, and has none.
     """
+    if config.require_proof:
+        find(config)
     config = _with_metrics(config)
     directory = Path(config.output_dir)
     total = config.runner_config.stop_step or config.runner_config.train_steps

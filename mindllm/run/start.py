@@ -12,9 +12,10 @@ from mindllm.launch.meeting import RendezvousClient
 from mindllm.process.end_in_time import ending_in_time
 from mindllm.process.exit_hooks import skip_exit_functions
 from mindllm.run.outcome import Ended
+from mindllm.run.proved import NOTHING_FOUND, Found, find
 from mindllm.terminal.progress import Progress, unwatched
 from mindllm.train.device import prepare_environment
-from mindllm.train.job.execution import Executor, execution_of
+from mindllm.train.job.execution import Execution, Executor, execution_of
 
 
 def start(
@@ -25,6 +26,7 @@ def start(
     Raises:
         RunFailed: something failed meanwhile.
         UserError: the run cannot be executed by what was started, or is too large for this machine.
+        CheckFailed: it requires a proof, and has none.
     """
     if RendezvousClient.is_inherited():
         # MindSpore's connections to other processes crash now and then (2.10) in its exit function, which clears its resources.
@@ -39,6 +41,7 @@ def start(
 
 def _run(config: RunConfig, progress: Progress) -> Ended:
     execution = execution_of(config)
+    proved = proof_of(config, execution)
     if execution.ranks.simulated:
         from mindllm.compiled.simulation.simulated_process import enter_simulation, import_quietly
         from mindllm.run.simulated import with_own_files
@@ -56,4 +59,16 @@ def _run(config: RunConfig, progress: Progress) -> Ended:
     prepare_environment(config)
     from mindllm.run.training import evaluate, train
 
-    return (evaluate if config.run_mode == "eval" else train)(config, execution, progress)
+    if config.run_mode == "eval":
+        return evaluate(config, execution, progress)
+    return train(config, execution, progress, proved)
+
+
+def proof_of(config: RunConfig, execution: Execution) -> Found:
+    """Look for the proof of a run that trains, by its first rank alone: the others may not see the files that it sees.
+
+    Raises:
+        CheckFailed: ``require_proof`` is true, and there is none that says ready.
+    """
+    trains = config.run_mode in ("train", "finetune") and not execution.ranks.simulated
+    return find(config) if trains and execution.ranks.is_first else NOTHING_FOUND

@@ -15,6 +15,8 @@ from mindllm.logs import set_up_logging
 from mindllm.run.engines import evaluation_rows, make_engine, set_up_execution, share_of
 from mindllm.run.export import export
 from mindllm.run.outcome import HELD_OUT, Ended
+from mindllm.run.proof_monitor import ProofMonitor
+from mindllm.run.proved import NOTHING_FOUND, Found
 from mindllm.run.simulated import one_step_unless_said
 from mindllm.terminal.json_text import strict
 from mindllm.terminal.progress import Progress
@@ -42,14 +44,19 @@ RESOLVED_CONFIG = "config.yaml"
 logger = logging.getLogger(__name__)
 
 
-def train(config: RunConfig, execution: Execution, progress: Progress) -> Ended:
-    """Trains from scratch, from ``load_checkpoint``, or on from a checkpoint."""
+def train(config: RunConfig, execution: Execution, progress: Progress, proved: Found = NOTHING_FOUND) -> Ended:
+    """Trains from scratch, from ``load_checkpoint``, or on from a checkpoint.
+
+    ``proved``: what is known of the proof of the run.
+    """
     ranks = execution.ranks
     heart.start(config.runner_config.step_timeout)
     if execution.connects_first:
         set_up_execution(config, execution)
     peers = claim_output_directory(config, ALONE if ranks.simulated else ranks)
     log = set_up_logging(config.output_dir)
+    if proved.line:
+        logger.info("%s", proved.line)
     data = RunData(config, share_of(config, execution), progress)
     if not ranks.simulated:
         refuse_different_data(data.dataset, ranks)
@@ -89,7 +96,7 @@ def train(config: RunConfig, execution: Execution, progress: Progress) -> Ended:
     for path in begin(config, store, state.step):
         logger.info("a checkpoint after step %d, where training starts, was set aside: %s", state.step, path)
     _announce(state, execution)
-    callbacks = make_callbacks(config, store, evaluator, ranks, _evaluations(config, ranks))
+    callbacks = make_callbacks(config, store, evaluator, ranks, [*_evaluations(config, ranks), *_monitors(proved)])
     Trainer(state, data.train_stream(), rates, callbacks, peak_of(config.context.device_target), ranks).run()
     if ranks.is_first and not ranks.simulated:
         export(state, store, data.tokenizer)
@@ -120,6 +127,11 @@ def _evaluations(config: RunConfig, ranks: Ranks) -> list[Callback]:
     from mindllm.evaluate.callback import EvalTasks
 
     return [EvalTasks(section) for section in sections]
+
+
+def _monitors(proved: Found) -> list[Callback]:
+    """What holds steps against the proof of the run, if it predicts any."""
+    return [ProofMonitor(proved.predicted)] if proved.predicted else []
 
 
 def evaluate(config: RunConfig, execution: Execution, progress: Progress) -> Ended:

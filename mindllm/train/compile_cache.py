@@ -36,6 +36,7 @@ NOT_COMPILED = (
     "pretrained_model_dir",
     "resume_training",
     "overwrite",
+    "require_proof",
     "do_eval",
     "eval_step_interval",
     "profile",  # and all that begin with it

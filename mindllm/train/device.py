@@ -127,3 +127,15 @@ def _temporary_directory() -> Path:
     directory = make_temporary("mindllm-kernels-")
     when_leaving(remove_temporary, directory)
     return directory
+
+
+def peak_memory(config: RunConfig) -> int | None:
+    """Bytes that the memory pool of this rank's device has taken at most; None on a CPU, which has none.
+
+    No device was at hand: this was never run on one.
+    """
+    if config.context.device_target == "CPU":
+        return None
+    import mindspore as ms
+
+    return int(ms.runtime.max_memory_reserved())

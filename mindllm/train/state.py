@@ -56,7 +56,7 @@ class RunState:
     ``scores``: figures that a callback found after the newest step, by name; those that write metrics write them, too.
     ``expert_loads``: by layer what the newest step counted of experts, if the model has any. ``preference``: what it counted of
     pairs of answers, by name, if it learns from such. ``mtp_loss``: the mean loss of what layers predict ahead, if the model has
-    such and this rank knows it.
+    such and this rank knows it. ``against_proof``: the newest step beside what the run's proof predicts, by name, if it has one.
     ``pretrained``: the weights the run was given. ``base``: what checkpoints say of the frozen ones, which they leave out; None
     where they hold all.
     ``failures``: what is lost at the end though training went on; the process then ends with exit code 1.
@@ -78,6 +78,7 @@ class RunState:
     expert_loads: tuple[LayerLoad, ...] = ()
     preference: dict[str, float] = field(default_factory=dict)
     mtp_loss: float | None = None
+    against_proof: dict[str, float] = field(default_factory=dict)
 
     @property
     def output_dir(self) -> Path:

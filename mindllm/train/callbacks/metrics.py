@@ -51,7 +51,7 @@ class MetricsMonitor(Callback):
         scores = {"scores": dict(state.scores)} if state.scores else {}
         experts = {"experts": loads} if (loads := self._expert_loads(state, record)) else {}
         ahead = {} if state.mtp_loss is None else {"mtp_loss": state.mtp_loss}
-        self.waiting.append(asdict(record) | ahead | state.preference | scores | experts)
+        self.waiting.append(asdict(record) | ahead | state.preference | state.against_proof | scores | experts)
         self._write()
 
     def _expert_loads(self, state: RunState, record: StepRecord) -> list[dict[str, Any]]:
