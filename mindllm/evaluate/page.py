@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mindllm.evaluate.run import Outcome
-from mindllm.terminal.page import fill
+from mindllm.terminal.page import fill, mark
 
 TEMPLATE = Path(__file__).with_name("page.html")
 MOST = 200  # wrong answers of a task that are shown
@@ -20,7 +20,8 @@ def render_page(outcome: Outcome, model: str) -> str:
     """Returns the page as HTML; of a task without right and wrong answers, such as a perplexity, nothing is shown."""
     parts = [part for task, samples in outcome.samples.items() for part in _task(task, samples)]
     parts += [f"<h2>{escape(task)} failed</h2><p>{escape(why)}</p>" for task, why in outcome.failures.items()]
-    return fill(TEMPLATE, {"title": f"Wrong answers of {model}"}, {"body": "\n".join(parts)})
+    markup = {"mark": mark("evaluation"), "body": "\n".join(parts)}
+    return fill(TEMPLATE, {"title": f"Wrong answers of {model}"}, markup)
 
 
 def is_wrong(sample: Sample) -> bool | None:

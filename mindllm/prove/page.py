@@ -16,7 +16,7 @@ from mindllm.terminal.page import fill, mark
 
 TEMPLATE = Path(__file__).with_name("report.html")
 NUMBER = re.compile(r"[-+−]?[\d.,]+( ?[%a-zA-Z]{0,3})?")
-PRINTED = 12  # findings of a question, and rows of a table, that go onto paper
+ON_PAPER = 18  # findings, and rows of tables, that go onto paper, shared among the questions that have some
 SIGNS = {Standing.PROVED: "✓", Standing.REFUTED: "✕", Standing.NOT_PROVED: "?", Standing.EXPECTED: "≈"}
 
 
@@ -25,13 +25,14 @@ def render_page(proof: Proof) -> str:
     verdict = proof.verdict.value
     texts = {"title": proof.run.name, "verdict": verdict, "kind": _class(verdict), "why": why(proof)}
     markup = {
+        "name": escape(proof.run.name).replace("/", "/<wbr>").replace("_", "_<wbr>"),
         "mark": mark("proof", aside=date_words(proof.run.date)),
         "count": _count(proof),
         "glances": "".join(_glances(proof)),
         "run": "".join(_run(proof)),
         "pictures": "".join(_pictures(proof)),
         "questions": "".join(_question(proof, answer) for answer in proof.answers),
-        "uncovered": "".join(f"<li><b>{escape(name)}</b>: {escape(text)}</li>" for name, text in uncovered(proof)),
+        "closing": _closing(proof) if proof.run.hash else "",
     }
     return fill(TEMPLATE, texts, markup)
 
@@ -89,24 +90,32 @@ def _picture(title: str, answer: Answer, drawn: str, about: str = "") -> str:
     return f"<section{wide}><h2>{title} <small>{escape(small)}</small>{links}</h2>{drawn}</section>"
 
 
+def _closing(proof: Proof) -> str:
+    """What is open, and the line to sign; nothing of a run that does not load."""
+    rows = "".join(f"<li><b>{escape(name)}</b>: {escape(text)}</li>" for name, text in uncovered(proof))
+    sign = '<div class="sign"><span>name</span><span>date</span><span>signature</span></div>'
+    return f'<div class="closing"><h2>What no proof covers</h2><ul class="uncovered">{rows}</ul>{sign}</div>'
+
+
 def _question(proof: Proof, answer: Answer) -> str:
     """A question with its standing, why it stands so, and its evidence to unfold."""
+    most = max(2, ON_PAPER // max(1, sum(bool(one.findings) for one in proof.answers)))
     question, standing = QUESTIONS[answer.question], answer.standing.value
     is_open = answer.standing is Standing.REFUTED or answer in proof.open
     allowed = " <small>allowed to stay open</small>" if not is_open and answer.standing is not Standing.PROVED else ""
     since = f" <small>since {escape(answer.proved_on)}</small>" if answer.proved_on else ""
     return (
         f'<article id="{answer.question}" class="{_class(standing)}"><p class="chip">{SIGNS[answer.standing]} {standing}</p>'
-        f"<div><h3>{escape(question.text)}</h3><p>{escape(answer.says)}{since}{allowed}</p>{_findings(answer.findings)}"
-        f"{_evidence(proof, answer, is_open)}</div></article>"
+        f"<div><h3>{escape(question.text)}</h3><p>{escape(answer.says)}{since}{allowed}</p>{_findings(answer.findings, most)}"
+        f"{_evidence(proof, answer, is_open, most)}</div></article>"
     )
 
 
-def _findings(findings: Sequence[Finding]) -> str:
+def _findings(findings: Sequence[Finding], most: int) -> str:
     if not findings:
         return ""
-    rows = "".join(_finding(one, number >= PRINTED) for number, one in enumerate(findings))
-    more = len(findings) - PRINTED
+    rows = "".join(_finding(one, number >= most) for number, one in enumerate(findings))
+    more = len(findings) - most
     rest = f'<li class="on-paper">and {more} more, on the screen</li>' if more > 0 else ""
     return f'<ul class="findings">{rows}{rest}</ul>'
 
@@ -119,17 +128,17 @@ def _finding(finding: Finding, beyond: bool) -> str:
     return f"<li{' class=beyond' * beyond}>{where}{escape(finding.message)}{advice}</li>"
 
 
-def _evidence(proof: Proof, answer: Answer, is_open: bool) -> str:
-    """What unfolds: lines, tables, pages, what found it out, and the command that looks closer."""
+def _evidence(proof: Proof, answer: Answer, is_open: bool, most: int) -> str:
+    """What unfolds: lines, tables, pages, what found it out, and the command that looks closer; empty where nobody has looked."""
     question = QUESTIONS[answer.question]
     lines = "".join(f"<li>{escape(line)}</li>" for line in answer.evidence)
-    parts = [f"<ul>{lines}</ul>" if lines else "", *map(_table, answer.tables)]
+    parts = [f"<ul>{lines}</ul>" if lines else "", *(_table(table, most) for table in answer.tables)]
+    if not any(parts) and (not answer.seconds or not question.verb):
+        return ""
     took = f", {answer.seconds:,.1f} s" if answer.seconds >= 0.05 else ""
     closer = f"; closer: <code>mindllm {question.verb} {escape(proof.run.name)}</code>" if question.verb else ""
     parts.append(f'<p class="by">by {escape(question.by)}{took}{closer}{_links(answer.pages)}</p>')
-    if not lines and not answer.tables and answer.standing is Standing.NOT_PROVED and not answer.seconds:
-        return ""  # nobody has looked
-    opened = " open" * (is_open and bool(answer.evidence or answer.tables))
+    opened = " open" * (is_open and any(parts[:-1]))
     return f"<details{opened}><summary>evidence</summary>{''.join(parts)}</details>"
 
 
@@ -137,15 +146,15 @@ def _links(pages: Sequence[Page]) -> str:
     return "".join(f' <a class="page" href="{escape(page.file)}">{escape(page.title)}</a>' for page in pages)
 
 
-def _table(table: Table) -> str:
+def _table(table: Table, most: int) -> str:
     columns = list(zip(*table.rows, strict=True)) if table.rows else [() for _ in table.columns]
     sides = [' class="figure"' * all(map(NUMBER.fullmatch, column)) for column in columns]
     rows = "".join(
-        f"<tr{' class=beyond' * (number >= PRINTED)}>{_cells('td', row, sides)}</tr>"
+        f"<tr{' class=beyond' * (number >= most)}>{_cells('td', row, sides)}</tr>"
         for number, row in enumerate(table.rows)
     )
     head = f"<tr>{_cells('th', table.columns, sides)}</tr>"
-    more = len(table.rows) - PRINTED
+    more = len(table.rows) - most
     rest = f'<p class="on-paper">and {more} more rows, on the screen</p>' if more > 0 else ""
     caption = f"<caption>{escape(table.title)}</caption>"
     return f'<div class="table"><table>{caption}<thead>{head}</thead><tbody>{rows}</tbody></table></div>{rest}'

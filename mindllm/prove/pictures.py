@@ -36,7 +36,7 @@ TIME = {
     "bubble and rest": "#c3c9d2",
 }
 RECOMPUTATION = "recomputation"  # as the model of time calls it among the classes of operators
-HEIGHT, LEAST, TOTAL = 24, 7, 288  # of a row, of one among many, and of all rows together, in pixels
+HEIGHT, LEAST, TOTAL = 24.0, 1.5, 288.0  # of a row, of one among many, and of all rows together, in pixels
 LETTERS = 13  # pixels of a row from which on it has a label of its own
 NUMBERED = 0.016  # of a picture's width from which on an operation shows its micro-batch
 FAINT = 0.55  # by which the last chunk is lighter than the first
@@ -112,7 +112,7 @@ def _bars(
     shown = [part for part in colours if any(row.parts.get(part, 0.0) > most / 2000 for row in rows)]
     keys = "".join(f'<span><i style="background:{colours[part]}"></i>{part}</span>' for part in shown)
     keys += f'<span class="of-limit"><i></i>{escape(name)}</span>' if limit else ""
-    return f'<div class="bars" style="--row:{height}px">{lines}{across}</div><p class="legend">{keys}</p>'
+    return f'<div class="bars" style="--row:{height:.4g}px">{lines}{across}</div><p class="legend">{keys}</p>'
 
 
 def _bar(row: Bar, colours: Mapping[str, str], most: float, said: Said, labelled: bool) -> str:
@@ -121,14 +121,14 @@ def _bar(row: Bar, colours: Mapping[str, str], most: float, said: Said, labelled
         for part, size in row.parts.items()
         if size > 0
     )
-    label, figure = (escape(row.label), escape(row.figure)) if labelled or row.over else ("", "")
+    label, figure = (escape(row.label), escape(row.figure)) if labelled else ("", "")
     over = " over" * row.over
     return f'<div class="bar{over}"><span>{label}</span><span class="track">{parts}</span><span>{figure}</span></div>'
 
 
-def row_height(count: int) -> tuple[int, int]:
+def row_height(count: int) -> tuple[float, int]:
     """Return the pixels of a row among so many, and every how many rows one has a label."""
-    height = max(LEAST, min(HEIGHT, TOTAL // count))
+    height = max(LEAST, min(HEIGHT, TOTAL / count))
     return height, 1 if height >= LETTERS else math.ceil(LETTERS / height)
 
 
@@ -143,24 +143,24 @@ def schedule(figures: Mapping[str, Any]) -> str:
     labels = "".join(
         f'<text x="100%" y="{(stage + 0.5) * height:.1f}">{stage}</text>' for stage in range(0, times.stages, every)
     )
-    size = f'height="{times.stages * height}"'
+    size = f'height="{times.stages * height:.4g}"'
     whole = sum(end - start for start, end, _ in windows)
     parts = "".join(_window(times, line, window, height, (window[1] - window[0]) / whole) for window in windows)
     return f'<div class="schedule"><figure class="stages"><svg {size}>{labels}</svg></figure>{parts}</div>{_key(times)}'
 
 
-def _window(times: PassTimes, line: Timeline, window: Window, height: int, share: float) -> str:
+def _window(times: PassTimes, line: Timeline, window: Window, height: float, share: float) -> str:
     first, last, shows = window
     drawn = "".join(_operations(times, line, first, last, height, NUMBERED / share))
     left = line.repeated * line.period if first and shows != "one period" else 0.0
     when = f'<span class="when">{first + left:.3g} to {last + left:.3g} s</span>'
     middle = ' class="middle"' * (share < 0.2)
-    svg = f'<svg height="{times.stages * height}">{drawn}</svg>'
+    svg = f'<svg height="{times.stages * height:.4g}">{drawn}</svg>'
     return f'<figure{middle} style="flex:{share:.3f}">{svg}<figcaption>{f"{shows}, " * bool(shows)}{when}</figcaption></figure>'
 
 
 def _operations(
-    times: PassTimes, line: Timeline, first: float, last: float, height: int, numbered: float
+    times: PassTimes, line: Timeline, first: float, last: float, height: float, numbered: float
 ) -> Iterator[str]:
     """Yield a box for each operation between two moments, with its micro-batch where it is wide enough."""
     table = line.table
@@ -169,9 +169,10 @@ def _operations(
         start, end = ((float(moment[index]) - first) / (last - first) for moment in (line.start, line.end))
         wide, y = end - start, stage * height
         fill = lighter(COLOURS[int(table.what[index])], FAINT * chunk / max(1, times.chunks - 1))
-        yield f'<rect x="{start:.3%}" y="{y + 1}" width="{wide:.3%}" height="{height - 2}" fill="{fill}"/>'
+        box = f'y="{y + height / 12:.4g}" height="{height / 1.2:.4g}" fill="{fill}"'
+        yield f'<rect x="{start:.3%}" width="{wide:.3%}" {box}/>'
         if wide > numbered and height >= LETTERS and start >= 0 and end <= 1:
-            yield f'<text x="{start + wide / 2:.3%}" y="{y + height / 2}">{table.micro[index]}</text>'
+            yield f'<text x="{start + wide / 2:.3%}" y="{y + height / 2:.4g}">{table.micro[index]}</text>'
 
 
 def _key(times: PassTimes) -> str:

@@ -16,6 +16,8 @@ EXTRAPOLATED, NOT_COUNTED = "extrapolated", "not counted: "
 
 def why(proof: Proof) -> str:
     """Return why the verdict is what it is, in a sentence or two."""
+    if not proof.run.hash:
+        return f"The configuration does not load: {proof.answers[0].says}. Nothing else was looked at."
     if proof.verdict is Verdict.READY:
         return _ready(proof)
     if proof.verdict is Verdict.REFUTED:
@@ -105,8 +107,8 @@ def _of_step(answer: Answer) -> Iterator[Glance]:
         yield Glance("MFU", f"{figures['model_flops_utilisation']:.1%}", speed, bool(figures.get("implausible")))
     planned, bound = figures.get("as_planned"), figures.get("lower_bound")
     if planned and bound:
-        gap = f"+{planned / bound - 1:.1%}"
-        yield Glance("Above the bound", gap, f"no plan of this strategy is faster than {bound:.4g} s; by formula")
+        about = f"over {bound:.4g} s, which no plan of this strategy beats"
+        yield Glance("From the best", f"+{planned / bound - 1:.1%}", about)
 
 
 def _expected(answer: Answer) -> str:

@@ -16,6 +16,7 @@ from mindllm.files import atomic_open
 from mindllm.results import Result
 from mindllm.strategies.page import render_page
 from mindllm.strategies.search import Found, Planned, own, plan_best, search
+from mindllm.terminal.page import beside_proof
 from mindllm.terminal.progress import Progress, unwatched
 from mindllm.terminal.tables import Table, figures, texts
 from mindllm.terminal.text import styled
@@ -91,7 +92,11 @@ class Strategies(Result):
     def write_page(self, path: Path | str) -> None:
         """Write a page with memory and speed of all that fit."""
         with atomic_open(path) as page:
-            page.write(render_page(self.title, self.found.judged, self.limit, self.hand))
+            page.write(self.render_page(beside_proof(Path(path).parent)))
+
+    def render_page(self, to_proof: bool = False) -> str:
+        """Return that page as HTML; ``to_proof``: with the way back to the proof of the run beside it."""
+        return render_page(self.title, self.found.judged, self.limit, self.hand, to_proof)
 
     def summary(self) -> str:
         """Return the recommended strategy and its step."""

@@ -4,31 +4,33 @@ from __future__ import annotations
 
 import html
 from collections.abc import Sequence
+from pathlib import Path
 
 from mindllm.strategies.judge import Judged
 from mindllm.strategies.search import Planned, pareto
+from mindllm.terminal.page import fill, mark
 from mindllm.units import GIB
 
 WIDTH, HEIGHT, EDGE = 760, 420, 60
-STYLE = (
-    "body{font:15px sans-serif;max-width:60em;margin:2em auto}td,th{padding:.2em 1em;text-align:right}"
-    "td:first-child{text-align:left}"
-)
+TEMPLATE = Path(__file__).with_name("page.html")
 
 
-def render_page(title: str, judged: Sequence[Judged], limit: float, hand: Planned | None) -> str:
-    """HTML that needs nothing else; ``hand`` is the YAML as it is, and ``limit`` the bytes of a device."""
+def render_page(
+    title: str, judged: Sequence[Judged], limit: float, hand: Planned | None, to_proof: bool = False
+) -> str:
+    """HTML that needs nothing else; ``hand`` is the YAML as it is, and ``limit`` the bytes of a device.
+
+    ``to_proof``: with the way back to the proof of the run beside it.
+    """
     front = pareto(judged)
     rows = "".join(
         f"<tr><td>{html.escape(one.candidate.name)}</td><td>{one.speed:,.0f}</td><td>{max(one.memory) / GIB:.1f}</td></tr>"
         for one in front
     )
-    return (
-        f"<!doctype html><meta charset=utf-8><title>{html.escape(title)}</title><style>{STYLE}</style><h1>{html.escape(title)}"
-        f"</h1><p>Every round point is a strategy that fits, by formula; red ones no other beats in both.</p>"
-        f"{_of_yaml(hand, limit)}{_picture(judged, front, limit, hand)}"
-        f"<table><tr><th>strategy</th><th>tokens/s/device</th><th>GB of the fullest stage</th></tr>{rows}</table>\n"
-    )
+    head = "<tr><th>strategy</th><th>tokens/s/device</th><th>GB of the fullest stage</th></tr>"
+    table = f'<div class="table"><table>{head}{rows}</table></div>'
+    body = f"{_of_yaml(hand, limit)}{_picture(judged, front, limit, hand)}{table}"
+    return fill(TEMPLATE, {"title": title}, {"mark": mark("search", to_proof), "body": body})
 
 
 def _of_yaml(hand: Planned | None, limit: float) -> str:
@@ -54,27 +56,26 @@ def _picture(judged: Sequence[Judged], front: Sequence[Judged], limit: float, ha
     def label(name: str, size: float, rate: float) -> str:
         return html.escape(f"{name}: {rate:,.0f} tokens/s/device, {size / GIB:.1f} GB")
 
-    def point(one: Judged, colour: str, size: int) -> str:
+    def point(one: Judged, kind: str, size: int) -> str:
         x, y = place(max(one.memory), one.speed)
         text = label(one.candidate.name, max(one.memory), one.speed)
-        return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{size}" fill="{colour}"><title>{text}</title></circle>'
+        return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{size}" class="{kind}"><title>{text}</title></circle>'
 
-    drawn = [point(one, "#9ab", 3) for one in judged] + [point(one, "#c33", 5) for one in front]
+    drawn = [point(one, "point", 3) for one in judged] + [point(one, "front", 5) for one in front]
     if hand:
         rate = hand.step.tokens_per_device
         x, y = place(max(hand.memory), rate)
         text = label("the YAML as it is", max(hand.memory), rate)
         drawn.append(
-            f'<rect x="{x - 5:.1f}" y="{y - 5:.1f}" width="10" height="10" fill="none" stroke="#333" stroke-width="2">'
-            f"<title>{text}</title></rect>"
+            f'<rect x="{x - 5:.1f}" y="{y - 5:.1f}" width="10" height="10" class="hand"><title>{text}</title></rect>'
         )
     if limit <= memory:
         x = place(limit, 0.0)[0]
-        drawn.append(f'<path d="M{x:.1f} {EDGE}V{HEIGHT - EDGE}" stroke="#c33" stroke-dasharray="4"/>')
+        drawn.append(f'<path d="M{x:.1f} {EDGE}V{HEIGHT - EDGE}" class="limit"/>')
     axes = (
-        f'<path d="M{EDGE} {EDGE}V{HEIGHT - EDGE}H{WIDTH - EDGE}" fill="none" stroke="#333"/>'
+        f'<path d="M{EDGE} {EDGE}V{HEIGHT - EDGE}H{WIDTH - EDGE}" class="axis"/>'
         f'<text x="{WIDTH - EDGE}" y="{HEIGHT - 25}" text-anchor="end">GB of the fullest stage, up to {memory / GIB:.0f}; '
         f"limit {limit / GIB:.4g}</text>"
         f'<text x="{EDGE}" y="{EDGE - 15}">tokens/s/device, up to {speed:,.0f}</text>'
     )
-    return f'<svg width="{WIDTH}" height="{HEIGHT}">{axes}{"".join(drawn)}</svg>'
+    return f'<svg viewBox="0 0 {WIDTH} {HEIGHT}">{axes}{"".join(drawn)}</svg>'

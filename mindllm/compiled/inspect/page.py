@@ -17,7 +17,7 @@ from mindllm.compiled.inspect.comm import cause_of
 from mindllm.compiled.inspect.saved_activations import KeptTensors
 from mindllm.compiled.inspect.tables import count_text, size_text
 from mindllm.files import atomic_open
-from mindllm.terminal.page import fill, json_markup
+from mindllm.terminal.page import beside_proof, fill, json_markup, mark
 
 EXCHANGED = COLLECTIVES - {"Send", "Receive"}
 TEMPLATE = Path(__file__).with_name("page.html")
@@ -28,7 +28,9 @@ LIBRARIES = ("cytoscape.min.js", "cytoscape-dagre.min.js")
 def write_page(graph: CompiledGraph, title: str, path: Path) -> None:
     """Writes the page; the file is whole or absent."""
     scripts = "\n".join(f"<script>{(BUNDLED / name).read_text(encoding='utf-8')}</script>" for name in LIBRARIES)
-    text = fill(TEMPLATE, {"title": title}, {"libraries": scripts, "data": json_markup(page_data(graph))})
+    head = mark("graph of a rank", beside_proof(path.parent))
+    markup = {"mark": head, "libraries": scripts, "data": json_markup(page_data(graph))}
+    text = fill(TEMPLATE, {"title": title}, markup)
     with atomic_open(path) as file:
         file.write(text)
 

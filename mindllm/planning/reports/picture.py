@@ -2,28 +2,22 @@
 
 A page (``.html``) holds every operation, to zoom into. A PNG or SVG of a schedule with more operations than can be told apart
 shows its start, one period of its steady state, and its end, each with the time it stands for.
-
-The page has every operation with its name, the memory of every stage, and the plan. It needs no network.
 """
 
 from __future__ import annotations
 
-import html
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from mindllm.errors import UserError
-from mindllm.files import atomic_open, atomic_path
+from mindllm.files import atomic_path
 from mindllm.planning.plan import Evaluation
+from mindllm.planning.reports.schedule_page import write_page
 from mindllm.schedules.orders import BACKWARD, FORWARD, WEIGHT
 from mindllm.schedules.simulate import Timeline
-from mindllm.terminal.page import fill, json_markup
 
-TEMPLATE = Path(__file__).with_name("schedule.html")
-DIGITS = 9  # of the longest time
 NAMES = {FORWARD: "forward", BACKWARD: "backward", WEIGHT: "weight gradient"}
 COLOURS = {FORWARD: "#4878a8", BACKWARD: "#5a9e6f", WEIGHT: "#d98c3f"}
 WIDE = 60.0  # operations of a stage that can be told apart side by side
@@ -36,71 +30,6 @@ SAME = 1e-9  # of the step: moments that are one
 FORMATS = (".png", ".svg", ".html")
 
 Window = tuple[float, float, str]  # from, to, and what it shows
-
-
-def write_page(evaluation: Evaluation, path: Path, kinds: Sequence[tuple[str, str]], note: str = "") -> None:
-    """Writes the page; ``kinds`` are name and colour of forward, backward and weight-gradient operations, ``note`` is one more
-    sentence for its title.
-    """
-    markup = {"rows": _rows(evaluation), "data": json_markup(page_data(evaluation, kinds, note))}
-    text = fill(TEMPLATE, {"title": evaluation.problem.name}, markup)
-    with atomic_open(path) as file:
-        file.write(text)
-
-
-def page_data(evaluation: Evaluation, kinds: Sequence[tuple[str, str]], note: str = "") -> dict[str, Any]:
-    """Start, what, chunk and micro-batch of the operations of each stage in order; times of a pass by place."""
-    line, problem, costs = evaluation.line, evaluation.problem, evaluation.costs
-    scale = 10 ** max(0, DIGITS - len(f"{line.end.max():.0f}"))
-    stages = []
-    activation = costs.activation.reshape(problem.chunks, problem.stages)
-    for stage in range(problem.stages):
-        mine = np.flatnonzero(line.table.place % problem.stages == stage)
-        held = line.memory_curve(stage, activation[:, stage])[1]
-        stages.append({
-            "start": (np.rint(line.start[mine] * scale) / scale).tolist(),
-            "what": line.table.what[mine].tolist(),
-            "chunk": (line.table.place[mine] // problem.stages).tolist(),
-            "micro": line.table.micro[mine].tolist(),
-            "fixed": round(float(evaluation.peak_mb[stage] - held.max()), 1),
-            "kept": np.round(activation[:, stage], 3).tolist(),
-        })  # fmt: skip
-    limits = [limit if np.isfinite(limit) else None for limit in problem.per_stage("limit_mb")]
-    split = bool((line.table.what == 2).any())
-    weight = costs.weight if split else np.zeros(problem.places)
-    times = (costs.forward, costs.backward - weight, weight)
-    return {
-        "stages": stages,
-        "times": [part.reshape(problem.chunks, problem.stages).tolist() for part in times],
-        "freed": 2 if split else 1,
-        "kinds": [list(kind) for kind in kinds],
-        "end": float(line.end.max()) or 1.0,
-        "limits": limits,
-        "title": f"{_headline(evaluation)}{f'; {note}' if note else ''}",
-        "repeated": line.repeated,
-    }
-
-
-def _headline(evaluation: Evaluation) -> str:
-    problem = evaluation.problem
-    return (
-        f"{problem.schedule}, {problem.stages} stages x {problem.chunks} chunk(s), {problem.micro_batches} micro-batches, "
-        f"step {evaluation.step_time:,.6g}, bubble {100 * evaluation.bubble.mean():.1f}%"
-    )
-
-
-def _rows(evaluation: Evaluation) -> str:
-    """The plan by stage."""
-    problem = evaluation.problem
-    rows = []
-    for stage in range(problem.stages):
-        mine = range(stage, problem.places, problem.stages)
-        names = [name for place in mine for name in evaluation.plan.places[place]]
-        mix = ", ".join(f"{names.count(kind)} {kind}" for kind in problem.kind_names if kind in names)
-        layers = "+".join(str(evaluation.plan.counts[place]) for place in mine)
-        cells = (stage, layers, mix, f"{evaluation.peak_mb[stage]:,.0f}", f"{100 * evaluation.bubble[stage]:.1f}%")
-        rows.append("<tr>" + "".join(f"<td>{html.escape(str(cell))}</td>" for cell in cells) + "</tr>")
-    return "\n".join(rows)
 
 
 def draw_schedule(evaluation: Evaluation, path: Path, note: str = "") -> None:

@@ -59,7 +59,7 @@ def judged(found: DryRun, advice: str) -> Answer:
     )
     table = Table("memory of every stage", COLUMNS, tuple(row.cells(found.limit) for row in rows))
     figures = {"limit": found.limit, "peak": fullest.peak, "stages": [row.tree() for row in rows]}
-    evidence = tuple(f"stage {row.number}: {row.method}" for row in rows)
+    evidence = tuple(_methods(rows))
     return Answer(MEMORY, standing, says, findings, evidence, (table,), figures)
 
 
@@ -93,6 +93,15 @@ class _Row:
             "peak": self.peak,
             "categories": self.categories,
         }
+
+
+def _methods(rows: list[_Row]) -> Iterator[str]:
+    """How the figures were found, once for all stages of which that is the same."""
+    stages: dict[str, list[str]] = {}
+    for row in rows:
+        stages.setdefault(row.method, []).append(str(row.number))
+    for method, numbers in stages.items():
+        yield f"stage{'s' * (len(numbers) > 1)} {', '.join(numbers)}: {method}"
 
 
 def _shortages(tight: list[_Row], limit: int, advice: str) -> Iterator[Finding]:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from mindllm.config import RunConfig
 from mindllm.errors import CheckFailed, UserError
 from mindllm.planning import subject
 from mindllm.planning.outcome import PipelinePlan, make_plan
-from mindllm.prove.answers import Answer, Finding, Standing, Table, of_error
+from mindllm.planning.reports.picture import COLOURS, NAMES
+from mindllm.planning.reports.schedule_page import render_page
+from mindllm.prove.answers import Answer, Finding, Page, Standing, Table, of_error
 from mindllm.prove.expected import step_figures
 from mindllm.prove.pieces import Options
 from mindllm.prove.questions import STEP_TIME
@@ -18,8 +21,12 @@ from mindllm.timing.prediction import StepPrediction, predict
 from mindllm.timing.verdict import implausible
 from mindllm.units import MILLISECONDS
 
+if TYPE_CHECKING:
+    from mindllm.strategies.outcome import Strategies
+
 PLAN_SECONDS = 5.0
 FASTER = 0.20  # a plan or a strategy that is so much faster refutes the layout of a run; less is told
+MOST_DRAWN = 40_000  # passes of a schedule that a page may have
 OFFSET = "model.model_config.offset"
 
 
@@ -35,14 +42,18 @@ def answers(config: RunConfig, options: Options, progress: Progress) -> Iterator
     progress("planning for the bound")
     planned, unplanned = _planned(config, device)
     findings = [*_doubts(predicted), *_slower(planned)]
+    pages = [*_page(planned)] if planned else []
     if options.search:
         progress("searching strategies")
-        findings += _slower_than_search(config, device, predicted)
+        searched = _searched(config, device)
+        if searched:
+            findings += _slower_than_search(predicted, searched[1])
+            pages.append(Page("all strategies", "strategies.html", searched[0].render_page(to_proof=True)))
     standing = Standing.REFUTED if findings else Standing.PROVED
     evidence = (_range(device), *_bound_words(planned, unplanned), *_uncounted(predicted))
     figures = {**step_figures(predicted), **(_bound(planned) if planned else {})}
-    line = says(predicted) + _distance(planned)
-    yield Answer(STEP_TIME, standing, line, tuple(findings), evidence, (_table(predicted),), figures)
+    line, tables = says(predicted) + _distance(planned), (_table(predicted),)
+    yield Answer(STEP_TIME, standing, line, tuple(findings), evidence, tables, figures, pages=tuple(pages))
 
 
 def described(options: Options) -> Device:
@@ -83,6 +94,15 @@ def _planned(config: RunConfig, device: Device) -> tuple[PipelinePlan | None, st
         return None, f"no bound: {error}"
 
 
+def _page(planned: PipelinePlan) -> Iterator[Page]:
+    """The schedule of the YAML as it is, by the planner's formula, to zoom into."""
+    before = planned.subject.before
+    if before is not None and before.line.table.size <= MOST_DRAWN:
+        kinds = [(NAMES[what], COLOURS[what]) for what in NAMES]
+        note = "milliseconds, by the planner's formula"
+        yield Page("the schedule, to zoom into", "schedule.html", render_page(before, kinds, note, to_proof=True))
+
+
 def _gain(planned: PipelinePlan | None) -> float | None:
     """How much faster the best plan is than the YAML as it is; None where that is not known."""
     before = planned.subject.before if planned else None
@@ -104,14 +124,18 @@ def _slower(planned: PipelinePlan | None) -> Iterator[Finding]:
         yield Finding(message, f"mindllm plan confirms and writes it: {keys}", OFFSET)
 
 
-def _slower_than_search(config: RunConfig, device: Device, predicted: StepPrediction) -> Iterator[Finding]:
+def _searched(config: RunConfig, device: Device) -> tuple[Strategies, StepPrediction] | None:
+    """All strategies of as many devices, and a step of the recommended one; None where none can be judged."""
     from mindllm.strategies.outcome import Wanted, find_strategies
 
     try:
         found = find_strategies(config, device, Wanted(None, None, 3, PLAN_SECONDS, None), None)
-        best = predict(found.config, device)
+        return found, predict(found.config, device)
     except (UserError, CheckFailed):
-        return
+        return None
+
+
+def _slower_than_search(predicted: StepPrediction, best: StepPrediction) -> Iterator[Finding]:
     gain = predicted.seconds / best.seconds - 1
     if gain > FASTER:
         sizes = best.step.workload.strategy

@@ -1,0 +1,95 @@
+"""A schedule as a page to zoom into: every operation with its name, the memory of every stage, the plan. Needs no network."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mindllm.files import atomic_open
+from mindllm.planning.plan import Evaluation
+from mindllm.terminal.page import beside_proof, fill, json_markup, mark
+
+TEMPLATE = Path(__file__).with_name("schedule.html")
+DIGITS = 9  # of the longest time
+
+
+def write_page(evaluation: Evaluation, path: Path, kinds: Sequence[tuple[str, str]], note: str = "") -> None:
+    """Writes the page; arguments as :func:`render_page`."""
+    text = render_page(evaluation, kinds, note, beside_proof(path.parent))
+    with atomic_open(path) as file:
+        file.write(text)
+
+
+def render_page(
+    evaluation: Evaluation, kinds: Sequence[tuple[str, str]], note: str = "", to_proof: bool = False
+) -> str:
+    """Returns the page as HTML.
+
+    Args:
+        evaluation: the plan and its schedule.
+        kinds: name and colour of forward, backward and weight-gradient operations.
+        note: one more sentence for the line below the title.
+        to_proof: with the way back to the proof of the run beside it.
+    """
+    data = json_markup(page_data(evaluation, kinds, note))
+    markup = {"mark": mark("schedule", to_proof), "rows": _rows(evaluation), "data": data}
+    return fill(TEMPLATE, {"title": evaluation.problem.name}, markup)
+
+
+def page_data(evaluation: Evaluation, kinds: Sequence[tuple[str, str]], note: str = "") -> dict[str, Any]:
+    """Start, what, chunk and micro-batch of the operations of each stage in order; times of a pass by place."""
+    line, problem, costs = evaluation.line, evaluation.problem, evaluation.costs
+    scale = 10 ** max(0, DIGITS - len(f"{line.end.max():.0f}"))
+    stages = []
+    activation = costs.activation.reshape(problem.chunks, problem.stages)
+    for stage in range(problem.stages):
+        mine = np.flatnonzero(line.table.place % problem.stages == stage)
+        held = line.memory_curve(stage, activation[:, stage])[1]
+        stages.append({
+            "start": (np.rint(line.start[mine] * scale) / scale).tolist(),
+            "what": line.table.what[mine].tolist(),
+            "chunk": (line.table.place[mine] // problem.stages).tolist(),
+            "micro": line.table.micro[mine].tolist(),
+            "fixed": round(float(evaluation.peak_mb[stage] - held.max()), 1),
+            "kept": np.round(activation[:, stage], 3).tolist(),
+        })  # fmt: skip
+    limits = [limit if np.isfinite(limit) else None for limit in problem.per_stage("limit_mb")]
+    split = bool((line.table.what == 2).any())
+    weight = costs.weight if split else np.zeros(problem.places)
+    times = (costs.forward, costs.backward - weight, weight)
+    return {
+        "stages": stages,
+        "times": [part.reshape(problem.chunks, problem.stages).tolist() for part in times],
+        "freed": 2 if split else 1,
+        "kinds": [list(kind) for kind in kinds],
+        "end": float(line.end.max()) or 1.0,
+        "limits": limits,
+        "title": f"{_title(evaluation)}{f'; {note}' if note else ''}",
+        "repeated": line.repeated,
+    }
+
+
+def _title(evaluation: Evaluation) -> str:
+    problem = evaluation.problem
+    return (
+        f"{problem.schedule}, {problem.stages} stages x {problem.chunks} chunk(s), {problem.micro_batches} micro-batches, "
+        f"step {evaluation.step_time:,.6g}, bubble {100 * evaluation.bubble.mean():.1f}%"
+    )
+
+
+def _rows(evaluation: Evaluation) -> str:
+    """The plan by stage."""
+    problem = evaluation.problem
+    rows = []
+    for stage in range(problem.stages):
+        mine = range(stage, problem.places, problem.stages)
+        names = [name for place in mine for name in evaluation.plan.places[place]]
+        mix = ", ".join(f"{names.count(kind)} {kind}" for kind in problem.kind_names if kind in names)
+        layers = "+".join(str(evaluation.plan.counts[place]) for place in mine)
+        cells = (stage, layers, mix, f"{evaluation.peak_mb[stage]:,.0f}", f"{100 * evaluation.bubble[stage]:.1f}%")
+        rows.append("<tr>" + "".join(f"<td>{html.escape(str(cell))}</td>" for cell in cells) + "</tr>")
+    return "\n".join(rows)
