@@ -24,8 +24,10 @@ if TYPE_CHECKING:
         prove,
         search,
         step_time,
+        time_program,
         train,
         verify,
+        verify_program,
     )
     from mindllm.config import RunConfig
     from mindllm.errors import CheckFailed, RunFailed, UserError
@@ -44,8 +46,10 @@ __all__ = [
     "prove",
     "search",
     "step_time",
+    "time_program",
     "train",
     "verify",
+    "verify_program",
 ]
 ROOMS = ("dry_run", "evaluate", "generate", "prove", "train", "verify")
 HOMES = {"RunConfig": "config", "CheckFailed": "errors", "RunFailed": "errors", "UserError": "errors"}

@@ -30,7 +30,9 @@ if TYPE_CHECKING:
     from mindllm.run.outcome import HeldOutLoss, Training
     from mindllm.strategies.outcome import Strategies
     from mindllm.timing.device import Device
+    from mindllm.timing.foreign_program import ProgramStep
     from mindllm.timing.prediction import StepPrediction
+    from mindllm.verify.program import ProgramOutcome
     from mindllm.verify.verification import Verification
 
     Run = RunConfig | str | os.PathLike[str] | Mapping[str, Any]
@@ -74,6 +76,26 @@ def step_time(
 
     known = _device(device)
     return predict(load_config(run), uncalibrated(known) if zero_shot else known, explain)
+
+
+def time_program(
+    directory: str | Path, *, device: Device | str | Path | None = None, zero_shot: bool = False
+) -> ProgramStep:
+    """Predict how long a step of anybody's program takes, from its compiled graphs. No MindSpore.
+
+    Args:
+        directory: what ``mindllm offline`` kept of the program.
+        device: a described device, as of :func:`step_time`.
+        zero_shot: the device as it was before it was calibrated.
+
+    Raises:
+        UserError: ranks are missing, the pipeline is interleaved, or the device lacks a figure.
+    """
+    from mindllm.timing.foreign_program import program_step
+    from mindllm.timing.measured.calibrate import uncalibrated
+
+    known = _device(device)
+    return program_step(Path(directory), uncalibrated(known) if zero_shot else known)
 
 
 def dry_run(
@@ -159,6 +181,29 @@ def verify(
     directory = (Path(cache) if cache else cache_directory()) if use_cache else None
     how = Options(steps, real_dtype, mindspore_kernels, workers, directory, most_ranks or MOST_RANKS)
     return verify_run(config, how, _name(run, config), progress)
+
+
+def verify_program(directory: str | Path, *, single: str | Path | None = None, steps: int = 2) -> ProgramOutcome:
+    """Show whether all ranks of anybody's program agree with each other, and with the program on a single device.
+
+    Args:
+        directory: what ``mindllm offline --ranks all`` kept of the program.
+        single: what it kept of the same program on one device; None: there is nothing to compare with.
+        steps: training steps that all ranks do together.
+
+    Raises:
+        UserError: ranks are missing, or were not kept so that they can be executed.
+        RunFailed: the graphs hold operators that nothing here computes.
+        CheckFailed: ranks wait for each other.
+    """
+    from mindllm.verify.verification import quiet
+
+    if steps < 1:
+        raise UserError(f"steps: must be at least 1 (value {steps})")
+    quiet()
+    from mindllm.verify.program import check_program
+
+    return check_program(Path(directory), None if single is None else Path(single), steps)
 
 
 def plan(

@@ -11,7 +11,7 @@ from mindllm.cli.parsers.check import make_parser
 from mindllm.command import run_command
 from mindllm.errors import CheckFailed, UserError
 from mindllm.process.interrupts import interruptible
-from mindllm.terminal.console import error_console, output, print_json
+from mindllm.terminal.console import error_console, print_json
 from mindllm.terminal.progress import Progress
 from mindllm.terminal.render import drawn, show
 from mindllm.terminal.text import styled
@@ -77,15 +77,11 @@ def _check_program(options: argparse.Namespace, overrides: Sequence[str]) -> int
     if overrides:
         raise UserError(f"{overrides[0]}: no such option; keys of a run go with --config")
     quiet()
-    from mindllm.verify.program import as_json, check_program, lines
+    from mindllm.verify.program import check_program
 
     with interruptible():
         outcome = check_program(options.program, options.single, options.steps)
-    if options.json:
-        print_json(as_json(outcome))
-    else:
-        for line in lines(outcome):
-            output.print(line)
+    show(outcome, options.json)
     return 0 if outcome.ok else CheckFailed.exit_code
 
 

@@ -12,10 +12,9 @@ from mindllm.cli.registry import spelled
 from mindllm.command import run_command
 from mindllm.config import load_config
 from mindllm.errors import CheckFailed, UserError
-from mindllm.terminal.console import output, print_json
 from mindllm.terminal.render import show
-from mindllm.timing import foreign_program as simulated
 from mindllm.timing.device import Device, read_device
+from mindllm.timing.foreign_program import program_step
 from mindllm.timing.measured.calibrate import uncalibrated
 from mindllm.timing.prediction import predict
 
@@ -49,15 +48,7 @@ def _simulated(options: argparse.Namespace, overrides: Sequence[str], device: De
             raise UserError(f"--{name}: belongs to --config YAML; of a kept graph there is one step and no other")
     if options.must_fit:
         raise UserError(f"--must_fit: belongs to --config YAML; what a kept program needs says {spelled('offline')}")
-    step = simulated.program_step(options.simulated, device)
-    if options.json:
-        print_json(simulated.report(step))
-        return 0
-    output.print(f"{device.name}, {len(step.stages)} stages: {step.seconds:.3f} s a step")
-    output.print(simulated.table(step))
-    if step.uncounted:
-        output.print(f"only the bytes take time of {', '.join(step.uncounted)}: their operations are not known")
-    output.print("operators: of the compiled graphs; passes follow each other as 1F1B has them")
+    show(program_step(options.simulated, device), options.json)
     return 0
 
 

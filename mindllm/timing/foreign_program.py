@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from mindllm.compiled.foreign.kept_program import kept_stages
 from mindllm.compiled.graph.operators import BACKWARD, FORWARD, RECOMPUTED
 from mindllm.errors import UserError
+from mindllm.results import Result
 from mindllm.schedules.orders import stage_orders, timetable
 from mindllm.schedules.simulate import Timeline, simulate
 from mindllm.schedules.steady import is_long, simulate_long
@@ -19,11 +21,21 @@ from mindllm.timing.device import Device
 from mindllm.timing.stage_graph import StageGraph, stage_graphs
 from mindllm.units import MILLISECONDS
 
+if TYPE_CHECKING:
+    from mindllm.results import Part
 
-@dataclass(frozen=True)
-class ProgramStep:
-    """A step of a program: its stages in milliseconds, and their passes in the order of 1F1B."""
 
+@dataclass(frozen=True, repr=False)
+class ProgramStep(Result):
+    """A predicted step of a program.
+
+    Attributes:
+        device: what it is predicted for.
+        stages: their passes, in milliseconds.
+        line: all passes in the order of 1F1B.
+    """
+
+    schema: ClassVar[int] = 2  # before there was a version, times of stages were milliseconds
     device: Device
     stages: tuple[StageGraph, ...]
     line: Timeline
@@ -43,6 +55,53 @@ class ProgramStep:
     def uncounted(self) -> tuple[str, ...]:
         """Operators of which only the bytes take time."""
         return tuple(sorted({name for stage in self.stages for name in stage.uncounted}))
+
+    def summary(self) -> str:
+        """Return stages and seconds."""
+        return f"{len(self.stages)} stages, {self.seconds:.3f} s a step"
+
+    def tree(self) -> dict[str, Any]:
+        """Return what ``--json`` prints; all times are seconds."""
+        return {
+            "device": self.device.name,
+            "seconds": self.seconds,
+            "micro_batches": self.micro_batches,
+            "operators": "compiled graphs",
+            "stages": [
+                {
+                    **{name: spent / MILLISECONDS for name, spent in _times(stage).items()},
+                    "sent": stage.sent / MILLISECONDS,
+                    "layers": len(stage.layers),
+                    "waits": float(waits),
+                }
+                for stage, waits in zip(self.stages, self.line.bubble(), strict=True)
+            ],
+            "uncounted": list(self.uncounted),
+        }
+
+    def parts(self) -> Iterator[Part]:
+        """Yield the step, its stages, and what the figures rest on."""
+        yield f"{self.device.name}, {len(self.stages)} stages: {self.seconds:.3f} s a step"
+        yield self._stages()
+        if self.uncounted:
+            yield f"only the bytes take time of {', '.join(self.uncounted)}: their operations are not known"
+        yield "operators: of the compiled graphs; passes follow each other as 1F1B has them"
+
+    def _stages(self) -> Table:
+        """A line for each stage: what a micro-batch takes, what is done once per step, and the share it waits."""
+        columns = figures(
+            "stage", "layers", f"{FORWARD} s", f"{RECOMPUTED} s", f"{BACKWARD} s", "once per step s", "waits"
+        )
+        rows = []
+        for number, (stage, waits) in enumerate(zip(self.stages, self.line.bubble(), strict=True)):
+            spent = (f"{time / MILLISECONDS:.5f}" for time in _times(stage).values())
+            rows.append([str(number), str(len(stage.layers)), *spent, f"{100 * waits:.1f}%"])
+        return Table(f"one of {self.micro_batches} micro-batches", columns, rows)
+
+
+def _times(stage: StageGraph) -> dict[str, float]:
+    """Milliseconds of a stage: of the passes of a micro-batch, and once per step."""
+    return {**{phase: stage.passes[phase] for phase in (FORWARD, RECOMPUTED, BACKWARD)}, "once": stage.once}
 
 
 def program_step(directory: Path, device: Device) -> ProgramStep:
@@ -67,28 +126,3 @@ def program_step(directory: Path, device: Device) -> ProgramStep:
             timetable(stage_orders("1f1b", len(stages), 1, micro_batches), 1), forward, backward, delay=delay
         )
     return ProgramStep(device, stages, line)
-
-
-def table(step: ProgramStep) -> Table:
-    """A line for each stage: milliseconds of a micro-batch, of what is done once per step, and the share it waits."""
-    columns = figures("stage", "layers", FORWARD, RECOMPUTED, BACKWARD, "once per step", "waits")
-    rows = []
-    for number, (stage, waits) in enumerate(zip(step.stages, step.line.bubble(), strict=True)):
-        spent = [*(stage.passes[phase] for phase in (FORWARD, RECOMPUTED, BACKWARD)), stage.once]
-        rows.append([str(number), str(len(stage.layers)), *(f"{time:,.2f}" for time in spent), f"{100 * waits:.1f}%"])
-    return Table(f"milliseconds of one of {step.micro_batches} micro-batches", columns, rows)
-
-
-def report(step: ProgramStep) -> dict[str, Any]:
-    """The same as a tree for ``--json``; milliseconds of a stage, seconds of the step."""
-    return {
-        "device": step.device.name,
-        "seconds": step.seconds,
-        "micro_batches": step.micro_batches,
-        "operators": "compiled graphs",
-        "stages": [
-            {**stage.passes, "once": stage.once, "sent": stage.sent, "layers": len(stage.layers), "waits": float(waits)}
-            for stage, waits in zip(step.stages, step.line.bubble(), strict=True)
-        ],
-        "uncounted": list(step.uncounted),
-    }

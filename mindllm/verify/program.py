@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,8 +18,12 @@ from mindllm.compiled.foreign.lockstep import Program, ProgramRank, read_rank, w
 from mindllm.compiled.rank.pool import Pool
 from mindllm.errors import RunFailed, UserError
 from mindllm.process.host_memory import ADVICE, MemoryClaim, gibibytes
+from mindllm.results import Result
 from mindllm.terminal.tables import Table, figures, texts
 from mindllm.timing.stage_graph import micro_batches_of
+
+if TYPE_CHECKING:
+    from mindllm.results import Part
 
 FP32_TOLERANCE, HALF_TOLERANCE = (
     1e-4,
@@ -32,12 +36,20 @@ FP32 = 4
 OF_GRAPH, COPIES = 3, 2  # bytes held for each of MindIR; a parameter's value and the one a step computes
 
 
-@dataclass(frozen=True)
-class ProgramOutcome:
-    """What was found. ``problems`` are lines; errors are shares of the largest element of a tensor, by kind.
+@dataclass(frozen=True, repr=False)
+class ProgramOutcome(Result):
+    """What was found of a program.
 
-    ``compared``: whether a single device was there to compare with; ``summed``: micro-batches whose losses are returned as a sum;
-    ``unfinished``: parameters that are not finite on the single device either.
+    Attributes:
+        ranks: how many were executed.
+        stages: of its pipeline.
+        steps: that all ranks did.
+        exchanges: of a step.
+        compared: whether a single device was there to compare with.
+        summed: micro-batches whose losses are returned as a sum.
+        unfinished: parameters that are not finite on the single device either.
+        errors: shares of the largest element of a tensor, by kind.
+        problems: a line for each.
     """
 
     ranks: int
@@ -52,7 +64,38 @@ class ProgramOutcome:
 
     @property
     def ok(self) -> bool:
+        """Whether the ranks agree with each other, and with the single device."""
         return not self.problems
+
+    def summary(self) -> str:
+        """Return ranks and verdict."""
+        return f"{self.ranks} ranks, {'ok' if self.ok else 'not ok'}"
+
+    def tree(self) -> dict[str, Any]:
+        """Return what ``--json`` prints."""
+        return {"ok": self.ok, **vars(self)}
+
+    def parts(self) -> Iterator[Part]:
+        """Yield what was executed, the largest errors, the problems, and the verdict."""
+        yield (
+            f"{self.ranks} ranks, {self.stages} stage{'s' * (self.stages > 1)}: {self.steps} steps in lock-step, "
+            f"{self.exchanges} exchanges a step, all of them matched"
+        )
+        if self.errors:
+            rows = [(name, f"{error:.1e}") for name, error in self.errors.items()]
+            yield Table("largest errors", [*texts("what"), *figures("share of the largest element")], rows)
+        if self.summed > 1:
+            yield f"the ranks return the sum over {self.summed} micro-batches of what the single device returns"
+        if self.unfinished:
+            yield f"not finite on the single device either: {', '.join(self.unfinished)}"
+        yield from self.problems
+        if self.ok and self.compared:
+            yield "the ranks together compute what the single device does"
+        elif self.ok:
+            yield (
+                "replicas are equal and all is finite. That the ranks compute what one device would was not asked: --single "
+                "DIR compares with the program on one device"
+            )
 
 
 def check_program(directory: Path, single: Path | None, steps: int) -> ProgramOutcome:
@@ -235,31 +278,3 @@ def _error(found: np.ndarray, wanted: np.ndarray) -> float:
     off = np.where(neither, 0.0, np.abs(found - wanted)).max()
     largest = np.abs(np.where(np.isnan(wanted), 0.0, wanted)).max()
     return math.inf if np.isnan(off) else float(off / max(largest, 1e-12))
-
-
-def lines(outcome: ProgramOutcome) -> Iterator[str | Table]:
-    """The verdict for people."""
-    yield (
-        f"{outcome.ranks} ranks, {outcome.stages} stage{'s' * (outcome.stages > 1)}: {outcome.steps} steps in lock-step, "
-        f"{outcome.exchanges} exchanges a step, all of them matched"
-    )
-    if outcome.errors:
-        rows = [(name, f"{error:.1e}") for name, error in outcome.errors.items()]
-        yield Table("largest errors", [*texts("what"), *figures("share of the largest element")], rows)
-    if outcome.summed > 1:
-        yield f"the ranks return the sum over {outcome.summed} micro-batches of what the single device returns"
-    if outcome.unfinished:
-        yield f"not finite on the single device either: {', '.join(outcome.unfinished)}"
-    yield from outcome.problems
-    if outcome.ok and outcome.compared:
-        yield "the ranks together compute what the single device does"
-    elif outcome.ok:
-        yield (
-            "replicas are equal and all is finite. That the ranks compute what one device would was not asked: --single DIR "
-            "compares with the program on one device"
-        )
-
-
-def as_json(outcome: ProgramOutcome) -> dict[str, Any]:
-    """The same for programs."""
-    return {"ok": outcome.ok, **vars(outcome), "problems": list(outcome.problems)}

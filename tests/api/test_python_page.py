@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from kept_programs_here import unpacked
 
 PAGE = Path(__file__).parents[2] / "docs" / "python.md"
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
@@ -13,7 +14,9 @@ COMPILES = "## Dry run"  # from here on the examples have MindSpore compile, whi
 
 @pytest.fixture
 def here(workplace, tmp_path, monkeypatch):
-    """A working directory with a corpus, and nothing that was compiled before."""
+    """A working directory with a corpus, what was kept of programs, and nothing that was compiled before."""
+    for name, kept in {"output_a": "mlp_a", "cluster": "mlp_cluster", "single": "mlp_single"}.items():
+        unpacked(kept, tmp_path).rename(tmp_path / name)
     (tmp_path / "data").symlink_to(workplace / "data")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

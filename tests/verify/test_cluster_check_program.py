@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from kept_programs_here import unpacked
 
+import mindllm
 from mindllm.cli.check import main
 from mindllm.compiled.execute.rank_interpreter import RankInterpreter
 from mindllm.compiled.foreign import lockstep as execution
@@ -26,7 +27,8 @@ def kept(tmp_path_factory):
 def test_all_ranks_compute_what_a_single_device_does(kept, capsys):
     assert main(["--program", str(kept["cluster"]), "--single", str(kept["single"]), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert (found["ok"], found["ranks"], found["stages"], found["compared"]) == (True, 4, 1, True)
+    assert found == mindllm.verify_program(kept["cluster"], single=kept["single"]).to_dict()
+    assert (found["schema"], found["ok"], found["ranks"], found["stages"], found["compared"]) == (1, True, 4, 1, True)
     assert found["exchanges"] == 36
     assert set(found["errors"]) == {"returned", "parameters"}
     assert 0 < found["errors"]["parameters"] < 1e-5
