@@ -19,7 +19,7 @@ from mindllm.architecture.parts import Activation
 from mindllm.config.adapter_targets import Files
 from mindllm.config.quantization import QuantizationConfig
 from mindllm.config.rope_scaling import RopeScalingConfig
-from mindllm.config.section import DType, List, PositiveInt, Section
+from mindllm.config.section import WRITTEN_AS_IT_IS, DType, List, PositiveInt, Section
 from mindllm.config.tuning import PetConfig
 
 LayerType = Literal["full_attention", "sliding_attention"]
@@ -277,7 +277,7 @@ class ModelKeys(Section):
         default=None, description="End of document, or a list of tokens that are one; null: the tokenizer's."
     )
     pad_token_id: int | None = Field(default=None, ge=0, description="Padding; null: the tokenizer's.")
-    offset: Annotated[Offset, PlainValidator(_offset)] = Field(
+    offset: Annotated[Offset, PlainValidator(_offset), WRITTEN_AS_IT_IS] = Field(
         default=0,
         description="Layers beyond the even share: one number, one per stage, or one list of stages per chunk.",
     )

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from pydantic import Field, PlainValidator
 from pydantic_core import PydanticCustomError
 
-from mindllm.config.section import Section
+from mindllm.config.section import WRITTEN_AS_IT_IS, Section
 
 Count = bool | int
 LayerCounts = bool | tuple[Count, ...] | tuple[tuple[Count, ...], ...]
@@ -71,8 +71,8 @@ def _form_error(form: str) -> PydanticCustomError:
     return PydanticCustomError("form", "must be {form}", {"form": form})
 
 
-Counts = Annotated[LayerCounts, PlainValidator(parse_counts)]
-Selection = Annotated[LayerSelection, PlainValidator(parse_selection)]
+Counts = Annotated[LayerCounts, PlainValidator(parse_counts), WRITTEN_AS_IT_IS]
+Selection = Annotated[LayerSelection, PlainValidator(parse_selection), WRITTEN_AS_IT_IS]
 
 
 class RecomputeConfig(Section):

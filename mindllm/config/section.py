@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, Strict, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, Strict, model_validator
 
 Item = TypeVar("Item")
 
@@ -13,6 +13,8 @@ PositiveInt = Annotated[int, Field(ge=1)]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 # YAML gives lists, frozen sections keep tuples: the conversion is the only one that strict sections make.
 List = Annotated[tuple[Item, ...], Strict(False)]
+# Behind a PlainValidator: pydantic writes such a value twice, and takes the list that JSON made of a tuple for a wrong type.
+WRITTEN_AS_IT_IS = PlainSerializer(lambda value: value, return_type=Any)
 
 
 class StrictModel(BaseModel):

@@ -1,9 +1,11 @@
 """Layers as values: what keys describe, what tells layers apart, which combinations are nobody's model."""
 
+import json
+
 import pytest
 from small_models import SIZES
 
-from mindllm.config import ModelConfig, keys_of_layers
+from mindllm.config import ModelConfig, keys_of_layers, load_config
 from mindllm.errors import UserError
 from mindllm.families import family_of
 
@@ -83,3 +85,18 @@ def test_a_combination_that_no_family_has_is_refused(changes, words):
 def test_mistakes_name_the_key(refused, key, value, words):
     message = refused(f"--model.model_config.{key}={value}")
     assert f"model.model_config.{key}: {words}" in message
+
+
+def test_lists_of_layers_are_written_as_json_without_a_warning(recwarn):
+    changes = {
+        "model.model_config.pp_interleave_num": 2,
+        "model.model_config.offset": [[1, 0, 0, -1, 0, 0, 0, 0], [0] * 8],
+        "recompute_config": {"recompute": [[1] * 8, [2] * 8], "select_recompute": {r"feed_forward\.mul": [1] * 8}},
+    }
+    config = load_config("configs/llama2/pretrain_llama2_70b_64p.yaml", changes)
+    written = json.loads(config.model_dump_json())
+    assert written["model"]["model_config"]["offset"] == changes["model.model_config.offset"]
+    assert {name: written["recompute_config"][name] for name in changes["recompute_config"]} == changes[
+        "recompute_config"
+    ]
+    assert [str(warning.message) for warning in recwarn] == []
