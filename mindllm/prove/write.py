@@ -42,6 +42,6 @@ def _left(directory: Path) -> set[str]:
     """Names of the pages that an earlier proof has written into this directory."""
     try:
         earlier = read_proof(directory)
-    except UserError:
+    except (OSError, UserError):
         return set()
     return {page.file for answer in earlier.answers for page in answer.pages if Path(page.file).name == page.file}
