@@ -106,7 +106,7 @@ def _overview(sections: Sequence[Section], limit: int) -> str:
     bars.append(
         f'<text class="limit" text-anchor="end" x="{at - 4:.1f}" y="{height + 14}">limit {limit // MIB} MB</text>'
     )
-    return f'<svg viewBox="0 0 {WIDTH} {height + 20}">{"".join(bars)}</svg>'
+    return f'<div class="picture"><svg viewBox="0 0 {WIDTH} {height + 20}">{"".join(bars)}</svg></div>'
 
 
 def _details(section: Section, limit: int, lines: Lines) -> str:
