@@ -61,7 +61,17 @@ def _parser_of(prog: str, **options: Any) -> CommandParser:
     verb = VERBS.get(prog.rpartition(" ")[2])
     parser = verb.parser() if verb else make_parser()
     parser.description = verb.help if verb else "print a script that completes verbs, options and files"
+    if verb and verb.name == "time":
+        _add_calibrate(parser)
     return parser
+
+
+def _add_calibrate(parser: CommandParser) -> None:
+    """Show ``calibrate`` to shells: ``mindllm time`` takes that word aside before it parses anything."""
+    from mindllm.cli.parsers.time import CALIBRATE, calibrate_parser
+
+    below = parser.add_subparsers(dest="below", parser_class=lambda prog, **options: calibrate_parser())  # type: ignore[call-overload]
+    below.add_parser(CALIBRATE, help="fit a device to what was measured")
 
 
 def complete_paths(parser: argparse.ArgumentParser) -> None:

@@ -33,6 +33,7 @@ CANN_FILES = (
 )
 CANN_HOMES = ("/usr/local/Ascend/ascend-toolkit/latest", "/usr/local/Ascend/cann", "/usr/local/Ascend/latest")
 DRIVER_FILES = ("/usr/local/Ascend/driver/version.info",)
+INSTALL = "pip install 'mindllm[all]'"  # MindSpore, and what plan, data and evaluate need beside it
 VERSION_LINE = re.compile(r"^\s*\"?version\"?\s*[=:]\s*\"?\[?([0-9][\w.]*)", re.IGNORECASE | re.MULTILINE)
 
 
@@ -42,7 +43,7 @@ def check_versions(needs_devices: bool) -> Iterator[Finding]:
     try:
         mindspore = version("mindspore")
     except PackageNotFoundError:
-        yield bad("MindSpore", "is not installed", "Run: pip install -e .")
+        yield bad("MindSpore", "is not installed", f"Run: {INSTALL}")
         return
     yield check_mindspore(mindspore)
     if needs_devices:
@@ -63,7 +64,7 @@ def check_mindspore(found: str) -> Finding:
     """The version that mindllm was measured with."""
     if numbers(found)[:2] == numbers(MINDSPORE)[:2]:
         return good("MindSpore", found)
-    return bad("MindSpore", found, f"mindllm runs on {MINDSPORE}: pip install -e . installs it")
+    return bad("MindSpore", found, f"mindllm runs on {MINDSPORE}: {INSTALL} installs it")
 
 
 def check_cann(mindspore: str, found: str) -> Finding:

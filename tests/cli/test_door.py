@@ -189,6 +189,9 @@ def test_shorthands_reach_the_configuration_of_every_verb(verb, capsys, tmp_path
         assert (code, SHORTHANDS[shorthand] in err, wrong in err) == (2, True, True), err
 
 
+OF_TIME = ["calibrate", "--explain", "--measured"]
+
+
 def test_completion_works_in_a_real_bash(tmp_path):
     script = subprocess.run(
         [sys.executable, "-m", "mindllm", "completion", "bash"], capture_output=True, text=True, check=True, cwd=ROOT
@@ -205,16 +208,19 @@ ask mindllm weights imp
 ask mindllm weights quantize --method g
 ask mindllm train --config ru
 ask mindllm completion z
+ask mindllm time cal
+ask mindllm time --expl
+ask mindllm time calibrate --mea
 """
     done = subprocess.run(["bash", "-c", asked], capture_output=True, text=True, check=True, cwd=tmp_path)
-    assert done.stdout.splitlines() == ["search", "--seconds", "import", "gptq", "run.yaml", "zsh"]
+    assert done.stdout.splitlines() == ["search", "--seconds", "import", "gptq", "run.yaml", "zsh", *OF_TIME]
 
 
 @pytest.mark.parametrize("shell", ["zsh", "fish"])
 def test_completion_for_other_shells_names_every_verb(shell, capsys, tmp_path):
     code, out, _ = said(capsys, "completion", shell)
     assert code == 0
-    assert all(verb.name in out for verb in TABLE)
+    assert all(word in out for word in (*(verb.name for verb in TABLE), "calibrate"))
     if shutil.which(shell):
         (tmp_path / "script").write_text(out)
         subprocess.run([shell, "-n", tmp_path / "script"], check=True)
