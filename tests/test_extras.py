@@ -28,7 +28,7 @@ def test_extras_are_those_of_the_package(project):
         assert module in names_of(extras[extra])
         assert module not in names_of(project["dependencies"])
     assert extras["all"] == ["mindllm[planner,plots,data,eval]"]
-    assert "mindllm[all]" in extras["test"]
+    assert "mindllm[all,ray]" in extras["test"]
 
 
 def test_commands_exist(project):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import logging
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -34,7 +33,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     read_device(options.device)
     earlier = _earlier(options)
     runs = [_loaded(path, overrides) for path in options.runs]  # wrong input is told before anything is proved
-    logging.getLogger("mindllm").setLevel(logging.ERROR)
     proofs, codes = list[Proof](), list[int]()
     for run, path, directory in zip(runs, options.runs, _directories(options), strict=True):
         try:
