@@ -29,8 +29,7 @@ from mindllm.outside import (
 )
 from mindllm.planning.read_problem import read_problem
 from mindllm.timing.device import read_device
-from mindllm.timing.measured.kernel_file import read_kernels
-from mindllm.timing.measured.profile import profiled_step
+from mindllm.timing.measured.kernel_file import profiled_step, read_kernels
 from mindllm.train.checkpoint.manifest import read_manifest
 from mindllm.train.checkpoint.tensors import stored_tensors
 
@@ -206,7 +205,7 @@ ALLOWED = {
     "mindllm/dry_run/": "/proc, sources of ours, what its workers and programs have written, the first line of a script",
     "mindllm/cli/parsers/evaluate.py": "an option",
     "mindllm/cli/offline.py": "a copy of bytes",
-    "mindllm/compiled/inspect/page.py": "bundled scripts",
+    "mindllm/compiled/inspect/inspection.py": "bundled scripts",
     "mindllm/preflight/": "/proc, and a file it has just written",
     "mindllm/strategies/search.py": "what it has kept",
 }

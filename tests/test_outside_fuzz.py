@@ -31,9 +31,8 @@ from mindllm.errors import CheckFailed, RunFailed, UserError
 from mindllm.families.hugging_face import quantization_in, read_model_config
 from mindllm.planning.read_problem import Setting, read_problem
 from mindllm.timing.device import read_device
-from mindllm.timing.measured.kernel_file import read_kernels
-from mindllm.timing.measured.profile import PARTS, profiled_step
-from mindllm.train.checkpoint.formats.file import tensors_of_file
+from mindllm.timing.measured.kernel_file import PARTS, profiled_step, read_kernels
+from mindllm.train.checkpoint.formats.files import tensors_of_file
 from mindllm.train.checkpoint.manifest import FileEntry, Manifest, _digest, read_manifest
 from mindllm.train.checkpoint.tensors import read_tensors, stored_tensors, write_tensors
 

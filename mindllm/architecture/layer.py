@@ -10,12 +10,12 @@ from dataclasses import dataclass
 
 from mindllm.architecture.adapters import WEIGHT, AdapterSpec, BottleneckSpec
 from mindllm.architecture.experts import ExpertsSpec
-from mindllm.architecture.latent_attention import LatentAttentionSpec
 from mindllm.architecture.parts import (
     FORWARD_AND_BACKWARD,
     GRADIENT,
     AttentionSpec,
     FeedForwardSpec,
+    LatentAttentionSpec,
     NormSpec,
     Shapes,
     scalars,

@@ -21,8 +21,8 @@ from mindllm.timing.costs.work import VECTOR
 from mindllm.timing.device import Device, Share, read_device
 from mindllm.timing.measured import kernel_file
 from mindllm.timing.measured.calibrate import Calibration, Measured, calibrate
+from mindllm.timing.measured.kernel_file import profiled_step
 from mindllm.timing.measured.kernels import errors_left_out, fit_kernels, kernel_errors
-from mindllm.timing.measured.profile import profiled_step
 from mindllm.timing.step import step_seconds
 
 CONFIG, SECONDS, PROFILE = "config", "seconds", "profile"

@@ -8,7 +8,7 @@ from typing import Any
 
 from mindllm.cli.parsers.evaluate import make_parser
 from mindllm.command import run_command
-from mindllm.config.evaluation import EvaluationConfig
+from mindllm.config.generation import EvaluationConfig
 from mindllm.process.interrupts import interruptible
 from mindllm.terminal.console import error_console, output, print_json
 from mindllm.terminal.render import REMAINING, drawn

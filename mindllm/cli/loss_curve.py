@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from mindllm.cli.parsers.loss_curve import make_parser
 from mindllm.command import run_command
 from mindllm.terminal.console import output
-from mindllm.train.curves.draw import draw, read_run
-from mindllm.train.curves.experts import draw_experts
+from mindllm.train.curves.draw import draw, draw_experts, read_run
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -17,8 +17,7 @@ from mindllm.compiled.foreign.environment import Report, shell_environment
 from mindllm.compiled.foreign.kept_program import CONFIG
 from mindllm.config.runtime import bytes_of
 from mindllm.dry_run.page import PAGE
-from mindllm.dry_run.program.page import render
-from mindllm.dry_run.program.report import json_report, table
+from mindllm.dry_run.program.report import json_report, render, table
 from mindllm.dry_run.program.running import Choose, RankRun, Subject, run_ranks
 from mindllm.dry_run.program.subject import config_of, devices_of, python_of
 from mindllm.errors import CheckFailed, UserError

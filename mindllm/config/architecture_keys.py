@@ -11,11 +11,18 @@ from typing import Any, TypeVar
 from mindllm.architecture.adapters import WEIGHT
 from mindllm.architecture.decoder import Architecture, EmbeddingSpec, HeadSpec
 from mindllm.architecture.experts import ExpertsSpec, RouterSpec
-from mindllm.architecture.latent_attention import LatentAttentionSpec
 from mindllm.architecture.layer import LayerSpec
-from mindllm.architecture.parts import AlibiSpec, AttentionSpec, FeedForwardSpec, NormSpec, Position, RotarySpec
+from mindllm.architecture.parts import (
+    AlibiSpec,
+    AttentionSpec,
+    FeedForwardSpec,
+    LatentAttentionSpec,
+    NormSpec,
+    Position,
+    RotarySpec,
+    YarnRopeScaling,
+)
 from mindllm.architecture.quantization import CodeSpec
-from mindllm.architecture.rope_scaling import YarnRopeScaling
 from mindllm.architecture.tuners import FULL_TUNING, is_trained, layer_origins
 from mindllm.config.adapter_targets import Files, adapters_of, aliases, bottlenecks_of
 from mindllm.config.model_keys import ModelKeys

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from mindllm.architecture.rope_scaling import (
+from mindllm.architecture.parts import (
     DynamicRopeScaling,
     LinearRopeScaling,
     Llama3RopeScaling,

@@ -11,8 +11,7 @@ from pydantic import Field, PrivateAttr
 
 from mindllm.config.callbacks import DEFAULT_CALLBACKS, Callback
 from mindllm.config.dataset import EvalDatasetConfig, PreferenceDataLoader, ProcessorConfig, TrainDatasetConfig
-from mindllm.config.evaluation import EvaluationConfig
-from mindllm.config.generation import GenerationConfig
+from mindllm.config.generation import EvaluationConfig, GenerationConfig
 from mindllm.config.model import ModelSection
 from mindllm.config.optimizer import LrSchedule, OptimizerConfig, RunnerWrapperConfig
 from mindllm.config.parallel import ParallelConfig, ParallelContextConfig

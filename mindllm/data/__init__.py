@@ -9,13 +9,11 @@ from mindllm.data.chat.instruction import InstructionRows
 from mindllm.data.chat.pairs import HeldOutPairs, PairDataset, PairRows
 from mindllm.data.corpus import Corpus, CorpusSplit, CorpusWriter, split_ranges
 from mindllm.data.documents import DocumentOptions
-from mindllm.data.gpt import GPTDataset
-from mindllm.data.held_out import HeldOutDataset
+from mindllm.data.gpt import GPTDataset, HeldOutDataset
 from mindllm.data.indexed import IndexedDataset, IndexedWriter
 from mindllm.data.loader import Batch, BatchStream, EvaluationStream
 from mindllm.data.mind_record import MindRecordRows
-from mindllm.data.packing import pack
-from mindllm.data.rows import HeldOutRows, Packs, RowDataset, RowSource
+from mindllm.data.rows import HeldOutRows, Packs, RowDataset, RowSource, pack
 from mindllm.data.statistics import bits_per_byte, bytes_per_token, unigram_loss
 from mindllm.data.tokenizers.tokenizer import Tokenizer, load_tokenizer, run_tokenizer
 

@@ -7,7 +7,7 @@ import shutil
 from contextlib import ExitStack
 
 from mindllm.config.callbacks import EvalTasksConfig
-from mindllm.config.evaluation import EvaluationConfig
+from mindllm.config.generation import EvaluationConfig
 from mindllm.evaluate.during_training import TasksWhileTraining
 from mindllm.train.callbacks.callback import Callback
 from mindllm.train.checkpoint.parts import joined

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from numpy.typing import ArrayLike
 
 from mindllm.config import RunConfig
-from mindllm.config.evaluation import EvaluationConfig
+from mindllm.config.generation import EvaluationConfig
 from mindllm.data import run_tokenizer
 from mindllm.evaluate.local_data import OFFLINE
 from mindllm.evaluate.progress import LoggedProgress

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from mindllm.config import RunConfig, is_hugging_face, read_model_config
 from mindllm.config.dataset import TOKENIZER_FILES
-from mindllm.config.evaluation import EvaluationConfig
+from mindllm.config.generation import EvaluationConfig
 from mindllm.config.precision import FLOAT32, TYPES, narrow_types
 from mindllm.data import run_tokenizer
 from mindllm.data.tokenizers.tokenizer import Tokenizer

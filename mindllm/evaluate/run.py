@@ -15,7 +15,7 @@ import lm_eval.tasks
 from lm_eval.evaluator import simple_evaluate
 from lm_eval.tasks import TaskManager
 
-from mindllm.config.evaluation import EvaluationConfig
+from mindllm.config.generation import EvaluationConfig
 from mindllm.errors import RunFailed, UserError, nearest, shortened
 from mindllm.evaluate.code import demand_bounds
 from mindllm.evaluate.local_data import local_data

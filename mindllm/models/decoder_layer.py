@@ -6,8 +6,8 @@ from mindspore import Tensor, nn
 from mindspore import ops as P
 
 from mindllm.architecture.experts import ExpertsSpec
-from mindllm.architecture.latent_attention import LatentAttentionSpec
 from mindllm.architecture.layer import LayerSpec
+from mindllm.architecture.parts import LatentAttentionSpec
 from mindllm.models.attention.attention import Attention, Tables
 from mindllm.models.attention.latent_attention import LatentAttention
 from mindllm.models.dropout import Dropout

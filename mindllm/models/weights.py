@@ -1,4 +1,7 @@
-"""Weights as named arrays: their initial values, reading them from a model and putting them into one."""
+"""Weights as named arrays: their initial values, reading them from a model and putting them into one.
+
+Of the rows of a weight DoRA trains the lengths beside the directions (Liu et al., 2024).
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,6 @@ from numpy.typing import ArrayLike
 
 from mindllm.config import ModelConfig
 from mindllm.models.experts.expert_load import is_probe
-from mindllm.models.row_lengths import row_lengths
 from mindllm.quantize.packed import rounded
 
 NUMPY_DTYPES: dict[ms.dtype, np.dtype] = {
@@ -25,6 +27,11 @@ NUMPY_DTYPES: dict[ms.dtype, np.dtype] = {
     ms.bfloat16: np.dtype(ml_dtypes.bfloat16),
     ms.int32: np.dtype(np.int32),
 }
+
+
+def row_lengths(weight: np.ndarray) -> np.ndarray:
+    """Euclidean length of every row of ``[out, in]``, fp32 ``[out]``."""
+    return np.sqrt(np.square(weight, dtype=np.float64).sum(axis=1)).astype(np.float32)
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from mindllm.models.causal_lm import for_evaluation
 from mindllm.parallel.context import optimizer_level
 from mindllm.parallel.layer_plan import LayerPlan, make_plan
 from mindllm.parallel.layout import Mesh, mesh_of
-from mindllm.parallel.marks import mark_row_parts, reuse_equal_layers, split_grouped_experts
+from mindllm.parallel.marks import apply_swap, mark_row_parts, reuse_equal_layers, split_grouped_experts
 from mindllm.parallel.pipeline import (
     Copies,
     Inputs,
@@ -34,7 +34,6 @@ from mindllm.parallel.plan_text import plan_lines
 from mindllm.parallel.recompute import apply_recompute
 from mindllm.parallel.sharding import apply_sharding, sharding_table
 from mindllm.parallel.sharding.preference import pairs_table
-from mindllm.parallel.swap import apply_swap
 
 logger = logging.getLogger(__name__)
 

@@ -1,11 +1,19 @@
-"""Marks of the compiler on the cells of a model: layers in parts, layers that are alike, experts of sorted tokens."""
+"""Marks of the compiler on the cells of a model: operators whose results move to the host, layers in parts, layers that are
+alike, experts of sorted tokens.
+
+Results that ``swap_config`` names move to the host until the backward pass needs them. The compiler puts a ``MoveTo`` behind a
+marked operator and one before its use in the backward pass (Cell.offload of MindSpore); it does so in the network that
+micro-batches share. What is recomputed is not kept, so there is nothing to move.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Mapping, Sequence
 
 import mindspore as ms
 from mindspore import nn
+from mindspore.ops import Primitive
 
 from mindllm.config import RunConfig
 from mindllm.models import CausalLM
@@ -14,7 +22,8 @@ from mindllm.models.fine_grain_interleave import FineGrainInterleavedLayer
 from mindllm.parallel.context import group_of, mark_ranks
 from mindllm.parallel.layer_plan import LayerPlan
 from mindllm.parallel.layout import Mesh
-from mindllm.parallel.operators import operators_of
+from mindllm.parallel.operators import operators, operators_of
+from mindllm.parallel.recompute import OPERATOR, match_some
 
 # Marks of the compiler on layers that take their rows in parts (``models/fine_grain_interleave.py``), as MindFormers sets them.
 #
@@ -24,6 +33,8 @@ from mindllm.parallel.operators import operators_of
 
 ON_ITS_OWN_ROWS = "skip_redistribution"
 BLOCK = "fine_grained_interleaved_index"
+logger = logging.getLogger(__name__)
+MOVED, AHEAD = "offload", "backward_prefetch"  # attributes the compiler reads
 
 
 def mark_row_parts(lm: CausalLM) -> None:
@@ -72,3 +83,40 @@ def split_grouped_experts(model: nn.Cell, mesh: Mesh) -> None:
             for operator in operators_of(cell.shared).values():
                 if "group" in operator.attrs:
                     mark_ranks(operator, ranks)
+
+
+def apply_swap(layers: Sequence[nn.Cell], plan: LayerPlan, config: RunConfig) -> None:
+    """Marks what is moved of ``layers``; call it when recomputation is marked.
+
+    Raises:
+        UserError: a pattern that matches nothing, or names only what is computed again.
+    """
+    for number, (layer, assignment) in enumerate(zip(layers, plan.layers, strict=True)):
+        for pattern, ahead in config.swap_config.of_layer(number).items():
+            if assignment.recompute:
+                message = f"layer {number} is recomputed as a whole, and keeps nothing that could be moved"
+                raise config.error("swap_config", f"{message}; leave it out here or in recompute_config.recompute")
+            found = _named(layer, pattern, config)
+            kept = {path: one for path, one in found.items() if OPERATOR not in one.attrs or not one.attrs[OPERATOR]}
+            if not kept:
+                message = f"'{pattern}' names what layer {number} computes again, and does not keep"
+                raise config.error("swap_config.op_swap", f"{message}; leave it out here or in recompute_config")
+            for one in kept.values():
+                one.add_prim_attr(MOVED, True)
+                one.add_prim_attr(AHEAD, ahead)
+            logger.info("Set swap at layer %d: %s", number, ", ".join(kept) if pattern else "all that is kept")
+
+
+def _named(layer: nn.Cell, pattern: str, config: RunConfig) -> Mapping[str, Primitive]:
+    """Operators by path: those of the whole layer, or of what ``pattern`` finds."""
+    if not pattern:
+        return operators(layer)
+    try:
+        items = match_some(layer, pattern, operators_only=False)
+    except ValueError as error:
+        raise config.error("swap_config.op_swap", str(error)) from None
+    found: dict[str, Primitive] = {}
+    for item in items:
+        inside = {"": item.target} if isinstance(item.target, Primitive) else operators(item.target)
+        found |= {f"{item.path}.{name}".rstrip("."): one for name, one in inside.items()}
+    return found

@@ -16,9 +16,8 @@ from mindllm.planning.costs.configured import Configured
 from mindllm.planning.costs.formula import UNKNOWN, compared, tree
 from mindllm.planning.plan import Evaluation
 from mindllm.planning.problem import Problem
-from mindllm.planning.reports.costs import validated_answer, validated_parts
+from mindllm.planning.reports.costs import mindformers_keys, simulated_answer, validated_answer, validated_parts
 from mindllm.planning.reports.plan import answer, gap_text, solution_parts
-from mindllm.planning.reports.simulated import mindformers_keys, simulated_answer
 from mindllm.planning.solve import Infeasible, Solution, solve
 from mindllm.planning.subject import Subject
 from mindllm.planning.validate import Validated, planned_config, validate, write_run

@@ -17,9 +17,8 @@ from mindllm.planning.from_programs.simulated_costs import SimulatedFit, simulat
 from mindllm.planning.plan import Evaluation
 from mindllm.planning.problem import Problem
 from mindllm.planning.read_problem import Setting, read_problem
-from mindllm.planning.reports.costs import costs_parts
+from mindllm.planning.reports.costs import costs_parts, simulated_parts
 from mindllm.planning.reports.plan import fit_parts
-from mindllm.planning.reports.simulated import simulated_parts
 from mindllm.timing.device import Device
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from mindllm.terminal.progress import Progress, unwatched
 from mindllm.train.device import connect, select_device
 from mindllm.train.engine import Engine
 from mindllm.train.engine.engine import evaluation_config
-from mindllm.train.job.batch_shard import FULL_BATCH, BatchShard
 from mindllm.train.job.execution import Execution, Executor
+from mindllm.train.job.ranks import FULL_BATCH, BatchShard
 
 
 def share_of(config: RunConfig, execution: Execution) -> BatchShard:

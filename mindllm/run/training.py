@@ -25,15 +25,14 @@ from mindllm.train.callbacks import make_callbacks
 from mindllm.train.callbacks.callback import Callback
 from mindllm.train.checkpoint import Checkpoint, CheckpointStore, Peers
 from mindllm.train.checkpoint.adapters.adapter import Base, leaves_weights_out
+from mindllm.train.checkpoint.names import refuse_existing
 from mindllm.train.checkpoint.pretrained import Pretrained, base_record, find_pretrained, merged_pretrained
-from mindllm.train.checkpoint.whole_directory import refuse_existing
 from mindllm.train.evaluation import EvaluationResult, PairEvaluationResult
 from mindllm.train.job.data_agreement import refuse_different_data
 from mindllm.train.job.execution import Execution, Executor, describe
 from mindllm.train.job.output_directory import CHECKPOINTS, claim_output_directory
 from mindllm.train.job.ranks import ALONE, Ranks
-from mindllm.train.job.restart import begin, checkpoint_to_resume
-from mindllm.train.job.resume import restore
+from mindllm.train.job.resume import begin, checkpoint_to_resume, restore
 from mindllm.train.optimizers.loss_scale import LossScaler
 from mindllm.train.optimizers.schedule import learning_rates
 from mindllm.train.state import RunState, last_step

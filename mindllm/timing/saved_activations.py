@@ -9,9 +9,8 @@ of their own.
 from __future__ import annotations
 
 from mindllm.architecture.experts import ExpertsSpec
-from mindllm.architecture.latent_attention import LatentAttentionSpec
 from mindllm.architecture.layer import LayerSpec
-from mindllm.architecture.parts import FeedForwardSpec
+from mindllm.architecture.parts import FeedForwardSpec, LatentAttentionSpec
 from mindllm.axes import CONTEXT
 from mindllm.timing.costs.feed_forward import own_places, rows_held, sorts_split_tokens
 from mindllm.timing.costs.work import FP32_BYTES, HALF_BYTES

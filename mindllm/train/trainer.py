@@ -1,6 +1,8 @@
 """The training loop: batches in, records out, callbacks told; stops cleanly when asked to.
 
 The time that every rank works on a step tells who is slow: one slow device makes all the others wait.
+
+Batches are made one ahead of the step: where one cannot be made, all ranks stop after the same step and save.
 """
 
 from __future__ import annotations
@@ -9,23 +11,63 @@ import logging
 import signal
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import FrameType
 
+import numpy as np
+
 from mindllm.data import BatchStream
+from mindllm.errors import RunFailed
 from mindllm.launch.heartbeat import heart
 from mindllm.process.interrupts import nothing_to_save
-from mindllm.train.batches.prefetch import DATA_FAILED, BatchAhead
 from mindllm.train.callbacks import Callback
+from mindllm.train.checkpoint.joint import named
 from mindllm.train.engine import StepResult
 from mindllm.train.job.ranks import ALONE, Ranks
 from mindllm.train.state import RunState, StepRecord
 from mindllm.train.utilisation import Peak
 
+DATA_FAILED = "data"
+Batch = Mapping[str, np.ndarray]
 STEPS_IN_A_ROW = 3  # one late step says nothing: a checkpoint, a neighbour on the machine
 REPEATED_EVERY = 100
 logger = logging.getLogger(__name__)
+
+
+class BatchAhead:
+    """Takes batches from ``source``; an error while one is made waits until the run has saved what it has."""
+
+    def __init__(self, source: Iterator[Batch]) -> None:
+        self._source = source
+        self._next: Batch | None = None
+        self._error: Exception | None = None
+        self.fetch()
+        if self._error is not None:  # before any step there is nothing to save
+            raise self._error
+
+    @property
+    def problem(self) -> str:
+        """``DATA_FAILED`` when the next batch could not be made, else empty."""
+        return DATA_FAILED if self._error is not None else ""
+
+    def take(self) -> Batch | None:
+        """The batch of the next step; None after the last one."""
+        batch, self._next = self._next, None
+        return batch
+
+    def fetch(self) -> None:
+        """Makes the next batch ready."""
+        try:
+            self._next = next(self._source, None)
+        except Exception as error:
+            self._error = error
+
+    def raise_failed(self, ranks: list[int]) -> None:
+        """Raises what kept the run from its next batch: the error, or which of the other ``ranks`` had one."""
+        if self._error is not None:
+            raise self._error
+        raise RunFailed(f"{named(ranks)} could not make the next batch; the log of that rank says why")
 
 
 @dataclass(frozen=True)

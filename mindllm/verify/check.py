@@ -13,8 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from mindllm.compiled.conformance import Finding, findings
-from mindllm.compiled.execute.difference import first_difference
-from mindllm.compiled.execute.records import Recorder
+from mindllm.compiled.execute.difference import Recorder, first_difference
 from mindllm.compiled.graph.compiled_graph import CompiledGraph
 from mindllm.compiled.rank.compile_ranks import RankCompilation, compile_ranks
 from mindllm.config import RunConfig, override_config
@@ -26,7 +25,7 @@ from mindllm.terminal.progress import Progress, unwatched
 from mindllm.verify.compare import Comparison
 from mindllm.verify.scope import Memory, Scope, SmallModel, fitting, recorded_bytes, scope_of
 from mindllm.verify.side import Reference, build_cluster, columns_read, train_cluster, train_single
-from mindllm.verify.tables import table_problems
+from mindllm.verify.single import table_problems
 
 TOLERANCES_OF_VALUES = {"float32": 1e-4, "bfloat16": 5e-2, "float16": 1e-2}
 """By compute dtype, relative to the largest magnitude of a value."""

@@ -1,25 +1,31 @@
-"""The reference: the run's model on a single CPU device, with weights and batches that leave no mistake unseen."""
+"""The reference: the run's model on a single CPU device, with weights and batches that leave no mistake unseen.
+
+Its tables (angles of the rotary embedding, masks) are held against those that ranks keep beside their weights.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from mindllm.compiled.execute.state import slices_of, whole_shape
+from mindllm.compiled.graph.compiled_graph import CompiledGraph
 from mindllm.config import RunConfig
 from mindllm.data.mind_record import IGNORED
 from mindllm.models.weights import assign, quantized_parameters
 from mindllm.random_keys import RANDOM_KEYS, random_keys
 from mindllm.train.engine import ReplicaEngine, StepResult
-from mindllm.verify.tables import below_tables
 
 Arrays = dict[str, np.ndarray]
 SPREAD = 0.02
 LEARNING_RATE = 1e-2
 LOSS_SCALE = 1024.0
 OVERFLOWING_SCALE = float(np.finfo(np.float32).max)
+ROUNDING = 1e-6
+TABLES = "tables."
 
 
 @dataclass(frozen=True)
@@ -134,3 +140,34 @@ def _disturbed(name: str, array: np.ndarray) -> np.ndarray:
     """Weights without two equal parts: biases begin as zeros and norms as ones, which would hide what is done to them."""
     key = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little")
     return array + np.random.default_rng(key).normal(0, SPREAD, array.shape).astype(np.float32)
+
+
+def below_tables(name: str) -> str:
+    """``contexts.0.rotary_cos`` of ``model.tables.1.contexts.0.rotary_cos``, and of the same without a stage's number."""
+    inside = name.rpartition(TABLES)[2]
+    stage, dot, rest = inside.partition(".")
+    return rest if dot and stage.isdecimal() else inside
+
+
+def table_problems(
+    graphs: Sequence[CompiledGraph], tables: Mapping[str, np.ndarray], positions: np.ndarray
+) -> Iterator[str]:
+    """Tables of each rank that are not those of the single device, by their names below those of a stage's tables.
+
+    ``positions``: of the tokens of a sequence as they stand on the ranks. Of a table that ranks of a sequence share, each rank's
+    part is compared. One that has another shape or dtype there, such as the
+    mask of a fused attention, is seen only where it is used.
+    """
+    for graph in graphs:
+        for parameter in graph.parameters.values():
+            found, wanted = parameter.initial, tables.get(below_tables(parameter.name))
+            if found is None or wanted is None:
+                continue
+            if found.shape == parameter.shape and wanted.shape == whole_shape(parameter):
+                ordered = wanted[positions] if len(wanted) == len(positions) else wanted
+                wanted = ordered[slices_of(parameter, graph.rank)]
+            if (found.shape, found.dtype) != (wanted.shape, wanted.dtype):
+                continue
+            error = float(np.max(np.abs(np.subtract(found, wanted, dtype=np.float64)), initial=0.0))
+            if not error <= ROUNDING:
+                yield f"{parameter.name} on rank {graph.rank}: off by {error:.2e} from the table of a single device"

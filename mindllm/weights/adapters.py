@@ -21,9 +21,9 @@ from mindllm.train.checkpoint.adapters.peft import CONFIG_FILE, is_peft, write_p
 from mindllm.train.checkpoint.hugging_face import read_weights
 from mindllm.train.checkpoint.hugging_face_export import export_hugging_face
 from mindllm.train.checkpoint.loading import model_of
+from mindllm.train.checkpoint.names import refuse_existing
 from mindllm.train.checkpoint.pretrained import read_adapter
 from mindllm.train.checkpoint.tensors import TensorSource, stored_tensors
-from mindllm.train.checkpoint.whole_directory import refuse_existing
 from mindllm.weights.convert import watched
 
 

@@ -22,8 +22,8 @@ from mindllm.train.checkpoint.hugging_face import read_weights
 from mindllm.train.checkpoint.hugging_face_export import export_hugging_face
 from mindllm.train.checkpoint.loading import model_of
 from mindllm.train.checkpoint.mindformers import is_mindformers, read_mindformers
+from mindllm.train.checkpoint.names import refuse_existing
 from mindllm.train.checkpoint.tensors import TensorSource, payload_bytes, stored_tensors
-from mindllm.train.checkpoint.whole_directory import refuse_existing
 
 
 @dataclass(frozen=True)

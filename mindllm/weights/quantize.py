@@ -27,15 +27,14 @@ from mindllm.models import build_model
 from mindllm.models.linear import Linear
 from mindllm.models.weights import assign, trained_weights
 from mindllm.outside import read_text
-from mindllm.quantize.calibrated import channel_factors, clipped, gptq
 from mindllm.quantize.codes import Codes
-from mindllm.quantize.nearest import quantize
+from mindllm.quantize.rounding import channel_factors, clipped, gptq, quantize
 from mindllm.terminal.progress import Progress, unwatched
 from mindllm.train.checkpoint.family_weights import FamilyWeights
 from mindllm.train.checkpoint.hugging_face_export import export_hugging_face
+from mindllm.train.checkpoint.names import refuse_existing
 from mindllm.train.checkpoint.quantized.writing import FileFormat, matrices_of, matrix_of, stored
 from mindllm.train.checkpoint.tensors import TensorSource
-from mindllm.train.checkpoint.whole_directory import refuse_existing
 from mindllm.weights.adapters import Whole, read_whole
 
 Weights = dict[str, Any]

@@ -14,7 +14,7 @@ from mindllm.cli import registry
 from mindllm.cli.registry import TABLE, VERBS, by_old_names, spelled
 from mindllm.command import run_command
 from mindllm.config import RunConfig
-from mindllm.config.evaluation import EvaluationConfig
+from mindllm.config.generation import EvaluationConfig
 from mindllm.main import main
 from mindllm.mindformers.keys.tables import KEYS
 from mindllm.shorthands import SHORTHANDS

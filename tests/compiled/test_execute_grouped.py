@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from mindllm.compiled.execute import grouped as subject
+from mindllm.compiled.execute import references as subject
 from mindllm.compiled.graph.compiled_graph import CompiledGraph, Function, Input, Node, TensorType, TupleType
 from mindllm.compiled.graph.cost import cost
 

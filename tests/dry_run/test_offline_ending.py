@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from mindllm.compiled.foreign.environment import LOG, Report
-from mindllm.dry_run.program.ending import ended_without_training
+from mindllm.dry_run.program.running import ended_without_training
 
 WELL = Report(
     mindspore="2.10.0", mode="graph", target="Ascend", limit=None, trained=False, stages=1, devices=1, compile_seconds=0.0,

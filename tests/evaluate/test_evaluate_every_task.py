@@ -7,7 +7,7 @@ pytest.importorskip("lm_eval")
 from every_task_hub import NAMED, OWN, write_agieval, write_every_dataset
 from knowing_model import Knows
 
-from mindllm.config.evaluation import EvaluationConfig
+from mindllm.config.generation import EvaluationConfig
 from mindllm.evaluate.local_data import local_data
 from mindllm.evaluate.run import evaluate_tasks
 from mindllm.evaluate.tasks import first_line

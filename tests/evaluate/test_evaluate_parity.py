@@ -12,7 +12,7 @@ from lm_eval.models.huggingface import HFLM  # noqa: E402
 from lm_eval.tasks import TaskManager  # noqa: E402
 from tiny_model import LENGTH, write_model  # noqa: E402
 
-from mindllm.config.evaluation import EvaluationConfig  # noqa: E402
+from mindllm.config.generation import EvaluationConfig  # noqa: E402
 from mindllm.evaluate.load import evaluated_model, run_of  # noqa: E402
 from mindllm.evaluate.local_data import local_data  # noqa: E402
 

@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("lm_eval")
 
-from mindllm.config.evaluation import EvaluationConfig
+from mindllm.config.generation import EvaluationConfig
 from mindllm.errors import UserError
 from mindllm.evaluate import run
 from mindllm.evaluate.run import _quiet, find_tasks

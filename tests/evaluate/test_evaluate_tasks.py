@@ -9,7 +9,7 @@ pytest.importorskip("lm_eval")
 
 from knowing_model import Knows
 
-from mindllm.config.evaluation import EvaluationConfig
+from mindllm.config.generation import EvaluationConfig
 from mindllm.errors import UserError
 from mindllm.evaluate.page import is_wrong, render_page
 from mindllm.evaluate.report import as_json, table, write_results

@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("lm_eval")
 
 from mindllm.config import ModelConfig
-from mindllm.config.evaluation import EvaluationConfig
+from mindllm.config.generation import EvaluationConfig
 from mindllm.evaluate import load
 
 SIZES = {"vocab_size": 96, "hidden_size": 64, "num_layers": 2, "num_heads": 4, "seq_length": 32}

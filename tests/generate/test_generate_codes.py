@@ -15,8 +15,8 @@ from mindllm.generate.graphs.native_library import library
 from mindllm.models import build_model
 from mindllm.models.weights import assign, quantized_parameters, trained_weights
 from mindllm.quantize.codes import Codes
-from mindllm.quantize.nearest import quantize
 from mindllm.quantize.packed import held_tensors
+from mindllm.quantize.rounding import quantize
 from mindllm.quantize.tables import table_of
 from mindllm.train.checkpoint.hugging_face import read_weights
 

@@ -5,7 +5,7 @@ import pytest
 from mindspore import Tensor
 from tiny import VOCABULARY, FullForward, tiny_config, tiny_model
 
-from mindllm.architecture.latent_attention import LatentAttentionSpec
+from mindllm.architecture.parts import LatentAttentionSpec
 from mindllm.config import ModelConfig
 from mindllm.generate.graphs import cached_attention
 from mindllm.generate.graphs.layer_cache import CacheForm

@@ -25,7 +25,6 @@ from mindllm.models.attention.sequence_order import balanced_order  # noqa: E402
 from mindllm.models.causal_lm import for_evaluation  # noqa: E402
 from mindllm.models.experts.expert_load import LOSS_PROBE  # noqa: E402
 from mindllm.models.mtp import Ahead  # noqa: E402
-from mindllm.models.weight_shapes import weight_shapes  # noqa: E402
 from mindllm.models.weights import HostCopy, assign, model_weights, trained_weights  # noqa: E402
 from mindllm.train.callbacks.figures import prediction_loss  # noqa: E402
 from mindllm.train.checkpoint.hugging_face import read_weights  # noqa: E402
@@ -179,7 +178,9 @@ def test_loss_and_gradients_are_those_of_the_report(pair, ours):
 
 def test_weights_are_those_the_architecture_counts(ours):
     config, model = ours
-    assert {name: tuple(item.shape) for name, item in model_weights(model).items()} == weight_shapes(config)
+    assert {
+        name: tuple(item.shape) for name, item in model_weights(model).items()
+    } == config.architecture.weight_shapes()
 
 
 def test_the_mask_ends_with_the_sequence_and_with_documents():
@@ -216,12 +217,12 @@ def test_files_hold_them_with_what_they_share(pair, ours, tmp_path, caplog):
     for name in ahead - {name for name in ahead if ".experts." in name}:
         np.testing.assert_array_equal(written[name], theirs[name], err_msg=name)
     assert read_model_config(directory).num_nextn_predict_layers == DEPTHS
-    assert set(read_weights(directory, config)) == set(weight_shapes(config))
+    assert set(read_weights(directory, config)) == set(config.architecture.weight_shapes())
     loaded = transformers.AutoModelForCausalLM.from_pretrained(directory)
     np.testing.assert_array_equal(loaded.lm_head.weight.detach().numpy(), written["lm_head.weight"])
     fewer = config.model_copy(update={"num_nextn_predict_layers": 1})
     with caplog.at_level("INFO"):
-        assert set(read_weights(directory, fewer)) == set(weight_shapes(fewer))
+        assert set(read_weights(directory, fewer)) == set(fewer.architecture.weight_shapes())
     assert "layers from 3 on, which predict ahead, are not read" in caplog.text
     more = config.model_copy(update={"num_nextn_predict_layers": 3})
     with pytest.raises(UserError, match="does not hold layer 4, which predicts ahead"):

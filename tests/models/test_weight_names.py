@@ -8,7 +8,6 @@ from mindllm.config import ModelConfig
 from mindllm.errors import UserError
 from mindllm.families.llama import WEIGHTS as HUGGING_FACE
 from mindllm.models import build_model
-from mindllm.models.weight_shapes import weight_shapes
 from mindllm.models.weights import trained_weights
 
 
@@ -43,7 +42,7 @@ def test_shapes_known_without_the_model_are_those_of_the_model(changes):
     fields = {"vocab_size": 7, "hidden_size": 8, "num_layers": 2, "num_heads": 2, "intermediate_size": 12}
     config = ModelConfig(**(fields | {"seq_length": 4} | changes))
     built = {name: tuple(parameter.shape) for name, parameter in trained_weights(build_model(config)).items()}
-    assert weight_shapes(config) == built
+    assert config.architecture.weight_shapes() == built
     assert sum(math.prod(shape) for shape in built.values()) == config.parameter_count()
 
 

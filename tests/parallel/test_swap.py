@@ -15,9 +15,9 @@ from mindllm.errors import UserError
 from mindllm.models.causal_lm import CausalLM
 from mindllm.parallel.build import kernels_of
 from mindllm.parallel.layer_plan import make_plan
+from mindllm.parallel.marks import apply_swap
 from mindllm.parallel.operators import operators
 from mindllm.parallel.recompute import apply_recompute
-from mindllm.parallel.swap import apply_swap
 from mindllm.timing.configured import workload_of
 from mindllm.timing.step_work import step_work
 

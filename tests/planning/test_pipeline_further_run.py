@@ -4,8 +4,7 @@ import itertools
 
 import pytest
 
-from mindllm.planning.from_programs.further_run import too_few
-from mindllm.planning.from_programs.stage_shapes import StageShape, place_of, undetermined
+from mindllm.planning.from_programs.stage_shapes import StageShape, place_of, too_few, undetermined
 
 DENSE, EXPERTS = ("dense", "full"), ("experts", "full")
 

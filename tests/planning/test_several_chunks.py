@@ -17,8 +17,7 @@ from mindllm.planning.several_chunks.bound_process import BoundProcess, tree_of
 from mindllm.planning.several_chunks.layer_descent import LayerDescent
 from mindllm.planning.several_chunks.layer_tree import PLACES, STAGES, Box, above, below
 from mindllm.planning.several_chunks.path_program import PathProgram
-from mindllm.planning.several_chunks.reoptimise import Reoptimiser
-from mindllm.planning.several_chunks.stage_rounding import StageRounding
+from mindllm.planning.several_chunks.reoptimise import Reoptimiser, StageRounding
 from mindllm.planning.solve import solve
 from mindllm.planning.yaml_plan import write_plan
 from mindllm.schedules.orders import timetable

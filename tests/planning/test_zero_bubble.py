@@ -27,8 +27,7 @@ from mindllm.planning.zero_bubble.operation_order import (
     whole_step,
     with_micro_batches,
 )
-from mindllm.planning.zero_bubble.rules import Rule, grid
-from mindllm.planning.zero_bubble.schedule_search import best_orders
+from mindllm.planning.zero_bubble.schedule_search import Rule, best_orders, grid
 from mindllm.planning.zero_bubble.split_search import SplitSearch, _periodic, near_splits
 from mindllm.schedules.orders import timetable
 from mindllm.schedules.simulate import simulate

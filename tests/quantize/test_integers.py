@@ -8,7 +8,7 @@ from weight_quant_matmul import documented_matrix
 
 from mindllm.architecture.quantization import CodeSpec, bits_of
 from mindllm.quantize.codes import Codes
-from mindllm.quantize.integers import are_integers, integers
+from mindllm.quantize.packed import are_integers, integers
 
 OUT, WIDTH = 48, 128
 SPEC = CodeSpec("attention.wq", OUT, WIDTH, "uint4", 32, has_zeros=True, ordered=False)

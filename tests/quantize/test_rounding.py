@@ -6,8 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mindllm.architecture.quantization import bits_of
-from mindllm.quantize.calibrated import channel_factors, clipped, gptq, output_error
-from mindllm.quantize.nearest import quantize
+from mindllm.quantize.rounding import channel_factors, clipped, gptq, output_error, quantize
 from mindllm.quantize.tables import table_of
 
 

@@ -11,7 +11,6 @@ from small_cluster import cluster_run
 
 from mindllm.config import OptimizerConfig
 from mindllm.models import build_model
-from mindllm.models.weight_shapes import weight_shapes
 from mindllm.models.weights import trained_weights
 from mindllm.train.callbacks.figures import load_line
 from mindllm.train.callbacks.metrics import MetricsMonitor, load_scalars
@@ -51,7 +50,7 @@ def test_a_bias_grows_where_tokens_are_missing_and_stays_at_the_mean(rate):
 def test_counters_are_no_weights():
     config = cluster_run(use_parallel=False, model=EXPERTS).model.config
     model = build_model(config)
-    assert set(trained_weights(model)) == set(weight_shapes(config))
+    assert set(trained_weights(model)) == set(config.architecture.weight_shapes())
     probes = {item.name for item in model.trainable_params()} - set(trained_weights(model))
     assert probes == {f"model.layers.{number}.feed_forward.load.probe" for number in range(2)}
 

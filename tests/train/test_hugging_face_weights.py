@@ -13,7 +13,6 @@ from safetensors.numpy import load_file, save_file
 from mindllm.config import ModelConfig, read_model_config
 from mindllm.errors import RunFailed, UserError
 from mindllm.families.llama import WEIGHTS as HUGGING_FACE
-from mindllm.models.weight_shapes import weight_shapes
 from mindllm.train.checkpoint.converted import numpy_dtype
 from mindllm.train.checkpoint.formats import tensors_of_directory
 from mindllm.train.checkpoint.hugging_face import read_weights
@@ -28,7 +27,9 @@ QUERY = "model.layers.1.self_attn.q_proj.weight"
 
 def random_weights(model=MODEL, seed=0):
     random = np.random.default_rng(seed)
-    return {name: random.normal(size=shape).astype(np.float32) for name, shape in weight_shapes(model).items()}
+    return {
+        name: random.normal(size=shape).astype(np.float32) for name, shape in model.architecture.weight_shapes().items()
+    }
 
 
 @pytest.fixture

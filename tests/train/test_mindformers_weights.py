@@ -13,7 +13,6 @@ from safetensors.numpy import save_file
 
 from mindllm.config import ModelConfig
 from mindllm.errors import UserError
-from mindllm.models.weight_shapes import weight_shapes
 from mindllm.train.checkpoint.formats.ranks import Layout
 from mindllm.train.checkpoint.mindformers import is_mindformers, mindformers_tensors, read_mindformers
 from mindllm.train.checkpoint.pretrained import merged_pretrained
@@ -33,7 +32,9 @@ QUERY = "model.layers.1.attention.wq.weight"
 
 def random_weights(model=MODEL):
     random = np.random.default_rng(0)
-    return {name: random.normal(size=shape).astype(np.float32) for name, shape in weight_shapes(model).items()}
+    return {
+        name: random.normal(size=shape).astype(np.float32) for name, shape in model.architecture.weight_shapes().items()
+    }
 
 
 def save_ckpt(path, arrays):

@@ -15,7 +15,6 @@ from mindllm.command import run_command
 from mindllm.config import ModelConfig
 from mindllm.data.tokenizers.training import save_tokenizer, train_byte_level_bpe
 from mindllm.files import size_in_bytes
-from mindllm.models.weight_shapes import weight_shapes
 from mindllm.train.checkpoint import CheckpointStore, RankTensors, load_checkpoint
 from mindllm.train.checkpoint.hugging_face_export import export_hugging_face
 
@@ -38,7 +37,9 @@ def run(*arguments, expect=0):
 def directory(tmp_path):
     """A Hugging Face directory of random weights with a tokenizer."""
     random = np.random.default_rng(0)
-    weights = {name: random.normal(size=shape).astype(np.float32) for name, shape in weight_shapes(MODEL).items()}
+    weights = {
+        name: random.normal(size=shape).astype(np.float32) for name, shape in MODEL.architecture.weight_shapes().items()
+    }
     path = export_hugging_face(tmp_path / "hf", MODEL, weights, max_shard_bytes=4000)
     save_tokenizer(train_byte_level_bpe(["def main(): return main() def main(): return"], 262), path / "tokenizer.json")
     return path
@@ -144,7 +145,7 @@ def growth(*arguments):
 def test_memory_of_converting_is_that_of_a_few_tensors(tmp_path):
     shape = {"vocab_size": 8000, "hidden_size": 1024, "num_layers": 6, "num_heads": 8, "intermediate_size": 2816}
     model = ModelConfig(**shape, seq_length=16)  # 370 MB, 33 the largest tensor
-    weights = {name: np.full(shape, 0.5, np.float32) for name, shape in weight_shapes(model).items()}
+    weights = {name: np.full(shape, 0.5, np.float32) for name, shape in model.architecture.weight_shapes().items()}
     assert sum(array.nbytes for array in weights.values()) > 300e6
     export_hugging_face(tmp_path / "hf", model, weights)
     assert 20 < growth("import", tmp_path / "hf", tmp_path) < 150
@@ -164,7 +165,9 @@ def test_what_is_no_size(text):
 
 def test_weights_of_mindformers_with_the_architecture_named(directory, tmp_path, capsys):
     random = np.random.default_rng(0)
-    weights = {name: random.normal(size=shape).astype(np.float32) for name, shape in weight_shapes(MODEL).items()}
+    weights = {
+        name: random.normal(size=shape).astype(np.float32) for name, shape in MODEL.architecture.weight_shapes().items()
+    }
     save_file({**weights, "global_step": np.zeros(1, np.int32)}, tmp_path / "llama-1_2.safetensors")
     main(["info", str(tmp_path / "llama-1_2.safetensors"), "--json"])
     told = json.loads(capsys.readouterr().out)

@@ -21,7 +21,7 @@ def mindllm_side(sizes: Sizes) -> Ask:
 
     ms.set_device("CPU")
     ms.set_context(mode=ms.GRAPH_MODE)
-    from mindllm.config.evaluation import EvaluationConfig
+    from mindllm.config.generation import EvaluationConfig
     from mindllm.evaluate.load import evaluated_model, run_of
     from mindllm.evaluate.model import EvaluatedModel
 
@@ -61,7 +61,7 @@ def asked(build: Callable[[Sizes], Ask]) -> Callable[[Sizes], Callable[[], dict[
         from mindllm.evaluate.local_data import OFFLINE
 
         os.environ.update(dict.fromkeys(OFFLINE, "1"), HF_DATASETS_CACHE=str(Path(sizes["data"]) / "cache"))
-        from mindllm.config.evaluation import EvaluationConfig
+        from mindllm.config.generation import EvaluationConfig
         from mindllm.evaluate.run import evaluate_tasks, find_tasks
 
         options = EvaluationConfig(

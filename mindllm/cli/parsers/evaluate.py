@@ -18,7 +18,7 @@ Data sets are read from --data, in the layout of the hub (cais/mmlu lies in DATA
 those of lm-evaluation-harness (python -m lm_eval ls tasks) and our own, modellink_*. An evaluation that was interrupted goes on
 where it was. Exit codes: 0 good, 1 a task failed, 2 wrong input, 130 interrupted.
 """
-DATA, BATCH_SIZE = "./eval_data", 8  # defaults of mindllm.config.evaluation
+DATA, BATCH_SIZE = "./eval_data", 8  # defaults of mindllm.config.generation
 
 
 def make_parser() -> CommandParser:

@@ -10,10 +10,9 @@ from collections.abc import Sequence
 
 from mindllm.compiled.conformance.communication import gradient_fusion, sequences
 from mindllm.compiled.conformance.finding import Finding
-from mindllm.compiled.conformance.optimizer_state import optimizer_state
 from mindllm.compiled.conformance.placement import chunks, micro_batches, stages
 from mindllm.compiled.conformance.recomputation import recomputation
-from mindllm.compiled.conformance.shardings import shardings
+from mindllm.compiled.conformance.shardings import optimizer_state, shardings
 from mindllm.compiled.graph.compiled_graph import CompiledGraph
 from mindllm.compiled.graph.operators import Operators
 from mindllm.config import RunConfig

@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from mindllm.architecture.latent_attention import LatentAttentionSpec
 from mindllm.architecture.layer import LayerSpec
-from mindllm.architecture.parts import FeedForwardSpec
+from mindllm.architecture.parts import FeedForwardSpec, LatentAttentionSpec
 from mindllm.config import RunConfig
 from mindllm.errors import UserError
 from mindllm.process.host_memory import ADVICE, MemoryClaim, gibibytes

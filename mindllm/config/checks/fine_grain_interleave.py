@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from mindllm.architecture.decoder import Architecture
-from mindllm.architecture.latent_attention import LatentAttentionSpec
-from mindllm.architecture.parts import FeedForwardSpec
+from mindllm.architecture.parts import FeedForwardSpec, LatentAttentionSpec
 from mindllm.axes import CONTEXT
 from mindllm.config.checks import Finding
 from mindllm.config.reading.document import KeyPath

@@ -14,9 +14,8 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 from mindllm.data.corpus import Corpus, CorpusMeta, corpus_files, read_meta
 from mindllm.data.indexed import index_path
 from mindllm.data.preprocess.documents import DocumentReader
-from mindllm.data.preprocess.encode import encode_pieces
 from mindllm.data.preprocess.pieces import PIECE_BYTES, Piece, cut, read
-from mindllm.data.preprocess.resume import ResumableWriter
+from mindllm.data.preprocess.resume import ResumableWriter, encode_pieces
 from mindllm.data.preprocess.sources import Source, fingerprint
 from mindllm.data.records import compression_of
 from mindllm.data.tokenizers.tokenizer import Tokenizer, is_cuttable, load_tokenizer

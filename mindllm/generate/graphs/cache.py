@@ -13,8 +13,7 @@ import numpy as np
 from mindspore import Parameter, Tensor, lazy_inline, nn
 from mindspore import ops as P
 
-from mindllm.architecture.latent_attention import LatentAttentionSpec
-from mindllm.architecture.parts import AlibiSpec, AttentionContext, AttentionSpec, RotarySpec
+from mindllm.architecture.parts import AlibiSpec, AttentionContext, AttentionSpec, LatentAttentionSpec, RotarySpec
 from mindllm.config import ModelConfig
 from mindllm.generate.graphs.cached_attention import CompressedAttention, WholeAttention
 from mindllm.generate.graphs.layer_cache import CacheForm, FirstOfCache, LayerCache

@@ -10,8 +10,7 @@ from __future__ import annotations
 from mindspore import Tensor, nn
 from mindspore import ops as P
 
-from mindllm.architecture.latent_attention import LatentAttentionSpec
-from mindllm.architecture.parts import AttentionSpec
+from mindllm.architecture.parts import AttentionSpec, LatentAttentionSpec
 from mindllm.generate.graphs.layer_cache import FirstOfCache, LayerCache
 from mindllm.models import Kernels
 from mindllm.models.attention.attention import Attention, ComposedAttention, Tables

@@ -10,8 +10,7 @@ import numpy as np
 from mindspore import Parameter, Tensor, nn
 from mindspore import ops as P
 
-from mindllm.architecture.latent_attention import LatentAttentionSpec
-from mindllm.architecture.parts import AttentionSpec
+from mindllm.architecture.parts import AttentionSpec, LatentAttentionSpec
 
 
 @dataclass(frozen=True)

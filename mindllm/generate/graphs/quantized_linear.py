@@ -18,8 +18,7 @@ from mindllm.config import ModelConfig
 from mindllm.models import CausalLM, Kernels
 from mindllm.models.linear import Linear
 from mindllm.models.weights import NUMPY_DTYPES
-from mindllm.quantize.integers import Integers, are_integers, integers
-from mindllm.quantize.packed import codes_of
+from mindllm.quantize.packed import Integers, are_integers, codes_of, integers
 
 OPERANDS = (ms.float16, ms.bfloat16)
 OFFSETS = "offsets"

@@ -6,8 +6,7 @@ import mindspore as ms
 from mindspore import Tensor, nn
 from mindspore import ops as P
 
-from mindllm.architecture.latent_attention import LatentAttentionSpec
-from mindllm.architecture.parts import AlibiSpec, AttentionSpec, RotarySpec
+from mindllm.architecture.parts import AlibiSpec, AttentionSpec, LatentAttentionSpec, RotarySpec
 from mindllm.models.attention.alibi import alibi_bias
 from mindllm.models.attention.flash_attention import BalancedFlashAttention, FlashAttention
 from mindllm.models.attention.rotary import RotaryEmbedding

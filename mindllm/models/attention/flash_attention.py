@@ -6,8 +6,7 @@ import mindspore as ms
 from mindspore import Tensor, nn
 from mindspore import ops as P
 
-from mindllm.architecture.latent_attention import LatentAttentionSpec
-from mindllm.architecture.parts import AttentionSpec
+from mindllm.architecture.parts import AttentionSpec, LatentAttentionSpec
 
 # Values of sparse_mode.
 WHOLE_MASK = 0

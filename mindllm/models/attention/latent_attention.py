@@ -11,7 +11,7 @@ import numpy as np
 from mindspore import Tensor, nn
 from mindspore import ops as P
 
-from mindllm.architecture.latent_attention import LATENT_NORM, LatentAttentionSpec
+from mindllm.architecture.parts import LATENT_NORM, LatentAttentionSpec
 from mindllm.models.attention.attention import Tables, attention_core
 from mindllm.models.attention.rotary import RotaryEmbedding
 from mindllm.models.kernels import Kernels

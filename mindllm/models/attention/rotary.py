@@ -14,8 +14,13 @@ import numpy as np
 from mindspore import Tensor, nn
 from mindspore import ops as P
 
-from mindllm.architecture.parts import RotarySpec
-from mindllm.architecture.rope_scaling import DynamicRopeScaling, LinearRopeScaling, Llama3RopeScaling, YarnRopeScaling
+from mindllm.architecture.parts import (
+    DynamicRopeScaling,
+    LinearRopeScaling,
+    Llama3RopeScaling,
+    RotarySpec,
+    YarnRopeScaling,
+)
 from mindllm.models.cpu_broadcast import TileToShape
 from mindllm.models.kernels import Kernels
 

@@ -24,7 +24,6 @@ from scipy.optimize import nnls
 from mindllm.compiled.graph.operators import BACKWARD, FORWARD, RECOMPUTED
 from mindllm.errors import UserError
 from mindllm.parallel.stages import FIRST, LAST, MIDDLE
-from mindllm.planning.from_programs.further_run import too_few
 from mindllm.planning.from_programs.simulated import SimulatedRun, SimulatedStage
 from mindllm.planning.from_programs.stage_shapes import (
     Design,
@@ -35,6 +34,7 @@ from mindllm.planning.from_programs.stage_shapes import (
     by_type,
     by_type_and_end,
     place_of,
+    too_few,
 )
 from mindllm.planning.plan import Plan, evaluate
 from mindllm.planning.problem import STANDARD_KINDS, Problem, RecomputeKind, make_problem

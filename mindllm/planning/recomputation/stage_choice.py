@@ -11,8 +11,7 @@ import numpy as np
 from mindllm.deadline import check
 from mindllm.planning.plan import Plan, end_of, fixed_memory, room_for, tail_working
 from mindllm.planning.problem import Problem
-from mindllm.planning.recomputation.mixes import Mixes, Runs
-from mindllm.planning.recomputation.pareto_front import Front
+from mindllm.planning.recomputation.mixes import Front, Mixes, Runs
 from mindllm.schedules.orders import Orders, alive_in_backward
 
 COMBINATIONS = 4096  # tried for a stage; fronts are thinned until no more are needed

@@ -20,8 +20,7 @@ from mindllm.planning.recomputation.stage_choice import StageChoice
 from mindllm.planning.several_chunks.bound_process import BoundProcess, tree_of
 from mindllm.planning.several_chunks.layer_descent import LayerDescent
 from mindllm.planning.several_chunks.path_program import PathProgram
-from mindllm.planning.several_chunks.reoptimise import SECONDS, Reoptimiser, dive
-from mindllm.planning.several_chunks.stage_rounding import StageRounding
+from mindllm.planning.several_chunks.reoptimise import SECONDS, Reoptimiser, StageRounding, dive
 from mindllm.schedules.orders import Timetable, timetable
 
 PROVEN = 1e-4  # a gap that ends the work

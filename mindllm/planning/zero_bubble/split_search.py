@@ -30,8 +30,7 @@ from mindllm.planning.recomputation.stage_choice import one_shift, shifts
 from mindllm.planning.zero_bubble.joint_bound import allowed
 from mindllm.planning.zero_bubble.lone_stages import LoneStages, Options
 from mindllm.planning.zero_bubble.operation_order import whole_step
-from mindllm.planning.zero_bubble.rules import Rule
-from mindllm.planning.zero_bubble.schedule_search import quick_time, ranked_rules
+from mindllm.planning.zero_bubble.schedule_search import Rule, quick_time, ranked_rules
 
 LIMITS = 6  # between the bound and the best step
 PERIODS = (0.9, 0.92, 0.94, 0.96, 0.98, 1.0, 1.03)  # of the limit's share for a micro-batch

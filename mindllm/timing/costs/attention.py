@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from mindllm.architecture.latent_attention import LatentAttentionSpec
-from mindllm.architecture.parts import AttentionSpec, RotarySpec
+from mindllm.architecture.parts import AttentionSpec, LatentAttentionSpec, RotarySpec
 from mindllm.axes import CONTEXT
 from mindllm.timing.costs.work import ATTENTION, HALF_BYTES, MASK, NORM_PASSES, Exchange, Operator, elementwise, product
 from mindllm.timing.workload import Numerics, Strategy

@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mindllm.architecture.latent_attention import LatentAttentionSpec
 from mindllm.architecture.layer import LayerSpec
-from mindllm.architecture.parts import AttentionSpec
+from mindllm.architecture.parts import AttentionSpec, LatentAttentionSpec
 from mindllm.axes import CONTEXT
 from mindllm.config.recompute import names_operator
 from mindllm.errors import UserError

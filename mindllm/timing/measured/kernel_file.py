@@ -1,7 +1,9 @@
-"""Kernels from MindSpore's profiler: ``kernel_details.csv``, whose times are microseconds.
+"""Files of MindSpore's profiler, whose times are microseconds: kernels (``kernel_details.csv``) and steps
+(``step_trace_time.csv``).
 
-Shapes are in it from the profiler's level 1 on. Kernels that are alike are one, with the median of their times. Of a product the
-inner size follows from operands and result, so how operands are transposed need not be known; attention is taken to be causal.
+Shapes are in it from the profiler's level 1 on. Kernels that are alike are one, with the median of their times. Of a product
+the inner size follows from operands and result, so how operands are transposed need not be known; attention is taken to be
+causal.
 """
 
 from __future__ import annotations
@@ -33,6 +35,8 @@ ATTENTIONS = {"FlashAttentionScore": 1.0, "FlashAttentionScoreGrad": FLASH_BACKW
 VECTOR_CORES = ("AI_VECTOR_CORE", "AIV", "MIX_AIV")
 Shape = tuple[int, ...]
 Row = Mapping[str, str]
+STEP_FILE = "step_trace_time.csv"
+PARTS = ("Computing", "Communication(Not Overlapped)", "Free")
 
 
 def read_kernels(path: Path) -> tuple[list[Kernel], Counter[str]]:
@@ -138,3 +142,29 @@ def _dtypes(text: str) -> list[str]:
 def _size(shape: Shape, dtype: str) -> int | None:
     """Bytes; None of a type that is not known."""
     return math.prod(shape) * BYTES[dtype] if dtype in BYTES else None
+
+
+def profiled_step(path: Path) -> float:
+    """The mean of all steps but the first, which also warms up.
+
+    Raises:
+        UserError: there is no such file, or it is of another version of the profiler.
+    """
+    file = path / STEP_FILE if path.is_dir() else path
+    try:
+        rows = read_rows(file)
+    except OSError as error:
+        raise UserError(f"{file}: {error.strerror}") from None
+    missing = [part for part in PARTS if not rows or part not in rows[0]]
+    if missing:
+        raise UserError(
+            f"{file}: has no column {missing[0]}: it is not a {STEP_FILE}, or of another version of the profiler"
+        )
+    try:
+        steps = [MICROSECOND * sum(float(row[part]) for part in PARTS) for row in rows]
+    except ValueError:
+        steps = [math.inf]
+    if not all(map(math.isfinite, steps)):
+        raise UserError(f"{file}: a time of a step is not a number")
+    kept = steps[1:] or steps
+    return sum(kept) / len(kept)

@@ -31,7 +31,7 @@ from mindllm.errors import UserError
 from mindllm.terminal.progress import Progress, unwatched
 from mindllm.train.batches.row_text import InstructionText, MindRecordText, PreferenceText
 from mindllm.train.evaluation import Evaluator
-from mindllm.train.job.batch_shard import FULL_BATCH, BatchShard
+from mindllm.train.job.ranks import FULL_BATCH, BatchShard
 
 
 class IndexedText:

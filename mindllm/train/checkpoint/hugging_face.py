@@ -12,8 +12,7 @@ from mindllm.config import ModelConfig
 from mindllm.errors import UserError
 from mindllm.families.hugging_face import quantization_in
 from mindllm.train.checkpoint.converted import Converted
-from mindllm.train.checkpoint.expert_weights import by_expert
-from mindllm.train.checkpoint.family_weights import FamilyWeights
+from mindllm.train.checkpoint.family_weights import FamilyWeights, by_expert
 from mindllm.train.checkpoint.formats import tensors_of_directory
 from mindllm.train.checkpoint.loading import differences, floating_dtype
 from mindllm.train.checkpoint.quantized.directory import with_matrices

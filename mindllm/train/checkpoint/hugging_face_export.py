@@ -21,8 +21,8 @@ from mindllm.families.hugging_face import CONFIG, GENERATION_CONFIG
 from mindllm.families.weight_names import INDEX_FILE, WEIGHTS_FILE
 from mindllm.train.checkpoint.converted import Converted, numpy_dtype
 from mindllm.train.checkpoint.family_weights import FamilyWeights
+from mindllm.train.checkpoint.names import refuse_existing, whole_directory
 from mindllm.train.checkpoint.tensors import HashingWriter, TensorSource, payload_bytes, write_tensors
-from mindllm.train.checkpoint.whole_directory import refuse_existing, whole_directory
 
 SHARD_NAME = "model-{number:05d}-of-{count:05d}.safetensors"
 FRAMEWORK = "pt"  # the layout of the tensors, which transformers asks for: that of PyTorch

@@ -12,9 +12,8 @@ from mindllm.config import ModelConfig
 from mindllm.errors import UserError
 from mindllm.families.hugging_face import CONFIG, read_json
 from mindllm.mindformers.weight_names import Origin, Rows, origins, rows_of
-from mindllm.models.weight_shapes import weight_shapes
 from mindllm.train.checkpoint.converted import Converted
-from mindllm.train.checkpoint.formats.directory import files_of_map, tensors_of_files
+from mindllm.train.checkpoint.formats.files import files_of_map, tensors_of_files
 from mindllm.train.checkpoint.formats.ranks import rank_directories, rank_files, strategy_files, tensors_of_ranks
 from mindllm.train.checkpoint.loading import differences, floating_dtype
 from mindllm.train.checkpoint.manifest import MANIFEST
@@ -92,7 +91,7 @@ def read_mindformers(path: Path | str, model: ModelConfig) -> dict[str, Converte
     """
     path = Path(path)
     found = mindformers_tensors(path)
-    shapes = weight_shapes(model)
+    shapes = model.architecture.weight_shapes()
     places = origins(model, shapes, found)
     wanted = {origin.name for origin in places.values()}
     weights = {name: tensor for name, tensor in found.items() if not _belongs_to_training(name, tensor, wanted)}

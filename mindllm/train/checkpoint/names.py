@@ -3,14 +3,22 @@
 - ``{prefix}-{step}``: announced and whole.
 - ``{prefix}-{step}.superseded-{n}``: set aside when training went on from an earlier step; whole, but of an abandoned run.
 - ``.{name}.{purpose}-{token}``: being saved, replaced or deleted, or was when its process died. No reader looks at it.
+
+Directories for other programs are either whole or absent: filled under a hidden name, then renamed.
 """
 
 from __future__ import annotations
 
 import re
 import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+from mindllm.errors import RunFailed, UserError
+from mindllm.files import sync_directory
+from mindllm.process.temporary import goes_with_this_process, remove_temporary, stays
 
 NAME = re.compile(r"(?P<prefix>.+?)-(?P<step>\d+)(\.superseded-(?P<generation>\d+))?")
 HIDDEN = re.compile(r"\.(?P<name>.+)\.(?P<purpose>saving|replaced|deleting)-[0-9a-f]{8}")
@@ -63,3 +71,33 @@ def leftovers(directory: Path) -> list[Leftover]:
     """Returns what interrupted processes left in ``directory``."""
     matches = [(path, HIDDEN.fullmatch(path.name)) for path in directory.iterdir()] if directory.is_dir() else []
     return [Leftover(path, path.with_name(match["name"]), match["purpose"]) for path, match in matches if match]
+
+
+def refuse_existing(directory: Path) -> None:
+    """Raises a UserError for a directory that holds something, or a file."""
+    if directory.is_dir() and not any(directory.iterdir()):
+        return
+    if directory.exists():
+        raise UserError(f"{directory}: exists already; give a directory that does not, or delete it")
+
+
+@contextmanager
+def whole_directory(directory: Path) -> Iterator[Path]:
+    """Yields a new directory to fill, which becomes ``directory`` at the end of the block; nothing is left of it on failure.
+
+    Raises:
+        RunFailed: the disk is full or refuses.
+    """
+    temporary = hidden_path(directory, "saving")
+    try:
+        temporary.mkdir(parents=True)
+        goes_with_this_process(temporary)
+        yield temporary
+        sync_directory(temporary)
+        stays(temporary)
+        temporary.rename(directory)
+        sync_directory(directory.parent)
+    except OSError as error:
+        raise RunFailed(f"{directory} was not written: {error.strerror or error}. Nothing of it is left") from error
+    finally:
+        remove_temporary(temporary)

@@ -11,7 +11,6 @@ import numpy as np
 
 from mindllm.config import ModelConfig, RunConfig, is_hugging_face
 from mindllm.errors import UserError, nearest
-from mindllm.models.weight_shapes import weight_shapes
 from mindllm.train.checkpoint.adapters.adapter import Adapter, Base, adapter_of_checkpoint, trained_beside
 from mindllm.train.checkpoint.adapters.bottlenecks import is_bottlenecks, read_bottlenecks
 from mindllm.train.checkpoint.adapters.merging import adapted, merged
@@ -60,7 +59,9 @@ class Pretrained:
         if self.adapter is None:
             return weights
         theirs = self.adapter.model(model)
-        if weight_shapes(model) != weight_shapes(theirs) or _scales(model) != _scales(theirs):
+        if model.architecture.weight_shapes() != theirs.architecture.weight_shapes() or _scales(model) != _scales(
+            theirs
+        ):
             raise self._other_kind(config)
         return {**weights, **self.adapter.weights}
 
@@ -130,7 +131,7 @@ def _checkpoint(path: str) -> Checkpoint | None:
 
 def _whole(path: str, model: ModelConfig, checkpoint: Checkpoint | None) -> Mapping[str, TensorSource]:
     if checkpoint is not None:
-        checkpoint.require({name: (shape, np.float32) for name, shape in weight_shapes(model).items()})
+        checkpoint.require({name: (shape, np.float32) for name, shape in model.architecture.weight_shapes().items()})
         return checkpoint.weights
     if is_hugging_face(path):
         if code := code_of(Path(path)):

@@ -31,8 +31,7 @@ from mindllm.train.distributed_step import distributed_loss, distributed_step, e
 from mindllm.train.engine.columns import inputs
 from mindllm.train.engine.engine import Batch, Engine, StepResult, evaluation_config, weight_signatures
 from mindllm.train.expert_loads import LOAD
-from mindllm.train.job.batch_shard import BatchShard
-from mindllm.train.job.ranks import Ranks
+from mindllm.train.job.ranks import BatchShard, Ranks
 
 logger = logging.getLogger(__name__)
 NAN = float("nan")

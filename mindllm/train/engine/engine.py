@@ -15,7 +15,6 @@ import numpy as np
 
 from mindllm.architecture.optimizer_state import further_state, state_shapes
 from mindllm.config import RunConfig, override_config
-from mindllm.models.weight_shapes import weight_shapes
 from mindllm.train.checkpoint import Checkpoint, RankTensors
 from mindllm.train.job.ranks import Ranks
 
@@ -105,7 +104,9 @@ class Engine(ABC):
 
 def weight_signatures(config: RunConfig) -> Signatures:
     """Shape and dtype of every weight of the whole model, by name."""
-    return {name: (shape, np.dtype(np.float32)) for name, shape in weight_shapes(config.model.config).items()}
+    return {
+        name: (shape, np.dtype(np.float32)) for name, shape in config.model.config.architecture.weight_shapes().items()
+    }
 
 
 def trained_signatures(config: RunConfig) -> Signatures:

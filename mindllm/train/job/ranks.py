@@ -1,4 +1,6 @@
-"""The processes that train one model together: which of them this is, and how they agree."""
+"""The processes that train one model together: which of them this is, how they agree, and which rows of a
+batch each reads.
+"""
 
 from __future__ import annotations
 
@@ -75,3 +77,14 @@ class CollectiveMeeting:
         all_gather_into_tensor(gathered, Tensor(pairs))
         by_rank = gathered.asnumpy().copy().view(np.float64).reshape(self.count, sent.size)
         return [float(total) for total in by_rank.sum(axis=0)[:-1]]
+
+
+@dataclass(frozen=True)
+class BatchShard:
+    """The rows of every global batch that a process is given: part ``index`` of ``count`` equal ones."""
+
+    index: int = 0
+    count: int = 1
+
+
+FULL_BATCH = BatchShard()

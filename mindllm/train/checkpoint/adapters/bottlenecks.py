@@ -20,9 +20,9 @@ from mindllm.errors import UserError
 from mindllm.families.hugging_face import read_json
 from mindllm.train.checkpoint.adapters.adapter import Adapter, Base
 from mindllm.train.checkpoint.adapters.peft import CONFIG_FILE, FINGERPRINT, WEIGHTS_FILE, is_peft, write_adapter_files
-from mindllm.train.checkpoint.formats.file import tensors_of_file
+from mindllm.train.checkpoint.formats.files import tensors_of_file
+from mindllm.train.checkpoint.names import refuse_existing
 from mindllm.train.checkpoint.tensors import TensorSource, read_metadata
-from mindllm.train.checkpoint.whole_directory import refuse_existing
 
 KIND = "BOTTLENECK"
 KEYS = TUNERS[BOTTLENECK].keys

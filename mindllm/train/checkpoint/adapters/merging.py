@@ -16,8 +16,7 @@ from mindllm.architecture.tuners import layer_origins
 from mindllm.config import ModelConfig
 from mindllm.config.tuning import PetConfig
 from mindllm.errors import UserError
-from mindllm.models.row_lengths import row_lengths
-from mindllm.models.weight_shapes import weight_shapes
+from mindllm.models.weights import row_lengths
 from mindllm.train.checkpoint.family_weights import Lazy
 from mindllm.train.checkpoint.tensors import TensorSource
 
@@ -34,7 +33,7 @@ def merged(model: ModelConfig, base: Weights, trained: Weights) -> dict[str, Ten
         else trained[name]
         if name in trained
         else base[origins[name]]
-        for name in weight_shapes(model.merged)
+        for name in model.merged.architecture.weight_shapes()
     }
 
 
@@ -48,7 +47,7 @@ def unmerged(model: ModelConfig, whole: Weights, trained: Weights) -> dict[str, 
     adapters = _adapters(model)
     return {
         name: _with_adapter(name, adapters[name], whole, trained, sign=-1.0) if name in adapters else whole[name]
-        for name in weight_shapes(model.base)
+        for name in model.base.architecture.weight_shapes()
     }
 
 
@@ -84,7 +83,7 @@ def adapted(model: ModelConfig, base: Weights) -> dict[str, TensorSource]:
 def _names_in_base(model: ModelConfig) -> dict[str, str]:
     """The weights of ``model.merged`` by the name of the one that they are, or begin as a copy of, in the base."""
     numbers = [origin.number for origin in layer_origins(model.architecture.pet, model.num_layers)]
-    return {name: _in_layer(name, numbers) for name in weight_shapes(model.merged)}
+    return {name: _in_layer(name, numbers) for name in model.merged.architecture.weight_shapes()}
 
 
 def _in_layer(name: str, numbers: list[int]) -> str:

@@ -22,10 +22,10 @@ from mindllm.families.hugging_face import read_json
 from mindllm.families.weight_table import Weight
 from mindllm.train.checkpoint.adapters.adapter import Adapter, Base
 from mindllm.train.checkpoint.family_weights import FamilyWeights
-from mindllm.train.checkpoint.formats.file import tensors_of_file
+from mindllm.train.checkpoint.formats.files import tensors_of_file
 from mindllm.train.checkpoint.hugging_face_export import FRAMEWORK, write_file, write_json
+from mindllm.train.checkpoint.names import refuse_existing, whole_directory
 from mindllm.train.checkpoint.tensors import TensorSource, read_metadata, write_tensors
-from mindllm.train.checkpoint.whole_directory import refuse_existing, whole_directory
 
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."

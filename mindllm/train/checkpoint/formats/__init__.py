@@ -3,7 +3,6 @@
 ``tensors_of_file`` knows one file by its name; ``tensors_of_directory`` those of a directory of Hugging Face.
 """
 
-from mindllm.train.checkpoint.formats.directory import code_of, tensors_of_directory, weight_files
-from mindllm.train.checkpoint.formats.file import tensors_of_file
+from mindllm.train.checkpoint.formats.files import code_of, tensors_of_directory, tensors_of_file, weight_files
 
 __all__ = ["code_of", "tensors_of_directory", "tensors_of_file", "weight_files"]

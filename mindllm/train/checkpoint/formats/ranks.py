@@ -20,7 +20,7 @@ from typing import Any
 
 from mindllm.errors import UserError
 from mindllm.outside import read_bytes
-from mindllm.train.checkpoint.formats.file import tensors_of_file
+from mindllm.train.checkpoint.formats.files import tensors_of_file
 from mindllm.train.checkpoint.formats.wire import Message
 from mindllm.train.checkpoint.parts import PartedTensor, whole_of_parts
 
