@@ -11,8 +11,8 @@ from mindllm.config import RunConfig
 from mindllm.data import run_tokenizer
 from mindllm.errors import UserError
 from mindllm.generate.chat import Chat
-from mindllm.generate.conversation import conversation_encoder
 from mindllm.generate.load import load_generator, need_weights
+from mindllm.generate.prompts import conversation_encoder
 from mindllm.outside import half_surrogate
 from mindllm.process.interrupts import interruptible
 from mindllm.terminal.console import error_console

@@ -10,9 +10,8 @@ from mindllm.cli.stream import write
 from mindllm.config import RunConfig
 from mindllm.generate.generator import Generator
 from mindllm.generate.load import load_generator
-from mindllm.generate.predict import Prompts, continued, read_prompts
+from mindllm.generate.predict import Prompts, Writer, continued, json_line, read_prompts, saved
 from mindllm.generate.requests import is_json_lines
-from mindllm.generate.results import Writer, json_line, saved
 from mindllm.process.interrupts import interruptible
 from mindllm.terminal.console import error_console
 from mindllm.terminal.render import drawn

@@ -34,8 +34,7 @@ def evaluate_on_tasks(
         UserError: a task is unknown, or the model cannot be loaded.
     """
     os.environ.update(dict.fromkeys(OFFLINE, "1"))
-    from mindllm.evaluate.page import render_page
-    from mindllm.evaluate.report import PAGE, write_results
+    from mindllm.evaluate.report import PAGE, render_page, write_results
     from mindllm.evaluate.run import evaluate_tasks, find_tasks
 
     manager = find_tasks(tasks, config.evaluation)

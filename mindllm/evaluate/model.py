@@ -2,11 +2,16 @@
 
 Texts become tokens as in the harness's own class for Hugging Face models (``lm_eval.models.huggingface``), so both see the same:
 names of special tokens mean them, contexts are cut at the left, and a text without a beginning gets one.
+
+How far an evaluation is goes to a callback that is told of every answer, or is a line a minute in the log of a training run.
 """
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
 from functools import lru_cache
 from typing import Any
 
@@ -20,15 +25,37 @@ from mindllm.data.chat.template import chat_template_of
 from mindllm.data.tokenizers.tokenizer import Tokenizer
 from mindllm.errors import RunFailed
 from mindllm.evaluate.answers import Answers
-from mindllm.evaluate.continuing import generation_options, in_batches
-from mindllm.evaluate.progress import NAMES
-from mindllm.evaluate.scoring import Pair, Score, scores
+from mindllm.evaluate.requests import Pair, Score, generation_options, in_batches, scores
 from mindllm.generate.generator import Generator
 from mindllm.launch.heartbeat import heart
 from mindllm.terminal.progress import Progress, unwatched
 
+NAMES = {"loglikelihood": "scoring", "generate_until": "writing"}  # what a kind of request has the model do
+SECONDS_BETWEEN_LINES = 60.0
+logger = logging.getLogger(__name__)
 MAX_NEW_TOKENS = 256  # the harness's own, for tasks that say nothing
 KEPT_TEXTS = 1 << 12
+
+
+class LoggedProgress:
+    """Says in the log how many requests are answered and how long the others take, at most once a minute.
+
+    Time counts from the first answer on, before which graphs are compiled.
+    """
+
+    def __init__(self) -> None:
+        self.first = self.said = 0.0
+
+    def __call__(self, what: str, done: int = 0, total: int | None = None) -> None:
+        """Take note that ``done`` of ``total`` are answered."""
+        now = time.monotonic()
+        if done <= 1:
+            self.first = self.said = now
+        if total is None or now - self.said < SECONDS_BETWEEN_LINES:
+            return
+        self.said = now
+        left = timedelta(seconds=round((now - self.first) / (done - 1) * (total - done)))
+        logger.info("%s: %d of %d answers, about %s left", what, done, total, left)
 
 
 class EvaluatedModel(TemplateLM):

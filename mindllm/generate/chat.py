@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from mindllm.config import RunConfig
 from mindllm.errors import UserError
-from mindllm.generate.conversation import Encoder, Message
 from mindllm.generate.generator import Generator
+from mindllm.generate.prompts import Encoder, Message
 
 
 class Chat:

@@ -13,12 +13,10 @@ from mindllm.config.generation import GenerationConfig
 from mindllm.data.tokenizers.tokenizer import Tokenizer
 from mindllm.errors import UserError
 from mindllm.generate.choosing.beam_search import BeamSearch, Finished
-from mindllm.generate.choosing.growing import Continuation, GrowingSequence, require_finite
+from mindllm.generate.choosing.growing import Continuation, GrowingSequence, require_finite, whole_text
 from mindllm.generate.choosing.sampling import log_softmax, penalise, random_streams
-from mindllm.generate.prefix_session import PrefixSession
 from mindllm.generate.prompts import check_prompts, eos_ids
-from mindllm.generate.session import Session, pieces
-from mindllm.generate.text_stream import whole_text
+from mindllm.generate.session import PrefixSession, Session, pieces
 from mindllm.models import CausalLM, Kernels
 
 

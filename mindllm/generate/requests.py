@@ -10,7 +10,7 @@ from typing import Any
 
 from mindllm.config import RunConfig
 from mindllm.errors import UserError, nearest
-from mindllm.generate.conversation import ROLES, Message
+from mindllm.generate.prompts import ROLES, Message
 from mindllm.outside import half_surrogate, parse_json, read_text
 
 FORMS = '{"prompt": "..."} or {"messages": [{"role": "user", "content": "..."}]}'

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mindllm.evaluate.plan import batches, ordered
+from mindllm.evaluate.requests import batches, ordered
 
 
 @given(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=8).map(tuple), max_size=20), st.integers(1, 5))

@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from mindllm.evaluate import progress
+from mindllm.evaluate import model
 from mindllm.terminal import console
 from mindllm.terminal.render import REMAINING, drawn
 
@@ -12,13 +12,13 @@ from mindllm.terminal.render import REMAINING, drawn
 @pytest.fixture
 def clock(monkeypatch):
     times = [0.0]
-    monkeypatch.setattr(progress.time, "monotonic", lambda: times[0])
+    monkeypatch.setattr(model.time, "monotonic", lambda: times[0])
     return times
 
 
 def test_the_log_says_once_a_minute_how_far_it_is_and_how_long_it_takes(clock, caplog):
     caplog.set_level(logging.INFO, "mindllm")
-    told = progress.LoggedProgress()
+    told = model.LoggedProgress()
     told("scoring", 0, 100)
     clock[0] = 500  # of compiling
     for done in range(1, 12):

@@ -11,8 +11,7 @@ from knowing_model import Knows
 
 from mindllm.config.generation import EvaluationConfig
 from mindllm.errors import UserError
-from mindllm.evaluate.page import is_wrong, render_page
-from mindllm.evaluate.report import as_json, table, write_results
+from mindllm.evaluate.report import as_json, is_wrong, render_page, table, write_results
 from mindllm.evaluate.run import Outcome, evaluate_tasks, find_tasks
 
 

@@ -12,8 +12,8 @@ from mindllm.config import RunConfig
 from mindllm.config.dataset import TrainDatasetConfig
 from mindllm.errors import UserError
 from mindllm.generate.chat import Chat
-from mindllm.generate.conversation import conversation_encoder
 from mindllm.generate.generator import Generator
+from mindllm.generate.prompts import conversation_encoder
 
 
 class Characters:

@@ -11,7 +11,7 @@ from mindllm.config import RunConfig, read_model_config
 from mindllm.families import with_file_names
 from mindllm.generate import load
 from mindllm.generate.generator import Generator
-from mindllm.generate.graphs.native_library import library
+from mindllm.generate.graphs.native import library
 from mindllm.models import build_model
 from mindllm.models.weights import assign, quantized_parameters, trained_weights
 from mindllm.quantize.codes import Codes

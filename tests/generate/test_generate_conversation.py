@@ -9,7 +9,7 @@ from mindllm.config.dataset import TrainDatasetConfig
 from mindllm.data import load_tokenizer
 from mindllm.data.tokenizers.training import save_tokenizer, train_byte_level_bpe
 from mindllm.errors import UserError
-from mindllm.generate.conversation import conversation_encoder
+from mindllm.generate.prompts import conversation_encoder
 
 TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"

@@ -7,10 +7,9 @@ from tiny import VOCABULARY, FullForward, tiny_config, tiny_model
 
 from mindllm.architecture.parts import LatentAttentionSpec
 from mindllm.config import ModelConfig
-from mindllm.generate.graphs import cached_attention
+from mindllm.generate.graphs import cache as graph_cache
 from mindllm.generate.graphs.layer_cache import CacheForm
-from mindllm.generate.prefix_session import PrefixSession
-from mindllm.generate.session import Session
+from mindllm.generate.session import PrefixSession, Session
 from mindllm.models import Kernels
 
 LENGTH, PROMPT = 24, 20
@@ -38,11 +37,11 @@ def logits_of(model, rows):
     return forward(Tensor(rows)).asnumpy()
 
 
-@pytest.mark.parametrize("tokens_for_keys", [2, cached_attention.NEVER])
+@pytest.mark.parametrize("tokens_for_keys", [2, graph_cache.NEVER])
 def test_logits_are_those_of_the_whole_text(model, monkeypatch, tokens_for_keys):
     """Prompts of two lengths in pieces of 16, then a token at a time; prefilled in either form."""
     config, lm = model
-    monkeypatch.setattr(cached_attention, "tokens_for_keys", lambda spec: tokens_for_keys)
+    monkeypatch.setattr(graph_cache, "tokens_for_keys", lambda spec: tokens_for_keys)
     monkeypatch.setattr("mindllm.generate.session.WIDEST", 16)
     rows, lengths = texts(2), np.array([PROMPT, PROMPT - 9])
     session = Session(lm, config, Kernels.choose(config, "CPU"), 2, LENGTH)
@@ -79,7 +78,7 @@ def test_the_published_sizes():
     """DeepSeek-V3: 576 numbers a token and layer; keys are made for pieces of a prompt, not for a token."""
     spec = deepseek_v3()
     assert CacheForm.of(spec).numbers == 576
-    assert cached_attention.tokens_for_keys(spec) == 158
+    assert graph_cache.tokens_for_keys(spec) == 158
 
 
 def deepseek_v3() -> LatentAttentionSpec:

@@ -11,7 +11,7 @@ from mindspore import Tensor
 from tiny import SHAPES, options, tiny_config, tiny_model
 
 from mindllm.generate.generator import Generator
-from mindllm.generate.graphs import native_library as native
+from mindllm.generate.graphs import native
 from mindllm.generate.graphs.native import supports
 from mindllm.generate.session import Session
 from mindllm.models import Kernels

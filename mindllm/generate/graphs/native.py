@@ -2,10 +2,20 @@
 
 A step of a few tokens is bound by reading the weights and by the number of operators; the compiled graph has some sixty per
 layer. The kernels are the mathematics of :mod:`mindllm.models` in fp32; everything else goes through the cells themselves.
+
+``decode.cc`` is built for the processor it runs on, once, into the user's cache; what fails is told and not fatal. The command
+is a list of constants and paths: no shell, and nothing that a configuration or a checkpoint says.
 """
 
 from __future__ import annotations
 
+import ctypes
+import functools
+import hashlib
+import logging
+import platform
+import shutil
+import subprocess
 from pathlib import Path
 
 import mindspore as ms
@@ -15,7 +25,9 @@ from mindspore import ops as P
 
 from mindllm.architecture.layer import LayerSpec
 from mindllm.architecture.parts import AttentionSpec, FeedForwardSpec, RotarySpec
+from mindllm.cache import user_cache
 from mindllm.config import ModelConfig
+from mindllm.files import atomic_path
 from mindllm.generate.graphs.cache import CachedDecoder
 from mindllm.models import Kernels
 from mindllm.models.attention.attention import Attention
@@ -23,8 +35,63 @@ from mindllm.models.feed_forward import FeedForward
 from mindllm.models.linear import Linear
 from mindllm.quantize.tables import table_of
 
+SOURCE = Path(__file__).with_name("decode.cc")
+FLAGS = ("-O3", "-march=native", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-std=c++17", "-shared", "-fPIC")
+BUILD_SECONDS = 120
+logger = logging.getLogger(__name__)
 LARGEST_BATCH = 16  # above it the matrix products of the back end are faster
 WIDEST_HEAD = 512  # kWidestHead of the source
+
+
+@functools.cache
+def library() -> Path | None:
+    """The kernels as a shared library, built unless this version of them is there; ``None`` where that is not possible."""
+    compiler = shutil.which("g++")
+    if compiler is None:
+        logger.info("decoding without C++ kernels: there is no g++")
+        return None
+    try:
+        path = _path()
+        if not _loads(path):
+            _build(compiler, path)
+            ctypes.CDLL(str(path))
+    except (OSError, RuntimeError, subprocess.SubprocessError) as error:
+        said = getattr(error, "stderr", None)
+        reason = said.decode(errors="replace") if said else str(error)
+        logger.warning("decoding without C++ kernels, which is slower: %s", reason.strip())
+        return None
+    return path
+
+
+def _path() -> Path:
+    """Where this version of the kernels is kept. Raises RuntimeError where it cannot be named."""
+    key = hashlib.sha256(SOURCE.read_bytes() + " ".join(FLAGS).encode() + _processor().encode()).hexdigest()[:16]
+    directory = user_cache()
+    if ":" in str(directory):
+        raise RuntimeError(f"MindSpore finds no library below a path with a colon ({directory})")
+    return directory / f"decode-{key}.so"
+
+
+def _processor() -> str:
+    """What ``-march=native`` depends on: a home directory may be shared by machines."""
+    information = Path("/proc/cpuinfo")
+    lines = information.read_text().splitlines() if information.exists() else []
+    features = [line for line in lines if line.startswith(("flags", "Features"))]
+    return features[0] if features else f"{platform.machine()} {platform.processor()}"
+
+
+def _loads(path: Path) -> bool:
+    """Whether a library is there and whole."""
+    try:
+        return bool(path.exists() and ctypes.CDLL(str(path)))
+    except OSError:
+        return False
+
+
+def _build(compiler: str, path: Path) -> None:
+    with atomic_path(path) as temporary:
+        command = [compiler, *FLAGS, str(SOURCE), "-o", str(temporary)]
+        subprocess.run(command, check=True, capture_output=True, timeout=BUILD_SECONDS)
 
 
 def supports(config: ModelConfig, kernels: Kernels, batch: int, capacity: int) -> bool:
