@@ -13,8 +13,8 @@ from mindllm.cli.parsers.prove import make_parser
 from mindllm.command import INTERRUPTED, run_command
 from mindllm.config import RunConfig, load_config
 from mindllm.errors import CheckFailed, RunFailed, UserError
-from mindllm.prove.answers import Answer
-from mindllm.prove.pieces import Options, Piece
+from mindllm.prove.answers import Answer, Standing
+from mindllm.prove.pieces import PIECES, Options, Piece
 from mindllm.prove.proof import COLOURS, Proof, Verdict, check_allowed
 from mindllm.prove.prove import prove_run, refused
 from mindllm.prove.write import write_proof
@@ -153,6 +153,9 @@ def _watched(silent: bool) -> Iterator[tuple]:
             standing = (f"{answer.standing.value:<11}", COLOURS[answer.standing])
             if not silent:
                 output.print(styled(seconds, standing, f"{answer.question}: {answer.says}"))
+            done = next((piece.name for piece in PIECES if answer.question in piece.questions), "")
+            if answer.standing is not Standing.EXPECTED and done in tasks:
+                bar.remove_task(tasks.pop(done))
 
         def told(piece: Piece, what: str, done: int, total: int | None) -> None:
             if piece.name not in tasks:
