@@ -17,6 +17,7 @@ from mindllm.compiled.rank.worker_process import failure
 from mindllm.config import RunConfig, render_config
 from mindllm.errors import UserError
 from mindllm.launch.process import die_with_parent
+from mindllm.process.allocation import allocation_variables
 from mindllm.sources import python_path
 
 EXIT_CODE = re.compile(r"\nexit code (\d+)\s*$")
@@ -42,7 +43,13 @@ def start_server(
             *(() if training else ("--evaluation",)),
         ],
         cwd=directory,
-        env={"GLOG_v": ERRORS_ONLY, **os.environ, "PYTHONPATH": python_path(), "MS_DEV_PRECOMPILE_ONLY": "1"},
+        env={
+            "GLOG_v": ERRORS_ONLY,
+            **os.environ,
+            **allocation_variables(),
+            "PYTHONPATH": python_path(),
+            "MS_DEV_PRECOMPILE_ONLY": "1",
+        },
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,

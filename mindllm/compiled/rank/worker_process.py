@@ -13,6 +13,7 @@ from pathlib import Path
 from mindllm.errors import UserError
 from mindllm.launch.process import die_with_parent
 from mindllm.parallel.refusals import CompileFailed, reason
+from mindllm.process.allocation import allocation_variables
 from mindllm.process.host_memory import free_memory
 from mindllm.sources import python_path
 
@@ -42,7 +43,7 @@ def run_worker(
         UserError: what the worker says about the user's input.
         CompileFailed: MindSpore's own error, too little memory, or too long a time.
     """
-    environment = {**os.environ, **variables}
+    environment = {**os.environ, **allocation_variables(), **variables}
     environment["PYTHONPATH"] = python_path(environment)
     free = free_memory()
     try:

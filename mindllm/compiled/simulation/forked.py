@@ -25,6 +25,7 @@ from mindllm.config import RunConfig
 from mindllm.launch.process import die_with_parent
 from mindllm.parallel.layout import mesh_of
 from mindllm.parallel.refusals import CompileFailed
+from mindllm.process.allocation import allocation_variables
 from mindllm.process.host_memory import free_memory
 
 LOG, PARSED = "mindspore.log", "parsed.json"
@@ -33,7 +34,7 @@ POLL_SECONDS = 0.05
 
 def server_environment() -> dict[str, str]:
     """Return what must be set before a process starts whose forks simulate; a UserError says that nothing can."""
-    return {**ENVIRONMENT, **device_software()}
+    return {**ENVIRONMENT, **allocation_variables(), **device_software()}
 
 
 def import_once() -> None:
