@@ -154,9 +154,10 @@ def design_for(
 
 
 def whole_stage(target: Point, micro_step: int = 1) -> Design:
-    """The simulations of a stage with all its layers and few micro-batches."""
+    """The simulations of a stage with all its layers and few micro-batches; the stage itself where that is one of them."""
     base = replace(target, micro_batches=_few(target.micro_batches, target.alive, micro_step))
-    return Design(base, (), False, _steady(base, target, micro_step), None)
+    steady = _steady(base, target, micro_step)
+    return exact_stage(target) if steady == target else Design(base, (), False, steady, None)
 
 
 def exact_stage(target: Point) -> Design:

@@ -45,6 +45,12 @@ def test_what_is_linear_is_extrapolated_exactly(layers, alive, micro_batches, te
     assert all(point.alive <= max(alive, 2) and point.micro_batches >= point.alive for point in design.points)
 
 
+def test_a_stage_is_simulated_alone_where_it_has_hardly_more_micro_batches_than_a_small_run():
+    target = Point((6, 1), 2, 5)
+    assert whole_stage(target).points == [target]
+    assert whole_stage(Point((6, 1), 2, 6)).points == [Point((6, 1), 2, 4), Point((6, 1), 2, 5)]
+
+
 def test_stages_of_few_layers_in_a_long_pipeline_are_found_from_short_ones():
     """As in DeepSeek-V3's first stage: nothing can be left out of its layers, but 16 micro-batches alive are long to compile."""
     config = pipeline(16, 48, 32, dp=8, recompute_config={"recompute": True})
