@@ -1,5 +1,8 @@
 """Simulations as forks of one process give what a process of their own gives; MindSpore leaves nothing where the command runs."""
 
+import os
+import re
+
 import pytest
 from small_cluster import cluster_run
 
@@ -13,6 +16,13 @@ from mindllm.dry_run.source_lines import lines_by_place
 from mindllm.errors import UserError
 from mindllm.reduced_runs.stage import reduce_to_layer
 
+WRONG_SHARDING = """
+import mindllm.parallel.build as build
+from mindllm.parallel.sharding import on
+table, bad = build.sharding_table, on(("dp", "tp"), ("tp", None))
+wrong = {f"model.layers.0.feed_forward.w{number}.matmul": bad for number in "13"}
+build.sharding_table = lambda *model: table(*model) | wrong
+"""
 INPUTS = 8192  # bytes of the step's inputs, which the runtime brings when it likes: another moment may be the fullest of its kind
 
 
@@ -53,3 +63,17 @@ def test_what_a_fork_refuses_is_said_of_its_request(place):
     config = override_config(cluster_run(dp=2), {"context.device_target": "CPU"})
     with pytest.raises(UserError, match=r"a name: .*only Ascend devices are simulated"):
         Simulations(1).profiles([Request(config, 0, "a name")])
+
+
+def test_what_is_refused_while_simulating_is_named_with_its_line(place, tmp_path, monkeypatch):
+    """Simulations keep no lines of the source; what is refused is compiled again with them."""
+    (tmp_path / "sitecustomize.py").write_text(WRONG_SHARDING)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+    with pytest.raises(UserError) as error:
+        Simulations(1).profiles([Request(cluster_run(dp=2, tp=2), 0, "a name")])
+    text = str(error.value)
+    assert (
+        "a name: simulating rank 0: MindSpore's compiler refuses the sharding of model.layers.0.feed_forward.w1" in text
+    )
+    assert re.search(r"models/linear\.py:\d+, called from mindllm/models/feed_forward\.py:\d+", text), text
+    assert "Traceback" not in text

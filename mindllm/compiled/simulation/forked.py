@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from mindllm.command import run_command
+from mindllm.compiled.device.debug_information import leave_out_lines
 from mindllm.compiled.device.front_end import environment
 from mindllm.compiled.device.parsed_sources import read_parsed, write_parsed
 from mindllm.compiled.device.stand_in import device_software
@@ -60,7 +61,7 @@ def simulate_in_fork(config: RunConfig, rank: int, directory: Path, timeout: flo
         UserError: what is wrong with the user's input.
         CompileFailed: MindSpore's own error, too little memory, or more than ``timeout`` seconds.
     """
-    output = _in_fork(config, rank, directory, {}, parsed, f"simulating rank {rank}", timeout)
+    output = _in_fork(config, rank, directory, {}, parsed, f"simulating rank {rank}", timeout, lines=False)
     if not (directory / product_of(rank)).is_file():
         raise CompileFailed(f"simulating rank {rank} left no {product_of(rank)}:\n{last_error(output)}")
     return output
@@ -72,7 +73,7 @@ def sources_in_fork(config: RunConfig, rank: int, directory: Path, timeout: floa
     Raises what :func:`simulate_in_fork` raises.
     """
     variables = {**environment(rank, mesh_of(config).device_num), **text_of_last_graph(directory)}
-    _in_fork(config, rank, directory, variables, parsed, f"compiling rank {rank}", timeout)
+    _in_fork(config, rank, directory, variables, parsed, f"compiling rank {rank}", timeout, lines=True)
     return sources_in(Path(variables[TEXT_DIRECTORY]) / f"rank_{rank}")
 
 
@@ -84,12 +85,16 @@ def _in_fork(
     parsed: Path | None,
     doing: str,
     timeout: float,
+    lines: bool,
 ) -> str:
+    """Return what a fork printed that compiled a rank; without ``lines`` one that is refused compiles again, to name them."""
     log, free = directory / LOG, free_memory()
 
     def main() -> None:
         os.environ.update(rank_environment(config, rank))
         os.chdir(directory)
+        if not lines:
+            leave_out_lines()
         simulate(config, rank)
         if parsed is not None:
             write_parsed(parsed)
@@ -97,6 +102,9 @@ def _in_fork(
     code = wait_for(fork(main, log, variables), timeout)
     if code is None:
         raise CompileFailed(f"{doing} took longer than {timeout:.0f} s")
+    if code > 0 and not lines:
+        log.unlink(missing_ok=True)
+        return _in_fork(config, rank, directory, variables, parsed, doing, timeout, lines=True)
     output = log.read_text(encoding="utf-8", errors="replace")
     if code != 0:
         raise failure(code, output, doing, free)
