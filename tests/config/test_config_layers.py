@@ -89,12 +89,13 @@ def test_mistakes_name_the_key(refused, key, value, words):
 
 def test_lists_of_layers_are_written_as_json_without_a_warning(recwarn):
     changes = {
+        "parallel.pipeline_config.pipeline_interleave": True,
         "model.model_config.pp_interleave_num": 2,
         "model.model_config.offset": [[1, 0, 0, -1, 0, 0, 0, 0], [0] * 8],
         "recompute_config": {"recompute": [[1] * 8, [2] * 8], "select_recompute": {r"feed_forward\.mul": [1] * 8}},
     }
     config = load_config("configs/llama2/pretrain_llama2_70b_64p.yaml", changes)
-    written = json.loads(config.model_dump_json())
+    written = json.loads(config.model_dump_json(by_alias=True))
     assert written["model"]["model_config"]["offset"] == changes["model.model_config.offset"]
     assert {name: written["recompute_config"][name] for name in changes["recompute_config"]} == changes[
         "recompute_config"
