@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import tempfile
 from pathlib import Path
 
 from mindllm.process.exit_hooks import when_leaving
 from mindllm.process.temporary import make_temporary, remove_temporary
-from mindllm.terminal.console import error_console
+from mindllm.terminal.text import visible
 
 VARIABLE = "XDG_CACHE_HOME"
 
@@ -28,7 +29,8 @@ def user_cache(*names: str) -> Path:
         temporary = str(make_temporary("mindllm-cache-"))
         when_leaving(remove_temporary, temporary)
         place = os.environ.get(VARIABLE) or "~/.cache"
-        error_console.print(f"nothing is kept for later: {place} cannot be written ({reason}); set {VARIABLE}")
+        said = f"nothing is kept for later: {place} cannot be written ({reason}); set {VARIABLE}"
+        logging.getLogger(__name__).warning("%s", visible(said))
         os.environ[VARIABLE] = temporary
         directory = Path(temporary, "mindllm", *names)
         directory.mkdir(parents=True)

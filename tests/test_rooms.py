@@ -14,7 +14,9 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "mindllm"
 DOORS = {"main", "api", "__init__", "__main__"}  # beside the rooms, and above them
 SUBCOMMANDS = {("time", "calibrate")}  # modules of cli that are one verb
-
+MAY_PRINT = {"cli", "terminal", "main.py", "command.py"}  # the commands, what they print with, and what ends them
+PRINTERS = ("mindllm.terminal.console", "mindllm.terminal.render")
+COMMANDS_OF_THEIR_OWN = {"launch/__main__.py"}  # python -m mindllm.launch, which scripts/msrun_launcher.sh calls
 
 SHARED = "shared by all"
 SHARED_ROOMS: set[str] = set()
@@ -89,6 +91,17 @@ def test_no_command_imports_another():
         if name.startswith("mindllm.cli.") and "parsers" not in path and not name.startswith("mindllm.cli.parsers")
     }
     assert {(one, other) for one, other in pairs if one in commands and other in commands} <= SUBCOMMANDS
+
+
+def test_the_library_does_not_print():
+    """It calls back, yields and returns; its words go to people through mindllm/cli, or through logging."""
+    found = [
+        str(path.relative_to(PACKAGE))
+        for path in sorted(PACKAGE.rglob("*.py"))
+        if path.relative_to(PACKAGE).parts[0] not in MAY_PRINT
+        and any(name.startswith(PRINTERS) for name in imported(path))
+    ]
+    assert found == sorted(COMMANDS_OF_THEIR_OWN)
 
 
 def test_the_library_does_not_know_the_toolkit():

@@ -14,6 +14,8 @@ from mindllm.data.preprocess.report import description_of, description_table, su
 from mindllm.data.preprocess.sources import Source, find_sources, python_standard_library, shuffled
 from mindllm.errors import RunFailed, UserError
 from mindllm.terminal.console import output, print_json
+from mindllm.terminal.progress import Progress
+from mindllm.terminal.render import SHARE, drawn
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -25,7 +27,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     _check(options)
     try:
-        summary = _make(options)
+        with drawn(*SHARE) as progress:
+            summary = _make(options, progress)
     except OSError as error:
         kind = UserError if error.errno in IMPOSSIBLE else RunFailed
         raise kind(f"{error.filename or options.output_prefix}: {error.strerror or error}") from error
@@ -37,10 +40,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _make(options: argparse.Namespace) -> Summary:
+def _make(options: argparse.Namespace, progress: Progress) -> Summary:
     sources = _find(options)
     documents = None if options.format == "text" else DocumentReader(tuple(options.json_keys), options.handler_name)
-    tokenizer = prepare_tokenizer(options.tokenizer, options.train_tokenizer, sources, documents)
+    tokenizer = prepare_tokenizer(options.tokenizer, options.train_tokenizer, sources, documents, progress)
     return build(
         sources if options.keep_order else shuffled(sources, options.shuffle_seed),
         options.output_prefix,
@@ -49,6 +52,7 @@ def _make(options: argparse.Namespace) -> Summary:
         append_eod=options.append_eod,
         workers=options.workers,
         overwrite=options.overwrite,
+        progress=progress,
     )
 
 

@@ -23,6 +23,7 @@ from mindllm.dry_run.program.subject import config_of, devices_of, python_of
 from mindllm.errors import CheckFailed, UserError
 from mindllm.files import atomic_open
 from mindllm.terminal.console import output, print_json
+from mindllm.terminal.render import drawn
 from mindllm.units import MIB
 
 
@@ -32,7 +33,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.env:
         return _print_environment(options)
     subject = _subject(options)
-    runs = run_ranks(subject, *_ranks(options.ranks, subject.devices), options.keep, options.workers)
+    with drawn(transient=False) as progress:
+        runs = run_ranks(subject, *_ranks(options.ranks, subject.devices), options.keep, options.workers, progress)
     keep_config(subject.command, options.keep)
     with atomic_open(options.keep / PAGE) as page:
         page.write(render(runs, shlex.join(subject.command)))

@@ -110,7 +110,8 @@ def _subject(options: argparse.Namespace, overrides: Sequence[str]) -> Subject:
     ]
     if options.simulated:
         device = read_device(options.device or DEFAULT)
-        return subject.of_programs(options.simulated, device, settings, options.layers)
+        with drawn() as progress:
+            return subject.of_programs(options.simulated, device, settings, options.layers, progress)
     if options.problem is not None:
         return subject.of_problem(options.problem, settings, options.instance)
     return subject.of_measurements(options.measured, settings)

@@ -10,6 +10,10 @@ from mindllm.cli.parsers.weights import FORMER_QUANTIZE, make_parser
 from mindllm.cli.registry import spelled
 from mindllm.command import run_command
 from mindllm.terminal.console import error_console, output, print_json
+from mindllm.terminal.progress import Progress
+from mindllm.terminal.render import BYTES, drawn
+
+QUANTIZE = "quantize", FORMER_QUANTIZE
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -21,12 +25,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description = describe(options.path)
         print_json(description) if options.json else output.print(description_table(description))
         return 0
-    path = _convert(options)
+    with drawn(*([] if options.command in QUANTIZE else BYTES)) as progress:
+        path = _convert(options, progress)
     print_json({"written": str(path)}) if options.json else output.print(f"wrote {path}")
     return 0
 
 
-def _convert(options: argparse.Namespace) -> Path:
+def _convert(options: argparse.Namespace, progress: Progress) -> Path:
     from mindllm.weights.adapters import export_adapter, merge, unmerge
     from mindllm.weights.convert import export_weights, import_weights
 
@@ -35,12 +40,11 @@ def _convert(options: argparse.Namespace) -> Path:
     if options.command in ("merge", "unmerge"):
         written = {"dtype": options.dtype, "max_shard_bytes": options.max_shard_size}
         if options.command == "merge":
-            return merge(options.source, options.target, options.base, written)
-        return unmerge(options.source, options.adapter, options.target, written)
+            return merge(options.source, options.target, options.base, written, progress)
+        return unmerge(options.source, options.adapter, options.target, written, progress)
     if options.command == FORMER_QUANTIZE:
         error_console.print(f"{FORMER_QUANTIZE}: a former name; write {spelled('weights')} quantize")
-    if options.command in ("quantize", FORMER_QUANTIZE):
-        from mindllm.terminal.render import drawn
+    if options.command in QUANTIZE:
         from mindllm.weights.quantize import Options, quantize_weights
 
         chosen = Options(
@@ -53,13 +57,11 @@ def _convert(options: argparse.Namespace) -> Path:
             options.length,
             options.tokenizer,
         )
-        with drawn() as progress:
-            return quantize_weights(
-                options.source, options.target, chosen, options.dtype, options.max_shard_size, progress
-            )
+        return quantize_weights(options.source, options.target, chosen, options.dtype, options.max_shard_size, progress)
     if options.command == "import":
-        return import_weights(options.source, options.target, options.model)
-    return export_weights(options.source, options.target, options.dtype, options.max_shard_size, options.tokenizer)
+        return import_weights(options.source, options.target, options.model, progress)
+    written_as = options.dtype, options.max_shard_size, options.tokenizer
+    return export_weights(options.source, options.target, *written_as, progress)
 
 
 if __name__ == "__main__":

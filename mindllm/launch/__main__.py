@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import codecs
 import random
 import secrets
 import socket
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -18,6 +20,7 @@ from mindllm.launch.msrun import MsrunJob, msrun_command
 from mindllm.launch.script import command_of
 from mindllm.launch.secret import Secret
 from mindllm.terminal.console import error_console
+from mindllm.terminal.text import visible
 
 EXAMPLES = """example:
   %(prog)s --workers 2 "run_llm.py --config configs/llama2/pretrain_llama2_tiny.yaml \\
@@ -92,11 +95,30 @@ def main(arguments: Sequence[str] | None = None, parser: CommandParser | None = 
     if options.node_rank:
         ranks = range(options.node_rank * local, (options.node_rank + 1) * local)
         address = (options.master_addr, port + 1)
-        with Agent(command, address, options.node_rank, ranks, options.log_dir, options.timeout, secret) as agent:
+        with Agent(command, address, options.node_rank, ranks, options.log_dir, options.timeout, secret, say) as agent:
             return agent.serve()
     free_port(port, options.master_addr)
-    with RendezvousServer(options.master_addr, port, options.workers, local, options.timeout, secret) as desk:
+    with RendezvousServer(options.master_addr, port, options.workers, local, options.timeout, secret, say) as desk:
         return supervise(command, argparse.Namespace(**{**vars(options), "port": port}), desk)
+
+
+def say(text: str) -> None:
+    """Print a line about the job on standard error."""
+    error_console.print(text)
+
+
+class Shown:
+    """Prints what rank 0 writes; a terminal is shown control characters instead of obeying them."""
+
+    def __init__(self) -> None:
+        self.decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
+
+    def __call__(self, written: bytes) -> None:
+        """Print what was written since the last call."""
+        if sys.stdout.isatty():
+            written = visible(self.decoder.decode(written)).encode()
+        sys.stdout.buffer.write(written)
+        sys.stdout.buffer.flush()
 
 
 def refuse_impossible(options: argparse.Namespace) -> None:
@@ -134,7 +156,7 @@ def supervise(command: Sequence[str], options: argparse.Namespace, desk: Rendezv
             if isinstance(failure, JobStopped) or failure.exit_code == UserError.exit_code:
                 raise
             told = f"{failure}\nrestart {restart} of {options.restart}: going on from the last good checkpoint"
-            error_console.print(told)
+            say(told)
     return start_job(command, options, variables, desk)
 
 
@@ -146,7 +168,7 @@ def start_job(
         try:
             return run_job(command, options, variables, desk)
         except CrashedAtStart as crash:
-            error_console.print(f"{crash}\nstarting the ranks again")
+            say(f"{crash}\nstarting the ranks again")
     return run_job(command, options, variables, desk)
 
 
@@ -157,7 +179,7 @@ def run_job(
     if options.msrun:
         return run_msrun(command, options, variables)
     port = free_port(options.port, options.master_addr)
-    with Job(command, options.workers, port, options.log_dir, options.timeout, variables, desk) as job:
+    with Job(command, options.workers, port, options.log_dir, options.timeout, variables, desk, Shown()) as job:
         return job.wait()
 
 

@@ -11,7 +11,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -29,7 +29,6 @@ from mindllm.launch.nodes import SEND_SECONDS, STOPS, TAIL, as_text, from_text
 from mindllm.launch.process import JobProcess
 from mindllm.launch.secret import Secret, SecretMissing
 from mindllm.launch.signals import StopRequests
-from mindllm.terminal.console import error_console
 
 PROOF_SECONDS = (
     30.0  # for node 0 to show that it knows the secret; it is busy while the job runs that this node was lost from
@@ -39,7 +38,10 @@ SENT = (*STOPS, DUMP_SIGNAL)  # signals that ranks get
 
 
 class Agent:
-    """Serves the job at ``address`` with this node's ``ranks``; a context manager that leaves no process behind."""
+    """Serves the job at ``address`` with this node's ``ranks``; a context manager that leaves no process behind.
+
+    ``told`` is given a line for people while the job is waited for.
+    """
 
     def __init__(
         self,
@@ -50,6 +52,7 @@ class Agent:
         log_dir: Path,
         timeout: float,
         secret: Secret,
+        told: Callable[[str], None] = lambda text: None,
     ) -> None:
         self.command, self.address, self.node, self.ranks = command, address, node, ranks
         self.log_dir, self.timeout, self.secret = log_dir, timeout, secret
@@ -58,6 +61,7 @@ class Agent:
         self.stopped_by: int | None = None
         self._told: set[int] = set()
         self._said: set[str] = set()
+        self._say = told
         self._next_look = 0.0
 
     def __enter__(self) -> Agent:
@@ -134,7 +138,7 @@ class Agent:
     def _say_once(self, text: str) -> None:
         if text not in self._said:
             self._said.add(text)
-            error_console.print(text)
+            self._say(text)
 
     def _obey_all(self, messages: list[dict[str, Any]] | None) -> bool:
         """Does what the first node says; whether that is that the job has finished."""

@@ -14,7 +14,6 @@ from mindllm.launch.handshake import Answering
 from mindllm.launch.lines import SignedLine
 from mindllm.launch.nodes import Node, RemoteClient, RemoteProcess
 from mindllm.launch.secret import Secret
-from mindllm.terminal.console import error_console
 
 LOOK_SECONDS = 0.5
 TEXT = 1000  # characters of a host's name or a directory
@@ -38,14 +37,26 @@ VARIABLES = frozenset(
 
 
 class RendezvousServer:
-    """Lets in who knows the job's ``secret``, all who ask at once; a context manager that forgets the secret."""
+    """Lets in who knows the job's ``secret``, all who ask at once; a context manager that forgets the secret.
 
-    def __init__(self, host: str, port: int, workers: int, local: int, timeout: float, secret: Secret) -> None:
+    ``told`` is given a line for people where somebody was sent away.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        workers: int,
+        local: int,
+        timeout: float,
+        secret: Secret,
+        told: Callable[[str], None] = lambda text: None,
+    ) -> None:
         self.workers, self.local, self.timeout = workers, local, timeout
         self.host, self.port = host, port + 1
         self.nodes: dict[int, Node] = {}
         self._strangers: set[str] = set()
-        self._secret = secret
+        self._secret, self._told = secret, told
         try:
             listener = socket.create_server((host, self.port), backlog=128)
         except OSError as error:
@@ -139,7 +150,7 @@ class RendezvousServer:
         """Says once of an address that who speaks from there does not know the secret."""
         if address not in self._strangers and len(self._strangers) < 8:
             self._strangers.add(address)
-            error_console.print(
+            self._told(
                 f"sent away: {address} on port {self.port} has not shown that it knows the secret in {self._secret.path}"
             )
 

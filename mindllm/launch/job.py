@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import codecs
 import os
 import selectors
 import signal
 import socket
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import IO
@@ -31,7 +30,6 @@ from mindllm.launch.meeting import DESCRIPTOR, Table
 from mindllm.launch.nodes import Node, RemoteClient, RemoteProcess
 from mindllm.launch.process import JobProcess
 from mindllm.launch.signals import StopRequests
-from mindllm.terminal.text import visible
 
 HOST = "127.0.0.1"
 JOB = "MINDLLM_JOB"  # environment variable: a name of the job, the same each time it is started again
@@ -68,8 +66,8 @@ class CrashedAtStart(JobFailed):
 class Job:
     """Runs ``command`` as ``workers`` ranks, with a scheduler of MindSpore where there are several; a context manager.
 
-    Whatever ends the block ends all processes. SIGINT and SIGTERM are handed on to the ranks, which agree on the step they
-    stop after; a second one kills them.
+    Whatever ends the block ends all processes; ``show`` is given what rank 0 writes. SIGINT and SIGTERM are handed on to the
+    ranks, which agree on the step they stop after; a second one kills them.
     """
 
     def __init__(
@@ -81,6 +79,7 @@ class Job:
         timeout: int,
         variables: Mapping[str, str] | None = None,
         desk: RendezvousServer | None = None,
+        show: Callable[[bytes], None] = lambda written: None,
     ) -> None:
         host = HOST if desk is None else desk.host
         self.command = command
@@ -105,7 +104,7 @@ class Job:
         self.scheduler: JobProcess | None = None
         self.stopped_by: int | None = None
         self.first_end: float | None = None
-        self.decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
+        self.show = show
         self.next_look = 0.0
         self.shown: IO[bytes] | None = None
         self.selector = selectors.DefaultSelector()
@@ -203,13 +202,9 @@ class Job:
                 self._hand_on()
 
     def _show(self) -> None:
-        """Prints what rank 0 has written since; a terminal is shown control characters instead of obeying them."""
+        """Shows what rank 0 has written since."""
         assert self.shown is not None
-        written = self.shown.read()
-        if sys.stdout.isatty():
-            written = visible(self.decoder.decode(written)).encode()
-        sys.stdout.buffer.write(written)
-        sys.stdout.buffer.flush()
+        self.show(self.shown.read())
 
     def _check(self) -> None:
         """Ends the job when it cannot go on."""

@@ -19,6 +19,7 @@ from mindllm.planning.problem import Problem
 from mindllm.planning.read_problem import Setting, read_problem
 from mindllm.planning.reports.costs import costs_parts, simulated_parts
 from mindllm.planning.reports.plan import fit_parts
+from mindllm.terminal.progress import Progress, unwatched
 from mindllm.timing.device import Device
 
 if TYPE_CHECKING:
@@ -82,9 +83,13 @@ def of_measurements(paths: Sequence[Path], settings: Sequence[Setting]) -> Subje
 
 
 def of_programs(
-    directories: Sequence[Path], device: Device, settings: Sequence[Setting], layers: int | None
+    directories: Sequence[Path],
+    device: Device,
+    settings: Sequence[Setting],
+    layers: int | None,
+    progress: Progress = unwatched,
 ) -> Subject:
     """Return the subject of simulated programs."""
-    runs = read_simulated(directories, device)
+    runs = read_simulated(directories, device, progress)
     found = [simulated_problem(runs, setting, layers) for setting in settings]
     return Subject(tuple(problem for problem, _ in found), programs=found[0][1])

@@ -10,8 +10,8 @@ from mindllm.prove.answers import Standing
 from mindllm.prove.proof import COLOURS, Proof
 from mindllm.prove.questions import CHECKPOINTS, COMMUNICATION, MEMORY, QUESTIONS, STEP_TIME
 from mindllm.results import Result
-from mindllm.terminal.console import styled
 from mindllm.terminal.tables import Column, Table, texts
+from mindllm.terminal.text import styled
 from mindllm.units import GB, GIB, MIB
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from mindllm.prove.answers import Answer, Standing
 from mindllm.prove.questions import QUESTIONS
 from mindllm.results import Result
-from mindllm.terminal.console import styled
 from mindllm.terminal.tables import Table, texts
+from mindllm.terminal.text import styled
 
 if TYPE_CHECKING:
     from mindllm.results import Part

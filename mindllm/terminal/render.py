@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    ProgressColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
 
 from mindllm.results import Result
 from mindllm.terminal.console import PlainConsole, error_console, output, print_json, progress
@@ -13,6 +21,8 @@ from mindllm.terminal.progress import Progress
 from mindllm.terminal.text import visible
 
 REMAINING = BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn()
+BYTES = BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn()  # where bytes are counted
+SHARE = BarColumn(), TimeRemainingColumn()  # where how many says nothing to people
 
 
 def show(result: Result, as_json: bool, console: PlainConsole = output) -> None:

@@ -13,6 +13,7 @@ from mindllm.data import load_tokenizer
 from mindllm.data.tokenizers.tokenizer import Tokenizer
 from mindllm.errors import UserError
 from mindllm.families.hugging_face import read_json
+from mindllm.terminal.progress import Progress, unwatched
 from mindllm.train.checkpoint import load_checkpoint
 from mindllm.train.checkpoint.adapters.adapter import Base, adapter_of_checkpoint
 from mindllm.train.checkpoint.adapters.bottlenecks import write_bottlenecks
@@ -52,7 +53,9 @@ def export_adapter(source: Path, directory: Path) -> Path:
     return write(directory, model_of(checkpoint), adapter.weights, adapter.base)
 
 
-def merge(source: Path, directory: Path, base: Path | None, options: Mapping[str, Any]) -> Path:
+def merge(
+    source: Path, directory: Path, base: Path | None, options: Mapping[str, Any], progress: Progress = unwatched
+) -> Path:
     """Writes the base with adapter ``source`` in it as Hugging Face directory; without ``base``, that which the adapter names.
 
     Raises:
@@ -70,10 +73,12 @@ def merge(source: Path, directory: Path, base: Path | None, options: Mapping[str
     model = adapter.model(beneath.model)
     adapter.require_base(beneath.weights, str(place))
     whole = replace(beneath, model=model.merged)
-    return _export(directory, whole, merged(model, beneath.weights, adapter.weights), options)
+    return _export(directory, whole, merged(model, beneath.weights, adapter.weights), options, progress)
 
 
-def unmerge(source: Path, taken_out: Path, directory: Path, options: Mapping[str, Any]) -> Path:
+def unmerge(
+    source: Path, taken_out: Path, directory: Path, options: Mapping[str, Any], progress: Progress = unwatched
+) -> Path:
     """Writes the weights of ``source`` without adapter ``taken_out``, which was merged into them; errors as :func:`merge`.
 
     What merging rounded stays rounded: with ``--dtype float32`` on both ways the base comes back to fp32 precision.
@@ -82,13 +87,16 @@ def unmerge(source: Path, taken_out: Path, directory: Path, options: Mapping[str
     whole = read_whole(source)
     adapter = read_adapter(taken_out, whole.model)
     require_reversible(adapter.pet)
-    return _export(directory, whole, unmerged(adapter.model(whole.model), whole.weights, adapter.weights), options)
+    weights = unmerged(adapter.model(whole.model), whole.weights, adapter.weights)
+    return _export(directory, whole, weights, options, progress)
 
 
-def _export(directory: Path, whole: Whole, weights: Mapping[str, TensorSource], options: Mapping[str, Any]) -> Path:
-    with watched("writing", weights) as sources:
-        tokenizer: Tokenizer | None = None if whole.tokenizer is None else load_tokenizer(whole.tokenizer)
-        return export_hugging_face(directory, whole.model, sources, tokenizer=tokenizer, **options)
+def _export(
+    directory: Path, whole: Whole, weights: Mapping[str, TensorSource], options: Mapping[str, Any], progress: Progress
+) -> Path:
+    tokenizer: Tokenizer | None = None if whole.tokenizer is None else load_tokenizer(whole.tokenizer)
+    sources = watched("writing", weights, progress)
+    return export_hugging_face(directory, whole.model, sources, tokenizer=tokenizer, **options)
 
 
 def _named_base(source: Path) -> Path:

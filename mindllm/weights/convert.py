@@ -1,21 +1,19 @@
-"""Import and export of weights, a tensor at a time, with a bar of the bytes that are done."""
+"""Import and export of weights, a tensor at a time; a callback is told of the bytes that are done."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.progress import BarColumn, DownloadColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from mindllm.config import ModelConfig, is_hugging_face, load_config, read_model_config
 from mindllm.config.dataset import TOKENIZER_FILES
 from mindllm.data import load_tokenizer
 from mindllm.errors import RunFailed, UserError
-from mindllm.terminal.console import progress
+from mindllm.terminal.progress import Progress, unwatched
 from mindllm.train.checkpoint import CheckpointNotSavedError, CheckpointStore, RankTensors, load_checkpoint
 from mindllm.train.checkpoint.adapters.adapter import Base
 from mindllm.train.checkpoint.hugging_face import read_weights
@@ -47,7 +45,9 @@ class Watched:
         return values
 
 
-def import_weights(source: Path, directory: Path, architecture: Path | None = None) -> Path:
+def import_weights(
+    source: Path, directory: Path, architecture: Path | None = None, progress: Progress = unwatched
+) -> Path:
     """Writes the weights of ``source``, of Hugging Face or MindFormers, as checkpoint ``directory/llm-0``; returns its path.
 
     ``architecture`` is the YAML of a run or a Hugging Face directory: weights of MindFormers do not tell it.
@@ -63,11 +63,10 @@ def import_weights(source: Path, directory: Path, architecture: Path | None = No
     place = source if is_hugging_face(source) else architecture or source
     tokenizer = next((str((place / name).resolve()) for name in TOKENIZER_FILES if (place / name).is_file()), "")
     state = {"step": 0, "tokenizer": tokenizer, "identity": {"model": {"config": model.model_dump(mode="json")}}}
-    with watched("importing", weights) as sources:
-        try:
-            return store.save(0, {0: RankTensors(sources, {})}, state)
-        except CheckpointNotSavedError as error:
-            raise RunFailed(str(error)) from error
+    try:
+        return store.save(0, {0: RankTensors(watched("importing", weights, progress), {})}, state)
+    except CheckpointNotSavedError as error:
+        raise RunFailed(str(error)) from error
 
 
 def _architecture(source: Path, given: Path | None) -> ModelConfig:
@@ -90,7 +89,12 @@ def _architecture(source: Path, given: Path | None) -> ModelConfig:
 
 
 def export_weights(
-    source: Path, directory: Path, dtype: str, max_shard_bytes: int, tokenizer_file: Path | None
+    source: Path,
+    directory: Path,
+    dtype: str,
+    max_shard_bytes: int,
+    tokenizer_file: Path | None,
+    progress: Progress = unwatched,
 ) -> Path:
     """Writes checkpoint ``source`` as Hugging Face directory ``directory``; errors as ``export_hugging_face``.
 
@@ -110,15 +114,18 @@ def export_weights(
             f"{tokenizer_file}: has {tokenizer.vocab_size} tokens, more than the {model.vocab_size} of {source}; "
             "give the tokenizer the model was trained with"
         )
-    with watched("exporting", checkpoint.weights) as sources:
-        options: dict[str, Any] = {"dtype": dtype, "max_shard_bytes": max_shard_bytes, "tokenizer": tokenizer}
-        return export_hugging_face(directory, model, sources, **options)
+    options: dict[str, Any] = {"dtype": dtype, "max_shard_bytes": max_shard_bytes, "tokenizer": tokenizer}
+    return export_hugging_face(directory, model, watched("exporting", checkpoint.weights, progress), **options)
 
 
-@contextmanager
-def watched(description: str, tensors: Mapping[str, TensorSource]) -> Iterator[dict[str, Watched]]:
-    """``tensors`` with a bar on the terminal that grows as they are read."""
-    columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-    with progress(*columns) as bar:
-        task = bar.add_task(description, total=payload_bytes(tensors))
-        yield {name: Watched(tensor, lambda size: bar.advance(task, size)) for name, tensor in tensors.items()}
+def watched(doing: str, tensors: Mapping[str, TensorSource], progress: Progress) -> dict[str, Watched]:
+    """Return ``tensors``, of which ``progress`` is told how many bytes have been read of how many."""
+    total, read = payload_bytes(tensors), 0
+
+    def done(size: int) -> None:
+        nonlocal read
+        read += size
+        progress(doing, min(read, total), total)
+
+    progress(doing, read, total)
+    return {name: Watched(tensor, done) for name, tensor in tensors.items()}

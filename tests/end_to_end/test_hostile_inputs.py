@@ -194,7 +194,7 @@ def test_paths_of_a_run_are_refused_before_it_begins(path, key, ended, config_fi
     assert key in ended(run_llm, "--config", config_file, f"--{key}={path}", *options)
 
 
-def test_a_cache_that_cannot_be_written_is_told_once_and_done_without(monkeypatch, capsys, tmp_path):
+def test_a_cache_that_cannot_be_written_is_told_once_and_done_without(monkeypatch, caplog, tmp_path):
     from mindllm.cache import user_cache
 
     (tmp_path / "a_file").write_text("x")
@@ -203,7 +203,7 @@ def test_a_cache_that_cannot_be_written_is_told_once_and_done_without(monkeypatc
     assert first.is_dir()
     assert user_cache("graphs") == first
     assert user_cache("dry_run").is_relative_to(first.parent)
-    assert capsys.readouterr().err.count("cannot be written") == 1
+    assert caplog.text.count("cannot be written") == 1
 
 
 HUGE = {

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
-
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from mindllm.data.corpus import Corpus, CorpusMeta, corpus_files, read_meta
 from mindllm.data.indexed import index_path
@@ -21,7 +18,7 @@ from mindllm.data.records import compression_of
 from mindllm.data.tokenizers.tokenizer import Tokenizer, is_cuttable, load_tokenizer
 from mindllm.data.tokenizers.training import TRAINED_KINDS, train_tokenizer
 from mindllm.errors import UserError
-from mindllm.terminal.console import progress
+from mindllm.terminal.progress import Progress, unwatched
 
 PIECES_WORTH_A_WORKER = 8  # starting a process takes as long as encoding a few
 
@@ -52,6 +49,7 @@ def build(
     append_eod: bool = True,
     workers: int = 1,
     overwrite: bool = False,
+    progress: Progress = unwatched,
 ) -> Summary:
     """Writes ``sources`` in their order as a corpus named ``prefix``: one document per file, or per record (``documents``).
 
@@ -72,7 +70,7 @@ def build(
     workers = max(1, min(workers, _work(texts) // (PIECES_WORTH_A_WORKER * PIECE_BYTES)))
     with ResumableWriter(prefix, tokenizer, append_eod=append_eod, source_fingerprint=wanted) as writer:
         resumed = writer.token_count
-        _write(texts, writer, workers, documents)
+        _write(texts, writer, workers, documents, progress)
         if not len(writer):
             raise UserError(f"all documents of {len(texts)} files are empty: there is no text")
     seconds = time.perf_counter() - began
@@ -93,7 +91,11 @@ def _work(sources: Sequence[Source]) -> int:
 
 
 def prepare_tokenizer(
-    path: Path, vocab_size: int | None, sources: Sequence[Source], documents: DocumentReader | None = None
+    path: Path,
+    vocab_size: int | None,
+    sources: Sequence[Source],
+    documents: DocumentReader | None = None,
+    progress: Progress = unwatched,
 ) -> Tokenizer:
     """Loads the tokenizer at ``path``; when it is missing and ``vocab_size`` is given, first trains it on ``sources``.
 
@@ -109,9 +111,8 @@ def prepare_tokenizer(
         return tokenizer
     if path.suffix not in TRAINED_KINDS:
         raise UserError(f"{path}: a tokenizer is trained as {' or '.join(map(' '.join, TRAINED_KINDS.items()))}")
-    with _progress("reading text for the tokenizer", sources) as (progress, task):
-        pieces = cut((source for source in sources if source.size), documents=documents)
-        train_tokenizer(_texts(pieces, progress, task), vocab_size, path)
+    pieces = cut((source for source in sources if source.size), documents=documents)
+    train_tokenizer(_texts(pieces, _size(sources), progress), vocab_size, path)
     return load_tokenizer(path)
 
 
@@ -126,36 +127,42 @@ def _is_up_to_date(prefix: Path, wanted: str) -> bool:
     return True
 
 
-def _write(sources: Sequence[Source], writer: ResumableWriter, workers: int, documents: DocumentReader | None) -> None:
+def _write(
+    sources: Sequence[Source],
+    writer: ResumableWriter,
+    workers: int,
+    documents: DocumentReader | None,
+    progress: Progress,
+) -> None:
     """Encodes the pieces of ``sources`` that are not in ``writer`` yet."""
     pieces = cut(sources, is_cuttable(writer.tokenizer), documents)
-    with _progress("encoding", sources) as (progress, task):
-        for piece in islice(pieces, writer.pieces_done):
-            progress.update(task, advance=piece.size)
-        began, before = time.perf_counter(), writer.token_count
-        for encoded in encode_pieces(pieces, writer.tokenizer, workers):
-            writer.append(encoded.tokens)
-            writer.open_bytes += encoded.byte_count
-            if not encoded.is_valid:
-                writer.invalid.add(encoded.piece.path)
-            if encoded.piece.last:
-                writer.end_text(writer.open_bytes)
-                writer.open_bytes = 0
-            writer.end_piece()
-            rate = (writer.token_count - before) / max(1e-3, time.perf_counter() - began)
-            detail = f"{len(writer):,} documents, {writer.token_count:,} tokens, {rate / 1e3:,.0f}k tokens/s"
-            progress.update(task, advance=encoded.piece.size, detail=detail)
+    total = _size(sources)
+    done = sum(piece.size for piece in islice(pieces, writer.pieces_done))
+    progress("encoding", done, total)
+    began, before = time.perf_counter(), writer.token_count
+    for encoded in encode_pieces(pieces, writer.tokenizer, workers):
+        writer.append(encoded.tokens)
+        writer.open_bytes += encoded.byte_count
+        if not encoded.is_valid:
+            writer.invalid.add(encoded.piece.path)
+        if encoded.piece.last:
+            writer.end_text(writer.open_bytes)
+            writer.open_bytes = 0
+        writer.end_piece()
+        rate = (writer.token_count - before) / max(1e-3, time.perf_counter() - began)
+        done += encoded.piece.size
+        so_far = f"{len(writer):,} documents, {writer.token_count:,} tokens, {rate / 1e3:,.0f}k tokens/s"
+        progress(f"encoding: {so_far}", done, total)
 
 
-def _texts(pieces: Iterator[Piece], progress: Progress, task: TaskID) -> Iterator[str]:
+def _size(sources: Sequence[Source]) -> int:
+    return sum(source.size for source in sources)
+
+
+def _texts(pieces: Iterator[Piece], total: int, progress: Progress) -> Iterator[str]:
+    done = 0
     for piece in pieces:
         yield read(piece).text
-        progress.update(task, advance=piece.size)
-    progress.update(task, description="training the tokenizer", total=None)
-
-
-@contextmanager
-def _progress(description: str, sources: Sequence[Source]) -> Iterator[tuple[Progress, TaskID]]:
-    columns = (BarColumn(), TimeRemainingColumn(), TextColumn("{task.fields[detail]}", markup=False))
-    with progress(*columns) as bar:
-        yield bar, bar.add_task(description, total=sum(source.size for source in sources), detail="")
+        done += piece.size
+        progress("reading text for the tokenizer", done, total)
+    progress("training the tokenizer", 0, 1)

@@ -15,8 +15,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.progress import Progress
-
 from mindllm.compiled.device.wheel import Wheel
 from mindllm.compiled.foreign.environment import (
     LOG,
@@ -35,7 +33,7 @@ from mindllm.errors import UserError, shortened
 from mindllm.launch.process import JobProcess, ending
 from mindllm.process.host_memory import MemoryClaim
 from mindllm.process.temporary import make_temporary, remove_temporary
-from mindllm.terminal.console import progress
+from mindllm.terminal.progress import Progress, unwatched
 
 LONGEST = 300  # of a program's own message
 OF_CANN = frozenset(
@@ -115,22 +113,27 @@ class RankRun:
     directory: Path
 
 
-def run_ranks(subject: Subject, first: int, choose: Choose, keep: Path, workers: int | None) -> list[RankRun]:
+def run_ranks(
+    subject: Subject,
+    first: int,
+    choose: Choose,
+    keep: Path,
+    workers: int | None,
+    progress: Progress = unwatched,
+) -> list[RankRun]:
     """Runs rank ``first``, has ``choose`` name all ranks from what it reported, and runs the others.
 
     Raises:
         UserError: a rank that ended without a simulated training step. Whatever ends this call ends all programs.
     """
-    with MemoryClaim() as claim, progress(transient=False) as bar:
+    with MemoryClaim() as claim:
         claim.take(LEAST)
-        task = bar.add_task("simulating", total=None)
-        done = _run([first], subject, keep, 1, lambda: bar.advance(task), bar, task)
-        wanted = sorted(set(choose(done[0].report)) | {first})
-        bar.update(task, total=len(wanted))
-        others = [rank for rank in wanted if rank != first]
+        done = _run([first], subject, keep, 1, lambda what, ended: progress(what, ended, 1))
+        others = sorted({*choose(done[0].report)} - {first})
+        count = 1 + len(others)
         at_once = _at_once(done[0].report.host_bytes, workers, claim)
-        done += _run(others, subject, keep, at_once, lambda: bar.advance(task), bar, task)
-        bar.update(task, description="simulated")
+        done += _run(others, subject, keep, at_once, lambda what, ended: progress(what, 1 + ended, count))
+        progress("simulated", count, count)
     return sorted(done, key=lambda run: run.simulation.rank)
 
 
@@ -144,7 +147,7 @@ def _at_once(host_bytes: int, workers: int | None, claim: MemoryClaim) -> int:
 
 
 def _run(
-    ranks: Sequence[int], subject: Subject, keep: Path, at_once: int, advance: Callable[[], None], bar: Progress, task
+    ranks: Sequence[int], subject: Subject, keep: Path, at_once: int, told: Callable[[str, int], None]
 ) -> list[RankRun]:
     waiting, running, done = list(ranks), list[_Rank](), list[RankRun]()
     with ExitStack() as at_end:
@@ -153,11 +156,10 @@ def _run(
                 rank = _Rank(waiting.pop(0), subject, keep)
                 at_end.callback(rank.close)
                 running.append(rank)
-            bar.update(task, description=f"simulating rank {', '.join(str(rank.number) for rank in running)}")
+            told(f"simulating rank {', '.join(str(rank.number) for rank in running)}", len(done))
             for rank in [rank for rank in running if rank.process.poll() is not None]:
                 running.remove(rank)
                 done.append(rank.result())
-                advance()
             time.sleep(POLL_SECONDS)
     return done
 

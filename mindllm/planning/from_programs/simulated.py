@@ -10,7 +10,7 @@ from mindllm.compiled.foreign.kept_program import KeptRank, kept_config, kept_st
 from mindllm.compiled.simulation.stage_memory import StageMemory, stage_memory
 from mindllm.errors import UserError
 from mindllm.planning.from_programs.stage_shapes import StageShape, place_of
-from mindllm.terminal.console import track
+from mindllm.terminal.progress import Progress, counted, unwatched
 from mindllm.timing.device import Device
 from mindllm.timing.stage_graph import SELECT, SeenLayer, StageGraph, Type, stage_graphs
 from mindllm.units import MIB
@@ -43,13 +43,15 @@ class SimulatedRun:
         return tuple(name for stage in self.stages for name, _ in stage.layers)
 
 
-def read_simulated(directories: Sequence[Path], device: Device) -> list[SimulatedRun]:
-    """Reads every directory.
+def read_simulated(directories: Sequence[Path], device: Device, progress: Progress = unwatched) -> list[SimulatedRun]:
+    """Reads every directory; ``progress`` is told of them.
 
     Raises:
         UserError: ranks are missing, there is no pipeline or an interleaved one, or runs are not of one program.
     """
-    found: list[Read] = [(directory, _graphs(directory, device)) for directory in track(directories, "reading")]
+    found: list[Read] = [
+        (directory, _graphs(directory, device)) for directory in counted(directories, "reading", progress)
+    ]
     names = _type_names(layer for _, stages in found for _, graph in stages for layer in graph.layers)
     _check_selections(found)
     runs = [_run(directory, stages, names) for directory, stages in found]
