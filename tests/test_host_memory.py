@@ -208,7 +208,7 @@ def test_more_than_the_budget_ends_what_was_started(monkeypatch, handler):
 
     before = signal.signal(signal.SIGINT, handler)
     try:
-        with pytest.raises(RunFailed, match=r"more memory was taken than there is for it \(0\.1 GiB, 60% of the"):
+        with pytest.raises(RunFailed, match=r"more memory was taken than there is for it \(0\.1 GB, 60% of the"):
             take_too_much()
     finally:
         signal.signal(signal.SIGINT, before)

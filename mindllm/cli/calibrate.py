@@ -66,8 +66,8 @@ def from_kernels(device: Device, path: Path) -> tuple[Device, tuple[str, ...]]:
         chosen = np.array([kernel.operator.kind == kind for kernel in kernels])
         spent = sum(kernel.seconds * kernel.count for kernel in kernels if kernel.operator.kind == kind)
         told = (f"{100 * np.abs(one[chosen]).mean():.1f}%" for one in errors)
-        lines.append((kind, str(int(chosen.sum())), f"{1e3 * spent:.1f}", *told))
-    columns = figures("kinds", "ms in all", "before", "calibrated", "left out")
+        lines.append((kind, str(int(chosen.sum())), f"{spent:.4f}", *told))
+    columns = figures("kinds", "s in all", "before", "calibrated", "left out")
     output.print(Table("mean errors of kernels", [*texts("kernels"), *columns], lines))
     if left_out:
         output.print("not used: " + "; ".join(f"{count} {reason}" for reason, count in left_out.most_common(8)))

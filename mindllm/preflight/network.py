@@ -118,7 +118,7 @@ def ask_master(host: str, port: int, node: int, directory: Path, timeout: float)
     if answer is None or not isinstance(answer.get("time"), int | float):
         yield bad("master", f"{host}:{port} is used by something else", "Give another MASTER_PORT")
         return
-    yield good("master", f"{host}:{port} answers in {(end - start) * 1000:.1f} ms")
+    yield good("master", f"{host}:{port} answers in {end - start:.4f} s")
     yield _check_clock(answer["time"] - (start + end) / 2)
     if seen == answer.get("number"):
         yield good("shared directory", f"{directory} is the one node 0 sees")

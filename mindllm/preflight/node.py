@@ -15,9 +15,10 @@ from pathlib import Path
 
 from mindllm.preflight.finding import Finding, bad, good, unknown
 from mindllm.process.host_memory import available_bytes
-from mindllm.units import GB
+from mindllm.units import GB, GIB, MIB
 
 HOST_GB_PER_RANK = 8  # a compiling rank of a large model takes a few; data and checkpoints the rest
+MIB_OF_GIB = GIB // MIB
 BUSY_SHARE = 0.1  # of a device's memory, above which somebody else is at work there
 MEMORY_COLUMN = re.compile(r"(\d+)\s*/\s*(\d+)\s*\|\s*$", re.MULTILINE)
 CLOCK_SECONDS = 1.0
@@ -51,13 +52,15 @@ def check_device_memory(listing: str) -> Finding:
     if not found:
         return unknown("device memory", "npu-smi tells nothing", "Look at npu-smi info yourself")
     busy = [
-        f"device {index}: {used} of {total} MB"
+        f"device {index}: {used / MIB_OF_GIB:.1f} of {total / MIB_OF_GIB:.1f} GB"
         for index, (used, total) in enumerate(found)
         if used > BUSY_SHARE * total
     ]
     if busy:
         return bad("device memory", "in use: " + ", ".join(busy), "End what runs there")
-    return good("device memory", f"{min(total - used for used, total in found)} MB free on every device")
+    return good(
+        "device memory", f"{min(total - used for used, total in found) / MIB_OF_GIB:.1f} GB free on every device"
+    )
 
 
 def _npu_smi() -> str:
@@ -69,7 +72,7 @@ def _npu_smi() -> str:
 
 def check_host_memory(ranks: int, available: int | None = None) -> Finding:
     """Memory of the host for the processes of this node."""
-    free = (available_bytes() or 0 if available is None else available) / GB
+    free = (available_bytes() or 0 if available is None else available) / GIB
     wanted = HOST_GB_PER_RANK * ranks
     seen = f"{free:.0f} GB available for {ranks} processes"
     if free < wanted:

@@ -88,7 +88,7 @@ def available_bytes(processes: Path = PROCESSES, control_groups: Path = CONTROL_
 
 def gibibytes(count: int | None) -> str:
     """Bytes in words."""
-    return "an unknown number of bytes" if count is None else f"{count / GIB:.1f} GiB"
+    return "an unknown number of bytes" if count is None else f"{count / GIB:.1f} GB"
 
 
 def free_memory() -> str:
@@ -188,7 +188,7 @@ class MemoryClaim:
         return self.budget is None or wanted <= self.budget
 
     def describe(self) -> str:
-        """The budget in words: ``13.1 GiB, 60% of the 21.9 GiB that are free``."""
+        """The budget in words: ``13.1 GB, 60% of the 21.9 GB that are free``."""
         if self._directory is None:
             return gibibytes(self.budget)
         return f"{gibibytes(self.budget)}, {memory_share():.0%} of the {gibibytes(self.free)} that are free"

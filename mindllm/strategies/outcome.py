@@ -116,7 +116,11 @@ class Strategies(Result):
         best, hand, found = self.best, self.hand, self.found
         rows = [_row(str(number), one, self.limit) for number, one in enumerate(best, 1)]
         rows += [_row("YAML", hand, self.limit)] if hand else []
-        columns = [*texts("rank", "strategy"), *figures("s", "tokens/s/device", "GB of each stage"), *texts("fits")]
+        columns = [
+            *texts("rank", "strategy"),
+            *figures("step s", "tokens/s/device", "GB of each stage"),
+            *texts("fits"),
+        ]
         yield Table(self.title, columns, rows, keys=2)
         if hand:
             yield from compared(best[0], hand, self.limit)

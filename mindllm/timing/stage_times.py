@@ -10,7 +10,7 @@ from mindllm.terminal.tables import Table, figures
 from mindllm.timing.memory import stage_bytes
 from mindllm.timing.step import StepTime
 from mindllm.timing.verdict import Room, implausible
-from mindllm.units import GIB, MILLISECONDS
+from mindllm.units import GIB
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def mean_stage(step: StepTime) -> dict[str, float]:
 
 
 def table(stages: Sequence[StageTime]) -> Table:
-    """A line for each stage, in milliseconds of a step."""
+    """A line for each stage, in seconds of a step."""
     classes = list(dict.fromkeys(name for stage in stages for name in stage.compute))
     kinds = list(dict.fromkeys(name for stage in stages for name in stage.exchanged))
     columns = figures(
@@ -82,9 +82,9 @@ def table(stages: Sequence[StageTime]) -> Table:
     for one in stages:
         spent = [*(one.compute.get(name, 0.0) for name in classes), *(one.exchanged.get(name, 0.0) for name in kinds)]
         spent += [one.sends, one.replicas, one.update, one.bubble]
-        cells = [f"{MILLISECONDS * seconds:,.1f}" for seconds in spent]
+        cells = [f"{seconds:,.4f}" for seconds in spent]
         rows.append([str(one.stage), str(one.layers), *cells, f"{one.memory / GIB:.1f}"])
-    return Table("milliseconds of a step", columns, rows)
+    return Table("seconds of a step", columns, rows)
 
 
 def report(step: StepTime, stages: Sequence[StageTime], changes: dict[str, float], memory: Room) -> dict[str, Any]:

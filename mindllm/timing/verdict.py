@@ -43,7 +43,7 @@ class Room:
         """``needs 71.3 GB on stage 0, 13.3 GB more than the limit of 58 GB``; empty where all fit."""
         if self.fits:
             return ""
-        least = f"{self.missing / GIB:.1f} GB" if self.missing >= GIB / 20 else f"{self.missing / (1 << 20):.0f} MB"
+        least = f"{self.missing / GIB:.1f} GB" if self.missing >= GIB / 20 else f"{self.missing / GIB:.3f} GB"
         return (
             f"needs {max(self.stages) / GIB:.1f} GB on stage {self.stage}, {least} more than the limit of "
             f"{self.limit / GIB:.4g} GB"

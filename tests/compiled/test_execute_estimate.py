@@ -44,7 +44,7 @@ def test_a_small_run_is_let_through_and_claims_its_memory(no_claims):
         (
             1 << 30,
             1e15,
-            ["describes 8 devices", "GiB of memory, and there are 0.6 GiB, 60% of the 1.0 GiB", "mindllm check"],
+            ["describes 8 devices", "GB of memory, and there are 0.6 GB, 60% of the 1.0 GB", "mindllm check"],
         ),
         (1 << 60, 1e6, ["context.lockstep_step_seconds", "s per step", "value 300", "allow more"]),
     ],

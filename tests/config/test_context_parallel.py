@@ -56,7 +56,7 @@ def test_replicas_of_weights_are_those_of_data_and_context_parallelism():
         ),
         (
             {"context_parallel": 4, "model": {"seq_length": 65536, "use_flash_attention": False}},
-            r"seq_length: composed attention .* \[seq, seq\], 16 GiB each \(value 65536\); write at most 32768",
+            r"seq_length: composed attention .* \[seq, seq\], 16 GB each \(value 65536\); write at most 32768",
         ),
         (
             {"context_parallel": 2, **ULYSSES, "model": {"n_kv_heads": 4, "position_embedding_type": "alibi"}},

@@ -157,7 +157,7 @@ def test_too_little_memory_of_this_machine_is_refused(place, tmp_path, monkeypat
     monkeypatch.setattr(host_memory, "claimed_by_others", lambda directory: 0)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     with pytest.raises(
-        UserError, match=r"takes about 1\.\d GiB of this machine's memory, and there are 0\.6 GiB, 60% of"
+        UserError, match=r"takes about 1\.\d GB of this machine's memory, and there are 0\.6 GB, 60% of"
     ):
         tool.main(["--config", str(place / "run.yaml"), "--output", str(tmp_path)])
 

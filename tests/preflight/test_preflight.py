@@ -144,7 +144,7 @@ def test_a_device_that_others_use_is_named():
     assert node.check_device_memory(LISTING.format(used=3362)).state == "good"
     busy = node.check_device_memory(LISTING.format(used=50000))
     assert busy.state == "no"
-    assert "50000 of 65536 MB" in busy.seen
+    assert "48.8 of 64.0 GB" in busy.seen
 
 
 def test_little_memory_of_the_host_is_told_and_keeps_nobody_from_trying():

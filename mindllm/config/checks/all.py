@@ -236,7 +236,7 @@ def check_layers(config: RunConfig) -> Iterator[Finding]:
         yield (*MODEL, "use_flash_attention"), message
     composed = not fused or model.use_flash_attention is False
     if composed and config.context.device_target != "CPU" and model.seq_length > LONGEST_COMPOSED:
-        size = f"{model.seq_length**2 * 4 / 2**30:,.0f} GiB"
+        size = f"{model.seq_length**2 * 4 / 2**30:,.0f} GB"
         reason = "composed attention (ALiBi, soft caps, dropout, use_flash_attention: false) has a mask and scores of"
         message = f"{reason} [seq, seq], {size} each (value {model.seq_length}); write at most {LONGEST_COMPOSED}"
         yield (*MODEL, "seq_length"), message

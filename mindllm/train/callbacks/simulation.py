@@ -19,9 +19,7 @@ class SimulationMonitor(Callback):
     """Logs every step."""
 
     def step_end(self, state: RunState, record: StepRecord) -> None:
-        logger.info(
-            "simulated step %d of %d: %d ms on the host", record.step, state.last_step, round(record.step_time_s * 1000)
-        )
+        logger.info("simulated step %d of %d: %.3f s on the host", record.step, state.last_step, record.step_time_s)
 
 
 class SimulatedCheckpoints(CheckpointMonitor):
