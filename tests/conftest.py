@@ -90,7 +90,7 @@ def port():
 
     Both are below those Linux gives to outgoing connections, which keep theirs for a minute after their end.
     """
-    from mindllm.launch.__main__ import HOST, free_port, refusal
+    from mindllm.launch.start import HOST, free_port, refusal
 
     while refusal((found := free_port(0)) + 1, HOST):
         pass

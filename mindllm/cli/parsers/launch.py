@@ -1,19 +1,67 @@
-"""The options of ``mindllm launch``: those of ``python -m mindllm.launch``."""
+"""The options of ``mindllm launch``, and of ``python -m mindllm.launch``, which ``scripts/msrun_launcher.sh`` calls."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from mindllm.cli.registry import spelled
-from mindllm.command import CommandParser
-from mindllm.launch.__main__ import make_parser as launch_parser
+from mindllm.command import CommandParser, output_directory
+from mindllm.launch.start import HOST, SEVERAL_NODES_PORT
 
 DEVICES = Path("/dev"), "davinci[0-9]*"  # where there are Ascend devices, MindSpore's msrun starts the ranks
+DESCRIPTION = "Runs a training script as several processes of this machine that train one model together."
+EXAMPLES = """example:
+  %(prog)s --workers 2 "run_llm.py --config configs/llama2/pretrain_llama2_tiny.yaml \\
+      --use_parallel true --parallel_config.data_parallel=2 --batch_size 8"
+
+Every rank writes {log_dir}/worker_{rank}.log; what rank 0 writes is printed, too. When a rank fails, the others are ended and
+the end of its log is printed. SIGTERM and Ctrl-C stop all ranks after the same step. The exit code is that of the command.
+"""
 
 
 def make_parser() -> CommandParser:
     """Return the parser of the command line."""
-    parser = launch_parser(spelled("launch"), "train")
+    parser = module_parser(spelled("launch"), "train")
     directory, pattern = DEVICES
     parser.set_defaults(msrun=any(directory.glob(pattern)))
+    return parser
+
+
+def module_parser(prog: str = "python -m mindllm.launch", script: str = "run_llm.py") -> CommandParser:
+    """Return the parser of the command line; ``script`` is what its example starts."""
+    parser = CommandParser(prog=prog, description=DESCRIPTION, epilog=EXAMPLES.replace("run_llm.py", script))
+    parser.add_argument("command", help="the script, or a verb such as train, with its arguments, in quotes")
+    parser.add_argument("--workers", type=int, required=True, metavar="N", help="number of processes, of all nodes")
+    parser.add_argument("--local_workers", type=int, metavar="N", help="those of this node (default: all)")
+    parser.add_argument("--master_addr", default=HOST, help="address of node 0, where it is reached by the others")
+    parser.add_argument("--node_rank", type=int, default=0, metavar="N", help="number of this node (default: 0)")
+    parser.add_argument(
+        "--port",
+        type=int,
+        default=0,
+        help="port of node 0 on which they find each other; with several nodes the one after it is used, too, and the default is "
+        f"{SEVERAL_NODES_PORT} (one node: a free one)",
+    )
+    parser.add_argument("--log_dir", type=output_directory, default="output/msrun_log", help="default: %(default)s")
+    parser.add_argument(
+        "--shared_dir",
+        type=output_directory,
+        metavar="DIR",
+        help="directory of all nodes, for a file by which they know each other (default: the run's output_dir; of another "
+        "program than run_llm.py the log directory)",
+    )
+    parser.add_argument(
+        "--timeout", type=int, default=7200, help="seconds after which they give up finding each other (default: 7200)"
+    )
+    parser.add_argument(
+        "--restart",
+        type=int,
+        default=0,
+        metavar="N",
+        help="a job that fails is started again, N times at most, from its last good checkpoint (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--msrun", action="store_true", help="MindSpore's msrun starts the ranks, as it does on Ascend devices"
+    )
+    parser.add_argument("--check", action="store_true", help="only check what is given, and start nothing")
     return parser

@@ -1,0 +1,182 @@
+"""A job of several processes, on this node or several: started, and again where it may go on."""
+
+from __future__ import annotations
+
+import random
+import secrets
+import socket
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from mindllm.errors import UserError
+from mindllm.launch.agent import Agent
+from mindllm.launch.desk import RendezvousServer
+from mindllm.launch.job import HOST, JOB, CrashedAtStart, Job, JobFailed, JobStopped
+from mindllm.launch.msrun import MsrunJob, msrun_command
+from mindllm.launch.secret import Secret
+
+STARTS = 6  # MindSpore 2.10 crashes now and then while its processes connect, the more often the busier the machine
+MAXIMUM_PORT = 65535
+SEVERAL_NODES_PORT = 8118  # as in MindFormers' script
+FREE_PORTS = range(20000, 32000)
+Tell = Callable[[str], None]
+Show = Callable[[bytes], None]
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What is started.
+
+    Attributes:
+        command: a Python script and its arguments.
+        workers: processes of all nodes.
+        local_workers: those of this node.
+        log_dir: a directory for a log of each rank.
+        shared_dir: a directory of all nodes, for the file by which they know each other.
+        master_addr: where node 0 is reached by the others.
+        node_rank: the number of this node.
+        port: of node 0, on which they find each other; 0: a free one, or of several nodes a fixed one.
+        timeout: seconds after which they give up finding each other.
+        restart: how often a job that fails is started again.
+        msrun: MindSpore's msrun starts the ranks.
+    """
+
+    command: tuple[str, ...]
+    workers: int
+    local_workers: int
+    log_dir: Path
+    shared_dir: Path
+    master_addr: str = HOST
+    node_rank: int = 0
+    port: int = 0
+    timeout: int = 7200
+    restart: int = 0
+    msrun: bool = False
+
+    @property
+    def has_other_nodes(self) -> bool:
+        """Whether launchers of several nodes meet; msrun meets by itself."""
+        return not self.msrun and self.local_workers != self.workers
+
+    @property
+    def ranks(self) -> range:
+        """The ranks of this node."""
+        return range(self.node_rank * self.local_workers, (self.node_rank + 1) * self.local_workers)
+
+
+def refuse_impossible(wanted: Launch) -> None:
+    """Raises UserError for numbers that do not fit each other."""
+    workers, local, node = wanted.workers, wanted.local_workers, wanted.node_rank
+    if workers < 1 or wanted.timeout < 1:
+        raise UserError("the number of processes and the timeout must be at least 1")
+    if local < 1 or workers % local or not 0 <= node < workers // local:
+        raise UserError(
+            f"{workers} workers, {local} on each node, node {node}: workers must be a multiple of those of a node, and nodes are "
+            "counted from 0"
+        )
+    if wanted.restart < 0:
+        raise UserError(f"--restart {wanted.restart}: the number of restarts must be at least 0")
+    if not 0 <= wanted.port <= MAXIMUM_PORT:
+        raise UserError(f"{wanted.port} is not a port; ports are 1 to {MAXIMUM_PORT}")
+
+
+def launch(wanted: Launch, tell: Tell, show: Show) -> int:
+    """Start this node's part of the job and wait for its end; return the code the job ended with.
+
+    Args:
+        wanted: what is started.
+        tell: is given lines about the job.
+        show: is given what rank 0 writes.
+
+    Raises:
+        UserError: a port cannot be used, or another node was started otherwise.
+        JobFailed: a rank failed, and no restart was left.
+    """
+    if not wanted.has_other_nodes:
+        return supervise(wanted, None, tell, show)
+    port, timeout = wanted.port or SEVERAL_NODES_PORT, wanted.timeout
+    secret = Secret(wanted.shared_dir, port)
+    if wanted.node_rank:
+        address = (wanted.master_addr, port + 1)
+        with Agent(
+            wanted.command, address, wanted.node_rank, wanted.ranks, wanted.log_dir, timeout, secret, tell
+        ) as agent:
+            return agent.serve()
+    free_port(port, wanted.master_addr)
+    with RendezvousServer(
+        wanted.master_addr, port, wanted.workers, wanted.local_workers, timeout, secret, tell
+    ) as desk:
+        return supervise(replace(wanted, port=port), desk, tell, show)
+
+
+def supervise(wanted: Launch, desk: RendezvousServer | None, tell: Tell, show: Show) -> int:
+    """Runs the job, and again as often as ``restart`` says while it fails."""
+    variables = {JOB: secrets.token_hex(8)}
+    for restart in range(1, wanted.restart + 1):
+        try:
+            return start_job(wanted, variables, desk, tell, show)
+        except JobFailed as failure:
+            if isinstance(failure, JobStopped) or failure.exit_code == UserError.exit_code:
+                raise
+            tell(f"{failure}\nrestart {restart} of {wanted.restart}: going on from the last good checkpoint")
+    return start_job(wanted, variables, desk, tell, show)
+
+
+def start_job(
+    wanted: Launch, variables: Mapping[str, str], desk: RendezvousServer | None, tell: Tell, show: Show
+) -> int:
+    """Runs the job once, with ranks that crash while they connect started again."""
+    for _ in range(STARTS - 1):
+        try:
+            return run_job(wanted, variables, desk, show)
+        except CrashedAtStart as crash:
+            tell(f"{crash}\nstarting the ranks again")
+    return run_job(wanted, variables, desk, show)
+
+
+def run_job(wanted: Launch, variables: Mapping[str, str], desk: RendezvousServer | None, show: Show) -> int:
+    """Runs the ranks once."""
+    if wanted.msrun:
+        return run_msrun(wanted, variables)
+    port = free_port(wanted.port, wanted.master_addr)
+    with Job(wanted.command, wanted.workers, port, wanted.log_dir, wanted.timeout, variables, desk, show) as job:
+        return job.wait()
+
+
+def run_msrun(wanted: Launch, variables: Mapping[str, str]) -> int:
+    """Runs the ranks of this node once, by msrun."""
+    composed = msrun_command(
+        wanted.command,
+        wanted.workers,
+        wanted.local_workers,
+        (wanted.master_addr, wanted.port or SEVERAL_NODES_PORT),
+        wanted.node_rank,
+        wanted.log_dir,
+        wanted.timeout,
+    )
+    with MsrunJob(composed, wanted.ranks, wanted.log_dir, variables) as job:
+        return job.wait()
+
+
+def free_port(wanted: int, host: str = HOST) -> int:
+    """``wanted`` if nobody listens there on ``host``; for 0, one that is free now.
+
+    That one is below those Linux gives to outgoing connections (32768 and more): MindSpore listens on it seconds later.
+    """
+    for port in [wanted] if wanted else random.sample(FREE_PORTS, len(FREE_PORTS)):
+        reason = refusal(port, host)
+        if not reason:
+            return port
+    raise UserError(f"port {port} cannot be used ({reason}); give another one, or none")
+
+
+def refusal(port: int, host: str) -> str:
+    """Why nobody can listen on a port; empty where one can."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            return error.strerror or str(error)
+    return ""
