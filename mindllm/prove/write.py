@@ -23,7 +23,7 @@ def write_proof(proof: Proof, directory: Path) -> Path:
         file.write("\n")
     with atomic_open(directory / PAGE) as page:
         page.write(render_page(proof))
-    if proof.complete:
+    if proof.complete and proof.run.hash:  # one that does not load is no run's
         remember(proof)
     return directory / PAGE
 

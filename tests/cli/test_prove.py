@@ -121,6 +121,7 @@ def test_a_mistake_in_a_yaml_is_refuted_at_its_line(pieces, tmp_path, capsys):
     answer = json.loads(out)["answers"][0]
     assert (code, answer["question"], answer["standing"]) == (3, "configuration", "refuted")
     (finding,) = answer["findings"]
+    assert not any((tmp_path / "cache" / "mindllm" / "proofs").rglob("*.json"))  # it is no run's proof
     assert (finding["file"], finding["line"], finding["key"]) == (str(wrong), 1, "sed")
     assert (finding["message"], finding["advice"]) == ("unknown key", "did you mean 'seed'?")
     (result,) = [
