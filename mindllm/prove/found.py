@@ -11,7 +11,7 @@ from pathlib import Path
 
 from mindllm.cache import user_cache
 from mindllm.config import RunConfig
-from mindllm.errors import UserError
+from mindllm.errors import UserError, dotted
 from mindllm.files import atomic_open
 from mindllm.outside import read_text
 from mindllm.prove.pieces import without
@@ -22,8 +22,8 @@ from mindllm.versions import __version__
 FILE, DIRECTORY = "proof.json", "proof"
 LARGEST = 64 << 20
 SAVES = "CheckpointMonitor"
-OF_NO_PROOF = ("output_dir", "overwrite", "resume_training", "require_proof")
-"""Keys that say where a run writes and whether it goes on: what was proved holds whatever they are."""
+OF_NO_PROOF = ("output_dir", "overwrite", "resume_training", "require_proof", "runner_config.stop_step")
+"""Keys that say where a run writes, whether it goes on and how far this time: what was proved holds whatever they are."""
 DECISIVE = ("mindllm", "mindspore")
 """Software whose versions a proof is of; that of Python decides nothing."""
 
@@ -129,6 +129,7 @@ def other_versions(proof: Proof) -> str:
 
 def command_for(config: RunConfig) -> str:
     """Return the command that proves a run as it was called, with the keys that options have changed."""
-    options = dict.fromkeys(origin.option for origin in config._provenance.origins.values())
-    given = [option for option in options if option.startswith("--") and not option.startswith("--run_mode")]
+    origins = config._provenance.origins.items()
+    keys = {dotted(path): origin.option for path, origin in origins if origin.option.startswith("--")}
+    given = dict.fromkeys(option for key, option in keys.items() if key not in (*OF_NO_PROOF, "run_mode"))
     return " ".join(["mindllm prove", str(config.source or "run.yaml"), *given])

@@ -80,6 +80,7 @@ SAVED = {"type": "CheckpointMonitor", "save_checkpoint_steps": 5}
     ("changes", "same"),
     [
         ({"output_dir": "elsewhere", "overwrite": True, "resume_training": "auto", "require_proof": True}, True),
+        ({"runner_config.stop_step": 3}, True),
         ({"run_mode": "finetune"}, True),
         ({"run_mode": "eval"}, False),
         ({"callbacks": [SAVED, {"type": "MetricsMonitor"}, {"type": "NaNMonitor"}]}, True),
@@ -153,7 +154,9 @@ def test_a_proof_by_other_software_is_told(run, monkeypatch):
 
 
 def test_the_command_has_the_keys_that_options_have_changed(run):
-    config = run("--batch_size", "4", "--run_mode=train", "--runner_config.train_steps=7")
+    config = run(
+        "--batch_size", "4", "--run_mode=train", "--runner_config.train_steps=7", "--output_dir", "a", "--overwrite"
+    )
     assert line_about(config, None) == (
         f"not proved; mindllm prove {config.source} --batch_size 4 --runner_config.train_steps=7"
     )
