@@ -22,6 +22,7 @@ from mindllm.units import MIB
 PAGE = "memory.html"
 TEMPLATE = Path(__file__).with_name("page.html")
 COLOURS = dict(zip(CATEGORIES, ("#3b6fb6", "#7aa6d8", "#8e6bbf", "#e08a3c", "#4aa37c", "#a7a7a7"), strict=True))
+SOURCE = "<th>source</th>"
 ROWS = 40
 WIDTH, HEIGHT, LEFT = 1100, 220, 60  # of a picture, in pixels
 
@@ -160,9 +161,8 @@ def _uses(peak: Fill, lines: Lines) -> str:
         if others:
             rest = Use(category, f"{len(others)} smaller ones", "", False)
             rows.append(_use_row(rest, sum(others), used, lines))
-    head = (
-        "<tr><th>MB</th><th>share</th><th>category</th><th>layer or parameter</th><th>operator</th><th>source</th></tr>"
-    )
+    names = "<th>MB</th><th>share</th><th>category</th><th>layer or parameter</th><th>operator</th>"
+    head = f"<tr>{names}{SOURCE * bool(lines)}</tr>"
     total = f"<tr class=total><td>{used / MIB:.1f}</td><td>100 %</td><td colspan=4>used peak</td></tr>"
     return f"<h3>What is alive at the peak</h3><table>{head}{''.join(rows)}{total}</table>"
 
@@ -175,14 +175,18 @@ def _use_row(use: Use, size: int, peak: int, lines: Lines) -> str:
         f'<i style="background:{COLOURS[use.category]}"></i>{use.category}',
         f"<code>{escape(use.path)}</code>",
         escape(operator),
-        f"<code>{escape(line_of(use, lines))}</code>",
     )
-    return f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
+    return f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}{_source(use, lines)}</tr>"
+
+
+def _source(use: Use, lines: Lines) -> str:
+    """The cell with the source line; none where nobody asked for lines."""
+    return f"<td><code>{escape(line_of(use, lines))}</code></td>" if lines else ""
 
 
 def _blocks(profile: Profile, lines: Lines) -> str:
     """The largest single blocks."""
-    head = "<tr><th>MB</th><th>operator or parameter</th><th>written</th><th>freed</th><th>source</th></tr>"
+    head = f"<tr><th>MB</th><th>operator or parameter</th><th>written</th><th>freed</th>{SOURCE * bool(lines)}</tr>"
     rows = "".join(_block_rows(profile, lines))
     summary = f"<summary>the {len(profile.largest)} largest blocks</summary>"
     return f"<details>{summary}<table>{head}{rows}</table></details>"
@@ -193,5 +197,5 @@ def _block_rows(profile: Profile, lines: Lines) -> Iterator[str]:
         freed = "–" if block.end is None else block.end
         yield (
             f"<tr><td>{block.size / MIB:.1f}</td><td><code>{escape(block.node)}</code></td><td>{block.start}</td>"
-            f"<td>{freed}</td><td><code>{escape(line_of(block.use, lines))}</code></td></tr>"
+            f"<td>{freed}</td>{_source(block.use, lines)}</tr>"
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -12,6 +13,7 @@ from mindllm.prove.questions import MEMORY, PARITY, QUESTIONS, STEP_TIME
 from mindllm.units import GB, GIB
 
 EXTRAPOLATED, NOT_COUNTED = "extrapolated", "not counted: "
+LONGEST = 240  # letters of a reason; all of it stands below
 
 
 def why(proof: Proof) -> str:
@@ -49,7 +51,12 @@ def _best(proof: Proof) -> Iterator[str]:
 def _of(answers: Sequence[Answer], what: str) -> str:
     first, *others = answers
     more = f" Also {what}: {', '.join(map(_name, others))}." if others else ""
-    return f"{QUESTIONS[first.question].text} {_sentence(first.says)}{more}"
+    reason = first.findings[0].message if first.standing is Standing.REFUTED and first.findings else first.says
+    return f"{QUESTIONS[first.question].text} {_sentence(_first_line(reason))}{more}"
+
+
+def _first_line(text: str) -> str:
+    return textwrap.shorten(text.strip().partition("\n")[0], LONGEST, placeholder=" …")
 
 
 def _sentence(text: str) -> str:
@@ -123,6 +130,12 @@ def uncovered(proof: Proof) -> Iterator[tuple[str, str]]:
         parts += [*_specific(answer), *filter(None, [QUESTIONS[answer.question].open])]
         if parts:
             yield _name(answer), "; ".join(parts)
+    earlier: dict[str, list[str]] = {}
+    for answer in proof.answers:
+        if answer.proved_on:
+            earlier.setdefault(answer.proved_on, []).append(_name(answer))
+    for day, names in earlier.items():
+        yield ", ".join(names), f"proved on {day}, and not again: nothing that they depend on has changed since"
 
 
 def _name(answer: Answer) -> str:
@@ -131,8 +144,6 @@ def _name(answer: Answer) -> str:
 
 def _specific(answer: Answer) -> Iterator[str]:
     """Yield what this answer in particular leaves open."""
-    if answer.proved_on:
-        yield f"proved on {answer.proved_on}, and nothing that it depends on has changed since"
     checked = answer.figures.get("checked")
     if answer.question == PARITY and isinstance(checked, dict):
         yield f"what was executed is smaller than the run: {checked['text']}"
