@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator, Sequence
 from html import escape
 from pathlib import Path
@@ -136,7 +137,8 @@ def _evidence(proof: Proof, answer: Answer, is_open: bool, most: int) -> str:
     if not any(parts) and (not answer.seconds or not question.verb):
         return ""
     took = f", {answer.seconds:,.1f} s" if answer.seconds >= 0.05 else ""
-    closer = f"; closer: <code>mindllm {question.verb} {escape(proof.run.name)}</code>" if question.verb else ""
+    command = f"mindllm {question.verb} --config {shlex.quote(proof.run.name)}"
+    closer = f"; closer: <code>{escape(command)}</code>" if question.verb else ""
     parts.append(f'<p class="by">by {escape(question.by)}{took}{closer}{_links(answer.pages)}</p>')
     opened = " open" * (is_open and any(parts[:-1]))
     return f"<details{opened}><summary>evidence</summary>{''.join(parts)}</details>"

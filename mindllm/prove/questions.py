@@ -13,7 +13,7 @@ class Question:
         name: how options and JSON call it.
         text: the question.
         by: what answers it, in a few words.
-        verb: the command that looks closer; empty where there is none.
+        verb: the command that looks closer, given ``--config``; empty where there is none.
         open: what no proof can say about it on this machine.
     """
 
@@ -56,13 +56,13 @@ QUESTIONS = {
             RECOMPUTATION,
             "Does recomputation save what was meant?",
             "bytes kept for the backward pass in a compiled stage, pattern by pattern",
-            "inspect",
+            "inspect recompute",
         ),
         Question(
             COMMUNICATION,
             "Is there communication nobody asked for?",
             "layout changes that the compiler put into a stage",
-            "inspect",
+            "inspect redundant",
         ),
         Question(
             STEP_TIME,

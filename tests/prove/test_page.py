@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import shutil
 import subprocess
 from dataclasses import replace
@@ -12,6 +13,7 @@ from html.parser import HTMLParser
 
 import pytest
 
+from mindllm.cli.registry import VERBS
 from mindllm.config import load_config
 from mindllm.errors import Origin, Problem, UserError
 from mindllm.prove import pictures
@@ -109,7 +111,7 @@ def test_the_verdict_with_its_reason_and_every_question_are_there(proved):
 def test_bars_of_memory_add_up_and_say_which_is_over_the_limit(size):
     drawn = pictures.memory_bars({"limit": 58 * GIB, "stages": [stage_memory(0), stage_memory(1, size)]})
     widths = [float(width) for width in re.findall(r"<i style=\"width:([\d.]+)%", drawn)]
-    limit = float(re.search(r"left:([\d.]+)%", drawn)[1])
+    (limit,) = map(float, re.findall(r"left:([\d.]+)%", drawn))
     assert sum(widths[:3]) == pytest.approx(41 / 58 * limit, abs=0.01)
     assert sum(widths[3:]) == pytest.approx((size / GIB + 1) / 58 * limit, abs=0.01)
     assert ('class="bar over"' in drawn) == (size > 58 * GIB)
@@ -223,6 +225,18 @@ def test_the_page_loads_nothing(proved):
     assert "default-src 'none'" in page
 
 
+def test_the_commands_that_look_closer_are_commands(proved):
+    commands = re.findall(r"closer: (mindllm .*?)(?=by|what|\n|$)", text_of(render_page(proved).replace("</p>", "\n")))
+    assert len(commands) == sum(
+        bool(question.verb) for question in QUESTIONS.values() if question.name != "configuration"
+    )
+    for command in commands:
+        _, verb, *arguments = shlex.split(command)
+        options, _ = VERBS[verb].parser().parse_known_args(arguments)
+        given = options.config if isinstance(options.config, list) else [options.config]
+        assert [str(path) for path in given] == [SEVENTY]
+
+
 def test_links_lead_to_pages_that_are_written_and_those_of_an_earlier_proof_go(proved, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     directory = tmp_path / "proof"
@@ -247,6 +261,7 @@ def sheets(page, tmp_path):
     file, paper = tmp_path / "page.html", tmp_path / "page.pdf"
     file.write_text(page, encoding="utf-8")
     options = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"]
+    assert BROWSER
     command = [BROWSER, *options, "--no-pdf-header-footer", f"--print-to-pdf={paper}", f"file://{file}"]
     subprocess.run(command, capture_output=True, timeout=120, check=True)
     return len(re.findall(rb"/Type\s*/Page\b", paper.read_bytes()))
