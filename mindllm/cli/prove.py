@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+from rich.progress import TaskID
+
 from mindllm.cli.parsers.prove import make_parser
 from mindllm.command import INTERRUPTED, run_command
 from mindllm.config import RunConfig, load_config
@@ -146,7 +148,7 @@ def _watched(silent: bool) -> Iterator[tuple]:
     """Yield what prints every answer as it is known, and what draws a bar for every piece at work."""
     begun = time.monotonic()
     with progress(console=error_console, transient=True) as bar:
-        tasks: dict[str, int] = {}
+        tasks: dict[str, TaskID] = {}
 
         def answered(answer: Answer) -> None:
             seconds = f"{time.monotonic() - begun:6.1f} s  "
@@ -160,7 +162,7 @@ def _watched(silent: bool) -> Iterator[tuple]:
         def told(piece: Piece, what: str, done: int, total: int | None) -> None:
             if piece.name not in tasks:
                 tasks[piece.name] = bar.add_task(piece.name, total=None)
-            bar.update(tasks[piece.name], description=f"{piece.name}: {what}", completed=done, total=total)  # type: ignore[arg-type]
+            bar.update(tasks[piece.name], description=f"{piece.name}: {what}", completed=done, total=total)
 
         yield answered, told
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 from collections.abc import Sequence
@@ -10,8 +11,10 @@ from pathlib import Path
 
 from mindllm.cache import user_cache
 from mindllm.files import atomic_open
+from mindllm.outside import read_compressed_json
 from mindllm.prove.answers import Answer
 
+SUFFIX = ".json.gz"  # answers bring their pages
 KEPT = 400  # files; those not used for longest go first
 
 
@@ -23,16 +26,16 @@ def directory() -> Path:
 def keep(key: str, answers: Sequence[Answer]) -> None:
     """Keep the answers of a piece, with today's date."""
     tree = {"proved_on": date.today().isoformat(), "answers": [answer.tree() for answer in answers]}
-    with atomic_open(directory() / f"{key}.json") as file:
-        json.dump(tree, file)
+    with atomic_open(_file(key), "wb") as file, gzip.open(file, "wt", encoding="utf-8", compresslevel=5) as text:
+        json.dump(tree, text)
     _forget_old_ones()
 
 
 def kept(key: str) -> tuple[Answer, ...]:
     """Return what is kept, with the day it was found out; nothing where nothing is, or it cannot be read."""
-    path = directory() / f"{key}.json"
+    path = _file(key)
     try:
-        tree = json.loads(path.read_text(encoding="utf-8"))
+        tree = read_compressed_json(path)
         answers = tuple(Answer.of_tree({**answer, "proved_on": tree["proved_on"]}) for answer in tree["answers"])
     except (OSError, ValueError, KeyError, TypeError):
         return ()
@@ -40,7 +43,11 @@ def kept(key: str) -> tuple[Answer, ...]:
     return answers
 
 
+def _file(key: str) -> Path:
+    return directory() / f"{key}{SUFFIX}"
+
+
 def _forget_old_ones() -> None:
-    files = sorted(directory().glob("*.json"), key=lambda path: -path.stat().st_mtime)
+    files = sorted(directory().glob(f"*{SUFFIX}"), key=lambda path: -path.stat().st_mtime)
     for path in files[KEPT:]:
         path.unlink(missing_ok=True)

@@ -13,6 +13,7 @@ from mindllm.prove.questions import MEMORY, PARITY, QUESTIONS, STEP_TIME
 from mindllm.units import GB, GIB
 
 EXTRAPOLATED, NOT_COUNTED = "extrapolated", "not counted: "
+STOPPED = "The proof was stopped before its end"
 LONGEST = 240  # letters of a reason; all of it stands below
 
 
@@ -23,12 +24,13 @@ def why(proof: Proof) -> str:
     if proof.verdict is Verdict.READY:
         return _ready(proof)
     if proof.verdict is Verdict.REFUTED:
-        return _of([answer for answer in proof.answers if answer.standing is Standing.REFUTED], "refuted")
+        refuted = _of([answer for answer in proof.answers if answer.standing is Standing.REFUTED], "refuted")
+        return refuted if proof.complete else f"{refuted} {STOPPED}."
     if not proof.complete:
-        return (
-            f"{len(proof.open)} of {len(proof.answers)} questions have no proof yet: it was stopped, or --quick asked for no "
-            "more. What formulas expect is marked so."
-        )
+        proved = [answer for answer in proof.answers if answer.standing is Standing.PROVED]
+        reason = STOPPED if len(proved) > 1 else "Nothing but the configuration was looked at"
+        count = f"no proof of {len(proof.open)} of {len(proof.answers)} questions"
+        return f"{reason}: {count}. What formulas expect is marked so."
     return _of(proof.open, "not proved")
 
 

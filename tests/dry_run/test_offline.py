@@ -16,7 +16,7 @@ from mindllm.compiled.foreign.kept_program import KeptRank, kept_config
 from mindllm.compiled.foreign.lockstep import read_rank
 from mindllm.compiled.inspect.comm import exchanges
 from mindllm.compiled.inspect.diff import compare
-from mindllm.compiled.inspect.inspection import write_page
+from mindllm.compiled.inspect.page import write_page
 from mindllm.compiled.inspect.recompute import recomputation
 from mindllm.compiled.inspect.redundant import layout_changes
 from mindllm.compiled.inspect.source import read_graph

@@ -8,7 +8,7 @@ import subprocess
 import pytest
 
 from mindllm.cli.inspect import main
-from mindllm.compiled.inspect.inspection import BUNDLED, LIBRARIES, part_of
+from mindllm.compiled.inspect.page import BUNDLED, LIBRARIES, part_of
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 needs_browser = pytest.mark.skipif(BROWSER is None, reason="needs Chromium on the path")

@@ -148,8 +148,19 @@ def test_what_formulas_expect_is_no_proof_and_says_so(quick):
     page = render_page(quick)
     assert 'class="verdict not-proved"' in page
     assert page.count("expected by formula") == 3
-    assert "9 of 10 questions have no proof yet" in text_of(page)
+    assert "Nothing but the configuration was looked at: no proof of 9 of 10 questions" in text_of(page)
     assert "<details open" not in page
+
+
+def test_a_proof_that_was_stopped_says_so(proved):
+    stopped = replace(changed(proved, PARITY, standing=Standing.NOT_PROVED, says="not looked at"), complete=False)
+    assert (
+        why(stopped)
+        == "The proof was stopped before its end: no proof of 1 of 10 questions. What formulas expect is marked so."
+    )
+    refuted = changed(stopped, MEMORY, standing=Standing.REFUTED, says="too much")
+    assert why(refuted).startswith(f"{QUESTIONS[MEMORY].text} Too much.")
+    assert why(refuted).endswith("The proof was stopped before its end.")
 
 
 def test_a_refuted_question_opens_and_has_its_place_and_advice(proved):

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mindllm.architecture.layer_kind import LayerKind
 from mindllm.compiled.graph.compiled_graph import COLLECTIVES, CompiledGraph
 from mindllm.compiled.graph.file import load, save
+from mindllm.compiled.inspect.page import render_page
 from mindllm.compiled.inspect.recompute import Effect, recomputation
 from mindllm.compiled.inspect.redundant import LayoutChange, layout_changes
 from mindllm.compiled.inspect.source import Inspected
@@ -21,7 +22,7 @@ from mindllm.config import RunConfig
 from mindllm.dry_run.cache import kept_file, read_kept
 from mindllm.errors import UserError
 from mindllm.parallel.stages import Stage, stages_of
-from mindllm.prove.answers import Answer, Finding, Standing, Table
+from mindllm.prove.answers import Answer, Finding, Page, Standing, Table
 from mindllm.prove.checks.step_time import described
 from mindllm.prove.pieces import Options
 from mindllm.prove.questions import COMMUNICATION, RECOMPUTATION
@@ -52,7 +53,7 @@ def answers(config: RunConfig, options: Options, progress: Progress) -> Iterator
         progress(f"compiling stage {stage.number} with a layer of each kind", done, len(chosen))
         compiled.append(_compiled(config, stage))
     yield _recomputation(compiled)
-    yield _communication(config, compiled, options)
+    yield replace(_communication(config, compiled, options), pages=(_page(config, compiled[0]),))
 
 
 def chosen_stages(stages: Sequence[Stage]) -> list[Stage]:
@@ -66,6 +67,13 @@ def chosen_stages(stages: Sequence[Stage]) -> list[Stage]:
             chosen.append(stage)
             seen |= kinds
     return chosen
+
+
+def _page(config: RunConfig, one: Compiled) -> Page:
+    """The graph of a stage, to look at."""
+    name = config.trainer.model_name or config.model.config.type
+    title = f"{name}, stage {one.stage.number}: a layer of each kind"
+    return Page(f"the graph of stage {one.stage.number}", "graph.html", render_page(one.graph, title, to_proof=True))
 
 
 def _compiled(config: RunConfig, stage: Stage) -> Compiled:
