@@ -86,7 +86,7 @@ def _picture(title: str, answer: Answer, drawn: str, about: str = "") -> str:
         return ""
     formula = "expected by formula" if answer.standing is Standing.EXPECTED else ""
     small = " · ".join(filter(None, [about, formula]))
-    links = _links([page for page in answer.pages if not about or "schedule" in page.title])
+    links = _links([page for page in answer.pages if ("schedule" in page.title) == bool(about)])
     wide = ' class="wide"' * bool(about)
     return f"<section{wide}><h2>{title} <small>{escape(small)}</small>{links}</h2>{drawn}</section>"
 
