@@ -55,7 +55,7 @@ def shared_directory(command: Sequence[str], log_dir: Path) -> Path:
     """The directory that all nodes of a job share: ``output_dir`` of our runs, and of another program where its logs go."""
     if Path(command[0]).name != "run_llm.py":
         return log_dir
-    from mindllm.cli.run import read_config  # to read it takes a second, and one node needs none
+    from mindllm.cli.parsers.run import read_config  # to read it takes a second, and one node needs none
 
     return Path(read_config(command[1:])[1].output_dir)
 

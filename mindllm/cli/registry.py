@@ -43,6 +43,7 @@ class Verb:
 
 
 RUN, RUN_SCRIPT = "mindllm.cli.run", "run_llm.py"
+RUN_PARSERS = "mindllm.cli.parsers.run"
 
 
 def _tool(name: str, group: str, text: str, old: str, takes_keys: bool = True) -> Verb:
@@ -51,7 +52,7 @@ def _tool(name: str, group: str, text: str, old: str, takes_keys: bool = True) -
 
 
 def _run(name: str, group: str, text: str) -> Verb:
-    return Verb(name, group, text, RUN, RUN, f"{RUN_SCRIPT} --run_mode {name}", run_mode=name)
+    return Verb(name, group, text, RUN_PARSERS, RUN, f"{RUN_SCRIPT} --run_mode {name}", run_mode=name)
 
 
 TABLE = (
