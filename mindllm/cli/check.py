@@ -11,11 +11,12 @@ from mindllm.cli.parsers.check import make_parser
 from mindllm.command import run_command
 from mindllm.errors import CheckFailed, UserError
 from mindllm.process.interrupts import interruptible
+from mindllm.results import SCHEMA
 from mindllm.terminal.console import error_console, print_json
 from mindllm.terminal.progress import Progress
 from mindllm.terminal.render import drawn, show
 from mindllm.terminal.text import styled
-from mindllm.verify.verification import configurations, quiet, verify_run
+from mindllm.verify.verification import Verification, configurations, quiet, verify_run
 
 if TYPE_CHECKING:  # they import MindSpore
     from mindllm.verify.check import Options
@@ -49,7 +50,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             write_table([(found.name, found.outcome) for found in outcomes], options.table)
     if options.json:
         trees = [found.to_dict() for found in outcomes]
-        trees += [{"config": name, "ok": False, "problems": [str(error)]} for name, error in broken.items()]
+        said = {SCHEMA: Verification.schema, "ok": False}
+        trees += [{**said, "config": name, "problems": [str(error)]} for name, error in broken.items()]
         print_json(trees[0] if len(trees) == 1 else trees)
     if not all(found.ok for found in outcomes):
         return CheckFailed.exit_code

@@ -21,6 +21,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     from mindllm.evaluate.evaluation import evaluate_on_tasks, failure_of
     from mindllm.evaluate.load import run_of
+    from mindllm.evaluate.outcome import Scores
     from mindllm.evaluate.report import PAGE, as_json, table
     from mindllm.train.device import prepare_environment, set_up_device
 
@@ -33,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with interruptible():
             outcome = evaluate_on_tasks(config, options.tasks, options.output, progress=progress)
     if options.json:
-        print_json(as_json(outcome, str(options.model)))
+        print_json(Scores(as_json(outcome, str(options.model))).to_dict())
     elif outcome.results["results"]:
         output.print(table(outcome))
     error_console.print(f"results, and the wrong answers in {PAGE}: {options.output}")

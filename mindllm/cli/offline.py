@@ -17,14 +17,13 @@ from mindllm.compiled.foreign.environment import Report, shell_environment
 from mindllm.compiled.foreign.kept_program import CONFIG
 from mindllm.config.runtime import bytes_of
 from mindllm.dry_run.page import PAGE
-from mindllm.dry_run.program.report import json_report, render, table
-from mindllm.dry_run.program.running import Choose, RankRun, Subject, run_ranks
+from mindllm.dry_run.program.report import ProgramMemory, render
+from mindllm.dry_run.program.running import Choose, Subject, run_ranks
 from mindllm.dry_run.program.subject import config_of, devices_of, python_of
 from mindllm.errors import CheckFailed, UserError
 from mindllm.files import atomic_open
-from mindllm.terminal.console import output, print_json
-from mindllm.terminal.render import drawn
-from mindllm.units import MIB
+from mindllm.terminal.console import output
+from mindllm.terminal.render import drawn, show
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -38,16 +37,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     keep_config(subject.command, options.keep)
     with atomic_open(options.keep / PAGE) as page:
         page.write(render(runs, shlex.join(subject.command)))
-    if options.json:
-        print_json(json_report(runs))
-    else:
-        _show(runs, options.keep)
-    if short := [run.simulation for run in runs if not run.simulation.fits]:
-        worst = max(short, key=lambda simulation: simulation.actual_peak - simulation.limit)
-        raise CheckFailed(
-            f"{len(short)} of {len(runs)} ranks do not fit; rank {worst.rank} (stage {worst.stage}) lacks "
-            f"{-(-(worst.actual_peak - worst.limit) // MIB)} MB of max_device_memory ({worst.limit // MIB} MB)"
-        )
+    found = ProgramMemory(tuple(runs))
+    show(found, options.json)
+    if not options.json:
+        output.print(f"{options.keep / PAGE}: what fills the memory; {spelled('inspect')} comm {runs[0].directory}")
+    if not found.fits:
+        raise CheckFailed(found.shortage)
     return 0
 
 
@@ -120,15 +115,6 @@ def keep_config(command: Sequence[str], keep: Path) -> None:
     if given is not None:
         with atomic_open(keep / CONFIG, "wb") as file:
             file.write(given.read_bytes())
-
-
-def _show(runs: Sequence[RankRun], keep: Path) -> None:
-    output.print(table(runs))
-    output.print(
-        f"MindSpore {runs[0].report.mindspore}'s own dry run, one training step; used peak: the sum of the columns before it; "
-        "with workspace ≈: an estimate of what kernels need beside it"
-    )
-    output.print(f"{keep / PAGE}: what fills the memory; {spelled('inspect')} comm {runs[0].directory}")
 
 
 if __name__ == "__main__":

@@ -104,7 +104,9 @@ def test_the_yaml_of_the_program_is_kept(tmp_path, monkeypatch):
 def test_a_step_under_jit_on_one_device(tmp_path, capsys):
     keep = tmp_path / "kept"
     assert main(["--json", "--keep", str(keep), "--", *program(tmp_path / "train.py", JIT)]) == 0
-    (row,) = json.loads(capsys.readouterr().out)["ranks"]
+    told = json.loads(capsys.readouterr().out)
+    assert (told["schema"], told["fits"]) == (1, True)
+    (row,) = told["ranks"]
     assert (row["weights_mb"], row["limit_mb"]) == (
         1.0,
         61430,

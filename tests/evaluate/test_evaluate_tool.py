@@ -41,6 +41,7 @@ def test_an_interrupted_evaluation_goes_on_and_a_failed_task_leaves_the_others_s
     assert len(asked) == len(set(asked)) == 10
     printed = capsys.readouterr()
     found = json.loads(printed.out)
+    assert found.pop("schema") == 1
     assert found == json.loads((tmp_path / "out" / "results.json").read_text())
     assert 0 <= found["tasks"]["arc_easy"]["acc"] <= 1
     assert set(found["failures"]) == {"piqa"}

@@ -257,5 +257,6 @@ def test_a_broken_file_of_a_directory_is_told_and_the_others_are_checked(tmp_pat
     printed = capsys.readouterr()
     good, broken = json.loads(printed.out)
     assert (good["ok"], broken["ok"]) == (True, False)
+    assert good["schema"] == broken["schema"]
     assert "broken.yaml" in broken["config"]
     assert "not valid YAML" in printed.err

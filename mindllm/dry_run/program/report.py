@@ -4,9 +4,10 @@ each rank.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mindllm.compiled.graph.sources import read_sources
 from mindllm.compiled.simulation.simulation import CATEGORIES, Simulation
@@ -17,9 +18,57 @@ from mindllm.dry_run.program.running import RankRun
 from mindllm.dry_run.report import IN_JSON, verdict
 from mindllm.dry_run.source_lines import Lines, lines_by_place
 from mindllm.dry_run.workspace import attention_elements_in, peak_with_workspace
+from mindllm.results import Result
 from mindllm.terminal.tables import Table, figures, texts
 from mindllm.terminal.text import styled
 from mindllm.units import MIB
+
+if TYPE_CHECKING:
+    from mindllm.results import Part
+
+
+@dataclass(frozen=True, repr=False)
+class ProgramMemory(Result):
+    """What ranks of a program need, by MindSpore's own dry run of it."""
+
+    runs: tuple[RankRun, ...]
+
+    @property
+    def fits(self) -> bool:
+        """Whether every rank fits."""
+        return all(run.simulation.fits for run in self.runs)
+
+    @property
+    def shortage(self) -> str:
+        """How many ranks do not fit, and what the fullest lacks; empty where all fit."""
+        short = [run.simulation for run in self.runs if not run.simulation.fits]
+        if not short:
+            return ""
+        worst = max(short, key=lambda simulation: simulation.actual_peak - simulation.limit)
+        return (
+            f"{len(short)} of {len(self.runs)} ranks do not fit; rank {worst.rank} (stage {worst.stage}) lacks "
+            f"{-(-(worst.actual_peak - worst.limit) // MIB)} MB of max_device_memory ({worst.limit // MIB} MB)"
+        )
+
+    def summary(self) -> str:
+        """Return ranks and verdict."""
+        return f"{len(self.runs)} ranks, {'fits' if self.fits else 'does not fit'}"
+
+    def tree(self) -> dict[str, Any]:
+        """Return ``{"fits", "mindspore", "ranks": […]}``; a MB is 2**20 bytes, as in MindSpore's lines."""
+        return {
+            "fits": self.fits,
+            "mindspore": self.runs[0].report.mindspore,
+            "ranks": [_as_json(run) for run in self.runs],
+        }
+
+    def parts(self) -> Iterator[Part]:
+        """Yield a row for each rank, and where the figures come from."""
+        yield table(self.runs)
+        yield (
+            f"MindSpore {self.runs[0].report.mindspore}'s own dry run, one training step; used peak: the sum of the columns "
+            "before it; with workspace ≈: an estimate of what kernels need beside it"
+        )
 
 
 def table(runs: Sequence[RankRun]) -> Table:
@@ -52,15 +101,6 @@ def workspace(simulation: Simulation) -> int:
     """Bytes that kernels need beside the used peak, estimated."""
     peak = peak_with_workspace(moments_of(simulation), attention_elements_in(simulation))
     return peak - simulation.used_peak
-
-
-def json_report(runs: Sequence[RankRun]) -> dict[str, Any]:
-    """``{"fits", "mindspore", "ranks": […]}``; a MB is 2**20 bytes, as in MindSpore's lines."""
-    return {
-        "fits": all(run.simulation.fits for run in runs),
-        "mindspore": runs[0].report.mindspore,
-        "ranks": [_as_json(run) for run in runs],
-    }
 
 
 def _as_json(run: RankRun) -> dict[str, Any]:
