@@ -100,9 +100,8 @@ PIECES = (
     Piece("start", (START,), f"{ROOM}.start"),
     Piece("step time", (STEP_TIME,), f"{ROOM}.step_time", OF_NO_GRAPH, ("device", "search")),
     Piece("stages", (MEMORY,), f"{ROOM}.stages", OF_NO_GRAPH, ("advice",)),
-    Piece("ranks", (PARITY, CONFORMANCE), f"{ROOM}.ranks", OF_NO_GRAPH),
+    Piece("ranks", (PARITY, CONFORMANCE, CHECKPOINTS), f"{ROOM}.ranks", OF_NO_GRAPH),
     Piece("graphs", (RECOMPUTATION, COMMUNICATION), f"{ROOM}.graphs", OF_NO_GRAPH, ("device",)),
-    Piece("checkpoints", (CHECKPOINTS,), f"{ROOM}.checkpoints"),
 )
 """In the order in which they are begun: what is known soonest and fails most often comes first."""
 

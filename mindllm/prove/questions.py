@@ -81,7 +81,7 @@ QUESTIONS = {
         Question(
             CHECKPOINTS,
             "Can it be saved and resumed?",
-            "sizes, room, and the small model's ranks saved and read by another layout",
+            "sizes, room, and the small model saved by all ranks and resumed by them and by a single device",
             "",
             "the speed of the file system of the cluster",
         ),

@@ -23,6 +23,7 @@ from mindllm.process.host_memory import ADVICE, MemoryClaim, gibibytes
 from mindllm.reduced_runs.model import single_device
 from mindllm.terminal.progress import Progress, unwatched
 from mindllm.verify.compare import Comparison
+from mindllm.verify.resume import resume_problems
 from mindllm.verify.scope import Memory, Scope, SmallModel, fitting, recorded_bytes, scope_of
 from mindllm.verify.side import Reference, build_cluster, columns_read, train_cluster, train_single
 from mindllm.verify.single import table_problems
@@ -69,7 +70,7 @@ def locate(
 @dataclass(frozen=True)
 class Options:
     """How to check. ``real_dtype`` computes in the dtypes of the YAML instead of fp32; a mesh of more than ``most_ranks`` is made
-    smaller.
+    smaller; ``resume`` also saves and resumes, where the ranks compute what they should.
     """
 
     steps: int = 2
@@ -78,6 +79,7 @@ class Options:
     workers: int | None = None
     cache: Path | None = None
     most_ranks: int = MOST_RANKS
+    resume: bool = False
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,8 @@ class Outcome:
 
     ``problems`` is empty where all ranks together compute what a single device does; every one of ``asked_for`` holds where
     their graphs are what the YAML asks for. Where it was not ``executed``, it does not compile, or holds what cannot be
-    executed here. ``config`` is that of the small model, ``scope`` what it leaves out of the YAML's.
+    executed here. ``resumed`` is empty where steps after a resume are those of a run that went on, None where that was not tried.
+    ``config`` is that of the small model, ``scope`` what it leaves out of the YAML's.
     """
 
     config: RunConfig
@@ -99,6 +102,7 @@ class Outcome:
     seconds: Mapping[str, float] = field(default_factory=dict)
     scope: Scope | None = None
     memory: Memory | None = None
+    resumed: tuple[str, ...] | None = None
 
     @property
     def ok(self) -> bool:
@@ -140,6 +144,9 @@ def _check(model: SmallModel, scope: Scope, options: Options, progress: Progress
         outcome = Outcome(small, (), (str(disagreement),), len(graphs))
     else:
         outcome = judge(small, graphs, reference, comparisons, options.cache, progress)
+    if options.resume and not outcome.problems:
+        progress("saving and resuming")
+        outcome = replace(outcome, resumed=resume_problems(small, graphs, reference))
     ended = time.monotonic()
     seconds = {"compile": compiled - begun, "execute": ended - compiled, "total": ended - begun}
     return replace(outcome, asked_for=findings(small, graphs), seconds=seconds, scope=scope)

@@ -1,29 +1,16 @@
-"""Whether the run can be saved: how large a checkpoint is, and whether there is room where it goes."""
+"""How large checkpoints are, and whether there is room where they go."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 from mindllm.config import RunConfig
 from mindllm.config.callbacks import CheckpointMonitorConfig
 from mindllm.prove.answers import Answer, Finding, Standing
-from mindllm.prove.pieces import Options
 from mindllm.prove.questions import CHECKPOINTS
-from mindllm.terminal.progress import Progress
 from mindllm.train.checkpoint.sizes import checkpoint_bytes, kept_checkpoints
 from mindllm.units import GB
-
-ANY_LAYOUT = (
-    "whole tensors are saved, weights and optimizer state, so any layout reads them; that the parts of all ranks are whole "
-    "tensors is what the ranks of the small model were compared by"
-)
-
-
-def answers(config: RunConfig, options: Options, progress: Progress) -> Iterator[Answer]:
-    """Answer from sizes and the file system of ``output_dir``, if it is on this machine."""
-    yield answered(config)
 
 
 def answered(config: RunConfig) -> Answer:
@@ -37,13 +24,13 @@ def answered(config: RunConfig) -> Answer:
     says = f"{size / GB:,.1f} GB a checkpoint, {kept} kept: {needed / GB:,.1f} GB while one is written"
     figures = {"checkpoint": size, "kept": kept, "needed": needed, "free": free}
     if config.context.device_target == "Ascend":
-        evidence = (ANY_LAYOUT, f"room in {config.output_dir}: asked on the node (here: {free / GB:,.1f} GB free)")
+        evidence = (f"room in {config.output_dir}: asked on the node (here: {free / GB:,.1f} GB free)",)
         return Answer(CHECKPOINTS, Standing.PROVED, says, (), evidence, figures=figures)
     if free < needed:
         missing = f"{directory} has {free / GB:,.1f} GB free, {(needed - free) / GB:,.1f} GB less than that"
         reason = Finding(missing, "lower keep_checkpoint_max, or give another output_dir", "output_dir")
-        return Answer(CHECKPOINTS, Standing.REFUTED, says, (reason,), (ANY_LAYOUT,), figures=figures)
-    return Answer(CHECKPOINTS, Standing.PROVED, says, (), (ANY_LAYOUT,), figures=figures)
+        return Answer(CHECKPOINTS, Standing.REFUTED, says, (reason,), figures=figures)
+    return Answer(CHECKPOINTS, Standing.PROVED, says, figures=figures)
 
 
 def _existing(path: Path) -> Path:

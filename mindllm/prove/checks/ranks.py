@@ -1,11 +1,16 @@
-"""Whether all ranks compute what one device does, and their graphs are what the YAML asks for: both from one compilation."""
+"""Whether all ranks compute what one device does, their graphs are what the YAML asks for, and what they save is read again.
+
+All three from one compilation of a small model.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from mindllm.config import RunConfig
 from mindllm.prove.answers import Answer, Finding, Standing, Table
+from mindllm.prove.checks.checkpoints import answered
 from mindllm.prove.pieces import Options
 from mindllm.prove.questions import CONFORMANCE, PARITY
 from mindllm.terminal.progress import Progress
@@ -13,18 +18,38 @@ from mindllm.verify.verification import Verification, quiet, verify_run
 
 
 def answers(config: RunConfig, options: Options, progress: Progress) -> Iterator[Answer]:
-    """Compile and execute all ranks, and answer both questions."""
+    """Compile and execute all ranks, save and resume, and answer the three questions."""
     if config.parallel_config.device_num == 1:
         yield Answer(PARITY, Standing.PROVED, "one device: there are no ranks to differ")
         yield Answer(CONFORMANCE, Standing.PROVED, "one device: nothing is sharded")
+        yield answered(config)
         return
     quiet()
     from mindllm.compiled.rank.compile_ranks import cache_directory
     from mindllm.verify.check import Options as How
 
-    found = verify_run(config, How(workers=options.workers, cache=cache_directory()), "run", progress)
+    found = verify_run(config, How(workers=options.workers, cache=cache_directory(), resume=True), "run", progress)
     yield _parity(found)
     yield _conformance(found)
+    yield _checkpoints(answered(config), found)
+
+
+def _checkpoints(sizes: Answer, found: Verification) -> Answer:
+    """The answer of sizes and room, with what a resume came to."""
+    resumed = found.outcome.resumed
+    if resumed is None:
+        if sizes.standing is Standing.REFUTED:
+            return sizes
+        says = f"{sizes.says}; no resume was tried, because the ranks compute something else"
+        return replace(sizes, standing=Standing.NOT_PROVED, says=says)
+    if resumed:
+        findings = (*sizes.findings, *map(Finding, resumed))
+        return replace(
+            sizes, standing=Standing.REFUTED, says="training goes on otherwise after a resume", findings=findings
+        )
+    how = "saved by all ranks of the small model and resumed by them and by a single device: the next loss is the same"
+    layouts = "whole tensors are saved, weights and optimizer state, so that any other layout reads them, too"
+    return replace(sizes, evidence=(*sizes.evidence, how, layouts))
 
 
 def _parity(found: Verification) -> Answer:
