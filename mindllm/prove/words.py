@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 from mindllm.prove.answers import Answer, Standing
 from mindllm.prove.proof import Proof, Verdict
@@ -47,7 +48,13 @@ def _best(proof: Proof) -> Iterator[str]:
     if "peak" in memory:
         yield f"the fullest stage takes {memory['peak'] / GIB:.1f} of {memory['limit'] / GIB:.4g} GB"
     if "seconds" in step:
-        yield f"a step is expected to take {step['seconds']:.3g} s"
+        yield f"a step is expected to take {_seconds(step, 3)}"
+
+
+def _seconds(figures: Mapping[str, Any], digits: int) -> str:
+    """Return a predicted step with the range in which about nine of ten measured ones were."""
+    error = figures.get("step_error")
+    return f"{figures['seconds']:.{digits}g} s{f' ± {error:.0%}' if error else ''}"
 
 
 def _of(answers: Sequence[Answer], what: str) -> str:
@@ -110,7 +117,7 @@ def _of_step(answer: Answer) -> Iterator[Glance]:
     figures = answer.figures
     if "seconds" not in figures:
         return
-    yield Glance("Step", f"{figures['seconds']:.4g} s", f"on {figures.get('device', 'the device')}{_expected(answer)}")
+    yield Glance("Step", _seconds(figures, 4), f"on {figures.get('device', 'the device')}{_expected(answer)}")
     if "model_flops_utilisation" in figures:
         speed = f"{figures['tokens_per_second_per_device']:,.0f} tokens/s/device"
         yield Glance("MFU", f"{figures['model_flops_utilisation']:.1%}", speed, bool(figures.get("implausible")))

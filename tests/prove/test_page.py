@@ -184,6 +184,14 @@ def test_a_question_that_may_stay_open_does_not_open(proved):
     assert "<details open" not in render_page(proof)
 
 
+def test_a_step_is_said_with_its_range(proved):
+    figures = proved.answer(STEP_TIME).figures
+    for error, words in ((0.13, " ± 13%"), (None, "")):
+        text = text_of(render_page(changed(proved, STEP_TIME, figures={**figures, "step_error": error})))
+        assert f"a step is expected to take {figures['seconds']:.3g} s{words}" in text
+        assert f"{figures['seconds']:.4g} s{words}on " in text
+
+
 def test_what_was_checked_smaller_or_earlier_is_told_as_open(proved):
     proof = changed(proved, PARITY, figures={"checked": {"text": "2 of 80 layers"}}, proved_on="2026-11-20")
     text = text_of(render_page(proof)).partition("What no proof covers")[2]
