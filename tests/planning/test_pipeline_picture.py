@@ -8,7 +8,8 @@ import pytest
 from mindllm.planning.plan import Plan, evaluate, try_plan
 from mindllm.planning.problem import make_problem
 from mindllm.planning.reports import picture
-from mindllm.planning.reports.picture import NAMES, draw_schedule, page_data, stage_memory, windows_of
+from mindllm.planning.reports.picture import NAMES, draw_schedule, stage_memory, windows_of
+from mindllm.planning.reports.schedule_page import page_data
 from mindllm.planning.solve import even_split
 from mindllm.schedules.orders import FORWARD
 
