@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from collections.abc import Callable
 from functools import cache
@@ -11,25 +12,20 @@ from pathlib import Path
 from typing import TypeVar
 
 from mindllm.cache import user_cache
-from mindllm.config import RunConfig, override_config, render_config
+from mindllm.config import RunConfig
+from mindllm.config.compiled_keys import compiled_keys
 from mindllm.errors import UserError
 from mindllm.sources import PACKAGE
 
-NEUTRAL = {
-    "context.max_device_memory": "58GB",
-    "output_dir": "output",
-    "trainer.model_name": "",
-    "seed": 0,
-    "require_proof": False,
-}
-"""Keys no simulation depends on."""
+LIMIT = "context.max_device_memory"  # what is found is held against it afterwards
 KEPT = 400  # files; those not used for longest go first
 Kept = TypeVar("Kept")
 
 
 def kept_file(config: RunConfig, rank: int, suffix: str) -> Path:
-    """Where the file with what is known of a rank is, or will be."""
-    text = "\0".join([render_config(override_config(config, NEUTRAL)), str(rank), versions()])
+    """Where the file with what is known of a rank is, or will be; other data, rates or checkpoints do not change it."""
+    keys = {name: value for name, value in compiled_keys(config).items() if name != LIMIT}
+    text = "\0".join([json.dumps(keys, sort_keys=True, default=str), str(rank), versions()])
     return directory() / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}{suffix}"
 
 

@@ -13,7 +13,8 @@ import pytest
 from mindllm.architecture.tuners import TUNERS
 from mindllm.compiled.graph.file import load
 from mindllm.config import load_config
-from mindllm.train.compile_cache import flat_keys, step_key
+from mindllm.config.compiled_keys import flat_keys
+from mindllm.train.compile_cache import step_key
 
 pytestmark = pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")  # other values are of no valid type
 FORMS = Path(__file__).resolve().parents[2] / "mindllm" / "verify" / "forms"
