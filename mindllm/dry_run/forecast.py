@@ -189,8 +189,8 @@ def _understood(target: Point, design: Design, profiles: Mapping[Point, Profile]
     """Whether no moment that was extrapolated wrong can be the peak at ``target``.
 
     Of such a moment, what not all simulations have is taken to be there by chance. What it had more than was said then grows,
-    at most, as :func:`_grown` says; of one that had less, what is said is enough. Where nothing was said of a moment, it must be
-    far below the peak.
+    at most, as :func:`_grown` says; of one that had less, what is said is enough. Next to the peak there are moments that have
+    but a scalar more, which is no other figure. Where nothing was said of a moment, it must be far below the peak.
     """
     predicted, seen = _checked(design, profiles, growing=False)
     there = sure = predicted
@@ -205,7 +205,7 @@ def _understood(target: Point, design: Design, profiles: Mapping[Point, Profile]
                 return False
             continue
         farther = _distance(design.base, target) / _distance(design.base, design.check)
-        if own_bytes_of(there[kind]) + _grown(fill, predicted[kind], farther, design.alive) > peak:
+        if own_bytes_of(there[kind]) + _grown(fill, predicted[kind], farther, design.alive) > peak + TOLERATED_BYTES:
             return False
     return True
 

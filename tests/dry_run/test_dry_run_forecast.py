@@ -243,12 +243,16 @@ def test_inputs_that_come_and_go_do_not_spoil_an_extrapolation():
 class WithResult(FormulaSimulations):
     """What an operator yields is gone in some simulations at a moment after the peak, when it is still there in others."""
 
+    def __init__(self, size=32 * MIB):
+        super().__init__()
+        self.size = size
+
     def profiles(self, requests):
         found = super().profiles(requests)
         for request, one in zip(requests, found, strict=True):
             layers = next(stage.layers for stage in stages_of(request.config) if stage.rank == request.rank)
             after = {use: size - 64 * MIB if use == KEPT else size for use, size in one.moments[BACKWARD].items()}
-            one.moments[AFTER] = {**after, RESULT: 32 * MIB} if layers % 2 else after
+            one.moments[AFTER] = {**after, RESULT: self.size} if layers % 2 else after
         return found
 
 
@@ -258,6 +262,13 @@ def test_a_result_that_is_not_always_there_yet_is_not_multiplied_by_layers():
     assert {"extrapolated: 4 smaller runs"} == {memory.method for memory in forecast}
     assert [memory.used_peak for memory in forecast] == truth
     assert all(memory.moments.get(AFTER, {}).get(RESULT, 0) <= 32 * MIB for memory in forecast)
+
+
+def test_a_scalar_above_the_peak_is_no_reason_to_simulate_whole_stages():
+    """As in Llama 2 13B's last stage, whose loss meets the exponentials of the logits in one of four simulations."""
+    forecast, truth = forecast_and_truth(WithResult(64 * MIB + 512))
+    assert {"extrapolated: 4 smaller runs"} == {memory.method for memory in forecast}
+    assert [memory.used_peak for memory in forecast] == pytest.approx(truth, abs=512)
 
 
 def test_a_reduced_run_has_the_stage_that_is_asked_for():
