@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import logging
 import os
+import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from mindllm.process.host_memory import gibibytes
 from mindllm.sources import python_path
 
 ADDRESS = "RAY_ADDRESS"
+REACH_SECONDS = 10.0
 RETRIES = 5  # of work whose node or process is lost
 HOW = "start one with ray start --head, and name it in $RAY_ADDRESS"
 
@@ -121,11 +123,19 @@ def connected() -> Any:
 
     if not ray.is_initialized():
         try:
+            _reach(os.environ.get(ADDRESS, ""))
             ray.init(address=os.environ.get(ADDRESS, "auto"), log_to_driver=False, logging_level=logging.ERROR)
-        except (ConnectionError, RuntimeError, ValueError) as error:
+        except (OSError, RuntimeError, ValueError) as error:
             named = f"{ADDRESS} {os.environ[ADDRESS]}: " if ADDRESS in os.environ else ""
             raise UserError(f"{named}no Ray cluster answers ({str(error).splitlines()[0]}); {HOW}") from None
     return ray
+
+
+def _reach(address: str) -> None:
+    """Raise OSError where nobody listens at ``host:port``: Ray itself would try for many minutes. Other forms are Ray's."""
+    host, _, port = address.rpartition(":")
+    if host and port.isdigit() and "/" not in host:
+        socket.create_connection((host, int(port)), timeout=REACH_SECONDS).close()
 
 
 def _refuse_too_large(ray: Any, works: Sequence[Work]) -> None:

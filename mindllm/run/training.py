@@ -32,7 +32,8 @@ from mindllm.train.job.data_agreement import refuse_different_data
 from mindllm.train.job.execution import Execution, Executor, describe
 from mindllm.train.job.output_directory import CHECKPOINTS, claim_output_directory
 from mindllm.train.job.ranks import ALONE, Ranks
-from mindllm.train.job.resume import begin, checkpoint_to_resume, restore
+from mindllm.train.job.restart import begin, checkpoint_to_resume
+from mindllm.train.job.resume import restore
 from mindllm.train.optimizers.loss_scale import LossScaler
 from mindllm.train.optimizers.schedule import learning_rates
 from mindllm.train.state import RunState, last_step
@@ -54,8 +55,6 @@ def train(config: RunConfig, execution: Execution, progress: Progress, proved: F
         set_up_execution(config, execution)
     peers = claim_output_directory(config, ALONE if ranks.simulated else ranks)
     log = set_up_logging(config.output_dir)
-    if proved.line:
-        logger.info("%s", proved.line)
     data = RunData(config, share_of(config, execution), progress)
     if not ranks.simulated:
         refuse_different_data(data.dataset, ranks)
@@ -95,6 +94,8 @@ def train(config: RunConfig, execution: Execution, progress: Progress, proved: F
     for path in begin(config, store, state.step):
         logger.info("a checkpoint after step %d, where training starts, was set aside: %s", state.step, path)
     _announce(state, execution)
+    if proved.line:
+        logger.info("%s", proved.line)
     callbacks = make_callbacks(config, store, evaluator, ranks, [*_evaluations(config, ranks), *_monitors(proved)])
     Trainer(state, data.train_stream(), rates, callbacks, peak_of(config.context.device_target), ranks).run()
     if ranks.is_first and not ranks.simulated:

@@ -23,6 +23,7 @@ from mindllm.prove.questions import DATA, MEMORY, QUESTIONS
 @pytest.fixture(autouse=True)
 def _here(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("COLUMNS", raising=False)  # tables are as wide as they need
     monkeypatch.chdir(tmp_path)
 
 

@@ -76,6 +76,9 @@ def test_a_node_that_is_killed_loses_nothing(spread_here):
     killed.start()
     assert spread(works) == [None] * 6
     killed.join()
+    deadline = time.monotonic() + 60
+    while sum(node["Alive"] for node in ray.nodes()) > 3 and time.monotonic() < deadline:
+        time.sleep(0.2)
     assert sum(node["Alive"] for node in ray.nodes()) == 3
 
 

@@ -110,14 +110,14 @@ def test_uneven_stages_are_refuted_with_the_plan():
 
 def test_a_run_without_checkpoints_is_refuted():
     config = override_config(cluster_run(dp=2), {"callbacks": [{"type": "MFLossMonitor"}]})
-    answer = answered(checkpoints, config)
+    answer = checkpoints.answered(config)
     assert answer.standing is Standing.REFUTED
     assert answer.findings[0].key == "callbacks"
 
 
 def test_checkpoints_are_as_large_as_they_are():
     config = load_config(SEVENTY)
-    answer = answered(checkpoints, config)
+    answer = checkpoints.answered(config)
     assert answer.standing is Standing.PROVED
     assert answer.figures["checkpoint"] == 12 * config.model.config.parameter_count()
 

@@ -160,9 +160,9 @@ def test_an_unknown_question_may_not_stay_open():
 @pytest.mark.parametrize(
     ("error", "standings"),
     [
-        (CompileFailed("no"), [Standing.REFUTED, Standing.NOT_PROVED]),
-        (UserError("no"), [Standing.NOT_PROVED] * 2),
-        (RunFailed("no"), [Standing.NOT_PROVED] * 2),
+        (CompileFailed("no"), [Standing.REFUTED, *[Standing.NOT_PROVED] * 2]),
+        (UserError("no"), [Standing.NOT_PROVED] * 3),
+        (RunFailed("no"), [Standing.NOT_PROVED] * 3),
     ],
 )
 def test_what_keeps_a_piece_from_being_done_is_its_answer(monkeypatch, error, standings):
@@ -184,24 +184,23 @@ def by_name(*names):
 def test_pieces_are_done_in_processes_of_their_own(tmp_path):
     config = override_config(cluster_run(dp=2), {"output_dir": str(tmp_path / "out")})
     told = []
-    pieces = by_name("data", "start", "checkpoints")
+    pieces = by_name("data", "start")
     found = dict(local.do_here(config, pieces, Options(), lambda *words: told.append(words)))
     assert set(found) == set(pieces)
     standings = {answer.question: answer.standing for answers in found.values() for answer in answers}
     assert standings == {
         "data": Standing.NOT_PROVED,
         "start": Standing.PROVED,
-        "checkpoints": Standing.PROVED,
     }
 
 
 def test_a_process_that_ends_without_answers_leaves_the_others(tmp_path):
     broken = replace(PIECES[0], name="nonsense")
-    found = dict(local.do_here(cluster_run(dp=2), [broken, *by_name("checkpoints")], Options(), lambda *words: None))
+    found = dict(local.do_here(cluster_run(dp=2), [broken, *by_name("start")], Options(), lambda *words: None))
     (lost,) = found[broken]
     assert lost.standing is Standing.NOT_PROVED
     assert "exit code 2" in lost.says
-    assert found[by_name("checkpoints")[0]][0].standing is Standing.PROVED
+    assert found[by_name("start")[0]][0].standing is Standing.PROVED
 
 
 def test_a_piece_without_memory_beside_others_is_done_again_alone(monkeypatch):

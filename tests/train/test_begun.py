@@ -10,7 +10,7 @@ import pytest
 from mindllm.config import load_config, override_config
 from mindllm.launch.job import JOB
 from mindllm.train.checkpoint import CheckpointStore, RankTensors
-from mindllm.train.job.resume import begin, checkpoint_to_resume, has_begun
+from mindllm.train.job.restart import begin, checkpoint_to_resume, has_begun
 
 TINY = Path(__file__).parents[2] / "configs" / "llama2" / "pretrain_llama2_tiny.yaml"
 

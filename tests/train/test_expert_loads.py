@@ -77,7 +77,7 @@ def test_the_log_and_the_dashboard_name_the_busiest_and_what_was_dropped():
 def test_metrics_have_the_tokens_of_every_expert_every_so_many_steps(tmp_path):
     config = cluster_run(use_parallel=False, model=EXPERTS)
     seen = {"expert_loads": LOADS, "preference": {}, "mtp_loss": None}
-    state = SimpleNamespace(output_dir=tmp_path, step=0, scores={}, config=config, **seen)
+    state = SimpleNamespace(output_dir=tmp_path, step=0, scores={}, against_proof={}, config=config, **seen)
     monitor = MetricsMonitor(expert_load_steps=2)
     monitor.begin(state)
     for step in (1, 2):

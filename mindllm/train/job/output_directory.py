@@ -30,7 +30,7 @@ from mindllm.process.exit_hooks import when_leaving
 from mindllm.train.checkpoint import CheckpointStore, Peers
 from mindllm.train.checkpoint.joint import named
 from mindllm.train.job.ranks import Ranks
-from mindllm.train.job.resume import has_begun
+from mindllm.train.job.restart import has_begun
 from mindllm.train.metrics_file import METRICS_NAME, read_metrics
 
 LOCK_NAME = ".lock"

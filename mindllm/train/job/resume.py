@@ -1,29 +1,19 @@
-"""What a checkpoint says about a run beside its tensors, and going on from it.
-
-A job that is started again and has begun before goes on from its own last checkpoint, whatever its options say. Without this a
-restart would begin anew where ``resume_training`` is false, or go on from a checkpoint that the options set aside.
-"""
+"""What a checkpoint says about a run beside its tensors, and going on from it."""
 
 from __future__ import annotations
 
 import logging
-import os
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from mindllm.config import RunConfig
 from mindllm.errors import UserError
-from mindllm.files import atomic_open
-from mindllm.launch.job import JOB
-from mindllm.train.checkpoint import Checkpoint, CheckpointStore
+from mindllm.train.checkpoint import Checkpoint
 from mindllm.train.checkpoint.adapters.adapter import BASE, Base
 from mindllm.train.checkpoint.loading import SIMULATED
-from mindllm.train.checkpoint.store import AUTO
 from mindllm.train.state import RunState
 
 logger = logging.getLogger(__name__)
-FILE_NAME = ".job"
 
 
 def identity(config: RunConfig, total_steps: int) -> dict[str, Any]:
@@ -79,27 +69,3 @@ def differences(saved: Any, current: Any, key: str = "") -> list[tuple[str, Any,
             for found in differences(saved.get(name), current.get(name), f"{key}.{name}" if key else name)
         ]
     return [] if saved == current else [(key, saved, current)]
-
-
-def has_begun(config: RunConfig) -> bool:
-    """Whether this job has come as far as training in this output directory."""
-    job, path = os.environ.get(JOB), Path(config.output_dir) / FILE_NAME
-    return bool(job) and path.is_file() and path.read_text(encoding="utf-8") == job
-
-
-def begin(config: RunConfig, store: CheckpointStore, step: int) -> list[Path]:
-    """Sets aside the checkpoints after ``step``, where training starts, and remembers that this job has begun; their paths."""
-    moved = store.supersede_after(step)
-    if JOB in os.environ and store.peers.is_first:
-        with atomic_open(Path(config.output_dir) / FILE_NAME) as file:
-            file.write(os.environ[JOB])
-    return moved
-
-
-def checkpoint_to_resume(config: RunConfig, store: CheckpointStore) -> Checkpoint | None:
-    """The checkpoint this process starts from: the job's own last good one, or what ``resume_training`` says."""
-    begun = not store.peers.agree(not (store.peers.is_first and has_begun(config)))  # the first rank knows
-    found = store.resume(AUTO) if begun else None
-    if found is None and config.resume_training:
-        found = store.resume(config.resume_training)
-    return found
