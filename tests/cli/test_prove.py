@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from functools import partial
 from xml.etree import ElementTree
@@ -88,6 +89,8 @@ def test_a_quick_proof_proves_nothing_but_the_configuration(run, capsys):
     code, out, _ = ended(capsys, run, "--quick", "--json", "--allow", *QUESTIONS)
     tree = json.loads(out)
     assert (code, tree["complete"], tree["verdict"]) == (0, False, "ready")
+    says = {answer["question"]: answer["says"] for answer in tree["answers"]}
+    assert re.match(r"[\d.]+ s ± 13% a step on Atlas 800T A2", says["step_time"])
     assert ended(capsys, run, "--quick")[0] == 1
     assert not any((run.parent / "cache" / "mindllm" / "proofs").rglob("*.json"))  # it is no run's proof
 
