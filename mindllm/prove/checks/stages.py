@@ -105,7 +105,7 @@ def _methods(rows: list[_Row]) -> Iterator[str]:
 
 
 def _shortages(tight: list[_Row], limit: int, advice: str) -> Iterator[Finding]:
-    ways = "; ".join(line.strip().removeprefix("- ") for line in advice.splitlines() if line.startswith("  -"))
+    ways = _ways(advice)
     for row in tight:
         if row.pool > limit:
             missing = -(-(row.pool - limit) // MIB)
@@ -116,3 +116,10 @@ def _shortages(tight: list[_Row], limit: int, advice: str) -> Iterator[Finding]:
             over = -(-(row.peak - limit) // MIB)
             message = f"stage {row.number} fits, but the workspace of kernels may take {over:,} MB more than is left"
             yield Finding(message, "leave more room: lower what is kept, or raise the limit", LIMIT)
+
+
+def _ways(advice: str) -> str:
+    """The changes that close a shortage; where none was found, what was tried and how much it leaves short."""
+    lines = [line for line in advice.splitlines() if not line.startswith("stage ")]
+    ways = [line for line in lines if line.startswith("  -")]
+    return "; ".join(line.strip().removeprefix("- ") for line in ways or lines)
