@@ -8,7 +8,7 @@ from small_cluster import cluster_run
 
 from mindllm.config import load_config, override_config
 from mindllm.data.indexed import IndexedWriter
-from mindllm.errors import UserError
+from mindllm.errors import CheckFailed, UserError
 from mindllm.prove.answers import Standing, located
 from mindllm.prove.checks import checkpoints, data, start, step_time
 from mindllm.prove.pieces import Options
@@ -106,6 +106,22 @@ def test_uneven_stages_are_refuted_with_the_plan():
     assert "faster" in finding.message
     assert "offset [" in finding.advice
     assert answer.figures["seconds"] > even.figures["seconds"]
+
+
+def test_a_search_that_finds_nothing_is_said(monkeypatch):
+    def nothing(*_):
+        raise CheckFailed("nothing fits")
+
+    monkeypatch.setattr("mindllm.strategies.outcome.find_strategies", nothing)
+    answer = answered(step_time, load_config(SEVENTY), search=True)
+    assert answer.standing is Standing.NOT_PROVED
+    assert [finding.message for finding in answer.findings] == ["no search: nothing fits"]
+
+
+def test_a_step_on_a_cpu_is_not_predicted():
+    answer = answered(step_time, load_config("configs/llama2/pretrain_llama2_tiny.yaml"))
+    assert answer.standing is Standing.NOT_PROVED
+    assert answer.findings[0].key == "context.device_target"
 
 
 def test_a_run_without_checkpoints_is_refuted():

@@ -32,6 +32,10 @@ OFFSET = "model.model_config.offset"
 
 def answers(config: RunConfig, options: Options, progress: Progress) -> Iterator[Answer]:
     """Answer how long a step takes, with the bound of all plans."""
+    if config.context.device_target == "CPU":
+        reason = Finding("no CPU is described (value CPU)", "allow step_time, or write Ascend", "context.device_target")
+        yield Answer(STEP_TIME, Standing.NOT_PROVED, "a step on a CPU is not predicted", (reason,))
+        return
     progress("predicting a step")
     device = described(options)
     try:
@@ -43,17 +47,21 @@ def answers(config: RunConfig, options: Options, progress: Progress) -> Iterator
     planned, unplanned = _planned(config, device)
     findings = [*_doubts(predicted), *_slower(planned)]
     pages = [*_page(planned)] if planned else []
+    unsearched: tuple[Finding, ...] = ()
     if options.search:
         progress("searching strategies")
-        searched = _searched(config, device)
-        if searched:
-            findings += _slower_than_search(predicted, searched[1])
-            pages.append(Page("all strategies", "strategies.html", searched[0].render_page(to_proof=True)))
-    standing = Standing.REFUTED if findings else Standing.PROVED
+        try:
+            strategies, best = _searched(config, device)
+        except (UserError, CheckFailed) as error:
+            unsearched = (Finding(f"no search: {error}", "", "parallel_config"),)
+        else:
+            findings += _slower_than_search(predicted, best)
+            pages.append(Page("all strategies", "strategies.html", strategies.render_page(to_proof=True)))
+    standing = Standing.REFUTED if findings else Standing.NOT_PROVED if unsearched else Standing.PROVED
     evidence = (_range(device), *_bound_words(planned, unplanned), *_uncounted(predicted))
     figures = {**step_figures(predicted), **(_bound(planned) if planned else {})}
     line, tables = says(predicted) + _distance(planned), (_table(predicted),)
-    yield Answer(STEP_TIME, standing, line, tuple(findings), evidence, tables, figures, pages=tuple(pages))
+    yield Answer(STEP_TIME, standing, line, (*findings, *unsearched), evidence, tables, figures, pages=tuple(pages))
 
 
 def described(options: Options) -> Device:
@@ -124,15 +132,12 @@ def _slower(planned: PipelinePlan | None) -> Iterator[Finding]:
         yield Finding(message, f"mindllm plan confirms and writes it: {keys}", OFFSET)
 
 
-def _searched(config: RunConfig, device: Device) -> tuple[Strategies, StepPrediction] | None:
-    """All strategies of as many devices, and a step of the recommended one; None where none can be judged."""
+def _searched(config: RunConfig, device: Device) -> tuple[Strategies, StepPrediction]:
+    """All strategies of as many devices, and a step of the recommended one; UserError or CheckFailed say that there is none."""
     from mindllm.strategies.outcome import Wanted, find_strategies
 
-    try:
-        found = find_strategies(config, device, Wanted(None, None, 3, PLAN_SECONDS, None), None)
-        return found, predict(found.config, device)
-    except (UserError, CheckFailed):
-        return None
+    found = find_strategies(config, device, Wanted(None, None, 3, PLAN_SECONDS, None), None)
+    return found, predict(found.config, device)
 
 
 def _slower_than_search(predicted: StepPrediction, best: StepPrediction) -> Iterator[Finding]:
