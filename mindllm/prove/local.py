@@ -88,7 +88,7 @@ class _Running:
             *("--told", str(theirs.fileno())),
         ]
         with theirs:
-            variables = {"PYTHONPATH": python_path()}
+            variables = {"PYTHONPATH": python_path(), "TMPDIR": str(directory)}  # what is killed leaves nothing behind
             process = JobProcess(piece.name, command, variables, directory / f"{name}.log", theirs)
         return cls(piece, process, ours, output)
 

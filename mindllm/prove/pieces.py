@@ -24,6 +24,7 @@ from mindllm.prove.questions import (
     STEP_TIME,
 )
 from mindllm.terminal.progress import Progress
+from mindllm.timing.device import DEFAULT, read_device
 
 OF_NO_GRAPH = (
     "output_dir",
@@ -90,6 +91,8 @@ class Piece:
         if self.neutral is None:
             return None
         chosen = {name: getattr(options, name) for name in self.options}
+        if "device" in chosen:  # a file of the user may say something else the next time
+            chosen["device"] = read_device(options.device or DEFAULT).model_dump(mode="json")
         text = json.dumps([self.name, without(config, self.neutral), chosen, versions()], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 

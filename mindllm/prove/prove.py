@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterator
+from dataclasses import replace
 from datetime import datetime, timezone
 
 from mindllm.axes import EXPERTS, NAMED_AXES
@@ -11,12 +12,13 @@ from mindllm.config import RunConfig
 from mindllm.errors import UserError
 from mindllm.prove import kept
 from mindllm.prove.answers import Answer, Standing, located, of_error
+from mindllm.prove.checks.checkpoints import with_sizes
 from mindllm.prove.expected import configuration, expected
 from mindllm.prove.found import hash_of, versions_here
 from mindllm.prove.local import Done, Told, do_here
 from mindllm.prove.pieces import PIECES, Options, Piece
 from mindllm.prove.proof import Proof, Run, in_order
-from mindllm.prove.questions import CONFIGURATION, QUESTIONS
+from mindllm.prove.questions import CHECKPOINTS, CONFIGURATION, QUESTIONS
 from mindllm.timing.shipped import DEFAULT
 
 Answered = Callable[[Answer], None]
@@ -66,7 +68,7 @@ def prove_run(
     if not quick:
         try:
             for answer in _proved(config, options, use_kept, executor, told):
-                know(answer)
+                know(with_sizes(config, answer) if answer.question == CHECKPOINTS else answer)
             complete = True
         except KeyboardInterrupt:
             pass
@@ -113,8 +115,6 @@ def _proved(config: RunConfig, options: Options, use_kept: bool, executor: Execu
 
 def _with_places(config: RunConfig, answer: Answer) -> Answer:
     """The answer with the file and line of every key; pieces know the keys alone."""
-    from dataclasses import replace
-
     return replace(answer, findings=tuple(located(config, finding) for finding in answer.findings))
 
 

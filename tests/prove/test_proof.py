@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -19,6 +20,7 @@ from mindllm.prove.pieces import OF_NO_GRAPH, PIECES, Options, Piece
 from mindllm.prove.proof import Proof, Verdict, check_allowed
 from mindllm.prove.prove import prove_run
 from mindllm.prove.questions import QUESTIONS
+from mindllm.timing.shipped import DEVICES
 
 KEPT = {question for piece in PIECES if piece.neutral is not None for question in piece.questions}
 
@@ -94,6 +96,31 @@ def test_nothing_is_proved_twice_and_a_change_is_proved_again():
     done.clear()
     proved(config, executor=executor(done), use_kept=False)
     assert done == [piece.name for piece in PIECES]
+
+
+def test_a_described_device_that_changes_is_timed_again(tmp_path):
+    config, file = cluster_run(dp=2), tmp_path / "mine.yaml"
+    text = (DEVICES / "atlas_800t_a2.yaml").read_text()
+    file.write_text(text)
+    before = {piece.name: piece.key(config, Options(str(file))) for piece in PIECES}
+    file.write_text(re.sub(r"(memory_size:\s*\{?\s*value: )\S+?(?=[,\s}])", r"\g<1>1.0e+9", text))
+    changed = {name for name, key in before.items() if key != _piece(name).key(config, Options(str(file)))}
+    assert changed == {"step time", "graphs"}
+
+
+def _piece(name):
+    return next(piece for piece in PIECES if piece.name == name)
+
+
+def test_sizes_and_room_of_a_kept_answer_are_those_of_today(monkeypatch, tmp_path):
+    config = cluster_run(dp=2)
+    proved(config, executor=executor([]))
+    there = tmp_path / "other"
+    answer = proved(override_config(config, {"output_dir": str(there)}), executor=executor([])).answer("checkpoints")
+    assert answer.proved_on
+    assert str(there) in answer.evidence[0]
+    assert answer.figures["checkpoint"] > 0
+    assert answer.says.endswith("checkpoints says so")
 
 
 @pytest.mark.parametrize("standing", [Standing.REFUTED, Standing.NOT_PROVED])

@@ -19,10 +19,8 @@ from dataclasses import dataclass
 from mindllm.architecture.layer_kind import LayerKind
 from mindllm.compiled.graph.compiled_graph import COLLECTIVES, CompiledGraph, Function, Node
 from mindllm.compiled.graph.cost import bytes_of, uncounted
-from mindllm.compiled.graph.file import load, save
-from mindllm.compiled.rank.compile_rank import compile_rank
 from mindllm.config import RunConfig
-from mindllm.dry_run.cache import kept_file, read_kept
+from mindllm.dry_run.kept_graphs import kept_graph
 from mindllm.parallel.layout import CONTEXT, mesh_of
 from mindllm.parallel.stages import FIRST, LAST, Run, Stage
 from mindllm.planning.costs.layer_kinds import chains, layer_runs, main_and_ahead, recomputed
@@ -159,14 +157,7 @@ def _small_stage(config: RunConfig, runs: tuple[Run, ...], place: str) -> Compil
     """
     like = Stage(0 if place == FIRST else 1, 0, place, runs, 2)
     small, first = reduce_to_stage(config, like, Point((1,) * len(runs), 2, 2))
-    rank = mesh_of(small).ranks_along(CONTEXT, first)[-1]
-    file = kept_file(small, rank, ".graph")
-    graph = read_kept(file, load)
-    if graph is None:
-        graph = compile_rank(small, rank)
-        file.parent.mkdir(parents=True, exist_ok=True)
-        save(graph, file)
-    return graph
+    return kept_graph(small, mesh_of(small).ranks_along(CONTEXT, first)[-1])
 
 
 class _StageTimes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 from mindllm.config import RunConfig
@@ -31,6 +32,20 @@ def answered(config: RunConfig) -> Answer:
         reason = Finding(missing, "lower keep_checkpoint_max, or give another output_dir", "output_dir")
         return Answer(CHECKPOINTS, Standing.REFUTED, says, (reason,), figures=figures)
     return Answer(CHECKPOINTS, Standing.PROVED, says, figures=figures)
+
+
+def with_sizes(config: RunConfig, resumed: Answer) -> Answer:
+    """Return what is known of a resume together with sizes and room, which are those of today."""
+    sizes = answered(config)
+    standing = sizes.standing if sizes.standing is Standing.REFUTED else resumed.standing
+    return replace(
+        resumed,
+        standing=standing,
+        says=f"{sizes.says}; {resumed.says}",
+        findings=(*sizes.findings, *resumed.findings),
+        evidence=(*sizes.evidence, *resumed.evidence),
+        figures=sizes.figures,
+    )
 
 
 def _existing(path: Path) -> Path:

@@ -6,20 +6,19 @@ A stage is compiled with one layer of each kind it has; as few stages are compil
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from mindllm.architecture.layer_kind import LayerKind
 from mindllm.compiled.graph.compiled_graph import COLLECTIVES, CompiledGraph
-from mindllm.compiled.graph.file import load, save
 from mindllm.compiled.inspect.page import render_page
 from mindllm.compiled.inspect.recompute import Effect, recomputation
 from mindllm.compiled.inspect.redundant import LayoutChange, layout_changes
 from mindllm.compiled.inspect.source import Inspected
 from mindllm.compiled.inspect.tables import size_text
-from mindllm.compiled.rank.compile_rank import compile_rank
 from mindllm.config import RunConfig
-from mindllm.dry_run.cache import kept_file, read_kept
+from mindllm.dry_run.kept_graphs import kept_graph
 from mindllm.errors import UserError
 from mindllm.parallel.stages import Stage, stages_of
 from mindllm.prove.answers import Answer, Finding, Page, Standing, Table
@@ -34,6 +33,8 @@ from mindllm.timing.prediction import predict
 
 DEAR = 0.01  # of a step: exchanges that nobody asked for and that take more refute a run
 EXCLUDES = "exclude"
+OF_RECOMPUTATION = re.compile(r"(?P<key>recompute_config[\w.]*): (?P<message>.*)", re.DOTALL)
+"""In what the process says that compiles: patterns are looked up in the built model alone."""
 
 
 @dataclass(frozen=True)
@@ -49,9 +50,17 @@ def answers(config: RunConfig, options: Options, progress: Progress) -> Iterator
     """Compile stages and answer both questions."""
     chosen = chosen_stages(stages_of(config))
     compiled = []
-    for done, stage in enumerate(chosen):
-        progress(f"compiling stage {stage.number} with a layer of each kind", done, len(chosen))
-        compiled.append(_compiled(config, stage))
+    try:
+        for done, stage in enumerate(chosen):
+            progress(f"compiling stage {stage.number} with a layer of each kind", done, len(chosen))
+            compiled.append(_compiled(config, stage))
+    except UserError as error:
+        if not (said := OF_RECOMPUTATION.search(str(error))):
+            raise
+        reason = Finding(said["message"], "", said["key"])
+        yield Answer(RECOMPUTATION, Standing.REFUTED, "what is asked for cannot be recomputed", (reason,))
+        yield Answer(COMMUNICATION, Standing.NOT_PROVED, "no graph, because of recomputation", (reason,))
+        return
     yield _recomputation(compiled)
     yield replace(_communication(config, compiled, options), pages=(_page(config, compiled[0]),))
 
@@ -80,13 +89,7 @@ def _compiled(config: RunConfig, stage: Stage) -> Compiled:
     """The graph of a stage, kept as those are that the planner compiles."""
     few = Point((1,) * len(stage.runs), 1, 2 if config.parallel_config.pipeline_stage > 1 else 1)
     small, rank = reduce_to_stage(config, stage, few)
-    file = kept_file(small, rank, ".graph")
-    graph = read_kept(file, load)
-    if graph is None:
-        graph = compile_rank(small, rank)
-        file.parent.mkdir(parents=True, exist_ok=True)
-        save(graph, file)
-    return Compiled(stage, small, graph)
+    return Compiled(stage, small, kept_graph(small, rank))
 
 
 def _recomputation(compiled: Sequence[Compiled]) -> Answer:
@@ -158,14 +161,18 @@ def _communication(config: RunConfig, compiled: Sequence[Compiled], options: Opt
     evidence = (f"{len(found) - len(costs)} layout changes copy within a rank and exchange nothing",)
     if not costs:
         return Answer(COMMUNICATION, Standing.PROVED, "none", (), evidence, figures=figures)
+    told = f"{size_text(figures['bytes'])} a step, about {sum(seconds):.3g} s"
+    if math.isnan(step):
+        reason = Finding("its share of a step is not known: the step has something that is not modelled")
+        return Answer(COMMUNICATION, Standing.NOT_PROVED, told, (reason,), evidence, (table,), figures)
     share = sum(seconds) / step
-    says = f"{size_text(figures['bytes'])} a step, about {sum(seconds):.3g} s, {share:.1%} of a step"
+    says = f"{told}, {share:.1%} of a step"
     findings = tuple(
         Finding(f"{change.producer} -> {change.consumer}: {' -> '.join(change.chain)}", change.fix)
         for (change, *_), cost in zip(costs, seconds, strict=True)
-        if not cost < DEAR * step
+        if cost >= DEAR * step
     )
-    standing = Standing.REFUTED if not share < DEAR else Standing.PROVED
+    standing = Standing.REFUTED if share >= DEAR else Standing.PROVED
     return Answer(
         COMMUNICATION, standing, says, findings if standing is Standing.REFUTED else (), evidence, (table,), figures
     )

@@ -6,13 +6,11 @@ All three from one compilation of a small model.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 from mindllm.config import RunConfig
 from mindllm.prove.answers import Answer, Finding, Standing, Table
-from mindllm.prove.checks.checkpoints import answered
 from mindllm.prove.pieces import Options
-from mindllm.prove.questions import CONFORMANCE, PARITY
+from mindllm.prove.questions import CHECKPOINTS, CONFORMANCE, PARITY
 from mindllm.terminal.progress import Progress
 from mindllm.verify.verification import Verification, quiet, verify_run
 
@@ -22,7 +20,7 @@ def answers(config: RunConfig, options: Options, progress: Progress) -> Iterator
     if config.parallel_config.device_num == 1:
         yield Answer(PARITY, Standing.PROVED, "one device: there are no ranks to differ")
         yield Answer(CONFORMANCE, Standing.PROVED, "one device: nothing is sharded")
-        yield answered(config)
+        yield Answer(CHECKPOINTS, Standing.PROVED, "one device saves and reads whole tensors")
         return
     quiet()
     from mindllm.compiled.rank.compile_ranks import cache_directory
@@ -31,25 +29,21 @@ def answers(config: RunConfig, options: Options, progress: Progress) -> Iterator
     found = verify_run(config, How(workers=options.workers, cache=cache_directory(), resume=True), "run", progress)
     yield _parity(found)
     yield _conformance(found)
-    yield _checkpoints(answered(config), found)
+    yield _checkpoints(found)
 
 
-def _checkpoints(sizes: Answer, found: Verification) -> Answer:
-    """The answer of sizes and room, with what a resume came to."""
+def _checkpoints(found: Verification) -> Answer:
+    """What a resume came to; sizes and room are added where the answer is put into a proof."""
     resumed = found.outcome.resumed
     if resumed is None:
-        if sizes.standing is Standing.REFUTED:
-            return sizes
-        says = f"{sizes.says}; no resume was tried, because the ranks compute something else"
-        return replace(sizes, standing=Standing.NOT_PROVED, says=says)
+        says = "no resume was tried, because the ranks compute something else"
+        return Answer(CHECKPOINTS, Standing.NOT_PROVED, says, (Finding(says),))
     if resumed:
-        findings = (*sizes.findings, *map(Finding, resumed))
-        return replace(
-            sizes, standing=Standing.REFUTED, says="training goes on otherwise after a resume", findings=findings
-        )
+        says = "training goes on otherwise after a resume"
+        return Answer(CHECKPOINTS, Standing.REFUTED, says, tuple(map(Finding, resumed)))
     how = "saved by all ranks of the small model and resumed by them and by a single device: the next loss is the same"
     layouts = "whole tensors are saved, weights and optimizer state, so that any other layout reads them, too"
-    return replace(sizes, evidence=(*sizes.evidence, how, layouts))
+    return Answer(CHECKPOINTS, Standing.PROVED, "resumed with the same loss", (), (how, layouts))
 
 
 def _parity(found: Verification) -> Answer:
