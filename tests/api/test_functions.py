@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
 from dry_run_cases import FormulaSimulations, pipeline
@@ -154,6 +155,7 @@ def test_a_proof_is_that_of_the_command(capsys, tmp_path, monkeypatch):
     for module in (proving, command):
         monkeypatch.setattr(module, "prove_run", stand_in)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=1 << 40))  # others write there, too
     monkeypatch.chdir(tmp_path)
     told = []
     found = mindllm.prove(SMALL, allow=["data"], again=True, progress=lambda *step: told.append(step))
