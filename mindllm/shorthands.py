@@ -9,4 +9,11 @@ SHORTHANDS = {  # options of MindFormers' command line that are not keys of the 
     "device_id": "context.device_id",
     "predict_data": "input_data",
     "do_sample": "generation.do_sample",
+    "max_new_tokens": "generation.max_new_tokens",
+    "temperature": "generation.temperature",
+    "top_k": "generation.top_k",
+    "top_p": "generation.top_p",
+    "system_prompt": "generation.system_prompt",
+    "seq_length": "model.model_config.seq_length",
+    "learning_rate": "lr_schedule.learning_rate",
 }

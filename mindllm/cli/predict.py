@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from mindllm.cli.stream import write
 from mindllm.config import RunConfig
+from mindllm.generate.choosing.growing import Continuation
 from mindllm.generate.generator import Generator
 from mindllm.generate.load import load_generator
 from mindllm.generate.predict import Prompts, Writer, continued, json_line, read_prompts, saved
-from mindllm.generate.requests import is_json_lines
+from mindllm.generate.requests import Request, is_json_lines
 from mindllm.process.interrupts import interruptible
 from mindllm.terminal.console import error_console
 from mindllm.terminal.render import drawn
@@ -38,7 +39,8 @@ def _stream(generator: Generator, prompts: Prompts) -> None:
     with error_console.status("compiling"):
         generator.prepare(1, len(tokens), config.generation)
     try:
-        write(prompts.requests[0].prompt)
+        if not config.generation.apply_chat_template:
+            write(prompts.requests[0].prompt)
         for piece in generator.stream(tokens, config.generation, config.seed):
             write(piece)
     finally:
@@ -61,4 +63,13 @@ def _opened(config: RunConfig) -> Iterator[Writer]:
     elif is_json_lines(config):
         yield lambda request, continuations: write(json_line(request, continuations))
     else:
-        yield lambda request, continuations: write("".join(f"{request.prompt}{one.text}\n\n" for one in continuations))
+        shown = _dialogue if config.generation.apply_chat_template else _continued
+        yield lambda request, continuations: write(shown(request, continuations))
+
+
+def _continued(request: Request, continuations: Sequence[Continuation]) -> str:
+    return "".join(f"{request.prompt}{one.text}\n\n" for one in continuations)
+
+
+def _dialogue(request: Request, continuations: Sequence[Continuation]) -> str:
+    return "".join(f"> {request.prompt}\n{one.text}\n\n" for one in continuations)

@@ -55,6 +55,10 @@ def _run(name: str, group: str, text: str) -> Verb:
     return Verb(name, group, text, RUN_PARSERS, RUN, f"{RUN_SCRIPT} --run_mode {name}", run_mode=name)
 
 
+def _use(name: str, text: str, old: str) -> Verb:
+    return Verb(name, "use", text, "mindllm.cli.parsers.using", RUN, old, run_mode=name)
+
+
 TABLE = (
     _run("train", "train", "train a model, from scratch or from a checkpoint"),
     _run("finetune", "train", "train pretrained weights further, or an adapter"),
@@ -78,7 +82,8 @@ TABLE = (
     _run("eval", "use", "loss and perplexity on held-out data"),
     _tool("evaluate", "use", "score a model on tasks such as mmlu", "python -m toolkit.evaluate", takes_keys=False),
     _run("predict", "use", "continue prompts"),
-    _run("chat", "use", "talk to a model"),
+    _use("generate", "answer prompts with a model directory", "mindllm generate"),
+    _use("chat", "talk to a model directory", f"{RUN_SCRIPT} --run_mode chat"),
 )
 VERBS = {verb.name: verb for verb in TABLE}
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import sys
+from argparse import Namespace
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from mindllm.cli.parsers.run import read_config
+from mindllm.cli.parsers.using import CHAT, GENERATE
 from mindllm.command import run_command
 from mindllm.process.interrupts import INTERRUPTED, leave_on_interrupt, own_interrupts, receive_interrupts
 
@@ -17,13 +19,21 @@ if TYPE_CHECKING:  # the schema takes longer to import than --help may
 
 def main(arguments: Sequence[str] | None = None, run_mode: str = "") -> int:
     """Run what ``run_mode``, or the YAML, says; return the exit code."""
-    options, config = read_config(arguments, run_mode)
+    options, config = _read(arguments, run_mode)
     if options.print_config:
         from mindllm.config import render_config
 
         sys.stdout.write(render_config(config))
         return 0
     return run(config)
+
+
+def _read(arguments: Sequence[str] | None, run_mode: str) -> tuple[Namespace, RunConfig]:
+    if run_mode in (CHAT, GENERATE):
+        from mindllm.cli.from_model import read_use
+
+        return read_use(arguments, run_mode)
+    return read_config(arguments, run_mode)
 
 
 def run(config: RunConfig) -> int:

@@ -58,7 +58,14 @@ class GenerationConfig(Section):
         description="Writes the log-probability the model gave each token, before penalties, temperature and limits.",
     )
     seed: int | None = Field(default=None, ge=0, description="Seed of the draws; null: the seed of the run.")
-    system_prompt: str = Field(default="", description="First message of every conversation of `run_mode: chat`.")
+    system_prompt: str = Field(
+        default="",
+        description="First message of every conversation: of `run_mode: chat`, and of `apply_chat_template`.",
+    )
+    apply_chat_template: bool = Field(
+        default=False,
+        description="`run_mode: predict` asks each prompt as a person does in a conversation, and writes the answer alone.",
+    )
 
     @property
     def stops(self) -> tuple[str, ...]:

@@ -1,0 +1,149 @@
+"""What a person names as a model: a Hugging Face directory, a checkpoint, the output of a run, or an adapter of PEFT."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mindllm.config import ModelConfig, is_hugging_face, read_model_config
+from mindllm.config.dataset import TOKENIZER_FILES
+from mindllm.errors import LONGEST_PART, UserError, bounded, nearest
+from mindllm.families.hugging_face import CONFIG, GENERATION_CONFIG, read_json
+from mindllm.recipes.licence import licence_line
+
+HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")  # owner/name
+CHECKPOINTS = "checkpoint"  # below the output directory of a run
+ADAPTER_CONFIG = "adapter_config.json"  # of PEFT
+MANIFEST, STATE = "manifest.json", "state.json"  # of a checkpoint
+DTYPES = ("float32", "float16", "bfloat16")
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """A model that was found: what a run names it by, and what its files say.
+
+    Attributes:
+        path: what the person named.
+        weights: ``load_checkpoint`` of a run.
+        adapter: ``load_adapter`` of a run; empty where there is none.
+        directory: the Hugging Face directory of the weights, which has the files about generating; None for a checkpoint that
+            was trained from scratch.
+        architecture: the network, without an adapter.
+        tokenizer: the file of the tokenizer; empty where none is known.
+    """
+
+    path: Path
+    weights: Path
+    adapter: str
+    directory: Path | None
+    architecture: ModelConfig
+    tokenizer: str
+
+    @property
+    def name(self) -> str:
+        """A short name for files: that of the directory the person named."""
+        return self.path.resolve().name.removesuffix(".gguf") or "model"
+
+    @property
+    def dtype(self) -> str:
+        """The type that ``config.json`` says the weights are computed in; ``float32`` where it says none."""
+        if self.directory is None or not (self.directory / CONFIG).is_file():
+            return "float32"
+        content = read_json(self.directory / CONFIG)
+        told = content.get("dtype") or content.get("torch_dtype")
+        return str(told) if told in DTYPES else "float32"
+
+    def generation(self) -> dict[str, Any]:
+        """What ``generation_config.json`` says, or nothing."""
+        path = self.directory / GENERATION_CONFIG if self.directory else None
+        return read_json(path) if path and path.is_file() else {}
+
+    def notes(self) -> tuple[str, ...]:
+        """Lines that a person should read before using the model: what its licence forbids."""
+        line = licence_line(self.directory) if self.directory else ""
+        return (line,) if line else ()
+
+
+def find_model(named: str | Path, base: str | Path | None = None) -> ModelSource:
+    """Return the model at a path; ``base`` names the weights of an adapter where its own file does not find them.
+
+    Raises:
+        UserError: there is nothing, or nothing that is a model; says what is there and what to write.
+    """
+    path = Path(named)
+    if not path.exists():
+        raise UserError(_missing(path))
+    if is_hugging_face(path):
+        return _of_directory(path, path)
+    if (path / ADAPTER_CONFIG).is_file():
+        return _of_adapter(path, base)
+    if (path / MANIFEST).is_file():
+        return _of_checkpoint(path, path)
+    if (path / CHECKPOINTS).is_dir():
+        return _of_run(path)
+    raise UserError(f"{path}: {_why_no_model(path)}")
+
+
+def _of_directory(path: Path, directory: Path, adapter: str = "") -> ModelSource:
+    return ModelSource(path, directory, adapter, directory, read_model_config(directory), _tokenizer_in(directory))
+
+
+def _of_adapter(path: Path, base: str | Path | None) -> ModelSource:
+    told = base or read_json(path / ADAPTER_CONFIG).get("base_model_name_or_path")
+    if not isinstance(told, str | Path) or not is_hugging_face(told):
+        where = f"'{bounded(str(told), LONGEST_PART)}', which is no model directory here" if told else "nothing"
+        raise UserError(f"{path / ADAPTER_CONFIG}: base_model_name_or_path names {where}; give --base DIR")
+    return _of_directory(path, Path(told), str(path))
+
+
+def _of_run(path: Path) -> ModelSource:
+    from mindllm.train.checkpoint import CheckpointStore
+
+    newest = CheckpointStore(path / CHECKPOINTS).newest()
+    if newest is None:
+        raise UserError(f"{path}: a run without a checkpoint yet; name a model, or wait for its first")
+    return _of_checkpoint(path, newest)
+
+
+def _of_checkpoint(path: Path, checkpoint: Path) -> ModelSource:
+    from mindllm.train.checkpoint import load_checkpoint
+    from mindllm.train.checkpoint.loading import model_of
+    from mindllm.train.checkpoint.tensors import stored_tensors
+
+    found = load_checkpoint(checkpoint, option="MODEL", with_optimizer=False, read=stored_tensors)
+    base = found.state.get("base")
+    trained_beside = Path(str(base.get("path") or "")) if isinstance(base, dict) else None
+    directory = trained_beside if trained_beside and is_hugging_face(trained_beside) else None
+    tokenizer = str(found.state.get("tokenizer") or "")
+    return ModelSource(path, checkpoint, "", directory, model_of(found), tokenizer)
+
+
+def _tokenizer_in(directory: Path) -> str:
+    if directory.is_file():
+        return str(directory)
+    return next((str(directory / name) for name in TOKENIZER_FILES if (directory / name).is_file()), "")
+
+
+def _missing(path: Path) -> str:
+    text = bounded(str(path), LONGEST_PART)
+    if HUB_NAME.fullmatch(text) and not path.parent.exists():
+        return f"{text}: no such directory; a name on the hub is downloaded first: mindllm fetch {text}"
+    beside = [entry.name for entry in path.parent.iterdir() if entry.is_dir()] if path.parent.is_dir() else []
+    hint = nearest(path.name, beside)
+    return f"{text}: no such directory{hint if 'did you mean' in hint else '; name a directory with config.json'}"
+
+
+def _why_no_model(path: Path) -> str:
+    """What a path is in place of a model."""
+    if path.is_file():
+        return "is a file; a model is a directory with config.json, or a .gguf file"
+    inside = sorted(entry.name for entry in path.iterdir())
+    below = [name for name in inside if is_hugging_face(path / name)]
+    if below:
+        return f"is no model, but {below[0]} in it is: name {path / below[0]}"
+    if any(name.endswith((".safetensors", ".bin")) for name in inside):
+        return f"has weights and no {CONFIG}; copy that file from where the weights come from"
+    holds = ", ".join(inside[:3]) + (", …" if len(inside) > 3 else "") if inside else "nothing"
+    return f"is no model: it has no {CONFIG} (it holds {holds})"

@@ -1,0 +1,138 @@
+"""A run as choices over a base: every key that was chosen for a person stands in the YAML with the reason for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from mindllm.config import RunConfig, load_config
+from mindllm.config.reading.document import Document, KeyPath, at, merge
+from mindllm.config.reading.load import BASE, plain, read_document, rename
+from mindllm.config.reading.overrides import Overrides, override_document
+from mindllm.config.reading.shipped import shipped_or_own
+from mindllm.config.reading.yaml_tree import write_yaml
+from mindllm.errors import UserError
+from mindllm.files import atomic_open
+from mindllm.terminal.tables import Table, texts
+
+REASON_FROM = 2  # spaces before a comment
+LONGEST_LINE = 130
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The value of a dotted key, and why it is that: shown as ``key: value  # reason``."""
+
+    key: str
+    value: Any
+    reason: str
+
+    @property
+    def path(self) -> KeyPath:
+        """The key as a path."""
+        return tuple(self.key.split("."))
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """The choices of a run, over the YAML ``base`` below ``configs/``; ``command`` is what the person typed."""
+
+    command: str
+    base: str
+    choices: tuple[Choice, ...]
+
+    def with_choices(self, choices: Iterable[Choice]) -> Recipe:
+        """Return this recipe with more choices; one of a key that is there replaces it."""
+        known = {choice.key: choice for choice in (*self.choices, *choices)}
+        return replace(self, choices=tuple(known.values()))
+
+    def made(self, overrides: Overrides = ()) -> MadeRun:
+        """Return the run with what the person asked for besides, which goes before every choice.
+
+        Raises:
+            UserError: the run is wrong, by an option or by a choice; named as in a YAML.
+        """
+        tree = self._tree()
+        config = load_config(tree, overrides)
+        document = Document(tree)
+        over_base = merge(read_document(shipped_or_own(Path(self.base))), document)
+        changes = override_document(overrides, over_base, RunConfig)
+        rename(changes)
+        asked = merge(document, changes).data
+        kept = [choice for choice in self.choices if at(asked, choice.path) == plain(choice.value)]
+        return MadeRun(config, self.command, asked, tuple(kept))
+
+    def _tree(self) -> dict[str, Any]:
+        tree: dict[str, Any] = {BASE: self.base}
+        for choice in self.choices:
+            section, keys = tree, choice.key.split(".")
+            for key in keys[:-1]:
+                section = section.setdefault(key, {})
+            section[keys[-1]] = plain(choice.value)
+        return tree
+
+
+@dataclass(frozen=True)
+class MadeRun:
+    """A run that was made of choices: its configuration, and the YAML that repeats it."""
+
+    config: RunConfig
+    command: str
+    tree: Mapping[str, Any]
+    choices: tuple[Choice, ...]
+
+    def yaml(self) -> str:
+        """Return the YAML: a base and what differs, each choice with its reason behind it."""
+        reasons = {choice.path: choice.reason for choice in self.choices}
+        first = (
+            f"# Written by: {_one_line(self.command)}\n# The same command writes it anew: copy it to keep changes.\n"
+        )
+        return first + "".join(_lines(self.tree, (), reasons))
+
+    def write(self, path: Path) -> None:
+        """Write :meth:`yaml` to ``path``, whole or not at all.
+
+        Raises:
+            UserError: it cannot be written.
+        """
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with atomic_open(path) as file:
+                file.write(self.yaml())
+        except OSError as error:
+            raise UserError(f"{path}: cannot be written: {error.strerror}") from None
+
+    def table(self) -> Table:
+        """Return the choices as a table: key, value, reason."""
+        rows = [(choice.key, _shown(choice.value), choice.reason) for choice in self.choices]
+        return Table("chosen", texts("key", "value", "why"), rows)
+
+
+def _lines(tree: Mapping[str, Any], path: KeyPath, reasons: Mapping[KeyPath, str]) -> Iterator[str]:
+    indent = "  " * len(path)
+    for key, value in tree.items():
+        here = (*path, key)
+        if isinstance(value, dict) and value and here not in reasons:
+            yield f"{indent}{write_yaml({key: None}).split(':')[0]}:\n"
+            yield from _lines(value, here, reasons)
+            continue
+        written = write_yaml({key: value}).rstrip("\n").split("\n")
+        reason = _one_line(reasons.get(here, ""))
+        one_line = f"{indent}{written[0]}{' ' * REASON_FROM}# {reason}"
+        if reason and len(written) == 1 and len(one_line) <= LONGEST_LINE:
+            yield f"{one_line}\n"
+            continue
+        if reason:
+            yield f"{indent}# {reason}\n"
+        yield from (f"{indent}{line}\n" for line in written)
+
+
+def _one_line(text: str) -> str:
+    """``text`` without line ends and other controls, so that a comment stays one."""
+    return " ".join("".join(character if character.isprintable() else " " for character in text).split())
+
+
+def _shown(value: Any) -> str:
+    return write_yaml({"value": plain(value)}).removeprefix("value:").strip()
