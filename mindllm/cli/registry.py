@@ -75,6 +75,7 @@ TABLE = (
     _tool(
         "weights", "prepare", "import, export, merge or quantize weights", "python -m toolkit.weights", takes_keys=False
     ),
+    _tool("quantize", "prepare", "round a model to 4 or 8 bits", "mindllm quantize", takes_keys=False),
     _tool("data", "prepare", "turn text into an indexed corpus", "python -m toolkit.data_preprocess", takes_keys=False),
     _tool("view", "prepare", "show the samples that a model gets", "python -m toolkit.data_viewer"),
     _tool("preflight", "launch", "check this node before a run", "python -m toolkit.preflight"),

@@ -47,16 +47,7 @@ def _convert(options: argparse.Namespace, progress: Progress) -> Path:
     if options.command in QUANTIZE:
         from mindllm.weights.quantize import Options, quantize_weights
 
-        chosen = Options(
-            options.method,
-            options.bits,
-            options.group,
-            options.act_order,
-            options.calibration,
-            options.samples,
-            options.length,
-            options.tokenizer,
-        )
+        chosen = Options.among(vars(options))
         return quantize_weights(options.source, options.target, chosen, options.dtype, options.max_shard_size, progress)
     if options.command == "import":
         return import_weights(options.source, options.target, options.model, progress)

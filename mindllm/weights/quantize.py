@@ -8,7 +8,7 @@ seen by those behind it. Operators run one at a time, in MindSpore's PyNative mo
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -145,6 +145,12 @@ class Options:
     samples: int = 64
     length: int = 512
     tokenizer: Path | None = None
+
+    @classmethod
+    def among(cls, given: Mapping[str, Any]) -> Options:
+        """The options of these names, among others, that are given: not None."""
+        names = [field.name for field in fields(cls)]
+        return cls(**{name: given[name] for name in names if given.get(name) is not None})
 
     @property
     def code(self) -> CodeName:

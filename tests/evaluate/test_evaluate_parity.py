@@ -12,9 +12,10 @@ from lm_eval.models.huggingface import HFLM  # noqa: E402
 from lm_eval.tasks import TaskManager  # noqa: E402
 from tiny_model import LENGTH, write_model  # noqa: E402
 
-from mindllm.config.generation import EvaluationConfig  # noqa: E402
-from mindllm.evaluate.load import evaluated_model, run_of  # noqa: E402
+from mindllm.evaluate.load import evaluated_model  # noqa: E402
 from mindllm.evaluate.local_data import local_data  # noqa: E402
+from mindllm.recipes.model_source import find_model  # noqa: E402
+from mindllm.recipes.using import evaluate_recipe  # noqa: E402
 
 FOLDERS = ["arc", "mmlu/default", "gsm8k", "wikitext"]
 TASKS = ["arc_easy", "mmlu_abstract_algebra", "gsm8k", "wikitext"]
@@ -42,7 +43,7 @@ def run(model, hub, manager, **options):
 
 def compare(name, tmp_path, hub, manager):
     directory = write_model(tmp_path / "model", name)
-    config = run_of(directory, EvaluationConfig(batch_size=4))
+    config = evaluate_recipe(find_model(directory), "", tmp_path, [], {"batch_size": 4}).made().config
     assert config.model.config.seq_length == LENGTH
     ours = run(evaluated_model(config, None), hub, manager)
     theirs = run(

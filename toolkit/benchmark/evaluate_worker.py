@@ -21,11 +21,13 @@ def mindllm_side(sizes: Sizes) -> Ask:
 
     ms.set_device("CPU")
     ms.set_context(mode=ms.GRAPH_MODE)
-    from mindllm.config.generation import EvaluationConfig
-    from mindllm.evaluate.load import evaluated_model, run_of
+    from mindllm.evaluate.load import evaluated_model
     from mindllm.evaluate.model import EvaluatedModel
+    from mindllm.recipes.model_source import find_model
+    from mindllm.recipes.using import evaluate_recipe
 
-    config = run_of(Path(sizes["model"]), EvaluationConfig(batch_size=sizes["batch"]))
+    recipe = evaluate_recipe(find_model(sizes["model"]), "", Path(), [], {"batch_size": sizes["batch"]})
+    config = recipe.made().config
     generator = evaluated_model(config, None).generator
 
     def fresh() -> EvaluatedModel:

@@ -23,6 +23,7 @@ run_llm.py reads a Hugging Face directory itself (--load_checkpoint DIRECTORY); 
 """
 
 FORMER_QUANTIZE = "quantise"
+METHODS = ("rtn", "gptq", "awq")
 
 
 def make_parser() -> CommandParser:
@@ -84,19 +85,28 @@ def _add_quantize_command(commands: Any) -> None:
     rounding = commands.add_parser(
         "quantize", aliases=[FORMER_QUANTIZE], help="a model of 4 or 8 bits, in files of GPTQ or AWQ"
     )
-    rounding.add_argument("source", type=Path, metavar="WEIGHTS", help="Hugging Face directory or checkpoint")
-    rounding.add_argument("target", type=output_directory, metavar="HF_DIRECTORY", help="must not exist, or be empty")
-    rounding.add_argument(
-        "--method", choices=("rtn", "gptq", "awq"), default="gptq", help="rtn: to the nearest code (default gptq)"
+    add_quantize_options(rounding, METHODS[1])
+
+
+def add_quantize_options(parser: argparse.ArgumentParser, method: str | None, required: bool = True) -> None:
+    """Adds how a model is rounded; ``method`` is the default, None: chosen by what is given."""
+    said = f"default {method}" if method else "default gptq with --calibration, else rtn"
+    count = None if required else "?"
+    parser.add_argument(
+        "source", type=Path, nargs=count, metavar="WEIGHTS", help="Hugging Face directory or checkpoint"
     )
-    rounding.add_argument("--bits", type=int, choices=(4, 8), default=4)
-    rounding.add_argument("--group", type=positive, default=128, metavar="N", help="columns that share a scale (128)")
-    rounding.add_argument("--calibration", type=Path, metavar="FILE", help="text that gptq and awq look at")
-    rounding.add_argument("--samples", type=positive, default=64, metavar="N", help="pieces of the text (64)")
-    rounding.add_argument("--length", type=positive, default=512, metavar="N", help="tokens of a piece (512)")
-    rounding.add_argument("--act-order", action="store_true", help="gptq: columns with the largest inputs first")
-    add_export_options(rounding)
-    rounding.set_defaults(dtype="float16")
+    parser.add_argument(
+        "target", type=output_directory, nargs=count, metavar="HF_DIRECTORY", help="must not exist, or be empty"
+    )
+    parser.add_argument("--method", choices=METHODS, default=method, help=f"rtn: to the nearest code ({said})")
+    parser.add_argument("--bits", type=int, choices=(4, 8), default=4)
+    parser.add_argument("--group", type=positive, default=128, metavar="N", help="columns that share a scale (128)")
+    parser.add_argument("--calibration", type=Path, metavar="FILE", help="text that gptq and awq look at")
+    parser.add_argument("--samples", type=positive, default=64, metavar="N", help="pieces of the text (64)")
+    parser.add_argument("--length", type=positive, default=512, metavar="N", help="tokens of a piece (512)")
+    parser.add_argument("--act-order", action="store_true", help="gptq: columns with the largest inputs first")
+    add_export_options(parser)
+    parser.set_defaults(dtype="float16")
 
 
 def add_export_options(parser: argparse.ArgumentParser) -> None:
