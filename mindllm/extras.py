@@ -10,6 +10,7 @@ EXTRAS = {
     "zstandard": "data",
     "lm_eval": "eval",
     "ray": "ray",
+    "gguf": "gguf",
 }
 
 

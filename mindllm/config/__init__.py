@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from mindllm.config.recompute import RecomputeConfig
     from mindllm.config.run import RunConfig
     from mindllm.config.runtime import ContextConfig, ExportConfig, RunnerConfig
-    from mindllm.families.hugging_face import config_json, is_hugging_face, read_model_config
+    from mindllm.families.hugging_face import config_json, is_hugging_face, read_model_config, tokenizer_in
 
 HOMES = {
     "keys_of_layers": "mindllm.config.architecture_keys",
@@ -49,6 +49,7 @@ HOMES = {
     "config_json": "mindllm.families.hugging_face",
     "is_hugging_face": "mindllm.families.hugging_face",
     "read_model_config": "mindllm.families.hugging_face",
+    "tokenizer_in": "mindllm.families.hugging_face",
 }
 __all__ = [
     "ContextConfig",
@@ -74,6 +75,7 @@ __all__ = [
     "override_config",
     "read_model_config",
     "render_config",
+    "tokenizer_in",
     "tree_of",
     "with_model",
 ]

@@ -6,13 +6,21 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from mindllm.config.dataset import TOKENIZER_FILES
 from mindllm.config.reading.document import Document, KeyPath, Origin, Problem
 from mindllm.config.run import RunConfig
 from mindllm.errors import UserError
 from mindllm.families import family_of
 from mindllm.families.family import TRAINING_KEYS
-from mindllm.families.hugging_face import CONFIG, family_in, is_hugging_face, read_json, read_model_config
+from mindllm.families.hugging_face import (
+    CONFIG,
+    described_by,
+    family_in,
+    is_hugging_face,
+    read_json,
+    read_model_config,
+    tokenizer_in,
+)
+from mindllm.gguf.header import gguf_files
 
 STATE = "state.json"  # of a checkpoint
 DIRECTORY_KEYS = ("pretrained_model_dir", "load_checkpoint")
@@ -43,10 +51,10 @@ def fill_from_pretrained(document: Document) -> None:
 
 
 def _fill(document: Document, directory: Path) -> None:
-    origin = Origin(file=str(directory / CONFIG))
+    origin = Origin(file=str(described_by(directory)))
     for name, value in read_model_config(directory).model_dump(exclude_unset=True).items():
         _set_if_absent(document, (*MODEL, name), value, origin)
-    tokenizer = next((directory / name for name in TOKENIZER_FILES if (directory / name).is_file()), None)
+    tokenizer = tokenizer_in(directory)
     if tokenizer is not None:
         _set_if_absent(document, VOCABULARY, str(tokenizer), Origin(file=str(tokenizer)))
 
@@ -60,6 +68,8 @@ def _base_of_adapter(checkpoint: str) -> str:
 
 def _why_nothing_is_filled(document: Document, key: str, directory: Path) -> str:
     """The mistake, or nothing: ``load_checkpoint`` may be a checkpoint of ours, and either may be made later."""
+    if several := gguf_files(directory):
+        return f"holds {len(several)} GGUF files; name one of them, such as {several[0].name}"
     if directory.exists():
         return f"not a Hugging Face directory, it has no {CONFIG}" if key == "pretrained_model_dir" else ""
     if "hidden_size" in _section(document, MODEL):
@@ -76,7 +86,7 @@ def check_pretrained(config: RunConfig) -> Iterator[tuple[KeyPath, str]]:
         for key in sorted(theirs.model_fields_set - PREFERENCES):
             wanted, value = getattr(theirs, key), getattr(ours, key)
             if wanted != value:
-                said = f"{family.their_name(key)} of {Path(directory) / CONFIG}, which is {_shown(wanted)}"
+                said = f"{family.their_name(key)} of {described_by(directory)}, which is {_shown(wanted)}"
                 yield (*MODEL, key), f"contradicts {said} (value {_shown(value)}); remove the key"
 
 

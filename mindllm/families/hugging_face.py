@@ -1,5 +1,6 @@
 """Hugging Face's ``config.json`` as a :class:`ModelConfig`, and the way back. ``families`` says what it holds.
 
+A GGUF file stands for the directory that its model had: wherever one is taken, the other is.
 Values of a ``config.json`` that no model has are refused before anything is computed from them, whatever family it is.
 """
 
@@ -10,12 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from mindllm import outside
+from mindllm.config.dataset import TOKENIZER_FILES
 from mindllm.config.model import ModelConfig
 from mindllm.config.quantization import KEY, QuantizationConfig, read_quantization
 from mindllm.errors import UserError, shortened
 from mindllm.families import FAMILIES, family_named, family_of
 from mindllm.families.family import Family
 from mindllm.families.weight_names import weight_names
+from mindllm.gguf.header import gguf_file, read_header
+from mindllm.gguf.model import config_content
 
 MOST_LAYERS = 10_000
 MOST = 2**31 - 1
@@ -101,8 +105,22 @@ def _named(content: dict[str, Any], keys: tuple[str, ...]) -> str:
 
 
 def is_hugging_face(directory: Path | str) -> bool:
-    """Whether ``directory`` is a model directory of Hugging Face, which a checkpoint of ours is not."""
-    return (Path(directory) / CONFIG).is_file() and not (Path(directory) / "manifest.json").exists()
+    """Whether ``directory`` is a model directory of Hugging Face, which a checkpoint of ours is not; or a GGUF file."""
+    if (Path(directory) / CONFIG).is_file():
+        return not (Path(directory) / "manifest.json").exists()
+    return gguf_file(directory) is not None
+
+
+def described_by(directory: Path | str) -> Path:
+    """The file that says what the model of ``directory`` is: its ``config.json``, or a GGUF file."""
+    return gguf_file(directory) or Path(directory) / CONFIG
+
+
+def tokenizer_in(directory: Path | str) -> Path | None:
+    """The file of the tokenizer in ``directory``, or a GGUF file, which has one in it; None where there is none."""
+    if gguf := gguf_file(directory):
+        return gguf
+    return next((Path(directory) / name for name in TOKENIZER_FILES if (Path(directory) / name).is_file()), None)
 
 
 def read_model_config(directory: Path | str) -> ModelConfig:
@@ -111,11 +129,12 @@ def read_model_config(directory: Path | str) -> ModelConfig:
     Raises:
         UserError: the file is missing, no JSON, incomplete, or describes what the decoder does not compute.
     """
-    path = Path(directory) / CONFIG
-    content = read_json(path)
+    path, content = _described(directory)
     refuse_implausible(path, content)
-    model = _without_absent_layers(path.parent, _family(path, content).model(path, content))
-    ends = _end_of_text(path.with_name(GENERATION_CONFIG), content)
+    model = _family(path, content).model(path, content)
+    if path.name == CONFIG:
+        model = _without_absent_layers(path.parent, model)
+    ends = _end_of_text(path.with_name(GENERATION_CONFIG) if path.name == CONFIG else None, content)
     if ends is None:
         return model
     if not isinstance(ends, int) and not (isinstance(ends, list) and ends and all(type(end) is int for end in ends)):
@@ -133,8 +152,7 @@ def _without_absent_layers(directory: Path, model: ModelConfig) -> ModelConfig:
 
 def family_in(directory: Path | str) -> Family:
     """The family of a directory of Hugging Face; errors as :func:`read_model_config`."""
-    path = Path(directory) / CONFIG
-    return _family(path, read_json(path))
+    return _family(*_described(directory))
 
 
 def quantization_in(directory: Path | str) -> QuantizationConfig | None:
@@ -143,9 +161,14 @@ def quantization_in(directory: Path | str) -> QuantizationConfig | None:
     Raises:
         UserError: they are of a form that is not read.
     """
-    path = Path(directory) / CONFIG
-    content = read_json(path).get(KEY)
-    return None if content is None else read_quantization(path, content)
+    path, content = _described(directory)
+    return None if content.get(KEY) is None else read_quantization(path, content[KEY])
+
+
+def _described(directory: Path | str) -> tuple[Path, dict[str, Any]]:
+    """The file that describes a model, and its content; of a GGUF file, what stood in the ``config.json``."""
+    path = described_by(directory)
+    return path, read_json(path) if path.name == CONFIG else config_content(read_header(path))
 
 
 def config_json(model: ModelConfig, dtype: str, special_tokens: dict[str, Any]) -> dict[str, Any]:
@@ -194,8 +217,8 @@ def _family(path: Path, content: dict[str, Any]) -> Family:
         ) from None
 
 
-def _end_of_text(generation: Path, content: dict[str, Any]) -> Any:
+def _end_of_text(generation: Path | None, content: dict[str, Any]) -> Any:
     """The tokens that end a text, or None: generation_config.json knows them better than config.json."""
-    told = read_json(generation).get("eos_token_id") if generation.is_file() else None
+    told = read_json(generation).get("eos_token_id") if generation and generation.is_file() else None
     ends = content.get("eos_token_id") if told is None else told
     return None if ends == -1 else ends

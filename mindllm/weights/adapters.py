@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mindllm.config import ModelConfig, is_hugging_face, read_model_config
-from mindllm.config.dataset import TOKENIZER_FILES
 from mindllm.data import load_tokenizer
 from mindllm.data.tokenizers.tokenizer import Tokenizer
 from mindllm.errors import UserError
@@ -19,22 +17,12 @@ from mindllm.train.checkpoint.adapters.adapter import Base, adapter_of_checkpoin
 from mindllm.train.checkpoint.adapters.bottlenecks import write_bottlenecks
 from mindllm.train.checkpoint.adapters.merging import merged, require_reversible, unmerged
 from mindllm.train.checkpoint.adapters.peft import CONFIG_FILE, is_peft, write_peft
-from mindllm.train.checkpoint.hugging_face import read_weights
 from mindllm.train.checkpoint.hugging_face_export import export_hugging_face
 from mindllm.train.checkpoint.loading import model_of
 from mindllm.train.checkpoint.names import refuse_existing
 from mindllm.train.checkpoint.pretrained import read_adapter
 from mindllm.train.checkpoint.tensors import TensorSource, stored_tensors
-from mindllm.weights.convert import watched
-
-
-@dataclass(frozen=True)
-class Whole:
-    """A model with all its weights, and where its tokenizer is, if anywhere."""
-
-    model: ModelConfig
-    weights: Mapping[str, TensorSource]
-    tokenizer: Path | None
+from mindllm.weights.convert import Whole, read_whole, watched
 
 
 def export_adapter(source: Path, directory: Path) -> Path:
@@ -109,16 +97,3 @@ def _named_base(source: Path) -> Path:
         where = f"its base {path} is not a directory here" if path else "it does not say its base"
         raise UserError(f"{source}: {where}; give --base DIRECTORY")
     return Path(path)
-
-
-def read_whole(path: Path) -> Whole:
-    """A model and all its weights, from a Hugging Face directory or a checkpoint; none is read yet."""
-    if is_hugging_face(path):
-        model = read_model_config(path)
-        tokenizer = next((path / name for name in TOKENIZER_FILES if (path / name).is_file()), None)
-        return Whole(model, read_weights(path, model), tokenizer)
-    checkpoint = load_checkpoint(path, option="BASE", with_optimizer=False, read=stored_tensors)
-    if Base.of(checkpoint.state) is not None:
-        raise UserError(f"{path}: holds an adapter and not all weights; merge it first")
-    recorded = Path(checkpoint.state.get("tokenizer") or "")
-    return Whole(model_of(checkpoint).base, checkpoint.weights, recorded if recorded.is_file() else None)

@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from mindllm.config import ModelConfig, is_hugging_face, load_config, read_model_config
-from mindllm.config.dataset import TOKENIZER_FILES
+from mindllm.config import ModelConfig, is_hugging_face, load_config, read_model_config, tokenizer_in
 from mindllm.data import load_tokenizer
 from mindllm.errors import RunFailed, UserError
 from mindllm.terminal.progress import Progress, unwatched
@@ -45,6 +44,15 @@ class Watched:
         return values
 
 
+@dataclass(frozen=True)
+class Whole:
+    """A model with all its weights, and where its tokenizer is, if anywhere."""
+
+    model: ModelConfig
+    weights: Mapping[str, TensorSource]
+    tokenizer: Path | None
+
+
 def import_weights(
     source: Path, directory: Path, architecture: Path | None = None, progress: Progress = unwatched
 ) -> Path:
@@ -61,8 +69,12 @@ def import_weights(
     refuse_existing(directory / f"{store.prefix}-0")
     weights = read_weights(source, model) if is_hugging_face(source) else read_mindformers(source, model)
     place = source if is_hugging_face(source) else architecture or source
-    tokenizer = next((str((place / name).resolve()) for name in TOKENIZER_FILES if (place / name).is_file()), "")
-    state = {"step": 0, "tokenizer": tokenizer, "identity": {"model": {"config": model.model_dump(mode="json")}}}
+    tokenizer = tokenizer_in(place)
+    state = {
+        "step": 0,
+        "tokenizer": str(tokenizer.resolve()) if tokenizer else "",
+        "identity": {"model": {"config": model.model_dump(mode="json")}},
+    }
     try:
         return store.save(0, {0: RankTensors(watched("importing", weights, progress), {})}, state)
     except CheckpointNotSavedError as error:
@@ -96,18 +108,13 @@ def export_weights(
     tokenizer_file: Path | None,
     progress: Progress = unwatched,
 ) -> Path:
-    """Writes checkpoint ``source`` as Hugging Face directory ``directory``; errors as ``export_hugging_face``.
+    """Writes a checkpoint or a GGUF file as Hugging Face directory ``directory``; errors as ``export_hugging_face``.
 
-    Without ``tokenizer_file`` the tokenizer is that of the run that saved the checkpoint, where it still is.
+    Without ``tokenizer_file`` the tokenizer is that in the GGUF file, or of the run that saved the checkpoint, where it still is.
     """
     refuse_existing(directory)
-    checkpoint = load_checkpoint(source, option="CHECKPOINT", with_optimizer=False, read=stored_tensors)
-    if Base.of(checkpoint.state) is not None:
-        raise UserError(f"{source}: holds an adapter and not all weights; mindllm weights merge puts both together")
-    model = model_of(checkpoint)
-    recorded = checkpoint.state.get("tokenizer") or ""
-    if tokenizer_file is None and Path(recorded).is_file():
-        tokenizer_file = Path(recorded)
+    whole = read_whole(source, "CHECKPOINT")
+    model, tokenizer_file = whole.model, tokenizer_file or whole.tokenizer
     tokenizer = None if tokenizer_file is None else load_tokenizer(tokenizer_file)
     if tokenizer is not None and tokenizer.vocab_size > model.vocab_size:
         raise UserError(
@@ -115,7 +122,19 @@ def export_weights(
             "give the tokenizer the model was trained with"
         )
     options: dict[str, Any] = {"dtype": dtype, "max_shard_bytes": max_shard_bytes, "tokenizer": tokenizer}
-    return export_hugging_face(directory, model, watched("exporting", checkpoint.weights, progress), **options)
+    return export_hugging_face(directory, model, watched("exporting", whole.weights, progress), **options)
+
+
+def read_whole(path: Path, option: str = "BASE") -> Whole:
+    """A model and all its weights, from a Hugging Face directory, a GGUF file or a checkpoint; none is read yet."""
+    if is_hugging_face(path):
+        model = read_model_config(path)
+        return Whole(model, read_weights(path, model), tokenizer_in(path))
+    checkpoint = load_checkpoint(path, option=option, with_optimizer=False, read=stored_tensors)
+    if Base.of(checkpoint.state) is not None:
+        raise UserError(f"{path}: holds an adapter and not all weights; mindllm weights merge puts both together")
+    recorded = Path(checkpoint.state.get("tokenizer") or "")
+    return Whole(model_of(checkpoint).base, checkpoint.weights, recorded if recorded.is_file() else None)
 
 
 def watched(doing: str, tensors: Mapping[str, TensorSource], progress: Progress) -> dict[str, Watched]:

@@ -9,9 +9,9 @@ from typing import Any
 
 from rich.table import Table as RichTable
 
-from mindllm.config import ModelConfig, is_hugging_face, read_model_config
-from mindllm.config.dataset import TOKENIZER_FILES
+from mindllm.config import ModelConfig, is_hugging_face, read_model_config, tokenizer_in
 from mindllm.data import load_tokenizer
+from mindllm.gguf.header import gguf_file
 from mindllm.terminal.tables import pairs
 from mindllm.train.checkpoint import load_checkpoint
 from mindllm.train.checkpoint.formats import code_of, weight_files
@@ -29,10 +29,10 @@ MOST_NAMED = 3
 def describe(path: Path) -> dict[str, Any]:
     """Checks the weights at ``path`` against its architecture and returns what they are; errors as those of loading."""
     if is_hugging_face(path):
-        model, kind = read_model_config(path), "Hugging Face directory"
+        model, kind = read_model_config(path), "GGUF file" if gguf_file(path) else "Hugging Face directory"
         weights: dict[str, Any] = {name: item.source for name, item in read_weights(path, model).items()}
         files = [file.name for file in weight_files(path)]
-        vocabulary = path if any((path / name).is_file() for name in TOKENIZER_FILES) else None
+        vocabulary = tokenizer_in(path)
     elif is_mindformers(path):
         return _description_without_architecture(path)
     else:

@@ -35,7 +35,7 @@ from mindllm.train.checkpoint.hugging_face_export import export_hugging_face
 from mindllm.train.checkpoint.names import refuse_existing
 from mindllm.train.checkpoint.quantized.writing import FileFormat, matrices_of, matrix_of, stored
 from mindllm.train.checkpoint.tensors import TensorSource
-from mindllm.weights.adapters import Whole, read_whole
+from mindllm.weights.convert import Whole, read_whole
 
 Weights = dict[str, Any]
 Method = Literal["rtn", "gptq", "awq"]

@@ -21,6 +21,7 @@ from mindllm.data.tokenizers.known import OWN_TEMPLATES
 from mindllm.data.tokenizers.tokenizer import Tokenizer
 from mindllm.errors import UserError, shortened
 from mindllm.families.hugging_face import read_json
+from mindllm.gguf.header import gguf_file
 from mindllm.outside import read_text
 
 PLAIN = """\
@@ -166,8 +167,13 @@ def find_chat_template(
 
 
 def chat_template_of(tokenizer: Tokenizer, given: str = "") -> ChatTemplate:
-    """The template in file ``given``, else that of the tokenizer; errors as :class:`ChatTemplate`."""
+    """The template in file ``given``, else that of the tokenizer; errors as :class:`ChatTemplate`.
+
+    A GGUF file has its own: what lies beside it belongs to others.
+    """
     names = tokenizer.special_tokens, tokenizer.special_names
+    if not given and tokenizer.chat_template and (gguf := gguf_file(tokenizer.path)):
+        return ChatTemplate(tokenizer.chat_template, f"tokenizer.chat_template of {gguf}", *names)
     return find_chat_template(Path(tokenizer.path).parent, *names, given, tokenizer.chat_template)
 
 

@@ -53,9 +53,9 @@ def content_of_tiktoken(path: Path, special: SpecialTokens) -> dict[str, Any]:
     tokens = [*{token.id: token for token in (*tokens, *special.added)}.values()]
     split = {"type": "Split", "pattern": {"Regex": known.pattern}, "behavior": "Isolated", "invert": False}
     return {
-        **_content(vocabulary, _merges(ranks, spelled), tokens),
+        **content_of(vocabulary, _merges(ranks, spelled), tokens),
         "normalizer": {"type": "NFC"} if known.nfc else None,
-        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [split, _byte_level(use_regex=False)]},
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [split, byte_level(use_regex=False)]},
     }
 
 
@@ -81,11 +81,11 @@ def content_of_vocabulary(path: Path, special: SpecialTokens) -> dict[str, Any]:
     named = {*special.names.values(), *special.more_names, END_OF_TEXT}
     tokens = [AddedToken(name, vocabulary[name]) for name in sorted(named) if name in vocabulary]
     tokens = [*{token.id: token for token in (*tokens, *special.added)}.values()]
-    content = _content(vocabulary, merges, tokens)
+    content = content_of(vocabulary, merges, tokens)
     return {
         **content,
         "normalizer": None,
-        "pre_tokenizer": _byte_level(use_regex=True),
+        "pre_tokenizer": byte_level(use_regex=True),
         "model": {**content["model"], "ignore_merges": False},
     }
 
@@ -125,11 +125,13 @@ def _characters() -> dict[int, str]:
     return {byte: chr(byte) for byte in visible} | {byte: chr(256 + index) for index, byte in enumerate(others)}
 
 
-def _byte_level(use_regex: bool) -> dict[str, Any]:
+def byte_level(use_regex: bool) -> dict[str, Any]:
+    """A step that spells bytes as characters; with ``use_regex`` it cuts texts into GPT-2's words before."""
     return {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": use_regex}
 
 
-def _content(vocabulary: dict[str, int], merges: list[list[str]], added: list[AddedToken]) -> dict[str, Any]:
+def content_of(vocabulary: dict[str, int], merges: list[list[str]], added: list[AddedToken]) -> dict[str, Any]:
+    """A ``tokenizer.json`` of BPE whose texts are not cut yet."""
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
     return {
         "version": "1.0",
@@ -140,7 +142,7 @@ def _content(vocabulary: dict[str, int], merges: list[list[str]], added: list[Ad
             for token in sorted(added, key=lambda token: token.id)
         ],
         "post_processor": None,
-        "decoder": _byte_level(use_regex=True),
+        "decoder": byte_level(use_regex=True),
         "model": {"type": "BPE", "ignore_merges": True, "vocab": vocabulary, "merges": merges},
     }
 

@@ -19,9 +19,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 from mindllm.config import RunConfig
 from mindllm.config.dataset import TOKENIZER_FILES
 from mindllm.data.tokenizers.byte_level_files import content_of_tiktoken, content_of_vocabulary, is_tiktoken, spelled
+from mindllm.data.tokenizers.gguf_vocabulary import chat_template_of_gguf, content_of_gguf, special_tokens_of_gguf
 from mindllm.data.tokenizers.known import known_tokenizer
 from mindllm.data.tokenizers.special_tokens import SpecialTokens, read_special_tokens
 from mindllm.errors import UserError, shortened
+from mindllm.gguf.header import gguf_file
 from mindllm.outside import parse_json, read_text
 
 if TYPE_CHECKING:
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
 
 VOCABULARY = "vocab.json"
 PANIC = "PanicException"  # of pyo3, which has no module to import it from
-KINDS = "tokenizer.json, a sentencepiece .model, a .tiktoken file, or vocab.json with merges.txt"
+KINDS = "tokenizer.json, a sentencepiece .model, a .tiktoken file, vocab.json with merges.txt, or a GGUF file"
 
 
 class Tokenizer(Protocol):
@@ -68,10 +70,12 @@ class Tokenizer(Protocol):
 
 
 def load_tokenizer(path: Path | str) -> Tokenizer:
-    """Loads the file of a tokenizer, or the first of ``TOKENIZER_FILES`` in a directory.
+    """Loads the file of a tokenizer, that in a GGUF file, or the first of ``TOKENIZER_FILES`` in a directory.
 
     Raises UserError when the file is missing or is not a tokenizer.
     """
+    if gguf := gguf_file(path):
+        return JsonTokenizer(gguf, special_tokens_of_gguf(gguf), content_of_gguf(gguf), chat_template_of_gguf(gguf))
     file = _tokenizer_file(Path(path))
     special = read_special_tokens(file.parent)
     try:
@@ -104,7 +108,9 @@ def _tokenizer_file(path: Path) -> Path:
 class JsonTokenizer:
     """A ``tokenizer.json`` of Hugging Face's ``tokenizers``, or ``content`` of one that was made of other files at ``path``."""
 
-    def __init__(self, path: Path, special: SpecialTokens, content: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self, path: Path, special: SpecialTokens, content: dict[str, Any] | None = None, chat_template: str = ""
+    ) -> None:
         from tokenizers import Tokenizer as FastTokenizer
 
         self.path = path
@@ -129,7 +135,7 @@ class JsonTokenizer:
         self.prefix_ids = tuple(id for id in begin if id is not None)
         ends = map(self._tokenizer.token_to_id, known.ends)
         self.end_ids = tuple(id for id in ends if id is not None)
-        self.chat_template = known.template
+        self.chat_template = chat_template or known.template
         self.fingerprint = _fingerprint_of_json(parsed)
         self.special_names: Sequence[str] = [token["content"] for token in added if token["special"]]
         ids = {"bos_token": self.bos_id, "eos_token": self.eos_id, "pad_token": self.pad_id}

@@ -12,6 +12,8 @@ from typing import Any
 from mindllm.errors import UserError
 from mindllm.families.hugging_face import read_json
 from mindllm.families.weight_names import INDEX_FILE, WEIGHTS_FILE, index_of
+from mindllm.gguf.header import gguf_file
+from mindllm.train.checkpoint.formats.gguf_file import gguf_tensors
 from mindllm.train.checkpoint.formats.mindspore_file import checkpoint_tensors
 from mindllm.train.checkpoint.formats.pickled import pickled_tensors
 from mindllm.train.checkpoint.tensors import stored_tensors
@@ -34,6 +36,8 @@ def tensors_of_file(path: Path) -> dict[str, Any]:
     Raises:
         UserError: no such file, no format known here, a damaged file, or one that holds more than tensors.
     """
+    if gguf_file(path):
+        return gguf_tensors(path)
     if path.suffix not in READERS:
         raise UserError(f"{path}: not a file of weights; known are {', '.join(READERS)}")
     kind, read = READERS[path.suffix]
@@ -51,6 +55,8 @@ def weight_files(directory: Path) -> list[Path]:
     Raises:
         UserError: there are none, shards of the index are missing, or it names files elsewhere.
     """
+    if gguf := gguf_file(directory):
+        return [gguf]
     for file in (WEIGHTS_FILE, PICKLED_FILE):
         if (directory / index_of(file)).is_file():
             return shards_of(directory / index_of(file))

@@ -1,0 +1,213 @@
+"""The tokenizer in a GGUF file as the content of a ``tokenizer.json``: byte-level BPE, and sentencepiece's BPE.
+
+How texts are cut before merges stands in code, by the name ``tokenizer.ggml.pre``: the patterns are those of the original
+``tokenizer.json`` files, which llama.cpp's ``src/llama-vocab.cpp`` names beside its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mindllm.data.tokenizers.byte_level_files import byte_level, content_of
+from mindllm.data.tokenizers.known import CL100K, QWEN
+from mindllm.data.tokenizers.special_tokens import AddedToken, SpecialTokens
+from mindllm.errors import UserError, shortened
+from mindllm.gguf.header import Header, read_header
+
+PREFIX = "tokenizer.ggml."
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # tokenizer.ggml.token_type
+SPACE = "▁"
+QWEN35 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+TEKKEN = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+DEEPSEEK_CODER = (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-퟿]+", r"\p{N}")
+DEEPSEEK3 = (
+    r"\p{N}{1,3}",
+    "[一-龥぀-ゟ゠-ヿ]+",
+    r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*"""
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+",
+)
+
+
+@dataclass(frozen=True)
+class PreTokenizer:
+    """How texts are cut before merges: by each of ``patterns`` in turn, by GPT-2's words where ``words``; then by bytes.
+
+    ``whole``: a piece that is a token is that token, whatever its merges say. ``nfc``: texts are normalised so. ``adds_bos``:
+    where the file does not say.
+    """
+
+    patterns: tuple[str, ...] = ()
+    words: bool = False
+    whole: bool = False
+    nfc: bool = False
+    adds_bos: bool = False
+
+
+LLAMA3 = PreTokenizer((CL100K,), whole=True, adds_bos=True)
+QWEN2 = PreTokenizer((QWEN,), nfc=True)
+GPT2 = PreTokenizer(words=True)
+DIGITS = PreTokenizer((r"\p{N}",), words=True)
+PRE_TOKENIZERS: dict[str, PreTokenizer] = {
+    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3"), LLAMA3),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez"), QWEN2),
+    "qwen35": PreTokenizer((QWEN35,), nfc=True),
+    **dict.fromkeys(("gpt-2", "phi-2", "olmo", "mpt"), GPT2),
+    **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "codeshell", "minerva-7b"), DIGITS),
+    "tekken": PreTokenizer((TEKKEN,), whole=True, adds_bos=True),
+    "deepseek-coder": PreTokenizer(DEEPSEEK_CODER),
+    "deepseek-v3": PreTokenizer(DEEPSEEK3),
+}
+UNNAMED = {"qwen2": QWEN2, "qwen2moe": QWEN2, "qwen3": QWEN2, "qwen3moe": QWEN2}
+"""By architecture, of files from before ``tokenizer.ggml.pre`` was written."""
+
+
+def special_tokens_of_gguf(path: Path) -> SpecialTokens:
+    """What a GGUF file says of its tokenizer beside the vocabulary; errors as :func:`content_of_gguf`."""
+    header = read_header(path)
+    tokens = _tokens(header)
+    ids = {"bos": "bos", "eos": "eos", "pad": "padding"}
+    told = {role: header.get(f"{PREFIX}{name}_token_id", int) for role, name in ids.items()}
+    names = {role: tokens[id] for role, id in told.items() if id is not None and 0 <= id < len(tokens)}
+    return SpecialTokens(names=names, adds_bos=_adds_bos(header))
+
+
+def chat_template_of_gguf(path: Path) -> str:
+    """The chat template in a GGUF file; empty where it has none."""
+    return read_header(path).get("tokenizer.chat_template", str, "")
+
+
+def content_of_gguf(path: Path) -> dict[str, Any]:
+    """The content of a ``tokenizer.json`` that encodes as the tokenizer in a GGUF file does.
+
+    Raises:
+        UserError: there is none, it is damaged, of a kind that is not read, or cuts texts in a way that is not known.
+    """
+    header = read_header(path)
+    model, tokens = header.get(f"{PREFIX}model", str, ""), _tokens(header)
+    types = header.get(f"{PREFIX}token_type", list, [NORMAL] * len(tokens))
+    if len(types) != len(tokens):
+        raise UserError(f"{path}: {PREFIX}token_type: must have an entry for each of the {len(tokens)} tokens")
+    vocabulary = {name: id for id, name in reversed([*enumerate(tokens)]) if types[id] != UNUSED}
+    added = [
+        AddedToken(name, id, types[id] != USER_DEFINED)
+        for name, id in vocabulary.items()
+        if (name and types[id] in (CONTROL, USER_DEFINED)) or (types[id] == UNKNOWN and model == "llama")
+    ]
+    if model == "gpt2":
+        content = _byte_level_content(header, vocabulary, added)
+    elif model == "llama":
+        content = _sentencepiece_content(header, vocabulary, types, added)
+    else:
+        raise UserError(f"{path}: {PREFIX}model: not read (value {shortened(model)}); read are gpt2, llama")
+    return {**content, "post_processor": _post_processor(header, tokens)}
+
+
+def _tokens(header: Header) -> list[str]:
+    tokens = header.get(f"{PREFIX}tokens", list)
+    if not tokens or not isinstance(tokens[0], str):
+        raise UserError(f"{header.path}: {PREFIX}tokens: missing; the file holds no tokenizer, name one beside it")
+    return tokens
+
+
+def _byte_level_content(header: Header, vocabulary: dict[str, int], added: list[AddedToken]) -> dict[str, Any]:
+    pre = _pre_tokenizer(header)
+    merges = [merge.split(" ", 1) for merge in header.get(f"{PREFIX}merges", list, [])]
+    for merge in merges:
+        if len(merge) != 2 or "".join(merge) not in vocabulary or not {*merge} <= vocabulary.keys():
+            raise UserError(f"{header.path}: {PREFIX}merges: not a merge of its tokens ({shortened(' '.join(merge))})")
+    content = content_of(vocabulary, merges, added)
+    splits = [
+        {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+        for pattern in pre.patterns
+    ]
+    return {
+        **content,
+        "normalizer": {"type": "NFC"} if pre.nfc else None,
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [*splits, byte_level(use_regex=pre.words)]},
+        "model": {**content["model"], "ignore_merges": pre.whole},
+    }
+
+
+def _pre_tokenizer(header: Header) -> PreTokenizer:
+    name = header.get(f"{PREFIX}pre", str, "")
+    found = PRE_TOKENIZERS.get(name) or (UNNAMED.get(header.architecture) if name in ("", "default") else None)
+    if found is None:
+        known = ", ".join(PRE_TOKENIZERS)
+        raise UserError(
+            f"{header.path}: {PREFIX}pre: how this tokenizer cuts texts is not known (value {shortened(name) or 'none'}); known "
+            f"are {known}; name a tokenizer.json instead"
+        )
+    return found
+
+
+def _sentencepiece_content(
+    header: Header, vocabulary: dict[str, int], types: list[int], added: list[AddedToken]
+) -> dict[str, Any]:
+    scores = header.get(f"{PREFIX}scores", list)
+    if scores is None or len(scores) < len(types):
+        raise UserError(f"{header.path}: {PREFIX}scores: must have an entry for each of the {len(types)} tokens")
+    unknown = next((name for name, id in vocabulary.items() if types[id] == UNKNOWN), None)
+    prefixed = header.get(f"{PREFIX}add_space_prefix", bool, True)
+    replace = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
+    prepend = [{"type": "Prepend", "prepend": SPACE}] if prefixed else []
+    strip = [{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if prefixed else []
+    content = content_of(vocabulary, _merges(vocabulary, types, scores), added)
+    decoders = [{"type": "Replace", "pattern": {"String": SPACE}, "content": " "}, {"type": "ByteFallback"}]
+    return {
+        **content,
+        "normalizer": {"type": "Sequence", "normalizers": [*prepend, replace]},
+        "pre_tokenizer": None,
+        "decoder": {"type": "Sequence", "decoders": [*decoders, {"type": "Fuse"}, *strip]},
+        "model": {
+            **content["model"],
+            "unk_token": unknown,
+            "fuse_unk": True,
+            "byte_fallback": BYTE in types,
+            "ignore_merges": False,
+        },
+    }
+
+
+def _merges(vocabulary: Mapping[str, int], types: list[int], scores: list[float]) -> list[list[str]]:
+    """Every way to make a token of two, the token of the highest score first: so sentencepiece joins neighbours."""
+    pieces = {name: id for name, id in vocabulary.items() if types[id] == NORMAL}
+    found = [
+        (-scores[id], pieces[name[:cut]], pieces[name[cut:]], name[:cut], name[cut:])
+        for name, id in pieces.items()
+        for cut in range(1, len(name))
+        if name[:cut] in pieces and name[cut:] in pieces
+    ]
+    return [[left, right] for *_, left, right in sorted(found)]
+
+
+def _adds_bos(header: Header) -> bool:
+    said = header.get(f"{PREFIX}add_bos_token", bool)
+    if said is not None:
+        return said
+    return header.get(f"{PREFIX}model", str, "") == "llama" or _pre_tokenizer(header).adds_bos
+
+
+def _post_processor(header: Header, tokens: list[str]) -> dict[str, Any] | None:
+    """Puts the token that begins a text before it, as transformers does by the file alone."""
+    bos = header.get(f"{PREFIX}bos_token_id", int)
+    if bos is None or not 0 <= bos < len(tokens) or not _adds_bos(header):
+        return None
+    first, text = {"SpecialToken": {"id": tokens[bos], "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}
+    second = [{"SpecialToken": {"id": tokens[bos], "type_id": 1}}, {"Sequence": {"id": "B", "type_id": 1}}]
+    named = {tokens[bos]: {"id": tokens[bos], "ids": [bos], "tokens": [tokens[bos]]}}
+    return {
+        "type": "TemplateProcessing",
+        "single": [first, text],
+        "pair": [first, text, *second],
+        "special_tokens": named,
+    }

@@ -1,0 +1,258 @@
+"""The header of a GGUF file: keys and values, and where its tensors lie. Nothing else of the file is read.
+
+The format is that of https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, versions 2 and 3, little endian. Every count and
+length is checked against what is left of the file before it is believed, so that a damaged file costs no memory.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from mindllm.errors import UserError, shortened
+from mindllm.outside import FileRefusedError, open_file
+from mindllm.units import MIB
+
+SUFFIX = ".gguf"
+MAGIC = b"GGUF"
+VERSIONS = (2, 3)
+LARGEST_HEADER = 256 * MIB  # the largest public vocabularies, with their merges, take 15 MB
+LONGEST_TEXT = 16 * MIB
+LONGEST_NAME = 1024
+MOST_KEYS = 1 << 16
+MOST_TENSORS = 1 << 20
+MOST_ENTRIES = 1 << 22  # of an array
+MOST_DIMENSIONS = 4
+LARGEST_ALIGNMENT = 1 << 20
+TEXT, ARRAY, BOOL = 8, 9, 7
+NUMBERS = {
+    **{0: "<u1", 1: "<i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 7: "<u1", 10: "<u8", 11: "<i8", 12: "<f8"}
+}
+TYPES: dict[int, tuple[str, int, int]] = {  # name, values of a block, bytes of a block
+    **{0: ("F32", 1, 4), 1: ("F16", 1, 2), 30: ("BF16", 1, 2), 28: ("F64", 1, 8)},
+    **{2: ("Q4_0", 32, 18), 3: ("Q4_1", 32, 20), 6: ("Q5_0", 32, 22), 7: ("Q5_1", 32, 24), 8: ("Q8_0", 32, 34)},
+    **{10: ("Q2_K", 256, 84), 11: ("Q3_K", 256, 110), 12: ("Q4_K", 256, 144), 13: ("Q5_K", 256, 176)},
+    **{14: ("Q6_K", 256, 210), 16: ("IQ2_XXS", 256, 66), 17: ("IQ2_XS", 256, 74), 18: ("IQ3_XXS", 256, 98)},
+    **{19: ("IQ1_S", 256, 50), 20: ("IQ4_NL", 32, 18), 21: ("IQ3_S", 256, 110), 22: ("IQ2_S", 256, 82)},
+    **{23: ("IQ4_XS", 256, 136), 29: ("IQ1_M", 256, 56), 34: ("TQ1_0", 256, 54), 35: ("TQ2_0", 256, 66)},
+    **{39: ("MXFP4", 32, 17)},
+}
+"""What is read: numbers as they are, and codes that the package ``gguf`` dequantizes."""
+
+
+@dataclass(frozen=True)
+class StoredBlocks:
+    """A tensor of the file: its type by name, its shape as PyTorch has it, and the bytes it takes from ``offset`` on."""
+
+    type: str
+    shape: tuple[int, ...]
+    offset: int
+    size: int
+
+
+@dataclass(frozen=True)
+class Header:
+    """What a file says of itself; texts, numbers, and lists of them."""
+
+    path: Path
+    values: dict[str, Any]
+    tensors: dict[str, StoredBlocks]
+
+    def get(self, key: str, kind: type | tuple[type, ...], default: Any = None) -> Any:
+        """The value of ``key``; ``default`` where it is absent.
+
+        Raises:
+            UserError: it is of another type.
+        """
+        value = self.values.get(key)
+        if value is None:
+            return default
+        if not isinstance(value, kind) or (isinstance(value, bool) and kind is int):
+            wanted = " or ".join(item.__name__ for item in (kind if isinstance(kind, tuple) else (kind,)))
+            raise UserError(f"{self.path}: {key}: must be of type {wanted} (value {shortened(value)})")
+        return value
+
+    @property
+    def architecture(self) -> str:
+        """``general.architecture``; empty where there is none."""
+        return self.get("general.architecture", str, "")
+
+
+def gguf_file(path: Path | str) -> Path | None:
+    """The GGUF file that ``path`` is, whatever its name, or the one of a directory that has no ``config.json``; else None.
+
+    A file named ``mmproj…`` is the part of a model that sees images, and no model.
+    """
+    path = Path(path)
+    if path.is_file():
+        return path if path.suffix.lower() == SUFFIX or _begins_so(path) else None
+    files = gguf_files(path)
+    return files[0] if len(files) == 1 else None
+
+
+def gguf_files(directory: Path) -> list[Path]:
+    """The GGUF files of a directory that has neither a ``config.json`` nor the manifest of a checkpoint."""
+    if not directory.is_dir() or any((directory / name).exists() for name in ("config.json", "manifest.json")):
+        return []
+    return sorted(
+        file for file in directory.glob(f"*{SUFFIX}") if file.is_file() and not file.name.startswith("mmproj")
+    )
+
+
+def _begins_so(path: Path) -> bool:
+    try:
+        with open_file(path) as file:
+            return file.read(len(MAGIC)) == MAGIC
+    except OSError:
+        return False
+
+
+def read_header(path: Path) -> Header:
+    """The header of the file at ``path``.
+
+    Raises:
+        UserError: it is no GGUF file, damaged, of another version, a part of a split one, or of types that are not read.
+    """
+    try:
+        stat = path.stat()
+        return _read(path, stat.st_size, stat.st_mtime_ns)
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file") from None
+    except FileRefusedError as error:
+        raise UserError(f"{path}: {error.reason}") from None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
+    except ValueError as error:
+        raise UserError(f"{path}: not a GGUF file, or a part of one ({error}); get it again") from None
+
+
+@lru_cache(maxsize=2)
+def _read(path: Path, size: int, _changed: int) -> Header:
+    with open_file(path) as file:
+        return _Reader(file, path, size).header()
+
+
+class _Reader:
+    """Reads on in a file, never further than its end or ``LARGEST_HEADER``; a ValueError says what is wrong."""
+
+    def __init__(self, file: BinaryIO, path: Path, size: int) -> None:
+        self.file, self.path, self.size = file, path, size
+        self.left = min(size, LARGEST_HEADER)
+
+    def header(self) -> Header:
+        if (magic := self.take(4)) != MAGIC:
+            raise ValueError(f"it begins with {magic!r}, not {MAGIC!r}")
+        version = self.number("<u4")
+        if version not in VERSIONS:
+            order = ", big endian" if version in (v << 24 for v in (1, *VERSIONS)) else ""
+            raise UserError(f"{self.path}: GGUF version {version}{order}: not read; read are 2 and 3, little endian")
+        tensors, keys = self.count("tensors", MOST_TENSORS), self.count("keys", MOST_KEYS)
+        values: dict[str, Any] = {}
+        for _ in range(keys):
+            name = self.text(LONGEST_NAME)
+            values[name] = self.value(self.number("<u4"), name)
+        if (parts := values.get("split.count", 0)) not in (0, 1):
+            raise UserError(
+                f"{self.path}: one of {parts} parts of a model; join them: llama-gguf-split --merge FIRST OUT"
+            )
+        places = [self.place() for _ in range(tensors)]
+        return Header(self.path, values, self.stored(places, values.get("general.alignment", 32)))
+
+    def take(self, size: int) -> bytes:
+        if size > self.left:
+            end = "it is truncated" if self.size <= LARGEST_HEADER else f"its header has over {LARGEST_HEADER:,} bytes"
+            raise ValueError(f"{end}: {size:,} bytes are to follow where {self.left:,} are left")
+        content = self.file.read(size)
+        if len(content) != size:
+            raise ValueError("it is truncated")
+        self.left -= size
+        return content
+
+    def number(self, kind: str) -> int:
+        return int.from_bytes(self.take(int(kind[2:])), "little")
+
+    def count(self, what: str, most: int) -> int:
+        number = self.number("<u8")
+        if number > min(most, self.left):
+            raise ValueError(f"it says it has {number:,} {what}")
+        return number
+
+    def text(self, most: int) -> str:
+        size = self.number("<u8")
+        if size > most:
+            raise ValueError(f"a text of {size:,} bytes, where {most:,} are the most")
+        try:
+            return self.take(size).decode()
+        except UnicodeDecodeError:
+            raise ValueError("a text that is not UTF-8") from None
+
+    def value(self, kind: int, name: str) -> Any:
+        if kind == TEXT:
+            return self.text(LONGEST_TEXT)
+        if kind == ARRAY:
+            return self.array(name)
+        return self.numbers(kind, 1, name)[0]
+
+    def array(self, name: str) -> list[Any]:
+        kind = self.number("<u4")
+        count = self.count(f"entries in {shortened(name)}", MOST_ENTRIES)
+        return self.texts(count) if kind == TEXT else self.numbers(kind, count, name)
+
+    def numbers(self, kind: int, count: int, name: str) -> list[Any]:
+        if kind not in NUMBERS:
+            raise ValueError(f"{shortened(name)} has values of the unknown type {kind}")
+        dtype = np.dtype(NUMBERS[kind])
+        values = np.frombuffer(self.take(count * dtype.itemsize), dtype).tolist()
+        return [bool(value) for value in values] if kind == BOOL else values
+
+    def texts(self, count: int) -> list[str]:
+        """Texts one after the other; bytes that are no UTF-8, which a token may be, become U+FFFD."""
+        found, length = [], struct.Struct("<Q")
+        for _ in range(count):
+            (size,) = length.unpack(self.take(8))
+            if size > LONGEST_TEXT:
+                raise ValueError(f"a text of {size:,} bytes, where {LONGEST_TEXT:,} are the most")
+            found.append(self.take(size).decode(errors="replace"))
+        return found
+
+    def place(self) -> tuple[str, tuple[int, ...], int, int]:
+        """Name, shape, type and place of a tensor, behind the header."""
+        name = self.text(LONGEST_NAME)
+        dimensions = self.number("<u4")
+        if dimensions > MOST_DIMENSIONS:
+            raise ValueError(f"tensor {shortened(name)} has {dimensions:,} dimensions")
+        shape = tuple(self.number("<u8") for _ in range(dimensions))[::-1]
+        return name, shape, self.number("<u4"), self.number("<u8")
+
+    def stored(self, places: list[tuple[str, tuple[int, ...], int, int]], alignment: Any) -> dict[str, StoredBlocks]:
+        if type(alignment) is not int or not 1 <= alignment <= LARGEST_ALIGNMENT:
+            raise ValueError(f"general.alignment is {shortened(alignment)}")
+        start = -(-self.file.tell() // alignment) * alignment
+        found: dict[str, StoredBlocks] = {}
+        for name, shape, kind, offset in places:
+            if name in found:
+                raise ValueError(f"tensor {shortened(name)} is in it twice")
+            found[name] = self.blocks(name, shape, kind, start + offset)
+        return found
+
+    def blocks(self, name: str, shape: tuple[int, ...], kind: int, offset: int) -> StoredBlocks:
+        if kind not in TYPES:
+            known = ", ".join(item[0] for item in TYPES.values())
+            raise UserError(f"{self.path}: tensor {shortened(name)}: type {kind} is not read; read are {known}")
+        type_name, values, size = TYPES[kind]
+        if shape and shape[-1] % values:
+            raise ValueError(
+                f"tensor {shortened(name)} has rows of {shape[-1]:,} values, {type_name} blocks of {values}"
+            )
+        taken = math.prod(shape) // values * size
+        if offset + taken > self.size:
+            raise ValueError(
+                f"tensor {shortened(name)} would end at byte {offset + taken:,} of {self.size:,}: a part of the file is missing"
+            )
+        return StoredBlocks(type_name, shape, offset, taken)
