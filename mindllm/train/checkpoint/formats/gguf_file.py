@@ -46,7 +46,8 @@ class CodedTensor:
             return np.asarray(self)[slices]
         below = math.prod(self.shape[1:-1])
         values = self._rows(start * below, stop * below).reshape((stop - start, *self.shape[1:]))
-        return values[(slice(None), *slices[1:])]
+        inner = (slice(None), *slices[1:])
+        return values[inner]
 
     def _rows(self, start: int, stop: int) -> np.ndarray:
         """Rows of the last dimension, ``[stop - start, width]``."""

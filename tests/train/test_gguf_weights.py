@@ -1,0 +1,257 @@
+"""GGUF files: weights and architecture are those of the model they were made of, as transformers reads them, and as gguf does."""
+
+import struct
+import tracemalloc
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from mindllm.config import load_config, read_model_config
+from mindllm.data.tokenizers.tokenizer import load_tokenizer
+from mindllm.errors import UserError
+from mindllm.gguf.header import TYPES
+from mindllm.gguf.model import llama3_divisors
+from mindllm.train.checkpoint.formats.files import tensors_of_file
+from mindllm.train.checkpoint.hugging_face import read_weights
+
+gguf = pytest.importorskip("gguf")
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+from hugging_face import random_llama  # noqa: E402
+from tiny_gguf import add_tensor, finish, write_gguf  # noqa: E402
+
+SIZES = {
+    "vocab_size": 64,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "head_dim": 16,
+    "pad_token_id": None,
+}
+MODELS = {
+    "llama": ("Llama", {}),
+    "qwen2": ("Qwen2", {"tie_word_embeddings": True}),
+    "qwen3": ("Qwen3", {"head_dim": 128}),
+    "gemma": ("Gemma", {}),
+    "gemma2": ("Gemma2", {"query_pre_attn_scalar": 16, "sliding_window": 32}),
+    "gemma3": ("Gemma3Text", {"query_pre_attn_scalar": 16, "sliding_window": 32, "num_hidden_layers": 7}),
+    "qwen3moe": ("Qwen3Moe", {"moe_intermediate_size": 32, "num_experts": 4, "num_experts_per_tok": 2, "norm_topk_prob": True}),
+}  # fmt: skip
+MORE = {
+    "gemma2": {"add_sliding_window": 32},
+    "gemma3": {"add_sliding_window": 32},
+    "qwen3moe": {"add_expert_count": 4, "add_expert_used_count": 2, "add_expert_feed_forward_length": 32},
+}
+CODES = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "TQ1_0", "TQ2_0", "MXFP4")
+K_CODES = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "IQ2_XXS", "IQ2_XS", "IQ3_XXS", "IQ1_S", "IQ3_S", "IQ2_S", "IQ1_M")  # fmt: skip
+
+
+def model_of(architecture, **changes):
+    name, own = MODELS[architecture]
+    config = getattr(transformers, f"{name}Config")(**{**SIZES, **own, **changes})
+    torch.manual_seed(0)
+    network = "Gemma3ForCausalLM" if name == "Gemma3Text" else f"{name}ForCausalLM"
+    model = getattr(transformers, network)(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            torch.nn.init.normal_(parameter, mean=float(parameter.ndim == 1), std=0.3)
+    return model
+
+
+@pytest.mark.parametrize("architecture", MODELS)
+def test_a_file_is_the_directory_of_its_model(architecture, tmp_path):
+    """The same architecture and weights as the directory that transformers writes of the model the file was made of."""
+    model = model_of(architecture)
+    file = write_gguf(tmp_path / "model.gguf", model, architecture, more=MORE.get(architecture))
+    model.save_pretrained(tmp_path / "directory")
+    ours, theirs = read_model_config(file), read_model_config(tmp_path / "directory")
+    assert ours.architecture == theirs.architecture
+    assert (ours.model_type, ours.max_position_embedding) == (theirs.model_type, theirs.max_position_embedding)
+    wanted = read_weights(tmp_path / "directory", theirs)
+    for name, weight in read_weights(file, ours).items():
+        np.testing.assert_allclose(np.asarray(weight), np.asarray(wanted[name]), atol=1e-6, err_msg=name)
+
+
+@pytest.mark.parametrize(("architecture", "kind"), [("llama", "Q4_1"), ("qwen2", "Q8_0"), ("qwen3", "F16")])
+def test_transformers_reads_the_same_weights(architecture, kind, tmp_path):
+    """It dequantizes the file itself, and undoes what llama.cpp's converter does by code of its own."""
+    write_gguf(tmp_path / "model.gguf", model_of(architecture), architecture, kind)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="model.gguf", dtype=torch.float32)
+    state = {name: value.numpy() for name, value in theirs.state_dict().items()}
+    found = tensors_of_file(tmp_path / "model.gguf")
+    assert set(found) | {"lm_head.weight"} == set(state) | {"lm_head.weight"}
+    for name, tensor in found.items():
+        np.testing.assert_array_equal(np.asarray(tensor, np.float32), state[name], err_msg=name)
+
+
+@pytest.mark.parametrize("kind", [*CODES, *K_CODES, "F32", "F16", "BF16"])
+def test_types_are_those_of_the_package(kind, tmp_path):
+    """Values and slices of a tensor of each type, beside gguf's own reader and dequantization."""
+    number = gguf.GGMLQuantizationType[kind]
+    block, size = gguf.GGML_QUANT_SIZES[number]
+    assert TYPES[number.value] == (kind, block, size)
+    random = np.random.default_rng(0)
+    values = random.normal(size=(48, 512)).astype(np.float32)
+    if kind in K_CODES:  # which the package does not write: codes of any kind, but no infinite scales
+        values = (random.integers(0, 256, (48, 512 // block * size)) & 0x3B).astype(np.uint8)
+    writer = gguf.GGUFWriter(str(tmp_path / "one.gguf"), "llama")
+    add_tensor(writer, "blk.0.ffn_up.weight", values, kind)
+    add_tensor(writer, "token_embd.weight", random.normal(size=(8, 64)).astype(np.float32), "F32")
+    for name in ("block_count", "context_length", "embedding_length", "feed_forward_length", "head_count"):
+        getattr(writer, f"add_{name}")(2)
+    finish(writer)
+    (stored, _) = gguf.GGUFReader(tmp_path / "one.gguf").tensors
+    wanted = gguf.dequantize(stored.data, number)
+    tensor = tensors_of_file(tmp_path / "one.gguf")["model.layers.0.mlp.up_proj.weight"]
+    assert tensor.shape == (48, 512)
+    np.testing.assert_array_equal(np.asarray(tensor, np.float32), wanted)
+    place = (slice(17, 30), slice(3, 500))
+    np.testing.assert_array_equal(tensor.read(place).astype(np.float32), wanted[place])
+    assert np.isfinite(wanted).all()
+    assert np.ptp(wanted) > 0
+
+
+def test_frequencies_of_llama_3_are_its_scaling(tmp_path):
+    scaling = {"rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    scaling |= {"original_max_position_embeddings": 8192}
+    model = random_llama(**SIZES, rope_parameters={"rope_theta": 5e5, **scaling})
+    ours = 1 / model.model.rotary_emb.inv_freq.numpy() * 5e5 ** (-np.arange(0, 16, 2) / 16)
+    np.testing.assert_allclose(llama3_divisors(scaling, 5e5, 16), ours, rtol=1e-5)
+    frequencies = {"rope_freqs.weight": ours.astype(np.float32)}
+    file = write_gguf(tmp_path / "model.gguf", model, "llama", extra_tensors=frequencies)
+    assert read_model_config(file).rope_scaling.model_dump() == {
+        "type": "llama3", "factor": pytest.approx(32, rel=1e-5), "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }  # fmt: skip
+    others = {"rope_freqs.weight": np.linspace(1, 3, 8, dtype=np.float32)}
+    file = write_gguf(tmp_path / "other.gguf", model, "llama", extra_tensors=others)
+    with pytest.raises(UserError, match=r"rope_freqs\.weight: not the divisors of Llama 3\.1"):
+        read_model_config(file)
+
+
+@pytest.mark.parametrize(
+    ("more", "wanted"),
+    [
+        ({"add_rope_scaling_type": gguf.RopeScalingType.LINEAR, "add_rope_scaling_factor": 4.0}, ("linear", 4.0, None)),
+        ({"add_rope_scaling_type": gguf.RopeScalingType.YARN, "add_rope_scaling_factor": 4.0,
+          "add_rope_scaling_orig_ctx_len": 32}, ("yarn", 4.0, 32)),
+    ],
+)  # fmt: skip
+def test_scaled_positions(more, wanted, tmp_path):
+    scaling = read_model_config(write_gguf(tmp_path / "a.gguf", model_of("qwen2"), "qwen2", more=more)).rope_scaling
+    assert (scaling.type, scaling.factor, getattr(scaling, "original_max_position_embeddings", None)) == wanted
+
+
+def test_a_run_takes_its_architecture_and_tokenizer_from_the_file(tmp_path):
+    file = write_gguf(tmp_path / "model.gguf", model_of("qwen2"), "qwen2")
+    run = load_config(file)
+    assert (run.model.config.hidden_size, run.model.config.model_type) == (64, "qwen2")
+    assert run.processor.tokenizer.vocab_file == str(file)
+    assert load_tokenizer(tmp_path).path == file
+    named = load_config({"pretrained_model_dir": str(tmp_path), "run_mode": "predict"})
+    assert named.model.config.num_layers == 2
+    with pytest.raises(UserError, match=f"hidden_size: contradicts hidden_size of {file}, which is 64"):
+        load_config({"load_checkpoint": str(file), "run_mode": "predict", "model": {"model_config": {"hidden_size": 128}}})
+    write_gguf(tmp_path / "second.gguf", model_of("qwen2"), "qwen2")
+    with pytest.raises(UserError, match=r"holds 2 GGUF files; name one of them, such as model\.gguf"):
+        load_config({"load_checkpoint": str(tmp_path), "run_mode": "predict"})
+
+
+def small_file(path):
+    return write_gguf(path, random_llama(**{**SIZES, "num_hidden_layers": 1}), "llama", "Q8_0")
+
+
+def everything(path):
+    """All that a model is read from."""
+    model = read_model_config(path)
+    load_tokenizer(path)
+    return [np.asarray(weight) for weight in read_weights(path, model).values()]
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lambda data: data[:1000], "truncated"),
+        (lambda data: data[:-100], "a part of the file is missing"),
+        (lambda data: b"GGML" + data[4:], "begins with b'GGML', not b'GGUF'"),
+        (lambda data: data[:4] + struct.pack("<I", 1) + data[8:], "version 1: not read"),
+        (lambda data: data[:4] + struct.pack(">I", 3) + data[8:], "big endian: not read"),
+        (lambda data: data[:8] + struct.pack("<Q", 1 << 60) + data[16:], "it says it has 1,152,921,504,606,846,976 tensors"),
+        (lambda data: data[:16] + struct.pack("<Q", 1 << 40) + data[24:], "it says it has 1,099,511,627,776 keys"),
+        (lambda data: data[:24] + struct.pack("<Q", 1 << 30) + data[32:], "a text of 1,073,741,824 bytes"),
+    ],
+)
+def test_a_damaged_file_is_one_line_and_little_memory(damage, said, tmp_path):
+    path = tmp_path / "model.gguf"
+    path.write_bytes(damage(small_file(path).read_bytes()))
+    tracemalloc.start()
+    with pytest.raises(UserError) as refused:
+        everything(path)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert said in str(refused.value)
+    assert str(refused.value).startswith(str(path))
+    assert "\n" not in str(refused.value)
+    assert peak < 20e6
+
+
+@pytest.mark.parametrize(
+    ("array", "said"),
+    [((8, (1 << 22) + 1), "4,194,305 entries"), ((6, 1 << 60), "entries in k"), ((8, 100_000), "general.architecture")],
+)
+def test_a_sparse_file_of_a_terabyte_costs_nothing(array, said, tmp_path):
+    path = tmp_path / "model.gguf"
+    keys = struct.pack("<Q", 1) + b"k" + struct.pack("<IIQ", 9, *array)
+    path.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + keys)
+    with path.open("r+b") as file:
+        file.truncate(1 << 40)
+    tracemalloc.start()
+    with pytest.raises(UserError, match=said):
+        read_model_config(path)
+    assert tracemalloc.get_traced_memory()[1] < 20e6
+    tracemalloc.stop()
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=100)
+@given(places=st.lists(st.tuples(st.integers(0, 6000), st.integers(0, 255)), min_size=1, max_size=4))
+def test_any_damage_is_read_or_refused(places, tmp_path):
+    path = tmp_path / "model.gguf"
+    kept = tmp_path / "whole"
+    if not kept.exists():
+        kept.write_bytes(small_file(path).read_bytes())
+    data = bytearray(kept.read_bytes())
+    for place, byte in places:
+        data[place % len(data)] = byte
+    path.write_bytes(data)
+    try:
+        everything(path)
+    except UserError as error:
+        assert len(str(error)) < 20_000  # noqa: PT017
+
+
+@pytest.mark.parametrize(
+    ("architecture", "key", "value", "said"),
+    [
+        ("clip", "add_block_count", 1, "general.architecture: this model is not read from GGUF (value clip)"),
+        ("llama", "add_head_count", [4, 2], "llama.attention.head_count: layers differ"),
+        ("llama", "add_rope_dimension_count", 8, "llama.rope.dimension_count: must be the size of a head, 16"),
+        ("llama", "add_uint32", ("split.count", 3), "one of 3 parts of a model"),
+    ],
+)
+def test_what_is_not_read_is_named(architecture, key, value, said, tmp_path):
+    writer = gguf.GGUFWriter(str(tmp_path / "a.gguf"), architecture)
+    for name in ("block_count", "context_length", "feed_forward_length", "head_count"):
+        getattr(writer, f"add_{name}")(4) if f"add_{name}" != key else None
+    writer.add_embedding_length(64)
+    getattr(writer, key)(*(value if isinstance(value, tuple) else (value,)))
+    add_tensor(writer, "token_embd.weight", np.ones((8, 64), np.float32), "F32")
+    finish(writer)
+    with pytest.raises(UserError) as refused:
+        read_model_config(tmp_path / "a.gguf")
+    assert said in str(refused.value)
