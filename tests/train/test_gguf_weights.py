@@ -157,7 +157,9 @@ def test_a_run_takes_its_architecture_and_tokenizer_from_the_file(tmp_path):
     named = load_config({"pretrained_model_dir": str(tmp_path), "run_mode": "predict"})
     assert named.model.config.num_layers == 2
     with pytest.raises(UserError, match=f"hidden_size: contradicts hidden_size of {file}, which is 64"):
-        load_config({"load_checkpoint": str(file), "run_mode": "predict", "model": {"model_config": {"hidden_size": 128}}})
+        load_config(
+            {"load_checkpoint": str(file), "run_mode": "predict", "model": {"model_config": {"hidden_size": 128}}}
+        )
     write_gguf(tmp_path / "second.gguf", model_of("qwen2"), "qwen2")
     with pytest.raises(UserError, match=r"holds 2 GGUF files; name one of them, such as model\.gguf"):
         load_config({"load_checkpoint": str(tmp_path), "run_mode": "predict"})
@@ -182,7 +184,10 @@ def everything(path):
         (lambda data: b"GGML" + data[4:], "begins with b'GGML', not b'GGUF'"),
         (lambda data: data[:4] + struct.pack("<I", 1) + data[8:], "version 1: not read"),
         (lambda data: data[:4] + struct.pack(">I", 3) + data[8:], "big endian: not read"),
-        (lambda data: data[:8] + struct.pack("<Q", 1 << 60) + data[16:], "it says it has 1,152,921,504,606,846,976 tensors"),
+        (
+            lambda data: data[:8] + struct.pack("<Q", 1 << 60) + data[16:],
+            "it says it has 1,152,921,504,606,846,976 tensors",
+        ),
         (lambda data: data[:16] + struct.pack("<Q", 1 << 40) + data[24:], "it says it has 1,099,511,627,776 keys"),
         (lambda data: data[:24] + struct.pack("<Q", 1 << 30) + data[32:], "a text of 1,073,741,824 bytes"),
     ],

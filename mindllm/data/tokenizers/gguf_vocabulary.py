@@ -194,7 +194,7 @@ def _adds_bos(header: Header) -> bool:
     said = header.get(f"{PREFIX}add_bos_token", bool)
     if said is not None:
         return said
-    return header.get(f"{PREFIX}model", str, "") == "llama" or _pre_tokenizer(header).adds_bos
+    return header.get(f"{PREFIX}model", str, "") != "gpt2" or _pre_tokenizer(header).adds_bos
 
 
 def _post_processor(header: Header, tokens: list[str]) -> dict[str, Any] | None:
