@@ -18,9 +18,8 @@ from mindllm.errors import UserError
 
 gguf = pytest.importorskip("gguf")
 
-from tokenizers import Regex, Tokenizer, pre_tokenizers  # noqa: E402
-
 from tiny_gguf import add_tensor, finish  # noqa: E402
+from tokenizers import Regex, Tokenizer, pre_tokenizers  # noqa: E402
 
 TEXTS = [Path(module.__file__).read_text(encoding="utf-8") for module in (json.decoder, textwrap)]
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
@@ -84,8 +83,9 @@ def trained(tmp_path_factory):
 
 
 # How the tokenizer.json of each model cuts texts, as it stands there.
-LLAMA_3 = "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"  # fmt: skip
-QWEN_2 = "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"  # fmt: skip
+HEAD = "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|"
+TAIL = "| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
+LLAMA_3, QWEN_2 = f"{HEAD}\\p{{N}}{{1,3}}{TAIL}", f"{HEAD}\\p{{N}}{TAIL}"
 BYTES = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
 WORDS = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
 ORIGINALS = {

@@ -49,7 +49,8 @@ MORE = {
     "qwen3moe": {"add_expert_count": 4, "add_expert_used_count": 2, "add_expert_feed_forward_length": 32},
 }
 CODES = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "TQ1_0", "TQ2_0", "MXFP4")
-K_CODES = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "IQ2_XXS", "IQ2_XS", "IQ3_XXS", "IQ1_S", "IQ3_S", "IQ2_S", "IQ1_M")  # fmt: skip
+K_CODES = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "IQ2_XXS", "IQ2_XS", "IQ3_XXS")
+K_CODES += ("IQ1_S", "IQ3_S", "IQ2_S", "IQ1_M")
 
 
 def model_of(architecture, **changes):
