@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mindllm.config import ModelConfig, is_hugging_face, read_model_config
-from mindllm.config.dataset import TOKENIZER_FILES
+from mindllm.config import ModelConfig, is_hugging_face, read_model_config, tokenizer_in
 from mindllm.errors import LONGEST_PART, UserError, bounded, nearest
 from mindllm.families.hugging_face import CONFIG, GENERATION_CONFIG, read_json
 from mindllm.recipes.licence import licence_line
@@ -87,7 +86,9 @@ def find_model(named: str | Path, base: str | Path | None = None) -> ModelSource
 
 
 def _of_directory(path: Path, directory: Path, adapter: str = "") -> ModelSource:
-    return ModelSource(path, directory, adapter, directory, read_model_config(directory), _tokenizer_in(directory))
+    return ModelSource(
+        path, directory, adapter, directory, read_model_config(directory), str(tokenizer_in(directory) or "")
+    )
 
 
 def _of_adapter(path: Path, base: str | Path | None) -> ModelSource:
@@ -118,12 +119,6 @@ def _of_checkpoint(path: Path, checkpoint: Path) -> ModelSource:
     directory = trained_beside if trained_beside and is_hugging_face(trained_beside) else None
     tokenizer = str(found.state.get("tokenizer") or "")
     return ModelSource(path, checkpoint, "", directory, model_of(found), tokenizer)
-
-
-def _tokenizer_in(directory: Path) -> str:
-    if directory.is_file():
-        return str(directory)
-    return next((str(directory / name) for name in TOKENIZER_FILES if (directory / name).is_file()), "")
 
 
 def _missing(path: Path) -> str:

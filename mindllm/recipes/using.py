@@ -40,7 +40,10 @@ def evaluate_recipe(
     model: ModelSource, command: str, output: Path, tasks: list[str], options: dict[str, Any]
 ) -> Recipe:
     """Return an evaluation on tasks; ``options`` are those of section ``evaluation``."""
-    chosen = [Choice("eval_tasks", tasks, "asked for")]
+    chosen = [
+        Choice("eval_tasks", tasks, "asked for"),
+        Choice("context.enable_graph_kernel", False, "graphs of many shapes are compiled sooner without fusion"),
+    ]
     chosen += [Choice(f"evaluation.{key}", value, "asked for") for key, value in options.items()]
     return _used(model, command, output, "eval").with_choices(chosen)
 

@@ -15,6 +15,7 @@ from mindllm.errors import UserError
 from mindllm.parallel.stages import stages_of
 from mindllm.planning.costs.formula import ROOM
 from mindllm.planning.solve import Infeasible
+from mindllm.strategies.constraints import UNLIMITED, Constraints
 from mindllm.strategies.search import Planned, plan_one
 from mindllm.terminal.progress import Progress, unwatched
 from mindllm.timing.device import Device
@@ -30,6 +31,7 @@ def held_to_dry_run(
     limit: float,
     seconds: float,
     progress: Progress = unwatched,
+    constraints: Constraints = UNLIMITED,
 ) -> list[Planned]:
     """Those that fit, the fastest first, with the memory that the dry run finds.
 
@@ -39,9 +41,10 @@ def held_to_dry_run(
         limit: of a device, bytes.
         seconds: for each plan.
         progress: told of simulations, and of what each strategy needs.
+        constraints: what a strategy that is planned again may recompute.
     """
     simulations = simulations_here(progress=progress)
-    found = [_held(config, one, simulations, device, limit, seconds) for one in best]
+    found = [_held(config, one, simulations, device, limit, seconds, constraints) for one in best]
     return sorted((one for one in found if one is not None), key=lambda planned: planned.step.seconds)
 
 
@@ -56,7 +59,13 @@ def _measured(one: Planned, simulations: Simulations) -> Planned:
 
 
 def _held(
-    config: RunConfig, first: Planned, simulations: Simulations, device: Device, limit: float, seconds: float
+    config: RunConfig,
+    first: Planned,
+    simulations: Simulations,
+    device: Device,
+    limit: float,
+    seconds: float,
+    constraints: Constraints,
 ) -> Planned | None:
     """One strategy, planned until it fits; None where it does not in :data:`PLANS` plans."""
     one: Planned | None = first
@@ -70,16 +79,19 @@ def _held(
             simulations.progress(f"{told}, fits")
             return measured
         missed = max(real - formula for real, formula in zip(memory, one.memory, strict=True) if real > limit)
-        one = _with_less(config, one, device, (limit - missed) / ROOM, seconds) if left else None
+        less = (limit - missed) / ROOM
+        one = _with_less(config, one, device, less, seconds, constraints) if left else None
         simulations.progress(
             f"{told}, does not fit{f'; planned again with {missed / GIB:.1f} GIB left free' if one else ''}"
         )
     return None
 
 
-def _with_less(config: RunConfig, one: Planned, device: Device, limit: float, seconds: float) -> Planned | None:
+def _with_less(
+    config: RunConfig, one: Planned, device: Device, limit: float, seconds: float, constraints: Constraints
+) -> Planned | None:
     """The same strategy planned for less memory; None where nothing fits that."""
     try:
-        return plan_one(config, one.candidate, device, limit, seconds)
+        return plan_one(config, one.candidate, device, limit, seconds, constraints)
     except (Infeasible, UserError):
         return None

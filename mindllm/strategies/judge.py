@@ -7,11 +7,13 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Any
 
+from mindllm.architecture.layer_kind import LayerKind
 from mindllm.config import RunConfig
 from mindllm.parallel.layer_plan import LayerAssignment, LayerPlan
 from mindllm.planning.costs.formula import ROOM
 from mindllm.reduced_runs.even import even_counts
 from mindllm.strategies.candidates import Candidate, read_candidate
+from mindllm.strategies.constraints import UNLIMITED, Constraints
 from mindllm.timing.device import Device
 from mindllm.timing.memory import stage_bytes
 from mindllm.timing.step import step_time
@@ -39,28 +41,37 @@ def read_judged(tree: dict[str, Any]) -> Judged:
     return Judged(read_candidate(tree["candidate"]), tree["tokens_per_second_per_device"], tuple(tree["memory"]))
 
 
-def judge(config: RunConfig, base: Workload, candidate: Candidate, device: Device, limit: float) -> Judged | None:
+def judge(
+    config: RunConfig,
+    base: Workload,
+    candidate: Candidate,
+    device: Device,
+    limit: float,
+    constraints: Constraints = UNLIMITED,
+) -> Judged | None:
     """Predicts a candidate of a run, whose own workload is ``base``; None where no recomputation makes it fit."""
+    again = constraints.strongest
     counts = even_counts(config.model.config.layer_count, candidate.pipeline_stage, candidate.chunks)
     kept, full = (
-        replace(base, strategy=candidate.strategy(config), plan=_plan(counts, again))
-        for again in (Counter[int](), Counter(dict.fromkeys(range(candidate.pipeline_stage), 1 << 20)))
+        replace(base, strategy=candidate.strategy(config), plan=_plan(counts, layers, again))
+        for layers in (Counter[int](), Counter(dict.fromkeys(range(candidate.pipeline_stage), 1 << 20)))
     )
     fitted = _fitted(kept, stage_bytes(kept), stage_bytes(full), ROOM * limit)
     if fitted is None:
         return None
-    workload = replace(kept, plan=_plan(counts, fitted))
+    workload = replace(kept, plan=_plan(counts, fitted, again))
     memory = stage_bytes(workload)
     return Judged(candidate, step_time(workload, device).tokens_per_device, memory) if max(memory) <= limit else None
 
 
-def _plan(counts: tuple[tuple[int, ...], ...], recomputed: Counter[int]) -> LayerPlan:
-    """The first layers of each stage recomputed as a whole, so many as ``recomputed`` says."""
+def _plan(counts: tuple[tuple[int, ...], ...], recomputed: Counter[int], again: LayerKind) -> LayerPlan:
+    """The first layers of each stage recomputed as ``again`` says, so many as ``recomputed`` says."""
     seen, layers = Counter[int](), []
     for chunk, row in enumerate(counts):
         for stage, count in enumerate(row):
             for _ in range(count):
-                layers.append(LayerAssignment(stage, chunk, seen[stage] < recomputed[stage]))
+                kind = again if seen[stage] < recomputed[stage] else LayerKind()
+                layers.append(LayerAssignment.of_kind(kind, stage, chunk))
                 seen[stage] += 1
     return LayerPlan(len(counts[0]), len(counts), tuple(layers))
 

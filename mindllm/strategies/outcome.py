@@ -14,6 +14,7 @@ from mindllm.config.reading.shorten import own_bases, write_short
 from mindllm.errors import CheckFailed
 from mindllm.files import atomic_open
 from mindllm.results import Result
+from mindllm.strategies.constraints import UNLIMITED, Constraints
 from mindllm.strategies.page import render_page
 from mindllm.strategies.search import Found, Planned, own, plan_best, search
 from mindllm.terminal.page import beside_proof
@@ -42,6 +43,7 @@ class Wanted:
         best: how many of the best are planned and shown.
         seconds: for each plan.
         dry_run: how many of the best are held to MindSpore's dry run.
+        constraints: what is not wanted, whatever it would gain.
     """
 
     devices: int | None = None
@@ -49,6 +51,7 @@ class Wanted:
     best: int = 5
     seconds: float = 5.0
     dry_run: int | None = None
+    constraints: Constraints = UNLIMITED
 
 
 @dataclass(frozen=True, repr=False)
@@ -156,20 +159,32 @@ def find_strategies(
     limit = memory_limit(config, device)
     same = (config.parallel_config.device_num, config.global_batch_size) == (devices, batch)
     hand = own(config, device) if same else None
-    found = search(config, devices, batch, device, limit, directory, progress)
+    constraints = wanted.constraints
+    found = search(config, devices, batch, device, limit, directory, progress, constraints)
     if not found.judged:
         raise CheckFailed(f"none of {found.tried} strategies fits {limit / GIB:g} GB; {_reasons(found)}")
-    best = plan_best(config, found.judged, device, limit, wanted.best, wanted.seconds, progress)
+    best = plan_best(config, found.judged, device, limit, wanted.best, wanted.seconds, progress, constraints)
     if wanted.dry_run:
         from mindllm.strategies.confirm import held_to_dry_run, simulated
 
-        best = held_to_dry_run(config, best[: wanted.dry_run], device, limit, wanted.seconds, progress)
+        best = held_to_dry_run(config, best[: wanted.dry_run], device, limit, wanted.seconds, progress, constraints)
         if hand and hand.room(limit).fits:
             hand = simulated(hand, progress)
     if not best:
         raise CheckFailed("none of the best strategies fits when its layers are planned; give more --best or --seconds")
+    _demand_speed(best[0], devices, constraints)
     title = f"{config.trainer.model_name or config.source or 'run'} on {devices} devices, {batch} sequences a step"
     return Strategies(title, found, tuple(best), hand, limit)
+
+
+def _demand_speed(best: Planned, devices: int, constraints: Constraints) -> None:
+    """Raise CheckFailed where the fastest is slower than was wanted."""
+    least, speed = constraints.tokens_per_second, best.step.tokens_per_device * devices
+    if least is not None and speed < least:
+        raise CheckFailed(
+            f"the fastest of {devices} devices, {best.candidate.name}, is predicted to train {speed:,.0f} tokens a second; "
+            f"{least:,.0f} were wanted"
+        )
 
 
 def recommended(best: Sequence[Planned], hand: Planned | None, limit: float) -> Planned:

@@ -21,6 +21,7 @@ from mindllm.planning.solve import Infeasible, solve
 from mindllm.planning.yaml_plan import write_plan
 from mindllm.reduced_runs.even import even_keys
 from mindllm.strategies.candidates import Candidate, Sharing, candidates
+from mindllm.strategies.constraints import UNLIMITED, Constraints
 from mindllm.strategies.judge import Judged, judge, read_judged
 from mindllm.strategies.spread_judging import spread_judgements
 from mindllm.terminal.progress import Progress, unwatched
@@ -74,6 +75,7 @@ def search(
     limit: float,
     directory: Path | None = None,
     progress: Progress = unwatched,
+    constraints: Constraints = UNLIMITED,
 ) -> Found:
     """Judge every candidate.
 
@@ -84,15 +86,17 @@ def search(
             "swap_config.swap", "a search chooses recomputation, not what waits on the host; write false"
         )
     left_out = Counter[str]()
-    wanted = list(candidates(config, devices, batch, device, left_out))
-    key = _key(config, device, limit)
+    every = {one: constraints.refusal(one) for one in candidates(config, devices, batch, device, left_out)}
+    wanted = [one for one, refusal in every.items() if not refusal]
+    left_out.update(refusal for refusal in every.values() if refusal)
+    key = _key(config, device, limit, constraints)
     known = _known(directory / FILE, key) if directory else {}
     missing = [one for one in wanted if one.name not in known]
     with _kept(directory, key) as keep:
         judged = (
-            spread_judgements(config, missing, device, limit)
+            spread_judgements(config, missing, device, limit, constraints)
             if is_spread()
-            else _judged(config, missing, device, limit)
+            else _judged(config, missing, device, limit, constraints)
         )
         for number, (one, found) in enumerate(judged):
             progress("predicting strategies", number, len(missing))
@@ -105,11 +109,11 @@ def search(
 
 
 def _judged(
-    config: RunConfig, wanted: Sequence[Candidate], device: Device, limit: float
+    config: RunConfig, wanted: Sequence[Candidate], device: Device, limit: float, constraints: Constraints
 ) -> Iterator[tuple[Candidate, Judged | None]]:
     base = workload_of(config)
     for one in wanted:
-        yield one, judge(config, base, one, device, limit)
+        yield one, judge(config, base, one, device, limit, constraints)
 
 
 @contextmanager
@@ -128,8 +132,9 @@ def _kept(directory: Path | None, key: str) -> Iterator[Callable[[str, Judged | 
         yield keep
 
 
-def _key(config: RunConfig, device: Device, limit: float) -> str:
-    text = render_config(config) + device.model_dump_json() + str(limit) + versions()
+def _key(config: RunConfig, device: Device, limit: float, constraints: Constraints) -> str:
+    judged_by = "" if constraints.recompute_attention else repr(sorted(constraints.kinds))
+    text = render_config(config) + device.model_dump_json() + str(limit) + versions() + judged_by
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -154,19 +159,27 @@ def plan_best(
     count: int,
     seconds: float,
     progress: Progress = unwatched,
+    constraints: Constraints = UNLIMITED,
 ) -> list[Planned]:
     """The best candidates with layers placed and recomputed as the planner says, the fastest first."""
     found: dict[str, Planned] = {}
     for number, one in enumerate(judged[:count]):
         progress("planning the best", number, min(count, len(judged)))
         try:
-            found[one.candidate.name] = plan_one(config, one.candidate, device, limit, seconds)
+            found[one.candidate.name] = plan_one(config, one.candidate, device, limit, seconds, constraints)
         except (Infeasible, UserError):
             continue
     return sorted(found.values(), key=lambda planned: planned.step.seconds)
 
 
-def plan_one(config: RunConfig, candidate: Candidate, device: Device, limit: float, seconds: float) -> Planned:
+def plan_one(
+    config: RunConfig,
+    candidate: Candidate,
+    device: Device,
+    limit: float,
+    seconds: float,
+    constraints: Constraints = UNLIMITED,
+) -> Planned:
     """A candidate with layers placed and recomputed as the planner says.
 
     Raises:
@@ -174,7 +187,8 @@ def plan_one(config: RunConfig, candidate: Candidate, device: Device, limit: flo
         UserError: no plan was found in ``seconds``, or none that a YAML says.
     """
     plain = {**candidate.overrides(), **even_keys(config, candidate.pipeline_stage, candidate.chunks)}
-    problem = formula_problem(override_config(config, plain), device, limit, candidate.name)
+    bare = override_config(config, plain)
+    problem = formula_problem(bare, device, limit, candidate.name, constraints.kinds)
     best = solve(problem, seconds).best
     written = write_plan(problem, best.plan)
     if written is None:

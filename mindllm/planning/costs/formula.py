@@ -154,9 +154,11 @@ def formula_as_it_is(config: RunConfig, device: Device) -> Evaluation | None:
     return by_formula(config, device, ROOM * memory_limit(config, device), config.trainer.model_name or "run")
 
 
-def formula_problem(bare: RunConfig, device: Device, limit: float, name: str) -> Problem:
+def formula_problem(
+    bare: RunConfig, device: Device, limit: float, name: str, kinds: Mapping[str, LayerKind] = KINDS
+) -> Problem:
     """The problem of a run that recomputes nothing; ``limit`` is bytes of a device, some of which stay free."""
-    return plan_problem(workload_of(bare), device, ROOM * limit, name)
+    return plan_problem(workload_of(bare), device, ROOM * limit, name, kinds)
 
 
 def judged(config: RunConfig, problem: Problem) -> Evaluation | None:

@@ -1,0 +1,56 @@
+"""What a person does not want of a strategy, whatever it would gain."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from mindllm.architecture.layer_kind import FULL, NONE, SELECT, LayerKind
+from mindllm.planning.costs.formula import KINDS
+
+if TYPE_CHECKING:
+    from mindllm.strategies.candidates import Candidate
+
+
+@dataclass(frozen=True)
+class Constraints:
+    """Limits of a search; the default limits nothing.
+
+    Attributes:
+        most_tensor: tensor-parallel ranks at most; None: those of a node.
+        most_stages: pipeline stages at most.
+        recompute_attention: whether attention may be computed again. False: layers keep all, or recompute what their feed-forward
+            multiplies elementwise.
+        tokens_per_second: of all devices together, at least.
+    """
+
+    most_tensor: int | None = None
+    most_stages: int | None = None
+    recompute_attention: bool = True
+    tokens_per_second: float | None = None
+
+    def refusal(self, candidate: Candidate) -> str:
+        """Why a candidate is left out; empty where it is not."""
+        if self.most_tensor is not None and candidate.model_parallel > self.most_tensor:
+            return f"over {self.most_tensor} tensor-parallel ranks, which were not wanted"
+        if self.most_stages is not None and candidate.pipeline_stage > self.most_stages:
+            return f"over {self.most_stages} stages, which were not wanted"
+        return ""
+
+    @property
+    def kinds(self) -> Mapping[str, LayerKind]:
+        """The ways in which a layer may recompute, by name."""
+        return KINDS if self.recompute_attention else {name: KINDS[name] for name in (NONE, SELECT)}
+
+    @property
+    def strongest(self) -> LayerKind:
+        """The one of :attr:`kinds` that keeps least."""
+        return self.kinds[FULL if self.recompute_attention else SELECT]
+
+    def tree(self) -> dict[str, Any]:
+        """The fields as plain values, of which this is made again."""
+        return asdict(self)
+
+
+UNLIMITED = Constraints()
