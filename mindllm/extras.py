@@ -11,6 +11,7 @@ EXTRAS = {
     "lm_eval": "eval",
     "ray": "ray",
     "gguf": "gguf",
+    "huggingface_hub": "fetch",
 }
 
 

@@ -27,7 +27,7 @@ def test_extras_are_those_of_the_package(project):
     for module, extra in EXTRAS.items():
         assert module in names_of(extras[extra])
         assert module not in names_of(project["dependencies"])
-    assert extras["all"] == ["mindllm[planner,plots,data,eval,gguf]"]
+    assert extras["all"] == ["mindllm[planner,plots,data,eval,gguf,fetch]"]
     assert "mindllm[all,ray]" in extras["test"]
 
 

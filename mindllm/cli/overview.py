@@ -9,10 +9,13 @@ LAST = "also      --version; completion bash|zsh|fish prints a script for that s
 
 
 def overview() -> str:
-    """Return the help: one line for each verb, the name of its group before the first of it."""
-    lines, before = [USAGE, "\n"], ""
-    for verb in TABLE:
+    """Return the help: a line for each verb, or for two that share one, the name of their group before the first of it."""
+    lines, before, verbs = [USAGE], "", iter(TABLE)
+    for verb in verbs:
+        names, text = verb.name, verb.help
+        if verb.with_next:
+            names, text = f"{verb.name}, {next(verbs).name}", verb.with_next
         group = "" if verb.group == before else verb.group
-        lines.append(f"{group:<10}{verb.name:<12}{verb.help}\n")
+        lines.append(f"{group:<10}{names:<18}{text}\n")
         before = verb.group
     return "".join([*lines, LAST])

@@ -29,6 +29,7 @@ class Verb:
     old: str  # how it was, and still is, called besides
     run_mode: str = ""  # what train, finetune, eval, predict and chat set; make_parser and main take it, too
     takes_keys: bool = True  # whether options it does not know are keys of a run's YAML
+    with_next: str = ""  # what --help says of it and the next one, which then share a line
 
     def parser(self) -> CommandParser:
         """Return the parser of its command line."""
@@ -46,19 +47,24 @@ RUN, RUN_SCRIPT = "mindllm.cli.run", "run_llm.py"
 RUN_PARSERS = "mindllm.cli.parsers.run"
 
 
-def _tool(name: str, group: str, text: str, old: str, takes_keys: bool = True) -> Verb:
+def _tool(name: str, group: str, text: str, old: str, takes_keys: bool = True, with_next: str = "") -> Verb:
     file = name.replace("-", "_")
-    return Verb(name, group, text, f"mindllm.cli.parsers.{file}", f"mindllm.cli.{file}", old, takes_keys=takes_keys)
+    parsers, module = f"mindllm.cli.parsers.{file}", f"mindllm.cli.{file}"
+    return Verb(name, group, text, parsers, module, old, takes_keys=takes_keys, with_next=with_next)
 
 
-def _run(name: str, group: str, text: str) -> Verb:
-    return Verb(name, group, text, RUN_PARSERS, RUN, f"{RUN_SCRIPT} --run_mode {name}", run_mode=name)
+def _run(name: str, group: str, text: str, with_next: str = "") -> Verb:
+    old = f"{RUN_SCRIPT} --run_mode {name}"
+    return Verb(name, group, text, RUN_PARSERS, RUN, old, run_mode=name, with_next=with_next)
 
 
 def _use(name: str, text: str, old: str) -> Verb:
     return Verb(name, "use", text, "mindllm.cli.parsers.using", RUN, old, run_mode=name)
 
 
+FETCHED = "what there is here; a model directory from a hub"
+SEEN = "text into an indexed corpus; the samples of a run"
+LAUNCHED = "check a node; start a run as several processes"
 TABLE = (
     _run("train", "train", "train a model, from scratch or from a checkpoint"),
     _run("finetune", "train", "train pretrained weights further, or an adapter"),
@@ -71,14 +77,16 @@ TABLE = (
     _tool("search", "plan", "find the fastest strategy that fits the devices", "python -m toolkit.tune"),
     _tool("plan", "plan", "stages, chunks and recomputation to a proven bound", "python -m toolkit.pipeline_balance"),
     _tool("time", "plan", "how long a step takes, and where the time goes", "python -m toolkit.step_time"),
+    _tool("models", "prepare", "models with YAMLs here, and what directories hold", "mindllm models", False, FETCHED),
+    _tool("fetch", "prepare", "download a model directory from a hub", "mindllm fetch", takes_keys=False),
     _tool("convert", "prepare", "turn a YAML of MindFormers into ours", "python -m toolkit.convert_config"),
     _tool(
         "weights", "prepare", "import, export, merge or quantize weights", "python -m toolkit.weights", takes_keys=False
     ),
     _tool("quantize", "prepare", "round a model to 4 or 8 bits", "mindllm quantize", takes_keys=False),
-    _tool("data", "prepare", "turn text into an indexed corpus", "python -m toolkit.data_preprocess", takes_keys=False),
+    _tool("data", "prepare", "turn text into an indexed corpus", "python -m toolkit.data_preprocess", False, SEEN),
     _tool("view", "prepare", "show the samples that a model gets", "python -m toolkit.data_viewer"),
-    _tool("preflight", "launch", "check this node before a run", "python -m toolkit.preflight"),
+    _tool("preflight", "launch", "check this node before a run", "python -m toolkit.preflight", with_next=LAUNCHED),
     _tool("launch", "launch", "start a run as several processes", "python -m mindllm.launch", takes_keys=False),
     _run("eval", "use", "loss and perplexity on held-out data"),
     _tool("evaluate", "use", "score a model on tasks such as mmlu", "python -m toolkit.evaluate", takes_keys=False),

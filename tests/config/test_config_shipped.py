@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from mindllm.config import load_config, render_config
+from mindllm.config.reading.shipped_models import shipped_models
 from mindllm.errors import UserError
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -73,3 +74,22 @@ def test_a_shipped_configuration_is_found_from_anywhere(tmp_path, monkeypatch):
         load_config(path)
     with pytest.raises(UserError, match=r"configs/llama2/none\.yaml: no such file"):
         load_config("configs/llama2/none.yaml")
+
+
+def test_the_list_of_models_says_what_is_loaded():
+    """``mindllm models`` parses the files another way; every YAML is in it once."""
+    listed = {run.file: (model, run) for model in shipped_models() for run in model.runs}
+    assert sorted(listed) == [path.relative_to(CONFIGS.parent).as_posix() for path in SHIPPED]
+    for path in SHIPPED:
+        model, run = listed[path.relative_to(CONFIGS.parent).as_posix()]
+        assert (model.parameters, run.devices) == EXPECTED[path.stem][:2], path.stem
+        assert run.run_mode == ("finetune" if path.stem.startswith("finetune") else "train")
+        assert model.name in path.stem
+    for file in ("configs/gemma/finetune_gemma2_9b.yaml", "configs/llama2/pretrain_llama2_7b_64p.yaml"):
+        model, run = listed[file]
+        loaded = load_config(CONFIGS.parent / file).model.config
+        assert (run.seq_length, model.dtype) == (loaded.seq_length, loaded.compute_dtype)
+        assert model.context == (loaded.max_position_embedding or loaded.seq_length)
+    rows = (CONFIGS.parent / "docs" / "cluster_check.md").read_text()
+    for file, (_, run) in listed.items():
+        assert ("cluster_check.md" in run.docs) == (f"| `{file}` |" in rows)

@@ -47,7 +47,7 @@ CORPUS = st.one_of(
                 "e\u0301",
                 "A",
                 "zB",
-            ]  # fmt: skip
+            ]
         )
     ).map("".join),
 )

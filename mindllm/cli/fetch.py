@@ -1,0 +1,35 @@
+"""What ``mindllm fetch`` does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mindllm.cli.parsers.fetch import default_directory, make_parser
+from mindllm.command import run_command
+from mindllm.fetch.hub import fetch, list_files, published
+from mindllm.results import SCHEMA
+from mindllm.terminal.console import error_console, output, print_json
+from mindllm.terminal.render import BYTES, drawn
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Downloads; returns the exit code."""
+    options = make_parser().parse_args(arguments)
+    repository = published(options.name)
+    listing = list_files(repository, options.revision, options.include)
+    licence = listing.licence or "not told by its model card"
+    error_console.print(f"{repository}: {len(listing.files)} files, {listing.size / 1e9:.2f} GB; licence: {licence}")
+    directory = options.output or default_directory(repository)
+    with drawn(*BYTES) as progress:
+        written = fetch(listing, directory, progress)
+    if options.json:
+        files = [file.name for file in listing.files]
+        told = {"written": str(written), "repository": repository, "commit": listing.commit, "licence": listing.licence}
+        print_json({SCHEMA: 1, **told, "bytes": listing.size, "files": files})
+    else:
+        output.print(f"wrote {written}")
+    return 0
+
+
+if __name__ == "__main__":
+    run_command(main)

@@ -1,0 +1,48 @@
+"""The options of ``mindllm fetch``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from mindllm.cli.registry import spelled
+from mindllm.command import CommandParser, output_directory
+
+EXAMPLE = """examples:
+  %(prog)s Qwen/Qwen2.5-0.5B-Instruct
+  %(prog)s qwen3_8b --output models/qwen3-8b --revision main
+  %(prog)s bartowski/SmolLM2-135M-Instruct-GGUF --include '*Q4_K_M.gguf'
+
+HF_ENDPOINT names another hub or a mirror, HF_TOKEN a login, HTTPS_PROXY a proxy. What was interrupted goes on where it was.
+"""
+
+
+def make_parser() -> CommandParser:
+    """Returns the parser of the command line."""
+    parser = CommandParser(
+        prog=spelled("fetch"),
+        description="Downloads a model directory from Hugging Face's hub: safetensors, architecture, tokenizer, model card; no "
+        "pickles and no Python code unless asked for. Each file is checked against the hub's checksum. The directory is whole "
+        "or absent.",
+        epilog=EXAMPLE,
+    )
+    parser.add_argument(
+        "name", metavar="NAME", help="ORGANISATION/MODEL; or a shipped model, as mindllm models lists them"
+    )
+    parser.add_argument(
+        "--output", type=output_directory, metavar="DIR", help="must not exist, or be empty (default models/MODEL)"
+    )
+    parser.add_argument("--revision", default="main", metavar="R", help="branch, tag or commit (default main)")
+    parser.add_argument(
+        "--include",
+        action="append",
+        default=[],
+        metavar="PATTERN",
+        help="files to take as weights instead of safetensors; repeatable",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    return parser
+
+
+def default_directory(repository: str) -> Path:
+    """Where a model is written."""
+    return Path("models") / repository.rpartition("/")[2]

@@ -1,0 +1,251 @@
+"""mindllm fetch against a server that speaks the hub's protocol: whole or absent, checked, continued after a kill."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import namedtuple
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mindllm.config.reading.shipped_models import shipped_models
+from mindllm.errors import RunFailed, UserError
+from mindllm.fetch import hub as fetching
+from mindllm.fetch.choice import RemoteFile, chosen
+from mindllm.fetch.hub import fetch, list_files, published
+from mindllm.fetch.names import PUBLISHED
+
+pytest.importorskip("huggingface_hub")
+
+from local_hub import COMMIT, local_hub
+
+ROOT = Path(__file__).parents[2]
+LARGE = np.random.default_rng(0).bytes(24 << 20)  # the client writes pieces of 10 MB
+SMALL = {
+    "config.json": b'{"model_type": "llama"}',
+    "tokenizer.json": b"{}" * 2000,
+    "README.md": b"# A model",
+    "LICENSE": b"Apache",
+    "modeling_own.py": b"raise SystemExit",
+    "pytorch_model.bin": b"pickle" * 1000,
+    ".gitattributes": b"",
+}
+WANTED = ["LICENSE", "README.md", "config.json", "model.safetensors", "tokenizer.json"]
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    from huggingface_hub import constants
+
+    with local_hub() as hub:
+        hub.files = {**SMALL, "model.safetensors": LARGE[:50_000]}
+        monkeypatch.setattr(constants, "ENDPOINT", hub.url)
+        monkeypatch.setattr(
+            constants, "HUGGINGFACE_CO_URL_TEMPLATE", hub.url + "/{repo_id}/resolve/{revision}/{filename}"
+        )
+        yield hub
+
+
+def command(hub, *arguments):
+    environment = {**os.environ, "HF_ENDPOINT": hub if isinstance(hub, str) else hub.url, "PYTHONPATH": str(ROOT)}
+    environment |= {"HF_HUB_DOWNLOAD_TIMEOUT": "2", "NO_PROXY": "*"}
+    return subprocess.Popen(
+        [sys.executable, "-m", "mindllm", "fetch", *map(str, arguments)],
+        env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+def names(directory):
+    return sorted(path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file())
+
+
+def test_a_directory_is_fetched_without_pickles_and_code(hub, tmp_path):
+    listing = list_files("org/model")
+    assert (listing.licence, listing.commit) == ("apache-2.0", COMMIT)
+    told = []
+    written = fetch(listing, tmp_path / "model", lambda *progress: told.append(progress))
+    assert names(written) == WANTED
+    assert all((written / name).read_bytes() == hub.files[name] for name in WANTED)
+    assert told[-1] == ("fetching", listing.size, listing.size)
+    assert [path.name for path in tmp_path.iterdir()] == ["model"], "nothing is left beside it"
+    with pytest.raises(UserError, match="is there already"):
+        fetch(listing, tmp_path / "model")
+
+
+def test_a_kill_in_the_middle_goes_on_where_it_was(hub, tmp_path):
+    hub.files["model.safetensors"] = LARGE
+    hub.stall["model.safetensors"] = 15 << 20
+    process = command(hub, "org/model", "--output", tmp_path / "model")
+    kept = tmp_path / ".model.fetch"
+    deadline = time.monotonic() + 60
+    while sum(path.stat().st_size for path in kept.glob("model.safetensors*")) < 10 << 20:
+        assert time.monotonic() < deadline, process.communicate()
+        time.sleep(0.05)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert not (tmp_path / "model").exists()
+    (there,) = (path.stat().st_size for path in kept.glob("model.safetensors*"))
+    hub.stall.clear()
+    hub.requests.clear()
+    done = command(hub, "org/model", "--output", tmp_path / "model", "--json")
+    out, err = done.communicate(timeout=100)
+    assert done.returncode == 0, err
+    told = json.loads(out)
+    assert (told["schema"], told["commit"], told["licence"]) == (1, COMMIT, "apache-2.0")
+    assert sorted(told["files"]) == WANTED
+    assert "licence: apache-2.0" in err
+    assert (tmp_path / "model" / "model.safetensors").read_bytes() == LARGE
+    asked = {path.rpartition("/")[2]: piece for method, path, piece in hub.requests if method == "GET"}
+    assert asked["model.safetensors"] == f"bytes={there}-"
+    assert "config.json" not in asked, "what was whole is not asked for again"
+
+
+def test_an_interrupt_ends_with_130_and_is_continued(hub, tmp_path):
+    hub.files["model.safetensors"] = LARGE
+    hub.stall["model.safetensors"] = 15 << 20
+    process = command(hub, "org/model", "--output", tmp_path / "model")
+    kept = tmp_path / ".model.fetch"
+    deadline = time.monotonic() + 60
+    while sum(path.stat().st_size for path in kept.glob("model.safetensors*")) < 10 << 20:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Traceback" not in err
+    hub.stall.clear()
+    listing = list_files("org/model")
+    assert (fetch(listing, tmp_path / "model") / "model.safetensors").read_bytes() == LARGE
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
+def test_a_corrupted_file_is_refused_and_fetched_anew(name, hub, tmp_path):
+    hub.served[name] = b"?" + hub.files[name][1:]
+    with pytest.raises(RunFailed, match=rf"{name} of org/model: its checksum is .* it is corrupted; it is removed"):
+        fetch(list_files("org/model"), tmp_path / "model")
+    assert not (tmp_path / "model").exists()
+    hub.served.clear()
+    fetch(list_files("org/model"), tmp_path / "model")
+    assert (tmp_path / "model" / name).read_bytes() == hub.files[name]
+
+
+def test_a_server_that_does_not_continue_sends_all(hub, tmp_path):
+    kept = tmp_path / ".model.fetch"
+    kept.mkdir()
+    listing = list_files("org/model")
+    weights = next(file for file in listing.files if file.name == "model.safetensors")
+    (kept / f"model.safetensors.{weights.sha256[:16]}.incomplete").write_bytes(b"x" * 100)
+    hub.continues = False
+    fetch(listing, tmp_path / "model")
+    assert (tmp_path / "model" / "model.safetensors").read_bytes() == LARGE[:50_000]
+
+
+def test_what_was_kept_of_another_commit_goes(hub, tmp_path):
+    kept = tmp_path / ".model.fetch"
+    kept.mkdir()
+    (kept / "old.safetensors").write_bytes(b"old")
+    (kept / "config.json").write_bytes(b"other")
+    assert names(fetch(list_files("org/model"), tmp_path / "model")) == WANTED
+    assert (tmp_path / "model" / "config.json").read_bytes() == SMALL["config.json"]
+
+
+def test_a_full_disk_is_told_before_anything_is_fetched(hub, tmp_path, monkeypatch):
+    free = namedtuple("Usage", "total used free")(1, 1, 101 << 20)
+    hub.files["model.safetensors"] = LARGE
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: free)
+    listing = list_files("org/model")
+    hub.requests.clear()
+    with pytest.raises(RunFailed, match=r"0\.03 GB are to be fetched and 0\.11 GB are free"):
+        fetch(listing, tmp_path / "model")
+    assert hub.requests == []
+
+
+def test_two_at_once_do_not_write_one_directory(hub, tmp_path):
+    kept = tmp_path / ".model.fetch"
+    kept.mkdir()
+    with fetching._alone(kept), pytest.raises(UserError, match="another command is fetching into it"):
+        fetch(list_files("org/model"), tmp_path / "model")
+
+
+def test_what_the_hub_does_not_have_is_a_mistake(hub):
+    with pytest.raises(UserError, match=r"org/other: http.* has no such model"):
+        list_files("org/other")
+    with pytest.raises(UserError, match=r"has no such revision .value v2."):
+        list_files("org/model", "v2")
+    with pytest.raises(UserError, match=r"--include \*\.onnx: org/model has no such file; it has config.json"):
+        list_files("org/model", include=["*.onnx"])
+
+
+def test_a_gated_model_says_how_to_get_it(hub, tmp_path):
+    hub.gated = True
+    with pytest.raises(UserError, match="its licence must be accepted on its page first"):
+        fetch(list_files("org/model"), tmp_path / "model")
+
+
+def test_no_network_is_a_failure_of_one_line(tmp_path):
+    process = command("http://127.0.0.1:9", "org/model", "--output", tmp_path / "model")
+    _, err = process.communicate(timeout=100)
+    assert (process.returncode, "Traceback" in err) == (1, False)
+    assert "http://127.0.0.1:9: " in err
+    assert not (tmp_path / "model").exists()
+
+
+@pytest.mark.parametrize("name", ["../out.json", "/etc/x.json", "a/../../x.json", "a\\b.json", "x\n.json"])
+def test_names_that_lead_elsewhere_are_refused(name, hub):
+    hub.listed = [{"rfilename": name, "size": 2, "blobId": "0" * 40}]
+    with pytest.raises(UserError, match="lists a file that is no plain path"):
+        list_files("org/model")
+
+
+def of(*names):
+    return [RemoteFile(name, 1) for name in names]
+
+
+@pytest.mark.parametrize(
+    ("files", "include", "wanted"),
+    [
+        (
+            ("config.json", "model.safetensors", "original/consolidated.safetensors", "a.py"),
+            (),
+            ("config.json", "model.safetensors"),
+        ),
+        (("model-1.safetensors", "consolidated.safetensors"), (), ("model-1.safetensors",)),
+        (("consolidated.safetensors",), (), ("consolidated.safetensors",)),
+        (("config.json", "pytorch_model.bin", "model.safetensors"), ("*.bin",), ("config.json", "pytorch_model.bin")),
+        (
+            ("config.json", "a.py", "model.safetensors"),
+            ("*.safetensors", "*.py"),
+            ("config.json", "a.py", "model.safetensors"),
+        ),
+        (("README.md", "only.gguf"), (), ("README.md", "only.gguf")),
+    ],
+)
+def test_which_files_are_chosen(files, include, wanted):
+    assert tuple(file.name for file in chosen("org/model", of(*files), include)) == wanted
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        (("a.Q4.gguf", "a.Q8.gguf"), "has several GGUF files (a.Q4.gguf, a.Q8.gguf); choose one: --include NAME"),
+        (("config.json", "pytorch_model.bin"), "has no safetensors files; it has config.json, pytorch_model.bin"),
+    ],
+)
+def test_weights_that_must_be_named(files, said):
+    with pytest.raises(UserError) as refused:
+        chosen("org/model", of(*files))
+    assert said in str(refused.value)
+
+
+def test_names_of_shipped_models_are_theirs():
+    assert {*PUBLISHED} <= {model.name for model in shipped_models()}
+    assert published("qwen3_8b") == "Qwen/Qwen3-8B"
+    assert published("org/model") == "org/model"
+    for name in ("qwen9", "a/b/c", "/b"):
+        with pytest.raises(UserError, match="neither the name of a model on the hub"):
+            published(name)

@@ -1,0 +1,127 @@
+"""A server on this machine that speaks the protocol of Hugging Face's hub: listing, HEAD, GET with Range; it fails on request."""
+
+import hashlib
+import json
+import threading
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import unquote, urlsplit
+
+COMMIT = "a" * 40
+LFS_FROM = 1000  # bytes
+
+
+class Hub(ThreadingHTTPServer):
+    """``files``: name to content. ``served``: what is sent instead. ``stall``: bytes of a file after which nothing comes."""
+
+    daemon_threads = True
+
+    def __init__(self):
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.repository, self.files, self.served, self.requests = "org/model", {}, {}, []
+        self.card = {"license": "apache-2.0"}
+        self.stall, self.gated, self.listed, self.continues = {}, False, [], True
+        self.ended = threading.Event()
+
+    @property
+    def url(self):
+        return f"http://127.0.0.1:{self.server_port}"
+
+    def listing(self):
+        siblings = []
+        for name, content in self.files.items():
+            entry = {"rfilename": name, "size": len(content), "blobId": blob(content)}
+            if len(content) >= LFS_FROM:
+                entry["lfs"] = {"sha256": sha256(content), "size": len(content), "pointerSize": 134}
+            siblings.append(entry)
+        siblings += self.listed
+        tags = [f"license:{self.card['license']}"] if "license" in self.card else []
+        return {"id": self.repository, "modelId": self.repository, "sha": COMMIT, "siblings": siblings, "tags": tags} | {
+            "private": False, "gated": "manual" if self.gated else False, "cardData": self.card,
+        }  # fmt: skip
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *arguments):
+        pass
+
+    def do_HEAD(self):
+        self.do_GET()
+
+    def do_GET(self):
+        hub, path = self.server, unquote(urlsplit(self.path).path)
+        hub.requests.append((self.command, path, self.headers.get("Range")))
+        parts = path.strip("/").split("/")
+        if path.startswith("/api/models/"):
+            repository, revision = "/".join(parts[2:4]), parts[5] if len(parts) > 5 else "main"
+            if repository != hub.repository:
+                self.refuse(404, "RepoNotFound")
+            elif revision not in ("main", COMMIT):
+                self.refuse(404, "RevisionNotFound")
+            else:
+                self.answer(200, json.dumps(hub.listing()).encode(), {"Content-Type": "application/json"})
+            return
+        name = "/".join(parts[4:])
+        if hub.gated:
+            self.refuse(403, "GatedRepo")
+        elif name not in hub.files:
+            self.refuse(404, "EntryNotFound")
+        else:
+            self.send(name)
+
+    def send(self, name):
+        content = self.server.files[name]
+        is_large = len(content) >= LFS_FROM
+        etag = sha256(content) if is_large else blob(content)
+        headers = {"ETag": f'"{etag}"', "X-Repo-Commit": COMMIT, "Accept-Ranges": "bytes"}
+        if is_large:
+            headers |= {"X-Linked-Size": str(len(content)), "X-Linked-Etag": f'"{etag}"'}
+        content = self.server.served.get(name, content)
+        asked, code = self.headers.get("Range"), 200
+        if asked and self.command == "GET" and self.server.continues:
+            start, code = int(asked.removeprefix("bytes=").partition("-")[0]), 206
+            headers["Content-Range"] = f"bytes {start}-{len(content) - 1}/{len(content)}"
+            content = content[start:]
+        self.answer(code, content, headers, self.server.stall.get(name))
+
+    def answer(self, code, content, headers, stall=None):
+        self.send_response(code)
+        for key, value in {**headers, "Content-Length": str(len(content))}.items():
+            self.send_header(key, value)
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(content[:stall])
+            if stall is not None:
+                self.wfile.flush()
+                self.server.ended.wait(60)
+                self.close_connection = True
+
+    def refuse(self, code, why):
+        self.send_response(code)
+        self.send_header("X-Error-Code", why)
+        self.send_header("X-Error-Message", why)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+
+def sha256(content):
+    return hashlib.sha256(content).hexdigest()
+
+
+def blob(content):
+    return hashlib.sha1(f"blob {len(content)}\0".encode() + content).hexdigest()
+
+
+@contextmanager
+def local_hub():
+    hub = Hub()
+    thread = threading.Thread(target=hub.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield hub
+    finally:
+        hub.ended.set()
+        hub.shutdown()
+        hub.server_close()
