@@ -195,7 +195,7 @@ ALLOWED = {
     "mindllm/evaluate/": "files of the harness, and answers that this tool has kept, line by line",
     "mindllm/generate/outcome.py": "answers that a process of ours has just written",
     "mindllm/run/outcome.py": "metrics that a process of ours has just written",
-    "mindllm/generate/graphs/native.py": "our source, /proc",
+    "mindllm/generate/graphs/library.py": "our source, /proc",
     "mindllm/process/host_memory.py": "/proc and /sys, and claims that tools of this user have made",
     "mindllm/launch/": "logs, beats and lines of processes of ours",
     "mindllm/planning/several_chunks/": "JSON of a process of ours",

@@ -12,7 +12,7 @@ from mindllm.evaluate.answers import Answers
 from mindllm.evaluate.model import EvaluatedModel
 from mindllm.finetune.transform import build_tuned_model
 from mindllm.generate.generator import Generator
-from mindllm.models.weights import assign, model_weights
+from mindllm.models.weights import assign, model_weights, values_follow
 from mindllm.terminal.progress import Progress, unwatched
 from mindllm.train.checkpoint.pretrained import Pretrained, find_pretrained
 from mindllm.train.job.ranks import ALONE, Ranks
@@ -31,7 +31,8 @@ def evaluated_model(
     tokenizer = run_tokenizer(config)
     pretrained = find_pretrained(config)
     device, model_config = config.context.device_target, pretrained.model(config.model.config)
-    model = build_tuned_model(model_config, device)
+    with values_follow():
+        model = build_tuned_model(model_config, device)
     assign(model_weights(model), pretrained.whole(config.model.config.base))
     generator = Generator(model, model_config, tokenizer, device_target=device, shares_prefixes=True)
     place = directory / ANSWERS / identity(config, pretrained, tokenizer) if directory is not None else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,9 +16,12 @@ from mindllm.errors import UserError
 from mindllm.generate.choosing.beam_search import BeamSearch, Finished
 from mindllm.generate.choosing.growing import Continuation, GrowingSequence, require_finite, whole_text
 from mindllm.generate.choosing.sampling import log_softmax, penalise, random_streams
-from mindllm.generate.prompts import check_prompts, eos_ids
-from mindllm.generate.session import PrefixSession, Session, pieces
-from mindllm.models import CausalLM, Kernels
+from mindllm.generate.host import HostModel, HostSession
+from mindllm.generate.prompts import check_prompts, eos_ids, pieces
+
+if TYPE_CHECKING:  # MindSpore, which a model on the host does without
+    from mindllm.generate.session import Session
+    from mindllm.models import CausalLM
 
 
 @dataclass
@@ -47,7 +51,7 @@ class Generator:
     """Generates with the weights ``model`` has at the time of the call.
 
     Arguments:
-        model: the decoder with its head.
+        model: the decoder with its head, as cells or as arrays on the host.
         model_config: what it was built from.
         tokenizer: streaming, stop strings and texts of results need one; it also names the end of sequence where
             ``model_config`` does not.
@@ -59,7 +63,7 @@ class Generator:
 
     def __init__(
         self,
-        model: CausalLM,
+        model: CausalLM | HostModel,
         model_config: ModelConfig,
         tokenizer: Tokenizer | None = None,
         max_length: int | None = None,
@@ -73,10 +77,10 @@ class Generator:
         self.max_length = max_length or model_config.seq_length
         self.eos_ids = eos_ids(model_config, tokenizer)
         self.speed = Speed()
-        self._kernels = Kernels.choose(model_config, device_target)
+        self._device_target = device_target
         self._native = native
-        self._kind = PrefixSession if shares_prefixes else Session
-        self._session: Session | None = None
+        self._shares_prefixes = shares_prefixes
+        self._session: Session | HostSession | None = None
 
     def generate(
         self, prompts: Sequence[Sequence[int]], options: GenerationConfig, seed: int = 0
@@ -127,7 +131,7 @@ class Generator:
             if piece := sequence.take_text():
                 yield piece
 
-    def prepare(self, prompts: int, longest: int, options: GenerationConfig) -> Session:
+    def prepare(self, prompts: int, longest: int, options: GenerationConfig) -> Session | HostSession:
         """Compiles what continuing ``prompts`` prompts of up to ``longest`` tokens at once needs, unless it is there."""
         count, width = pieces(longest)
         start = time.perf_counter()
@@ -136,16 +140,26 @@ class Generator:
         self.speed.compile_s += time.perf_counter() - start
         return session
 
-    def session(self, batch: int, length: int) -> Session:
+    def session(self, batch: int, length: int) -> Session | HostSession:
         """The cache of ``batch`` sequences of up to ``length`` tokens: the one there is, if it can hold them."""
         if self._session is None or not self._session.fits(batch, length):
             self._session = None  # one cache at a time
-            self._session = self._kind(self.model, self.model_config, self._kernels, batch, length, self._native)
+            self._session = self._new_session(batch, length)
         return self._session
+
+    def _new_session(self, batch: int, length: int) -> Session | HostSession:
+        if isinstance(self.model, HostModel):
+            return HostSession(self.model, batch, length)
+        from mindllm.generate.session import PrefixSession, Session
+        from mindllm.models import Kernels
+
+        kernels = Kernels.choose(self.model_config, self._device_target)
+        kind = PrefixSession if self._shares_prefixes else Session
+        return kind(self.model, self.model_config, kernels, batch, length, self._native)
 
     def forget(self) -> None:
         """Nothing of earlier prompts is used any more: the weights of the model have changed."""
-        if isinstance(self._session, PrefixSession):
+        if self._session is not None:
             self._session.forget()
 
     def _check(self, prompts: Sequence[Sequence[int]], options: GenerationConfig) -> None:
@@ -158,7 +172,7 @@ class Generator:
     ) -> list[np.random.Generator]:
         return random_streams(prompts, seed if options.seed is None else options.seed)
 
-    def _prefill(self, session: Session, prompts: Sequence[Sequence[int]]) -> np.ndarray:
+    def _prefill(self, session: Session | HostSession, prompts: Sequence[Sequence[int]]) -> np.ndarray:
         """Logits ``[rows, vocab]`` after prompts that may be fewer than the session has rows."""
         start = time.perf_counter()
         session.compile(max(map(len, prompts)))
@@ -172,7 +186,7 @@ class Generator:
 
     def _grow(
         self,
-        session: Session,
+        session: Session | HostSession,
         prompts: Sequence[Sequence[int]],
         options: GenerationConfig,
         streams: Sequence[np.random.Generator],
@@ -199,7 +213,7 @@ class Generator:
             yield sequences
 
     def _search(
-        self, session: Session, prompts: Sequence[Sequence[int]], options: GenerationConfig
+        self, session: Session | HostSession, prompts: Sequence[Sequence[int]], options: GenerationConfig
     ) -> list[Continuation]:
         """The best sequences of every prompt; a prompt's beams are neighbouring rows of the session."""
         beams = options.num_beams

@@ -15,8 +15,18 @@ from mindllm.data.chat.template import chat_template_of
 from mindllm.data.tokenizers.tokenizer import Tokenizer
 from mindllm.errors import UserError
 
+NARROWEST, WIDEST = 16, 512  # tokens of a prompt that go through the model at once: powers of two between these
+CAPACITY_UNIT = 128  # positions of the cache are a multiple, so that few lengths need a compilation of their own
 Encoder = Callable[[Sequence[Message]], list[int]]
 __all__ = ["ROLES", "Encoder", "Message", "conversation_encoder"]
+
+
+def pieces(longest: int) -> tuple[int, int]:
+    """Number and width of the pieces in which prompts of up to ``longest`` tokens go through the model."""
+    width = NARROWEST
+    while width < min(longest, WIDEST):
+        width *= 2
+    return -(-longest // width), width
 
 
 def eos_ids(config: ModelConfig, tokenizer: Tokenizer | None) -> tuple[int, ...]:

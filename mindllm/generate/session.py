@@ -15,23 +15,15 @@ from mindspore import Tensor
 from mindllm.config import ModelConfig
 from mindllm.generate.graphs.cache import CachedDecoder, ScoringDecoder
 from mindllm.generate.graphs.layer_cache import FirstOfCache, ReorderedCache
-from mindllm.generate.graphs.native import NativeDecoder, library, supports
+from mindllm.generate.graphs.library import library, supports
+from mindllm.generate.graphs.native import LARGEST_BATCH, NativeDecoder
+from mindllm.generate.prompts import CAPACITY_UNIT, NARROWEST, pieces
 from mindllm.models import CausalLM, Kernels
 
-NARROWEST, WIDEST = 16, 512  # tokens of a prompt that go through the model at once: powers of two between these
-CAPACITY_UNIT = 128  # positions of the cache are a multiple, so that few lengths need a compilation of their own
 WORTH_SHARING = 32  # tokens: of less it is quicker that every sequence computes it
 LARGEST_LOGITS = 1 << 26  # numbers: of scored tokens times the vocabulary, 256 MB in fp32
 
 Tokens = Sequence[int] | np.ndarray
-
-
-def pieces(longest: int) -> tuple[int, int]:
-    """Number and width of the pieces in which prompts of up to ``longest`` tokens go through the model."""
-    width = NARROWEST
-    while width < min(longest, WIDEST):
-        width *= 2
-    return -(-longest // width), width
 
 
 class Session:
@@ -48,7 +40,8 @@ class Session:
         self._vocab_size = config.vocab_size
         self._decoder = CachedDecoder(model, config, kernels, batch, self.capacity)
         self._decoder.set_train(False)
-        path = library() if native and supports(config, kernels, batch, self.capacity) else None
+        fits = native and not kernels.fused and batch <= LARGEST_BATCH and supports(config, self.capacity)
+        path = library() if fits else None
         self._native = NativeDecoder(self._decoder, config, path) if path else None
         self._reordered = ReorderedCache([layer.cache for layer in self._decoder.layers])
         self._compiled: set[int] = set()
@@ -66,6 +59,9 @@ class Session:
             else:
                 self._forward(zeros, zeros, np.zeros(self.batch, np.int32))
             self._compiled.add(width)
+
+    def forget(self) -> None:
+        """Nothing is remembered of earlier prompts."""
 
     def prefill(self, prompts: Sequence[Sequence[int]]) -> np.ndarray:
         """Fills the cache with the prompts, a piece of each at a time; logits ``[batch, vocab]`` after the last tokens."""

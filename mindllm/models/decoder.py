@@ -13,9 +13,9 @@ from mindspore import Tensor, nn
 from mindspore import ops as P
 
 from mindllm.architecture.parts import AttentionContext, RotarySpec
+from mindllm.architecture.rotary_tables import rotary_tables
 from mindllm.config import ModelConfig
 from mindllm.models.attention.attention import Tables
-from mindllm.models.attention.rotary import rotary_tables
 from mindllm.models.decoder_layer import DecoderLayer
 from mindllm.models.dropout import Dropout, EmbeddingNoise, Keys
 from mindllm.models.fine_grain_interleave import FineGrainInterleavedLayer

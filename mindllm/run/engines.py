@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from mindllm.config import RunConfig
 from mindllm.terminal.progress import Progress, unwatched
 from mindllm.train.device import connect, select_device
@@ -41,11 +43,15 @@ def set_up_execution(config: RunConfig, execution: Execution) -> None:
 
 
 def make_engine(
-    config: RunConfig, execution: Execution, training: bool = True, progress: Progress = unwatched
+    config: RunConfig,
+    execution: Execution,
+    training: bool = True,
+    progress: Progress = unwatched,
+    loaded: Collection[str] = (),
 ) -> Engine:
     """Builds what executes the run; graphs of sharded models are compiled now, others with the first step.
 
-    ``progress`` is told of ranks that are compiled.
+    ``progress`` is told of ranks that are compiled. ``loaded``: weights that are put into it at once, which need not be drawn.
     """
     if execution.executor is Executor.REPLICA:
         from mindllm.parallel.context import refuse_mean_gradients
@@ -53,7 +59,7 @@ def make_engine(
 
         if execution.ranks.count > 1:
             refuse_mean_gradients(config)
-        return ReplicaEngine(config, training, execution.ranks)
+        return ReplicaEngine(config, training, execution.ranks, loaded)
     if execution.executor is Executor.CLUSTER_RANK:
         from mindllm.train.engine.cluster_rank import ClusterRankEngine
 

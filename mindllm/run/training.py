@@ -82,7 +82,7 @@ def train(config: RunConfig, execution: Execution, progress: Progress, proved: F
     if ranks.is_first:
         with atomic_open(f"{config.output_dir}/{RESOLVED_CONFIG}") as file:
             file.write(render_config(config))
-    engine = make_engine(config, execution, progress=progress)
+    engine = make_engine(config, execution, progress=progress, loaded=given or ())
     state = RunState(config, engine, LossScaler(config.runner_wrapper.scale_sense), total_steps, data.steps_per_epoch)
     state.pretrained, state.base = pretrained, base_record(config, pretrained)
     if given is not None:
@@ -151,7 +151,7 @@ def evaluate(config: RunConfig, execution: Execution, progress: Progress) -> End
     model, pretrained = merged_pretrained(config)
     if not execution.connects_first:
         set_up_execution(config, execution)
-    engine = make_engine(with_model(config, model), execution, False, progress)
+    engine = make_engine(with_model(config, model), execution, False, progress, pretrained)
     engine.load_state(pretrained)
     result = evaluator.run(engine)
     logger.info("%s on the %s split: %s", config.load_checkpoint, config.eval_dataset.split, result.describe())

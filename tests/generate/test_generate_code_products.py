@@ -41,12 +41,12 @@ def predicting(directory, device, **model):
     keys["model"] = {"model_config": described.model_dump(exclude_unset=True)}
     run = RunConfig.model_validate({"run_mode": "predict", **keys})
     with_file_names(run.model.config)
-    return load.load_generator(run, None).model
+    return load.load_generator(run, None, on_host=False).model
 
 
 @pytest.fixture
 def no_device(monkeypatch):
-    monkeypatch.setattr(load, "set_up_device", lambda config: None)
+    monkeypatch.setattr("mindllm.train.device.set_up_device", lambda config: None)
     monkeypatch.setattr(tiny_quantized, "GROUP", GROUP)
 
 

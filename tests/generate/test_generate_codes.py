@@ -11,7 +11,7 @@ from mindllm.config import RunConfig, read_model_config
 from mindllm.families import with_file_names
 from mindllm.generate import load
 from mindllm.generate.generator import Generator
-from mindllm.generate.graphs.native import library
+from mindllm.generate.graphs.library import library
 from mindllm.models import build_model
 from mindllm.models.weights import assign, quantized_parameters, trained_weights
 from mindllm.quantize.codes import Codes
@@ -94,13 +94,14 @@ def test_a_directory_in_codes_is_continued_as_its_values_are(tmp_path):
     keys["model"] = {"model_config": described.model_dump(exclude_unset=True)}
     run = RunConfig.model_validate({"run_mode": "predict", **keys})
     with_file_names(run.model.config)
-    codes = load.load_generator(run, None)
+    codes = load.load_generator(run, None, on_host=False)
     assert len(quantized_parameters(codes.model)) == 2 * 7 * 4
     assert not trained_weights(codes.model)
     plain = build_model(described.base)
     assign(trained_weights(plain), values)
     prompts = [[3, 4, 5], [9, 8, 7, 6, 5]]
     wanted = Generator(plain, described, native=False).generate(prompts, options(12))
-    for native in (True, False):
-        found = Generator(codes.model, codes.model_config, native=native).generate(prompts, options(12))
+    in_graphs = [Generator(codes.model, codes.model_config, native=native) for native in (True, False)]
+    for generator in (*in_graphs, load.load_generator(run, None)):
+        found = generator.generate(prompts, options(12))
         assert [item.tokens for item in found] == [item.tokens for item in wanted]

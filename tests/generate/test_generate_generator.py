@@ -5,9 +5,8 @@ import pytest
 from tiny import SHAPES, VOCABULARY, greedy_without_cache, options, tiny_config, tiny_model
 
 from mindllm.errors import RunFailed, UserError
-from mindllm.generate import session
 from mindllm.generate.generator import Generator
-from mindllm.generate.session import pieces
+from mindllm.generate.prompts import pieces
 from mindllm.models.weights import assign, trained_weights
 
 PROMPTS = [[5, 17, 3, 60, 22], [11], [9, 8, 7, 6, 5, 4, 3, 2, 1, 0, 96, 42, 42, 42, 42, 42, 42, 42, 42, 13]]
@@ -41,7 +40,7 @@ def test_unequal_prompts_of_a_batch_do_not_influence_each_other(grouped):
 
 def test_a_prompt_longer_than_a_piece_goes_through_in_pieces(grouped, monkeypatch):
     model, config, _ = grouped
-    monkeypatch.setattr(session, "WIDEST", 16)
+    monkeypatch.setattr("mindllm.generate.prompts.WIDEST", 16)
     prompts = [list(range(3, 36)), list(range(50, 66)), [7]]
     assert pieces(33) == (3, 16)
     for prompt, result in zip(prompts, Generator(model, config).generate(prompts, options(8)), strict=True):
@@ -85,7 +84,8 @@ def test_the_last_batch_may_be_smaller_and_is_not_compiled_for(grouped, monkeypa
     *_, generator = grouped
     together = generator.generate(PROMPTS, options(24))
     sessions = []
-    monkeypatch.setattr(generator, "_kind", lambda *args: sessions.append(args) or session.Session(*args))
+    real = generator._new_session
+    monkeypatch.setattr(generator, "_new_session", lambda *args: sessions.append(args) or real(*args))
     in_batches = generator.generate_in_batches(PROMPTS, options(24), batch_size=2)
     assert [result for batch in in_batches for result in batch] == together
     assert len(sessions) == 1

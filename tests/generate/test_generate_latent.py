@@ -42,7 +42,7 @@ def test_logits_are_those_of_the_whole_text(model, monkeypatch, tokens_for_keys)
     """Prompts of two lengths in pieces of 16, then a token at a time; prefilled in either form."""
     config, lm = model
     monkeypatch.setattr(graph_cache, "tokens_for_keys", lambda spec: tokens_for_keys)
-    monkeypatch.setattr("mindllm.generate.session.WIDEST", 16)
+    monkeypatch.setattr("mindllm.generate.prompts.WIDEST", 16)
     rows, lengths = texts(2), np.array([PROMPT, PROMPT - 9])
     session = Session(lm, config, Kernels.choose(config, "CPU"), 2, LENGTH)
     wanted = logits_of(lm, rows)

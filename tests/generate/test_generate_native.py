@@ -11,8 +11,8 @@ from mindspore import Tensor
 from tiny import SHAPES, options, tiny_config, tiny_model
 
 from mindllm.generate.generator import Generator
-from mindllm.generate.graphs import native
-from mindllm.generate.graphs.native import supports
+from mindllm.generate.graphs import library as native
+from mindllm.generate.graphs.library import supports
 from mindllm.generate.session import Session
 from mindllm.models import Kernels
 
@@ -99,7 +99,7 @@ def test_parts_that_families_have_are_computed(fields):
 )  # fmt: skip
 def test_what_the_kernels_do_not_compute_is_left_to_the_cells(fields):
     config = tiny_config(**fields)
-    assert not supports(config, Kernels.choose(config, "CPU"), 1, config.seq_length)
+    assert not supports(config, config.seq_length)
 
 
 def test_sizes_that_are_no_multiple_of_the_lanes():

@@ -12,8 +12,7 @@ from mindllm.command import run_command
 from mindllm.config import ModelConfig, read_model_config
 from mindllm.config.tuning import PetConfig
 from mindllm.families import with_file_names
-from mindllm.generate.graphs.native import supports
-from mindllm.models import Kernels
+from mindllm.generate.graphs.library import supports
 from mindllm.train.checkpoint import CheckpointStore, RankTensors, load_checkpoint
 from mindllm.train.checkpoint.adapters import Base, fingerprint
 from mindllm.train.checkpoint.hugging_face import read_weights
@@ -166,8 +165,8 @@ def test_bottlenecks_in_files_of_their_own(base, tmp_path, capsys):
     assert found.weights.keys() == trained.keys()
     for name, array in trained.items():
         np.testing.assert_array_equal(np.asarray(found.weights[name]), np.asarray(array))
-    assert not supports(model, Kernels.choose(model, "CPU"), 1, 16)
-    assert supports(MODEL, Kernels.choose(MODEL, "CPU"), 1, 16)
+    assert not supports(model, 16)
+    assert supports(MODEL, 16)
     capsys.readouterr()
     for source in (checkpoint, tmp_path / "adapter"):
         assert tool("merge", source, tmp_path / "merged", "--base", base) == 2

@@ -19,13 +19,13 @@ from mindspore import Parameter, Tensor, lazy_inline, nn
 from mindspore import ops as P
 
 from mindllm.architecture.parts import AlibiSpec, AttentionContext, AttentionSpec, LatentAttentionSpec, RotarySpec
+from mindllm.architecture.rotary_tables import rotary_tables
 from mindllm.config import ModelConfig
 from mindllm.generate.graphs.layer_cache import CacheForm, FirstOfCache, LayerCache
 from mindllm.models import CausalLM, Kernels
 from mindllm.models.attention.alibi import alibi_bias
 from mindllm.models.attention.attention import Attention, ComposedAttention, Tables
 from mindllm.models.attention.latent_attention import LatentAttention
-from mindllm.models.attention.rotary import rotary_tables
 from mindllm.models.decoder import MASKED
 from mindllm.models.decoder_layer import DecoderLayer
 from mindllm.models.linear import Operand

@@ -1,10 +1,10 @@
-// One token per sequence through a decoder layer, and through the final norm and head: the mathematics of mindllm/models in
-// fp32, for CPUs. A step of a few tokens reads every weight once and computes little, so what counts is that nothing else is
-// read and that there are few operators. Results of a sequence do not depend on the others of the batch, nor on the number of
+// Tokens through a decoder layer, and through the final norm and head: the mathematics of mindllm/models in fp32, for CPUs. A step
+// of a few tokens reads every weight once and computes little, so what counts is that nothing else is read and that there are few
+// operators. Results of a sequence do not depend on the others of the batch, nor on the number of
 // threads: every sum has an order of its own.
 //
 // The functions have the signature of MindSpore's custom operators of type "aot": pointers and shapes of the inputs, then of
-// the outputs. native.py builds them and is their only caller.
+// the outputs. library.py builds them; graphs (native.py) call them, and the host by itself (host.py).
 
 #include <algorithm>
 #include <cmath>
@@ -299,13 +299,13 @@ Matrix MatrixAt(int index, int which, int count, void **params, const int *dimen
   return m;
 }
 
-}  // namespace
-
 // Inputs: x [batch, hidden], cos and sin [batch, d], positions int32 [batch], numbers [4], attention norm, wq, wk, wv, wo, ffn
-// norm, w1, w3, w2, keys and values [batch * kv_heads * capacity, d], which get the new token; biases of wq, wk, wv, wo and norms
-// of query and key heads [d], or [1] for what there is not. Where matrices are in codes, further: what codes mean, and scales, zeros
-// and places of columns of each of the seven, or [1]. Output: x after the layer.
-extern "C" int decode_layer(int count, void **params, int *dimensions, int64_t **shapes, const char **, void *, void *) {
+// norm, w1, w3, w2, keys and values [sequences * kv_heads * capacity, d], which get the new tokens; biases of wq, wk, wv, wo and
+// norms of query and key heads [d], or [1] for what there is not. Where matrices are in codes, further: what codes mean, and scales,
+// zeros and places of columns of each of the seven, or [1]. Output: x after the layer.
+//
+// Rows of x are tokens: one of each sequence, or all of the only sequence, each of which sees those before it.
+int Layer(int count, void **params, const int *dimensions, int64_t **shapes, bool of_one_sequence) {
   const float *x = Floats(params[0]), *cos = Floats(params[1]), *sin = Floats(params[2]);
   const int32_t *positions = static_cast<const int32_t *>(params[3]);
   const float *given = Floats(params[4]);
@@ -323,17 +323,18 @@ extern "C" int decode_layer(int count, void **params, int *dimensions, int64_t *
   const int64_t batch = shapes[0][0], hidden = shapes[0][1], width = shapes[14][1];
   const int64_t query_size = wq.out, key_size = wk.out, inner = w1.out;
   const int64_t heads = query_size / width, kv_heads = key_size / width, group = heads / kv_heads;
-  const int64_t capacity = shapes[14][0] / (batch * kv_heads);
+  const int64_t capacity = shapes[14][0] / ((of_one_sequence ? 1 : batch) * kv_heads);
   if (width > kWidestHead) return 1;
   for (int64_t b = 0; b < batch; ++b) {
     if (positions[b] < 0 || positions[b] >= capacity) return 2;
   }
 
   static thread_local std::vector<float> scratch;
-  scratch.resize(batch * (2 * hidden + 2 * query_size + 2 * key_size + 2 * inner + heads * capacity));
+  scratch.resize(batch * (2 * hidden + 2 * query_size + 2 * key_size + 2 * inner));
   float *normed = scratch.data(), *middle = normed + batch * hidden, *query = middle + batch * hidden;
   float *context = query + batch * query_size, *key = context + batch * query_size, *value = key + batch * key_size;
-  float *gate = value + batch * key_size, *up = gate + batch * inner, *weights = up + batch * inner;
+  float *gate = value + batch * key_size, *up = gate + batch * inner;
+  const auto place_of = [&](int64_t b, int64_t n) { return ((of_one_sequence ? 0 : b) * kv_heads + n) * capacity * width; };
 
 #pragma omp parallel
   {
@@ -345,17 +346,24 @@ extern "C" int decode_layer(int count, void **params, int *dimensions, int64_t *
 #pragma omp for collapse(2) schedule(static)
     for (int64_t b = 0; b < batch; ++b) {
       for (int64_t n = 0; n < kv_heads; ++n) {
-        float *its_keys = keys + (b * kv_heads + n) * capacity * width, *its_values = values + (its_keys - keys);
-        const int64_t position = positions[b];
-        NormedAndRotated(key + b * key_size + n * width, key_norm, numbers, cos + b * width, sin + b * width,
-                         its_keys + position * width, width);
-        std::memcpy(its_values + position * width, value + b * key_size + n * width, width * sizeof(float));
+        const int64_t place = place_of(b, n) + positions[b] * width;
+        NormedAndRotated(key + b * key_size + n * width, key_norm, numbers, cos + b * width, sin + b * width, keys + place,
+                         width);
+        std::memcpy(values + place, value + b * key_size + n * width, width * sizeof(float));
+      }
+    }
+#pragma omp for collapse(2) schedule(static, 1)
+    for (int64_t b = 0; b < batch; ++b) {
+      for (int64_t n = 0; n < kv_heads; ++n) {
+        static thread_local std::vector<float> weights;
+        weights.resize(capacity);
+        const int64_t place = place_of(b, n);
         for (int64_t head = n * group; head < (n + 1) * group; ++head) {
           float rotated[kWidestHead];
           NormedAndRotated(query + b * query_size + head * width, query_norm, numbers, cos + b * width, sin + b * width,
                            rotated, width);
           for (int64_t i = 0; i < width; ++i) rotated[i] *= numbers.scale;
-          Attend(rotated, its_keys, its_values, position + 1, width, weights + (b * heads + head) * capacity,
+          Attend(rotated, keys + place, values + place, positions[b] + 1, width, weights.data(),
                  context + b * query_size + head * width);
         }
       }
@@ -379,6 +387,18 @@ extern "C" int decode_layer(int count, void **params, int *dimensions, int64_t *
     Add(middle, y, batch * hidden);
   }
   return 0;
+}
+
+}  // namespace
+
+// A layer for one token of each sequence.
+extern "C" int decode_layer(int count, void **params, int *dimensions, int64_t **shapes, const char **, void *, void *) {
+  return Layer(count, params, dimensions, shapes, false);
+}
+
+// A layer for tokens of one sequence, whose keys and values are the cache.
+extern "C" int prefill_layer(int count, void **params, int *dimensions, int64_t **shapes, const char **, void *, void *) {
+  return Layer(count, params, dimensions, shapes, true);
 }
 
 // Inputs: x [batch, hidden], numbers [4], norm, head [vocab, hidden]. Output: logits [batch, vocab].

@@ -15,7 +15,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any, ClassVar, Protocol
 
 import ml_dtypes
 import numpy as np
@@ -67,6 +67,7 @@ class StoredTensor:
     offset: int
     shape: tuple[int, ...]
     dtype: np.dtype
+    reads_anew: ClassVar[bool] = True  # nobody else has the array
 
     def __array__(self, dtype: np.dtype | None = None, copy: bool | None = None) -> np.ndarray:
         content = np.fromfile(self.path, np.uint8, _bytes(self), offset=self.offset)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import mindspore as ms
@@ -14,7 +14,15 @@ from mindspore import Parameter, Tensor, nn
 from mindllm.architecture.optimizer_state import is_state
 from mindllm.config import RunConfig
 from mindllm.models.causal_lm import for_evaluation
-from mindllm.models.weights import HostCopy, assign, initialise, model_weights, quantized_parameters, trained_weights
+from mindllm.models.weights import (
+    HostCopy,
+    assign,
+    initialise,
+    model_weights,
+    quantized_parameters,
+    trained_weights,
+    values_follow,
+)
 from mindllm.parallel import build_replica
 from mindllm.train.checkpoint import RankTensors
 from mindllm.train.compile_cache import cached_compilation
@@ -46,16 +54,22 @@ class SummedLoss(nn.Cell):
 
 
 class ReplicaEngine(Engine):
-    """Every rank has the whole model. Graphs are compiled when they are first used."""
+    """Every rank has the whole model. Graphs are compiled when they are first used.
 
-    def __init__(self, config: RunConfig, training: bool = True, ranks: Ranks = ALONE) -> None:
+    ``loaded``: names of weights that :meth:`load_state` brings, before anything else happens; they are not drawn.
+    """
+
+    def __init__(
+        self, config: RunConfig, training: bool = True, ranks: Ranks = ALONE, loaded: Collection[str] = ()
+    ) -> None:
         super().__init__(config, ranks)
         self.simulated = ranks.simulated
-        self.model = build_replica(config, uses_graph_kernels(config))
+        with values_follow():
+            self.model = build_replica(config, uses_graph_kernels(config))
         self.weights = trained_weights(self.model)
         self.frozen = {name: item for name, item in model_weights(self.model).items() if name not in self.weights}
         self.frozen |= quantized_parameters(self.model)
-        initialise({**self.weights, **self.frozen}, config.seed)
+        initialise({item.name: item for item in self.model.get_parameters() if item.name not in loaded}, config.seed)
         self._evaluation = SummedLoss(for_evaluation(self.model))
         self._evaluation.set_train(False)
         self.optimizer: Optimizer | None = None

@@ -16,7 +16,6 @@ from mindllm.architecture.tuners import layer_origins
 from mindllm.config import ModelConfig
 from mindllm.config.tuning import PetConfig
 from mindllm.errors import UserError
-from mindllm.models.weights import row_lengths
 from mindllm.train.checkpoint.family_weights import Lazy
 from mindllm.train.checkpoint.tensors import TensorSource
 
@@ -75,7 +74,7 @@ def adapted(model: ModelConfig, base: Weights) -> dict[str, TensorSource]:
             found[f"{prefix}.{MAGNITUDE}"] = Lazy(
                 (adapter.out_features,),
                 np.dtype(np.float32),
-                lambda source=base[name]: row_lengths(np.asarray(source, np.float32)),  # type: ignore[misc]
+                lambda source=base[name]: _row_lengths(np.asarray(source, np.float32)),  # type: ignore[misc]
             )
     return found
 
@@ -118,6 +117,12 @@ def _with_adapter(
         if not adapter.dora:
             return weight
         wanted = np.asarray(trained[f"{path}.{MAGNITUDE}"], np.float32)
-        return weight * (wanted / row_lengths(weight))[:, None]
+        return weight * (wanted / _row_lengths(weight))[:, None]
 
     return Lazy((adapter.out_features, adapter.in_features), np.dtype(np.float32), make)
+
+
+def _row_lengths(weight: np.ndarray) -> np.ndarray:
+    from mindllm.models.weights import row_lengths  # with MindSpore, which nothing else here needs
+
+    return row_lengths(weight)
