@@ -11,7 +11,7 @@ from mindllm.config import RunConfig
 from mindllm.data import run_tokenizer
 from mindllm.errors import UserError
 from mindllm.generate.chat import Chat
-from mindllm.generate.load import load_generator, need_weights
+from mindllm.generate.load import finding_weights, load_generator
 from mindllm.generate.prompts import conversation_encoder
 from mindllm.outside import half_surrogate
 from mindllm.process.interrupts import interruptible
@@ -27,11 +27,12 @@ def chat(config: RunConfig) -> None:
     Raises:
         UserError: no weights or weights that do not fit, or no tokenizer.
     """
-    need_weights(config)
-    tokenizer = run_tokenizer(config)
-    with error_console.status("building the model"):
-        generator = load_generator(config, tokenizer)
-    conversation = Chat(config, generator, conversation_encoder(config, tokenizer))
+    with finding_weights(config) as weights:
+        tokenizer = run_tokenizer(config)
+        encoder = conversation_encoder(config, tokenizer)
+        with error_console.status("building the model"):
+            generator = load_generator(config, tokenizer, weights.result())
+    conversation = Chat(config, generator, encoder)
     with interruptible():
         with error_console.status("compiling"):
             conversation.prepare()

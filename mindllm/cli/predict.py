@@ -10,7 +10,7 @@ from mindllm.cli.stream import write
 from mindllm.config import RunConfig
 from mindllm.generate.choosing.growing import Continuation
 from mindllm.generate.generator import Generator
-from mindllm.generate.load import load_generator
+from mindllm.generate.load import finding_weights, load_generator
 from mindllm.generate.predict import Prompts, Writer, continued, json_line, read_prompts, saved
 from mindllm.generate.requests import Request, is_json_lines
 from mindllm.process.interrupts import interruptible
@@ -24,9 +24,10 @@ def predict(config: RunConfig) -> None:
     Raises:
         UserError: no weights or weights that do not fit, no tokenizer, no prompt or one that cannot be continued.
     """
-    prompts = read_prompts(config)
-    with error_console.status("building the model"):
-        generator = load_generator(config, prompts.tokenizer)
+    with finding_weights(config) as weights:
+        prompts = read_prompts(config)
+        with error_console.status("building the model"):
+            generator = load_generator(config, prompts.tokenizer, weights.result())
     try:
         with interruptible():
             (_stream if prompts.is_streamed else _in_batches)(generator, prompts)

@@ -20,6 +20,7 @@ from mindllm.generate.host import HostModel, HostSession
 from mindllm.generate.prompts import check_prompts, eos_ids, pieces
 
 if TYPE_CHECKING:  # MindSpore, which a model on the host does without
+    from mindllm.generate.graphs.kept import KeptGraphs
     from mindllm.generate.session import Session
     from mindllm.models import CausalLM
 
@@ -59,6 +60,7 @@ class Generator:
         device_target: the device the model was built for.
         native: decode with C++ kernels where they fit and can be built.
         shares_prefixes: what prompts have in common, with each other or with those before them, goes through the model once.
+        kept: where compiled graphs are kept for the next process; not of those that share prefixes.
     """
 
     def __init__(
@@ -70,6 +72,7 @@ class Generator:
         device_target: str = "CPU",
         native: bool = True,
         shares_prefixes: bool = False,
+        kept: KeptGraphs | None = None,
     ) -> None:
         self.model = model
         self.model_config = model_config
@@ -80,6 +83,7 @@ class Generator:
         self._device_target = device_target
         self._native = native
         self._shares_prefixes = shares_prefixes
+        self._kept = kept
         self._session: Session | HostSession | None = None
 
     def generate(
@@ -154,8 +158,9 @@ class Generator:
         from mindllm.models import Kernels
 
         kernels = Kernels.choose(self.model_config, self._device_target)
-        kind = PrefixSession if self._shares_prefixes else Session
-        return kind(self.model, self.model_config, kernels, batch, length, self._native)
+        if self._shares_prefixes:
+            return PrefixSession(self.model, self.model_config, kernels, batch, length, self._native)
+        return Session(self.model, self.model_config, kernels, batch, length, self._native, self._kept)
 
     def forget(self) -> None:
         """Nothing of earlier prompts is used any more: the weights of the model have changed."""

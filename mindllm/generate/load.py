@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 
 from mindllm.config import ModelConfig, RunConfig
 from mindllm.data.tokenizers.tokenizer import Tokenizer
@@ -25,20 +28,48 @@ def need_weights(config: RunConfig) -> None:
     )
 
 
-def load_generator(config: RunConfig, tokenizer: Tokenizer, on_host: bool = True) -> Generator:
-    """Loads the weights, and builds the model on the device of the run unless kernels on the host compute it (``on_host``).
+@dataclass(frozen=True)
+class Found:
+    """The weights of a run and the model they are of; on the host, where kernels compute it there: then they have been read."""
+
+    model_config: ModelConfig
+    weights: Mapping[str, TensorSource]
+    host: HostModel | None
+
+
+def find_weights(config: RunConfig, on_host: bool = True) -> Found:
+    """Finds the weights of ``load_checkpoint``, and reads them if kernels on the host compute the model and ``on_host``.
 
     Raises UserError when they do not fit.
     """
-    device, pretrained = config.context.device_target, find_pretrained(config)
+    pretrained = find_pretrained(config)
     model_config = config.model.config.base
     weights = pretrained.whole(model_config)
     # What an adapter was merged into is not rounded to codes again.
     model_config = model_config.frozen if pretrained.adapter is None else pretrained.model(model_config)
     weights = packed_weights(model_config, weights)
-    if on_host and device == "CPU" and HostModel.can_compute(model_config, model_config.seq_length):
-        return Generator(HostModel(model_config, weights), model_config, tokenizer)
-    return _in_graphs(config, model_config, weights, tokenizer)
+    on_host = on_host and config.context.device_target == "CPU"
+    fits = on_host and HostModel.can_compute(model_config, model_config.seq_length)
+    return Found(model_config, weights, HostModel(model_config, weights) if fits else None)
+
+
+@contextlib.contextmanager
+def finding_weights(config: RunConfig) -> Iterator[Future[Found]]:
+    """Calls :func:`find_weights` in a thread while what is inside is done, which reads a tokenizer."""
+    need_weights(config)
+    with ThreadPoolExecutor(1) as pool:
+        yield pool.submit(find_weights, config)
+
+
+def load_generator(config: RunConfig, tokenizer: Tokenizer, found: Found | None = None) -> Generator:
+    """The generator of a run; ``found``: what :func:`find_weights` has given, if it was called before.
+
+    Raises UserError when the weights do not fit.
+    """
+    found = found or find_weights(config)
+    if found.host is not None:
+        return Generator(found.host, found.model_config, tokenizer)
+    return _in_graphs(config, found.model_config, found.weights, tokenizer)
 
 
 def _in_graphs(
@@ -46,6 +77,7 @@ def _in_graphs(
 ) -> Generator:
     """What MindSpore compiles, whose import is paid for here alone."""
     from mindllm.finetune.transform import build_tuned_model
+    from mindllm.generate.graphs.kept import KeptGraphs
     from mindllm.generate.graphs.quantized_linear import use_quantized_products
     from mindllm.models import Kernels
     from mindllm.models.weights import assign, model_weights, quantized_parameters, values_follow
@@ -58,4 +90,4 @@ def _in_graphs(
     assign({**model_weights(model), **quantized_parameters(model)}, weights)
     if device == "Ascend":
         use_quantized_products(model, model_config, Kernels.choose(model_config, device))
-    return Generator(model, model_config, tokenizer, device_target=device)
+    return Generator(model, model_config, tokenizer, device_target=device, kept=KeptGraphs(config, model_config))

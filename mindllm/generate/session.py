@@ -7,6 +7,7 @@ which tokens its cache is of; a prompt takes over the cache of the sequence that
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 
 import numpy as np
@@ -14,6 +15,7 @@ from mindspore import Tensor
 
 from mindllm.config import ModelConfig
 from mindllm.generate.graphs.cache import CachedDecoder, ScoringDecoder
+from mindllm.generate.graphs.kept import KeptGraphs
 from mindllm.generate.graphs.layer_cache import FirstOfCache, ReorderedCache
 from mindllm.generate.graphs.library import library, supports
 from mindllm.generate.graphs.native import LARGEST_BATCH, NativeDecoder
@@ -29,13 +31,22 @@ Tokens = Sequence[int] | np.ndarray
 class Session:
     """Holds ``batch`` sequences of at most ``capacity`` tokens, which is ``length`` rounded up.
 
-    ``native`` allows kernels in C++ for decoding; without it, or where they cannot be built, the compiled cells do it.
+    ``native`` allows kernels in C++ for decoding; without it, or where they cannot be built, the compiled cells do it. ``kept``:
+    where graphs are loaded from that an earlier process has compiled.
     """
 
     def __init__(
-        self, model: CausalLM, config: ModelConfig, kernels: Kernels, batch: int, length: int, native: bool = True
+        self,
+        model: CausalLM,
+        config: ModelConfig,
+        kernels: Kernels,
+        batch: int,
+        length: int,
+        native: bool = True,
+        kept: KeptGraphs | None = None,
     ) -> None:
         self.batch = batch
+        self._kept = kept
         self.capacity = -(-length // CAPACITY_UNIT) * CAPACITY_UNIT
         self._vocab_size = config.vocab_size
         self._decoder = CachedDecoder(model, config, kernels, batch, self.capacity)
@@ -45,6 +56,7 @@ class Session:
         self._native = NativeDecoder(self._decoder, config, path) if path else None
         self._reordered = ReorderedCache([layer.cache for layer in self._decoder.layers])
         self._compiled: set[int] = set()
+        self._shape = (batch, self.capacity, str(path))
 
     def fits(self, batch: int, length: int) -> bool:
         """Returns whether this session can hold ``batch`` sequences of ``length`` tokens."""
@@ -52,13 +64,16 @@ class Session:
 
     def compile(self, longest: int) -> None:
         """Compiles what prompts of up to ``longest`` tokens need by running it once; what the cache held is overwritten."""
-        for width in {pieces(longest)[1], 1} - self._compiled:
-            zeros = np.zeros((self.batch, width), np.int32)
-            if width == 1:
-                self.decode(zeros[:, 0], zeros[:, 0])
-            else:
-                self._forward(zeros, zeros, np.zeros(self.batch, np.int32))
-            self._compiled.add(width)
+        widths = sorted({pieces(longest)[1], 1} - self._compiled, reverse=True)
+        keeping = self._kept.compiling(*self._shape, *widths) if self._kept and widths else contextlib.nullcontext()
+        with keeping:
+            for width in widths:
+                zeros = np.zeros((self.batch, width), np.int32)
+                if width == 1:
+                    self.decode(zeros[:, 0], zeros[:, 0])
+                else:
+                    self._forward(zeros, zeros, np.zeros(self.batch, np.int32))
+                self._compiled.add(width)
 
     def forget(self) -> None:
         """Nothing is remembered of earlier prompts."""

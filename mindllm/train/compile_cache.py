@@ -15,6 +15,7 @@ import hashlib
 import json
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from mindllm.sources import PACKAGE
 from mindllm.train.device import cache_directory, uses_graph_kernels
 
 PREFIX = "step-"
+ABANDONED = 86400.0  # seconds after which an unfinished directory belongs to no process any more
 
 
 @contextlib.contextmanager
@@ -34,27 +36,53 @@ def cached_compilation(config: RunConfig) -> Iterator[None]:
     if not config.context.compile_cache or config.context.save_graphs or uses_graph_kernels(config):
         yield
         return
-    root = cache_directory(config).absolute()
-    kept = root / (PREFIX + step_key(config))
+    with kept_compilation(cache_directory(config).absolute() / (PREFIX + step_key(config))):
+        yield
+
+
+@contextlib.contextmanager
+def kept_compilation(kept: Path, most: int = 1) -> Iterator[None]:
+    """What is compiled inside is loaded from the directory ``kept`` or put there, whole or not at all.
+
+    The ``most`` directories that were used last are left beside it, of those whose names begin alike up to the last hyphen.
+    """
+    root = kept.parent
     directory = kept if kept.is_dir() else kept.with_name(f".{kept.name}.{os.getpid()}")
     directory.mkdir(parents=True, exist_ok=True)
     ms.set_context(enable_compile_cache=True, compile_cache_path=str(directory))
     try:
         yield
         if directory != kept:
-            _keep(directory, kept)
+            _keep(directory, kept, most)
+        else:
+            _touch(kept)
     finally:
         ms.set_context(enable_compile_cache=False, compile_cache_path=str(root))
         if directory != kept:
             shutil.rmtree(directory, ignore_errors=True)
 
 
-def _keep(directory: Path, kept: Path) -> None:
-    """Gives a finished directory its name; those of other configurations go, a run has one."""
-    for other in kept.parent.glob(f"{PREFIX}*"):
+def _keep(directory: Path, kept: Path, most: int) -> None:
+    """Gives a finished directory its name; of its kind the oldest go until there are ``most``, and what a killed process left."""
+    prefix = kept.name.rpartition("-")[0] + "-"
+    others = sorted(kept.parent.glob(f"{prefix}*"), key=_last_use, reverse=True)
+    left = [path for path in kept.parent.glob(f".{prefix}*") if time.time() - _last_use(path) > ABANDONED]
+    for other in (*others[most - 1 :], *left):
         shutil.rmtree(other, ignore_errors=True)
     with contextlib.suppress(OSError):  # another process was faster
         directory.rename(kept)
+
+
+def _touch(path: Path) -> None:
+    with contextlib.suppress(OSError):  # it may be read-only, or gone
+        os.utime(path)
+
+
+def _last_use(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:  # another process has removed it
+        return 0.0
 
 
 def step_key(config: RunConfig) -> str:

@@ -1,6 +1,8 @@
 """A conversation: what is remembered, forgotten, too long or interrupted, and what the terminal shows of it."""
 
+import contextlib
 import io
+from concurrent.futures import Future
 from typing import ClassVar
 
 import pytest
@@ -95,8 +97,11 @@ def test_the_answer_is_shortened_to_the_room_and_none_is_an_error(generator):
 
 
 def test_the_terminal(generator, monkeypatch, capsys):
+    found = Future()
+    found.set_result(None)
     monkeypatch.setattr(module, "run_tokenizer", lambda config: Characters())
-    monkeypatch.setattr(module, "load_generator", lambda config, tokenizer: generator)
+    monkeypatch.setattr(module, "finding_weights", lambda config: contextlib.nullcontext(found))
+    monkeypatch.setattr(module, "load_generator", lambda config, tokenizer, weights: generator)
     monkeypatch.setattr(
         "sys.stdin", io.StringIO("Hello\n\nAgain\nclear\nHello\n" + "x" * 300 + "\n EXIT \nnever read\n")
     )

@@ -41,7 +41,7 @@ def predicting(directory, device, **model):
     keys["model"] = {"model_config": described.model_dump(exclude_unset=True)}
     run = RunConfig.model_validate({"run_mode": "predict", **keys})
     with_file_names(run.model.config)
-    return load.load_generator(run, None, on_host=False).model
+    return load.load_generator(run, None, load.find_weights(run, on_host=False)).model
 
 
 @pytest.fixture

@@ -94,7 +94,7 @@ def test_a_directory_in_codes_is_continued_as_its_values_are(tmp_path):
     keys["model"] = {"model_config": described.model_dump(exclude_unset=True)}
     run = RunConfig.model_validate({"run_mode": "predict", **keys})
     with_file_names(run.model.config)
-    codes = load.load_generator(run, None, on_host=False)
+    codes = load.load_generator(run, None, load.find_weights(run, on_host=False))
     assert len(quantized_parameters(codes.model)) == 2 * 7 * 4
     assert not trained_weights(codes.model)
     plain = build_model(described.base)

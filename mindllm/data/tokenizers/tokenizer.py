@@ -52,9 +52,11 @@ class Tokenizer(Protocol):
     prefix_ids: tuple[int, ...]
     end_ids: tuple[int, ...]
     chat_template: str
-    fingerprint: str
     special_tokens: Mapping[str, str]
     special_names: Sequence[str]
+
+    @property
+    def fingerprint(self) -> str: ...
 
     def encode(self, text: str) -> list[int]:
         """Returns the ids of ``text`` alone: nothing is put before or after it."""
@@ -136,7 +138,6 @@ class JsonTokenizer:
         ends = map(self._tokenizer.token_to_id, known.ends)
         self.end_ids = tuple(id for id in ends if id is not None)
         self.chat_template = chat_template or known.template
-        self.fingerprint = _fingerprint_of_json(parsed)
         self.special_names: Sequence[str] = [token["content"] for token in added if token["special"]]
         ids = {"bos_token": self.bos_id, "eos_token": self.eos_id, "pad_token": self.pad_id}
         self.special_tokens: Mapping[str, str] = {
@@ -179,6 +180,11 @@ class JsonTokenizer:
         with self._refusing("cannot encode a text"):
             encoding = self._with_special_tokens.encode(text, add_special_tokens=False)
         return encoding.ids, encoding.offsets
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """What :class:`Tokenizer` says; it takes as long as all the rest, and prediction does not ask for it."""
+        return _fingerprint_of_json(parse_json(self.content))
 
     @cached_property
     def _with_special_tokens(self) -> FastTokenizer:
