@@ -17,6 +17,7 @@ from mindllm.config.quantization import KEY, QuantizationConfig, read_quantizati
 from mindllm.errors import UserError, shortened
 from mindllm.families import FAMILIES, family_named, family_of
 from mindllm.families.family import Family
+from mindllm.families.nearest_family import nearest_family
 from mindllm.families.weight_names import weight_names
 from mindllm.gguf.header import gguf_file, read_header
 from mindllm.gguf.model import config_content
@@ -212,8 +213,10 @@ def _family(path: Path, content: dict[str, Any]) -> Family:
         return family_named(kind) if isinstance(kind, str) else family_named(str(kind))
     except UserError:
         names = ", ".join(family.name for family in FAMILIES)
+        near = nearest_family(FAMILIES, path, content) if isinstance(kind, str) else ""
         raise UserError(
             f"{path}: model_type: this model is not supported (value {shortened(kind)}); supported: {names}"
+            f"{f'; {near}' if near else ''}"
         ) from None
 
 
