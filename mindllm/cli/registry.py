@@ -58,6 +58,10 @@ def _run(name: str, group: str, text: str, with_next: str = "") -> Verb:
     return Verb(name, group, text, RUN_PARSERS, RUN, old, run_mode=name, with_next=with_next)
 
 
+def _learn(name: str, text: str, old: str) -> Verb:
+    return Verb(name, "train", text, "mindllm.cli.parsers.learning", RUN, old, run_mode=name)
+
+
 def _use(name: str, text: str, old: str) -> Verb:
     return Verb(name, "use", text, "mindllm.cli.parsers.using", RUN, old, run_mode=name)
 
@@ -67,7 +71,8 @@ SEEN = "text into an indexed corpus; the samples of a run"
 LAUNCHED = "check a node; start a run as several processes"
 TABLE = (
     _run("train", "train", "train a model, from scratch or from a checkpoint"),
-    _run("finetune", "train", "train pretrained weights further, or an adapter"),
+    _learn("finetune", "train a model directory further on conversations", f"{RUN_SCRIPT} --run_mode finetune"),
+    _learn("pretrain", "train a known network from new weights on text", "mindllm pretrain"),
     _tool("loss-curve", "train", "draw the losses of runs", "python -m toolkit.loss_curve", takes_keys=False),
     _tool("prove", "prove", "one verdict: is this run ready to be launched?", "mindllm prove"),
     _tool("check", "prove", "all ranks compute what one device does", "python -m toolkit.cluster_check"),

@@ -7,6 +7,7 @@ from argparse import Namespace
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from mindllm.cli.parsers.learning import FINETUNE, PRETRAIN
 from mindllm.cli.parsers.run import read_config
 from mindllm.cli.parsers.using import CHAT, GENERATE
 from mindllm.command import run_command
@@ -25,6 +26,8 @@ def main(arguments: Sequence[str] | None = None, run_mode: str = "") -> int:
 
         sys.stdout.write(render_config(config))
         return 0
+    if run_mode in (FINETUNE, PRETRAIN):
+        return _learn(config, run_mode)
     return run(config)
 
 
@@ -33,7 +36,25 @@ def _read(arguments: Sequence[str] | None, run_mode: str) -> tuple[Namespace, Ru
         from mindllm.cli.from_model import read_use
 
         return read_use(arguments, run_mode)
+    if run_mode in (FINETUNE, PRETRAIN):
+        from mindllm.cli.from_data import read_learning
+
+        return read_learning(arguments, run_mode)
     return read_config(arguments, run_mode)
+
+
+def _learn(config: RunConfig, verb: str) -> int:
+    """Train, and say what can be done with the result; several devices are started by the launcher."""
+    from mindllm.cli.afterwards import afterwards, launch_line
+    from mindllm.terminal.console import error_console
+
+    if line := launch_line(config, verb):
+        error_console.print(line)
+        return 0
+    code = run(config)
+    for line in afterwards(config, verb, code):
+        error_console.print(line)
+    return code
 
 
 def run(config: RunConfig) -> int:

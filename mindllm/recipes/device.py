@@ -15,8 +15,13 @@ CPU, ASCEND = "CPU", "Ascend"
 
 def device_here() -> str:
     """Return ``Ascend`` where a device is, else ``CPU``. Not run on a device."""
+    return ASCEND if devices_here() else CPU
+
+
+def devices_here() -> int:
+    """Return how many devices this machine has; 0: there is its CPU alone. Not run on a device."""
     directory, pattern = DEVICES
-    return ASCEND if any(directory.glob(pattern)) else CPU
+    return sum(1 for _ in directory.glob(pattern))
 
 
 def device_choices(model: ModelSource, device: str) -> Iterator[Choice]:

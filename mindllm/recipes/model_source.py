@@ -16,6 +16,7 @@ HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")  # owner/name
 CHECKPOINTS = "checkpoint"  # below the output directory of a run
 ADAPTER_CONFIG = "adapter_config.json"  # of PEFT
 MANIFEST, STATE = "manifest.json", "state.json"  # of a checkpoint
+OF_THE_RUN = {"seq_length", "pet_config", "compute_dtype"}  # keys that are chosen for each run
 DTYPES = ("float32", "float16", "bfloat16")
 
 
@@ -53,6 +54,21 @@ class ModelSource:
         content = read_json(self.directory / CONFIG)
         told = content.get("dtype") or content.get("torch_dtype")
         return str(told) if told in DTYPES else "float32"
+
+    @property
+    def is_tuned(self) -> bool:
+        """Whether it is what was trained beside frozen weights, which its files leave out."""
+        pet = self.architecture.pet_config
+        return pet is not None and not pet.tuner.of_all_weights
+
+    def keys(self) -> dict[str, Any]:
+        """The network as keys of ``model.model_config``, of a checkpoint that no Hugging Face directory describes; else none."""
+        if self.directory is not None:
+            return {}
+        tree = self.architecture.base.model_dump(mode="json", by_alias=True)
+        fields = {info.alias or name: info for name, info in ModelConfig.model_fields.items()}
+        given = {key: value for key, value in tree.items() if fields[key].is_required() or value != fields[key].default}
+        return {key: value for key, value in given.items() if key not in OF_THE_RUN and value is not None}
 
     def generation(self) -> dict[str, Any]:
         """What ``generation_config.json`` says, or nothing."""

@@ -35,6 +35,16 @@ class Choice:
         return tuple(self.key.split("."))
 
 
+def asked_keys(base: str, overrides: Overrides) -> Mapping[str, Any]:
+    """Return what a person asked for besides, as the tree of a YAML over ``base``; what is wrong in it is told by loading.
+
+    Choices are made around it: a batch that is asked for decides how often gradients are added up.
+    """
+    changes = override_document(overrides, read_document(shipped_or_own(Path(base))), RunConfig)
+    rename(changes)
+    return changes.data
+
+
 @dataclass(frozen=True)
 class Recipe:
     """The choices of a run, over the YAML ``base`` below ``configs/``; ``command`` is what the person typed."""
@@ -54,7 +64,7 @@ class Recipe:
         Raises:
             UserError: the run is wrong, by an option or by a choice; named as in a YAML.
         """
-        tree = self._tree()
+        tree = self.tree()
         config = load_config(tree, overrides)
         document = Document(tree)
         over_base = merge(read_document(shipped_or_own(Path(self.base))), document)
@@ -64,7 +74,8 @@ class Recipe:
         kept = [choice for choice in self.choices if at(asked, choice.path) == plain(choice.value)]
         return MadeRun(config, self.command, asked, tuple(kept))
 
-    def _tree(self) -> dict[str, Any]:
+    def tree(self) -> dict[str, Any]:
+        """Return the choices as a YAML has them."""
         tree: dict[str, Any] = {BASE: self.base}
         for choice in self.choices:
             section, keys = tree, choice.key.split(".")
@@ -103,6 +114,11 @@ class MadeRun:
                 file.write(self.yaml())
         except OSError as error:
             raise UserError(f"{path}: cannot be written: {error.strerror}") from None
+
+    def without(self, keys: Iterable[str]) -> MadeRun:
+        """Return it with a YAML that leaves out these keys of the top level."""
+        left_out = set(keys)
+        return replace(self, tree={key: value for key, value in self.tree.items() if key not in left_out})
 
     def table(self) -> Table:
         """Return the choices as a table: key, value, reason."""

@@ -80,6 +80,19 @@ def build(
     )
 
 
+def is_up_to_date(
+    sources: Sequence[Source],
+    prefix: Path,
+    tokenizer: Tokenizer,
+    documents: DocumentReader | None = None,
+    append_eod: bool = True,
+) -> bool:
+    """Returns whether ``prefix`` is the corpus that :func:`build` would make of these sources and options."""
+    wanted = fingerprint(sources, tokenizer=tokenizer.fingerprint, append_eod=append_eod, **_options(documents))
+    meta = read_meta(prefix) if index_path(prefix).exists() else None
+    return meta is not None and meta.source_fingerprint == wanted
+
+
 def _options(documents: DocumentReader | None) -> dict[str, object]:
     """What decides the documents beside the files; nothing where every file is one."""
     return {} if documents is None else {"documents": asdict(documents)}
@@ -96,10 +109,11 @@ def prepare_tokenizer(
     sources: Sequence[Source],
     documents: DocumentReader | None = None,
     progress: Progress = unwatched,
+    at_most: bool = False,
 ) -> Tokenizer:
     """Loads the tokenizer at ``path``; when it is missing and ``vocab_size`` is given, first trains it on ``sources``.
 
-    Raises UserError when a tokenizer of another size is there.
+    ``at_most``: with fewer tokens where the texts give no more. Raises UserError when a tokenizer of another size is there.
     """
     if vocab_size is None or path.exists():
         tokenizer = load_tokenizer(path)
@@ -112,7 +126,7 @@ def prepare_tokenizer(
     if path.suffix not in TRAINED_KINDS:
         raise UserError(f"{path}: a tokenizer is trained as {' or '.join(map(' '.join, TRAINED_KINDS.items()))}")
     pieces = cut((source for source in sources if source.size), documents=documents)
-    train_tokenizer(_texts(pieces, _size(sources), progress), vocab_size, path)
+    train_tokenizer(_texts(pieces, _size(sources), progress), vocab_size, path, at_most)
     return load_tokenizer(path)
 
 

@@ -19,10 +19,13 @@ TRAINED_KINDS = {".json": "(byte-level BPE)", ".model": "(sentencepiece)"}
 LONGEST_LINE = 4000  # bytes; the library leaves out longer ones
 
 
-def train_tokenizer(texts: Iterable[str], vocab_size: int, path: Path) -> None:
-    """Trains the kind of tokenizer that the suffix of ``path`` says (:data:`TRAINED_KINDS`) and writes it."""
+def train_tokenizer(texts: Iterable[str], vocab_size: int, path: Path, at_most: bool = False) -> None:
+    """Trains the kind of tokenizer that the suffix of ``path`` says (:data:`TRAINED_KINDS`) and writes it.
+
+    ``at_most``: a byte-level BPE may have fewer tokens, where the texts give no more.
+    """
     if path.suffix == ".json":
-        save_tokenizer(train_byte_level_bpe(texts, vocab_size), path)
+        save_tokenizer(train_byte_level_bpe(texts, vocab_size, at_most=at_most), path)
         return
     content = train_sentencepiece(texts, vocab_size)
     with atomic_open(path, "wb") as file:
@@ -30,12 +33,13 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int, path: Path) -> None:
 
 
 def train_byte_level_bpe(
-    texts: Iterable[str], vocab_size: int, special_tokens: Sequence[str] = (END_OF_TEXT,)
+    texts: Iterable[str], vocab_size: int, special_tokens: Sequence[str] = (END_OF_TEXT,), at_most: bool = False
 ) -> FastTokenizer:
     """Trains a byte-level BPE (Radford et al. 2019): any text is representable, decoding gives the text back.
 
     The result depends on the texts and the sizes only, not on threads or the run. Special tokens have the first ids.
-    Raises UserError when ``vocab_size`` is below the 256 bytes and special tokens, or the texts do not fill it.
+    Raises UserError when ``vocab_size`` is below the 256 bytes and special tokens, or, but for ``at_most``, the texts do not
+    fill it.
     """
     from tokenizers import Tokenizer as FastTokenizer
     from tokenizers import decoders, models, pre_tokenizers, trainers
@@ -57,7 +61,7 @@ def train_byte_level_bpe(
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
-    if tokenizer.get_vocab_size() < vocab_size:
+    if tokenizer.get_vocab_size() < vocab_size and not at_most:
         raise UserError(
             f"the texts give only {tokenizer.get_vocab_size()} tokens where {vocab_size} were asked for: "
             "ask for at most that many, or give more text"

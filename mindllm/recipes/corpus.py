@@ -1,0 +1,74 @@
+"""Text that a person names as an indexed corpus beside the output of a run: made once, and kept while nothing changes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from mindllm.data.preprocess.build import Summary, build, is_up_to_date, prepare_tokenizer
+from mindllm.data.preprocess.documents import DocumentReader
+from mindllm.data.preprocess.sources import find_sources, shuffled
+from mindllm.data.tokenizers.tokenizer import Tokenizer, load_tokenizer
+from mindllm.terminal.progress import Progress, unwatched
+
+DIRECTORY, PREFIX, TOKENIZER = "corpus", "text", "tokenizer.json"
+
+
+@dataclass(frozen=True)
+class PreparedText:
+    """A corpus that is there: its prefix, what was made, its tokenizer, and whether that was trained on it."""
+
+    prefix: Path
+    summary: Summary
+    tokenizer: Tokenizer
+    trained: bool
+
+    def describe(self) -> str:
+        """One line for people."""
+        meta = self.summary.meta
+        kept = ", as it was" if self.summary.up_to_date else ""
+        return f"{meta.documents:,} documents, {meta.tokens:,} tokens{kept}"
+
+
+def size_of(paths: Sequence[Path | str]) -> int:
+    """Return the bytes of the files that are named; UserError where there are none."""
+    return sum(source.size for source in find_sources([Path(path) for path in paths]))
+
+
+def prepare_text(
+    paths: Sequence[Path | str],
+    output: Path,
+    tokenizer: Path | str,
+    vocab_size: int,
+    *,
+    keys: Sequence[str] = ("text",),
+    as_text: bool = False,
+    progress: Progress = unwatched,
+) -> PreparedText:
+    """Make the corpus ``output/corpus/text`` of files, unless it is that already.
+
+    ``tokenizer``: a file of one; empty: one of at most ``vocab_size`` tokens is trained on the text and kept beside the corpus.
+
+    Raises:
+        UserError: no file, no text, or a record without ``keys``; named by file and line.
+    """
+    directory = output / DIRECTORY
+    sources = shuffled(find_sources([Path(path) for path in paths]), 0)
+    documents = None if as_text else DocumentReader(tuple(keys))
+    prefix, own = directory / PREFIX, directory / TOKENIZER
+    if tokenizer:
+        loaded = load_tokenizer(tokenizer)
+    else:
+        if own.is_file() and not is_up_to_date(sources, prefix, load_tokenizer(own), documents):
+            own.unlink()  # of other text
+        directory.mkdir(parents=True, exist_ok=True)
+        size = None if own.is_file() else vocab_size
+        loaded = prepare_tokenizer(own, size, sources, documents, progress, at_most=True)
+    overwrite = not is_up_to_date(sources, prefix, loaded, documents)
+    workers = len(os.sched_getaffinity(0))
+    summary = build(
+        sources, prefix, loaded, documents=documents, workers=workers, overwrite=overwrite, progress=progress
+    )
+    return PreparedText(prefix, summary, loaded, not tokenizer)
