@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 import argparse
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from rich.progress import TaskID
-
 from mindllm.cli.parsers.prove import make_parser
+from mindllm.cli.proving import CODES, watched
 from mindllm.command import INTERRUPTED, run_command
 from mindllm.config import RunConfig, load_config
 from mindllm.errors import CheckFailed, RunFailed, UserError
-from mindllm.prove.answers import Answer, Standing
-from mindllm.prove.pieces import PIECES, Options, Piece
-from mindllm.prove.proof import COLOURS, Proof, Verdict, check_allowed
+from mindllm.prove.pieces import Options
+from mindllm.prove.proof import Proof, check_allowed
 from mindllm.prove.prove import prove_run, refused
 from mindllm.prove.write import write_proof
-from mindllm.terminal.console import error_console, output, print_json, progress, styled
+from mindllm.terminal.console import output, print_json
 from mindllm.terminal.render import show
 from mindllm.timing.device import read_device
 
-CODES = {Verdict.READY: 0, Verdict.REFUTED: CheckFailed.exit_code, Verdict.NOT_PROVED: RunFailed.exit_code}
 WORST_FIRST = (CheckFailed.exit_code, RunFailed.exit_code, 0)
 
 
@@ -130,7 +125,7 @@ def _prove(run: RunConfig | UserError, name: str, options: argparse.Namespace, a
     if isinstance(run, UserError):
         return refused(name, run, allowed)
     how = Options(options.device, options.search, options.advice, options.workers)
-    with _watched(options.json) as (answered, told):
+    with watched(options.json) as (answered, told):
         return prove_run(
             run,
             how,
@@ -141,30 +136,6 @@ def _prove(run: RunConfig | UserError, name: str, options: argparse.Namespace, a
             answered=answered,
             told=told,
         )
-
-
-@contextmanager
-def _watched(silent: bool) -> Iterator[tuple]:
-    """Yield what prints every answer as it is known, and what draws a bar for every piece at work."""
-    begun = time.monotonic()
-    with progress(console=error_console, transient=True) as bar:
-        tasks: dict[str, TaskID] = {}
-
-        def answered(answer: Answer) -> None:
-            seconds = f"{time.monotonic() - begun:6.1f} s  "
-            standing = (f"{answer.standing.value:<11}", COLOURS[answer.standing])
-            if not silent:
-                output.print(styled(seconds, standing, f"{answer.question}: {answer.says}"))
-            done = next((piece.name for piece in PIECES if answer.question in piece.questions), "")
-            if answer.standing is not Standing.EXPECTED and done in tasks:
-                bar.remove_task(tasks.pop(done))
-
-        def told(piece: Piece, what: str, done: int, total: int | None) -> None:
-            if piece.name not in tasks:
-                tasks[piece.name] = bar.add_task(piece.name, total=None)
-            bar.update(tasks[piece.name], description=f"{piece.name}: {what}", completed=done, total=total)
-
-        yield answered, told
 
 
 if __name__ == "__main__":

@@ -79,6 +79,7 @@ TABLE = (
     _tool("dry-run", "prove", "memory of every stage, by MindSpore's dry run", "python -m toolkit.dry_run"),
     _tool("inspect", "prove", "what is in the compiled graph of a rank", "python -m toolkit.ir_inspect"),
     _tool("offline", "prove", "dry run of any MindSpore program", "python -m toolkit.offline", takes_keys=False),
+    _tool("configure", "plan", "a proved run of a network on N devices, without a YAML", "mindllm configure"),
     _tool("search", "plan", "find the fastest strategy that fits the devices", "python -m toolkit.tune"),
     _tool("plan", "plan", "stages, chunks and recomputation to a proven bound", "python -m toolkit.pipeline_balance"),
     _tool("time", "plan", "how long a step takes, and where the time goes", "python -m toolkit.step_time"),

@@ -1,0 +1,111 @@
+"""What ``mindllm configure`` does."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from mindllm.cli.parsers.configure import make_parser
+from mindllm.cli.proving import CODES, watched
+from mindllm.command import INTERRUPTED, run_command
+from mindllm.config import RunConfig
+from mindllm.errors import UserError
+from mindllm.prove.pieces import Options
+from mindllm.prove.proof import Proof
+from mindllm.prove.prove import prove_run
+from mindllm.prove.questions import DATA
+from mindllm.prove.write import write_proof
+from mindllm.recipes.configure import Found, Request, find_run, prove_found
+from mindllm.recipes.network import find_network
+from mindllm.results import SCHEMA
+from mindllm.strategies.constraints import Constraints
+from mindllm.terminal.console import error_console, output, print_json
+from mindllm.terminal.render import drawn, show
+from mindllm.timing.device import read_device
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Find, prove and write a run; return the exit code."""
+    given = list(sys.argv[2:] if arguments is None else arguments)
+    options, overrides = make_parser().parse_known_args(given)
+    request = _request(options, overrides)
+    command = shlex.join(["mindllm", "configure", *given])
+    with drawn() as progress:
+        found = find_run(request, command, progress=progress)
+    place = options.output or Path(f"{request.network.name}_{found.device_count}p.yaml")
+    if options.quick:
+        found.made.write(place)
+        return _end(options, found, place, None, 0)
+    directory = place.with_name(f"{place.stem}_proof")
+
+    def again() -> Found:
+        with drawn() as progress:
+            return find_run(request, command, dry_run=1, progress=progress)
+
+    found, proof = prove_found(found, again, lambda config: _prove(config, str(place), request, options))
+    found.made.write(place)
+    write_proof(proof, directory)
+    return _end(options, found, place, proof, CODES[proof.verdict] if proof.complete else INTERRUPTED)
+
+
+def _request(options: argparse.Namespace, overrides: list[str]) -> Request:
+    if bool(options.network) == bool(options.config):
+        raise UserError("mindllm configure: name a network, as in: mindllm configure llama2_70b --devices 64")
+    if options.devices and options.at_most:
+        raise UserError("--devices and --at-most are both given; keep one")
+    network = find_network(str(options.config or options.network))
+    devices = options.devices or options.at_most
+    if devices is None and options.config and network.config:
+        devices = network.config.parallel_config.device_num
+    if devices is None:
+        raise UserError("--devices: how many are there? as in --devices 64")
+    constraints = Constraints(
+        options.max_tensor_parallel, options.max_stages, not options.no_attention_recompute, options.tokens_per_second
+    )
+    return Request(
+        network,
+        read_device(options.device),
+        devices,
+        options.global_batch,
+        options.seq,
+        options.memory_limit,
+        constraints,
+        fewer=bool(options.at_most and options.tokens_per_second),
+        data=options.data,
+        overrides=overrides,
+    )
+
+
+def _prove(config: RunConfig, name: str, request: Request, options: argparse.Namespace) -> Proof:
+    """Prove the run; without data of the person that question may stay open."""
+    how = Options(options.device, workers=options.workers)
+    allowed = () if request.data else (DATA,)
+    with watched(options.json) as (answered, told):
+        return prove_run(config, how, name, allowed=allowed, answered=answered, told=told)
+
+
+def _end(options: argparse.Namespace, found: Found, place: Path, proof: Proof | None, code: int) -> int:
+    """Show what was found, and where it is."""
+    if options.json:
+        tree: dict[str, Any] = {SCHEMA: 1, "written": str(place), "devices": found.device_count}
+        tree |= {"strategies": found.strategies.to_dict(), "proof": proof.to_dict() if proof else None}
+        print_json(tree)
+        return code
+    if proof is not None:
+        show(proof, as_json=False)
+    output.print(found.made.table())
+    for line in found.lines():
+        output.print(line)
+    beside = "" if proof is None else f"; its proof: {place.with_name(f'{place.stem}_proof')}/report.html"
+    output.print(f"wrote {place}{beside}")
+    if proof is None:
+        error_console.print(f"by formula alone; mindllm prove {place}")
+    return code
+
+
+if __name__ == "__main__":
+    run_command(main)

@@ -1,0 +1,205 @@
+"""From a network and a number of devices to a run: searched, planned, proved, and written with a reason for every key."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mindllm.config import RunConfig
+from mindllm.config.reading.document import KeyPath
+from mindllm.config.reading.load import plain
+from mindllm.config.reading.overrides import Overrides
+from mindllm.errors import CheckFailed
+from mindllm.prove.answers import Standing
+from mindllm.prove.proof import Proof
+from mindllm.prove.questions import MEMORY
+from mindllm.recipes.common import rate_choices
+from mindllm.recipes.device import ASCEND
+from mindllm.recipes.network import Network
+from mindllm.recipes.rates import PRETRAIN, Case
+from mindllm.recipes.recipe import Choice, MadeRun, Recipe
+from mindllm.strategies.constraints import UNLIMITED, Constraints
+from mindllm.strategies.outcome import Strategies, Wanted, find_strategies
+from mindllm.strategies.search import Planned
+from mindllm.terminal.progress import Progress, unwatched
+from mindllm.timing.device import Device
+from mindllm.timing.stage_times import mean_stage
+from mindllm.units import GIB
+
+TAKEN = 0.907  # of a device's memory: 58 of 64 GB, as the shipped runs of an Atlas 800T A2 have it
+SEQUENCES, LONGEST = 512, 4096  # of a step, and tokens of one at most, where nobody says how many
+PLANNED, SECONDS = 3, 4.0  # strategies that are planned, and for how long each
+WHY = {
+    "use_parallel": "several devices",
+    "parallel_config.data_parallel": "replicas, each with its part of the batch",
+    "parallel_config.model_parallel": "tensor parallel: devices that share every product, inside a node",
+    "parallel_config.pipeline_stage": "stages of layers",
+    "parallel_config.micro_batch_num": "micro-batches that fill the pipeline",
+    "parallel_config.use_seq_parallel": "norms and sums of a sequence are split over the tensor-parallel ranks, too",
+    "parallel_config.expert_parallel": "groups of devices that share the experts",
+    "parallel_config.expert_model_parallel": "devices that share each expert",
+    "parallel_config.context_parallel": "devices that share each sequence",
+    "runner_config.batch_size": "sequences of a micro-batch",
+    "runner_config.gradient_accumulation_steps": "micro-batches one after the other, where there is no pipeline",
+    "parallel.enable_parallel_optimizer": "replicas share the optimizer's state",
+    "model.model_config.offset": "layers of each stage beside an even split, as planned",
+    "model.model_config.pp_interleave_num": "chunks of layers of each stage",
+    "parallel.pipeline_config.pipeline_interleave": "chunks of a stage take turns",
+    "recompute_config.recompute": "layers computed again in the backward pass, by stage, as planned: as few as fit",
+    "recompute_config.select_recompute": "layers that recompute what their feed-forward multiplies elementwise, by stage",
+}
+BY_THE_SEARCH = "as the fastest strategy that fits has it"
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a person asks for.
+
+    Attributes:
+        devices: how many; with ``fewer`` at most so many.
+        global_batch: sequences of a step; None: those of the network's own run, else :data:`SEQUENCES`.
+        seq_length: tokens of a sequence; None: those of the network's own run.
+        memory: of a device, as ``58GB``; None: what the device has, but for a reserve.
+        fewer: whether the fewest devices are wanted that reach the least speed of ``constraints``.
+        data: prefix of the indexed corpus; empty: none yet.
+    """
+
+    network: Network
+    device: Device
+    devices: int
+    global_batch: int | None = None
+    seq_length: int | None = None
+    memory: str | None = None
+    constraints: Constraints = UNLIMITED
+    fewer: bool = False
+    data: str = ""
+    overrides: Overrides = ()
+
+
+@dataclass(frozen=True)
+class Found:
+    """A run that was found for a request, not proved yet."""
+
+    made: MadeRun
+    strategies: Strategies
+    device_count: int
+
+    @property
+    def config(self) -> RunConfig:
+        """The run."""
+        return self.made.config
+
+    def lines(self) -> Iterator[str]:
+        """What was chosen, and what was second best and why, in words."""
+        best, others = self.strategies.recommended, self.strategies.best
+        yield (
+            f"{best.candidate.name} on {self.device_count} devices: {best.step.seconds:.2f} s a step, "
+            f"{best.step.tokens_per_device * self.device_count:,.0f} tokens/s predicted, "
+            f"{max(best.memory) / GIB:.1f} of {self.strategies.limit / GIB:g} GB {best.source}"
+        )
+        second = next((one for one in others if one is not best and one.candidate != best.candidate), None)
+        yield f"second best: {second_best(best, second)}" if second else "nothing else of the best fits when planned"
+
+
+def second_best(best: Planned, second: Planned) -> str:
+    """Return by how much a strategy is slower, and what of."""
+    slower = 1 - second.step.tokens_per_device / best.step.tokens_per_device
+    first, other = mean_stage(best.step), mean_stage(second.step)
+    more = {name: other.get(name, 0.0) - first.get(name, 0.0) for name in {*first, *other}}
+    cause, seconds = max(more.items(), key=lambda item: item[1])
+    memory = f"{max(second.memory) / GIB:.1f} GB"
+    return f"{second.candidate.name}, {slower:.1%} slower ({seconds:+.2f} s of {cause} a step), {memory}"
+
+
+def find_run(
+    request: Request,
+    command: str,
+    dry_run: int | None = None,
+    output: Path | None = None,
+    progress: Progress = unwatched,
+) -> Found:
+    """Return the fastest run that a request allows, planned; ``dry_run`` of the best are held to MindSpore's dry run.
+
+    Raises:
+        CheckFailed: nothing fits, or nothing is as fast as was wanted.
+        UserError: the network has something that is not modelled.
+    """
+    recipe = _before_the_search(request, command)
+    made = recipe.made(request.overrides)
+    batch = request.global_batch or (made.config.global_batch_size if request.network.config else SEQUENCES)
+    tried = None
+    for devices in _counts(request):
+        wanted = Wanted(devices, batch, PLANNED, SECONDS, dry_run, request.constraints)
+        try:
+            strategies = find_strategies(made.config, request.device, wanted, output, progress)
+        except CheckFailed as error:
+            tried = error
+            continue
+        changed = _changes(made.config, strategies.config)
+        final = recipe.with_choices(changed).made(request.overrides)
+        return Found(final, strategies, devices)
+    assert tried is not None
+    raise tried
+
+
+def prove_found(
+    found: Found, again: Callable[[], Found], prove: Callable[[RunConfig], Proof], most: int = 2
+) -> tuple[Found, Proof]:
+    """Prove a run; where the dry run refutes its memory, ``again`` finds one by the dry run, which is proved in turn."""
+    proof = prove(found.config)
+    for _ in range(most):
+        if proof.answer(MEMORY).standing is not Standing.REFUTED:
+            break
+        found = again()
+        proof = prove(found.config)
+    return found, proof
+
+
+def _counts(request: Request) -> list[int]:
+    """Numbers of devices that are tried, the first that serves is taken."""
+    if not request.fewer:
+        return [request.devices]
+    powers = [1 << power for power in range(request.devices.bit_length())]
+    return sorted({*(count for count in powers if count <= request.devices), request.devices})
+
+
+def _before_the_search(request: Request, command: str) -> Recipe:
+    network = request.network
+    chosen = [Choice("run_mode", "train", "the verb"), Choice("context.device_target", ASCEND, "devices")]
+    chosen += network.choices(own_vocabulary=False, vocab_size=0)
+    if network.config is None:
+        case = Case(PRETRAIN, network.architecture.parameter_count(), 0, ASCEND)
+        chosen += rate_choices(case, lambda key: None, {})
+        chosen.append(Choice("trainer.model_name", network.name, "in the log"))
+        length = request.seq_length or min(network.architecture.max_position_embedding, LONGEST)
+        why = "asked for" if request.seq_length else f"of the model's {network.architecture.max_position_embedding}"
+        chosen.append(Choice("model.model_config.seq_length", length, why))
+    elif request.seq_length:
+        chosen.append(Choice("model.model_config.seq_length", request.seq_length, "asked for"))
+    memory = request.memory or f"{int(TAKEN * request.device.memory_size.value / GIB)}GB"
+    why = (
+        "asked for" if request.memory else f"of {request.device.memory_size.value / GIB:g} GB of {request.device.name}"
+    )
+    chosen.append(Choice("context.max_device_memory", memory, why))
+    if request.data:
+        chosen.append(Choice("train_dataset.data_loader.config.data_path", request.data, "asked for"))
+    return Recipe(command, network.base, tuple(chosen))
+
+
+def _changes(before: RunConfig, after: RunConfig) -> Iterator[Choice]:
+    """Yield every key that the search has changed, with the reason."""
+    former, wanted = (plain(config.model_dump(by_alias=True)) for config in (before, after))
+    for path, value in _leaves(former, wanted, ()):
+        key = ".".join(path)
+        yield Choice(key, value, WHY.get(key, BY_THE_SEARCH))
+
+
+def _leaves(former: Any, wanted: Any, path: KeyPath) -> Iterator[tuple[tuple[str, ...], Any]]:
+    if isinstance(former, dict) and isinstance(wanted, dict):
+        for name, value in wanted.items():
+            if name not in former or former[name] != value:
+                yield from _leaves(former.get(name), value, (*path, name))
+    else:
+        yield tuple(map(str, path)), wanted
