@@ -68,6 +68,8 @@ def _use(name: str, text: str, old: str) -> Verb:
 
 FETCHED = "what there is here; a model directory from a hub"
 SEEN = "text into an indexed corpus; the samples of a run"
+JUDGED = "loss on held-out data; scores on tasks such as mmlu"
+ANSWERED = "continue prompts; answer them with a model"
 LAUNCHED = "check a node; start a run as several processes"
 TABLE = (
     _run("train", "train", "train a model, from scratch or from a checkpoint"),
@@ -79,7 +81,7 @@ TABLE = (
     _tool("dry-run", "prove", "memory of every stage, by MindSpore's dry run", "python -m toolkit.dry_run"),
     _tool("inspect", "prove", "what is in the compiled graph of a rank", "python -m toolkit.ir_inspect"),
     _tool("offline", "prove", "dry run of any MindSpore program", "python -m toolkit.offline", takes_keys=False),
-    _tool("configure", "plan", "a proved run of a network on N devices, without a YAML", "mindllm configure"),
+    _tool("configure", "plan", "from a network and devices to a proved run", "mindllm configure"),
     _tool("search", "plan", "find the fastest strategy that fits the devices", "python -m toolkit.tune"),
     _tool("plan", "plan", "stages, chunks and recomputation to a proven bound", "python -m toolkit.pipeline_balance"),
     _tool("time", "plan", "how long a step takes, and where the time goes", "python -m toolkit.step_time"),
@@ -94,9 +96,9 @@ TABLE = (
     _tool("view", "prepare", "show the samples that a model gets", "python -m toolkit.data_viewer"),
     _tool("preflight", "launch", "check this node before a run", "python -m toolkit.preflight", with_next=LAUNCHED),
     _tool("launch", "launch", "start a run as several processes", "python -m mindllm.launch", takes_keys=False),
-    _run("eval", "use", "loss and perplexity on held-out data"),
+    _run("eval", "use", "loss and perplexity on held-out data", with_next=JUDGED),
     _tool("evaluate", "use", "score a model on tasks such as mmlu", "python -m toolkit.evaluate", takes_keys=False),
-    _run("predict", "use", "continue prompts"),
+    _run("predict", "use", "continue prompts", with_next=ANSWERED),
     _use("generate", "answer prompts with a model directory", "mindllm generate"),
     _use("chat", "talk to a model directory", f"{RUN_SCRIPT} --run_mode chat"),
 )

@@ -172,8 +172,8 @@ def test_what_help_says_of_the_library_is_true():
 
     assert check.MOST_RANKS == MOST_RANKS
     assert tuple(HANDLERS) == data.HANDLERS
-    assert evaluate.make_parser().get_default("data") == EvaluationConfig.model_fields["data"].default
-    assert evaluate.make_parser().get_default("batch_size") == EvaluationConfig.model_fields["batch_size"].default
+    assert EvaluationConfig.model_fields["data"].default == evaluate.DATA
+    assert EvaluationConfig.model_fields["batch_size"].default == evaluate.BATCH_SIZE
     assert Schedule.__args__ == plan.SCHEDULES
     assert plan.FORMATS == FORMATS
     assert (
