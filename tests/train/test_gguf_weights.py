@@ -118,6 +118,25 @@ def test_types_are_those_of_the_package(kind, tmp_path):
     assert np.ptp(wanted) > 0
 
 
+def test_a_tensor_is_dequantized_in_little_memory(tmp_path):
+    """A tensor and a part of it at a time, whatever else the file holds."""
+    codes = (np.random.default_rng(0).integers(0, 256, (16384, 288)) & 0x3B).astype(np.uint8)
+    writer = gguf.GGUFWriter(str(tmp_path / "some.gguf"), "llama")
+    for layer in range(4):
+        add_tensor(writer, f"blk.{layer}.ffn_up.weight", codes, "Q4_K")
+    add_tensor(writer, "token_embd.weight", np.ones((8, 64), np.float32), "F32")
+    for name in ("block_count", "context_length", "embedding_length", "feed_forward_length", "head_count"):
+        getattr(writer, f"add_{name}")(2)
+    finish(writer)
+    tensors = tensors_of_file(tmp_path / "some.gguf")
+    tracemalloc.start()
+    sizes = [np.asarray(tensor).nbytes for tensor in tensors.values()]
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert sum(sizes) > 4 * 33e6
+    assert peak < max(sizes) + 90e6
+
+
 def test_frequencies_of_llama_3_are_its_scaling(tmp_path):
     scaling = {"rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
     scaling |= {"original_max_position_embeddings": 8192}

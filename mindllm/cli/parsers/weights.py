@@ -13,6 +13,7 @@ from mindllm.files import size_in_bytes
 EXAMPLE = """examples:
   %(prog)s info models/llama3-8b
   %(prog)s import models/llama3-8b output/llama3-8b/checkpoint
+  %(prog)s export model.Q4_K_M.gguf exported/model --dtype bfloat16
   %(prog)s import llama_rank_0-3_2.ckpt output/llama/checkpoint --model run.yaml
   %(prog)s export output/llama3-8b/checkpoint/llm-400 exported/llama3-8b --dtype bfloat16
   %(prog)s adapter output/llama3-8b_lora/checkpoint/llm-60 exported/adapter
@@ -39,7 +40,10 @@ def make_parser() -> CommandParser:
         "import", help="weights of Hugging Face or MindFormers as checkpoint DIRECTORY/llm-0"
     )
     importing.add_argument(
-        "source", type=Path, metavar="WEIGHTS", help="Hugging Face directory; or of MindFormers: file, directory, ranks"
+        "source",
+        type=Path,
+        metavar="WEIGHTS",
+        help="Hugging Face directory, GGUF file; or of MindFormers: file, directory, ranks",
     )
     importing.add_argument("target", type=output_directory, metavar="DIRECTORY", help="directory of checkpoints")
     importing.add_argument(
@@ -48,8 +52,13 @@ def make_parser() -> CommandParser:
         metavar="YAML",
         help="for MindFormers: run YAML or Hugging Face directory with the architecture",
     )
-    exporting = commands.add_parser("export", help="a checkpoint as Hugging Face directory")
-    exporting.add_argument("source", type=Path, metavar="CHECKPOINT")
+    exporting = commands.add_parser("export", help="a checkpoint or GGUF file as Hugging Face directory")
+    exporting.add_argument(
+        "source",
+        type=Path,
+        metavar="CHECKPOINT",
+        help="checkpoint; or GGUF file, Hugging Face directory (in another type)",
+    )
     exporting.add_argument("target", type=output_directory, metavar="HF_DIRECTORY", help="must not exist, or be empty")
     add_export_options(exporting)
     _add_adapter_commands(commands)
