@@ -17,6 +17,10 @@ LAYER = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
     "mlp.gate": "ffn_gate_inp",
+    "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
+    "mlp.shared_expert.gate_proj": "ffn_gate_shexp",
+    "mlp.shared_expert.up_proj": "ffn_up_shexp",
+    "mlp.shared_expert.down_proj": "ffn_down_shexp",
     "mlp.experts.gate_proj": "ffn_gate_exps",
     "mlp.experts.up_proj": "ffn_up_exps",
     "mlp.experts.down_proj": "ffn_down_exps",
@@ -40,7 +44,9 @@ def tensor_name(name, architecture):
 
 
 def as_llama_cpp(name, values, config, architecture):
-    """What the converter changes: rows of queries and keys of Llama, norms of Gemma."""
+    """What the converter changes: rows of queries and keys of Llama, norms of Gemma, the one row of a shared expert's gate."""
+    if name.endswith("shared_expert_gate.weight"):
+        return values.squeeze(0)
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
     for part, count in heads.items():
         if architecture == "llama" and f".{part}." in name:  # LlamaModel.permute of convert_hf_to_gguf.py

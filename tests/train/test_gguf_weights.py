@@ -34,6 +34,7 @@ SIZES = {
     "head_dim": 16,
     "pad_token_id": None,
 }
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2}
 MODELS = {
     "llama": ("Llama", {}),
     "qwen2": ("Qwen2", {"tie_word_embeddings": True}),
@@ -41,12 +42,17 @@ MODELS = {
     "gemma": ("Gemma", {}),
     "gemma2": ("Gemma2", {"query_pre_attn_scalar": 16, "sliding_window": 32}),
     "gemma3": ("Gemma3Text", {"query_pre_attn_scalar": 16, "sliding_window": 32, "num_hidden_layers": 7}),
-    "qwen3moe": ("Qwen3Moe", {"moe_intermediate_size": 32, "num_experts": 4, "num_experts_per_tok": 2, "norm_topk_prob": True}),
-}  # fmt: skip
+    "qwen3moe": ("Qwen3Moe", {"moe_intermediate_size": 32, **EXPERTS, "norm_topk_prob": True}),
+    "qwen2moe": ("Qwen2Moe", {"moe_intermediate_size": 32, **EXPERTS, "shared_expert_intermediate_size": 48}),
+    "mixtral": ("Mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
+}
+SPARSE = {"add_expert_count": 4, "add_expert_used_count": 2}
 MORE = {
     "gemma2": {"add_sliding_window": 32},
     "gemma3": {"add_sliding_window": 32},
-    "qwen3moe": {"add_expert_count": 4, "add_expert_used_count": 2, "add_expert_feed_forward_length": 32},
+    "qwen3moe": {**SPARSE, "add_expert_feed_forward_length": 32},
+    "qwen2moe": {**SPARSE, "add_expert_feed_forward_length": 32, "add_expert_shared_feed_forward_length": 48},
+    "mixtral": SPARSE,
 }
 CODES = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "TQ1_0", "TQ2_0", "MXFP4")
 K_CODES = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "IQ2_XXS", "IQ2_XS", "IQ3_XXS")
@@ -69,7 +75,8 @@ def model_of(architecture, **changes):
 def test_a_file_is_the_directory_of_its_model(architecture, tmp_path):
     """The same architecture and weights as the directory that transformers writes of the model the file was made of."""
     model = model_of(architecture)
-    file = write_gguf(tmp_path / "model.gguf", model, architecture, more=MORE.get(architecture))
+    of_llama_cpp = "llama" if architecture == "mixtral" else architecture
+    file = write_gguf(tmp_path / "model.gguf", model, of_llama_cpp, more=MORE.get(architecture))
     model.save_pretrained(tmp_path / "directory")
     ours, theirs = read_model_config(file), read_model_config(tmp_path / "directory")
     assert ours.architecture == theirs.architecture
