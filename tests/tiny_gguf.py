@@ -67,9 +67,12 @@ def separate(state):
             yield name if name.endswith(("weight", "bias")) else f"{name}.weight", values
 
 
-def write_gguf(path, model, architecture, kind="F32", tokenizer=None, more=None, extra_tensors=None):
-    """Writes ``model``; ``tokenizer(writer)`` adds one, ``more`` further keys as their names and methods of the writer."""
-    config, writer = model.config, gguf.GGUFWriter(str(path), architecture)
+def write_gguf(path, model, architecture, kind="F32", tokenizer=None, more=None, extra_tensors=None, parts=0):
+    """Writes ``model``; ``tokenizer(writer)`` adds one, ``more`` has further keys, by methods of the writer.
+
+    ``parts``: tensors of each file, where the model is split.
+    """
+    config, writer = model.config, gguf.GGUFWriter(str(path), architecture, split_max_tensors=parts)
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)

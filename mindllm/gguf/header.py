@@ -7,6 +7,7 @@ length is checked against what is left of the file before it is believed, so tha
 from __future__ import annotations
 
 import math
+import re
 import struct
 from dataclasses import dataclass
 from functools import lru_cache
@@ -30,6 +31,8 @@ MOST_TENSORS = 1 << 20
 MOST_ENTRIES = 1 << 22  # of an array
 MOST_DIMENSIONS = 4
 LARGEST_ALIGNMENT = 1 << 20
+MOST_PARTS = 1000
+PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 TEXT, ARRAY, BOOL = 8, 9, 7
 NUMBERS = {
     **{0: "<u1", 1: "<i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 7: "<u1", 10: "<u8", 11: "<i8", 12: "<f8"}
@@ -48,8 +51,9 @@ TYPES: dict[int, tuple[str, int, int]] = {  # name, values of a block, bytes of 
 
 @dataclass(frozen=True)
 class StoredBlocks:
-    """A tensor of the file: its type by name, its shape as PyTorch has it, and the bytes it takes from ``offset`` on."""
+    """A tensor of a file: its type by name, its shape as PyTorch has it, and the bytes it takes from ``offset`` on."""
 
+    path: Path
     type: str
     shape: tuple[int, ...]
     offset: int
@@ -58,7 +62,7 @@ class StoredBlocks:
 
 @dataclass(frozen=True)
 class Header:
-    """What a file says of itself; texts, numbers, and lists of them."""
+    """What a file says of itself: texts, numbers, and lists of them. Of a split model, ``tensors`` are those of all parts."""
 
     path: Path
     values: dict[str, Any]
@@ -87,8 +91,10 @@ class Header:
 def gguf_file(path: Path | str) -> Path | None:
     """The GGUF file that ``path`` is, whatever its name, or the one of a directory that has no ``config.json``; else None.
 
-    A file named ``mmproj…`` is the part of a model that sees images, and no model.
+    A file named ``mmproj…`` is the part of a model that sees images, and no model. Of a split model it is the first part.
     """
+    if not str(path):
+        return None
     path = Path(path)
     if path.is_file():
         return path if path.suffix.lower() == SUFFIX or _begins_so(path) else None
@@ -100,9 +106,8 @@ def gguf_files(directory: Path) -> list[Path]:
     """The GGUF files of a directory that has neither a ``config.json`` nor the manifest of a checkpoint."""
     if not directory.is_dir() or any((directory / name).exists() for name in ("config.json", "manifest.json")):
         return []
-    return sorted(
-        file for file in directory.glob(f"*{SUFFIX}") if file.is_file() and not file.name.startswith("mmproj")
-    )
+    found = (file for file in directory.glob(f"*{SUFFIX}") if file.is_file() and not file.name.startswith("mmproj"))
+    return sorted(file for file in found if not (part := PART.search(file.name)) or int(part[1]) == 1)
 
 
 def _begins_so(path: Path) -> bool:
@@ -121,7 +126,7 @@ def read_header(path: Path) -> Header:
     """
     try:
         stat = path.stat()
-        return _read(path, stat.st_size, stat.st_mtime_ns)
+        header = _read(path, stat.st_size, stat.st_mtime_ns)
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
     except FileRefusedError as error:
@@ -130,9 +135,32 @@ def read_header(path: Path) -> Header:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
     except ValueError as error:
         raise UserError(f"{path}: not a GGUF file, or a part of one ({error}); get it again") from None
+    return _with_parts(header)
 
 
-@lru_cache(maxsize=2)
+def _with_parts(header: Header) -> Header:
+    """The header of a split model's first part, with the tensors of the others."""
+    count, number = header.get("split.count", int, 0), header.get("split.no", int, 0)
+    if count <= 1 or number > 0:
+        return header
+    part = PART.search(header.path.name)
+    if part is None or (int(part[1]), int(part[2])) != (1, count) or count > MOST_PARTS:
+        raise UserError(
+            f"{header.path}: the first of {count} parts of a model, which must be named NAME-00001-of-{count:05d}{SUFFIX}"
+        )
+    tensors = dict(header.tensors)
+    for index in range(2, count + 1):
+        path = header.path.with_name(f"{header.path.name[: part.start()]}-{index:05d}-of-{count:05d}{SUFFIX}")
+        other = read_header(path)
+        if other.get("split.no", int, 0) != index - 1 or tensors.keys() & other.tensors.keys():
+            raise UserError(f"{path}: is not part {index} of {header.path.name}; get it again")
+        tensors |= other.tensors
+    if (said := header.get("split.tensors.count", int, len(tensors))) != len(tensors):
+        raise UserError(f"{header.path}: its parts have {len(tensors)} tensors, and it says {said}; get them again")
+    return Header(header.path, header.values, tensors)
+
+
+@lru_cache(maxsize=8)
 def _read(path: Path, size: int, _changed: int) -> Header:
     with open_file(path) as file:
         return _Reader(file, path, size).header()
@@ -157,10 +185,6 @@ class _Reader:
         for _ in range(keys):
             name = self.text(LONGEST_NAME)
             values[name] = self.value(self.number("<u4"), name)
-        if (parts := values.get("split.count", 0)) not in (0, 1):
-            raise UserError(
-                f"{self.path}: one of {parts} parts of a model; join them: llama-gguf-split --merge FIRST OUT"
-            )
         places = [self.place() for _ in range(tensors)]
         return Header(self.path, values, self.stored(places, values.get("general.alignment", 32)))
 
@@ -255,4 +279,4 @@ class _Reader:
             raise ValueError(
                 f"tensor {shortened(name)} would end at byte {offset + taken:,} of {self.size:,}: a part of the file is missing"
             )
-        return StoredBlocks(type_name, shape, offset, taken)
+        return StoredBlocks(self.path, type_name, shape, offset, taken)

@@ -208,7 +208,7 @@ def _llama3(header: Header, of: _Keys, head_dim: int) -> Content:
     stored = header.tensors[FREQUENCIES]
     if stored.type != "F32" or stored.shape != (head_dim // 2,):
         raise UserError(f"{header.path}: {FREQUENCIES}: must be {head_dim // 2} values of F32")
-    found = np.fromfile(header.path, "<f4", head_dim // 2, offset=stored.offset)
+    found = np.fromfile(stored.path, "<f4", head_dim // 2, offset=stored.offset)
     scaling = {"rope_type": "llama3", "factor": float(found.max(initial=1.0)), **LLAMA3}
     wanted = llama3_divisors(scaling, of.real("rope.freq_base", 10000.0), head_dim)
     if not np.allclose(found, wanted, rtol=1e-3):

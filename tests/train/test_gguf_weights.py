@@ -125,6 +125,38 @@ def test_types_are_those_of_the_package(kind, tmp_path):
     assert np.ptp(wanted) > 0
 
 
+def test_a_split_model_is_read_from_its_first_part(tmp_path):
+    model = model_of("qwen2")
+    whole = write_gguf(tmp_path / "whole.gguf", model, "qwen2", "Q8_0")
+    (tmp_path / "split").mkdir()
+    write_gguf(tmp_path / "split" / "model.gguf", model, "qwen2", "Q8_0", parts=10)
+    names = sorted(path.name for path in (tmp_path / "split").iterdir())
+    assert names == [f"model-{number:05d}-of-00003.gguf" for number in (1, 2, 3)]
+    first = tmp_path / "split" / names[0]
+    wanted = tensors_of_file(whole)
+    for place in (first, tmp_path / "split"):
+        config = read_model_config(place)
+        found = read_weights(place, config)
+        assert {weight.source.path.name for weight in found.values()} == {*names}
+    for name, tensor in tensors_of_file(first).items():
+        np.testing.assert_array_equal(np.asarray(tensor), np.asarray(wanted[name]))
+    second = first.with_name(names[1])
+    second.write_bytes(first.with_name(names[2]).read_bytes())
+    with pytest.raises(UserError, match=r"00002-of-00003\.gguf: is not part 2"):
+        read_model_config(first)
+    second.unlink()
+    with pytest.raises(UserError, match=r"00002-of-00003\.gguf: no such file"):
+        read_model_config(first)
+
+
+def test_a_directory_with_a_config_json_names_its_gguf_files(tmp_path):
+    model = model_of("qwen2")
+    model.config.save_pretrained(tmp_path)
+    write_gguf(tmp_path / "model.gguf", model, "qwen2")
+    with pytest.raises(UserError, match=r"its weights are in GGUF; give one of its files, such as .*model\.gguf"):
+        read_weights(tmp_path, read_model_config(tmp_path))
+
+
 def test_a_tensor_is_dequantized_in_little_memory(tmp_path):
     """A tensor and a part of it at a time, whatever else the file holds."""
     codes = (np.random.default_rng(0).integers(0, 256, (16384, 288)) & 0x3B).astype(np.uint8)
@@ -273,7 +305,12 @@ def test_any_damage_is_read_or_refused(places, tmp_path):
         ("clip", "add_block_count", 1, "general.architecture: this model is not read from GGUF (value clip)"),
         ("llama", "add_head_count", [4, 2], "llama.attention.head_count: layers differ"),
         ("llama", "add_rope_dimension_count", 8, "llama.rope.dimension_count: must be the size of a head, 16"),
-        ("llama", "add_uint32", ("split.count", 3), "one of 3 parts of a model"),
+        (
+            "llama",
+            "add_uint32",
+            ("split.count", 3),
+            "the first of 3 parts of a model, which must be named NAME-00001-of-00003.gguf",
+        ),
     ],
 )
 def test_what_is_not_read_is_named(architecture, key, value, said, tmp_path):

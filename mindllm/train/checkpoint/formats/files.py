@@ -12,7 +12,7 @@ from typing import Any
 from mindllm.errors import UserError
 from mindllm.families.hugging_face import read_json
 from mindllm.families.weight_names import INDEX_FILE, WEIGHTS_FILE, index_of
-from mindllm.gguf.header import gguf_file
+from mindllm.gguf.header import SUFFIX, gguf_file, read_header
 from mindllm.train.checkpoint.formats.gguf_file import gguf_tensors
 from mindllm.train.checkpoint.formats.mindspore_file import checkpoint_tensors
 from mindllm.train.checkpoint.formats.pickled import pickled_tensors
@@ -56,13 +56,15 @@ def weight_files(directory: Path) -> list[Path]:
         UserError: there are none, shards of the index are missing, or it names files elsewhere.
     """
     if gguf := gguf_file(directory):
-        return [gguf]
+        return sorted({tensor.path for tensor in read_header(gguf).tensors.values()})
     for file in (WEIGHTS_FILE, PICKLED_FILE):
         if (directory / index_of(file)).is_file():
             return shards_of(directory / index_of(file))
         if (directory / file).is_file():
             return [directory / file]
     found = sorted(path.name for path in directory.glob("*") if path.suffix in (".safetensors", ".bin", ".pt", ".pth"))
+    if ggufs := sorted(path.name for path in directory.glob(f"*{SUFFIX}")):
+        raise UserError(f"{directory}: its weights are in GGUF; give one of its files, such as {directory / ggufs[0]}")
     others = f"; it has {', '.join(found[:3])} without an index" if found else ""
     raise UserError(f"{directory}: has no {WEIGHTS_FILE} and no {INDEX_FILE} with shards, nor {PICKLED_FILE}{others}")
 
@@ -90,7 +92,8 @@ def tensors_of_directory(directory: Path) -> dict[str, Any]:
     Raises:
         UserError: a file is damaged, or holds a tensor that another one holds too.
     """
-    tensors = tensors_of_files(weight_files(directory))
+    gguf = gguf_file(directory)
+    tensors = gguf_tensors(gguf) if gguf else tensors_of_files(weight_files(directory))
     return {name: tensor for name, tensor in tensors.items() if not name.endswith(COMPUTED)}
 
 

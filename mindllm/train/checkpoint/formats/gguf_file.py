@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from mindllm.gguf.header import TYPES, Header, StoredBlocks, read_header
+from mindllm.gguf.header import TYPES, StoredBlocks, read_header
 from mindllm.gguf.model import FREQUENCIES, Kind, config_content, file_name, kind_of
 from mindllm.train.checkpoint.tensors import DTYPES, Slices, StoredTensor, TensorSource, read_slices
 
@@ -22,8 +22,11 @@ AT_A_TIME = 1 << 22  # values that are dequantized at once: the package's own ar
 class CodedTensor:
     """A tensor in blocks of codes; as an array it is fp32, dequantized by the package ``gguf``, every time."""
 
-    path: Path
     stored: StoredBlocks
+
+    @property
+    def path(self) -> Path:
+        return self.stored.path
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -142,15 +145,15 @@ def gguf_tensors(path: Path) -> dict[str, Any]:
         name: tensor
         for theirs, stored in header.tensors.items()
         if theirs != FREQUENCIES
-        for name, tensor in _named(header, kind, heads, theirs, stored)
+        for name, tensor in _named(kind, heads, theirs, stored)
     }
 
 
 def _named(
-    header: Header, kind: Kind, heads: Mapping[str, int], theirs: str, stored: StoredBlocks
+    kind: Kind, heads: Mapping[str, int], theirs: str, stored: StoredBlocks
 ) -> Iterator[tuple[str, TensorSource]]:
     """A tensor by its name, or those of the experts in it."""
-    name, source = file_name(kind, theirs), _source(header.path, stored)
+    name, source = file_name(kind, theirs), _source(stored)
     if "{expert}" not in name:
         yield name, _undone(kind, heads, name, source)
     elif len(stored.shape) == 3:
@@ -160,10 +163,10 @@ def _named(
         yield theirs, source  # whoever reads the model says that it is surplus
 
 
-def _source(path: Path, stored: StoredBlocks) -> TensorSource:
+def _source(stored: StoredBlocks) -> TensorSource:
     if stored.type in PLAIN:
-        return StoredTensor(path, stored.offset, stored.shape, DTYPES[stored.type])
-    return CodedTensor(path, stored)
+        return StoredTensor(stored.path, stored.offset, stored.shape, DTYPES[stored.type])
+    return CodedTensor(stored)
 
 
 def _undone(kind: Kind, heads: Mapping[str, int], name: str, source: TensorSource) -> TensorSource:
