@@ -11,6 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from mindllm.data.chat.template import chat_template_of
+from mindllm.data.tokenizers.files import copy_tokenizer
 from mindllm.data.tokenizers.gguf_vocabulary import PRE_TOKENIZERS
 from mindllm.data.tokenizers.tokenizer import load_tokenizer
 from mindllm.data.tokenizers.training import train_byte_level_bpe
@@ -148,6 +149,18 @@ def test_names_of_special_tokens_mean_them_where_they_are_marked(trained):
     assert chat_template_of(tokenizer).source == TEMPLATE
 
 
+def test_the_chat_of_an_exported_tokenizer_is_that_of_the_file(trained, tmp_path):
+    _, made = trained
+    ours = load_tokenizer(made("smollm", bos_token_id=1, eos_token_id=2, chat_template=TEMPLATE))
+    copy_tokenizer(ours, tmp_path)
+    theirs = pytest.importorskip("transformers").AutoTokenizer.from_pretrained(tmp_path)
+    chat = [{"role": "user", "content": "return  12"}]
+    text = "<|im_start|>return  12<|im_end|>"
+    assert theirs.apply_chat_template(chat, tokenize=False) == text
+    assert theirs(text).input_ids == ours.encode_marked(text)[0]
+    assert (theirs.bos_token_id, theirs.eos_token_id) == (1, 2)
+
+
 def test_what_lies_beside_the_file_belongs_to_others(trained):
     _, made = trained
     path = made("smollm", chat_template=TEMPLATE, eos_token_id=2)
@@ -189,6 +202,12 @@ def test_sentencepiece_ids_are_those_of_sentencepiece(prefixed, tmp_path):
             assert ours.decode(ours.encode(text)) == text
 
     same()
+    copy_tokenizer(ours, tmp_path)
+    theirs = pytest.importorskip("transformers").AutoTokenizer.from_pretrained(tmp_path)
+    for text in ("  return [x + 42]", "été €\n\n中文", "a"):
+        assert theirs(text).input_ids == [1, *original.encode(text)], "a text begins as the file says"
+    apart = [*original.encode("b c"), original.piece_to_id("<mark>"), *original.encode("a")]
+    assert ours.encode("b c<mark>a") == apart, "as llama.cpp: what is between added tokens is a text of its own"
 
 
 @pytest.mark.parametrize(
