@@ -54,8 +54,10 @@ def input_columns(config: RunConfig) -> tuple[str, ...]:
     return (*COLUMNS, *documents, *random)
 
 
-def set_parallel_context(config: RunConfig, rank: int) -> None:
+def set_parallel_context(config: RunConfig, rank: int, tell_rank: bool = True) -> None:
     """Sets MindSpore's parallel context for ``rank``. On one device nothing is set.
+
+    Without ``tell_rank`` the compiler asks for the rank when it wants to know (``mindllm/compiled/device/front_end.py``).
 
     Raises:
         UserError: a value the compiler accepts and that would make gradients wrong.
@@ -63,7 +65,10 @@ def set_parallel_context(config: RunConfig, rank: int) -> None:
     mesh = mesh_of(config)
     if mesh.device_num > 1:
         check_context(config)
-        ms.set_auto_parallel_context(**parallel_context(config, rank))
+        keywords = parallel_context(config, rank)
+        if not tell_rank:
+            del keywords["global_rank"]
+        ms.set_auto_parallel_context(**keywords)
 
 
 def check_context(config: RunConfig) -> None:

@@ -6,21 +6,23 @@ the tokens of the whole global batch, clipped by the norm over all devices, and 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 
 import mindspore as ms
 import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, lazy_inline, nn, ops
 
+from mindllm.architecture.experts import ExpertsSpec
 from mindllm.config import RunConfig
 from mindllm.models.experts.expert_load import is_probe
 from mindllm.parallel import ParallelModel, build_parallel_model, set_parallel_context
 from mindllm.parallel.context import input_columns
+from mindllm.parallel.layout import mesh_of
 from mindllm.parallel.parameter_layout import ParameterLayout
 from mindllm.parallel.pipeline import TokenCount
 from mindllm.parallel.sharding.weights import weight_cuts
 from mindllm.parallel.weight_cut import WeightCut
-from mindllm.train.optimizers.build import make_optimizer, shares_weights
+from mindllm.train.optimizers.build import OPTIMIZERS, make_optimizer, shares_weights
 from mindllm.train.part_exchange import NormOfParts
 from mindllm.train.step import ApplyGradients, GlobalNorm
 
@@ -153,16 +155,31 @@ class DistributedLoss(nn.Cell):
         return self.network(False, *columns)
 
 
-def build_distributed_step(config: RunConfig, rank: int) -> DistributedStep:
-    """Builds the training step of ``rank``; sets MindSpore's parallel context for it."""
-    set_parallel_context(config, rank)
+def build_distributed_step(config: RunConfig, rank: int, tell_rank: bool = True) -> DistributedStep:
+    """Builds the training step of ``rank``; sets MindSpore's parallel context for it, the rank only where it is told."""
+    set_parallel_context(config, rank, tell_rank)
     return distributed_step(config, build_parallel_model(config), rank)
 
 
-def build_distributed_loss(config: RunConfig, rank: int) -> DistributedLoss:
-    """Builds what evaluates on ``rank``; sets MindSpore's parallel context for it."""
-    set_parallel_context(config, rank)
+def build_distributed_loss(config: RunConfig, rank: int, tell_rank: bool = True) -> DistributedLoss:
+    """Builds what evaluates on ``rank``; sets MindSpore's parallel context for it, the rank only where it is told."""
+    set_parallel_context(config, rank, tell_rank)
     return distributed_loss(build_parallel_model(config))
+
+
+def built_alike(config: RunConfig, rank: int) -> Hashable:
+    """What the cells of ``rank`` depend on: ranks for which it is equal build the same ones, so that the compiler alone, which
+    asks for the rank when it needs it, tells them apart.
+    """
+    pet, architecture = config.model.config.pet_config, config.model.config.architecture
+    has_own_groups = any(
+        isinstance(spec.feed_forward, ExpertsSpec) and spec.feed_forward.grouped for spec in architecture.layers
+    )
+    if (pet is not None and pet.tuner.name in OPTIMIZERS) or has_own_groups or config.parallel.strategy_ckpt_save_file:
+        return rank
+    uses_embedding_twice = architecture.head.tied or any(spec.is_mtp for spec in architecture.layers)
+    mesh = mesh_of(config)
+    return uses_embedding_twice and mesh.stage_of(rank) == mesh.pipeline_stage - 1  # see ``_embedding_is_elsewhere``
 
 
 def distributed_loss(parallel: ParallelModel) -> DistributedLoss:

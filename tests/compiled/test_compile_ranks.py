@@ -10,10 +10,12 @@ import pytest
 from execute_clusters import compiled_cluster
 from small_cluster import cluster_run
 
+from mindllm.compiled.device.front_end import _World
 from mindllm.compiled.rank import compile_ranks as subject
 from mindllm.compiled.rank.compile_rank import compile_rank
 from mindllm.compiled.rank.rank_server import compile_each
 from mindllm.errors import UserError
+from mindllm.train.distributed_step import built_alike
 
 
 def test_a_compiled_step_is_not_compiled_again(graph_cache, monkeypatch):
@@ -38,6 +40,23 @@ def test_a_fork_that_finds_sources_parsed_compiles_what_a_process_of_its_own_doe
         (node.op, node.shapes, node.attributes.get("group_rank_ids")) for node in alone.nodes()
     ]
     assert forked.sources == alone.sources
+
+
+def test_ranks_are_built_alike_but_for_groups_of_their_own_and_an_embedding_used_twice():
+    def groups(**model):
+        config = cluster_run(dp=2, pp=2, micro=2, model=model)
+        return len({built_alike(config, rank) for rank in range(4)})
+
+    assert groups() == 1
+    assert groups(tie_word_embeddings=True) == 2
+    assert groups(pet_config={"pet_type": "galore", "galore_rank": 4}) == 4
+
+
+def test_a_rank_that_is_needed_before_the_compiler_asks_is_no_number():
+    world = _World(None, 8, lambda: 5)
+    for too_early in (world.get_rank_id, lambda: world.create_group("2-own", 2, [4, 5])):
+        with pytest.raises(RuntimeError, match="needed before the compiler asks"):
+            too_early()
 
 
 def test_once_a_rank_has_failed_no_other_is_begun():

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,11 @@ VERIFIED_VERSIONS = (MINDSPORE_RELEASE,)
 TARGET = "Ascend"
 WORLD_GROUP = "hccl_world_group"
 GET_COMMUNICATION = "_ZN9mindspore11CommManager11GetInstanceEv"  # CommManager::GetInstance
-RANK_SIZE, FUNCTIONS = 5, 7  # of its virtual functions: the number of GetRankSize(group, &size), and how many there are
+RANK_ID, RANK_SIZE, FUNCTIONS = (
+    4,
+    5,
+    7,
+)  # of its virtual functions: GetRankID(group, &rank), GetRankSize(group, &size), all
 HEADER = 2  # words before them in their table
 SIZE_OF_NOBODY = 2048  # what MindSpore takes for the size of every group where it has no communication library
 REGISTER_TARGET = "_ZN9mindspore9MsContext16RegisterInitFuncERKSsPFvPS0_E"  # MsContext::RegisterInitFunc
@@ -38,8 +42,11 @@ def environment(rank: int, devices: int) -> dict[str, str]:
     return {"RANK_ID": str(rank), "RANK_SIZE": str(devices), "MS_DEV_PRECOMPILE_ONLY": "1"}
 
 
-def pretend_device(rank: int, devices: int) -> None:
+def pretend_device(rank: int, devices: int, asked: Callable[[], int] | None = None) -> None:
     """Makes this process rank ``rank`` of ``devices`` Ascend devices. Call it before anything else uses MindSpore.
+
+    With ``asked`` it becomes the rank that this returns, and only when the compiler wants to know: it has by then done what is
+    the same for all ranks. The parallel context must be set without ``global_rank`` for that. Nothing before may need the rank.
 
     Raises:
         FrontEndUnavailable: the version of MindSpore is not one this was verified with, or lacks what is needed.
@@ -49,8 +56,9 @@ def pretend_device(rank: int, devices: int) -> None:
             raise RuntimeError(f"{name} must be {value} in the environment before MindSpore is imported")
     _require_version()
     _register_target()
-    _declare_world(rank, devices)
-    _declare_group_sizes(_World(rank, devices))
+    world = _World(None if asked else rank, devices, asked)
+    _declare_world(world)
+    _answer_compiler(world)
 
 
 def _require_version() -> None:
@@ -91,43 +99,70 @@ def _old_abi_string(text: bytes) -> ctypes.c_void_p:
     return ctypes.c_void_p(ctypes.addressof(buffer) + len(header))
 
 
-@dataclass(frozen=True)
+@dataclass
 class _World:
     """Answers for the communication library. Names of groups made by the compiler begin with the number of ranks.
 
     The rank inside a group is asked for only to check that it is smaller than the group; its value goes nowhere.
     """
 
-    rank: int
+    rank: int | None
     devices: int
+    asked: Callable[[], int] | None = None
+
+    def known_rank(self) -> int:
+        """The global rank.
+
+        Raises:
+            RuntimeError: whoever asks does so before the compiler: what it makes of the answer would be that of every rank.
+        """
+        if self.rank is None:
+            raise RuntimeError("the rank is needed before the compiler asks for it: compile every rank by itself")
+        return self.rank
+
+    def become(self) -> int:
+        """The global rank, asked for by the compiler."""
+        if self.rank is None:
+            assert self.asked is not None
+            self.rank = self.asked()
+            _tell_context(self.rank)
+        return self.rank
 
     def get_rank_size(self, group: str = WORLD_GROUP) -> int:
         return self.devices if group == WORLD_GROUP else int(group.split("-")[0])
 
     def get_rank_id(self, group: str = WORLD_GROUP) -> int:
-        return self.rank % self.get_rank_size(group)
+        return self.known_rank() % self.get_rank_size(group)
 
     def get_local_rank_id(self, group: str = WORLD_GROUP) -> int:
         return self.get_rank_id(group)
 
     def create_group(self, group: str, size: int, ranks: list[int]) -> None:
-        """Nothing to do: nobody communicates."""
+        """Nothing to do: nobody communicates. But the ranks of a group that a model makes are those of the own one."""
+        self.known_rank()
 
 
-def _declare_world(rank: int, devices: int) -> None:
+def _tell_context(rank: int) -> None:
+    from mindspore.parallel._auto_parallel_context import auto_parallel_context
+
+    auto_parallel_context().set_global_rank(rank)
+
+
+def _declare_world(world: _World) -> None:
     from mindspore.communication import _comm_helper as helper
 
     if not hasattr(helper, "_HCCL_TEST_AVAILABLE"):
         raise FrontEndUnavailable("this build of MindSpore has no hook to declare a communication world with")
     helper._HCCL_TEST_AVAILABLE = True
-    helper.hccl = _World(rank, devices)
+    helper.hccl = world
     helper.GlobalComm.INITED = True
 
 
-def _declare_group_sizes(world: _World) -> None:
-    """Lets the compiler itself ask for the size of a group: it divides by it where replicas share optimizer state.
+def _answer_compiler(world: _World) -> None:
+    """Lets the compiler itself ask for the size of a group, by which it divides where replicas share optimizer state, and for
+    the rank, where the parallel context does not say it.
 
-    The object that answers has its functions in a table; it is given a copy of that table with one of them replaced.
+    The object that answers has its functions in a table; it is given a copy of that table with these replaced.
     """
     import mindspore
 
@@ -143,8 +178,12 @@ def _declare_group_sizes(world: _World) -> None:
         ctypes.c_bool, ctypes.c_void_p, ctypes.POINTER(ctypes.c_char_p), ctypes.POINTER(ctypes.c_uint)
     )
 
-    def answer(_: Any, group: Any, size: Any) -> bool:
+    def size_of(_: Any, group: Any, size: Any) -> bool:
         size[0] = world.get_rank_size(group[0].decode())
+        return True
+
+    def rank_in(_: Any, group: Any, rank: Any) -> bool:
+        rank[0] = world.become() if group[0].decode() == WORLD_GROUP else 0  # in others it was 0 before
         return True
 
     known = ctypes.c_uint()
@@ -152,10 +191,13 @@ def _declare_group_sizes(world: _World) -> None:
     kind(functions[HEADER + RANK_SIZE])(ctypes.addressof(manager), name, ctypes.byref(known))
     if known.value != SIZE_OF_NOBODY:
         return  # a communication library answers
-    replacement = kind(answer)
     table = type(functions)(*functions)
-    table[HEADER + RANK_SIZE] = ctypes.cast(replacement, ctypes.c_void_p).value or 0
-    _kept_alive.extend([replacement, table])
+    answers = {RANK_SIZE: size_of} | ({RANK_ID: rank_in} if world.asked else {})
+    for number, answer in answers.items():
+        replacement = kind(answer)
+        table[HEADER + number] = ctypes.cast(replacement, ctypes.c_void_p).value or 0
+        _kept_alive.append(replacement)
+    _kept_alive.append(table)
     manager.value = ctypes.addressof(table) + HEADER * ctypes.sizeof(manager)
 
 

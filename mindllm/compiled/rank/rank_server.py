@@ -1,19 +1,25 @@
 """The process that compiles many ranks: ``python -m mindllm.compiled.rank.rank_server --config C.yaml --ranks 0,1 --output DIR``.
 
-MindSpore's context is global, so a process compiles one rank. Importing MindSpore takes as long as compiling a small graph:
-this process imports it once and forks for every rank, before MindSpore has started any of its threads. What the first ranks
-parsed, it parses as well, and the forks after it find it done.
+MindSpore's context is global, so a process compiles one rank. But the compiler is not told which one: it parses the model and
+infers its types, which takes nearly half of the time and is the same for all ranks, and asks when it is about to cut the graph
+into stages. There the process forks, and each of its children gets another answer. Ranks whose cells are not built alike, as
+where the optimizer makes groups of ranks, are forked from the process that has imported MindSpore, before it is used; what the
+first of them parsed, that process parses as well, and the forks after it find it done.
 """
 
 from __future__ import annotations
 
+import gc
 import os
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import NoReturn
 
 from mindllm.command import CommandParser, exit_code, run_command
+from mindllm.compiled.device.fork import begin_threads, end_threads
 from mindllm.compiled.device.front_end import environment
 from mindllm.compiled.device.parsed_sources import read_parsed, write_parsed
 from mindllm.compiled.rank.worker import compile_to, text_of_last_graph
@@ -40,22 +46,41 @@ def main(arguments: Sequence[str] | None = None) -> int:
     die_with_parent()
     config = load_config(options.config)
     _import_once()
-    ranks = [int(rank) for rank in options.ranks.split(",")]
-    compile_each(
-        ranks,
-        options.workers,
-        partial(_start, config, options.output, not options.evaluation),
-        partial(_learn, options.output),
-    )
+    job = Job(config, options.output, not options.evaluation, options.workers)
+    compile_all(job, [int(rank) for rank in options.ranks.split(",")])
     return 0
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is compiled, the directory that has one for each rank, and how many ranks are compiled at a time."""
+
+    config: RunConfig
+    output: Path
+    training: bool
+    workers: int
+
+
+def compile_all(job: Job, ranks: Sequence[int]) -> None:
+    """Compiles ``ranks``, those that are built alike out of one process that goes as far as all of them go together."""
+    from mindllm.train.distributed_step import built_alike
+
+    alike: dict[Hashable, list[int]] = {}
+    for rank in ranks:
+        alike.setdefault(built_alike(job.config, rank), []).append(rank)
+    for group in alike.values():
+        if len(group) > 1 and not compile_each([group[0]], 1, partial(_start, job, group), partial(_learn, job.output)):
+            return
+    alone = [group[0] for group in alike.values() if len(group) == 1]
+    compile_each(alone, job.workers, partial(_start, job, ()), partial(_learn, job.output))
 
 
 def compile_each(
     ranks: Sequence[int], workers: int, start: Callable[[int], int], ended: Callable[[int], None] = lambda rank: None
-) -> None:
+) -> bool:
     """Starts a process for every rank, so many at a time, and waits for all; once one has failed, no other is started.
 
-    ``start`` returns the id of the process; ``ended`` is told of every rank that is done.
+    ``start`` returns the id of the process; ``ended`` is told of every rank that is done. Returns whether none has failed.
     """
     waiting, failed = deque(ranks), False
     running: dict[int, int] = {}
@@ -67,6 +92,7 @@ def compile_each(
         if process in running:
             failed |= status != 0
             ended(running.pop(process))
+    return not failed
 
 
 def _import_once() -> None:
@@ -80,35 +106,75 @@ def _learn(output: Path, rank: int) -> None:
         read_parsed(parsed)
 
 
-def _compile(config: RunConfig, rank: int, training: bool) -> None:
-    compile_to(config, rank, Path(), training)
-    write_parsed(Path(PARSED))
-
-
-def _start(config: RunConfig, output: Path, training: bool, rank: int) -> int:
-    """Forks the process of a rank, which works and logs in a directory of its own; returns its id."""
-    directory = output / str(rank)
-    directory.mkdir(parents=True)
+def _start(job: Job, alike: Sequence[int], rank: int) -> int:
+    """Forks the process of a rank, and returns its id; of several that are built ``alike``, that of all of them."""
     process = os.fork()
     if process:
         return process
     code = 1
     try:
-        die_with_parent()
-        log = os.open(directory / LOG, os.O_WRONLY | os.O_CREAT)
-        os.dup2(log, 1)
-        os.dup2(log, 2)
-        os.chdir(directory)
-        devices = mesh_of(config).device_num
-        os.environ.update({**environment(rank, devices), **text_of_last_graph(directory)})
-        code = exit_code(lambda _: _compile(config, rank, training))
+        _settle(job, rank)
+        asked = partial(_become_each, job, alike) if alike else None
+        code = exit_code(lambda _: _compile(job, rank, asked))
     except BaseException:
         import traceback
 
         traceback.print_exc()
     finally:
-        os.write(2, f"\nexit code {code}\n".encode())
-        os._exit(code)
+        _end(code)
+
+
+def _end(code: int) -> NoReturn:
+    os.write(2, f"\nexit code {code}\n".encode())
+    os._exit(code)
+
+
+def _settle(job: Job, rank: int) -> None:
+    """Makes this process that of ``rank``, which works and logs in a directory of its own."""
+    directory = job.output / str(rank)
+    directory.mkdir(parents=True, exist_ok=True)
+    die_with_parent()
+    log = os.open(directory / LOG, os.O_WRONLY | os.O_CREAT)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.chdir(directory)
+    os.environ.update({**environment(rank, mesh_of(job.config).device_num), **text_of_last_graph(directory)})
+
+
+def _compile(job: Job, rank: int, asked: Callable[[], int] | None) -> None:
+    compile_to(job.config, rank, Path(), job.training, asked)
+    write_parsed(Path(PARSED))
+
+
+class _Forked(BaseException):
+    """Raised in the process of a rank that was forked while MindSpore compiles."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+
+
+def _become_each(job: Job, ranks: Sequence[int]) -> int:
+    """Forks a process for every rank, in which this returns its number; the process that has called waits for all, and ends."""
+
+    def start(rank: int) -> int:
+        process = os.fork()
+        if process:
+            return process
+        raise _Forked(rank)
+
+    try:
+        end_threads()
+        gc.freeze()  # forks need not search what lives as long as they do
+        os._exit(0 if compile_each(ranks, job.workers, start) else 1)
+    except _Forked as forked:
+        begin_threads()
+        _settle(job, forked.rank)
+        return forked.rank
+    except BaseException:  # MindSpore would go on with rank 0
+        import traceback
+
+        traceback.print_exc()
+        _end(1)
 
 
 if __name__ == "__main__":

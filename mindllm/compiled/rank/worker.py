@@ -6,7 +6,7 @@ Started by ``compile_rank``, with the environment it sets; a process of its own,
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from mindllm.command import CommandParser, run_command
@@ -39,11 +39,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def compile_to(config: RunConfig, rank: int, output: Path, training: bool = True) -> None:
-    """Compiles the step of ``rank``, or what it evaluates with, and writes the graph into the directory ``output``."""
+def compile_to(
+    config: RunConfig, rank: int, output: Path, training: bool = True, asked: Callable[[], int] | None = None
+) -> None:
+    """Compiles the step of ``rank``, or what it evaluates with, and writes the graph into the directory ``output``.
+
+    With ``asked``, of the rank that this returns once the compiler wants to know; one of those that are built as ``rank`` is.
+    """
     from mindllm.compiled.device import front_end
 
-    front_end.pretend_device(rank, mesh_of(config).device_num)
+    front_end.pretend_device(rank, mesh_of(config).device_num, asked)
     import mindspore as ms
 
     from mindllm.compiled.graph.initial import initial_values
@@ -51,14 +56,16 @@ def compile_to(config: RunConfig, rank: int, output: Path, training: bool = True
 
     ms.set_context(mode=ms.GRAPH_MODE)
     ms.set_recursion_limit(config.context.max_call_depth)
-    cell = build_distributed_step(config, rank) if training else build_distributed_loss(config, rank)
+    build = build_distributed_step if training else build_distributed_loss
+    cell = build(config, rank, tell_rank=asked is None)
     with refusals_explained(cell):
         graph = front_end.compile_cell(cell, *example_inputs(config, training))
     layouts = {name: ParameterLayout.from_front_end(layout) for name, layout in graph.parameter_layouts.items()}
     layouts |= getattr(cell, "state_layouts", {})
     sources = sources_in(Path(os.environ[TEXT_DIRECTORY]))
     begins = initial_values(cell, parameter_names(graph.mind_ir))
-    write_graph(output / GRAPH, rank, graph.mind_ir, layouts, sources, begins)
+    own = ms.get_auto_parallel_context("global_rank") if asked else rank
+    write_graph(output / GRAPH, own, graph.mind_ir, layouts, sources, begins)
 
 
 def text_of_last_graph(output: Path) -> dict[str, str]:
