@@ -15,6 +15,7 @@ from mindllm.versions import __version__ as __version__
 
 if TYPE_CHECKING:
     from mindllm.api import (
+        configure,
         dry_run,
         evaluate,
         generate,
@@ -37,6 +38,7 @@ __all__ = [
     "RunConfig",
     "RunFailed",
     "UserError",
+    "configure",
     "dry_run",
     "evaluate",
     "generate",

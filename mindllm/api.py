@@ -27,7 +27,9 @@ if TYPE_CHECKING:
     from mindllm.generate.outcome import Generation, Prompt
     from mindllm.planning.outcome import PipelinePlan
     from mindllm.prove.proof import Proof
+    from mindllm.recipes.configure import Configured
     from mindllm.run.outcome import HeldOutLoss, Training
+    from mindllm.strategies.constraints import Constraints
     from mindllm.strategies.outcome import Strategies
     from mindllm.timing.device import Device
     from mindllm.timing.foreign_program import ProgramStep
@@ -335,6 +337,66 @@ def prove(
     elif proof.complete:
         remember(proof)
     return proof
+
+
+def configure(
+    network: str | os.PathLike[str],
+    devices: int,
+    *,
+    device: str | Path | None = None,
+    global_batch: int | None = None,
+    seq_length: int | None = None,
+    memory: str | None = None,
+    constraints: Constraints | None = None,
+    data: str = "",
+    overrides: Overrides = (),
+    quick: bool = False,
+    progress: Progress = unwatched,
+) -> Configured:
+    """Find the fastest strategy of a network on a number of devices, plan it, and prove it: a run without a YAML.
+
+    Args:
+        network: name of a shipped network, Hugging Face directory, ``config.json``, or a YAML.
+        devices: how many.
+        device: a described device: its name or a YAML; None: the default of ``mindllm time``.
+        global_batch: sequences of a step; None: the network's own, or 512.
+        seq_length: tokens of a sequence; None: the network's own, at most 4,096.
+        memory: of a device, as ``58GB``; None: nine tenths of what it has.
+        constraints: what is not wanted, whatever it would gain.
+        data: prefix of an indexed corpus; without one the question of the data may stay open.
+        overrides: as of :func:`load_config`.
+        quick: all is by formula, which takes seconds; nothing is simulated or proved.
+        progress: told of what is tried.
+
+    Raises:
+        CheckFailed: nothing fits, or nothing is as fast as was wanted.
+        UserError: no such network, or it has something that is not modelled.
+    """
+    from mindllm.recipes.configure import Request, find_run, prove_found
+    from mindllm.recipes.network import find_network
+    from mindllm.strategies.constraints import UNLIMITED
+
+    request = Request(
+        find_network(os.fspath(network)),
+        _device(device),
+        devices,
+        global_batch,
+        seq_length,
+        memory,
+        constraints or UNLIMITED,
+        data=data,
+        overrides=overrides,
+    )
+    command = f"mindllm.configure({os.fspath(network)!r}, {devices})"
+    found = find_run(request, command, progress=progress)
+    if quick:
+        return found
+    allowed = () if data else ("data",)
+    return prove_found(
+        found,
+        lambda: find_run(request, command, dry_run=1, progress=progress),
+        lambda config: prove(config, allow=allowed, device=device, progress=progress),
+    )
 
 
 def inspect(run: Run, *, rank: int = 0, progress: Progress = unwatched) -> Inspection:

@@ -7,7 +7,6 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from mindllm.cli.parsers.configure import make_parser
 from mindllm.cli.proving import CODES, watched
@@ -19,9 +18,8 @@ from mindllm.prove.proof import Proof
 from mindllm.prove.prove import prove_run
 from mindllm.prove.questions import DATA
 from mindllm.prove.write import write_proof
-from mindllm.recipes.configure import Found, Request, find_run, prove_found
+from mindllm.recipes.configure import Configured, Request, find_run, prove_found
 from mindllm.recipes.network import find_network
-from mindllm.results import SCHEMA
 from mindllm.strategies.constraints import Constraints
 from mindllm.terminal.console import error_console, output, print_json
 from mindllm.terminal.render import drawn, show
@@ -38,18 +36,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         found = find_run(request, command, progress=progress)
     place = options.output or Path(f"{request.network.name}_{found.device_count}p.yaml")
     if options.quick:
-        found.made.write(place)
-        return _end(options, found, place, None, 0)
+        found.write(place)
+        return _end(options, found, place, 0)
     directory = place.with_name(f"{place.stem}_proof")
 
-    def again() -> Found:
+    def again() -> Configured:
         with drawn() as progress:
             return find_run(request, command, dry_run=1, progress=progress)
 
-    found, proof = prove_found(found, again, lambda config: _prove(config, str(place), request, options))
-    found.made.write(place)
+    found = prove_found(found, again, lambda config: _prove(config, str(place), request, options))
+    found.write(place)
+    proof = found.proof
+    assert proof is not None
     write_proof(proof, directory)
-    return _end(options, found, place, proof, CODES[proof.verdict] if proof.complete else INTERRUPTED)
+    return _end(options, found, place, CODES[proof.verdict] if proof.complete else INTERRUPTED)
 
 
 def _request(options: argparse.Namespace, overrides: list[str]) -> Request:
@@ -88,21 +88,15 @@ def _prove(config: RunConfig, name: str, request: Request, options: argparse.Nam
         return prove_run(config, how, name, allowed=allowed, answered=answered, told=told)
 
 
-def _end(options: argparse.Namespace, found: Found, place: Path, proof: Proof | None, code: int) -> int:
+def _end(options: argparse.Namespace, found: Configured, place: Path, code: int) -> int:
     """Show what was found, and where it is."""
     if options.json:
-        tree: dict[str, Any] = {SCHEMA: 1, "written": str(place), "devices": found.device_count}
-        tree |= {"strategies": found.strategies.to_dict(), "proof": proof.to_dict() if proof else None}
-        print_json(tree)
+        print_json(found.to_dict() | {"written": str(place)})
         return code
-    if proof is not None:
-        show(proof, as_json=False)
-    output.print(found.made.table())
-    for line in found.lines():
-        output.print(line)
-    beside = "" if proof is None else f"; its proof: {place.with_name(f'{place.stem}_proof')}/report.html"
+    show(found, as_json=False)
+    beside = "" if found.proof is None else f"; its proof: {place.with_name(f'{place.stem}_proof')}/report.html"
     output.print(f"wrote {place}{beside}")
-    if proof is None:
+    if found.proof is None:
         error_console.print(f"by formula alone; mindllm prove {place}")
     return code
 

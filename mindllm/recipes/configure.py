@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mindllm.config import RunConfig
 from mindllm.config.reading.document import KeyPath
@@ -20,6 +20,7 @@ from mindllm.recipes.device import ASCEND
 from mindllm.recipes.network import Network
 from mindllm.recipes.rates import PRETRAIN, Case
 from mindllm.recipes.recipe import Choice, MadeRun, Recipe
+from mindllm.results import Result
 from mindllm.strategies.constraints import UNLIMITED, Constraints
 from mindllm.strategies.outcome import Strategies, Wanted, find_strategies
 from mindllm.strategies.search import Planned
@@ -27,6 +28,9 @@ from mindllm.terminal.progress import Progress, unwatched
 from mindllm.timing.device import Device
 from mindllm.timing.stage_times import mean_stage
 from mindllm.units import GIB
+
+if TYPE_CHECKING:
+    from mindllm.results import Part
 
 TAKEN = 0.907  # of a device's memory: 58 of 64 GB, as the shipped runs of an Atlas 800T A2 have it
 SEQUENCES, LONGEST = 512, 4096  # of a step, and tokens of one at most, where nobody says how many
@@ -78,18 +82,50 @@ class Request:
     overrides: Overrides = ()
 
 
-@dataclass(frozen=True)
-class Found:
-    """A run that was found for a request, not proved yet."""
+@dataclass(frozen=True, repr=False)
+class Configured(Result):
+    """A run that was found for a request.
+
+    Attributes:
+        made: the run, and why each key of it is what it is.
+        strategies: what it was chosen among.
+        device_count: devices it takes.
+        proof: its proof; None where it was found by formula alone.
+    """
 
     made: MadeRun
     strategies: Strategies
     device_count: int
+    proof: Proof | None = None
 
     @property
     def config(self) -> RunConfig:
         """The run."""
         return self.made.config
+
+    def write(self, path: Path | str) -> None:
+        """Write the run as a YAML: a base and what differs, each key with its reason."""
+        self.made.write(Path(path))
+
+    def summary(self) -> str:
+        """Return the strategy and its step."""
+        return self.strategies.summary()
+
+    def tree(self) -> dict[str, Any]:
+        """Return what ``--json`` prints but for the file."""
+        return {
+            "devices": self.device_count,
+            "yaml": self.made.yaml(),
+            "choices": [asdict(choice) for choice in self.made.choices],
+            "strategies": self.strategies.to_dict(),
+            "proof": self.proof.to_dict() if self.proof else None,
+        }
+
+    def parts(self) -> Iterator[Part]:
+        """Yield the proof, the choices with their reasons, and what was second best."""
+        yield from self.proof.parts() if self.proof else ()
+        yield self.made.table()
+        yield from self.lines()
 
     def lines(self) -> Iterator[str]:
         """What was chosen, and what was second best and why, in words."""
@@ -119,7 +155,7 @@ def find_run(
     dry_run: int | None = None,
     output: Path | None = None,
     progress: Progress = unwatched,
-) -> Found:
+) -> Configured:
     """Return the fastest run that a request allows, planned; ``dry_run`` of the best are held to MindSpore's dry run.
 
     Raises:
@@ -139,22 +175,22 @@ def find_run(
             continue
         changed = _changes(made.config, strategies.config)
         final = recipe.with_choices(changed).made(request.overrides)
-        return Found(final, strategies, devices)
+        return Configured(final, strategies, devices)
     assert tried is not None
     raise tried
 
 
 def prove_found(
-    found: Found, again: Callable[[], Found], prove: Callable[[RunConfig], Proof], most: int = 2
-) -> tuple[Found, Proof]:
-    """Prove a run; where the dry run refutes its memory, ``again`` finds one by the dry run, which is proved in turn."""
+    found: Configured, again: Callable[[], Configured], prove: Callable[[RunConfig], Proof], most: int = 2
+) -> Configured:
+    """Return a run with its proof; where the dry run refutes its memory, ``again`` finds one by the dry run, proved in turn."""
     proof = prove(found.config)
     for _ in range(most):
         if proof.answer(MEMORY).standing is not Standing.REFUTED:
             break
         found = again()
         proof = prove(found.config)
-    return found, proof
+    return replace(found, proof=proof)
 
 
 def _counts(request: Request) -> list[int]:
