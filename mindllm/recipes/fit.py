@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from mindllm.config import RunConfig
+from mindllm.config import RunConfig, override_config
 from mindllm.errors import UserError
 from mindllm.process.host_memory import available_bytes, claim_directory, claimed_by_others, gibibytes, memory_share
 from mindllm.recipes.device import CPU
@@ -46,6 +46,9 @@ def needed_bytes(config: RunConfig) -> int:
     On a CPU results are held in single precision, so that they take twice what the formula, which is about devices, has; of pairs
     of answers the reference is the same weights, and its results are not kept.
     """
+    pet = config.model.config.pet_config
+    if pet is not None and pet.use_dora:  # the formula knows plain adapters; lengths of rows are few numbers
+        config = override_config(config, {"model.model_config.pet_config.use_dora": False})
     workload = workload_of(config)
     total = max(stage_bytes(workload))
     if config.context.device_target != CPU:

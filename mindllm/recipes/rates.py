@@ -100,6 +100,7 @@ TABLE = (
     Rate("lr_schedule.learning_rate", 3e-4, "by size", GPT3, (PRETRAIN,), 6e8),
     Rate("lr_schedule.learning_rate", 2e-4, "by size", GPT3, (PRETRAIN,), SMALL),
     Rate("lr_schedule.learning_rate", 1.2e-4, "by size", GPT3, (PRETRAIN,), 1e10),
+    Rate("lr_schedule.learning_rate", 1e-4, "by size", GPT3, (PRETRAIN,), 5e10),
     Rate("lr_schedule.learning_rate", 6e-5, "by size", GPT3, (PRETRAIN,)),
     Rate("lr_schedule.type", "CosineWithWarmUpLR", "the usual one", f"{SWIFT}; {FACTORY}; {GPT3_TEXT}"),
     Rate("lr_schedule.warmup_ratio", 0.1, "part of the steps", FACTORY, TUNING),

@@ -66,7 +66,7 @@ class Survey:
 
     def length_at(self, quantile: float) -> int:
         """Places that this part of the rows does with."""
-        return int(np.quantile(self.lengths, quantile, method="higher"))
+        return int(np.quantile(self.lengths, quantile, method="inverted_cdf"))
 
     def longer_than(self, places: int) -> int:
         """About how many of the rows are."""
