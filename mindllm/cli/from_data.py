@@ -94,9 +94,8 @@ def _pretrain(options: Namespace, overrides: list[str], command: str) -> MadeRun
     tokenizer = options.tokenizer or network.tokenizer
     size = vocabulary(network, size_of(options.data))
     options.output = options.output or _asked_output(overrides) or OUTPUT / f"{network.name}-pretrain"
-    # a run that is there already is told before hours go into text
-    early = load_config({"base": network.base, "output_dir": str(options.output)}, _about_results(overrides))
-    _refuse_another_run(early)
+    early = load_config(network.tree(options.output), _about_results(overrides))
+    _refuse_another_run(early)  # before hours go into text
     with passing() as progress:
         text = prepare_text(
             options.data,

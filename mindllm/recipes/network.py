@@ -17,6 +17,7 @@ from mindllm.config import (
     load_config,
     read_model_config,
 )
+from mindllm.config.reading.load import BASE as BASE_KEY
 from mindllm.config.reading.shipped import shipped_configs
 from mindllm.config.swap import SwapConfig
 from mindllm.errors import LONGEST_PART, UserError, bounded, nearest
@@ -65,6 +66,17 @@ class Network:
             yield Choice(
                 "model.model_config.vocab_size", vocab_size, "tokens of the tokenizer; embedding and head follow"
             )
+
+    def tree(self, output: Path) -> dict[str, Any]:
+        """Return it as a run in ``output`` of which nothing else is said."""
+        model = {**self.keys, "seq_length": 1} if self.keys else {}
+        return {
+            BASE_KEY: self.base,
+            "output_dir": str(output.resolve()),
+            "run_mode": "train",
+            "lr_schedule": {"learning_rate": 1.0},
+            **({"model": {"model_config": model}} if model else {}),
+        }
 
     def one_device(self) -> Iterator[Choice]:
         """Yield what ``base`` says for other devices than there are, put back."""
