@@ -7,9 +7,11 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from mindllm.architecture.layer_kind import FULL, NONE, SELECT, LayerKind
+from mindllm.parallel.layer_plan import make_plan
 from mindllm.planning.costs.formula import KINDS
 
 if TYPE_CHECKING:
+    from mindllm.config import RunConfig
     from mindllm.strategies.candidates import Candidate
 
 
@@ -37,6 +39,12 @@ class Constraints:
         if self.most_stages is not None and candidate.pipeline_stage > self.most_stages:
             return f"over {self.most_stages} stages, which were not wanted"
         return ""
+
+    def admit(self, config: RunConfig, candidate: Candidate) -> bool:
+        """Whether a run as its YAML is, whose strategy is ``candidate``, is one of those that are wanted."""
+        if self.refusal(candidate):
+            return False
+        return self.recompute_attention or {*make_plan(config).kinds()} <= {*self.kinds.values()}
 
     @property
     def kinds(self) -> Mapping[str, LayerKind]:

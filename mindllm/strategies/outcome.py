@@ -14,6 +14,7 @@ from mindllm.config.reading.shorten import own_bases, write_short
 from mindllm.errors import CheckFailed
 from mindllm.files import atomic_open
 from mindllm.results import Result
+from mindllm.strategies.candidates import Candidate
 from mindllm.strategies.constraints import UNLIMITED, Constraints
 from mindllm.strategies.page import render_page
 from mindllm.strategies.search import Found, Planned, own, plan_best, search
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from mindllm.results import Part
 
 PAGE = "strategies.html"
+PLANNED_FASTER = 1.3  # times as fast as an even split, at most, is a plan: below that nothing is planned
 
 
 @dataclass(frozen=True)
@@ -158,11 +160,14 @@ def find_strategies(
     batch = wanted.global_batch or config.global_batch_size
     limit = memory_limit(config, device)
     same = (config.parallel_config.device_num, config.global_batch_size) == (devices, batch)
-    hand = own(config, device) if same else None
     constraints = wanted.constraints
+    hand = own(config, device) if same else None
+    if hand and not constraints.admit(config, hand.candidate):
+        hand = None
     found = search(config, devices, batch, device, limit, directory, progress, constraints)
     if not found.judged:
         raise CheckFailed(f"none of {found.tried} strategies fits {limit / GIB:g} GB; {_reasons(found)}")
+    _demand_speed(found.judged[0].speed * PLANNED_FASTER, found.judged[0].candidate, devices, constraints)
     best = plan_best(config, found.judged, device, limit, wanted.best, wanted.seconds, progress, constraints)
     if wanted.dry_run:
         from mindllm.strategies.confirm import held_to_dry_run, simulated
@@ -172,18 +177,18 @@ def find_strategies(
             hand = simulated(hand, progress)
     if not best:
         raise CheckFailed("none of the best strategies fits when its layers are planned; give more --best or --seconds")
-    _demand_speed(best[0], devices, constraints)
+    _demand_speed(best[0].step.tokens_per_device, best[0].candidate, devices, constraints)
     title = f"{config.trainer.model_name or config.source or 'run'} on {devices} devices, {batch} sequences a step"
     return Strategies(title, found, tuple(best), hand, limit)
 
 
-def _demand_speed(best: Planned, devices: int, constraints: Constraints) -> None:
-    """Raise CheckFailed where the fastest is slower than was wanted."""
-    least, speed = constraints.tokens_per_second, best.step.tokens_per_device * devices
+def _demand_speed(of_device: float, fastest: Candidate, devices: int, constraints: Constraints) -> None:
+    """Raise CheckFailed where the fastest strategy is slower than was wanted."""
+    least, speed = constraints.tokens_per_second, of_device * devices
     if least is not None and speed < least:
         raise CheckFailed(
-            f"the fastest of {devices} devices, {best.candidate.name}, is predicted to train {speed:,.0f} tokens a second; "
-            f"{least:,.0f} were wanted"
+            f"{devices} devices train at most {speed:,.0f} tokens a second, as predicted of {fastest.name}; {least:,.0f} "
+            "were wanted"
         )
 
 
