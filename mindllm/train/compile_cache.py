@@ -3,8 +3,9 @@
 MindSpore numbers the graphs it keeps and checks little more than the script that was started. So one directory holds the
 graphs of one step only, and is named by all that the step depends on: configuration, sources, versions.
 
-With graph-kernel fusion only the fused kernels are kept (``MS_COMPILER_CACHE_PATH``, see ``device``): a loaded graph names
-the same kernels differently, so the first start from it would compile them all again, which takes longer than the graph.
+With graph-kernel fusion the fused kernels are kept beside it (``MS_COMPILER_CACHE_PATH``, see ``device``). A loaded graph names
+the same kernels differently, so the first start from it compiles them once more. There are some 60, however many layers a model
+has, and they take longer than the graph of a few layers: of such a model the kernels alone are kept.
 """
 
 from __future__ import annotations
@@ -26,17 +27,23 @@ from mindllm.config.compiled_keys import compiled_keys
 from mindllm.sources import PACKAGE
 from mindllm.train.device import cache_directory, uses_graph_kernels
 
-PREFIX = "step-"
+PREFIX, FUSED = "step-", "f"
+MANY_LAYERS = (
+    12  # whose graph takes longer than the kernels: with adapters 6 take 20 processor seconds, 30 some 200, kernels 40
+)
 ABANDONED = 86400.0  # seconds after which an unfinished directory belongs to no process any more
 
 
 @contextlib.contextmanager
 def cached_compilation(config: RunConfig) -> Iterator[None]:
     """Graphs that are compiled for the first time inside are loaded from the cache or put there, whole or not at all."""
-    if not config.context.compile_cache or config.context.save_graphs or uses_graph_kernels(config):
+    fuses = uses_graph_kernels(config)
+    few = fuses and config.model.config.num_layers < MANY_LAYERS
+    if not config.context.compile_cache or config.context.save_graphs or few:
         yield
         return
-    with kept_compilation(cache_directory(config).absolute() / (PREFIX + step_key(config))):
+    name = f"{PREFIX}{step_key(config)}{FUSED if fuses else ''}"
+    with kept_compilation(cache_directory(config).absolute() / name):
         yield
 
 

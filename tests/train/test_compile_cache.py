@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -71,6 +72,21 @@ def test_a_second_start_loads_what_the_first_compiled(start, tmp_path):
     damaged = next((tmp_path / "out").rglob("*.mindir"))
     damaged.write_bytes(damaged.read_bytes()[:100])
     assert start("--runner_wrapper.max_grad_norm=0.01") == (changed, False)
+
+
+@pytest.mark.parametrize(("layers", "kept"), [(2, 0), (compile_cache.MANY_LAYERS, 1)])
+def test_with_fusion_the_graph_of_many_layers_is_kept_too(monkeypatch, tmp_path, layers, kept):
+    (tmp_path / "run.yaml").write_text(YAML)
+    config = load_config(
+        tmp_path / "run.yaml", [f"--model.model_config.num_layers={layers}", f"--output_dir={tmp_path}"]
+    )
+    names = []
+    monkeypatch.setattr(compile_cache, "kept_compilation", lambda path: names.append(path.name) or nullcontext())
+    for fuses in (False, True):
+        monkeypatch.setattr(compile_cache, "uses_graph_kernels", lambda config, fuses=fuses: fuses)
+        with compile_cache.cached_compilation(config):
+            pass
+    assert len(set(names)) == 1 + kept
 
 
 def test_it_can_be_switched_off(start, tmp_path):
