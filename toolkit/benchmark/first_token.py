@@ -18,6 +18,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -91,7 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def start(side: str, kept: bool, model: Path, prompt: str, tokens: int, directory: Path) -> Start:
     """Starts one side and reads what it writes; ``directory`` has its cache. Raises RunFailed when it fails."""
     path = directory / "run.yaml"
-    config = {"run_mode": "predict", "load_checkpoint": str(model.absolute()), "input_data": prompt}
+    config: dict[str, Any] = {"run_mode": "predict", "load_checkpoint": str(model.absolute()), "input_data": prompt}
     config |= {"use_parallel": False, "context": {"device_target": "CPU"}, "generation": {"max_new_tokens": tokens}}
     config |= {"model": {"model_config": {"compute_dtype": "float32"}}, "output_dir": str(directory / "output")}
     path.write_text(yaml.safe_dump(config))
@@ -135,7 +136,7 @@ def _processor_seconds() -> float:
 
 def rows(found: Sequence[Start]) -> list[tuple[str, ...]]:
     """The lines of the table, in the order of the sides."""
-    lines = []
+    lines: list[tuple[str, ...]] = []
     for side, kept in dict.fromkeys((item.side, item.kept) for item in found):
         of_both = [item for item in found if (item.side, item.kept) == (side, kept)]
         name = "mindllm in graphs" if side == "graphs" else side
