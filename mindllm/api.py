@@ -148,6 +148,7 @@ def verify(
     mindspore_kernels: bool = False,
     workers: int | None = None,
     most_ranks: int | None = None,
+    every_rank: bool = False,
     cache: Path | str | None = None,
     use_cache: bool = True,
     progress: Progress = unwatched,
@@ -163,6 +164,7 @@ def verify(
         mindspore_kernels: MindSpore's CPU kernels for elementary operators too, which are numpy otherwise (far slower).
         workers: ranks compiled at a time; None: by cores and memory.
         most_ranks: a mesh of more ranks is checked as a smaller one of its kind; None: 64.
+        every_rank: compile every rank; otherwise a few of each stage, and others are derived where that is shown to be right.
         cache: a directory for compiled graphs; None: ``~/.cache/mindllm/graphs``.
         use_cache: whether graphs are kept at all.
         progress: told of ranks that are compiled, and of what follows.
@@ -181,7 +183,9 @@ def verify(
     from mindllm.verify.check import MOST_RANKS, Options
 
     directory = (Path(cache) if cache else cache_directory()) if use_cache else None
-    how = Options(steps, real_dtype, mindspore_kernels, workers, directory, most_ranks or MOST_RANKS)
+    how = Options(
+        steps, real_dtype, mindspore_kernels, workers, directory, most_ranks or MOST_RANKS, every_rank=every_rank
+    )
     return verify_run(config, how, _name(run, config), progress)
 
 
@@ -293,6 +297,7 @@ def prove(
     quick: bool = False,
     allow: Sequence[str] = (),
     search: bool = False,
+    every_rank: bool = False,
     device: str | Path | None = None,
     again: bool = False,
     output: Path | str | None = None,
@@ -308,6 +313,7 @@ def prove(
         quick: stop after what formulas expect, which takes a second.
         allow: names of questions that may stay without a proof, as ``["data"]``.
         search: hold the strategy against all others on as many devices.
+        every_rank: compile every rank; otherwise a few of each stage, and others are derived where that is shown to be right.
         device: a described device that steps are timed on: its name or a YAML; None: the default of ``mindllm time``.
         again: prove also what has not changed since an earlier proof.
         output: a directory for ``report.html`` and ``proof.json``; None: neither is written.
@@ -324,7 +330,7 @@ def prove(
     from mindllm.prove.write import write_proof
 
     config, allowed = load_config(run), check_allowed([allow] if isinstance(allow, str) else allow)
-    options = Options(str(device or ""), search, workers=workers)
+    options = Options(str(device or ""), search, workers=workers, every_rank=every_rank)
     _device(device)  # a name that is none is told at once
 
     def told(piece: Any, what: str, done: int, total: int | None) -> None:

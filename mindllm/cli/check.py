@@ -66,7 +66,13 @@ def _how(options: argparse.Namespace) -> Options:
 
     cache = None if options.no_cache else options.cache or cache_directory()
     return Options(
-        options.steps, options.real_dtype, options.mindspore_kernels, options.workers, cache, options.most_ranks
+        options.steps,
+        options.real_dtype,
+        options.mindspore_kernels,
+        options.workers,
+        cache,
+        options.most_ranks,
+        every_rank=options.every_rank,
     )
 
 

@@ -124,7 +124,7 @@ def _prove(run: RunConfig | UserError, name: str, options: argparse.Namespace, a
     """Prove one run; one whose configuration has mistakes is refuted."""
     if isinstance(run, UserError):
         return refused(name, run, allowed)
-    how = Options(options.device, options.search, options.advice, options.workers)
+    how = Options(options.device, options.search, options.advice, options.workers, options.every_rank)
     with watched(options.json) as (answered, told):
         return prove_run(
             run,

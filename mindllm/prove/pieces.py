@@ -53,12 +53,14 @@ class Options:
         search: whether all strategies of as many devices are searched for a faster one.
         advice: seconds for changes that would close a shortage of memory.
         workers: processes at once in a piece; None: by cores and memory.
+        every_rank: whether all ranks are compiled; otherwise some are derived from others where that is shown to be right.
     """
 
     device: str = ""
     search: bool = False
     advice: float = 20.0
     workers: int | None = None
+    every_rank: bool = False
 
 
 Work = Callable[[RunConfig, Options, Progress], Iterable[Answer]]
@@ -103,7 +105,7 @@ PIECES = (
     Piece("start", (START,), f"{ROOM}.start"),
     Piece("step time", (STEP_TIME,), f"{ROOM}.step_time", OF_NO_GRAPH, ("device", "search")),
     Piece("stages", (MEMORY,), f"{ROOM}.stages", OF_NO_GRAPH, ("advice",)),
-    Piece("ranks", (PARITY, CONFORMANCE, CHECKPOINTS), f"{ROOM}.ranks", OF_NO_GRAPH),
+    Piece("ranks", (PARITY, CONFORMANCE, CHECKPOINTS), f"{ROOM}.ranks", OF_NO_GRAPH, ("every_rank",)),
     Piece("graphs", (RECOMPUTATION, COMMUNICATION), f"{ROOM}.graphs", OF_NO_GRAPH, ("device",)),
 )
 """In the order in which they are begun: what is known soonest and fails most often comes first."""

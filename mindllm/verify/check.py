@@ -70,7 +70,8 @@ def locate(
 @dataclass(frozen=True)
 class Options:
     """How to check. ``real_dtype`` computes in the dtypes of the YAML instead of fp32; a mesh of more than ``most_ranks`` is made
-    smaller; ``resume`` also saves and resumes, where the ranks compute what they should.
+    smaller; ``resume`` also saves and resumes, where the ranks compute what they should. Without ``every_rank`` a few ranks of
+    each stage are compiled, and the others derived where that is shown to be right.
     """
 
     steps: int = 2
@@ -80,6 +81,7 @@ class Options:
     cache: Path | None = None
     most_ranks: int = MOST_RANKS
     resume: bool = False
+    every_rank: bool = False
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,8 @@ class Outcome:
     ``problems`` is empty where all ranks together compute what a single device does; every one of ``asked_for`` holds where
     their graphs are what the YAML asks for. Where it was not ``executed``, it does not compile, or holds what cannot be
     executed here. ``resumed`` is empty where steps after a resume are those of a run that went on, None where that was not tried.
-    ``config`` is that of the small model, ``scope`` what it leaves out of the YAML's.
+    ``config`` is that of the small model, ``scope`` what it leaves out of the YAML's. ``compiled``: the ranks that were; all
+    others were derived from them. ``refused``: by stage, why none were.
     """
 
     config: RunConfig
@@ -103,6 +106,8 @@ class Outcome:
     scope: Scope | None = None
     memory: Memory | None = None
     resumed: tuple[str, ...] | None = None
+    compiled: tuple[int, ...] = ()
+    refused: Mapping[int, str] = field(default_factory=dict)
 
     @property
     def ok(self) -> bool:
@@ -129,13 +134,15 @@ def check(config: RunConfig, options: Options, progress: Progress = unwatched) -
 
 def _check(model: SmallModel, scope: Scope, options: Options, progress: Progress) -> Outcome:
     small, begun = model.config, time.monotonic()
-    with RankCompilation(small, options.cache, model.workers) as compilation:
+    with RankCompilation(small, options.cache, model.workers, every_rank=options.every_rank) as compilation:
         progress(f"compiling {scope.text}; {compilation.workers} at a time")
         reference = train_single(small, options.steps)
-        ranks = compilation.devices
-        graphs = compilation.graphs(
-            lambda done: progress(f"compiling ranks{_left(done, ranks, time.monotonic() - begun)}", done, ranks)
-        )
+
+        def told(done: int) -> None:
+            ranks = len(compilation.ranks)
+            progress(f"compiling ranks{_left(done, ranks, time.monotonic() - begun)}", done, ranks)
+
+        graphs = compilation.graphs(told)
     compiled = time.monotonic()
     progress("executing")
     try:
@@ -149,7 +156,14 @@ def _check(model: SmallModel, scope: Scope, options: Options, progress: Progress
         outcome = replace(outcome, resumed=resume_problems(small, graphs, reference))
     ended = time.monotonic()
     seconds = {"compile": compiled - begun, "execute": ended - compiled, "total": ended - begun}
-    return replace(outcome, asked_for=findings(small, graphs), seconds=seconds, scope=scope)
+    return replace(
+        outcome,
+        asked_for=findings(small, graphs),
+        seconds=seconds,
+        scope=scope,
+        compiled=compilation.ranks,
+        refused=compilation.refused,
+    )
 
 
 def _left(done: int, ranks: int, seconds: float) -> str:

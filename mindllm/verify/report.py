@@ -34,6 +34,9 @@ def as_json(outcome: Outcome) -> dict[str, Any]:
     return {
         "ok": outcome.ok,
         "ranks": outcome.ranks,
+        "compiled_ranks": list(outcome.compiled),
+        "derived_ranks": outcome.ranks - len(outcome.compiled) if outcome.compiled else 0,
+        "not_derived": {str(stage): reason for stage, reason in outcome.refused.items()},
         "layout": layout(outcome.config),
         "dtype": outcome.config.model.config.compute_dtype,
         "checked": outcome.scope.as_json() if outcome.scope else None,
@@ -96,7 +99,18 @@ def _asked_for_parts(outcome: Outcome) -> Iterator[Part]:
     yield styled(verdict)
 
 
+def compiled_text(outcome: Outcome) -> str:
+    """How many ranks were compiled, how many derived, and where none could be."""
+    count, left = len(outcome.compiled), outcome.ranks - len(outcome.compiled)
+    words = [f"{count} ranks compiled" if left else f"all {count} ranks compiled"]
+    words += [f"{left} derived from them: --every_rank compiles all"] * bool(left)
+    words += [f"those of stage {stage} were, because {reason}" for stage, reason in outcome.refused.items()]
+    return "; ".join(words)
+
+
 def _verdict_parts(outcome: Outcome) -> Iterator[Part]:
+    if outcome.compiled:
+        yield compiled_text(outcome)
     if seconds := outcome.seconds:
         yield f"compiled in {seconds['compile']:.1f} s, executed in {seconds['execute']:.1f} s"
     if memory := outcome.memory:

@@ -54,6 +54,12 @@ def make_parser() -> CommandParser:
         metavar="N",
         help=f"a mesh of more ranks is checked as a smaller one of its kind (default: {MOST_RANKS})",
     )
+    parser.add_argument(
+        "--every_rank",
+        "--every-rank",
+        action="store_true",
+        help="compile every rank; otherwise a few of each stage, and others are derived where that is shown to be right",
+    )
     add_memory_option(parser)
     add_executor_option(parser)
     parser.add_argument(

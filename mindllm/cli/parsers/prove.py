@@ -59,6 +59,12 @@ def make_parser() -> CommandParser:
         metavar="QUESTION",
         help="may stay open: data, memory, … (as --json names them)",
     )
+    parser.add_argument(
+        "--every_rank",
+        "--every-rank",
+        action="store_true",
+        help="compile every rank; otherwise a few of each stage, and others are derived where that is shown to be right",
+    )
     parser.add_argument("--search", action="store_true", help="hold the strategy against all others on as many devices")
     parser.add_argument(
         "--device",

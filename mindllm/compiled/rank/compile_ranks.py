@@ -1,7 +1,7 @@
 """The graphs of many ranks, compiled several at a time, and kept by content: the same step is compiled once.
 
-Ranks of a stage have graphs that look alike up to rank numbers. They are compiled all the same: that the numbers are the
-right ones is part of what is to be proved.
+Ranks of a stage have graphs that look alike up to rank numbers. Either all are compiled: that the numbers are the right ones is
+part of what is to be proved. Or a few of each stage are, and the others are derived where the compiled ones show by what rule.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from types import TracebackType
 from mindllm.cache import user_cache
 from mindllm.compiled.graph.compiled_graph import CompiledGraph
 from mindllm.compiled.graph.file import load
+from mindllm.compiled.rank.derived_ranks import NotDerivable, derived, sample_of
 from mindllm.compiled.rank.host_needs import compile_bytes, require
 from mindllm.compiled.rank.pool import Pool
 from mindllm.compiled.rank.server_process import failure_of, start_server
@@ -50,14 +51,29 @@ class RankCompilation:
         cache: directory in which graphs are kept by content; None keeps none.
         workers: ranks at a time, at most; by default as many as there are cores. Fewer where memory does not suffice.
         training: the training step; otherwise what evaluates.
+        every_rank: compile all; otherwise ranks are derived where that is shown to be right (``derived_ranks.py``).
+
+    Attributes:
+        ranks: that are compiled.
+        derived: the others, once ``graphs`` has returned.
+        refused: by stage, why its ranks could not be derived and were compiled.
     """
 
     def __init__(
-        self, config: RunConfig, cache: Path | None = None, workers: int | None = None, training: bool = True
+        self,
+        config: RunConfig,
+        cache: Path | None = None,
+        workers: int | None = None,
+        training: bool = True,
+        every_rank: bool = True,
     ) -> None:
         self.config = config
         self.training = training
-        self.devices = mesh_of(config).device_num
+        self.mesh = mesh_of(config)
+        self.devices = self.mesh.device_num
+        self.ranks = self._all() if every_rank else self._sample()
+        self.derived: tuple[int, ...] = ()
+        self.refused: dict[int, str] = {}
         self.workers = min(workers or len(os.sched_getaffinity(0)), self.devices)
         self._claims = ExitStack()
         self._kept = None if cache is None else cache / (_key(config) if training else f"{_key(config)}-evaluation")
@@ -67,12 +83,19 @@ class RankCompilation:
         self._server: subprocess.Popen[bytes] | RanksOnCluster | None = None
 
     def __enter__(self) -> RankCompilation:
-        missing = [rank for rank in range(self.devices) if not self._is_kept(rank)]
+        missing = [rank for rank in self.ranks if not self._is_kept(rank)]
         if missing:
             if not is_spread():
                 self._claim()
             self._server = self._start(missing)
         return self
+
+    def _all(self) -> tuple[int, ...]:
+        return tuple(range(self.devices))
+
+    def _sample(self) -> tuple[int, ...]:
+        stages = range(self.mesh.pipeline_stage)
+        return tuple(rank for stage in stages for rank in sorted(sample_of(self.mesh, stage)))
 
     def _claim(self) -> None:
         """Claims memory for the ranks that are compiled at a time; refuses where there is none for a single one."""
@@ -95,28 +118,45 @@ class RankCompilation:
             remove_temporary(self._temporary)
 
     def graphs(self, progress: Progress = lambda count: None) -> list[CompiledGraph]:
-        """Waits for all ranks.
+        """Waits for all ranks, and derives those that are not compiled.
 
         Raises:
             UserError, CompileFailed: as ``compile_rank``, for the first rank that does not compile.
         """
+        compiled = self._compiled_graphs(progress)
+        if len(compiled) == self.devices:
+            return [compiled[rank] for rank in self._all()]
+        graphs = dict(compiled)
+        for stage in range(self.mesh.pipeline_stage):
+            try:
+                graphs |= derived(self.mesh, stage, compiled)
+            except NotDerivable as reason:
+                self.refused[stage] = str(reason)
+        self.derived = tuple(rank for rank in sorted(graphs) if rank not in compiled)
+        if others := [rank for rank in self._all() if rank not in graphs]:
+            self.ranks = tuple(sorted([*self.ranks, *others]))
+            if missing := [rank for rank in others if not self._is_kept(rank)]:
+                self._server = self._start(missing)
+            graphs |= self._compiled_graphs(progress)
+        return [graphs[rank] for rank in self._all()]
+
+    def _compiled_graphs(self, progress: Progress) -> dict[int, CompiledGraph]:
+        """Waits for the ranks that are compiled."""
         files: dict[int, Path] = {}
         running = True
         while running:
             running = self._server is not None and self._server.poll() is None
-            files |= {
-                rank: self._keep(rank) for rank in range(self.devices) if rank not in files and self._is_done(rank)
-            }
+            files |= {rank: self._keep(rank) for rank in self.ranks if rank not in files and self._is_done(rank)}
             progress(len(files))
             if running:
                 time.sleep(POLL_SECONDS)
-        if len(files) < self.devices:
-            raise self._failure([rank for rank in range(self.devices) if rank not in files])
-        graphs = {rank: self._load(files[rank]) for rank in range(self.devices)}
+        if len(files) < len(self.ranks):
+            raise self._failure([rank for rank in self.ranks if rank not in files])
+        graphs = {rank: self._load(files[rank]) for rank in self.ranks}
         if damaged := [rank for rank, graph in graphs.items() if graph is None]:
             self._server = self._start(damaged)
-            return self.graphs(progress)
-        return [graph for graph in graphs.values() if graph is not None]
+            return self._compiled_graphs(progress)
+        return {rank: graph for rank, graph in graphs.items() if graph is not None}
 
     def _load(self, file: Path) -> CompiledGraph | None:
         """A graph; None, and the file is removed, where a kept one is damaged: it is compiled again."""

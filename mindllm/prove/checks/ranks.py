@@ -26,7 +26,8 @@ def answers(config: RunConfig, options: Options, progress: Progress) -> Iterator
     from mindllm.compiled.rank.compile_ranks import cache_directory
     from mindllm.verify.check import Options as How
 
-    found = verify_run(config, How(workers=options.workers, cache=cache_directory(), resume=True), "run", progress)
+    how = How(workers=options.workers, cache=cache_directory(), resume=True, every_rank=options.every_rank)
+    found = verify_run(config, how, "run", progress)
     yield _parity(found)
     yield _conformance(found)
     yield _checkpoints(found)
@@ -47,11 +48,14 @@ def _checkpoints(found: Verification) -> Answer:
 
 
 def _parity(found: Verification) -> Answer:
+    from mindllm.verify.report import compiled_text
+
     outcome = found.outcome
     checked = outcome.scope.text if outcome.scope else "unknown"
     figures = {key: value for key, value in found.tree().items() if key not in ("asked_for", "config")}
     where = outcome.first_difference
-    evidence = (f"checked: {checked}", *_words(figures), *((f"where it begins: {where}",) if where else ()))
+    ranks = (compiled_text(outcome),) if outcome.compiled else ()
+    evidence = (f"checked: {checked}", *ranks, *_words(figures), *((f"where it begins: {where}",) if where else ()))
     if not outcome.problems:
         says = f"{outcome.ranks} ranks compute the steps of one device (checked: {checked})"
         return Answer(PARITY, Standing.PROVED, says, (), evidence, figures=figures)

@@ -1,0 +1,293 @@
+"""Ranks of a stage out of a few that were compiled, where their graphs are proved to differ in nothing but numbers of ranks.
+
+Of each stage the first rank is compiled, its neighbour along every axis, and the last rank. What a number in the graph gains
+along an axis (a rank in a group, the peer of a Send, the offset of a slice) is what the neighbour has more than the first rank.
+The last rank is what proves the rule: predicted from the first one, it must be the compiled one, node by node, parameter by
+parameter. A stage where it is not, or where anything else differs between the ranks, is compiled as a whole.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from mindllm.compiled.graph.compiled_graph import (
+    CONSTANT,
+    ClosureType,
+    CompiledGraph,
+    Function,
+    Input,
+    Node,
+    Parameter,
+    TupleType,
+    ValueType,
+    groups_of,
+)
+from mindllm.parallel.layout import Mesh
+
+NAMES_OF_GROUP = ("group", "group_back")
+RANKS_OF_NAME, RANKS_TEXT = "group_rank_ids", "group_ranks"
+NUMBER_OF_NAME = re.compile(r"^\d+-\d+")  # size and hash of the ranks; an operator's name may follow
+IDENTITIES = frozenset({"unique_id", "forward_unique_id", "forward_comm_node_unique_id"})
+
+
+class NotDerivable(Exception):
+    """Ranks differ in what no rule is known for; says in what."""
+
+
+def sample_of(mesh: Mesh, stage: int) -> tuple[int, ...]:
+    """The ranks of a stage that are compiled: the first, its neighbour along every axis that has several, the last."""
+    first = stage * mesh.stage_device_num
+    neighbours = [mesh.ranks_along(axis, first)[1] for axis, size in mesh.axes.items() if size > 1]
+    return tuple(dict.fromkeys((first, *neighbours, first + mesh.stage_device_num - 1)))
+
+
+def derived(mesh: Mesh, stage: int, compiled: Mapping[int, CompiledGraph]) -> dict[int, CompiledGraph]:
+    """The graphs of all other ranks of a stage, whose sample is ``compiled``.
+
+    Raises:
+        NotDerivable: the rule does not hold.
+    """
+    sample = [compiled[rank] for rank in sample_of(mesh, stage)]
+    rule = _Rule(mesh, sample, _names_of_groups(compiled.values()))
+    last = sample[-1]
+    _require_same(rule.predict(last.rank), last)
+    first = sample[0].rank
+    others = set(range(first, first + mesh.stage_device_num)) - {graph.rank for graph in sample}
+    return {rank: rule.predict(rank) for rank in sorted(others)}
+
+
+class _Rule:
+    """What every leaf of the first graph gains along each axis."""
+
+    def __init__(self, mesh: Mesh, sample: Sequence[CompiledGraph], names: Mapping[Hashable, str]) -> None:
+        self.names = names
+        self.first = sample[0]
+        self.constants = _constants(self.first)
+        self.axes = [axis for axis, size in mesh.axes.items() if size > 1]
+        self.mesh = mesh
+        neighbours = [next(graph for graph in sample if graph.rank == self._along(axis)[1]) for axis in self.axes]
+        for graph in sample:
+            _require_same_structure(self.first, graph)
+        self.leaves = list(zip(_leaves(self.first), *map(_leaves, neighbours), strict=True))
+
+    def _along(self, axis: str) -> tuple[int, ...]:
+        return self.mesh.ranks_along(axis, self.first.rank)
+
+    def predict(self, rank: int) -> CompiledGraph:
+        """The graph of a rank of the stage."""
+        steps = [self.mesh.ranks_along(axis, rank).index(rank) for axis in self.axes]
+        predicted = iter([self._leaf(leaf, steps) for leaf in self.leaves])
+        functions = tuple(self._function(function, predicted) for function in self.first.functions)
+        parameters = {
+            name: _of_parameter(parameter, next(predicted)) for name, parameter in self.first.parameters.items()
+        }
+        return replace(self.first, rank=rank, functions=functions, parameters=parameters, groups=groups_of(functions))
+
+    def _function(self, function: Function, predicted: Iterator[Mapping[str, Any]]) -> Function:
+        """The function with what is predicted for its nodes, constants aside; of these new ones stand before their use."""
+        nodes: list[Node] = []
+        for node in function.nodes:
+            nodes += [node] if node.op == CONSTANT else _with_leaves(node, next(predicted), self.constants)
+        return replace(function, nodes=tuple(nodes))
+
+    def _leaf(self, leaf: Sequence[Mapping[str, Any]], steps: Sequence[int]) -> Mapping[str, Any]:
+        """What a node or parameter has; the first one's own where nothing differs."""
+        first, *neighbours = leaf
+        if all(_equal(first, other) for other in neighbours):
+            return first
+        return self._attributes(first, neighbours, steps)
+
+    def _attributes(self, first: Mapping, others: Sequence[Mapping], steps: Sequence[int]) -> Mapping[str, Any]:
+        if any(first.keys() != other.keys() for other in others):
+            raise NotDerivable("operators with other attributes")
+        found = {
+            name: self._value(name, value, [other[name] for other in others], steps) for name, value in first.items()
+        }
+        if RANKS_OF_NAME in found:
+            ranks = found[RANKS_OF_NAME]
+            differing = [name for name in NAMES_OF_GROUP if any(other.get(name) != first.get(name) for other in others)]
+            found |= {name: self._name(ranks, first[name]) for name in differing}
+            if RANKS_TEXT in found:
+                found[RANKS_TEXT] = "-".join(map(str, ranks))
+        return found
+
+    def _value(self, name: str, first: Any, others: Sequence[Any], steps: Sequence[int]) -> Any:
+        if all(_equal(first, other) for other in others):
+            return first
+        kinds = {type(value) for value in (first, *others)}
+        if kinds == {int}:
+            return first + sum(step * (other - first) for step, other in zip(steps, others, strict=True))
+        if kinds == {tuple} and all(len(other) == len(first) for other in others):
+            columns = zip(*others, strict=True)
+            return tuple(self._value(name, item, column, steps) for item, column in zip(first, columns, strict=True))
+        if kinds == {np.ndarray} and all(_are_numbers(first, other) for other in others):
+            gained = sum(step * (other - first) for step, other in zip(steps, others, strict=True))
+            return np.asarray(first + gained, first.dtype)
+        if issubclass(kinds.pop(), Mapping) and not kinds:
+            return self._attributes(first, others, steps)
+        if name in (*NAMES_OF_GROUP, RANKS_TEXT):
+            return first  # follows from the ranks
+        raise NotDerivable(f"{name} {first!r:.60} is {next(o for o in others if not _equal(o, first))!r:.60} elsewhere")
+
+    def _name(self, ranks: tuple[int, ...], first: str) -> str:
+        """The compiler's name of a group where it was compiled on some rank; else one of our own, the same on all ranks."""
+        kind = _kind(first)
+        return self.names.get((ranks, kind), f"{len(ranks)}-derived-{'-'.join(map(str, ranks))}{kind}")
+
+
+def _names_of_groups(graphs: Iterator[CompiledGraph] | Any) -> dict[Hashable, str]:
+    """Names of groups by their ranks and what follows the hash in the name."""
+    found: dict[Hashable, str] = {}
+    for graph in graphs:
+        for name, ranks in graph.groups.items():
+            if found.setdefault((ranks, _kind(name)), name) != name:
+                raise NotDerivable(f"groups {name} and {found[ranks, _kind(name)]} of the same ranks {ranks}")
+    return found
+
+
+def _kind(name: str) -> str:
+    return NUMBER_OF_NAME.sub("", name, count=1)
+
+
+def _constants(graph: CompiledGraph) -> dict[str, Node]:
+    return {node.name: node for node in graph.nodes() if node.op == CONSTANT}
+
+
+def _leaves(graph: CompiledGraph) -> Iterator[Mapping[str, Any]]:
+    """What may differ between ranks: attributes of nodes and constants they use, then layouts and initial values of parameters.
+
+    Equal constants of a graph are one, so that ranks have more or fewer of them; they count where they are used.
+    """
+    constants = _constants(graph)
+    for node in graph.nodes():
+        if node.op != CONSTANT:
+            used = tuple(constants[name].value if name in constants else () for name in node.inputs)
+            yield {"attributes": node.attributes, "constants": used}
+    for parameter in graph.parameters.values():
+        yield _leaves_of_parameter(parameter)
+
+
+def _leaves_of_parameter(parameter: Parameter) -> Mapping[str, Any]:
+    layout = parameter.layout
+    if layout is None:
+        return {"initial": parameter.initial}
+    of_group = (
+        {RANKS_OF_NAME: layout.optimizer_ranks, "group": layout.optimizer_group} if layout.optimizer_group else {}
+    )
+    return {"initial": parameter.initial, **of_group}
+
+
+def _with_leaves(node: Node, leaf: Mapping[str, Any], constants: Mapping[str, Node]) -> list[Node]:
+    """The node with these attributes and constants, and before it the constants that are new."""
+    new, inputs = [], list(node.inputs)
+    for place, (name, value) in enumerate(zip(node.inputs, leaf["constants"], strict=True)):
+        if name in constants and value is not constants[name].value:
+            inputs[place] = f"{node.name}:constant_{place}"
+            new.append(replace(constants[name], name=inputs[place], value=value))
+    if not new and leaf["attributes"] is node.attributes:
+        return [node]
+    return [*new, replace(node, inputs=tuple(inputs), attributes=leaf["attributes"])]
+
+
+def _of_parameter(parameter: Parameter, leaf: Mapping[str, Any]) -> Parameter:
+    layout = parameter.layout
+    if layout is not None and layout.optimizer_group:
+        layout = replace(layout, optimizer_group=leaf["group"], optimizer_ranks=leaf[RANKS_OF_NAME])
+    return replace(parameter, layout=layout, initial=leaf["initial"])
+
+
+@dataclass
+class _Numbered:
+    """Names in the order in which they appear: two graphs that are equal up to names have equal numbers."""
+
+    numbers: dict[Hashable, int]
+
+    def __call__(self, name: Hashable) -> int:
+        return self.numbers.setdefault(name, len(self.numbers))
+
+
+def _structure(graph: CompiledGraph) -> Iterator[Hashable]:
+    """All of a graph but its leaves, without the names that the compiler numbers."""
+    number, constants = _Numbered({}), _constants(graph)
+
+    def used(name: str) -> Hashable:
+        return _type(constants[name].type, number) if name in constants else number(name)
+
+    for name, parameter in graph.parameters.items():
+        layout = parameter.layout and replace(parameter.layout, optimizer_group="", optimizer_ranks=())
+        yield name, number(parameter.node), parameter.shape, parameter.dtype, layout
+    for function in graph.functions:
+        yield number(function.name), tuple(_input(item, number) for item in function.inputs), _marks(function)
+        for node in function.nodes:
+            if node.op == CONSTANT:
+                continue
+            yield (
+                node.op,
+                number(node.name),
+                tuple(map(used, node.inputs)),
+                _type(node.type, number),
+                node.scope,
+                _primal(node, number),
+                number(node.callee),
+                node.instance,
+            )
+        yield repr(constants[function.output].value) if function.output in constants else number(function.output)
+
+
+def _input(item: Input, number: Callable[[Hashable], int]) -> Hashable:
+    return number(item.name), _type(item.type, number)
+
+
+def _marks(function: Function) -> str:
+    return repr({name: value for name, value in function.attributes.items() if name != "compile_phase"})
+
+
+def _type(kind: ValueType, number: Callable[[Hashable], int]) -> Hashable:
+    if isinstance(kind, ClosureType):
+        return tuple(map(number, kind.names))
+    return tuple(_type(item, number) for item in kind.items) if isinstance(kind, TupleType) else kind
+
+
+def _primal(node: Node, number: Callable[[Hashable], int]) -> Hashable:
+    return tuple(
+        (name, number((name.endswith("comm_node_unique_id"), value)) if name in IDENTITIES else repr(value))
+        for name, value in sorted(node.primal.items())
+    )
+
+
+def _require_same_structure(one: CompiledGraph, other: CompiledGraph) -> None:
+    counts = [sum(node.op != CONSTANT for node in graph.nodes()) for graph in (one, other)]
+    if counts[0] != counts[1] or len(one.functions) != len(other.functions):
+        raise NotDerivable(f"rank {one.rank} has {counts[0]} operators, rank {other.rank} {counts[1]}")
+    for mine, its in zip(_structure(one), _structure(other), strict=True):
+        if mine != its:
+            raise NotDerivable(f"rank {one.rank} and rank {other.rank} differ in {mine!r:.80}")
+
+
+def _require_same(predicted: CompiledGraph, found: CompiledGraph) -> None:
+    """Their structure is the same already."""
+    for mine, its in zip(_leaves(predicted), _leaves(found), strict=True):
+        if not _equal(mine, its):
+            raise NotDerivable(f"rank {found.rank} is not what its neighbours say: {its!r:.160}, not {mine!r:.160}")
+
+
+def _equal(one: Any, other: Any) -> bool:
+    """Equal, and of the same types throughout."""
+    if one is other:
+        return True
+    if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
+        return one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        return one.keys() == other.keys() and all(_equal(value, other[name]) for name, value in one.items())
+    if isinstance(one, tuple) and isinstance(other, tuple):
+        return len(one) == len(other) and all(map(_equal, one, other))
+    return type(one) is type(other) and (one == other or (one != one and other != other))
+
+
+def _are_numbers(one: np.ndarray, other: np.ndarray) -> bool:
+    return one.dtype == other.dtype and one.shape == other.shape and np.issubdtype(one.dtype, np.integer)

@@ -1,0 +1,164 @@
+"""Ranks derived from others: what they must be, and that nothing is derived where the rule does not hold."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from execute_clusters import compiled_cluster
+from small_cluster import cluster_run
+
+from mindllm.compiled.graph.compiled_graph import (
+    CONSTANT,
+    CompiledGraph,
+    Function,
+    Node,
+    OtherType,
+    Parameter,
+    TensorType,
+)
+from mindllm.compiled.rank import compile_ranks as subject
+from mindllm.compiled.rank.derived_ranks import NotDerivable, derived, sample_of
+from mindllm.parallel.layout import Mesh
+from mindllm.parallel.parameter_layout import ParameterLayout
+
+MESH = Mesh(data_parallel=4, model_parallel=4, pipeline_stage=2)
+STAGE = range(16, 32)
+TENSOR = TensorType((4, 8), "float32")
+
+
+def test_the_sample_has_the_first_rank_its_neighbours_and_the_last():
+    assert sample_of(MESH, 0) == (0, 4, 1, 15)
+    assert sample_of(MESH, 1) == (16, 20, 17, 31)
+    assert sample_of(Mesh(data_parallel=2), 0) == (0, 1)
+    assert sample_of(Mesh(pipeline_stage=4), 2) == (2,)
+
+
+def test_ranks_groups_peers_and_offsets_are_those_of_a_rank_that_was_compiled():
+    compiled = {rank: _graph(rank) for rank in STAGE}
+    found = derived(MESH, 1, {rank: compiled[rank] for rank in sample_of(MESH, 1)})
+    assert sorted(found) == sorted(set(STAGE) - {16, 17, 20, 31})
+    for rank, graph in found.items():
+        assert _facts(graph) == _facts(compiled[rank])
+    everyone = {**{rank: compiled[rank] for rank in sample_of(MESH, 1)}, **found}
+    names = {(name, ranks) for graph in everyone.values() for name, ranks in graph.groups.items()}
+    assert len(names) == len({ranks for _, ranks in names})  # or members of a group would wait for each other
+
+
+@pytest.mark.parametrize(
+    ("planted", "why"),
+    [
+        (lambda graph: _with_attribute(graph, "dst_global_rank", 3), "rank 31 is not what its neighbours say"),
+        (lambda graph: _with_attribute(graph, "factor", 0.5), "rank 31 is not what its neighbours say"),
+        (lambda graph: replace(graph, functions=(_shorter(graph.step),)), "rank 16 has 4 operators, rank 31 3"),
+        (lambda graph: _with_scope(graph, "Default/other"), "rank 16 and rank 31 differ"),
+    ],
+)
+def test_nothing_is_derived_where_the_last_rank_is_another(planted, why):
+    compiled = {rank: _graph(rank) for rank in sample_of(MESH, 1)}
+    compiled[31] = planted(compiled[31])
+    with pytest.raises(NotDerivable, match=why):
+        derived(MESH, 1, compiled)
+
+
+def test_a_number_that_is_none_of_ranks_is_not_derived():
+    compiled = {rank: _with_attribute(_graph(rank), "factor", float(rank)) for rank in sample_of(MESH, 1)}
+    with pytest.raises(NotDerivable, match=r"factor 16\.0 is 20\.0 elsewhere"):
+        derived(MESH, 1, compiled)
+
+
+@pytest.mark.slow
+def test_a_derived_rank_is_the_one_that_the_compiler_makes(tmp_path):
+    config = cluster_run(dp=4, pp=2, micro=2, parallel={"enable_parallel_optimizer": True})
+    with subject.RankCompilation(config, tmp_path, every_rank=False) as compilation:
+        few = compilation.graphs()
+    assert (compilation.ranks, compilation.derived, compilation.refused) == ((0, 1, 3, 4, 5, 7), (2, 6), {})
+    with subject.RankCompilation(config, tmp_path) as compilation:
+        every = compilation.graphs()
+    assert [_facts(graph) for graph in few] == [_facts(graph) for graph in every]
+
+
+def test_ranks_of_a_stage_that_cannot_be_derived_are_compiled(graph_cache, monkeypatch):
+    cluster = compiled_cluster("biased", graph_cache)  # all of its ranks are kept
+
+    def refuse(*_):
+        raise NotDerivable("a reason")
+
+    monkeypatch.setattr(subject, "derived", refuse)
+    monkeypatch.setattr(subject, "sample_of", lambda mesh, stage: (0, 1, 2))
+    with subject.RankCompilation(cluster.config, graph_cache, every_rank=False) as compilation:
+        graphs = compilation.graphs()
+    assert [graph.rank for graph in graphs] == [0, 1, 2, 3]
+    assert (compilation.ranks, compilation.derived, compilation.refused) == ((0, 1, 2, 3), (), {0: "a reason"})
+
+
+def _graph(rank: int) -> CompiledGraph:
+    """A gather along tp, a message to the stage before, and a slice whose offset may be the same constant as its end."""
+    tp, dp = MESH.ranks_along("tp", rank), MESH.ranks_along("dp", rank)
+    of_tp, of_dp, pair = f"4-1{tp[0]}", f"4-2{dp[0]}", (rank - 16, rank)
+    offset = 8 * tp.index(rank)
+    ends = () if offset == 8 else (_constant("end", 8),)  # equal constants of a graph are one
+    nodes = (
+        *ends,
+        _constant("offset", offset),
+        _node("AllGather", "gathered", ("given",), group=of_tp, group_rank_ids=tp, group_ranks="-".join(map(str, tp))),
+        _node("AllReduce", "summed", ("gathered",), group=of_dp, group_rank_ids=dp),
+        _node("Slice", "part", ("summed", "offset", "end" if ends else "offset")),
+        _node(
+            "Send",
+            "sent",
+            ("part",),
+            group=f"2-{rank}9Send",
+            group_rank_ids=pair,
+            dst_global_rank=rank - 16,
+            factor=2.0,
+        ),
+    )
+    layout = ParameterLayout((4, 4), (0, -1), (16, 8), (4, 8), of_dp, dp)
+    step = Function("step", nodes, (), "sent")
+    groups = {of_tp: tp, of_dp: dp, f"2-{rank}9Send": pair}
+    return CompiledGraph(rank, (step,), {"weight": Parameter("weight", "given", (1, 8), "float32", layout)}, groups)
+
+
+def _node(op: str, name: str, inputs: tuple[str, ...], **attributes) -> Node:
+    return Node(op, name, inputs, TENSOR, f"Default/{op}", attributes)
+
+
+def _constant(name: str, value: int) -> Node:
+    return Node(CONSTANT, name, (), OtherType("INT64"), "", {}, value=value)
+
+
+def _facts(graph: CompiledGraph) -> list:
+    """What a graph says, with constants where they are used, and groups by their ranks."""
+    values = graph.constants
+    operators = [
+        (
+            node.op,
+            node.scope,
+            node.type,
+            tuple(repr(values[name]) for name in node.inputs if name in values),
+            {name: value for name, value in node.attributes.items() if name not in ("group", "group_back")},
+        )
+        for node in graph.nodes()
+        if node.op != CONSTANT
+    ]
+    layouts = [
+        (item.name, item.shape, item.layout and replace(item.layout, optimizer_group=""))
+        for item in graph.parameters.values()
+    ]
+    return [graph.rank, operators, layouts, sorted(graph.groups.values())]
+
+
+def _with_attribute(graph: CompiledGraph, name: str, value) -> CompiledGraph:
+    *others, last = graph.step.nodes
+    nodes = (*others, replace(last, attributes={**last.attributes, name: value}))
+    return replace(graph, functions=(replace(graph.step, nodes=nodes),))
+
+
+def _with_scope(graph: CompiledGraph, scope: str) -> CompiledGraph:
+    *others, last = graph.step.nodes
+    return replace(graph, functions=(replace(graph.step, nodes=(*others, replace(last, scope=scope))),))
+
+
+def _shorter(step: Function) -> Function:
+    return replace(step, nodes=step.nodes[:-1], output=step.nodes[-2].name)
