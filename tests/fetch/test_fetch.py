@@ -45,6 +45,7 @@ def hub(monkeypatch):
     with local_hub() as hub:
         hub.files = {**SMALL, "model.safetensors": LARGE[:50_000]}
         monkeypatch.setattr(constants, "ENDPOINT", hub.url)
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)  # which other tests set for their process
         monkeypatch.setattr(
             constants, "HUGGINGFACE_CO_URL_TEMPLATE", hub.url + "/{repo_id}/resolve/{revision}/{filename}"
         )
@@ -53,7 +54,7 @@ def hub(monkeypatch):
 
 def command(hub, *arguments):
     environment = {**os.environ, "HF_ENDPOINT": hub if isinstance(hub, str) else hub.url, "PYTHONPATH": str(ROOT)}
-    environment |= {"HF_HUB_DOWNLOAD_TIMEOUT": "2", "NO_PROXY": "*"}
+    environment |= {"HF_HUB_DOWNLOAD_TIMEOUT": "2", "NO_PROXY": "*", "HF_HUB_OFFLINE": "0"}
     return subprocess.Popen(
         [sys.executable, "-m", "mindllm", "fetch", *map(str, arguments)],
         env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,

@@ -1,4 +1,4 @@
-"""GGUF through the commands: described, exported, imported, evaluated; transformers computes the same of file and directory."""
+"""GGUF through the commands: described, exported, imported, loaded; transformers computes the same of file and directory."""
 
 import json
 
@@ -6,12 +6,11 @@ import numpy as np
 import pytest
 
 from mindllm.cli.weights import main
-from mindllm.config import read_model_config
-from mindllm.config.generation import EvaluationConfig
+from mindllm.config import load_config, read_model_config
 from mindllm.data import load_tokenizer
-from mindllm.evaluate.load import run_of
 from mindllm.train.checkpoint import load_checkpoint
 from mindllm.train.checkpoint.hugging_face import read_weights
+from mindllm.train.checkpoint.pretrained import find_pretrained
 
 pytest.importorskip("gguf")
 torch = pytest.importorskip("torch")
@@ -66,7 +65,7 @@ def test_our_model_computes_what_transformers_does(file, tmp_path):
     np.testing.assert_allclose(ours, logits(tmp_path, gguf_file="model.gguf"), atol=1e-4)
 
 
-def test_info_import_and_evaluation_take_the_file(file, tmp_path, capsys):
+def test_info_import_and_runs_take_the_file(file, tmp_path, capsys):
     assert main(["info", str(file), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert (told["kind"], told["files"], told["tokenizer"]) == ("GGUF file", ["model.gguf"], str(file))
@@ -76,5 +75,6 @@ def test_info_import_and_evaluation_take_the_file(file, tmp_path, capsys):
     assert checkpoint.state["tokenizer"] == str(file)
     for name, weight in read_weights(file, read_model_config(file)).items():
         np.testing.assert_array_equal(np.asarray(checkpoint.weights[name]), np.asarray(weight))
-    run = run_of(file, EvaluationConfig())
-    assert (run.load_checkpoint, run.processor.tokenizer.vocab_file) == (str(file), str(file))
+    run = load_config({"load_checkpoint": str(file), "run_mode": "predict"})
+    assert run.processor.tokenizer.vocab_file == str(file)
+    assert find_pretrained(run).of(run).keys() == checkpoint.weights.keys()

@@ -92,7 +92,7 @@ def test_export_in_half_precision_with_another_tokenizer(directory, tmp_path, ca
         ),
         (["import", "DIRECTORY", "TMP/full"], "llm-0: exists already"),
         (["export", "nowhere", "out"], "CHECKPOINT=nowhere does not exist"),
-        (["export", "DIRECTORY", "out"], "manifest.json is missing"),
+        (["export", "TMP/full", "out"], "holds checkpoints; give one of them"),
         (["export", "TMP/full/llm-0", "DIRECTORY"], "exists already"),
         (["export", "TMP/full/llm-0", "out"], "does not say the architecture"),
         (["export", "TMP/good/llm-0", "out", "--max_shard_size", "5"], "5 is not a size such as 5GB"),

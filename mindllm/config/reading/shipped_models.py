@@ -21,6 +21,7 @@ from mindllm.config.model import ModelConfig
 from mindllm.config.parallel import ParallelConfig
 from mindllm.config.reading.shipped import NAME, shipped_configs
 from mindllm.config.reading.yaml_tree import PlainLoader
+from mindllm.outside import LARGEST_YAML, read_bytes, read_text
 from mindllm.sources import PACKAGE
 
 VARIANT = re.compile(r"_(\d+p|lora|dpo)$")
@@ -96,7 +97,7 @@ def _of(name: str, family: str, entries: list[tuple[ShippedRun, ModelConfig]]) -
 @lru_cache(maxsize=256)
 def _read(path: Path) -> dict[str, Any]:
     """The tree of a file over its base."""
-    values = yaml.load(path.read_bytes(), FastLoader)
+    values = yaml.load(read_bytes(path, LARGEST_YAML), FastLoader)
     base = values.pop("base", None)
     return values if base is None else _over(_read(Path(os.path.normpath(path.parent / base))), values)
 
@@ -122,6 +123,6 @@ def _rows_of_docs() -> dict[str, set[str]] | None:
 
 
 def _first_cells(page: Path) -> Iterator[str]:
-    for line in page.read_text(encoding="utf-8").splitlines():
+    for line in read_text(page).splitlines():
         if found := re.match(r"\| `(configs/[^`]+\.yaml)`", line):
             yield found[1]
