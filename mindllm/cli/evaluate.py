@@ -90,8 +90,10 @@ def _of_model(
     asked = [f"--processor.tokenizer.vocab_file={options.tokenizer}"] if options.tokenizer else []
     asked += [f"--model.model_config.seq_length={options.max_length}"] if options.max_length else []
     made = recipe.made([*asked, *overrides])
-    if not made.config.processor.tokenizer.vocab_file:
-        raise UserError(f"{named}: no tokenizer; give --tokenizer FILE")
+    file = made.config.processor.tokenizer.vocab_file
+    if not file or not Path(file).exists():
+        where = f"{file} is not there any more" if file else "it names none"
+        raise UserError(f"{named}: no tokenizer, {where}; give --tokenizer FILE")
     made.write(place := directory / "evaluate.yaml")
     error_console.print(f"every choice, and why: {place} (again: mindllm evaluate --config {place})")
     return made.config, str(named)

@@ -43,7 +43,7 @@ def run(model, hub, manager, **options):
 
 def compare(name, tmp_path, hub, manager):
     directory = write_model(tmp_path / "model", name)
-    config = evaluate_recipe(find_model(directory), "", tmp_path, [], {"batch_size": 4}).made().config
+    config = evaluate_recipe(find_model(directory), "", tmp_path, TASKS, {"batch_size": 4}).made().config
     assert config.model.config.seq_length == LENGTH
     ours = run(evaluated_model(config, None), hub, manager)
     theirs = run(

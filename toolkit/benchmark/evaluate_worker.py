@@ -26,7 +26,7 @@ def mindllm_side(sizes: Sizes) -> Ask:
     from mindllm.recipes.model_source import find_model
     from mindllm.recipes.using import evaluate_recipe
 
-    recipe = evaluate_recipe(find_model(sizes["model"]), "", Path(), [], {"batch_size": sizes["batch"]})
+    recipe = evaluate_recipe(find_model(sizes["model"]), "", Path(), ["arc_easy"], {"batch_size": sizes["batch"]})
     config = recipe.made().config
     generator = evaluated_model(config, None).generator
 
