@@ -9,7 +9,6 @@ from typing import Any
 
 from mindllm.config import RunConfig
 from mindllm.recipes.fit import fitting
-from mindllm.recipes.model_source import ModelSource
 from mindllm.recipes.rates import LOW_RANK, PET, PRETRAIN, Case, figure, keys_of
 from mindllm.recipes.recipe import Choice
 
@@ -26,14 +25,6 @@ def usable_devices(here: int) -> int:
     if here >= WHOLE_OCTETS:
         return here // WHOLE_OCTETS * WHOLE_OCTETS
     return next((count for count in (4, 2) if here >= count), 1)
-
-
-def architecture_choices(model: ModelSource) -> Iterator[Choice]:
-    """Yield the network and the tokenizer where no Hugging Face directory gives them: of a checkpoint."""
-    for key, value in model.keys().items():
-        yield Choice(f"model.model_config.{key}", value, "")
-    if model.tokenizer and (model.directory is None or model.keys()):
-        yield Choice("processor.tokenizer.vocab_file", model.tokenizer, "that the model was trained with")
 
 
 def layout_choices(here: int, sharded_state: bool) -> Iterator[Choice]:

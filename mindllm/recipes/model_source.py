@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from mindllm.config import ModelConfig, is_hugging_face, read_model_config, tokenizer_in
+from mindllm.config.precision import TYPES
 from mindllm.errors import LONGEST_PART, UserError, bounded, nearest
 from mindllm.families.hugging_face import CONFIG, GENERATION_CONFIG, read_json
 from mindllm.recipes.licence import licence_line
+from mindllm.recipes.recipe import Choice
 
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")  # owner/name
 CHECKPOINTS = "checkpoint"  # below the output directory of a run
 ADAPTER_CONFIG = "adapter_config.json"  # of PEFT
 MANIFEST, STATE = "manifest.json", "state.json"  # of a checkpoint
-OF_THE_RUN = {"seq_length", "pet_config", "compute_dtype"}  # keys that are chosen for each run
+OF_THE_RUN = {"seq_length", "pet_config", *TYPES}  # keys that are chosen for each run
 DTYPES = ("float32", "float16", "bfloat16")
 
 
@@ -69,6 +72,15 @@ class ModelSource:
         fields = {info.alias or name: info for name, info in ModelConfig.model_fields.items()}
         given = {key: value for key, value in tree.items() if fields[key].is_required() or value != fields[key].default}
         return {key: value for key, value in given.items() if key not in OF_THE_RUN and value is not None}
+
+    def choices(self) -> Iterator[Choice]:
+        """Yield network and tokenizer where no Hugging Face directory gives them to a run: those of a checkpoint."""
+        if self.directory is not None:
+            return
+        for key, value in self.keys().items():
+            yield Choice(f"model.model_config.{key}", value, "of the checkpoint")
+        if self.tokenizer:
+            yield Choice("processor.tokenizer.vocab_file", self.tokenizer, "of the checkpoint")
 
     def generation(self) -> dict[str, Any]:
         """What ``generation_config.json`` says, or nothing."""

@@ -13,7 +13,6 @@ from mindllm.config.reading.document import at
 from mindllm.config.reading.overrides import Overrides, split_overrides
 from mindllm.errors import UserError
 from mindllm.recipes.common import (
-    architecture_choices,
     batch_choices,
     layout_choices,
     rate_choices,
@@ -193,7 +192,7 @@ def _before_the_batch(tuning: Tuning) -> Iterator[Choice]:
     yield Choice("output_dir", str(tuning.output.resolve()), "where this file is")
     yield Choice("trainer.model_name", tuning.output.resolve().name, "in the log")
     yield Choice("load_checkpoint", str(model.weights.resolve()), "the model")
-    yield from architecture_choices(model)
+    yield from model.choices()
     yield from device_choices(model, tuning.case.device)
     yield from layout_choices(devices_here(), sharded_state=tuning.method == "full")
     length, why = tuning.length

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from mindllm.config.generation import GenerationConfig
-from mindllm.config.precision import TYPES
 from mindllm.families.hugging_face import GENERATION_CONFIG
 from mindllm.recipes.device import CPU, device_choices, device_here
 from mindllm.recipes.model_source import ModelSource
@@ -65,18 +64,7 @@ def _used(model: ModelSource, command: str, output: Path, mode: str) -> Recipe:
     if model.adapter:
         chosen.append(Choice("load_adapter", str(Path(model.adapter).resolve()), "the adapter beside it"))
     device = device_choices(model, device_here())
-    return Recipe(command, BASE, (*chosen, *_own_network(model), *device, *_length(model, mode)))
-
-
-def _own_network(model: ModelSource) -> Iterator[Choice]:
-    """Yield network and tokenizer of a checkpoint that no Hugging Face directory describes; another says both itself."""
-    if model.directory is not None:
-        return
-    for key, value in model.architecture.model_dump(exclude_unset=True, mode="json").items():
-        if key not in (*TYPES, "seq_length") and value is not None:
-            yield Choice(f"model.model_config.{key}", value, "of the checkpoint")
-    if model.tokenizer:
-        yield Choice("processor.tokenizer.vocab_file", model.tokenizer, "of the checkpoint")
+    return Recipe(command, BASE, (*chosen, *model.choices(), *device, *_length(model, mode)))
 
 
 def _length(model: ModelSource, mode: str) -> Iterator[Choice]:
