@@ -1,0 +1,3 @@
+"""Fixtures of runs for the command lines."""
+
+from run_fixtures import write  # noqa: F401
