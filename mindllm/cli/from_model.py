@@ -50,8 +50,13 @@ def _of_model(options: Namespace, overrides: list[str], verb: str, given: Sequen
     place = _yaml_of(options, model, verb)
     made = _recipe(model, options, verb, shlex.join(["mindllm", verb, *given]), place.parent).made(overrides)
     if not options.print_config:
-        made.write(place)
-        error_console.print(f"every choice, and why: {place} (again: mindllm {verb} --config {place})")
+        try:
+            made.write(place)
+            error_console.print(f"every choice, and why: {place} (again: mindllm {verb} --config {place})")
+        except UserError as error:  # nobody asked for the file: an answer does not need it
+            if options.output is not None:
+                raise
+            error_console.print(f"every choice stays unwritten: {error}")
     return made.config
 
 

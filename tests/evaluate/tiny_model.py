@@ -1,16 +1,9 @@
 """Tiny models with a tokenizer whose tokens are characters."""
 
-import json
-import string
-
 import torch
+from character_tokenizer import LENGTH, write_tokenizer
 from tiny_families import TINY
-from tokenizers import Tokenizer, decoders, models
 from transformers import AutoConfig, AutoModelForCausalLM
-
-END = "<|end|>"
-CHARACTERS = [*string.printable[:95], "\n"]
-LENGTH = 256
 
 
 def write_model(directory, name="llama", seed=0, **changes):
@@ -29,16 +22,3 @@ def write_model(directory, name="llama", seed=0, **changes):
     model.save_pretrained(directory)
     write_tokenizer(directory)
     return directory
-
-
-def write_tokenizer(directory, template=None):
-    vocabulary = {character: place for place, character in enumerate(CHARACTERS)}
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
-    tokenizer.decoder = decoders.Fuse()
-    tokenizer.add_special_tokens([END])
-    tokenizer.save(str(directory / "tokenizer.json"))
-    said = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": END, "pad_token": END}
-    said |= {"clean_up_tokenization_spaces": False, "model_max_length": LENGTH}
-    (directory / "tokenizer_config.json").write_text(
-        json.dumps(said | ({"chat_template": template} if template else {}))
-    )
