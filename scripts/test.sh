@@ -11,7 +11,8 @@ ruff format --check .
 ruff check .
 echo "== types"
 mypy
-echo "== the generated reference is up to date"
+echo "== the generated pages are up to date"
 python -m toolkit.config_reference --check
+python -m toolkit.what_is_proved --check
 echo "== tests"
 python -m pytest -n 2 --dist loadfile "$@"
