@@ -30,9 +30,9 @@ EXAMPLES = """example:
   python -m toolkit.benchmark.finetune models/SmolLM2-135M-Instruct examples/python_questions.jsonl \\
       --markdown docs/benchmarks/finetune.md
 """
-DESCRIPTION = """One command each, from its start to its end, one after the other. Losses are nats per token of an answer, means of
-the first and the last ten steps; held out are rows that are not trained on. Seconds of a step are medians, without the first. Peak
-memory is the most that the process held."""
+DESCRIPTION = """One command each, from its start to its end, one after the other. Losses are nats per token of an answer, means
+of the first and the last ten steps; held out are rows that are not trained on. Seconds of a step are medians, without the first.
+Peak memory is the most that the process held."""
 COLUMNS = (
     "side",
     "steps",
