@@ -1,0 +1,168 @@
+"""One model taken all the way by the command line: asked, tuned, merged, rounded to codes, and read by transformers and PEFT.
+
+Every step is a command as a person types it, timed from outside. What transformers and PEFT say of the files stands beside it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from mindllm.command import CommandParser, output_directory, run_command
+from mindllm.errors import RunFailed
+from mindllm.terminal.console import error_console, output, print_json
+from mindllm.terminal.tables import Table, texts
+from toolkit.benchmark.report import write_markdown
+from toolkit.benchmark.side import ROOT
+
+EXAMPLES = """example:
+  python -m toolkit.benchmark.all_the_way --model models/smollm2 --work /tmp/way --markdown docs/benchmarks/all_the_way.md
+"""
+WORKER = "toolkit.benchmark.all_the_way_worker"
+COLUMNS = ("step", "command", "s", "processor s", "peak MB", "what came of it")
+MIB = 1024  # KiB, which the system counts
+DESCRIPTION = """Seconds are those of the whole command, with imports and compilation; peak memory is that of the largest of its
+processes. Rows of transformers and PEFT read the same files in processes of their own, in fp32, and say whether they agree."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one command took, and what came of it."""
+
+    name: str
+    command: str
+    seconds: float
+    processor_s: float
+    peak_mb: float
+    result: str
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Takes the model through all steps; returns 0."""
+    parser = CommandParser(prog="python -m toolkit.benchmark.all_the_way", description=__doc__, epilog=EXAMPLES)
+    parser.add_argument("--model", type=Path, required=True, help="directory of Hugging Face, with a chat template")
+    parser.add_argument("--data", type=Path, default=ROOT / "examples/python_questions.jsonl", help="conversations")
+    parser.add_argument("--work", type=output_directory, required=True, help="empty directory for what is written")
+    parser.add_argument("--steps", type=int, default=24, help="of tuning at most (default: 24)")
+    parser.add_argument("--prompt", default="What is a list in Python?")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="writes the table there, too")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
+    options = parser.parse_args(arguments)
+    found: list[Step] = []
+    for step in _steps(options.model.resolve(), options.data.resolve(), options.work, options.steps, options.prompt):
+        error_console.print(f"{step.name}: {step.seconds:.1f} s, {step.result}")
+        found.append(step)
+    rows = [
+        (
+            step.name,
+            f"`{step.command}`",
+            f"{step.seconds:.1f}",
+            f"{step.processor_s:.1f}",
+            f"{step.peak_mb:,.0f}",
+            step.result,
+        )
+        for step in found
+    ]
+    if options.markdown:
+        given = shlex.join(sys.argv[1:] if arguments is None else arguments)
+        command = f"python -m toolkit.benchmark.all_the_way {given}"
+        write_markdown(options.markdown, "One model, all the way", DESCRIPTION, command, [("The steps", COLUMNS, rows)])
+    if options.json:
+        print_json({"steps": [asdict(step) for step in found]})
+    else:
+        output.print(Table("", texts(*COLUMNS), rows))
+    return 0
+
+
+def _steps(model: Path, data: Path, work: Path, steps: int, prompt: str) -> Iterator[Step]:
+    """Every step in turn; each needs what the ones before it have written."""
+    work.mkdir(parents=True, exist_ok=True)
+    few = ["--max_new_tokens", "24", "--do_sample=false"]
+    asked = ["generate", str(model), "--prompt", prompt, *few]
+    first = _answer(work, "ask, the first time", asked)
+    yield first
+    yield _answer(work, "ask again", asked)
+    yield _theirs(work, "the same by transformers", "generate", model, prompt, same_as=first.result)
+    yield _told(
+        work,
+        f"tune an adapter, {steps} steps",
+        ["finetune", str(model), str(data), "--output", "tuned", f"--runner_config.train_steps={steps}"],
+        _losses,
+    )
+    newest = sorted((work / "tuned/checkpoint").glob("llm-*"), key=lambda path: int(path.name.split("-")[1]))[-1]
+    checkpoint = str(newest.relative_to(work))
+    yield _told(work, "as PEFT reads it", ["weights", "adapter", checkpoint, "adapter"])
+    yield _told(work, "merge", ["weights", "merge", checkpoint, "merged", "--base", str(model)])
+    tuned = _answer(work, "ask the tuned model", ["generate", "tuned", "--prompt", prompt, *few])
+    yield tuned
+    yield _theirs(work, "the merged one by transformers", "generate", Path("merged"), prompt, same_as=tuned.result)
+    yield _theirs(work, "PEFT beside the merged one", "logits", model, prompt)
+    yield _told(work, "8 bits", ["quantize", "merged", "int8", "--bits", "8", "--group", "64"])
+    yield _answer(work, "ask in 8 bits", ["generate", "int8", "--prompt", prompt, *few])
+
+
+def _told(work: Path, name: str, arguments: list[str], say: Callable[[str], str] = lambda out: "done") -> Step:
+    """One command of ours."""
+    seconds, used, peak, out = _run(work, [sys.executable, "-m", "mindllm", *arguments])
+    shown = " ".join(word if len(word) < 40 else f"…/{Path(word).name}" for word in arguments)
+    return Step(name, f"mindllm {shown}", seconds, used, peak, say(out))
+
+
+def _answer(work: Path, name: str, arguments: list[str]) -> Step:
+    """A question; what comes of it is the answer."""
+    return _told(work, name, arguments, lambda out: " ".join(out.split()))
+
+
+def _theirs(work: Path, name: str, what: str, model: Path, prompt: str, same_as: str | None = None) -> Step:
+    """What the libraries of Hugging Face say."""
+    seconds, used, peak, out = _run(work, [sys.executable, "-m", WORKER, what, str(model), prompt])
+    said = " ".join(out.split())
+    if same_as is not None:
+        said = "the same text" if said == same_as else f"another text: {said}"
+    return Step(name, "transformers" if what == "generate" else "peft", seconds, used, peak, said)
+
+
+def _losses(out: str) -> str:
+    """The first and the last loss of a training log."""
+    losses = [part.split(",")[0] for part in out.split("loss: ")[1:]]
+    return f"loss {losses[0]} to {losses[-1]}" if losses else "done"
+
+
+def _run(work: Path, command: list[str]) -> tuple[float, float, float, str]:
+    """Seconds, processor seconds, and the peak of a command in MB, with its output.
+
+    Raises:
+        RunFailed: it failed.
+    """
+    script = (
+        "import json, resource, subprocess, sys\n"
+        "done = subprocess.run(sys.argv[1:], capture_output=True, text=True)\n"
+        "used = resource.getrusage(resource.RUSAGE_CHILDREN)\n"
+        "print(json.dumps([done.returncode, used.ru_utime + used.ru_stime, used.ru_maxrss, done.stdout, done.stderr]))\n"
+    )
+    environment = {"PYTHONPATH": str(ROOT)}
+    begun = time.perf_counter()
+    done = subprocess.run(
+        [sys.executable, "-c", script, *command],
+        capture_output=True,
+        text=True,
+        cwd=work,
+        env={**os.environ, **environment},
+        check=True,
+    )
+    seconds = time.perf_counter() - begun
+    code, used, peak, out, error = json.loads(done.stdout)
+    if code:
+        raise RunFailed(f"{shlex.join(command)} ended with {code}:\n{error[-2000:]}")
+    return seconds, used, peak / MIB, out
+
+
+if __name__ == "__main__":
+    run_command(main)
