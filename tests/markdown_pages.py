@@ -1,0 +1,58 @@
+"""What tests ask of a page in Markdown: its blocks, its commands, the files that it links."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+LINK = re.compile(r"\]\(([^)\s]+)\)|(?:href|src)=\"([^\"]+)\"")
+HEADING = re.compile(r"^#+ +(.*)$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block: its language (empty for what a command printed) and its text."""
+
+    language: str
+    text: str
+
+    def commands(self) -> list[list[str]]:
+        """Return the words of each command, without comments: of a block of bash every line, otherwise those behind ``$``."""
+        text = self.text.replace("\\\n", " ")
+        lines = text.splitlines()
+        if self.language != "bash":
+            lines = [line[2:] for line in lines if line.startswith("$ ")]
+        return [words for line in lines if (words := shlex.split(line, comments=True))]
+
+
+def blocks(page: Path) -> list[Block]:
+    """Return the fenced blocks of a page in their order."""
+    return [Block(language, text) for language, text in FENCE.findall(page.read_text(encoding="utf-8"))]
+
+
+def commands(page: Path) -> list[list[str]]:
+    """Return the commands of all blocks."""
+    return [words for block in blocks(page) for words in block.commands()]
+
+
+def dead_links(page: Path) -> Iterator[str]:
+    """Yield links of a page to files, or to headings of pages, that are not there."""
+    for found in LINK.finditer(FENCE.sub("", page.read_text(encoding="utf-8"))):
+        link = found[1] or found[2]
+        if "://" in link or link.startswith("mailto:"):
+            continue
+        name, _, heading = link.partition("#")
+        target = page.parent / name if name else page
+        if not target.exists() or (heading and heading not in anchors(target)):
+            yield link
+
+
+def anchors(page: Path) -> set[str]:
+    """Return the anchors of a page's headings, as GitHub makes them."""
+    texts = HEADING.findall(FENCE.sub("", page.read_text(encoding="utf-8")))
+    return {re.sub(r"[^\w\- ]", "", text.lower()).strip().replace(" ", "-") for text in texts}
