@@ -12,6 +12,7 @@ EXTRAS = {
     "ray": "ray",
     "gguf": "gguf",
     "huggingface_hub": "fetch",
+    "httpx": "fetch",
 }
 
 

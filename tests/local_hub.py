@@ -1,18 +1,25 @@
-"""A server on this machine that speaks the protocol of Hugging Face's hub: listing, HEAD, GET with Range; it fails on request."""
+"""A server on this machine that speaks the protocols of Hugging Face's hub and of ModelScope; it fails on request.
+
+Listing, HEAD and GET with Range of the one; card, listing and GET with Range of the other, which keeps large files elsewhere.
+"""
 
 import hashlib
 import json
 import threading
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
 COMMIT = "a" * 40
 LFS_FROM = 1000  # bytes
 
 
 class Hub(ThreadingHTTPServer):
-    """``files``: name to content. ``served``: what is sent instead. ``stall``: bytes of a file after which nothing comes."""
+    """``files``: name to content. ``served``: what is sent instead. ``stall``: bytes of a file after which nothing comes.
+
+    ``breaks``: bytes of a file after which the connection ends, once. ``busy``: answers of 503 before the next file.
+    ``elsewhere``: another server, to which ModelScope's large files are redirected.
+    """
 
     daemon_threads = True
 
@@ -21,6 +28,7 @@ class Hub(ThreadingHTTPServer):
         self.repository, self.files, self.served, self.requests = "org/model", {}, {}, []
         self.card = {"license": "apache-2.0"}
         self.stall, self.gated, self.listed, self.continues = {}, False, [], True
+        self.breaks, self.busy, self.elsewhere, self.logins, self.checksums = {}, 0, None, [], True
         self.ended = threading.Event()
 
     @property
@@ -40,6 +48,15 @@ class Hub(ThreadingHTTPServer):
             "private": False, "gated": "manual" if self.gated else False, "cardData": self.card,
         }  # fmt: skip
 
+    def modelscope_files(self):
+        files = [{"Path": "a_folder", "Name": "a_folder", "Size": 0, "Type": "tree", "Revision": COMMIT}]
+        for name, content in self.files.items():
+            entry = {"Path": name, "Name": name.rpartition("/")[2], "Size": len(content), "Type": "blob"}
+            entry |= {"Revision": COMMIT, "IsLFS": len(content) >= LFS_FROM}
+            files.append(entry | ({"Sha256": sha256(content)} if self.checksums else {}))
+        files += [{"Path": entry["rfilename"], "Size": entry["size"], "Type": "blob"} for entry in self.listed]
+        return {"Files": files}
+
 
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
@@ -52,6 +69,9 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self):
         hub, path = self.server, unquote(urlsplit(self.path).path)
+        if path.startswith("/api/v1/models/"):
+            self.modelscope(path, {key: value for key, (value,) in parse_qs(urlsplit(self.path).query).items()})
+            return
         hub.requests.append((self.command, path, self.headers.get("Range")))
         parts = path.strip("/").split("/")
         if path.startswith("/api/models/"):
@@ -71,6 +91,35 @@ class Handler(BaseHTTPRequestHandler):
         else:
             self.send(name)
 
+    def modelscope(self, path, query):
+        hub, name = self.server, query.get("FilePath", "")
+        hub.requests.append((self.command, f"{path}/{name}" if name else path, self.headers.get("Range")))
+        hub.logins.append((self.headers.get("Authorization"), self.headers.get("Cookie")))
+        repository, _, rest = path.removeprefix("/api/v1/models/").partition("/repo")
+        if repository != hub.repository:
+            self.modelscope_answer(404, 10010205001, message="the model does not exist")
+        elif query.get("Revision", "master") not in ("master", "v1.0", COMMIT):
+            self.modelscope_answer(404, 10010205002, message="the revision does not exist")
+        elif not rest and not name and not path.endswith("/repo"):
+            self.modelscope_answer(200, 200, {"Name": "model", "License": hub.card.get("license", "")})
+        elif hub.gated:
+            self.modelscope_answer(403, 10010206001, message="no access")
+        elif rest == "/files":
+            self.modelscope_answer(200, 200, hub.modelscope_files())
+        elif name not in hub.files:
+            self.modelscope_answer(404, 10010205003, message="the file does not exist")
+        elif hub.busy:
+            hub.busy -= 1
+            self.modelscope_answer(503, 503, message="later")
+        elif hub.elsewhere and len(hub.files[name]) >= LFS_FROM:
+            self.answer(302, b"", {"Location": hub.elsewhere + self.path})
+        else:
+            self.send(name)
+
+    def modelscope_answer(self, status, code, data=None, message=""):
+        answer = {"Code": code, "Data": data, "Message": message, "RequestId": "r", "Success": code == 200}
+        self.answer(status, json.dumps(answer).encode(), {"Content-Type": "application/json; charset=utf-8"})
+
     def send(self, name):
         content = self.server.files[name]
         is_large = len(content) >= LFS_FROM
@@ -84,15 +133,17 @@ class Handler(BaseHTTPRequestHandler):
             start, code = int(asked.removeprefix("bytes=").partition("-")[0]), 206
             headers["Content-Range"] = f"bytes {start}-{len(content) - 1}/{len(content)}"
             content = content[start:]
-        self.answer(code, content, headers, self.server.stall.get(name))
+        breaks = self.server.breaks.pop(name, None) if self.command == "GET" else None
+        self.answer(code, content, headers, self.server.stall.get(name), breaks)
 
-    def answer(self, code, content, headers, stall=None):
+    def answer(self, code, content, headers, stall=None, breaks=None):
         self.send_response(code)
         for key, value in {**headers, "Content-Length": str(len(content))}.items():
             self.send_header(key, value)
         self.end_headers()
         if self.command == "GET":
-            self.wfile.write(content[:stall])
+            self.wfile.write(content[: stall if breaks is None else breaks])
+            self.close_connection = breaks is not None
             if stall is not None:
                 self.wfile.flush()
                 self.server.ended.wait(60)

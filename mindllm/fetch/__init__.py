@@ -1,1 +1,1 @@
-"""Model directories from Hugging Face's hub: asked for, never fetched by a run."""
+"""Model directories from Hugging Face's hub and ModelScope: asked for, never fetched by a run."""

@@ -1,4 +1,7 @@
-"""Where the weights of shipped models are published; those whose place is not known for certain are not here."""
+"""Where the weights of shipped models are published, on Hugging Face's hub and on ModelScope.
+
+Those whose place is not known for certain are not here.
+"""
 
 from __future__ import annotations
 
@@ -47,4 +50,10 @@ PUBLISHED = {
     "bloom_7b1": "bigscience/bloom-7b1",
     "deepseek_v2_lite": "deepseek-ai/DeepSeek-V2-Lite",
     "deepseek_v2_236b": "deepseek-ai/DeepSeek-V2",
+}
+
+KEEPS_ITS_NAMES = ("Qwen/", "deepseek-ai/")
+"""Organisations that publish on ModelScope under the names they have on Hugging Face's hub."""
+PUBLISHED_ON_MODELSCOPE = {
+    name: repository for name, repository in PUBLISHED.items() if repository.startswith(KEEPS_ITS_NAMES)
 }

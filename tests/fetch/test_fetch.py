@@ -1,4 +1,4 @@
-"""mindllm fetch against a server that speaks the hub's protocol: whole or absent, checked, continued after a kill."""
+"""mindllm fetch against a server that speaks both hubs' protocols: whole or absent, checked, continued after a kill."""
 
 import json
 import os
@@ -15,10 +15,12 @@ import pytest
 
 from mindllm.config.reading.shipped_models import shipped_models
 from mindllm.errors import RunFailed, UserError
-from mindllm.fetch import hub as fetching
+from mindllm.fetch import directory as fetching
 from mindllm.fetch.choice import RemoteFile, chosen
-from mindllm.fetch.hub import fetch, list_files, published
-from mindllm.fetch.names import PUBLISHED
+from mindllm.fetch.directory import fetch
+from mindllm.fetch.huggingface import HuggingFace
+from mindllm.fetch.modelscope import ModelScope
+from mindllm.fetch.names import PUBLISHED, PUBLISHED_ON_MODELSCOPE
 
 pytest.importorskip("huggingface_hub")
 
@@ -38,25 +40,37 @@ SMALL = {
 WANTED = ["LICENSE", "README.md", "config.json", "model.safetensors", "tokenizer.json"]
 
 
-@pytest.fixture
-def hub(monkeypatch):
+HUBS = {"huggingface": HuggingFace(), "modelscope": ModelScope()}
+
+
+@pytest.fixture(params=HUBS)
+def hub(request, monkeypatch):
+    """A local hub, asked in one protocol and in the other: ``hub.spoken``."""
     from huggingface_hub import constants
 
     with local_hub() as hub:
         hub.files = {**SMALL, "model.safetensors": LARGE[:50_000]}
+        hub.spoken = request.param
         monkeypatch.setattr(constants, "ENDPOINT", hub.url)
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)  # which other tests set for their process
         monkeypatch.setattr(
             constants, "HUGGINGFACE_CO_URL_TEMPLATE", hub.url + "/{repo_id}/resolve/{revision}/{filename}"
         )
+        monkeypatch.setenv("MODELSCOPE_ENDPOINT", hub.url)
+        monkeypatch.delenv("MODELSCOPE_API_TOKEN", raising=False)
         yield hub
 
 
-def command(hub, *arguments):
-    environment = {**os.environ, "HF_ENDPOINT": hub if isinstance(hub, str) else hub.url, "PYTHONPATH": str(ROOT)}
-    environment |= {"HF_HUB_DOWNLOAD_TIMEOUT": "2", "NO_PROXY": "*", "HF_HUB_OFFLINE": "0"}
+def list_files(hub, repository="org/model", *arguments, **options):
+    return HUBS[hub.spoken].list_files(repository, *arguments, **options)
+
+
+def command(spoken, url, *arguments):
+    environment = {**os.environ, "HF_ENDPOINT": url, "MODELSCOPE_ENDPOINT": url, "PYTHONPATH": str(ROOT)}
+    environment |= {"HF_HUB_DOWNLOAD_TIMEOUT": "2", "MODELSCOPE_DOWNLOAD_TIMEOUT": "2"}
+    environment |= {"NO_PROXY": "*", "HF_HUB_OFFLINE": "0"}
     return subprocess.Popen(
-        [sys.executable, "-m", "mindllm", "fetch", *map(str, arguments)],
+        [sys.executable, "-m", "mindllm", "fetch", "--from", spoken, *map(str, arguments)],
         env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
 
@@ -66,8 +80,9 @@ def names(directory):
 
 
 def test_a_directory_is_fetched_without_pickles_and_code(hub, tmp_path):
-    listing = list_files("org/model")
-    assert (listing.licence, listing.commit) == ("apache-2.0", COMMIT)
+    listing = list_files(hub)
+    commit = COMMIT if hub.spoken == "huggingface" else None  # ModelScope does not say it
+    assert (listing.licence, listing.commit, listing.unchecked) == ("apache-2.0", commit, [])
     told = []
     written = fetch(listing, tmp_path / "model", lambda *progress: told.append(progress))
     assert names(written) == WANTED
@@ -81,7 +96,7 @@ def test_a_directory_is_fetched_without_pickles_and_code(hub, tmp_path):
 def test_a_kill_in_the_middle_goes_on_where_it_was(hub, tmp_path):
     hub.files["model.safetensors"] = LARGE
     hub.stall["model.safetensors"] = 15 << 20
-    process = command(hub, "org/model", "--output", tmp_path / "model")
+    process = command(hub.spoken, hub.url, "org/model", "--output", tmp_path / "model")
     kept = tmp_path / ".model.fetch"
     deadline = time.monotonic() + 60
     while sum(path.stat().st_size for path in kept.glob("model.safetensors*")) < 10 << 20:
@@ -93,11 +108,12 @@ def test_a_kill_in_the_middle_goes_on_where_it_was(hub, tmp_path):
     (there,) = (path.stat().st_size for path in kept.glob("model.safetensors*"))
     hub.stall.clear()
     hub.requests.clear()
-    done = command(hub, "org/model", "--output", tmp_path / "model", "--json")
+    done = command(hub.spoken, hub.url, "org/model", "--output", tmp_path / "model", "--json")
     out, err = done.communicate(timeout=100)
     assert done.returncode == 0, err
     told = json.loads(out)
-    assert (told["schema"], told["commit"], told["licence"]) == (1, COMMIT, "apache-2.0")
+    assert (told["schema"], told["hub"], told["licence"]) == (1, hub.spoken, "apache-2.0")
+    assert told["revision"] == (COMMIT if hub.spoken == "huggingface" else "master")
     assert sorted(told["files"]) == WANTED
     assert "licence: apache-2.0" in err
     assert (tmp_path / "model" / "model.safetensors").read_bytes() == LARGE
@@ -109,7 +125,7 @@ def test_a_kill_in_the_middle_goes_on_where_it_was(hub, tmp_path):
 def test_an_interrupt_ends_with_130_and_is_continued(hub, tmp_path):
     hub.files["model.safetensors"] = LARGE
     hub.stall["model.safetensors"] = 15 << 20
-    process = command(hub, "org/model", "--output", tmp_path / "model")
+    process = command(hub.spoken, hub.url, "org/model", "--output", tmp_path / "model")
     kept = tmp_path / ".model.fetch"
     deadline = time.monotonic() + 60
     while sum(path.stat().st_size for path in kept.glob("model.safetensors*")) < 10 << 20:
@@ -120,7 +136,7 @@ def test_an_interrupt_ends_with_130_and_is_continued(hub, tmp_path):
     assert process.returncode == 130
     assert "Traceback" not in err
     hub.stall.clear()
-    listing = list_files("org/model")
+    listing = list_files(hub)
     assert (fetch(listing, tmp_path / "model") / "model.safetensors").read_bytes() == LARGE
 
 
@@ -128,17 +144,17 @@ def test_an_interrupt_ends_with_130_and_is_continued(hub, tmp_path):
 def test_a_corrupted_file_is_refused_and_fetched_anew(name, hub, tmp_path):
     hub.served[name] = b"?" + hub.files[name][1:]
     with pytest.raises(RunFailed, match=rf"{name} of org/model: its checksum is .* it is corrupted; it is removed"):
-        fetch(list_files("org/model"), tmp_path / "model")
+        fetch(list_files(hub), tmp_path / "model")
     assert not (tmp_path / "model").exists()
     hub.served.clear()
-    fetch(list_files("org/model"), tmp_path / "model")
+    fetch(list_files(hub), tmp_path / "model")
     assert (tmp_path / "model" / name).read_bytes() == hub.files[name]
 
 
 def test_a_server_that_does_not_continue_sends_all(hub, tmp_path):
     kept = tmp_path / ".model.fetch"
     kept.mkdir()
-    listing = list_files("org/model")
+    listing = list_files(hub)
     weights = next(file for file in listing.files if file.name == "model.safetensors")
     (kept / f"model.safetensors.{weights.sha256[:16]}.incomplete").write_bytes(b"x" * 100)
     hub.continues = False
@@ -151,7 +167,7 @@ def test_what_was_kept_of_another_commit_goes(hub, tmp_path):
     kept.mkdir()
     (kept / "old.safetensors").write_bytes(b"old")
     (kept / "config.json").write_bytes(b"other")
-    assert names(fetch(list_files("org/model"), tmp_path / "model")) == WANTED
+    assert names(fetch(list_files(hub), tmp_path / "model")) == WANTED
     assert (tmp_path / "model" / "config.json").read_bytes() == SMALL["config.json"]
 
 
@@ -159,7 +175,7 @@ def test_a_full_disk_is_told_before_anything_is_fetched(hub, tmp_path, monkeypat
     free = namedtuple("Usage", "total used free")(1, 1, 101 << 20)
     hub.files["model.safetensors"] = LARGE
     monkeypatch.setattr(shutil, "disk_usage", lambda path: free)
-    listing = list_files("org/model")
+    listing = list_files(hub)
     hub.requests.clear()
     with pytest.raises(RunFailed, match=r"0\.03 GB are to be fetched and 0\.11 GB are free"):
         fetch(listing, tmp_path / "model")
@@ -170,28 +186,29 @@ def test_two_at_once_do_not_write_one_directory(hub, tmp_path):
     kept = tmp_path / ".model.fetch"
     kept.mkdir()
     with fetching._alone(kept), pytest.raises(UserError, match="another command is fetching into it"):
-        fetch(list_files("org/model"), tmp_path / "model")
+        fetch(list_files(hub), tmp_path / "model")
 
 
 def test_what_the_hub_does_not_have_is_a_mistake(hub):
     with pytest.raises(UserError, match=r"org/other: http.* has no such model"):
-        list_files("org/other")
+        list_files(hub, "org/other")
     with pytest.raises(UserError, match=r"has no such revision .value v2."):
-        list_files("org/model", "v2")
+        list_files(hub, "org/model", "v2")
     with pytest.raises(UserError, match=r"--include \*\.onnx: org/model has no such file; it has config.json"):
-        list_files("org/model", include=["*.onnx"])
+        list_files(hub, "org/model", include=["*.onnx"])
 
 
 def test_a_gated_model_says_how_to_get_it(hub, tmp_path):
     hub.gated = True
-    with pytest.raises(UserError, match="its licence must be accepted on its page first"):
-        fetch(list_files("org/model"), tmp_path / "model")
+    with pytest.raises(UserError, match=r"licence .*on its page.* set (HF_TOKEN|MODELSCOPE_API_TOKEN)"):
+        fetch(list_files(hub), tmp_path / "model")
 
 
-def test_no_network_is_a_failure_of_one_line(tmp_path):
-    process = command("http://127.0.0.1:9", "org/model", "--output", tmp_path / "model")
+@pytest.mark.parametrize("spoken", HUBS)
+def test_no_network_is_a_failure_of_one_line(spoken, tmp_path):
+    process = command(spoken, "http://127.0.0.1:9", "org/model", "--output", tmp_path / "model")
     _, err = process.communicate(timeout=100)
-    assert (process.returncode, "Traceback" in err) == (1, False)
+    assert (process.returncode, "Traceback" in err, err.count("\n")) == (1, False, 1)
     assert "http://127.0.0.1:9: " in err
     assert not (tmp_path / "model").exists()
 
@@ -200,7 +217,7 @@ def test_no_network_is_a_failure_of_one_line(tmp_path):
 def test_names_that_lead_elsewhere_are_refused(name, hub):
     hub.listed = [{"rfilename": name, "size": 2, "blobId": "0" * 40}]
     with pytest.raises(UserError, match="lists a file that is no plain path"):
-        list_files("org/model")
+        list_files(hub)
 
 
 def of(*names):
@@ -245,8 +262,12 @@ def test_weights_that_must_be_named(files, said):
 
 def test_names_of_shipped_models_are_theirs():
     assert {*PUBLISHED} <= {model.name for model in shipped_models()}
-    assert published("qwen3_8b") == "Qwen/Qwen3-8B"
-    assert published("org/model") == "org/model"
-    for name in ("qwen9", "a/b/c", "/b"):
-        with pytest.raises(UserError, match="neither the name of a model on the hub"):
-            published(name)
+    assert {*PUBLISHED_ON_MODELSCOPE.items()} < {*PUBLISHED.items()}
+    for hub in HUBS.values():
+        assert hub.repository("qwen3_8b") == "Qwen/Qwen3-8B"
+        assert hub.repository("org/model") == "org/model"
+        for name in ("qwen9", "a/b/c", "/b", "../b"):
+            with pytest.raises(UserError, match=f"neither the name of a model on {hub.title}"):
+                hub.repository(name)
+    with pytest.raises(UserError, match="neither the name of a model on ModelScope"):
+        HUBS["modelscope"].repository("llama3_8b")

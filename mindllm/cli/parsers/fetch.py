@@ -11,8 +11,10 @@ EXAMPLE = """examples:
   %(prog)s Qwen/Qwen2.5-0.5B-Instruct
   %(prog)s qwen3_8b --output models/qwen3-8b --revision main
   %(prog)s bartowski/SmolLM2-135M-Instruct-GGUF --include '*Q4_K_M.gguf'
+  %(prog)s --from modelscope Qwen/Qwen2.5-0.5B-Instruct
 
-HF_ENDPOINT names another hub or a mirror, HF_TOKEN a login, HTTPS_PROXY a proxy. What was interrupted goes on where it was.
+HF_ENDPOINT or MODELSCOPE_ENDPOINT names another hub or a mirror, HF_TOKEN or MODELSCOPE_API_TOKEN a login, HTTPS_PROXY a proxy.
+What was interrupted goes on where it was.
 """
 
 
@@ -20,9 +22,9 @@ def make_parser() -> CommandParser:
     """Returns the parser of the command line."""
     parser = CommandParser(
         prog=spelled("fetch"),
-        description="Downloads a model directory from Hugging Face's hub: safetensors, architecture, tokenizer, model card; no "
-        "pickles and no Python code unless asked for. Each file is checked against the hub's checksum. The directory is whole "
-        "or absent.",
+        description="Downloads a model directory from Hugging Face's hub or ModelScope: safetensors, architecture, tokenizer, "
+        "model card; no pickles and no Python code unless asked for. Each file is checked against the hub's checksum. The "
+        "directory is whole or absent.",
         epilog=EXAMPLE,
     )
     parser.add_argument(
@@ -31,7 +33,14 @@ def make_parser() -> CommandParser:
     parser.add_argument(
         "--output", type=output_directory, metavar="DIR", help="must not exist, or be empty (default models/MODEL)"
     )
-    parser.add_argument("--revision", default="main", metavar="R", help="branch, tag or commit (default main)")
+    parser.add_argument(
+        "--from",
+        dest="hub",
+        choices=("huggingface", "modelscope"),
+        default="huggingface",
+        help="the hub (default %(default)s)",
+    )
+    parser.add_argument("--revision", metavar="R", help="branch, tag or commit (default main; master on ModelScope)")
     parser.add_argument(
         "--include",
         action="append",
