@@ -6,7 +6,8 @@ import pytest
 import yaml
 
 from mindllm.errors import CheckFailed, UserError
-from toolkit.what_is_proved import TABLE, main, missing, render_page
+from toolkit.what_is_proved.__main__ import main
+from toolkit.what_is_proved.page import TABLE, missing, render_page
 
 PAGE = Path(__file__).parents[2] / "docs" / "what_is_proved.md"
 
