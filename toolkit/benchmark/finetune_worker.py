@@ -40,7 +40,7 @@ def main() -> None:
     held_out = list(evaluator.stream)
     before = _held_out(model, held_out)
     losses, seconds, first = [], [], 0.0
-    for step in range(data.total_steps):
+    for step in range(config.runner_config.stop_step or data.total_steps):
         begun = time.perf_counter()
         loss, tokens = _loss(model, data.train_stream().batch(step))
         (loss / tokens).backward()
