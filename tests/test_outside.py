@@ -205,6 +205,7 @@ ALLOWED = {
     "toolkit/benchmark/": "compares programs; reads what it has written",
     "mindllm/verify/report.py": "a table this tool writes",
     "toolkit/config_reference/": "the page this tool writes",
+    "toolkit/what_is_proved/": "a table of the repository, and the page this tool writes",
     "mindllm/data/preprocess/": "its own unfinished work",
     "mindllm/dry_run/": "/proc, sources of ours, what its workers and programs have written, the first line of a script",
     "mindllm/cli/parsers/evaluate.py": "an option",
@@ -237,3 +238,8 @@ def test_indexes_say_their_size(tmp_path):
     (tmp_path / "x.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + b"1234")
     with pytest.raises(ValueError, match="tensor t"):
         stored_tensors(tmp_path / "x.safetensors")
+    for shape, offsets in (("[Infinity]", "[0, 4]"), ("[1]", "[Infinity, 4]")):
+        endless = f'{{"t": {{"dtype": "F32", "shape": {shape}, "data_offsets": {offsets}}}}}'.encode()
+        (tmp_path / "x.safetensors").write_bytes(len(endless).to_bytes(8, "little") + endless + b"1234")
+        with pytest.raises(ValueError, match=r"tensor t .* not understood"):
+            stored_tensors(tmp_path / "x.safetensors")

@@ -56,7 +56,7 @@ def run(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def _device_of_the_tests(monkeypatch):
     """The device cannot be chosen again in a process that has run a graph."""
-    monkeypatch.setattr("mindllm.generate.load.set_up_device", lambda config: None)
+    monkeypatch.setattr("mindllm.train.device.set_up_device", lambda config: None)
 
 
 def configured(run, *overrides):

@@ -25,7 +25,7 @@ from mindllm.compiled.rank import rank_server
 configs = pickle.loads(Path("configs.pickle").read_bytes())
 rank_server._import_once()
 for name, config in configs.items():
-    rank_server._start(config, Path(name).absolute(), True, int(sys.argv[1]))
+    rank_server._start(rank_server.Job(config, Path(name).absolute(), True, 1), (), int(sys.argv[1]))
 for name in configs:
     os.wait()
 """

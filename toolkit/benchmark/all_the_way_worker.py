@@ -8,7 +8,7 @@ TOKENS = 24
 
 
 def generate(directory: str, prompt: str) -> None:
-    """Prints the greedy answer of a model directory."""
+    """Writes the greedy answer of a model directory."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -18,11 +18,11 @@ def generate(directory: str, prompt: str) -> None:
     inputs = tokenizer.apply_chat_template(asked, add_generation_prompt=True, return_tensors="pt", return_dict=True)
     with torch.inference_mode():
         ids = model.generate(**inputs, max_new_tokens=TOKENS, do_sample=False)
-    print(tokenizer.decode(ids[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))
+    sys.stdout.write(tokenizer.decode(ids[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True) + "\n")
 
 
 def logits(directory: str, prompt: str) -> None:
-    """Prints how far the base with the adapter is from the merged model; both are written beside each other."""
+    """Writes how far the base with the adapter is from the merged model; both are written beside each other."""
     import torch
     from peft import PeftModel
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -34,7 +34,7 @@ def logits(directory: str, prompt: str) -> None:
         beside = PeftModel.from_pretrained(base, "adapter")(ids).logits
         merged = AutoModelForCausalLM.from_pretrained("merged", dtype=torch.float32)(ids).logits
     apart, moved = (float((one - other).abs().max()) for one, other in ((beside, merged), (beside, before)))
-    print(f"logits of adapter and merged model within {apart:.1e}; tuning moved them by up to {moved:.2f}")
+    sys.stdout.write(f"logits of adapter and merged model within {apart:.1e}; tuning moved them by up to {moved:.2f}\n")
 
 
 if __name__ == "__main__":

@@ -62,7 +62,7 @@ def main() -> None:
         "peak_bytes": used.ru_maxrss << 10,
         "processor_seconds": used.ru_utime + used.ru_stime,
     }
-    print(json.dumps(found))
+    sys.stdout.write(json.dumps(found) + "\n")
 
 
 def _loss(model, batch):

@@ -185,7 +185,7 @@ def _stored(path: Path, start: int, size: int, name: str, entry: Any) -> StoredT
     try:
         shape, dtype = tuple(map(int, entry["shape"])), DTYPES[entry["dtype"]]
         first, end = map(int, entry["data_offsets"])
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, OverflowError) as error:
         raise ValueError(f"tensor {name} is described by {entry}, which is not understood ({error})") from None
     tensor = StoredTensor(path, start + first, shape, dtype)
     if min(shape, default=0) < 0 or first < 0 or first + _bytes(tensor) != end or start + end > size:
