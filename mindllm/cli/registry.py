@@ -67,6 +67,7 @@ def _use(name: str, text: str, old: str) -> Verb:
 
 
 FETCHED = "what there is here; a model directory from a hub"
+YAMLS = "YAML of MindFormers into ours; a schema for editors"
 SEEN = "text into an indexed corpus; the samples of a run"
 JUDGED = "loss on held-out data; scores on tasks such as mmlu"
 ANSWERED = "continue prompts; answer them with a model"
@@ -87,7 +88,14 @@ TABLE = (
     _tool("time", "plan", "how long a step takes, and where the time goes", "python -m toolkit.step_time"),
     _tool("models", "prepare", "models with YAMLs here, and what directories hold", "mindllm models", False, FETCHED),
     _tool("fetch", "prepare", "download a model directory from a hub", "mindllm fetch", takes_keys=False),
-    _tool("convert", "prepare", "turn a YAML of MindFormers into ours", "python -m toolkit.convert_config"),
+    _tool(
+        "convert",
+        "prepare",
+        "turn a YAML of MindFormers into ours",
+        "python -m toolkit.convert_config",
+        with_next=YAMLS,
+    ),
+    _tool("schema", "prepare", "what an editor checks a run's YAML by", "mindllm schema", takes_keys=False),
     _tool(
         "weights", "prepare", "import, export, merge or quantize weights", "python -m toolkit.weights", takes_keys=False
     ),

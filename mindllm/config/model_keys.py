@@ -24,6 +24,8 @@ from mindllm.config.tuning import PetConfig
 
 LayerType = Literal["full_attention", "sliding_attention"]
 TokenId = Annotated[int, Field(ge=0)]
+_OffsetRow = Annotated[tuple[int, ...], Field(min_length=1)]
+WrittenOffset = int | _OffsetRow | Annotated[tuple[_OffsetRow, ...], Field(min_length=1)]
 
 
 def _offset(value: Any) -> Offset:
@@ -277,7 +279,7 @@ class ModelKeys(Section):
         default=None, description="End of document, or a list of tokens that are one; null: the tokenizer's."
     )
     pad_token_id: int | None = Field(default=None, ge=0, description="Padding; null: the tokenizer's.")
-    offset: Annotated[Offset, PlainValidator(_offset), WRITTEN_AS_IT_IS] = Field(
+    offset: Annotated[Offset, PlainValidator(_offset, json_schema_input_type=WrittenOffset), WRITTEN_AS_IT_IS] = Field(
         default=0,
         description="Layers beyond the even share: one number, one per stage, or one list of stages per chunk.",
     )

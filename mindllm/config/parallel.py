@@ -10,6 +10,7 @@ from mindllm.axes import MeshSizes
 from mindllm.config.section import List, PositiveInt, Section
 
 PARALLEL_MODES = {"data_parallel": 0, "semi_auto_parallel": 1}
+WrittenMode = Literal[0, 1, "data_parallel", "semi_auto_parallel", "DATA_PARALLEL", "SEMI_AUTO_PARALLEL"]
 OTHER_SCHEDULERS = {
     "zero_bubble_v": "two chunks per stage that run back through the stages",
     "seqpipe": "sequences cut into pieces",
@@ -74,9 +75,11 @@ class PipelineConfig(Section):
 class ParallelContextConfig(Section):
     """Section ``parallel``."""
 
-    parallel_mode: Annotated[Literal[0, 1], BeforeValidator(_parallel_mode)] = Field(
-        default=1,
-        description="0 or `data_parallel`; 1 or `semi_auto_parallel` (operators sharded as mindllm declares).",
+    parallel_mode: Annotated[Literal[0, 1], BeforeValidator(_parallel_mode, json_schema_input_type=WrittenMode)] = (
+        Field(
+            default=1,
+            description="0 or `data_parallel`; 1 or `semi_auto_parallel` (operators sharded as mindllm declares).",
+        )
     )
     full_batch: bool = Field(
         default=True, description="Every rank reads the whole global batch and takes its slice in the graph."

@@ -14,6 +14,11 @@ from mindllm.config.section import WRITTEN_AS_IT_IS, Section
 Count = bool | int
 LayerCounts = bool | tuple[Count, ...] | tuple[tuple[Count, ...], ...]
 LayerSelection = LayerCounts | tuple[str, ...] | dict[str, LayerCounts]
+# The same as an editor is told: none of them is empty.
+_Row = Annotated[tuple[bool | Annotated[int, Field(ge=0)], ...], Field(min_length=1)]
+WrittenCounts = bool | _Row | Annotated[tuple[_Row, ...], Field(min_length=1)]
+_Patterns = Annotated[tuple[str, ...], Field(min_length=1)]
+WrittenSelection = WrittenCounts | _Patterns | Annotated[dict[str, WrittenCounts], Field(min_length=1)]
 
 COUNTS_FORM = "true, false, a list of layer counts per stage, or a list of such lists per chunk"
 SELECTION_FORM = f"{COUNTS_FORM}, or a list of operator patterns, or a mapping of pattern to any of these counts"
@@ -71,8 +76,10 @@ def _form_error(form: str) -> PydanticCustomError:
     return PydanticCustomError("form", "must be {form}", {"form": form})
 
 
-Counts = Annotated[LayerCounts, PlainValidator(parse_counts), WRITTEN_AS_IT_IS]
-Selection = Annotated[LayerSelection, PlainValidator(parse_selection), WRITTEN_AS_IT_IS]
+Counts = Annotated[LayerCounts, PlainValidator(parse_counts, json_schema_input_type=WrittenCounts), WRITTEN_AS_IT_IS]
+Selection = Annotated[
+    LayerSelection, PlainValidator(parse_selection, json_schema_input_type=WrittenSelection), WRITTEN_AS_IT_IS
+]
 
 
 class RecomputeConfig(Section):

@@ -35,9 +35,17 @@ class LayerSwap(Section):
 class OperatorSwap(LayerSwap):
     """Operators inside of layers."""
 
-    op_name: Annotated[List[str], BeforeValidator(_one_or_several)] = Field(
+    op_name: Annotated[List[str], BeforeValidator(_one_or_several, json_schema_input_type=str | List[str])] = Field(
         min_length=1, description="Patterns of operators, written as those of `recompute_config`."
     )
+
+
+LayerSwaps = Annotated[
+    List[LayerSwap], BeforeValidator(_one_or_several, json_schema_input_type=LayerSwap | List[LayerSwap])
+]
+OperatorSwaps = Annotated[
+    List[OperatorSwap], BeforeValidator(_one_or_several, json_schema_input_type=OperatorSwap | List[OperatorSwap])
+]
 
 
 class SwapConfig(Section):
@@ -47,12 +55,8 @@ class SwapConfig(Section):
     default_prefetch: PositiveInt = Field(
         default=1, description="`backward_prefetch` of fused attention, which is moved where nothing is named."
     )
-    layer_swap: Annotated[List[LayerSwap], BeforeValidator(_one_or_several)] | None = Field(
-        default=None, description="Whole layers that are moved."
-    )
-    op_swap: Annotated[List[OperatorSwap], BeforeValidator(_one_or_several)] | None = Field(
-        default=None, description="Operators that are moved."
-    )
+    layer_swap: LayerSwaps | None = Field(default=None, description="Whole layers that are moved.")
+    op_swap: OperatorSwaps | None = Field(default=None, description="Operators that are moved.")
 
     def of_layer(self, number: int) -> dict[str, int]:
         """What of layer ``number`` is moved: ``backward_prefetch`` by pattern, that of the whole layer under ``""``."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import fields
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, field_validator
 from pydantic_core import PydanticCustomError
@@ -32,12 +32,14 @@ def _kind(value: Any) -> Any:
 class PetConfig(Section):
     """Section ``model.model_config.pet_config``: parameter-efficient tuning."""
 
-    pet_type: Annotated[TuningKind, BeforeValidator(_kind)] = Field(
-        default="lora",
-        description="lora: low-rank adapters are trained, the model is frozen but for `modules_to_save`; adalora: so are "
-        "adapters whose ranks go to where they matter; bottleneck: adapters behind attention and feed-forward; llamapro: new "
-        "layers between frozen ones; galore: all, with projected moments; lisa: a few layers at a time; full: the model is "
-        "trained but for what is frozen by pattern.",
+    pet_type: Annotated[TuningKind, BeforeValidator(_kind, json_schema_input_type=TuningKind | Literal["adapter"])] = (
+        Field(
+            default="lora",
+            description="lora: low-rank adapters are trained, the model is frozen but for `modules_to_save`; adalora: so are "
+            "adapters whose ranks go to where they matter; bottleneck: adapters behind attention and feed-forward; llamapro: new "
+            "layers between frozen ones; galore: all, with projected moments; lisa: a few layers at a time; full: the model is "
+            "trained but for what is frozen by pattern.",
+        )
     )
     lora_rank: PositiveInt = Field(default=8, description="Rank of the adapters.")
     lora_alpha: float = Field(default=16.0, gt=0, description="Adapters are scaled by `lora_alpha / lora_rank`.")
