@@ -164,4 +164,6 @@ def test_every_key_of_mindformers_says_what_becomes_of_it(theirs):
         node = theirs.schema
         for part in key.split("."):
             node = node["items"] if part == "[]" else node if part == "*" else node.get("properties", {}).get(part, {})
+        if key.endswith(".*") and key.removesuffix(".*") in KEYS:
+            continue  # said of the section itself
         assert node["description"].startswith(rule.outcome.value.capitalize()), key
