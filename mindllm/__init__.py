@@ -1,7 +1,8 @@
 """mindllm: static-parallel training of large language models with MindSpore, proved before it is launched.
 
-The public functions are those of :mod:`mindllm.api` (docs/python.md); each imports what it needs when it is called. Six of them
-have the name of a room, ``mindllm.train`` for one: that package is callable, so that the name means both.
+The public functions are those of :mod:`mindllm.api` and :mod:`mindllm.api_execution` (docs/python.md); each imports what it
+needs when it is called. Six of them have the name of a room, ``mindllm.train`` for one: that package is callable, so that the
+name means both.
 """
 
 from __future__ import annotations
@@ -17,8 +18,6 @@ if TYPE_CHECKING:
     from mindllm.api import (
         configure,
         dry_run,
-        evaluate,
-        generate,
         inspect,
         load_config,
         plan,
@@ -26,10 +25,10 @@ if TYPE_CHECKING:
         search,
         step_time,
         time_program,
-        train,
         verify,
         verify_program,
     )
+    from mindllm.api_execution import evaluate, generate, train
     from mindllm.config import RunConfig
     from mindllm.errors import CheckFailed, RunFailed, UserError
 
@@ -55,6 +54,7 @@ __all__ = [
 ]
 ROOMS = ("dry_run", "evaluate", "generate", "prove", "train", "verify")
 HOMES = {"RunConfig": "config", "CheckFailed": "errors", "RunFailed": "errors", "UserError": "errors"}
+HOMES |= dict.fromkeys(("evaluate", "generate", "train"), "api_execution")
 
 
 def __getattr__(name: str) -> Any:
@@ -79,7 +79,7 @@ class _Package(ModuleType):
 
 
 def _callable_room(name: str) -> type[ModuleType]:
-    function = getattr(importlib.import_module(f"{__name__}.api"), name)
+    function = getattr(importlib.import_module(f"{__name__}.{HOMES.get(name, 'api')}"), name)
     called = staticmethod(function)
     return type("Room", (ModuleType,), {"__call__": called, "__wrapped__": called})  # the latter for inspect.signature
 

@@ -57,6 +57,8 @@ def _request(options: argparse.Namespace, overrides: list[str]) -> Request:
         raise UserError("mindllm configure: name a network, as in: mindllm configure llama2_70b --devices 64")
     if options.devices and options.at_most:
         raise UserError("--devices and --at-most are both given; keep one")
+    if options.at_most and not options.tokens_per_second:
+        raise UserError("--at-most: how fast is fast enough? give --tokens-per-second X too, or --devices N")
     network = find_network(str(options.config or options.network))
     devices = options.devices or options.at_most
     if devices is None and options.config and network.config:
@@ -74,7 +76,7 @@ def _request(options: argparse.Namespace, overrides: list[str]) -> Request:
         options.seq,
         options.memory_limit,
         constraints,
-        fewer=bool(options.at_most and options.tokens_per_second),
+        fewer=bool(options.at_most),
         data=options.data,
         overrides=overrides,
     )

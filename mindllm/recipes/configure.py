@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from mindllm.config import RunConfig
 from mindllm.config.reading.document import KeyPath
 from mindllm.config.reading.load import plain
-from mindllm.config.reading.overrides import Overrides
-from mindllm.errors import CheckFailed
+from mindllm.config.reading.overrides import Overrides, split_overrides
+from mindllm.errors import CheckFailed, UserError
 from mindllm.prove.answers import Standing
 from mindllm.prove.proof import Proof
 from mindllm.prove.questions import MEMORY
@@ -173,8 +173,9 @@ def find_run(
         except CheckFailed as error:
             tried = error
             continue
-        changed = _changes(made.config, strategies.config)
-        final = recipe.with_choices(changed).made(request.overrides)
+        changes = tuple(_changes(made.config, strategies.config))
+        _refuse_decided(request.overrides, {choice.key for choice in changes})
+        final = recipe.with_choices(changes).made(request.overrides)
         return Configured(final, strategies, devices)
     assert tried is not None
     raise tried
@@ -222,6 +223,16 @@ def _before_the_search(request: Request, command: str) -> Recipe:
     if request.data:
         chosen.append(Choice("train_dataset.data_loader.config.data_path", request.data, "asked for"))
     return Recipe(command, network.base, tuple(chosen))
+
+
+def _refuse_decided(overrides: Overrides, decided: Set[str]) -> None:
+    """Raise UserError where a person's keys are those that the search decides: the run would be none that it has judged."""
+    asked, _ = split_overrides(overrides, decided.__contains__)
+    if asked:
+        raise UserError(
+            f"{', '.join(map(str, asked))}: the search decides this; leave it out, and limit the search instead "
+            "(--max-tensor-parallel, --max-stages, --no-attention-recompute)"
+        )
 
 
 def _changes(before: RunConfig, after: RunConfig) -> Iterator[Choice]:

@@ -8,13 +8,12 @@ from typing import Any
 
 from mindllm.config.generation import GenerationConfig
 from mindllm.families.hugging_face import GENERATION_CONFIG
-from mindllm.recipes.device import CPU, device_choices, device_here
+from mindllm.recipes.device import ASCEND, CPU, device_choices, device_here
 from mindllm.recipes.model_source import ModelSource
 from mindllm.recipes.recipe import Choice, Recipe
 
 BASE = "configs/base/use.yaml"
-CONVERSATION = {CPU: 2048}  # tokens of a conversation: the cache of keys and values is read for every token
-CONVERSATION_ON_DEVICE = 8192
+CONVERSATION = {CPU: 2048, ASCEND: 8192}  # tokens of one: the cache of keys and values is read for every token
 ANSWER, CONTINUATION = 512, 256  # most new tokens where generation_config.json names none
 PENALTIES_AND_DRAWS = ("do_sample", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_new_tokens")
 
@@ -70,10 +69,9 @@ def _used(model: ModelSource, command: str, output: Path, mode: str) -> Recipe:
 def _length(model: ModelSource, mode: str) -> Iterator[Choice]:
     most = model.architecture.max_position_embedding
     if mode == "chat":
-        most = min(most, CONVERSATION.get(device_here(), CONVERSATION_ON_DEVICE))
-        why = "longest conversation: a longer cache is slower, up to the model's " + str(
-            model.architecture.max_position_embedding
-        )
+        most = min(most, CONVERSATION[device_here()])
+        longest = model.architecture.max_position_embedding
+        why = f"longest conversation: a longer cache is slower, up to the model's {longest}"
     else:
         why = "the longest context of the model"
     yield Choice("model.model_config.seq_length", most, why)

@@ -93,7 +93,8 @@ def test_a_directory_is_fetched_without_pickles_and_code(hub, tmp_path):
         fetch(listing, tmp_path / "model")
 
 
-def test_a_kill_in_the_middle_goes_on_where_it_was(hub, tmp_path):
+def half_way(hub, tmp_path):
+    """A command that has 10 MiB of a file whose rest does not come, and the directory that has them."""
     hub.files["model.safetensors"] = LARGE
     hub.stall["model.safetensors"] = 15 << 20
     process = command(hub.spoken, hub.url, "org/model", "--output", tmp_path / "model")
@@ -102,6 +103,11 @@ def test_a_kill_in_the_middle_goes_on_where_it_was(hub, tmp_path):
     while sum(path.stat().st_size for path in kept.glob("model.safetensors*")) < 10 << 20:
         assert time.monotonic() < deadline, process.communicate()
         time.sleep(0.05)
+    return process, kept
+
+
+def test_a_kill_in_the_middle_goes_on_where_it_was(hub, tmp_path):
+    process, kept = half_way(hub, tmp_path)
     process.send_signal(signal.SIGKILL)
     process.communicate()
     assert not (tmp_path / "model").exists()
@@ -123,14 +129,7 @@ def test_a_kill_in_the_middle_goes_on_where_it_was(hub, tmp_path):
 
 
 def test_an_interrupt_ends_with_130_and_is_continued(hub, tmp_path):
-    hub.files["model.safetensors"] = LARGE
-    hub.stall["model.safetensors"] = 15 << 20
-    process = command(hub.spoken, hub.url, "org/model", "--output", tmp_path / "model")
-    kept = tmp_path / ".model.fetch"
-    deadline = time.monotonic() + 60
-    while sum(path.stat().st_size for path in kept.glob("model.safetensors*")) < 10 << 20:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    process, _ = half_way(hub, tmp_path)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130

@@ -86,6 +86,13 @@ def test_what_was_asked_for_stays(found):
     assert (run.lr_schedule.learning_rate, run.model.config.seq_length) == (3e-5, 2048)
 
 
+def test_a_key_that_the_search_decides_is_refused():
+    with pytest.raises(
+        UserError, match=r"parallel_config.model_parallel.*the search decides this.*--max-tensor-parallel"
+    ):
+        find_run(replace(REQUEST, overrides=["--parallel_config.model_parallel=8"]), "c")
+
+
 @pytest.mark.parametrize("name", ["llama3_80b", "nowhere/at/all"])
 def test_a_name_that_is_none_is_answered_with_the_nearest(name):
     with pytest.raises(UserError, match="no network of that name is shipped"):

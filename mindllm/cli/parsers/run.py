@@ -43,7 +43,6 @@ DESCRIPTIONS = {
     "finetune": "Trains a pretrained model further: all of its weights, or an adapter.",
     "eval": "Tells the loss and perplexity of a checkpoint on held-out data.",
     "predict": "Continues prompts with a trained model.",
-    "chat": "Talks to a trained model in the terminal.",
 }
 KEYS = """
 Any key of the configuration can be given as --section.key=value, a key of the top level as --key value;
