@@ -14,7 +14,8 @@ not compared.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from mindllm.dry_run.moments import Fill, Moments, Use
@@ -32,7 +33,8 @@ class Design:
         base: the smallest one.
         varied: runs whose layers differ between simulations; all others have their real number.
         alive: whether the number of micro-batches alive is varied, too.
-        steady: the base with some more micro-batches, if the stages have more.
+        passing: two simulations of which the second has some more micro-batches, if the stages have more than the base: what
+            those cost beside what is alive.
         check: a larger one that none of the coefficients comes from; None where only micro-batches are fewer.
         deepening: by how many micro-batches alive simulations differ.
         together: varied runs always have the same number of layers: those of chunks, which take turns in being alive.
@@ -41,7 +43,7 @@ class Design:
     base: Point
     varied: tuple[int, ...]
     alive: bool
-    steady: Point | None
+    passing: tuple[Point, Point] | None
     check: Point | None
     together: bool = False
     deepening: int = 1
@@ -65,15 +67,12 @@ class Design:
     def corners(self) -> list[Point]:
         """The simulations whose differences are the coefficients."""
         starts = [self.base, self.deeper] if self.alive else [self.base]
-        corners = [
-            corner for start in starts for corner in (start, *(self.longer(start, runs) for runs in self.growths))
-        ]
-        return [*corners, self.steady] if self.steady else corners
+        return [corner for start in starts for corner in (start, *(self.longer(start, runs) for runs in self.growths))]
 
     @property
     def points(self) -> list[Point]:
         """All simulations."""
-        return [*self.corners, self.check] if self.check else self.corners
+        return list(dict.fromkeys([*self.corners, *(self.passing or ()), *filter(None, [self.check])]))
 
     def predict(self, target: Point, moments: Mapping[Point, Moments], growing: bool = True) -> Moments:
         """The moments of a stage at ``target``, from those of the corners; kinds they do not all have are left out.
@@ -83,16 +82,26 @@ class Design:
         """
         weights = self._weights(target)
         kinds = set.intersection(*(set(moments[point]) for point in weights))
-        fills = {kind: {point: moments[point][kind] for point in weights} for kind in kinds}
-        return {
-            kind: _combined([(factor, fill[point]) for point, factor in weights.items()])
-            | ({} if growing else _now_and_then(fill))
-            | _inputs(target, fill)
-            for kind, fill in fills.items()
-        }
+        passing, steps = self._passing(moments), self._more_micro_batches(target)
+        usual = _most_common(passing.values())
+        found = {}
+        for kind in kinds:
+            fill = {point: moments[point][kind] for point in self._like_base if kind in moments[point]}
+            parts = [(factor, moments[point][kind]) for point, factor in weights.items()]
+            found[kind] = (
+                _combined([*parts, (steps, passing.get(kind, usual))])
+                | ({} if growing else _now_and_then(fill))
+                | _inputs(target, fill)
+            )
+        return found
+
+    @property
+    def _like_base(self) -> list[Point]:
+        """Simulations that are small in the same way: corners, and the base with more micro-batches."""
+        return [*self.corners, *(point for point in self.passing or () if point.layers == self.base.layers)]
 
     def _weights(self, target: Point) -> dict[Point, int]:
-        """The factor of each corner in the sum that is linear in everything, and in layers times micro-batches alive."""
+        """The factor of each corner in the sum that is linear in layers, and in layers times micro-batches alive."""
         weights = dict.fromkeys(self.corners, 0)
         deeper = (target.alive - self.base.alive) // self.deepening
         for start, share in ((self.base, 1 - deeper), (self.deeper, deeper)):
@@ -103,12 +112,21 @@ class Design:
                 longer = target.layers[runs[0]] - self.base.layers[runs[0]]
                 weights[self.longer(start, runs)] += share * longer
                 weights[start] -= share * longer
-        if self.steady:
-            apart = self.steady.micro_batches - self.base.micro_batches
-            more = (target.micro_batches - self.base.micro_batches) // apart
-            weights[self.steady] += more
-            weights[self.base] -= more
         return weights
+
+    def _more_micro_batches(self, target: Point) -> int:
+        """By how many differences of :attr:`passing` a target has more micro-batches than the base."""
+        if not self.passing:
+            return 0
+        fewer, more = self.passing
+        return (target.micro_batches - self.base.micro_batches) // (more.micro_batches - fewer.micro_batches)
+
+    def _passing(self, moments: Mapping[Point, Moments]) -> Moments:
+        """What more micro-batches add to each kind of moment that both simulations of them have."""
+        if not self.passing:
+            return {}
+        fewer, more = (moments[point] for point in self.passing)
+        return {kind: _combined([(1, more[kind]), (-1, fewer[kind])]) for kind in set(fewer) & set(more)}
 
 
 def design_for(
@@ -150,14 +168,31 @@ def design_for(
     passing = max(base.micro_batches, more_alive, length(more_alive) - 2)
     more_micro = _few(targets[0].micro_batches, passing, micro_step)
     check = Point(more_layers, more_alive, more_micro)
-    return Design(base, varied, vary_alive, _steady(base, targets[0], micro_step), check, together, deepening)
+    return Design(base, varied, vary_alive, _passing_at(base, targets[0], micro_step), check, together, deepening)
 
 
-def whole_stage(target: Point, micro_step: int = 1) -> Design:
-    """The simulations of a stage with all its layers and few micro-batches; the stage itself where that is one of them."""
-    base = replace(target, micro_batches=_few(target.micro_batches, target.alive, micro_step))
-    steady = _steady(base, target, micro_step)
-    return exact_stage(target) if steady == target else Design(base, (), False, steady, None)
+def whole_stage(
+    target: Point,
+    micro_step: int = 1,
+    small: tuple[tuple[int, ...], int] | None = None,
+    length: Callable[[int], int] = int,
+) -> Design:
+    """The simulations of a stage with all its layers and few micro-batches; the stage itself where that is one of them.
+
+    Args:
+        small: layers, and micro-batches alive, of two simulations that tell what a micro-batch more costs; None: one layer of
+            each run, and as many alive.
+        length: as of :func:`design_for`.
+    """
+
+    def with_few(point: Point) -> Point:
+        passing = max(point.alive, length(point.alive) - 2)
+        return replace(point, micro_batches=_few(target.micro_batches, passing, micro_step))
+
+    base = with_few(target)
+    layers, alive = small or ((1,) * len(target.layers), target.alive)
+    passing = _passing_at(with_few(replace(target, layers=layers, alive=alive)), target, micro_step)
+    return exact_stage(target) if base == target or not passing else Design(base, (), False, passing, None)
 
 
 def exact_stage(target: Point) -> Design:
@@ -171,9 +206,16 @@ def _few(most: int, alive: int, step: int) -> int:
     return few if few < most and (most - few) % step == 0 else most
 
 
-def _steady(base: Point, target: Point, micro_step: int) -> Point | None:
-    more = base.micro_batches + micro_step
-    return replace(base, micro_batches=more) if target.micro_batches > base.micro_batches else None
+def _passing_at(base: Point, target: Point, micro_step: int) -> tuple[Point, Point] | None:
+    """``base``, and the same with more micro-batches, where the target has more."""
+    more = replace(base, micro_batches=base.micro_batches + micro_step)
+    return (base, more) if target.micro_batches > base.micro_batches else None
+
+
+def _most_common(fills: Iterable[Fill]) -> Fill:
+    """The fill that most of them are: of what is there all the time, every moment has as much."""
+    counts = Counter(frozenset(fill.items()) for fill in fills)
+    return dict(counts.most_common(1)[0][0]) if counts else {}
 
 
 def _inputs(target: Point, fills: Mapping[Point, Fill]) -> dict[Use, int]:

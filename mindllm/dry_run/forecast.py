@@ -21,10 +21,19 @@ from mindllm.dry_run.moments import (
 )
 from mindllm.dry_run.profile import Profile
 from mindllm.dry_run.simulations import Request, Simulations
-from mindllm.parallel.stages import FIRST, MIDDLE, Stage
-from mindllm.reduced_runs.stage import Point, deepening, middle_deepening, pipeline_length, point_of, reduce_to_stage
+from mindllm.parallel.stages import FIRST, MIDDLE, ONLY, Stage
+from mindllm.reduced_runs.stage import (
+    Point,
+    can_be_first,
+    deepening,
+    middle_deepening,
+    pipeline_length,
+    point_of,
+    reduce_to_stage,
+)
 
 TOLERANCE, TOLERATED_BYTES = 0.0005, 1 << 16  # of the peak of the checking simulation
+SIMULATION, OTHER_STAGE, SCHEDULED = 0.7, 0.25, 0.05  # see _cost
 NEAR = 0.9  # of that peak: a moment as full as this must be among those that are extrapolated
 
 
@@ -96,10 +105,12 @@ def forecast_stages(
     if config.swap_config.numbers():
         message = "memory is told of small runs, whose layers have other numbers; write layers: true"
         raise config.error("swap_config", message)
-    planned = [planned for alike in _alike(config, stages) for planned in _designs(config, alike)]
+    planned = [planned for alike in _alike(config, stages) for planned in _designs(config, alike, whole)]
     found, failed = _carry_out(config, planned, simulations)
-    for larger in (lambda target: whole_stage(target, _micro_step(config)), exact_stage) if whole else ():
-        again = [(larger(point_of(stage, config)), [stage]) for stage in failed]
+    for larger in (
+        (lambda stage: _whole(config, stage), lambda stage: exact_stage(point_of(stage, config))) if whole else ()
+    ):
+        again = [(larger(stage), [stage]) for stage in failed]
         more, failed = _carry_out(config, again, simulations)
         found += more
     return sorted(found, key=lambda memory: memory.stage.number)
@@ -121,8 +132,11 @@ def _deepening(config: RunConfig, stage: Stage) -> int:
     return middle_deepening(config, stage.number) if stage.place == MIDDLE else 1
 
 
-def _designs(config: RunConfig, alike: list[Stage]) -> list[Planned]:
-    """One design for all, or for each stage its own."""
+def _designs(config: RunConfig, alike: list[Stage], whole: bool) -> list[Planned]:
+    """One design for all, or for each stage its own, where that takes no longer: whatever is cheaper to simulate.
+
+    A whole stage also has the gaps between blocks that the real one has. Without ``whole`` it is taken where there is no other.
+    """
     interleaved = config.model.config.pp_interleave_num > 1
     shorter = alike[0].place in (FIRST, MIDDLE) and not interleaved
     targets = [point_of(stage, config) for stage in alike]
@@ -133,9 +147,45 @@ def _designs(config: RunConfig, alike: list[Stage]) -> list[Planned]:
         targets, _micro_step(config), shorter and deeper is not None, interleaved, deeper or 1,
         lambda alive: pipeline_length(config, alike[0], alive),
     )  # fmt: skip
-    if design:
+    if design and not whole:
         return [(design, alike)]
-    return [(whole_stage(target, _micro_step(config)), [stage]) for target, stage in zip(targets, alike, strict=True)]
+    wholes = [(_whole(config, stage), [stage]) for stage in alike]
+    if design and _cost(config, [(design, alike)]) < _cost(config, wholes):
+        return [(design, alike)]
+    return wholes
+
+
+def _cost(config: RunConfig, designs: Sequence[Planned]) -> float:
+    """Processor time of simulations, in layers that are compiled; what several designs have in common counts once.
+
+    As measured on Llama 3 8B and MindSpore 2.10: a simulation without layers, another stage of its pipeline, a layer that is
+    scheduled for one micro-batch more. Accumulation steps, without a pipeline, are compiled one by one.
+    """
+    points = {(alike[0].likeness, point): alike[0] for design, alike in designs for point in design.points}
+    cost = 0.0
+    for (_, point), stage in points.items():
+        chunks = config.parallel_config.pipeline_stage * config.model.config.pp_interleave_num
+        others = (
+            chunks if config.model.config.pp_interleave_num > 1 else pipeline_length(config, stage, point.alive)
+        ) - 1
+        scheduled = 1.0 if stage.place == ONLY else SCHEDULED
+        cost += SIMULATION + OTHER_STAGE * others + sum(point.layers) * (1 + scheduled * point.micro_batches)
+    return cost
+
+
+def _whole(config: RunConfig, stage: Stage) -> Design:
+    """All layers of a stage and few micro-batches, or all of both, whichever is cheaper.
+
+    What micro-batches cost is seen with one layer of each chunk and specification, and as few alive as can be.
+    """
+    target, first = point_of(stage, config), dict[tuple, int]()
+    for index, run in enumerate(stage.runs):
+        first.setdefault((run.chunk, run.kind.spec), index)
+    layers = tuple(int(index in first.values()) for index in range(len(stage.runs)))
+    short = stage.place in (FIRST, MIDDLE) and config.model.config.pp_interleave_num == 1
+    alive = min(stage.alive, FEWEST_ALIVE) if short and can_be_first(config, FEWEST_ALIVE) else stage.alive
+    few = whole_stage(target, _micro_step(config), (layers, alive), lambda alive: pipeline_length(config, stage, alive))
+    return min(exact_stage(target), few, key=lambda design: _cost(config, [(design, [stage])]))
 
 
 def _micro_step(config: RunConfig) -> int:
@@ -175,14 +225,17 @@ def _moments(profiles: Mapping[Point, Profile]) -> dict[Point, Moments]:
 def _reliable(design: Design, profiles: Mapping[Point, Profile]) -> set[str] | None:
     """The kinds of moments that were extrapolated right for the checking simulation; None if its peak was not.
 
-    Without one, micro-batches are all that is extrapolated, and they should matter next to nothing.
+    Without one, micro-batches are all that is extrapolated, and they should matter next to nothing: a moment that they add more
+    than that to is not.
     """
     predicted, seen = _checked(design, profiles)
     sizes = {kind: own_bytes_of(fill) for kind, fill in seen.moments.items()}
     peak = max(sizes.values())
     tolerance = TOLERANCE * peak + TOLERATED_BYTES
     right = {kind for kind, size in sizes.items() if abs(own_bytes_of(predicted.get(kind, {})) - size) <= tolerance}
-    return right if max((sizes[kind] for kind in right), default=0) >= peak - tolerance else None
+    if max((sizes[kind] for kind in right), default=0) < peak - tolerance:
+        return None
+    return right if design.check else right | (set(profiles[design.base].moments) - set(sizes))
 
 
 def _understood(target: Point, design: Design, profiles: Mapping[Point, Profile], right: Set[str]) -> bool:
@@ -192,15 +245,17 @@ def _understood(target: Point, design: Design, profiles: Mapping[Point, Profile]
     at most, as :func:`_grown` says; of one that had less, what is said is enough. Next to the peak there are moments that have
     but a scalar more, which is no other figure. Where nothing was said of a moment, it must be far below the peak.
     """
+    if design.check is None:
+        base = profiles[design.base]
+        near = {kind for kind, fill in base.moments.items() if own_bytes_of(fill) >= NEAR * own_bytes_of(base.peak)}
+        return near <= right
     predicted, seen = _checked(design, profiles, growing=False)
-    there = sure = predicted
-    if design.check:
-        sure, there = (design.predict(target, _moments(profiles), growing) for growing in (True, False))
+    sure, there = (design.predict(target, _moments(profiles), growing) for growing in (True, False))
     peak = max(own_bytes_of(sure[kind]) for kind in right)
     for kind, fill in seen.moments.items():
         if kind in right:
             continue
-        if design.check is None or kind not in there:
+        if kind not in there:
             if own_bytes_of(fill) >= NEAR * own_bytes_of(seen.peak):
                 return False
             continue
@@ -227,7 +282,8 @@ def _checked(design: Design, profiles: Mapping[Point, Profile], growing: bool = 
     """What is said of the checking simulation, or the one nearest to it, and what it says itself."""
     if design.check:
         return design.predict(design.check, _moments(profiles), growing), profiles[design.check]
-    return profiles[design.base].moments, profiles[design.steady or design.base]
+    fewer, more = design.passing or (design.base, design.base)
+    return profiles[fewer].moments, profiles[more]
 
 
 def _distance(base: Point, point: Point) -> int:

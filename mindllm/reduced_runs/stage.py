@@ -136,6 +136,11 @@ def middle_deepening(config: RunConfig, number: int) -> int:
     return 1 if first % 2 == second % 2 else 2
 
 
+def can_be_first(config: RunConfig, alive: int) -> bool:
+    """Whether MindSpore accepts the pipeline whose first stage keeps so many micro-batches alive."""
+    return _compiles(config, max(alive, 2))
+
+
 def _compiles(config: RunConfig, stages: int) -> bool:
     """Whether MindSpore accepts a pipeline of so many stages like those of ``config``."""
     return compiles_for(config.parallel_config.stage_device_num, stages)

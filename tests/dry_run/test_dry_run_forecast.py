@@ -45,25 +45,32 @@ def test_what_is_linear_is_extrapolated_exactly(layers, alive, micro_batches, te
     assert all(point.alive <= max(alive, 2) and point.micro_batches >= point.alive for point in design.points)
 
 
-def test_a_stage_is_simulated_alone_where_it_has_hardly_more_micro_batches_than_a_small_run():
-    target = Point((6, 1), 2, 5)
-    assert whole_stage(target).points == [target]
-    assert whole_stage(Point((6, 1), 2, 6)).points == [Point((6, 1), 2, 4), Point((6, 1), 2, 5)]
-
-
-def test_stages_of_few_layers_in_a_long_pipeline_are_found_from_short_ones():
-    """As in DeepSeek-V3's first stage: nothing can be left out of its layers, but 16 micro-batches alive are long to compile."""
-    config = pipeline(16, 48, 32, dp=8, recompute_config={"recompute": True})
+def found_by(config):
+    """The methods by which the stages of a run are found, and for how many simulations; all peaks are right."""
     simulations = FormulaSimulations()
     forecast = forecast_stages(config, stages_of(config), simulations)
     assert [memory.peak for memory in forecast] == [profile(config, stage.rank).peak for stage in stages_of(config)]
-    sizes = [request.config.parallel_config for request in simulations.asked]
-    assert max(size.pipeline_stage for size in sizes) <= 6
-    assert max(size.micro_batch_num for size in sizes) <= 8
+    return [memory.method for memory in forecast], len(
+        {(str(r.config.model_dump()), r.rank) for r in simulations.asked}
+    )
+
+
+def test_a_stage_is_simulated_as_it_is_where_small_runs_would_take_longer():
+    assert found_by(pipeline(2, 14, 5)) == (["simulated"] * 2, 2)
+    fewer = "extrapolated: fewer micro-batches"
+    assert found_by(pipeline(2, 14, 64)) == ([fewer] * 2, 6)  # each whole, and two small ones for a micro-batch more
+    assert found_by(pipeline(2, 48, 64)) == (["extrapolated: 4 smaller runs"] * 2, 8)
+
+
+def test_middle_stages_of_a_long_pipeline_share_small_runs():
+    """The first stage of few layers is simulated as it is; the 14 in the middle are found from short pipelines."""
+    methods, count = found_by(pipeline(16, 48, 32, dp=8, recompute_config={"recompute": True}))
+    assert methods == ["simulated", *["extrapolated: 4 smaller runs"] * 14, "extrapolated: fewer micro-batches"]
+    assert count == 1 + 4 + 3
 
 
 def test_a_long_pipeline_is_forecast_from_short_ones():
-    config = pipeline(8, 80, 64, dp=8, recompute_config={"recompute": True})
+    config = pipeline(8, 160, 64, dp=8, recompute_config={"recompute": True})
     simulations = FormulaSimulations()
     forecast = forecast_stages(config, stages_of(config), simulations)
     assert [memory.peak for memory in forecast] == [profile(config, stage.rank).peak for stage in stages_of(config)]
@@ -142,7 +149,7 @@ class Bent(FormulaSimulations):
 
 def forecast_and_truth(bent):
     """Forecasts of both stages, and what simulating them whole gives."""
-    config = pipeline(2, 16, 16)
+    config = pipeline(2, 48, 16)  # of fewer layers, whole stages take no longer than small runs
     stages = stages_of(config)
     forecast = forecast_stages(config, stages, bent)
     return forecast, [memory.used_peak for memory in simulate_stages(config, stages, bent)]
