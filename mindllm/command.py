@@ -27,6 +27,7 @@ from mindllm.terminal.console import error_console
 from mindllm.terminal.text import styled, visible
 
 READER_GONE = 141
+CONFIG = "--config"
 ALIKE = 0.8  # of 1, from which on an unknown option is one of ours misspelt
 LARGEST_PORT = 65535
 IMPOSSIBLE = {  # errors of the system that are about the path a user gave, not about the state of the machine
@@ -47,6 +48,7 @@ class CommandParser(argparse.ArgumentParser):
     """An argument parser that keeps the layout of the example in its epilog, takes no abbreviations, and knows what was meant.
 
     With ``takes_keys`` options that it does not know are keys of a YAML, ``--batch_size 4``, for ``parse_known_args`` to return.
+    Where it has ``--config`` and takes no other words, words before all options are that: ``mindllm check run.yaml``.
     """
 
     key_tests: ClassVar[list[Callable[[str], bool]]] = []
@@ -58,11 +60,18 @@ class CommandParser(argparse.ArgumentParser):
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Read options and leave unknown ones, which may be keys of a YAML, unless they are options of ours misspelt."""
-        given = list(sys.argv[1:] if args is None else args)
+        given = self._with_config(list(sys.argv[1:] if args is None else args))
         if not any(action.nargs in (argparse.REMAINDER, argparse.PARSER) for action in self._actions):
             for word in given[: given.index("--") if "--" in given else None]:
                 self._refuse_misspelt(word.partition("=")[0])
         return super().parse_known_args(self._with_values(given), namespace)
+
+    def _with_config(self, given: list[str]) -> list[str]:
+        """``run.yaml`` as ``--config run.yaml``."""
+        only_options = all(action.option_strings for action in self._actions)
+        if given and not given[0].startswith("-") and CONFIG in self._option_string_actions and only_options:
+            return [CONFIG, *given]
+        return given
 
     def _with_values(self, given: list[str]) -> list[str]:
         """``--batch_size 4`` as ``--batch_size=4`` where a positional argument would take the 4."""

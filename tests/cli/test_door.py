@@ -192,6 +192,19 @@ def test_shorthands_reach_the_configuration_of_every_verb(verb, capsys, tmp_path
         assert (code, SHORTHANDS[shorthand] in err, wrong in err) == (2, True, True), err
 
 
+@pytest.mark.parametrize("verb", [verb for verb in TABLE if verb.takes_keys], ids=lambda verb: verb.name)
+def test_a_configuration_is_the_first_word_of_every_verb_that_has_one(verb, capsys, tmp_path):
+    """As people type it. A word too many is told; a word behind options is none."""
+    if any(not action.option_strings for action in verb.parser()._actions):
+        return  # it takes other words
+    code, _, err = said(capsys, verb.name, str(ROOT / TINY), "--batch_size", "0")
+    assert (code, SHORTHANDS["batch_size"] in err) == (2, True), err
+    assert said(capsys, verb.name, str(tmp_path / "run.yaml"))[::2] == (
+        2,
+        f"error: {tmp_path / 'run.yaml'}: no such file\n",
+    )
+
+
 OF_TIME = ["calibrate", "--explain", "--measured"]
 
 

@@ -20,10 +20,10 @@ recomputation, sharded optimizer state, gradient fusion, shardings. A mesh that 
 --most_ranks, is checked as a smaller one of its kind; the verdict says what was checked. Ends with 0 where both agree, 3 where
 they do not or ranks wait for each other, 2 for a configuration that is wrong."""
 EXAMPLES = """examples:
-  %(prog)s --config configs/llama2/pretrain_llama2_7b.yaml
-  %(prog)s --config run.yaml --parallel_config.data_parallel=2 --json
+  %(prog)s configs/llama2/pretrain_llama2_7b.yaml
+  %(prog)s run.yaml --parallel_config.data_parallel=2 --json
   %(prog)s --program output_cluster --single output_single
-  %(prog)s --config configs mindllm/verify/forms --table proven.md
+  %(prog)s configs mindllm/verify/forms --table proven.md
 """
 
 
@@ -31,7 +31,13 @@ def make_parser() -> CommandParser:
     """Returns the parser of the command line."""
     parser = CommandParser(prog=spelled("check"), takes_keys=True, description=DESCRIPTION, epilog=EXAMPLES)
     subject = parser.add_mutually_exclusive_group(required=True)
-    subject.add_argument("--config", nargs="+", type=Path, metavar="YAML", help="runs, and directories of them")
+    subject.add_argument(
+        "--config",
+        nargs="+",
+        type=Path,
+        metavar="YAML",
+        help="runs, and directories of them; also without --config, as the first words",
+    )
     subject.add_argument(
         "--program",
         type=Path,

@@ -9,8 +9,8 @@ from mindllm.process.host_memory import add_memory_option
 
 ADVICE_SECONDS = 20
 EXAMPLE = """example:
-  %(prog)s --config configs/llama2/pretrain_llama2_13b.yaml
-  %(prog)s --config run.yaml --stages 0 7 --max_device_memory 54GB --recompute_config.recompute=[8,8]
+  %(prog)s configs/llama2/pretrain_llama2_13b.yaml
+  %(prog)s run.yaml --stages 0 7 --max_device_memory 54GB --recompute_config.recompute=[8,8]
 """
 
 
@@ -24,7 +24,9 @@ def make_parser() -> CommandParser:
         "Exit code 0: all stages fit, 3: one does not, 2: wrong input.",
         epilog=EXAMPLE,
     )
-    parser.add_argument("--config", required=True, metavar="YAML", help="the run")
+    parser.add_argument(
+        "--config", required=True, metavar="YAML", help="the run; also without --config, as the first word"
+    )
     parser.add_argument("--stages", type=int, nargs="+", metavar="N", help="only these stages (default: all)")
     parser.add_argument("--full", action="store_true", help="simulate whole stages instead of extrapolating small ones")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of the table")

@@ -12,10 +12,10 @@ from mindllm.process.host_memory import add_memory_option
 from mindllm.timing.shipped import DEFAULT
 
 EXAMPLES = """example:
-  %(prog)s --config run.yaml --max_memory 58GB --validate --apply --output planned.yaml
-  %(prog)s --config run.yaml --device my_device.yaml --parallel_config.micro_batch_num=64
-  %(prog)s --config run.yaml --interleave 1 2 4 --validate --apply --output planned.yaml
-  %(prog)s --config run.yaml --formula --interleave 1 2 --yaml plan.yaml
+  %(prog)s run.yaml --max_memory 58GB --validate --apply --output planned.yaml
+  %(prog)s run.yaml --device my_device.yaml --parallel_config.micro_batch_num=64
+  %(prog)s run.yaml --interleave 1 2 4 --validate --apply --output planned.yaml
+  %(prog)s run.yaml --formula --interleave 1 2 --yaml plan.yaml
   %(prog)s --problem problem.json --picture schedule.png
   %(prog)s --problem layers.json --stages 16 --micro_batches 32 --max_memory 53GB --explain
   %(prog)s --measured init.yaml --micro_batches 64 --max_memory 58GB --json
@@ -38,7 +38,8 @@ def make_parser() -> CommandParser:
     source.add_argument(
         "--config",
         metavar="RUN.yaml",
-        help="a run, whose costs are found by simulating small ones; further options are its keys",
+        help="a run, whose costs are found by simulating small ones; further options are its keys; also without --config, as the "
+        "first word",
     )
     source.add_argument("--problem", type=Path, metavar="FILE", help="a problem as JSON, or a layer file of SAPP")
     source.add_argument(

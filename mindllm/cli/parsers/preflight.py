@@ -9,8 +9,8 @@ from mindllm.command import CommandParser, duration, port, positive
 from mindllm.launch.job import HOST
 
 EXAMPLE = """examples:
-  %(prog)s --config configs/llama2/pretrain_llama2_13b.yaml --workers 8
-  %(prog)s --config run.yaml --workers 16 --local_workers 8 --master_addr 192.168.1.10 --node_rank 1
+  %(prog)s configs/llama2/pretrain_llama2_13b.yaml --workers 8
+  %(prog)s run.yaml --workers 16 --local_workers 8 --master_addr 192.168.1.10 --node_rank 1
 
 Exit codes: 0 nothing says no, 2 wrong input, 3 something says no.
 """
@@ -24,7 +24,9 @@ def make_parser() -> CommandParser:
         description="Checks this node before a run: versions, devices, memory, the shared directory, ports, clocks.",
         epilog=EXAMPLE,
     )
-    parser.add_argument("--config", type=Path, help="YAML of the run: its device, output_dir and checkpoints")
+    parser.add_argument(
+        "--config", type=Path, help="YAML of the run, also as the first word: its device, output_dir and checkpoints"
+    )
     parser.add_argument(
         "--directory", type=Path, help="shared directory (default: output_dir of --config, or ./output)"
     )

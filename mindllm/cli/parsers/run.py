@@ -17,24 +17,24 @@ if TYPE_CHECKING:  # the schema takes longer to import than --help may
 TINY, LAST = "configs/llama2/pretrain_llama2_tiny.yaml", "output/llama2_tiny/checkpoint/llm-400"
 EXAMPLES = {
     "train": f"""
-  %(prog)s --config {TINY}
-  %(prog)s --config {TINY} --resume_training auto
-  %(prog)s --config {TINY} --batch_size 4 --print_config
+  %(prog)s {TINY}
+  %(prog)s {TINY} --resume_training auto
+  %(prog)s {TINY} --batch_size 4 --print_config
 """,
     "finetune": f"""
-  %(prog)s --config configs/llama2/finetune_llama2_tiny.yaml --load_checkpoint {LAST}
+  %(prog)s configs/llama2/finetune_llama2_tiny.yaml --load_checkpoint {LAST}
 """,
     "eval": f"""
-  %(prog)s --config {TINY} --load_checkpoint {LAST}
+  %(prog)s {TINY} --load_checkpoint {LAST}
 """,
     "predict": f"""
-  %(prog)s --config {TINY} --load_checkpoint {LAST} \\
+  %(prog)s {TINY} --load_checkpoint {LAST} \\
       --input_data "def main():"
-  %(prog)s --config {TINY} --load_checkpoint {LAST} \\
+  %(prog)s {TINY} --load_checkpoint {LAST} \\
       --input_data prompts.jsonl --save_file results.jsonl
 """,
     "chat": f"""
-  %(prog)s --config {TINY} --load_checkpoint {LAST}
+  %(prog)s {TINY} --load_checkpoint {LAST}
 """,
 }
 DESCRIPTION = "Trains, fine-tunes, evaluates, predicts and chats: one YAML, of which --a.b.c=value overrides any key."
@@ -62,7 +62,9 @@ def make_parser(run_mode: str = "") -> CommandParser:
         description=DESCRIPTIONS.get(run_mode, DESCRIPTION),
         epilog=f"shorthands:\n{shorthands}\n\nexamples:{_examples(run_mode)}{KEYS}",
     )
-    parser.add_argument("--config", required=True, metavar="FILE", help="YAML of the run")
+    parser.add_argument(
+        "--config", required=True, metavar="FILE", help="YAML of the run; also without --config, as the first word"
+    )
     parser.add_argument("--print_config", action="store_true", help="print the resolved YAML and exit")
     return parser
 
@@ -73,7 +75,7 @@ def _examples(run_mode: str) -> str:
         return EXAMPLES[run_mode]
     said = {mode: "" if mode == "train" else f" --run_mode {mode}" for mode in EXAMPLES}
     return "".join(
-        text.replace("%(prog)s", "python %(prog)s")
+        text.replace("%(prog)s", "python %(prog)s --config")  # as people of MindFormers write it
         .replace(".yaml", f".yaml{said[mode]}")
         .lstrip("\n" if mode != "train" else "")
         for mode, text in EXAMPLES.items()

@@ -11,8 +11,8 @@ from mindllm.process.host_memory import add_memory_option
 from mindllm.timing.shipped import DEFAULT, shipped_devices
 
 EXAMPLES = """example:
-  %(prog)s --config configs/llama2/pretrain_llama2_70b_64p.yaml --devices 64
-  %(prog)s --config run.yaml --devices 64 --global_batch 512 --dry_run 3 --apply tuned.yaml
+  %(prog)s configs/llama2/pretrain_llama2_70b_64p.yaml --devices 64
+  %(prog)s run.yaml --devices 64 --global_batch 512 --dry_run 3 --apply tuned.yaml
 """
 
 
@@ -27,7 +27,9 @@ def make_parser() -> CommandParser:
         "2: wrong input.",
         epilog=EXAMPLES,
     )
-    parser.add_argument("--config", required=True, metavar="YAML", help="the run")
+    parser.add_argument(
+        "--config", required=True, metavar="YAML", help="the run; also without --config, as the first word"
+    )
     parser.add_argument("--devices", type=_positive, metavar="N", help="how many (default: the configuration's)")
     parser.add_argument("--global_batch", type=_positive, metavar="B", help="sequences of a step (default: likewise)")
     names = ", ".join(shipped_devices())

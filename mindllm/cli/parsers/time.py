@@ -12,8 +12,8 @@ from mindllm.timing.shipped import DEFAULT, shipped_devices
 
 CALIBRATE = "calibrate"
 EXAMPLES = """example:
-  %(prog)s --config configs/llama2/pretrain_llama2_70b_64p.yaml
-  %(prog)s --config run.yaml --device a100_80g --explain --timeline step.json
+  %(prog)s configs/llama2/pretrain_llama2_70b_64p.yaml
+  %(prog)s run.yaml --device a100_80g --explain --timeline step.json
   %(prog)s --simulated output_offline
   %(prog)s calibrate --measured steps.csv --output my_device.yaml
 """
@@ -45,7 +45,7 @@ def make_parser() -> CommandParser:
         epilog=EXAMPLES,
     )
     subject = parser.add_mutually_exclusive_group(required=True)
-    subject.add_argument("--config", metavar="YAML", help="the run")
+    subject.add_argument("--config", metavar="YAML", help="the run; also without --config, as the first word")
     subject.add_argument(
         "--simulated",
         type=Path,

@@ -8,8 +8,8 @@ from mindllm.cli.registry import spelled
 from mindllm.command import CommandParser, positive
 
 EXAMPLE = """example:
-  %(prog)s --config configs/llama2/finetune_llama2_tiny.yaml --sample 3
-  %(prog)s --config run.yaml --train_dataset.data_loader.config.packing=false --count
+  %(prog)s configs/llama2/finetune_llama2_tiny.yaml --sample 3
+  %(prog)s run.yaml --train_dataset.data_loader.config.packing=false --count
 """
 
 
@@ -22,7 +22,9 @@ def make_parser() -> CommandParser:
         "that do not see each other apart. Further options change keys of the configuration, as with run_llm.py.",
         epilog=EXAMPLE,
     )
-    parser.add_argument("--config", required=True, metavar="YAML", help="the run")
+    parser.add_argument(
+        "--config", required=True, metavar="YAML", help="the run; also without --config, as the first word"
+    )
     parser.add_argument("--sample", type=_number, default=0, metavar="N", help="which sample of the run (default 0)")
     parser.add_argument("--samples", type=positive, default=1, metavar="COUNT", help="how many from there (default 1)")
     parser.add_argument("--ids", action="store_true", help="token by token, with numbers")
