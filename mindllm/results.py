@@ -7,7 +7,7 @@ from abc import abstractmethod
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from mindllm.terminal.json_text import strict
+from mindllm.terminal.json_text import SCHEMA, strict
 
 if TYPE_CHECKING:  # rich takes longer to import than all of `import mindllm`
     from rich.text import Text
@@ -16,7 +16,6 @@ if TYPE_CHECKING:  # rich takes longer to import than all of `import mindllm`
 
     Part = str | Text | Table
 
-SCHEMA = "schema"
 CELL = ' style="text-align:{}"'
 
 

@@ -9,7 +9,6 @@ from mindllm.command import run_command
 from mindllm.fetch.directory import fetch
 from mindllm.fetch.huggingface import HuggingFace
 from mindllm.fetch.modelscope import ModelScope
-from mindllm.results import SCHEMA
 from mindllm.terminal.console import error_console, output, print_json
 from mindllm.terminal.render import BYTES, drawn
 
@@ -36,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         files = [file.name for file in listing.files]
         told = {"written": str(written), "hub": options.hub, "repository": repository, "licence": listing.licence}
         told |= {"revision": listing.revision, "commit": listing.commit}
-        print_json({SCHEMA: 1, **told, "bytes": listing.size, "files": files})
+        print_json({**told, "bytes": listing.size, "files": files})
     else:
         output.print(f"wrote {written}")
     return 0

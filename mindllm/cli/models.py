@@ -10,11 +10,9 @@ from mindllm.cli.parsers.models import make_parser
 from mindllm.command import run_command
 from mindllm.config.reading.shipped_models import ShippedModel, shipped_models
 from mindllm.errors import UserError, nearest
-from mindllm.results import SCHEMA
 from mindllm.terminal.console import output, print_json
 from mindllm.terminal.tables import Column, Table
 
-VERSION = 1
 UNITS = ((10**12, "T"), (10**9, "B"), (10**6, "M"), (10**3, "K"))
 
 
@@ -26,7 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     shipped = _matching(shipped_models(), words) if words or not directories else []
     local = [entry for directory in directories for entry in _models_in(directory)]
     if options.json:
-        print_json({SCHEMA: VERSION, "models": [model.to_dict() for model in shipped], "directories": local})
+        print_json({"models": [model.to_dict() for model in shipped], "directories": local})
         return 0
     if shipped:
         output.print(_shipped_table(shipped))

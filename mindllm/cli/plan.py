@@ -128,7 +128,7 @@ def _manual(options: argparse.Namespace, problem: Problem, console: PlainConsole
 
     plans = evaluate_manual(problem, options.manual)
     if options.json:
-        print_json({name: manual_answer(evaluation) for name, evaluation in plans.items()})
+        print_json({"plans": {name: manual_answer(evaluation) for name, evaluation in plans.items()}})
     else:
         _print(manual_parts(plans), console)
     if options.picture:

@@ -12,7 +12,6 @@ from typing import Any
 from mindllm.cli.parsers.quantize import make_parser
 from mindllm.errors import UserError, nearest
 from mindllm.files import atomic_open
-from mindllm.results import SCHEMA
 from mindllm.terminal.console import error_console, output, print_json
 from mindllm.terminal.render import drawn
 
@@ -42,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     place = path.with_name(f"{path.name}.yaml")
     _write(place, options, given)
     if options.json:
-        print_json({SCHEMA: 1, "written": str(path), "options": str(place)})
+        print_json({"written": str(path), "options": str(place)})
     else:
         output.print(f"wrote {path}")
         error_console.print(

@@ -141,6 +141,6 @@ def _read(path: Path) -> str:
     return ""
 
 
-def as_json(findings: list[Finding]) -> list[dict[str, Any]]:
+def as_json(findings: list[Finding]) -> dict[str, Any]:
     """The findings for programs."""
-    return [dict(finding.__dict__) for finding in findings]
+    return {"findings": [dict(finding.__dict__) for finding in findings]}

@@ -12,7 +12,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 from typing import IO, Any, TypeVar
 
@@ -30,7 +30,7 @@ from rich.progress import (
 from rich.status import Status
 from rich.text import Text
 
-from mindllm.terminal.json_text import strict
+from mindllm.terminal.json_text import SCHEMA, strict
 from mindllm.terminal.text import styled, visible
 
 Item = TypeVar("Item")
@@ -182,6 +182,8 @@ def track(items: Iterable[Item], description: str, *, shown: bool = True) -> Ite
 def print_json(tree: Any) -> None:
     """One JSON object on one line of standard output, in ASCII: whatever is in its strings is escaped.
 
-    A number that JSON does not know is a string, ``"NaN"``, ``"Infinity"`` or ``"-Infinity"``.
+    A number that JSON does not know is a string, ``"NaN"``, ``"Infinity"`` or ``"-Infinity"``. Keys that tell no version of
+    themselves, under ``schema``, are the first.
     """
-    sys.stdout.write(json.dumps(strict(tree), allow_nan=False) + "\n")
+    versioned = {SCHEMA: 1, **tree} if isinstance(tree, Mapping) else tree
+    sys.stdout.write(json.dumps(strict(versioned), allow_nan=False) + "\n")

@@ -10,6 +10,8 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+SCHEMA = "schema"  # the key of what commands print for programs that tells the version of its other keys
+
 
 def as_name(number: float) -> str:
     """``NaN``, ``Infinity`` or ``-Infinity``."""

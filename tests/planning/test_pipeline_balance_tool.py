@@ -92,7 +92,7 @@ def test_manual_plans_are_judged_like_our_own(problem_file, tmp_path, capsys):
     manual = tmp_path / "manual.yaml"
     manual.write_text(yaml.safe_dump({"mine": lists, "all": {"offset": 0, "recompute": True}}))
     main(["--problem", str(problem_file), "--manual", str(manual), "--json"])
-    judged = json.loads(capsys.readouterr().out)
+    judged = json.loads(capsys.readouterr().out)["plans"]
     assert judged["mine"]["step_time"] == own["step_time"]
     assert judged["mine"]["fits"]
     manual.write_text(yaml.safe_dump({"mine": {"offset": [1, 0, 0]}}))

@@ -53,7 +53,7 @@ def test_paths_are_those_of_where_it_is_called(tmp_path, port, monkeypatch):
 def test_without_a_device_it_says_so_and_ends_with_3(tmp_path, port):
     result = run(LARGE, "--directory", tmp_path, "--port", port, "--json")
     assert result.returncode == 3
-    findings = {item["subject"]: item for item in json.loads(result.stdout)}
+    findings = {item["subject"]: item for item in json.loads(result.stdout)["findings"]}
     assert findings["devices"]["state"] == "no"
     assert "no Ascend device is visible" in findings["devices"]["seen"]
     assert findings["MindSpore"]["state"] == "good"
