@@ -104,25 +104,39 @@ def _fetch_one(listing: Listing, file: RemoteFile, kept: Path, done: Any) -> Non
     with open(unfinished, "ab", buffering=0) as content:
         done(content.tell())
         if content.tell() < file.size:  # it may have been stopped between the last byte and its name
-            counted: Any = _Counted(content, done)
+            counted: Any = _Counted(content, unfinished, done)
             listing.hub.transfer(listing, file, counted)
-            os.fsync(content.fileno())
+            with _told(unfinished):
+                os.fsync(content.fileno())
     if problem := _problem(unfinished, file):
         unfinished.unlink()
         raise RunFailed(f"{file.name} of {listing.repository}: {problem}; it is removed, fetch again")
     unfinished.replace(kept / file.name)
 
 
-class _Counted:
-    """A file that tells how long it is."""
+@contextmanager
+def _told(path: Path) -> Iterator[None]:
+    """Errors of the disk as what they are: what a hub's client raises of them would be taken for the network's."""
+    try:
+        yield
+    except OSError as error:
+        raise RunFailed(
+            f"{path}: cannot be written: {error.strerror or error}; make room and run again to continue, or give --output "
+            "elsewhere"
+        ) from error
 
-    def __init__(self, file: IO[bytes], done: Any) -> None:
-        self.file, self.done = file, done
+
+class _Counted:
+    """A file that tells how long it is, and what is wrong with its disk."""
+
+    def __init__(self, file: IO[bytes], path: Path, done: Any) -> None:
+        self.file, self.path, self.done = file, path, done
 
     def write(self, data: bytes) -> int:
         view = memoryview(data)
-        while view:
-            view = view[self.file.write(view) :]
+        with _told(self.path):
+            while view:
+                view = view[self.file.write(view) :]
         self.done(self.file.tell())
         return len(data)
 

@@ -1,5 +1,7 @@
 """mindllm fetch against a server that speaks both hubs' protocols: whole or absent, checked, continued after a kill."""
 
+import errno
+import io
 import json
 import os
 import shutil
@@ -179,6 +181,34 @@ def test_a_full_disk_is_told_before_anything_is_fetched(hub, tmp_path, monkeypat
     with pytest.raises(RunFailed, match=r"0\.03 GB are to be fetched and 0\.11 GB are free"):
         fetch(listing, tmp_path / "model")
     assert hub.requests == []
+
+
+class FillingDisk(io.FileIO):
+    """A file on a disk that has room for one megabyte of it."""
+
+    room = 1 << 20
+
+    def write(self, data):
+        if self.tell() >= self.room:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return super().write(memoryview(data)[: self.room - self.tell()])
+
+
+def test_a_disk_that_fills_while_a_file_is_written_is_told_and_continued(hub, tmp_path, monkeypatch):
+    hub.files["model.safetensors"] = LARGE
+    listing = list_files(hub)
+    with monkeypatch.context() as patch:
+        patch.setattr(fetching, "open", lambda path, mode, **_: FillingDisk(path, mode), raising=False)
+        with pytest.raises(RunFailed) as told:
+            fetch(listing, tmp_path / "model")
+    (kept,) = (tmp_path / ".model.fetch").glob("model.safetensors*")
+    assert str(told.value).startswith(f"{kept}: cannot be written: No space left on device; make room and run again")
+    assert hub.url not in str(told.value), "the network is not blamed"
+    assert not (tmp_path / "model").exists()
+    hub.requests.clear()
+    assert (fetch(listing, tmp_path / "model") / "model.safetensors").read_bytes() == LARGE
+    asked = {path.rpartition("/")[2]: piece for method, path, piece in hub.requests if method == "GET"}
+    assert f"bytes={1 << 20}-" in asked.values(), "it goes on where the disk was full"
 
 
 def test_two_at_once_do_not_write_one_directory(hub, tmp_path):
