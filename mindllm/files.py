@@ -24,6 +24,13 @@ def size_in_bytes(text: str) -> int:
     return int(float(text[:-2]) * UNITS[text[-2:]])
 
 
+def size_text(size: int) -> str:
+    """Return a size in bytes as :func:`size_in_bytes` reads it, exactly."""
+    unit = next((unit for unit in ("GB", "MB") if size % UNITS[unit] == 0), "KB")
+    whole, rest = divmod(size, UNITS[unit])
+    return f"{whole}.{rest:03d}{unit}" if rest else f"{whole}{unit}"
+
+
 def sync_directory(directory: Path) -> None:
     """Makes renames inside ``directory`` durable (POSIX: the directory entry is flushed by syncing the directory)."""
     descriptor = os.open(directory, os.O_RDONLY)

@@ -11,7 +11,7 @@ from typing import Any
 
 from mindllm.cli.parsers.quantize import make_parser
 from mindllm.errors import UserError, nearest
-from mindllm.files import atomic_open
+from mindllm.files import atomic_open, size_text
 from mindllm.terminal.console import error_console, output, print_json
 from mindllm.terminal.render import drawn
 
@@ -91,5 +91,6 @@ def _write(place: Path, options: Namespace, given: Sequence[str]) -> None:
 
     kept = {name: value for name, value in vars(options).items() if name not in NOT_KEPT and value is not None}
     tree = {name: str(Path(value).resolve()) if name in PATHS else value for name, value in kept.items()}
+    tree["max_shard_size"] = size_text(options.max_shard_size)
     with atomic_open(place) as file:
         file.write(f"# Written by: {shlex.join(['mindllm', 'quantize', *given])}\n{write_yaml(tree)}")

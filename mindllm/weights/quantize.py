@@ -8,7 +8,7 @@ seen by those behind it. Operators run one at a time, in MindSpore's PyNative mo
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -41,6 +41,7 @@ Weights = dict[str, Any]
 Method = Literal["rtn", "gptq", "awq"]
 QUERY_KEY_VALUE = ("attention.wq", "attention.wk", "attention.wv")
 UP = ("feed_forward.w1", "feed_forward.w3")
+GROUPS = (128, 64, 32, 16, 8, 4, 2, 1)
 INPUTS = ("attention.wq", "attention.wo", "feed_forward.w1", "feed_forward.w2")
 """Of the projections of a layer that share an input the first one."""
 SHARES = {"attention.wk": "attention.wq", "attention.wv": "attention.wq", "feed_forward.w3": "feed_forward.w1"}
@@ -135,11 +136,14 @@ def _watch(layer: nn.Cell, module: str, seen: dict[str, Inputs]):
 
 @dataclass(frozen=True)
 class Options:
-    """How a model is rounded: the method, its ``bits`` and ``group``, and the text GPTQ and AWQ look at."""
+    """How a model is rounded: the method, its ``bits`` and ``group``, and the text GPTQ and AWQ look at.
+
+    ``group``: columns that share a scale; 0: the largest of GROUPS that divides all projections.
+    """
 
     method: Method
     bits: int = 4
-    group: int = 128
+    group: int = 0
     act_order: bool = False
     calibration: Path | None = None
     samples: int = 64
@@ -178,7 +182,7 @@ def quantize_weights(
     _refuse(options)
     whole = read_whole(source)
     model = whole.model.model_copy(update={"quantization_config": None})
-    _refuse_groups(model, options)
+    options = replace(options, group=_group_of(model, options.group))
     file = options.tokenizer or whole.tokenizer
     tokenizer = None if file is None else load_tokenizer(file)
     if options.method == "rtn":
@@ -208,14 +212,18 @@ def _refuse(options: Options) -> None:
         raise UserError(f"--method {options.method} looks at a text; give --calibration FILE")
 
 
-def _refuse_groups(model: ModelConfig, options: Options) -> None:
-    for name, ours in matrices_of(model).items():
-        width = model.architecture.weight_shapes()[ours[0]][1]
-        if width % options.group:
-            smaller = next(size for size in (64, 32, 16, 8, 4, 2, 1) if width % size == 0)
+def _group_of(model: ModelConfig, asked: int) -> int:
+    """Columns that share a scale: what is asked for, where it divides all projections, or the largest usual number that does."""
+    widths = {name: model.architecture.weight_shapes()[ours[0]][1] for name, ours in matrices_of(model).items()}
+    fitting = next(size for size in GROUPS if not any(width % size for width in widths.values()))
+    if not asked:
+        return fitting
+    for name, width in widths.items():
+        if width % asked:
             raise UserError(
-                f"--group {options.group}: {name} has {width} columns, which such groups do not divide; write --group {smaller}"
+                f"--group {asked}: {name} has {width} columns, which such groups do not divide; write --group {fitting}"
             )
+    return asked
 
 
 def _calibrated(

@@ -102,14 +102,15 @@ def add_quantize_options(parser: argparse.ArgumentParser, method: str | None, re
     said = f"default {method}" if method else "default gptq with --calibration, else rtn"
     count = None if required else "?"
     parser.add_argument(
-        "source", type=Path, nargs=count, metavar="WEIGHTS", help="Hugging Face directory or checkpoint"
+        "source", type=Path, nargs=count, metavar="WEIGHTS", help="Hugging Face directory, GGUF file or checkpoint"
     )
     parser.add_argument(
         "target", type=output_directory, nargs=count, metavar="HF_DIRECTORY", help="must not exist, or be empty"
     )
     parser.add_argument("--method", choices=METHODS, default=method, help=f"rtn: to the nearest code ({said})")
     parser.add_argument("--bits", type=int, choices=(4, 8), default=4)
-    parser.add_argument("--group", type=positive, default=128, metavar="N", help="columns that share a scale (128)")
+    group = "columns that share a scale (default 128, or the largest power of 2 below that divides all)"
+    parser.add_argument("--group", type=positive, metavar="N", help=group)
     parser.add_argument("--calibration", type=Path, metavar="FILE", help="text that gptq and awq look at")
     parser.add_argument("--samples", type=positive, default=64, metavar="N", help="pieces of the text (64)")
     parser.add_argument("--length", type=positive, default=512, metavar="N", help="tokens of a piece (512)")
