@@ -84,7 +84,7 @@ def _finetune(options: Namespace, overrides: list[str], command: str) -> MadeRun
 
 def _pretrain(options: Namespace, overrides: list[str], command: str) -> MadeRun:
     from mindllm.config import load_config
-    from mindllm.recipes.corpus import prepare_text, size_of
+    from mindllm.recipes.corpus import look_at_text, prepare_text, size_of
     from mindllm.recipes.network import find_network
     from mindllm.recipes.pretraining import Pretraining, pretrain_recipe, vocabulary
     from mindllm.terminal.console import error_console
@@ -95,9 +95,10 @@ def _pretrain(options: Namespace, overrides: list[str], command: str) -> MadeRun
     size = vocabulary(network, size_of(options.data))
     options.output = options.output or _asked_output(overrides) or OUTPUT / f"{network.name}-pretrain"
     early = load_config(network.tree(options.output), _about_results(overrides))
-    _refuse_another_run(early)  # before hours go into text
+    if not options.print_config:
+        _refuse_another_run(early)  # before hours go into text
     with passing() as progress:
-        text = prepare_text(
+        text = (look_at_text if options.print_config else prepare_text)(
             options.data,
             options.output,
             tokenizer,
@@ -107,8 +108,9 @@ def _pretrain(options: Namespace, overrides: list[str], command: str) -> MadeRun
             progress=progress,
         )
     if text.trained:
+        would = "has" if text.tokenizer_file.is_file() else "would have"
         error_console.print(
-            f"no tokenizer was given: {text.tokenizer.path} has {text.tokenizer.vocab_size} tokens of this text"
+            f"no tokenizer was given: {text.tokenizer_file} {would} {text.tokenizer.vocab_size} tokens of this text"
         )
     error_console.print(f"text: {text.prefix}: {text.describe()}")
     run = Pretraining(network, text, options.output, tuple(overrides), options.epochs)

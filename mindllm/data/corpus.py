@@ -140,12 +140,8 @@ class CorpusWriter(IndexedWriter):
 
     def __init__(self, prefix: Path | str, tokenizer: Tokenizer, *, append_eod: bool, source_fingerprint: str) -> None:
         super().__init__(prefix, smallest_dtype(tokenizer.vocab_size))
-        if append_eod and tokenizer.eos_id is None:
-            raise UserError(
-                f"{tokenizer.path}: has no end-of-sequence token to end documents with; use --no-append-eod"
-            )
         self.tokenizer = tokenizer
-        self.eod_id = tokenizer.eos_id if append_eod else None
+        self.eod_id = end_of_documents(tokenizer) if append_eod else None
         self.source_fingerprint = source_fingerprint
         self._byte_counts = array("q")
 
@@ -180,6 +176,13 @@ class CorpusWriter(IndexedWriter):
         self._meta_temporary.write_text(json.dumps(dataclasses.asdict(self.meta()), indent=1) + "\n", encoding="utf-8")
         with open(self._byte_counts_temporary, "wb") as file:
             np.save(file, np.frombuffer(self._byte_counts, dtype=np.int64))
+
+
+def end_of_documents(tokenizer: Tokenizer) -> int:
+    """Return the token that ends documents; UserError where the tokenizer has none."""
+    if tokenizer.eos_id is None:
+        raise UserError(f"{tokenizer.path}: has no end-of-sequence token to end documents with; use --no-append-eod")
+    return tokenizer.eos_id
 
 
 def read_meta(prefix: Path | str) -> CorpusMeta | None:

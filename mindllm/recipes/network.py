@@ -1,4 +1,4 @@
-"""What ``--like`` names: a shipped configuration, a YAML, a Hugging Face directory, or what a run has trained."""
+"""What ``--like`` names: a shipped configuration, a YAML, a Hugging Face directory, a GGUF file, or what a run has trained."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Network:
         base: the YAML that a run stands over.
         architecture: as it is named.
         keys: those of ``model.model_config`` that ``base`` does not give.
-        directory: the Hugging Face directory that gives them, whose tokenizer fits; None: there is none.
+        directory: the Hugging Face directory, or GGUF file, that gives them, whose tokenizer fits; None: there is none.
         tokenizer: the tokenizer of its weights; empty where none is known.
         config: what ``base`` says of a run, for what has to be said otherwise.
     """
@@ -112,7 +112,7 @@ def find_network(named: str) -> Network:
         path = path.parent
     if path.suffix in (".yaml", ".yml") and path.is_file():
         return _of_yaml(path, str(path.resolve()), path.stem.removeprefix(SHIPPED))
-    if path.is_dir() and is_hugging_face(path):
+    if is_hugging_face(path):
         return _of_directory(path)
     if path.exists():
         model = find_model(path)
@@ -149,4 +149,5 @@ def _of_directory(path: Path) -> Network:
     found = read_model_config(path)
     tree = found.model_dump(mode="json", by_alias=True, exclude_unset=True)
     keys = {key: value for key, value in tree.items() if key not in OF_WEIGHTS and value is not None}
-    return Network(path.resolve().name, BASE, found, keys, path, find_model(path).tokenizer, None)
+    model = find_model(path)
+    return Network(model.name, BASE, found, keys, path, model.tokenizer, None)

@@ -152,7 +152,7 @@ def _before_the_batch(run: Pretraining) -> Iterator[Choice]:
     yield from layout_choices(devices_here(), sharded_state=True)
     yield Choice("model.model_config.seq_length", *run.length)
     trained = "trained on this text" if run.text.trained else "that of the text"
-    yield Choice("processor.tokenizer.vocab_file", str(run.text.tokenizer.path.resolve()), trained)
+    yield Choice("processor.tokenizer.vocab_file", str(run.text.tokenizer_file.resolve()), trained)
     yield Choice(f"{LOADER}.data_path", str(run.text.prefix.resolve()), run.text.describe())
     held_out = run.figure("held out")
     split = f"{100 * (1 - held_out):g},{100 * held_out:g}" if run.holds_out else "1"

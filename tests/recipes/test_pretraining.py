@@ -8,7 +8,7 @@ from tiny_chat import WORDS, save_tiny_chat_model
 from mindllm.config import load_config
 from mindllm.errors import UserError
 from mindllm.recipes import fit
-from mindllm.recipes.corpus import prepare_text
+from mindllm.recipes.corpus import look_at_text, prepare_text
 from mindllm.recipes.network import find_network, shipped_networks
 from mindllm.recipes.pretraining import Pretraining, pretrain_recipe, vocabulary
 
@@ -95,6 +95,27 @@ def test_text_is_made_once_and_again_when_it_changed(text, tmp_path):
     other = prepare_text([changing], tmp_path, "", 280)
     assert (other.summary.up_to_date, other.summary.meta.documents) == (False, 121)
     assert other.tokenizer.fingerprint != first.tokenizer.fingerprint
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_what_is_counted_is_what_is_made_and_nothing_is_written(own, directory, text, tmp_path):
+    tokenizer = "" if own else directory / "tokenizer.json"
+    texts = [text, tmp_path / "empty.txt", tmp_path / "latin.txt"]
+    texts[1].touch()
+    texts[2].write_bytes("déjà vu".encode("latin-1") + b"\n" + " ".join(WORDS * 3).encode())
+    counted = look_at_text(texts, tmp_path / "out", tokenizer, 280)
+    assert not (tmp_path / "out").exists()
+    prepared = prepare_text(texts, tmp_path / "out", tokenizer, 280)
+    assert counted.summary.meta == prepared.summary.meta
+    assert (counted.summary.empty, counted.summary.invalid_utf8) == (
+        prepared.summary.empty,
+        prepared.summary.invalid_utf8,
+    )
+    assert (counted.tokenizer_file, counted.prefix) == (prepared.tokenizer_file, prepared.prefix)
+    network = find_network(str(directory))
+    assert made(network, counted, tmp_path / "out").yaml() == made(network, prepared, tmp_path / "out").yaml()
+    again = look_at_text(texts, tmp_path / "out", tokenizer, 280)
+    assert (again.summary.up_to_date, again.summary.meta) == (True, prepared.summary.meta)
 
 
 def test_a_little_text_trains_a_smaller_vocabulary_than_was_asked_for(text, tmp_path):

@@ -33,7 +33,13 @@ def make_parser() -> CommandParser:
         epilog=EXAMPLE,
     )
     add = parser.add_argument
-    add("named", nargs="?", type=Path, metavar="MODEL", help="Hugging Face directory, checkpoint, run or adapter")
+    add(
+        "named",
+        nargs="?",
+        type=Path,
+        metavar="MODEL",
+        help="Hugging Face directory, GGUF file, checkpoint, run or adapter",
+    )
     add("--model", type=Path, metavar="PATH", help="the same, as an option")
     add("--base", type=Path, metavar="DIR", help="weights of an adapter whose own file does not find them")
     add("--config", metavar="FILE", help="YAML of an evaluation, in place of MODEL and --tasks")

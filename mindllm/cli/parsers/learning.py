@@ -59,7 +59,13 @@ def make_parser(verb: str) -> CommandParser:
 
 def _add_finetune(parser: CommandParser) -> None:
     add = parser.add_argument
-    add("model", nargs="?", type=Path, metavar="MODEL", help="Hugging Face directory, or checkpoint or output of a run")
+    add(
+        "model",
+        nargs="?",
+        type=Path,
+        metavar="MODEL",
+        help="Hugging Face directory, GGUF file, checkpoint or output of a run",
+    )
     data = "conversations or pairs of answers: .jsonl, .json, .csv, .parquet, or a directory of them (docs/data.md)"
     add("data", nargs="*", type=Path, metavar="DATA", help=data)
     add("--method", choices=METHODS, help="how the model is changed (default: lora; of pairs dpo; of codes qlora)")
@@ -69,7 +75,11 @@ def _add_finetune(parser: CommandParser) -> None:
 def _add_pretrain(parser: CommandParser) -> None:
     add = parser.add_argument
     add("data", nargs="*", type=Path, metavar="TEXT", help="text: .jsonl with text, .txt, or a directory of files")
-    add("--like", metavar="MODEL", help="the network: a shipped name (qwen2_5_0_5b), a directory, or its config.json")
+    add(
+        "--like",
+        metavar="MODEL",
+        help="the network: a shipped name (qwen2_5_0_5b), a directory, its config.json, or a GGUF file",
+    )
     add("--tokenizer", type=Path, metavar="FILE", help="tokenizer (default: that of the directory, or one is trained)")
     add("--json-keys", nargs="+", default=["text"], metavar="KEY", help="keys of a record that are its text (text)")
     add(

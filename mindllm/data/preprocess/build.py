@@ -10,6 +10,7 @@ from pathlib import Path
 
 from mindllm.data.corpus import Corpus, CorpusMeta, corpus_files, read_meta
 from mindllm.data.indexed import index_path
+from mindllm.data.preprocess.counting import CountingWriter
 from mindllm.data.preprocess.documents import DocumentReader
 from mindllm.data.preprocess.pieces import PIECE_BYTES, Piece, cut, read
 from mindllm.data.preprocess.resume import ResumableWriter, encode_pieces
@@ -67,7 +68,7 @@ def build(
         meta = Corpus(prefix).meta
         assert meta is not None
         return Summary(meta, corpus_files(prefix), tokenizer.path, time.perf_counter() - began, up_to_date, empty)
-    workers = max(1, min(workers, _work(texts) // (PIECES_WORTH_A_WORKER * PIECE_BYTES)))
+    workers = _workers(texts, workers)
     with ResumableWriter(prefix, tokenizer, append_eod=append_eod, source_fingerprint=wanted) as writer:
         resumed = writer.token_count
         _write(texts, writer, workers, documents, progress)
@@ -77,6 +78,39 @@ def build(
     invalid = tuple(sorted(writer.invalid))
     return Summary(
         writer.meta(), corpus_files(prefix), tokenizer.path, seconds, up_to_date, empty + writer.empty, invalid, resumed
+    )
+
+
+def measure(
+    sources: Sequence[Source],
+    prefix: Path,
+    tokenizer: Tokenizer,
+    *,
+    documents: DocumentReader | None = None,
+    workers: int = 1,
+    progress: Progress = unwatched,
+) -> Summary:
+    """Return what :func:`build` would say of a corpus, and write nothing: what is there already, or all text encoded and counted.
+
+    Raises:
+        UserError: there is no text, or a record that has none; as :func:`build`.
+    """
+    began = time.perf_counter()
+    texts = [source for source in sources if source.size]
+    if not texts:
+        raise UserError(f"all {len(sources)} files are empty: there is no text")
+    there = read_meta(prefix) if is_up_to_date(sources, prefix, tokenizer, documents) else None
+    empty = len(sources) - len(texts)
+    if there is not None:
+        return Summary(there, corpus_files(prefix), tokenizer.path, time.perf_counter() - began, True, empty)
+    counter = CountingWriter(tokenizer)
+    _write(texts, counter, _workers(texts, workers), documents, progress)
+    if not len(counter):
+        raise UserError(f"all documents of {len(texts)} files are empty: there is no text")
+    wanted = fingerprint(sources, tokenizer=tokenizer.fingerprint, append_eod=True, **_options(documents))
+    seconds = time.perf_counter() - began
+    return Summary(
+        counter.meta(wanted), [], tokenizer.path, seconds, False, empty + counter.empty, tuple(sorted(counter.invalid))
     )
 
 
@@ -96,6 +130,10 @@ def is_up_to_date(
 def _options(documents: DocumentReader | None) -> dict[str, object]:
     """What decides the documents beside the files; nothing where every file is one."""
     return {} if documents is None else {"documents": asdict(documents)}
+
+
+def _workers(sources: Sequence[Source], most: int) -> int:
+    return max(1, min(most, _work(sources) // (PIECES_WORTH_A_WORKER * PIECE_BYTES)))
 
 
 def _work(sources: Sequence[Source]) -> int:
@@ -143,7 +181,7 @@ def _is_up_to_date(prefix: Path, wanted: str) -> bool:
 
 def _write(
     sources: Sequence[Source],
-    writer: ResumableWriter,
+    writer: ResumableWriter | CountingWriter,
     workers: int,
     documents: DocumentReader | None,
     progress: Progress,
