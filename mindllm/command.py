@@ -19,7 +19,7 @@ from typing import Any, ClassVar, NoReturn
 
 from mindllm.errors import LONGEST_PART, CheckFailed, RunFailed, UserError, bounded, nearest
 from mindllm.extras import advice
-from mindllm.files import obstacle
+from mindllm.files import FULL, obstacle
 from mindllm.process.exit_hooks import leave
 from mindllm.process.interrupts import INTERRUPTED, leave_nothing_behind, leave_on_interrupt, raise_on_interrupt
 from mindllm.shorthands import SHORTHANDS
@@ -177,7 +177,8 @@ def exit_code(main: Callable[[Sequence[str] | None], int | None], arguments: Seq
 
 def _of_system(error: OSError) -> str:
     names = [bounded(str(name), LONGEST_PART) for name in (error.filename, error.filename2) if name is not None]
-    return ": ".join([" -> ".join(names), error.strerror or str(error)]) if names else error.strerror or str(error)
+    said = ": ".join([" -> ".join(names), error.strerror or str(error)]) if names else error.strerror or str(error)
+    return f"{said}; make room there, or write elsewhere" if error.errno in FULL else said
 
 
 def positive(text: str) -> int:

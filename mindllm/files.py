@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import tempfile
@@ -14,6 +15,7 @@ from mindllm.process.temporary import goes_with_this_process, stays
 
 SIZE_PATTERN = r"^[1-9]\d*(\.\d+)?(KB|MB|GB)$"
 LONGEST_NAME = 200  # of the 255 bytes Linux allows; names of unfinished files are longer than the final ones
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # errors of a disk, or of what a user may have of it
 UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9}
 
 
@@ -68,6 +70,17 @@ def obstacle(path: Path | str, directory: bool = False) -> str:
 
 
 @contextmanager
+def naming(path: Path | str) -> Iterator[None]:
+    """Has the error of a full disk name ``path``: it is met by a write, which knows no file."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None and error.errno in FULL:
+            error.filename = str(path)
+        raise
+
+
+@contextmanager
 def atomic_path(path: Path | str) -> Iterator[Path]:
     """Yields a temporary path beside ``path``; on success it is synced and renamed to ``path``, on failure it is removed."""
     path = Path(path)
@@ -77,13 +90,9 @@ def atomic_path(path: Path | str) -> Iterator[Path]:
     temporary = Path(name)
     goes_with_this_process(temporary)
     try:
-        yield temporary
-        mode = 0o666 & ~_umask()
-        temporary.chmod(mode)
-        with open(temporary, "rb") as file:
-            os.fsync(file.fileno())
-        temporary.replace(path)
-        sync_directory(path.parent)
+        with naming(path):
+            yield temporary
+            _finish(temporary, path)
     finally:
         stays(temporary)
         temporary.unlink(missing_ok=True)
@@ -96,6 +105,14 @@ def atomic_open(path: Path | str, mode: str = "w") -> Iterator[IO]:
     with atomic_path(path) as temporary, open(temporary, mode, encoding=encoding) as file:
         yield file
         file.flush()
+
+
+def _finish(temporary: Path, path: Path) -> None:
+    temporary.chmod(0o666 & ~_umask())
+    with open(temporary, "rb") as file:
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    sync_directory(path.parent)
 
 
 def _umask() -> int:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from mindllm.errors import UserError
-from mindllm.files import atomic_path
+from mindllm.files import atomic_path, naming
 from mindllm.outside import open_file, read_bytes
 
 MAGIC = b"MMIDIDX\x00\x00"
@@ -71,6 +71,7 @@ class IndexedWriter:
 
     def __enter__(self) -> IndexedWriter:
         self._index_temporary = self._add_file(index_path(self.prefix))  # first in, so the last to appear
+        self._files.enter_context(naming(bin_path(self.prefix)))
         self._bin = self._open_tokens()
         return self
 
@@ -97,7 +98,8 @@ class IndexedWriter:
             raise ValueError(
                 f"tokens {values.min()}..{values.max()} do not fit {self.dtype} in {bin_path(self.prefix)}"
             )
-        self._bin.write(values.astype(self.dtype, copy=False).tobytes())
+        with naming(bin_path(self.prefix)):
+            self._bin.write(values.astype(self.dtype, copy=False).tobytes())
         self._open_length += values.size
 
     def end_document(self) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from mindllm.files import atomic_open
+from mindllm.files import atomic_open, naming
 from mindllm.outside import open_file, parse_json
 from mindllm.terminal.json_text import strict
 
@@ -48,9 +48,10 @@ class MetricsFile:
         line = json.dumps(plain, allow_nan=False).encode() + b"\n"
         size = self._file.seek(0, os.SEEK_END)
         try:
-            written = self._file.write(line)
-            if written != len(line):
-                raise OSError(f"{self.path}: only {written} of {len(line)} bytes could be written")
+            with naming(self.path):
+                rest = memoryview(line)
+                while rest:  # a disk that becomes full takes a part first
+                    rest = rest[self._file.write(rest) :]
         except OSError:
             self._file.truncate(size)
             raise

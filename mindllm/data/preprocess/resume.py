@@ -34,7 +34,7 @@ from mindllm.data.indexed import bin_path, smallest_dtype
 from mindllm.data.preprocess.pieces import Piece, batched, read
 from mindllm.data.tokenizers.tokenizer import Tokenizer, load_tokenizer
 from mindllm.errors import RunFailed, UserError
-from mindllm.files import atomic_open
+from mindllm.files import atomic_open, naming
 
 UNDER_WAY = 3  # batches per worker: enough that none waits
 SAVE_BYTES = 4 << 20  # of tokens between two saves
@@ -217,23 +217,24 @@ class ResumableWriter(CorpusWriter):
             self._save()
 
     def _save(self) -> None:
-        self._bin.flush()
-        os.fsync(self._bin.fileno())
-        _append(self.work / "lengths", self._lengths[self._logged :])
-        _append(self.work / "bytes", self._byte_counts[self._logged :])
-        self._logged, self._saved_tokens = len(self._lengths), self.token_count + self._open_length
-        progress = {
-            "source_fingerprint": self.source_fingerprint,
-            "pieces": self.pieces_done,
-            "sizes": {name: (self.work / name).stat().st_size for name in ("tokens", "lengths", "bytes")},
-            "tokens": self.token_count,
-            "open_length": self._open_length,
-            "open_bytes": self.open_bytes,
-            "empty": self.empty,
-            "invalid": sorted(self.invalid),
-        }
-        with atomic_open(self.work / "progress.json") as file:
-            json.dump(progress, file)
+        with naming(self.work):
+            self._bin.flush()
+            os.fsync(self._bin.fileno())
+            _append(self.work / "lengths", self._lengths[self._logged :])
+            _append(self.work / "bytes", self._byte_counts[self._logged :])
+            self._logged, self._saved_tokens = len(self._lengths), self.token_count + self._open_length
+            progress = {
+                "source_fingerprint": self.source_fingerprint,
+                "pieces": self.pieces_done,
+                "sizes": {name: (self.work / name).stat().st_size for name in ("tokens", "lengths", "bytes")},
+                "tokens": self.token_count,
+                "open_length": self._open_length,
+                "open_bytes": self.open_bytes,
+                "empty": self.empty,
+                "invalid": sorted(self.invalid),
+            }
+            with atomic_open(self.work / "progress.json") as file:
+                json.dump(progress, file)
 
 
 def _append(path: Path, values: array) -> None:

@@ -25,7 +25,7 @@ from typing import IO
 
 from mindllm.config import RunConfig
 from mindllm.errors import RunFailed, UserError
-from mindllm.files import atomic_open
+from mindllm.files import atomic_open, naming
 from mindllm.process.exit_hooks import when_leaving
 from mindllm.train.checkpoint import CheckpointStore, Peers
 from mindllm.train.checkpoint.joint import named
@@ -73,9 +73,10 @@ class RunLock:
             if error.errno not in WITHOUT_LOCKS:
                 raise
             logger.warning("%s: its file system has no locks: nothing keeps a second run out", self.directory)
-        file.truncate(0)
-        json.dump({"host": socket.gethostname(), "pid": os.getpid()}, file)
-        file.flush()
+        with naming(self.directory / LOCK_NAME):
+            file.truncate(0)
+            json.dump({"host": socket.gethostname(), "pid": os.getpid()}, file)
+            file.flush()
         self._file = file
 
     def release(self) -> None:
