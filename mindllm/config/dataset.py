@@ -94,6 +94,11 @@ class RowsDataConfig(DataConfig):
         description="MindRecord file, or a list of them, with a column `input_ids` of `seq_length` + 1 tokens, and perhaps "
         "`labels` (or `target_ids`) of as many, -100 where there is no loss.",
     )
+    shifted_labels: bool = Field(
+        default=False,
+        description="Rows have `seq_length` tokens, and `labels[i]` is the token behind `input_ids[i]`, as MindFormers reads "
+        "them with `input_sliced_sig: true`; a column `loss_mask` of 0 and 1 says where there is a loss, beside labels of -100.",
+    )
 
 
 class ConversationDataConfig(DataConfig):

@@ -15,19 +15,25 @@ from mindllm.data.rows import Row
 from mindllm.errors import UserError
 
 LABELS = ("labels", "target_ids")
+LOSS_MASK, POSITIONS = "loss_mask", "position_ids"
 IGNORED = -100  # the label of a token without loss
 
 
 class MindRecordRows:
     """Rows with a column ``input_ids`` of ``seq_length`` + 1 tokens, and perhaps one of LABELS of as many (-100: no loss).
 
-    ``labels[i]`` is about token i itself, as MindFormers writes it: it shifts inputs against labels in the model. Raises
-    UserError for files that are no MindRecord, and for rows of another length.
+    ``labels[i]`` is about token i itself, as MindFormers writes it: it shifts inputs against labels in the model. Those of
+    ``shifted`` rows are about the token behind: both have ``seq_length`` tokens, beside columns ``loss_mask`` (0 and 1) and
+    ``position_ids`` (0, 1, …), where they are there.
+
+    Raises:
+        UserError: files are no MindRecord, rows have another length, or shifted ones say what a row cannot.
     """
 
-    def __init__(self, paths: Sequence[str], seq_length: int) -> None:
+    def __init__(self, paths: Sequence[str], seq_length: int, shifted: bool = False) -> None:
         self.paths = list(paths)
         self.seq_length = seq_length
+        self.shifted = shifted
         for path in self.paths:
             for file in (path, f"{path}.db"):
                 if not Path(file).is_file():
@@ -36,6 +42,12 @@ class MindRecordRows:
         if "input_ids" not in columns:
             raise UserError(f"{self.paths[0]}: no column input_ids; found: {', '.join(sorted(columns))}")
         self._columns = ["input_ids", *[name for name in LABELS if name in columns][:1]]
+        if shifted:
+            if len(self._columns) == 1:
+                raise UserError(
+                    f"{self.paths[0]}: no column labels, which rows with shifted_labels need; found: {', '.join(sorted(columns))}"
+                )
+            self._columns += [name for name in (LOSS_MASK, POSITIONS) if name in columns]
 
     def _open(self) -> tuple[int, dict[str, Any]]:
         from mindspore.mindrecord import FileReader
@@ -66,6 +78,11 @@ class MindRecordRows:
         except RuntimeError as error:
             raise UserError(f"{', '.join(self.paths)}: cannot be read ({_first_line(error)})") from error
         by_number = dict(zip(wanted, found, strict=True))
+        if self.shifted:
+            return [
+                self._shifted_row(number, dict(zip(self._columns, by_number[number], strict=True)))
+                for number in numbers
+            ]
         return [self._row(number, *by_number[number]) for number in numbers]
 
     def _row(self, number: int, input_ids: np.ndarray, labels: np.ndarray | None = None) -> Row:
@@ -77,6 +94,33 @@ class MindRecordRows:
             )
         trained = np.ones(len(input_ids), dtype=bool) if labels is None else labels != IGNORED
         return Row(input_ids.astype(np.int32), trained)
+
+    def _shifted_row(self, number: int, columns: dict[str, np.ndarray]) -> Row:
+        """Inputs and their last label as one row; refused where that would not say what the columns do."""
+        place = f"{self.paths[0]}: row {number}"
+        inputs, labels = columns["input_ids"], columns[self._columns[1]]
+        for name, column in columns.items():
+            if column.shape != (self.seq_length,):
+                raise UserError(
+                    f"{place} has {len(column)} values in {name}, not seq_length = {self.seq_length}; set "
+                    f"model.model_config.seq_length to {len(column)}, or shifted_labels to false if it is 1 less"
+                )
+        mask = columns.get(LOSS_MASK, np.ones(self.seq_length, np.float32))
+        if not np.isin(mask, (0, 1)).all():
+            raise UserError(f"{place}: {LOSS_MASK} holds weights; a token's loss counts (1) or does not (0)")
+        positions = columns.get(POSITIONS, np.arange(self.seq_length))
+        if not np.array_equal(positions, np.arange(self.seq_length)):
+            raise UserError(f"{place}: {POSITIONS} are not 0, 1, 2, …; give every document a row of its own")
+        trained = (labels != IGNORED) & (mask == 1)
+        ahead = np.append(inputs[1:], labels[-1])
+        if (wrong := np.flatnonzero(trained & (labels != ahead))).size:
+            at = int(wrong[0])
+            raise UserError(
+                f"{place}: label {at} is {labels[at]}, and the token behind input {at} is {ahead[at]}: these labels are not the "
+                "inputs one place ahead"
+            )
+        last = labels[-1:] if trained[-1] else inputs[-1:]  # no loss: whatever the model knows
+        return Row(np.append(inputs, last).astype(np.int32), np.append(True, trained))
 
 
 def _first_line(error: Exception) -> str:

@@ -112,10 +112,23 @@ def _files(reading: Reading, kind: str, *names: str) -> None:
 
 
 def _shifted_rows(reading: Reading) -> None:
-    """``input_sliced_sig``: rows of ``seq_length`` tokens whose labels stand one place ahead."""
-    key = "model.model_config.input_sliced_sig"
-    if reading.get(key):
-        reading.refuse(key, "rows of MindRecord files have seq_length + 1 tokens here, shifted when they are read")
+    """Labels stand one place ahead with ``input_sliced_sig``, and in the newer networks, which do not read that key."""
+    key, ours, columns = "model.model_config.input_sliced_sig", f"{OURS}.shifted_labels", "train_dataset.input_columns"
+    newer = reading.get("use_legacy", True) is False
+    named = reading.get(columns, [])
+    labels = isinstance(named, list) and "labels" in named
+    if newer and not labels:
+        place = columns if reading.has(columns) else f"{LOADER}.type"
+        reading.refuse(place, "use_legacy is false: such networks learn from a column labels; name it in input_columns")
+    elif newer and reading.get(key) is False:
+        reading.put(ours, True, path_of(key))
+        reading.idle(key, "use_legacy is false: such networks never shift labels, whatever is written")
+    elif newer and not reading.has(key):
+        reading.left_out(key, ours, True, "use_legacy is false: such networks never shift labels")
+    elif reading.get(key) and not labels:
+        reading.idle(key, "without a column labels MindFormers shifts all the same")
+    elif reading.get(key):
+        reading.translate(key, ours, True)
 
 
 def _columns(reading: Reading) -> None:

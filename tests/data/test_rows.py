@@ -157,6 +157,58 @@ def test_mind_record_labels_say_where_the_loss_is(mind_record, column):
     assert sample["input_ids"].dtype == np.int32
 
 
+SHIFTED = {"input_ids": "int32", "labels": "int32", "loss_mask": "float32", "position_ids": "int32"}
+
+
+def shifted(name, mind_record, **changes):
+    tokens = np.arange(10, 19, dtype=np.int32)
+    row = {"input_ids": tokens[:-1], "labels": tokens[1:], "loss_mask": np.ones(8, np.float32)}
+    row |= {"position_ids": np.arange(8, dtype=np.int32)}
+    row |= {key: np.array(value, row[key].dtype) for key, value in changes.items()}
+    return MindRecordRows([mind_record(name, [row], **SHIFTED)], 8, shifted=True)
+
+
+def test_labels_that_stand_one_place_ahead_are_the_same_sample(mind_record):
+    plain = mind_record("whole", [{"input_ids": np.arange(10, 19, dtype=np.int32)}], input_ids="int32")
+    of_one, of_other = (
+        RowDataset(rows, Packs.single(np.arange(1)), 8, 0).sample(0)
+        for rows in (MindRecordRows([plain], 8), shifted("shifted", mind_record))
+    )
+    for column in ("input_ids", "labels", "loss_mask"):
+        np.testing.assert_array_equal(of_one[column], of_other[column])
+
+
+def test_losses_that_do_not_count_are_of_the_label_they_stand_at(mind_record):
+    labels, mask = [-100, 12, 0, 14, 15, 16, 17, -100], [1, 1, 0, 1, 1, 1, 1, 1]
+    rows = shifted("masked", mind_record, labels=labels, loss_mask=mask)
+    sample = RowDataset(rows, Packs.single(np.arange(1)), 8, 0).sample(0)
+    assert sample["input_ids"].tolist() == [*range(10, 18)]
+    assert sample["loss_mask"].tolist() == [0, 1, 0, 1, 1, 1, 1, 0]
+    counted = sample["loss_mask"] == 1
+    assert sample["labels"][counted].tolist() == [12, 14, 15, 16, 17]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"labels": [11, 12, 99, 14, 15, 16, 17, 18]}, "label 2 is 99, and the token behind input 2 is 13"),
+        ({"labels": range(10, 18)}, "label 0 is 10, and the token behind input 0 is 11"),
+        ({"loss_mask": [0.5] * 8}, "loss_mask holds weights"),
+        ({"position_ids": [0, 1, 2, 0, 1, 2, 3, 4]}, "position_ids are not 0, 1, 2"),
+        ({"labels": range(9)}, "row 0 has 9 values in labels, not seq_length = 8"),
+    ],
+)
+def test_a_shifted_row_that_says_something_else_is_refused(changes, said, mind_record):
+    with pytest.raises(UserError, match=said):
+        shifted(f"bad_{abs(hash(said))}", mind_record, **changes).rows([0])
+
+
+def test_shifted_rows_need_labels(mind_record):
+    path = mind_record("alone", [{"input_ids": np.arange(8, dtype=np.int32)}], input_ids="int32")
+    with pytest.raises(UserError, match="no column labels, which rows with shifted_labels need; found: input_ids"):
+        MindRecordRows([path], 8, shifted=True)
+
+
 def test_mind_record_mistakes_are_named(mind_record, tmp_path):
     path = mind_record("d.mindrecord", [{"input_ids": np.arange(9, dtype=np.int32)}], input_ids="int32")
     with pytest.raises(UserError, match=r"row 0 has 9 tokens, not seq_length \+ 1 = 17; set .*seq_length to 8"):

@@ -1,14 +1,17 @@
 """Keys of public YAMLs that MindFormers does not read, and parts that stay trained beside adapters."""
 
+from pathlib import Path
+
 import pytest
 
 from mindllm.config import load_config
 from mindllm.config.reading.load import read_file
 from mindllm.errors import UserError
 from mindllm.mindformers.convert import convert
-from tests.mindformers.mindformers_files import LEGACY, LLAMA2_7B, writer
+from tests.mindformers.mindformers_files import LEGACY, LLAMA2_7B, MCORE, writer
 
 MODEL = "model.model_config"
+EXAMPLE = Path(__file__).parents[2] / "examples" / "mindformers" / "qwen3_32b_4_layers.yaml"
 AS_WRITTEN = "--mindformers.ignored_keys=as_written"
 QWEN = {
     **{key: value for key, value in LLAMA2_7B.items() if key not in ("multiple_of", "vocab_size")},
@@ -145,3 +148,38 @@ def test_a_section_of_generation_counts_before_keys_of_the_model(theirs):
     assert (generation.do_sample, generation.top_k, generation.top_p) == (True, 7, 0.5)
     assert generation.max_new_tokens == 9  # the model's max_decode_length is 512
     assert reasons(path)[f"{MODEL}.top_k"] == "generation_config.top_k is given"
+
+
+COLUMNS = ["input_ids", "labels", "loss_mask", "position_ids"]
+KEY, TYPE, NAMED = f"{MODEL}.input_sliced_sig", "train_dataset.data_loader.type", "train_dataset.input_columns"
+FILE = {"train_dataset.data_loader": {"type": "MindDataset", "dataset_dir": "a.mindrecord"}}
+
+
+@pytest.mark.parametrize(
+    ("tree", "sliced", "columns", "shifted", "told"),
+    [
+        (LEGACY, ..., ["input_ids", "labels"], False, None),
+        (LEGACY, False, ["input_ids", "labels"], False, "samples are shifted"),
+        (LEGACY, True, ["input_ids", "labels"], True, ""),
+        (LEGACY, True, ["input_ids"], False, "MindFormers shifts all the same"),
+        (MCORE, True, COLUMNS, True, ""),
+        (MCORE, False, COLUMNS, True, "never shift labels, whatever is written"),
+        (MCORE, ..., COLUMNS, True, "never shift labels"),
+    ],
+)
+def test_whether_rows_are_shifted_is_what_the_network_of_mindformers_does(tree, sliced, columns, shifted, told, theirs):
+    path = theirs(tree, {**FILE, KEY: sliced, NAMED: columns})
+    assert load_config(path).train_dataset.data_loader.config.shifted_labels == shifted
+    said = reasons(path).get(KEY)
+    assert said == told or (told and told in said)
+
+
+def test_a_newer_network_without_labels_learns_nothing(theirs):
+    with pytest.raises(UserError, match="learn from a column labels; name it in input_columns"):
+        load_config(theirs(MCORE, {**FILE, NAMED: ["input_ids"]}))
+
+
+def test_the_example_is_read_as_it_is():
+    config = load_config(EXAMPLE)
+    assert config.train_dataset.data_loader.config.shifted_labels
+    assert config.global_batch_size == 8

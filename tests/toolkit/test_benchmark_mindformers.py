@@ -24,7 +24,7 @@ def test_a_case_is_one_run_for_both(tmp_path, case):
     tree = mindformers.changed(mindformers.CASES[case])
     path = tmp_path / "run.yaml"
     path.write_text(yaml.safe_dump(tree))
-    config = load_config(path, ["--model.model_config.input_sliced_sig=false"])
+    config = load_config(path)
     assert config.parallel_config.device_num == 8
     assert not config.parallel_config.vocab_emb_dp
     assert config.context.memory_optimize_level == case[-2:]

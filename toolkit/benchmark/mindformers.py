@@ -212,15 +212,15 @@ def measure(programs: Programs, case: str) -> list[dict[str, Any]]:
     config.write_text(yaml.safe_dump(changed(CASES[case]), sort_keys=False), encoding="utf-8")
     theirs = [str(programs.python), str(EXAMPLE / "run_mindformer.py"), "--config", str(config)]
     data = programs.directory / DATA
-    own = ["--model.model_config.input_sliced_sig=false", f"--train_dataset.data_loader.dataset_dir={data}"]
-    output = programs.directory / "output"
-    ours = [sys.executable, str(ROOT / "run_llm.py"), "--config", str(config), *own, f"--output_dir={output}"]
-    found = []
+    own, output = f"--train_dataset.data_loader.dataset_dir={data}", programs.directory / "output"
+    ours = [sys.executable, str(ROOT / "run_llm.py"), "--config", str(config), own, f"--output_dir={output}"]
+    tree, found = changed(CASES[case]), []
+    shifts = int(
+        tree["use_legacy"]
+    )  # a network of the old kind takes a row with one token more, and shifts labels itself
+    _write_data(programs, tree["model"]["model_config"]["seq_length"] + shifts)
     for program, command, variables in ((THEIRS, theirs, {}), (OURS, [*ours, "--overwrite"], {ENTERED: "1"})):
         error_console.print(f"{case}: {program}")
-        old = changed(CASES[case])["use_legacy"]
-        columns = 0 if program == THEIRS and not old else 1  # a row with one token more is shifted when it is read
-        _write_data(programs, changed(CASES[case])["model"]["model_config"]["seq_length"] + columns)
         ranks = _offline(command, variables, programs.directory)
         found += [{"case": case, "program": program, **rank} for rank in ranks]
     return sorted(found, key=lambda row: row["stage"])

@@ -93,7 +93,8 @@ class MindRecordText(RowText):
     """The rows of MindRecord files."""
 
     def __init__(self, config: RunConfig, section: RowsDataConfig) -> None:
-        super().__init__(config, section, MindRecordRows(section.data_paths, config.model.config.seq_length))
+        length = config.model.config.seq_length
+        super().__init__(config, section, MindRecordRows(section.data_paths, length, section.shifted_labels))
 
 
 class CheckedText(RowText):
