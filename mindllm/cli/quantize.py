@@ -33,8 +33,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     model = find_model(options.source)
     for note in model.notes():
         error_console.print(note)
-    if model.adapter:
-        raise UserError(f"{options.source}: is an adapter; merge it first: mindllm weights merge {options.source} DIR")
+    if model.adapter or model.is_tuned:
+        adapter = model.adapter or model.weights
+        raise UserError(f"{options.source}: is an adapter; merge it first: mindllm weights merge {adapter} DIR")
     chosen = Options.among(vars(options))
     with drawn() as progress:
         path = quantize_weights(model.weights, options.target, chosen, options.dtype, options.max_shard_size, progress)

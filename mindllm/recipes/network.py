@@ -13,7 +13,6 @@ from mindllm.config import (
     ParallelConfig,
     RecomputeConfig,
     RunConfig,
-    is_hugging_face,
     load_config,
     read_model_config,
 )
@@ -22,7 +21,7 @@ from mindllm.config.reading.shipped import shipped_configs
 from mindllm.config.swap import SwapConfig
 from mindllm.errors import LONGEST_PART, UserError, bounded, nearest
 from mindllm.families.hugging_face import CONFIG
-from mindllm.recipes.model_source import OF_THE_RUN, find_model
+from mindllm.recipes.model_source import OF_THE_RUN, ModelSource, find_model
 from mindllm.recipes.recipe import Choice
 
 BASE = "configs/base/pretrain.yaml"
@@ -112,10 +111,10 @@ def find_network(named: str) -> Network:
         path = path.parent
     if path.suffix in (".yaml", ".yml") and path.is_file():
         return _of_yaml(path, str(path.resolve()), path.stem.removeprefix(SHIPPED))
-    if is_hugging_face(path):
-        return _of_directory(path)
     if path.exists():
         model = find_model(path)
+        if model.directory is not None:  # the base of an adapter, or what is named
+            return _of_directory(model.directory, model)
         return Network(model.name, BASE, model.architecture.base, model.keys(), None, model.tokenizer, None)
     return _shipped(named)
 
@@ -145,9 +144,8 @@ def _of_yaml(file: Path, base: str, name: str) -> Network:
     return Network(name, base, config.model.config, {}, None, found, config)
 
 
-def _of_directory(path: Path) -> Network:
+def _of_directory(path: Path, model: ModelSource) -> Network:
     found = read_model_config(path)
     tree = found.model_dump(mode="json", by_alias=True, exclude_unset=True)
     keys = {key: value for key, value in tree.items() if key not in OF_WEIGHTS and value is not None}
-    model = find_model(path)
     return Network(model.name, BASE, found, keys, path, model.tokenizer, None)

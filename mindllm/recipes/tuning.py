@@ -53,7 +53,7 @@ def method_for(model: ModelSource, loader: str, asked: str) -> str:
         raise UserError("--method dpo: learns from pairs of answers (chosen and rejected), and these are conversations")
     if asked == "qlora" and not in_codes:
         raise UserError(
-            f"--method qlora: {model.path} has no weights in codes; make them first (mindllm weights quantize {model.path} DIR "
+            f"--method qlora: {model.path} has no weights in codes; make them first (mindllm quantize {model.path} DIR "
             "--calibration TEXT), or write --method lora"
         )
     if in_codes and asked not in ("", PAIRS, *ADAPTERS):

@@ -24,6 +24,7 @@ import mindspore as ms
 
 from mindllm.config import RunConfig
 from mindllm.config.compiled_keys import compiled_keys
+from mindllm.process.temporary import goes_with_this_process, remove_temporary
 from mindllm.sources import PACKAGE
 from mindllm.train.device import cache_directory, uses_graph_kernels
 
@@ -56,6 +57,8 @@ def kept_compilation(kept: Path, most: int = 1) -> Iterator[None]:
     root = kept.parent
     directory = kept if kept.is_dir() else kept.with_name(f".{kept.name}.{os.getpid()}")
     directory.mkdir(parents=True, exist_ok=True)
+    if directory != kept:
+        goes_with_this_process(directory)  # a signal may end it while the compiler works
     ms.set_context(enable_compile_cache=True, compile_cache_path=str(directory))
     try:
         yield
@@ -66,7 +69,7 @@ def kept_compilation(kept: Path, most: int = 1) -> Iterator[None]:
     finally:
         ms.set_context(enable_compile_cache=False, compile_cache_path=str(root))
         if directory != kept:
-            shutil.rmtree(directory, ignore_errors=True)
+            remove_temporary(directory)
 
 
 def _keep(directory: Path, kept: Path, most: int) -> None:

@@ -132,7 +132,9 @@ def read_whole(path: Path, option: str = "BASE") -> Whole:
         return Whole(model, read_weights(path, model), tokenizer_in(path))
     checkpoint = load_checkpoint(path, option=option, with_optimizer=False, read=stored_tensors)
     if Base.of(checkpoint.state) is not None:
-        raise UserError(f"{path}: holds an adapter and not all weights; mindllm weights merge puts both together")
+        raise UserError(
+            f"{path}: holds an adapter and not all weights; mindllm weights merge {path} DIR puts both together"
+        )
     recorded = Path(checkpoint.state.get("tokenizer") or "")
     return Whole(model_of(checkpoint).base, checkpoint.weights, recorded if recorded.is_file() else None)
 

@@ -53,7 +53,12 @@ def test_a_fine_tuning_over_a_file_knows_it_and_is_merged_and_exported(file, tmp
     assert call("weights", "adapter", checkpoint, tmp_path / "adapter") == 0
     assert find_model(tmp_path / "adapter").directory == file
     assert call("weights", "export", checkpoint, tmp_path / "no") == 2
-    assert "weights merge" in capsys.readouterr().err
+    assert f"mindllm weights merge {checkpoint} DIR" in capsys.readouterr().err
+    assert call("quantize", run, tmp_path / "no") == 2
+    assert f"mindllm weights merge {checkpoint} DIR" in capsys.readouterr().err
+    for tuned in (run, tmp_path / "adapter"):
+        network = find_network(str(tuned))
+        assert (network.name, network.directory, network.tokenizer) == (tuned.name, file, str(file))
     file.rename(file.with_suffix(".moved"))
     try:
         assert call("generate", run, "--prompt", "import", "--output", tmp_path / "a.jsonl") == 2

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from mindllm.config import load_config
+from mindllm.process import temporary
 from mindllm.train import compile_cache
 
 YAML = """
@@ -56,6 +57,19 @@ def start(tmp_path):
 def environment():
     root = str(Path(__file__).resolve().parents[2])
     return {**os.environ, "GLOG_v": "1", "PYTHONPATH": root}
+
+
+def test_a_signal_while_the_compiler_works_leaves_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(temporary, "_paths", set())
+    monkeypatch.setattr(temporary, "_below", lambda process: [])  # processes of other tests live on
+    with compile_cache.kept_compilation(tmp_path / "step-0"):
+        (unfinished,) = tmp_path.iterdir()
+        (unfinished / "graph").touch()
+        temporary.leave_nothing()
+        assert not unfinished.exists()
+        unfinished.mkdir()
+    temporary.leave_nothing()
+    assert [path.name for path in tmp_path.iterdir()] == ["step-0"], "what is whole stays"
 
 
 def test_a_second_start_loads_what_the_first_compiled(start, tmp_path):
