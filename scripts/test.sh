@@ -14,5 +14,7 @@ mypy
 echo "== the generated pages are up to date"
 python -m toolkit.config_reference --check
 python -m toolkit.what_is_proved --check
+echo "== the site: no dead link, every page in its navigation"
+bash scripts/docs.sh
 echo "== tests"
 python -m pytest -n 2 --dist loadfile "$@"

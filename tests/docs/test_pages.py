@@ -1,4 +1,4 @@
-"""README and the tutorials: short, with links that lead somewhere, commands that parse, and the same ones in both languages."""
+"""README, the landing page and the tutorials: short, with links that lead somewhere, commands that parse, and the same ones in both languages."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mindllm.mindformers.keys.tables import KEYS
 from mindllm.shorthands import SHORTHANDS
 
 README, README_ZH = ROOT / "README.md", ROOT / "README_zh.md"
-TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
+TUTORIALS = sorted([*(ROOT / "docs" / "tutorials").glob("*.md"), *(ROOT / "docs").glob("index*.md")])
 ENGLISH = [README, *(page for page in TUTORIALS if not page.name.endswith(".zh.md"))]
 CHINESE = [README_ZH, *(page for page in TUTORIALS if page.name.endswith(".zh.md"))]
 PAGES = sorted([README, README_ZH, *(ROOT / "docs").rglob("*.md")])
