@@ -1,4 +1,4 @@
-"""README, the landing page and the tutorials: short, with links that lead somewhere, commands that parse, and the same ones in both languages."""
+"""README, landing page and tutorials: short, with live links, commands that parse, and the same in both languages."""
 
 from __future__ import annotations
 
