@@ -6,6 +6,6 @@ version and stays as it is until it is measured again.
 
 from __future__ import annotations
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 MINDSPORE_RELEASE = "2.10.0"  # that everything here was verified with
 MINDSPORE = ".".join(MINDSPORE_RELEASE.split(".")[:2])
