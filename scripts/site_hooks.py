@@ -8,6 +8,7 @@ on them.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Iterator
@@ -150,7 +151,15 @@ def _page_of(target: Path) -> str:
     text = path.read_text(encoding="utf-8")
     if target.suffix == ".md":
         return HIDDEN + text
+    if target.suffix == ".ipynb":
+        return HIDDEN + "\n\n".join(_cell(cell) for cell in json.loads(text)["cells"]) + "\n"
     return f"{HIDDEN}# {target.as_posix()}\n\n````{_language(path)}\n{text}\n````\n"
+
+
+def _cell(cell: dict[str, Any]) -> str:
+    """Return a cell of a notebook: prose as it is, code as a block."""
+    source = "".join(cell["source"])
+    return source if cell["cell_type"] == "markdown" else f"```python\n{source}\n```"
 
 
 def _language(path: Path) -> str:

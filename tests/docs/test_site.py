@@ -78,6 +78,13 @@ def test_a_linked_file_of_the_repository_is_shown_by_the_site_itself(made):
     assert "[code](../nowhere)" in text_of(site / "more" / "index.html")
 
 
+def test_a_notebook_is_shown_as_prose_and_code(made):
+    site = made(["index.md"], index="# Home\n\n[a notebook](../examples/prove_a_run.ipynb)\n")
+    page = text_of(site / "repository" / "examples" / "prove_a_run.ipynb" / "index.html")
+    assert '<h1 id="prove-a-run-from-python">' in page
+    assert "cell_type" not in page
+
+
 def test_a_chinese_page_speaks_chinese_and_leads_to_its_english_one(made):
     site = made(["index.md", "index.zh.md", "more.md"], index=HOME, index_zh=HOME_ZH, more=MORE)
     english, chinese = text_of(site / "index.html"), text_of(site / "zh" / "index.html")
