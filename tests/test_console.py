@@ -109,10 +109,17 @@ def test_json_is_ascii(capsys):
     assert json.loads(text)["name"] == HOSTILE
 
 
+def test_json_tells_the_version_of_its_keys(capsys):
+    print_json({"a": 1})
+    print_json({"schema": 3, "a": 1})
+    print_json([{"a": 1}])
+    assert capsys.readouterr().out == '{"schema": 1, "a": 1}\n{"schema": 3, "a": 1}\n[{"a": 1}]\n'
+
+
 def test_json_names_numbers_that_it_does_not_know(capsys):
     print_json({"losses": [1.5, math.nan, np.float32("inf")], "norms": {"largest": (-math.inf,)}})
     found = json.loads(capsys.readouterr().out, parse_constant=refuse_constant)
-    assert found == {"losses": [1.5, "NaN", "Infinity"], "norms": {"largest": ["-Infinity"]}}
+    assert found == {"schema": 1, "losses": [1.5, "NaN", "Infinity"], "norms": {"largest": ["-Infinity"]}}
     assert [math.isnan(float(found["losses"][1])), float(found["norms"]["largest"][0])] == [True, -math.inf]
 
 
