@@ -19,7 +19,8 @@ def project():
 
 
 def names_of(requirements):
-    return {item.split("[")[0].split("<")[0].split(">")[0].split("=")[0].strip() for item in requirements}
+    names = (item.split("[")[0].split("<")[0].split(">")[0].split("=")[0].strip() for item in requirements)
+    return {name.removesuffix("-skinny") for name in names}
 
 
 def test_extras_are_those_of_the_package(project):
@@ -28,7 +29,7 @@ def test_extras_are_those_of_the_package(project):
         assert module in names_of(extras[extra])
         assert module not in names_of(project["dependencies"])
     assert extras["all"] == ["mindllm[planner,plots,data,eval,gguf,fetch]"]
-    assert "mindllm[all,ray]" in extras["test"]
+    assert "mindllm[all,docs,ray,tensorboard,wandb,mlflow]" in extras["test"]
 
 
 def test_commands_exist(project):

@@ -34,6 +34,42 @@ class SummaryMonitorConfig(Section):
     collect_freq: PositiveInt = Field(default=1, description="Steps between two records.")
 
 
+class TensorBoardConfig(Section):
+    """TensorBoard's event files, which other tools read, too."""
+
+    type: Literal["TensorBoard"] = Field(
+        description="Writes TensorBoard event files; pip install 'mindllm[tensorboard]'."
+    )
+    log_dir: str = Field(default="", description="Directory; empty: `{output_dir}/tensorboard`.")
+    collect_freq: PositiveInt = Field(default=1, description="Steps between two records.")
+
+
+class WandbConfig(Section):
+    """A run of Weights & Biases."""
+
+    type: Literal["Wandb"] = Field(description="Logs to Weights & Biases; pip install 'mindllm[wandb]'.")
+    project: str = Field(default="mindllm", min_length=1, description="The project there.")
+    name: str = Field(default="", description="Of the run; empty: `trainer.model_name`.")
+    mode: Literal["offline", "online"] = Field(
+        default="offline",
+        description="offline: below `{output_dir}/wandb`, until `wandb sync` uploads it; online: sent as it comes, with the "
+        "whole configuration.",
+    )
+    collect_freq: PositiveInt = Field(default=1, description="Steps between two records.")
+
+
+class MlflowConfig(Section):
+    """A run of MLflow."""
+
+    type: Literal["Mlflow"] = Field(description="Logs to MLflow; pip install 'mindllm[mlflow]'.")
+    experiment: str = Field(default="mindllm", min_length=1, description="The experiment there.")
+    name: str = Field(default="", description="Of the run; empty: `trainer.model_name`.")
+    tracking_uri: str = Field(
+        default="", description="Server, or data base; empty: `sqlite:///{output_dir}/mlflow.db`, which nobody is sent."
+    )
+    collect_freq: PositiveInt = Field(default=1, description="Steps between two records.")
+
+
 class CheckpointMonitorConfig(Section):
     """Checkpoints."""
 
@@ -67,6 +103,9 @@ Callback = Annotated[
     LossMonitorConfig
     | MetricsMonitorConfig
     | SummaryMonitorConfig
+    | TensorBoardConfig
+    | WandbConfig
+    | MlflowConfig
     | CheckpointMonitorConfig
     | EvalTasksConfig
     | NaNMonitorConfig,

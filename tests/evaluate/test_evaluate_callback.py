@@ -10,7 +10,7 @@ pytest.importorskip("lm_eval")
 from mindllm.config.callbacks import EvalTasksConfig
 from mindllm.evaluate import callback
 from mindllm.evaluate.run import Outcome
-from mindllm.train.callbacks.metrics import scalar_event
+from mindllm.train.callbacks.metrics import scalar_event, scalars_of
 from mindllm.train.job.ranks import ALONE
 from mindllm.train.state import StepRecord
 
@@ -63,6 +63,9 @@ def test_scores_of_a_step_are_there_for_who_writes_it_and_gone_at_the_next(monke
     assert state.results["tasks"] == "arc_easy/acc 0.5000"
 
 
-def test_a_summary_has_the_scores():
-    event = scalar_event(record(2), {"arc_easy/acc": 0.5})
-    assert {value.tag: value.scalar_value for value in event.summary.value}["arc_easy/acc"] == 0.5
+def test_a_summary_has_the_scores(state):
+    state.scores = {"arc_easy/acc": 0.5, "gone": float("nan")}
+    state.mtp_loss, state.preference, state.against_proof, state.expert_loads = None, {}, {}, ()
+    event = scalar_event(2, scalars_of(state, record(2)))
+    shown = {value.tag: value.scalar_value for value in event.summary.value}
+    assert (shown["arc_easy/acc"], shown["loss"], "gone" in shown) == (0.5, 2.0, False)

@@ -10,8 +10,11 @@ from mindllm.config.callbacks import (
     EvalTasksConfig,
     LossMonitorConfig,
     MetricsMonitorConfig,
+    MlflowConfig,
     NaNMonitorConfig,
     SummaryMonitorConfig,
+    TensorBoardConfig,
+    WandbConfig,
 )
 from mindllm.train.callbacks.callback import Callback
 from mindllm.train.callbacks.checkpoint import CheckpointMonitor
@@ -21,6 +24,7 @@ from mindllm.train.callbacks.metrics import MetricsMonitor, SummaryMonitor
 from mindllm.train.callbacks.monitors import FirstStep, LossMonitor, NaNMonitor
 from mindllm.train.callbacks.profiler import ProfileMonitor
 from mindllm.train.callbacks.simulation import SimulatedCheckpoints, SimulationMonitor
+from mindllm.train.callbacks.trackers import TrackerMonitor
 from mindllm.train.checkpoint import CheckpointStore
 from mindllm.train.evaluation import Evaluator
 from mindllm.train.job.ranks import ALONE, Ranks
@@ -72,6 +76,8 @@ def _make(item, store: CheckpointStore, simulated: bool) -> Callback:
             return MetricsMonitor(item.expert_load_steps)
         case SummaryMonitorConfig():
             return SummaryMonitor(item.summary_dir, item.collect_freq)
+        case TensorBoardConfig() | WandbConfig() | MlflowConfig():
+            return TrackerMonitor(item)
         case CheckpointMonitorConfig():
             monitor = SimulatedCheckpoints if simulated else CheckpointMonitor
             return monitor(store, item.save_checkpoint_steps, item.async_save)

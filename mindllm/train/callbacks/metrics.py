@@ -117,9 +117,7 @@ class SummaryMonitor(Callback):
     def step_end(self, state: RunState, record: StepRecord) -> None:
         if self.writer is None or (record.step % self.collect_freq and not state.scores):
             return
-        ahead = {} if state.mtp_loss is None else {"mtp_loss": state.mtp_loss}
-        scalars = {**state.scores, **ahead, **state.preference, **load_scalars(state.expert_loads)}
-        self.writer.write(PLUGIN, scalar_event(record, scalars).SerializeToString())
+        self.writer.write(PLUGIN, scalar_event(record.step, scalars_of(state, record)).SerializeToString())
         self.writer.flush()
 
     def close(self) -> None:
@@ -133,10 +131,17 @@ def load_scalars(loads: Sequence[LayerLoad]) -> dict[str, float]:
     return largest | {f"expert_dropped/layer_{load.layer}": load.dropped for load in loads}
 
 
-def scalar_event(record: StepRecord, scores: Mapping[str, float]) -> summary_pb2.Event:
-    """One event with the finite scalars of a step and the ``scores`` after it; the dashboard has no place for a NaN."""
-    event = summary_pb2.Event(wall_time=time.time(), step=record.step)
-    for name, value in {**{name: float(getattr(record, name)) for name in SCALARS}, **scores}.items():
-        if math.isfinite(value):
-            event.summary.value.add(tag=name, scalar_value=value)
+def scalars_of(state: RunState, record: StepRecord) -> dict[str, float]:
+    """The finite scalars of a step, and what callbacks have found after it: dashboards have no place for a NaN."""
+    of_step = {name: float(getattr(record, name)) for name in SCALARS}
+    ahead = {} if state.mtp_loss is None else {"mtp_loss": state.mtp_loss}
+    found = {**state.scores, **ahead, **state.preference, **state.against_proof, **load_scalars(state.expert_loads)}
+    return {name: value for name, value in {**of_step, **found}.items() if math.isfinite(value)}
+
+
+def scalar_event(step: int, scalars: Mapping[str, float]) -> summary_pb2.Event:
+    """One event with the scalars of a step."""
+    event = summary_pb2.Event(wall_time=time.time(), step=step)
+    for name, value in scalars.items():
+        event.summary.value.add(tag=name, scalar_value=value)
     return event
