@@ -119,6 +119,17 @@ def test_what_is_cut_is_counted_and_told_once(pairs_of, caplog):
     assert "1 pairs are longer" in counts.describe(48)
 
 
+def test_an_answer_that_is_cut_away_altogether_is_a_fault(pairs_of):
+    rows = [{"prompt": "two? " * 40, "chosen": "2", "rejected": "3"}, FORMS["strings"]]
+    wide, narrow = pairs_of(rows, 4096), pairs_of(rows, 128)
+    assert [wide.fault(0), narrow.fault(1)] == ["", ""]
+    needed = sum(row.places for row in narrow.whole_rows(0))
+    said = narrow.fault(0)
+    assert "nothing of the chosen answer is left of " in said
+    assert f"in a row of 128; raise model.model_config.seq_length to {needed}" in said
+    assert pairs_of(rows, needed).fault(0) == ""
+
+
 def test_samples_are_no_longer_than_their_rows():
     row = Row(np.arange(5, dtype=np.int32), np.ones(5, bool))
     assert pair_sample([row, row], 8)["segment_starts"].tolist() == [0] * 4 + [4] * 4

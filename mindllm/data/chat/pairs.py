@@ -131,16 +131,22 @@ class PairRows(ConversationRows):
         return Row(np.array(ids, dtype=np.int32), trained_tokens(places, chat.spans[shared:]))
 
     def check(self, number: int) -> list[Row]:
-        """As :meth:`whole_rows`."""
-        return self.whole_rows(number)
+        """As :meth:`whole_rows`; a UserError, too, where an answer is cut away altogether, as nothing is learnt from that."""
+        whole = self.whole_rows(number)
+        for said, row, kept in zip(("chosen", "rejected"), whole, self._kept(whole), strict=True):
+            if row.trained[1:].any() and not row.trained[1 : kept + 1].any():
+                raise UserError(
+                    f"{self.table.name(number)}: nothing of the {said} answer is left of {row.places} places in a row of "
+                    f"{self.seq_length}; raise model.model_config.seq_length to {sum(each.places for each in whole)}"
+                )
+        return whole
 
     def rows(self, numbers: Sequence[int]) -> list[Row]:
         """Chosen and rejected of each of these pairs in turn, cut where they do not fit a sample together."""
         return [row for number in numbers for row in self._cut(self.whole_rows(number), number)]
 
     def _cut(self, rows: list[Row], number: int) -> list[Row]:
-        found = [row.places for row in rows]
-        kept = shared_out(found, self.seq_length)
+        found, kept = [row.places for row in rows], self._kept(rows)
         if kept == found:
             return rows
         if not self._truncation_is_told:
@@ -148,6 +154,9 @@ class PairRows(ConversationRows):
             message = "%s takes %d + %d places, a row has seq_length = %d; ends are cut, so with every longer pair"
             logger.warning(message, self.table.name(number), *found, self.seq_length)
         return [Row(row.tokens[: n + 1], row.trained[: n + 1]) for row, n in zip(rows, kept, strict=True)]
+
+    def _kept(self, rows: list[Row]) -> list[int]:
+        return shared_out([row.places for row in rows], self.seq_length)
 
     def count(self, numbers: Iterable[int]) -> PairCounts:
         """Tokenizes these pairs once, keeping only what they come to."""
