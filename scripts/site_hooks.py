@@ -25,6 +25,7 @@ SHOWN = Path("repository")  # below it lie the pages of files outside docs/
 FENCE = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"\]\((?![a-z]+:|#)([^)\s#]+)(#[^)\s]*)?\)")
 OTHER_LANGUAGE = re.compile(r"\A\[(?:中文|English)\]\([^)]*\)\n+")
+BETWEEN_CHINESE = re.compile(r"(?<=[\u3000-\u9fff\uff00-\uffef])\n *(?=[\u3000-\u9fff\uff00-\uffef])")
 LANGUAGES = {"en": "English", "zh": "中文"}
 HIDDEN = "---\nsearch:\n  exclude: true\n---\n\n"
 MOST_BYTES = 1_000_000  # of a file that is shown
@@ -60,6 +61,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     if here is None:
         return markdown
     parts = _prose_and_code(OTHER_LANGUAGE.sub("", markdown))
+    if source.name.endswith(".zh.md"):  # HTML would show the end of a line as a space
+        parts = ((text if is_code else BETWEEN_CHINESE.sub("", text), is_code) for text, is_code in parts)
     return "".join(text if is_code else _relinked(text, source, here) for text, is_code in parts)
 
 

@@ -15,7 +15,7 @@ pytest.importorskip("material")
 
 YAML = "../examples/mindformers/qwen3_32b_4_layers.yaml"
 HOME = f"[中文](index.zh.md)\n\n# Home\n\n[a YAML]({YAML}), [its CI](../examples/ci)\n"
-HOME_ZH = f"[English](index.md)\n\n# 首页\n\n流水线并行：[一份 YAML]({YAML})，[代码](more.md#second-part)\n"
+HOME_ZH = f"[English](index.md)\n\n# 首页\n\n流水线\n并行：[一份 YAML]({YAML})，[代码](more.md#second-part)\n"
 MORE = "# More\n\n## Second part\n\nAn end. `[code](../examples/ci)`\n\n```\n[code](../nowhere)\n```\n"
 
 
@@ -93,6 +93,7 @@ def test_a_chinese_page_speaks_chinese_and_leads_to_its_english_one(made):
     assert 'href="zh/" hreflang="zh"' in english
     assert 'href=".." hreflang="en"' in chinese
     assert 'href="../more/#second-part"' in chinese
+    assert "流水线并行" in chinese  # a line ends between its two words
     assert "index.zh.md" not in english  # the theme's selector stands for it
 
 
