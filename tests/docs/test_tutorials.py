@@ -1,9 +1,10 @@
-"""docs/tutorials/first_proof.md: what takes seconds is done as it stands there, and prints what stands there."""
+"""Tutorials are done as they stand, and print what stands there: what takes seconds always, all of them in the slow suite."""
 
 from __future__ import annotations
 
 import re
 import subprocess
+import sys
 from itertools import pairwise
 from pathlib import Path
 
@@ -13,8 +14,21 @@ from markdown_pages import ROOT, blocks
 from mindllm.command import run_command
 from mindllm.main import main
 
-PAGE = ROOT / "docs" / "tutorials" / "first_proof.md"
-TAKES_MINUTES = "--allow"  # in the commands that prove to the end
+TUTORIALS = ROOT / "docs" / "tutorials"
+TAKES_LONGER = {
+    "first_proof": ("--allow",),  # in the commands that prove to the end
+    "plan_70b": ("configure", "time", "dry-run"),
+    "memory_page": ("dry-run",),
+    "cluster_on_a_laptop": ("data", "train", "weights"),
+}
+QUICK = {"first_proof": [[1], [0, 0, 0], [1]], "plan_70b": [[0]]}
+ALL = {
+    "first_proof": [[3], [1], [3], [0, 0, 0], [1], [0]],
+    "plan_70b": [[0], [0], [0], [0]],
+    "memory_page": [[0], [3], [0]],
+    "cluster_on_a_laptop": [[0], [0], [0], [0]],
+}
+CLOCK = re.compile(r"…|^ *\d+\.\d s\b|\bin \d+\.\d s\b")  # what is left out, and seconds of the clock
 
 
 def plain(text):
@@ -23,19 +37,22 @@ def plain(text):
 
 
 @pytest.fixture
-def said(tmp_path, monkeypatch, capsys):
-    """Runs a command in a directory with the examples, and returns its exit code and everything it said."""
-    (tmp_path / "examples").symlink_to(ROOT / "examples")
+def place(tmp_path, monkeypatch):
+    """A working directory with examples and configurations, and no answers that were kept before."""
+    for name in ("examples", "configs"):
+        (tmp_path / name).symlink_to(ROOT / name)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv("COLUMNS", raising=False)  # nobody looks: tables are as wide as they need
 
+
+@pytest.fixture
+def here(place, capsys):
+    """Runs a command in this process; returns its exit code and everything it said."""
+
     def call(words):
         if words[0] != "mindllm":
-            assert words[0] == "printf"
-            with Path(words[-1]).open("a", encoding="utf-8") as file:
-                subprocess.run(words[:-2], stdout=file, check=True)
-            return 0, ""
+            return elsewhere(words)
         with pytest.raises(SystemExit) as left:
             run_command(main, words[1:])
         shown = capsys.readouterr()
@@ -44,23 +61,47 @@ def said(tmp_path, monkeypatch, capsys):
     return call
 
 
-def steps():
+def elsewhere(words):
+    """Run a command in a process of its own, as MindSpore has one device each; the same answer."""
+    if words[0] == "printf":
+        with Path(words[-1]).open("a", encoding="utf-8") as file:
+            return subprocess.run(words[:-2], stdout=file, check=True).returncode, ""
+    assert words[0] == "mindllm"
+    ended = subprocess.run([sys.executable, "-m", *words], capture_output=True, text=True)
+    return ended.returncode, ended.stdout + ended.stderr
+
+
+def steps(page):
     """Yield the commands of each block of bash, and the lines that the block behind it shows."""
-    for block, after in pairwise(blocks(PAGE)):
+    for block, after in pairwise(blocks(TUTORIALS / f"{page}.md")):
         if block.language == "bash":
             shown = [] if after.language else [line for line in after.text.splitlines() if line != "…"]
             yield block.commands(), shown
 
 
-def test_the_quick_commands_print_what_the_page_shows(said):
+def done(page, said, only_quick=False):
+    """Do the steps of a page, hold what they print against the page, and return their exit codes."""
     codes = []
-    for commands, shown in steps():
-        if any(TAKES_MINUTES in words for words in commands):
+    for commands, shown in steps(page):
+        if only_quick and any(word in words for words in commands for word in TAKES_LONGER[page]):
             continue
-        done = [said(words) for words in commands]
-        printed = plain(" ".join(text for _, text in done))
+        answers = [said(words) for words in commands]
+        printed = plain(" ".join(text for _, text in answers))
         for line in shown:
-            for part in line.split("…"):
+            for part in CLOCK.split(line):
                 assert plain(part).strip() in printed, line
-        codes.append([code for code, _ in done])
-    assert codes == [[1], [0, 0, 0], [1]]
+        codes.append([code for code, _ in answers])
+    return codes
+
+
+@pytest.mark.parametrize("page", QUICK)
+def test_the_quick_commands_print_what_the_page_shows(page, here):
+    assert done(page, here, only_quick=True) == QUICK[page]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3000)
+@pytest.mark.parametrize("page", ALL)
+def test_all_commands_print_what_the_page_shows(page, place):
+    """Seconds of the clock are not compared."""
+    assert done(page, elsewhere) == ALL[page]
