@@ -23,7 +23,7 @@ TAKES_LONGER = {
 }
 QUICK = {"first_proof": [[1], [0, 0, 0], [1]], "plan_70b": [[0]]}
 ALL = {
-    "first_proof": [[3], [1], [3], [0, 0, 0], [1], [0]],
+    "first_proof": [[1], [3], [0, 0, 0], [1], [0]],
     "plan_70b": [[0], [0], [0], [0]],
     "memory_page": [[0], [3], [0]],
     "cluster_on_a_laptop": [[0], [0], [0], [0]],
