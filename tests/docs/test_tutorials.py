@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -67,7 +68,8 @@ def elsewhere(words):
         with Path(words[-1]).open("a", encoding="utf-8") as file:
             return subprocess.run(words[:-2], stdout=file, check=True).returncode, ""
     assert words[0] == "mindllm"
-    ended = subprocess.run([sys.executable, "-m", *words], capture_output=True, text=True)
+    here = dict(os.environ)  # without the COLUMNS that readline, which pytest imports, leaves to child processes
+    ended = subprocess.run([sys.executable, "-m", *words], env=here, capture_output=True, text=True)
     return ended.returncode, ended.stdout + ended.stderr
 
 
@@ -89,7 +91,7 @@ def done(page, said, only_quick=False):
         printed = plain(" ".join(text for _, text in answers))
         for line in shown:
             for part in CLOCK.split(line):
-                assert plain(part).strip() in printed, line
+                assert plain(part).strip() in printed, f"{line}\nis not in\n{''.join(text for _, text in answers)}"
         codes.append([code for code, _ in answers])
     return codes
 
