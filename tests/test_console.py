@@ -63,10 +63,15 @@ def test_markup_and_control_characters_are_shown(thing):
 
 
 def test_a_bar_and_a_status_show_them_too():
+    for kind in ("xterm", "dumb"):
+        file = io.StringIO()
+        console = PlainConsole(file=file, force_terminal=True, width=200, _environ={"TERM": kind})
+        with progress(console=console, transient=False) as bar:
+            bar.add_task(HOSTILE, total=1)
+        assert SHOWN in file.getvalue()
+        assert "[31mred" not in file.getvalue().replace(SHOWN, "")
     file = io.StringIO()
-    console = PlainConsole(file=file, force_terminal=True, width=200)
-    with progress(console=console, transient=False) as bar:
-        bar.add_task(HOSTILE, total=1)
+    console = PlainConsole(file=file, force_terminal=True, width=200, _environ={"TERM": "xterm"})
     with console.status(HOSTILE) as status:
         status.update(HOSTILE)
     assert SHOWN in file.getvalue()

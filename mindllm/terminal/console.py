@@ -23,11 +23,11 @@ from rich.progress import (
     Progress,
     ProgressColumn,
     Task,
-    TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
 from rich.status import Status
+from rich.table import Column
 from rich.text import Text
 
 from mindllm.terminal.json_text import SCHEMA, strict
@@ -118,6 +118,17 @@ class PlainStatus(Status):
         super().update(styled(status) if isinstance(status, str) else status, **options)
 
 
+class Description(ProgressColumn):
+    """What a task is called, as it is: no markup, and control characters shown."""
+
+    def __init__(self) -> None:
+        super().__init__(Column(no_wrap=True))
+
+    def render(self, task: Task) -> Text:
+        """Return the description of a task."""
+        return styled(task.description)
+
+
 class PlainProgress(Progress):
     """Bars on a terminal; elsewhere a line now and then with what the columns beside the bar say."""
 
@@ -169,8 +180,7 @@ error_console = PlainConsole(stderr=True)  # errors, progress, and everything ab
 def progress(*columns: ProgressColumn, console: Console | None = None, transient: bool = True, **options) -> Progress:
     """A bar after each task's description, which is not markup; ``columns`` come after it (default: how many of how many)."""
     following = columns or (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    head = TextColumn("{task.description}", markup=False)
-    return PlainProgress(head, *following, console=console or error_console, transient=transient, **options)
+    return PlainProgress(Description(), *following, console=console or error_console, transient=transient, **options)
 
 
 def track(items: Iterable[Item], description: str, *, shown: bool = True) -> Iterable[Item]:
