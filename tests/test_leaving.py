@@ -99,5 +99,9 @@ def test_output_that_nobody_takes(output):
     done = subprocess.run(
         ["bash", "-c", command, sys.executable, program], env=environment, capture_output=True, text=True, check=False
     )
-    expected = {"| true": (141, ""), "> /dev/full": (1, "error: No space left on device\n"), ">&-": (0, "")}
+    expected = {
+        "| true": (141, ""),
+        "> /dev/full": (1, "error: No space left on device; make room there, or write elsewhere\n"),
+        ">&-": (0, ""),
+    }
     assert (done.returncode, done.stderr) == expected[output]

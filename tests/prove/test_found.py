@@ -145,7 +145,7 @@ def test_the_line_of_a_run(run):
 def test_a_proof_by_other_software_is_told(run, monkeypatch):
     config = run()
     before = made(config)
-    monkeypatch.setattr(found, "versions_here", lambda: {"mindllm": "0.1.0", "mindspore": "2.11.0", "python": "3.12.0"})
+    monkeypatch.setattr(found, "versions_here", lambda: {**before.run.versions, "mindspore": "2.11.0"})
     command = f"mindllm prove {config.source}"
     version = before.run.versions["mindspore"]
     assert line_about(config, before) == (

@@ -64,7 +64,7 @@ def test_a_run_that_requires_a_proof_has_none(config, tmp_path):
         ({}, {"complete": False}, "not proved"),
         ({MEMORY: Standing.REFUTED}, {}, "refuted 2026-11-20: memory"),
         ({DATA: Standing.NOT_PROVED}, {}, "not proved 2026-11-20: data"),
-        ({}, {"versions": {"mindllm": "0.1.0", "mindspore": "2.9.0"}}, "by other software (mindspore 2.9.0, here "),
+        ({}, {"versions": {**versions_here(), "mindspore": "2.9.0"}}, "by other software (mindspore 2.9.0, here "),
     ],
 )
 def test_a_proof_that_is_not_ready_is_not_enough(config, changed, options, said):
