@@ -91,6 +91,7 @@ def _in_fork(
     log, free = directory / LOG, free_memory()
 
     def main() -> None:
+        gc.disable()  # the fork ends before its garbage matters, and looking for it takes time
         os.environ.update(rank_environment(config, rank))
         os.chdir(directory)
         if not lines:
