@@ -78,7 +78,10 @@ class DryRun(Result):
             "with workspace ≈: an estimate of what kernels need beside it"
         )
         if any(not memory.exact for memory in self.stages):
-            yield "extrapolated: from smaller runs of the same widths, checked against one more; --full simulates whole stages"
+            yield (
+                "extrapolated: from smaller runs of the same widths, checked against one more, or from fewer micro-batches; "
+                "--full simulates stages as they are"
+            )
         yield from filter(None, map(about_planned, self.stages))
 
     def write(self, directory: Path) -> Path:
