@@ -75,6 +75,7 @@ class Agent:
     def __exit__(self, *exception: object) -> None:
         for process in self.processes.values():
             process.kill()
+        self.line.close()
         self.requests.restore()
 
     def serve(self) -> int:

@@ -77,9 +77,11 @@ class RendezvousServer:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        for node in self.nodes.values():
-            node.line.send(finished=True)
-            node.line.close()
+        lines = [node.line for node in self.nodes.values()]
+        for line in lines:
+            line.send_last(finished=True)
+        for line in lines:
+            line.close_heard()
         self._doorway.close()
         self._secret.forget()
 
@@ -118,8 +120,8 @@ class RendezvousServer:
         """Takes in a launcher that has shown that it knows the secret, by the first of its messages."""
         hello = messages[0]
         if problem := self._misfit(hello):
-            line.send(refused=problem)
-            line.close()
+            line.send_last(refused=problem)
+            line.close_heard()
             return
         node = Node(
             line, hello["node"], hello["ranks"], str(hello.get("host"))[:TEXT], str(hello.get("log_dir"))[:TEXT]

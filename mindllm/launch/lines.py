@@ -19,6 +19,7 @@ from mindllm.outside import parse_json
 FIRST = 8192  # bytes of a line from who has not shown yet that he belongs here
 LONGEST = 1 << 22  # bytes of any other line
 PIECE = 1 << 16
+LAST_SECONDS = 5.0  # for the other end to have heard the last message
 
 
 class Line:
@@ -67,6 +68,26 @@ class Line:
             if messages:
                 return messages[0]
         return None
+
+    def send_last(self, **message: Any) -> None:
+        """Sends a message that none follows; :meth:`close_heard` closes the line then."""
+        self.send(**message)
+        with suppress(OSError):
+            self.connection.shutdown(socket.SHUT_WR)
+
+    def close_heard(self, seconds: float = LAST_SECONDS) -> None:
+        """Closes the line when the other end has closed its own, or after ``seconds``.
+
+        What it still says is taken and forgotten: a connection closed with something unread is reset, and where the other end
+        was just sending, a message it has not read yet is lost to it.
+        """
+        deadline = time.monotonic() + seconds
+        with suppress(OSError):
+            while (left := deadline - time.monotonic()) > 0:
+                self.connection.settimeout(left)
+                if not self.connection.recv(PIECE):
+                    break
+        self.close()
 
     def close(self) -> None:
         self.connection.close()
