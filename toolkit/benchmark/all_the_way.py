@@ -8,17 +8,21 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from mindllm.command import CommandParser, output_directory, run_command
 from mindllm.errors import RunFailed
+from mindllm.outside import parse_json
 from mindllm.terminal.console import error_console, output, print_json
 from mindllm.terminal.tables import Table, texts
+from mindllm.train.metrics_file import METRICS_NAME, read_metrics
+from toolkit.benchmark.evaluate_data import write_questions
 from toolkit.benchmark.report import write_markdown
 from toolkit.benchmark.side import ROOT
 
@@ -26,6 +30,8 @@ EXAMPLES = """example:
   python -m toolkit.benchmark.all_the_way --model models/smollm2 --work /tmp/way --markdown docs/benchmarks/all_the_way.md
 """
 WORKER = "toolkit.benchmark.all_the_way_worker"
+EDGE = 8  # steps
+QUESTIONS, TASK = 40, "arc_easy"
 COLUMNS = ("step", "command", "s", "processor s", "peak MB", "what came of it")
 MIB = 1024  # KiB, which the system counts
 DESCRIPTION = """Seconds are those of the whole command, with imports and compilation; peak memory is that of the largest of its
@@ -71,8 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for step in found
     ]
     if options.markdown:
-        given = shlex.join(sys.argv[1:] if arguments is None else arguments)
-        command = f"python -m toolkit.benchmark.all_the_way {given}"
+        command = f"python -m toolkit.benchmark.all_the_way --model {options.model.resolve().name} --work way"
         write_markdown(options.markdown, "One model, all the way", DESCRIPTION, command, [("The steps", COLUMNS, rows)])
     if options.json:
         print_json({"steps": [asdict(step) for step in found]})
@@ -90,16 +95,19 @@ def _steps(model: Path, data: Path, work: Path, steps: int, prompt: str) -> Iter
     yield first
     yield _answer(work, "ask again", asked)
     yield _theirs(work, "the same by transformers", "generate", model, prompt, same_as=first.result)
-    yield _told(
+    tuned_by = _told(
         work,
         f"tune an adapter, {steps} steps",
         ["finetune", str(model), str(data), "--output", "tuned", f"--runner_config.train_steps={steps}"],
-        _losses,
     )
+    yield replace(tuned_by, result=_losses(work / "tuned"))
     newest = sorted((work / "tuned/checkpoint").glob("llm-*"), key=lambda path: int(path.name.split("-")[1]))[-1]
     checkpoint = str(newest.relative_to(work))
     yield _told(work, "as PEFT reads it", ["weights", "adapter", checkpoint, "adapter"])
     yield _told(work, "merge", ["weights", "merge", checkpoint, "merged", "--base", str(model)])
+    write_questions(work / "sets", QUESTIONS)
+    evaluated = ["evaluate", "merged", "--tasks", TASK, "--data", "sets", "--json"]
+    yield _told(work, f"evaluate on {QUESTIONS} questions", evaluated, _scores)
     tuned = _answer(work, "ask the tuned model", ["generate", "tuned", "--prompt", prompt, *few])
     yield tuned
     yield _theirs(work, "the merged one by transformers", "generate", Path("merged"), prompt, same_as=tuned.result)
@@ -111,7 +119,7 @@ def _steps(model: Path, data: Path, work: Path, steps: int, prompt: str) -> Iter
 def _told(work: Path, name: str, arguments: list[str], say: Callable[[str], str] = lambda out: "done") -> Step:
     """One command of ours."""
     seconds, used, peak, out = _run(work, [sys.executable, "-m", "mindllm", *arguments])
-    shown = " ".join(word if len(word) < 40 else f"…/{Path(word).name}" for word in arguments)
+    shown = shlex.join(Path(word).name if Path(word).is_absolute() else word for word in arguments)
     return Step(name, f"mindllm {shown}", seconds, used, peak, say(out))
 
 
@@ -129,10 +137,17 @@ def _theirs(work: Path, name: str, what: str, model: Path, prompt: str, same_as:
     return Step(name, "transformers" if what == "generate" else "peft", seconds, used, peak, said)
 
 
-def _losses(out: str) -> str:
-    """The first and the last loss of a training log."""
-    losses = [part.split(",")[0] for part in out.split("loss: ")[1:]]
-    return f"loss {losses[0]} to {losses[-1]}" if losses else "done"
+def _losses(run: Path) -> str:
+    """What tuning has made of the loss: means of the first and of the last steps."""
+    losses = [record["loss"] for record in read_metrics(run / METRICS_NAME)]
+    first, last = statistics.mean(losses[:EDGE]), statistics.mean(losses[-EDGE:])
+    return f"loss {first:.2f} to {last:.2f} nats a token, means of {EDGE} steps"
+
+
+def _scores(out: str) -> str:
+    """The score of each task."""
+    results = parse_json(out)["results"]
+    return ", ".join(f"{task}: {scores['acc,none']:.3f} right" for task, scores in results.items())
 
 
 def _run(work: Path, command: list[str]) -> tuple[float, float, float, str]:
