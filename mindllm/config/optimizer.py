@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Strict, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
-from mindllm.config.section import Fraction, PositiveInt, Section
+from mindllm.config.section import Fraction, List, PositiveInt, Section
 
 Beta = Annotated[float, Field(ge=0.0, lt=1.0)]
 
@@ -135,6 +135,17 @@ ScaleSense = Annotated[
 ]
 
 
+class SkipSpikesConfig(Section):
+    """A guard against loss spikes: a step whose loss or gradient norm leaves its running range changes nothing."""
+
+    window: int = Field(default=128, ge=2, description="Applied steps whose mean and deviation are the range.")
+    deviations: float = Field(default=6.0, gt=0, description="Standard deviations above the mean that are too many.")
+    watch: List[Literal["loss", "norm"]] = Field(
+        default=(), description="What is watched; empty: both, in a pipeline the norm."
+    )
+    stop_after: int = Field(default=10, ge=0, description="Skipped steps in a row that end the run; 0: none do.")
+
+
 class RunnerWrapperConfig(Section):
     """Section ``runner_wrapper``: one training step around forward and backward."""
 
@@ -142,3 +153,6 @@ class RunnerWrapperConfig(Section):
     scale_sense: ScaleSense = Field(default=1.0, description="Loss scale: a number, or a section with `type`.")
     use_clip_grad: bool = Field(default=True, description="Clips gradients by their global norm.")
     max_grad_norm: float = Field(default=1.0, gt=0, description="Largest global norm of the gradients.")
+    skip_spikes: SkipSpikesConfig | None = Field(
+        default=None, description="Skips the update of steps whose loss or norm leaves the running range."
+    )

@@ -23,6 +23,7 @@ from mindllm.parallel.pipeline import TokenCount
 from mindllm.parallel.sharding.weights import weight_cuts
 from mindllm.parallel.weight_cut import WeightCut
 from mindllm.train.optimizers.build import OPTIMIZERS, make_optimizer, shares_weights
+from mindllm.train.optimizers.spikes import limits_of_step
 from mindllm.train.part_exchange import NormOfParts
 from mindllm.train.step import ApplyGradients, GlobalNorm
 
@@ -77,8 +78,9 @@ class ReusedOptimizer(nn.Cell):
 
 
 class DistributedStep(nn.Cell):
-    """``(*columns, rate, scale) -> (mean loss, norm, finite, tokens)``, as ``step.TrainStep``; columns are those of
-    :func:`mindllm.parallel.context.input_columns`, ``[batch, seq]``.
+    """``(*columns, rate, scale, *limits) -> (mean loss, norm, applied, tokens)``, as ``step.TrainStep``; columns are those of
+    :func:`mindllm.parallel.context.input_columns`, ``[batch, seq]``; limits those of
+    :func:`mindllm.train.optimizers.spikes.limits_of_step`.
 
     In a pipeline the loss is real on the last stage only; the norm and its finiteness are the same everywhere.
 
@@ -92,6 +94,7 @@ class DistributedStep(nn.Cell):
         sharded_optimizer: with a parallel optimizer, gradients leave the backward pass as slices; otherwise they stay
             in the accumulators.
         norm: of all gradients.
+        limits: of norm and loss that the step is given: none, of the norm, or of both.
 
     Attributes:
         state_layouts: by name, of optimizer state that the compiler knows no layout of.
@@ -107,8 +110,10 @@ class DistributedStep(nn.Cell):
         slices: int,
         sharded_optimizer: bool,
         norm: nn.Cell,
+        limits: int = 0,
     ) -> None:
         super().__init__(auto_prefix=False)
+        self.limits = limits
         self.network = SeededLoss(parallel.network)
         self.gradient = ops.value_and_grad(self.network, None, weights)
         self.first_updated = len(weights) - len(optimizer.parameters)
@@ -125,19 +130,21 @@ class DistributedStep(nn.Cell):
         self.map = ops.HyperMap()
 
     def construct(self, *inputs):
-        columns, rate, scale = inputs[:-2], inputs[-2], inputs[-1]
+        after = len(inputs) - self.limits
+        columns, rate, scale, limits = inputs[: after - 2], inputs[after - 2], inputs[after - 1], inputs[after:]
         seed = scale / self.positions
         loss, gradients = self.gradient(seed, *columns)
         tokens = self.tokens(columns[2])
         if self.reads_accumulators:
             gradients = self.map(accumulated, self.accu_grads, gradients)
-        norm, finite = self.update(gradients[self.first_updated :], self.positions / (scale * tokens), rate)
         loss = loss / (seed * tokens)
+        unscale = self.positions / (scale * tokens)
+        norm, applied = self.update(gradients[self.first_updated :], unscale, rate, loss, *limits)
         if self.first_updated:
             loss = ops.depend(loss, gradients[0])  # unused, it would not be computed, nor sent to where it is awaited
         if self.accumulates:
             loss = ops.depend(loss, self.map(ops.partial(clear_accumulated, norm), self.accu_grads))
-        return loss, norm, finite, tokens
+        return loss, norm, applied, tokens
 
 
 class DistributedLoss(nn.Cell):
@@ -204,6 +211,7 @@ def distributed_step(config: RunConfig, parallel: ParallelModel, rank: int) -> D
         slices=input_slices(config),
         sharded_optimizer=config.parallel.enable_parallel_optimizer,
         norm=_norm(config, owned, cuts),
+        limits=len(limits_of_step(config)),
     )
     return step.set_train()
 
@@ -234,10 +242,11 @@ def _embedding_is_elsewhere(parallel: ParallelModel, rank: int) -> bool:
 
 
 def example_inputs(config: RunConfig, training: bool = True) -> list[Tensor]:
-    """A batch of the shapes a rank is given; for training also the rate and the loss scale."""
+    """A batch of the shapes a rank is given; for training also the rate, the loss scale and the limits of a step."""
     shape = (config.global_batch_size // input_slices(config), config.model.config.seq_length)
     ids = Tensor(np.zeros(shape, np.int32))
-    scalars = [Tensor(value, ms.float32) for value in (1e-4, 1.0)] if training else []
+    values = (1e-4, 1.0, *(1.0 for _ in limits_of_step(config)))
+    scalars = [Tensor(value, ms.float32) for value in values] if training else []
     columns = dict.fromkeys(input_columns(config), ids) | {"loss_mask": Tensor(np.ones(shape, np.float32))}
     return [*columns.values(), *scalars]
 

@@ -10,6 +10,7 @@ from mindllm.config import RunConfig
 from mindllm.train.checkpoint.adapters.adapter import Base
 from mindllm.train.expert_loads import LayerLoad
 from mindllm.train.optimizers.loss_scale import LossScaler
+from mindllm.train.optimizers.spikes import SpikeGuard
 
 if TYPE_CHECKING:
     from mindllm.train.checkpoint.pretrained import Pretrained
@@ -28,7 +29,7 @@ class StepRecord:
 
     ``tflops`` is the model's floating-point work per second and device in 10¹², ``mfu`` its ratio to the device's peak.
     ``tokens`` are those that the loss is the mean of; of pairs of answers they are the pairs. ``slowest_rank`` worked longest
-    on the step, ``slowest_rank_time_s``; of one rank this is the step.
+    on the step, ``slowest_rank_time_s``; of one rank this is the step. ``skipped``: the guard against spikes left it out.
     """
 
     step: int
@@ -47,6 +48,12 @@ class StepRecord:
     mfu: float
     slowest_rank: int = 0
     slowest_rank_time_s: float = 0.0
+    skipped: bool = False
+
+    @property
+    def applied(self) -> bool:
+        """Whether the step changed the weights."""
+        return not (self.overflow or self.skipped)
 
 
 @dataclass
@@ -79,6 +86,10 @@ class RunState:
     preference: dict[str, float] = field(default_factory=dict)
     mtp_loss: float | None = None
     against_proof: dict[str, float] = field(default_factory=dict)
+    spikes: SpikeGuard = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.spikes = SpikeGuard(self.config)
 
     @property
     def output_dir(self) -> Path:

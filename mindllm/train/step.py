@@ -155,7 +155,10 @@ class ForwardBackward(nn.Cell):
 
 
 class ApplyGradients(nn.Cell):
-    """Unscales, clips and applies gradients; a norm that is not finite leaves weights and optimizer state as they are."""
+    """Unscales, clips and applies gradients; a norm that is not finite leaves weights and optimizer state as they are.
+
+    So does a norm or a loss past its limit, where one is given (:mod:`mindllm.train.optimizers.spikes`).
+    """
 
     def __init__(self, optimizer: nn.Cell, max_grad_norm: float | None, norm: nn.Cell) -> None:
         super().__init__(auto_prefix=False)
@@ -164,8 +167,8 @@ class ApplyGradients(nn.Cell):
         self.global_norm = norm
         self.max_grad_norm = max_grad_norm
 
-    def construct(self, gradients, unscale, rate):
-        """``unscale`` turns a gradient into that of the mean loss per token. Returns (norm, whether it is finite)."""
+    def construct(self, gradients, unscale, rate, loss=None, norm_limit=None, loss_limit=None):
+        """``unscale`` turns a gradient into that of the mean loss per token. Returns (norm, whether it was applied)."""
         if self.prepare is not None:
             gradients = self.prepare(gradients, unscale)
         of_weights = tuple([gradients[index] for index in self.updated]) if self.counts else gradients
@@ -173,17 +176,21 @@ class ApplyGradients(nn.Cell):
         coefficient = unscale
         if self.max_grad_norm is not None:
             coefficient = unscale * ops.minimum(self.max_grad_norm / (norm + CLIP_EPSILON), Tensor(1.0, ms.float32))
-        finite = ops.isfinite(norm)
-        if finite:
+        applied = ops.isfinite(norm)
+        if norm_limit is not None:
+            applied = ops.logical_and(applied, norm <= norm_limit)
+        if loss_limit is not None:
+            applied = ops.logical_and(applied, loss <= loss_limit)
+        if applied:
             norm = ops.depend(norm, self.optimizer(gradients, coefficient, rate))
-        return norm, finite
+        return norm, applied
 
 
 class TrainStep(nn.Cell):
-    """A whole step in one graph: ``(input_ids, labels, loss_mask, rate, scale) -> (mean loss, norm, finite, tokens)``.
+    """A whole step in one graph: ``(input_ids, labels, loss_mask, rate, scale) -> (mean loss, norm, applied, tokens)``.
 
     Like the cells it is made of, it passes on to the model what keeps documents apart and what dropout is drawn by, where the
-    batch has it.
+    batch has it. A step with limits is given them last.
     """
 
     def __init__(self, model: nn.Cell, optimizer: nn.Cell, max_grad_norm: float | None) -> None:
@@ -191,13 +198,26 @@ class TrainStep(nn.Cell):
         self.forward_backward = ForwardBackward(model, optimizer.parameters)
         self.update = ApplyGradients(optimizer, max_grad_norm, LocalNorm())
 
-    def construct(self, input_ids, labels, loss_mask, rate, scale, segment_starts=None, position_ids=None, random=None):
+    def construct(
+        self,
+        input_ids,
+        labels,
+        loss_mask,
+        rate,
+        scale,
+        segment_starts=None,
+        position_ids=None,
+        random=None,
+        norm_limit=None,
+        loss_limit=None,
+    ):
         loss, tokens, gradients = self.forward_backward(
             input_ids, labels, loss_mask, scale, segment_starts, position_ids, random
         )
         nominal = float(input_ids.shape[0] * input_ids.shape[1])
-        norm, finite = self.update(gradients, nominal / (scale * tokens), rate)
-        return loss / tokens, norm, finite, tokens
+        loss = loss / tokens
+        norm, applied = self.update(gradients, nominal / (scale * tokens), rate, loss, norm_limit, loss_limit)
+        return loss, norm, applied, tokens
 
 
 class AccumulateStep(nn.Cell):
@@ -246,15 +266,16 @@ class ApplyAccumulated(nn.Cell):
         self.update = ApplyGradients(optimizer, max_grad_norm, LocalNorm())
         self.map = ops.HyperMap()
 
-    def construct(self, rate, scale):
+    def construct(self, rate, scale, norm_limit=None, loss_limit=None):
         loss, tokens, gradients = self.loss * 1.0, self.tokens * 1.0, self.gradients
         if self.sum_over_ranks is not None:
             loss, tokens, gradients = self.sum_over_ranks(loss, tokens, gradients)
         loss = loss / tokens
-        norm, finite = self.update(gradients, self.positions / (scale * tokens), rate)
+        unscale = self.positions / (scale * tokens)
+        norm, applied = self.update(gradients, unscale, rate, loss, norm_limit, loss_limit)
         loss = ops.depend(loss, norm)
         cleared = self.map(ops.partial(clear, loss), (*self.gradients, self.loss, self.tokens))
-        return ops.depend(loss, cleared), norm, finite, tokens
+        return ops.depend(loss, cleared), norm, applied, tokens
 
 
 clear = ops.MultitypeFuncGraph("clear")

@@ -170,12 +170,14 @@ class Trainer:
         rate, scale = self.learning_rate(state.step), state.scaler.value
         start = time.perf_counter()
         self.sound = False
-        result = state.engine.step(batch, rate, scale)
+        limits = state.spikes.limits()
+        result = state.engine.step(batch, rate, scale, limits)
         seconds = time.perf_counter() - start
         self.signals.step_done()
         state.batch = batch
         state.step += 1
         state.scaler.update(result.overflow)
+        state.spikes.update(result.loss, result.global_norm, result.overflow, result.skipped)
         slowest = self.step_times.compare(state.step, seconds - result.waited)
         record = self._record(result, rate, scale, seconds, slowest)
         self.sound = not result.overflow
@@ -215,6 +217,7 @@ class Trainer:
             mfu=self.peak.share(work),
             slowest_rank=slowest.rank,
             slowest_rank_time_s=slowest.seconds,
+            skipped=result.skipped,
         )
 
     def _tell(self, moment: str) -> None:

@@ -153,5 +153,7 @@ def build_cluster(
     What ``state`` leaves out begins as it does in the graphs.
     """
     from mindllm.train.distributed_step import input_slices
+    from mindllm.train.optimizers.spikes import limits_of_step
 
-    return Cluster(graphs, mesh_of(config).pipeline_stage, input_slices(config), state, mindspore_kernels, observer)
+    stages, limits = mesh_of(config).pipeline_stage, len(limits_of_step(config))
+    return Cluster(graphs, stages, input_slices(config), state, mindspore_kernels, observer, limits)

@@ -11,6 +11,7 @@ from command_line import STEPS, run, start, trajectory
 
 from mindllm.train.checkpoint import load_checkpoint
 from mindllm.train.job.output_directory import RunLock
+from mindllm.train.metrics_file import METRICS_NAME, read_metrics
 
 
 def announced(printed):
@@ -136,3 +137,24 @@ def test_resuming_a_finished_run_does_nothing(finished, config_file, tmp_path):
     before = (output / "metrics.jsonl").read_bytes()
     assert "nothing to do" in run(config_file, output, "--resume_training")
     assert (output / "metrics.jsonl").read_bytes() == before
+
+
+SPIKES = "--runner_wrapper.skip_spikes={window: 4, deviations: 0.8, stop_after: %d}"
+
+
+def test_a_run_that_skips_spikes_resumes_bit_identically_and_skips_the_same(config_file, tmp_path):
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    printed = run(config_file, whole, SPIKES % 0)
+    skipped = [record["step"] for record in read_metrics(whole / METRICS_NAME) if record["skipped"]]
+    assert skipped
+    assert all(f"step {step} skipped as a spike: " in printed for step in skipped)
+    run(config_file, parts, SPIKES % 0, f"--runner_config.stop_step={skipped[0]}", "--resume_training=auto")
+    run(config_file, parts, SPIKES % 0, "--resume_training=auto")
+    assert trajectory(parts) == trajectory(whole)
+    assert [record["step"] for record in read_metrics(parts / METRICS_NAME) if record["skipped"]] == skipped
+
+
+@pytest.mark.slow
+def test_too_many_spikes_in_a_row_end_the_run_with_1(config_file, tmp_path):
+    printed = run(config_file, tmp_path / "out", SPIKES.replace("0.8", "0.0001") % 2, expect=1)
+    assert "2 steps in a row were skipped as spikes (runner_wrapper.skip_spikes.stop_after 2)" in printed

@@ -102,6 +102,7 @@ class Cluster:
         slices: parts the batch is given in; 1 where every rank is given the whole batch.
         whole: initial weights, optimizer state and tables by name, as one device or a checkpoint has them.
         mindspore_kernels: MindSpore's CPU kernels instead of numpy wherever there is one.
+        limits: how many limits of norm and loss the step is given.
     """
 
     def __init__(
@@ -112,7 +113,9 @@ class Cluster:
         whole: Mapping[str, Any],
         mindspore_kernels: bool = False,
         observer: Observer | None = None,
+        limits: int = 0,
     ) -> None:
+        self.limits = limits
         self.stage_devices = len(graphs) // stages
         self.slices = slices
         self.machines = [
@@ -120,9 +123,14 @@ class Cluster:
         ]
 
     def step(
-        self, batch: Mapping[str, np.ndarray], rate: float, scale: float, spoiled: int | None = None
+        self,
+        batch: Mapping[str, np.ndarray],
+        rate: float,
+        scale: float,
+        spoiled: int | None = None,
+        limits: Sequence[float] = (),
     ) -> ClusterStep:
-        """One optimizer step on a global batch ``[batch, seq]``.
+        """One optimizer step on a global batch ``[batch, seq]``; ``limits`` of norm and loss where the step is given such.
 
         With ``spoiled``, one element of one weight's gradient overflows on that rank (-1: the last one), and nowhere else.
 
@@ -130,7 +138,7 @@ class Cluster:
             Deadlock: ranks that wait for each other.
             RunFailed: the rank to spoil computes no gradient of a weight; a rank whose compiled step has lost a result.
         """
-        scalars = (np.float32(rate), np.float32(scale))
+        scalars = tuple(map(np.float32, (rate, scale, *(limits or [np.inf] * self.limits))))
         inputs = {
             machine.rank: (*rows_of(batch, machine.rank, self.stage_devices, self.slices), *scalars)
             for machine in self.machines

@@ -34,6 +34,7 @@ from mindllm.train.engine import Batch, Engine, StepResult
 from mindllm.train.engine.columns import completed
 from mindllm.train.engine.engine import evaluation_config, weight_signatures
 from mindllm.train.job.ranks import ALONE
+from mindllm.train.optimizers.spikes import limits_of_step
 
 logger = logging.getLogger(__name__)
 
@@ -157,7 +158,9 @@ class LockstepEngine(Engine):
         self._evaluation: LossCluster | None = None
         if training:
             graphs = self._compile(config, training=True)
-            self._cluster = Cluster(graphs, self._stages, input_slices(config), initial_weights(config))
+            limits = len(limits_of_step(config))
+            slices, weights = input_slices(config), initial_weights(config)
+            self._cluster = Cluster(graphs, self._stages, slices, weights, limits=limits)
         else:
             self._evaluation = self._loss_cluster()
 
@@ -180,10 +183,10 @@ class LockstepEngine(Engine):
         }
         return LossCluster(graphs, self._stages, input_slices(config), unknown)
 
-    def step(self, batch: Batch, rate: float, scale: float) -> StepResult:
+    def step(self, batch: Batch, rate: float, scale: float, limits: Sequence[float] = ()) -> StepResult:
         assert self._cluster is not None
-        step = self._cluster.step(completed(batch, self._columns), rate, scale)
-        return StepResult(step.loss, step.norms[0], step.overflows[0], step.tokens[0])
+        step = self._cluster.step(completed(batch, self._columns), rate, scale, limits=self.limits_or_none(limits))
+        return StepResult.of(step.loss, step.norms[0], not step.overflows[0], step.tokens[0])
 
     def evaluate(self, batch: Batch) -> tuple[float, int]:
         if self._evaluation is None:

@@ -16,6 +16,7 @@ from mindllm.config.checks.mesh import (
     check_pipeline,
     check_recompute,
     check_sharding,
+    check_spikes,
 )
 from mindllm.config.checks.preference import check_preference
 from mindllm.config.checks.tuning import check_tuning
@@ -102,6 +103,7 @@ def check_run(config: RunConfig) -> Iterator[Finding]:
         check_context_parallel,
         check_interleaved_rows,
         check_pipeline,
+        check_spikes,
         check_offset,
         check_recompute,
         check_swap,

@@ -110,6 +110,16 @@ def check_sharding(config: RunConfig) -> Iterator[Finding]:
             yield (*MODEL, key), f"{message}; it can be shared by {', '.join(possible) or 'one rank only'}"
 
 
+def check_spikes(config: RunConfig) -> Iterator[Finding]:
+    """What the guard against spikes can watch: every rank must know it before it updates its weights."""
+    guard, stages = config.runner_wrapper.skip_spikes, config.parallel_config.pipeline_stage
+    if guard is not None and "loss" in guard.watch and stages > 1:
+        message = (
+            f"the loss is known on the last of {stages} stages alone (value [{', '.join(guard.watch)}]); write [norm]"
+        )
+        yield ("runner_wrapper", "skip_spikes", "watch"), message
+
+
 def check_pipeline(config: RunConfig) -> Iterator[Finding]:
     """Micro batches, stages and chunks."""
     mesh, model = config.parallel_config, config.model.config

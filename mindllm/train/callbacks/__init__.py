@@ -21,7 +21,7 @@ from mindllm.train.callbacks.checkpoint import CheckpointMonitor
 from mindllm.train.callbacks.evaluation import EvaluationMonitor
 from mindllm.train.callbacks.figures import ExpertLoadMonitor, PredictionLossMonitor, PreferenceMonitor
 from mindllm.train.callbacks.metrics import MetricsMonitor, SummaryMonitor
-from mindllm.train.callbacks.monitors import FirstStep, LossMonitor, NaNMonitor
+from mindllm.train.callbacks.monitors import FirstStep, LossMonitor, NaNMonitor, SpikeMonitor
 from mindllm.train.callbacks.profiler import ProfileMonitor
 from mindllm.train.callbacks.simulation import SimulatedCheckpoints, SimulationMonitor
 from mindllm.train.callbacks.trackers import TrackerMonitor
@@ -54,6 +54,8 @@ def make_callbacks(
         made.append(ProfileMonitor(config, ranks.rank))
     if not ranks.simulated:
         made.insert(0, FirstStep())
+        if config.runner_wrapper.skip_spikes is not None:
+            made.append(SpikeMonitor())
         if config.model.config.expert_num > 1:
             made.insert(0, ExpertLoadMonitor(_steps_between_lines(config)))
         if config.model.config.num_nextn_predict_layers:

@@ -46,7 +46,7 @@ class PreferenceMonitor(Callback):
         self.per_print_times = per_print_times
 
     def step_end(self, state: RunState, record: StepRecord) -> None:
-        state.preference = {} if record.overflow else pair_figures(state.engine.counts())
+        state.preference = pair_figures(state.engine.counts()) if record.applied else {}
         if state.preference and (record.step % self.per_print_times == 0 or record.step == state.last_step):
             logger.info(preference_line(state.preference))
 
@@ -72,7 +72,7 @@ class PredictionLossMonitor(Callback):
         self.per_print_times = per_print_times
 
     def step_end(self, state: RunState, record: StepRecord) -> None:
-        state.mtp_loss = None if record.overflow else prediction_loss(state.engine.counts())
+        state.mtp_loss = prediction_loss(state.engine.counts()) if record.applied else None
         last = record.step == state.last_step
         if state.mtp_loss is not None and (record.step % self.per_print_times == 0 or last):
             logger.info("{ mtp_loss: %.3f }", state.mtp_loss)
@@ -99,7 +99,7 @@ class ExpertLoadMonitor(Callback):
         self.per_print_times = per_print_times
 
     def step_end(self, state: RunState, record: StepRecord) -> None:
-        if record.overflow:  # nothing was counted
+        if not record.applied:  # nothing was counted
             state.expert_loads = ()
             return
         chosen = state.config.model.config.num_experts_chosen

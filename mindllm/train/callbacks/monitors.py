@@ -1,4 +1,4 @@
-"""Monitors of the steps of a run: the loss line, numbers that are no longer finite, the first step.
+"""Monitors of the steps of a run: the loss line, numbers that are no longer finite, spikes, the first step.
 
 The loss line has the format users of MindFormers grep for, with a bar, throughput and the time that is left. The first step
 compiles, which takes from seconds to minutes in which nothing else is said.
@@ -11,6 +11,7 @@ from datetime import timedelta
 
 from mindllm.errors import RunFailed
 from mindllm.train.callbacks.callback import Callback
+from mindllm.train.optimizers.spikes import LOSS, NORM
 from mindllm.train.state import RunState, StepRecord
 
 BAR_WIDTH = 50
@@ -74,6 +75,29 @@ class NaNMonitor(Callback):
             f"first in {culprits or 'the loss alone'}. The update was skipped: weights and checkpoints are those of step "
             f"{record.step - 1}. Lower lr_schedule.learning_rate, lengthen the warm-up, or look at the data of this step."
         )
+
+
+class SpikeMonitor(Callback):
+    """Says of every step that the guard against spikes has skipped what was past which limit; too many in a row end the run."""
+
+    def __init__(self) -> None:
+        self.limits: tuple[float, ...] = ()
+
+    def step_begin(self, state: RunState) -> None:
+        self.limits = state.spikes.limits()
+
+    def step_end(self, state: RunState, record: StepRecord) -> None:
+        if not record.skipped:
+            return
+        values = {NORM: record.global_norm, LOSS: record.loss}
+        limits = dict(zip(state.spikes.names, self.limits, strict=True))
+        past = [f"{name} {values[name]:.4g} > {limit:.4g}" for name, limit in limits.items() if values[name] > limit]
+        logger.warning("step %d skipped as a spike: %s; %d so far", record.step, ", ".join(past), state.spikes.skipped)
+        state.spikes.refuse_to_go_on(record.step)
+
+    def end(self, state: RunState) -> None:
+        if state.spikes.skipped:
+            state.results["skipped"] = f"{state.spikes.skipped} steps as spikes"
 
 
 class FirstStep(Callback):

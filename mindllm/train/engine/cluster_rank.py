@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -74,13 +74,14 @@ class ClusterRankEngine(Engine):
             if value is not None:
                 self._put(name, value)
 
-    def step(self, batch: Batch, rate: float, scale: float) -> StepResult:
+    def step(self, batch: Batch, rate: float, scale: float, limits: Sequence[float] = ()) -> StepResult:
         assert self._step is not None
-        outputs = self._step(*inputs(batch, self._columns), Tensor(rate, ms.float32), Tensor(scale, ms.float32))
-        loss, norm, finite, tokens = (output.asnumpy() for output in outputs)
+        scalars = [Tensor(value, ms.float32) for value in (rate, scale, *self.limits_or_none(limits))]
+        outputs = self._step(*inputs(batch, self._columns), *scalars)
+        loss, norm, applied, tokens = (output.asnumpy() for output in outputs)
         if self.simulated:
             return StepResult(NAN, NAN, False, 0)
-        return StepResult(self._of_last_stage(float(loss)), float(norm), not bool(finite), int(tokens))
+        return StepResult.of(self._of_last_stage(float(loss)), norm, applied, tokens)
 
     def evaluate(self, batch: Batch) -> tuple[float, int]:
         loss = float(self._evaluation(*inputs(batch, self._columns)).asnumpy())

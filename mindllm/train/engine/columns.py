@@ -27,6 +27,9 @@ def completed(batch: Batch, columns: Sequence[str]) -> Batch:
     return {name: batch[name] if name in batch else one_document[name] for name in columns}
 
 
+FURTHER = 3  # what a step takes beside rows, rate and scale: the columns of documents, and keys of dropout
+
+
 def further_inputs(batch: Batch, training: bool = True) -> tuple[Tensor | None, ...]:
     """``segment_starts`` and ``position_ids``, and in training ``random_keys``; without those at the end that the batch has
     not, as that is a graph without them.

@@ -6,8 +6,9 @@ share the model (``cluster_rank``); and all ranks of a cluster in lock-step in o
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,7 @@ from mindllm.architecture.optimizer_state import further_state, state_shapes
 from mindllm.config import RunConfig, override_config
 from mindllm.train.checkpoint import Checkpoint, RankTensors
 from mindllm.train.job.ranks import Ranks
+from mindllm.train.optimizers.spikes import limits_of_step
 
 Batch = Mapping[str, np.ndarray]
 Signatures = dict[str, tuple[tuple[int, ...], np.dtype]]
@@ -27,7 +29,7 @@ class StepResult:
     """What one optimizer step computed: mean loss per token in nats, norm of the gradients before clipping, tokens.
 
     All are those of the whole global batch. In a simulation, which computes nothing, loss and norm are NaN. ``waited``: seconds
-    of the step in which this rank waited for others, where that is known.
+    of the step in which this rank waited for others, where that is known. ``skipped``: norm or loss were past their limits.
     """
 
     loss: float
@@ -35,6 +37,13 @@ class StepResult:
     overflow: bool
     tokens: int
     waited: float = 0.0
+    skipped: bool = False
+
+    @classmethod
+    def of(cls, loss: Any, norm: Any, applied: Any, tokens: Any, waited: float = 0.0) -> StepResult:
+        """What a compiled step gave back; one that was not applied overflowed, or its norm is finite and it was skipped."""
+        overflow = not math.isfinite(norm)
+        return cls(float(loss), float(norm), overflow, int(tokens), waited, skipped=not (applied or overflow))
 
 
 class Engine(ABC):
@@ -56,11 +65,16 @@ class Engine(ABC):
         self.ranks = ranks
 
     @abstractmethod
-    def step(self, batch: Batch, rate: float, scale: float) -> StepResult:
+    def step(self, batch: Batch, rate: float, scale: float, limits: Sequence[float] = ()) -> StepResult:
         """One optimizer step on this process's rows of a global batch: the columns of ``BatchStream.batch``.
 
-        The first one compiles. A norm that is not finite leaves weights and optimizer state as they are.
+        The first one compiles. A norm that is not finite leaves weights and optimizer state as they are, and so does one, or a
+        loss, past its limit: ``limits`` are those of :func:`mindllm.train.optimizers.spikes.limits_of_step`, none by default.
         """
+
+    def limits_or_none(self, limits: Sequence[float]) -> tuple[float, ...]:
+        """A value for every limit that the compiled step is given; infinity where there is none."""
+        return tuple(limits) or (math.inf,) * len(limits_of_step(self.config))
 
     @abstractmethod
     def evaluate(self, batch: Batch) -> tuple[float, int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import mindspore as ms
@@ -27,7 +27,7 @@ from mindllm.parallel import build_replica
 from mindllm.train.checkpoint import RankTensors
 from mindllm.train.compile_cache import cached_compilation
 from mindllm.train.device import uses_graph_kernels
-from mindllm.train.engine.columns import further_inputs, inputs, parts
+from mindllm.train.engine.columns import FURTHER, further_inputs, inputs, parts
 from mindllm.train.engine.engine import Batch, Engine, StepResult
 from mindllm.train.job.ranks import ALONE, Ranks
 from mindllm.train.optimizers.adamw import AdamW
@@ -94,31 +94,35 @@ class ReplicaEngine(Engine):
         self._compiled = False
         self._waited = 0.0
 
-    def step(self, batch: Batch, rate: float, scale: float) -> StepResult:
+    def step(self, batch: Batch, rate: float, scale: float, limits: Sequence[float] = ()) -> StepResult:
+        scalars = [Tensor(value, ms.float32) for value in (rate, scale, *self.limits_or_none(limits))]
         with contextlib.nullcontext() if self._compiled else cached_compilation(self.config):
-            outputs = self._run(batch, Tensor(rate, ms.float32), Tensor(scale, ms.float32))
-            loss, norm, finite, tokens = (output.asnumpy() for output in outputs)
+            outputs = self._run(batch, *scalars)
+            loss, norm, applied, tokens = (output.asnumpy() for output in outputs)
         self._compiled = True
         if self.simulated:
             return StepResult(float("nan"), float("nan"), False, 0)
-        return StepResult(float(loss), float(norm), not bool(finite), int(tokens), self._waited)
+        return StepResult.of(loss, norm, applied, tokens, self._waited)
 
-    def _run(self, batch: Batch, rate: Tensor, scale: Tensor) -> tuple[Tensor, ...]:
+    def _run(self, batch: Batch, rate: Tensor, scale: Tensor, *limits: Tensor) -> tuple[Tensor, ...]:
         """The graphs of a step.
 
         Ranks meet before they add: on CPU MindSpore waits 30 seconds for a rank that is late, and compiling may take longer.
         """
         if not self._accumulates:
-            return self._step(*inputs(batch), rate, scale, *further_inputs(batch))
+            further = further_inputs(batch)
+            if limits:
+                further = (*further, *[None] * (FURTHER - len(further)), *limits)
+            return self._step(*inputs(batch), rate, scale, *further)
         for part in parts(batch, self.parts):
             self._accumulate(*inputs(part), scale, *further_inputs(part))
         if self.ranks.count > 1:
             if not self._compiled:
-                self._step.compile(rate, scale)
+                self._step.compile(rate, scale, *limits)
             start = time.perf_counter()
             self.ranks.meet()
             self._waited = time.perf_counter() - start
-        return self._step(rate, scale)
+        return self._step(rate, scale, *limits)
 
     def evaluate(self, batch: Batch) -> tuple[float, int]:
         loss, tokens = self._evaluation(*inputs(batch), *further_inputs(batch, training=False))

@@ -32,6 +32,7 @@ def run_state(state: RunState) -> dict[str, Any]:
         "seed": state.config.seed,
         "tokenizer": state.config.processor.tokenizer.vocab_file,
         "loss_scaler": state.scaler.state(),
+        "spikes": state.spikes.state(),
         SIMULATED: state.engine.simulated,
         "identity": identity(state.config, state.total_steps),
         **({BASE: asdict(state.base)} if state.base is not None else {}),
@@ -52,6 +53,7 @@ def restore(state: RunState, checkpoint: Checkpoint) -> None:
         )
     state.engine.load(checkpoint)
     state.scaler.load(checkpoint.state["loss_scaler"])
+    state.spikes.load(checkpoint.state.get("spikes", {}))
     state.step = int(checkpoint.state["step"])
     changed = differences(checkpoint.state["identity"], identity(state.config, state.total_steps))
     for key, old, new in changed:
