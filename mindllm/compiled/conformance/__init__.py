@@ -9,14 +9,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mindllm.compiled.conformance.communication import gradient_fusion, sequences
+from mindllm.compiled.conformance.expected import asked_plan
 from mindllm.compiled.conformance.finding import Finding
 from mindllm.compiled.conformance.placement import chunks, micro_batches, stages
 from mindllm.compiled.conformance.recomputation import recomputation
 from mindllm.compiled.conformance.shardings import optimizer_state, shardings
+from mindllm.compiled.conformance.sizes import sizes
+from mindllm.compiled.conformance.swaps import swaps
 from mindllm.compiled.graph.compiled_graph import CompiledGraph
 from mindllm.compiled.graph.operators import Operators
 from mindllm.config import RunConfig
-from mindllm.parallel.layer_plan import make_plan
 from mindllm.parallel.layout import mesh_of
 
 __all__ = ["Finding", "findings"]
@@ -24,16 +26,18 @@ __all__ = ["Finding", "findings"]
 
 def findings(config: RunConfig, graphs: Sequence[CompiledGraph]) -> tuple[Finding, ...]:
     """What ``config`` asks for and what ``graphs``, those of its ranks or of some of them, have."""
-    plan, mesh = make_plan(config), mesh_of(config)
+    plan, mesh = asked_plan(config), mesh_of(config)
     ranks = [Operators(graph) for graph in graphs]
     found = (
         stages(config, plan, mesh, ranks),
         chunks(plan, mesh, ranks),
         micro_batches(config, ranks),
-        recomputation(plan, ranks),
+        recomputation(config, plan, ranks),
         optimizer_state(config, mesh, ranks),
-        gradient_fusion(config, plan, mesh, ranks),
+        gradient_fusion(config, ranks),
         shardings(config, mesh, ranks),
         sequences(config, mesh, ranks),
+        sizes(config, ranks),
+        swaps(config, ranks),
     )
     return tuple(finding for finding in found if finding is not None)

@@ -11,27 +11,24 @@ from collections import defaultdict
 from collections.abc import Collection, Sequence
 
 from mindllm import axes
+from mindllm.compiled.conformance.expected import gathers_again, message_of_layer, message_of_others
 from mindllm.compiled.conformance.finding import Finding, Mistake, numbers_text, together
 from mindllm.compiled.conformance.placement import QUERIES, attention_scores, forward_operators, positions_of_rank
 from mindllm.compiled.graph.compiled_graph import Node
 from mindllm.compiled.graph.operators import BACKWARD, Operators, layer_of
 from mindllm.config import RunConfig
-from mindllm.parallel.context import optimizer_level
-from mindllm.parallel.layer_plan import LayerPlan
 from mindllm.parallel.layout import CONTEXT, Mesh
-from mindllm.parallel.pipeline import fusion_of_layer, fusion_of_others
 
 FUSION = "fusion"
 REDUCTIONS = ("AllReduce", "ReduceScatter")
-UNFUSED = 0
+UNFUSED = 0  # MindSpore does not put gradients together where weights are sharded between their uses
 REUSED = "CR_"  # begins names of weights inside networks that are compiled once for all parts of a batch
 GATHERED, EXCHANGED = "AllGather", "AlltoAll"
 WORDS = {GATHERED: "keys and values gathered", EXCHANGED: "heads for the sequence"}
 
 
-def gradient_fusion(config: RunConfig, plan: LayerPlan, mesh: Mesh, ranks: Sequence[Operators]) -> Finding | None:
+def gradient_fusion(config: RunConfig, ranks: Sequence[Operators]) -> Finding | None:
     """The number of the message each weight's gradient is exchanged in: as asked for, and the same on all ranks of a group."""
-    groups = config.parallel_config.gradient_aggregation_group
     found = {rank.graph.rank: _messages(rank) for rank in ranks}
     if not any(found.values()):
         return None
@@ -39,27 +36,22 @@ def gradient_fusion(config: RunConfig, plan: LayerPlan, mesh: Mesh, ranks: Seque
     for rank, messages in found.items():
         for weight, (number, members) in messages.items():
             where = layer_of(weight)
-            wanted = fusion_of_layer(where[0], plan, groups) if where else fusion_of_others(plan, groups)
-            if number != wanted and not (number == UNFUSED and _may_be_unfused(config)):
+            wanted = message_of_layer(config, where[0]) if where else message_of_others(config)
+            if number != wanted and not (number == UNFUSED and gathers_again(config)):
                 mistakes.append(Mistake(rank, f"the gradient of {weight} is in message {number}, not {wanted}"))
             others = {found[member].get(weight, (None,))[0] for member in members if member in found}
             if others != {number}:
                 text = f"the gradient of {weight} is in different messages on ranks {numbers_text(members)}"
                 mistakes.append(Mistake(rank, text))
     numbers = {number for messages in found.values() for number, _ in messages.values()}
-    wanted_numbers = {fusion_of_layer(layer, plan, groups) for layer in range(len(plan.layers))}
-    wanted_numbers.add(fusion_of_others(plan, groups))
+    wanted_numbers = {message_of_layer(config, layer) for layer in range(config.model.config.layer_count)}
+    wanted_numbers.add(message_of_others(config))
     asked = f"{_count(wanted_numbers)}, the same on all ranks"
     return Finding("gradient fusion", asked, _count(numbers), together(mistakes))
 
 
 def _count(numbers: Collection[int]) -> str:
     return f"{len(numbers)} message{'s' * (len(numbers) != 1)}"
-
-
-def _may_be_unfused(config: RunConfig) -> bool:
-    """Whether MindSpore does not put gradients together: where weights are sharded between their uses."""
-    return config.parallel.enable_parallel_optimizer and optimizer_level(config) == "level3"
 
 
 def _messages(rank: Operators) -> dict[str, tuple[int, tuple[int, ...]]]:

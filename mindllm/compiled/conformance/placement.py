@@ -8,13 +8,13 @@ from fractions import Fraction
 
 from mindllm import axes
 from mindllm.architecture.optimizer_state import MOMENT_PREFIXES
+from mindllm.compiled.conformance.expected import AskedPlan
 from mindllm.compiled.conformance.finding import Finding, Mistake, numbers_text, together
 from mindllm.compiled.graph.compiled_graph import Node
 from mindllm.compiled.graph.operators import FORWARD, REFERENCE, Operators, layer_of
 from mindllm.compiled.graph.schedule import FORWARD as FORWARD_PASS
 from mindllm.compiled.graph.schedule import micro_batch_schedule
 from mindllm.config import RunConfig
-from mindllm.parallel.layer_plan import LayerPlan
 from mindllm.parallel.layout import Mesh
 
 ATTENTION = "attention.attention"  # the cell of scores and what they weigh, in a layer
@@ -44,7 +44,7 @@ def positions_of_rank(config: RunConfig) -> int:
     return config.model.config.seq_length // (1 if sizes.exchanges_heads else sizes.size(axes.CONTEXT))
 
 
-def stages(config: RunConfig, plan: LayerPlan, mesh: Mesh, ranks: Sequence[Operators]) -> Finding | None:
+def stages(config: RunConfig, plan: AskedPlan, mesh: Mesh, ranks: Sequence[Operators]) -> Finding | None:
     """The layers whose weights a stage updates, and which it runs, are those of the plan; frozen ones are only run."""
     if plan.stages == 1:
         return None
@@ -63,7 +63,7 @@ def stages(config: RunConfig, plan: LayerPlan, mesh: Mesh, ranks: Sequence[Opera
     return Finding("layers by stage", _join(wanted), _join(list(found.values())), together(mistakes))
 
 
-def chunks(plan: LayerPlan, mesh: Mesh, ranks: Sequence[Operators]) -> Finding | None:
+def chunks(plan: AskedPlan, mesh: Mesh, ranks: Sequence[Operators]) -> Finding | None:
     """Each of a stage's chunks runs its layers, and chunks come in their order."""
     if plan.chunks == 1:
         return None
@@ -107,7 +107,7 @@ def _runs_of_layers(rank: Operators, positions: int) -> dict[int, Fraction]:
     return times
 
 
-def _layers_of_stage(plan: LayerPlan, stage: int) -> set[int]:
+def _layers_of_stage(plan: AskedPlan, stage: int) -> set[int]:
     return {number for number, layer in enumerate(plan.layers) if layer.stage == stage}
 
 
@@ -116,7 +116,7 @@ def _trained_layers(config: RunConfig) -> set[int]:
     return {where[0] for where in names if where}
 
 
-def _layers_at(plan: LayerPlan, chunk: int, stage: int) -> set[int]:
+def _layers_at(plan: AskedPlan, chunk: int, stage: int) -> set[int]:
     return {number for number, layer in enumerate(plan.layers) if (layer.chunk, layer.stage) == (chunk, stage)}
 
 

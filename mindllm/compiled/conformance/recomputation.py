@@ -5,20 +5,26 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
+from mindllm.compiled.conformance.expected import (
+    COMMUNICATION,
+    EXCLUDE,
+    EXCLUDED_COMMUNICATION,
+    SELECT,
+    AskedLayer,
+    AskedPlan,
+)
 from mindllm.compiled.conformance.finding import Finding, Mistake, numbers_text, together
 from mindllm.compiled.conformance.placement import forward_operators
 from mindllm.compiled.graph.compiled_graph import Node
 from mindllm.compiled.graph.operators import RECOMPUTED, Operators, is_flagged, layer_of
-from mindllm.config.recompute import names_operator
-from mindllm.parallel.layer_plan import EXCLUDES, LayerAssignment, LayerPlan
+from mindllm.config import RunConfig
+from mindllm.config.recompute import RecomputeConfig, names_operator
 
-SELECT, EXCLUDE = next(iter(EXCLUDES.items()))
-COMMUNICATION = "select_comm_recompute"
-COMMUNICATION_MARK = "recompute_comm_op"
+COMMUNICATION_MARK, SLICE_MARK = "recompute_comm_op", "slice_activation"
 OF_CODES = "held"  # the cell whose operators make a matrix out of codes, and are marked in any plan
 
 
-def recomputation(plan: LayerPlan, ranks: Sequence[Operators]) -> Finding:
+def recomputation(config: RunConfig, plan: AskedPlan, ranks: Sequence[Operators]) -> Finding:
     """Layers that are recomputed as a whole, operators that are selected, and operators that are excluded."""
     mistakes: list[Mistake] = []
     whole: set[int] = set()
@@ -27,7 +33,7 @@ def recomputation(plan: LayerPlan, ranks: Sequence[Operators]) -> Finding:
         layers = _by_layer(rank)
         repeated = _repeated(rank)
         for number, operators in sorted(layers.items()):
-            reader = _Layer(plan.layers[number], operators, repeated[number])
+            reader = _Layer(plan.layers[number], config.recompute_config, operators, repeated[number])
             mistakes += [Mistake(rank.graph.rank, f"layer {number} {text}") for text in reader.mistakes()]
             (whole if reader.is_whole else some if reader.flagged else set()).add(number)
     asked = (
@@ -40,8 +46,10 @@ def recomputation(plan: LayerPlan, ranks: Sequence[Operators]) -> Finding:
 class _Layer:
     """One layer on one rank: its declared operators in the forward pass, and how many are repeated for the backward pass."""
 
-    def __init__(self, asked: LayerAssignment, operators: list[tuple[Node, str]], repeated: int) -> None:
-        self.asked, self.operators, self.repeated = asked, operators, repeated
+    def __init__(
+        self, asked: AskedLayer, options: RecomputeConfig, operators: list[tuple[Node, str]], repeated: int
+    ) -> None:
+        self.asked, self.options, self.operators, self.repeated = asked, options, operators, repeated
         self.flagged = [path for node, path in operators if is_flagged(node) and not self._is_always(path)]
 
     def _is_always(self, path: str) -> bool:
@@ -60,14 +68,7 @@ class _Layer:
             yield from self._of_whole()
         else:
             yield from self._of_selected()
-        for pattern in self.asked.applied(COMMUNICATION):
-            marks = [
-                node.attributes.get(COMMUNICATION_MARK)
-                for node, path in self.operators
-                if names_operator(pattern, path)
-            ]
-            if not marks or not all(marks):
-                yield f"does not repeat the communication beside '{pattern}'"
+        yield from self._of_communication()
 
     def _of_whole(self) -> Iterator[str]:
         if not self.flagged:
@@ -93,6 +94,31 @@ class _Layer:
             yield "is recomputed, which nobody asked for"
         elif wrong:
             yield f"recomputes {', '.join(sorted(set(wrong)))}, which nobody asked for"
+
+    def _of_communication(self) -> Iterator[str]:
+        """Exchanges beside selected operators are repeated, in a whole layer beside all, and nowhere beside excluded ones."""
+        for pattern in self.asked.applied(COMMUNICATION):
+            if not any(names_operator(pattern, path) for _, path in self.operators):
+                yield f"does not repeat the communication beside '{pattern}'"
+        for mark, asked, verb in (
+            (COMMUNICATION_MARK, self._repeats_communication, "communication beside"),
+            (SLICE_MARK, self._slices, "slice of"),
+        ):
+            marked = {path for node, path in self.operators if node.attributes.get(mark)}
+            wanted = {path for _, path in self.operators if asked(path)}
+            if missing := sorted(wanted - marked):
+                yield f"does not repeat the {verb} {', '.join(missing)}"
+            if more := sorted(marked - wanted):
+                yield f"repeats the {verb} {', '.join(more)}, which nobody asked for"
+
+    def _repeats_communication(self, path: str) -> bool:
+        if any(names_operator(pattern, path) for pattern in self.asked.applied(EXCLUDED_COMMUNICATION)):
+            return False
+        named = any(names_operator(pattern, path) for pattern in self.asked.applied(COMMUNICATION))
+        return named or (self.asked.recompute and self.options.mp_comm_recompute)
+
+    def _slices(self, path: str) -> bool:
+        return self.asked.recompute and self.options.recompute_slice_activation
 
     def _is_excluded(self, path: str) -> bool:
         return any(names_operator(pattern, path) for pattern in self.asked.applied(EXCLUDE))

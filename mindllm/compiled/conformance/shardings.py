@@ -9,12 +9,12 @@ import math
 from collections.abc import Mapping, Sequence
 
 from mindllm.architecture.optimizer_state import MOMENT_PREFIXES, further_state
+from mindllm.compiled.conformance.expected import gathers_again, shards_accumulators
 from mindllm.compiled.conformance.finding import Finding, Mistake, together
 from mindllm.compiled.execute.state import ACCUMULATORS
 from mindllm.compiled.graph.compiled_graph import Parameter
 from mindllm.compiled.graph.operators import FORWARD, REFERENCE, Operators
 from mindllm.config import RunConfig
-from mindllm.parallel.context import optimizer_level
 from mindllm.parallel.layout import Mesh
 from mindllm.parallel.parameter_layout import NOT_CUT, ParameterLayout
 from mindllm.parallel.sharding.table import NOT_SPLIT
@@ -23,7 +23,7 @@ from mindllm.parallel.weight_cut import optimizer_shards
 Strategies = tuple[tuple[int, ...], ...]
 SHARE_NAMES = frozenset({"ReduceSum", "Sub"})
 """Operators whose names the compiler mixes up with those of others of their kind in the same cell (MindSpore 2.10)."""
-LEVELS = {"level1": "optimizer state", "level2": "optimizer state and accumulators", "level3": "weights, too"}
+OF_STATE, OF_ACCUMULATORS, OF_WEIGHTS = "optimizer state", "optimizer state and accumulators", "weights, too"
 
 
 def shardings(config: RunConfig, mesh: Mesh, ranks: Sequence[Operators]) -> Finding | None:
@@ -116,13 +116,21 @@ def optimizer_state(config: RunConfig, mesh: Mesh, ranks: Sequence[Operators]) -
                 for other, shape in _followers(config, weight, parameters)
                 if other.shape != shape
             ]
-    level = LEVELS[optimizer_level(config)] if config.parallel.enable_parallel_optimizer else ""
+    level = _what_is_cut(config)
     return Finding(
         "optimizer parallel",
         f"{level}: {len(asked)} weights" if level else "no",
         f"{len(cut)} weights" if cut else "no",
         together(mistakes),
     )
+
+
+def _what_is_cut(config: RunConfig) -> str:
+    if not config.parallel.enable_parallel_optimizer:
+        return ""
+    if gathers_again(config):
+        return OF_WEIGHTS
+    return OF_ACCUMULATORS if shards_accumulators(config) else OF_STATE
 
 
 def parts_asked_for(config: RunConfig, mesh: Mesh, layout: ParameterLayout) -> int:
@@ -141,8 +149,7 @@ def _followers(
 ) -> list[tuple[Parameter, tuple[int, ...]]]:
     """Moments, and the accumulator, with the shapes they should have."""
     assert weight.layout is not None
-    level = optimizer_level(config) if config.parallel.enable_parallel_optimizer else "level1"
-    accumulated = weight.shape if level != "level1" else weight.layout.slice_shape
+    accumulated = weight.shape if shards_accumulators(config) else weight.layout.slice_shape
     projected = further_state(config.model.config.architecture)
     names = [f"{prefix}{weight.name}" for prefix in MOMENT_PREFIXES]
     wanted = {

@@ -1,0 +1,218 @@
+"""What a YAML asks of the graphs of its ranks, read once more from its plain keys.
+
+The functions that build a model on its devices (the layer plan, the sharding table, the compiler's settings) are not asked: a
+mistake in one of them would stand on both sides. This reading is short and imports nothing of ``mindllm/parallel``; keys mean
+what they mean in MindFormers (``LayerSetting``).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from mindllm.config import RunConfig
+from mindllm.config.recompute import LayerCounts, LayerSelection
+
+Counts = tuple[tuple[int, ...], ...]
+"""Numbers of layers by ``[chunk][stage]``."""
+SELECT, EXCLUDE = "select_recompute", "select_recompute_exclude"
+COMMUNICATION, EXCLUDED_COMMUNICATION = "select_comm_recompute", "select_comm_recompute_exclude"
+STANDARD: dict[str, tuple[str, ...]] = {
+    SELECT: (r"feed_forward\.mul", r"feed_forward\.w1\.activation\..*"),
+    COMMUNICATION: (r".*\.norm",),
+    EXCLUDE: (),
+    EXCLUDED_COMMUNICATION: (),
+}
+"""By key of ``recompute_config``: the patterns that counts without patterns stand for."""
+OF_A_PIPELINE = 2  # the number of the one message that a stage's gradients are exchanged in
+FUSED_ATTENTION = r"attention\.attention\.flash_attention"  # is swapped where nothing is named
+
+
+@dataclass(frozen=True)
+class AskedLayer:
+    """Where a layer is to be and what of it is to be computed again; ``patterns`` by key of ``recompute_config``."""
+
+    stage: int
+    chunk: int
+    recompute: bool
+    patterns: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def applied(self, key: str) -> tuple[str, ...]:
+        """The patterns under one key."""
+        return self.patterns.get(key, ())
+
+    def is_default(self, key: str) -> bool:
+        """Whether they are the several ones that counts stand for, of which a layer need not have each."""
+        return len(STANDARD[key]) > 1 and set(self.applied(key)) == set(STANDARD[key])
+
+
+@dataclass(frozen=True)
+class AskedPlan:
+    """All layers in the order of the model."""
+
+    stages: int
+    chunks: int
+    layers: tuple[AskedLayer, ...]
+
+
+def asked_plan(config: RunConfig) -> AskedPlan:
+    """Layers are dealt out chunk by chunk, inside a chunk stage by stage; counts take the first layers of a place."""
+    model, stages = config.model.config, config.parallel_config.pipeline_stage
+    held = _layers_held(model.layer_count, stages, model.pp_interleave_num, model.offset)
+    recompute = config.recompute_config
+    whole = _first_layers(recompute.recompute, held)
+    selected = {key: _selected(key, getattr(recompute, key), held) for key in STANDARD}
+    layers = []
+    for chunk, row in enumerate(held):
+        for stage, count in enumerate(row):
+            for index in range(count):
+                is_whole = index < whole[chunk][stage]
+                keys = (EXCLUDE, EXCLUDED_COMMUNICATION) if is_whole else tuple(STANDARD)
+                patterns = {
+                    key: tuple(name for name, counts in selected[key].items() if index < counts[chunk][stage])
+                    for key in keys
+                }
+                layers.append(AskedLayer(stage, chunk, is_whole, patterns))
+    return AskedPlan(stages, len(held), tuple(layers))
+
+
+def _layers_held(layers: int, stages: int, chunks: int, offset: int | Sequence) -> Counts:
+    """``layers // (stages · chunks)`` in each place, and what ``offset`` adds there."""
+    even = layers // (stages * chunks)
+    if isinstance(offset, int):
+        return ((even + offset,) * stages,) * chunks
+    rows = offset if isinstance(offset[0], Sequence) else [offset] * chunks
+    return tuple(tuple(even + more for more in row) for row in rows)
+
+
+def _first_layers(value: LayerCounts, held: Counts) -> Counts:
+    """How many first layers of each place ``value`` stands for: all or none, by stage, or by chunk and stage."""
+    if isinstance(value, bool):
+        return tuple(tuple(count * value for count in row) for row in held)
+    if isinstance(value[0], tuple):
+        return tuple(
+            tuple(count if wanted is True else int(wanted) for wanted, count in zip(row, counts, strict=True))
+            for row, counts in zip(value, held, strict=True)
+        )
+    taken = [[0] * len(row) for row in held]
+    for stage, wanted in enumerate(value):
+        left = sum(row[stage] for row in held) if wanted is True else int(wanted)
+        while left > 0 and any(taken[chunk][stage] < row[stage] for chunk, row in enumerate(held)):
+            for chunk, row in enumerate(held):  # one layer of each chunk in turn
+                if left > 0 and taken[chunk][stage] < row[stage]:
+                    taken[chunk][stage] += 1
+                    left -= 1
+    return tuple(map(tuple, taken))
+
+
+def _selected(key: str, value: LayerSelection, held: Counts) -> dict[str, Counts]:
+    """By pattern the first layers of each place that it is for."""
+    if isinstance(value, dict):
+        return {pattern: _first_layers(counts, held) for pattern, counts in value.items()}
+    if isinstance(value, tuple) and isinstance(value[0], str):
+        return {str(pattern): held for pattern in value}
+    return dict.fromkeys(STANDARD[key], _first_layers(value, held))  # type: ignore[arg-type]
+
+
+def message_of_layer(config: RunConfig, number: int) -> int:
+    """The number of the message that the gradients of a layer are in: one for each group of layers, or for a stage."""
+    groups = config.parallel_config.gradient_aggregation_group
+    if config.parallel_config.pipeline_stage > 1:
+        return OF_A_PIPELINE
+    return number // max((config.model.config.layer_count + 1) // groups, 1) + 1
+
+
+def message_of_others(config: RunConfig) -> int:
+    """The same of embedding, final norm and head: the last group's."""
+    if config.parallel_config.pipeline_stage > 1:
+        return OF_A_PIPELINE
+    return config.parallel_config.gradient_aggregation_group
+
+
+def shards_accumulators(config: RunConfig) -> bool:
+    """Whether gradients are added up in shards: as asked for, and where weights are gathered again."""
+    if not config.parallel.enable_parallel_optimizer:
+        return False
+    return gathers_again(config) or config.parallel.parallel_optimizer_config.gradient_accumulation_shard
+
+
+def gathers_again(config: RunConfig) -> bool:
+    """Whether weights are sharded between their uses."""
+    return config.parallel.enable_parallel_optimizer and config.recompute_config.parallel_optimizer_comm_recompute
+
+
+def swapped(config: RunConfig, number: int) -> dict[str, int]:
+    """What of a layer waits on the host: by pattern (empty: all of the layer) the operators that pass while it comes back."""
+    section = config.swap_config
+    if not section.swap:
+        return {}
+    if section.layer_swap is None and section.op_swap is None:
+        return {FUSED_ATTENTION: section.default_prefetch}
+    whole = [(one, "") for one in section.layer_swap or ()]
+    some = [(one, pattern) for one in section.op_swap or () for pattern in one.op_name]
+    found: dict[str, int] = {}
+    for one, pattern in (*whole, *some):
+        if one.layers is True or (not isinstance(one.layers, bool) and number in one.layers):
+            found.setdefault(pattern, one.backward_prefetch)
+    return found
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows of matrices ``[tokens, …]`` on one rank, in one run of the layers.
+
+    ``inside`` are those of products in attention and feed-forward, ``between`` those of hidden states around them.
+    """
+
+    inside: int
+    between: int
+
+
+def rows_of_rank(config: RunConfig) -> Rows:
+    """A part of a batch has ``batch_size`` sequences on a data-parallel rank, of which context parallelism cuts each."""
+    sizes = config.parallel_config
+    tokens = config.runner_config.batch_size // config.micro_batch_interleave_num * config.model.config.seq_length
+    inside = tokens // sizes.context_parallel
+    return Rows(inside, inside // sizes.model_parallel if sizes.use_seq_parallel else inside)
+
+
+def neighbours(config: RunConfig, rank: int) -> tuple[int, ...]:
+    """The tensor-parallel ranks of ``rank``, itself among them."""
+    count = config.parallel_config.model_parallel
+    first = rank - rank % count
+    return tuple(range(first, first + count))
+
+
+BY_ROWS = ("wq", "wk", "wv", "wq_up_plain", "wq_up_rotary", "wq_plain", "wq_rotary", "wk_plain", "w1", "w3")
+BY_COLUMNS = ("wo", "w2")
+EXPERTS = "experts"
+
+
+def part_of_weight(config: RunConfig, name: str, shape: tuple[int, ...]) -> tuple[int, ...] | None:
+    """The shape of what tensor and expert parallelism leave a rank of a weight; None where it is not known here.
+
+    Projections into heads and into the width of a feed-forward are cut by rows, those out of them by columns, tables of the
+    vocabulary by rows, and routed experts by expert and then as a feed-forward; all else is whole.
+    """
+    sizes = config.parallel_config
+    *cells, own = name.split(".")
+    cell = cells[-1] if cells else ""
+    if EXPERTS in cells:
+        inner = sizes.model_parallel if sizes.expert_model_parallel is None else sizes.expert_model_parallel
+        cut = 2 if cell in BY_COLUMNS else 1
+        ways = [sizes.expert_parallel, *(inner if place == cut else 1 for place in range(1, len(shape)))]
+    elif name.startswith(("lm_head.", "model.tok_embeddings.")):
+        is_whole = sizes.vocab_emb_dp and (cell == "tok_embeddings" or config.model.config.tie_word_embeddings)
+        ways = [1 if is_whole else sizes.model_parallel, *[1] * (len(shape) - 1)]
+    elif own == "weight" and cell in BY_COLUMNS:
+        ways = [1, sizes.model_parallel]
+    elif own in ("weight", "bias") and cell in BY_ROWS:
+        ways = [sizes.model_parallel, *[1] * (len(shape) - 1)]
+    elif own in ("weight", "bias") or name.endswith("router.bias"):
+        ways = [1] * len(shape)
+    else:
+        return None
+    if math.prod(ways) > 1 and len(ways) != len(shape):
+        return None
+    return tuple(size // way for size, way in zip(shape, ways, strict=True))
