@@ -143,7 +143,8 @@ class DistributedStep(nn.Cell):
         if self.first_updated:
             loss = ops.depend(loss, gradients[0])  # unused, it would not be computed, nor sent to where it is awaited
         if self.accumulates:
-            loss = ops.depend(loss, self.map(ops.partial(clear_accumulated, norm), self.accu_grads))
+            used = ops.depend(norm, gradients[0]) if self.first_updated else norm  # what reads accumulators
+            loss = ops.depend(loss, self.map(ops.partial(clear_accumulated, used), self.accu_grads))
         return loss, norm, applied, tokens
 
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from mindllm.compiled.conformance.communication import gradient_fusion, sequences
 from mindllm.compiled.conformance.expected import asked_plan
 from mindllm.compiled.conformance.finding import Finding
+from mindllm.compiled.conformance.order import order
 from mindllm.compiled.conformance.placement import chunks, micro_batches, stages
 from mindllm.compiled.conformance.recomputation import recomputation
 from mindllm.compiled.conformance.shardings import optimizer_state, shardings
@@ -39,5 +40,6 @@ def findings(config: RunConfig, graphs: Sequence[CompiledGraph]) -> tuple[Findin
         sequences(config, mesh, ranks),
         sizes(config, ranks),
         swaps(config, ranks),
+        order(config, ranks),
     )
     return tuple(finding for finding in found if finding is not None)
