@@ -22,7 +22,7 @@ from mindllm.parallel.layout import mesh_of
 from mindllm.process.host_memory import ADVICE, MemoryClaim, gibibytes
 from mindllm.reduced_runs.model import single_device
 from mindllm.terminal.progress import Progress, unwatched
-from mindllm.verify.compare import Comparison
+from mindllm.verify.compare import Comparison, is_of_loss
 from mindllm.verify.resume import resume_problems
 from mindllm.verify.scope import Memory, Scope, SmallModel, fitting, recorded_bytes, scope_of
 from mindllm.verify.side import Reference, build_cluster, columns_read, train_cluster, train_single
@@ -38,6 +38,10 @@ NOWHERE = (
 ONE_RANK = (
     "a gradient overflowed on one rank alone, and not all ranks were told of it: whether gradients are finite must be reduced "
     "over all ranks, as their norm is"
+)
+LARGE_LOGITS = (
+    "the loss of a step whose logits are beyond 88, and which is skipped: exponents are infinite there unless the largest logit "
+    "is taken off first, over all ranks that share the vocabulary"
 )
 MOST_RANKS = 64  # more take hours to compile
 
@@ -192,7 +196,8 @@ def judge(
     for step, comparison in enumerate(comparisons):
         if problems := comparison.problems():
             progress("looking for the first operator that differs")
-            where = _located(config, graphs, reference, step, cache)
+            of_loss = reference.tasks[step].spoiled is not None and all(map(is_of_loss, problems))
+            where = LARGE_LOGITS if of_loss else _located(config, graphs, reference, step, cache)
             named = tuple(f"step {step + 1}: {problem}" for problem in problems)
             return Outcome(config, comparisons, (*of_tables, *named), len(graphs), where)
     return Outcome(config, comparisons, of_tables, len(graphs))

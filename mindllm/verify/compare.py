@@ -33,6 +33,7 @@ TOLERANCES = {
 ROUNDING = (
     1e-8  # of the largest moment of all: what zero gradients leave, as those of key biases without rotary positions
 )
+LOSS = "loss"
 SQUARES = ("adam_v", "moment2")
 
 
@@ -52,19 +53,19 @@ class TensorError:
 
 @dataclass(frozen=True)
 class Comparison:
-    """One step on both sides. ``errors`` holds the worst rank of every tensor, the largest relative error first; ``decays``
-    describes weights that were decayed otherwise than on the single device.
+    """One step on both sides. ``errors`` holds the worst rank of every tensor, the largest relative error first; ``further``
+    describes what else differs: decays, counts, and an update that is not the one asked for on either side.
     """
 
     single: StepResult
     cluster: ClusterStep
     errors: tuple[TensorError, ...]
     tolerance: Tolerance
-    decays: tuple[str, ...] = ()
+    further: tuple[str, ...] = ()
 
     def problems(self) -> list[str]:
         """What differs by more than rounding; empty where nothing does."""
-        return [*self._scalars(), *self._tensors(), *self.decays]
+        return [*self._scalars(), *self._tensors(), *self.further]
 
     def worst(self, moments: bool) -> TensorError | None:
         """The largest absolute error of all weights, or of all optimizer state."""
@@ -77,12 +78,12 @@ class Comparison:
             yield f"overflow: {self.single.overflow} on a single device, {overflows} on the ranks{alone}"
         if set(self.cluster.tokens) != {self.single.tokens}:
             yield f"tokens: {self.single.tokens} on a single device, {sorted(set(self.cluster.tokens))} on the ranks"
-        if self.single.overflow:
-            return
-        for name, wanted, found, tolerance in (
-            ("loss", self.single.loss, self.cluster.losses, self.tolerance.loss),
-            ("global norm", self.single.global_norm, self.cluster.norms, self.tolerance.norm),
-        ):
+        if self.single.overflow and not self.cluster.spoiled:
+            return  # what is infinite has no loss
+        compared = [(LOSS, self.single.loss, self.cluster.losses, self.tolerance.loss)]
+        if not self.single.overflow:
+            compared.append(("global norm", self.single.global_norm, self.cluster.norms, self.tolerance.norm))
+        for name, wanted, found, tolerance in compared:
             distances = [_ordered(abs(value - wanted)) for value in found]
             worst = found[distances.index(max(distances))]
             if not max(distances) <= tolerance * abs(wanted):
@@ -92,6 +93,11 @@ class Comparison:
         for error in self.errors:
             if not error.relative <= (self.tolerance.moments if error.is_moment else self.tolerance.weights):
                 yield f"{error.name} on rank {error.rank}: off by {error.absolute:.2e}, {error.relative:.2e} of its largest"
+
+
+def is_of_loss(problem: str) -> bool:
+    """Whether one of the problems of a comparison is that losses differ."""
+    return problem.startswith(f"{LOSS}: ")
 
 
 def compare(

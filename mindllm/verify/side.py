@@ -8,7 +8,8 @@ an update without Adam's part, which the new moments give, is the decay.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -24,11 +25,13 @@ from mindllm.reduced_runs.model import single_device
 from mindllm.train.engine import StepResult
 from mindllm.train.engine.columns import completed
 from mindllm.verify.compare import TOLERANCES, Comparison, compare
-from mindllm.verify.single import Arrays, SingleDevice, Task, tasks
+from mindllm.verify.single import FINAL_NORM, Arrays, SingleDevice, Task, tasks
+from mindllm.verify.update import update_problems
 
 TOLERANCE = 1e-3
 """Of a decay, which is a number such as 0.1; rounding of fp32 changes it by about 1e-5."""
 SEED = 1
+TINY = 1e-30
 
 
 class Updates:
@@ -83,7 +86,7 @@ def _text(decay: float) -> str:
 
 @dataclass(frozen=True)
 class Reference:
-    """A single device's training: its tables, weights that stay, state before it, and result and state after every step."""
+    """A single device's training: its tables, weights that stay, state before it; after every step result, state and counts."""
 
     tables: Arrays
     frozen: Arrays
@@ -91,6 +94,7 @@ class Reference:
     tasks: list[Task]
     results: list[StepResult]
     states: list[Arrays]
+    counts: list[Arrays] = field(default_factory=list)
 
     def before(self, step: int) -> Arrays:
         """State before step number ``step`` (from 0)."""
@@ -111,11 +115,12 @@ def train_single(config: RunConfig, steps: int) -> Reference:
     set_up_device(one)
     device = SingleDevice(one)
     work = tasks(config, steps, SEED)
-    initial, results, states = device.state(), [], []
+    initial, results, states, counts = device.state(), [], [], []
     for task in work:
         results.append(device.step(task))
         states.append(device.state())
-    return Reference(device.tables(), device.frozen(), initial, work, results, states)
+        counts.append(device.counts())
+    return Reference(device.tables(), device.frozen(), initial, work, results, states, counts)
 
 
 def train_cluster(
@@ -127,13 +132,57 @@ def train_cluster(
     comparisons = []
     for number, task in enumerate(reference.tasks):
         weights = [machine.values() for machine in cluster.machines]
-        found = cluster.step(columns_read(config, task.batch), task.rate, task.scale, task.spoiled)
+        with enlarged_logits(cluster, task.enlarged):
+            found = cluster.step(columns_read(config, task.batch), task.rate, task.scale, task.spoiled)
         comparison = compare(reference.results[number], reference.states[number], found, cluster, tolerance)
         if not task.overflows:
             updates = Updates(config.optimizer, task.rate, reference.before(number), reference.states[number])
-            comparison = replace(comparison, decays=tuple(updates.decay_errors(cluster, weights)))
+            further = (
+                *updates.decay_errors(cluster, weights),
+                *count_errors(cluster, reference.counts[number] if reference.counts else {}, tolerance.moments),
+                *own_problems(config, reference, number),
+            )
+            comparison = replace(comparison, further=further)
         comparisons.append(comparison)
     return tuple(comparisons)
+
+
+@contextmanager
+def enlarged_logits(cluster: Cluster, factor: float) -> Iterator[None]:
+    """The final norm's weight is ``factor`` times as large inside, wherever there is one."""
+    held = [machine.parameters[FINAL_NORM] for machine in cluster.machines if FINAL_NORM in machine.parameters]
+    begins = [parameter.value for parameter in held]
+    if factor != 1:
+        for parameter in held:
+            parameter.value = parameter.value * np.float32(factor)
+    yield
+    if factor != 1:
+        for parameter, value in zip(held, begins, strict=True):
+            parameter.value = value  # the step was skipped
+
+
+def count_errors(cluster: Cluster, wanted: Arrays, tolerance: float) -> Iterator[str]:
+    """Counters of a step that some rank has otherwise, or none has; zeros are those of layers on another stage."""
+    for name, whole in wanted.items():
+        found = {
+            machine.rank: machine.parameters[name].value for machine in cluster.machines if name in machine.parameters
+        }
+        counted = {rank: value for rank, value in found.items() if value.any()}
+        if whole.any() and not counted:
+            yield f"{name}: no rank has counted anything"
+        for rank, value in counted.items():
+            error, largest = np.max(np.abs(value - whole)), np.max(np.abs(whole))
+            if not error <= tolerance * largest:
+                yield f"{name} on rank {rank}: off by {error:.2e}, {error / max(largest, TINY):.2e} of its largest"
+                break
+
+
+def own_problems(config: RunConfig, reference: Reference, step: int) -> Iterator[str]:
+    """Where the single device itself does not do the update that the YAML asks for."""
+    done = sum(not task.overflows for task in reference.tasks[: step + 1])
+    task, norm = reference.tasks[step], reference.results[step].global_norm
+    for problem in update_problems(config, done, task.rate, norm, reference.before(step), reference.states[step]):
+        yield f"{problem} (on a single device, too)"
 
 
 def columns_read(config: RunConfig, batch: Mapping[str, np.ndarray]) -> Arrays:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -22,23 +22,30 @@ from mindllm.train.engine import ReplicaEngine, StepResult
 Arrays = dict[str, np.ndarray]
 SPREAD = 0.02
 LEARNING_RATE = 1e-2
-LOSS_SCALE = 1024.0
+LOSS_SCALE, OTHER_SCALE = 1024.0, 256.0  # of the first step, and of those behind it
 OVERFLOWING_SCALE = float(np.finfo(np.float32).max)
 ROUNDING = 1e-6
 TABLES = "tables."
+FINAL_NORM = "model.norm_out.weight"
+ENLARGED = 2000.0
+"""By which the final norm's weight, and so all logits, are multiplied in a step that overflows anyway: exponents beyond 88 are
+infinite in fp32.
+"""
 
 
 @dataclass(frozen=True)
 class Task:
     """One optimizer step to be done on both sides: a global batch, a rate, a loss scale.
 
-    ``spoiled`` is the rank of the cluster (-1: the last one) on which alone a gradient overflows, whatever the scale.
+    ``spoiled`` is the rank of the cluster (-1: the last one) on which alone a gradient overflows, whatever the scale. Logits are
+    ``enlarged`` for this step alone.
     """
 
     batch: Mapping[str, np.ndarray]
     rate: float
     scale: float
     spoiled: int | None = None
+    enlarged: float = 1.0
 
     @property
     def overflows(self) -> bool:
@@ -52,8 +59,13 @@ OVERFLOWS = ((OVERFLOWING_SCALE, None), (LOSS_SCALE, 0), (LOSS_SCALE, -1))
 
 def tasks(config: RunConfig, steps: int, seed: int) -> list[Task]:
     """``steps`` steps, and behind the first one others that overflow: weights must stay, accumulators must be cleared."""
-    kinds: list[tuple[float, int | None]] = [(LOSS_SCALE, None), *OVERFLOWS, *[(LOSS_SCALE, None)] * (steps - 1)]
-    return [Task(batch(config, seed + number), LEARNING_RATE, *kind) for number, kind in enumerate(kinds)]
+    kinds: list[tuple[float, int | None]] = [(LOSS_SCALE, None), *OVERFLOWS, *[(OTHER_SCALE, None)] * (steps - 1)]
+    work = [Task(batch(config, seed + number), LEARNING_RATE, *kind) for number, kind in enumerate(kinds)]
+    if config.is_preference_tuning or config.model.config.compute_dtype != "float32":
+        return work  # such a loss is next to zero where logits are large; such gradients would overflow on all ranks
+    first = next(number for number, task in enumerate(work) if task.spoiled is not None)
+    work[first] = replace(work[first], enlarged=ENLARGED)
+    return work
 
 
 def batch(config: RunConfig, seed: int) -> Arrays:
@@ -129,7 +141,17 @@ class SingleDevice:
     def step(self, task: Task) -> StepResult:
         """One optimizer step."""
         scale = OVERFLOWING_SCALE if task.overflows else task.scale
-        return self.engine.step(task.batch, task.rate, scale)
+        weights = {**self.engine.frozen, **self.engine.weights}
+        norm = {FINAL_NORM: weights[FINAL_NORM]} if task.enlarged != 1 else {}
+        begins = self._arrays(norm)
+        assign(norm, {name: array * task.enlarged for name, array in begins.items()})
+        result = self.engine.step(task.batch, task.rate, scale)
+        assign(norm, begins)  # the step was skipped
+        return result
+
+    def counts(self) -> Arrays:
+        """What the last step counted, by the counter's name."""
+        return {name: np.array(counted) for name, counted in self.engine.counts().items()}
 
     @staticmethod
     def _arrays(parameters: Mapping) -> Arrays:

@@ -10,6 +10,8 @@ from execute_clusters import REAL, Compiled, compiled_cluster, judged, tampered
 
 from mindllm.compiled.execute.exchange import Deadlock
 from mindllm.compiled.graph.compiled_graph import CONSTANT, CompiledGraph, Node, OtherType
+from mindllm.verify.check import LARGE_LOGITS
+from mindllm.verify.single import LOSS_SCALE
 
 WEIGHT = "model.layers.1.feed_forward.w2.weight"
 EXPERTS = "model.layers.1.feed_forward.experts.w1.weight"
@@ -292,6 +294,30 @@ def test_a_norm_that_decays(biased):
     decay = lambda node: [constant, replace(node, inputs=(*node.inputs[:7], constant.name, *node.inputs[8:]))]  # noqa: E731
     outcome = judged(biased, everywhere(biased, updates, decay))
     assert outcome.problems[0].startswith(f"step 1: {norm} on rank ")
+
+
+def test_gradients_that_are_unscaled_by_a_constant(biased):
+    """Right as long as the loss scale is that of the first step."""
+
+    def fixed(graph: CompiledGraph) -> CompiledGraph:
+        scale = graph.step.inputs[-1].name
+        constant = Node(CONSTANT, "planted_scale", (), OtherType("FLOAT"), "", {}, value=np.float32(LOSS_SCALE))
+        unscales = lambda node: node.op == "Mul" and scale in node.inputs  # noqa: E731
+        swap = lambda node: tuple("planted_scale" if name == scale else name for name in node.inputs)  # noqa: E731
+        return tampered(graph, unscales, lambda node: [constant, replace(node, inputs=swap(node))])
+
+    outcome = judged(biased, [fixed(graph) for graph in biased.graphs])
+    assert not any(problem.startswith("step 1:") for problem in outcome.problems)
+    assert any(problem.startswith("step 5: global norm: ") for problem in outcome.problems)
+
+
+def test_exponents_whose_largest_logit_is_not_taken_off(biased):
+    """No number tells while logits stay below 88."""
+    largest = lambda node: node.instance == "max" and not node.backward  # noqa: E731
+    outcome = judged(biased, everywhere(biased, largest, emptied))
+    (problem,) = outcome.problems
+    assert problem.startswith("step 3: loss: ")
+    assert outcome.first_difference == LARGE_LOGITS
 
 
 def test_a_weight_that_no_rank_updates(biased):

@@ -1,0 +1,77 @@
+"""A single device's update once more in float64, from its own moments: what it would get wrong together with the cluster.
+
+The gradient that was applied is what the first moment gained of it, ``g = (m' - β₁·m) / (1 - β₁)``. Its norm says how it was
+clipped, and it gives the second moment and the weight anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+
+from mindllm.architecture.optimizer_state import MOMENT_PREFIXES
+from mindllm.config import RunConfig
+
+FIRST, SECOND = MOMENT_PREFIXES
+CLIP_EPSILON = 1e-6
+MOVED_OTHERWISE = "router.bias"  # ends the names of weights that no gradient changes
+TOLERANCE = 1e-4
+"""Of a norm, of the largest second moment of a weight, and of the largest change of a weight: what fp32 leaves."""
+ROUNDING = 1e-6
+"""Of the largest weight: what is left of a difference of two weights."""
+
+
+def update_problems(
+    config: RunConfig, updates: int, rate: float, norm: float, before: Mapping, after: Mapping
+) -> Iterator[str]:
+    """Yield where an update is not that of AdamW with the YAML's clipping, betas, epsilon and decay of matrices alone.
+
+    Args:
+        config: the run; that of adapters and other tuners has updates of its own, and is not looked at.
+        updates: that were done, this one included.
+        rate: its learning rate.
+        norm: of the step's gradients, as the step told it.
+        before: weights and state before the step, by name.
+        after: the same after it.
+    """
+    if config.model.config.pet_config is not None:
+        return
+    names = [name for name in before if f"{FIRST}{name}" in after and not name.endswith(MOVED_OTHERWISE)]
+    parts = {name: _Part(config, name, before, after) for name in names}
+    applied = float(np.sqrt(sum(np.sum(part.gradient**2) for part in parts.values())))
+    wrapper = config.runner_wrapper
+    clipped = min(1.0, wrapper.max_grad_norm / (norm + CLIP_EPSILON)) if wrapper.use_clip_grad else 1.0
+    if not abs(applied - norm * clipped) <= TOLERANCE * norm * clipped:
+        yield f"gradients were applied with the norm {applied:.6g}; of {norm:.6g}, clipping leaves {norm * clipped:.6g}"
+    for name, part in parts.items():
+        yield from part.problems(name, updates, rate)
+
+
+class _Part:
+    """One weight with its moments before and after the step, in float64."""
+
+    def __init__(self, config: RunConfig, name: str, before: Mapping, after: Mapping) -> None:
+        self.optimizer = config.optimizer
+        names = (name, f"{FIRST}{name}", f"{SECOND}{name}")
+        self.old = [np.asarray(before[one], np.float64) for one in names]
+        self.new = [np.asarray(after[one], np.float64) for one in names]
+        beta = self.optimizer.betas[0]
+        self.gradient = (self.new[1] - beta * self.old[1]) / (1 - beta)
+
+    def problems(self, name: str, updates: int, rate: float) -> Iterator[str]:
+        beta1, beta2 = self.optimizer.betas
+        second = beta2 * self.old[2] + (1 - beta2) * self.gradient**2
+        if not _largest(second - self.new[2]) <= TOLERANCE * _largest(second):
+            yield f"{SECOND}{name}: not the mean of squared gradients"
+        left1, left2 = (1 - beta1**updates, 1 - beta2**updates) if self.optimizer.bias_correction else (1.0, 1.0)
+        decay = self.optimizer.weight_decay if self.old[0].ndim > 1 else 0.0
+        root = np.sqrt(self.new[2] / left2) + self.optimizer.eps
+        change = rate * (self.new[1] / left1 / root + decay * self.old[0])
+        error = _largest(self.old[0] - change - self.new[0])
+        if not error <= TOLERANCE * _largest(change) + ROUNDING * _largest(self.old[0]):
+            yield f"{name}: off by {error:.2e} from AdamW's update with a decay of {decay:g}"
+
+
+def _largest(array: np.ndarray) -> float:
+    return float(np.max(np.abs(array), initial=0.0))

@@ -1,0 +1,76 @@
+"""What both sides would get wrong: the update done once more, and counters of steps."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from small_cluster import cluster_run
+
+from mindllm.architecture.optimizer_state import MOMENT_PREFIXES
+from mindllm.verify.side import count_errors
+from mindllm.verify.update import update_problems
+
+MATRIX, NORM = "model.layers.0.attention.wq.weight", "model.norm_out.weight"
+RATE, UPDATES = 1e-2, 2
+COUNTER = "load.model.layers.0.feed_forward.load.probe"
+
+
+def run():
+    return cluster_run(
+        tp=2, optimizer={"weight_decay": 0.1}, runner_wrapper={"use_clip_grad": True, "max_grad_norm": 0.1}
+    )
+
+
+def update(clips: bool = True, corrects: bool = True, decays_norms: bool = False, squares: float = 1.0):
+    """Weights and moments in fp32 before and after an update, and the norm of its gradients."""
+    random, optimizer = np.random.default_rng(1), run().optimizer
+    beta1, beta2 = optimizer.betas
+    gradients = {MATRIX: random.normal(size=(6, 4)), NORM: random.normal(size=(4,))}
+    norm = float(np.sqrt(sum(np.sum(gradient**2) for gradient in gradients.values())))
+    before, after = {}, {}
+    for name, gradient in gradients.items():
+        applied = gradient * (0.1 / norm if clips else 1.0)
+        weight, first, second = random.normal(size=(3, *gradient.shape)) * np.reshape(
+            [1, 1e-2, 1e-3], (3, *[1] * gradient.ndim)
+        )
+        second = np.abs(second)
+        gained = beta1 * first + (1 - beta1) * applied
+        mean = beta2 * second + squares * (1 - beta2) * applied**2
+        left1, left2 = (1 - beta1**UPDATES, 1 - beta2**UPDATES) if corrects else (1.0, 1.0)
+        decay = 0.1 if name == MATRIX or decays_norms else 0.0
+        changed = weight - RATE * (gained / left1 / (np.sqrt(mean / left2) + optimizer.eps) + decay * weight)
+        for state, values in ((before, (weight, first, second)), (after, (changed, gained, mean))):
+            names = (name, *(f"{prefix}{name}" for prefix in MOMENT_PREFIXES))
+            state |= {one: np.float32(value) for one, value in zip(names, values, strict=True)}
+    return norm, before, after
+
+
+@pytest.mark.parametrize(
+    ("mistake", "begins"),
+    [
+        ({}, []),
+        ({"clips": False}, ["gradients were applied with the norm "]),
+        ({"decays_norms": True}, [f"{NORM}: off by "]),
+        ({"corrects": False}, [f"{MATRIX}: off by ", f"{NORM}: off by "]),
+        ({"squares": 100.0}, [f"adam_v.{MATRIX}: not the mean ", f"adam_v.{NORM}: not the mean "]),
+    ],
+)
+def test_an_update_is_that_of_the_yaml(mistake, begins):
+    problems = list(update_problems(run(), UPDATES, RATE, *update(**mistake)))
+    assert len(problems) == len(begins)
+    assert all(problem.startswith(begin) for problem, begin in zip(problems, begins, strict=True))
+
+
+def test_counters_that_a_rank_has_otherwise():
+    whole = np.float32([3, 1, 4, 0])
+
+    def cluster(*values):
+        held = [{COUNTER: SimpleNamespace(value=np.float32(value))} for value in values]
+        return SimpleNamespace(machines=[SimpleNamespace(rank=rank, parameters=one) for rank, one in enumerate(held)])
+
+    of = lambda *values: list(count_errors(cluster(*values), {COUNTER: whole}, 1e-4))  # noqa: E731
+    assert of(whole, whole, 0 * whole) == []  # the last one is of another stage
+    assert of(whole, 2 * whole) == [f"{COUNTER} on rank 1: off by 4.00e+00, 1.00e+00 of its largest"]
+    assert of(0 * whole) == [f"{COUNTER}: no rank has counted anything"]
