@@ -95,6 +95,8 @@ class DistributedStep(nn.Cell):
             in the accumulators.
         norm: of all gradients.
         limits: of norm and loss that the step is given: none, of the norm, or of both.
+        loss_first: the update waits for the loss. Where that is computed again for the backward pass, gradients do not wait for it,
+            and nothing else would keep the update from changing the weights it reads.
 
     Attributes:
         state_layouts: by name, of optimizer state that the compiler knows no layout of.
@@ -111,6 +113,7 @@ class DistributedStep(nn.Cell):
         sharded_optimizer: bool,
         norm: nn.Cell,
         limits: int = 0,
+        loss_first: bool = False,
     ) -> None:
         super().__init__(auto_prefix=False)
         self.limits = limits
@@ -124,6 +127,7 @@ class DistributedStep(nn.Cell):
         separate = parallel.reused and parallel.plan.stages == 1
         optimizer = ReusedOptimizer(optimizer) if separate else optimizer
         self.update = ApplyGradients(optimizer, max_grad_norm, norm)
+        self.loss_first = loss_first
         self.reads_accumulators = self.accumulates and not sharded_optimizer
         if self.accumulates:
             self.accu_grads = weights.clone(prefix="accu_grads", init="zeros")  # the compiler knows them by this name
@@ -135,6 +139,8 @@ class DistributedStep(nn.Cell):
         seed = scale / self.positions
         loss, gradients = self.gradient(seed, *columns)
         tokens = self.tokens(columns[2])
+        if self.loss_first:
+            rate = ops.depend(rate, loss)
         if self.reads_accumulators:
             gradients = self.map(accumulated, self.accu_grads, gradients)
         loss = loss / (seed * tokens)
@@ -213,6 +219,7 @@ def distributed_step(config: RunConfig, parallel: ParallelModel, rank: int) -> D
         sharded_optimizer=config.parallel.enable_parallel_optimizer,
         norm=_norm(config, owned, cuts),
         limits=len(limits_of_step(config)),
+        loss_first=config.model.config.loss_chunks > 1 and parallel.plan.stages == 1,
     )
     return step.set_train()
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from mindspore import Parameter, Tensor, ops
 
 from mindllm.compiled.execute.state import slices_of, whole_shape
 from mindllm.compiled.graph.compiled_graph import CompiledGraph
@@ -141,12 +142,13 @@ class SingleDevice:
     def step(self, task: Task) -> StepResult:
         """One optimizer step."""
         scale = OVERFLOWING_SCALE if task.overflows else task.scale
-        weights = {**self.engine.frozen, **self.engine.weights}
-        norm = {FINAL_NORM: weights[FINAL_NORM]} if task.enlarged != 1 else {}
-        begins = self._arrays(norm)
-        assign(norm, {name: array * task.enlarged for name, array in begins.items()})
+        norm = {**self.engine.frozen, **self.engine.weights}[FINAL_NORM]
+        begins = norm.asnumpy().copy()
+        if task.enlarged != 1:
+            _write(norm, begins * task.enlarged)
         result = self.engine.step(task.batch, task.rate, scale)
-        assign(norm, begins)  # the step was skipped
+        if task.enlarged != 1:
+            _write(norm, begins)  # the step was skipped
         return result
 
     def counts(self) -> Arrays:
@@ -156,6 +158,11 @@ class SingleDevice:
     @staticmethod
     def _arrays(parameters: Mapping) -> Arrays:
         return {name: parameter.asnumpy().copy() for name, parameter in parameters.items()}
+
+
+def _write(parameter: Parameter, array: np.ndarray) -> None:
+    """Changes a parameter where it is: of two graphs that use it, one does not see data that are set (MindSpore 2.10)."""
+    ops.assign(parameter, Tensor(array, parameter.dtype))
 
 
 def _disturbed(name: str, array: np.ndarray) -> np.ndarray:
