@@ -147,7 +147,7 @@ def test_sorted_tokens_whose_ranks_do_not_do_what_they_must(fault, graph_cache):
 
 @pytest.mark.parametrize("name", [pytest.param("biased", marks=pytest.mark.slow), "tied", f"tied {REAL}"])
 def test_healthy_clusters_pass_and_nothing_is_suspected(name, graph_cache):
-    from mindllm.verify.check import NOWHERE, locate
+    from mindllm.verify.locate import NOWHERE, locate
 
     cluster = compiled_cluster(name, graph_cache)
     outcome = judged(cluster)

@@ -9,7 +9,7 @@ from execute_clusters import Compiled, compiled_cluster, judged, tampered
 
 from mindllm.compiled.conformance import findings
 from mindllm.compiled.graph.compiled_graph import CompiledGraph, Node, OtherType
-from mindllm.verify.check import NOWHERE, locate
+from mindllm.verify.locate import NOWHERE, locate
 
 WEIGHT = "model.layers.1.feed_forward.w2.weight"
 ATTENTION = ("FlashAttentionScore", "FlashAttentionScoreGrad")

@@ -103,6 +103,8 @@ class Cluster:
         whole: initial weights, optimizer state and tables by name, as one device or a checkpoint has them.
         mindspore_kernels: MindSpore's CPU kernels instead of numpy wherever there is one.
         limits: how many limits of norm and loss the step is given.
+
+    ``returned`` has by rank what its last step gave back: loss, norm, whether all is finite, tokens.
     """
 
     def __init__(
@@ -118,6 +120,7 @@ class Cluster:
         self.limits = limits
         self.stage_devices = len(graphs) // stages
         self.slices = slices
+        self.returned: dict[int, tuple[Any, ...]] = {}
         self.machines = [
             RankInterpreter(graph, initial_parts(graph, whole), mindspore_kernels, observer) for graph in graphs
         ]
@@ -148,6 +151,7 @@ class Cluster:
         for rank, given in outputs.items():
             if len(given) != STEP_OUTPUTS:
                 raise RunFailed(f"rank {rank}: its step gives back {len(given)} values, not {STEP_OUTPUTS}")
+        self.returned = outputs
         columns = list(zip(*(outputs[machine.rank] for machine in self.machines), strict=True))
         losses, norms = (tuple(map(float, column)) for column in columns[:2])
         return ClusterStep(

@@ -4,34 +4,29 @@ Operators are matched by the path of their cell, their kind and their direction;
 known: the value on a rank must be an aligned block of the single device's value. Where an operator yields a part of a sum,
 the sum over ranks that share it (or over micro batches) must be one.
 
-Records hold every value that every operator of a cluster yields, and where in the model it stands.
+Only what a wrong result was computed from is looked at: from there backward through all ranks, up to values that are right. So an
+operator of the compiler's own whose value has no counterpart on a single device, such as a look-up in rows that another rank
+has, is not suspected where what follows from it is right.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from enum import Enum
+from functools import cached_property
 
 import numpy as np
 
-from mindllm.compiled.execute.rank_interpreter import Parameter
+from mindllm.compiled.execute.blocks import has_rows, is_block
+from mindllm.compiled.execute.records import MOVES, Place, Record, Sources
 from mindllm.compiled.graph.compiled_graph import COLLECTIVES, CompiledGraph, Node
 from mindllm.parallel.layout import Mesh
 
-Place = tuple[bool, str, str]
-"""Where an operator stands, whatever surrounds the model: backward or not, path of the cell, kind of operator."""
-
-MOVES = frozenset(
-    {"Reshape", "Transpose", "Cast", "StridedSlice", "Split", "SplitWithSize", "Concat", "ExpandDims", "Tile"}
-)
-"""Operators that compute nothing: their value is that of their first operand."""
-WRAPPER = "network"
-GRADIENTS = "gradients"
 LOCAL = frozenset(
     {"AddN", "OneHot", "Equal", "FloorDiv", "Assign", "AssignAdd", "AssignSub", "ZerosLikeExt", "ZerosLike", "IsFinite"}
+    | {"AlltoAll", "CumSum"}
 )
 """Operators whose value on a rank need not be a part of a whole, or that the compiler adds where it likes."""
 PARTIAL = frozenset(
@@ -45,6 +40,7 @@ PARTIAL = frozenset(
         "ReduceMean",
         "RmsNormGrad",
         "UnsortedSegmentSum",
+        "InnerMoeTokenUnpermute",  # of the experts of one rank
         "FlashAttentionScoreGrad",  # of keys, from the queries of one rank of a sequence
     }
     | {"Add", *COLLECTIVES}
@@ -54,77 +50,32 @@ OF_THE_LOSS = ("CausalLM.Grad_", "network.Grad_", "cross_entropy", "losses")
 GATHER, SCATTER = "AllGather", "ReduceScatter"
 CUTS, JOINS = frozenset({"Split", "SplitTensor"}), frozenset({"Concat"})
 UPDATE = "update"
+Kind = tuple[str, str, tuple[int, ...], int, tuple[bool, ...]]
+"""What operators that do the same have in common: path, name, shape, which of an operator's values it is, flags."""
 CHECKED_OF_THE_NORM = "Square"  # of a gradient; its sums are divided by the number of copies
 
 
-@dataclass(frozen=True, eq=False)
-class Record:
-    """One value of one operator on one rank.
+class Verdict(Enum):
+    """What a value is to those of a single device: a part of one, its rows in another order, none, or nothing to compare with."""
 
-    Attributes:
-        operands: the records that its operands are values of; None for those nobody computed.
-        parameter: name of the parameter an assignment changes; "" for other operators.
-    """
-
-    rank: int
-    node: Node
-    value: np.ndarray
-    operands: tuple[Record | None, ...]
-    parameter: str = ""
-
-    @property
-    def place(self) -> Place:
-        return place_of(self.node)
-
-    @property
-    def origin(self) -> Record:
-        """The computed value behind moves and exchanges."""
-        record = self
-        while record.node.op in MOVES | COLLECTIVES and record.operands and record.operands[0] is not None:
-            record = record.operands[0]
-        return record
-
-
-class Recorder:
-    """An observer that keeps every array, and which operator every operand came from."""
-
-    def __init__(self) -> None:
-        self.records: list[Record] = []
-        self._of_array: dict[tuple[int, int], Record] = {}
-
-    def __call__(self, rank: int, node: Node, operands: tuple[Any, ...], result: Any) -> None:
-        given = tuple(_flat(operands))
-        known = tuple(self._of_array.get((rank, id(operand))) for operand in given)
-        parameter = next((operand.name for operand in given if isinstance(operand, Parameter)), "")
-        for value in _flat((result,)):
-            if isinstance(value, np.ndarray):
-                record = Record(rank, node, value, known, parameter)
-                self.records.append(record)
-                self._of_array[rank, id(value)] = record
-
-
-def place_of(node: Node) -> Place:
-    """Where an operator stands. On a single device the compiler gives all gradients of a kind one path, so it says nothing."""
-    levels = itertools.dropwhile(lambda level: level == WRAPPER, node.path.split("."))
-    return node.backward, GRADIENTS if node.backward else ".".join(levels), node.op
-
-
-def _flat(values: Iterable[Any]) -> Iterator[Any]:
-    for value in values:
-        if isinstance(value, tuple):
-            yield from _flat(value)
-        else:
-            yield value
+    RIGHT = "right"
+    MOVED = "moved"
+    WRONG = "wrong"
+    UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True)
 class Difference:
-    """The first operator that differs, and the operand of it that is a part of a sum nobody completed."""
+    """The first operator that differs, and the operand of it that is a part of a sum nobody completed.
+
+    ``suspect`` is the operand that is not what a single device has in its place; None where all are.
+    """
 
     record: Record
     graph: CompiledGraph
     unfinished: Record | None = None
     over: tuple[int, ...] = ()
+    suspect: Record | None = None
 
     def describe(self) -> str:
         """Operator, rank, scope, strategy, source line, and what is wrong with its operand, if that is known."""
@@ -134,7 +85,8 @@ class Difference:
             words += self._operand("its operand is from", self.unfinished.origin)
             words.append(f"that operand was not added over ranks {', '.join(map(str, self.over))}")
         else:
-            for operand in filter(None, self.record.operands[:1]):
+            first = next(iter(self.record.operands), None)
+            for operand in filter(None, (self.suspect or first,)):
                 words += self._operand("its operand is from", operand)
                 if operand.origin is not operand:
                     words += self._operand("which has it from", operand.origin)
@@ -167,9 +119,24 @@ class _Reference:
             by_place[record.place].append(record)
         return cls(tolerance, by_place)
 
+    @cached_property
+    def _of_cells(self) -> Mapping[tuple[bool, str], list[Record]]:
+        cells: dict[tuple[bool, str], list[Record]] = defaultdict(list)
+        for (backward, path, _), records in self.records.items():
+            cells[backward, path] += records
+        return cells
+
     def has(self, place: Place, value: np.ndarray) -> bool:
         """Whether ``value`` is an aligned block of one of the values at ``place``."""
         return any(is_block(value, whole.value, self.tolerance) for whole in self.records.get(place, ()))
+
+    def has_rows(self, place: Place, value: np.ndarray) -> bool:
+        """Whether its rows are among those of one of the values at ``place``."""
+        return any(has_rows(value, whole.value, self.tolerance) for whole in self.records.get(place, ()))
+
+    def in_cell(self, place: Place, value: np.ndarray) -> bool:
+        """Whether ``value`` is an aligned block of any value of the cell; in the backward pass, of any there is."""
+        return any(is_block(value, whole.value, self.tolerance) for whole in self._of_cells.get(place[:2], ()))
 
     def has_operand(self, place: Place, index: int, value: np.ndarray) -> bool:
         """Whether ``value`` is an aligned block of operand ``index`` of one of the operators at ``place``."""
@@ -177,30 +144,99 @@ class _Reference:
         return any(is_block(value, whole.value, self.tolerance) for whole in operands if whole is not None)
 
 
-def first_difference(
-    records: Sequence[Record],
-    reference: Iterable[Record],
-    graphs: Sequence[CompiledGraph],
-    mesh: Mesh,
-    tolerance: float,
-) -> Difference | None:
-    """The first of a cluster's ``records`` that fits nothing in those of a single device; None where all fit.
+class Comparer:
+    """A cluster's ``records`` beside those of a single device.
 
     ``tolerance`` is relative to the largest magnitude of a single device's value.
     """
-    known = _Reference.of(reference, tolerance)
-    groups = _Groups(records, mesh)
-    stacked = {graph.rank: set(_stacked(graph)) for graph in graphs}
-    for record in records:
-        if record.node.name in stacked.get(record.rank, ()):
-            continue
-        place = record.origin.place if record.node.op in COLLECTIVES else record.place
-        if not _is_checked(record) or place not in known.records:
-            continue
-        if any(known.has(place, value) for value, _ in groups.readings(record)):
-            continue
-        return _explained(record, known, groups, graphs[record.rank])
-    return None
+
+    def __init__(
+        self,
+        records: Sequence[Record],
+        reference: Iterable[Record],
+        graphs: Sequence[CompiledGraph],
+        mesh: Mesh,
+        tolerance: float,
+    ) -> None:
+        self.records = records
+        self.sources = Sources(records)
+        self._known = _Reference.of(reference, tolerance)
+        self._groups = _Groups(records, graphs, mesh)
+        self._graphs = {graph.rank: graph for graph in graphs}
+        self._stacked = {graph.rank: set(_stacked(graph)) for graph in graphs}
+        self._verdicts: dict[int, Verdict] = {}
+
+    def verdict(self, record: Record) -> Verdict:
+        """What a value is to those of a single device."""
+        if id(record) not in self._verdicts:
+            self._verdicts[id(record)] = self._judge(record)
+        return self._verdicts[id(record)]
+
+    def _judge(self, record: Record) -> Verdict:
+        place = record.origin.place if record.node.op in MOVES | COLLECTIVES else record.place
+        readings = [value for value, _ in self._groups.readings(record)]
+        if any(self._known.has(place, value) for value in readings):
+            return Verdict.RIGHT
+        checked = self._is_checked(record) and place in self._known.records
+        if not checked and any(self._known.in_cell(place, value) for value, _ in self._groups.sums(record)):
+            return Verdict.RIGHT
+        if any(self._known.has_rows(place, value) for value in readings):
+            return Verdict.MOVED
+        return Verdict.WRONG if checked else Verdict.UNKNOWN
+
+    def _is_checked(self, record: Record) -> bool:
+        return _is_checked(record) and record.node.name not in self._stacked.get(record.rank, ())
+
+    def suspects(self, results: Iterable[Record]) -> list[Record]:
+        """What wrong ``results`` were computed from and is not right, in the order it was computed in."""
+        found: dict[int, Record] = {}
+        left = list(results)
+        while left:
+            record = left.pop()
+            if id(record) in found or self.verdict(record) is Verdict.RIGHT:
+                continue
+            found |= {id(each): each for each in self.sources.together(record)}
+            left += self.sources.of(record)
+        order = {id(record): place for place, record in enumerate(self.records)}
+        return sorted(found.values(), key=lambda record: order[id(record)])
+
+    def first_difference(self, results: Iterable[Record]) -> Difference | None:
+        """The first operator that ``results`` were computed from and that fits nothing a single device computes."""
+        wrong = (record for record in self.suspects(results) if self.verdict(record) is Verdict.WRONG)
+        record = next(wrong, None)
+        return None if record is None else self.explained(record)
+
+    def explained(self, record: Record) -> Difference:
+        """The difference, and the operand that fits only together with those of other ranks, or not at all."""
+        graph = self._graphs[record.rank]
+        for index, operand in enumerate(record.operands):
+            if operand is None or record.node.op in COLLECTIVES:
+                continue
+            if ranks := self._missing_sum(record, index) or self._missing_sum_of(operand.origin):
+                return Difference(record, graph, operand, ranks)
+        return Difference(record, graph, suspect=self._suspect(record))
+
+    def _suspect(self, record: Record) -> Record | None:
+        """The first operand that is not what a single device has in its place."""
+        for index, operand in enumerate(record.operands):
+            if operand is not None and not self._known.has_operand(record.place, index, operand.value):
+                return operand
+        return None
+
+    def _missing_sum(self, record: Record, index: int) -> tuple[int, ...]:
+        """Ranks whose sum of this operand is what the operator has for one on a single device; none if it needs no sum."""
+        operand = record.operands[index]
+        if operand is None or self._known.has_operand(record.place, index, operand.value):
+            return ()
+        sums = self._groups.operand_sums(record, index)
+        return next((ranks for value, ranks in sums if self._known.has_operand(record.place, index, value)), ())
+
+    def _missing_sum_of(self, origin: Record) -> tuple[int, ...]:
+        """The same of the value an operand was cut from."""
+        if origin.place not in self._known.records or self._known.has(origin.place, origin.value):
+            return ()
+        readings = self._groups.readings(origin)
+        return next((ranks for value, ranks in readings if len(ranks) > 1 and self._known.has(origin.place, value)), ())
 
 
 def _stacked(graph: CompiledGraph) -> Iterator[str]:
@@ -216,48 +252,41 @@ def _stacked(graph: CompiledGraph) -> Iterator[str]:
             yield node.name
 
 
-def is_block(value: np.ndarray, whole: np.ndarray, tolerance: float) -> bool:
-    """Whether ``value`` is one of the equal blocks ``whole`` is cut into along some dimensions; NaN equals NaN."""
-    if value.ndim != whole.ndim or any(not n or size % n for size, n in zip(whole.shape, value.shape, strict=True)):
-        return False
-    if value.dtype == bool or whole.dtype == bool:
-        return True
-    finite = whole[np.isfinite(whole)]
-    allowed = tolerance * float(np.max(np.abs(finite), initial=0.0))
-    corners = whole[tuple(slice(None, None, n) for n in value.shape)]
-    first = value[(0,) * value.ndim]
-    for index in np.argwhere(np.isclose(corners, first, rtol=0, atol=allowed, equal_nan=True)):
-        block = whole[tuple(slice(i * n, (i + 1) * n) for i, n in zip(index, value.shape, strict=True))]
-        if np.allclose(value, block, rtol=0, atol=allowed, equal_nan=True):
-            return True
-    return False
-
-
 class _Groups:
-    """Values of the same operator on other ranks and in other micro batches.
+    """Values of the same operator on other ranks and in other micro batches, which are other calls of it or other operators.
 
     Ranks of a stage have the same operators, so of several ones at a place the first is that of another rank's first.
     """
 
-    def __init__(self, records: Iterable[Record], mesh: Mesh) -> None:
+    def __init__(self, records: Iterable[Record], graphs: Sequence[CompiledGraph], mesh: Mesh) -> None:
         self.mesh = mesh
-        self.calls: dict[tuple[int, str, tuple[int, ...]], list[Record]] = defaultdict(list)
-        self.nodes: dict[tuple[int, str, str, tuple[int, ...]], list[str]] = defaultdict(list)
+        self.constants = {graph.rank: graph.constants for graph in graphs}
+        self.exchanging = {graph.rank: _exchanging(graph) for graph in graphs}
+        self.calls: dict[tuple[int, str, int], list[Record]] = defaultdict(list)
+        self.nodes: dict[tuple[int, Kind], dict[int | None, list[str]]] = defaultdict(lambda: defaultdict(list))
         for record in records:
-            shape = record.value.shape
-            self.calls[record.rank, record.node.name, shape].append(record)
-            names = self.nodes[record.rank, record.node.path, record.node.op, shape]
+            self.calls[record.rank, record.node.name, record.number].append(record)
+            names = self.nodes[record.rank, self._kind(record)][record.node.micro_batch]
             if record.node.name not in names:
                 names.append(record.node.name)
 
     def readings(self, record: Record) -> Iterator[tuple[np.ndarray, tuple[int, ...]]]:
         """The value itself; where it may be a part, what it is together with those of other ranks and micro batches."""
+        if _may_be_a_part(record):
+            yield from self.sums(record)
+        else:
+            yield record.value, ()
+
+    def sums(self, record: Record) -> Iterator[tuple[np.ndarray, tuple[int, ...]]]:
+        """The value itself, and what it is together with those of other ranks and micro batches."""
         yield record.value, ()
-        if not _may_be_a_part(record):
+        if record.value.dtype == bool:
             return
         for ranks, records in self._together(record):
             values = [other.value for other in records]
             yield (np.maximum.reduce(values) if record.node.op == "ReduceMax" else np.sum(values, axis=0)), ranks
+        if _is_of_the_loss(record.node):
+            yield from ((record.value * len(ranks), ranks) for ranks in self._ranks(record.rank) if len(ranks) > 1)
 
     def operand_sums(self, record: Record, index: int) -> Iterator[tuple[np.ndarray, tuple[int, ...]]]:
         """Sums of operand ``index`` over ranks that execute the same operator."""
@@ -271,54 +300,53 @@ class _Groups:
         stage = self.mesh.stage_of(rank) * self.mesh.stage_device_num
         whole = tuple(range(stage, stage + self.mesh.stage_device_num))
         along = [self.mesh.ranks_along(axis, rank) for axis in ("tp", "cp", "dp")]
-        return list(dict.fromkeys([(rank,), *along, whole]))
+        return list(dict.fromkeys([(rank,), *along, *self.exchanging.get(rank, ()), whole]))
 
     def _together(self, record: Record) -> Iterator[tuple[tuple[int, ...], list[Record]]]:
-        """Ranks that may share the value: records of the same call on these ranks, and of all calls."""
-        shape, path, op = record.value.shape, record.node.path, record.node.op
-        index = self.nodes[record.rank, path, op, shape].index(record.node.name)
-        turn = self.calls[record.rank, record.node.name, shape].index(record)
+        """Ranks that may share the value: records of the same call on these ranks, of all calls, and of all such operators."""
+        kind, part = self._kind(record), record.node.micro_batch
+        index = self.nodes[record.rank, kind][part].index(record.node.name)
+        turn = self.calls[record.rank, record.node.name, record.number].index(record)
         for ranks in self._ranks(record.rank):
-            names = [self.nodes.get((rank, path, op, shape), []) for rank in ranks]
-            if any(index >= len(found) for found in names):
+            parts = [self.nodes.get((rank, kind), {}) for rank in ranks]
+            if any(index >= len(found.get(part, ())) for found in parts):
                 continue
-            calls = [self.calls[rank, found[index], shape] for rank, found in zip(ranks, names, strict=True)]
+            calls = [self._calls(rank, found[part][index], record) for rank, found in zip(ranks, parts, strict=True)]
             if len(ranks) > 1 and all(turn < len(found) for found in calls):
                 yield ranks, [found[turn] for found in calls]
-            if any(len(found) > 1 for found in calls):
-                yield ranks, [call for found in calls for call in found]
+            for which in (slice(index, index + 1), slice(None)):
+                every = [
+                    call
+                    for rank, found in zip(ranks, parts, strict=True)
+                    for names in found.values()
+                    for name in names[which]
+                    for call in self._calls(rank, name, record)
+                ]
+                if len(every) > len(ranks):
+                    yield ranks, every
+
+    def _kind(self, record: Record) -> Kind:
+        """With its flags: products for the gradients of a weight and of what it is multiplied with differ in them alone."""
+        node, constants = record.node, self.constants.get(record.rank, {})
+        flags = tuple(constants[name] for name in node.inputs if isinstance(constants.get(name), bool))
+        return node.path, node.op, record.value.shape, record.number, flags
+
+    def _calls(self, rank: int, name: str, record: Record) -> list[Record]:
+        return self.calls[rank, name, record.number]
 
 
-def _explained(record: Record, known: _Reference, groups: _Groups, graph: CompiledGraph) -> Difference:
-    """The difference, and the operand that fits only together with those of other ranks."""
-    for index, operand in enumerate(record.operands):
-        if operand is None or record.node.op in COLLECTIVES:
-            continue
-        if ranks := _missing_sum(record, index, known, groups) or _missing_sum_of(operand.origin, known, groups):
-            return Difference(record, graph, operand, ranks)
-    return Difference(record, graph)
-
-
-def _missing_sum(record: Record, index: int, known: _Reference, groups: _Groups) -> tuple[int, ...]:
-    """Ranks whose sum of this operand is what the operator has for one on a single device; none if it needs no sum."""
-    operand = record.operands[index]
-    if operand is None or known.has_operand(record.place, index, operand.value):
-        return ()
-    sums = groups.operand_sums(record, index)
-    return next((ranks for value, ranks in sums if known.has_operand(record.place, index, value)), ())
-
-
-def _missing_sum_of(origin: Record, known: _Reference, groups: _Groups) -> tuple[int, ...]:
-    """The same of the value an operand was cut from."""
-    if origin.place not in known.records or known.has(origin.place, origin.value):
-        return ()
-    readings = groups.readings(origin)
-    return next((ranks for value, ranks in readings if len(ranks) > 1 and known.has(origin.place, value)), ())
+def _exchanging(graph: CompiledGraph) -> list[tuple[int, ...]]:
+    """The groups of ranks that a rank exchanges with."""
+    return list(dict.fromkeys(ranks for ranks in graph.groups.values() if graph.rank in ranks))
 
 
 def _is_checked(record: Record) -> bool:
     _, path, op = record.place
     if path == "" or op in MOVES | LOCAL or record.origin.node.op in LOCAL:
+        return False
+    if (
+        record.node.backward and not record.value.ndim
+    ):  # of the loss, whose gradient begins at as many places as it has copies
         return False
     if path.startswith(UPDATE) and ".optimizer" not in path and op != CHECKED_OF_THE_NORM:
         return False
@@ -327,5 +355,8 @@ def _is_checked(record: Record) -> bool:
 
 def _may_be_a_part(record: Record) -> bool:
     """Whether the operator may yield a part of a sum. The gradient of the loss begins divided by the number of its copies."""
-    node = record.node
-    return node.op in PARTIAL or (node.backward and any(part in node.path for part in OF_THE_LOSS))
+    return record.node.op in PARTIAL or _is_of_the_loss(record.node)
+
+
+def _is_of_the_loss(node: Node) -> bool:
+    return node.backward and any(part in node.path for part in OF_THE_LOSS)
