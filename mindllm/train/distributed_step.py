@@ -95,8 +95,8 @@ class DistributedStep(nn.Cell):
             in the accumulators.
         norm: of all gradients.
         limits: of norm and loss that the step is given: none, of the norm, or of both.
-        loss_first: the update waits for the loss. Where that is computed again for the backward pass, gradients do not wait for it,
-            and nothing else would keep the update from changing the weights it reads.
+        loss_first: the update waits for the loss. Where that is computed again for the backward pass, gradients do not wait
+            for it, and nothing else would keep the update from changing the weights it reads.
 
     Attributes:
         state_layouts: by name, of optimizer state that the compiler knows no layout of.

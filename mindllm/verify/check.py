@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from mindllm.compiled.conformance import Finding, findings
+from mindllm.compiled.conformance import Finding, findings, planned
 from mindllm.compiled.graph.compiled_graph import CompiledGraph
 from mindllm.compiled.rank.compile_ranks import RankCompilation
 from mindllm.config import RunConfig
@@ -93,7 +93,8 @@ def check(config: RunConfig, options: Options, progress: Progress = unwatched) -
         model = fitting(config, options.real_dtype, claim, options.most_ranks, options.workers)
         outcome = _check(model, scope_of(config, model.config), options, progress)
         memory = Memory(model.needs.total(model.workers), claim.budget, max(claim.peak, claim.taken()))
-        return replace(outcome, memory=memory)
+        plan = planned(config)
+        return replace(outcome, memory=memory, asked_for=(*outcome.asked_for, *((plan,) if plan else ())))
 
 
 def _check(model: SmallModel, scope: Scope, options: Options, progress: Progress) -> Outcome:

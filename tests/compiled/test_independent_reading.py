@@ -10,11 +10,11 @@ import pytest
 from test_asked_for import ALL, asked, changed, violated
 
 from mindllm import verify
-from mindllm.compiled.conformance import expected
+from mindllm.compiled.conformance import expected, planned
 from mindllm.compiled.conformance.expected import asked_plan, part_of_weight, rows_of_rank
 from mindllm.compiled.graph.compiled_graph import CompiledGraph, Node
 from mindllm.config import load_config
-from mindllm.parallel import sharding
+from mindllm.parallel import layer_plan, sharding
 from mindllm.parallel.layer_plan import make_plan
 
 FORMS = sorted((Path(verify.__file__).parent / "forms").glob("*.yaml"))
@@ -34,14 +34,10 @@ def test_the_reading_and_the_plan_agree(form):
     config = load_config(form)
     plan, reading = make_plan(config), asked_plan(config)
     assert (reading.stages, reading.chunks) == (plan.stages, plan.chunks)
-    for asked_for, planned in zip(reading.layers, plan.layers, strict=True):
-        assert (asked_for.stage, asked_for.chunk, asked_for.recompute) == (
-            planned.stage,
-            planned.chunk,
-            planned.recompute,
-        )
-        patterns = {key: set(names) for key, names in asked_for.patterns.items() if names}
-        assert patterns == {key: set(names) for key, names in planned.patterns.items()}
+    for wanted, has in zip(reading.layers, plan.layers, strict=True):
+        assert (wanted.stage, wanted.chunk, wanted.recompute) == (has.stage, has.chunk, has.recompute)
+        patterns = {key: set(names) for key, names in wanted.patterns.items() if names}
+        assert patterns == {key: set(names) for key, names in has.patterns.items()}
 
 
 def test_layers_and_counts_are_read_as_mindformers_does(tmp_path):
@@ -63,6 +59,17 @@ def test_layers_and_counts_are_read_as_mindformers_does(tmp_path):
     ]
     # three of stage 0, one of each of its chunks in turn: two of the first, one of the second
     assert [layer.recompute for layer in layers] == [True, True, False, True, False, True, False, False]
+
+
+def test_a_plan_that_turns_offsets_round(monkeypatch):
+    config = load_config(next(form for form in FORMS if form.stem == "uneven_stages"))
+    whole = layer_plan.layer_counts
+    assert planned(config).problems == ()
+    turned = lambda *sizes: tuple(row[::-1] for row in whole(*sizes))  # noqa: E731
+    monkeypatch.setattr(layer_plan, "layer_counts", turned)
+    assert planned(config).problems[0] == (
+        r"layer 1 is planned on stage 1, chunk 0, recomputed, the YAML has it on stage 0, chunk 0, recomputed"
+    )
 
 
 @pytest.mark.compiles("tp2")

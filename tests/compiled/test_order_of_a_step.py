@@ -46,7 +46,7 @@ def cleared_at_once(graph: CompiledGraph, name: str) -> CompiledGraph:
 def test_an_accumulator_that_is_cleared_without_waiting_for_the_update(compiled, name):
     graph = cleared_at_once(compiled(name), NORM)
     (problem,) = violated(asked(graph, name))["order"]
-    assert problem.startswith(f"rank {graph.rank}: {NORM} is written at ")
+    assert problem.startswith(f"rank {graph.rank}: {NORM} is written by Assign at ")
     assert problem.endswith(", whichever comes first")
 
 

@@ -13,6 +13,7 @@ from mindllm.compiled.conformance.expected import asked_plan
 from mindllm.compiled.conformance.finding import Finding
 from mindllm.compiled.conformance.order import order
 from mindllm.compiled.conformance.placement import chunks, micro_batches, stages
+from mindllm.compiled.conformance.planned import planned
 from mindllm.compiled.conformance.recomputation import recomputation
 from mindllm.compiled.conformance.shardings import optimizer_state, shardings
 from mindllm.compiled.conformance.sizes import sizes
@@ -22,7 +23,7 @@ from mindllm.compiled.graph.operators import Operators
 from mindllm.config import RunConfig
 from mindllm.parallel.layout import mesh_of
 
-__all__ = ["Finding", "findings"]
+__all__ = ["Finding", "findings", "planned"]
 
 
 def findings(config: RunConfig, graphs: Sequence[CompiledGraph]) -> tuple[Finding, ...]:

@@ -32,20 +32,17 @@ JOINED = frozenset({"MakeTuple", "Partial", "Switch", "TupleGetItem"})
 
 def order(config: RunConfig, ranks: Sequence[Operators]) -> Finding:
     """Writes of weights and accumulators have an edge to or from each other use; parts and passes are in their order."""
-    mistakes, count = [], 0
-    for rank in ranks:
-        pairs = list(_races(rank.graph))
-        count += len(pairs)
-        mistakes += [
-            Mistake(rank.graph.rank, text)
-            for text in (*filter(None, pairs), *_parts(config, rank), *_passes(config, rank))
-        ]
-    found = f"{len(mistakes)} otherwise" if mistakes else "every write"
-    return Finding("order", "every write behind what is read", found, together(mistakes))
+    mistakes = [
+        Mistake(rank.graph.rank, text)
+        for rank in ranks
+        for text in (*_races(rank.graph), *_parts(config, rank), *_passes(config, rank))
+    ]
+    found = f"{len(mistakes)} that nothing orders" if mistakes else "all that must be"
+    return Finding("order", "writes, parts, passes", found, together(mistakes))
 
 
 def _races(graph: CompiledGraph) -> Iterator[str]:
-    """For each weight and accumulator the step writes: the uses that are not ordered with a write, or nothing."""
+    """Weights and accumulators with a write and another use that no edge orders."""
     uses = _Uses(graph)
     names = [name for name in graph.parameters if name.startswith(ACCUMULATORS)]
     names += [name for name in graph.parameters if f"{MOMENT_PREFIXES[0]}{name}" in graph.parameters]
@@ -54,7 +51,7 @@ def _races(graph: CompiledGraph) -> Iterator[str]:
     before = _ancestors(graph, {node.name for nodes in read.values() for node in nodes})
     for name in names:
         unordered = {
-            (write.scope, other.scope, other.op)
+            (_where(write), _where(other))
             for write in written[name]
             for other in read[name]
             if other.name != write.name
@@ -62,10 +59,12 @@ def _races(graph: CompiledGraph) -> Iterator[str]:
             and not before.knows(other.name, write.name)
             and not before.knows(write.name, other.name)
         }
-        for write, other, op in sorted(unordered)[:1]:
-            yield f"{name} is written at {write} and used by {op} at {other}, whichever comes first"
-        if written[name] and not unordered:
-            yield ""
+        for write, other in sorted(unordered)[:1]:
+            yield f"{name} is written by {write} and used by {other}, whichever comes first"
+
+
+def _where(node: Node) -> str:
+    return "the update" if node.op == CALL else f"{node.op} at {node.scope}"
 
 
 def _writers(name: str, graph: CompiledGraph, uses: _Uses, read: Sequence[Node]) -> list[Node]:

@@ -28,13 +28,11 @@ def sizes(config: RunConfig, ranks: Sequence[Operators]) -> Finding | None:
     if config.parallel_config.stage_device_num == 1:
         return None
     rows = rows_of_rank(config)
-    mistakes, count = [], 0
-    for rank in ranks:
-        for text in _weights(config, rank):
-            mistakes.append(Mistake(rank.graph.rank, text))
-        checked = [*_rows(config, rank, rows), *_sums(config, rank, rows)]
-        count += len(checked)
-        mistakes += [Mistake(rank.graph.rank, text) for text in checked if text]
+    mistakes = [
+        Mistake(rank.graph.rank, text)
+        for rank in ranks
+        for text in (*_weights(config, rank), *_rows(config, rank, rows), *_sums(config, rank, rows))
+    ]
     asked = f"{rows.between} rows of hidden states"
     found = f"{len(mistakes)} otherwise" if mistakes else asked
     return Finding("sizes", asked, found, together(mistakes))
@@ -53,7 +51,7 @@ def _weights(config: RunConfig, rank: Operators) -> Iterator[str]:
 
 
 def _rows(config: RunConfig, rank: Operators, rows: Rows) -> Iterator[str]:
-    """For each norm and each product that begins or ends a part of a layer: what is wrong with its rows, or nothing."""
+    """Norms, and products that begin or end a part of a layer, of other rows."""
     parts = {1, config.model.config.fine_grain_interleave}  # of the rows, one after another
     for node in rank.nodes:
         place = rank.place(node)
@@ -67,12 +65,12 @@ def _rows(config: RunConfig, rank: Operators, rows: Rows) -> Iterator[str]:
         else:
             continue
         found = math.prod(node.shapes[0][:-1])
-        text = f"{place} is of {found} rows, not {wanted}"
-        yield "" if found in {wanted // part for part in parts} else text
+        if found not in {wanted // part for part in parts}:
+            yield f"{place} is of {found} rows, not {wanted}"
 
 
 def _sums(config: RunConfig, rank: Operators, rows: Rows) -> Iterator[str]:
-    """For each product that ends a part of a layer: what is wrong with its sum over tensor-parallel ranks, or nothing."""
+    """Products that end a part of a layer, and whose sum over tensor-parallel ranks is another one."""
     own, hidden = neighbours(config, rank.graph.rank), config.model.config.hidden_size
     if len(own) == 1:
         return
@@ -85,8 +83,6 @@ def _sums(config: RunConfig, rank: Operators, rows: Rows) -> Iterator[str]:
         if any(op != wanted or shape not in shapes for op, shape in found) or not found:
             texts = " and ".join(f"{op} of {list(shape)}" for op, shape in sorted(found)) or "nothing"
             yield f"behind {place} stands {texts}, not {wanted} of {[rows.between, hidden]}"
-        else:
-            yield ""
 
 
 def _exchanges(rank: Operators, own: tuple[int, ...]) -> dict[str, list[Node]]:
