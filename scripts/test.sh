@@ -18,4 +18,16 @@ echo "== the site: no dead link, every page in its navigation"
 bash scripts/docs.sh
 echo "== tests"
 export GLIBC_TUNABLES="${GLIBC_TUNABLES:-glibc.malloc.tcache_count=65000}" # compiling is a tenth faster: mindllm/process/allocation.py
-python -m pytest -n 2 --dist loadfile "$@"
+pytest=(python -m pytest -n 2 --dist loadfile)
+if (($#)); then
+  "${pytest[@]}" "$@"
+  exit
+fi
+# In three parts, each with processes of its own: MindSpore keeps what it has compiled, and compiles the slower the more that is.
+compiled=(tests/compiled tests/verify tests/dry_run tests/prove tests/executor tests/planning)
+models=(tests/families tests/generate tests/models tests/parity tests/finetune tests/quantize)
+failed=0
+"${pytest[@]}" "${compiled[@]}" || failed=1
+"${pytest[@]}" "${models[@]}" || failed=1
+"${pytest[@]}" tests "${compiled[@]/#/--ignore=}" "${models[@]/#/--ignore=}" || failed=1
+exit "$failed"
