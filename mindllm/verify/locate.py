@@ -27,7 +27,7 @@ from mindllm.reduced_runs.model import single_device
 from mindllm.verify.compare import TOLERANCES, Comparison, Tolerance, compare
 from mindllm.verify.side import Reference, build_cluster, columns_read
 
-TOLERANCES_OF_VALUES = {"float32": (1e-4, 1e-5), "bfloat16": (5e-2,), "float16": (1e-2,)}
+TOLERANCES_OF_VALUES = {"float32": (1e-5, 1e-6), "bfloat16": (5e-2,), "float16": (1e-2,)}
 """By compute dtype, relative to the largest magnitude of a value; where nothing is found by the first, the next."""
 NOWHERE = (
     "every operator of the step computes what it does on a single device; what differs is what a rank keeps from one step to "

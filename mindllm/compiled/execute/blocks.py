@@ -5,6 +5,8 @@ Values are compared by content, so no layout has to be known.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 MOST_TIES = 4
@@ -13,52 +15,78 @@ MOST_TIES = 4
 
 def is_block(value: np.ndarray, whole: np.ndarray, tolerance: float) -> bool:
     """Whether ``value`` is one of the equal blocks ``whole`` is cut into along some dimensions; NaN equals NaN."""
-    if value.ndim != whole.ndim or any(not n or size % n for size, n in zip(whole.shape, value.shape, strict=True)):
-        return False
     if value.dtype == bool or whole.dtype == bool:
-        return True
+        return _divides(value, whole)
+    return next(places(value, whole, tolerance), None) is not None
+
+
+def places(value: np.ndarray, whole: np.ndarray, tolerance: float) -> Iterator[tuple[int, ...]]:
+    """Which of the equal blocks ``whole`` is cut into ``value`` is, counted along each dimension."""
+    if not _divides(value, whole):
+        return
     allowed = _allowed(whole, tolerance)
     corners = whole[tuple(slice(None, None, n) for n in value.shape)]
     first = value[(0,) * value.ndim]
     for index in np.argwhere(np.isclose(corners, first, rtol=0, atol=allowed, equal_nan=True)):
         block = whole[tuple(slice(i * n, (i + 1) * n) for i, n in zip(index, value.shape, strict=True))]
         if np.allclose(value, block, rtol=0, atol=allowed, equal_nan=True):
-            return True
-    return False
+            yield tuple(map(int, index))
 
 
-def has_rows(value: np.ndarray, whole: np.ndarray, tolerance: float) -> bool:
-    """Whether every row of ``value`` is one of ``whole``, or the same equal part of one, wherever it stands.
+def _divides(value: np.ndarray, whole: np.ndarray) -> bool:
+    return value.ndim == whole.ndim and all(
+        n and not size % n for size, n in zip(whole.shape, value.shape, strict=True)
+    )
 
-    Rows are along the last dimension. So is a sequence that ranks share in another order than that of its tokens, or what went
-    from rank to rank, part by part. Rows of one element say nothing, and are none; of sorted tokens, those that nobody wrote are
-    not finite and left out.
+
+class Rows:
+    """The rows of a whole array, along its last dimension, to be found wherever they stand.
+
+    So is a sequence that ranks share in another order than that of its tokens, or what went from rank to rank, part by part. Rows
+    of one element say nothing, and are none; of sorted tokens, those that nobody wrote are not finite and left out.
     """
-    if not value.ndim or not whole.ndim or value.dtype == bool or whole.dtype == bool:
+
+    def __init__(self, whole: np.ndarray, tolerance: float) -> None:
+        self._allowed = _allowed(whole, tolerance)
+        rows = whole.reshape(-1, whole.shape[-1]) if whole.ndim else whole.reshape(1, 1)
+        self._rows = rows[np.isfinite(rows).all(-1)] if rows.dtype != bool else rows[:0]
+        self._sorted: dict[int, list[tuple[np.ndarray, np.ndarray, np.ndarray]]] = {}
+
+    def have(self, value: np.ndarray) -> bool:
+        """Whether every row of ``value`` is one of them, or the same equal part of one."""
+        width, (count, full) = value.shape[-1] if value.ndim else 0, self._rows.shape
+        if width < 2 or full % width or not count or value.dtype == bool:
+            return False
+        rows = value.reshape(-1, width)
+        rows = rows[np.isfinite(rows).all(-1)]
+        parts = self._parts(width)
+        return bool(len(rows)) and any(self._among(rows[:1], *part) and self._among(rows, *part) for part in parts)
+
+    def _parts(self, width: int) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+        """Each part of the rows of this width, the order of their fingerprints, and these."""
+        if width not in self._sorted:
+            weights = _fingerprint(width)
+            parts = np.split(self._rows, self._rows.shape[1] // width, axis=1)
+            marks = [part @ weights for part in parts]
+            orders = list(map(np.argsort, marks))
+            self._sorted[width] = [
+                (part, order, mark[order]) for part, order, mark in zip(parts, orders, marks, strict=True)
+            ]
+        return self._sorted[width]
+
+    def _among(self, rows: np.ndarray, whole: np.ndarray, order: np.ndarray, marks: np.ndarray) -> bool:
+        at = np.searchsorted(marks, rows @ _fingerprint(rows.shape[1]))
+        left = np.ones(len(rows), bool)
+        for step in range(-MOST_TIES, MOST_TIES):
+            near = order[np.clip(at + step, 0, len(order) - 1)]
+            left[left] = np.abs(rows[left] - whole[near[left]]).max(-1) > self._allowed
+            if not left.any():
+                return True
         return False
-    width, full = value.shape[-1], whole.shape[-1]
-    if width < 2 or full % width or not value.size or not whole.size:
-        return False
-    rows, allowed = value.reshape(-1, width), _allowed(whole, tolerance)
-    blocks = whole.reshape(-1, full)
-    rows, blocks = (found[np.isfinite(found).all(-1)] for found in (rows, blocks))
-    if not len(rows) or not len(blocks):
-        return False
-    return any(_among(rows, blocks[:, at : at + width], allowed) for at in range(0, full, width))
 
 
-def _among(rows: np.ndarray, whole: np.ndarray, allowed: float) -> bool:
-    weights = np.random.default_rng(0).uniform(0.5, 1.5, whole.shape[1])
-    marks = whole @ weights
-    order = np.argsort(marks)
-    at = np.searchsorted(marks[order], rows @ weights)
-    left = np.ones(len(rows), bool)
-    for step in range(-MOST_TIES, MOST_TIES):
-        near = order[np.clip(at + step, 0, len(order) - 1)]
-        left[left] = np.abs(rows[left] - whole[near[left]]).max(-1) > allowed
-        if not left.any():
-            return True
-    return False
+def _fingerprint(width: int) -> np.ndarray:
+    return np.random.default_rng(0).uniform(0.5, 1.5, width)
 
 
 def _allowed(whole: np.ndarray, tolerance: float) -> float:

@@ -11,7 +11,7 @@ has, is not suspected where what follows from it is right.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -19,7 +19,7 @@ from functools import cached_property
 
 import numpy as np
 
-from mindllm.compiled.execute.blocks import has_rows, is_block
+from mindllm.compiled.execute.blocks import Rows, is_block, places
 from mindllm.compiled.execute.records import MOVES, Place, Record, Sources
 from mindllm.compiled.graph.compiled_graph import COLLECTIVES, CompiledGraph, Node
 from mindllm.parallel.layout import Mesh
@@ -47,12 +47,17 @@ PARTIAL = frozenset(
 )
 """Operators that may yield a part of a sum (or of a maximum), or pass one on."""
 OF_THE_LOSS = ("CausalLM.Grad_", "network.Grad_", "cross_entropy", "losses")
+REDUCES = frozenset({"AllReduce", "ReduceScatter"})
+REORDER = frozenset({"AllGather", "ReduceScatter"})
+ELEMENTWISE = frozenset({"Add", "Sub", "Mul", "RealDiv", "Div"})
 GATHER, SCATTER = "AllGather", "ReduceScatter"
 CUTS, JOINS = frozenset({"Split", "SplitTensor"}), frozenset({"Concat"})
 UPDATE = "update"
 Kind = tuple[str, str, tuple[int, ...], int, tuple[bool, ...]]
 """What operators that do the same have in common: path, name, shape, which of an operator's values it is, flags."""
-CHECKED_OF_THE_NORM = "Square"  # of a gradient; its sums are divided by the number of copies
+CHECKED_OF_THE_NORM = frozenset(
+    {"Square", "Sqrt"}
+)  # of a gradient, and of all; sums are divided by the number of copies
 
 
 class Verdict(Enum):
@@ -68,7 +73,8 @@ class Verdict(Enum):
 class Difference:
     """The first operator that differs, and the operand of it that is a part of a sum nobody completed.
 
-    ``suspect`` is the operand that is not what a single device has in its place; None where all are.
+    ``suspect`` is the operand that is not what a single device has in its place; None where all are. ``moved`` is the exchange
+    since which rows stand elsewhere than they should.
     """
 
     record: Record
@@ -76,11 +82,13 @@ class Difference:
     unfinished: Record | None = None
     over: tuple[int, ...] = ()
     suspect: Record | None = None
+    moved: Record | None = None
 
     def describe(self) -> str:
         """Operator, rank, scope, strategy, source line, and what is wrong with its operand, if that is known."""
         node = self.record.node
-        words = [f"{node.op} on rank {self.record.rank} at {node.scope}", *self._made(self.record)]
+        of = f" of {self.record.parameter}" if self.record.parameter else ""
+        words = [f"{node.op}{of} on rank {self.record.rank} at {node.scope}", *self._made(self.record)]
         if self.unfinished is not None:
             words += self._operand("its operand is from", self.unfinished.origin)
             words.append(f"that operand was not added over ranks {', '.join(map(str, self.over))}")
@@ -90,6 +98,12 @@ class Difference:
                 words += self._operand("its operand is from", operand)
                 if operand.origin is not operand:
                     words += self._operand("which has it from", operand.origin)
+        if self.moved is self.record:
+            words.append("it yields the right rows in another order, or those of another rank")
+        elif self.moved is not None:
+            words += self._operand(
+                "it has the right rows in another order, or those of another rank, since", self.moved
+            )
         return "\n  ".join(words)
 
     def _operand(self, how: str, record: Record) -> Iterator[str]:
@@ -111,6 +125,7 @@ class _Reference:
 
     tolerance: float
     records: Mapping[Place, list[Record]] = field(default_factory=dict)
+    _rows: dict[Place, list[Rows]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, records: Iterable[Record], tolerance: float) -> _Reference:
@@ -132,7 +147,9 @@ class _Reference:
 
     def has_rows(self, place: Place, value: np.ndarray) -> bool:
         """Whether its rows are among those of one of the values at ``place``."""
-        return any(has_rows(value, whole.value, self.tolerance) for whole in self.records.get(place, ()))
+        if place not in self._rows:
+            self._rows[place] = [Rows(whole.value, self.tolerance) for whole in self.records.get(place, ())]
+        return any(rows.have(value) for rows in self._rows[place])
 
     def in_cell(self, place: Place, value: np.ndarray) -> bool:
         """Whether ``value`` is an aligned block of any value of the cell; in the backward pass, of any there is."""
@@ -165,6 +182,7 @@ class Comparer:
         self._graphs = {graph.rank: graph for graph in graphs}
         self._stacked = {graph.rank: set(_stacked(graph)) for graph in graphs}
         self._verdicts: dict[int, Verdict] = {}
+        self._over: dict[int, tuple[int, ...]] = {}
 
     def verdict(self, record: Record) -> Verdict:
         """What a value is to those of a single device."""
@@ -174,13 +192,16 @@ class Comparer:
 
     def _judge(self, record: Record) -> Verdict:
         place = record.origin.place if record.node.op in MOVES | COLLECTIVES else record.place
-        readings = [value for value, _ in self._groups.readings(record)]
-        if any(self._known.has(place, value) for value in readings):
-            return Verdict.RIGHT
+        for value, ranks in self._groups.readings(record):
+            if self._known.has(place, value):
+                self._over[id(record)] = ranks
+                return Verdict.RIGHT
         checked = self._is_checked(record) and place in self._known.records
-        if not checked and any(self._known.in_cell(place, value) for value, _ in self._groups.sums(record)):
-            return Verdict.RIGHT
-        if any(self._known.has_rows(place, value) for value in readings):
+        for value, ranks in () if checked else self._groups.sums(record):
+            if self._known.in_cell(place, value):
+                self._over[id(record)] = ranks
+                return Verdict.RIGHT
+        if any(self._known.has_rows(place, value) for value, _ in self._groups.readings(record)):
             return Verdict.MOVED
         return Verdict.WRONG if checked else Verdict.UNKNOWN
 
@@ -201,20 +222,109 @@ class Comparer:
         return sorted(found.values(), key=lambda record: order[id(record)])
 
     def first_difference(self, results: Iterable[Record]) -> Difference | None:
-        """The first operator that ``results`` were computed from and that fits nothing a single device computes."""
-        wrong = (record for record in self.suspects(results) if self.verdict(record) is Verdict.WRONG)
-        record = next(wrong, None)
-        return None if record is None else self.explained(record)
+        """The first operator that ``results`` were computed from and that fits nothing a single device computes, or the exchange
+        before it that yields the right rows in another order.
+        """
+        for record in self.suspects(results):
+            if self.verdict(record) is Verdict.WRONG:
+                return self.explained(record)
+            if self._reorders(record):
+                return Difference(record, self._graphs[record.rank], moved=self._since(record))
+        return None
+
+    def _reorders(self, record: Record) -> bool:
+        """Whether rows are right in what an exchange was given, and stand elsewhere in what it yields."""
+        return (
+            record.node.op in REORDER
+            and self._is_checked(record)
+            and self.verdict(record) is Verdict.MOVED
+            and self._has_right_sources(record)
+        )
+
+    def _has_right_sources(self, record: Record) -> bool:
+        sources = list(self.sources.of(record))
+        return bool(sources) and all(self.verdict(source) is Verdict.RIGHT for source in sources)
+
+    def _since(self, record: Record) -> Record:
+        """The exchange that put rows elsewhere: this one, or the one behind, where its ranks are given parts in another order."""
+        given = [(each.rank, each.operands[0]) for each in self.sources.together(record) if each.operands]
+        parts = [self._parts(operand) for _, operand in sorted(given, key=lambda item: item[0]) if operand is not None]
+        if all(parts) and parts == sorted(parts):
+            return record
+        behind = next(filter(None, record.operands), None)
+        return (behind and self._exchange_behind(behind)) or record
+
+    def _parts(self, record: Record) -> list[tuple[int, ...]]:
+        """Which block of a value of its place a record is."""
+        place = record.origin.place if record.node.op in MOVES | COLLECTIVES else record.place
+        wholes = self._known.records.get(place, ())
+        return next(
+            filter(None, (sorted(places(record.value, one.value, self._known.tolerance)) for one in wholes)), []
+        )
+
+    def _exchange_behind(self, record: Record) -> Record | None:
+        """The nearest exchange a value has come through; where what that was given is in another order, the one before."""
+        seen, left = {id(record)}, deque([record])
+        while left:
+            behind = left.popleft()
+            if behind.node.op in COLLECTIVES:
+                late = [] if self._has_right_sources(behind) else self.suspects(self.sources.of(behind))
+                return next((each for each in late if self._reorders(each)), behind)
+            for source in filter(None, behind.operands):
+                if id(source) not in seen:
+                    seen.add(id(source))
+                    left.append(source)
+        return None
+
+    def _misplaced(self, record: Record) -> Record | None:
+        """Where operands are each a right part, but not parts of the same place: the exchange that one of them came through."""
+        first, second = (*record.operands, None, None)[:2]
+        if (
+            record.node.op not in ELEMENTWISE
+            or first is None
+            or second is None
+            or first.value.shape != second.value.shape
+        ):
+            return None
+        for one in self._known.records.get(record.place, ()):
+            if len(one.operands) < 2 or one.operands[0] is None or one.operands[1] is None:
+                continue
+            found = [
+                set(places(mine.value, theirs.value, self._known.tolerance))
+                for mine, theirs in zip((first, second), (one.operands[0], one.operands[1]), strict=True)
+            ]
+            if all(found) and not found[0] & found[1]:
+                near = min((second, first), key=lambda operand: operand.node.op not in COLLECTIVES)
+                return self._exchange_behind(near)
+        return None
 
     def explained(self, record: Record) -> Difference:
-        """The difference, and the operand that fits only together with those of other ranks, or not at all."""
+        """The difference, and what it was computed from that is a part of a sum nobody completed, or not what it should be."""
         graph = self._graphs[record.rank]
-        for index, operand in enumerate(record.operands):
-            if operand is None or record.node.op in COLLECTIVES:
-                continue
-            if ranks := self._missing_sum(record, index) or self._missing_sum_of(operand.origin):
-                return Difference(record, graph, operand, ranks)
+        if record.node.op in COLLECTIVES:
+            return Difference(record, graph)
+        for index in range(len(record.operands)):
+            if ranks := self._missing_sum(record, index):
+                return Difference(record, graph, record.operands[index], ranks)
+        if part := self._unfinished(record):
+            return Difference(record, graph, part, self._over[id(part)])
+        if moved := self._misplaced(record):
+            return Difference(record, graph, moved=moved)
         return Difference(record, graph, suspect=self._suspect(record))
+
+    def _unfinished(self, record: Record) -> Record | None:
+        """The nearest value behind it, without a reduction between, that is right only together with those of other ranks."""
+        seen, left = {id(record)}, deque(filter(None, record.operands))
+        while left:
+            behind = left.popleft()
+            if id(behind) in seen or behind.node.op in REDUCES:
+                continue
+            seen.add(id(behind))
+            if self.verdict(behind) is not Verdict.RIGHT:
+                left.extend(filter(None, behind.operands))
+            elif len(self._over[id(behind)]) > 1 and not _is_of_the_loss(behind.node):
+                return behind
+        return None
 
     def _suspect(self, record: Record) -> Record | None:
         """The first operand that is not what a single device has in its place."""
@@ -230,13 +340,6 @@ class Comparer:
             return ()
         sums = self._groups.operand_sums(record, index)
         return next((ranks for value, ranks in sums if self._known.has_operand(record.place, index, value)), ())
-
-    def _missing_sum_of(self, origin: Record) -> tuple[int, ...]:
-        """The same of the value an operand was cut from."""
-        if origin.place not in self._known.records or self._known.has(origin.place, origin.value):
-            return ()
-        readings = self._groups.readings(origin)
-        return next((ranks for value, ranks in readings if len(ranks) > 1 and self._known.has(origin.place, value)), ())
 
 
 def _stacked(graph: CompiledGraph) -> Iterator[str]:
@@ -348,7 +451,7 @@ def _is_checked(record: Record) -> bool:
         record.node.backward and not record.value.ndim
     ):  # of the loss, whose gradient begins at as many places as it has copies
         return False
-    if path.startswith(UPDATE) and ".optimizer" not in path and op != CHECKED_OF_THE_NORM:
+    if path.startswith(f"{UPDATE}.") and ".optimizer" not in path and op not in CHECKED_OF_THE_NORM:
         return False
     return np.issubdtype(record.value.dtype, np.floating)
 

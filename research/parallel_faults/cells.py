@@ -1,0 +1,37 @@
+"""Places by the names that people use: the cell of an operator, and whether an answer names it."""
+
+from __future__ import annotations
+
+import re
+
+SCOPE = re.compile(r" at (\S+)")
+PARAMETER = re.compile(r"\b(?:model|lm_head|tok_embeddings|norm_out)\.[\w.]+")
+SURROUNDS = ("network", "CausalLM")
+
+
+def cell_of(scope: str) -> str:
+    """``model.layers.1.attention.wo`` of MindSpore's scope, whether it is of the forward or of the backward pass."""
+    levels = [level.rsplit("-", 1)[0] for level in scope.removeprefix("Gradients/").split("/")[1:-1]]
+    kept = [level for level in levels if not level.startswith("Grad_") and level not in SURROUNDS]
+    return ".".join(kept)
+
+
+def named(answer: str) -> list[str]:
+    """Cells and parameters that an answer names, the operator that differs first."""
+    cells = [cell_of(scope) for scope in SCOPE.findall(answer)]
+    parameters = [found.removesuffix(".") for found in PARAMETER.findall(answer)]
+    return [*filter(None, cells), *parameters]
+
+
+def is_near(found: str, wanted: str) -> bool:
+    """Whether two names are of one cell, of a cell and one directly inside it, or of a cell and a weight of it."""
+    found, wanted = (re.sub(r"^(model\.)?|\.(weight|bias|embedding_weight)$", "", name) for name in (found, wanted))
+    if found == wanted:
+        return True
+    longer, shorter = sorted((found, wanted), key=len, reverse=True)
+    return bool(shorter) and longer.startswith(shorter + ".") and "." not in longer[len(shorter) + 1 :]
+
+
+def locates(answer: str, places: tuple[str, ...]) -> bool:
+    """Whether an answer names one of the ``places`` that are right."""
+    return any(is_near(found, wanted) for found in named(answer) for wanted in places)

@@ -1,0 +1,55 @@
+"""The bench of planted mistakes: a few of each kind are found and located, and what is correct gives no alarm."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def bench():
+    sys.path.insert(0, str(ROOT))
+    try:
+        from research.parallel_faults import bench
+    finally:
+        sys.path.remove(str(ROOT))
+    return bench
+
+
+@pytest.fixture(scope="module")
+def cluster(bench, graph_cache):
+    return bench.compiled_form("split_vocabulary", graph_cache)
+
+
+def test_a_correct_cluster_gives_no_alarm(bench, cluster):
+    assert not bench.answer(cluster, cluster.graphs).found_by
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "gradient not summed 2",
+        "norm over one rank 1",
+        "rows gathered in another order 2",
+        "rows scattered in another order 2",
+        "one rank's product 1",
+        "a weight not updated 1",
+    ],
+)
+def test_a_planted_mistake_is_found_and_located(name, bench, cluster):
+    fault = next(one for one in bench.faults_of("split_vocabulary", cluster.graphs) if one.name.endswith(name))
+    row = bench.row_of(cluster, fault)
+    assert row.found
+    assert row.located, (row.places, row.where)
+
+
+def test_names_are_right_in_the_cell_around_and_wrong_in_another(bench):
+    at = "Add on rank 0 at Default/network-SeededLoss/network-CausalLM/model-Decoder/layers-CellList/1-Layer/wo-Linear/Add-op0"
+    assert bench.locates(at, ("model.layers.1.wo",))
+    assert bench.locates(at, ("model.layers.1.wo.weight",))
+    assert not bench.locates(at, ("model.layers.0.wo",))
+    assert not bench.locates("", ("model.layers.1.wo",))
