@@ -87,6 +87,25 @@ def locate(
         return _among_ranks(config, graphs, ranks, device) or NOWHERE
 
 
+def suspected(
+    config: RunConfig,
+    graphs: Sequence[CompiledGraph],
+    reference: Reference,
+    step: int,
+    alone: tuple[RunConfig, CompiledGraph],
+) -> str:
+    """What :func:`locate` would name if everything that step number ``step`` updates were wrong: of correct ranks nothing, an
+    empty string.
+    """
+    with np.errstate(all="ignore"):
+        device, ranks = _executed(alone[0], [alone[1]], reference, step), _executed(config, graphs, reference, step)
+        tolerance = TOLERANCES_OF_VALUES[config.model.config.compute_dtype][0]
+        records = ranks.recorder.records
+        comparer = Comparer(records, device.recorder.records, graphs, mesh_of(config), tolerance)
+        found = comparer.first_difference(record for record in records if record.assigns)
+    return found.describe() if found else ""
+
+
 def _executed(config: RunConfig, graphs: Sequence[CompiledGraph], reference: Reference, step: int) -> _Side:
     task, recorder = reference.tasks[step], Recorder()
     cluster = build_cluster(config, list(graphs), reference.given(step), observer=recorder)

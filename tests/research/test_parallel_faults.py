@@ -7,7 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from mindllm import verify
+from mindllm.verify.locate import suspected
+
 ROOT = Path(__file__).parents[2]
+FORMS = sorted(path.stem for path in (Path(verify.__file__).parent / "forms").glob("*.yaml"))
 
 
 @pytest.fixture(scope="module")
@@ -27,6 +31,14 @@ def cluster(bench, graph_cache):
 
 def test_a_correct_cluster_gives_no_alarm(bench, cluster):
     assert not bench.answer(cluster, cluster.graphs).found_by
+    assert suspected(cluster.config, cluster.graphs, cluster.reference, 0, cluster.alone) == ""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", FORMS)
+def test_nothing_is_suspected_in_a_correct_form(form, bench, graph_cache):
+    correct = bench.compiled_form(form, graph_cache)
+    assert suspected(correct.config, correct.graphs, correct.reference, 0, correct.alone) == ""
 
 
 @pytest.mark.parametrize(
