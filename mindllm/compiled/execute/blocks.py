@@ -13,18 +13,17 @@ MOST_TIES = 4
 """Rows on either side of a row, in the order of their fingerprints, that are compared with it element by element."""
 
 
-def is_block(value: np.ndarray, whole: np.ndarray, tolerance: float) -> bool:
+def is_block(value: np.ndarray, whole: np.ndarray, allowed: float) -> bool:
     """Whether ``value`` is one of the equal blocks ``whole`` is cut into along some dimensions; NaN equals NaN."""
     if value.dtype == bool or whole.dtype == bool:
         return _divides(value, whole)
-    return next(places(value, whole, tolerance), None) is not None
+    return next(places(value, whole, allowed), None) is not None
 
 
-def places(value: np.ndarray, whole: np.ndarray, tolerance: float) -> Iterator[tuple[int, ...]]:
+def places(value: np.ndarray, whole: np.ndarray, allowed: float) -> Iterator[tuple[int, ...]]:
     """Which of the equal blocks ``whole`` is cut into ``value`` is, counted along each dimension."""
     if not _divides(value, whole):
         return
-    allowed = _allowed(whole, tolerance)
     corners = whole[tuple(slice(None, None, n) for n in value.shape)]
     first = value[(0,) * value.ndim]
     for index in np.argwhere(np.isclose(corners, first, rtol=0, atol=allowed, equal_nan=True)):
@@ -47,7 +46,7 @@ class Rows:
     """
 
     def __init__(self, whole: np.ndarray, tolerance: float) -> None:
-        self._allowed = _allowed(whole, tolerance)
+        self._allowed = allowed_error(whole, tolerance)
         rows = whole.reshape(-1, whole.shape[-1]) if whole.ndim else whole.reshape(1, 1)
         self._rows = rows[np.isfinite(rows).all(-1)] if rows.dtype != bool else rows[:0]
         self._sorted: dict[int, list[tuple[np.ndarray, np.ndarray, np.ndarray]]] = {}
@@ -89,6 +88,7 @@ def _fingerprint(width: int) -> np.ndarray:
     return np.random.default_rng(0).uniform(0.5, 1.5, width)
 
 
-def _allowed(whole: np.ndarray, tolerance: float) -> float:
+def allowed_error(whole: np.ndarray, tolerance: float) -> float:
+    """The largest absolute error that is rounding: ``tolerance`` of the largest finite magnitude."""
     finite = whole[np.isfinite(whole)]
     return tolerance * float(np.max(np.abs(finite), initial=0.0))

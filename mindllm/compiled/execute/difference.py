@@ -19,7 +19,7 @@ from functools import cached_property
 
 import numpy as np
 
-from mindllm.compiled.execute.blocks import Rows, is_block, places
+from mindllm.compiled.execute.blocks import Rows, allowed_error, is_block, places
 from mindllm.compiled.execute.records import MOVES, Place, Record, Sources
 from mindllm.compiled.graph.compiled_graph import COLLECTIVES, CompiledGraph, Node
 from mindllm.parallel.layout import Mesh
@@ -126,6 +126,7 @@ class _Reference:
     tolerance: float
     records: Mapping[Place, list[Record]] = field(default_factory=dict)
     _rows: dict[Place, list[Rows]] = field(default_factory=dict)
+    _allowed: dict[int, float] = field(default_factory=dict)
 
     @classmethod
     def of(cls, records: Iterable[Record], tolerance: float) -> _Reference:
@@ -141,9 +142,15 @@ class _Reference:
             cells[backward, path] += records
         return cells
 
+    def allowed(self, whole: Record) -> float:
+        """The largest absolute error of a part of a value that is rounding."""
+        if id(whole) not in self._allowed:
+            self._allowed[id(whole)] = allowed_error(whole.value, self.tolerance)
+        return self._allowed[id(whole)]
+
     def has(self, place: Place, value: np.ndarray) -> bool:
         """Whether ``value`` is an aligned block of one of the values at ``place``."""
-        return any(is_block(value, whole.value, self.tolerance) for whole in self.records.get(place, ()))
+        return any(is_block(value, whole.value, self.allowed(whole)) for whole in self.records.get(place, ()))
 
     def has_rows(self, place: Place, value: np.ndarray) -> bool:
         """Whether its rows are among those of one of the values at ``place``."""
@@ -153,12 +160,12 @@ class _Reference:
 
     def in_cell(self, place: Place, value: np.ndarray) -> bool:
         """Whether ``value`` is an aligned block of any value of the cell; in the backward pass, of any there is."""
-        return any(is_block(value, whole.value, self.tolerance) for whole in self._of_cells.get(place[:2], ()))
+        return any(is_block(value, whole.value, self.allowed(whole)) for whole in self._of_cells.get(place[:2], ()))
 
     def has_operand(self, place: Place, index: int, value: np.ndarray) -> bool:
         """Whether ``value`` is an aligned block of operand ``index`` of one of the operators at ``place``."""
         operands = [record.operands[index] for record in self.records.get(place, ()) if index < len(record.operands)]
-        return any(is_block(value, whole.value, self.tolerance) for whole in operands if whole is not None)
+        return any(is_block(value, whole.value, self.allowed(whole)) for whole in operands if whole is not None)
 
 
 class Comparer:
@@ -201,9 +208,10 @@ class Comparer:
             if self._known.in_cell(place, value):
                 self._over[id(record)] = ranks
                 return Verdict.RIGHT
-        if any(self._known.has_rows(place, value) for value, _ in self._groups.readings(record)):
-            return Verdict.MOVED
-        return Verdict.WRONG if checked else Verdict.UNKNOWN
+        if not checked:
+            return Verdict.UNKNOWN
+        moved = any(self._known.has_rows(place, value) for value, _ in self._groups.readings(record))
+        return Verdict.MOVED if moved else Verdict.WRONG
 
     def _is_checked(self, record: Record) -> bool:
         return _is_checked(record) and record.node.name not in self._stacked.get(record.rank, ())
@@ -259,7 +267,7 @@ class Comparer:
         place = record.origin.place if record.node.op in MOVES | COLLECTIVES else record.place
         wholes = self._known.records.get(place, ())
         return next(
-            filter(None, (sorted(places(record.value, one.value, self._known.tolerance)) for one in wholes)), []
+            filter(None, (sorted(places(record.value, one.value, self._known.allowed(one))) for one in wholes)), []
         )
 
     def _exchange_behind(self, record: Record) -> Record | None:
@@ -290,7 +298,7 @@ class Comparer:
             if len(one.operands) < 2 or one.operands[0] is None or one.operands[1] is None:
                 continue
             found = [
-                set(places(mine.value, theirs.value, self._known.tolerance))
+                set(places(mine.value, theirs.value, self._known.allowed(theirs)))
                 for mine, theirs in zip((first, second), (one.operands[0], one.operands[1]), strict=True)
             ]
             if all(found) and not found[0] & found[1]:
