@@ -64,6 +64,16 @@ def test_a_guard_that_was_saved_has_the_limits_of_one_that_was_not(norms, at):
     assert told(second, norms[at:]) == expected[at:]
 
 
+def test_values_that_are_not_finite_are_no_part_of_the_range(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    a_guard = guard()
+    told(a_guard, [1.0, 2.0])
+    limits = a_guard.limits()
+    for value in (math.nan, math.inf):
+        a_guard.update(value, value, overflow=False, skipped=False)
+    assert a_guard.limits() == limits
+
+
 def test_nothing_is_watched_where_no_guard_is_asked_for(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert SpikeGuard(config("--runner_wrapper.skip_spikes=null")).limits() == ()

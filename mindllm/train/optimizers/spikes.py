@@ -55,7 +55,7 @@ class SpikeGuard:
         self.in_a_row = self.in_a_row + 1 if skipped else self.in_a_row * overflow
         if not (overflow or skipped):
             for name, value in ((NORM, norm), (LOSS, loss)):
-                if name in self.seen:
+                if name in self.seen and math.isfinite(value):  # a simulation has no values
                     self.seen[name].append(value)
 
     def refuse_to_go_on(self, step: int) -> None:
