@@ -12,6 +12,7 @@ from small_cluster import cluster_run
 
 from mindllm.compiled.device.front_end import _World
 from mindllm.compiled.rank import compile_ranks as subject
+from mindllm.compiled.rank import server_process
 from mindllm.compiled.rank.compile_rank import compile_rank
 from mindllm.compiled.rank.rank_server import compile_each
 from mindllm.errors import UserError
@@ -50,6 +51,13 @@ def test_ranks_are_built_alike_but_for_groups_of_their_own_and_an_embedding_used
     assert groups() == 1
     assert groups(tie_word_embeddings=True) == 2
     assert groups(pet_config={"pet_type": "galore", "galore_rank": 4}) == 4
+
+
+def test_a_process_that_begins_no_rank_says_why_itself(monkeypatch):
+    monkeypatch.setattr(server_process, "render_config", lambda config: "modle: {}\n")
+    with pytest.raises(UserError, match="modle") as caught:
+        subject.compile_ranks(cluster_run(dp=2), workers=1)
+    assert "memory" not in str(caught.value)
 
 
 def test_a_rank_that_is_needed_before_the_compiler_asks_is_no_number():
