@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -75,10 +76,15 @@ def import_weights(
         "tokenizer": str(tokenizer.resolve()) if tokenizer else "",
         "identity": {"model": {"config": model.model_dump(mode="json")}},
     }
+    existed = directory.exists()
     try:
         return store.save(0, {0: RankTensors(watched("importing", weights, progress), {})}, state)
     except CheckpointNotSavedError as error:
         raise RunFailed(str(error)) from error
+    finally:
+        if not existed:
+            with suppress(OSError):  # it has the checkpoint, or was never made
+                directory.rmdir()
 
 
 def _architecture(source: Path, given: Path | None) -> ModelConfig:

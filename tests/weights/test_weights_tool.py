@@ -1,5 +1,6 @@
 """python -m toolkit.weights: there and back through the command line, mistakes told, memory of a tensor and not of a model."""
 
+import errno
 import json
 import os
 import subprocess
@@ -116,6 +117,18 @@ def test_mistakes_end_with_2_and_leave_nothing(directory, tmp_path, arguments, s
     assert says in capsys.readouterr().err
     assert sorted(tmp_path.rglob("*")) == before
     assert not Path("out").exists()
+
+
+def test_an_import_onto_a_full_disk_leaves_no_directory(directory, tmp_path, monkeypatch, capsys):
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(CheckpointStore, "_write_and_publish", full)
+    with pytest.raises(SystemExit) as ended:
+        run_command(main, ["import", str(directory), str(tmp_path / "new")])
+    assert ended.value.code == 1
+    assert "No space left" in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()
 
 
 MEASURE = """
