@@ -13,6 +13,7 @@ from mindllm.compiled.graph.cost import step_cost
 from mindllm.compiled.graph.file import load
 from mindllm.errors import UserError
 
+FORMS = Path(__file__).parents[2] / "mindllm" / "verify" / "forms"
 SAMPLE = Path(__file__).parents[1] / "compiled" / "samples" / "validate_2_7_0.ir"
 
 
@@ -90,6 +91,25 @@ def test_a_pipeline_sends_each_micro_batch_and_gathers_weights_once(kept, answer
 def test_no_layout_changes_in_the_models_of_this_library(kept, answer):
     for name in ("norms", "pipeline"):
         assert answer("redundant", kept(name))["layout_changes"] == []
+
+
+EXPERTS = ("experts", "experts_and_tensor_parallel", "grouped_experts")
+SEQUENCES = ("context_parallel_gather", "context_parallel_ulysses", "context_parallel_adapters")
+
+
+@pytest.mark.parametrize(
+    "form",
+    ["experts_and_tensor_parallel", *(pytest.param(name, marks=pytest.mark.slow) for name in EXPERTS[::2] + SEQUENCES)],
+)
+def test_what_keys_ask_ranks_to_exchange_is_no_needless_exchange(form, answer, tmp_path):
+    """Tokens on the way to their experts and back, and around attention. Of tables and scores of routers little is exchanged."""
+    main(["save", "--config", str(FORMS / f"{form}.yaml"), "--rank", "0", "--output", str(tmp_path / "rank.graph")])
+    changes = answer("redundant", tmp_path / "rank.graph")["layout_changes"]
+    dear = [c for c in changes if c["bytes"] and ".router" not in c["producer"] and ".tables" not in c["producer"]]
+    assert dear == []
+    causes = {exchange["cause"] for exchange in answer("comm", tmp_path / "rank.graph")["exchanges"]}
+    assert ("expert parallel" in causes) is (form in EXPERTS[:2])
+    assert ("context parallel" in causes) is (form in SEQUENCES)
 
 
 def test_layout_changes_are_told_with_strategies_line_and_fix(answer):

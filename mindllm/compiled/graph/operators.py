@@ -39,6 +39,15 @@ class Operators:
         return {node.name: node for node in self.nodes}
 
     @cached_property
+    def laid_out(self) -> Mapping[str, list[Node]]:
+        """Operators whose inputs have a layout with named axes, by kind."""
+        found = defaultdict(list)
+        for node in self.nodes:
+            if node.attributes.get("in_layout"):
+                found[node.op].append(node)
+        return found
+
+    @cached_property
     def function_of(self) -> Mapping[str, str]:
         """The function each node is in."""
         return {node.name: function.name for function in self.graph.functions for node in function.nodes}

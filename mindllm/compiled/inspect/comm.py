@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from mindllm.compiled.graph.compiled_graph import PARTIAL, CompiledGraph, Node
+from mindllm.compiled.graph.compiled_graph import CompiledGraph, Node
 from mindllm.compiled.graph.cost import PRODUCTS, bytes_of
 from mindllm.compiled.graph.operators import BACKWARD, Operators, without_numbers
 from mindllm.compiled.inspect.tables import size_text, table_parts
@@ -27,7 +27,7 @@ INSIDE, BETWEEN = "inside a node", "between nodes"
 
 TENSOR, GRADIENT, NORM = "tensor parallel", "gradient", "gradient norm"
 OPTIMIZER, PIPELINE, LAYOUT = "optimizer parallel", "pipeline", "layout change"
-CONTEXT, LOSS, MODEL = "context parallel", "loss", "model"
+CONTEXT, EXPERTS, LOSS, MODEL = "context parallel", "expert parallel", "loss", "model"
 CAUSES = {
     TENSOR: "partial sums of split products, and with sequence parallelism tokens gathered for them",
     GRADIENT: "gradients added over data-parallel copies",
@@ -35,6 +35,7 @@ CAUSES = {
     OPTIMIZER: "weights gathered from, and gradients scattered to, the ranks that keep their slices",
     PIPELINE: "activations and their gradients between stages",
     CONTEXT: "keys and values gathered, or heads exchanged for the sequence, where devices share sequences",
+    EXPERTS: "tokens exchanged for those of the experts that a device has, and results back",
     LAYOUT: "operators next to each other are split differently: see the command redundant",
     LOSS: "the loss added over ranks",
     MODEL: "written in the model",
@@ -44,6 +45,11 @@ POINT_TO_POINT = ("Send", "Receive")
 SEQUENCE_AXIS = "cp"  # of layouts, here and in MindFormers
 SCORING = frozenset({"FlashAttentionScore", "BatchMatMul"})
 SHAPING = frozenset({"Reshape", "Split", "Concat", "StridedSlice", "Cast"})
+SCALING = SHAPING | {
+    "Mul",
+    "AllReduce",
+}  # a product with one holds a layout; ranks that split an expert add its results
+LOOKUP = "Gather"
 
 
 @dataclass(frozen=True)
@@ -104,6 +110,8 @@ def cause_of(operators: Operators, node: Node) -> str:
     if REDISTRIBUTION in name:
         if is_of_attention(operators, node):
             return CONTEXT
+        if is_of_experts(operators, node):
+            return EXPERTS
         return TENSOR if gathers_for_products(operators, node) else LAYOUT
     if "forward_op" in name or node.op == "ReduceScatter":
         return LOSS if math.prod(node.shapes[0]) == 1 else TENSOR
@@ -111,29 +119,48 @@ def cause_of(operators: Operators, node: Node) -> str:
 
 
 def gathers_for_products(operators: Operators, node: Node) -> bool:
-    """Whether it gathers the tokens that sequence parallelism spread, for matrix products alone (Korthikanti et al., 2022)."""
-    following = _behind_reshapes(operators, node)
-    in_forward = [user for user in following if user.op != PARTIAL and operators.phase(user) != BACKWARD]
-    return node.op == "AllGather" and bool(in_forward) and all(user.op in PRODUCTS for user in in_forward)
-
-
-def is_of_attention(operators: Operators, node: Node) -> bool:
-    """Whether it brings parts of a sequence to attention, or from it: next to what reads and makes scores, over ranks that share
-    sequences (an axis called cp of an operator's layout).
+    """Whether it gathers the tokens that sequence parallelism spread, for matrix products (Korthikanti et al., 2022) or for rows
+    that are looked up among all of them. What else reads them, as dropout before an adapter, finds them there.
     """
-    around = [*_through(operators.consumers, node), *_through(operators.producers, node)]
-    return any(
-        core.op in SCORING and node.ranks == _ranks_of_sequence(core, operators.graph.rank)
-        for core in around
-        if core.attributes.get("in_layout")
+    following = _behind_reshapes(operators, node)
+    return node.op == "AllGather" and any(
+        user.op in (*PRODUCTS, LOOKUP) for user in following if operators.phase(user) != BACKWARD
     )
 
 
-def _through(neighbours: Callable[[Node], Iterable[Node]], node: Node) -> Iterator[Node]:
-    """Neighbours, past operators that only cut, join and shape what an exchange gives or takes."""
+def is_of_attention(operators: Operators, node: Node) -> bool:
+    """Whether it brings parts of a sequence to attention, or from it: next to what reads and makes scores or in the cell around
+    it, over ranks that share sequences (an axis called cp of an operator's layout).
+    """
+    beside = {core.name for core in _around(operators, node, SHAPING)}
+    place = operators.place(node)
+    return any(
+        node.ranks == _ranks_of_sequence(core, operators.graph.rank)
+        for core in itertools.chain.from_iterable(operators.laid_out.get(op, ()) for op in SCORING)
+        if core.name in beside or f"{place}.".startswith(f"{operators.place(core).rpartition('.')[0] or core.name}.")
+    )
+
+
+def is_of_experts(operators: Operators, node: Node) -> bool:
+    """Whether it exchanges tokens over the ranks that share experts: next to a product with matrices that are stacked, and cut
+    between as many ranks.
+    """
+    cuts = [core.input_strategy for core in _around(operators, node, SCALING) if core.op in PRODUCTS]
+    return any(cut and len(cut[1]) > 2 and cut[1][-3] == len(node.ranks) > 1 for cut in cuts)
+
+
+def _around(operators: Operators, node: Node, passed: frozenset[str]) -> list[Node]:
+    """Neighbours on both sides, past operators of some kinds."""
+    return [
+        *_through(operators.consumers, node, passed),
+        *_through(operators.producers, node, passed),
+    ]
+
+
+def _through(neighbours: Callable[[Node], Iterable[Node]], node: Node, passed: frozenset[str]) -> Iterator[Node]:
     for other in neighbours(node):
-        if other.op in SHAPING:
-            yield from _through(neighbours, other)
+        if other.op in passed:
+            yield from _through(neighbours, other, passed)
         else:
             yield other
 
@@ -153,7 +180,7 @@ def _ranks_of_sequence(core: Node, rank: int) -> tuple[int, ...]:
 def _behind_reshapes(operators: Operators, node: Node) -> Iterator[Node]:
     """What reads a tensor; rows may be flattened before a product, as MindFormers does."""
     for user in operators.consumers(node):
-        if user.op == RESHAPE:
+        if user.op in (RESHAPE, "Cast"):
             yield from _behind_reshapes(operators, user)
         else:
             yield user

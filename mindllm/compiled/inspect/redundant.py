@@ -1,8 +1,9 @@
 """``redundant``: layout changes nobody asked for.
 
 Where an operator's input is split differently from what yields it, MindSpore inserts operators that change the layout
-(AllGather, AlltoAll, Split and Concat, StridedSlice, Reshape) and says nothing. What sequence parallelism wants, tokens gathered
-for matrix products, is left out, and so is cutting the batch, which every rank holds whole with ``full_batch``.
+(AllGather, AlltoAll, Split and Concat, StridedSlice, Reshape) and says nothing. What was asked for is left out: tokens that
+sequence parallelism gathers for matrix products, what ranks of a sequence exchange around attention, tokens on the way to their
+experts and back. So is cutting the batch, which every rank holds whole with ``full_batch``.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from mindllm.compiled.graph.compiled_graph import COLLECTIVES, PARTIAL, CompiledGraph, Node
 from mindllm.compiled.graph.cost import PRODUCTS, bytes_of
 from mindllm.compiled.graph.operators import BACKWARD, FORWARD, Operators, without_numbers
-from mindllm.compiled.inspect.comm import REDISTRIBUTION, gathers_for_products
+from mindllm.compiled.inspect.comm import LAYOUT, REDISTRIBUTION, cause_of
 from mindllm.compiled.inspect.saved_activations import VIEWS
 from mindllm.compiled.inspect.tables import size_text
 from mindllm.terminal.text import styled
@@ -115,7 +116,7 @@ def _chain(operators: Operators, last: Node, inserted: set[str]) -> list[Node]:
 def _asked_for(operators: Operators, chain: Sequence[Node]) -> bool:
     exchanging = [node for node in chain if node.op in COLLECTIVES]
     if exchanging:
-        return all(gathers_for_products(operators, node) for node in exchanging)
+        return all(cause_of(operators, node) != LAYOUT for node in exchanging)
     return not any(_holds_activations(operators, node) for node in chain if node.op not in VIEWS)
 
 
